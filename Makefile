@@ -1,0 +1,83 @@
+# The commands of a day. `make` builds, `make run` shows the library at work, `make test` tests it.
+# All of it is CMake (see CMakePresets.json); this file only saves typing. All paths are relative,
+# so that the directory's name may hold spaces.
+
+MAKEFLAGS += --no-print-directory
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+GENERATOR := $(shell command -v ninja >/dev/null 2>&1 && echo Ninja || echo Unix Makefiles)
+
+# The build directory of a preset: release is build/, the others are build-<preset>/.
+build_dir = $(if $(filter release,$(1)),build,build-$(1))
+build = cmake --build $(call build_dir,$(1)) --parallel $(JOBS)
+
+all: build/.configured
+	@$(call build,release)
+
+run: build/.configured
+	@$(call build,release) --target library flashattn_cli
+	@build/flashattn job examples/minilm
+
+test: all
+	@tools/run-tests.sh build $(JOBS)
+
+bench: build/.configured
+	@$(call build,release) --target library flashattn_cli
+	build/flashattn bench --pass forward --heads 16 --dim 64 --seq 512,1024,4096
+	build/flashattn bench --pass forward --heads 16 --dim 64 --seq 512,1024,4096 --causal
+	build/flashattn bench --pass backward --heads 16 --dim 64 --seq 512,1024
+	build/flashattn bench --pass decode --heads 32 --dim 128 --seq-k 8192
+
+bench-peers: build/.configured
+	@$(call build,release) --target library flashattn_cli
+	python3 bench/peers_cpu.py
+
+install: build/.configured
+	@$(call build,release) --target library flashattn_cli
+	cmake --install build --prefix "$(PREFIX)"
+
+# The whole suite again under the sanitizers.
+test-sanitize: build-asan/.configured
+	@$(call build,asan)
+	@tools/run-tests.sh build-asan $(JOBS)
+
+# Data races. libarcher tells the thread sanitizer what clang's OpenMP library synchronizes; without
+# it every parallel loop would look like a race.
+ARCHER = $(shell dirname "$$(readlink -f "$$(command -v clang)")")/../lib/libarcher.so
+test-threads: build-tsan/.configured
+	@$(call build,tsan)
+	@test -f "$(ARCHER)" || { echo "$(ARCHER) is missing (Debian: libomp-dev)" >&2; exit 1; }
+	@OMP_TOOL_LIBRARIES="$(ARCHER)" TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+		tools/run-tests.sh build-tsan $(JOBS) -R '^test_threads'
+
+format:
+	@tools/format.sh
+
+lint:
+	@tools/lint.sh
+
+clean:
+	rm -rf build build-debug build-gcc build-clang build-asan build-tsan build-fuzz build-aarch64
+
+build/.configured:
+	@cmake --preset release -G "$(GENERATOR)"
+	@touch $@
+
+build-%/.configured:
+	@cmake --preset $* -G "$(GENERATOR)"
+	@touch $@
+
+help:
+	@echo "make                    build the library, the command and the tests into build/"
+	@echo "make run                attention of a real transformer's layer, then a sweep over lengths"
+	@echo "make test               run all tests"
+	@echo "make bench              time this machine; make bench-peers: beside PyTorch"
+	@echo "make install PREFIX=    install (default $(PREFIX))"
+	@echo "make format             lay out all C sources with clang-format"
+	@echo "make lint               formatting, static analysis, layer order, tables"
+	@echo "make test-sanitize      all tests under the address and undefined-behaviour sanitizers"
+	@echo "make test-threads       the threaded tests under the thread sanitizer"
+	@echo "make clean              remove the build directories"
+
+.PHONY: all run test bench bench-peers install test-sanitize test-threads format lint clean help
+.PRECIOUS: build-%/.configured

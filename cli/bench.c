@@ -1,0 +1,270 @@
+/* `flashattn bench`: how fast one pass is. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "flashattn.h"
+#include "measure.h"
+#include "peak.h"
+#include "tensors.h"
+
+static const char *const PASS_NAMES[] = {"forward", "backward", "decode", NULL};
+
+enum { WIDTH = 1024, DECODE_HEADS = 32 };
+
+typedef struct arguments {
+    int pass, dtype, layout, device;
+    int64_t batch, heads, heads_kv, seq_k, dim, dim_v, window[2], threads, repeat;
+    cli_list seq;
+    bool causal, json;
+} arguments;
+
+/* Fills in what was not given; seq_k stays 0 where it follows each entry of seq. */
+static void set_defaults(arguments *a)
+{
+    bool decode = a->pass == FA_PASS_DECODE;
+    if (!a->dim) a->dim = decode ? 128 : 64;
+    if (!a->dim_v) a->dim_v = a->dim;
+    if (!a->heads) a->heads = decode ? DECODE_HEADS : a->dim < WIDTH ? WIDTH / a->dim : 1;
+    if (!a->heads_kv) a->heads_kv = a->heads;
+    if (a->seq.count > 0) return;
+    if (decode && a->seq_k) a->seq = (cli_list){1, {1}};
+    else if (decode) a->seq = (cli_list){1, {8192}};
+    else a->seq = (cli_list){3, {512, 1024, 4096}};
+}
+
+/* decode without --seq-k: one new query, and --seq lists the keys. */
+static measure_case make_case(const arguments *a, int64_t seq)
+{
+    bool one_query = a->pass == FA_PASS_DECODE && a->seq_k == 0;
+    return (measure_case){.pass = (fa_pass)a->pass,
+                          .batch = a->batch,
+                          .heads = a->heads,
+                          .heads_kv = a->heads_kv,
+                          .n_q = one_query ? 1 : seq,
+                          .n_k = a->seq_k ? a->seq_k : seq,
+                          .d = a->dim,
+                          .d_v = a->dim_v,
+                          .dtype = (fa_dtype)a->dtype,
+                          .layout = (cli_layout)a->layout,
+                          .causal = a->causal,
+                          .window_left = a->window[0],
+                          .window_right = a->window[1],
+                          .device = (fa_device)a->device,
+                          .threads = (int32_t)a->threads,
+                          .repeat = (int)a->repeat};
+}
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+typedef struct result {
+    measure_times times;
+    double flops, bytes; /* per second, at the median time */
+    double peak;         /* what the share is of: bytes per second for decode, else operations */
+    char kernel[256];
+} result;
+
+static bool measure_one(const measure_case *c, const peak_rates *peak, result *r)
+{
+    cli_progress("%s: %" PRId64 " queries, %" PRId64 " keys", PASS_NAMES[c->pass], c->n_q, c->n_k);
+    if (!measure_run(c, &r->times, r->kernel, sizeof r->kernel)) return false;
+    bool dot = c->dtype == FA_BFLOAT16 && peak->dot_bfloat16 > 0;
+    r->flops = measure_flops(c) / r->times.median;
+    r->bytes = measure_kv_bytes(c) / r->times.median;
+    r->peak = c->pass == FA_PASS_DECODE ? peak->read : dot ? peak->dot_bfloat16 : peak->fma_float32;
+    cli_progress_clear();
+    return true;
+}
+
+/* NaN, which JSON shows as null, if the peak could not be measured. */
+static double share_of_peak(const measure_case *c, const result *r)
+{
+    double rate = c->pass == FA_PASS_DECODE ? r->bytes : r->flops;
+    return r->peak > 0 ? rate / r->peak : (double)NAN;
+}
+
+static void print_json(const measure_case *c, const result *r)
+{
+    cli_json j = {stdout, false};
+    cli_json_open(&j, NULL, '{');
+    cli_json_text(&j, "pass", PASS_NAMES[c->pass]);
+    cli_json_integer(&j, "batch", c->batch);
+    cli_json_integer(&j, "heads", c->heads);
+    cli_json_integer(&j, "heads_kv", c->heads_kv);
+    cli_json_integer(&j, "seq", c->n_q);
+    cli_json_integer(&j, "seq_k", c->n_k);
+    cli_json_integer(&j, "dim", c->d);
+    cli_json_integer(&j, "dim_v", c->d_v);
+    cli_json_text(&j, "dtype", CLI_DTYPE_NAMES[c->dtype]);
+    cli_json_text(&j, "layout", CLI_LAYOUT_NAMES[c->layout]);
+    cli_json_bool(&j, "causal", c->causal);
+    cli_json_integer(&j, "window_left", c->window_left);
+    cli_json_integer(&j, "window_right", c->window_right);
+    cli_json_text(&j, "device", CLI_DEVICE_NAMES[c->device]);
+    cli_json_integer(&j, "threads", c->threads);
+    cli_json_integer(&j, "repeat", c->repeat);
+    cli_json_real(&j, "median_ms", 1e3 * r->times.median);
+    cli_json_real(&j, "min_ms", 1e3 * r->times.min);
+    cli_json_real(&j, "max_ms", 1e3 * r->times.max);
+    cli_json_real(&j, "tflops", 1e-12 * r->flops);
+    cli_json_real(&j, "gflops", 1e-9 * r->flops);
+    if (c->pass == FA_PASS_DECODE) cli_json_real(&j, "gbps", 1e-9 * r->bytes);
+    cli_json_real(&j, c->pass == FA_PASS_DECODE ? "peak_gbps" : "peak_gflops", 1e-9 * r->peak);
+    cli_json_real(&j, "share_of_peak", share_of_peak(c, r));
+    cli_json_text(&j, "kernel", r->kernel);
+    cli_json_text(&j, "version", fa_version_string());
+    cli_json_close(&j, '}');
+    cli_json_end_line(&j);
+}
+
+/* What does not change from line to line stands above the table. */
+static void print_heading(const measure_case *c, const peak_rates *peak)
+{
+    printf("%s, batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", dim %" PRId64 "/%" PRId64
+           ", %s, %s%s, %" PRId32 " threads, %d calls, flashattn %s\n",
+           PASS_NAMES[c->pass], c->batch, c->heads, c->heads_kv, c->d, c->d_v,
+           CLI_DTYPE_NAMES[c->dtype], CLI_LAYOUT_NAMES[c->layout], c->causal ? ", causal" : "",
+           c->threads, c->repeat, fa_version_string());
+    if (c->window_left >= 0 || c->window_right >= 0)
+        printf("window %" PRId64 ", %" PRId64 "\n", c->window_left, c->window_right);
+    printf("machine: float32 FMA %.1f GFLOP/s (%s)", 1e-9 * peak->fma_float32, peak->fma_isa);
+    if (peak->dot_bfloat16 > 0) printf(", bfloat16 dot %.1f GFLOP/s", 1e-9 * peak->dot_bfloat16);
+    if (peak->read > 0) printf(", reading %.1f GB/s", 1e-9 * peak->read);
+    printf("\n\n%8s %8s %11s %11s %11s %9s %6s  kernel\n", "queries", "keys", "median ms", "min ms",
+           "max ms", c->pass == FA_PASS_DECODE ? "GB/s" : "GFLOP/s", "peak");
+}
+
+static void print_row(const measure_case *c, const result *r)
+{
+    double rate = 1e-9 * (c->pass == FA_PASS_DECODE ? r->bytes : r->flops);
+    char share[16] = "-"; /* the peak could not be measured */
+    if (r->peak > 0) snprintf(share, sizeof share, "%.1f%%", 1e2 * share_of_peak(c, r));
+    printf("%8" PRId64 " %8" PRId64 " %11.4f %11.4f %11.4f %9.2f %6s  %s\n", c->n_q, c->n_k,
+           1e3 * r->times.median, 1e3 * r->times.min, 1e3 * r->times.max, rate, share, r->kernel);
+    fflush(stdout);
+}
+
+static bool bench(const arguments *a)
+{
+    cli_progress("measuring what the machine can do");
+    peak_rates peak = peak_measure((int)a->threads, a->pass == FA_PASS_DECODE);
+    cli_progress_clear();
+    for (int i = 0; i < a->seq.count; i++) {
+        measure_case c = make_case(a, a->seq.items[i]);
+        result r;
+        if (!measure_one(&c, &peak, &r)) return false;
+        if (a->json) {
+            print_json(&c, &r);
+            continue;
+        }
+        if (i == 0) print_heading(&c, &peak);
+        print_row(&c, &r);
+    }
+    return true;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+#define ABOUT                                                                                      \
+    "Measures one pass on fresh random inputs (standard normal) after a warm-up, and compares\n"   \
+    "with what this machine's CPU can do at best, measured in the same run."
+
+#define NOTES                                                                                      \
+    "Operations: forward and decode count 2 * batch * heads * pairs * (dim + dim-v), that is\n"    \
+    "4 * batch * heads * queries * keys * dim without masks; backward counts 2.5 times that.\n"    \
+    "Only pairs of a query and a key that it sees count: causal with as many keys as queries\n"    \
+    "counts half. decode counts the bytes of all keys and values (GB/s), each call reading\n"      \
+    "others than the one before, from buffers beyond the caches.\n\n"                              \
+    "The share of the peak is that of the rate of fused multiply-adds in float32 (bf16: of\n"      \
+    "bfloat16 dot products, where the CPU has them), for decode that of the rate of reading\n"     \
+    "memory, each measured with as many threads.\n\n"                                              \
+    "With --json, one object a line: the case (seq: queries, seq_k: keys), median_ms, min_ms,\n"   \
+    "max_ms, tflops, gflops, gbps (decode), peak_gflops or peak_gbps, share_of_peak, kernel and\n" \
+    "version."
+
+#define SIZE_OPTION(text, member, least, most, description)                                        \
+    {                                                                                              \
+        .name = (text), .kind = CLI_INTEGER, .value = &(member), .meta = "N", .min = (least),      \
+        .max = (most), .help = (description)                                                       \
+    }
+
+#define NAME_OPTION(text, member, names, description)                                              \
+    {                                                                                              \
+        .name = (text), .kind = CLI_CHOICE, .value = &(member), .meta = "NAME",                    \
+        .choices = (names), .help = (description)                                                  \
+    }
+
+/* The library's own default, so that the report states a number. */
+static bool set_threads(arguments *a)
+{
+    fa_cpu_info info;
+    if (a->threads > 0) return true;
+    if (fa_get_cpu_info(&info) != FA_OK) {
+        cli_error("%s", fa_last_error());
+        return false;
+    }
+    a->threads = info.threads;
+    return true;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    arguments a = {.batch = 1, .window = {-1, -1}, .repeat = 10};
+    enum { MOST = 1 << 30 };
+    const cli_option options[] = {
+        NAME_OPTION("--pass", a.pass, PASS_NAMES, "forward (default), backward or decode"),
+        SIZE_OPTION("--batch", a.batch, 1, MOST, "default: 1"),
+        SIZE_OPTION("--heads", a.heads, 1, MOST, "query heads (default: 1024 / dim; decode: 32)"),
+        SIZE_OPTION("--heads-kv", a.heads_kv, 1, MOST, "key and value heads (default: --heads)"),
+        {.name = "--seq",
+         .kind = CLI_LIST,
+         .value = &a.seq,
+         .meta = "N,...",
+         .min = 1,
+         .max = MOST,
+         .help = "numbers of queries, one case each (default:\n"
+                 "512,1024,4096). decode without --seq-k: numbers of\n"
+                 "keys for one query (default: 8192)"},
+        SIZE_OPTION("--seq-k", a.seq_k, 1, MOST, "number of keys (default: as many as queries)"),
+        SIZE_OPTION("--dim", a.dim, 1, 512, "of q and k (default: 64; decode: 128)"),
+        SIZE_OPTION("--dim-v", a.dim_v, 1, 512, "of v and the result (default: --dim)"),
+        NAME_OPTION("--dtype", a.dtype, CLI_DTYPE_NAMES, "f32 (default), f16 or bf16"),
+        {.name = "--causal",
+         .kind = CLI_FLAG,
+         .value = &a.causal,
+         .help = "a query sees no keys behind it"},
+        {.name = "--window",
+         .kind = CLI_PAIR,
+         .value = a.window,
+         .meta = "L,R",
+         .min = -1,
+         .max = INT64_MAX,
+         .help = "a query sees L keys before and R behind its own\nplace; -1: no limit"},
+        NAME_OPTION("--layout", a.layout, CLI_LAYOUT_NAMES, "bshd (default) or bhsd"),
+        {.name = "--threads",
+         .kind = CLI_INTEGER,
+         .value = &a.threads,
+         .meta = "N",
+         .min = 1,
+         .max = 4096,
+         .help = "CPU threads (default: all)"},
+        NAME_OPTION("--device", a.device, CLI_DEVICE_NAMES, "auto (default), cpu or cuda"),
+        SIZE_OPTION("--repeat", a.repeat, 1, MEASURE_MAX_REPEAT, "timed calls (default: 10)"),
+        {.name = "--json", .kind = CLI_FLAG, .value = &a.json, .help = "one JSON object a line"},
+    };
+    const cli_command command = {
+        .name = "bench",
+        .usage = "[OPTIONS]",
+        .about = ABOUT,
+        .options = options,
+        .num_options = CLI_COUNT(options),
+        .notes = NOTES,
+    };
+    int code = cli_parse(&command, argc, argv);
+    if (code != CLI_CONTINUE) return code;
+    set_defaults(&a);
+    return set_threads(&a) && bench(&a) ? CLI_FINE : CLI_BAD;
+}

@@ -1,0 +1,79 @@
+/* The command `flashattn`: picks the subcommand. */
+#include <string.h>
+
+#include "cli.h"
+#include "flashattn.h"
+
+typedef struct subcommand {
+    const char *name;
+    int (*function)(int argc, char **argv);
+    const char *help;
+} subcommand;
+
+static const subcommand SUBCOMMANDS[] = {
+    {"run", cmd_run, "attention of .npy files"},
+    {"grad", cmd_grad, "its gradients"},
+    {"bench", cmd_bench, "measure speed: forward, backward or decode"},
+    {"verify", cmd_verify, "compare random problems with float64"},
+    {"job", cmd_job, "a real model's attention, checked, and a sweep over sequence lengths"},
+    {"info", cmd_info, "this machine, and what is supported on it"},
+};
+
+static void print_help(void)
+{
+    puts("Usage: flashattn COMMAND [OPTIONS]\n\n"
+         "Exact attention, softmax(scale * Q K^T + ...) V, block by block.\n\n"
+         "Commands:");
+    for (int i = 0; i < CLI_COUNT(SUBCOMMANDS); i++)
+        printf("  %-8s %s\n", SUBCOMMANDS[i].name, SUBCOMMANDS[i].help);
+    puts("\n  --help     this text; flashattn COMMAND --help tells about a command\n"
+         "  --version  the version\n\n"
+         "Exit codes: 0 fine, 1 a result was wrong, 2 bad usage or input.");
+}
+
+static const subcommand *find_subcommand(const char *name)
+{
+    for (int i = 0; i < CLI_COUNT(SUBCOMMANDS); i++)
+        if (strcmp(name, SUBCOMMANDS[i].name) == 0) return &SUBCOMMANDS[i];
+    return NULL;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        cli_error("a command is missing; expected run, grad, bench, verify, job or info "
+                  "(flashattn --help)");
+        return CLI_BAD;
+    }
+    const subcommand *s = find_subcommand(argv[1]);
+    if (s) {
+        cli_set_command(s->name);
+        return s->function(argc - 1, argv + 1);
+    }
+    bool help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
+    bool version = strcmp(argv[1], "--version") == 0;
+    if (!help && !version) {
+        cli_error("\"%s\" is no command; expected run, grad, bench, verify, job or info "
+                  "(flashattn --help)",
+                  argv[1]);
+        return CLI_BAD;
+    }
+    if (argc > 2) {
+        cli_error("%s stands alone; found \"%s\" behind it", argv[1], argv[2]);
+        return CLI_BAD;
+    }
+    if (help) print_help();
+    else printf("flashattn %s\n", fa_version_string());
+    return CLI_FINE;
+}
+
+/* Output that did not reach its file (a full disk, say) must not pass for success. */
+int main(int argc, char **argv)
+{
+    int code = dispatch(argc, argv);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        cli_error("standard output could not be written in full");
+        if (code == CLI_FINE) code = CLI_BAD;
+    }
+    return code;
+}

@@ -1,0 +1,56 @@
+/*
+ * What bench and job share: a problem with fresh random inputs, its counts, and timing.
+ */
+#ifndef FA_CLI_MEASURE_H
+#define FA_CLI_MEASURE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "flashattn.h"
+#include "tensors.h"
+
+/* One case to measure. */
+typedef struct measure_case {
+    fa_pass pass; /* FORWARD, BACKWARD or DECODE */
+    int64_t batch, heads, heads_kv, n_q, n_k, d, d_v;
+    fa_dtype dtype;
+    cli_layout layout;
+    bool causal;
+    int64_t window_left, window_right; /* -1: no limit */
+    fa_device device;
+    int32_t threads; /* 0: the library's choice */
+    int repeat;
+} measure_case;
+
+enum { MEASURE_MAX_REPEAT = 10000 };
+
+typedef struct measure_times {
+    double median, min, max; /* seconds */
+} measure_times;
+
+/* The median, least and largest of count > 0 samples, which get sorted. */
+measure_times measure_summary(double *samples, int count);
+
+/* The pairs of a query and a key that it sees, over one head of one batch item. */
+double measure_visible_pairs(const measure_case *c);
+
+/* Floating-point operations: forward and decode 2 * batch * heads * pairs * (d + d_v), backward 2.5
+ * times that. Only visible pairs count, so causal with n_q = n_k counts (n + 1) / 2n, half. */
+double measure_flops(const measure_case *c);
+
+/* Bytes of all keys and values, which decode must read. */
+double measure_kv_bytes(const measure_case *c);
+
+/* Fills with fresh standard normal numbers: the same seed gives the same numbers. */
+void measure_fill_normal(void *data, fa_dtype dtype, int64_t count, uint64_t seed);
+
+/* Runs the case: warm-up, then c->repeat timed calls. Between calls decode moves to another copy of
+ * the keys and values, so that none is still in a cache. kernel gets fa_describe's line. False
+ * after a message on stderr. */
+bool measure_run(const measure_case *c, measure_times *times, char *kernel, size_t kernel_size);
+
+/* The bytes to go through so that nothing of the first is left in any cache. */
+double measure_beyond_caches(void);
+
+#endif

@@ -1,0 +1,56 @@
+/*
+ * Between .npy arrays and the library's tensors: axes, layouts and dtypes.
+ */
+#ifndef FA_CLI_TENSORS_H
+#define FA_CLI_TENSORS_H
+
+#include "flashattn.h"
+#include "npy.h"
+
+/* How the axes of a 4-D array are ordered. A 3-D array lacks the batch, a 2-D array (sequence, dim)
+ * the heads too, and has one of each. */
+typedef enum cli_layout {
+    CLI_BSHD = 0,  /* (batch, sequence, heads, dim) */
+    CLI_BHSD = 1,  /* (batch, heads, sequence, dim) */
+    CLI_SCORES = 2 /* (batch, head, query, key): bias, mask and dbias, with any --layout */
+} cli_layout;
+
+/* Names for CLI_CHOICE options, in the order of cli_layout, fa_dtype and fa_device. */
+extern const char *const CLI_LAYOUT_NAMES[];
+extern const char *const CLI_DTYPE_NAMES[];
+extern const char *const CLI_DEVICE_NAMES[];
+
+/* A tensor with memory of its own. */
+typedef struct cli_tensor {
+    fa_tensor view; /* axes (batch, sequence, head, dim); CLI_SCORES: (batch, head, query, key)   */
+    int axes;       /* how many the file has: the last ones of its layout                         */
+    cli_layout layout;
+} cli_tensor;
+
+/* Of the functions below those that return bool say on stderr what went wrong. option ("--q") and
+ * path are for the messages. */
+
+/* A new tensor; its memory is not initialized. With CLI_SCORES the extents are those of
+ * (batch, head, query, key). */
+bool cli_tensor_new(cli_tensor *t, int axes, cli_layout layout, fa_dtype dtype, int64_t batch,
+                    int64_t sequence, int64_t heads, int64_t dim);
+void cli_tensor_free(cli_tensor *t);
+
+/* From a float array with 2 to 4 axes, rounded once to dtype. The array is used up. */
+bool cli_tensor_take(cli_tensor *t, npy_array *array, const char *option, const char *path,
+                     cli_layout layout, fa_dtype dtype);
+
+/* From an array of the axes ([[batch,] head,] query, key): floats to float16 if the file holds
+ * that, else float32; with mask set, bool or integers to FA_BOOL. The array is used up. */
+bool cli_tensor_take_scores(cli_tensor *t, npy_array *array, const char *option, const char *path,
+                            bool mask);
+
+/* A new float32 array from count floats of the file's array, whose last axis must be heads; NULL on
+ * failure. The array is used up. */
+float *cli_floats_take(npy_array *array, const char *option, const char *path, int64_t heads);
+
+/* The array to write for a tensor: its axes and layout, float16 for float16, else float32. The
+ * tensor's memory passes to the array (bfloat16: a new one). */
+bool cli_tensor_to_array(cli_tensor *t, npy_array *array);
+
+#endif

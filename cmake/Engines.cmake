@@ -1,0 +1,29 @@
+# The instruction sets that the CPU engine is compiled for: FA_ENGINE_ISAS, and for each its flags.
+include(CheckCCompilerFlag)
+
+# Contraction into fused multiply-adds is wanted everywhere; -ffast-math never is: infinities and NaN
+# have a meaning here. Debug gets -O1, for at -O0 every test would take minutes; so do sanitizers, for
+# at -O3 compiling the engine with them takes minutes.
+set(FA_ENGINE_FLAGS -ffp-contract=fast -fno-math-errno -O3)
+if(FA_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+    list(APPEND FA_ENGINE_FLAGS -O1)
+endif()
+
+set(FA_ENGINE_ISAS portable)
+set(FA_ENGINE_FLAGS_PORTABLE "")
+set(FA_ENGINE_FLAGS_AVX2 -mavx2 -mfma -mf16c)
+set(FA_ENGINE_FLAGS_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c)
+set(FA_ENGINE_FLAGS_AVX512_BF16 ${FA_ENGINE_FLAGS_AVX512} -mavx512bf16)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
+    foreach(isa avx2 avx512 avx512_bf16)
+        string(TOUPPER ${isa} ISA)
+        string(REPLACE ";" " " flags "${FA_ENGINE_FLAGS_${ISA}}")
+        check_c_compiler_flag("${flags}" FA_COMPILES_${ISA})
+        if(FA_COMPILES_${ISA})
+            list(APPEND FA_ENGINE_ISAS ${isa})
+        else()
+            message(STATUS "flashattn: this compiler has no ${isa}: built without it")
+        endif()
+    endforeach()
+endif()

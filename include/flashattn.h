@@ -1,0 +1,410 @@
+/*
+ * flashattn: exact attention in plain C.
+ *
+ *     out = softmax(scale * Q K^T + ...) V
+ *
+ * computed block by block with an online softmax, so that the n_q x n_k matrix of weights is never
+ * stored (FlashAttention: Dao et al. 2022, arXiv:2205.14135; FlashAttention-2: Dao 2023,
+ * arXiv:2307.08691).
+ *
+ * CONTENTS
+ *   1. Version
+ *   2. Status and errors
+ *   3. Tensors
+ *   4. Options, and what each one means
+ *   5. The calls: fa_forward, fa_backward, fa_decode, fa_combine, fa_weights
+ *   6. Asking first: fa_supported, fa_describe, fa_workspace_size
+ *   7. Devices
+ *
+ * THE SHORTEST USE
+ *     fa_tensor q = fa_bshd(q_data, FA_FLOAT32, batch, n_q, heads, dim);
+ *     fa_tensor k = fa_bshd(k_data, FA_FLOAT32, batch, n_k, heads, dim);
+ *     fa_tensor v = fa_bshd(v_data, FA_FLOAT32, batch, n_k, heads, dim);
+ *     fa_tensor o = fa_bshd(o_data, FA_FLOAT32, batch, n_q, heads, dim);
+ *     if (fa_forward(&q, &k, &v, &o, NULL, NULL) != FA_OK) puts(fa_last_error());
+ *
+ * RULES THAT HOLD EVERYWHERE
+ *   - The library never prints, exits or aborts. Every call that can fail returns an fa_status, and
+ *     fa_last_error() then holds a sentence naming the argument, its value and what was expected.
+ *     After an error, outputs hold unspecified values, and nothing else has changed.
+ *   - Thread safety: every function may be called from any number of threads at once, also from
+ *     inside OpenMP regions, as long as no two calls write the same memory. fa_last_error() is kept
+ *     per thread.
+ *   - Aliasing: outputs must not overlap inputs or each other. Inputs may overlap each other.
+ *   - Alignment: data pointers must be aligned to their element's size; nothing more is needed.
+ *   - Sizes and strides are 64-bit and count elements, never bytes. Tensors may hold more than 2^31
+ *     elements.
+ *   - Inputs that no query may see (padding behind a sequence's length, unused pages, masked keys)
+ *     never reach a result, not even when they hold NaN.
+ */
+#ifndef FLASHATTN_H
+#define FLASHATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(FA_BUILD_SHARED) && (defined(__GNUC__) || defined(__clang__))
+#define FA_API __attribute__((visibility("default")))
+#else
+#define FA_API
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * 1. Version
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The one place where the version is written; the build reads it here. */
+#define FA_VERSION_MAJOR 0
+#define FA_VERSION_MINOR 1
+#define FA_VERSION_PATCH 0
+
+/* The version of the library that is loaded: major * 10000 + minor * 100 + patch. */
+FA_API int fa_version(void);
+
+/* The same as text, for example "0.1.0". */
+FA_API const char *fa_version_string(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * 2. Status and errors
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The values are pinned: they never change meaning. */
+typedef enum fa_status {
+    FA_OK = 0,
+    FA_ERROR_ARGUMENT = 1,    /* an argument is wrong: shape, stride, dtype, pointer, option      */
+    FA_ERROR_UNSUPPORTED = 2, /* legal, but this backend cannot do it; the message names the option */
+    FA_ERROR_MEMORY = 3,      /* an allocation failed                                             */
+    FA_ERROR_DEVICE = 4,      /* no such device or driver, or the device reported an error        */
+    FA_ERROR_WORKSPACE = 5    /* the workspace is missing or too small                            */
+} fa_status;
+
+/* The name of a status, for example "FA_ERROR_ARGUMENT"; "unknown status" for any other value. */
+FA_API const char *fa_status_name(fa_status status);
+
+/* What went wrong in this thread's latest call that failed; "" if none has failed. The text stays
+ * valid until this thread's next failing call. Never NULL. */
+FA_API const char *fa_last_error(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * 3. Tensors
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fa_dtype {
+    FA_FLOAT32 = 0,
+    FA_FLOAT16 = 1,     /* IEEE 754 binary16                                                      */
+    FA_BFLOAT16 = 2,    /* the upper half of a float32                                            */
+    FA_FLOAT8_E4M3 = 3, /* OCP 8-bit float, 4 exponent bits, no infinities; inputs only           */
+    FA_BOOL = 4         /* one byte; 0 is false, anything else is true; masks only                */
+} fa_dtype;
+
+/* Bytes per element; 0 for an unknown dtype. */
+FA_API size_t fa_dtype_size(fa_dtype dtype);
+
+/* The name, for example "float32"; "unknown dtype" for any other value. */
+FA_API const char *fa_dtype_name(fa_dtype dtype);
+
+/*
+ * A strided 4-D view of memory that the caller owns, on the host or on a CUDA device.
+ *
+ * For q, k, v, out and their gradients the axes are (batch, sequence, head, dim); for bias, mask and
+ * weights they are (batch, head, query, key). Element (a, b, c, d) lies at
+ *     data + (a*stride[0] + b*stride[1] + c*stride[2] + d*stride[3]) * element size.
+ * Strides count elements. They may be negative or 0 (broadcast) in inputs. For q, k, v, out and their
+ * gradients stride[3] must be 1 (where shape[3] > 1); bias and mask may have any strides. In an output
+ * no two elements may share an address. data may be NULL where some extent is 0.
+ */
+typedef struct fa_tensor {
+    void *data;
+    fa_dtype dtype;
+    int64_t shape[4];
+    int64_t stride[4];
+} fa_tensor;
+
+/* A contiguous tensor in memory order (batch, sequence, head, dim). */
+FA_API fa_tensor fa_bshd(void *data, fa_dtype dtype, int64_t batch, int64_t sequence, int64_t heads,
+                         int64_t dim);
+
+/* A contiguous tensor in memory order (batch, head, sequence, dim). The axes of the result are still
+ * (batch, sequence, head, dim): only the strides differ. */
+FA_API fa_tensor fa_bhsd(void *data, fa_dtype dtype, int64_t batch, int64_t sequence, int64_t heads,
+                         int64_t dim);
+
+/* ------------------------------------------------------------------------------------------------
+ * 4. Options, and what each one means
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fa_device {
+    FA_DEVICE_AUTO = 0, /* CUDA if q lies in device memory, else the CPU */
+    FA_DEVICE_CPU = 1,
+    FA_DEVICE_CUDA = 2
+} fa_device;
+
+/* Bits of fa_options.flags. */
+enum {
+    FA_CAUSAL = 1 << 0,        /* query i sees only keys j <= i + diagonal                        */
+    FA_DIAGONAL = 1 << 1,      /* the field diagonal counts; without it diagonal = n_k - n_q      */
+    FA_WINDOW = 1 << 2,        /* the fields window_left and window_right count                   */
+    FA_SCALE = 1 << 3,         /* the field scale counts even if it is 0                          */
+    FA_DETERMINISTIC = 1 << 4, /* the same bits from run to run, backward too (the CPU: always)   */
+    FA_BATCH_INVARIANT = 1 << 5 /* a sequence's bits do not depend on what else is in the batch
+                                   (the CPU: always)                                              */
+};
+
+/*
+ * What the options mean, the same on every backend. For batch item b, query head h (which reads
+ * key/value head h / (Hq/Hkv)), query i in [0, n_q) and key j in [0, n_k), n_q and n_k being the
+ * lengths of that batch item:
+ *
+ *   1. x = scale * (q_i . k_j)
+ *   2. x = softcap * tanh(x / softcap)                     if softcap > 0
+ *   3. x = x - slope_h * |i + diagonal - j|                if alibi_slopes
+ *   4. x = x + bias[b, h, i, j]                            if bias
+ *   5. x = -infinity unless query i may see key j. It may if every one of these allows it:
+ *        FA_CAUSAL:  j <= i + diagonal
+ *        FA_WINDOW:  i + diagonal - window_left <= j <= i + diagonal + window_right  (-1: no limit)
+ *        mask:       mask[b, h, i, j] != 0
+ *   6. lse_i = log( sum_j exp(x_ij) + exp(sink_h) )        natural logarithm; the sink's term if sinks
+ *   7. p_ij  = exp(x_ij - lse_i)
+ *   8. p_ij  = keep_ij ? p_ij / (1 - dropout_p) : 0        if dropout_p > 0; lse is left alone
+ *   9. out_i = sum_j p_ij v_j
+ *
+ * diagonal is n_k - n_q unless FA_DIAGONAL is set: the masks are aligned to the bottom right, so that
+ * the last query sees the last key, as in FlashAttention 2.1 and later. It is computed for each batch
+ * item from that item's own lengths.
+ *
+ * A query that sees no key gives out = 0 and lse = -infinity (with a sink: out = 0, lse = sink), and
+ * its gradients are exactly 0. A sequence of length 0 is legal. A logit of +infinity or NaN makes its
+ * own row NaN and no other.
+ *
+ * dropout: keep_ij = (r >= t), t = min(round(65536 * dropout_p), 65535) (t = 0: no dropout), where r is
+ * the 16-bit half (2*((j>>3)&3) + (j&1)) (little endian) of the 128-bit block
+ * Philox-4x32-7(counter, key) (Salmon et al., SC 2011), with
+ *   counter = { 4*(j>>5) + ((j>>1)&3), i, b*Hq + h + hi(offset), lo(offset) },
+ *   key     = { lo(seed), hi(seed) },
+ * lo and hi being the 32-bit halves and all sums modulo 2^32. The same bits come out on every backend,
+ * in forward and backward.
+ *
+ * Lengths. Three ways to say them, separately for the queries and for the keys and values:
+ *   - equal lengths: n_q = q.shape[1], n_k = k.shape[1];
+ *   - padded: seqlens_q[b] (seqlens_k[b]) of the rows of batch item b are used, the rest is ignored;
+ *   - packed: cu_seqlens_q (cu_seqlens_k) has num_sequences + 1 non-decreasing entries; sequence b is
+ *     rows cu[b] .. cu[b+1]-1 of a tensor whose shape[0] is 1. If seqlens is given as well, only the
+ *     first seqlens[b] rows of that range are used.
+ * Rows of out (and of dq, dk, dv) that belong to no sequence are set to 0, and those of lse to
+ * -infinity.
+ *
+ * Paged keys and values: with block_table, k and v have shape (pages, page_size, Hkv, dim), and key j
+ * of batch item b is row j % page_size of page block_table[b*block_table_stride + j/page_size].
+ * seqlens_k is then required, and table entries behind a sequence's last page are not read.
+ */
+typedef struct fa_options {
+    /* sizeof(fa_options) as the caller compiled it; 0 is read as the size in version 0.1. Fields
+     * behind that size count as 0. A zeroed struct means plain softmax(Q K^T / sqrt(d)) V. */
+    size_t size;
+
+    uint32_t flags;   /* FA_CAUSAL | ...                                                           */
+    fa_device device; /* where to compute                                                          */
+
+    float scale;          /* 0 means 1/sqrt(d), unless FA_SCALE is set                             */
+    float softcap;        /* 0: none; else > 0                                                     */
+    int64_t diagonal;     /* needs FA_DIAGONAL                                                     */
+    int64_t window_left;  /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
+    int64_t window_right; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
+
+    const fa_tensor *bias; /* (batch, Hq, n_q, n_k), float32, float16 or bfloat16. An extent of 1
+                            * broadcasts, as does a stride of 0. NULL: none                        */
+    const fa_tensor *mask; /* the same shape, FA_BOOL: true means "may see". NULL: none            */
+
+    const float *alibi_slopes;  /* float32 (Hq), or (batch, Hq) with a stride. NULL: none          */
+    int64_t alibi_batch_stride; /* elements from one batch item's slopes to the next; 0: shared    */
+    const float *sinks;         /* float32 (Hq): a logit without a value. NULL: none               */
+
+    float dropout_p;               /* 0 <= p < 1                                                   */
+    uint64_t dropout_seed;
+    uint64_t dropout_offset;
+    const uint64_t *dropout_state; /* {seed, offset} read when the kernel runs, in the device's own
+                                    * memory; instead of the two fields above. For CUDA graphs      */
+
+    int64_t num_sequences;       /* with cu_seqlens: how many; else 0                              */
+    const int32_t *cu_seqlens_q; /* (num_sequences + 1). NULL: not packed                          */
+    const int32_t *cu_seqlens_k;
+    const int32_t *seqlens_q;    /* (batch). NULL: all rows are used                               */
+    const int32_t *seqlens_k;
+    int64_t max_seqlen_q; /* with cu_seqlens: a bound on the lengths, so that CUDA need not read   */
+    int64_t max_seqlen_k; /* them; 0: unknown. On the CPU a bound that is too small is an error    */
+
+    const int32_t *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
+    int64_t block_table_stride; /* table entries per batch item                                    */
+
+    const float *q_descale; /* float32 (batch, Hkv): fp8 inputs stand for data * descale. NULL: 1  */
+    const float *k_descale;
+    const float *v_descale;
+
+    int32_t threads; /* CPU: how many threads; 0: OpenMP's choice. Never changes a bit of a result */
+    int32_t reserved; /* 0 */
+
+    void *stream;          /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
+    void *workspace;       /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
+    size_t workspace_size; /* its size in bytes                                                    */
+} fa_options;
+
+#define FA_OPTIONS_INIT {.size = sizeof(fa_options)}
+
+/* ------------------------------------------------------------------------------------------------
+ * 5. The calls
+ *
+ * Shapes: B = batch (num_sequences when packed), Hq and Hkv heads (Hq a multiple of Hkv), d the head
+ * dim of q and k, d_v that of v and out, each from 1 to 512.
+ *     q   (B, n_q, Hq,  d)         packed: (1, total_q, Hq,  d)
+ *     k   (B, n_k, Hkv, d)         packed: (1, total_k, Hkv, d)     paged: (pages, page_size, Hkv, d)
+ *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)
+ *     out (B, n_q, Hq,  d_v)       packed: (1, total_q, Hq,  d_v)
+ *     lse (B, Hq, n_q)             packed: (Hq, total_q)            float32, contiguous
+ * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3; out and gradients are float32, float16
+ * or bfloat16. They may differ from each other on the CPU. Sums are kept in float32.
+ * options may be NULL: the same as a zeroed struct.
+ *
+ * On CUDA all pointers except the structs themselves are device pointers; work is queued on
+ * options->stream in the current context, nothing is synchronized or allocated, and the call can be
+ * captured into a graph. On the CPU the call returns when the result is there; scratch memory is
+ * allocated for the duration of the call.
+ * ---------------------------------------------------------------------------------------------- */
+
+/*
+ * Forward: writes out, and lse unless it is NULL.
+ * Algorithm: FlashAttention-2, section 3.1, algorithm 1 (arXiv:2307.08691). Few queries go to the
+ * algorithm of fa_decode; fa_describe says which.
+ */
+FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                            const fa_tensor *out, float *lse, const fa_options *options);
+
+/* What fa_backward reads and writes besides the forward's own tensors. Members whose data is NULL are
+ * absent: a gradient that is absent is not written. */
+typedef struct fa_gradients {
+    size_t size; /* sizeof(fa_gradients); 0 is read as the size in version 0.1 */
+
+    fa_tensor dout;    /* in:  (B, n_q, Hq, d_v), the gradient of out                              */
+    const float *dlse; /* in:  float32 like lse, the gradient of lse. NULL: zero                   */
+
+    fa_tensor dq; /* out: shape of q                                                               */
+    fa_tensor dk; /* out: shape of k; paged: of the pages, where a page that several sequences share
+                   * gets the sum and an unused one gets 0                                         */
+    fa_tensor dv; /* out: shape of v                                                               */
+
+    fa_tensor dbias; /* out: (B or 1, Hq or 1, n_q or 1, n_k or 1): summed over the axes of extent 1.
+                      * Needs options->bias. Any strides, no two elements at one address.          */
+    float *dsinks;   /* out: float32 (Hq). Needs options->sinks                                    */
+} fa_gradients;
+
+#define FA_GRADIENTS_INIT {.size = sizeof(fa_gradients)}
+
+/*
+ * Backward: the gradients of a scalar loss, given those of out and lse. out and lse are those that
+ * fa_forward returned for the same inputs and options (dropout: the same seed and offset).
+ * Algorithm: FlashAttention-2, section 3.1.2, algorithm 2: the weights are recomputed from lse.
+ * With dlse, rowsum(dout * out) becomes rowsum(dout * out) - dlse. fp8 inputs: unsupported.
+ */
+FA_API fa_status fa_backward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                             const fa_tensor *out, const float *lse, const fa_gradients *gradients,
+                             const fa_options *options);
+
+/*
+ * Decode: one or a few new queries against a long key/value cache. The same function of the same
+ * arguments as fa_forward; the keys are split into parts of a fixed length that are computed side by
+ * side and merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023), and each key and value is
+ * read once for all the query heads that share it. Many queries (n_q * Hq/Hkv > 32) go to the
+ * algorithm of fa_forward; fa_describe says which.
+ */
+FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                           const fa_tensor *out, float *lse, const fa_options *options);
+
+/*
+ * Combine: merges attention over disjoint sets of keys into attention over their union.
+ *   parts      num_parts tensors of out's shape (B, n_q, Hq, d_v); float32, float16 or bfloat16
+ *   part_lse   num_parts pointers to float32 (B, Hq, n_q), contiguous
+ *   out, lse   as in fa_forward; lse may be NULL
+ *       lse = log sum_p exp(part_lse_p),   out = sum_p exp(part_lse_p - lse) * parts_p
+ * A part whose lse is -infinity is empty: its values are not read. If all parts are empty, out = 0 and
+ * lse = -infinity. num_parts may be 0. A sink belongs into exactly one of the parts. Of the options,
+ * only size, device, threads, stream, FA_DETERMINISTIC and FA_BATCH_INVARIANT may be set.
+ */
+FA_API fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64_t num_parts,
+                            const fa_tensor *out, float *lse, const fa_options *options);
+
+/*
+ * Weights: the rows p_i of step 7 above (before dropout) for chosen queries.
+ *   rows      int64 (num_rows): query positions in [0, n_q), the same ones for each batch item and
+ *             head; NULL: all, and num_rows must then be n_q
+ *   weights   (B, Hq, num_rows, n_k), float32, float16 or bfloat16, stride[3] = 1. With packed or
+ *             padded lengths n_k is the longest; entries behind a sequence's own keys, and rows behind
+ *             its own queries, are set to 0
+ */
+FA_API fa_status fa_weights(const fa_tensor *q, const fa_tensor *k, const int64_t *rows,
+                            int64_t num_rows, const fa_tensor *weights, const fa_options *options);
+
+/* ------------------------------------------------------------------------------------------------
+ * 6. Asking first
+ *
+ * The same checks and the same planning as the calls themselves. Data pointers are not followed and
+ * may be NULL (lengths and tables that lie in host memory are not read either); out may be NULL. For
+ * FA_PASS_WEIGHTS v may be NULL.
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fa_pass {
+    FA_PASS_FORWARD = 0,
+    FA_PASS_BACKWARD = 1,
+    FA_PASS_DECODE = 2,
+    FA_PASS_WEIGHTS = 3
+} fa_pass;
+
+/* FA_OK if the call would run; else the status it would return, and fa_last_error() says why not. */
+FA_API fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
+                              const fa_tensor *v, const fa_tensor *out, const fa_options *options);
+
+/* Writes one line that tells which kernel would run and why, for example
+ *   "cpu forward avx512_bf16: bfloat16 dot products, query tile 192, key tile 256, 2 threads"
+ * to text (at most size bytes with the final 0; cut if longer). */
+FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                             const fa_tensor *out, const fa_options *options, char *text, size_t size);
+
+/* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch. */
+FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
+                                   const fa_tensor *v, const fa_tensor *out,
+                                   const fa_options *options, size_t *bytes);
+
+/* ------------------------------------------------------------------------------------------------
+ * 7. Devices
+ *
+ * The CPU engine holds one source compiled for several instruction sets and picks the best one that
+ * the processor has. The environment variable FA_CPU_ISA forces another ("portable", "avx2", "avx512",
+ * "avx512_bf16"); a name that is unknown or that this processor cannot run makes every call on the CPU
+ * fail with FA_ERROR_DEVICE and a sentence saying so.
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef struct fa_cpu_info {
+    char isa[32];       /* the instruction set in use                                             */
+    char isas[128];     /* all that this build has and this processor runs, space-separated       */
+    int32_t threads;    /* how many threads a call uses by default                                */
+    int32_t vector_bits;
+} fa_cpu_info;
+
+/* Fails with FA_ERROR_DEVICE if FA_CPU_ISA asks for what this processor cannot run. */
+FA_API fa_status fa_get_cpu_info(fa_cpu_info *info);
+
+typedef struct fa_cuda_info {
+    int32_t device_count;   /* CUDA devices that the driver reports                               */
+    int32_t driver_version; /* for example 13000 for CUDA 13.0; 0: no driver                      */
+    char detail[192];       /* a sentence: what was found, or why nothing was                     */
+} fa_cuda_info;
+
+/* Always succeeds: a machine without a GPU is no error. */
+FA_API fa_status fa_get_cuda_info(fa_cuda_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

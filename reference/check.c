@@ -1,0 +1,68 @@
+#include "check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "scalar.h"
+
+void ref_fail(ref_report *report, const char *format, ...)
+{
+    if (report->ok) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(report->message, sizeof report->message, format, arguments);
+        va_end(arguments);
+    }
+    report->ok = false;
+}
+
+/* NULL if got is near enough to want; else what is wrong. */
+static const char *compare(ref_report *report, fa_dtype dtype, double got, double want, double error)
+{
+    if (isnan(want)) return isnan(got) ? NULL : "expected NaN";
+    if (isinf(want)) return got == want ? NULL : "expected an infinity";
+    double rounding = ref_epsilon(dtype) / 2 * (fabs(want) + error) + ref_smallest(dtype);
+    double allowed = error + rounding + 1e-35; /* weights below 2^-126 may be flushed to 0 */
+    double difference = fabs(got - want);
+    if (!(difference <= report->worst_absolute)) report->worst_absolute = difference;
+    if (!(difference / allowed <= report->worst)) report->worst = difference / allowed;
+    return difference <= allowed ? NULL : "too far away";
+}
+
+void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got,
+                      const ref_array *want)
+{
+    for (int axis = 0; axis < 4; axis++)
+        if (got->shape[axis] != want->shape[axis]) {
+            ref_fail(report, "%s: extent %d is %lld, the reference has %lld", name, axis,
+                     (long long)got->shape[axis], (long long)want->shape[axis]);
+            return;
+        }
+    int64_t n = 0;
+    for (int64_t a = 0; a < got->shape[0]; a++)
+        for (int64_t b = 0; b < got->shape[1]; b++)
+            for (int64_t c = 0; c < got->shape[2]; c++)
+                for (int64_t d = 0; d < got->shape[3]; d++, n++) {
+                    double value = ref_load(got, a, b, c, d);
+                    const char *wrong =
+                        compare(report, got->dtype, value, want->value[n], want->error[n]);
+                    if (wrong)
+                        ref_fail(report, "%s[%lld,%lld,%lld,%lld] = %.9g, reference %.9g +- %.2g: %s",
+                                 name, (long long)a, (long long)b, (long long)c, (long long)d, value,
+                                 want->value[n], want->error[n], wrong);
+                }
+}
+
+void ref_check_floats(ref_report *report, const char *name, const float *got, const ref_array *want)
+{
+    const int64_t *s = want->shape;
+    fa_tensor view = {0};
+    view.data = (void *)(uintptr_t)got;
+    for (int axis = 0; axis < 4; axis++) view.shape[axis] = s[axis];
+    view.stride[0] = s[1] * s[2] * s[3];
+    view.stride[1] = s[2] * s[3];
+    view.stride[2] = s[3];
+    view.stride[3] = 1;
+    ref_check_tensor(report, name, &view, want);
+}

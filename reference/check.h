@@ -1,0 +1,29 @@
+/*
+ * Compares results with the reference. An element passes if it is as near as its error and the
+ * rounding of its dtype allow; infinities and NaN must stand where the reference has them.
+ */
+#ifndef REF_CHECK_H
+#define REF_CHECK_H
+
+#include "reference.h"
+
+typedef struct ref_report {
+    bool ok;
+    double worst;          /* the largest error in units of what is allowed                        */
+    double worst_absolute; /* the largest absolute error                                          */
+    char message[400];     /* of the first thing that was wrong                                   */
+} ref_report;
+
+#define REF_REPORT_INIT {true, 0, 0, ""}
+
+/* Counts a failure; the first one's message is kept. */
+void ref_fail(ref_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* All elements of a tensor of want's shape. */
+void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got,
+                      const ref_array *want);
+
+/* The same for contiguous float32, as lse is. */
+void ref_check_floats(ref_report *report, const char *name, const float *got, const ref_array *want);
+
+#endif

@@ -1,0 +1,786 @@
+#include "random_problem.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "buffers.h"
+#include "random.h"
+#include "scalar.h"
+
+enum { MAX_BATCH = 4, MAX_PARTS = 5 };
+
+/* Multiply-adds of one problem, so that the reference stays in the milliseconds. */
+static const double usual_work = 6e6, large_work = 5e7;
+
+typedef struct problem {
+    ref_random random;
+    random_pass pass;
+    ref_buffers buffers;
+    ref_inputs in; /* q, k, v and the options */
+    fa_tensor bias, mask;
+    fa_tensor out, dout, dq, dk, dv, dbias, weights;
+    float *lse, *dlse, *dsinks;
+    int64_t *rows, num_rows;
+
+    int64_t batch, heads_q, heads_kv, n_q, n_k, d, d_v; /* n_q, n_k: the longest sequence can be */
+    bool packed_q, packed_k, padded_q, padded_k, paged;
+    int64_t page_size, pages;
+    int64_t length_q[MAX_BATCH], length_k[MAX_BATCH];
+    bool *seen; /* (batch, Hkv, n_k): whether any query may see the key */
+    bool hide_unseen; /* unseen keys stay NaN */
+    double amplitude, bias_holes;
+    fa_tensor parts[MAX_PARTS];
+    float *part_lse[MAX_PARTS];
+    int64_t num_parts;
+    char *text; /* the description, and where its end is */
+    size_t text_size, text_length;
+} problem;
+
+static void say(problem *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(problem *p, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    size_t room = p->text_size - p->text_length;
+    int n = vsnprintf(p->text + p->text_length, room, format, arguments);
+    va_end(arguments);
+    if (n > 0) p->text_length += (size_t)n < room ? (size_t)n : room - 1;
+}
+
+static bool once_in(problem *p, int64_t n)
+{
+    return ref_random_once_in(&p->random, n);
+}
+
+static int64_t between(problem *p, int64_t low, int64_t high)
+{
+    return ref_random_between(&p->random, low, high);
+}
+
+static double uniform(problem *p, double low, double high)
+{
+    return low + (high - low) * ref_random_unit(&p->random);
+}
+
+
+const char *random_pass_name(random_pass pass)
+{
+    static const char *const names[] = {"forward", "backward", "decode", "weights", "combine"};
+    return names[pass];
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Sizes
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Small, at the edge of a tile, or anything. */
+static int64_t draw_length(problem *p)
+{
+    static const int64_t tiles[] = {6, 8, 12, 14, 16, 32, 64, 96, 128, 168, 192, 256, 264, 512};
+    int64_t tile = tiles[between(p, 0, (int64_t)(sizeof tiles / sizeof *tiles) - 1)];
+    switch (between(p, 0, 3)) {
+    case 0: return between(p, 0, 20);
+    case 1:
+    case 2: return tile * (once_in(p, 4) ? 2 : 1) + between(p, -1, 1);
+    default: return between(p, 0, 600);
+    }
+}
+
+static int64_t draw_dim(problem *p)
+{
+    static const int64_t usual[] = {32, 64, 80, 96, 128, 192};
+    if (once_in(p, 2)) return usual[between(p, 0, 5)];
+    if (once_in(p, 4)) return between(p, 1, 512);
+    return between(p, 1, 80);
+}
+
+static double work_of(const problem *p)
+{
+    return (double)(p->batch * p->heads_q) * (double)(p->n_q * p->n_k) * (double)(p->d + p->d_v);
+}
+
+/* Makes the problem smaller, a random extent at a time, until it is cheap enough. */
+static void shrink(problem *p, double work)
+{
+    while (work_of(p) > work) {
+        switch (between(p, 0, 4)) {
+        case 0: p->batch = p->batch > 1 ? p->batch - 1 : 1; break;
+        case 1:
+            if (p->heads_kv > 1) p->heads_q -= p->heads_q / p->heads_kv, p->heads_kv--;
+            else if (p->heads_q > 1) p->heads_q--;
+            break;
+        case 2: p->d = p->d > 8 ? p->d / 2 : p->d; break;
+        case 3: p->d_v = p->d_v > 8 ? p->d_v / 2 : p->d_v; break;
+        default:
+            if (!once_in(p, 4)) break;
+            if (p->n_k > p->n_q) p->n_k = p->n_k * 3 / 4;
+            else p->n_q = p->n_q * 3 / 4;
+        }
+    }
+}
+
+static void draw_sizes(problem *p)
+{
+    static const random_pass passes[] = {RANDOM_FORWARD,  RANDOM_FORWARD, RANDOM_FORWARD,
+                                         RANDOM_BACKWARD, RANDOM_BACKWARD, RANDOM_BACKWARD,
+                                         RANDOM_DECODE,   RANDOM_DECODE,  RANDOM_WEIGHTS,
+                                         RANDOM_COMBINE};
+    p->pass = passes[between(p, 0, 9)];
+    p->batch = once_in(p, 3) ? between(p, 2, MAX_BATCH) : 1;
+    p->heads_kv = between(p, 1, 3);
+    p->heads_q = p->heads_kv * (once_in(p, 2) ? 1 : between(p, 2, p->pass == RANDOM_DECODE ? 9 : 4));
+    p->n_q = draw_length(p);
+    p->n_k = once_in(p, 3) ? p->n_q : draw_length(p);
+    if (p->pass == RANDOM_DECODE) {
+        p->n_q = between(p, 1, 5);
+        if (once_in(p, 2)) p->n_k = between(p, 0, 5000);
+    }
+    if (p->pass == RANDOM_COMBINE) {
+        p->n_q = between(p, 0, 70);
+        p->n_k = 1;
+    }
+    p->d = draw_dim(p);
+    p->d_v = once_in(p, 3) ? draw_dim(p) : p->d;
+    shrink(p, once_in(p, 20) ? large_work : usual_work);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Types and tensors
+ * ---------------------------------------------------------------------------------------------- */
+
+static fa_dtype draw_dtype(problem *p)
+{
+    return (fa_dtype)between(p, FA_FLOAT32, FA_BFLOAT16);
+}
+
+static void draw_dtypes(problem *p)
+{
+    fa_dtype common = draw_dtype(p);
+    p->in.q.dtype = p->in.k.dtype = p->in.v.dtype = p->out.dtype = common;
+    p->dout.dtype = p->dq.dtype = p->dk.dtype = p->dv.dtype = common;
+    p->dbias.dtype = once_in(p, 2) ? FA_FLOAT32 : common;
+    p->bias.dtype = once_in(p, 2) ? common : draw_dtype(p);
+    p->weights.dtype = once_in(p, 2) ? FA_FLOAT32 : common;
+    p->mask.dtype = FA_BOOL;
+    if (once_in(p, 6)) { /* mixed */
+        p->in.k.dtype = draw_dtype(p);
+        p->in.v.dtype = once_in(p, 2) ? p->in.k.dtype : draw_dtype(p);
+        p->out.dtype = draw_dtype(p);
+        p->dout.dtype = draw_dtype(p);
+        p->dq.dtype = draw_dtype(p);
+        p->dk.dtype = draw_dtype(p);
+        p->dv.dtype = draw_dtype(p);
+    }
+    if (p->pass != RANDOM_BACKWARD && once_in(p, 12)) {
+        p->in.k.dtype = p->in.v.dtype = FA_FLOAT8_E4M3;
+        if (once_in(p, 2)) p->in.q.dtype = FA_FLOAT8_E4M3;
+    }
+}
+
+static void set_shape(fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    t->shape[0] = a;
+    t->shape[1] = b;
+    t->shape[2] = c;
+    t->shape[3] = d;
+}
+
+static void make_tensor(problem *p, const char *name, fa_tensor *t, bool input, bool any_last)
+{
+    ref_layout layout = ref_layout_random(&p->random, input, any_last);
+    ref_buffers_tensor(&p->buffers, name, t, &layout);
+    if (!input) ref_buffers_output(&p->buffers, t);
+    say(p, " %s:%s(%lld,%lld,%lld,%lld)/(%lld,%lld,%lld,%lld)", name, fa_dtype_name(t->dtype),
+        (long long)t->shape[0], (long long)t->shape[1], (long long)t->shape[2],
+        (long long)t->shape[3], (long long)t->stride[0], (long long)t->stride[1],
+        (long long)t->stride[2], (long long)t->stride[3]);
+}
+
+static float *make_floats(problem *p, const char *name, int64_t n)
+{
+    return ref_buffers_new(&p->buffers, name, (size_t)n * sizeof(float), sizeof(float));
+}
+
+static float *make_output_floats(problem *p, const char *name, int64_t n)
+{
+    float *x = make_floats(p, name, n);
+    ref_buffers_whole_output(&p->buffers, x);
+    return x;
+}
+
+static float *make_random_floats(problem *p, const char *name, int64_t n, double low, double high)
+{
+    float *x = make_floats(p, name, n);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)uniform(p, low, high);
+    return x;
+}
+
+static int32_t *make_integers(problem *p, const char *name, int64_t n)
+{
+    return ref_buffers_new(&p->buffers, name, (size_t)n * sizeof(int32_t), sizeof(int32_t));
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Lengths and pages
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Cumulative lengths; returns the rows of the packed tensor, some behind the last sequence. */
+static int64_t make_packed(problem *p, const char *name, const int64_t *length, bool used_less,
+                           int64_t *used, const int32_t **cu, const int32_t **seqlens)
+{
+    int32_t *starts = make_integers(p, name, p->batch + 1);
+    int32_t *lengths = used_less ? make_integers(p, "seqlens", p->batch) : NULL;
+    starts[0] = once_in(p, 3) ? (int32_t)between(p, 1, 5) : 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        starts[b + 1] = starts[b] + (int32_t)length[b];
+        used[b] = lengths ? between(p, 0, length[b]) : length[b];
+        if (lengths) lengths[b] = (int32_t)used[b];
+    }
+    *cu = starts;
+    *seqlens = lengths;
+    return starts[p->batch] + (once_in(p, 2) ? between(p, 1, 9) : 0);
+}
+
+static const int32_t *make_padded(problem *p, const char *name, const int64_t *length)
+{
+    int32_t *lengths = make_integers(p, name, p->batch);
+    for (int64_t b = 0; b < p->batch; b++) lengths[b] = (int32_t)length[b];
+    return lengths;
+}
+
+/* A block table over more pages than are needed, in random order; two items may share a page if
+ * nothing is written to it. */
+static void make_pages(problem *p)
+{
+    fa_options *o = &p->in.options;
+    int64_t stride = (p->n_k + p->page_size - 1) / p->page_size + between(p, 0, 2);
+    if (stride == 0) stride = 1;
+    int32_t *table = make_integers(p, "block_table", p->batch * stride);
+    p->pages = p->batch * stride + between(p, 1, 3);
+    int64_t start = between(p, 0, p->pages - 1), step = 1;
+    while (p->pages % (step + 1) == 0) step++;
+    step = p->pages > 2 ? step + 1 : 1; /* a step that need not visit all: pages get shared */
+    for (int64_t b = 0; b < p->batch; b++) {
+        int64_t used = (p->length_k[b] + p->page_size - 1) / p->page_size;
+        for (int64_t n = 0; n < stride; n++) {
+            int64_t page = (start + (b * stride + n) * step) % p->pages;
+            table[b * stride + n] = n < used ? (int32_t)page : INT32_MIN; /* behind: not read */
+        }
+    }
+    o->block_table = table;
+    o->block_table_stride = stride;
+    p->n_k = stride * p->page_size;
+}
+
+static void draw_lengths(problem *p, int64_t *rows_q, int64_t *blocks_q, int64_t *rows_k,
+                         int64_t *blocks_k)
+{
+    fa_options *o = &p->in.options;
+    int64_t spare_q[MAX_BATCH], spare_k[MAX_BATCH];
+    int64_t kind = once_in(p, 2) ? 0 : between(p, 1, 6);
+    p->packed_q = kind == 1 || kind == 2;
+    p->packed_k = kind == 1;
+    p->padded_q = kind == 3 || kind == 5;
+    p->padded_k = kind == 4 || kind == 5;
+    p->paged = kind == 6 || kind == 2;
+    for (int64_t b = 0; b < p->batch; b++) {
+        bool ragged_q = p->packed_q || p->padded_q, ragged_k = p->packed_k || p->padded_k || p->paged;
+        p->length_q[b] = spare_q[b] = ragged_q ? between(p, 0, p->n_q) : p->n_q;
+        p->length_k[b] = spare_k[b] = ragged_k ? between(p, 0, p->n_k) : p->n_k;
+    }
+    *blocks_q = *blocks_k = p->batch;
+    *rows_q = p->n_q;
+    *rows_k = p->n_k;
+    if (p->packed_q || p->packed_k) o->num_sequences = p->batch;
+    if (p->packed_q) {
+        *rows_q = p->n_q = make_packed(p, "cu_seqlens_q", spare_q, once_in(p, 4), p->length_q,
+                                       &o->cu_seqlens_q, &o->seqlens_q);
+        *blocks_q = 1;
+        if (once_in(p, 2)) o->max_seqlen_q = p->n_q + 1;
+    }
+    if (p->packed_k) {
+        *rows_k = p->n_k = make_packed(p, "cu_seqlens_k", spare_k, once_in(p, 4), p->length_k,
+                                       &o->cu_seqlens_k, &o->seqlens_k);
+        *blocks_k = 1;
+        if (once_in(p, 2)) o->max_seqlen_k = p->n_k + 1;
+    }
+    if (p->padded_q) o->seqlens_q = make_padded(p, "seqlens_q", p->length_q);
+    if (p->padded_k || p->paged) o->seqlens_k = make_padded(p, "seqlens_k", p->length_k);
+    if (p->paged) {
+        static const int64_t sizes[] = {1, 2, 3, 7, 8, 16, 17, 32, 64};
+        p->page_size = sizes[between(p, 0, 8)];
+        make_pages(p);
+        *rows_k = p->page_size;
+        *blocks_k = p->pages;
+    }
+    if (kind) {
+        say(p, " lengths");
+        for (int64_t b = 0; b < p->batch; b++)
+            say(p, " %lldx%lld", (long long)p->length_q[b], (long long)p->length_k[b]);
+        say(p, "%s%s%s", p->packed_q ? " packed_q" : "", p->packed_k ? " packed_k" : "",
+            p->paged ? " paged" : "");
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Options
+ * ---------------------------------------------------------------------------------------------- */
+
+static void draw_position_masks(problem *p)
+{
+    fa_options *o = &p->in.options;
+    if (once_in(p, 3)) {
+        o->flags |= FA_CAUSAL;
+        say(p, " causal");
+    }
+    if (once_in(p, 6)) {
+        o->flags |= FA_DIAGONAL;
+        o->diagonal = between(p, -p->n_q - 3, p->n_k + 3);
+        say(p, " diagonal=%lld", (long long)o->diagonal);
+    }
+    if (once_in(p, 4)) {
+        o->flags |= FA_WINDOW;
+        o->window_left = once_in(p, 4) ? -1 : between(p, 0, p->n_k);
+        o->window_right = once_in(p, 4) ? -1 : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
+        say(p, " window=%lld,%lld", (long long)o->window_left, (long long)o->window_right);
+    }
+}
+
+/* The longest of the lengths; or a little more, which is as good. */
+static int64_t draw_extent(problem *p, const int64_t *length)
+{
+    int64_t longest = 0;
+    for (int64_t b = 0; b < p->batch; b++)
+        if (length[b] > longest) longest = length[b];
+    return longest + (once_in(p, 2) ? between(p, 2, 5) : 0);
+}
+
+/* The full extents of a tensor over (batch, head, query, key). */
+static void set_score_shape(problem *p, fa_tensor *t)
+{
+    bool vary_q = p->packed_q || p->padded_q, vary_k = p->packed_k || p->padded_k || p->paged;
+    set_shape(t, p->batch, p->heads_q, vary_q ? draw_extent(p, p->length_q) : p->n_q,
+              vary_k ? draw_extent(p, p->length_k) : p->n_k);
+}
+
+/* The extents of a bias or mask: full, or 1 where it broadcasts. */
+static void draw_score_shape(problem *p, fa_tensor *t)
+{
+    set_score_shape(p, t);
+    for (int axis = 0; axis < 4; axis++)
+        if (once_in(p, 4)) t->shape[axis] = 1;
+}
+
+static void draw_mask(problem *p)
+{
+    double density = once_in(p, 3) ? 0.05 : uniform(p, 0.3, 1);
+    draw_score_shape(p, &p->mask);
+    make_tensor(p, "mask", &p->mask, true, true);
+    p->in.options.mask = &p->mask;
+    for (int64_t b = 0; b < p->mask.shape[0]; b++)
+        for (int64_t h = 0; h < p->mask.shape[1]; h++)
+            for (int64_t i = 0; i < p->mask.shape[2]; i++) {
+                bool empty = once_in(p, 10);
+                for (int64_t j = 0; j < p->mask.shape[3]; j++) {
+                    bool see = !empty && ref_random_unit(&p->random) < density;
+                    uint8_t byte = see ? (uint8_t)between(p, 1, 255) : 0;
+                    int64_t at = b * p->mask.stride[0] + h * p->mask.stride[1] +
+                                 i * p->mask.stride[2] + j * p->mask.stride[3];
+                    ((uint8_t *)p->mask.data)[at] = byte;
+                }
+            }
+}
+
+static void draw_dropout(problem *p)
+{
+    fa_options *o = &p->in.options;
+    uint64_t seed = ref_random_bits(&p->random), offset = ref_random_bits(&p->random);
+    o->dropout_p = once_in(p, 5) ? 0.9f : (float)uniform(p, 0.01, 0.6);
+    if (once_in(p, 3)) {
+        uint64_t *state = ref_buffers_new(&p->buffers, "dropout_state", 16, 8);
+        state[0] = seed;
+        state[1] = offset;
+        o->dropout_state = state;
+    } else {
+        o->dropout_seed = seed;
+        o->dropout_offset = offset;
+    }
+    say(p, " dropout=%g", (double)o->dropout_p);
+}
+
+static void draw_options(problem *p, const random_settings *settings)
+{
+    fa_options *o = &p->in.options;
+    o->size = sizeof *o;
+    o->device = settings->device;
+    o->threads = settings->threads ? settings->threads : (int32_t)between(p, 1, 3);
+    if (once_in(p, 8)) o->flags |= FA_DETERMINISTIC;
+    if (once_in(p, 8)) o->flags |= FA_BATCH_INVARIANT;
+    say(p, " threads=%d", (int)o->threads);
+    if (p->pass == RANDOM_COMBINE) return;
+
+    draw_position_masks(p);
+    if (once_in(p, 5)) {
+        o->scale = once_in(p, 4) ? 0 : (float)uniform(p, -0.5, 0.5);
+        o->flags |= FA_SCALE;
+        say(p, " scale=%g", (double)o->scale);
+    }
+    if (once_in(p, 6)) {
+        o->softcap = (float)uniform(p, 0.5, 30);
+        say(p, " softcap=%g", (double)o->softcap);
+    }
+    if (once_in(p, 6)) {
+        bool each = once_in(p, 2);
+        int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
+        o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * (p->batch - 1), 0,
+                                             once_in(p, 4) ? 1 : 0.05);
+        o->alibi_batch_stride = stride;
+        say(p, " alibi%s", each ? "(batch)" : "");
+    }
+    if (once_in(p, 6)) {
+        float *sinks = make_random_floats(p, "sinks", p->heads_q, -3, 3);
+        if (once_in(p, 4)) sinks[0] = -INFINITY;
+        o->sinks = sinks;
+        say(p, " sinks");
+    }
+    if (once_in(p, 6) && p->pass != RANDOM_WEIGHTS) draw_dropout(p);
+    if (once_in(p, 6)) draw_mask(p);
+    if (once_in(p, 5)) {
+        draw_score_shape(p, &p->bias);
+        make_tensor(p, "bias", &p->bias, true, true);
+        o->bias = &p->bias;
+        p->bias_holes = once_in(p, 4) ? 0.3 : 0;
+    }
+    if (p->in.k.dtype == FA_FLOAT8_E4M3 && once_in(p, 2)) {
+        int64_t n = p->batch * p->heads_kv;
+        if (p->in.q.dtype == FA_FLOAT8_E4M3) o->q_descale = make_random_floats(p, "q_descale", n, 0.3, 2);
+        o->k_descale = make_random_floats(p, "k_descale", n, 0.3, 2);
+        o->v_descale = make_random_floats(p, "v_descale", n, 0.3, 2);
+        say(p, " descale");
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Contents: only what may be read gets a value, all else stays NaN
+ * ---------------------------------------------------------------------------------------------- */
+
+static void fill_row(problem *p, const fa_tensor *t, int64_t a, int64_t b, int64_t c, double amplitude)
+{
+    for (int64_t e = 0; e < t->shape[3]; e++)
+        ref_store(t, a, b, c, e, amplitude * ref_random_normal(&p->random));
+}
+
+static void find_seen_keys(problem *p)
+{
+    int64_t group = p->heads_q / p->heads_kv;
+    p->seen = calloc((size_t)(p->batch * p->heads_kv * p->n_k) + 1, sizeof *p->seen);
+    if (!p->seen) abort();
+    for (int64_t b = 0; b < p->batch; b++) {
+        ref_item item = ref_item_of(&p->in, b);
+        for (int64_t h = 0; h < p->heads_q; h++)
+            for (int64_t i = 0; i < item.n_q; i++)
+                for (int64_t j = 0; j < item.n_k; j++)
+                    if (ref_may_see(&p->in, &item, h, i, j))
+                        p->seen[(b * p->heads_kv + h / group) * p->n_k + j] = true;
+    }
+}
+
+static void fill_keys(problem *p, const ref_item *item)
+{
+    for (int64_t j = 0; j < item->n_k; j++)
+        for (int64_t h = 0; h < p->heads_kv; h++) {
+            int64_t block, row;
+            if (p->hide_unseen && !p->seen[(item->b * p->heads_kv + h) * p->n_k + j]) continue;
+            ref_key_place(&p->in, item, j, &block, &row);
+            fill_row(p, &p->in.k, block, row, h, p->amplitude);
+            if (p->in.v.data) fill_row(p, &p->in.v, block, row, h, 1);
+        }
+}
+
+static void fill_queries(problem *p, const ref_item *item)
+{
+    for (int64_t i = 0; i < item->n_q; i++)
+        for (int64_t h = 0; h < p->heads_q; h++) {
+            fill_row(p, &p->in.q, item->block_q, item->start_q + i, h, p->amplitude);
+            if (p->dout.data) fill_row(p, &p->dout, item->block_q, item->start_q + i, h, 1);
+            if (p->dlse)
+                p->dlse[(item->block_q * p->heads_q + h) * p->in.q.shape[1] + item->start_q + i] =
+                    (float)ref_random_normal(&p->random);
+        }
+}
+
+static void fill_bias(problem *p, const ref_item *item)
+{
+    const fa_tensor *t = &p->bias;
+    for (int64_t h = 0; h < p->heads_q; h++)
+        for (int64_t i = 0; i < item->n_q; i++)
+            for (int64_t j = 0; j < item->n_k; j++) {
+                if (!ref_may_see(&p->in, item, h, i, j)) continue;
+                bool hole = p->bias_holes > 0 && ref_random_unit(&p->random) < p->bias_holes;
+                ref_store(t, t->shape[0] == 1 ? 0 : item->b, t->shape[1] == 1 ? 0 : h,
+                          t->shape[2] == 1 ? 0 : i, t->shape[3] == 1 ? 0 : j,
+                          hole ? -INFINITY : uniform(p, -2, 2));
+            }
+}
+
+static void fill_inputs(problem *p)
+{
+    p->hide_unseen = !once_in(p, 4);
+    p->amplitude = once_in(p, 4) ? 3 : 1;
+    find_seen_keys(p);
+    for (int64_t b = 0; b < p->batch; b++) {
+        ref_item item = ref_item_of(&p->in, b);
+        fill_keys(p, &item);
+        fill_queries(p, &item);
+        if (p->in.options.bias) fill_bias(p, &item);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * The calls
+ * ---------------------------------------------------------------------------------------------- */
+
+static bool succeeded(random_result *result, const char *call, fa_status status)
+{
+    if (status == FA_OK) return true;
+    result->status = status;
+    ref_fail(&result->report, "%s: %s: %s", call, fa_status_name(status), fa_last_error());
+    return false;
+}
+
+static void check_forward(problem *p, random_result *result)
+{
+    const fa_options *o = &p->in.options;
+    bool decode = p->pass == RANDOM_DECODE;
+    fa_status status = (decode ? fa_decode : fa_forward)(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, o);
+    if (!succeeded(result, decode ? "fa_decode" : "fa_forward", status)) return;
+    ref_array out, lse;
+    ref_forward(&p->in, &out, &lse);
+    ref_check_tensor(&result->report, "out", &p->out, &out);
+    if (p->lse) ref_check_floats(&result->report, "lse", p->lse, &lse);
+    ref_array_free(&out);
+    ref_array_free(&lse);
+}
+
+/* What the forward wrote for rows of no sequence becomes NaN again: backward may not read it. */
+static void poison_unused_rows(problem *p)
+{
+    int64_t blocks = p->in.q.shape[0], rows = p->in.q.shape[1];
+    bool *used = calloc((size_t)(blocks * rows) + 1, sizeof *used);
+    if (!used) abort();
+    for (int64_t b = 0; b < p->batch; b++) {
+        ref_item item = ref_item_of(&p->in, b);
+        for (int64_t i = 0; i < item.n_q; i++) used[item.block_q * rows + item.start_q + i] = true;
+    }
+    for (int64_t n = 0; n < blocks * rows; n++)
+        for (int64_t h = 0; h < p->heads_q && !used[n]; h++) {
+            p->lse[(n / rows * p->heads_q + h) * rows + n % rows] = NAN;
+            for (int64_t c = 0; c < p->d_v; c++) ref_store(&p->out, n / rows, n % rows, h, c, NAN);
+        }
+    free(used);
+}
+
+static void check_backward(problem *p, random_result *result)
+{
+    fa_gradients g = {0};
+    g.size = sizeof g;
+    g.dout = p->dout;
+    g.dlse = p->dlse;
+    g.dq = p->dq;
+    g.dk = p->dk;
+    g.dv = p->dv;
+    g.dbias = p->dbias;
+    g.dsinks = p->dsinks;
+    poison_unused_rows(p);
+    if (!succeeded(result, "fa_backward",
+                   fa_backward(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, &g, &p->in.options)))
+        return;
+    ref_gradients want;
+    ref_backward(&p->in, &p->dout, p->dlse, p->dbias.data ? p->dbias.shape : NULL, &want);
+    if (p->dq.data) ref_check_tensor(&result->report, "dq", &p->dq, &want.dq);
+    if (p->dk.data) ref_check_tensor(&result->report, "dk", &p->dk, &want.dk);
+    if (p->dv.data) ref_check_tensor(&result->report, "dv", &p->dv, &want.dv);
+    if (p->dbias.data) ref_check_tensor(&result->report, "dbias", &p->dbias, &want.dbias);
+    if (p->dsinks) ref_check_floats(&result->report, "dsinks", p->dsinks, &want.dsinks);
+    ref_gradients_free(&want);
+}
+
+static void check_weights(problem *p, random_result *result)
+{
+    if (!succeeded(result, "fa_weights",
+                   fa_weights(&p->in.q, &p->in.k, p->rows, p->num_rows, &p->weights, &p->in.options)))
+        return;
+    ref_array want;
+    ref_weights(&p->in, p->rows, p->num_rows, p->weights.shape[3], &want);
+    ref_check_tensor(&result->report, "weights", &p->weights, &want);
+    ref_array_free(&want);
+}
+
+static void check_combine(problem *p, random_result *result)
+{
+    const float *part_lse[MAX_PARTS];
+    for (int64_t n = 0; n < p->num_parts; n++) part_lse[n] = p->part_lse[n];
+    if (!succeeded(result, "fa_combine",
+                   fa_combine(p->parts, part_lse, p->num_parts, &p->out, p->lse, &p->in.options)))
+        return;
+    ref_array out, lse;
+    ref_combine(p->parts, part_lse, p->num_parts, p->out.shape, &out, &lse);
+    ref_check_tensor(&result->report, "out", &p->out, &out);
+    if (p->lse) ref_check_floats(&result->report, "lse", p->lse, &lse);
+    ref_array_free(&out);
+    ref_array_free(&lse);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Putting a problem together
+ * ---------------------------------------------------------------------------------------------- */
+
+static void make_gradients(problem *p)
+{
+    const int64_t *q = p->in.q.shape, *k = p->in.k.shape;
+    set_shape(&p->dout, q[0], q[1], p->heads_q, p->d_v);
+    set_shape(&p->dq, q[0], q[1], p->heads_q, p->d);
+    set_shape(&p->dk, k[0], k[1], p->heads_kv, p->d);
+    set_shape(&p->dv, k[0], k[1], p->heads_kv, p->d_v);
+    make_tensor(p, "dout", &p->dout, true, false);
+    bool all = !once_in(p, 4);
+    if (all || once_in(p, 2)) make_tensor(p, "dq", &p->dq, false, false);
+    if (all || once_in(p, 2)) make_tensor(p, "dk", &p->dk, false, false);
+    if (all || once_in(p, 2)) make_tensor(p, "dv", &p->dv, false, false);
+    if (once_in(p, 3)) {
+        p->dlse = make_floats(p, "dlse", q[0] * p->heads_q * q[1]);
+        say(p, " dlse");
+    }
+    if (p->in.options.bias && !once_in(p, 4)) {
+        draw_score_shape(p, &p->dbias);
+        make_tensor(p, "dbias", &p->dbias, false, true);
+    }
+    if (p->in.options.sinks && !once_in(p, 4)) p->dsinks = make_output_floats(p, "dsinks", p->heads_q);
+}
+
+static void make_weights(problem *p)
+{
+    set_score_shape(p, &p->weights);
+    p->num_rows = p->weights.shape[2];
+    if (once_in(p, 2) && p->in.q.shape[1] > 0) {
+        p->num_rows = between(p, 0, 9);
+        p->rows = ref_buffers_new(&p->buffers, "rows", (size_t)p->num_rows * 8, 8);
+        for (int64_t n = 0; n < p->num_rows; n++) p->rows[n] = between(p, 0, p->in.q.shape[1] - 1);
+    }
+    p->weights.shape[2] = p->num_rows;
+    make_tensor(p, "weights", &p->weights, false, false);
+}
+
+static void make_attention(problem *p, const random_settings *settings)
+{
+    int64_t rows_q, blocks_q, rows_k, blocks_k;
+    draw_dtypes(p);
+    draw_lengths(p, &rows_q, &blocks_q, &rows_k, &blocks_k);
+    set_shape(&p->in.q, blocks_q, rows_q, p->heads_q, p->d);
+    set_shape(&p->in.k, blocks_k, rows_k, p->heads_kv, p->d);
+    set_shape(&p->in.v, blocks_k, rows_k, p->heads_kv, p->d_v);
+    draw_options(p, settings);
+    make_tensor(p, "q", &p->in.q, true, false);
+    make_tensor(p, "k", &p->in.k, true, false);
+    if (p->pass == RANDOM_WEIGHTS) {
+        make_weights(p);
+    } else {
+        make_tensor(p, "v", &p->in.v, true, false);
+        set_shape(&p->out, blocks_q, rows_q, p->heads_q, p->d_v);
+        make_tensor(p, "out", &p->out, false, false);
+        if (p->pass == RANDOM_BACKWARD || !once_in(p, 4))
+            p->lse = make_output_floats(p, "lse", blocks_q * p->heads_q * rows_q);
+    }
+    if (p->pass == RANDOM_BACKWARD) make_gradients(p);
+    p->in.rounding = ref_rounding_for(p->in.q.dtype, p->in.k.dtype, p->in.v.dtype, p->out.dtype);
+    fill_inputs(p);
+}
+
+static void make_parts(problem *p, const random_settings *settings)
+{
+    fa_dtype common = draw_dtype(p);
+    int64_t places = p->batch * p->heads_q * p->n_q;
+    draw_options(p, settings);
+    p->in.q.dtype = common;
+    p->num_parts = between(p, 0, MAX_PARTS);
+    p->out.dtype = once_in(p, 2) ? common : draw_dtype(p);
+    set_shape(&p->out, p->batch, p->n_q, p->heads_q, p->d_v);
+    make_tensor(p, "out", &p->out, false, false);
+    if (!once_in(p, 4)) p->lse = make_output_floats(p, "lse", places);
+    for (int64_t n = 0; n < p->num_parts; n++) {
+        fa_tensor *t = &p->parts[n];
+        *t = p->out;
+        t->dtype = once_in(p, 4) ? draw_dtype(p) : common;
+        make_tensor(p, "part", t, true, false);
+        p->part_lse[n] = make_random_floats(p, "part_lse", places, -20, 20);
+        for (int64_t b = 0; b < p->batch; b++)
+            for (int64_t h = 0; h < p->heads_q; h++)
+                for (int64_t i = 0; i < p->n_q; i++) {
+                    float *lse = &p->part_lse[n][(b * p->heads_q + h) * p->n_q + i];
+                    if (once_in(p, 4)) *lse = -INFINITY; /* its values stay NaN */
+                    else fill_row(p, t, b, i, h, 1);
+                }
+    }
+}
+
+static void free_problem(problem *p)
+{
+    ref_buffers_free(&p->buffers);
+    free(p->seen);
+    free(p);
+}
+
+/* The inputs of the backward include what the forward wrote. */
+static void run_checks(problem *p, random_result *result)
+{
+    ref_buffers_freeze(&p->buffers);
+    switch (p->pass) {
+    case RANDOM_COMBINE: check_combine(p, result); break;
+    case RANDOM_WEIGHTS: check_weights(p, result); break;
+    case RANDOM_FORWARD:
+    case RANDOM_DECODE: check_forward(p, result); break;
+    case RANDOM_BACKWARD:
+    case RANDOM_NUM_PASSES:
+        check_forward(p, result);
+        if (result->report.ok) check_backward(p, result);
+    }
+    ref_buffers_check(&p->buffers, &result->report);
+}
+
+static void say_how_to_reproduce(uint64_t number, const random_settings *settings,
+                                 random_result *result)
+{
+    const char *isa = getenv("FA_CPU_ISA");
+    char threads[32] = "";
+    if (settings->threads) snprintf(threads, sizeof threads, " --threads %d", (int)settings->threads);
+    snprintf(result->reproduce, sizeof result->reproduce, "%s%.16s%sflashattn verify --case %" PRIu64 "%s%s",
+             isa ? "FA_CPU_ISA=" : "", isa ? isa : "", isa ? " " : "", number, threads,
+             settings->device == FA_DEVICE_CUDA ? " --device cuda" : "");
+}
+
+void random_problem_run(uint64_t number, const random_settings *settings, random_result *result)
+{
+    problem *p = calloc(1, sizeof *p);
+    if (!p) abort();
+    memset(result, 0, sizeof *result);
+    result->report.ok = true;
+    p->random.state = number;
+    p->text = result->description;
+    p->text_size = sizeof result->description;
+
+    draw_sizes(p);
+    say(p, "%s batch=%lld heads=%lld/%lld n=%lldx%lld d=%lld d_v=%lld", random_pass_name(p->pass),
+        (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->n_q,
+        (long long)p->n_k, (long long)p->d, (long long)p->d_v);
+    if (p->pass == RANDOM_COMBINE) make_parts(p, settings);
+    else make_attention(p, settings);
+    result->pass = p->pass;
+    result->dtype = p->in.q.dtype;
+    run_checks(p, result);
+    say_how_to_reproduce(number, settings, result);
+    free_problem(p);
+}

@@ -1,0 +1,572 @@
+#include "reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "scalar.h"
+
+/* ------------------------------------------------------------------------------------------------
+ * Arrays
+ * ---------------------------------------------------------------------------------------------- */
+
+static double *zeros(int64_t count)
+{
+    double *p = calloc(count > 0 ? (size_t)count : 1, sizeof *p);
+    if (!p) {
+        fprintf(stderr, "reference: cannot allocate %lld doubles\n", (long long)count);
+        abort();
+    }
+    return p;
+}
+
+ref_array ref_array_new(int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    ref_array array = {{a, b, c, d}, zeros(a * b * c * d), zeros(a * b * c * d)};
+    return array;
+}
+
+void ref_array_free(ref_array *array)
+{
+    free(array->value);
+    free(array->error);
+    array->value = array->error = NULL;
+}
+
+int64_t ref_array_index(const ref_array *array, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    return ((a * array->shape[1] + b) * array->shape[2] + c) * array->shape[3] + d;
+}
+
+/* A tensor's elements as a contiguous array of doubles. */
+static ref_array unpack(const fa_tensor *t)
+{
+    ref_array array = ref_array_new(t->shape[0], t->shape[1], t->shape[2], t->shape[3]);
+    int64_t n = 0;
+    for (int64_t a = 0; a < t->shape[0]; a++)
+        for (int64_t b = 0; b < t->shape[1]; b++)
+            for (int64_t c = 0; c < t->shape[2]; c++)
+                for (int64_t d = 0; d < t->shape[3]; d++) array.value[n++] = ref_load(t, a, b, c, d);
+    return array;
+}
+
+static double *row_of(const ref_array *array, int64_t a, int64_t b, int64_t c)
+{
+    return array->value + ref_array_index(array, a, b, c, 0);
+}
+
+static double *error_row_of(const ref_array *array, int64_t a, int64_t b, int64_t c)
+{
+    return array->error + ref_array_index(array, a, b, c, 0);
+}
+
+ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out)
+{
+    const double sum = 16 * ref_epsilon(FA_FLOAT32);
+    bool bfloat = q == FA_BFLOAT16 || k == FA_BFLOAT16 || v == FA_BFLOAT16;
+    /* Where bfloat16 dot products are used, weights are rounded to bfloat16: half an epsilon each. */
+    double weight = bfloat ? 0.75 * ref_epsilon(FA_BFLOAT16) : sum;
+    ref_rounding r = {weight, sum, ref_epsilon(out) / 2};
+    return r;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Which rows, which keys
+ * ---------------------------------------------------------------------------------------------- */
+
+int64_t ref_batch(const ref_inputs *in)
+{
+    bool packed = in->options.cu_seqlens_q || in->options.cu_seqlens_k;
+    return packed ? in->options.num_sequences : in->q.shape[0];
+}
+
+ref_item ref_item_of(const ref_inputs *in, int64_t b)
+{
+    const fa_options *o = &in->options;
+    ref_item item = {b, b, 0, in->q.shape[1], b, 0, in->k.shape[1], 0};
+    if (o->cu_seqlens_q) {
+        item.block_q = 0;
+        item.start_q = o->cu_seqlens_q[b];
+        item.n_q = o->cu_seqlens_q[b + 1] - o->cu_seqlens_q[b];
+    }
+    if (o->cu_seqlens_k) {
+        item.block_k = 0;
+        item.start_k = o->cu_seqlens_k[b];
+        item.n_k = o->cu_seqlens_k[b + 1] - o->cu_seqlens_k[b];
+    }
+    if (o->seqlens_q) item.n_q = o->seqlens_q[b];
+    if (o->seqlens_k) item.n_k = o->seqlens_k[b];
+    item.diagonal = (o->flags & FA_DIAGONAL) ? o->diagonal : item.n_k - item.n_q;
+    return item;
+}
+
+void ref_key_place(const ref_inputs *in, const ref_item *item, int64_t j, int64_t *block, int64_t *row)
+{
+    const fa_options *o = &in->options;
+    if (o->block_table) {
+        int64_t page_size = in->k.shape[1];
+        *block = o->block_table[item->b * o->block_table_stride + j / page_size];
+        *row = j % page_size;
+    } else {
+        *block = item->block_k;
+        *row = item->start_k + j;
+    }
+}
+
+/* Element (b, h, i, j) of a bias or mask, axes of extent 1 broadcast. */
+static double load_broadcast(const fa_tensor *t, int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    return ref_load(t, t->shape[0] == 1 ? 0 : b, t->shape[1] == 1 ? 0 : h, t->shape[2] == 1 ? 0 : i,
+                    t->shape[3] == 1 ? 0 : j);
+}
+
+bool ref_may_see(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i, int64_t j)
+{
+    const fa_options *o = &in->options;
+    double center = (double)i + (double)item->diagonal;
+    if ((o->flags & FA_CAUSAL) && !((double)j <= center)) return false;
+    if (o->flags & FA_WINDOW) {
+        if (o->window_left >= 0 && !(center - (double)o->window_left <= (double)j)) return false;
+        if (o->window_right >= 0 && !((double)j <= center + (double)o->window_right)) return false;
+    }
+    if (o->mask && load_broadcast(o->mask, item->b, h, i, j) == 0) return false;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Dropout
+ * ---------------------------------------------------------------------------------------------- */
+
+void ref_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
+{
+    uint32_t x[4] = {counter[0], counter[1], counter[2], counter[3]};
+    for (uint32_t round = 0; round < 7; round++) {
+        uint32_t k0 = key[0] + round * 0x9E3779B9u, k1 = key[1] + round * 0xBB67AE85u;
+        uint64_t product0 = (uint64_t)x[0] * 0xD2511F53u;
+        uint64_t product1 = (uint64_t)x[2] * 0xCD9E8D57u;
+        uint32_t y[4] = {(uint32_t)(product1 >> 32) ^ x[1] ^ k0, (uint32_t)product1,
+                         (uint32_t)(product0 >> 32) ^ x[3] ^ k1, (uint32_t)product0};
+        memcpy(x, y, sizeof x);
+    }
+    memcpy(out, x, sizeof x);
+}
+
+uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t i, uint32_t j)
+{
+    uint32_t counter[4] = {4 * (j >> 5) + ((j >> 1) & 3), i, batch_head + (uint32_t)(offset >> 32),
+                           (uint32_t)offset};
+    uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    uint32_t block[4];
+    ref_philox(counter, key, block);
+    uint32_t half = 2 * ((j >> 3) & 3) + (j & 1);
+    return (block[half / 2] >> (half % 2 ? 16 : 0)) & 0xffffu;
+}
+
+/* Step 8's factor: 0 or 1 / (1 - p); 1 without dropout. */
+static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i, int64_t j)
+{
+    const fa_options *o = &in->options;
+    if (!(o->dropout_p > 0)) return 1;
+    uint64_t seed = o->dropout_state ? o->dropout_state[0] : o->dropout_seed;
+    uint64_t offset = o->dropout_state ? o->dropout_state[1] : o->dropout_offset;
+    uint32_t batch_head = (uint32_t)(item->b * in->q.shape[2] + h);
+    uint32_t r = ref_dropout_bits(seed, offset, batch_head, (uint32_t)i, (uint32_t)j);
+    double p = (double)o->dropout_p;
+    return (double)r >= floor(65536 * p + 0.5) ? 1 / (1 - p) : 0;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * One row of the attention matrix: query i of head h of a batch item
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Everything that is read again and again, as doubles. */
+typedef struct loaded {
+    const ref_inputs *in;
+    ref_array q, k, v;
+    int64_t d, d_v, heads_q, heads_kv;
+    double scale;
+} loaded;
+
+static loaded load_inputs(const ref_inputs *in)
+{
+    loaded l = {in, unpack(&in->q), unpack(&in->k), {{0}, NULL, NULL}, in->q.shape[3], in->v.shape[3],
+                in->q.shape[2], in->k.shape[2], 0};
+    if (in->v.data) l.v = unpack(&in->v);
+    bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
+    l.scale = given ? (double)in->options.scale : 1 / sqrt((double)l.d);
+    return l;
+}
+
+static void unload_inputs(loaded *l)
+{
+    ref_array_free(&l->q);
+    ref_array_free(&l->k);
+    ref_array_free(&l->v);
+}
+
+/* The factor that an fp8 tensor's data stands for. */
+static double descale(const loaded *l, const float *factors, int64_t b, int64_t head_kv)
+{
+    return factors ? (double)factors[b * l->heads_kv + head_kv] : 1;
+}
+
+typedef struct row {
+    int64_t n_k;
+    double *x, *x_error;         /* logits after step 5; errors are absolute                        */
+    double *slope, *slope_error; /* derivative of step 2                                            */
+    double *p, *p_error;         /* step 7                                                          */
+    double *keep;                /* step 8's factor                                                 */
+    double lse, lse_error;
+    double p_sink, p_sink_error; /* the sink's share                                                */
+} row;
+
+static row row_new(int64_t n_k)
+{
+    row r = {n_k,        zeros(n_k), zeros(n_k), zeros(n_k), zeros(n_k),
+             zeros(n_k), zeros(n_k), zeros(n_k), 0,          0,
+             0,          0};
+    return r;
+}
+
+static void row_free(row *r)
+{
+    free(r->x);
+    free(r->x_error);
+    free(r->slope);
+    free(r->slope_error);
+    free(r->p);
+    free(r->p_error);
+    free(r->keep);
+}
+
+/* Steps 1 to 5 for one key. */
+static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int64_t i, int64_t j,
+                          row *r)
+{
+    const fa_options *o = &l->in->options;
+    const double eps = l->in->rounding.sum;
+    int64_t head_kv = h / (l->heads_q / l->heads_kv), block, key_row;
+    r->x[j] = -INFINITY;
+    r->x_error[j] = 0;
+    r->slope[j] = 1;
+    r->slope_error[j] = 0;
+    if (!ref_may_see(l->in, item, h, i, j)) return;
+
+    ref_key_place(l->in, item, j, &block, &key_row);
+    const double *q = row_of(&l->q, item->block_q, item->start_q + i, h);
+    const double *k = row_of(&l->k, block, key_row, head_kv);
+    double factor = l->scale * descale(l, o->q_descale, item->b, head_kv) *
+                    descale(l, o->k_descale, item->b, head_kv);
+    double dot = 0, magnitude = 0;
+    for (int64_t c = 0; c < l->d; c++) {
+        dot += q[c] * k[c];
+        magnitude += fabs(q[c] * k[c]);
+    }
+    double x = factor * dot, error = eps * fabs(factor) * magnitude;
+    if (o->softcap > 0) {
+        double cap = (double)o->softcap, t = tanh(x / cap);
+        r->slope[j] = 1 - t * t;
+        r->slope_error[j] = eps + 2 * fabs(t) * (error / cap);
+        x = cap * t;
+        error = error + eps * fabs(x);
+    }
+    if (o->alibi_slopes) {
+        double slope = (double)o->alibi_slopes[item->b * o->alibi_batch_stride + h];
+        double penalty = slope * fabs((double)i + (double)item->diagonal - (double)j);
+        x -= penalty;
+        error += eps * fabs(penalty);
+    }
+    if (o->bias) {
+        double bias = load_broadcast(o->bias, item->b, h, i, j);
+        x += bias;
+        if (isfinite(bias)) error += eps * fabs(bias);
+    }
+    r->x[j] = x;
+    r->x_error[j] = error;
+}
+
+/* Step 6: log(exp(sink) + sum exp(x)), the largest taken out first so that nothing overflows. */
+static double log_sum_exp(const double *x, int64_t n, double sink)
+{
+    double largest = sink;
+    for (int64_t j = 0; j < n; j++) {
+        if (isnan(x[j])) return NAN;
+        if (x[j] > largest) largest = x[j];
+    }
+    if (isinf(largest)) return largest;
+    double sum = exp(sink - largest);
+    for (int64_t j = 0; j < n; j++) sum += exp(x[j] - largest);
+    return largest + log(sum);
+}
+
+/* Step 7 for one logit. A logit of -infinity has no weight, also where nothing else has any. */
+static double weight_of(double x, double lse)
+{
+    return x == -INFINITY && !isnan(lse) ? 0 : exp(x - lse);
+}
+
+/* Steps 1 to 8 for one query. */
+static void compute_row(const loaded *l, const ref_item *item, int64_t h, int64_t i, row *r)
+{
+    const fa_options *o = &l->in->options;
+    const ref_rounding *rounding = &l->in->rounding;
+    double sink = o->sinks ? (double)o->sinks[h] : -INFINITY;
+    for (int64_t j = 0; j < r->n_k; j++) compute_logit(l, item, h, i, j, r);
+    r->lse = log_sum_exp(r->x, r->n_k, sink);
+
+    r->p_sink = weight_of(sink, r->lse);
+    r->lse_error = 0;
+    for (int64_t j = 0; j < r->n_k; j++) {
+        r->p[j] = weight_of(r->x[j], r->lse);
+        r->keep[j] = keep_factor(l->in, item, h, i, j);
+        r->lse_error += r->p[j] * r->x_error[j];
+    }
+    if (isfinite(r->lse)) r->lse_error += rounding->sum * (1 + fabs(r->lse));
+    for (int64_t j = 0; j < r->n_k; j++)
+        r->p_error[j] = r->p[j] * (rounding->weight + r->x_error[j] + r->lse_error);
+    r->p_sink_error = r->p_sink * (rounding->sum + r->lse_error);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Forward
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Step 9 for one query, into out_row and its error (d_v). */
+static void compute_output(const loaded *l, const ref_item *item, int64_t h, const row *r,
+                           double *out_row, double *error_row)
+{
+    int64_t head_kv = h / (l->heads_q / l->heads_kv), block, key_row;
+    double factor = descale(l, l->in->options.v_descale, item->b, head_kv);
+    for (int64_t c = 0; c < l->d_v; c++) out_row[c] = error_row[c] = 0;
+    for (int64_t j = 0; j < r->n_k; j++) {
+        if (r->x[j] == -INFINITY) continue;
+        ref_key_place(l->in, item, j, &block, &key_row);
+        const double *v = row_of(&l->v, block, key_row, head_kv);
+        for (int64_t c = 0; c < l->d_v; c++) {
+            out_row[c] += r->p[j] * r->keep[j] * factor * v[c];
+            error_row[c] += (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] *
+                            fabs(factor * v[c]);
+        }
+    }
+}
+
+void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
+{
+    loaded l = load_inputs(in);
+    *out = ref_array_new(in->q.shape[0], in->q.shape[1], l.heads_q, l.d_v);
+    *lse = ref_array_new(in->q.shape[0], l.heads_q, in->q.shape[1], 1);
+    for (int64_t n = 0; n < in->q.shape[0] * l.heads_q * in->q.shape[1]; n++) lse->value[n] = -INFINITY;
+
+    for (int64_t b = 0; b < ref_batch(in); b++) {
+        ref_item item = ref_item_of(in, b);
+        row r = row_new(item.n_k);
+        for (int64_t h = 0; h < l.heads_q; h++)
+            for (int64_t i = 0; i < item.n_q; i++) {
+                int64_t token = item.start_q + i;
+                int64_t place = ref_array_index(lse, item.block_q, h, token, 0);
+                compute_row(&l, &item, h, i, &r);
+                compute_output(&l, &item, h, &r, row_of(out, item.block_q, token, h),
+                               error_row_of(out, item.block_q, token, h));
+                lse->value[place] = r.lse;
+                lse->error[place] = r.lse_error;
+            }
+        row_free(&r);
+    }
+    unload_inputs(&l);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Backward
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The sums over c that one query's gradients need. */
+typedef struct row_sums {
+    double delta, delta_error; /* sum_c dout_c out_c - dlse */
+} row_sums;
+
+static row_sums compute_delta(const loaded *l, const double *dout, const double *out,
+                              const double *out_error, double dlse)
+{
+    const ref_rounding *rounding = &l->in->rounding;
+    row_sums s = {-dlse, rounding->sum * fabs(dlse)};
+    for (int64_t c = 0; c < l->d_v; c++) {
+        s.delta += dout[c] * out[c];
+        s.delta_error +=
+            fabs(dout[c]) * (out_error[c] + (rounding->sum + rounding->out) * fabs(out[c]));
+    }
+    return s;
+}
+
+/* Where one query's gradients go: rows of d (dq) and the whole of the others. */
+typedef struct backward {
+    const loaded *l;
+    const ref_item *item;
+    int64_t h, i;
+    const double *q, *dout; /* (d), (d_v) */
+    row_sums sums;
+    ref_gradients *g;
+} backward;
+
+/* What key j contributes to the gradients of query i. */
+static void backward_pair(const backward *w, const row *r, int64_t j)
+{
+    const loaded *l = w->l;
+    const ref_rounding *rounding = &l->in->rounding;
+    const double eps = rounding->sum;
+    int64_t head_kv = w->h / (l->heads_q / l->heads_kv), block, key_row;
+    if (r->x[j] == -INFINITY) return;
+    ref_key_place(l->in, w->item, j, &block, &key_row);
+    const double *k = row_of(&l->k, block, key_row, head_kv);
+    const double *v = row_of(&l->v, block, key_row, head_kv);
+
+    /* dp: the gradient of step 7's p */
+    double dp = 0, dp_magnitude = 0;
+    for (int64_t c = 0; c < l->d_v; c++) {
+        dp += r->keep[j] * w->dout[c] * v[c];
+        dp_magnitude += r->keep[j] * fabs(w->dout[c] * v[c]);
+    }
+    /* dx: the gradient of the logit after step 5; dy: that of scale * q.k */
+    double dx = r->p[j] * (dp - w->sums.delta);
+    double dx_error = r->p_error[j] * fabs(dp - w->sums.delta) +
+                      r->p[j] * (eps * dp_magnitude + w->sums.delta_error + eps * fabs(w->sums.delta));
+    double dy = dx * r->slope[j];
+    double dy_error = dx_error * r->slope[j] + fabs(dx) * r->slope_error[j];
+
+    int64_t token = w->item->start_q + w->i;
+    double *dq = row_of(&w->g->dq, w->item->block_q, token, w->h);
+    double *dk = row_of(&w->g->dk, block, key_row, head_kv);
+    double *dq_error = error_row_of(&w->g->dq, w->item->block_q, token, w->h);
+    double *dk_error = error_row_of(&w->g->dk, block, key_row, head_kv);
+    for (int64_t c = 0; c < l->d; c++) {
+        dq[c] += l->scale * dy * k[c];
+        dk[c] += l->scale * dy * w->q[c];
+        dq_error[c] += fabs(l->scale) * (dy_error + eps * fabs(dy)) * fabs(k[c]);
+        dk_error[c] += fabs(l->scale) * (dy_error + eps * fabs(dy)) * fabs(w->q[c]);
+    }
+    double *dv = row_of(&w->g->dv, block, key_row, head_kv);
+    double *dv_error = error_row_of(&w->g->dv, block, key_row, head_kv);
+    for (int64_t c = 0; c < l->d_v; c++) {
+        dv[c] += r->p[j] * r->keep[j] * w->dout[c];
+        dv_error[c] += (r->p_error[j] + eps * r->p[j]) * r->keep[j] * fabs(w->dout[c]);
+    }
+    ref_array *dbias = &w->g->dbias;
+    if (dbias->value) {
+        int64_t place = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
+                                        dbias->shape[1] == 1 ? 0 : w->h,
+                                        dbias->shape[2] == 1 ? 0 : w->i,
+                                        dbias->shape[3] == 1 ? 0 : j);
+        dbias->value[place] += dx;
+        dbias->error[place] += dx_error + eps * fabs(dx);
+    }
+}
+
+static void backward_query(const backward *w, const row *r)
+{
+    for (int64_t j = 0; j < r->n_k; j++) backward_pair(w, r, j);
+    if (r->p_sink > 0 || isnan(r->p_sink)) { /* out does not read the sink: its dp is 0 */
+        const row_sums *s = &w->sums;
+        w->g->dsinks.value[w->h] -= r->p_sink * s->delta;
+        w->g->dsinks.error[w->h] +=
+            r->p_sink_error * fabs(s->delta) +
+            r->p_sink * (s->delta_error + w->l->in->rounding.sum * fabs(s->delta));
+    }
+}
+
+void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse,
+                  const int64_t *dbias_shape, ref_gradients *g)
+{
+    loaded l = load_inputs(in);
+    ref_array douts = unpack(dout);
+    const int64_t *k = in->k.shape;
+    memset(g, 0, sizeof *g);
+    g->dq = ref_array_new(in->q.shape[0], in->q.shape[1], l.heads_q, l.d);
+    g->dk = ref_array_new(k[0], k[1], l.heads_kv, l.d);
+    g->dv = ref_array_new(k[0], k[1], l.heads_kv, l.d_v);
+    g->dsinks = ref_array_new(1, 1, 1, l.heads_q);
+    if (dbias_shape)
+        g->dbias = ref_array_new(dbias_shape[0], dbias_shape[1], dbias_shape[2], dbias_shape[3]);
+    double *out = zeros(l.d_v), *out_error = zeros(l.d_v);
+
+    for (int64_t b = 0; b < ref_batch(in); b++) {
+        ref_item item = ref_item_of(in, b);
+        row r = row_new(item.n_k);
+        for (int64_t h = 0; h < l.heads_q; h++)
+            for (int64_t i = 0; i < item.n_q; i++) {
+                int64_t token = item.start_q + i;
+                int64_t lse_place = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
+                backward w = {&l, &item, h, i, row_of(&l.q, item.block_q, token, h),
+                              row_of(&douts, item.block_q, token, h), {0, 0}, g};
+                compute_row(&l, &item, h, i, &r);
+                compute_output(&l, &item, h, &r, out, out_error);
+                w.sums = compute_delta(&l, w.dout, out, out_error,
+                                       dlse ? (double)dlse[lse_place] : 0);
+                backward_query(&w, &r);
+            }
+        row_free(&r);
+    }
+    free(out);
+    free(out_error);
+    ref_array_free(&douts);
+    unload_inputs(&l);
+}
+
+void ref_gradients_free(ref_gradients *g)
+{
+    ref_array_free(&g->dq);
+    ref_array_free(&g->dk);
+    ref_array_free(&g->dv);
+    ref_array_free(&g->dbias);
+    ref_array_free(&g->dsinks);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Weights and combine
+ * ---------------------------------------------------------------------------------------------- */
+
+void ref_weights(const ref_inputs *in, const int64_t *rows, int64_t num_rows, int64_t n_k,
+                 ref_array *weights)
+{
+    loaded l = load_inputs(in);
+    *weights = ref_array_new(ref_batch(in), l.heads_q, num_rows, n_k);
+    for (int64_t b = 0; b < ref_batch(in); b++) {
+        ref_item item = ref_item_of(in, b);
+        row r = row_new(item.n_k);
+        for (int64_t h = 0; h < l.heads_q; h++)
+            for (int64_t n = 0; n < num_rows; n++) {
+                int64_t i = rows ? rows[n] : n;
+                if (i >= item.n_q) continue;
+                compute_row(&l, &item, h, i, &r);
+                memcpy(row_of(weights, b, h, n), r.p, (size_t)item.n_k * sizeof *r.p);
+                memcpy(error_row_of(weights, b, h, n), r.p_error, (size_t)item.n_k * sizeof *r.p);
+            }
+        row_free(&r);
+    }
+    unload_inputs(&l);
+}
+
+void ref_combine(const fa_tensor *parts, const float *const *part_lse, int64_t num_parts,
+                 const int64_t shape[4], ref_array *out, ref_array *lse)
+{
+    const double eps = 16 * ref_epsilon(FA_FLOAT32);
+    double *x = zeros(num_parts);
+    *out = ref_array_new(shape[0], shape[1], shape[2], shape[3]);
+    *lse = ref_array_new(shape[0], shape[2], shape[1], 1);
+    for (int64_t b = 0; b < shape[0]; b++)
+        for (int64_t i = 0; i < shape[1]; i++)
+            for (int64_t h = 0; h < shape[2]; h++) {
+                int64_t place = ref_array_index(lse, b, h, i, 0);
+                for (int64_t p = 0; p < num_parts; p++) x[p] = (double)part_lse[p][place];
+                double total = log_sum_exp(x, num_parts, -INFINITY);
+                lse->value[place] = total;
+                if (isfinite(total)) lse->error[place] = eps * (1 + fabs(total));
+                for (int64_t p = 0; p < num_parts; p++)
+                    for (int64_t c = 0; c < shape[3] && x[p] != -INFINITY; c++) {
+                        double w = weight_of(x[p], total), value = ref_load(&parts[p], b, i, h, c);
+                        int64_t at = ref_array_index(out, b, i, h, c);
+                        out->value[at] += w * value;
+                        out->error[at] += w * fabs(value) * eps * (1 + fabs(x[p]) + fabs(total));
+                    }
+            }
+    free(x);
+}

@@ -1,0 +1,89 @@
+/*
+ * Attention in float64, written to be obviously right: loops over batch, head, query and key, straight
+ * from section 4 of flashattn.h. It shares no code with the library, only the types of its header.
+ *
+ * Every result comes with an error: how far an implementation may be away from it whose roundings are
+ * those of ref_rounding. It is the first-order error analysis of the same formulas, term by term, so
+ * that tolerances follow from the dtypes and the data and need no choosing.
+ *
+ * Out of memory ends the program: this is code for tests and for `flashattn verify`.
+ */
+#ifndef REF_REFERENCE_H
+#define REF_REFERENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "flashattn.h"
+
+/* Relative errors of an implementation. */
+typedef struct ref_rounding {
+    double weight; /* of a softmax weight as it enters the products: 2^-8 if rounded to bfloat16  */
+    double sum;    /* of a float32 sum of products, relative to the sum of their magnitudes       */
+    double out;    /* of an element of out as stored (backward reads it back)                     */
+} ref_rounding;
+
+/* The roundings to expect for inputs of these dtypes and this dtype of out. */
+ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out);
+
+/* A contiguous 4-D array of doubles, and the error of each. */
+typedef struct ref_array {
+    int64_t shape[4];
+    double *value, *error;
+} ref_array;
+
+ref_array ref_array_new(int64_t a, int64_t b, int64_t c, int64_t d); /* all zeros */
+void ref_array_free(ref_array *array);
+int64_t ref_array_index(const ref_array *array, int64_t a, int64_t b, int64_t c, int64_t d);
+
+/* What attention is computed from. The options are whole: size is not looked at. */
+typedef struct ref_inputs {
+    fa_tensor q, k, v; /* v.data may be NULL for ref_weights */
+    fa_options options;
+    ref_rounding rounding;
+} ref_inputs;
+
+/* Where one batch item's rows lie, and its lengths. */
+typedef struct ref_item {
+    int64_t b;
+    int64_t block_q, start_q, n_q;
+    int64_t block_k, start_k, n_k;
+    int64_t diagonal;
+} ref_item;
+
+int64_t ref_batch(const ref_inputs *in);
+ref_item ref_item_of(const ref_inputs *in, int64_t b);
+
+/* Whether query i of head h may see key j, by step 5. */
+bool ref_may_see(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i, int64_t j);
+
+/* Where key j lies in k and v: axis 0 and axis 1, through the block table if there is one. */
+void ref_key_place(const ref_inputs *in, const ref_item *item, int64_t j, int64_t *block, int64_t *row);
+
+/* The 16 random bits of an element. */
+uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t i, uint32_t j);
+void ref_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* out has q's blocks and rows, Hq and d_v; lse is (blocks, Hq, rows, 1). Made here, freed by the
+ * caller. */
+void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse);
+
+typedef struct ref_gradients {
+    ref_array dq, dk, dv, dbias, dsinks; /* dsinks: (1, 1, 1, Hq) */
+} ref_gradients;
+
+/* Gradients of sum(dout * out) + sum(dlse * lse); dlse may be NULL. dbias_shape NULL: none wanted. out
+ * and lse are computed anew here. */
+void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse,
+                  const int64_t *dbias_shape, ref_gradients *gradients);
+void ref_gradients_free(ref_gradients *gradients);
+
+/* (B, Hq, num_rows, n_k); rows NULL: all. n_k is the extent of the last axis. */
+void ref_weights(const ref_inputs *in, const int64_t *rows, int64_t num_rows, int64_t n_k,
+                 ref_array *weights);
+
+/* Merges parts; out and lse as in ref_forward. */
+void ref_combine(const fa_tensor *parts, const float *const *part_lse, int64_t num_parts,
+                 const int64_t out_shape[4], ref_array *out, ref_array *lse);
+
+#endif

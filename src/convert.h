@@ -1,0 +1,70 @@
+/*
+ * Scalar conversions between float32 and the 16-bit and 8-bit types, round to nearest even.
+ */
+#ifndef FA_CONVERT_H
+#define FA_CONVERT_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t fa_float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float fa_bits_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline float fa_bfloat_to_float(uint16_t b)
+{
+    return fa_bits_float((uint32_t)b << 16);
+}
+
+static inline uint16_t fa_float_to_bfloat(float x)
+{
+    uint32_t bits = fa_float_bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* quiet NaN */
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline float fa_half_to_float(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t magnitude = (uint32_t)(h & 0x7fffu);
+    if (magnitude >= 0x7c00u) /* infinity or NaN: widen the exponent */
+        return fa_bits_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    /* Shifted into place, the exponent is 112 too small; a multiplication mends it, subnormals too. */
+    return fa_bits_float(sign | fa_float_bits(fa_bits_float(magnitude << 13) * 0x1p112f));
+}
+
+static inline uint16_t fa_float_to_half(float x)
+{
+    uint32_t bits = fa_float_bits(x);
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* >= 65520 */
+    if (magnitude < 0x38800000u) { /* subnormal: let the adder of 0.5 round at 2^-24 */
+        float rounded = fa_bits_float(magnitude) + 0.5f;
+        return (uint16_t)(sign | (fa_float_bits(rounded) - 0x3f000000u));
+    }
+    uint32_t odd = (magnitude >> 13) & 1u;
+    return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+}
+
+/* OCP E4M3 ("fn"): bias 7, no infinities, NaN is S.1111.111. */
+static inline float fa_e4m3_to_float(uint8_t b)
+{
+    uint32_t sign = (uint32_t)(b & 0x80u) << 24;
+    uint32_t magnitude = b & 0x7fu;
+    if (magnitude == 0x7fu) return fa_bits_float(sign | 0x7fc00000u);
+    return fa_bits_float(sign | fa_float_bits(fa_bits_float(magnitude << 20) * 0x1p120f));
+}
+
+#endif

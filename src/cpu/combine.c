@@ -1,0 +1,57 @@
+/*
+ * Merging partial attention by log-sum-exp: out = sum_p exp(lse_p - lse) * part_p, with
+ * lse = log sum_p exp(lse_p). A part with lse = -infinity is empty and its values are not read.
+ */
+#include "isa.h"
+#include "work.h"
+
+/* The joint log-sum-exp of one query over all parts. */
+static float joint_lse(const fa_combine_problem *p, int64_t at)
+{
+    float top = -INFINITY, sum = 0;
+    for (int64_t part = 0; part < p->num_parts; part++) top = fmaxf(top, p->part_lse[part][at]);
+    if (top == -INFINITY) {
+        for (int64_t part = 0; part < p->num_parts; part++)
+            if (isnan(p->part_lse[part][at])) return NAN;
+        return top;
+    }
+    for (int64_t part = 0; part < p->num_parts; part++) sum += expf(p->part_lse[part][at] - top);
+    return top + logf(sum);
+}
+
+static void combine_row(const fa_combine_problem *p, float *row, float *sum, int64_t b, int64_t h,
+                        int64_t i)
+{
+    const int64_t at = (b * p->heads + h) * p->n_q + i;
+    const float lse = joint_lse(p, at);
+    memset(sum, 0, (size_t)p->d_v * sizeof *sum);
+    for (int64_t part = 0; part < p->num_parts; part++) {
+        const float part_lse = p->part_lse[part][at];
+        if (part_lse == -INFINITY) continue;
+        const fa_tensor *t = &p->parts[part];
+        const fa_view view = {
+            t->data, t->dtype, {t->stride[0], t->stride[1], t->stride[2], t->stride[3]}};
+        const float weight = expf(part_lse - lse);
+        fa_load_row(row, fa_view_row(&view, b, i, h), t->dtype, p->d_v, p->d_v);
+        for (int64_t c = 0; c < p->d_v; c++) sum[c] += weight * row[c];
+    }
+    fa_store_row(fa_view_row(&p->out, b, i, h), p->out.dtype, sum, 1.0f, p->d_v);
+    if (p->lse) p->lse[at] = lse;
+}
+
+fa_status FA_NAME(combine)(const fa_combine_problem *p)
+{
+    const int threads = fa_cpu_threads(p->threads);
+    const size_t row_bytes = fa_lines((size_t)p->d_v * sizeof(float));
+    char *scratch = fa_allocate((size_t)threads * 2 * row_bytes);
+    if (!scratch) return FA_ERROR_MEMORY;
+    const int64_t rows = p->batch * p->heads * p->n_q;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        char *mine = scratch + (size_t)fa_thread_index() * 2 * row_bytes;
+        combine_row(p, (float *)(void *)mine, (float *)(void *)(mine + row_bytes),
+                    r / (p->heads * p->n_q), r / p->n_q % p->heads, r % p->n_q);
+    }
+    free(scratch);
+    return FA_OK;
+}

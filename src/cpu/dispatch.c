@@ -1,0 +1,94 @@
+/*
+ * Chooses the CPU engine: the widest instruction set that this build has and this processor runs, or
+ * the one that FA_CPU_ISA names.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+extern const fa_cpu_engine fa_cpu_engine_portable;
+static bool runs_portable(void) { return true; }
+
+#ifdef FA_HAVE_AVX2
+extern const fa_cpu_engine fa_cpu_engine_avx2;
+static bool runs_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+#ifdef FA_HAVE_AVX512
+extern const fa_cpu_engine fa_cpu_engine_avx512;
+static bool runs_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+#ifdef FA_HAVE_AVX512_BF16
+extern const fa_cpu_engine fa_cpu_engine_avx512_bf16;
+static bool runs_avx512_bf16(void)
+{
+    return runs_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
+/* Narrowest first. Every processor with AVX2 also converts half precision (F16C, 2012). */
+static const struct {
+    const fa_cpu_engine *engine;
+    bool (*runs)(void);
+} engines[] = {
+    {&fa_cpu_engine_portable, runs_portable},
+#ifdef FA_HAVE_AVX2
+    {&fa_cpu_engine_avx2, runs_avx2},
+#endif
+#ifdef FA_HAVE_AVX512
+    {&fa_cpu_engine_avx512, runs_avx512},
+#endif
+#ifdef FA_HAVE_AVX512_BF16
+    {&fa_cpu_engine_avx512_bf16, runs_avx512_bf16},
+#endif
+};
+
+enum { NUM_ENGINES = sizeof engines / sizeof *engines };
+
+const fa_cpu_engine *fa_cpu_engine_get(char *why, size_t size)
+{
+    const char *wanted = getenv("FA_CPU_ISA");
+    for (int i = NUM_ENGINES - 1; i >= 0; i--) {
+        if (!engines[i].runs()) continue;
+        if (!wanted || !*wanted || strcmp(wanted, engines[i].engine->name) == 0)
+            return engines[i].engine;
+    }
+    char names[128];
+    fa_cpu_engine_names(names, sizeof names);
+    snprintf(why, size, "FA_CPU_ISA is \"%.40s\"; expected one that this build has and this processor "
+                        "runs: %s", wanted, names);
+    return NULL;
+}
+
+void fa_cpu_engine_names(char *text, size_t size)
+{
+    size_t used = 0;
+    if (size) text[0] = 0;
+    for (int i = 0; i < NUM_ENGINES && used < size; i++) {
+        if (!engines[i].runs()) continue;
+        used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " " : "",
+                                 engines[i].engine->name);
+    }
+}
+
+int fa_cpu_threads(int asked)
+{
+#ifdef _OPENMP
+    return asked > 0 ? asked : omp_get_max_threads();
+#else
+    (void)asked;
+    return 1;
+#endif
+}

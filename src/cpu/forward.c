@@ -1,0 +1,361 @@
+/*
+ * Forward on the CPU: FlashAttention-2, algorithm 1 (arXiv:2307.08691, section 3.1).
+ *
+ * A task is one tile of queries of one head. It walks over the keys in tiles; a tile of keys and
+ * values is packed once and serves all queries of the task. Strips of FA_MR queries go through
+ * score -> softmax -> value product with their scores in the first-level cache.
+ *
+ * Tile sizes depend on the sequence's own shape only, never on threads or batch, so that a result's
+ * bits do not either.
+ */
+#include <stdio.h>
+
+#include "gemm.h"
+#include "isa.h"
+#include "logits.h"
+#include "softmax.h"
+#include "work.h"
+
+#define FLOAT_TILES(mr) FA_TILES(float, false, true, mr)
+#define FLOAT_NAMES(mr) FA_TILE_NAMES(float, mr)
+FA_HEIGHTS(FLOAT_TILES)
+static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true};
+
+#ifdef FA_ISA_AVX512_BF16
+#define BFLOAT_TILES(mr) FA_TILES(bfloat, true, true, mr)
+#define BFLOAT_NAMES(mr) FA_TILE_NAMES(bfloat, mr)
+FA_HEIGHTS(BFLOAT_TILES)
+static const fa_tiles bfloat_tiles = {{FA_HEIGHTS(BFLOAT_NAMES)}, true};
+#endif
+
+/* The shape of the tiles of one problem. */
+typedef struct fa_forward_plan {
+    bool bfloat;         /* products of bfloat16 pairs instead of floats */
+    int64_t depth;       /* words of a query or key row */
+    int64_t columns;     /* d_v padded to whole vectors */
+    int64_t k_tile;      /* keys, a multiple of FA_NR */
+    int64_t pitch_depth; /* words between rows of Q and of staged K */
+    int64_t pitch_keys;  /* words between rows of K^T and of S */
+    int64_t pitch_out;   /* words between rows of V and of O */
+    size_t scratch;      /* bytes per thread */
+} fa_forward_plan;
+
+/* One thread's scratch. */
+typedef struct fa_forward_tiles {
+    uint32_t *q;       /* q_tile x depth */
+    uint32_t *stage;   /* k_tile x depth: keys as they come */
+    uint32_t *k;       /* depth x k_tile: transposed */
+    uint32_t *v;       /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
+    float *s;          /* FA_MR x k_tile: scores, then weights */
+    uint32_t *weights; /* bfloat: FA_MR x k_tile/2 */
+    float *keep;       /* k_tile: dropout factors */
+    float *out;        /* q_tile x columns */
+    float *maximum;    /* q_tile */
+    float *sum;        /* q_tile */
+    bool v_finite;
+} fa_forward_tiles;
+
+enum { FA_MAX_Q_TILE = 264 };
+
+/* Large enough that packing a tile of keys is lost in the products, small enough for many threads. */
+static int64_t q_tile_rows(const fa_problem *p, const fa_sequence *s)
+{
+    int64_t most = p->d + p->d_v > 512 ? 96 : FA_MAX_Q_TILE;
+    int64_t tiles = (s->n_q + most - 1) / most;
+    return tiles > 0 ? fa_round_up((s->n_q + tiles - 1) / tiles, FA_MR) : FA_MR;
+}
+
+/* Sequences of few queries belong to decode.c. */
+static int64_t q_tile_count(const fa_problem *p, const fa_sequence *s)
+{
+    if (fa_is_decode(p, s)) return 0;
+    int64_t rows = q_tile_rows(p, s);
+    return (s->n_q + rows - 1) / rows;
+}
+
+static bool uses_bfloat(const fa_problem *p)
+{
+#ifdef FA_ISA_AVX512_BF16
+    return p->q.dtype == FA_BFLOAT16 && p->k.dtype == FA_BFLOAT16 && p->v.dtype == FA_BFLOAT16;
+#else
+    (void)p;
+    return false;
+#endif
+}
+
+static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t *bytes)
+{
+    fa_forward_tiles t;
+    char *start = scratch;
+    const int64_t q_rows = FA_MAX_Q_TILE + FA_MR;
+    t.q = fa_take(&scratch, q_rows * plan->pitch_depth, 4);
+    t.stage = fa_take(&scratch, plan->k_tile * plan->pitch_depth, 4);
+    t.k = fa_take(&scratch, fa_round_up(plan->depth, VL) * plan->pitch_keys, 4);
+    t.v = fa_take(&scratch, plan->k_tile * plan->pitch_out, 4);
+    t.s = fa_take(&scratch, FA_MR * plan->pitch_keys, 4);
+    t.weights = fa_take(&scratch, FA_MR * plan->pitch_keys, 2);
+    t.keep = fa_take(&scratch, plan->k_tile, 4);
+    t.out = fa_take(&scratch, q_rows * plan->pitch_out, 4);
+    t.maximum = fa_take(&scratch, q_rows, 4);
+    t.sum = fa_take(&scratch, q_rows, 4);
+    t.v_finite = true;
+    *bytes = (size_t)(scratch - start);
+    return t;
+}
+
+static fa_forward_plan make_plan(const fa_problem *p)
+{
+    fa_forward_plan plan;
+    plan.bfloat = uses_bfloat(p);
+    plan.depth = plan.bfloat ? (p->d + 1) / 2 : p->d;
+    plan.columns = fa_round_up(p->d_v, VL);
+    plan.k_tile = p->d + p->d_v <= 256 ? 256 : p->d + p->d_v <= 512 ? 128 : 64;
+    plan.pitch_depth = fa_pitch(plan.depth);
+    plan.pitch_keys = fa_pitch(plan.k_tile);
+    plan.pitch_out = fa_pitch(plan.columns);
+    static char nowhere[1];
+    carve(&plan, nowhere, &plan.scratch);
+    return plan;
+}
+
+/* A row of q or k as words: floats, or raw bfloat16 padded to an even count. */
+static void load_words(const fa_forward_plan *plan, uint32_t *dst, const char *src, fa_dtype dtype,
+                       int64_t d)
+{
+    const int64_t padded = fa_round_up(plan->depth, VL);
+    if (!plan->bfloat) {
+        fa_load_row((float *)(void *)dst, src, dtype, d, padded);
+        return;
+    }
+    dst[plan->depth - 1] = 0;
+    memcpy(dst, src, (size_t)d * 2);
+    memset(dst + plan->depth, 0, (size_t)(padded - plan->depth) * 4);
+}
+
+static void load_queries(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                         const fa_sequence *s, int64_t head, int64_t i0, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r++)
+        load_words(plan, t->q + r * plan->pitch_depth,
+                   fa_view_row(&p->q, s->block_q, s->start_q + i0 + r, head), p->q.dtype, p->d);
+    for (int64_t r = rows; r < fa_round_up(rows, FA_MR); r++)
+        memset(t->q + r * plan->pitch_depth, 0, (size_t)plan->pitch_depth * 4);
+    for (int64_t r = 0; r < rows; r++) {
+        t->maximum[r] = -INFINITY;
+        t->sum[r] = 0;
+    }
+    memset(t->out, 0, (size_t)(fa_round_up(rows, FA_MR) * plan->pitch_out) * 4);
+}
+
+/* Packs keys [from, to) of the tile at j0 into the transposed tile, zeros around them up to whole
+ * strips of FA_NR. */
+static void load_keys(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                      const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
+{
+    const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
+    const int64_t last = fa_round_up(keys.hi - j0, FA_NR);
+    for (int64_t c = first; c < last; c++) {
+        uint32_t *row = t->stage + c * plan->pitch_depth;
+        if (j0 + c >= keys.lo && j0 + c < keys.hi)
+            load_words(plan, row, fa_key_row(p, &p->k, s, b, j0 + c, head), p->k.dtype, p->d);
+        else
+            memset(row, 0, (size_t)plan->pitch_depth * 4);
+    }
+    fa_transpose(t->k + first, plan->pitch_keys, t->stage + first * plan->pitch_depth,
+                 plan->pitch_depth, last - first, fa_round_up(plan->depth, VL));
+}
+
+/* Two rows of bfloat16 (either may be NULL: zeros) as one row of pairs. Says whether all are finite. */
+static bool interleave(uint32_t *dst, const char *low, const char *high, int64_t n, int64_t padded)
+{
+    const uint16_t *a = (const uint16_t *)(const void *)low;
+    const uint16_t *b = (const uint16_t *)(const void *)high;
+    uint32_t bad = 0;
+    for (int64_t i = 0; a && b && i < n; i++) {
+        uint32_t word = (uint32_t)a[i] | (uint32_t)b[i] << 16;
+        bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) | (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
+        dst[i] = word;
+    }
+    for (int64_t i = 0; !(a && b) && i < n; i++) {
+        uint32_t word = a ? a[i] : b ? (uint32_t)b[i] << 16 : 0;
+        bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) | (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
+        dst[i] = word;
+    }
+    for (int64_t i = n; i < padded; i++) dst[i] = 0;
+    return !bad;
+}
+
+static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
+{
+    const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
+    const int64_t last = fa_round_up(keys.hi - j0, 2);
+    bool finite = true;
+    for (int64_t c = first; c < last; c += plan->bfloat ? 2 : 1) {
+        const char *row[2] = {NULL, NULL};
+        for (int e = 0; e < 2; e++)
+            if (j0 + c + e >= keys.lo && j0 + c + e < keys.hi)
+                row[e] = fa_key_row(p, &p->v, s, b, j0 + c + e, head);
+        if (plan->bfloat) {
+            finite &= interleave(t->v + c / 2 * plan->pitch_out, row[0], row[1], p->d_v, plan->columns);
+            continue;
+        }
+        float *dst = (float *)(void *)(t->v + c * plan->pitch_out);
+        if (row[0])
+            fa_load_row(dst, row[0], p->v.dtype, p->d_v, plan->columns);
+        else
+            memset(dst, 0, (size_t)plan->columns * 4);
+        finite &= fa_all_finite(dst, plan->columns);
+    }
+    t->v_finite = finite;
+}
+
+/* A strip of scores becomes a strip of weights. */
+static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                          const fa_sequence *s, fa_row row, int64_t count, int64_t r0, int64_t j0,
+                          int64_t first, int64_t last, float scale, float *alpha)
+{
+    const bool general = fa_is_general(p, scale);
+    for (int64_t r = 0; r < count; r++, row.query++) {
+        float *x = t->s + r * plan->pitch_keys;
+        row.visible = fa_visible(p, s, row.query);
+        int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
+        int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
+        if (general && to > from) fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
+        alpha[r] = fa_softmax_row(x, first, last, from, to, general ? 1.0f : scale, t->maximum + r0 + r,
+                               t->sum + r0 + r);
+        if (p->dropout_threshold) {
+            fa_dropout_factors(p, &row, t->keep, j0 + first, last - first);
+            for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - first];
+        }
+#ifdef FA_ISA_AVX512_BF16
+        if (plan->bfloat)
+            for (int64_t c = first; c < last; c += VL)
+                v_store_bfloat((uint16_t *)(t->weights + (r * plan->pitch_keys + c) / 2),
+                               v_load(x + c));
+#endif
+    }
+    for (int64_t r = count; r < FA_MR; r++) alpha[r] = 1.0f;
+}
+
+static void run_tiles(const fa_forward_plan *plan, const fa_gemm *g, int64_t rows, int64_t columns)
+{
+#ifdef FA_ISA_AVX512_BF16
+    if (plan->bfloat) {
+        fa_gemm_run(&bfloat_tiles, g, rows, columns);
+        return;
+    }
+#endif
+    (void)plan;
+    fa_gemm_run(&float_tiles, g, rows, columns);
+}
+
+/* One strip of queries against the tile of keys at j0. */
+static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                  const fa_sequence *s, fa_row row, int64_t count, int64_t r0, int64_t j0, float scale)
+{
+    const int64_t lo = fa_visible(p, s, row.query).lo;
+    const int64_t hi = fa_visible(p, s, row.query + count - 1).hi;
+    const int64_t first = fa_max(lo - j0, 0) / FA_NR * FA_NR;
+    const int64_t end = fa_min(hi - j0, plan->k_tile);
+    const int64_t last = fa_round_up(end, FA_NR);
+    if (end <= fa_max(lo - j0, 0)) return;
+
+    fa_gemm scores = {plan->depth, t->q + r0 * plan->pitch_depth, plan->pitch_depth, 1, t->k + first,
+                      plan->pitch_keys, t->s + first, plan->pitch_keys, NULL};
+    run_tiles(plan, &scores, count, last - first);
+
+    float alpha[FA_MR];
+    softmax_strip(p, plan, t, s, row, count, r0, j0, first, last, scale, alpha);
+
+    const int64_t step = plan->bfloat ? 2 : 1; /* keys in a word */
+    const uint32_t *weights = plan->bfloat ? t->weights : (const uint32_t *)(const void *)t->s;
+    fa_gemm values = {(end - first + step - 1) / step,
+                      weights + first / step,
+                      plan->pitch_keys / step,
+                      1,
+                      t->v + first / step * plan->pitch_out,
+                      plan->pitch_out,
+                      t->out + r0 * plan->pitch_out,
+                      plan->pitch_out,
+                      alpha};
+    if (t->v_finite)
+        run_tiles(plan, &values, count, plan->columns);
+    else
+        fa_gemm_skip_zeros(&values, plan->bfloat, true, count, plan->columns);
+}
+
+/* Divides by the sum and writes out and lse. */
+static void finish(const fa_problem *p, const fa_forward_plan *plan, const fa_forward_tiles *t,
+                   const fa_sequence *s, int64_t b, int64_t head, int64_t i0, int64_t rows, float scale)
+{
+    const float unit = fa_is_general(p, scale) ? 1.0f : scale; /* of the running maximum */
+    const float descale = fa_value_descale(p, b, head / (p->heads_q / p->heads_kv));
+    for (int64_t r = 0; r < rows; r++) {
+        char *out = fa_view_row(&p->out, s->block_q, s->start_q + i0 + r, head);
+        float lse, factor = fa_softmax_finish(t->maximum[r], t->sum[r], unit,
+                                              p->sinks ? p->sinks[head] : -INFINITY, &lse);
+        fa_write_row(&p->out, out, t->out + r * plan->pitch_out, factor, descale, p->d_v);
+        if (p->lse) p->lse[fa_lse_offset(p, s, head) + i0 + r] = lse;
+    }
+}
+
+/* Attention of one tile of queries of one head. */
+static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                         int64_t b, const fa_sequence *s, int64_t head, int64_t i0, int64_t rows)
+{
+    const int64_t head_kv = head / (p->heads_q / p->heads_kv);
+    const float scale = fa_effective_scale(p, b, head_kv);
+    const fa_range all = {fa_visible(p, s, i0).lo, fa_visible(p, s, i0 + rows - 1).hi};
+    load_queries(p, plan, t, s, head, i0, rows);
+    for (int64_t j0 = all.lo / plan->k_tile * plan->k_tile; j0 < all.hi; j0 += plan->k_tile) {
+        const fa_range keys = {fa_max(all.lo, j0), fa_min(all.hi, j0 + plan->k_tile)};
+        load_keys(p, plan, t, s, b, head_kv, j0, keys);
+        load_values(p, plan, t, s, b, head_kv, j0, keys);
+        for (int64_t r0 = 0; r0 < rows; r0 += FA_MR) {
+            const fa_row row = {b, head, i0 + r0, {0, 0}, s};
+            strip(p, plan, t, s, row, fa_min(FA_MR, rows - r0), r0, j0, scale);
+        }
+    }
+    finish(p, plan, t, s, b, head, i0, rows, scale);
+}
+
+fa_status FA_NAME(forward)(const fa_problem *p)
+{
+    const fa_forward_plan plan = make_plan(p);
+    const int threads = fa_cpu_threads(p->threads);
+    fa_tasks tasks;
+    if (!fa_tasks_make(&tasks, p, q_tile_count)) return FA_ERROR_MEMORY;
+    const int64_t total = fa_tasks_total(&tasks) * p->heads_q;
+    if (total == 0) {
+        free(tasks.first);
+        return FA_OK;
+    }
+    char *scratch = fa_allocate((size_t)threads * plan.scratch);
+    if (!scratch) {
+        free(tasks.first);
+        return FA_ERROR_MEMORY;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t index = 0; index < total; index++) {
+        size_t bytes;
+        fa_forward_tiles t = carve(&plan, scratch + (size_t)fa_thread_index() * plan.scratch, &bytes);
+        const int64_t task = index / p->heads_q, head = index % p->heads_q;
+        const int64_t b = fa_tasks_sequence(&tasks, task);
+        const fa_sequence s = fa_problem_sequence(p, b);
+        /* Last tile first: under a causal mask it is the longest. */
+        const int64_t rows = q_tile_rows(p, &s), i0 = (tasks.first[b + 1] - 1 - task) * rows;
+        forward_task(p, &plan, &t, b, &s, head, i0, fa_min(rows, s.n_q - i0));
+    }
+    free(scratch);
+    free(tasks.first);
+    return FA_OK;
+}
+
+void FA_NAME(describe_forward)(const fa_problem *p, char *text, size_t size)
+{
+    const fa_forward_plan plan = make_plan(p);
+    const fa_sequence s = {0, 0, p->n_q, 0, 0, p->n_k, 0};
+    snprintf(text, size, "%s products, query tile %d, key tile %d", plan.bfloat ? "bfloat16" : "float32",
+             (int)q_tile_rows(p, &s), (int)plan.k_tile);
+}

@@ -1,0 +1,34 @@
+/*
+ * A vector of VL floats and the few operations the engine is written in. One header per instruction
+ * set defines the same names:
+ *   v_zero v_set1 v_load v_store v_load_n v_store_n      the _n forms touch only the first n lanes
+ *   v_add v_sub v_mul v_div v_fma(a, b, c) = a*b + c  v_abs
+ *   v_max(a, b), v_min(a, b): b where either is NaN
+ *   v_fms(a, b, c) = a*b - c  v_scale(x, n) = x * 2^n for integral -151 <= n <= 128, +inf above
+ *   v_less v_equal v_select(mask, yes, no)  v_iota = {0, 1, ...}
+ *   v_sum v_maximum                                       over the lanes
+ *   v_load_half v_store_half v_load_bfloat v_store_bfloat 16-bit types, round to nearest even
+ *   v_transpose(dst, dst_stride, src, src_stride)         VL x VL words of 32 bits
+ */
+#ifndef FA_CPU_SIMD_H
+#define FA_CPU_SIMD_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define FA_INLINE static inline __attribute__((always_inline, unused))
+#define FA_UNROLL _Pragma("GCC unroll 64")
+
+#include "../convert.h"
+
+#if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
+#include "simd_avx512.h"
+#elif defined(FA_ISA_AVX2)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+#endif

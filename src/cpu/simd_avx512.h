@@ -1,0 +1,101 @@
+/* 16 floats: AVX-512 F, BW, VL, DQ. See simd.h for what each name does. */
+#include <immintrin.h>
+
+enum { VL = 16 };
+typedef __m512 vf;
+typedef __mmask16 vm;
+
+FA_INLINE vf v_zero(void) { return _mm512_setzero_ps(); }
+FA_INLINE vf v_set1(float x) { return _mm512_set1_ps(x); }
+FA_INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
+FA_INLINE void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+FA_INLINE vm v_first(int n) { return (vm)((1u << n) - 1u); }
+FA_INLINE vf v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v_first(n), p); }
+FA_INLINE void v_store_n(float *p, vf x, int n) { _mm512_mask_storeu_ps(p, v_first(n), x); }
+FA_INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+FA_INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+FA_INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+FA_INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+FA_INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+FA_INLINE vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
+FA_INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+FA_INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+FA_INLINE vf v_abs(vf a) { return _mm512_abs_ps(a); }
+FA_INLINE vf v_scale(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+FA_INLINE vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+FA_INLINE vm v_equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+FA_INLINE vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
+FA_INLINE vf v_iota(void)
+{
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+FA_INLINE float v_sum(vf a) { return _mm512_reduce_add_ps(a); }
+FA_INLINE float v_maximum(vf a) { return _mm512_reduce_max_ps(a); }
+
+FA_INLINE vf v_load_half(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+FA_INLINE void v_store_half(uint16_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)p,
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+FA_INLINE vf v_load_bfloat(const uint16_t *p)
+{
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+FA_INLINE __m256i v_to_bfloat(vf x)
+{
+#ifdef FA_ISA_AVX512_BF16
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    vm nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, up, quiet), 16));
+#endif
+}
+FA_INLINE void v_store_bfloat(uint16_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)p, v_to_bfloat(x));
+}
+
+/* 16 x 16 words: pairs of rows, then pairs of pairs, then 128-bit lanes. */
+FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *src,
+                           int64_t src_stride)
+{
+    __m512i a[16], b[16];
+    FA_UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(src + i * src_stride);
+    FA_UNROLL for (int i = 0; i < 16; i += 2)
+    {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    FA_UNROLL for (int i = 0; i < 16; i += 4)
+    {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    FA_UNROLL for (int i = 0; i < 4; i++) /* a[4g + i] holds columns i, 4+i, 8+i, 12+i of rows 4g.. */
+    {
+        b[i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
+        b[4 + i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
+        b[8 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+        b[12 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+    }
+    FA_UNROLL for (int i = 0; i < 4; i++)
+    {
+        _mm512_storeu_si512(dst + i * dst_stride, _mm512_shuffle_i32x4(b[i], b[8 + i], 0x88));
+        _mm512_storeu_si512(dst + (8 + i) * dst_stride, _mm512_shuffle_i32x4(b[i], b[8 + i], 0xdd));
+        _mm512_storeu_si512(dst + (4 + i) * dst_stride,
+                            _mm512_shuffle_i32x4(b[4 + i], b[12 + i], 0x88));
+        _mm512_storeu_si512(dst + (12 + i) * dst_stride,
+                            _mm512_shuffle_i32x4(b[4 + i], b[12 + i], 0xdd));
+    }
+}

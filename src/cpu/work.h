@@ -1,0 +1,128 @@
+/*
+ * Sharing work between threads: tiles of sequences of different lengths as one list of tasks, scratch
+ * memory for all threads at once, and rows that belong to no sequence.
+ */
+#ifndef FA_CPU_WORK_H
+#define FA_CPU_WORK_H
+
+#include <stdlib.h>
+
+#include "../problem.h"
+#include "engine.h"
+#include "rows.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+static inline int fa_thread_index(void) { return omp_get_thread_num(); }
+#else
+static inline int fa_thread_index(void) { return 0; }
+#endif
+
+/* Bytes rounded up to whole cache lines. */
+static inline size_t fa_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static inline void *fa_allocate(size_t bytes)
+{
+    return aligned_alloc(64, fa_lines(bytes ? bytes : 1));
+}
+
+/* Takes count items of size bytes from a block of scratch and moves on. */
+static inline void *fa_take(char **scratch, int64_t count, size_t size)
+{
+    void *taken = *scratch;
+    *scratch += fa_lines((size_t)count * size);
+    return taken;
+}
+
+/* Sequences with few query rows per key/value head are decoded: all their rows share one walk over the
+ * keys. More rows are faster by tiles. */
+enum { FA_DECODE_ROWS = 32 };
+
+static inline bool fa_is_decode(const fa_problem *p, const fa_sequence *s)
+{
+    return s->n_q * (p->heads_q / p->heads_kv) <= FA_DECODE_ROWS;
+}
+
+/* Tasks (sequence, tile): sequence b owns tasks first[b] .. first[b + 1] - 1. */
+typedef struct fa_tasks {
+    int64_t *first; /* (batch + 1), owned */
+    int64_t batch;
+} fa_tasks;
+
+typedef int64_t fa_tile_count(const fa_problem *p, const fa_sequence *s);
+
+static inline bool fa_tasks_make(fa_tasks *t, const fa_problem *p, fa_tile_count *count)
+{
+    t->batch = p->batch;
+    t->first = fa_allocate((size_t)(p->batch + 1) * sizeof(int64_t));
+    if (!t->first) return false;
+    t->first[0] = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        fa_sequence s = fa_problem_sequence(p, b);
+        t->first[b + 1] = t->first[b] + count(p, &s);
+    }
+    return true;
+}
+
+static inline int64_t fa_tasks_total(const fa_tasks *t) { return t->first[t->batch]; }
+
+/* The sequence that owns a task: the last b with first[b] <= task. */
+static inline int64_t fa_tasks_sequence(const fa_tasks *t, int64_t task)
+{
+    int64_t low = 0, high = t->batch;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (t->first[middle] <= task)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Calls f(context, block, from, to) for every range of rows that belongs to no sequence. */
+typedef void fa_rows_function(void *context, int64_t block, int64_t from, int64_t to);
+
+static inline void fa_unused_rows(const int32_t *cu_seqlens, const int32_t *seqlens, int64_t batch,
+                                  int64_t rows, fa_rows_function *f, void *context)
+{
+    if (!cu_seqlens) {
+        for (int64_t b = 0; seqlens && b < batch; b++) f(context, b, seqlens[b], rows);
+        return;
+    }
+    int64_t used = 0;
+    for (int64_t b = 0; b < batch; b++) {
+        f(context, 0, used, cu_seqlens[b]);
+        used = seqlens ? cu_seqlens[b] + (int64_t)seqlens[b] : cu_seqlens[b + 1];
+    }
+    f(context, 0, used, rows);
+}
+
+/* A view and its heads and columns, for zeroing unused rows; lse (or NULL) gets -infinity. */
+typedef struct fa_unused {
+    const fa_view *view;
+    int64_t heads, columns;
+    float *lse;
+    int64_t rows;
+} fa_unused;
+
+static inline void fa_zero_rows(void *context, int64_t block, int64_t from, int64_t to)
+{
+    const fa_unused *u = context;
+    for (int64_t h = 0; h < u->heads; h++) {
+        for (int64_t i = from; i < to; i++) {
+            if (u->view->data)
+                fa_zero_row(fa_view_row(u->view, block, i, h), u->view->dtype, u->columns);
+            if (u->lse) u->lse[(block * u->heads + h) * u->rows + i] = -INFINITY;
+        }
+    }
+}
+
+/* Sets what fa_forward and fa_decode promise for rows of out and lse that belong to no sequence. */
+static inline void fa_clear_unused_output(const fa_problem *p)
+{
+    fa_unused u = {&p->out, p->heads_q, p->d_v, p->lse, p->rows_q};
+    fa_unused_rows(p->cu_seqlens_q, p->seqlens_q, p->batch, p->rows_q, fa_zero_rows, &u);
+}
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * How the library says what went wrong: a status, and a sentence kept per thread for fa_last_error.
+ */
+#ifndef FA_ERROR_H
+#define FA_ERROR_H
+
+#include "flashattn.h"
+
+/* Keeps the sentence for fa_last_error and returns the status, so that "return fa_fail(...)" is the
+ * whole of an error path. A sentence longer than the buffer is cut. */
+__attribute__((format(printf, 2, 3))) fa_status fa_fail(fa_status status, const char *format, ...);
+
+/* Hands a failure on to the caller. */
+#define FA_TRY(call)                                                                               \
+    do {                                                                                           \
+        fa_status fa_try_status = (call);                                                          \
+        if (fa_try_status != FA_OK) return fa_try_status;                                          \
+    } while (0)
+
+/* Returns FA_ERROR_ARGUMENT with the sentence unless the condition holds. */
+#define FA_REQUIRE(condition, ...)                                                                 \
+    do {                                                                                           \
+        if (!(condition)) return fa_fail(FA_ERROR_ARGUMENT, __VA_ARGS__);                          \
+    } while (0)
+
+#endif

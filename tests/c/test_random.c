@@ -1,0 +1,18 @@
+/* Random problems over the whole option space, a fixed range of numbers. */
+#include "check.h"
+#include "random_problem.h"
+
+enum { PROBLEMS = 400 };
+
+int main(void)
+{
+    static random_result result;
+    const random_settings settings = {FA_DEVICE_CPU, 0};
+    test_begin();
+    for (uint64_t number = 0; number < PROBLEMS; number++) {
+        random_problem_run(number, &settings, &result);
+        CHECK(result.report.ok, "%s\n  %s\n  %s", result.report.message, result.description,
+              result.reproduce);
+    }
+    return test_end();
+}

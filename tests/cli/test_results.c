@@ -1,0 +1,396 @@
+/* `flashattn run` and `flashattn grad` against float64, for every option and format. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "convert.h"
+#include "harness.h"
+#include "reference.h"
+
+enum { B = 2, NQ = 5, NK = 7, HQ = 4, HKV = 2, D = 8, DV = 3 };
+enum { Q_COUNT = B * NQ * HQ * D, K_COUNT = B * NK * HKV * D, V_COUNT = B * NK * HKV * DV };
+enum { OUT_COUNT = B * NQ * HQ * DV, LSE_COUNT = B * HQ * NQ, BIAS_COUNT = HQ * NQ * NK };
+
+static float q[Q_COUNT], k[K_COUNT], v[V_COUNT], dout[OUT_COUNT], bias[BIAS_COUNT];
+static float alibi[B * HQ], sinks[HQ];
+static unsigned char mask[B * NQ * NK];
+
+static fa_tensor q_tensor, k_tensor, v_tensor;
+
+static void write_inputs(void)
+{
+    harness_fill(q, Q_COUNT, 2, 1);
+    harness_fill(k, K_COUNT, 2, 2);
+    harness_fill(v, V_COUNT, 2, 3);
+    harness_fill(dout, OUT_COUNT, 1, 4);
+    harness_fill(bias, BIAS_COUNT, 1, 5);
+    harness_fill(alibi, B * HQ, 0.5f, 6);
+    harness_fill(sinks, HQ, 1, 7);
+    for (int i = 0; i < B * NQ * NK; i++) mask[i] = i % 3 != 0;
+    harness_write_npy("q.npy", "<f4", "(2, 5, 4, 8)", q, sizeof q);
+    harness_write_npy("k.npy", "<f4", "(2, 7, 2, 8)", k, sizeof k);
+    harness_write_npy("v.npy", "<f4", "(2, 7, 2, 3)", v, sizeof v);
+    harness_write_npy("dout.npy", "<f4", "(2, 5, 4, 3)", dout, sizeof dout);
+    harness_write_npy("bias.npy", "<f4", "(4, 5, 7)", bias, sizeof bias);
+    harness_write_npy("alibi.npy", "<f4", "(2, 4)", alibi, sizeof alibi);
+    harness_write_npy("sinks.npy", "<f4", "(4,)", sinks, sizeof sinks);
+    harness_write_npy("mask.npy", "|b1", "(2, 1, 5, 7)", mask, sizeof mask);
+    q_tensor = fa_bshd(q, FA_FLOAT32, B, NQ, HQ, D);
+    k_tensor = fa_bshd(k, FA_FLOAT32, B, NK, HKV, D);
+    v_tensor = fa_bshd(v, FA_FLOAT32, B, NK, HKV, DV);
+}
+
+static ref_inputs inputs(fa_dtype dtype)
+{
+    return (ref_inputs){.q = q_tensor,
+                        .k = k_tensor,
+                        .v = v_tensor,
+                        .rounding = ref_rounding_for(dtype, dtype, dtype, dtype)};
+}
+
+/* Compares o.npy and l.npy, whose shapes are given, with the reference. */
+static void check_forward(const char *what, const ref_inputs *in, fa_tensor out, const char *type,
+                          const char *out_shape, const char *lse_shape)
+{
+    ref_array want, want_lse;
+    ref_report report = REF_REPORT_INIT;
+    int64_t rows = out.shape[0] * out.shape[1] * out.shape[2];
+    ref_forward(in, &want, &want_lse);
+    out.data = harness_read_npy("o.npy", type, out_shape,
+                                (size_t)(rows * out.shape[3]) * fa_dtype_size(out.dtype));
+    float *lse = harness_read_npy("l.npy", "<f4", lse_shape, (size_t)rows * sizeof *lse);
+    if (out.data && lse) {
+        ref_check_tensor(&report, "out", &out, &want);
+        ref_check_floats(&report, "lse", lse, &want_lse);
+    }
+    CHECK(report.ok && out.data && lse, "%s: %s", what, report.message);
+    free(out.data);
+    free(lse);
+    ref_array_free(&want);
+    ref_array_free(&want_lse);
+    remove("o.npy");
+    remove("l.npy");
+}
+
+#define FILES "--q", "q.npy", "--k", "k.npy", "--v", "v.npy"
+#define OUTPUTS "--out", "o.npy", "--lse", "l.npy"
+
+static void check_usual(const char *what, const ref_inputs *in)
+{
+    check_forward(what, in, fa_bshd(NULL, FA_FLOAT32, B, NQ, HQ, DV), "<f4", "(2, 5, 4, 3)",
+                  "(2, 4, 5)");
+}
+
+/* ---- options, one by one --------------------------------------------------------------------- */
+
+static void test_options(void)
+{
+    ref_inputs in = inputs(FA_FLOAT32);
+    EXPECT_FINE("run", FILES, OUTPUTS);
+    check_usual("no option", &in);
+
+    in.options.flags = FA_CAUSAL;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--causal");
+    check_usual("--causal", &in);
+
+    in.options.flags = FA_CAUSAL | FA_DIAGONAL;
+    in.options.diagonal = -2;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--causal", "--diagonal", "-2");
+    check_usual("--diagonal", &in);
+
+    in = inputs(FA_FLOAT32);
+    in.options.flags = FA_WINDOW;
+    in.options.window_left = 2;
+    in.options.window_right = -1;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--window=2,-1");
+    check_usual("--window", &in);
+
+    in = inputs(FA_FLOAT32);
+    in.options.flags = FA_SCALE;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--scale", "0");
+    check_usual("--scale 0", &in);
+
+    in = inputs(FA_FLOAT32);
+    in.options.scale = 0.75f;
+    in.options.softcap = 1.5f;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--scale", "0.75", "--softcap", "1.5");
+    check_usual("--softcap", &in);
+
+    in = inputs(FA_FLOAT32);
+    in.options.alibi_slopes = alibi;
+    in.options.alibi_batch_stride = HQ;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--alibi", "alibi.npy");
+    check_usual("--alibi", &in);
+
+    in = inputs(FA_FLOAT32);
+    in.options.sinks = sinks;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--sinks", "sinks.npy");
+    check_usual("--sinks", &in);
+
+    in = inputs(FA_FLOAT32);
+    in.options.dropout_p = 0.25f;
+    in.options.dropout_seed = 0x123456789abcdefu;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--dropout", "0.25", "--seed", "0x123456789abcdef");
+    check_usual("--dropout", &in);
+
+    in = inputs(FA_FLOAT32);
+    fa_tensor m = fa_bshd(mask, FA_BOOL, B, 1, NQ, NK),
+              b = fa_bshd(bias, FA_FLOAT32, 1, HQ, NQ, NK);
+    in.options.mask = &m;
+    in.options.bias = &b;
+    EXPECT_FINE("run", FILES, OUTPUTS, "--mask", "mask.npy", "--bias", "bias.npy", "--threads", "1",
+                "--device", "cpu");
+    check_usual("--mask and --bias", &in);
+}
+
+/* Integer masks: any value but 0 is true. */
+static void test_integer_masks(void)
+{
+    int32_t mask4[B * NQ * NK];
+    int64_t mask8[B * NQ * NK];
+    ref_inputs in = inputs(FA_FLOAT32);
+    fa_tensor m = fa_bshd(mask, FA_BOOL, B, 1, NQ, NK);
+    in.options.mask = &m;
+    for (int i = 0; i < B * NQ * NK; i++) {
+        mask4[i] = mask[i] ? 256 : 0;
+        mask8[i] = mask[i] ? INT64_MIN : 0;
+    }
+    harness_write_npy("mask4.npy", "<i4", "(2, 1, 5, 7)", mask4, sizeof mask4);
+    harness_write_npy("mask8.npy", "<i8", "(2, 1, 5, 7)", mask8, sizeof mask8);
+    harness_write_npy("mask1.npy", "|u1", "(2, 1, 5, 7)", mask, sizeof mask);
+    static const char *const NAMES[] = {"mask1.npy", "mask4.npy", "mask8.npy"};
+    for (int i = 0; i < 3; i++) {
+        EXPECT_FINE("run", FILES, OUTPUTS, "--mask", NAMES[i]);
+        check_usual(NAMES[i], &in);
+    }
+}
+
+/* ---- axes, layouts, formats ------------------------------------------------------------------ */
+
+/* One batch item in 3 axes, one head of it in 2. */
+static void test_axes(void)
+{
+    ref_inputs in = inputs(FA_FLOAT32);
+    harness_write_npy("q3.npy", "<f4", "(5, 4, 8)", q, sizeof q / B);
+    harness_write_npy("k3.npy", "<f4", "(7, 2, 8)", k, sizeof k / B);
+    harness_write_npy("v3.npy", "<f4", "(7, 2, 3)", v, sizeof v / B);
+    in.q.shape[0] = in.k.shape[0] = in.v.shape[0] = 1;
+    EXPECT_FINE("run", "--q", "q3.npy", "--k", "k3.npy", "--v", "v3.npy", OUTPUTS);
+    check_forward("3 axes", &in, fa_bshd(NULL, FA_FLOAT32, 1, NQ, HQ, DV), "<f4", "(5, 4, 3)",
+                  "(4, 5)");
+
+    static const char *const LAYOUTS[] = {"bshd", "bhsd"};
+    in.q = fa_bshd(q, FA_FLOAT32, 1, 5, 1, 8);
+    in.k = fa_bshd(k, FA_FLOAT32, 1, 7, 1, 8);
+    in.v = fa_bshd(v, FA_FLOAT32, 1, 7, 1, 3);
+    fa_tensor m = fa_bshd(mask, FA_BOOL, 1, 1, NQ, NK);
+    in.options.mask = &m;
+    harness_write_npy("q2.npy", "<f4", "(5, 8)", q, sizeof(float) * 5 * 8);
+    harness_write_npy("k2.npy", "<f4", "(7, 8)", k, sizeof(float) * 7 * 8);
+    harness_write_npy("v2.npy", "<f4", "(7, 3)", v, sizeof(float) * 7 * 3);
+    harness_write_npy("m2.npy", "|b1", "(5, 7)", mask, NQ * NK);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_FINE("run", "--q", "q2.npy", "--k", "k2.npy", "--v", "v2.npy", OUTPUTS, "--mask",
+                    "m2.npy", "--layout", LAYOUTS[i]);
+        check_forward("2 axes", &in, fa_bshd(NULL, FA_FLOAT32, 1, 5, 1, 3), "<f4", "(5, 3)",
+                      "(5,)");
+    }
+}
+
+/* The same numbers read as (batch, heads, sequence, dim): 5 heads of 4 queries. */
+static void test_layout(void)
+{
+    ref_inputs in = inputs(FA_FLOAT32);
+    in.q = fa_bhsd(q, FA_FLOAT32, B, 4, 5, D);
+    in.k = fa_bhsd(k, FA_FLOAT32, B, 14, 1, D);
+    in.v = fa_bhsd(v, FA_FLOAT32, B, 14, 1, DV);
+    harness_write_npy("kb.npy", "<f4", "(2, 1, 14, 8)", k, sizeof k);
+    harness_write_npy("vb.npy", "<f4", "(2, 1, 14, 3)", v, sizeof v);
+    EXPECT_FINE("run", "--q", "q.npy", "--k", "kb.npy", "--v", "vb.npy", OUTPUTS, "--layout",
+                "bhsd");
+    check_forward("bhsd", &in, fa_bhsd(NULL, FA_FLOAT32, B, 4, 5, DV), "<f4", "(2, 5, 4, 3)",
+                  "(2, 5, 4)");
+}
+
+/* Element i of a C-ordered array of this shape in Fortran order. */
+static int64_t fortran_index(int64_t i, const int64_t shape[4])
+{
+    int64_t index[4];
+    for (int a = 3; a >= 0; a--) {
+        index[a] = i % shape[a];
+        i /= shape[a];
+    }
+    return index[0] + shape[0] * (index[1] + shape[1] * (index[2] + shape[2] * index[3]));
+}
+
+/* Version 2 and 3, float64, big endian, Fortran order, spaces and double quotes: same numbers. */
+static void test_formats(void)
+{
+    const int64_t shape[4] = {B, NQ, HQ, D};
+    unsigned char wide[8 * Q_COUNT];
+    ref_inputs in = inputs(FA_FLOAT32);
+    for (int i = 0; i < Q_COUNT; i++) {
+        double x = (double)q[i];
+        uint64_t bits;
+        memcpy(&bits, &x, 8);
+        int64_t at = 8 * fortran_index(i, shape);
+        for (int byte = 0; byte < 8; byte++)
+            wide[at + byte] = (unsigned char)(bits >> (56 - 8 * byte));
+    }
+    harness_write_npy_parts("qf.npy", 3,
+                            "{\"shape\" : (2,5,4,8,) ,\n\t\"fortran_order\":True,'descr':'>f8'}",
+                            wide, sizeof wide);
+    harness_write_npy_parts("k2v.npy", 2,
+                            "{'descr': '=f4', 'fortran_order': False, 'shape': (2, 7, 2, 8)}\n", k,
+                            sizeof k);
+    EXPECT_FINE("run", "--q", "qf.npy", "--k", "k2v.npy", "--v", "v.npy", OUTPUTS);
+    check_usual("big endian, Fortran order", &in);
+}
+
+/* ---- dtypes ---------------------------------------------------------------------------------- */
+
+static uint16_t q16[Q_COUNT], k16[K_COUNT], v16[V_COUNT];
+
+static ref_inputs narrow_inputs(fa_dtype dtype)
+{
+    ref_inputs in = inputs(dtype);
+    bool half = dtype == FA_FLOAT16;
+    for (int i = 0; i < Q_COUNT; i++)
+        q16[i] = half ? fa_float_to_half(q[i]) : fa_float_to_bfloat(q[i]);
+    for (int i = 0; i < K_COUNT; i++)
+        k16[i] = half ? fa_float_to_half(k[i]) : fa_float_to_bfloat(k[i]);
+    for (int i = 0; i < V_COUNT; i++)
+        v16[i] = half ? fa_float_to_half(v[i]) : fa_float_to_bfloat(v[i]);
+    in.q.data = q16, in.k.data = k16, in.v.data = v16;
+    in.q.dtype = in.k.dtype = in.v.dtype = dtype;
+    return in;
+}
+
+static void test_float16(void)
+{
+    ref_inputs in = narrow_inputs(FA_FLOAT16);
+    fa_tensor out = fa_bshd(NULL, FA_FLOAT16, B, NQ, HQ, DV);
+    harness_write_npy("qh.npy", "<f2", "(2, 5, 4, 8)", q16, sizeof q16);
+    harness_write_npy("kh.npy", "<f2", "(2, 7, 2, 8)", k16, sizeof k16);
+    harness_write_npy("vh.npy", "<f2", "(2, 7, 2, 3)", v16, sizeof v16);
+    EXPECT_FINE("run", "--q", "qh.npy", "--k", "kh.npy", "--v", "vh.npy", OUTPUTS);
+    check_forward("float16 files", &in, out, "<f2", "(2, 5, 4, 3)", "(2, 4, 5)");
+    EXPECT_FINE("run", FILES, OUTPUTS, "--dtype", "f16");
+    check_forward("--dtype f16", &in, out, "<f2", "(2, 5, 4, 3)", "(2, 4, 5)");
+
+    /* One file of float32 among them: everything in float32. */
+    ref_inputs mixed = inputs(FA_FLOAT32);
+    mixed.q = in.q;
+    EXPECT_FINE("run", "--q", "qh.npy", "--k", "k.npy", "--v", "v.npy", OUTPUTS);
+    check_usual("mixed", &mixed);
+}
+
+/* The file holds float32, each a bfloat16. */
+static void test_bfloat16(void)
+{
+    ref_inputs in = narrow_inputs(FA_BFLOAT16);
+    EXPECT_FINE("run", FILES, OUTPUTS, "--dtype", "bf16");
+    uint32_t *bits = harness_read_npy("o.npy", "<f4", "(2, 5, 4, 3)", sizeof(float) * OUT_COUNT);
+    uint16_t narrow[OUT_COUNT];
+    ref_array want, want_lse;
+    ref_report report = REF_REPORT_INIT;
+    ref_forward(&in, &want, &want_lse);
+    for (int i = 0; bits && i < OUT_COUNT; i++) {
+        if (bits[i] & 0xffffu) ref_fail(&report, "element %d is no bfloat16", i);
+        narrow[i] = (uint16_t)(bits[i] >> 16);
+    }
+    fa_tensor out = fa_bshd(narrow, FA_BFLOAT16, B, NQ, HQ, DV);
+    if (bits) ref_check_tensor(&report, "out", &out, &want);
+    CHECK(bits && report.ok, "--dtype bf16: %s", report.message);
+    free(bits);
+    ref_array_free(&want);
+    ref_array_free(&want_lse);
+}
+
+/* float64 to 16 bits rounds once: 1 + 2^-11 + 2^-40 lies above the middle of two float16 and rounds
+ * up, but on the middle when it passes through float32. With one key, out is v. */
+static void test_rounding_once(void)
+{
+    const double value[1] = {1.0 + 0x1p-11 + 0x1p-40};
+    const float zero[1] = {0};
+    harness_write_npy("z.npy", "<f4", "(1, 1)", zero, sizeof zero);
+    harness_write_npy("once.npy", "<f8", "(1, 1)", value, sizeof value);
+    EXPECT_FINE("run", "--q", "z.npy", "--k", "z.npy", "--v", "once.npy", "--out", "o.npy",
+                "--dtype", "f16");
+    uint16_t *out = harness_read_npy("o.npy", "<f2", "(1, 1)", 2);
+    CHECK(out && out[0] == 0x3c01, "1 + 2^-11 + 2^-40 became %04x", out ? out[0] : 0u);
+    free(out);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+static void check_gradient(const char *path, const char *shape, fa_tensor got,
+                           const ref_array *want)
+{
+    ref_report report = REF_REPORT_INIT;
+    size_t count = (size_t)(got.shape[0] * got.shape[1] * got.shape[2] * got.shape[3]);
+    got.data = harness_read_npy(path, "<f4", shape, count * sizeof(float));
+    if (got.data) ref_check_tensor(&report, path, &got, want);
+    CHECK(got.data && report.ok, "%s: %s", path, report.message);
+    free(got.data);
+}
+
+static void test_grad(void)
+{
+    ref_inputs in = inputs(FA_FLOAT32);
+    fa_tensor b = fa_bshd(bias, FA_FLOAT32, 1, HQ, NQ, NK),
+              d = fa_bshd(dout, FA_FLOAT32, B, NQ, HQ, DV);
+    const int64_t bias_shape[4] = {1, HQ, NQ, NK};
+    ref_gradients want;
+    in.options.flags = FA_CAUSAL;
+    in.options.softcap = 3;
+    in.options.bias = &b;
+    in.options.sinks = sinks;
+    ref_backward(&in, &d, NULL, bias_shape, &want);
+    EXPECT_FINE("grad", FILES, OUTPUTS, "--dout", "dout.npy", "--causal", "--softcap", "3",
+                "--bias", "bias.npy", "--sinks", "sinks.npy", "--dq", "dq.npy", "--dk", "dk.npy",
+                "--dv", "dv.npy", "--dbias", "db.npy", "--dsinks", "ds.npy");
+    check_gradient("dq.npy", "(2, 5, 4, 8)", q_tensor, &want.dq);
+    check_gradient("dk.npy", "(2, 7, 2, 8)", k_tensor, &want.dk);
+    check_gradient("dv.npy", "(2, 7, 2, 3)", v_tensor, &want.dv);
+    check_gradient("db.npy", "(4, 5, 7)", b, &want.dbias);
+    check_gradient("ds.npy", "(4,)", fa_bshd(NULL, FA_FLOAT32, 1, 1, 1, HQ), &want.dsinks);
+    check_usual("forward of grad", &in);
+    ref_gradients_free(&want);
+    remove("dq.npy");
+    EXPECT_FINE("grad", FILES, "--dout", "dout.npy", "--dk", "dk.npy");
+    CHECK(!harness_read_file("dq.npy", &(size_t){0}), "dq.npy was written unasked");
+}
+
+/* No queries: files of no elements come and go. No keys: zeros and -inf. */
+static void test_empty(void)
+{
+    harness_write_npy("q0.npy", "<f4", "(2, 0, 4, 8)", NULL, 0);
+    harness_write_npy("k0.npy", "<f4", "(2, 0, 2, 8)", NULL, 0);
+    harness_write_npy("v0.npy", "<f4", "(2, 0, 2, 3)", NULL, 0);
+    EXPECT_FINE("run", "--q", "q0.npy", "--k", "k.npy", "--v", "v.npy", OUTPUTS);
+    free(harness_read_npy("o.npy", "<f4", "(2, 0, 4, 3)", 0));
+    free(harness_read_npy("l.npy", "<f4", "(2, 4, 0)", 0));
+    ref_inputs in = inputs(FA_FLOAT32);
+    in.k.shape[1] = in.v.shape[1] = 0;
+    EXPECT_FINE("run", "--q", "q.npy", "--k", "k0.npy", "--v", "v0.npy", OUTPUTS);
+    check_usual("no keys", &in);
+}
+
+int main(int argc, char **argv)
+{
+    harness_begin(argc, argv);
+    write_inputs();
+    test_options();
+    test_integer_masks();
+    test_axes();
+    test_layout();
+    test_formats();
+    test_float16();
+    test_bfloat16();
+    test_rounding_once();
+    test_grad();
+    test_empty();
+    return harness_end();
+}

@@ -1,0 +1,244 @@
+/*
+ * The API's argument checks on arbitrary structs. Extents, strides, dtypes and options come from the
+ * input; every tensor's data is one of a few buffers of a fixed size. What a call accepts must fit: a
+ * tensor that reaches outside its buffer is replaced by one without data before the call (the caller's
+ * pointers are the one thing that a library cannot check). The sanitizers watch; besides, a call that
+ * fails must say why.
+ */
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "flashattn.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+enum { BUFFER = 1 << 16, ARRAY = 64, TENSORS = 12, WORK = 1 << 22 };
+
+typedef struct input {
+    const uint8_t *bytes;
+    size_t left;
+} input;
+
+static uint8_t take(input *in)
+{
+    if (in->left == 0) return 0;
+    in->left--;
+    return *in->bytes++;
+}
+
+/* Mostly small; now and then any 64 bits. */
+static int64_t take_integer(input *in)
+{
+    uint8_t first = take(in);
+    if (first < 250) return (int64_t)first % 20 - (first >= 240 ? 10 : 0);
+    uint64_t wide = 0;
+    for (int n = 0; n < 8; n++) wide = wide << 8 | take(in);
+    return (int64_t)wide;
+}
+
+static float take_float(input *in)
+{
+    uint8_t first = take(in);
+    if (first < 200) return (float)first / 64 - 1;
+    uint32_t bits = 0;
+    for (int n = 0; n < 4; n++) bits = bits << 8 | take(in);
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Whether all elements lie in a buffer of BUFFER bytes. */
+static bool fits(const fa_tensor *t)
+{
+    int64_t low = 0, high = 1;
+    for (int axis = 0; axis < 4; axis++) {
+        int64_t step;
+        if (t->shape[axis] == 0) return true;
+        if (__builtin_mul_overflow(t->shape[axis] - 1, t->stride[axis], &step)) return false;
+        if (__builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high)) return false;
+    }
+    int64_t elements = BUFFER / (int64_t)(fa_dtype_size(t->dtype) ? fa_dtype_size(t->dtype) : 1);
+    return low >= -elements / 2 && high <= elements / 2;
+}
+
+/* A tensor of its own buffer, data in the middle. base: the shape it usually has. */
+static fa_tensor take_tensor(input *in, char *buffer, const int64_t base[4], fa_dtype dtype)
+{
+    fa_tensor t = {buffer + BUFFER / 2, dtype, {base[0], base[1], base[2], base[3]}, {0, 0, 0, 1}};
+    for (int axis = 2; axis >= 0; axis--)
+        if (__builtin_mul_overflow(t.stride[axis + 1], t.shape[axis + 1], &t.stride[axis])) t.stride[axis] = 1;
+    uint8_t changes = take(in);
+    if ((changes & 7) == 7) t.dtype = (fa_dtype)(take(in) % 7);
+    if (changes & 8) t.shape[take(in) % 4] = take_integer(in);
+    if (changes & 16) t.stride[take(in) % 4] = take_integer(in);
+    if (changes & 32) t.data = (char *)t.data + take(in) % 8;
+    if ((changes & 192) == 192 || !fits(&t)) t.data = NULL;
+    return t;
+}
+
+static void must_say_why(fa_status status)
+{
+    if (status == FA_OK) return;
+    if (!fa_last_error()[0] || strcmp(fa_status_name(status), "unknown status") == 0) abort();
+}
+
+/* What a case is made of. */
+typedef struct fuzz_case {
+    char buffers[TENSORS][BUFFER];
+    int32_t lengths[4][ARRAY], table[ARRAY];
+    float floats[4][ARRAY];
+    uint64_t state[2];
+    int64_t rows[ARRAY];
+    fa_tensor q, k, v, out, bias, mask, weights;
+    fa_gradients g;
+    fa_options o;
+} fuzz_case;
+
+static const int32_t *take_lengths(input *in, int32_t *array, int64_t count)
+{
+    if (take(in) % 4) return NULL;
+    if (count < 0 || count >= ARRAY) return NULL;
+    for (int n = 0; n <= count; n++) array[n] = (int32_t)take_integer(in);
+    return array;
+}
+
+static const float *take_floats(input *in, float *array, int64_t count)
+{
+    if (take(in) % 4) return NULL;
+    if (count < 0 || count > ARRAY) return NULL;
+    for (int n = 0; n < ARRAY; n++) array[n] = take_float(in);
+    return array;
+}
+
+static void take_options(input *in, fuzz_case *c)
+{
+    fa_options *o = &c->o;
+    int64_t heads = c->q.shape[2], batch = c->q.shape[0];
+    o->size = take(in) % 8 ? sizeof *o : (size_t)take(in);
+    o->flags = take(in) % 4 ? take(in) & 63u : 0;
+    if (take(in) % 16 == 1) o->device = (fa_device)(take(in) % 4);
+    if (take(in) % 4 == 1) o->scale = take_float(in);
+    if (take(in) % 4 == 1) o->softcap = take_float(in);
+    if (take(in) % 4 == 1) o->diagonal = take_integer(in);
+    if (take(in) % 4 == 1) o->window_left = take_integer(in);
+    if (take(in) % 4 == 1) o->window_right = take_integer(in);
+    if (c->bias.data) o->bias = &c->bias;
+    if (c->mask.data) o->mask = &c->mask;
+    o->alibi_slopes = take_floats(in, c->floats[0], heads);
+    o->sinks = take_floats(in, c->floats[1], heads);
+    if (take(in) % 4 == 1) o->dropout_p = take_float(in);
+    if (take(in) % 8 == 1) o->dropout_state = c->state;
+    if (take(in) % 4 == 1) o->num_sequences = batch = take_integer(in);
+    o->cu_seqlens_q = take_lengths(in, c->lengths[0], batch);
+    o->cu_seqlens_k = take_lengths(in, c->lengths[1], batch);
+    o->seqlens_q = take_lengths(in, c->lengths[2], batch);
+    o->seqlens_k = take_lengths(in, c->lengths[3], batch);
+    if (take(in) % 4 == 1) o->max_seqlen_q = take_integer(in);
+    if (take(in) % 4 == 1) o->max_seqlen_k = take_integer(in);
+    o->threads = take(in) % 4;
+    if (take(in) % 4 == 1) {
+        int64_t stride = take_integer(in), count;
+        if (!__builtin_mul_overflow(stride, batch, &count) && count <= ARRAY) {
+            o->block_table_stride = stride;
+            o->block_table = c->table;
+            for (int n = 0; n < ARRAY; n++) c->table[n] = (int32_t)take_integer(in);
+        }
+    }
+}
+
+static fuzz_case *take_case(input *in)
+{
+    fuzz_case *c = calloc(1, sizeof *c);
+    if (!c) abort();
+    int64_t batch = take(in) % 4, heads_kv = take(in) % 4, heads = heads_kv * (1 + take(in) % 3);
+    int64_t n_q = take(in) % 24, n_k = take(in) % 24, d = take(in) % 24, d_v = take(in) % 24;
+    fa_dtype dtype = (fa_dtype)(take(in) % 3);
+    const int64_t q[4] = {batch, n_q, heads, d}, k[4] = {batch, n_k, heads_kv, d};
+    const int64_t v[4] = {batch, n_k, heads_kv, d_v}, out[4] = {batch, n_q, heads, d_v};
+    const int64_t scores[4] = {batch, heads, n_q, n_k};
+    c->q = take_tensor(in, c->buffers[0], q, dtype);
+    c->k = take_tensor(in, c->buffers[1], k, dtype);
+    c->v = take_tensor(in, c->buffers[2], v, dtype);
+    c->out = take_tensor(in, c->buffers[3], out, dtype);
+    if (take(in) % 4 == 1) c->bias = take_tensor(in, c->buffers[4], scores, dtype);
+    if (take(in) % 4 == 1) c->mask = take_tensor(in, c->buffers[5], scores, FA_BOOL);
+    c->weights = take_tensor(in, c->buffers[6], scores, dtype);
+    c->g.size = take(in) % 8 ? sizeof c->g : (size_t)take(in);
+    c->g.dout = take_tensor(in, c->buffers[7], out, dtype);
+    c->g.dq = take_tensor(in, c->buffers[8], q, dtype);
+    c->g.dk = take_tensor(in, c->buffers[9], k, dtype);
+    c->g.dv = take_tensor(in, c->buffers[10], v, dtype);
+    if (c->bias.data) c->g.dbias = take_tensor(in, c->buffers[11], scores, dtype);
+    take_options(in, c);
+    return c;
+}
+
+/* The elements of an lse for a tensor like q or out, (blocks, heads, rows); -1 if they are too many. */
+static int64_t count_lse(const fa_tensor *t)
+{
+    int64_t count;
+    if (__builtin_mul_overflow(t->shape[0], t->shape[1], &count) ||
+        __builtin_mul_overflow(count, t->shape[2], &count) || count < 0 || count > WORK)
+        return -1;
+    return count;
+}
+
+/* Enough for attention and for combine; NULL if that is too much. */
+static float *make_lse(const fuzz_case *c)
+{
+    int64_t q = count_lse(&c->q), out = count_lse(&c->out);
+    if (q < 0 || out < 0) return NULL;
+    return calloc((size_t)(q > out ? q : out) + 1, sizeof(float));
+}
+
+/* Extents of empty axes may be huge: a case must end within a second. */
+static bool is_small(const fa_tensor *t)
+{
+    for (int axis = 0; axis < 4; axis++)
+        if (t->shape[axis] > 4096) return false;
+    return true;
+}
+
+static void ask(fuzz_case *c)
+{
+    char text[64];
+    size_t workspace;
+    for (int pass = 0; pass <= FA_PASS_WEIGHTS + 1; pass++) {
+        must_say_why(fa_supported((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o));
+        must_say_why(fa_describe((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o, text, sizeof text));
+        must_say_why(fa_workspace_size((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o, &workspace));
+    }
+}
+
+static void call(fuzz_case *c, float *lse, uint8_t choice)
+{
+    switch (choice % 5) {
+    case 0: must_say_why(fa_forward(&c->q, &c->k, &c->v, &c->out, lse, &c->o)); break;
+    case 1: must_say_why(fa_decode(&c->q, &c->k, &c->v, &c->out, lse, &c->o)); break;
+    case 2: must_say_why(fa_backward(&c->q, &c->k, &c->v, &c->out, lse, &c->g, &c->o)); break;
+    case 3:
+        must_say_why(fa_weights(&c->q, &c->k, c->rows, choice % ARRAY, &c->weights, &c->o));
+        break;
+    default: {
+        const fa_tensor parts[2] = {c->v, c->q};
+        const float *part_lse[2] = {lse, lse};
+        must_say_why(fa_combine(parts, part_lse, choice % 3, &c->out, NULL, choice & 64 ? &c->o : NULL));
+    }
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+    input in = {bytes, size};
+    fuzz_case *c = take_case(&in);
+    uint8_t choice = take(&in);
+    ask(c);
+    float *lse = make_lse(c);
+    bool small = is_small(&c->q) && is_small(&c->k) && is_small(&c->v) && is_small(&c->out) &&
+                 is_small(&c->weights) && c->q.shape[0] < ARRAY && c->o.num_sequences < ARRAY;
+    if (small && lse) call(c, lse, choice);
+    free(lse);
+    free(c);
+    return 0;
+}

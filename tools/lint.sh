@@ -1,0 +1,49 @@
+#!/bin/sh
+# make lint: formatting, static analysis, the order of layers, and documents that are generated.
+# All checks run; the exit code is 1 if one failed.
+set -u
+cd "$(dirname "$0")/.."
+status=0
+
+for tool in clang-format clang-tidy cppcheck python3; do
+    command -v "$tool" >/dev/null 2>&1 || {
+        echo "lint: $tool is not installed (Debian: apt-get install $tool)" >&2
+        exit 1
+    }
+done
+
+check() { # NAME COMMAND...: runs one check and says how it went
+    name=$1
+    shift
+    if "$@"; then echo "lint: $name: ok"; else echo "lint: $name: FAILED"; status=1; fi
+}
+
+formatting() {
+    tools/sources.sh | xargs clang-format --dry-run -Werror
+}
+
+# The engine is read as its portable build: the same source, without the intrinsics.
+defines="-DFA_ISA_PORTABLE=1 -DFA_ISA=portable -DFA_HAVE_PORTABLE=1 -D_POSIX_C_SOURCE=200809L"
+includes="-Iinclude -Isrc -Ireference -Icli"
+
+# shellcheck disable=SC2086
+tidy() {
+    find src cli reference -name '*.c' | LC_ALL=C sort |
+        xargs -n 4 -P "$(nproc)" sh -c 'clang-tidy --quiet "$@" -- -std=c11 '"$includes $defines"' 2>/dev/null' sh
+}
+
+# cppcheck takes the vectors of simd_portable.h, filled element by element, for uninitialized.
+# shellcheck disable=SC2086
+static_analysis() {
+    cppcheck --quiet --std=c11 --error-exitcode=1 --inline-suppr --enable=warning,performance,portability \
+             --suppress=missingIncludeSystem \
+             --suppress=uninitvar:src/cpu/simd_portable.h -j "$(nproc)" $includes $defines src cli reference
+}
+
+check formatting formatting
+check clang-tidy tidy
+check cppcheck static_analysis
+check "layer order" python3 tools/check_layers.py
+check "C API document" python3 docs/make_c_api.py --check
+check "measured tables" python3 bench/tables.py --check
+exit $status

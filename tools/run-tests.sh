@@ -1,0 +1,24 @@
+#!/bin/sh
+# Runs CTest in a build directory and ends with one line that counts: "N passed, M failed".
+# Usage: tools/run-tests.sh BUILD_DIR [JOBS [CTEST_OPTION...]]
+set -u
+build=$1
+jobs=${2:-2}
+[ $# -ge 2 ] && shift 2 || shift 1
+log=$build/tests.log
+
+ctest --test-dir "$build" --parallel "$jobs" --output-on-failure --no-tests=error \
+      --output-log "$log" "$@"
+status=$?
+
+# CTest's last line: "87% tests passed, 2 tests failed out of 15".
+counts=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1 \2/p' "$log")
+failed=${counts% *}
+total=${counts#* }
+if [ -z "$counts" ]; then
+    echo "0 passed, 1 failed (no test ran)"
+    exit 1
+fi
+echo "$((total - failed)) passed, $failed failed"
+[ "$failed" -eq 0 ] || status=1
+exit $status
