@@ -15,13 +15,12 @@ typedef struct fa_range {
 
 static inline fa_range fa_visible(const fa_problem *p, const fa_sequence *s, int64_t i)
 {
-    int64_t center = i + s->diagonal;
+    const int64_t center = i + s->diagonal;
     fa_range r = {0, s->n_k};
-    if (p->causal && center + 1 < r.hi) r.hi = center + 1;
-    if (p->window_right >= 0 && p->window_right < s->n_k && center + p->window_right + 1 < r.hi)
+    if (p->causal && center < r.hi - 1) r.hi = center + 1;
+    if (p->window_right >= 0 && p->window_right < r.hi - 1 - center)
         r.hi = center + p->window_right + 1;
-    if (p->window_left >= 0 && p->window_left <= center && center - p->window_left > r.lo)
-        r.lo = center - p->window_left;
+    if (p->window_left >= 0 && p->window_left < center) r.lo = center - p->window_left;
     if (r.hi < 0) r.hi = 0;
     if (r.lo > r.hi) r.lo = r.hi;
     return r;

@@ -208,19 +208,21 @@ static void gradient_row(float *x, float *dp, int64_t first, int64_t last, int64
 {
     const vf vbase = v_set1(base), vc = v_set1(factor), lowest = v_set1(fa_exp2_lowest(factor));
     const vf vcorrection = v_set1(correction);
-    const vf vdelta = v_set1(delta), zero = v_zero();
+    const vf vdelta = v_set1(delta), zero = v_zero(), masked = v_set1(-INFINITY);
     const int64_t start = from / VL * VL, end = fa_round_up(to, VL);
     for (int64_t c = start; c < from; c++) x[c] = -INFINITY;
     for (int64_t c = to; c < end; c++) x[c] = -INFINITY;
     for (int64_t c = first; c < start; c += VL) v_store(x + c, zero), v_store(dp + c, zero);
     for (int64_t c = start; c < end; c += VL) {
-        const vf w = v_mul(vcorrection, v_exp2(v_sub(v_load(x + c), vbase), vc, lowest));
+        const vm hidden = v_equal(v_load(x + c), masked);
+        vf w = v_mul(vcorrection, v_exp2(v_sub(v_load(x + c), vbase), vc, lowest));
+        w = v_select(hidden, zero, w); /* also where the row's log-sum-exp is NaN */
         vf g = v_load(dp + c);
         if (keep) g = v_mul(g, v_load(keep + c));
         g = v_mul(w, v_sub(g, vdelta));
         if (slope) g = v_mul(g, v_load(slope + c));
         v_store(x + c, keep ? v_mul(w, v_load(keep + c)) : w);
-        v_store(dp + c, v_select(v_equal(w, zero), zero, g)); /* what is masked may be NaN */
+        v_store(dp + c, v_select(hidden, zero, g)); /* and where dP is */
     }
     for (int64_t c = end; c < last; c += VL) v_store(x + c, zero), v_store(dp + c, zero);
 }

@@ -286,6 +286,7 @@ static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_deco
         memset(t->q + r * plan->depth, 0, (size_t)plan->depth * sizeof(float));
         memset(t->s + r * S_PITCH, 0, S_PITCH * sizeof(float));
     }
+    if (keys.hi <= keys.lo) return;
     for (int64_t j0 = keys.lo / FA_DECODE_TILE * FA_DECODE_TILE; j0 < keys.hi; j0 += FA_DECODE_TILE) {
         const char *row[FA_DECODE_TILE];
         float alpha[FA_DECODE_ROWS];

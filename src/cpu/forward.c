@@ -225,8 +225,9 @@ static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_f
         alpha[r] = fa_softmax_row(x, first, last, from, to, general ? 1.0f : scale, t->maximum + r0 + r,
                                t->sum + r0 + r);
         if (p->dropout_threshold) {
-            fa_dropout_factors(p, &row, t->keep, j0 + first, last - first);
-            for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - first];
+            const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
+            fa_dropout_factors(p, &row, t->keep, j0 + begin, last - begin);
+            for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
         }
 #ifdef FA_ISA_AVX512_BF16
         if (plan->bfloat)
@@ -306,7 +307,8 @@ static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_fo
 {
     const int64_t head_kv = head / (p->heads_q / p->heads_kv);
     const float scale = fa_effective_scale(p, b, head_kv);
-    const fa_range all = {fa_visible(p, s, i0).lo, fa_visible(p, s, i0 + rows - 1).hi};
+    fa_range all = {fa_visible(p, s, i0).lo, fa_visible(p, s, i0 + rows - 1).hi};
+    if (all.lo >= all.hi) all.hi = 0; /* no query sees a key: no tile */
     load_queries(p, plan, t, s, head, i0, rows);
     for (int64_t j0 = all.lo / plan->k_tile * plan->k_tile; j0 < all.hi; j0 += plan->k_tile) {
         const fa_range keys = {fa_max(all.lo, j0), fa_min(all.hi, j0 + plan->k_tile)};

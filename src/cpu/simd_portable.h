@@ -27,7 +27,18 @@ FA_INLINE vf v_sub(vf a, vf b) { return a - b; }
 FA_INLINE vf v_mul(vf a, vf b) { return a * b; }
 FA_INLINE vf v_div(vf a, vf b) { return a / b; }
 FA_INLINE vf v_fma(vf a, vf b, vf c) { return a * b + c; } /* fused where the machine can */
-FA_INLINE vf v_fms(vf a, vf b, vf c) { return a * b - c; }
+/* The exponential needs a*b - c, c near a*b, without the product's rounding: in two halves each, where
+ * the machine has no fused step. */
+FA_INLINE vf v_fms(vf a, vf b, vf c)
+{
+#ifdef FP_FAST_FMAF
+    return a * b - c;
+#else
+    const vm upper = {-4096, -4096, -4096, -4096};
+    const vf a_high = (vf)((vm)a & upper), b_high = (vf)((vm)b & upper);
+    return ((a_high * b_high - c) + a_high * (b - b_high)) + (a - a_high) * b;
+#endif
+}
 FA_INLINE vm v_less(vf a, vf b) { return a < b; }
 FA_INLINE vm v_equal(vf a, vf b) { return a == b; }
 FA_INLINE vf v_select(vm m, vf yes, vf no) { return (vf)((m & (vm)yes) | (~m & (vm)no)); }

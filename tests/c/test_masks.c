@@ -27,6 +27,7 @@ static void set_options(fa_options *o, const position_mask *m)
 {
     memset(o, 0, sizeof *o);
     o->size = sizeof *o;
+    o->threads = 1;
     if (m->causal) o->flags |= FA_CAUSAL;
     if (m->diagonal_given) o->flags |= FA_DIAGONAL;
     if (m->window) o->flags |= FA_WINDOW;

@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-enum { BUFFER = 1 << 16, ARRAY = 64, TENSORS = 12, WORK = 1 << 22 };
+enum { BUFFER = 1 << 16, ARRAY = 64, TENSORS = 12, WORK = 1 << 22, NEWER = 64 };
 
 typedef struct input {
     const uint8_t *bytes;
@@ -92,8 +92,16 @@ typedef struct fuzz_case {
     int64_t rows[ARRAY];
     fa_tensor q, k, v, out, bias, mask, weights;
     fa_gradients g;
+    uint8_t newer_gradients[NEWER]; /* behind each struct: the fields of a later version */
     fa_options o;
+    uint8_t newer_options[NEWER];
 } fuzz_case;
+
+/* A size that a caller of this or another version may give: no field is cut in two. */
+static size_t take_size(input *in, size_t known)
+{
+    return take(in) % 8 ? known : take(in) % ((known + NEWER) / 8 + 1) * 8;
+}
 
 static const int32_t *take_lengths(input *in, int32_t *array, int64_t count)
 {
@@ -115,7 +123,8 @@ static void take_options(input *in, fuzz_case *c)
 {
     fa_options *o = &c->o;
     int64_t heads = c->q.shape[2], batch = c->q.shape[0];
-    o->size = take(in) % 8 ? sizeof *o : (size_t)take(in);
+    o->size = take_size(in, sizeof *o);
+    c->newer_options[take(in) % NEWER] = take(in) % 32 == 1;
     o->flags = take(in) % 4 ? take(in) & 63u : 0;
     if (take(in) % 16 == 1) o->device = (fa_device)(take(in) % 4);
     if (take(in) % 4 == 1) o->scale = take_float(in);
@@ -164,7 +173,8 @@ static fuzz_case *take_case(input *in)
     if (take(in) % 4 == 1) c->bias = take_tensor(in, c->buffers[4], scores, dtype);
     if (take(in) % 4 == 1) c->mask = take_tensor(in, c->buffers[5], scores, FA_BOOL);
     c->weights = take_tensor(in, c->buffers[6], scores, dtype);
-    c->g.size = take(in) % 8 ? sizeof c->g : (size_t)take(in);
+    c->g.size = take_size(in, sizeof c->g);
+    c->newer_gradients[take(in) % NEWER] = take(in) % 32 == 1;
     c->g.dout = take_tensor(in, c->buffers[7], out, dtype);
     c->g.dq = take_tensor(in, c->buffers[8], q, dtype);
     c->g.dk = take_tensor(in, c->buffers[9], k, dtype);
