@@ -14,11 +14,10 @@
 
 enum {
     FA_SPLIT = 1024,    /* keys of a task */
-    FA_DECODE_TILE = 64, /* keys whose scores are held at a time */
+    FA_DECODE_TILE = 32, /* keys whose scores are held at a time: they and their values fit in L1 */
     FA_KEYS = 4,        /* keys and rows of the register tile of scores */
     FA_ROWS = 4,
     FA_WIDE = 4,        /* vectors of the register tile of values */
-    FA_AHEAD = 8,       /* rows that are prefetched ahead */
     S_PITCH = FA_DECODE_TILE + VL /* floats between rows of scores; whole vectors may run over */
 };
 
@@ -88,6 +87,21 @@ FA_INLINE vf load_vector(fa_dtype dtype, const char *row, int64_t c)
     return v_load_half((const uint16_t *)(const void *)row + c);
 }
 
+/* Rows that are needed next: while one tile of keys is scored its values are fetched, and while those
+ * are added the next keys, so that memory never waits for arithmetic. */
+typedef struct fa_ahead {
+    const char *row[FA_DECODE_TILE];
+    int64_t count, bytes;
+} fa_ahead;
+
+FA_INLINE void fetch_row(const fa_ahead *ahead, int64_t j)
+{
+    if (!ahead || j >= ahead->count) return;
+    const char *row = ahead->row[j];
+    for (int64_t at = 0; at < ahead->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+    __builtin_prefetch(row + ahead->bytes - 1, 0, 2); /* rows need not start with a cache line */
+}
+
 /* Scores of four keys for `rows` queries; dtype and rows are constants where this is inlined. */
 FA_INLINE void score_tile(const fa_dtype dtype, const int rows, const char *const key[FA_KEYS],
                           const float *q, int64_t depth, float *s)
@@ -123,13 +137,15 @@ FA_INLINE void score_rows(const fa_dtype dtype, const char *const key[FA_KEYS], 
 
 /* Values of one strip of columns: update = weights * values, wide vectors by rows. */
 FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const int wide, const char *const *value,
-                          int64_t keys, int64_t column, const float *s, float *update, int64_t columns)
+                          int64_t keys, int64_t column, const float *s, float *update, int64_t columns,
+                          const fa_ahead *ahead)
 {
     vf acc[FA_ROWS][8];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < wide; v++) acc[r][v] = v_zero();
     for (int64_t j = 0; j < keys; j++) {
         vf x[8];
+        fetch_row(ahead, j);
         FA_UNROLL for (int v = 0; v < wide; v++) x[v] = load_vector(dtype, value[j], column + v * VL);
         FA_UNROLL for (int r = 0; r < rows; r++)
         {
@@ -142,24 +158,26 @@ FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const int wide, 
 }
 
 FA_INLINE void value_rows(const fa_dtype dtype, const char *const *value, int64_t keys, const float *s,
-                          float *update, int64_t rows, int64_t columns)
+                          float *update, int64_t rows, int64_t columns, const fa_ahead *ahead)
 {
     for (int64_t r = 0; r < rows; r += FA_ROWS) {
         const float *w = s + r * S_PITCH;
         float *u = update + r * columns;
-        const int64_t left = rows - r;
+        const bool one = rows - r == 1;
         for (int64_t c = 0; c < columns;) {
             const int64_t vectors = (columns - c) / VL;
-            if (left == 1 && vectors >= 8)
-                value_tile(dtype, 1, 8, value, keys, c, w, u, columns), c += 8 * VL;
-            else if (left == 1 && vectors >= 4)
-                value_tile(dtype, 1, 4, value, keys, c, w, u, columns), c += 4 * VL;
-            else if (left == 1)
-                value_tile(dtype, 1, 1, value, keys, c, w, u, columns), c += VL;
+            const fa_ahead *next = r == 0 && c == 0 ? ahead : NULL;
+            if (one && vectors >= 8)
+                value_tile(dtype, 1, 8, value, keys, c, w, u, columns, next), c += 8 * VL;
+            else if (one && vectors >= 4)
+                value_tile(dtype, 1, 4, value, keys, c, w, u, columns, next), c += 4 * VL;
+            else if (one)
+                value_tile(dtype, 1, 1, value, keys, c, w, u, columns, next), c += VL;
             else if (vectors >= FA_WIDE)
-                value_tile(dtype, FA_ROWS, FA_WIDE, value, keys, c, w, u, columns), c += FA_WIDE * VL;
+                value_tile(dtype, FA_ROWS, FA_WIDE, value, keys, c, w, u, columns, next),
+                    c += FA_WIDE * VL;
             else
-                value_tile(dtype, FA_ROWS, 1, value, keys, c, w, u, columns), c += VL;
+                value_tile(dtype, FA_ROWS, 1, value, keys, c, w, u, columns, next), c += VL;
         }
     }
 }
@@ -170,37 +188,40 @@ static bool in_place(fa_dtype dtype, int64_t n)
     return n % VL == 0 && dtype != FA_FLOAT8_E4M3;
 }
 
-/* The addresses of rows j0 .. j0 + count - 1 of k or v, converted into stage if they must be. */
-static fa_dtype tile_rows(const fa_problem *p, const fa_view *view, int64_t width, const fa_sequence *s,
-                          int64_t b, int64_t head, int64_t j0, int64_t count, float *stage,
-                          const char **row)
+/* The addresses of rows [j0 + skip, j0 + count) of k or v. */
+static void find_rows(const fa_problem *p, const fa_view *view, int64_t width, const fa_sequence *s,
+                      int64_t b, int64_t head, int64_t j0, int64_t skip, int64_t count, fa_ahead *found)
+{
+    for (int64_t j = skip; j < count; j++) found->row[j] = fa_key_row(p, view, s, b, j0 + j, head);
+    for (int64_t j = 0; j < skip && skip < count; j++) found->row[j] = found->row[skip];
+    found->count = count;
+    found->bytes = width * (int64_t)fa_dtype_size(view->dtype);
+}
+
+/* The rows as the products read them: where they lie, or converted into stage. Returns their type. */
+static fa_dtype stage_rows(const fa_view *view, int64_t width, const fa_ahead *found, float *stage,
+                           const char **row)
 {
     const bool direct = in_place(view->dtype, width);
     const int64_t padded = fa_round_up(width, VL);
-    for (int64_t j = 0; j < count; j++) {
-        row[j] = fa_key_row(p, view, s, b, j0 + j, head);
+    for (int64_t j = 0; j < found->count; j++) {
+        row[j] = found->row[j];
         if (direct) continue;
-        fa_load_row(stage + j * padded, row[j], view->dtype, width, padded);
+        fa_load_row(stage + j * padded, found->row[j], view->dtype, width, padded);
         row[j] = (const char *)(stage + j * padded);
     }
     return direct ? view->dtype : FA_FLOAT32;
 }
 
-static void prefetch_row(const char *row, int64_t bytes)
-{
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
-}
-
 /* s[r][j] = q_r . k_j for a tile of keys. */
 static void score_keys(const fa_decode_plan *plan, fa_decode_tiles *t, fa_dtype dtype,
-                       const char *const *row, int64_t count, int64_t rows)
+                       const char *const *row, int64_t count, int64_t rows, const fa_ahead *ahead)
 {
-    const int64_t bytes = plan->depth * (dtype == FA_FLOAT32 ? 4 : 2);
     for (int64_t j = 0; j < count; j += FA_KEYS) {
         const char *key[FA_KEYS];
         for (int e = 0; e < FA_KEYS; e++) {
             key[e] = row[fa_min(j + e, count - 1)];
-            if (j + e + FA_AHEAD < count) prefetch_row(row[j + e + FA_AHEAD], bytes);
+            fetch_row(ahead, j + e);
         }
         if (dtype == FA_FLOAT32)
             score_rows(FA_FLOAT32, key, t->q, plan->depth, rows, t->s + j);
@@ -226,15 +247,15 @@ static void value_skip_zeros(fa_dtype dtype, const char *const *value, int64_t k
 }
 
 static void add_values(const fa_decode_plan *plan, fa_decode_tiles *t, fa_dtype dtype,
-                       const char *const *row, int64_t count, int64_t rows, const float *alpha,
-                       fa_partial *partial)
+                       const char *const *row, int64_t count, int64_t rows, const fa_ahead *ahead,
+                       const float *alpha, fa_partial *partial)
 {
     if (dtype == FA_FLOAT32)
-        value_rows(FA_FLOAT32, row, count, t->s, t->update, rows, plan->columns);
+        value_rows(FA_FLOAT32, row, count, t->s, t->update, rows, plan->columns, ahead);
     else if (dtype == FA_BFLOAT16)
-        value_rows(FA_BFLOAT16, row, count, t->s, t->update, rows, plan->columns);
+        value_rows(FA_BFLOAT16, row, count, t->s, t->update, rows, plan->columns, ahead);
     else
-        value_rows(FA_FLOAT16, row, count, t->s, t->update, rows, plan->columns);
+        value_rows(FA_FLOAT16, row, count, t->s, t->update, rows, plan->columns, ahead);
     if (!fa_all_finite(t->update, rows * plan->columns))
         value_skip_zeros(dtype, row, count, t->s, t->update, rows, plan->columns);
     for (int64_t r = 0; r < rows; r++) {
@@ -287,18 +308,21 @@ static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_deco
         memset(t->s + r * S_PITCH, 0, S_PITCH * sizeof(float));
     }
     if (keys.hi <= keys.lo) return;
-    for (int64_t j0 = keys.lo / FA_DECODE_TILE * FA_DECODE_TILE; j0 < keys.hi; j0 += FA_DECODE_TILE) {
+    int64_t j0 = keys.lo / FA_DECODE_TILE * FA_DECODE_TILE;
+    int64_t skip = keys.lo - j0; /* keys of the first tile that nobody sees are not read */
+    fa_ahead k, v;
+    find_rows(p, &p->k, p->d, s, b, head_kv, j0, skip, fa_min(FA_DECODE_TILE, keys.hi - j0), &k);
+    for (; j0 < keys.hi; j0 += FA_DECODE_TILE, skip = 0) {
         const char *row[FA_DECODE_TILE];
         float alpha[FA_DECODE_ROWS];
-        const int64_t skip = fa_max(keys.lo - j0, 0); /* keys that nobody sees are not read */
-        const int64_t count = fa_min(FA_DECODE_TILE, keys.hi - j0);
-        fa_dtype dtype = tile_rows(p, &p->k, p->d, s, b, head_kv, j0 + skip, count - skip, t->stage, row + skip);
-        for (int64_t j = 0; j < skip; j++) row[j] = row[skip];
-        score_keys(plan, t, dtype, row, count, rows);
+        const int64_t count = k.count, next = j0 + FA_DECODE_TILE;
+        find_rows(p, &p->v, p->d_v, s, b, head_kv, j0, skip, count, &v);
+        fa_dtype dtype = stage_rows(&p->k, p->d, &k, t->stage, row);
+        score_keys(plan, t, dtype, row, count, rows, &v);
         softmax_tile(p, t, s, b, head0, rows, j0, count, scale, partial, alpha);
-        dtype = tile_rows(p, &p->v, p->d_v, s, b, head_kv, j0 + skip, count - skip, t->stage, row + skip);
-        for (int64_t j = 0; j < skip; j++) row[j] = row[skip];
-        add_values(plan, t, dtype, row, count, rows, alpha, partial);
+        find_rows(p, &p->k, p->d, s, b, head_kv, next, 0, fa_min(FA_DECODE_TILE, keys.hi - next), &k);
+        dtype = stage_rows(&p->v, p->d_v, &v, t->stage, row);
+        add_values(plan, t, dtype, row, count, rows, &k, alpha, partial);
     }
 }
 
