@@ -35,26 +35,57 @@ static int parse(int argc, char **argv, arguments *a)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
     const cli_option options[] = {
-        {.name = "--seconds", .kind = CLI_INTEGER, .value = &a->seconds, .meta = "N", .min = 0,
-         .max = 1000000, .help = "how long to go on; default 10"},
-        {.name = "--cases", .kind = CLI_INTEGER, .value = &a->cases, .meta = "N", .min = 1,
-         .max = INT64_MAX, .given = &a->cases_given, .help = "this many problems, however long they take"},
-        {.name = "--seed", .kind = CLI_SEED, .value = &a->seed, .meta = "N", .given = &a->seed_given,
+        {.name = "--seconds",
+         .kind = CLI_INTEGER,
+         .value = &a->seconds,
+         .meta = "N",
+         .min = 0,
+         .max = 1000000,
+         .help = "how long to go on; default 10"},
+        {.name = "--cases",
+         .kind = CLI_INTEGER,
+         .value = &a->cases,
+         .meta = "N",
+         .min = 1,
+         .max = INT64_MAX,
+         .given = &a->cases_given,
+         .help = "this many problems, however long they take"},
+        {.name = "--seed",
+         .kind = CLI_SEED,
+         .value = &a->seed,
+         .meta = "N",
+         .given = &a->seed_given,
          .help = "which problems to draw; default: from the clock"},
-        {.name = "--case", .kind = CLI_SEED, .value = &a->single, .meta = "N",
-         .given = &a->single_given, .help = "only this problem, as a failure names it"},
-        {.name = "--device", .kind = CLI_CHOICE, .value = &a->device, .meta = "NAME",
-         .choices = devices, .help = "auto, cpu or cuda; default auto"},
-        {.name = "--threads", .kind = CLI_INTEGER, .value = &a->threads, .meta = "N", .min = 1,
-         .max = 1024, .help = "threads of each call; default: 1 to 3, drawn"},
+        {.name = "--case",
+         .kind = CLI_SEED,
+         .value = &a->single,
+         .meta = "N",
+         .given = &a->single_given,
+         .help = "only this problem, as a failure names it"},
+        {.name = "--device",
+         .kind = CLI_CHOICE,
+         .value = &a->device,
+         .meta = "NAME",
+         .choices = devices,
+         .help = "auto, cpu or cuda; default auto"},
+        {.name = "--threads",
+         .kind = CLI_INTEGER,
+         .value = &a->threads,
+         .meta = "N",
+         .min = 1,
+         .max = 1024,
+         .help = "threads of each call; default: 1 to 3, drawn"},
         {.name = "--json", .kind = CLI_FLAG, .value = &a->json, .help = "one JSON object per line"},
     };
     const cli_command command = {
         .name = "verify",
-        .usage = "[--seconds N | --cases N | --case N] [--seed N] [--device NAME] [--threads N] [--json]",
-        .about = "Draws random problems over all passes, types and options and compares the results with\n"
-                 "a naive computation in float64. Errors are given in units of what rounding allows:\n"
-                 "up to 1 is right.",
+        .usage = "[--seconds N | --cases N | --case N] [--seed N] [--device NAME] [--threads N] "
+                 "[--json]",
+        .about =
+            "Draws random problems over all passes, types and options and compares the results "
+            "with\n"
+            "a naive computation in float64. Errors are given in units of what rounding allows:\n"
+            "up to 1 is right.",
         .options = options,
         .num_options = CLI_COUNT(options),
         .notes = "Stops at the first wrong result and prints the command that computes it again.",
@@ -63,10 +94,7 @@ static int parse(int argc, char **argv, arguments *a)
 }
 
 /* Problem number i of a seed. The generator mixes the bits. */
-static uint64_t problem_number(uint64_t seed, int64_t i)
-{
-    return seed * 1000003u + (uint64_t)i;
-}
+static uint64_t problem_number(uint64_t seed, int64_t i) { return seed * 1000003u + (uint64_t)i; }
 
 static void count(summary *s, const random_result *r)
 {
@@ -74,7 +102,8 @@ static void count(summary *s, const random_result *r)
     s->problems++;
     t->problems++;
     if (!(r->report.worst <= t->worst)) t->worst = r->report.worst;
-    if (!(r->report.worst_absolute <= t->worst_absolute)) t->worst_absolute = r->report.worst_absolute;
+    if (!(r->report.worst_absolute <= t->worst_absolute))
+        t->worst_absolute = r->report.worst_absolute;
 }
 
 static void print_json_failure(const random_result *r)
@@ -125,13 +154,15 @@ static void print_json(const summary *s)
 
 static void print_table(const summary *s)
 {
-    printf("%-10s %-14s %9s  %16s  %14s\n", "pass", "dtype", "problems", "error / allowed", "largest error");
+    printf("%-10s %-14s %9s  %16s  %14s\n", "pass", "dtype", "problems", "error / allowed",
+           "largest error");
     for (int pass = 0; pass < RANDOM_NUM_PASSES; pass++)
         for (int dtype = 0; dtype < NUM_DTYPES; dtype++) {
             const tally *t = &s->by[pass][dtype];
             if (t->problems == 0) continue;
-            printf("%-10s %-14s %9" PRId64 "  %16.3f  %14.2e\n", random_pass_name((random_pass)pass),
-                   fa_dtype_name((fa_dtype)dtype), t->problems, t->worst, t->worst_absolute);
+            printf("%-10s %-14s %9" PRId64 "  %16.3f  %14.2e\n",
+                   random_pass_name((random_pass)pass), fa_dtype_name((fa_dtype)dtype), t->problems,
+                   t->worst, t->worst_absolute);
         }
     printf("%" PRId64 " random problems in %.1f s, all within what rounding allows\n", s->problems,
            s->seconds);

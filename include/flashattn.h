@@ -244,7 +244,8 @@ typedef struct fa_options {
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads; /* CPU: how many threads; 0: OpenMP's choice. Never changes a bit of a result */
+    int32_t threads; /* CPU: how many threads; 0: OpenMP's choice, fewer for tiny problems. Never
+                      * changes a bit of a result                                                  */
     int32_t reserved; /* 0 */
 
     void *stream;          /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */

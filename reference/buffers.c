@@ -76,7 +76,8 @@ ref_layout ref_layout_random(ref_random *random, bool input, bool any_last)
     return l;
 }
 
-void ref_buffers_tensor(ref_buffers *buffers, const char *name, fa_tensor *t, const ref_layout *layout)
+void ref_buffers_tensor(ref_buffers *buffers, const char *name, fa_tensor *t,
+                        const ref_layout *layout)
 {
     int64_t size = (int64_t)fa_dtype_size(t->dtype), elements = 1, first = layout->misalignment;
     for (int n = 3; n >= 0; n--) {
@@ -140,8 +141,8 @@ static bool gaps_are_clean(const ref_buffer *b)
         for (int64_t j = 0; j < t->shape[1]; j++)
             for (int64_t k = 0; k < t->shape[2]; k++)
                 for (int64_t l = 0; l < t->shape[3]; l++) {
-                    int64_t element = i * t->stride[0] + j * t->stride[1] + k * t->stride[2] +
-                                      l * t->stride[3];
+                    int64_t element =
+                        i * t->stride[0] + j * t->stride[1] + k * t->stride[2] + l * t->stride[3];
                     const char *p = (const char *)t->data + element * (int64_t)size;
                     memset(written + (p - b->data), 1, size);
                 }

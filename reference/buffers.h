@@ -29,21 +29,26 @@ void *ref_buffers_new(ref_buffers *buffers, const char *name, size_t bytes, size
 
 /* Where a tensor's axes lie in memory. */
 typedef struct ref_layout {
-    int order[4];         /* axes, outermost first                                                 */
-    int64_t gap[4];       /* elements left free behind each step of an axis                        */
-    bool negative[4];     /* the axis runs backwards                                               */
-    bool broadcast[4];    /* stride 0                                                              */
-    int64_t misalignment; /* elements in front                                                     */
+    int order[4];      /* axes, outermost first                                                 */
+    int64_t gap[4];    /* elements left free behind each step of an axis                        */
+    bool negative[4];  /* the axis runs backwards                                               */
+    bool broadcast[4]; /* stride 0                                                              */
+    int64_t
+        misalignment; /* elements in front                                                     */
 } ref_layout;
 
-#define REF_LAYOUT_CONTIGUOUS {{0, 1, 2, 3}, {0}, {false}, {false}, 0}
+#define REF_LAYOUT_CONTIGUOUS                                                                      \
+    {                                                                                              \
+        {0, 1, 2, 3}, {0}, {false}, {false}, 0                                                     \
+    }
 
 /* A random one: any order of the first three axes (of all four if any_last), gaps and misalignment;
  * with input also negative and 0 strides. */
 ref_layout ref_layout_random(ref_random *random, bool input, bool any_last);
 
 /* Gives a tensor (dtype and shape are set) strides and a buffer. */
-void ref_buffers_tensor(ref_buffers *buffers, const char *name, fa_tensor *t, const ref_layout *layout);
+void ref_buffers_tensor(ref_buffers *buffers, const char *name, fa_tensor *t,
+                        const ref_layout *layout);
 
 /* Says that t's elements will be written by the library. */
 void ref_buffers_output(ref_buffers *buffers, const fa_tensor *t);

@@ -18,7 +18,8 @@ void ref_fail(ref_report *report, const char *format, ...)
 }
 
 /* NULL if got is near enough to want; else what is wrong. */
-static const char *compare(ref_report *report, fa_dtype dtype, double got, double want, double error)
+static const char *compare(ref_report *report, fa_dtype dtype, double got, double want,
+                           double error)
 {
     if (isnan(want)) return isnan(got) ? NULL : "expected NaN";
     if (isinf(want)) return got == want ? NULL : "expected an infinity";
@@ -48,8 +49,9 @@ void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got
                     const char *wrong =
                         compare(report, got->dtype, value, want->value[n], want->error[n]);
                     if (wrong)
-                        ref_fail(report, "%s[%lld,%lld,%lld,%lld] = %.9g, reference %.9g +- %.2g: %s",
-                                 name, (long long)a, (long long)b, (long long)c, (long long)d, value,
+                        ref_fail(report,
+                                 "%s[%lld,%lld,%lld,%lld] = %.9g, reference %.9g +- %.2g: %s", name,
+                                 (long long)a, (long long)b, (long long)c, (long long)d, value,
                                  want->value[n], want->error[n], wrong);
                 }
 }

@@ -9,12 +9,15 @@
 
 typedef struct ref_report {
     bool ok;
-    double worst;          /* the largest error in units of what is allowed                        */
+    double worst; /* the largest error in units of what is allowed                        */
     double worst_absolute; /* the largest absolute error                                          */
     char message[400];     /* of the first thing that was wrong                                   */
 } ref_report;
 
-#define REF_REPORT_INIT {true, 0, 0, ""}
+#define REF_REPORT_INIT                                                                            \
+    {                                                                                              \
+        true, 0, 0, ""                                                                             \
+    }
 
 /* Counts a failure; the first one's message is kept. */
 void ref_fail(ref_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -24,6 +27,7 @@ void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got
                       const ref_array *want);
 
 /* The same for contiguous float32, as lse is. */
-void ref_check_floats(ref_report *report, const char *name, const float *got, const ref_array *want);
+void ref_check_floats(ref_report *report, const char *name, const float *got,
+                      const ref_array *want);
 
 #endif

@@ -30,7 +30,7 @@ typedef struct problem {
     bool packed_q, packed_k, padded_q, padded_k, paged;
     int64_t page_size, pages;
     int64_t length_q[MAX_BATCH], length_k[MAX_BATCH];
-    bool *seen; /* (batch, Hkv, n_k): whether any query may see the key */
+    bool *seen;       /* (batch, Hkv, n_k): whether any query may see the key */
     bool hide_unseen; /* unseen keys stay NaN */
     double amplitude, bias_holes;
     fa_tensor parts[MAX_PARTS];
@@ -51,10 +51,7 @@ static void say(problem *p, const char *format, ...)
     if (n > 0) p->text_length += (size_t)n < room ? (size_t)n : room - 1;
 }
 
-static bool once_in(problem *p, int64_t n)
-{
-    return ref_random_once_in(&p->random, n);
-}
+static bool once_in(problem *p, int64_t n) { return ref_random_once_in(&p->random, n); }
 
 static int64_t between(problem *p, int64_t low, int64_t high)
 {
@@ -65,7 +62,6 @@ static double uniform(problem *p, double low, double high)
 {
     return low + (high - low) * ref_random_unit(&p->random);
 }
-
 
 const char *random_pass_name(random_pass pass)
 {
@@ -125,14 +121,14 @@ static void shrink(problem *p, double work)
 
 static void draw_sizes(problem *p)
 {
-    static const random_pass passes[] = {RANDOM_FORWARD,  RANDOM_FORWARD, RANDOM_FORWARD,
-                                         RANDOM_BACKWARD, RANDOM_BACKWARD, RANDOM_BACKWARD,
-                                         RANDOM_DECODE,   RANDOM_DECODE,  RANDOM_WEIGHTS,
-                                         RANDOM_COMBINE};
+    static const random_pass passes[] = {
+        RANDOM_FORWARD,  RANDOM_FORWARD, RANDOM_FORWARD, RANDOM_BACKWARD, RANDOM_BACKWARD,
+        RANDOM_BACKWARD, RANDOM_DECODE,  RANDOM_DECODE,  RANDOM_WEIGHTS,  RANDOM_COMBINE};
     p->pass = passes[between(p, 0, 9)];
     p->batch = once_in(p, 3) ? between(p, 2, MAX_BATCH) : 1;
     p->heads_kv = between(p, 1, 3);
-    p->heads_q = p->heads_kv * (once_in(p, 2) ? 1 : between(p, 2, p->pass == RANDOM_DECODE ? 9 : 4));
+    p->heads_q =
+        p->heads_kv * (once_in(p, 2) ? 1 : between(p, 2, p->pass == RANDOM_DECODE ? 9 : 4));
     p->n_q = draw_length(p);
     p->n_k = once_in(p, 3) ? p->n_q : draw_length(p);
     if (p->pass == RANDOM_DECODE) {
@@ -152,10 +148,7 @@ static void draw_sizes(problem *p)
  * Types and tensors
  * ---------------------------------------------------------------------------------------------- */
 
-static fa_dtype draw_dtype(problem *p)
-{
-    return (fa_dtype)between(p, FA_FLOAT32, FA_BFLOAT16);
-}
+static fa_dtype draw_dtype(problem *p) { return (fa_dtype)between(p, FA_FLOAT32, FA_BFLOAT16); }
 
 static void draw_dtypes(problem *p)
 {
@@ -288,7 +281,8 @@ static void draw_lengths(problem *p, int64_t *rows_q, int64_t *blocks_q, int64_t
     p->padded_k = kind == 4 || kind == 5;
     p->paged = kind == 6 || kind == 2;
     for (int64_t b = 0; b < p->batch; b++) {
-        bool ragged_q = p->packed_q || p->padded_q, ragged_k = p->packed_k || p->padded_k || p->paged;
+        bool ragged_q = p->packed_q || p->padded_q,
+             ragged_k = p->packed_k || p->padded_k || p->paged;
         p->length_q[b] = spare_q[b] = ragged_q ? between(p, 0, p->n_q) : p->n_q;
         p->length_k[b] = spare_k[b] = ragged_k ? between(p, 0, p->n_k) : p->n_k;
     }
@@ -436,8 +430,8 @@ static void draw_options(problem *p, const random_settings *settings)
     if (once_in(p, 6)) {
         bool each = once_in(p, 2);
         int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
-        o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * (p->batch - 1), 0,
-                                             once_in(p, 4) ? 1 : 0.05);
+        o->alibi_slopes = make_random_floats(
+            p, "alibi_slopes", p->heads_q + stride * (p->batch - 1), 0, once_in(p, 4) ? 1 : 0.05);
         o->alibi_batch_stride = stride;
         say(p, " alibi%s", each ? "(batch)" : "");
     }
@@ -457,7 +451,8 @@ static void draw_options(problem *p, const random_settings *settings)
     }
     if (p->in.k.dtype == FA_FLOAT8_E4M3 && once_in(p, 2)) {
         int64_t n = p->batch * p->heads_kv;
-        if (p->in.q.dtype == FA_FLOAT8_E4M3) o->q_descale = make_random_floats(p, "q_descale", n, 0.3, 2);
+        if (p->in.q.dtype == FA_FLOAT8_E4M3)
+            o->q_descale = make_random_floats(p, "q_descale", n, 0.3, 2);
         o->k_descale = make_random_floats(p, "k_descale", n, 0.3, 2);
         o->v_descale = make_random_floats(p, "v_descale", n, 0.3, 2);
         say(p, " descale");
@@ -468,7 +463,8 @@ static void draw_options(problem *p, const random_settings *settings)
  * Contents: only what may be read gets a value, all else stays NaN
  * ---------------------------------------------------------------------------------------------- */
 
-static void fill_row(problem *p, const fa_tensor *t, int64_t a, int64_t b, int64_t c, double amplitude)
+static void fill_row(problem *p, const fa_tensor *t, int64_t a, int64_t b, int64_t c,
+                     double amplitude)
 {
     for (int64_t e = 0; e < t->shape[3]; e++)
         ref_store(t, a, b, c, e, amplitude * ref_random_normal(&p->random));
@@ -556,7 +552,8 @@ static void check_forward(problem *p, random_result *result)
 {
     const fa_options *o = &p->in.options;
     bool decode = p->pass == RANDOM_DECODE;
-    fa_status status = (decode ? fa_decode : fa_forward)(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, o);
+    fa_status status =
+        (decode ? fa_decode : fa_forward)(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, o);
     if (!succeeded(result, decode ? "fa_decode" : "fa_forward", status)) return;
     ref_array out, lse;
     ref_forward(&p->in, &out, &lse);
@@ -611,8 +608,9 @@ static void check_backward(problem *p, random_result *result)
 
 static void check_weights(problem *p, random_result *result)
 {
-    if (!succeeded(result, "fa_weights",
-                   fa_weights(&p->in.q, &p->in.k, p->rows, p->num_rows, &p->weights, &p->in.options)))
+    if (!succeeded(
+            result, "fa_weights",
+            fa_weights(&p->in.q, &p->in.k, p->rows, p->num_rows, &p->weights, &p->in.options)))
         return;
     ref_array want;
     ref_weights(&p->in, p->rows, p->num_rows, p->weights.shape[3], &want);
@@ -659,7 +657,8 @@ static void make_gradients(problem *p)
         draw_score_shape(p, &p->dbias);
         make_tensor(p, "dbias", &p->dbias, false, true);
     }
-    if (p->in.options.sinks && !once_in(p, 4)) p->dsinks = make_output_floats(p, "dsinks", p->heads_q);
+    if (p->in.options.sinks && !once_in(p, 4))
+        p->dsinks = make_output_floats(p, "dsinks", p->heads_q);
 }
 
 static void make_weights(problem *p)
@@ -756,9 +755,11 @@ static void say_how_to_reproduce(uint64_t number, const random_settings *setting
 {
     const char *isa = getenv("FA_CPU_ISA");
     char threads[32] = "";
-    if (settings->threads) snprintf(threads, sizeof threads, " --threads %d", (int)settings->threads);
-    snprintf(result->reproduce, sizeof result->reproduce, "%s%.16s%sflashattn verify --case %" PRIu64 "%s%s",
-             isa ? "FA_CPU_ISA=" : "", isa ? isa : "", isa ? " " : "", number, threads,
+    if (settings->threads)
+        snprintf(threads, sizeof threads, " --threads %d", (int)settings->threads);
+    snprintf(result->reproduce, sizeof result->reproduce,
+             "%s%.16s%sflashattn verify --case %" PRIu64 "%s%s", isa ? "FA_CPU_ISA=" : "",
+             isa ? isa : "", isa ? " " : "", number, threads,
              settings->device == FA_DEVICE_CUDA ? " --device cuda" : "");
 }
 

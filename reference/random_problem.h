@@ -26,7 +26,7 @@ typedef struct random_settings {
 
 typedef struct random_result {
     random_pass pass;
-    fa_dtype dtype; /* of q (combine: of the parts) */
+    fa_dtype dtype;   /* of q (combine: of the parts) */
     fa_status status; /* of the call that failed, else FA_OK */
     ref_report report;
     char description[800]; /* one line */

@@ -47,7 +47,8 @@ static ref_array unpack(const fa_tensor *t)
     for (int64_t a = 0; a < t->shape[0]; a++)
         for (int64_t b = 0; b < t->shape[1]; b++)
             for (int64_t c = 0; c < t->shape[2]; c++)
-                for (int64_t d = 0; d < t->shape[3]; d++) array.value[n++] = ref_load(t, a, b, c, d);
+                for (int64_t d = 0; d < t->shape[3]; d++)
+                    array.value[n++] = ref_load(t, a, b, c, d);
     return array;
 }
 
@@ -67,7 +68,7 @@ ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out)
     bool bfloat = q == FA_BFLOAT16 || k == FA_BFLOAT16 || v == FA_BFLOAT16;
     /* Where bfloat16 dot products are used, weights are rounded to bfloat16: half an epsilon each. */
     double weight = bfloat ? 0.75 * ref_epsilon(FA_BFLOAT16) : sum;
-    ref_rounding r = {weight, sum, ref_epsilon(out) / 2};
+    ref_rounding r = {weight, sum, ref_epsilon(out) / 2, ref_smallest(out)};
     return r;
 }
 
@@ -101,7 +102,8 @@ ref_item ref_item_of(const ref_inputs *in, int64_t b)
     return item;
 }
 
-void ref_key_place(const ref_inputs *in, const ref_item *item, int64_t j, int64_t *block, int64_t *row)
+void ref_key_place(const ref_inputs *in, const ref_item *item, int64_t j, int64_t *block,
+                   int64_t *row)
 {
     const fa_options *o = &in->options;
     if (o->block_table) {
@@ -152,7 +154,8 @@ void ref_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4
     memcpy(out, x, sizeof x);
 }
 
-uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t i, uint32_t j)
+uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t i,
+                          uint32_t j)
 {
     uint32_t counter[4] = {4 * (j >> 5) + ((j >> 1) & 3), i, batch_head + (uint32_t)(offset >> 32),
                            (uint32_t)offset};
@@ -164,7 +167,8 @@ uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, u
 }
 
 /* Step 8's factor: 0 or 1 / (1 - p); 1 without dropout. */
-static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i, int64_t j)
+static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i,
+                          int64_t j)
 {
     const fa_options *o = &in->options;
     if (!(o->dropout_p > 0)) return 1;
@@ -190,8 +194,15 @@ typedef struct loaded {
 
 static loaded load_inputs(const ref_inputs *in)
 {
-    loaded l = {in, unpack(&in->q), unpack(&in->k), {{0}, NULL, NULL}, in->q.shape[3], in->v.shape[3],
-                in->q.shape[2], in->k.shape[2], 0};
+    loaded l = {in,
+                unpack(&in->q),
+                unpack(&in->k),
+                {{0}, NULL, NULL},
+                in->q.shape[3],
+                in->v.shape[3],
+                in->q.shape[2],
+                in->k.shape[2],
+                0};
     if (in->v.data) l.v = unpack(&in->v);
     bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
     l.scale = given ? (double)in->options.scale : 1 / sqrt((double)l.d);
@@ -213,19 +224,20 @@ static double descale(const loaded *l, const float *factors, int64_t b, int64_t 
 
 typedef struct row {
     int64_t n_k;
-    double *x, *x_error;         /* logits after step 5; errors are absolute                        */
-    double *slope, *slope_error; /* derivative of step 2                                            */
-    double *p, *p_error;         /* step 7                                                          */
-    double *keep;                /* step 8's factor                                                 */
+    double *x, *x_error; /* logits after step 5; errors are absolute                        */
+    double *slope,
+        *slope_error;    /* derivative of step 2                                            */
+    double *p, *p_error; /* step 7                                                          */
+    double *keep;        /* step 8's factor                                                 */
     double lse, lse_error;
-    double p_sink, p_sink_error; /* the sink's share                                                */
+    double p_sink,
+        p_sink_error; /* the sink's share                                                */
 } row;
 
 static row row_new(int64_t n_k)
 {
-    row r = {n_k,        zeros(n_k), zeros(n_k), zeros(n_k), zeros(n_k),
-             zeros(n_k), zeros(n_k), zeros(n_k), 0,          0,
-             0,          0};
+    row r = {n_k,        zeros(n_k), zeros(n_k), zeros(n_k), zeros(n_k), zeros(n_k),
+             zeros(n_k), zeros(n_k), 0,          0,          0,          0};
     return r;
 }
 
@@ -345,8 +357,8 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
         const double *v = row_of(&l->v, block, key_row, head_kv);
         for (int64_t c = 0; c < l->d_v; c++) {
             out_row[c] += r->p[j] * r->keep[j] * factor * v[c];
-            error_row[c] += (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] *
-                            fabs(factor * v[c]);
+            error_row[c] +=
+                (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor * v[c]);
         }
     }
 }
@@ -356,7 +368,8 @@ void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
     loaded l = load_inputs(in);
     *out = ref_array_new(in->q.shape[0], in->q.shape[1], l.heads_q, l.d_v);
     *lse = ref_array_new(in->q.shape[0], l.heads_q, in->q.shape[1], 1);
-    for (int64_t n = 0; n < in->q.shape[0] * l.heads_q * in->q.shape[1]; n++) lse->value[n] = -INFINITY;
+    for (int64_t n = 0; n < in->q.shape[0] * l.heads_q * in->q.shape[1]; n++)
+        lse->value[n] = -INFINITY;
 
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);
@@ -392,8 +405,8 @@ static row_sums compute_delta(const loaded *l, const double *dout, const double 
     row_sums s = {-dlse, rounding->sum * fabs(dlse)};
     for (int64_t c = 0; c < l->d_v; c++) {
         s.delta += dout[c] * out[c];
-        s.delta_error +=
-            fabs(dout[c]) * (out_error[c] + (rounding->sum + rounding->out) * fabs(out[c]));
+        double stored = rounding->out * fabs(out[c]) + rounding->out_tiny;
+        s.delta_error += fabs(dout[c]) * (out_error[c] + rounding->sum * fabs(out[c]) + stored);
     }
     return s;
 }
@@ -428,8 +441,9 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
     }
     /* dx: the gradient of the logit after step 5; dy: that of scale * q.k */
     double dx = r->p[j] * (dp - w->sums.delta);
-    double dx_error = r->p_error[j] * fabs(dp - w->sums.delta) +
-                      r->p[j] * (eps * dp_magnitude + w->sums.delta_error + eps * fabs(w->sums.delta));
+    double dx_error =
+        r->p_error[j] * fabs(dp - w->sums.delta) +
+        r->p[j] * (eps * dp_magnitude + w->sums.delta_error + eps * fabs(w->sums.delta));
     double dy = dx * r->slope[j];
     double dy_error = dx_error * r->slope[j] + fabs(dx) * r->slope_error[j];
 
@@ -452,10 +466,9 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
     }
     ref_array *dbias = &w->g->dbias;
     if (dbias->value) {
-        int64_t place = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
-                                        dbias->shape[1] == 1 ? 0 : w->h,
-                                        dbias->shape[2] == 1 ? 0 : w->i,
-                                        dbias->shape[3] == 1 ? 0 : j);
+        int64_t place = ref_array_index(
+            dbias, dbias->shape[0] == 1 ? 0 : w->item->b, dbias->shape[1] == 1 ? 0 : w->h,
+            dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
         dbias->value[place] += dx;
         dbias->error[place] += dx_error + eps * fabs(dx);
     }
@@ -495,12 +508,18 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
             for (int64_t i = 0; i < item.n_q; i++) {
                 int64_t token = item.start_q + i;
                 int64_t lse_place = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
-                backward w = {&l, &item, h, i, row_of(&l.q, item.block_q, token, h),
-                              row_of(&douts, item.block_q, token, h), {0, 0}, g};
+                backward w = {&l,
+                              &item,
+                              h,
+                              i,
+                              row_of(&l.q, item.block_q, token, h),
+                              row_of(&douts, item.block_q, token, h),
+                              {0, 0},
+                              g};
                 compute_row(&l, &item, h, i, &r);
                 compute_output(&l, &item, h, &r, out, out_error);
-                w.sums = compute_delta(&l, w.dout, out, out_error,
-                                       dlse ? (double)dlse[lse_place] : 0);
+                w.sums =
+                    compute_delta(&l, w.dout, out, out_error, dlse ? (double)dlse[lse_place] : 0);
                 backward_query(&w, &r);
             }
         row_free(&r);

@@ -21,6 +21,7 @@ typedef struct ref_rounding {
     double weight; /* of a softmax weight as it enters the products: 2^-8 if rounded to bfloat16  */
     double sum;    /* of a float32 sum of products, relative to the sum of their magnitudes       */
     double out;    /* of an element of out as stored (backward reads it back)                     */
+    double out_tiny; /* the same absolutely: what the smallest subnormal number leaves            */
 } ref_rounding;
 
 /* The roundings to expect for inputs of these dtypes and this dtype of out. */
@@ -58,10 +59,12 @@ ref_item ref_item_of(const ref_inputs *in, int64_t b);
 bool ref_may_see(const ref_inputs *in, const ref_item *item, int64_t h, int64_t i, int64_t j);
 
 /* Where key j lies in k and v: axis 0 and axis 1, through the block table if there is one. */
-void ref_key_place(const ref_inputs *in, const ref_item *item, int64_t j, int64_t *block, int64_t *row);
+void ref_key_place(const ref_inputs *in, const ref_item *item, int64_t j, int64_t *block,
+                   int64_t *row);
 
 /* The 16 random bits of an element. */
-uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t i, uint32_t j);
+uint32_t ref_dropout_bits(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t i,
+                          uint32_t j);
 void ref_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 /* out has q's blocks and rows, Hq and d_v; lse is (blocks, Hq, rows, 1). Made here, freed by the

@@ -47,7 +47,8 @@ static uint32_t encode_small(double x, format f)
     (void)frexp(size, &exponent); /* size = m * 2^exponent, 0.5 <= m < 1 */
     exponent -= 1;
     if (size == 0 || exponent < 1 - bias) exponent = 1 - bias;
-    uint32_t largest = f.ieee ? top << f.fraction_bits : (1u << (f.exponent_bits + f.fraction_bits)) - 2;
+    uint32_t largest =
+        f.ieee ? top << f.fraction_bits : (1u << (f.exponent_bits + f.fraction_bits)) - 2;
     if (isinf(x) || exponent > bias + 1) return sign | largest;
 
     /* In units of the last place; a carry out of the fraction moves into the exponent by itself. */
@@ -100,10 +101,7 @@ void ref_store(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d, d
     }
 }
 
-double ref_epsilon(fa_dtype dtype)
-{
-    return ldexp(1, -format_of(dtype).fraction_bits);
-}
+double ref_epsilon(fa_dtype dtype) { return ldexp(1, -format_of(dtype).fraction_bits); }
 
 double ref_smallest(fa_dtype dtype)
 {

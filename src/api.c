@@ -3,6 +3,7 @@
  * check and normalize the arguments, and hands the problem to that device's backend.
  */
 #include <stdio.h>
+#include <math.h>
 #include <string.h>
 
 #include "cpu/engine.h"
@@ -85,9 +86,11 @@ static fa_status copy_sized(const char *name, const void *given, size_t size_0_1
 {
     size_t size;
     memcpy(&size, given, sizeof size);
-    FA_REQUIRE(size == 0 || (size >= sizeof size && size <= SIZE_LIMIT),
-               "%s.size is %zu: expected 0 or sizeof(fa_%s), which is %zu in version %s", name,
-               size, name, our_size, fa_version_string());
+    /* Structs end on a multiple of their alignment: any other size would cut a pointer in two. */
+    FA_REQUIRE(size == 0 || (size >= sizeof size && size <= SIZE_LIMIT && size % sizeof size == 0),
+               "%s.size is %zu: expected 0 or sizeof(fa_%s), a multiple of %zu, which is %zu in "
+               "version %s",
+               name, size, name, sizeof size, our_size, fa_version_string());
     if (size == 0) size = size_0_1;
     const unsigned char *bytes = given;
     for (size_t i = our_size; i < size; i++) {
@@ -304,7 +307,7 @@ fa_status fa_get_cpu_info(fa_cpu_info *info)
     memset(info, 0, sizeof *info);
     (void)snprintf(info->isa, sizeof info->isa, "%s", engine->name);
     fa_cpu_engine_names(info->isas, sizeof info->isas);
-    info->threads = fa_cpu_threads(0);
+    info->threads = fa_cpu_threads(0, INFINITY);
     info->vector_bits = engine->vector_bits;
     return FA_OK;
 }

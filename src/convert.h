@@ -21,10 +21,7 @@ static inline float fa_bits_float(uint32_t bits)
     return x;
 }
 
-static inline float fa_bfloat_to_float(uint16_t b)
-{
-    return fa_bits_float((uint32_t)b << 16);
-}
+static inline float fa_bfloat_to_float(uint16_t b) { return fa_bits_float((uint32_t)b << 16); }
 
 static inline uint16_t fa_float_to_bfloat(float x)
 {

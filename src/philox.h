@@ -40,8 +40,8 @@ static inline void fa_dropout_block(uint64_t seed, uint64_t offset, int64_t batc
 }
 
 /* The 16 bits of one element. */
-static inline uint32_t fa_dropout_bits(uint64_t seed, uint64_t offset, int64_t batch_head, int64_t i,
-                                       int64_t j)
+static inline uint32_t fa_dropout_bits(uint64_t seed, uint64_t offset, int64_t batch_head,
+                                       int64_t i, int64_t j)
 {
     uint32_t block[4];
     fa_dropout_block(seed, offset, batch_head, i, j >> 5, (int)((j >> 1) & 3), block);

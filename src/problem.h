@@ -21,19 +21,19 @@ typedef struct fa_problem {
     fa_pass pass;
     fa_device device; /* FA_DEVICE_CPU or FA_DEVICE_CUDA, never AUTO */
 
-    int64_t batch;    /* sequences; with packed input num_sequences */
-    int64_t heads_q;  /* a multiple of heads_kv */
+    int64_t batch;   /* sequences; with packed input num_sequences */
+    int64_t heads_q; /* a multiple of heads_kv */
     int64_t heads_kv;
-    int64_t n_q;      /* the longest a sequence's queries can be: q.shape[1] */
-    int64_t n_k;      /* the same for keys: k.shape[1]; paged: block_table_stride * page_size */
+    int64_t n_q; /* the longest a sequence's queries can be: q.shape[1] */
+    int64_t n_k; /* the same for keys: k.shape[1]; paged: block_table_stride * page_size */
     int64_t d, d_v;
 
     fa_view q, k, v, out; /* packed: axis 0 is unused, axis 1 runs over all tokens */
-    int64_t rows_q;       /* rows of axis 1 of q, out and lse: n_q, or all tokens of a packed batch */
-    int64_t rows_k;       /* the same for k and v; paged: page_size */
-    int64_t blocks_q;     /* entries of axis 0 of q, out: batch, or 1 if packed */
-    int64_t blocks_k;     /* entries of axis 0 of k, v: batch, 1 if packed, the page count if paged */
-    float *lse;           /* (blocks_q, heads_q, rows_q), may be NULL in forward */
+    int64_t rows_q;   /* rows of axis 1 of q, out and lse: n_q, or all tokens of a packed batch */
+    int64_t rows_k;   /* the same for k and v; paged: page_size */
+    int64_t blocks_q; /* entries of axis 0 of q, out: batch, or 1 if packed */
+    int64_t blocks_k; /* entries of axis 0 of k, v: batch, 1 if packed, the page count if paged */
+    float *lse;       /* (blocks_q, heads_q, rows_q), may be NULL in forward */
 
     float scale, softcap; /* softcap 0: none */
     bool causal, diagonal_given, deterministic, batch_invariant;
@@ -107,8 +107,8 @@ static inline char *fa_view_row(const fa_view *v, int64_t a, int64_t row, int64_
 }
 
 /* The address of row j of a sequence's keys or values: through the page table if there is one. */
-static inline char *fa_key_row(const fa_problem *p, const fa_view *v, const fa_sequence *s, int64_t b,
-                               int64_t j, int64_t head)
+static inline char *fa_key_row(const fa_problem *p, const fa_view *v, const fa_sequence *s,
+                               int64_t b, int64_t j, int64_t head)
 {
     if (p->block_table) {
         int64_t page = p->block_table[b * p->block_table_stride + j / p->rows_k];

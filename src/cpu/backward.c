@@ -29,7 +29,7 @@ FA_HEIGHTS(COLUMN_TILES)
 static const fa_tiles column_tiles = {{FA_HEIGHTS(COLUMN_NAMES)}, false};
 
 enum {
-    FA_Q_BLOCK = 96,   /* queries at a time; a multiple of FA_MR, so that blocks do not share rows */
+    FA_Q_BLOCK = 96, /* queries at a time; a multiple of FA_MR, so that blocks do not share rows */
     FA_K_TILE_MAX = 128 /* keys of a task, for small head dims */
 };
 
@@ -42,11 +42,11 @@ typedef struct fa_backward_plan {
 
 /* One thread's scratch. */
 typedef struct fa_backward_tiles {
-    float *k, *v;       /* k_tile rows */
-    float *k_t, *v_t;   /* d and d_v rows of k_tile keys */
-    float *dk, *dv;     /* k_tile rows */
-    float *q, *dout;    /* FA_Q_BLOCK rows */
-    float *s, *dp;      /* FA_Q_BLOCK x k_tile: scores, then weights; dP, then dS */
+    float *k, *v;        /* k_tile rows */
+    float *k_t, *v_t;    /* d and d_v rows of k_tile keys */
+    float *dk, *dv;      /* k_tile rows */
+    float *q, *dout;     /* FA_Q_BLOCK rows */
+    float *s, *dp;       /* FA_Q_BLOCK x k_tile: scores, then weights; dP, then dS */
     float *slope, *keep; /* k_tile: of the softcap; dropout factors */
     bool k_finite, q_finite, dout_finite;
 } fa_backward_tiles;
@@ -159,19 +159,21 @@ static bool load_queries(const fa_view *view, const fa_sequence *s, int64_t head
 
 /* A tile of keys or values: rows as floats, and transposed. */
 static bool load_keys(const fa_problem *p, const fa_view *view, const fa_sequence *s, int64_t b,
-                      int64_t head, int64_t j0, int64_t count, float *dst, int64_t pitch, int64_t width,
-                      float *transposed, int64_t pitch_keys)
+                      int64_t head, int64_t j0, int64_t count, float *dst, int64_t pitch,
+                      int64_t width, float *transposed, int64_t pitch_keys)
 {
     for (int64_t j = 0; j < count; j++)
-        fa_load_row(dst + j * pitch, fa_key_row(p, view, s, b, j0 + j, head), view->dtype, width, pitch);
+        fa_load_row(dst + j * pitch, fa_key_row(p, view, s, b, j0 + j, head), view->dtype, width,
+                    pitch);
     const bool finite = zero_tail(dst, pitch, count);
-    fa_transpose((uint32_t *)(void *)transposed, pitch_keys, (const uint32_t *)(const void *)dst, pitch,
-                 fa_round_up(count, FA_NR), fa_round_up(width, VL));
+    fa_transpose((uint32_t *)(void *)transposed, pitch_keys, (const uint32_t *)(const void *)dst,
+                 pitch, fa_round_up(count, FA_NR), fa_round_up(width, VL));
     return finite;
 }
 
 static void load_key_tile(const fa_problem *p, const fa_backward_plan *plan, fa_backward_tiles *t,
-                          const fa_sequence *s, int64_t b, int64_t head_kv, int64_t j0, int64_t count)
+                          const fa_sequence *s, int64_t b, int64_t head_kv, int64_t j0,
+                          int64_t count)
 {
     t->k_finite = load_keys(p, &p->k, s, b, head_kv, j0, count, t->k, plan->pitch_d, p->d, t->k_t,
                             plan->pitch_keys);
@@ -179,20 +181,26 @@ static void load_key_tile(const fa_problem *p, const fa_backward_plan *plan, fa_
               plan->pitch_keys);
 }
 
-static void multiply(const fa_tiles *tiles, bool finite, const fa_gemm *g, int64_t rows, int64_t columns)
+static void multiply(const fa_tiles *tiles, bool finite, const fa_gemm *g, int64_t rows,
+                     int64_t columns)
 {
-    if (finite)
-        fa_gemm_run(tiles, g, rows, columns);
-    else
-        fa_gemm_skip_zeros(g, false, tiles->by_rows, rows, columns);
+    if (finite) fa_gemm_run(tiles, g, rows, columns);
+    else fa_gemm_skip_zeros(g, false, tiles->by_rows, rows, columns);
 }
 
 /* A product by rows of A: C (rows x columns) = A (rows x depth) B (depth x columns). */
-static fa_gemm product(int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
-                       int64_t ldc)
+static fa_gemm product(int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb,
+                       float *c, int64_t ldc)
 {
-    return (fa_gemm){depth, (const uint32_t *)(const void *)a, lda, 1,
-                     (const uint32_t *)(const void *)b, ldb, c, ldc, NULL};
+    return (fa_gemm){depth,
+                     (const uint32_t *)(const void *)a,
+                     lda,
+                     1,
+                     (const uint32_t *)(const void *)b,
+                     ldb,
+                     c,
+                     ldc,
+                     NULL};
 }
 
 /* "Add to what is there", for one strip of rows. */
@@ -203,8 +211,8 @@ _Static_assert(FA_Q_BLOCK % FA_MR == 0, "register tiles must not run into the ne
 /* Scores x[from, to) become weights correction * 2^(factor * (x - base)) and dp becomes dS (without the
  * scale); zeros elsewhere in [first, last). slope NULL: no softcap; keep NULL: no dropout. */
 static void gradient_row(float *x, float *dp, int64_t first, int64_t last, int64_t from, int64_t to,
-                         float base, float factor, float correction, float delta, const float *slope,
-                         const float *keep)
+                         float base, float factor, float correction, float delta,
+                         const float *slope, const float *keep)
 {
     const vf vbase = v_set1(base), vc = v_set1(factor), lowest = v_set1(fa_exp2_lowest(factor));
     const vf vcorrection = v_set1(correction);
@@ -230,8 +238,9 @@ static void gradient_row(float *x, float *dp, int64_t first, int64_t last, int64
 /* A block of queries against the tile of keys at j0: weights (dropped out) in t->s and dS in t->dp, for
  * columns [0, columns), zeros where nothing is seen. softcap: dS is that of the scores, else that of the
  * logits behind the softcap. */
-static void weigh_block(const fa_backward_job *job, fa_backward_tiles *t, const fa_sequence *s, int64_t b,
-                        int64_t head, int64_t i0, int64_t rows, int64_t j0, int64_t columns, bool softcap)
+static void weigh_block(const fa_backward_job *job, fa_backward_tiles *t, const fa_sequence *s,
+                        int64_t b, int64_t head, int64_t i0, int64_t rows, int64_t j0,
+                        int64_t columns, bool softcap)
 {
     const fa_problem *p = job->p;
     const fa_backward_plan *plan = &job->plan;
@@ -242,11 +251,14 @@ static void weigh_block(const fa_backward_job *job, fa_backward_tiles *t, const 
         const int64_t count = fa_min(FA_MR, rows - r0);
         const fa_range strip = block_range(p, s, i0 + r0, count);
         const int64_t lo = fa_max(strip.lo - j0, 0), hi = fa_min(strip.hi - j0, columns);
-        const int64_t first = lo < hi ? lo / FA_NR * FA_NR : 0, last = lo < hi ? fa_round_up(hi, FA_NR) : 0;
-        fa_gemm scores = product(p->d, t->q + r0 * plan->pitch_d, plan->pitch_d, t->k_t + first,
-                                 plan->pitch_keys, t->s + r0 * plan->pitch_keys + first, plan->pitch_keys);
-        fa_gemm dp = product(p->d_v, t->dout + r0 * plan->pitch_dv, plan->pitch_dv, t->v_t + first,
-                             plan->pitch_keys, t->dp + r0 * plan->pitch_keys + first, plan->pitch_keys);
+        const int64_t first = lo < hi ? lo / FA_NR * FA_NR : 0,
+                      last = lo < hi ? fa_round_up(hi, FA_NR) : 0;
+        fa_gemm scores =
+            product(p->d, t->q + r0 * plan->pitch_d, plan->pitch_d, t->k_t + first,
+                    plan->pitch_keys, t->s + r0 * plan->pitch_keys + first, plan->pitch_keys);
+        fa_gemm dp =
+            product(p->d_v, t->dout + r0 * plan->pitch_dv, plan->pitch_dv, t->v_t + first,
+                    plan->pitch_keys, t->dp + r0 * plan->pitch_keys + first, plan->pitch_keys);
         if (last > first) {
             fa_gemm_run(&row_tiles, &scores, count, last - first);
             fa_gemm_run(&row_tiles, &dp, count, last - first);
@@ -268,16 +280,17 @@ static void weigh_block(const fa_backward_job *job, fa_backward_tiles *t, const 
             const float lse = p->lse[at] == -INFINITY ? INFINITY : p->lse[at];
             const float base = general ? lse : lse / scale;
             const float correction = general || isinf(lse) ? 1.0f : expf(fmaf(base, scale, -lse));
-            gradient_row(x, t->dp + r * plan->pitch_keys, 0, fa_round_up(columns, FA_NR), from, to, base,
-                         factor, correction, job->delta[at], capped ? t->slope : NULL,
+            gradient_row(x, t->dp + r * plan->pitch_keys, 0, fa_round_up(columns, FA_NR), from, to,
+                         base, factor, correction, job->delta[at], capped ? t->slope : NULL,
                          p->dropout_threshold ? t->keep : NULL);
         }
     }
 }
 
 /* dV += P^T dO and dK += dS^T Q, for strips of keys; queries that see nothing of a strip are left out. */
-static void add_key_gradients(const fa_problem *p, const fa_backward_plan *plan, fa_backward_tiles *t,
-                              const fa_sequence *s, int64_t i0, int64_t rows, int64_t j0, int64_t columns)
+static void add_key_gradients(const fa_problem *p, const fa_backward_plan *plan,
+                              fa_backward_tiles *t, const fa_sequence *s, int64_t i0, int64_t rows,
+                              int64_t j0, int64_t columns)
 {
     int64_t begin = 0, end = 0;
     for (int64_t c = 0; c < columns; c += FA_MR) {
@@ -285,9 +298,15 @@ static void add_key_gradients(const fa_problem *p, const fa_backward_plan *plan,
         while (begin < rows && fa_visible(p, s, i0 + begin).hi <= j0 + c) begin++;
         while (end < rows && fa_visible(p, s, i0 + end).lo < j0 + c + count) end++;
         if (end <= begin) continue;
-        fa_gemm g = {end - begin, (const uint32_t *)(const void *)(t->s + begin * plan->pitch_keys + c), 1,
-                     plan->pitch_keys, (const uint32_t *)(const void *)(t->dout + begin * plan->pitch_dv),
-                     plan->pitch_dv, t->dv + c * plan->pitch_dv, plan->pitch_dv, ones};
+        fa_gemm g = {end - begin,
+                     (const uint32_t *)(const void *)(t->s + begin * plan->pitch_keys + c),
+                     1,
+                     plan->pitch_keys,
+                     (const uint32_t *)(const void *)(t->dout + begin * plan->pitch_dv),
+                     plan->pitch_dv,
+                     t->dv + c * plan->pitch_dv,
+                     plan->pitch_dv,
+                     ones};
         if (p->dv.data) multiply(&column_tiles, t->dout_finite, &g, count, fa_round_up(p->d_v, VL));
         g.a = (const uint32_t *)(const void *)(t->dp + begin * plan->pitch_keys + c);
         g.b = (const uint32_t *)(const void *)(t->q + begin * plan->pitch_d);
@@ -298,9 +317,9 @@ static void add_key_gradients(const fa_problem *p, const fa_backward_plan *plan,
 }
 
 /* dQ += dS K, when all earlier tiles have added theirs. */
-static void add_query_gradient(const fa_backward_job *job, fa_backward_tiles *t, const fa_sequence *s,
-                               atomic_llong *next, float *dq, int64_t i0, int64_t rows, int64_t j0,
-                               int64_t columns, int64_t turn)
+static void add_query_gradient(const fa_backward_job *job, fa_backward_tiles *t,
+                               const fa_sequence *s, atomic_llong *next, float *dq, int64_t i0,
+                               int64_t rows, int64_t j0, int64_t columns, int64_t turn)
 {
     const fa_problem *p = job->p;
     const fa_backward_plan *plan = &job->plan;
@@ -337,7 +356,8 @@ static void walk_queries(const fa_backward_job *job, fa_backward_tiles *t, const
         weigh_block(job, t, s, b, head, i0, rows, j0, columns, true);
         add_key_gradients(p, plan, t, s, i0, rows, j0, columns);
         if (p->dq.data)
-            add_query_gradient(job, t, s, job->turn + job->blocks.first[b] * p->heads_q + head * blocks + n,
+            add_query_gradient(job, t, s,
+                               job->turn + job->blocks.first[b] * p->heads_q + head * blocks + n,
                                dq_block(job, b, head, n), i0, rows, j0, columns,
                                j0 / plan->k_tile - seen.lo / plan->k_tile);
     }
@@ -364,9 +384,11 @@ static void store_key_gradients(const fa_backward_job *job, const fa_backward_ti
             continue;
         }
         if (p->dk.data)
-            fa_store_row(fa_key_row(p, &p->dk, s, b, j0 + j, head_kv), p->dk.dtype, dk, p->scale, p->d);
+            fa_store_row(fa_key_row(p, &p->dk, s, b, j0 + j, head_kv), p->dk.dtype, dk, p->scale,
+                         p->d);
         if (p->dv.data)
-            fa_store_row(fa_key_row(p, &p->dv, s, b, j0 + j, head_kv), p->dv.dtype, dv, 1.0f, p->d_v);
+            fa_store_row(fa_key_row(p, &p->dv, s, b, j0 + j, head_kv), p->dv.dtype, dv, 1.0f,
+                         p->d_v);
     }
 }
 
@@ -395,12 +417,13 @@ static void find_delta(const fa_backward_job *job, int64_t b, int64_t n, int64_t
     const int64_t padded = fa_round_up(p->d_v, VL);
     for (int64_t i = n * FA_Q_BLOCK; i < fa_min((n + 1) * FA_Q_BLOCK, s.n_q); i++) {
         const int64_t at = fa_lse_offset(p, &s, head) + i;
-        fa_load_row(dout, fa_view_row(&p->dout, s.block_q, s.start_q + i, head), p->dout.dtype, p->d_v,
-                    padded);
+        fa_load_row(dout, fa_view_row(&p->dout, s.block_q, s.start_q + i, head), p->dout.dtype,
+                    p->d_v, padded);
         fa_load_row(out, fa_view_row(&p->out, s.block_q, s.start_q + i, head), p->out.dtype, p->d_v,
                     padded);
         vf sum = v_zero();
-        for (int64_t c = 0; c < padded; c += VL) sum = v_fma(v_load(dout + c), v_load(out + c), sum);
+        for (int64_t c = 0; c < padded; c += VL)
+            sum = v_fma(v_load(dout + c), v_load(out + c), sum);
         job->delta[at] = v_sum(sum) - (p->dlse ? p->dlse[at] : 0.0f);
     }
 }
@@ -508,7 +531,8 @@ static fa_status sum_pages(const fa_backward_job *job, int threads)
         const int64_t rows = p->blocks_k * p->rows_k;
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t h = 0; h < p->heads_kv; h++) sum_page_row(job, &u, r / p->rows_k, r % p->rows_k, h);
+            for (int64_t h = 0; h < p->heads_kv; h++)
+                sum_page_row(job, &u, r / p->rows_k, r % p->rows_k, h);
     }
     free(u.uses);
     free(u.first);
@@ -525,8 +549,8 @@ typedef struct fa_bias_job {
 } fa_bias_job;
 
 /* Adds one block's dS to its part of the sum. */
-static void add_bias_block(const fa_bias_job *bias, const fa_backward_tiles *t, int64_t b, int64_t head,
-                           int64_t i0, int64_t rows, int64_t j0, int64_t columns)
+static void add_bias_block(const fa_bias_job *bias, const fa_backward_tiles *t, int64_t b,
+                           int64_t head, int64_t i0, int64_t rows, int64_t j0, int64_t columns)
 {
     const fa_problem *p = bias->job->p;
     const int64_t *shape = p->dbias_shape;
@@ -539,7 +563,8 @@ static void add_bias_block(const fa_bias_job *bias, const fa_backward_tiles *t, 
     }
 }
 
-static void bias_tile(const fa_bias_job *bias, fa_backward_tiles *t, int64_t b, int64_t head, int64_t tile)
+static void bias_tile(const fa_bias_job *bias, fa_backward_tiles *t, int64_t b, int64_t head,
+                      int64_t tile)
 {
     const fa_backward_job *job = bias->job;
     const fa_problem *p = job->p;
@@ -577,7 +602,8 @@ static void store_bias(const fa_problem *p, const float *sum)
 {
     const int64_t *n = p->dbias_shape;
     for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
-        char *dst = fa_score_address(&p->dbias, row / n[2] / n[1], row / n[2] % n[1], row % n[2], 0);
+        char *dst =
+            fa_score_address(&p->dbias, row / n[2] / n[1], row / n[2] % n[1], row % n[2], 0);
         for (int64_t j = 0; j < n[3]; j++)
             fa_store_element(dst, p->dbias.dtype, j * p->dbias.stride[3], sum[row * n[3] + j]);
     }
@@ -662,20 +688,26 @@ static fa_status run(fa_backward_job *job, int threads)
 static bool allocate(fa_backward_job *job, int threads)
 {
     const fa_problem *p = job->p;
-    if (!fa_tasks_make(&job->tiles, p, k_tile_count) || !fa_tasks_make(&job->blocks, p, q_block_count) ||
+    if (!fa_tasks_make(&job->tiles, p, k_tile_count) ||
+        !fa_tasks_make(&job->blocks, p, q_block_count) ||
         !fa_tasks_make(&job->rows, p, padded_rows))
         return false;
     const int64_t blocks = fa_tasks_total(&job->blocks) * p->heads_q;
-    const size_t dq_bytes = p->dq.data ? (size_t)(fa_tasks_total(&job->rows) * p->heads_q * job->plan.pitch_d) * sizeof(float) : 0;
+    const size_t dq_bytes =
+        p->dq.data
+            ? (size_t)(fa_tasks_total(&job->rows) * p->heads_q * job->plan.pitch_d) * sizeof(float)
+            : 0;
     const size_t turn_bytes = (size_t)blocks * sizeof *job->turn;
-    const size_t paged_bytes = (size_t)(p->batch * p->n_k * p->heads_kv * (p->d + p->d_v)) * sizeof(float);
+    const size_t paged_bytes =
+        (size_t)(p->batch * p->n_k * p->heads_kv * (p->d + p->d_v)) * sizeof(float);
     job->scratch = fa_allocate((size_t)threads * job->plan.scratch);
     job->delta = fa_allocate((size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float));
     job->dq = fa_allocate(dq_bytes);
     job->turn = fa_allocate(turn_bytes);
     const bool paged = p->block_table && (p->dk.data || p->dv.data);
     if (paged) job->paged = fa_allocate(paged_bytes);
-    if (!job->scratch || !job->delta || !job->dq || !job->turn || (paged && !job->paged)) return false;
+    if (!job->scratch || !job->delta || !job->dq || !job->turn || (paged && !job->paged))
+        return false;
     memset(job->dq, 0, dq_bytes);
     for (int64_t n = 0; n < blocks; n++) atomic_init(&job->turn[n], 0);
     return true;
@@ -684,7 +716,7 @@ static bool allocate(fa_backward_job *job, int threads)
 fa_status FA_NAME(backward)(const fa_problem *p)
 {
     fa_backward_job job = {.p = p, .plan = make_plan(p)};
-    const int threads = fa_cpu_threads(p->threads);
+    const int threads = fa_problem_threads(p);
     const fa_status status = allocate(&job, threads) ? run(&job, threads) : FA_ERROR_MEMORY;
     free(job.paged);
     free(job.turn);

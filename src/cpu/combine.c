@@ -5,25 +5,26 @@
 #include "isa.h"
 #include "work.h"
 
-/* The joint log-sum-exp of one query over all parts. */
-static float joint_lse(const fa_combine_problem *p, int64_t at)
+/* The largest log-sum-exp of one query's parts; NaN if any is. */
+static float largest_lse(const fa_combine_problem *p, int64_t at)
 {
-    float top = -INFINITY, sum = 0;
-    for (int64_t part = 0; part < p->num_parts; part++) top = fmaxf(top, p->part_lse[part][at]);
-    if (top == -INFINITY) {
-        for (int64_t part = 0; part < p->num_parts; part++)
-            if (isnan(p->part_lse[part][at])) return NAN;
-        return top;
+    float top = -INFINITY;
+    for (int64_t part = 0; part < p->num_parts; part++) {
+        const float lse = p->part_lse[part][at];
+        if (isnan(lse)) return lse;
+        top = fmaxf(top, lse);
     }
-    for (int64_t part = 0; part < p->num_parts; part++) sum += expf(p->part_lse[part][at] - top);
-    return top + logf(sum);
+    return top;
 }
 
+/* Weights are taken relative to the largest: the joint log-sum-exp itself is rounded, and where it is
+ * large that would show. */
 static void combine_row(const fa_combine_problem *p, float *row, float *sum, int64_t b, int64_t h,
                         int64_t i)
 {
     const int64_t at = (b * p->heads + h) * p->n_q + i;
-    const float lse = joint_lse(p, at);
+    const float top = largest_lse(p, at);
+    float total = 0;
     memset(sum, 0, (size_t)p->d_v * sizeof *sum);
     for (int64_t part = 0; part < p->num_parts; part++) {
         const float part_lse = p->part_lse[part][at];
@@ -31,17 +32,21 @@ static void combine_row(const fa_combine_problem *p, float *row, float *sum, int
         const fa_tensor *t = &p->parts[part];
         const fa_view view = {
             t->data, t->dtype, {t->stride[0], t->stride[1], t->stride[2], t->stride[3]}};
-        const float weight = expf(part_lse - lse);
+        const float weight = expf(part_lse - top);
+        total += weight;
         fa_load_row(row, fa_view_row(&view, b, i, h), t->dtype, p->d_v, p->d_v);
         for (int64_t c = 0; c < p->d_v; c++) sum[c] += weight * row[c];
     }
-    fa_store_row(fa_view_row(&p->out, b, i, h), p->out.dtype, sum, 1.0f, p->d_v);
-    if (p->lse) p->lse[at] = lse;
+    const bool empty = top == -INFINITY;
+    fa_store_row(fa_view_row(&p->out, b, i, h), p->out.dtype, sum, empty ? 0.0f : 1.0f / total,
+                 p->d_v);
+    if (p->lse) p->lse[at] = empty ? top : top + logf(total);
 }
 
 fa_status FA_NAME(combine)(const fa_combine_problem *p)
 {
-    const int threads = fa_cpu_threads(p->threads);
+    const double values = (double)p->batch * (double)p->heads * (double)p->n_q * (double)p->d_v;
+    const int threads = fa_cpu_threads(p->threads, values * (double)p->num_parts);
     const size_t row_bytes = fa_lines((size_t)p->d_v * sizeof(float));
     char *scratch = fa_allocate((size_t)threads * 2 * row_bytes);
     if (!scratch) return FA_ERROR_MEMORY;

@@ -13,11 +13,11 @@
 #include "work.h"
 
 enum {
-    FA_SPLIT = 1024,    /* keys of a task */
+    FA_SPLIT = 1024,     /* keys of a task */
     FA_DECODE_TILE = 32, /* keys whose scores are held at a time: they and their values fit in L1 */
-    FA_KEYS = 4,        /* keys and rows of the register tile of scores */
+    FA_KEYS = 4,         /* keys and rows of the register tile of scores */
     FA_ROWS = 4,
-    FA_WIDE = 4,        /* vectors of the register tile of values */
+    FA_WIDE = 4,                  /* vectors of the register tile of values */
     S_PITCH = FA_DECODE_TILE + VL /* floats between rows of scores; whole vectors may run over */
 };
 
@@ -59,7 +59,8 @@ static fa_decode_tiles carve(const fa_decode_plan *plan, char *scratch, size_t *
 
 static fa_decode_plan make_plan(const fa_problem *p)
 {
-    fa_decode_plan plan = {fa_round_up(p->d, VL), fa_round_up(p->d_v, VL), p->heads_q / p->heads_kv, 0};
+    fa_decode_plan plan = {fa_round_up(p->d, VL), fa_round_up(p->d_v, VL), p->heads_q / p->heads_kv,
+                           0};
     static char nowhere[1];
     carve(&plan, nowhere, &plan.scratch);
     return plan;
@@ -111,11 +112,13 @@ FA_INLINE void score_tile(const fa_dtype dtype, const int rows, const char *cons
         for (int e = 0; e < FA_KEYS; e++) acc[r][e] = v_zero();
     for (int64_t c = 0; c < depth; c += VL) {
         vf k[FA_KEYS];
-        FA_UNROLL for (int e = 0; e < FA_KEYS; e++) k[e] = load_vector(dtype, key[e], c);
-        FA_UNROLL for (int r = 0; r < rows; r++)
-        {
+        FA_UNROLL
+        for (int e = 0; e < FA_KEYS; e++) k[e] = load_vector(dtype, key[e], c);
+        FA_UNROLL
+        for (int r = 0; r < rows; r++) {
             const vf x = v_load(q + r * depth + c);
-            FA_UNROLL for (int e = 0; e < FA_KEYS; e++) acc[r][e] = v_fma(x, k[e], acc[r][e]);
+            FA_UNROLL
+            for (int e = 0; e < FA_KEYS; e++) acc[r][e] = v_fma(x, k[e], acc[r][e]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -126,19 +129,16 @@ FA_INLINE void score_rows(const fa_dtype dtype, const char *const key[FA_KEYS], 
                           int64_t depth, int64_t rows, float *s)
 {
     for (int64_t r = 0; r < rows; r += FA_ROWS) {
-        if (rows - r == 1)
-            score_tile(dtype, 1, key, q + r * depth, depth, s + r * S_PITCH);
-        else if (rows - r == 2)
-            score_tile(dtype, 2, key, q + r * depth, depth, s + r * S_PITCH);
-        else
-            score_tile(dtype, FA_ROWS, key, q + r * depth, depth, s + r * S_PITCH);
+        if (rows - r == 1) score_tile(dtype, 1, key, q + r * depth, depth, s + r * S_PITCH);
+        else if (rows - r == 2) score_tile(dtype, 2, key, q + r * depth, depth, s + r * S_PITCH);
+        else score_tile(dtype, FA_ROWS, key, q + r * depth, depth, s + r * S_PITCH);
     }
 }
 
 /* Values of one strip of columns: update = weights * values, wide vectors by rows. */
-FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const int wide, const char *const *value,
-                          int64_t keys, int64_t column, const float *s, float *update, int64_t columns,
-                          const fa_ahead *ahead)
+FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const int wide,
+                          const char *const *value, int64_t keys, int64_t column, const float *s,
+                          float *update, int64_t columns, const fa_ahead *ahead)
 {
     vf acc[FA_ROWS][8];
     for (int r = 0; r < rows; r++)
@@ -146,19 +146,22 @@ FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const int wide, 
     for (int64_t j = 0; j < keys; j++) {
         vf x[8];
         fetch_row(ahead, j);
-        FA_UNROLL for (int v = 0; v < wide; v++) x[v] = load_vector(dtype, value[j], column + v * VL);
-        FA_UNROLL for (int r = 0; r < rows; r++)
-        {
+        FA_UNROLL
+        for (int v = 0; v < wide; v++) x[v] = load_vector(dtype, value[j], column + v * VL);
+        FA_UNROLL
+        for (int r = 0; r < rows; r++) {
             const vf w = v_set1(s[r * S_PITCH + j]);
-            FA_UNROLL for (int v = 0; v < wide; v++) acc[r][v] = v_fma(w, x[v], acc[r][v]);
+            FA_UNROLL
+            for (int v = 0; v < wide; v++) acc[r][v] = v_fma(w, x[v], acc[r][v]);
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < wide; v++) v_store(update + r * columns + column + v * VL, acc[r][v]);
 }
 
-FA_INLINE void value_rows(const fa_dtype dtype, const char *const *value, int64_t keys, const float *s,
-                          float *update, int64_t rows, int64_t columns, const fa_ahead *ahead)
+FA_INLINE void value_rows(const fa_dtype dtype, const char *const *value, int64_t keys,
+                          const float *s, float *update, int64_t rows, int64_t columns,
+                          const fa_ahead *ahead)
 {
     for (int64_t r = 0; r < rows; r += FA_ROWS) {
         const float *w = s + r * S_PITCH;
@@ -171,26 +174,22 @@ FA_INLINE void value_rows(const fa_dtype dtype, const char *const *value, int64_
                 value_tile(dtype, 1, 8, value, keys, c, w, u, columns, next), c += 8 * VL;
             else if (one && vectors >= 4)
                 value_tile(dtype, 1, 4, value, keys, c, w, u, columns, next), c += 4 * VL;
-            else if (one)
-                value_tile(dtype, 1, 1, value, keys, c, w, u, columns, next), c += VL;
+            else if (one) value_tile(dtype, 1, 1, value, keys, c, w, u, columns, next), c += VL;
             else if (vectors >= FA_WIDE)
                 value_tile(dtype, FA_ROWS, FA_WIDE, value, keys, c, w, u, columns, next),
                     c += FA_WIDE * VL;
-            else
-                value_tile(dtype, FA_ROWS, 1, value, keys, c, w, u, columns, next), c += VL;
+            else value_tile(dtype, FA_ROWS, 1, value, keys, c, w, u, columns, next), c += VL;
         }
     }
 }
 
 /* Whether rows can be read where they lie: whole vectors of a type that loads convert. */
-static bool in_place(fa_dtype dtype, int64_t n)
-{
-    return n % VL == 0 && dtype != FA_FLOAT8_E4M3;
-}
+static bool in_place(fa_dtype dtype, int64_t n) { return n % VL == 0 && dtype != FA_FLOAT8_E4M3; }
 
 /* The addresses of rows [j0 + skip, j0 + count) of k or v. */
 static void find_rows(const fa_problem *p, const fa_view *view, int64_t width, const fa_sequence *s,
-                      int64_t b, int64_t head, int64_t j0, int64_t skip, int64_t count, fa_ahead *found)
+                      int64_t b, int64_t head, int64_t j0, int64_t skip, int64_t count,
+                      fa_ahead *found)
 {
     for (int64_t j = skip; j < count; j++) found->row[j] = fa_key_row(p, view, s, b, j0 + j, head);
     for (int64_t j = 0; j < skip && skip < count; j++) found->row[j] = found->row[skip];
@@ -223,12 +222,10 @@ static void score_keys(const fa_decode_plan *plan, fa_decode_tiles *t, fa_dtype 
             key[e] = row[fa_min(j + e, count - 1)];
             fetch_row(ahead, j + e);
         }
-        if (dtype == FA_FLOAT32)
-            score_rows(FA_FLOAT32, key, t->q, plan->depth, rows, t->s + j);
+        if (dtype == FA_FLOAT32) score_rows(FA_FLOAT32, key, t->q, plan->depth, rows, t->s + j);
         else if (dtype == FA_BFLOAT16)
             score_rows(FA_BFLOAT16, key, t->q, plan->depth, rows, t->s + j);
-        else
-            score_rows(FA_FLOAT16, key, t->q, plan->depth, rows, t->s + j);
+        else score_rows(FA_FLOAT16, key, t->q, plan->depth, rows, t->s + j);
     }
 }
 
@@ -254,8 +251,7 @@ static void add_values(const fa_decode_plan *plan, fa_decode_tiles *t, fa_dtype 
         value_rows(FA_FLOAT32, row, count, t->s, t->update, rows, plan->columns, ahead);
     else if (dtype == FA_BFLOAT16)
         value_rows(FA_BFLOAT16, row, count, t->s, t->update, rows, plan->columns, ahead);
-    else
-        value_rows(FA_FLOAT16, row, count, t->s, t->update, rows, plan->columns, ahead);
+    else value_rows(FA_FLOAT16, row, count, t->s, t->update, rows, plan->columns, ahead);
     if (!fa_all_finite(t->update, rows * plan->columns))
         value_skip_zeros(dtype, row, count, t->s, t->update, rows, plan->columns);
     for (int64_t r = 0; r < rows; r++) {
@@ -281,8 +277,8 @@ static void softmax_tile(const fa_problem *p, fa_decode_tiles *t, const fa_seque
         const int64_t to = fa_max(fa_min(row.visible.hi - j0, count), from);
         if (general && to > from)
             fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, 0, last, from, to, general ? 1.0f : scale, partial->maximum + r,
-                                  partial->sum + r);
+        alpha[r] = fa_softmax_row(x, 0, last, from, to, general ? 1.0f : scale,
+                                  partial->maximum + r, partial->sum + r);
         if (!p->dropout_threshold) continue;
         fa_dropout_factors(p, &row, t->keep, j0, count);
         for (int64_t c = 0; c < count; c++) x[c] *= t->keep[c];
@@ -290,8 +286,9 @@ static void softmax_tile(const fa_problem *p, fa_decode_tiles *t, const fa_seque
 }
 
 /* One split of the keys for all rows of a (sequence, key/value head). */
-static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t, int64_t b,
-                        const fa_sequence *s, int64_t head_kv, fa_range keys, fa_partial *partial)
+static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t,
+                        int64_t b, const fa_sequence *s, int64_t head_kv, fa_range keys,
+                        fa_partial *partial)
 {
     const int64_t rows = plan->group * s->n_q, head0 = head_kv * plan->group;
     const float scale = fa_effective_scale(p, b, head_kv);
@@ -320,7 +317,8 @@ static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_deco
         fa_dtype dtype = stage_rows(&p->k, p->d, &k, t->stage, row);
         score_keys(plan, t, dtype, row, count, rows, &v);
         softmax_tile(p, t, s, b, head0, rows, j0, count, scale, partial, alpha);
-        find_rows(p, &p->k, p->d, s, b, head_kv, next, 0, fa_min(FA_DECODE_TILE, keys.hi - next), &k);
+        find_rows(p, &p->k, p->d, s, b, head_kv, next, 0, fa_min(FA_DECODE_TILE, keys.hi - next),
+                  &k);
         dtype = stage_rows(&p->v, p->d_v, &v, t->stage, row);
         add_values(plan, t, dtype, row, count, rows, &k, alpha, partial);
     }
@@ -332,9 +330,9 @@ static fa_partial partial_row(const fa_partial *p, int64_t row, int64_t columns)
 }
 
 /* Merges a row's splits in order and writes out and lse; its parts lie `rows` rows apart. */
-static void merge_row(const fa_problem *p, const fa_decode_plan *plan, const fa_sequence *s, int64_t b,
-                      int64_t head, int64_t query, const fa_partial *part, int64_t splits, int64_t rows,
-                      float *out)
+static void merge_row(const fa_problem *p, const fa_decode_plan *plan, const fa_sequence *s,
+                      int64_t b, int64_t head, int64_t query, const fa_partial *part,
+                      int64_t splits, int64_t rows, float *out)
 {
     const int64_t head_kv = head / plan->group;
     const float scale = fa_effective_scale(p, b, head_kv);
@@ -350,7 +348,8 @@ static void merge_row(const fa_problem *p, const fa_decode_plan *plan, const fa_
         for (int64_t c = 0; c < plan->columns; c++)
             out[c] += weight * part->out[n * rows * plan->columns + c];
     }
-    float lse, factor = fa_softmax_finish(maximum, sum, unit, p->sinks ? p->sinks[head] : -INFINITY, &lse);
+    float lse,
+        factor = fa_softmax_finish(maximum, sum, unit, p->sinks ? p->sinks[head] : -INFINITY, &lse);
     fa_write_row(&p->out, fa_view_row(&p->out, s->block_q, s->start_q + query, head), out, factor,
                  fa_value_descale(p, b, head_kv), p->d_v);
     if (p->lse) p->lse[fa_lse_offset(p, s, head) + query] = lse;
@@ -376,19 +375,20 @@ static void run_split(const fa_decode_job *job, int64_t index)
 {
     const fa_problem *p = job->p;
     size_t bytes;
-    fa_decode_tiles t = carve(&job->plan, job->scratch + (size_t)fa_thread_index() * job->plan.scratch,
-                              &bytes);
+    fa_decode_tiles t =
+        carve(&job->plan, job->scratch + (size_t)fa_thread_index() * job->plan.scratch, &bytes);
     const int64_t task = index / p->heads_kv, head_kv = index % p->heads_kv;
     const int64_t b = fa_tasks_sequence(&job->splits, task);
-    const int64_t n = task - job->splits.first[b], splits = job->splits.first[b + 1] - job->splits.first[b];
+    const int64_t n = task - job->splits.first[b],
+                  splits = job->splits.first[b + 1] - job->splits.first[b];
     const fa_sequence s = fa_problem_sequence(p, b);
     const fa_range all = all_visible(p, &s);
     const int64_t start = (all.lo / FA_SPLIT + n) * FA_SPLIT;
     const fa_range keys = {fa_max(all.lo, start), fa_min(all.hi, start + FA_SPLIT)};
     const int64_t rows = s.n_q * job->plan.group;
-    fa_partial partial = partial_row(&job->partial,
-                                     job->partials.first[b] * p->heads_kv + (head_kv * splits + n) * rows,
-                                     job->plan.columns);
+    fa_partial partial = partial_row(
+        &job->partial, job->partials.first[b] * p->heads_kv + (head_kv * splits + n) * rows,
+        job->plan.columns);
     decode_task(p, &job->plan, &t, b, &s, head_kv, keys, &partial);
 }
 
@@ -399,11 +399,11 @@ static void merge_sequence(const fa_decode_job *job, int64_t b, int64_t head_kv,
     const int64_t splits = job->splits.first[b + 1] - job->splits.first[b];
     const int64_t rows = s.n_q * job->plan.group;
     for (int64_t r = 0; splits > 0 && r < rows; r++) {
-        fa_partial part = partial_row(&job->partial,
-                                      job->partials.first[b] * p->heads_kv + head_kv * splits * rows + r,
-                                      job->plan.columns);
-        merge_row(p, &job->plan, &s, b, head_kv * job->plan.group + r / s.n_q, r % s.n_q, &part, splits,
-                  rows, out);
+        fa_partial part = partial_row(
+            &job->partial, job->partials.first[b] * p->heads_kv + head_kv * splits * rows + r,
+            job->plan.columns);
+        merge_row(p, &job->plan, &s, b, head_kv * job->plan.group + r / s.n_q, r % s.n_q, &part,
+                  splits, rows, out);
     }
 }
 
@@ -418,18 +418,20 @@ static void run(const fa_decode_job *job, int threads)
         for (int64_t index = 0; index < tasks; index++) run_split(job, index);
 #pragma omp for schedule(static)
         for (int64_t pair = 0; pair < pairs; pair++)
-            merge_sequence(job, pair / p->heads_kv, pair % p->heads_kv,
-                           (float *)(void *)(job->scratch + (size_t)fa_thread_index() * job->plan.scratch));
+            merge_sequence(
+                job, pair / p->heads_kv, pair % p->heads_kv,
+                (float *)(void *)(job->scratch + (size_t)fa_thread_index() * job->plan.scratch));
     }
 }
 
 fa_status FA_NAME(decode)(const fa_problem *p)
 {
     fa_decode_job job = {p, make_plan(p), {0}, {0}, {0}, NULL};
-    const int threads = fa_cpu_threads(p->threads);
+    const int threads = fa_problem_threads(p);
     fa_status status = FA_ERROR_MEMORY;
     char *results = NULL;
-    if (fa_tasks_make(&job.splits, p, split_count) && fa_tasks_make(&job.partials, p, partial_count)) {
+    if (fa_tasks_make(&job.splits, p, split_count) &&
+        fa_tasks_make(&job.partials, p, partial_count)) {
         status = FA_OK;
         const int64_t rows = fa_tasks_total(&job.partials) * p->heads_kv;
         if (rows > 0) {

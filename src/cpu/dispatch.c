@@ -32,10 +32,7 @@ static bool runs_avx512(void)
 #endif
 #ifdef FA_HAVE_AVX512_BF16
 extern const fa_cpu_engine fa_cpu_engine_avx512_bf16;
-static bool runs_avx512_bf16(void)
-{
-    return runs_avx512() && __builtin_cpu_supports("avx512bf16");
-}
+static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 /* Narrowest first. Every processor with AVX2 also converts half precision (F16C, 2012). */
@@ -67,8 +64,10 @@ const fa_cpu_engine *fa_cpu_engine_get(char *why, size_t size)
     }
     char names[128];
     fa_cpu_engine_names(names, sizeof names);
-    snprintf(why, size, "FA_CPU_ISA is \"%.40s\"; expected one that this build has and this processor "
-                        "runs: %s", wanted, names);
+    snprintf(why, size,
+             "FA_CPU_ISA is \"%.40s\"; expected one that this build has and this processor "
+             "runs: %s",
+             wanted, names);
     return NULL;
 }
 
@@ -83,12 +82,19 @@ void fa_cpu_engine_names(char *text, size_t size)
     }
 }
 
-int fa_cpu_threads(int asked)
+/* Waking a thread takes some 5 us, in which one that is awake does about this much. */
+#define OPERATIONS_PER_THREAD 250e3
+
+int fa_cpu_threads(int asked, double operations)
 {
 #ifdef _OPENMP
-    return asked > 0 ? asked : omp_get_max_threads();
+    if (asked > 0) return asked;
+    const int most = omp_get_max_threads();
+    const double useful = 1.0 + operations / OPERATIONS_PER_THREAD;
+    return useful < most ? (int)useful : most;
 #else
     (void)asked;
+    (void)operations;
     return 1;
 #endif
 }

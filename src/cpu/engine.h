@@ -38,7 +38,8 @@ const fa_cpu_engine *fa_cpu_engine_get(char *why, size_t size);
 /* The names of all engines that this build has and this processor runs, space-separated. */
 void fa_cpu_engine_names(char *text, size_t size);
 
-/* How many threads a call with this request uses. */
-int fa_cpu_threads(int asked);
+/* How many threads a call uses: as many as it asked for; where it left that open (0), OpenMP's choice,
+ * but only one where starting more would cost more than so many operations. */
+int fa_cpu_threads(int asked, double operations);
 
 #endif

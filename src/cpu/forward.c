@@ -158,8 +158,7 @@ static void load_keys(const fa_problem *p, const fa_forward_plan *plan, fa_forwa
         uint32_t *row = t->stage + c * plan->pitch_depth;
         if (j0 + c >= keys.lo && j0 + c < keys.hi)
             load_words(plan, row, fa_key_row(p, &p->k, s, b, j0 + c, head), p->k.dtype, p->d);
-        else
-            memset(row, 0, (size_t)plan->pitch_depth * 4);
+        else memset(row, 0, (size_t)plan->pitch_depth * 4);
     }
     fa_transpose(t->k + first, plan->pitch_keys, t->stage + first * plan->pitch_depth,
                  plan->pitch_depth, last - first, fa_round_up(plan->depth, VL));
@@ -173,12 +172,14 @@ static bool interleave(uint32_t *dst, const char *low, const char *high, int64_t
     uint32_t bad = 0;
     for (int64_t i = 0; a && b && i < n; i++) {
         uint32_t word = (uint32_t)a[i] | (uint32_t)b[i] << 16;
-        bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) | (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
+        bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) |
+               (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
         dst[i] = word;
     }
     for (int64_t i = 0; !(a && b) && i < n; i++) {
         uint32_t word = a ? a[i] : b ? (uint32_t)b[i] << 16 : 0;
-        bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) | (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
+        bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) |
+               (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
         dst[i] = word;
     }
     for (int64_t i = n; i < padded; i++) dst[i] = 0;
@@ -197,14 +198,13 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
             if (j0 + c + e >= keys.lo && j0 + c + e < keys.hi)
                 row[e] = fa_key_row(p, &p->v, s, b, j0 + c + e, head);
         if (plan->bfloat) {
-            finite &= interleave(t->v + c / 2 * plan->pitch_out, row[0], row[1], p->d_v, plan->columns);
+            finite &=
+                interleave(t->v + c / 2 * plan->pitch_out, row[0], row[1], p->d_v, plan->columns);
             continue;
         }
         float *dst = (float *)(void *)(t->v + c * plan->pitch_out);
-        if (row[0])
-            fa_load_row(dst, row[0], p->v.dtype, p->d_v, plan->columns);
-        else
-            memset(dst, 0, (size_t)plan->columns * 4);
+        if (row[0]) fa_load_row(dst, row[0], p->v.dtype, p->d_v, plan->columns);
+        else memset(dst, 0, (size_t)plan->columns * 4);
         finite &= fa_all_finite(dst, plan->columns);
     }
     t->v_finite = finite;
@@ -221,9 +221,10 @@ static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_f
         row.visible = fa_visible(p, s, row.query);
         int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
         int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
-        if (general && to > from) fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, first, last, from, to, general ? 1.0f : scale, t->maximum + r0 + r,
-                               t->sum + r0 + r);
+        if (general && to > from)
+            fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
+        alpha[r] = fa_softmax_row(x, first, last, from, to, general ? 1.0f : scale,
+                                  t->maximum + r0 + r, t->sum + r0 + r);
         if (p->dropout_threshold) {
             const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
             fa_dropout_factors(p, &row, t->keep, j0 + begin, last - begin);
@@ -253,7 +254,8 @@ static void run_tiles(const fa_forward_plan *plan, const fa_gemm *g, int64_t row
 
 /* One strip of queries against the tile of keys at j0. */
 static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
-                  const fa_sequence *s, fa_row row, int64_t count, int64_t r0, int64_t j0, float scale)
+                  const fa_sequence *s, fa_row row, int64_t count, int64_t r0, int64_t j0,
+                  float scale)
 {
     const int64_t lo = fa_visible(p, s, row.query).lo;
     const int64_t hi = fa_visible(p, s, row.query + count - 1).hi;
@@ -262,8 +264,15 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
     const int64_t last = fa_round_up(end, FA_NR);
     if (end <= fa_max(lo - j0, 0)) return;
 
-    fa_gemm scores = {plan->depth, t->q + r0 * plan->pitch_depth, plan->pitch_depth, 1, t->k + first,
-                      plan->pitch_keys, t->s + first, plan->pitch_keys, NULL};
+    fa_gemm scores = {plan->depth,
+                      t->q + r0 * plan->pitch_depth,
+                      plan->pitch_depth,
+                      1,
+                      t->k + first,
+                      plan->pitch_keys,
+                      t->s + first,
+                      plan->pitch_keys,
+                      NULL};
     run_tiles(plan, &scores, count, last - first);
 
     float alpha[FA_MR];
@@ -280,15 +289,14 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
                       t->out + r0 * plan->pitch_out,
                       plan->pitch_out,
                       alpha};
-    if (t->v_finite)
-        run_tiles(plan, &values, count, plan->columns);
-    else
-        fa_gemm_skip_zeros(&values, plan->bfloat, true, count, plan->columns);
+    if (t->v_finite) run_tiles(plan, &values, count, plan->columns);
+    else fa_gemm_skip_zeros(&values, plan->bfloat, true, count, plan->columns);
 }
 
 /* Divides by the sum and writes out and lse. */
 static void finish(const fa_problem *p, const fa_forward_plan *plan, const fa_forward_tiles *t,
-                   const fa_sequence *s, int64_t b, int64_t head, int64_t i0, int64_t rows, float scale)
+                   const fa_sequence *s, int64_t b, int64_t head, int64_t i0, int64_t rows,
+                   float scale)
 {
     const float unit = fa_is_general(p, scale) ? 1.0f : scale; /* of the running maximum */
     const float descale = fa_value_descale(p, b, head / (p->heads_q / p->heads_kv));
@@ -325,7 +333,7 @@ static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_fo
 fa_status FA_NAME(forward)(const fa_problem *p)
 {
     const fa_forward_plan plan = make_plan(p);
-    const int threads = fa_cpu_threads(p->threads);
+    const int threads = fa_problem_threads(p);
     fa_tasks tasks;
     if (!fa_tasks_make(&tasks, p, q_tile_count)) return FA_ERROR_MEMORY;
     const int64_t total = fa_tasks_total(&tasks) * p->heads_q;
@@ -341,7 +349,8 @@ fa_status FA_NAME(forward)(const fa_problem *p)
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t index = 0; index < total; index++) {
         size_t bytes;
-        fa_forward_tiles t = carve(&plan, scratch + (size_t)fa_thread_index() * plan.scratch, &bytes);
+        fa_forward_tiles t =
+            carve(&plan, scratch + (size_t)fa_thread_index() * plan.scratch, &bytes);
         const int64_t task = index / p->heads_q, head = index % p->heads_q;
         const int64_t b = fa_tasks_sequence(&tasks, task);
         const fa_sequence s = fa_problem_sequence(p, b);
@@ -358,6 +367,6 @@ void FA_NAME(describe_forward)(const fa_problem *p, char *text, size_t size)
 {
     const fa_forward_plan plan = make_plan(p);
     const fa_sequence s = {0, 0, p->n_q, 0, 0, p->n_k, 0};
-    snprintf(text, size, "%s products, query tile %d, key tile %d", plan.bfloat ? "bfloat16" : "float32",
-             (int)q_tile_rows(p, &s), (int)plan.k_tile);
+    snprintf(text, size, "%s products, query tile %d, key tile %d",
+             plan.bfloat ? "bfloat16" : "float32", (int)q_tile_rows(p, &s), (int)plan.k_tile);
 }

@@ -67,9 +67,10 @@ FA_INLINE void fa_gemm_tile(const int mr, const int nv, const bool bfloat, const
     const int64_t a_col = by_rows ? 1 : g->a_col;
     const int64_t ldb = g->ldb;
     for (int64_t k = 0; k < g->depth; k++) {
-        FA_UNROLL for (int r = 0; r < mr; r++)
-        {
-            FA_UNROLL for (int v = 0; v < nv; v++)
+        FA_UNROLL
+        for (int r = 0; r < mr; r++) {
+            FA_UNROLL
+            for (int v = 0; v < nv; v++)
                 acc[r][v] = FA_MAC(bfloat, a[r * a_row], b + v * VL, acc[r][v]);
         }
         a += a_col;
@@ -88,14 +89,14 @@ FA_INLINE void fa_gemm_tile(const int mr, const int nv, const bool bfloat, const
 typedef void fa_tile_function(const fa_gemm *g, const uint32_t *a, const uint32_t *b, float *c,
                               const float *alpha);
 
-#define FA_TILE(kind, bfloat, by_rows, mr, nv)                                                       \
-    static void fa_tile_##kind##_##mr##_##nv(const fa_gemm *g, const uint32_t *a, const uint32_t *b, \
-                                             float *c, const float *alpha)                           \
-    {                                                                                                \
-        fa_gemm_tile(mr, nv, bfloat, by_rows, g, a, b, c, alpha);                                    \
+#define FA_TILE(kind, bfloat, by_rows, mr, nv)                                                     \
+    static void fa_tile_##kind##_##mr##_##nv(const fa_gemm *g, const uint32_t *a,                  \
+                                             const uint32_t *b, float *c, const float *alpha)      \
+    {                                                                                              \
+        fa_gemm_tile(mr, nv, bfloat, by_rows, g, a, b, c, alpha);                                  \
     }
-#define FA_TILES(kind, bfloat, by_rows, mr)                                                          \
-    FA_TILE(kind, bfloat, by_rows, mr, 1)                                                            \
+#define FA_TILES(kind, bfloat, by_rows, mr)                                                        \
+    FA_TILE(kind, bfloat, by_rows, mr, 1)                                                          \
     FA_TILE(kind, bfloat, by_rows, mr, 2)
 
 /* Heights of register tiles: the full one, and what rounds a remainder up. */
@@ -118,7 +119,8 @@ typedef struct fa_tiles {
 
 /* Runs all tiles of C; rows in steps of FA_MR, columns in steps of FA_NR. Within a strip of rows A
  * stays in the first-level cache and B streams from the second. */
-static inline void fa_gemm_run(const fa_tiles *tiles, const fa_gemm *g, int64_t rows, int64_t columns)
+static inline void fa_gemm_run(const fa_tiles *tiles, const fa_gemm *g, int64_t rows,
+                               int64_t columns)
 {
     for (int64_t r = 0; r < rows; r += FA_MR) {
         int height = FA_NUM_HEIGHTS - 1;

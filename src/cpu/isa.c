@@ -34,14 +34,12 @@ static const char *pass_name(fa_pass pass)
 static void describe(const fa_problem *p, char *text, size_t size)
 {
     char kernel[160] = "one row of weights at a time";
-    if (p->pass == FA_PASS_BACKWARD)
-        FA_NAME(describe_backward)(p, kernel, sizeof kernel);
+    if (p->pass == FA_PASS_BACKWARD) FA_NAME(describe_backward)(p, kernel, sizeof kernel);
     else if (p->pass != FA_PASS_WEIGHTS && by_decode(p))
         FA_NAME(describe_decode)(p, kernel, sizeof kernel);
-    else if (p->pass != FA_PASS_WEIGHTS)
-        FA_NAME(describe_forward)(p, kernel, sizeof kernel);
-    snprintf(text, size, "cpu %s %s: %s, %d threads", pass_name(p->pass), FA_NAME(engine).name, kernel,
-             fa_cpu_threads(p->threads));
+    else if (p->pass != FA_PASS_WEIGHTS) FA_NAME(describe_forward)(p, kernel, sizeof kernel);
+    snprintf(text, size, "cpu %s %s: %s, %d threads", pass_name(p->pass), FA_NAME(engine).name,
+             kernel, fa_problem_threads(p));
 }
 
 static void exp2_array(const float *y, float c, float *out, int64_t n)

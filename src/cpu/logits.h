@@ -40,7 +40,8 @@ static inline float fa_value_descale(const fa_problem *p, int64_t b, int64_t hea
     return p->v_descale ? p->v_descale[b * p->heads_kv + head_kv] : 1.0f;
 }
 
-static inline void fa_add_alibi(const fa_problem *p, const fa_row *row, float *x, int64_t j0, int64_t n)
+static inline void fa_add_alibi(const fa_problem *p, const fa_row *row, float *x, int64_t j0,
+                                int64_t n)
 {
     const float slope = p->alibi_slopes[row->batch * p->alibi_batch_stride + row->head];
     const int64_t distance = row->query + row->sequence->diagonal - j0; /* of column 0 */
@@ -61,12 +62,14 @@ FA_INLINE char *fa_score_address(const fa_view *v, int64_t b, int64_t h, int64_t
 
 enum { FA_CHUNK = 128 }; /* columns of bias or mask fetched at a time */
 
-static inline void fa_add_bias(const fa_problem *p, const fa_row *row, float *x, int64_t j0, int64_t n)
+static inline void fa_add_bias(const fa_problem *p, const fa_row *row, float *x, int64_t j0,
+                               int64_t n)
 {
     float chunk[FA_CHUNK];
     for (int64_t c = 0; c < n; c += FA_CHUNK) {
         int64_t count = fa_min(FA_CHUNK, n - c);
-        fa_load_strided(chunk, fa_score_address(&p->bias, row->batch, row->head, row->query, j0 + c),
+        fa_load_strided(chunk,
+                        fa_score_address(&p->bias, row->batch, row->head, row->query, j0 + c),
                         p->bias.dtype, p->bias.stride[3], count);
         for (int64_t t = 0; t < count; t++) x[c + t] += chunk[t];
     }
@@ -75,8 +78,8 @@ static inline void fa_add_bias(const fa_problem *p, const fa_row *row, float *x,
 static inline void fa_apply_mask(const fa_problem *p, const fa_row *row, float *x, int64_t j0,
                                  int64_t n)
 {
-    const uint8_t *mask = (const uint8_t *)fa_score_address(&p->mask, row->batch, row->head,
-                                                            row->query, j0);
+    const uint8_t *mask =
+        (const uint8_t *)fa_score_address(&p->mask, row->batch, row->head, row->query, j0);
     const int64_t stride = p->mask.stride[3];
     for (int64_t c = 0; c < n; c++)
         if (!mask[c * stride]) x[c] = -INFINITY;
@@ -95,8 +98,8 @@ static inline void fa_apply_softcap(float softcap, float *x, int64_t n, float *s
 
 /* Scores x[0..n) of keys j0.. become logits; all of them must be keys that exist. x (and slope, which
  * may be NULL) have room for whole vectors. */
-static inline void fa_scores_to_logits(const fa_problem *p, const fa_row *row, float scale, float *x,
-                                       int64_t j0, int64_t n, float *slope)
+static inline void fa_scores_to_logits(const fa_problem *p, const fa_row *row, float scale,
+                                       float *x, int64_t j0, int64_t n, float *slope)
 {
     const vf s = v_set1(scale);
     for (int64_t c = 0; c < n; c += VL) v_store(x + c, v_mul(s, v_load(x + c)));
@@ -108,8 +111,8 @@ static inline void fa_scores_to_logits(const fa_problem *p, const fa_row *row, f
 
 /* Philox blocks for 128 columns at a time: 16 independent counters, so that the compiler can keep them
  * in vectors. keep[c] becomes the factor of column j0 + c: 1/(1-p) or 0. j0 is a multiple of 32. */
-static inline void fa_dropout_factors(const fa_problem *p, const fa_row *row, float *keep, int64_t j0,
-                                      int64_t n)
+static inline void fa_dropout_factors(const fa_problem *p, const fa_row *row, float *keep,
+                                      int64_t j0, int64_t n)
 {
     const int64_t batch_head = row->batch * p->heads_q + row->head;
     for (int64_t c = 0; c < n; c += FA_CHUNK) {

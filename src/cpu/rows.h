@@ -28,7 +28,8 @@ FA_INLINE float fa_element(const char *data, fa_dtype dtype, int64_t index)
 }
 
 /* n contiguous elements as floats; dst is padded with zeros to padded elements. */
-static inline void fa_load_row(float *dst, const char *src, fa_dtype dtype, int64_t n, int64_t padded)
+static inline void fa_load_row(float *dst, const char *src, fa_dtype dtype, int64_t n,
+                               int64_t padded)
 {
     int64_t i = 0;
     if (dtype == FA_FLOAT32) {
@@ -57,21 +58,20 @@ static inline void fa_load_strided(float *dst, const char *src, fa_dtype dtype, 
 
 FA_INLINE void fa_store_element(char *data, fa_dtype dtype, int64_t index, float x)
 {
-    if (dtype == FA_FLOAT32)
-        ((float *)(void *)data)[index] = x;
+    if (dtype == FA_FLOAT32) ((float *)(void *)data)[index] = x;
     else
         ((uint16_t *)(void *)data)[index] =
             dtype == FA_FLOAT16 ? fa_float_to_half(x) : fa_float_to_bfloat(x);
 }
 
 /* n floats, times a factor, as n contiguous elements. */
-static inline void fa_store_row(char *dst, fa_dtype dtype, const float *src, float factor, int64_t n)
+static inline void fa_store_row(char *dst, fa_dtype dtype, const float *src, float factor,
+                                int64_t n)
 {
     const vf f = v_set1(factor);
     int64_t i = 0;
     if (dtype == FA_FLOAT32) {
-        for (; i + VL <= n; i += VL)
-            v_store((float *)(void *)dst + i, v_mul(f, v_load(src + i)));
+        for (; i + VL <= n; i += VL) v_store((float *)(void *)dst + i, v_mul(f, v_load(src + i)));
     } else if (dtype == FA_FLOAT16) {
         for (; i + VL <= n; i += VL)
             v_store_half((uint16_t *)(void *)dst + i, v_mul(f, v_load(src + i)));
@@ -89,8 +89,8 @@ static inline void fa_zero_row(char *dst, fa_dtype dtype, int64_t n)
 
 /* src: rows of `depth` words at `pitch`, both padded to whole vectors and `rows` too. dst: depth rows
  * of `rows` words at dst_pitch. */
-static inline void fa_transpose(uint32_t *dst, int64_t dst_pitch, const uint32_t *src, int64_t pitch,
-                                int64_t rows, int64_t depth)
+static inline void fa_transpose(uint32_t *dst, int64_t dst_pitch, const uint32_t *src,
+                                int64_t pitch, int64_t rows, int64_t depth)
 {
     for (int64_t k = 0; k < depth; k += VL)
         for (int64_t j = 0; j < rows; j += VL)

@@ -83,22 +83,22 @@ FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *sr
                            int64_t src_stride)
 {
     __m256i a[8], b[8];
-    FA_UNROLL for (int i = 0; i < 8; i++)
-        a[i] = _mm256_loadu_si256((const __m256i *)(src + i * src_stride));
-    FA_UNROLL for (int i = 0; i < 8; i += 2)
-    {
+    FA_UNROLL
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_si256((const __m256i *)(src + i * src_stride));
+    FA_UNROLL
+    for (int i = 0; i < 8; i += 2) {
         b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
     }
-    FA_UNROLL for (int i = 0; i < 8; i += 4)
-    {
+    FA_UNROLL
+    for (int i = 0; i < 8; i += 4) {
         a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
         a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
         a[i + 2] = _mm256_unpacklo_epi64(b[i + 1], b[i + 3]);
         a[i + 3] = _mm256_unpackhi_epi64(b[i + 1], b[i + 3]);
     }
-    FA_UNROLL for (int i = 0; i < 4; i++)
-    {
+    FA_UNROLL
+    for (int i = 0; i < 4; i++) {
         _mm256_storeu_si256((__m256i *)(dst + i * dst_stride),
                             _mm256_permute2x128_si256(a[i], a[4 + i], 0x20));
         _mm256_storeu_si256((__m256i *)(dst + (4 + i) * dst_stride),

@@ -69,28 +69,30 @@ FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *sr
                            int64_t src_stride)
 {
     __m512i a[16], b[16];
-    FA_UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(src + i * src_stride);
-    FA_UNROLL for (int i = 0; i < 16; i += 2)
-    {
+    FA_UNROLL
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(src + i * src_stride);
+    FA_UNROLL
+    for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
-    FA_UNROLL for (int i = 0; i < 16; i += 4)
-    {
+    FA_UNROLL
+    for (int i = 0; i < 16; i += 4) {
         a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
         a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
         a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
         a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
     }
-    FA_UNROLL for (int i = 0; i < 4; i++) /* a[4g + i] holds columns i, 4+i, 8+i, 12+i of rows 4g.. */
+    FA_UNROLL
+    for (int i = 0; i < 4; i++) /* a[4g + i] holds columns i, 4+i, 8+i, 12+i of rows 4g.. */
     {
         b[i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
         b[4 + i] = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
         b[8 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
         b[12 + i] = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
     }
-    FA_UNROLL for (int i = 0; i < 4; i++)
-    {
+    FA_UNROLL
+    for (int i = 0; i < 4; i++) {
         _mm512_storeu_si512(dst + i * dst_stride, _mm512_shuffle_i32x4(b[i], b[8 + i], 0x88));
         _mm512_storeu_si512(dst + (8 + i) * dst_stride, _mm512_shuffle_i32x4(b[i], b[8 + i], 0xdd));
         _mm512_storeu_si512(dst + (4 + i) * dst_stride,

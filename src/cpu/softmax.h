@@ -72,10 +72,8 @@ static inline float fa_softmax_finish(float maximum, float sum, float unit, floa
 static inline void fa_write_row(const fa_view *view, char *dst, const float *row, float factor,
                                 float descale, int64_t n)
 {
-    if (factor == 0.0f)
-        fa_zero_row(dst, view->dtype, n);
-    else
-        fa_store_row(dst, view->dtype, row, factor * descale, n);
+    if (factor == 0.0f) fa_zero_row(dst, view->dtype, n);
+    else fa_store_row(dst, view->dtype, row, factor * descale, n);
 }
 
 #endif

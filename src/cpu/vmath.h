@@ -17,7 +17,8 @@
 FA_INLINE vf v_exp2_nonpositive(vf y, vf c, vf lowest)
 {
     y = v_max(lowest, y); /* keeps NaN */
-    const vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer: |y*c| is far below 2^22 */
+    const vf magic =
+        v_set1(0x1.8p23f); /* adding it rounds to an integer: |y*c| is far below 2^22 */
     vf n = v_sub(v_fma(y, c, magic), magic);
     vf r = v_fms(y, c, n);
     vf p = v_set1(1.55946770e-4f);

@@ -13,8 +13,8 @@ static void score_row(const fa_problem *p, const fa_row *row, const float *q, fl
     const int64_t padded = fa_round_up(p->d, VL);
     const int64_t head_kv = row->head / (p->heads_q / p->heads_kv);
     for (int64_t j = row->visible.lo; j < row->visible.hi; j++) {
-        fa_load_row(k, fa_key_row(p, &p->k, row->sequence, row->batch, j, head_kv), p->k.dtype, p->d,
-                    padded);
+        fa_load_row(k, fa_key_row(p, &p->k, row->sequence, row->batch, j, head_kv), p->k.dtype,
+                    p->d, padded);
         vf sum = v_zero();
         for (int64_t c = 0; c < padded; c += VL) sum = v_fma(v_load(q + c), v_load(k + c), sum);
         x[j] = v_sum(sum);
@@ -34,22 +34,28 @@ static void weight_row(const fa_problem *p, int64_t b, int64_t head, int64_t r, 
     row.visible = fa_visible(p, &s, row.query);
     if (row.visible.hi <= row.visible.lo) return;
 
-    fa_load_row(q, fa_view_row(&p->q, s.block_q, s.start_q + row.query, head), p->q.dtype, p->d, padded);
+    fa_load_row(q, fa_view_row(&p->q, s.block_q, s.start_q + row.query, head), p->q.dtype, p->d,
+                padded);
     score_row(p, &row, q, k, x);
     const float scale = fa_effective_scale(p, b, head / (p->heads_q / p->heads_kv));
     const int64_t lo = row.visible.lo, n = row.visible.hi - lo;
     fa_scores_to_logits(p, &row, scale, x + lo, lo, n, NULL);
     float maximum = -INFINITY, sum = 0, lse;
     float *weights = x + lo / VL * VL; /* whole vectors, as the softmax wants them */
-    fa_softmax_row(weights, 0, fa_round_up(lo % VL + n, VL), lo % VL, lo % VL + n, 1.0f, &maximum, &sum);
-    float factor = fa_softmax_finish(maximum, sum, 1.0f, p->sinks ? p->sinks[head] : -INFINITY, &lse);
+    fa_softmax_row(weights, 0, fa_round_up(lo % VL + n, VL), lo % VL, lo % VL + n, 1.0f, &maximum,
+                   &sum);
+    float factor =
+        fa_softmax_finish(maximum, sum, 1.0f, p->sinks ? p->sinks[head] : -INFINITY, &lse);
     if (factor == 0.0f) return;
-    fa_store_row(fa_score_address(&p->weights, b, head, r, lo), p->weights.dtype, x + lo, factor, n);
+    fa_store_row(fa_score_address(&p->weights, b, head, r, lo), p->weights.dtype, x + lo, factor,
+                 n);
 }
 
 fa_status FA_NAME(weights)(const fa_problem *p)
 {
-    const int threads = fa_cpu_threads(p->threads);
+    const double scores =
+        (double)p->batch * (double)p->heads_q * (double)p->num_weight_rows * (double)p->n_k;
+    const int threads = fa_cpu_threads(p->threads, 2 * scores * (double)p->d);
     const int64_t row = fa_round_up(p->n_k, VL) + VL + 2 * fa_round_up(p->d, VL);
     const size_t bytes = fa_lines((size_t)row * sizeof(float));
     char *scratch = fa_allocate((size_t)threads * bytes);
@@ -57,8 +63,9 @@ fa_status FA_NAME(weights)(const fa_problem *p)
     const int64_t total = p->batch * p->heads_q * p->num_weight_rows;
 #pragma omp parallel for schedule(dynamic, 4) num_threads(threads)
     for (int64_t index = 0; index < total; index++)
-        weight_row(p, index / (p->heads_q * p->num_weight_rows), index / p->num_weight_rows % p->heads_q,
-                   index % p->num_weight_rows, (float *)(void *)(scratch + (size_t)fa_thread_index() * bytes));
+        weight_row(p, index / (p->heads_q * p->num_weight_rows),
+                   index / p->num_weight_rows % p->heads_q, index % p->num_weight_rows,
+                   (float *)(void *)(scratch + (size_t)fa_thread_index() * bytes));
     free(scratch);
     return FA_OK;
 }

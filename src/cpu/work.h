@@ -43,6 +43,13 @@ static inline bool fa_is_decode(const fa_problem *p, const fa_sequence *s)
     return s->n_q * (p->heads_q / p->heads_kv) <= FA_DECODE_ROWS;
 }
 
+/* Threads for a pass over all scores of a problem: an upper bound of the operations will do. */
+static inline int fa_problem_threads(const fa_problem *p)
+{
+    const double scores = (double)p->batch * (double)p->heads_q * (double)p->n_q * (double)p->n_k;
+    return fa_cpu_threads(p->threads, 2 * scores * (double)(p->d + p->d_v));
+}
+
 /* Tasks (sequence, tile): sequence b owns tasks first[b] .. first[b + 1] - 1. */
 typedef struct fa_tasks {
     int64_t *first; /* (batch + 1), owned */
@@ -72,10 +79,8 @@ static inline int64_t fa_tasks_sequence(const fa_tasks *t, int64_t task)
     int64_t low = 0, high = t->batch;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (t->first[middle] <= task)
-            low = middle;
-        else
-            high = middle;
+        if (t->first[middle] <= task) low = middle;
+        else high = middle;
     }
     return low;
 }

@@ -5,8 +5,8 @@
 
 const fa_dtype float_dtypes[3] = {FA_FLOAT32, FA_FLOAT16, FA_BFLOAT16};
 
-static fa_tensor make_tensor(attention *a, const char *name, fa_dtype dtype, const int64_t extents[4],
-                             const ref_layout *layout)
+static fa_tensor make_tensor(attention *a, const char *name, fa_dtype dtype,
+                             const int64_t extents[4], const ref_layout *layout)
 {
     static const ref_layout contiguous = REF_LAYOUT_CONTIGUOUS;
     fa_tensor t = {0};
@@ -47,7 +47,8 @@ static ref_layout written(const ref_layout *layout)
 }
 
 static void make_inputs(attention *a, const int64_t q[4], const int64_t k[4], const int64_t v[4],
-                        fa_dtype dtype, const ref_layout *lq, const ref_layout *lk, const ref_layout *lv)
+                        fa_dtype dtype, const ref_layout *lq, const ref_layout *lk,
+                        const ref_layout *lv)
 {
     a->in.q = make_tensor(a, "q", dtype, q, lq);
     a->in.k = make_tensor(a, "k", dtype, k, lk);
@@ -88,10 +89,7 @@ void attention_make(attention *a, uint64_t seed, shape s, fa_dtype dtype)
     attention_make_as(a, seed, s, dtype, NULL, NULL, NULL, NULL);
 }
 
-void attention_free(attention *a)
-{
-    ref_buffers_free(&a->buffers);
-}
+void attention_free(attention *a) { ref_buffers_free(&a->buffers); }
 
 const char *option_name(option o)
 {
@@ -158,7 +156,9 @@ void attention_set(attention *a, option o)
     case OPTION_SOFTCAP: options->softcap = 1.5f; break;
     case OPTION_BIAS: set_bias(a); break;
     case OPTION_MASK: set_mask(a); break;
-    case OPTION_ALIBI: options->alibi_slopes = random_floats(a, "alibi_slopes", a->s.heads_q); break;
+    case OPTION_ALIBI:
+        options->alibi_slopes = random_floats(a, "alibi_slopes", a->s.heads_q);
+        break;
     case OPTION_SINKS:
         options->sinks = random_floats(a, "sinks", a->s.heads_q);
         a->dsinks = make_output_floats(a, "dsinks", a->s.heads_q);
@@ -202,8 +202,7 @@ static bool succeeded(fa_status status, const char *call, const char *what)
 
 bool attention_forward(attention *a, const char *what)
 {
-    fa_status status =
-        fa_forward(&a->in.q, &a->in.k, &a->in.v, &a->out, a->lse, &a->in.options);
+    fa_status status = fa_forward(&a->in.q, &a->in.k, &a->in.v, &a->out, a->lse, &a->in.options);
     return succeeded(status, "fa_forward", what);
 }
 

@@ -23,10 +23,7 @@ static bool counting;           /* between the start and the end of a call of th
 static long allocations, alive; /* of this call */
 static long failing;            /* which allocation fails; -1: none */
 
-static bool fails(void)
-{
-    return counting && allocations++ == failing;
-}
+static bool fails(void) { return counting && allocations++ == failing; }
 
 static void *count(void *p)
 {
@@ -34,10 +31,7 @@ static void *count(void *p)
     return p;
 }
 
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : count(__real_malloc(size));
-}
+void *__wrap_malloc(size_t size) { return fails() ? NULL : count(__real_malloc(size)); }
 
 void *__wrap_calloc(size_t n, size_t size)
 {
@@ -94,7 +88,8 @@ static fa_status run_backward(attention *a)
 static fa_status run_weights(attention *a)
 {
     static float weights[2 * 4 * 40 * 50];
-    fa_tensor w = {weights, FA_FLOAT32, {a->s.batch, a->s.heads_q, a->s.n_q, a->s.n_k}, {0, 0, 0, 1}};
+    fa_tensor w = {
+        weights, FA_FLOAT32, {a->s.batch, a->s.heads_q, a->s.n_q, a->s.n_k}, {0, 0, 0, 1}};
     for (int axis = 2; axis >= 0; axis--) w.stride[axis] = w.stride[axis + 1] * w.shape[axis + 1];
     return fa_weights(&a->in.q, &a->in.k, NULL, a->s.n_q, &w, &a->in.options);
 }
@@ -119,8 +114,8 @@ static bool check(const call *c, attention *a, long n)
     fa_status status = c->run(a);
     counting = false;
     bool injected = allocations > n;
-    CHECK(status == (injected ? FA_ERROR_MEMORY : FA_OK), "%s, allocation %ld fails: %s", c->name, n,
-          fa_status_name(status));
+    CHECK(status == (injected ? FA_ERROR_MEMORY : FA_OK), "%s, allocation %ld fails: %s", c->name,
+          n, fa_status_name(status));
     CHECK(alive == 0, "%s, allocation %ld fails: %ld blocks are not freed", c->name, n, alive);
     CHECK(!injected || strlen(fa_last_error()) > 0, "%s: no message", c->name);
     return injected;

@@ -15,8 +15,8 @@ static void check_options(fa_dtype dtype, shape s, option first, option second)
     float dlse[1024];
     for (int n = 0; n < 1024; n++) dlse[n] = (float)ref_random_normal(&a.random);
     if ((first + second) % 2 == 0) a.dlse = dlse;
-    snprintf(what, sizeof what, "%s, %s and %s, n %lldx%lld", fa_dtype_name(dtype), option_name(first),
-             option_name(second), (long long)s.n_q, (long long)s.n_k);
+    snprintf(what, sizeof what, "%s, %s and %s, n %lldx%lld", fa_dtype_name(dtype),
+             option_name(first), option_name(second), (long long)s.n_q, (long long)s.n_k);
     attention_check_backward(&a, what);
     attention_free(&a);
 }
@@ -33,7 +33,7 @@ static void check_pairs_of_options(void)
 
 static void check_tile_edges(void)
 {
-    static const int64_t edges[] = {0,  1,  2,  11, 12,  13,  15,  16,  17,  31,  32,  33, 63,
+    static const int64_t edges[] = {0,  1,  2,  11, 12,  13,  15,  16,  17,  31,  32,  33,  63,
                                     64, 65, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257};
     const int count = (int)(sizeof edges / sizeof *edges);
     for (int i = 0; i < count; i++)
@@ -85,15 +85,16 @@ static double derivative(const attention *a, float *x)
     return (above - below) / (2 * step);
 }
 
-static void check_derivative(const attention *a, float *x, double expected, const char *what, int64_t n)
+static void check_derivative(const attention *a, float *x, double expected, const char *what,
+                             int64_t n)
 {
     double found = derivative(a, x);
-    CHECK(fabs(found - expected) <= 1e-5 * (1 + fabs(expected)), "%s[%lld]: formula %.9g, differences %.9g",
-          what, (long long)n, expected, found);
+    CHECK(fabs(found - expected) <= 1e-5 * (1 + fabs(expected)),
+          "%s[%lld]: formula %.9g, differences %.9g", what, (long long)n, expected, found);
 }
 
-static void check_tensor_derivatives(const attention *a, const fa_tensor *t, const ref_array *gradient,
-                                     const char *what)
+static void check_tensor_derivatives(const attention *a, const fa_tensor *t,
+                                     const ref_array *gradient, const char *what)
 {
     int64_t count = t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
     for (int64_t n = 0; n < count; n += 3)

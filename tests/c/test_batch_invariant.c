@@ -59,7 +59,8 @@ static void check_packed(fa_dtype dtype, bool decode)
         cu_q[b + 1] = cu_q[b] + length[b];
         cu_k[b + 1] = cu_k[b] + length_k[b];
     }
-    const shape padded = {BATCH, 4, 2, 90, 1300, 16, 24}, packed = {1, 4, 2, cu_q[BATCH], cu_k[BATCH], 16, 24};
+    const shape padded = {BATCH, 4, 2, 90, 1300, 16, 24},
+                packed = {1, 4, 2, cu_q[BATCH], cu_k[BATCH], 16, 24};
     attention a, p;
     attention_make(&a, 10, padded, dtype);
     attention_make(&p, 11, packed, dtype);
@@ -68,10 +69,12 @@ static void check_packed(fa_dtype dtype, bool decode)
             int64_t i = j < length[b] ? j : 0;
             for (int64_t c = 0; c < 24; c++)
                 for (int64_t h = 0; h < 4; h++) {
-                    if (c < 16) ref_store(&a.in.q, b, i, h, c, ref_load(&p.in.q, 0, cu_q[b] + i, h, c));
+                    if (c < 16)
+                        ref_store(&a.in.q, b, i, h, c, ref_load(&p.in.q, 0, cu_q[b] + i, h, c));
                     if (h < 2 && c < 16)
                         ref_store(&a.in.k, b, j, h, c, ref_load(&p.in.k, 0, cu_k[b] + j, h, c));
-                    if (h < 2) ref_store(&a.in.v, b, j, h, c, ref_load(&p.in.v, 0, cu_k[b] + j, h, c));
+                    if (h < 2)
+                        ref_store(&a.in.v, b, j, h, c, ref_load(&p.in.v, 0, cu_k[b] + j, h, c));
                 }
         }
     a.in.options.seqlens_q = length;
@@ -87,7 +90,8 @@ static void check_packed(fa_dtype dtype, bool decode)
                 x.data = (char *)x.data + i * x.stride[1] * size;
                 y.data = (char *)y.data + (cu_q[b] + i) * y.stride[1] * size;
                 x.shape[1] = y.shape[1] = 1;
-                CHECK(same_bits(&x, &y), "sequence %d query %lld: packed and padded differ", b, (long long)i);
+                CHECK(same_bits(&x, &y), "sequence %d query %lld: packed and padded differ", b,
+                      (long long)i);
             }
     attention_free(&a);
     attention_free(&p);
@@ -95,12 +99,14 @@ static void check_packed(fa_dtype dtype, bool decode)
 
 int main(void)
 {
-    static const shape shapes[] = {{BATCH, 4, 2, 100, 130, 24, 24}, {BATCH, 8, 2, 1, 1100, 32, 32},
+    static const shape shapes[] = {{BATCH, 4, 2, 100, 130, 24, 24},
+                                   {BATCH, 8, 2, 1, 1100, 32, 32},
                                    {BATCH, 2, 2, 300, 40, 8, 16}};
     test_begin();
     for (int n = 0; n < 3; n++)
         for (int t = 0; t < 3; t++)
-            for (int causal = 0; causal < 2; causal++) check_batch(shapes[n], float_dtypes[t], causal);
+            for (int causal = 0; causal < 2; causal++)
+                check_batch(shapes[n], float_dtypes[t], causal);
     for (int t = 0; t < 3; t++)
         for (int decode = 0; decode < 2; decode++) check_packed(float_dtypes[t], decode);
     return test_end();

@@ -25,19 +25,21 @@ static void check_options(void)
         for (int first = 0; first < NUM_OPTIONS; first++)
             for (int second = first; second < NUM_OPTIONS; second++) {
                 const shape s = {2, 8, 2, 1 + second % 3, 700, 24, 16};
-                check(s, float_dtypes[t], (option)first, (option)second, (uint64_t)(first * 10 + second));
+                check(s, float_dtypes[t], (option)first, (option)second,
+                      (uint64_t)(first * 10 + second));
             }
 }
 
 static void check_lengths(void)
 {
-    static const int64_t lengths[] = {0,   1,    2,    15,   16,   17,   127,  128,  129, 255, 256,
-                                      257, 511,  512,  513,  767,  768,  1023, 1024, 1025,
-                                      2047, 2048, 2049, 4097, 8193};
+    static const int64_t lengths[] = {0,    1,    2,    15,   16,   17,   127, 128, 129,
+                                      255,  256,  257,  511,  512,  513,  767, 768, 1023,
+                                      1024, 1025, 2047, 2048, 2049, 4097, 8193};
     for (int n = 0; n < (int)(sizeof lengths / sizeof *lengths); n++)
         for (int64_t n_q = 1; n_q <= 4; n_q++) {
             const shape s = {1, 2, 1, n_q, lengths[n], 16, 16};
-            check(s, float_dtypes[n % 3], n % 2 ? OPTION_CAUSAL : NUM_OPTIONS, NUM_OPTIONS, (uint64_t)n);
+            check(s, float_dtypes[n % 3], n % 2 ? OPTION_CAUSAL : NUM_OPTIONS, NUM_OPTIONS,
+                  (uint64_t)n);
         }
 }
 
@@ -97,7 +99,8 @@ static void check_pages(int64_t page_size, fa_dtype dtype)
     paged.in.options.block_table_stride = stride;
     paged.in.options.seqlens_k = seqlens;
     attention_check_decode(&paged, "paged");
-    CHECK(same_bits(&whole.out, &paged.out), "pages of %lld rows change bits", (long long)page_size);
+    CHECK(same_bits(&whole.out, &paged.out), "pages of %lld rows change bits",
+          (long long)page_size);
     free(table);
     attention_free(&whole);
     attention_free(&paged);

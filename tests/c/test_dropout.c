@@ -12,9 +12,11 @@ static void check_known_answers(void)
         uint32_t counter[4], key[2], expected[4];
     } answers[] = {
         {{0, 0, 0, 0}, {0, 0}, {0x5f6fb709u, 0x0d893f64u, 0x4f121f81u, 0x4f730a48u}},
-        {{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}, {0xffffffffu, 0xffffffffu},
+        {{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu},
+         {0xffffffffu, 0xffffffffu},
          {0x5207ddc2u, 0x45165e59u, 0x4d8ee751u, 0x8c52f662u}},
-        {{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}, {0xa4093822u, 0x299f31d0u},
+        {{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u},
+         {0xa4093822u, 0x299f31d0u},
          {0x4dfccabau, 0x190a87f0u, 0xc47362bau, 0xb6b5242au}},
     };
     for (int n = 0; n < 3; n++) {
@@ -22,8 +24,10 @@ static void check_known_answers(void)
         fa_philox(answers[n].counter, answers[n].key, library);
         ref_philox(answers[n].counter, answers[n].key, reference);
         CHECK(memcmp(library, answers[n].expected, sizeof library) == 0,
-              "library, answer %d: %08x %08x %08x %08x", n, library[0], library[1], library[2], library[3]);
-        CHECK(memcmp(reference, answers[n].expected, sizeof reference) == 0, "reference, answer %d", n);
+              "library, answer %d: %08x %08x %08x %08x", n, library[0], library[1], library[2],
+              library[3]);
+        CHECK(memcmp(reference, answers[n].expected, sizeof reference) == 0, "reference, answer %d",
+              n);
     }
 }
 
@@ -34,9 +38,11 @@ static void check_layout(void)
     for (int n = 0; n < 20000; n++) {
         uint64_t seed = ref_random_bits(&random), offset = ref_random_bits(&random);
         int64_t head = ref_random_between(&random, 0, 1000);
-        int64_t i = ref_random_between(&random, 0, 1 << 20), j = ref_random_between(&random, 0, 1 << 20);
+        int64_t i = ref_random_between(&random, 0, 1 << 20),
+                j = ref_random_between(&random, 0, 1 << 20);
         uint32_t library = fa_dropout_bits(seed, offset, head, i, j);
-        uint32_t reference = ref_dropout_bits(seed, offset, (uint32_t)head, (uint32_t)i, (uint32_t)j);
+        uint32_t reference =
+            ref_dropout_bits(seed, offset, (uint32_t)head, (uint32_t)i, (uint32_t)j);
         CHECK(library == reference, "bits of head %lld (%lld, %lld): %x and %x", (long long)head,
               (long long)i, (long long)j, library, reference);
     }
@@ -69,16 +75,18 @@ static void check_mask(float p, uint64_t seed, uint64_t offset)
             for (int64_t j = 0; j < N; j++) {
                 bool keep = fa_dropout_bits(seed, offset, h, i, j) >= threshold;
                 double expected = keep ? 1 / (N * (1 - (double)p)) : 0;
-                double forward = ref_load(&a.out, 0, i, h, j), backward = ref_load(&a.dv, 0, j, h, i);
+                double forward = ref_load(&a.out, 0, i, h, j),
+                       backward = ref_load(&a.dv, 0, j, h, i);
                 kept += keep;
-                wrong += !(fabs(forward - expected) <= 1e-6) || !(fabs(backward - expected) <= 1e-6);
+                wrong +=
+                    !(fabs(forward - expected) <= 1e-6) || !(fabs(backward - expected) <= 1e-6);
             }
     CHECK(wrong == 0, "p %g: %lld of %d elements are dropped wrongly", (double)p, (long long)wrong,
           HEADS * N * N);
     /* Five standard deviations of a binomial count. */
     double count = HEADS * N * N, mean = count * (1 - (double)p);
-    CHECK(fabs((double)kept - mean) <= 5 * sqrt(mean * (double)p), "p %g: %lld kept, expected about %.0f",
-          (double)p, (long long)kept, mean);
+    CHECK(fabs((double)kept - mean) <= 5 * sqrt(mean * (double)p),
+          "p %g: %lld kept, expected about %.0f", (double)p, (long long)kept, mean);
     attention_free(&a);
 }
 
@@ -104,7 +112,8 @@ static void check_mean(void)
         CHECK(memcmp(a.lse, plain.lse, 16 * sizeof(float)) == 0, "dropout changes lse");
     }
     for (int e = 0; e < 8 * 2 * 8; e++) {
-        double mean = sum[e] / MASKS, deviation = sqrt(square[e] / MASKS - mean * mean) / sqrt(MASKS);
+        double mean = sum[e] / MASKS,
+               deviation = sqrt(square[e] / MASKS - mean * mean) / sqrt(MASKS);
         double expected = (double)((float *)plain.out.data)[e];
         CHECK(fabs(mean - expected) <= 5 * deviation, "mean %g, expected %g +- %g", mean, expected,
               deviation);

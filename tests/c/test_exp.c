@@ -54,9 +54,12 @@ static void check_value(float c, float x, float got, double *worst)
     } else if (expected >= 0x1p-126L) {
         double error = error_in_ulp(expected, got);
         if (error > *worst) *worst = error;
-        if (!(error <= 2)) CHECK(false, "exp2(%a * %a) = %a, %.2f ulp off", (double)x, (double)c, (double)got, error);
+        if (!(error <= 2))
+            CHECK(false, "exp2(%a * %a) = %a, %.2f ulp off", (double)x, (double)c, (double)got,
+                  error);
     } else if (!(got >= 0 && (long double)got <= 0x1p-126L)) {
-        CHECK(false, "exp2(%a * %a) = %a, expected under 2^-126", (double)x, (double)c, (double)got);
+        CHECK(false, "exp2(%a * %a) = %a, expected under 2^-126", (double)x, (double)c,
+              (double)got);
     }
 }
 

@@ -10,8 +10,8 @@ static void check_options(fa_dtype dtype, shape s, option first, option second)
     attention_make(&a, (uint64_t)(first * 100 + second), s, dtype);
     attention_set(&a, first);
     if (second != first) attention_set(&a, second);
-    snprintf(what, sizeof what, "%s, %s and %s, n %lldx%lld", fa_dtype_name(dtype), option_name(first),
-             option_name(second), (long long)s.n_q, (long long)s.n_k);
+    snprintf(what, sizeof what, "%s, %s and %s, n %lldx%lld", fa_dtype_name(dtype),
+             option_name(first), option_name(second), (long long)s.n_q, (long long)s.n_k);
     attention_check_forward(&a, what);
     attention_free(&a);
 }
@@ -41,9 +41,9 @@ static void check_lengths(fa_dtype dtype, int64_t n_q, int64_t n_k, bool causal)
 
 static void check_tile_edges(void)
 {
-    static const int64_t edges[] = {0,  1,  2,   5,   6,   7,   11,  12,  13,  14,  16,  17,  31,
-                                    32, 33, 64,  95,  96,  97,  127, 128, 129, 167, 168, 169, 191,
-                                    192, 193, 255, 256, 257, 264, 265, 511, 512, 513};
+    static const int64_t edges[] = {0,   1,   2,   5,   6,   7,   11,  12,  13,  14,  16,  17,
+                                    31,  32,  33,  64,  95,  96,  97,  127, 128, 129, 167, 168,
+                                    169, 191, 192, 193, 255, 256, 257, 264, 265, 511, 512, 513};
     const int count = (int)(sizeof edges / sizeof *edges);
     for (int i = 0; i < count; i++)
         for (int j = 0; j < count; j++)

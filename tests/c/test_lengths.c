@@ -14,8 +14,7 @@ typedef struct lengths {
 static const lengths cases[] = {
     {{7, 33, 1, 40, 12}, {40, 12, 33, 1, 60}}, /* both ways unequal */
     {{0, 5, 0, 0, 9}, {7, 0, 0, 12, 9}},       /* empty queries, keys, both */
-    {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}},
-    {{1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}},
+    {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}},        {{1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}},
     {{1, 2, 1, 3, 1}, {300, 1, 0, 513, 257}}, /* decode */
     {{192, 0, 13, 0, 65}, {64, 3, 0, 0, 256}},
 };
@@ -34,8 +33,8 @@ static void spoil(const fa_tensor *t, const int32_t *start, const int32_t *lengt
         }
 }
 
-static void spoil_all(attention *a, const int32_t *start_q, const int32_t *start_k, const lengths *l,
-                      bool packed)
+static void spoil_all(attention *a, const int32_t *start_q, const int32_t *start_k,
+                      const lengths *l, bool packed)
 {
     spoil(&a->in.q, start_q, l->q, packed);
     spoil(&a->dout, start_q, l->q, packed);
@@ -114,7 +113,8 @@ static void check_paged(const lengths *l, fa_dtype dtype, option o, int64_t page
         int32_t length = (int32_t)(rest < 0 ? 0 : rest < page_size ? rest : page_size);
         fa_tensor page = a.in.k, value_page = a.in.v;
         page.shape[0] = value_page.shape[0] = 1;
-        page.data = (char *)page.data + (pages - 1 - n) * page.stride[0] * (int64_t)fa_dtype_size(dtype);
+        page.data =
+            (char *)page.data + (pages - 1 - n) * page.stride[0] * (int64_t)fa_dtype_size(dtype);
         value_page.data = (char *)value_page.data +
                           (pages - 1 - n) * value_page.stride[0] * (int64_t)fa_dtype_size(dtype);
         spoil(&page, NULL, &length, false);
@@ -130,8 +130,8 @@ static void check_paged(const lengths *l, fa_dtype dtype, option o, int64_t page
 
 int main(void)
 {
-    static const option options[] = {OPTION_CAUSAL, OPTION_SCALE, OPTION_WINDOW, OPTION_SINKS,
-                                     OPTION_ALIBI, OPTION_DROPOUT};
+    static const option options[] = {OPTION_CAUSAL, OPTION_SCALE, OPTION_WINDOW,
+                                     OPTION_SINKS,  OPTION_ALIBI, OPTION_DROPOUT};
     test_begin();
     for (int c = 0; c < CASES; c++)
         for (int o = 0; o < 6; o++) {

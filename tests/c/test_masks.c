@@ -38,14 +38,16 @@ static void set_options(fa_options *o, const position_mask *m)
 
 /* Room for the largest case: values n_k x n_k, out and weights n_q x n_k. */
 enum { MOST = 400 };
-static float zeros[MOST * 8], values[MOST * MOST], out[MOST * MOST], weights[MOST * MOST], lse[MOST];
+static float zeros[MOST * 8], values[MOST * MOST], out[MOST * MOST], weights[MOST * MOST],
+    lse[MOST];
 
 static void check(const position_mask *m, int64_t n_q, int64_t n_k)
 {
     fa_options o;
     set_options(&o, m);
     for (int64_t j = 0; j < n_k * n_k; j++) values[j] = j / n_k == j % n_k;
-    fa_tensor q = fa_bshd(zeros, FA_FLOAT32, 1, n_q, 1, 4), k = fa_bshd(zeros, FA_FLOAT32, 1, n_k, 1, 4);
+    fa_tensor q = fa_bshd(zeros, FA_FLOAT32, 1, n_q, 1, 4),
+              k = fa_bshd(zeros, FA_FLOAT32, 1, n_k, 1, 4);
     fa_tensor v = fa_bshd(values, FA_FLOAT32, 1, n_k, 1, n_k);
     fa_tensor result = fa_bshd(out, FA_FLOAT32, 1, n_q, 1, n_k);
     fa_tensor w = {weights, FA_FLOAT32, {1, 1, n_q, n_k}, {n_q * n_k, n_q * n_k, n_k, 1}};
@@ -60,10 +62,12 @@ static void check(const position_mask *m, int64_t n_q, int64_t n_k)
             if ((out[i * n_k + j] > 0) == want && (weights[i * n_k + j] > 0) == want) continue;
             if (!wrong++) first_i = i, first_j = j;
         }
-    CHECK(wrong == 0, "n %lldx%lld causal %d diagonal %lld (%d) window %lld,%lld (%d): %lld wrong, first "
-          "query %lld key %lld", (long long)n_q, (long long)n_k, m->causal, (long long)m->diagonal,
-          m->diagonal_given, (long long)m->left, (long long)m->right, m->window, (long long)wrong,
-          (long long)first_i, (long long)first_j);
+    CHECK(wrong == 0,
+          "n %lldx%lld causal %d diagonal %lld (%d) window %lld,%lld (%d): %lld wrong, first "
+          "query %lld key %lld",
+          (long long)n_q, (long long)n_k, m->causal, (long long)m->diagonal, m->diagonal_given,
+          (long long)m->left, (long long)m->right, m->window, (long long)wrong, (long long)first_i,
+          (long long)first_j);
 }
 
 /* All small ones. */
@@ -91,15 +95,16 @@ static void check_large(void)
     static const int64_t far = (int64_t)1 << 61;
     for (int c = 0; c < 5; c++) {
         const position_mask masks[] = {
-            {true, false, false, 0, 0, 0},        {true, true, false, 31, 0, 0},
-            {true, true, false, -far, 0, 0},      {true, true, false, far, 0, 0},
-            {false, true, true, -far, 3, 3},      {false, true, true, far, 3, 3},
-            {false, false, true, 0, 0, 0},        {false, false, true, 0, 15, 16},
-            {false, false, true, 0, 63, -1},      {false, false, true, 0, -1, 64},
-            {true, false, true, 0, 100, 100},     {false, false, true, 0, INT64_MAX, INT64_MAX},
+            {true, false, false, 0, 0, 0},          {true, true, false, 31, 0, 0},
+            {true, true, false, -far, 0, 0},        {true, true, false, far, 0, 0},
+            {false, true, true, -far, 3, 3},        {false, true, true, far, 3, 3},
+            {false, false, true, 0, 0, 0},          {false, false, true, 0, 15, 16},
+            {false, false, true, 0, 63, -1},        {false, false, true, 0, -1, 64},
+            {true, false, true, 0, 100, 100},       {false, false, true, 0, INT64_MAX, INT64_MAX},
             {false, true, true, far, INT64_MAX, 5}, {false, true, true, -500, 20, 450},
-            {false, true, true, 500, 450, 20},    {true, true, true, 380, 5, -1}};
-        for (int m = 0; m < (int)(sizeof masks / sizeof *masks); m++) check(&masks[m], n[c][0], n[c][1]);
+            {false, true, true, 500, 450, 20},      {true, true, true, 380, 5, -1}};
+        for (int m = 0; m < (int)(sizeof masks / sizeof *masks); m++)
+            check(&masks[m], n[c][0], n[c][1]);
     }
 }
 

@@ -46,8 +46,9 @@ static void check_row(const float *q, const float *k, const float *v, const floa
         for (int c = 0; c < D; c++) expected[c] += weight * (double)v[j * D + c];
     }
     for (int c = 0; c < D; c++)
-        CHECK(fabs((double)out[i * D + c] - expected[c] / sum) <= 1e-4, "out[%lld][%d] = %g, expected %g",
-              (long long)i, c, (double)out[i * D + c], expected[c] / sum);
+        CHECK(fabs((double)out[i * D + c] - expected[c] / sum) <= 1e-4,
+              "out[%lld][%d] = %g, expected %g", (long long)i, c, (double)out[i * D + c],
+              expected[c] / sum);
 }
 
 static void check_pass(fa_status status, const char *what, long before)
@@ -85,11 +86,13 @@ int main(void)
     before = peak_kib();
     check_pass(fa_backward(&tq, &tk, &tv, &to, lse, &g, &o), "backward, 131072 queries", before);
 
-    fa_tensor few = fa_bshd(q, FA_FLOAT32, 1, 40, 1, D), few_out = fa_bshd(out, FA_FLOAT32, 1, 40, 1, D);
+    fa_tensor few = fa_bshd(q, FA_FLOAT32, 1, 40, 1, D),
+              few_out = fa_bshd(out, FA_FLOAT32, 1, 40, 1, D);
     o.flags = 0;
     o.window_left = 0;
     before = peak_kib();
-    check_pass(fa_forward(&few, &tk, &tv, &few_out, lse, &o), "forward, 40 queries, all keys", before);
+    check_pass(fa_forward(&few, &tk, &tv, &few_out, lse, &o), "forward, 40 queries, all keys",
+               before);
     check_row(q, k, v, out, 39, 0, N);
     few.shape[1] = few_out.shape[1] = 1;
     before = peak_kib();

@@ -33,9 +33,12 @@ static void check_query(fa_dtype dtype, double bad, bool decode)
     for (int64_t i = 0; i < s.n_q; i++)
         for (int64_t h = 0; h < 2; h++) {
             bool own = i == 1 && h == 1;
-            double difference = fabs(ref_load(&a.out, 0, i, h, 0) - ref_load(&clean.out, 0, i, h, 0));
-            CHECK(own ? row_is_nan(&a.out, i, h) : difference <= 0.02, "%s query 1 is %g: query %lld head %lld "
-                  "is off by %g", fa_dtype_name(dtype), bad, (long long)i, (long long)h, difference);
+            double difference =
+                fabs(ref_load(&a.out, 0, i, h, 0) - ref_load(&clean.out, 0, i, h, 0));
+            CHECK(own ? row_is_nan(&a.out, i, h) : difference <= 0.02,
+                  "%s query 1 is %g: query %lld head %lld "
+                  "is off by %g",
+                  fa_dtype_name(dtype), bad, (long long)i, (long long)h, difference);
         }
     if (isnan(bad)) attention_check_backward(&a, "NaN in a query");
     attention_free(&a);
@@ -92,10 +95,12 @@ static void check_huge(fa_dtype dtype, double amplitude, double softcap)
     attention_fill(&a, &a.in.q, amplitude);
     attention_fill(&a, &a.in.k, amplitude);
     a.in.options.softcap = (float)softcap;
-    snprintf(what, sizeof what, "%s amplitude %g softcap %g", fa_dtype_name(dtype), amplitude, softcap);
+    snprintf(what, sizeof what, "%s amplitude %g softcap %g", fa_dtype_name(dtype), amplitude,
+             softcap);
     attention_check_backward(&a, what);
     for (int64_t i = 0; i < usual.n_q; i++)
-        CHECK(isfinite(ref_load(&a.out, 0, i, 0, 0)), "%s: query %lld is not finite", what, (long long)i);
+        CHECK(isfinite(ref_load(&a.out, 0, i, 0, 0)), "%s: query %lld is not finite", what,
+              (long long)i);
     attention_free(&a);
 }
 
@@ -108,7 +113,8 @@ static void check_bias(fa_dtype dtype, double bad)
     const ref_layout contiguous = REF_LAYOUT_CONTIGUOUS;
     ref_buffers_tensor(&a.buffers, "bias", &view, &contiguous);
     attention_fill(&a, &view, 1);
-    for (int64_t j = 0; j < usual.n_k; j++) ref_store(&view, 0, 0, 2, j, -INFINITY); /* sees nothing */
+    for (int64_t j = 0; j < usual.n_k; j++)
+        ref_store(&view, 0, 0, 2, j, -INFINITY); /* sees nothing */
     for (int64_t j = 0; j < usual.n_k; j += 2) ref_store(&view, 0, 0, 3, j, -INFINITY);
     if (bad > 0 || isnan(bad)) ref_store(&view, 0, 0, 5, 250, bad);
     a.in.options.bias = &view;
@@ -117,8 +123,8 @@ static void check_bias(fa_dtype dtype, double bad)
     for (int64_t i = 0; i < usual.n_q; i++) {
         bool spoilt = i == 5 && !(bad < 0);
         double out = ref_load(&a.out, 0, i, 0, 0);
-        CHECK(spoilt ? isnan(out) : isfinite(out), "bias %g: out of query %lld is %g", bad, (long long)i,
-              out);
+        CHECK(spoilt ? isnan(out) : isfinite(out), "bias %g: out of query %lld is %g", bad,
+              (long long)i, out);
     }
     attention_free(&a);
 }

@@ -29,7 +29,8 @@ static fa_tensor stretch(const fa_tensor *t, char *base, int axis, bool copy)
 
 static void check(int tensor, int axis, int64_t n_q)
 {
-    static const char *const names[] = {"q", "k", "v", "out", "dout", "dq", "dk", "dv", "bias", "mask", "dbias"};
+    static const char *const names[] = {"q",  "k",  "v",    "out",  "dout", "dq",
+                                        "dk", "dv", "bias", "mask", "dbias"};
     attention a;
     char what[60];
     shape s = usual;
@@ -37,13 +38,16 @@ static void check(int tensor, int axis, int64_t n_q)
     attention_make(&a, (uint64_t)tensor, s, FA_FLOAT32);
     attention_set(&a, OPTION_BIAS);
     attention_set(&a, OPTION_MASK);
-    fa_tensor *t[] = {&a.in.q, &a.in.k, &a.in.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv, &a.bias, &a.mask, &a.dbias};
-    void *base = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    fa_tensor *t[] = {&a.in.q, &a.in.k, &a.in.v, &a.out,  &a.dout, &a.dq,
+                      &a.dk,   &a.dv,   &a.bias, &a.mask, &a.dbias};
+    void *base = mmap(NULL, reserved, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(base != MAP_FAILED, "cannot reserve %zu bytes of address space", reserved);
     if (base == MAP_FAILED) return;
     *t[tensor] = stretch(t[tensor], base, axis, tensor != 3 && tensor < 5);
     if (tensor == 8 || tensor == 9) attention_fill(&a, t[tensor], 1);
-    snprintf(what, sizeof what, "%s, axis %d stretched, %lld queries", names[tensor], axis, (long long)n_q);
+    snprintf(what, sizeof what, "%s, axis %d stretched, %lld queries", names[tensor], axis,
+             (long long)n_q);
     attention_check_backward(&a, what);
     if (tensor < 5 || tensor == 8 || tensor == 9) {
         attention_poison(&a);

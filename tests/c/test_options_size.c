@@ -46,14 +46,29 @@ static void check_options(void)
     full.dropout_p = 0.2f;
     full.dropout_seed = 5;
     full.threads = 2;
-#define END(field) (offsetof(fa_options, field) + sizeof(full.field))
-    const size_t sizes[] = {END(size),    END(flags),        END(device), END(scale),     END(softcap),
-                            END(diagonal), END(window_right), END(bias),  END(alibi_slopes),
-                            END(sinks),   END(dropout_p),    END(dropout_seed),
+/* Where a struct would end whose last field this is: at a multiple of its alignment. */
+#define END(field) ((offsetof(fa_options, field) + sizeof(full.field) + 7) / 8 * 8)
+    const size_t sizes[] = {END(size),          END(flags),     END(device),
+                            END(scale),         END(softcap),   END(diagonal),
+                            END(window_right),  END(bias),      END(alibi_slopes),
+                            END(sinks),         END(dropout_p), END(dropout_seed),
                             END(dropout_state), END(seqlens_k), END(block_table_stride),
-                            END(v_descale), END(threads),    END(reserved), END(workspace_size)};
+                            END(v_descale),     END(threads),   END(reserved),
+                            END(workspace_size)};
 #undef END
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) check_size(&full, sizes[n]);
+}
+
+/* No compiler makes such a struct: half a pointer would be read. */
+static void check_odd_size(void)
+{
+    attention a;
+    attention_make(&a, 1, usual, FA_FLOAT32);
+    a.in.options.size = offsetof(fa_options, bias) + 4;
+    fa_status status = fa_forward(&a.in.q, &a.in.k, &a.in.v, &a.out, a.lse, &a.in.options);
+    CHECK(status == FA_ERROR_ARGUMENT && strstr(fa_last_error(), "options.size"), "odd size: %s",
+          fa_last_error());
+    attention_free(&a);
 }
 
 /* 0 is the size in version 0.1. */
@@ -85,7 +100,8 @@ static void check_larger(void)
     newer.known.flags = a.in.options.flags = FA_CAUSAL;
     fa_status status = fa_forward(&b.in.q, &b.in.k, &b.in.v, &b.out, b.lse, &newer.known);
     CHECK(status == FA_OK, "larger struct: %s", fa_last_error());
-    CHECK(attention_forward(&a, "usual size") && same_bits(&a.out, &b.out), "larger struct: other result");
+    CHECK(attention_forward(&a, "usual size") && same_bits(&a.out, &b.out),
+          "larger struct: other result");
     attention_free(&a);
     attention_free(&b);
 }
@@ -122,6 +138,7 @@ int main(void)
 {
     test_begin();
     check_options();
+    check_odd_size();
     check_zero_size();
     check_larger();
     check_gradients();

@@ -18,8 +18,8 @@ static void check(shape s, fa_dtype dtype, bool causal)
 
 int main(void)
 {
-    static const int64_t large[] = {159, 160, 161, 191, 192, 193, 255, 256, 257, 320, 383, 384, 385,
-                                    448, 511, 512};
+    static const int64_t large[] = {159, 160, 161, 191, 192, 193, 255, 256,
+                                    257, 320, 383, 384, 385, 448, 511, 512};
     const int count = (int)(sizeof large / sizeof *large);
     test_begin();
     for (int64_t d = 1; d <= 140; d++)

@@ -4,7 +4,8 @@
 
 #include "attention.h"
 
-static const shape shapes[] = {{2, 4, 2, 300, 290, 24, 24}, {3, 8, 2, 2, 1500, 32, 32}, {1, 1, 1, 130, 70, 8, 8}};
+static const shape shapes[] = {
+    {2, 4, 2, 300, 290, 24, 24}, {3, 8, 2, 2, 1500, 32, 32}, {1, 1, 1, 130, 70, 8, 8}};
 enum { SHAPES = 3, CALLERS = 4, REPEATS = 3 };
 
 static void make(attention *a, int n, fa_dtype dtype)
@@ -61,7 +62,8 @@ static void check_nested(int n)
     for (int c = 0; c < CALLERS; c++) {
         many[c].in.options.threads = 2;
         attention *a = &many[c];
-        fa_status status = fa_forward(&a->in.q, &a->in.k, &a->in.v, &a->out, a->lse, &a->in.options);
+        fa_status status =
+            fa_forward(&a->in.q, &a->in.k, &a->in.v, &a->out, a->lse, &a->in.options);
         same[c] = status == FA_OK && same_bits(&one.out, &a->out);
     }
     for (int c = 0; c < CALLERS; c++) {
@@ -110,7 +112,8 @@ static void check_concurrent(int n)
         pthread_join(threads[c], NULL);
         CHECK(callers[c].status == FA_OK && same_bits(&one.out, &callers[c].a.out),
               "shape %d: concurrent caller %d differs", n, c);
-        CHECK(strstr(callers[c].error, own), "caller %d got another's error: %s", c, callers[c].error);
+        CHECK(strstr(callers[c].error, own), "caller %d got another's error: %s", c,
+              callers[c].error);
         attention_free(&callers[c].a);
     }
     attention_free(&one);

@@ -57,7 +57,8 @@ int main(void)
     for (int first = 0; first < NUM_OPTIONS; first++)
         for (int second = first; second < NUM_OPTIONS; second++) {
             int n = first + second;
-            check(s, (option)first, (option)second, float_dtypes[n % 3], float_dtypes[n / 3 % 3], some, 5);
+            check(s, (option)first, (option)second, float_dtypes[n % 3], float_dtypes[n / 3 % 3],
+                  some, 5);
             check(few, (option)first, (option)second, float_dtypes[n % 3], FA_FLOAT32, NULL, 40);
         }
     check(s, OPTION_SCALE, OPTION_SCALE, FA_FLOAT32, FA_FLOAT32, some, 0);

@@ -56,7 +56,8 @@ static bool fits(const fa_tensor *t)
         int64_t step;
         if (t->shape[axis] == 0) return true;
         if (__builtin_mul_overflow(t->shape[axis] - 1, t->stride[axis], &step)) return false;
-        if (__builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high)) return false;
+        if (__builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high))
+            return false;
     }
     int64_t elements = BUFFER / (int64_t)(fa_dtype_size(t->dtype) ? fa_dtype_size(t->dtype) : 1);
     return low >= -elements / 2 && high <= elements / 2;
@@ -67,7 +68,8 @@ static fa_tensor take_tensor(input *in, char *buffer, const int64_t base[4], fa_
 {
     fa_tensor t = {buffer + BUFFER / 2, dtype, {base[0], base[1], base[2], base[3]}, {0, 0, 0, 1}};
     for (int axis = 2; axis >= 0; axis--)
-        if (__builtin_mul_overflow(t.stride[axis + 1], t.shape[axis + 1], &t.stride[axis])) t.stride[axis] = 1;
+        if (__builtin_mul_overflow(t.stride[axis + 1], t.shape[axis + 1], &t.stride[axis]))
+            t.stride[axis] = 1;
     uint8_t changes = take(in);
     if ((changes & 7) == 7) t.dtype = (fa_dtype)(take(in) % 7);
     if (changes & 8) t.shape[take(in) % 4] = take_integer(in);
@@ -216,8 +218,10 @@ static void ask(fuzz_case *c)
     size_t workspace;
     for (int pass = 0; pass <= FA_PASS_WEIGHTS + 1; pass++) {
         must_say_why(fa_supported((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o));
-        must_say_why(fa_describe((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o, text, sizeof text));
-        must_say_why(fa_workspace_size((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o, &workspace));
+        must_say_why(
+            fa_describe((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o, text, sizeof text));
+        must_say_why(
+            fa_workspace_size((fa_pass)pass, &c->q, &c->k, &c->v, &c->out, &c->o, &workspace));
     }
 }
 
@@ -233,7 +237,8 @@ static void call(fuzz_case *c, float *lse, uint8_t choice)
     default: {
         const fa_tensor parts[2] = {c->v, c->q};
         const float *part_lse[2] = {lse, lse};
-        must_say_why(fa_combine(parts, part_lse, choice % 3, &c->out, NULL, choice & 64 ? &c->o : NULL));
+        must_say_why(
+            fa_combine(parts, part_lse, choice % 3, &c->out, NULL, choice & 64 ? &c->o : NULL));
     }
     }
 }
