@@ -51,6 +51,14 @@ FA_INLINE float v_maximum(vf a)
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
+/* Pairs of lanes are added while the four vectors are woven into one of a, b, c, d, a, b, ... */
+FA_INLINE void v_sum4(const vf x[4], float *sums)
+{
+    vf ab = v_add(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
+    vf cd = v_add(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
+    vf abcd = v_add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+}
 
 FA_INLINE vf v_load_half(const uint16_t *p)
 {
@@ -65,6 +73,12 @@ FA_INLINE vf v_load_bfloat(const uint16_t *p)
 {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+FA_INLINE void v_load_bfloat_pairs(const uint16_t *p, vf *even, vf *odd)
+{
+    const __m256i pairs = _mm256_loadu_si256((const __m256i *)p);
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
 }
 FA_INLINE void v_store_bfloat(uint16_t *p, vf x)
 {

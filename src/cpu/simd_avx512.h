@@ -31,6 +31,15 @@ FA_INLINE vf v_iota(void)
 }
 FA_INLINE float v_sum(vf a) { return _mm512_reduce_add_ps(a); }
 FA_INLINE float v_maximum(vf a) { return _mm512_reduce_max_ps(a); }
+/* Pairs of lanes are added while the four vectors are woven into one of a, b, c, d, a, b, ... */
+FA_INLINE void v_sum4(const vf x[4], float *sums)
+{
+    vf ab = v_add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    vf cd = v_add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    vf abcd = v_add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 
 FA_INLINE vf v_load_half(const uint16_t *p)
 {
@@ -45,6 +54,12 @@ FA_INLINE vf v_load_bfloat(const uint16_t *p)
 {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+FA_INLINE void v_load_bfloat_pairs(const uint16_t *p, vf *even, vf *odd)
+{
+    const __m512i pairs = _mm512_loadu_si512(p);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
 }
 FA_INLINE __m256i v_to_bfloat(vf x)
 {

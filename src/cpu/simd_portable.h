@@ -61,6 +61,10 @@ FA_INLINE float v_maximum(vf a)
     float y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
 }
+FA_INLINE void v_sum4(const vf x[4], float *sums)
+{
+    for (int i = 0; i < 4; i++) sums[i] = v_sum(x[i]);
+}
 
 FA_INLINE vf v_load_half(const uint16_t *p)
 {
@@ -77,6 +81,13 @@ FA_INLINE vf v_load_bfloat(const uint16_t *p)
     vf x;
     for (int i = 0; i < VL; i++) x[i] = fa_bfloat_to_float(p[i]);
     return x;
+}
+FA_INLINE void v_load_bfloat_pairs(const uint16_t *p, vf *even, vf *odd)
+{
+    *even = (vf){fa_bfloat_to_float(p[0]), fa_bfloat_to_float(p[2]), fa_bfloat_to_float(p[4]),
+                 fa_bfloat_to_float(p[6])};
+    *odd = (vf){fa_bfloat_to_float(p[1]), fa_bfloat_to_float(p[3]), fa_bfloat_to_float(p[5]),
+                fa_bfloat_to_float(p[7])};
 }
 FA_INLINE void v_store_bfloat(uint16_t *p, vf x)
 {
