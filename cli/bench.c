@@ -212,7 +212,7 @@ static bool set_threads(arguments *a)
 
 int cmd_bench(int argc, char **argv)
 {
-    arguments a = {.batch = 1, .window = {-1, -1}, .repeat = 10};
+    arguments a = {.batch = 1, .layout = CLI_BHSD, .window = {-1, -1}, .repeat = 10};
     enum { MOST = 1 << 30 };
     const cli_option options[] = {
         NAME_OPTION("--pass", a.pass, PASS_NAMES, "forward (default), backward or decode"),
@@ -243,7 +243,8 @@ int cmd_bench(int argc, char **argv)
          .min = -1,
          .max = INT64_MAX,
          .help = "a query sees L keys before and R behind its own\nplace; -1: no limit"},
-        NAME_OPTION("--layout", a.layout, CLI_LAYOUT_NAMES, "bshd (default) or bhsd"),
+        NAME_OPTION("--layout", a.layout, CLI_LAYOUT_NAMES,
+                    "bhsd (default: as PyTorch has it) or bshd"),
         {.name = "--threads",
          .kind = CLI_INTEGER,
          .value = &a.threads,
