@@ -25,11 +25,13 @@ static long peak_kib(void)
     return usage.ru_maxrss;
 }
 
+/* Random, or (NULL) poisoned: not zeroed, which a compiler may turn into a calloc that touches nothing,
+ * and the pages would then be counted as the call's. */
 static float *make(int64_t n, ref_random *random)
 {
     float *x = malloc((size_t)n * sizeof *x);
     if (!x) abort();
-    for (int64_t i = 0; i < n; i++) x[i] = random ? (float)ref_random_normal(random) : 0;
+    for (int64_t i = 0; i < n; i++) x[i] = random ? (float)ref_random_normal(random) : NAN;
     return x;
 }
 
