@@ -597,6 +597,8 @@ fa_status FA_NAME(decode)(const fa_problem *p)
 
 void FA_NAME(describe_decode)(const fa_problem *p, char *text, size_t size)
 {
-    snprintf(text, size, "float32 products, splits of %d keys, %d rows share each key", FA_SPLIT,
-             (int)(p->n_q * (p->heads_q / p->heads_kv)));
+    const fa_decode_plan plan = make_plan(p);
+    snprintf(text, size, "%s, splits of %d keys, %d rows share each key",
+             plan.pairs ? "bfloat16 scores, float32 values" : "float32 products", FA_SPLIT,
+             (int)(p->n_q * plan.group));
 }
