@@ -13,13 +13,19 @@
 #include "work.h"
 
 enum {
-    FA_SPLIT = 1024,              /* keys of a task */
+    FA_SPLIT = 2048,              /* keys of a task */
     FA_DECODE_TILE = 32,          /* keys whose scores are held at a time */
-    FA_KEYS = 4,                  /* keys taken together, of K and of V in turn */
+    FA_KEYS = 4,                  /* keys taken together */
+    FA_TURN = 8,                  /* keys of K, then values of V, in turn */
     FA_ROWS = 4,                  /* query rows taken together */
+    FA_WIDE = 8,                  /* vectors of one row taken together */
     FA_AHEAD = 16,                /* keys fetched ahead */
+    FA_AHEAD_HEADS = 8,           /* the same, where a task has several heads */
     S_PITCH = FA_DECODE_TILE + VL /* floats between rows of scores; whole vectors may run over */
 };
+
+/* Keeps a loop over rows as it is: unrolled, every load would step too far for the prefetchers. */
+#define FA_ROLLED _Pragma("GCC unroll 1")
 
 /* Rows of partial results: unnormalized output, running maximum and sum. */
 typedef struct fa_partial {
@@ -28,45 +34,75 @@ typedef struct fa_partial {
     float *sum;     /* rows */
 } fa_partial;
 
+/* How rows of keys or values are read. */
+typedef enum fa_reading {
+    FA_READ_FLOAT,  /* float32: as it is, or what was converted to it in the stage */
+    FA_READ_HALF,   /* float16, widened */
+    FA_READ_BFLOAT, /* bfloat16, widened: even and odd elements apart, see place */
+    FA_READ_PAIRS   /* bfloat16 keys for bfloat16 queries: dot products of pairs */
+} fa_reading;
+
+/* One of k and v, with how it is read. */
+typedef struct fa_source {
+    const fa_view *view;
+    int64_t width, padded; /* padded to pairs of vectors */
+    int64_t row, head;     /* bytes of a row, and from one head to the next */
+    bool direct;           /* rows are read in place */
+    fa_reading reading;
+} fa_source;
+
 typedef struct fa_decode_plan {
-    int64_t depth, columns; /* d and d_v padded to pairs of vectors */
-    int64_t group;
-    bool pairs;     /* scores by bfloat16 dot products */
+    fa_source k, v;
+    int64_t group;  /* query heads per key/value head */
+    int64_t heads;  /* key/value heads per task */
     size_t scratch; /* bytes per thread */
 } fa_decode_plan;
 
-/* One thread's scratch. Rows have FA_ROWS - 1 to spare, for whole register tiles. */
+/* One thread's scratch. */
 typedef struct fa_decode_tiles {
-    float *q;        /* rows x depth */
-    float *s;        /* rows x FA_DECODE_TILE: the weights of one tile */
-    float *next;     /* the same: the scores of the next */
-    float *stage[2]; /* FA_DECODE_TILE rows of keys and of values that need converting */
-    float *keep;     /* FA_DECODE_TILE */
-    float *update;   /* rows x columns: one tile's contribution */
+    float *q;      /* rows x depth */
+    float *s;      /* rows x FA_DECODE_TILE: the weights of one tile */
+    float *next;   /* the same: the scores of the next */
+    float *stage;  /* FA_KEYS rows of keys or values that need converting */
+    float *keep;   /* FA_DECODE_TILE */
+    float *update; /* rows x columns: one tile's contribution */
 } fa_decode_tiles;
 
 static fa_decode_tiles carve(const fa_decode_plan *plan, char *scratch, size_t *bytes)
 {
-    const int64_t rows = FA_DECODE_ROWS + FA_ROWS - 1;
+    const int64_t rows = FA_DECODE_ROWS, depth = plan->k.padded, columns = plan->v.padded;
     fa_decode_tiles t;
     char *start = scratch;
-    t.q = fa_take(&scratch, rows * plan->depth, 4);
+    t.q = fa_take(&scratch, rows * depth, 4);
     t.s = fa_take(&scratch, rows * S_PITCH, 4);
     t.next = fa_take(&scratch, rows * S_PITCH, 4);
-    t.stage[0] = fa_take(&scratch, FA_DECODE_TILE * plan->depth, 4);
-    t.stage[1] = fa_take(&scratch, FA_DECODE_TILE * plan->columns, 4);
+    t.stage = fa_take(&scratch, FA_KEYS * fa_max(depth, columns), 4);
     t.keep = fa_take(&scratch, FA_DECODE_TILE, 4);
-    t.update = fa_take(&scratch, fa_max(rows * plan->columns, plan->depth), 4);
+    t.update = fa_take(&scratch, fa_max(rows * columns, depth), 4);
     *bytes = (size_t)(scratch - start);
     return t;
 }
 
+/* Rows are read in place if they are whole pairs of vectors of a type that loads convert. */
+static fa_source make_source(const fa_view *view, int64_t width)
+{
+    const int64_t size = (int64_t)fa_dtype_size(view->dtype);
+    fa_source source = {
+        view,  width,        fa_round_up(width, 2 * VL), width * size, view->stride[2] * size,
+        false, FA_READ_FLOAT};
+    source.direct = width == source.padded && view->dtype != FA_FLOAT8_E4M3;
+    if (source.direct && view->dtype == FA_FLOAT16) source.reading = FA_READ_HALF;
+    if (source.direct && view->dtype == FA_BFLOAT16) source.reading = FA_READ_BFLOAT;
+    return source;
+}
+
 static fa_decode_plan make_plan(const fa_problem *p)
 {
-    fa_decode_plan plan = {fa_round_up(p->d, 2 * VL), fa_round_up(p->d_v, 2 * VL),
-                           p->heads_q / p->heads_kv, false, 0};
+    fa_decode_plan plan = {make_source(&p->k, p->d), make_source(&p->v, p->d_v),
+                           p->heads_q / p->heads_kv, 1, 0};
 #ifdef FA_ISA_AVX512_BF16
-    plan.pairs = p->q.dtype == FA_BFLOAT16 && p->k.dtype == FA_BFLOAT16 && p->d % (2 * VL) == 0;
+    if (p->q.dtype == FA_BFLOAT16 && plan.k.reading == FA_READ_BFLOAT)
+        plan.k.reading = FA_READ_PAIRS;
 #endif
     static char nowhere[1];
     carve(&plan, nowhere, &plan.scratch);
@@ -88,125 +124,104 @@ static int64_t split_count(const fa_problem *p, const fa_sequence *s)
     return fa_max(1, (keys.hi + FA_SPLIT - 1) / FA_SPLIT - keys.lo / FA_SPLIT);
 }
 
-/* Two vectors of a row. Of bfloat16 they are the even and the odd elements, which cost least to widen:
- * whatever such rows meet is kept in that order (see place). */
-FA_INLINE void load_two(const fa_dtype dtype, const char *row, int64_t c, vf x[2])
+/* Two vectors of a row. */
+FA_INLINE void load_two(const fa_reading reading, const char *row, int64_t c, vf x[2])
 {
-    if (dtype == FA_BFLOAT16) {
+    if (reading == FA_READ_BFLOAT) {
         v_load_bfloat_pairs((const uint16_t *)(const void *)row + c, &x[0], &x[1]);
-    } else if (dtype == FA_FLOAT32) {
-        x[0] = v_load((const float *)(const void *)row + c);
-        x[1] = v_load((const float *)(const void *)row + c + VL);
-    } else {
+    } else if (reading == FA_READ_HALF) {
         x[0] = v_load_half((const uint16_t *)(const void *)row + c);
         x[1] = v_load_half((const uint16_t *)(const void *)row + c + VL);
+    } else {
+        x[0] = v_load((const float *)(const void *)row + c);
+        x[1] = v_load((const float *)(const void *)row + c + VL);
     }
 }
 
-/* Where element c stands in the order in which rows of this type are read. */
-FA_INLINE int64_t place(fa_dtype dtype, int64_t c)
+/* Where element c stands in the order in which rows are read. Even and odd elements of bfloat16 come
+ * apart, for that is the cheapest way to widen them, and all that they meet is kept in that order. */
+FA_INLINE int64_t place(fa_reading reading, int64_t c)
 {
     const int64_t in_pair = c % (2 * VL);
-    return dtype == FA_BFLOAT16 ? c - in_pair + in_pair % 2 * VL + in_pair / 2 : c;
+    return reading == FA_READ_BFLOAT ? c - in_pair + in_pair % 2 * VL + in_pair / 2 : c;
 }
 
-/* Scores of four keys for `rows` queries; dtype and rows are constants where this is inlined. */
-FA_INLINE void score_tile(const fa_dtype dtype, const int rows, const char *const key[FA_KEYS],
+/* sum + the products of elements c .. c + 2*VL of a query and a key. */
+FA_INLINE vf multiply_two(const fa_reading reading, const float *q, const char *key, int64_t c,
+                          vf sum)
+{
+#ifdef FA_ISA_AVX512_BF16
+    if (reading == FA_READ_PAIRS) {
+        const __m512i x = _mm512_loadu_si512((const uint16_t *)(const void *)q + c);
+        const __m512i k = _mm512_loadu_si512((const uint16_t *)(const void *)key + c);
+        return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)k);
+    }
+#endif
+    vf k[2];
+    load_two(reading, key, c, k);
+    return v_fma(v_load(q + c + VL), k[1], v_fma(v_load(q + c), k[0], sum));
+}
+
+/* Scores of four keys for `rows` queries; reading and rows are constants where this is inlined. */
+FA_INLINE void score_tile(const fa_reading reading, const int rows, const char *const key[FA_KEYS],
                           const float *q, int64_t depth, float *s)
 {
     vf acc[FA_ROWS][FA_KEYS];
     for (int r = 0; r < rows; r++)
         for (int e = 0; e < FA_KEYS; e++) acc[r][e] = v_zero();
     for (int64_t c = 0; c < depth; c += 2 * VL) {
-        vf k[FA_KEYS][2];
         FA_UNROLL
-        for (int e = 0; e < FA_KEYS; e++) load_two(dtype, key[e], c, k[e]);
-        FA_UNROLL
-        for (int r = 0; r < rows; r++) {
-            const vf x[2] = {v_load(q + r * depth + c), v_load(q + r * depth + c + VL)};
+        for (int e = 0; e < FA_KEYS; e++) {
             FA_UNROLL
-            for (int e = 0; e < FA_KEYS; e++)
-                acc[r][e] = v_fma(x[1], k[e][1], v_fma(x[0], k[e][0], acc[r][e]));
+            for (int r = 0; r < rows; r++)
+                acc[r][e] = multiply_two(reading, q + r * depth, key[e], c, acc[r][e]);
         }
     }
     for (int r = 0; r < rows; r++) v_sum4(acc[r], s + r * S_PITCH);
 }
 
-/* The same for one query, key after key: rows that follow one another are then read in the order of
- * memory, as hardware prefetching likes. (Measured: 15% faster so; scattered rows 20% slower.) */
-FA_INLINE void score_one(const fa_dtype dtype, const char *const key[FA_KEYS], const float *q,
+/* The same for one query, key after key, by few instructions in the order of memory: so the processor
+ * looks far ahead and its prefetchers see plain streams. */
+FA_INLINE void score_one(const fa_reading reading, const char *const key[FA_KEYS], const float *q,
                          int64_t depth, float *s)
 {
     vf acc[FA_KEYS];
-    FA_UNROLL
+    FA_ROLLED
     for (int e = 0; e < FA_KEYS; e++) {
-        vf even = v_zero(), odd = v_zero();
-        for (int64_t c = 0; c < depth; c += 2 * VL) {
-            vf k[2];
-            load_two(dtype, key[e], c, k);
-            even = v_fma(v_load(q + c), k[0], even);
-            odd = v_fma(v_load(q + c + VL), k[1], odd);
+        int64_t c = 0;
+        acc[e] = v_zero();
+        for (; c + FA_WIDE * VL <= depth; c += FA_WIDE * VL) {
+            FA_UNROLL
+            for (int i = 0; i < FA_WIDE; i += 2)
+                acc[e] = multiply_two(reading, q, key[e], c + i * VL, acc[e]);
         }
-        acc[e] = v_add(even, odd);
+        for (; c < depth; c += 2 * VL) acc[e] = multiply_two(reading, q, key[e], c, acc[e]);
     }
     v_sum4(acc, s);
 }
 
-#ifdef FA_ISA_AVX512_BF16
-/* Scores of bfloat16 queries and keys by dot products of pairs. q: rows of 2*depth elements, of which
- * the first half is used. */
-FA_INLINE void score_pairs(const int rows, const char *const key[FA_KEYS], const uint16_t *q,
-                           int64_t depth, float *s)
+FA_INLINE void score_rows(const fa_reading reading, const char *const key[FA_KEYS], const float *q,
+                          int64_t depth, int64_t rows, float *s)
 {
-    vf acc[FA_ROWS][FA_KEYS];
-    for (int r = 0; r < rows; r++)
-        for (int e = 0; e < FA_KEYS; e++) acc[r][e] = v_zero();
-    FA_UNROLL
-    for (int e = 0; e < FA_KEYS; e++) {
-        for (int64_t c = 0; c < depth; c += 2 * VL) {
-            const __m512bh k = (__m512bh)_mm512_loadu_si512(key[e] + 2 * c);
-            FA_UNROLL
-            for (int r = 0; r < rows; r++) {
-                const __m512bh x = (__m512bh)_mm512_loadu_si512(q + r * 2 * depth + c);
-                acc[r][e] = _mm512_dpbf16_ps(acc[r][e], x, k);
-            }
-        }
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+        score_tile(reading, 4, key, q + r * depth, depth, s + r * S_PITCH);
+    if (r + 2 <= rows) {
+        score_tile(reading, 2, key, q + r * depth, depth, s + r * S_PITCH);
+        r += 2;
     }
-    for (int r = 0; r < rows; r++) v_sum4(acc[r], s + r * S_PITCH);
+    if (r < rows) score_one(reading, key, q + r * depth, depth, s + r * S_PITCH);
 }
 
-static void score_all_pairs(const char *const key[FA_KEYS], const float *q, int64_t depth,
-                            int64_t rows, float *s)
-{
-    for (int64_t r = 0; r < rows; r += FA_ROWS) {
-        const uint16_t *x = (const uint16_t *)(const void *)(q + r * depth);
-        if (rows - r == 1) score_pairs(1, key, x, depth, s + r * S_PITCH);
-        else if (rows - r == 2) score_pairs(2, key, x, depth, s + r * S_PITCH);
-        else score_pairs(FA_ROWS, key, x, depth, s + r * S_PITCH);
-    }
-}
-#endif
-
-FA_INLINE void score_rows(const fa_dtype dtype, const char *const key[FA_KEYS], const float *q,
-                          int64_t depth, int64_t rows, bool scattered, float *s)
-{
-    for (int64_t r = 0; r < rows; r += FA_ROWS) {
-        const float *x = q + r * depth;
-        if (rows - r == 1 && scattered) score_tile(dtype, 1, key, x, depth, s + r * S_PITCH);
-        else if (rows - r == 1) score_one(dtype, key, x, depth, s + r * S_PITCH);
-        else if (rows - r == 2) score_tile(dtype, 2, key, x, depth, s + r * S_PITCH);
-        else score_tile(dtype, FA_ROWS, key, x, depth, s + r * S_PITCH);
-    }
-}
-
-/* update += weights * values for four values; rows is a constant where this is inlined. */
-FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const char *const value[FA_KEYS],
-                          const float *s, float *update, int64_t columns)
+/* update += weights * values for four values; reading and rows are constants where this is inlined. */
+FA_INLINE void value_tile(const fa_reading reading, const int rows,
+                          const char *const value[FA_KEYS], const float *s, float *update,
+                          int64_t columns)
 {
     for (int64_t c = 0; c < columns; c += 2 * VL) {
         vf x[FA_KEYS][2];
         FA_UNROLL
-        for (int e = 0; e < FA_KEYS; e++) load_two(dtype, value[e], c, x[e]);
+        for (int e = 0; e < FA_KEYS; e++) load_two(reading, value[e], c, x[e]);
         FA_UNROLL
         for (int r = 0; r < rows; r++) {
             float *u = update + r * columns + c;
@@ -223,160 +238,187 @@ FA_INLINE void value_tile(const fa_dtype dtype, const int rows, const char *cons
     }
 }
 
-FA_INLINE void value_rows(const fa_dtype dtype, const char *const value[FA_KEYS], const float *s,
-                          float *update, int64_t rows, int64_t columns)
+/* Columns c .. c + n*VL of the same for one row, value after value. */
+FA_INLINE void value_columns(const fa_reading reading, const int n,
+                             const char *const value[FA_KEYS], const float *s, float *update,
+                             int64_t c)
 {
-    for (int64_t r = 0; r < rows; r += FA_ROWS) {
-        if (rows - r == 1)
-            value_tile(dtype, 1, value, s + r * S_PITCH, update + r * columns, columns);
-        else value_tile(dtype, FA_ROWS, value, s + r * S_PITCH, update + r * columns, columns);
+    vf sum[FA_WIDE];
+    FA_UNROLL
+    for (int i = 0; i < n; i++) sum[i] = v_load(update + c + i * VL);
+    FA_ROLLED
+    for (int e = 0; e < FA_KEYS; e++) {
+        const vf w = v_set1(s[e]);
+        FA_UNROLL
+        for (int i = 0; i < n; i += 2) {
+            vf x[2];
+            load_two(reading, value[e], c + i * VL, x);
+            sum[i] = v_fma(w, x[0], sum[i]);
+            sum[i + 1] = v_fma(w, x[1], sum[i + 1]);
+        }
+    }
+    FA_UNROLL
+    for (int i = 0; i < n; i++) v_store(update + c + i * VL, sum[i]);
+}
+
+FA_INLINE void value_one(const fa_reading reading, const char *const value[FA_KEYS], const float *s,
+                         float *update, int64_t columns)
+{
+    int64_t c = 0;
+    for (; c + FA_WIDE * VL <= columns; c += FA_WIDE * VL)
+        value_columns(reading, FA_WIDE, value, s, update, c);
+    for (; c < columns; c += 2 * VL) value_columns(reading, 2, value, s, update, c);
+}
+
+FA_INLINE void value_rows(const fa_reading reading, const char *const value[FA_KEYS],
+                          const float *s, float *update, int64_t rows, int64_t columns)
+{
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+        value_tile(reading, 4, value, s + r * S_PITCH, update + r * columns, columns);
+    if (r + 2 <= rows) {
+        value_tile(reading, 2, value, s + r * S_PITCH, update + r * columns, columns);
+        r += 2;
+    }
+    if (r < rows) value_one(reading, value, s + r * S_PITCH, update + r * columns, columns);
+}
+
+/* Where the rows of a tile of k or v lie for a task's first head, and those to fetch meanwhile. */
+typedef struct fa_rows {
+    const char *at[FA_DECODE_TILE + FA_AHEAD + FA_KEYS];
+} fa_rows;
+
+/* The rows of key j0 on. What lies outside of `keys` nobody sees, and it is not read: the nearest row
+ * inside stands in. */
+static void find_rows(const fa_problem *p, const fa_source *source, const fa_sequence *s, int64_t b,
+                      int64_t head, fa_range keys, int64_t j0, fa_rows *rows)
+{
+    const int64_t end = (int64_t)(sizeof rows->at / sizeof rows->at[0]);
+    const char *first = fa_key_row(p, source->view, s, b, keys.lo, head);
+    const int64_t step = source->view->stride[1] * (int64_t)fa_dtype_size(source->view->dtype);
+    for (int64_t n = 0; n < end; n++) {
+        const int64_t j = fa_max(keys.lo, fa_min(j0 + n, keys.hi - 1));
+        rows->at[n] = p->block_table ? fa_key_row(p, source->view, s, b, j, head)
+                                     : first + (j - keys.lo) * step;
     }
 }
 
-/* A tile of rows of k or v: where they lie, where they are read (there, or converted in the stage). */
-typedef struct fa_rows {
-    const char *at[FA_DECODE_TILE];
-    const char *row[FA_DECODE_TILE];
-    int64_t first, count; /* the key of row 0; 0 rows: behind the last tile */
-    fa_dtype dtype;       /* of what is read */
-} fa_rows;
-
-/* One of k and v, with how it is read. */
-typedef struct fa_source {
-    const fa_view *view;
-    int64_t width, padded;
-    bool direct;    /* whole pairs of vectors of a type that loads convert: read in place */
-    bool scattered; /* rows do not follow one another in memory */
-} fa_source;
-
-static fa_source make_source(const fa_problem *p, const fa_view *view, int64_t width)
-{
-    return (fa_source){view, width, fa_round_up(width, 2 * VL),
-                       width % (2 * VL) == 0 && view->dtype != FA_FLOAT8_E4M3,
-                       p->block_table || view->stride[1] != width};
-}
-
-static fa_dtype read_dtype(const fa_source *source)
-{
-    return source->direct ? source->view->dtype : FA_FLOAT32;
-}
-
-/* Rows [j0 + skip, j0 + count) of a source; the skipped ones, which nobody sees, are not read. */
-static void find_rows(const fa_problem *p, const fa_source *source, const fa_sequence *s, int64_t b,
-                      int64_t head, int64_t j0, int64_t skip, int64_t count, fa_rows *rows)
-{
-    rows->first = j0;
-    rows->count = fa_max(count, 0);
-    rows->dtype = read_dtype(source);
-    for (int64_t j = skip; j < count; j++)
-        rows->at[j] = fa_key_row(p, source->view, s, b, j0 + j, head);
-    for (int64_t j = 0; j < skip && skip < count; j++) rows->at[j] = rows->at[skip];
-}
-
-/* Four rows from j on; behind the last one the last again. */
-static void take_rows(const fa_source *source, fa_rows *rows, int64_t j, float *stage,
+/* The four rows at `at`, of the task's n-th head. */
+static void take_rows(const fa_source *source, const char *const *at, int64_t n, float *stage,
                       const char *taken[FA_KEYS])
 {
     for (int e = 0; e < FA_KEYS; e++) {
-        const int64_t n = fa_min(j + e, rows->count - 1);
-        rows->row[n] = rows->at[n];
-        if (!source->direct) {
-            float *dst = stage + n * source->padded;
-            fa_load_row(dst, rows->at[n], source->view->dtype, source->width, source->padded);
-            rows->row[n] = (const char *)dst;
-        }
-        taken[e] = rows->row[n];
+        taken[e] = at[e] + n * source->head;
+        if (source->direct) continue;
+        float *row = stage + e * source->padded;
+        fa_load_row(row, taken[e], source->view->dtype, source->width, source->padded);
+        taken[e] = (const char *)row;
     }
 }
 
 /* Fetches the rows FA_AHEAD keys further on: farther, and rows a power of two apart would push each
  * other out of the cache. */
-static void fetch_ahead(const fa_problem *p, const fa_source *source, const fa_sequence *s,
-                        int64_t b, int64_t head, int64_t j)
+static void fetch_ahead(const fa_decode_plan *plan, const fa_source *source, const char *const *at,
+                        int64_t n)
 {
-    const int64_t bytes = source->width * (int64_t)fa_dtype_size(source->view->dtype);
-    for (int64_t n = j + FA_AHEAD; n < fa_min(j + FA_AHEAD + FA_KEYS, s->n_k); n++) {
-        const char *row = fa_key_row(p, source->view, s, b, n, head);
+    const int64_t ahead = plan->heads > 1 ? FA_AHEAD_HEADS : FA_AHEAD;
+    for (int e = 0; e < FA_KEYS; e++) {
+        const char *row = at[ahead + e] + n * source->head;
         const char *line = row - ((uintptr_t)row & 63);
-        for (; line < row + bytes; line += 64) __builtin_prefetch(line, 0, 2);
+        for (; line < row + source->row; line += 64) __builtin_prefetch(line, 0, 2);
     }
 }
 
-static void score_keys(const fa_decode_plan *plan, fa_decode_tiles *t, fa_dtype dtype,
-                       const char *const key[FA_KEYS], int64_t j, int64_t rows, bool scattered)
+/* Scores of four keys of the task's n-th head. */
+static void score_keys(const fa_decode_plan *plan, const fa_decode_tiles *t, const char *const *at,
+                       int64_t n, int64_t rows, float *s)
 {
-#ifdef FA_ISA_AVX512_BF16
-    if (plan->pairs) {
-        score_all_pairs(key, t->q, plan->depth, rows, t->next + j);
-        return;
+    const int64_t depth = plan->k.padded;
+    const float *q = t->q + n * rows * depth;
+    const char *key[FA_KEYS];
+    fetch_ahead(plan, &plan->k, at, n);
+    take_rows(&plan->k, at, n, t->stage, key);
+    s += n * rows * S_PITCH;
+    switch (plan->k.reading) {
+    case FA_READ_FLOAT: score_rows(FA_READ_FLOAT, key, q, depth, rows, s); break;
+    case FA_READ_HALF: score_rows(FA_READ_HALF, key, q, depth, rows, s); break;
+    case FA_READ_BFLOAT: score_rows(FA_READ_BFLOAT, key, q, depth, rows, s); break;
+    case FA_READ_PAIRS: score_rows(FA_READ_PAIRS, key, q, depth, rows, s); break;
     }
-#endif
-    if (dtype == FA_FLOAT32)
-        score_rows(FA_FLOAT32, key, t->q, plan->depth, rows, scattered, t->next + j);
-    else if (dtype == FA_BFLOAT16)
-        score_rows(FA_BFLOAT16, key, t->q, plan->depth, rows, scattered, t->next + j);
-    else score_rows(FA_FLOAT16, key, t->q, plan->depth, rows, scattered, t->next + j);
 }
 
-static void add_values(const fa_decode_plan *plan, fa_decode_tiles *t, fa_dtype dtype,
-                       const char *const value[FA_KEYS], int64_t j, int64_t rows)
+/* Adds four weighted values of the task's n-th head. */
+static void add_values(const fa_decode_plan *plan, const fa_decode_tiles *t, const char *const *at,
+                       int64_t n, int64_t rows, const float *s)
 {
-    if (dtype == FA_FLOAT32)
-        value_rows(FA_FLOAT32, value, t->s + j, t->update, rows, plan->columns);
-    else if (dtype == FA_BFLOAT16)
-        value_rows(FA_BFLOAT16, value, t->s + j, t->update, rows, plan->columns);
-    else value_rows(FA_FLOAT16, value, t->s + j, t->update, rows, plan->columns);
+    const int64_t columns = plan->v.padded;
+    float *update = t->update + n * rows * columns;
+    const char *value[FA_KEYS];
+    fetch_ahead(plan, &plan->v, at, n);
+    take_rows(&plan->v, at, n, t->stage, value);
+    s += n * rows * S_PITCH;
+    if (plan->v.reading == FA_READ_FLOAT)
+        value_rows(FA_READ_FLOAT, value, s, update, rows, columns);
+    else if (plan->v.reading == FA_READ_HALF)
+        value_rows(FA_READ_HALF, value, s, update, rows, columns);
+    else value_rows(FA_READ_BFLOAT, value, s, update, rows, columns);
 }
 
-/* A weight of 0 must not meet a value of NaN or infinity. */
-static void add_values_skip_zeros(const fa_decode_plan *plan, fa_decode_tiles *t, const fa_rows *v,
-                                  int64_t rows)
+/* A weight of 0 must not meet a value of NaN or infinity. `rows` of all the task's heads, of which
+ * `share` have a key/value head in common. */
+static void add_values_skip_zeros(const fa_decode_plan *plan, const fa_decode_tiles *t,
+                                  const fa_rows *v, int64_t count, int64_t rows, int64_t share)
 {
-    memset(t->update, 0, (size_t)(rows * plan->columns) * sizeof(float));
+    const fa_source *source = &plan->v;
+    memset(t->update, 0, (size_t)(rows * source->padded) * sizeof(float));
     for (int64_t r = 0; r < rows; r++) {
-        for (int64_t j = 0; j < v->count; j++) {
+        float *update = t->update + r * source->padded;
+        for (int64_t j = 0; j < count; j++) {
             const float w = t->s[r * S_PITCH + j];
-            for (int64_t c = 0; w != 0.0f && c < plan->columns; c++)
-                t->update[r * plan->columns + place(v->dtype, c)] +=
-                    w * fa_element(v->row[j], v->dtype, c);
+            const char *value = v->at[j] + r / share * source->head;
+            for (int64_t c = 0; w != 0.0f && c < source->width; c++)
+                update[place(source->reading, c)] += w * fa_element(value, source->view->dtype, c);
         }
     }
 }
 
 /* Puts the columns of a partial result back into their order. */
-static void order_columns(const fa_decode_plan *plan, const fa_decode_tiles *t, fa_dtype v_dtype,
-                          int64_t rows, fa_partial *partial)
+static void order_columns(const fa_decode_plan *plan, const fa_decode_tiles *t, int64_t rows,
+                          const fa_partial *partial)
 {
-    for (int64_t r = 0; v_dtype == FA_BFLOAT16 && r < rows; r++) {
-        float *out = partial->out + r * plan->columns;
-        memcpy(t->update, out, (size_t)plan->columns * sizeof *out);
-        for (int64_t c = 0; c < plan->columns; c++) out[c] = t->update[place(v_dtype, c)];
+    const int64_t columns = plan->v.padded;
+    for (int64_t r = 0; plan->v.reading == FA_READ_BFLOAT && r < rows; r++) {
+        float *out = partial->out + r * columns;
+        memcpy(t->update, out, (size_t)columns * sizeof *out);
+        for (int64_t c = 0; c < columns; c++) out[c] = t->update[place(FA_READ_BFLOAT, c)];
     }
 }
 
 /* out = alpha * out + update. */
 static void apply_update(const fa_decode_plan *plan, const fa_decode_tiles *t, const float *alpha,
-                         int64_t rows, fa_partial *partial)
+                         int64_t rows, const fa_partial *partial)
 {
+    const int64_t columns = plan->v.padded;
     for (int64_t r = 0; r < rows; r++) {
         const vf a = v_set1(alpha[r]);
-        float *out = partial->out + r * plan->columns;
-        const float *update = t->update + r * plan->columns;
-        for (int64_t c = 0; c < plan->columns; c += VL)
+        float *out = partial->out + r * columns;
+        const float *update = t->update + r * columns;
+        for (int64_t c = 0; c < columns; c += VL)
             v_store(out + c, v_fma(a, v_load(out + c), v_load(update + c)));
     }
 }
 
 /* Softmax of all rows over a tile of keys [j0, j0 + count). */
-static void softmax_tile(const fa_problem *p, fa_decode_tiles *t, const fa_sequence *s, int64_t b,
-                         int64_t head0, int64_t rows, int64_t j0, int64_t count, float scale,
-                         fa_partial *partial, float *alpha)
+static void softmax_tile(const fa_problem *p, const fa_decode_plan *plan, const fa_decode_tiles *t,
+                         const fa_sequence *s, int64_t b, int64_t head0, int64_t rows, int64_t j0,
+                         int64_t count, const fa_partial *partial, float *alpha)
 {
-    const bool general = fa_is_general(p, scale);
     const int64_t last = fa_round_up(count, VL);
     for (int64_t r = 0; r < rows; r++) {
         float *x = t->s + r * S_PITCH;
         fa_row row = {b, head0 + r / s->n_q, r % s->n_q, {0, 0}, s};
+        const float scale = fa_effective_scale(p, b, row.head / plan->group);
+        const bool general = fa_is_general(p, scale);
         row.visible = fa_visible(p, s, row.query);
         const int64_t from = fa_min(fa_max(row.visible.lo - j0, 0), count);
         const int64_t to = fa_max(fa_min(row.visible.hi - j0, count), from);
@@ -391,77 +433,82 @@ static void softmax_tile(const fa_problem *p, fa_decode_tiles *t, const fa_seque
 }
 
 /* Loads the queries, in the order in which the keys are read, and empties the partial result. */
-static void start_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t,
-                       const fa_sequence *s, int64_t head0, int64_t rows, fa_dtype k_dtype,
-                       fa_partial *partial)
+static void start_task(const fa_problem *p, const fa_decode_plan *plan, const fa_decode_tiles *t,
+                       const fa_sequence *s, int64_t head0, int64_t rows, const fa_partial *partial)
 {
+    const int64_t depth = plan->k.padded;
     for (int64_t r = 0; r < rows; r++) {
         const char *q = fa_view_row(&p->q, s->block_q, s->start_q + r % s->n_q, head0 + r / s->n_q);
-        float *row = t->q + r * plan->depth;
-        if (plan->pairs) {
+        float *row = t->q + r * depth;
+        if (plan->k.reading == FA_READ_PAIRS) {
             memcpy(row, q, (size_t)p->d * 2);
         } else {
-            fa_load_row(t->update, q, p->q.dtype, p->d, plan->depth);
-            for (int64_t c = 0; c < plan->depth; c++) row[place(k_dtype, c)] = t->update[c];
+            fa_load_row(t->update, q, p->q.dtype, p->d, depth);
+            for (int64_t c = 0; c < depth; c++) row[place(plan->k.reading, c)] = t->update[c];
         }
         partial->maximum[r] = -INFINITY;
         partial->sum[r] = 0;
     }
-    memset(partial->out, 0, (size_t)(rows * plan->columns) * sizeof(float));
-    for (int64_t r = rows; r < rows + FA_ROWS - 1; r++) {
-        memset(t->q + r * plan->depth, 0, (size_t)plan->depth * sizeof(float));
-        memset(t->s + r * S_PITCH, 0, S_PITCH * sizeof(float));
-        memset(t->next + r * S_PITCH, 0, S_PITCH * sizeof(float));
-    }
+    memset(partial->out, 0, (size_t)(rows * plan->v.padded) * sizeof(float));
 }
 
-/* One split of the keys for all rows of a (sequence, key/value head). The scores of a tile are computed
- * while the values of the tile before are added, four keys and four values in turn: two streams that
- * both run without a pause. */
-static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t,
-                        int64_t b, const fa_sequence *s, int64_t head_kv, fa_range keys,
-                        fa_partial *partial)
+/* Scores of keys [j, j + FA_TURN) of a tile of `count`, head after head, as heads lie in memory. */
+static void score_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *k,
+                       int64_t j, int64_t count, int64_t heads, int64_t share)
 {
-    const int64_t rows = plan->group * s->n_q, head0 = head_kv * plan->group;
-    const float scale = fa_effective_scale(p, b, head_kv);
-    const fa_source k_source = make_source(p, &p->k, p->d),
-                    v_source = make_source(p, &p->v, p->d_v);
-    const int64_t start = keys.lo / FA_DECODE_TILE * FA_DECODE_TILE, skip = keys.lo - start;
-    fa_rows k, v = {.count = 0};
-    start_task(p, plan, t, s, head0, rows, read_dtype(&k_source), partial);
+    for (int64_t i = j; i < fa_min(j + FA_TURN, count); i += FA_KEYS)
+        for (int64_t n = 0; n < heads; n++) score_keys(plan, t, k->at + i, n, share, t->next + i);
+}
+
+/* Adds the values [j, j + FA_TURN) of a tile likewise. */
+static void value_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *v,
+                       int64_t j, int64_t count, int64_t heads, int64_t share)
+{
+    for (int64_t i = j; i < fa_min(j + FA_TURN, count); i += FA_KEYS)
+        for (int64_t n = 0; n < heads; n++) add_values(plan, t, v->at + i, n, share, t->s + i);
+}
+
+/* One split of the keys for all rows of some heads of a sequence. The scores of a tile are computed
+ * while the values of the tile before are added, some keys and some values in turn: two streams that
+ * both run without a pause. The softmax comes after a first turn of keys, so that it need not wait for
+ * the scores just computed and loads are under way meanwhile. */
+static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t,
+                        int64_t b, const fa_sequence *s, fa_range heads, fa_range keys,
+                        const fa_partial *partial)
+{
+    const int64_t share = plan->group * s->n_q, n_heads = heads.hi - heads.lo;
+    const int64_t rows = n_heads * share, head0 = heads.lo * plan->group;
+    int64_t k_count, v_count = 0; /* keys of this tile, and of the one before */
+    start_task(p, plan, t, s, head0, rows, partial);
     if (keys.hi <= keys.lo) return;
-    for (int64_t j0 = start; j0 < keys.hi + FA_DECODE_TILE; j0 += FA_DECODE_TILE) {
-        const char *taken[FA_KEYS];
+    for (int64_t j0 = keys.lo / FA_DECODE_TILE * FA_DECODE_TILE; j0 < keys.hi || v_count > 0;
+         j0 += FA_DECODE_TILE, v_count = k_count) {
+        const int64_t v0 = j0 - FA_DECODE_TILE;
         float alpha[FA_DECODE_ROWS];
-        find_rows(p, &k_source, s, b, head_kv, j0, j0 == start ? skip : 0,
-                  fa_min(FA_DECODE_TILE, keys.hi - j0), &k);
-        if (v.count > 0) {
-            softmax_tile(p, t, s, b, head0, rows, v.first, v.count, scale, partial, alpha);
-            memset(t->update, 0, (size_t)((rows + FA_ROWS - 1) * plan->columns) * sizeof(float));
+        fa_rows k, v;
+        k_count = fa_max(0, fa_min(FA_DECODE_TILE, keys.hi - j0));
+        find_rows(p, &plan->k, s, b, heads.lo, keys, j0, &k);
+        find_rows(p, &plan->v, s, b, heads.lo, keys, v0, &v);
+        score_turn(plan, t, &k, 0, k_count, n_heads, share);
+        if (v_count > 0) {
+            softmax_tile(p, plan, t, s, b, head0, rows, v0, v_count, partial, alpha);
+            memset(t->update, 0, (size_t)(rows * plan->v.padded) * sizeof(float));
         }
-        for (int64_t j = 0; j < fa_max(k.count, v.count); j += FA_KEYS) {
-            if (j < k.count) {
-                take_rows(&k_source, &k, j, t->stage[0], taken);
-                fetch_ahead(p, &k_source, s, b, head_kv, k.first + j);
-                score_keys(plan, t, k.dtype, taken, j, rows, k_source.scattered);
-            }
-            if (j < v.count) {
-                take_rows(&v_source, &v, j, t->stage[1], taken);
-                fetch_ahead(p, &v_source, s, b, head_kv, v.first + j);
-                add_values(plan, t, v.dtype, taken, j, rows);
-            }
+        value_turn(plan, t, &v, 0, v_count, n_heads, share);
+        for (int64_t j = FA_TURN; j < FA_DECODE_TILE; j += FA_TURN) {
+            score_turn(plan, t, &k, j, k_count, n_heads, share);
+            value_turn(plan, t, &v, j, v_count, n_heads, share);
         }
-        if (v.count > 0) {
-            if (!fa_all_finite(t->update, rows * plan->columns))
-                add_values_skip_zeros(plan, t, &v, rows);
+        if (v_count > 0) {
+            if (!fa_all_finite(t->update, rows * plan->v.padded))
+                add_values_skip_zeros(plan, t, &v, v_count, rows, share);
             apply_update(plan, t, alpha, rows, partial);
         }
         float *scores = t->next;
         t->next = t->s;
         t->s = scores;
-        find_rows(p, &v_source, s, b, head_kv, j0, j0 == start ? skip : 0, k.count, &v);
     }
-    order_columns(plan, t, read_dtype(&v_source), rows, partial);
+    order_columns(plan, t, rows, partial);
 }
 
 static fa_partial partial_row(const fa_partial *p, int64_t row, int64_t columns)
@@ -479,14 +526,14 @@ static void merge_row(const fa_problem *p, const fa_decode_plan *plan, const fa_
     const float unit = fa_is_general(p, scale) ? 1.0f : scale;
     float maximum = -INFINITY, sum = 0;
     for (int64_t n = 0; n < splits; n++) maximum = fmaxf(maximum, part->maximum[n * rows]);
-    memset(out, 0, (size_t)plan->columns * sizeof *out);
+    memset(out, 0, (size_t)plan->v.padded * sizeof *out);
     for (int64_t n = 0; n < splits; n++) {
         const float top = part->maximum[n * rows], part_sum = part->sum[n * rows];
         if (top == -INFINITY && part_sum == 0.0f) continue;
         const float weight = expf((top - maximum) * unit);
         sum += part_sum * weight;
-        for (int64_t c = 0; c < plan->columns; c++)
-            out[c] += weight * part->out[n * rows * plan->columns + c];
+        for (int64_t c = 0; c < plan->v.padded; c++)
+            out[c] += weight * part->out[n * rows * plan->v.padded + c];
     }
     float lse,
         factor = fa_softmax_finish(maximum, sum, unit, p->sinks ? p->sinks[head] : -INFINITY, &lse);
@@ -501,7 +548,7 @@ static int64_t partial_count(const fa_problem *p, const fa_sequence *s)
     return split_count(p, s) * s->n_q * (p->heads_q / p->heads_kv);
 }
 
-/* All that the two phases share. The partial rows of (sequence, head, split) follow one another in that
+/* All that the two phases share. The partial rows of (sequence, split, head) follow one another in that
  * order. */
 typedef struct fa_decode_job {
     const fa_problem *p;
@@ -511,25 +558,38 @@ typedef struct fa_decode_job {
     char *scratch;
 } fa_decode_job;
 
+/* The partial rows of a split of a sequence from a key/value head on. */
+static fa_partial split_rows(const fa_decode_job *job, const fa_sequence *s, int64_t b,
+                             int64_t split, int64_t head_kv)
+{
+    const int64_t rows = s->n_q * job->plan.group, heads = job->p->heads_kv;
+    return partial_row(&job->partial,
+                       job->partials.first[b] * heads + (split * heads + head_kv) * rows,
+                       job->plan.v.padded);
+}
+
+/* Tasks per split. */
+static int64_t head_tasks(const fa_decode_job *job)
+{
+    return (job->p->heads_kv + job->plan.heads - 1) / job->plan.heads;
+}
+
 static void run_split(const fa_decode_job *job, int64_t index)
 {
     const fa_problem *p = job->p;
     size_t bytes;
     fa_decode_tiles t =
         carve(&job->plan, job->scratch + (size_t)fa_thread_index() * job->plan.scratch, &bytes);
-    const int64_t task = index / p->heads_kv, head_kv = index % p->heads_kv;
-    const int64_t b = fa_tasks_sequence(&job->splits, task);
-    const int64_t n = task - job->splits.first[b],
-                  splits = job->splits.first[b + 1] - job->splits.first[b];
+    const int64_t split = index / head_tasks(job), head = index % head_tasks(job) * job->plan.heads;
+    const int64_t b = fa_tasks_sequence(&job->splits, split);
+    const int64_t n = split - job->splits.first[b];
     const fa_sequence s = fa_problem_sequence(p, b);
     const fa_range all = all_visible(p, &s);
     const int64_t start = (all.lo / FA_SPLIT + n) * FA_SPLIT;
     const fa_range keys = {fa_max(all.lo, start), fa_min(all.hi, start + FA_SPLIT)};
-    const int64_t rows = s.n_q * job->plan.group;
-    fa_partial partial = partial_row(
-        &job->partial, job->partials.first[b] * p->heads_kv + (head_kv * splits + n) * rows,
-        job->plan.columns);
-    decode_task(p, &job->plan, &t, b, &s, head_kv, keys, &partial);
+    const fa_range heads = {head, fa_min(head + job->plan.heads, p->heads_kv)};
+    const fa_partial partial = split_rows(job, &s, b, n, head);
+    decode_task(p, &job->plan, &t, b, &s, heads, keys, &partial);
 }
 
 static void merge_sequence(const fa_decode_job *job, int64_t b, int64_t head_kv, float *out)
@@ -538,19 +598,18 @@ static void merge_sequence(const fa_decode_job *job, int64_t b, int64_t head_kv,
     const fa_sequence s = fa_problem_sequence(p, b);
     const int64_t splits = job->splits.first[b + 1] - job->splits.first[b];
     const int64_t rows = s.n_q * job->plan.group;
+    const fa_partial first = split_rows(job, &s, b, 0, head_kv);
     for (int64_t r = 0; splits > 0 && r < rows; r++) {
-        fa_partial part = partial_row(
-            &job->partial, job->partials.first[b] * p->heads_kv + head_kv * splits * rows + r,
-            job->plan.columns);
+        const fa_partial part = partial_row(&first, r, job->plan.v.padded);
         merge_row(p, &job->plan, &s, b, head_kv * job->plan.group + r / s.n_q, r % s.n_q, &part,
-                  splits, rows, out);
+                  splits, rows * p->heads_kv, out);
     }
 }
 
 static void run(const fa_decode_job *job, int threads)
 {
     const fa_problem *p = job->p;
-    const int64_t tasks = fa_tasks_total(&job->splits) * p->heads_kv;
+    const int64_t tasks = fa_tasks_total(&job->splits) * head_tasks(job);
     const int64_t pairs = p->batch * p->heads_kv;
 #pragma omp parallel num_threads(threads)
     {
@@ -562,6 +621,35 @@ static void run(const fa_decode_job *job, int threads)
                 job, pair / p->heads_kv, pair % p->heads_kv,
                 (float *)(void *)(job->scratch + (size_t)fa_thread_index() * job->plan.scratch));
     }
+}
+
+/* Whether heads lie side by side, and rows of one head do not. */
+static bool interleaved(const fa_problem *p, const fa_source *source)
+{
+    const int64_t *stride = source->view->stride;
+    return stride[2] == source->width && (p->block_table || stride[1] != source->width);
+}
+
+/* The most query rows that share a key/value head in any sequence that is decoded. */
+static int64_t most_rows(const fa_decode_job *job)
+{
+    int64_t most = 1;
+    for (int64_t b = 0; b < job->p->batch; b++) {
+        const fa_sequence s = fa_problem_sequence(job->p, b);
+        if (fa_is_decode(job->p, &s)) most = fa_max(most, s.n_q * job->plan.group);
+    }
+    return most;
+}
+
+/* Heads that lie side by side go into one task, which then reads in the order of memory, but never so
+ * many that threads lack tasks. No bit depends on it. */
+static void choose_heads(fa_decode_job *job, int threads)
+{
+    if (!interleaved(job->p, &job->plan.k) || !interleaved(job->p, &job->plan.v)) return;
+    job->plan.heads = fa_min(job->p->heads_kv, FA_DECODE_ROWS / most_rows(job));
+    while (job->plan.heads > 1 &&
+           fa_tasks_total(&job->splits) * head_tasks(job) < (int64_t)2 * threads)
+        job->plan.heads /= 2;
 }
 
 fa_status FA_NAME(decode)(const fa_problem *p)
@@ -576,8 +664,9 @@ fa_status FA_NAME(decode)(const fa_problem *p)
         const int64_t rows = fa_tasks_total(&job.partials) * p->heads_kv;
         if (rows > 0) {
             const size_t scalars = fa_lines((size_t)rows * sizeof(float));
+            choose_heads(&job, threads);
             job.scratch = fa_allocate((size_t)threads * job.plan.scratch);
-            results = fa_allocate((size_t)(rows * job.plan.columns) * sizeof(float) + 2 * scalars);
+            results = fa_allocate((size_t)(rows * job.plan.v.padded) * sizeof(float) + 2 * scalars);
             if (job.scratch && results) {
                 job.partial.maximum = (float *)(void *)results;
                 job.partial.sum = (float *)(void *)(results + scalars);
@@ -599,6 +688,7 @@ void FA_NAME(describe_decode)(const fa_problem *p, char *text, size_t size)
 {
     const fa_decode_plan plan = make_plan(p);
     snprintf(text, size, "%s, splits of %d keys, %d rows share each key",
-             plan.pairs ? "bfloat16 scores, float32 values" : "float32 products", FA_SPLIT,
-             (int)(p->n_q * plan.group));
+             plan.k.reading == FA_READ_PAIRS ? "bfloat16 scores, float32 values"
+                                             : "float32 products",
+             FA_SPLIT, (int)(p->n_q * plan.group));
 }
