@@ -3,6 +3,8 @@
 # so that the directory's name may hold spaces.
 
 MAKEFLAGS += --no-print-directory
+# CUDA=auto, all, off, or architectures ("80;90a"); kept until another is given.
+CUDA ?=
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 GENERATOR := $(shell command -v ninja >/dev/null 2>&1 && echo Ninja || echo Unix Makefiles)
@@ -59,16 +61,32 @@ lint:
 clean:
 	rm -rf build build-debug build-gcc build-clang build-asan build-tsan build-fuzz build-aarch64
 
-build/.configured:
-	@cmake --preset release -G "$(GENERATOR)"
+build/.configured: build/.cuda
+	@cmake --preset release -G "$(GENERATOR)" $(cuda_option)
 	@touch $@
 
-build-%/.configured:
-	@cmake --preset $* -G "$(GENERATOR)"
+build-%/.configured: build-%/.cuda
+	@cmake --preset $* -G "$(GENERATOR)" $(cuda_option)
 	@touch $@
+
+# The CUDA= that a build directory is for; written, and so newer, only when another one is given.
+cuda_option = $(if $(CUDA),"-DFA_CUDA=$(CUDA)")
+define record_cuda
+@mkdir -p $(@D)
+@if [ ! -f $@ ] || { [ -n "$(CUDA)" ] && [ "$(CUDA)" != "$$(cat $@)" ]; }; then \
+	echo "$(CUDA)" >$@; \
+fi
+endef
+build/.cuda: FORCE
+	$(record_cuda)
+build-%/.cuda: FORCE
+	$(record_cuda)
+FORCE:
 
 help:
 	@echo "make                    build the library, the command and the tests into build/"
+	@echo "make CUDA=all           ... with CUDA kernels for every architecture; CUDA=off: without;"
+	@echo "                        default: for the GPU of this machine, if there is one"
 	@echo "make run                attention of a real transformer's layer, then a sweep over lengths"
 	@echo "make test               run all tests"
 	@echo "make bench              time this machine; make bench-peers: beside PyTorch"
@@ -79,5 +97,5 @@ help:
 	@echo "make test-threads       the threaded tests under the thread sanitizer"
 	@echo "make clean              remove the build directories"
 
-.PHONY: all run test bench bench-peers install test-sanitize test-threads format lint clean help
-.PRECIOUS: build-%/.configured
+.PHONY: all run test bench bench-peers install test-sanitize test-threads format lint clean help FORCE
+.PRECIOUS: build-%/.configured build-%/.cuda

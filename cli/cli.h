@@ -23,6 +23,7 @@ int cmd_grad(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_job(int argc, char **argv);
+int cmd_ladder(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 
 /* ------------------------------------------------------------------------------------------------

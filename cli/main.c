@@ -16,6 +16,7 @@ static const subcommand SUBCOMMANDS[] = {
     {"bench", cmd_bench, "measure speed: forward, backward or decode"},
     {"verify", cmd_verify, "compare random problems with float64"},
     {"job", cmd_job, "a real model's attention, checked, and a sweep over sequence lengths"},
+    {"ladder", cmd_ladder, "the CUDA kernels from naive to Hopper, one optimization a rung"},
     {"info", cmd_info, "this machine, and what is supported on it"},
 };
 
@@ -41,7 +42,7 @@ static const subcommand *find_subcommand(const char *name)
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2) {
-        cli_error("a command is missing; expected run, grad, bench, verify, job or info "
+        cli_error("a command is missing; expected run, grad, bench, verify, job, ladder or info "
                   "(flashattn --help)");
         return CLI_BAD;
     }
@@ -53,7 +54,7 @@ static int dispatch(int argc, char **argv)
     bool help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0;
     bool version = strcmp(argv[1], "--version") == 0;
     if (!help && !version) {
-        cli_error("\"%s\" is no command; expected run, grad, bench, verify, job or info "
+        cli_error("\"%s\" is no command; expected run, grad, bench, verify, job, ladder or info "
                   "(flashattn --help)",
                   argv[1]);
         return CLI_BAD;

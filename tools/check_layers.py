@@ -14,16 +14,26 @@ LAYERS = (
     ("api header", ("include/flashattn.h",), ()),
     ("problem", ("src/problem.h", "src/mask.h", "src/philox.h", "src/convert.h"), None),
     ("cpu engine", ("src/cpu/*",), None),
+    # Device code and what its host code shares with it; no kernel knows the API.
+    ("kernels", ("kernels/*",), ("problem",)),
+    ("cuda backend", ("src/cuda/*",), ("api header", "problem", "kernels")),
     ("front desk", ("src/api.c", "src/error.*", "src/problem.c", "src/normalize.h"), None),
     # What results are compared with shares no code with what it judges, except the dropout bits.
     ("reference", ("reference/*",), ("api header", "problem")),
-    ("command", ("cli/*",), ("api header", "problem", "cpu engine", "reference")),
+    # A rung is read alone: it takes nothing but the wrappers of instructions.
+    ("ladder", ("ladder/*",), ("api header", "kernels", "cuda backend")),
+    (
+        "command",
+        ("cli/*",),
+        ("api header", "problem", "cpu engine", "reference", "cuda backend", "ladder"),
+    ),
     ("tests", ("tests/*", "examples/*"), None),
 )
 
 # How an error is worded for people; nothing below the front desk may.
 FRONT_DESK_WORDS = re.compile(r"\b(fa_fail|FA_REQUIRE|FA_TRY)\s*\(")
-SEARCHED = ("include", "src", "reference", "cli")
+SEARCHED = ("include", "src", "kernels", "reference", "ladder", "cli")
+SUFFIXES = ("*.[ch]", "*.cu", "*.cuh")
 
 
 def layer_of(path):
@@ -56,12 +66,13 @@ def faults_of(path):
             below = other is not None and other <= layer
             if not below or (allowed is not None and other != layer and LAYERS[other][0] not in allowed):
                 yield f"{here}:{number}: {name} may not include {target}"
-        if name in ("problem", "cpu engine") and FRONT_DESK_WORDS.search(line):
+        if name in ("problem", "cpu engine", "kernels", "cuda backend") and FRONT_DESK_WORDS.search(line):
             yield f"{here}:{number}: only the front desk words errors"
 
 
 def main():
-    files = [p for top in (*SEARCHED, "tests", "examples") for p in (ROOT / top).rglob("*.[ch]")]
+    tops = (*SEARCHED, "tests", "examples")
+    files = [p for top in tops for suffix in SUFFIXES for p in (ROOT / top).rglob(suffix)]
     faults = [fault for path in sorted(files) for fault in faults_of(path)]
     print("\n".join(faults), end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0

@@ -23,12 +23,12 @@ formatting() {
 }
 
 # The engine is read as its portable build: the same source, without the intrinsics.
-defines="-DFA_ISA_PORTABLE=1 -DFA_ISA=portable -DFA_HAVE_PORTABLE=1 -D_POSIX_C_SOURCE=200809L"
-includes="-Iinclude -Isrc -Ireference -Icli"
+defines="-DFA_ISA_PORTABLE=1 -DFA_ISA=portable -DFA_HAVE_PORTABLE=1 -DFA_HAVE_CUDA=1 -D_GNU_SOURCE=1"
+includes="-Iinclude -Isrc -Ireference -Iladder -Icli"
 
 # shellcheck disable=SC2086
 tidy() {
-    find src cli reference -name '*.c' | LC_ALL=C sort |
+    find src ladder cli reference -name '*.c' | LC_ALL=C sort |
         xargs -n 4 -P "$(nproc)" sh -c 'clang-tidy --quiet "$@" -- -std=c11 '"$includes $defines"' 2>/dev/null' sh
 }
 
@@ -37,7 +37,7 @@ tidy() {
 static_analysis() {
     cppcheck --quiet --std=c11 --error-exitcode=1 --inline-suppr --enable=warning,performance,portability \
              --suppress=missingIncludeSystem \
-             --suppress=uninitvar:src/cpu/simd_portable.h -j "$(nproc)" $includes $defines src cli reference
+             --suppress=uninitvar:src/cpu/simd_portable.h -j "$(nproc)" $includes $defines src ladder cli reference
 }
 
 check formatting formatting

@@ -25,13 +25,14 @@ static void write_inputs(void)
 static void test_dispatch(void)
 {
     EXPECT_ERROR("a command is missing", NULL);
-    EXPECT_ERROR("\"walk\" is no command; expected run, grad, bench, verify, job or info", "walk");
+    EXPECT_ERROR("\"walk\" is no command; expected run, grad, bench, verify, job, ladder or info",
+                 "walk");
     EXPECT_ERROR("--version stands alone; found \"now\"", "--version", "now");
     const outcome *o = EXPECT_FINE("--version");
     CHECK(strncmp(o->out, "flashattn ", 10) == 0 && strstr(o->out, fa_version_string()) != NULL,
           "version: %s", o->out);
     o = EXPECT_FINE("--help");
-    static const char *const NAMES[] = {"run", "grad", "bench", "verify", "job", "info"};
+    static const char *const NAMES[] = {"run", "grad", "bench", "verify", "job", "ladder", "info"};
     for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++)
         CHECK(strstr(o->out, NAMES[i]) != NULL, "help lacks %s", NAMES[i]);
 }
@@ -39,7 +40,7 @@ static void test_dispatch(void)
 /* Help works whatever else is on the line, and states the exit codes. */
 static void test_help(void)
 {
-    static const char *const NAMES[] = {"run", "grad", "bench", "verify", "job", "info"};
+    static const char *const NAMES[] = {"run", "grad", "bench", "verify", "job", "ladder", "info"};
     for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
         const outcome *o = EXPECT_FINE(NAMES[i], "--help");
         CHECK(strstr(o->out, "Usage: flashattn ") == o->out, "usage of %s: %s", NAMES[i], o->out);

@@ -1,0 +1,202 @@
+/* `flashattn ladder`: the teaching ladder of CUDA kernels: list, run, bench, ceiling. */
+#include <string.h>
+
+#include "cli.h"
+
+#ifndef FA_HAVE_CUDA
+
+int cmd_ladder(int argc, char **argv)
+{
+    (void)argc, (void)argv;
+    cli_error("this command was built without CUDA (make CUDA=all builds it in)");
+    return CLI_BAD;
+}
+
+#else
+
+#include "cuda/images.h"
+#include "ladder_command.h"
+
+/* ---- what the parts share -------------------------------------------------------------------- */
+
+bool rungs_say(const char *error)
+{
+    cli_error("%s", error);
+    return false;
+}
+
+bool rungs_say_fault(const char *doing, const fa_cuda_fault *fault)
+{
+    char error[LADDER_ERROR];
+    ladder_fault(error, doing, fault);
+    return rungs_say(error);
+}
+
+bool rungs_open_device(fa_cuda_device *device)
+{
+    fa_cuda_fault fault;
+    if (!fa_cuda_open(&fault)) return rungs_say_fault("no CUDA device", &fault);
+    if (fa_cuda_device_count() < 1) return rungs_say("no CUDA device: the driver counts none");
+    if (!fa_cuda_get_device(0, device, &fault) || !fa_cuda_use_device(0, &fault))
+        return rungs_say_fault("device 0", &fault);
+    if (fa_cuda_architectures[0]) return true;
+    char why[LADDER_ERROR];
+    fa_cuda_explain_missing_image("", why, sizeof why);
+    return rungs_say(why);
+}
+
+bool rungs_run_here(const ladder_rung *rung, const fa_cuda_device *device)
+{
+    return rung->architecture == 90 ? device->major == 9 : device->major >= 8;
+}
+
+const char *rungs_types(const ladder_rung *rung)
+{
+    switch (rung->types) {
+    case LADDER_FLOAT32: return "f32";
+    case LADDER_TF32: return "tf32";
+    default: return "bf16, f16";
+    }
+}
+
+static bool choose_named(const char *name, bool *wanted)
+{
+    const ladder_rung *rung = ladder_find_rung(name);
+    if (rung) wanted[rung - ladder_rung_at(0)] = true;
+    else cli_error("\"%s\" is no rung; flashattn ladder list shows them", name);
+    return rung != NULL;
+}
+
+bool rungs_choose(int *argc, char **argv, rungs_chosen *chosen)
+{
+    bool wanted[RUNGS_MOST] = {false};
+    int names = 0;
+    while (names + 1 < *argc && argv[names + 1][0] != '-')
+        if (!choose_named(argv[++names], wanted)) return false;
+    *argc -= names;
+    memmove(&argv[1], &argv[1 + names], (size_t)(*argc - 1) * sizeof *argv);
+    chosen->count = 0;
+    for (int i = 0; i < ladder_num_rungs(); i++)
+        if (wanted[i] || names == 0) chosen->rungs[chosen->count++] = ladder_rung_at(i);
+    return true;
+}
+
+/* ---- list ------------------------------------------------------------------------------------ */
+
+/* A line for each compiled head dim: the rung's kernels on this device. */
+static void print_kernels(const ladder_rung *rung)
+{
+    fa_dtype dtype = rung->types == LADDER_HALVES ? FA_BFLOAT16 : FA_FLOAT32;
+    for (int64_t d = 64; d <= rung->largest_d; d *= 2) {
+        ladder_kernel k;
+        char error[LADDER_ERROR];
+        if (!ladder_load(rung, dtype, d, &k, error)) {
+            printf("     %s\n", error);
+            return;
+        }
+        for (int i = 0; i < k.about.steps; i++) {
+            const rung_step *s = &k.about.step[i];
+            fa_cuda_kernel_facts facts = {0};
+            fa_cuda_fault fault;
+            if (!fa_cuda_kernel_facts_of(k.steps[i], 0, &facts, &fault)) {
+                printf("     %s: %s\n", s->kernel, fault.text);
+                return;
+            }
+            printf("     d <= %-3d  %-28s %4d threads %4d registers %5d bytes local %7d bytes "
+                   "shared\n",
+                   k.head_dim, s->kernel, s->threads, facts.registers, facts.local_bytes,
+                   facts.static_smem_bytes + s->smem_bytes);
+        }
+    }
+}
+
+#define LIST_ABOUT                                                                                 \
+    "Lists the rungs from the bottom up: number, name, types (f32: float32 arithmetic; tf32:\n"    \
+    "float32 in and out, products rounded to tf32), the architecture that they need, the "         \
+    "largest\n"                                                                                    \
+    "head dim, the idea; and what the compiler made of them, if there is a device."
+
+static int list(int argc, char **argv)
+{
+    const cli_command command = {.name = "ladder list", .usage = "", .about = LIST_ABOUT};
+    int code = cli_parse(&command, argc, argv);
+    if (code != CLI_CONTINUE) return code;
+    fa_cuda_device device;
+    fa_cuda_fault fault;
+    bool have = fa_cuda_device_count() > 0 && fa_cuda_get_device(0, &device, &fault) &&
+                fa_cuda_use_device(0, &fault);
+    for (int i = 0; i < ladder_num_rungs(); i++) {
+        const ladder_rung *r = ladder_rung_at(i);
+        printf("%02d  %-26s %-9s sm_%d%s  d <= %d  %s\n", r->number, r->name, rungs_types(r),
+               r->architecture, r->architecture == 90 ? "a" : "+", r->largest_d, r->idea);
+        if (have && rungs_run_here(r, &device)) print_kernels(r);
+    }
+    return CLI_FINE;
+}
+
+/* ---- ceiling --------------------------------------------------------------------------------- */
+
+#define CEILING_ABOUT                                                                              \
+    "Measures what the device can do at best: copying memory (bytes read and written), and\n"      \
+    "products in float32 (FFMA) and on the tensor cores (mma.sync in tf32 and bf16; wgmma on\n"    \
+    "Hopper), on random data."
+
+static void print_rate(const char *name, double rate)
+{
+    if (rate > 0) printf("%-22s %8.1f TFLOP/s\n", name, 1e-12 * rate);
+}
+
+static int ceiling(int argc, char **argv)
+{
+    const cli_command command = {.name = "ladder ceiling", .usage = "", .about = CEILING_ABOUT};
+    int code = cli_parse(&command, argc, argv);
+    if (code != CLI_CONTINUE) return code;
+    fa_cuda_device device;
+    rungs_ceiling c;
+    if (!rungs_open_device(&device) || !rungs_measure_ceiling(&device, &c)) return CLI_BAD;
+    printf("%s, %d multiprocessors\n", device.name, device.multiprocessors);
+    printf("%-22s %8.1f GB/s\n", "copy", 1e-9 * c.copy);
+    print_rate("FFMA", c.ffma);
+    print_rate("mma.sync tf32", c.mma_tf32);
+    print_rate("mma.sync bf16", c.mma_bf16);
+    print_rate("wgmma bf16", c.wgmma_bf16);
+    return CLI_FINE;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name, *shown; /* "run" as messages call it: "ladder run" */
+    int (*function)(int argc, char **argv);
+    const char *help;
+} PARTS[] = {{"list", "ladder list", list, "the rungs, and what the compiler made of them"},
+             {"run", "ladder run", rungs_verify, "compare the rungs with float64"},
+             {"bench", "ladder bench", rungs_bench, "time the rungs, side by side"},
+             {"ceiling", "ladder ceiling", ceiling, "what the device can do at best"}};
+
+static int print_help(void)
+{
+    puts("Usage: flashattn ladder COMMAND [OPTIONS]\n\n"
+         "The ladder: attention on CUDA from naive to Hopper, one optimization a rung.\n\n"
+         "Commands:");
+    for (int i = 0; i < CLI_COUNT(PARTS); i++) printf("  %-8s %s\n", PARTS[i].name, PARTS[i].help);
+    puts("\nflashattn ladder COMMAND --help tells about a command.\n"
+         "Exit codes: 0 fine, 1 a result was wrong, 2 bad usage, or no device.");
+    return CLI_FINE;
+}
+
+int cmd_ladder(int argc, char **argv)
+{
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
+        return print_help();
+    for (int i = 0; argc > 1 && i < CLI_COUNT(PARTS); i++) {
+        if (strcmp(argv[1], PARTS[i].name) != 0) continue;
+        cli_set_command(PARTS[i].shown);
+        return PARTS[i].function(argc - 1, argv + 1);
+    }
+    if (argc > 1) cli_error("\"%s\" is no command; expected list, run, bench or ceiling", argv[1]);
+    else cli_error("a command is missing; expected list, run, bench or ceiling");
+    return CLI_BAD;
+}
+
+#endif

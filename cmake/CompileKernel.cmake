@@ -1,0 +1,23 @@
+# cmake -P CompileKernel.cmake -- LOG COMPILER ARGUMENT...
+# Runs the compiler and keeps what it says in LOG; shows it if the compiler fails.
+set(command "")
+set(seen OFF)
+foreach(i RANGE ${CMAKE_ARGC})
+    if(seen AND DEFINED CMAKE_ARGV${i})
+        list(APPEND command "${CMAKE_ARGV${i}}")
+    elseif("${CMAKE_ARGV${i}}" STREQUAL "--")
+        set(seen ON)
+    endif()
+endforeach()
+list(POP_FRONT command log)
+execute_process(COMMAND ${command} OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE status)
+file(WRITE "${log}" "${text}")
+if(NOT status EQUAL 0)
+    message(NOTICE "${text}")
+    message(FATAL_ERROR "the CUDA compiler failed")
+endif()
+# Warnings are worth a look; the report of registers is not.
+string(REGEX MATCHALL "[^\n]*(warning|Warning)[^\n]*" warnings "${text}")
+foreach(warning IN LISTS warnings)
+    message(NOTICE "${warning}")
+endforeach()

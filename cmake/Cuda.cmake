@@ -1,0 +1,219 @@
+# The CUDA side of the build. There is no CUDA language and no runtime library in it: nvcc turns each
+# kernel into a fatbin, which is embedded as bytes and handed to the driver at run time.
+#
+#   FA_CUDA=auto   the host code, and kernels for the GPU of this machine, if it has nvcc and a GPU
+#   FA_CUDA=all    kernels for every architecture: 80 and 90a, and PTX for those to come; needs nvcc
+#   FA_CUDA=off    nothing of CUDA is compiled
+#   FA_CUDA=LIST   kernels for these architectures, for example "80;90a"; needs nvcc
+#
+# Gives FA_CUDA_SOURCES (host code), FA_CUDA_ARCHITECTURES (empty: no kernels), FA_CUDA_PTX, and the two
+# functions below.
+set(FA_CUDA auto CACHE STRING "CUDA: auto, all, off, or architectures, for example \"80;90a\"")
+find_program(FA_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin
+             DOC "The CUDA compiler")
+mark_as_advanced(FA_NVCC)
+
+set(FA_CUDA_SOURCES "")
+set(FA_CUDA_ARCHITECTURES "")
+set(FA_CUDA_PTX OFF)
+
+# The architectures of the GPUs here, as nvcc calls them. 90 and what follows have instructions of
+# their own, for which the name ends in an a.
+function(fa_gpus_here result)
+    set(${result} "" PARENT_SCOPE)
+    find_program(FA_NVIDIA_SMI nvidia-smi)
+    mark_as_advanced(FA_NVIDIA_SMI)
+    if(NOT FA_NVIDIA_SMI OR CMAKE_CROSSCOMPILING)
+        return()
+    endif()
+    execute_process(COMMAND "${FA_NVIDIA_SMI}" --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE answer RESULT_VARIABLE status ERROR_QUIET TIMEOUT 30)
+    if(NOT status EQUAL 0)
+        return()
+    endif()
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]" capabilities "${answer}")
+    set(found "")
+    foreach(capability IN LISTS capabilities)
+        string(REPLACE "." "" number ${capability})
+        if(number GREATER_EQUAL 90)
+            string(APPEND number a)
+        endif()
+        list(APPEND found ${number})
+    endforeach()
+    list(REMOVE_DUPLICATES found)
+    set(${result} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Sets FA_CUDA_ARCHITECTURES for auto, and says in one line why it is empty.
+macro(fa_cuda_choose_automatically)
+    if(NOT FA_NVCC)
+        message(STATUS "flashattn: nvcc was not found: built without CUDA kernels")
+    else()
+        fa_gpus_here(fa_gpus)
+        foreach(architecture IN LISTS fa_gpus)
+            string(REGEX MATCH "^[0-9]+" number ${architecture})
+            if(number GREATER_EQUAL 75)
+                list(APPEND FA_CUDA_ARCHITECTURES ${architecture})
+            else()
+                message(STATUS "flashattn: no CUDA kernels for the GPU here: "
+                               "architecture ${number}; they need 75 or later")
+            endif()
+        endforeach()
+        if(NOT fa_gpus)
+            message(STATUS "flashattn: no GPU here: built without CUDA kernels "
+                           "(CUDA=all compiles them)")
+        endif()
+    endif()
+endmacro()
+
+if(FA_CUDA MATCHES "^(off|OFF|0|no|NO|false|FALSE)$")
+    set(FA_CUDA_ENABLED OFF)
+elseif(NOT UNIX OR APPLE)
+    set(FA_CUDA_ENABLED OFF)
+    message(STATUS "flashattn: no CUDA on ${CMAKE_SYSTEM_NAME}")
+else()
+    set(FA_CUDA_ENABLED ON)
+    if(FA_CUDA STREQUAL "auto")
+        fa_cuda_choose_automatically()
+    elseif(NOT FA_CUDA STREQUAL "all" AND NOT FA_CUDA MATCHES "^[0-9]+a?([;,][0-9]+a?)*$")
+        message(FATAL_ERROR "FA_CUDA is \"${FA_CUDA}\"; expected auto, all, off, or architectures, "
+                            "for example \"80;90a\"")
+    elseif(NOT FA_NVCC)
+        message(FATAL_ERROR "FA_CUDA is \"${FA_CUDA}\", and nvcc was not found in PATH or under "
+                            "CUDA_HOME; FA_CUDA=off needs none, -DFA_NVCC=... names it")
+    elseif(FA_CUDA STREQUAL "all")
+        set(FA_CUDA_ARCHITECTURES 80 90a)
+        set(FA_CUDA_PTX ON)
+    else()
+        string(REPLACE "," ";" FA_CUDA_ARCHITECTURES "${FA_CUDA}")
+        foreach(architecture IN LISTS FA_CUDA_ARCHITECTURES)
+            string(REGEX MATCH "^[0-9]+" number ${architecture})
+            if(number LESS 75)
+                message(FATAL_ERROR "FA_CUDA names architecture ${architecture}; expected 75 or later")
+            endif()
+        endforeach()
+        list(TRANSFORM FA_CUDA_ARCHITECTURES REPLACE "^90$" "90a")
+        list(REMOVE_DUPLICATES FA_CUDA_ARCHITECTURES)
+    endif()
+endif()
+
+if(FA_CUDA_ENABLED)
+    file(GLOB FA_CUDA_SOURCES CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
+         "${PROJECT_SOURCE_DIR}/src/cuda/*.c")
+    set_source_files_properties(src/cuda/driver.c PROPERTIES
+        COMPILE_DEFINITIONS _GNU_SOURCE=1) # secure_getenv
+    target_link_libraries(fa_threads INTERFACE ${CMAKE_DL_LIBS})
+    if(FA_CUDA_ARCHITECTURES)
+        string(REPLACE ";" " " FA_CUDA_WORDS "${FA_CUDA_ARCHITECTURES}")
+        if(FA_CUDA_PTX)
+            string(APPEND FA_CUDA_WORDS " and PTX")
+        endif()
+        message(STATUS "flashattn: CUDA kernels for ${FA_CUDA_WORDS}, by ${FA_NVCC}")
+    endif()
+endif()
+set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_library "")
+set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_ladder "")
+
+# The older compilers have no choice of compression.
+set(FA_NVCC_FLAGS -O3 -std=c++20 -Xptxas -v)
+if(FA_CUDA_ARCHITECTURES)
+    execute_process(COMMAND "${FA_NVCC}" --help OUTPUT_VARIABLE help ERROR_QUIET)
+    if(help MATCHES "--compress-mode")
+        list(APPEND FA_NVCC_FLAGS --compress-mode=size)
+    endif()
+endif()
+
+# The -gencode options of a kernel for `oldest` and later architectures; 90: for Hopper alone, whose
+# instructions no other architecture has. A cubin runs on its own major version only.
+function(fa_cuda_targets result oldest)
+    set(options "")
+    foreach(architecture IN LISTS FA_CUDA_ARCHITECTURES)
+        string(REGEX MATCH "^[0-9]+" number ${architecture})
+        if(oldest EQUAL 90)
+            if(number EQUAL 90)
+                list(APPEND options -gencode=arch=compute_90a,code=sm_90a)
+            endif()
+        elseif(number GREATER_EQUAL oldest)
+            list(APPEND options -gencode=arch=compute_${number},code=sm_${number})
+        endif()
+    endforeach()
+    if(FA_CUDA_PTX AND NOT oldest EQUAL 90)
+        list(APPEND options -gencode=arch=compute_${oldest},code=compute_${oldest})
+    endif()
+    set(${result} "${options}" PARENT_SCOPE)
+endfunction()
+
+# fa_cuda_kernel(collection name source oldest definition...): compiles a source file, if this build is
+# for an architecture that it runs on, into the image `name` of a collection (library or ladder). Beside
+# <name>.fatbin lies <name>.log, what ptxas reports of registers and spills.
+function(fa_cuda_kernel collection name source oldest)
+    fa_cuda_targets(targets ${oldest})
+    if(NOT targets)
+        return()
+    endif()
+    list(TRANSFORM ARGN PREPEND -D)
+    # Names relative to here: nvcc does not escape blanks in the dependency file's target.
+    add_custom_command(
+        OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin"
+        BYPRODUCTS "${CMAKE_CURRENT_BINARY_DIR}/${name}.log"
+        COMMAND "${CMAKE_COMMAND}" -P "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake" --
+                ${name}.log "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} ${targets} ${ARGN}
+                "-I${PROJECT_SOURCE_DIR}/kernels" "-I${PROJECT_SOURCE_DIR}/src"
+                -MMD -MF ${name}.d -o ${name}.fatbin "${source}"
+        DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake"
+        DEPFILE "${CMAKE_CURRENT_BINARY_DIR}/${name}.d"
+        WORKING_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}"
+        COMMENT "Compiling CUDA kernel ${name}"
+        VERBATIM)
+    set_property(GLOBAL APPEND PROPERTY FA_CUDA_IMAGES_${collection} ${name})
+endfunction()
+
+# fa_cuda_images(target collection table): an object library that holds a collection's images and the
+# table of them, `fa_cuda_image table[]`, which an entry without a name ends.
+function(fa_cuda_images target collection table)
+    get_property(names GLOBAL PROPERTY FA_CUDA_IMAGES_${collection})
+    set(code "/* Made by cmake/Cuda.cmake. */\n#include \"cuda/driver.h\"\n#include \"cuda/images.h\"\n\n")
+    set(rows "")
+    set(fatbins "")
+    foreach(name IN LISTS names)
+        set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin")
+        list(APPEND fatbins "${fatbin}")
+        set(quoted "${fatbin}")
+        foreach(reader assembler compiler)
+            string(REPLACE "\\" "\\\\" quoted "${quoted}")
+            string(REPLACE "\"" "\\\"" quoted "${quoted}")
+        endforeach()
+        string(APPEND code "FA_CUDA_EMBED(fa_fatbin_${name}, \"${quoted}\")\n")
+        string(APPEND rows "    FA_CUDA_IMAGE_ROW(\"${name}\", fa_fatbin_${name}),\n")
+    endforeach()
+    string(APPEND code "\nfa_cuda_image ${table}[] = {\n${rows}    {NULL, NULL, NULL, NULL},\n};\n")
+    if(collection STREQUAL "library")
+        string(APPEND code "\nconst char fa_cuda_architectures[] = \"${FA_CUDA_WORDS}\";\n")
+    endif()
+    set(file "${CMAKE_CURRENT_BINARY_DIR}/${collection}_images.c")
+    set(written "")
+    if(EXISTS "${file}")
+        file(READ "${file}" written)
+    endif()
+    if(NOT written STREQUAL code)
+        file(WRITE "${file}" "${code}")
+    endif()
+    add_library(${target} OBJECT "${file}" ${fatbins})
+    set_source_files_properties("${file}" PROPERTIES OBJECT_DEPENDS "${fatbins}")
+    fa_configure_objects(${target})
+endfunction()
+
+# The rows MACRO(argument, ...) of a table in a header, one list element each, without blanks: its
+# commas stay, its text in quotes is dropped.
+function(fa_cuda_read_table result header macro)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+    file(STRINGS "${header}" lines REGEX "^${macro}\\(.*\\)$")
+    set(rows "")
+    foreach(line IN LISTS lines)
+        string(REGEX REPLACE "^${macro}\\((.*)\\)$" "\\1" row "${line}")
+        string(REGEX REPLACE ", *\"[^\"]*\"$" "" row "${row}")
+        string(REPLACE " " "" row "${row}")
+        list(APPEND rows "${row}")
+    endforeach()
+    set(${result} "${rows}" PARENT_SCOPE)
+endfunction()

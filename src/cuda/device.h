@@ -1,0 +1,28 @@
+/*
+ * What the planner and the kernels' host code need to know of a CUDA device: plain numbers, so that
+ * plans are made and tested without one.
+ */
+#ifndef FA_CUDA_DEVICE_H
+#define FA_CUDA_DEVICE_H
+
+#include <stdint.h>
+
+typedef struct fa_cuda_device {
+    int32_t ordinal;
+    int32_t major, minor; /* compute capability */
+    int32_t multiprocessors;
+    int32_t smem_per_block; /* bytes of shared memory that a block can opt in to */
+    int32_t smem_per_sm;    /* bytes of a multiprocessor */
+    int32_t registers_per_sm;
+    int64_t l2_bytes;
+    int64_t memory_bytes;
+    char name[128];
+} fa_cuda_device;
+
+/* A tensor map of the copy engine (CUtensorMap): 128 opaque bytes that a kernel takes as a
+ * __grid_constant__ parameter. */
+typedef struct fa_tensor_map {
+    _Alignas(64) uint64_t opaque[16];
+} fa_tensor_map;
+
+#endif

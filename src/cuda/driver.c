@@ -1,0 +1,482 @@
+/*
+ * The CUDA driver by dlopen.
+ *
+ * What is loaded stays: the driver, images, kernels and what they were opted in to are kept for the
+ * life of the process. Each is written once under `loading` and published with release order, so that
+ * a launch whose kernel is known takes no lock.
+ */
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/cuda_abi.h"
+
+enum {
+    OLDEST_DRIVER = 12000, /* cuLibraryLoadData, tensor maps */
+    DEVICES = 64           /* those whose descriptions and opt-ins are remembered */
+};
+
+static cu_api cu;
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static bool fault_in_words(fa_cuda_fault *fault, const char *call, int code, const char *name,
+                           const char *text)
+{
+    if (!fault) return false;
+    fault->call = call;
+    fault->code = code;
+    snprintf(fault->name, sizeof fault->name, "%s", name);
+    snprintf(fault->text, sizeof fault->text, "%s", text);
+    return false;
+}
+
+/* True if the driver's function succeeded; otherwise the driver says what happened. */
+static bool succeeded(cu_result code, const char *call, fa_cuda_fault *fault)
+{
+    if (code == CU_SUCCESS) return true;
+    const char *name = NULL, *text = NULL;
+    if (cu.cuGetErrorName(code, &name) != CU_SUCCESS || !name) name = "unknown error";
+    if (cu.cuGetErrorString(code, &text) != CU_SUCCESS || !text) text = "the driver has no text";
+    return fault_in_words(fault, call, code, name, text);
+}
+
+#define CALL(function, fault, ...) succeeded(cu.function(__VA_ARGS__), #function, fault)
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static struct {
+    pthread_once_t once;
+    bool fine;
+    int version, devices;
+    fa_cuda_fault fault; /* if not fine */
+} driver = {.once = PTHREAD_ONCE_INIT};
+
+typedef struct symbol {
+    const char *name;
+    size_t offset; /* of its pointer in cu_api */
+} symbol;
+
+#define SYMBOL(function, symbol, parameters) {symbol, offsetof(cu_api, function)},
+static const symbol OLD_SYMBOLS[] = {CU_OLD_FUNCTIONS(SYMBOL)};
+static const symbol SYMBOLS[] = {CU_FUNCTIONS(SYMBOL)};
+#undef SYMBOL
+
+static bool find_symbols(void *library, const symbol *symbols, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *address = dlsym(library, symbols[i].name);
+        if (!address)
+            return fault_in_words(&driver.fault, "dlsym", 0, "missing function", symbols[i].name);
+        memcpy((char *)&cu + symbols[i].offset, &address, sizeof address);
+    }
+    return true;
+}
+
+static bool check_version(void)
+{
+    if (!CALL(cuDriverGetVersion, &driver.fault, &driver.version)) return false;
+    if (driver.version >= OLDEST_DRIVER) return true;
+    char text[sizeof driver.fault.text];
+    snprintf(text, sizeof text, "the driver is for CUDA %d.%d; CUDA %d.%d or newer is needed",
+             driver.version / 1000, driver.version % 1000 / 10, OLDEST_DRIVER / 1000,
+             OLDEST_DRIVER % 1000 / 10);
+    return fault_in_words(&driver.fault, "cuDriverGetVersion", driver.version, "driver too old",
+                          text);
+}
+
+/* A program with more rights than its user must not load what the user's environment names. */
+static const char *library_path(void)
+{
+    const char *path = secure_getenv("FA_CUDA_DRIVER");
+    return path && *path ? path : "libcuda.so.1";
+}
+
+static bool open_library(void)
+{
+    void *library = dlopen(library_path(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *text = dlerror();
+        return fault_in_words(&driver.fault, "dlopen", 0, "no driver",
+                              text ? text : "the library could not be loaded");
+    }
+    return find_symbols(library, OLD_SYMBOLS, sizeof OLD_SYMBOLS / sizeof *OLD_SYMBOLS) &&
+           check_version() && find_symbols(library, SYMBOLS, sizeof SYMBOLS / sizeof *SYMBOLS);
+}
+
+static void open_once(void)
+{
+    driver.fine = open_library() && CALL(cuInit, &driver.fault, 0) &&
+                  CALL(cuDeviceGetCount, &driver.fault, &driver.devices);
+}
+
+bool fa_cuda_open(fa_cuda_fault *fault)
+{
+    pthread_once(&driver.once, open_once);
+    if (!driver.fine && fault) *fault = driver.fault;
+    return driver.fine;
+}
+
+int fa_cuda_driver_version(void)
+{
+    fa_cuda_open(NULL);
+    return driver.version;
+}
+
+int fa_cuda_device_count(void) { return fa_cuda_open(NULL) ? driver.devices : 0; }
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static bool read_device(int ordinal, fa_cuda_device *device, fa_cuda_fault *fault)
+{
+    int l2 = 0;
+    size_t memory = 0;
+    const struct {
+        int attribute;
+        int32_t *value;
+    } numbers[] = {{CU_DEVICE_MAJOR, &device->major},
+                   {CU_DEVICE_MINOR, &device->minor},
+                   {CU_DEVICE_MULTIPROCESSORS, &device->multiprocessors},
+                   {CU_DEVICE_SMEM_PER_BLOCK, &device->smem_per_block},
+                   {CU_DEVICE_SMEM_PER_SM, &device->smem_per_sm},
+                   {CU_DEVICE_REGISTERS_PER_SM, &device->registers_per_sm},
+                   {CU_DEVICE_L2_BYTES, &l2}};
+    memset(device->name, 0, sizeof device->name);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (!CALL(cuDeviceGetAttribute, fault, numbers[i].value, numbers[i].attribute, ordinal))
+            return false;
+    if (!CALL(cuDeviceTotalMem, fault, &memory, ordinal) ||
+        !CALL(cuDeviceGetName, fault, device->name, (int)sizeof device->name - 1, ordinal))
+        return false;
+    device->ordinal = ordinal;
+    device->l2_bytes = l2;
+    device->memory_bytes = (int64_t)memory;
+    return true;
+}
+
+bool fa_cuda_get_device(int ordinal, fa_cuda_device *device, fa_cuda_fault *fault)
+{
+    static fa_cuda_device known[DEVICES];
+    static atomic_bool is_known[DEVICES];
+    if (!fa_cuda_open(fault)) return false;
+    if (ordinal < 0 || ordinal >= driver.devices)
+        return succeeded(CU_INVALID_DEVICE, "cuDeviceGet", fault);
+    if (ordinal >= DEVICES) return read_device(ordinal, device, fault);
+    if (!atomic_load_explicit(&is_known[ordinal], memory_order_acquire)) {
+        pthread_mutex_lock(&loading);
+        bool fine = is_known[ordinal] || read_device(ordinal, &known[ordinal], fault);
+        if (fine) atomic_store_explicit(&is_known[ordinal], true, memory_order_release);
+        pthread_mutex_unlock(&loading);
+        if (!fine) return false;
+    }
+    *device = known[ordinal];
+    return true;
+}
+
+bool fa_cuda_current_device(int *ordinal, fa_cuda_fault *fault)
+{
+    *ordinal = -1;
+    if (!fa_cuda_open(fault)) return false;
+    cu_device device;
+    cu_result code = cu.cuCtxGetDevice(&device);
+    if (code == CU_INVALID_CONTEXT) return true;
+    if (!succeeded(code, "cuCtxGetDevice", fault)) return false;
+    *ordinal = device;
+    return true;
+}
+
+int fa_cuda_device_of(const void *pointer)
+{
+    if (!fa_cuda_open(NULL)) return -1;
+    unsigned type = 0;
+    int ordinal = -1;
+    int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL};
+    void *values[] = {&type, &ordinal};
+    /* Memory that the driver does not know is no error here: its type is 0. */
+    cu_result code =
+        cu.cuPointerGetAttributes(2, attributes, values, (cu_address)(uintptr_t)pointer);
+    return code == CU_SUCCESS && type == CU_MEMORY_DEVICE ? ordinal : -1;
+}
+
+/* ---- images and kernels ---------------------------------------------------------------------- */
+
+/* What fa_cuda_find_kernel returns. */
+typedef struct known_kernel {
+    cu_kernel handle;
+    struct known_kernel *next;
+    atomic_uint opted[DEVICES]; /* bytes of dynamic shared memory that it may be launched with */
+    char entry[];
+} known_kernel;
+
+/* What fa_cuda_image.loaded points to. */
+typedef struct loaded_image {
+    cu_library library;
+    _Atomic(known_kernel *) kernels; /* newest first */
+} loaded_image;
+
+/* Loading is not allowed while a stream is being captured, unless the thread says that it knows what
+ * it does: nothing here touches the stream. Returns the mode to go back to. */
+static int allow_loading(void)
+{
+    int mode = CU_CAPTURE_RELAXED;
+    return cu.cuThreadExchangeStreamCaptureMode(&mode) == CU_SUCCESS ? mode : -1;
+}
+
+static void restore_capture_mode(int mode)
+{
+    if (mode >= 0) cu.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+static bool no_memory(fa_cuda_fault *fault)
+{
+    return fault_in_words(fault, "malloc", CU_OUT_OF_MEMORY, "out of memory",
+                          "no host memory for the table of kernels");
+}
+
+/* With `loading` held. */
+static loaded_image *load_image(fa_cuda_image *image, fa_cuda_fault *fault)
+{
+    loaded_image *loaded = atomic_load_explicit(&image->loaded, memory_order_relaxed);
+    if (loaded) return loaded;
+    loaded = calloc(1, sizeof *loaded);
+    if (!loaded) {
+        no_memory(fault);
+        return NULL;
+    }
+    if (!CALL(cuLibraryLoadData, fault, &loaded->library, image->data, NULL, NULL, 0, NULL, NULL,
+              0)) {
+        free(loaded);
+        return NULL;
+    }
+    atomic_store_explicit(&image->loaded, loaded, memory_order_release);
+    return loaded;
+}
+
+static known_kernel *look_up(fa_cuda_image *image, const char *entry)
+{
+    loaded_image *loaded = atomic_load_explicit(&image->loaded, memory_order_acquire);
+    if (!loaded) return NULL;
+    known_kernel *kernel = atomic_load_explicit(&loaded->kernels, memory_order_acquire);
+    while (kernel && strcmp(kernel->entry, entry) != 0) kernel = kernel->next;
+    return kernel;
+}
+
+/* With `loading` held. */
+static known_kernel *add_kernel(loaded_image *loaded, const char *entry, fa_cuda_fault *fault)
+{
+    size_t length = strlen(entry) + 1;
+    known_kernel *kernel = calloc(1, sizeof *kernel + length);
+    if (!kernel) {
+        no_memory(fault);
+        return NULL;
+    }
+    if (!CALL(cuLibraryGetKernel, fault, &kernel->handle, loaded->library, entry)) {
+        free(kernel);
+        return NULL;
+    }
+    memcpy(kernel->entry, entry, length);
+    kernel->next = atomic_load_explicit(&loaded->kernels, memory_order_relaxed);
+    atomic_store_explicit(&loaded->kernels, kernel, memory_order_release);
+    return kernel;
+}
+
+bool fa_cuda_find_kernel(fa_cuda_image *image, const char *entry, void **kernel,
+                         fa_cuda_fault *fault)
+{
+    known_kernel *found = look_up(image, entry);
+    if (!found) {
+        if (!fa_cuda_open(fault)) return false;
+        pthread_mutex_lock(&loading);
+        int mode = allow_loading();
+        loaded_image *loaded = load_image(image, fault);
+        if (loaded) found = look_up(image, entry);
+        if (loaded && !found) found = add_kernel(loaded, entry, fault);
+        restore_capture_mode(mode);
+        pthread_mutex_unlock(&loading);
+    }
+    *kernel = found;
+    return found != NULL;
+}
+
+static bool read_loaded(loaded_image *loaded, const char *variable, void *value, size_t size,
+                        fa_cuda_fault *fault)
+{
+    cu_address address;
+    size_t bytes = 0;
+    if (!CALL(cuLibraryGetGlobal, fault, &address, &bytes, loaded->library, variable)) return false;
+    if (size > bytes) {
+        char text[sizeof fault->text];
+        snprintf(text, sizeof text, "%s has %zu bytes; %zu were asked for", variable, bytes, size);
+        return fault_in_words(fault, "cuLibraryGetGlobal", 0, "wrong size", text);
+    }
+    return CALL(cuMemcpyDtoH, fault, value, address, size);
+}
+
+bool fa_cuda_read_variable(fa_cuda_image *image, const char *variable, void *value, size_t size,
+                           fa_cuda_fault *fault)
+{
+    if (!fa_cuda_open(fault)) return false;
+    pthread_mutex_lock(&loading);
+    int mode = allow_loading();
+    loaded_image *loaded = load_image(image, fault);
+    bool fine = loaded && read_loaded(loaded, variable, value, size, fault);
+    restore_capture_mode(mode);
+    pthread_mutex_unlock(&loading);
+    return fine;
+}
+
+bool fa_cuda_kernel_facts_of(void *kernel, int device, fa_cuda_kernel_facts *facts,
+                             fa_cuda_fault *fault)
+{
+    cu_kernel handle = ((known_kernel *)kernel)->handle;
+    return CALL(cuKernelGetAttribute, fault, &facts->registers, CU_KERNEL_REGISTERS, handle,
+                device) &&
+           CALL(cuKernelGetAttribute, fault, &facts->local_bytes, CU_KERNEL_LOCAL_BYTES, handle,
+                device) &&
+           CALL(cuKernelGetAttribute, fault, &facts->static_smem_bytes, CU_KERNEL_STATIC_SMEM,
+                handle, device);
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+static bool raise_limit(known_kernel *kernel, int device, unsigned bytes, fa_cuda_fault *fault)
+{
+    pthread_mutex_lock(&loading);
+    bool known = device < DEVICES && kernel->opted[device] >= bytes;
+    int mode = allow_loading();
+    bool fine = known || CALL(cuKernelSetAttribute, fault, CU_KERNEL_MAX_DYNAMIC_SMEM, (int)bytes,
+                              kernel->handle, device);
+    restore_capture_mode(mode);
+    if (fine && !known && device < DEVICES)
+        atomic_store_explicit(&kernel->opted[device], bytes, memory_order_release);
+    pthread_mutex_unlock(&loading);
+    return fine;
+}
+
+/* Asked for any dynamic shared memory, for static memory counts towards the 48 KiB that need no
+ * opting in, too. The driver keeps it for each device. */
+static bool opt_in(known_kernel *kernel, unsigned bytes, fa_cuda_fault *fault)
+{
+    int device;
+    if (bytes == 0) return true;
+    if (!CALL(cuCtxGetDevice, fault, &device)) return false;
+    if (device < DEVICES &&
+        atomic_load_explicit(&kernel->opted[device], memory_order_acquire) >= bytes)
+        return true;
+    return raise_limit(kernel, device, bytes, fault);
+}
+
+bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **parameters,
+                           fa_cuda_fault *fault)
+{
+    known_kernel *known = kernel;
+    if (!opt_in(known, launch->smem_bytes, fault)) return false;
+    cu_launch_attribute cluster = {.id = CU_LAUNCH_CLUSTER,
+                                   .value.cluster = {launch->cluster, 1, 1}};
+    cu_launch_config config = {.grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
+                               .block = {launch->threads, 1, 1},
+                               .smem_bytes = launch->smem_bytes,
+                               .stream = launch->stream,
+                               .attributes = &cluster,
+                               .num_attributes = launch->cluster > 1};
+    return CALL(cuLaunchKernelEx, fault, &config, known->handle, parameters, NULL);
+}
+
+/* ---- tensor maps ----------------------------------------------------------------------------- */
+
+bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
+{
+    static const uint32_t every[FA_TENSOR_MAP_AXES] = {1, 1, 1, 1, 1};
+    if (!fa_cuda_open(fault)) return false;
+    return CALL(cuTensorMapEncodeTiled, fault, map,
+                shape->bfloat ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16, (uint32_t)shape->axes,
+                shape->base, shape->extent, shape->stride + 1, shape->box, every,
+                CU_MAP_NO_INTERLEAVE, CU_MAP_SWIZZLE_128B, CU_MAP_L2_256B, CU_MAP_FILL_ZERO);
+}
+
+/* ---- memory, time ---------------------------------------------------------------------------- */
+
+static cu_address address_of(const void *pointer) { return (cu_address)(uintptr_t)pointer; }
+
+/* The primary context stays retained: the command uses one device until it ends. */
+bool fa_cuda_use_device(int ordinal, fa_cuda_fault *fault)
+{
+    cu_context context;
+    return fa_cuda_open(fault) && CALL(cuDevicePrimaryCtxRetain, fault, &context, ordinal) &&
+           CALL(cuCtxSetCurrent, fault, context);
+}
+
+bool fa_cuda_allocate(void **pointer, size_t bytes, fa_cuda_fault *fault)
+{
+    cu_address address = 0;
+    *pointer = NULL;
+    if (!fa_cuda_open(fault) || !CALL(cuMemAlloc, fault, &address, bytes)) return false;
+    *pointer = (void *)(uintptr_t)address;
+    return true;
+}
+
+void fa_cuda_free(void *pointer)
+{
+    if (pointer) cu.cuMemFree(address_of(pointer));
+}
+
+bool fa_cuda_copy_in(void *device, const void *host, size_t bytes, fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && CALL(cuMemcpyHtoD, fault, address_of(device), host, bytes);
+}
+
+bool fa_cuda_copy_out(void *host, const void *device, size_t bytes, fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && CALL(cuMemcpyDtoH, fault, host, address_of(device), bytes);
+}
+
+bool fa_cuda_fill(void *device, unsigned char byte, size_t bytes, fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && CALL(cuMemsetD8, fault, address_of(device), byte, bytes);
+}
+
+bool fa_cuda_memory_left(size_t *bytes, fa_cuda_fault *fault)
+{
+    size_t total;
+    return fa_cuda_open(fault) && CALL(cuMemGetInfo, fault, bytes, &total);
+}
+
+bool fa_cuda_synchronize(fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && succeeded(cu.cuCtxSynchronize(), "cuCtxSynchronize", fault);
+}
+
+bool fa_cuda_event_new(void **event, fa_cuda_fault *fault)
+{
+    cu_event created = NULL;
+    bool fine = fa_cuda_open(fault) && CALL(cuEventCreate, fault, &created, 0);
+    *event = created;
+    return fine;
+}
+
+void fa_cuda_event_free(void *event)
+{
+    if (event) cu.cuEventDestroy(event);
+}
+
+bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && CALL(cuEventRecord, fault, event, stream);
+}
+
+bool fa_cuda_event_seconds(void *begin, void *end, double *seconds, fa_cuda_fault *fault)
+{
+    float milliseconds = 0;
+    if (!fa_cuda_open(fault) || !CALL(cuEventSynchronize, fault, begin) ||
+        !CALL(cuEventSynchronize, fault, end) ||
+        !CALL(cuEventElapsedTime, fault, &milliseconds, begin, end))
+        return false;
+    *seconds = 1e-3 * (double)milliseconds;
+    return true;
+}

@@ -1,0 +1,122 @@
+/*
+ * The CUDA driver (libcuda.so.1), opened at run time: a library built with CUDA loads and works on a
+ * machine that has none. Nothing here words an error for people: functions that can fail fill in an
+ * fa_cuda_fault and return false.
+ *
+ * All functions are thread-safe. Except where a function says otherwise they work in the calling
+ * thread's current context, as the driver's own do.
+ */
+#ifndef FA_CUDA_DRIVER_H
+#define FA_CUDA_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/device.h"
+
+/* What failed: the driver's function (or "dlopen", "dlsym"), its code with the driver's name and text
+ * for it. */
+typedef struct fa_cuda_fault {
+    const char *call;
+    int code;
+    char name[64];  /* "CUDA_ERROR_OUT_OF_MEMORY" */
+    char text[192]; /* "out of memory" */
+} fa_cuda_fault;
+
+/* ---- The driver and its devices -------------------------------------------------------------- */
+
+/* Opens the driver, once per process. False: there is none, or it is older than CUDA 12.0. */
+bool fa_cuda_open(fa_cuda_fault *fault);
+
+/* The driver's version, 13000 for CUDA 13.0, even where it is too old; 0: none. */
+int fa_cuda_driver_version(void);
+
+int fa_cuda_device_count(void); /* 0 without a driver */
+
+/* A device's description; read once and kept. */
+bool fa_cuda_get_device(int ordinal, fa_cuda_device *device, fa_cuda_fault *fault);
+
+/* The device of the current context; ordinal -1 if no context is current. */
+bool fa_cuda_current_device(int *ordinal, fa_cuda_fault *fault);
+
+/* The device on which memory lies; -1: host memory, or memory that the driver does not know. */
+int fa_cuda_device_of(const void *pointer);
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+/* A compiled image (a fatbin) that the build embeds. */
+typedef struct fa_cuda_image {
+    const char *name; /* "forward_simt_d64_bf16" */
+    const unsigned char *data, *end;
+    _Atomic(void *) loaded; /* written by the functions below only */
+} fa_cuda_image;
+
+/* Loads the image when it is first asked for, and finds a kernel in it. Loaded images serve every
+ * context of the process (cuLibraryLoadData) and stay loaded. */
+bool fa_cuda_find_kernel(fa_cuda_image *image, const char *entry, void **kernel,
+                         fa_cuda_fault *fault);
+
+/* Copies a constant of the image (a __device__ variable) to the host; size must be its size or less. */
+bool fa_cuda_read_variable(fa_cuda_image *image, const char *variable, void *value, size_t size,
+                           fa_cuda_fault *fault);
+
+/* Registers a thread, bytes of local memory (spills), static shared memory. */
+typedef struct fa_cuda_kernel_facts {
+    int registers, local_bytes, static_smem_bytes;
+} fa_cuda_kernel_facts;
+bool fa_cuda_kernel_facts_of(void *kernel, int device, fa_cuda_kernel_facts *facts,
+                             fa_cuda_fault *fault);
+
+typedef struct fa_cuda_launch {
+    uint32_t grid[3], threads;
+    uint32_t cluster;    /* blocks of a cluster along x; 0 or 1: none */
+    uint32_t smem_bytes; /* dynamic; more than 48 KiB is opted in to here */
+    void *stream;
+} fa_cuda_launch;
+
+/* Queues a kernel. parameters: the address of each parameter, at least as many as the kernel has. */
+bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **parameters,
+                           fa_cuda_fault *fault);
+
+/* ---- Tensor maps ----------------------------------------------------------------------------- */
+
+enum { FA_TENSOR_MAP_AXES = 5 };
+
+/* A tensor of 16-bit elements for the copy engine, innermost axis first. Strides in bytes, multiples
+ * of 16 (that of axis 0 is the element's size and not given); the base aligned to 16. A box is stored
+ * in shared memory with the 128-byte swizzle: box[0] * 2 bytes must not exceed 128. What lies outside
+ * reads as zero and is not written. */
+typedef struct fa_tensor_map_shape {
+    void *base;
+    bool bfloat;
+    int axes;
+    uint64_t extent[FA_TENSOR_MAP_AXES];
+    uint64_t stride
+        [FA_TENSOR_MAP_AXES]; /* stride[i]: bytes from one index of axis i to the next, i > 0 */
+    uint32_t box[FA_TENSOR_MAP_AXES];
+} fa_tensor_map_shape;
+
+/* Host work only: touches no device. */
+bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
+
+/* ---- Memory, time: for the command, which owns its buffers; the library calls none of these --- */
+
+/* Makes the device's primary context current in the calling thread. */
+bool fa_cuda_use_device(int ordinal, fa_cuda_fault *fault);
+
+bool fa_cuda_allocate(void **pointer, size_t bytes, fa_cuda_fault *fault);
+void fa_cuda_free(void *pointer);
+bool fa_cuda_copy_in(void *device, const void *host, size_t bytes, fa_cuda_fault *fault);
+bool fa_cuda_copy_out(void *host, const void *device, size_t bytes, fa_cuda_fault *fault);
+bool fa_cuda_fill(void *device, unsigned char byte, size_t bytes, fa_cuda_fault *fault);
+bool fa_cuda_memory_left(size_t *bytes, fa_cuda_fault *fault);
+bool fa_cuda_synchronize(fa_cuda_fault *fault);
+
+bool fa_cuda_event_new(void **event, fa_cuda_fault *fault);
+void fa_cuda_event_free(void *event);
+bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault);
+/* Waits for both events. */
+bool fa_cuda_event_seconds(void *begin, void *end, double *seconds, fa_cuda_fault *fault);
+
+#endif

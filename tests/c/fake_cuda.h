@@ -1,0 +1,37 @@
+/* What the fake driver (fake_cuda.c) notes down, in its variable `fake_cuda`. */
+#ifndef TEST_FAKE_CUDA_H
+#define TEST_FAKE_CUDA_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { FAKE_CUDA_DEVICES = 8 };
+
+typedef struct fake_cuda_launch {
+    char name[64];
+    unsigned grid[3], block[3], cluster[3], smem_bytes;
+    int num_attributes, first_parameter;
+    void *stream;
+} fake_cuda_launch;
+
+typedef struct fake_cuda_record {
+    atomic_int inits, attributes_read, loads, kernels, opt_ins, launches, synchronizations,
+        allocations;
+    int capturing;       /* set by the test: loading fails unless the thread's mode is relaxed */
+    double milliseconds; /* set by the test: the device's clock */
+    fake_cuda_launch last;
+} fake_cuda_record;
+
+typedef struct fake_cuda_kernel {
+    char name[64];
+    int most_smem[FAKE_CUDA_DEVICES];
+} fake_cuda_kernel;
+
+/* What the fake writes into a tensor map's 128 bytes. */
+typedef struct fake_cuda_map {
+    int type, axes, swizzle, promotion;
+    uint32_t extent[5], stride[4];
+    uint16_t box[5];
+} fake_cuda_map;
+
+#endif

@@ -1,0 +1,513 @@
+/*
+ * The CUDA driver layer against a driver that needs no GPU (fake_cuda.c): opening, every way in which
+ * that fails, what is remembered, what a launch hands over, first use by many threads at once. The driver
+ * is opened once in a process, so each scenario runs in a process of its own.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "cuda/cuda_abi.h"
+#include "cuda/driver.h"
+#include "cuda/images.h"
+#include "fake_cuda.h"
+
+static fake_cuda_record *record; /* of the fake that is open */
+
+static void find_record(void)
+{
+    void *library = dlopen(getenv("FA_CUDA_DRIVER"), RTLD_NOW);
+    record = library ? dlsym(library, "fake_cuda") : NULL;
+    if (!record) abort();
+}
+
+static bool open_fake(void)
+{
+    fa_cuda_fault fault = {0};
+    bool fine = fa_cuda_open(&fault);
+    CHECK(fine, "open: %s %s %s", fault.call, fault.name, fault.text);
+    find_record();
+    return fine;
+}
+
+static bool use_fake(int device)
+{
+    fa_cuda_fault fault;
+    return open_fake() && fa_cuda_use_device(device, &fault);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static void check_closed(const char *call, int code, const char *name, const char *text)
+{
+    for (int i = 0; i < 2; i++) { /* the second time from memory */
+        fa_cuda_fault fault = {0};
+        CHECK(!fa_cuda_open(&fault), "the driver opens");
+        CHECK(fault.call && strcmp(fault.call, call) == 0, "call: %s", fault.call);
+        CHECK(code == fault.code, "code %d", fault.code);
+        CHECK(strcmp(fault.name, name) == 0, "name: %s", fault.name);
+        CHECK(strstr(fault.text, text) != NULL, "text: %s", fault.text);
+    }
+    fa_cuda_device device;
+    fa_cuda_fault fault;
+    int ordinal, variable;
+    void *pointer;
+    fa_cuda_image image = {.name = "x", .data = (const unsigned char *)"x"};
+    CHECK(fa_cuda_device_count() == 0, "devices without a driver");
+    CHECK(!fa_cuda_get_device(0, &device, &fault), "a device without a driver");
+    CHECK(!fa_cuda_current_device(&ordinal, &fault) && ordinal == -1, "a current device");
+    CHECK(fa_cuda_device_of(&ordinal) == -1, "memory on a device");
+    CHECK(!fa_cuda_use_device(0, &fault), "a device can be used");
+    CHECK(!fa_cuda_allocate(&pointer, 4, &fault) && !pointer, "memory can be allocated");
+    CHECK(!fa_cuda_find_kernel(&image, "first", &pointer, &fault) && !pointer, "a kernel is found");
+    CHECK(!fa_cuda_read_variable(&image, "variable", &variable, 4, &fault), "a variable is read");
+    CHECK(!fa_cuda_event_new(&pointer, &fault), "an event is made");
+    CHECK(!fa_cuda_synchronize(&fault), "synchronizes");
+    fa_cuda_free(NULL);
+    fa_cuda_event_free(NULL);
+}
+
+static void test_no_driver(void)
+{
+    setenv("FA_CUDA_DRIVER", "/no/such/libcuda.so", 1);
+    check_closed("dlopen", 0, "no driver", "/no/such/libcuda.so");
+    CHECK(fa_cuda_driver_version() == 0, "version %d", fa_cuda_driver_version());
+}
+
+static void test_no_library(void) /* a file that is no library */
+{
+    setenv("FA_CUDA_DRIVER", "/etc/passwd", 1);
+    check_closed("dlopen", 0, "no driver", "/etc/passwd");
+}
+
+static void test_foreign_library(void) /* a library that is no driver */
+{
+    setenv("FA_CUDA_DRIVER", "libc.so.6", 1);
+    check_closed("dlsym", 0, "missing function", "cuDriverGetVersion");
+}
+
+static void test_old_version(void)
+{
+    setenv("FAKE_CUDA_VERSION", "11080", 1);
+    check_closed("cuDriverGetVersion", 11080, "driver too old", "CUDA 11.8; CUDA 12.0 or newer");
+    CHECK(fa_cuda_driver_version() == 11080, "version %d", fa_cuda_driver_version());
+}
+
+static void test_missing_function(void)
+{
+    setenv("FA_CUDA_DRIVER", FAKE_CUDA_OLD_PATH, 1);
+    check_closed("dlsym", 0, "missing function", "cuLibraryLoadData");
+    CHECK(fa_cuda_driver_version() == 13000, "version %d", fa_cuda_driver_version());
+}
+
+static void test_no_gpu(void)
+{
+    setenv("FAKE_CUDA_FAIL", "cuInit=100", 1);
+    check_closed("cuInit", 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected");
+    find_record();
+    CHECK(record->inits == 1, "cuInit called %d times", record->inits);
+}
+
+static void test_unknown_code(void)
+{
+    setenv("FAKE_CUDA_FAIL", "cuInit=12345", 1);
+    check_closed("cuInit", 12345, "unknown error", "no text");
+}
+
+static void test_version_fails(void)
+{
+    setenv("FAKE_CUDA_FAIL", "cuDriverGetVersion=100", 1);
+    check_closed("cuDriverGetVersion", 100, "CUDA_ERROR_NO_DEVICE", "detected");
+}
+
+static void test_no_fault_wanted(void)
+{
+    setenv("FAKE_CUDA_FAIL", "cuInit=100", 1);
+    CHECK(!fa_cuda_open(NULL), "the driver opens");
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static void test_devices(void)
+{
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    fa_cuda_device device = {0};
+    fa_cuda_fault fault = {0};
+    if (!open_fake()) return;
+    CHECK(fa_cuda_device_count() == 2 && fa_cuda_driver_version() == 13000, "count, version");
+    CHECK(fa_cuda_get_device(1, &device, &fault), "device 1: %s", fault.text);
+    CHECK(device.ordinal == 1 && device.major == 9 && device.minor == 0, "capability");
+    CHECK(device.multiprocessors == 132 && device.smem_per_block == 232448, "numbers");
+    CHECK(device.smem_per_sm == 233472 && device.registers_per_sm == 65536, "numbers");
+    CHECK(device.l2_bytes == 62914560 && device.memory_bytes == (int64_t)141 << 30, "sizes");
+    CHECK(strcmp(device.name, "NVIDIA H200 (fake 1)") == 0, "name %s", device.name);
+    int read = record->attributes_read;
+    fa_cuda_device again = {0};
+    CHECK(fa_cuda_get_device(1, &again, &fault) && !memcmp(&device, &again, sizeof device),
+          "the second description differs");
+    CHECK(record->attributes_read == read, "a description is read twice");
+    CHECK(!fa_cuda_get_device(2, &device, &fault) && fault.code == 101, "device 2 of 2");
+    CHECK(!fa_cuda_get_device(-1, &device, &fault) && fault.code == 101, "device -1");
+}
+
+static void test_device_fails(void)
+{
+    setenv("FAKE_CUDA_FAIL", "cuDeviceTotalMem_v2=2", 1);
+    fa_cuda_device device;
+    fa_cuda_fault fault = {0};
+    if (!open_fake()) return;
+    for (int i = 0; i < 2; i++) /* a failure is not remembered as a description */
+        CHECK(!fa_cuda_get_device(0, &device, &fault) && fault.code == 2 &&
+                  !strcmp(fault.call, "cuDeviceTotalMem"),
+              "a description without its memory");
+}
+
+static void test_current_device(void)
+{
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    fa_cuda_fault fault = {0};
+    int ordinal = 7;
+    if (!open_fake()) return;
+    CHECK(fa_cuda_current_device(&ordinal, &fault) && ordinal == -1, "no context: %d", ordinal);
+    CHECK(fa_cuda_use_device(1, &fault), "use: %s", fault.text);
+    CHECK(fa_cuda_current_device(&ordinal, &fault) && ordinal == 1, "current: %d", ordinal);
+    CHECK(!fa_cuda_use_device(2, &fault) && fault.code == 101, "device 2 of 2");
+    setenv("FAKE_CUDA_FAIL", "cuCtxGetDevice=2", 1);
+    CHECK(!fa_cuda_current_device(&ordinal, &fault) && ordinal == -1 && fault.code == 2, "failure");
+}
+
+/* ---- memory and time ------------------------------------------------------------------------- */
+
+static void test_memory(void)
+{
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    fa_cuda_fault fault = {0};
+    void *pointer;
+    char in[8] = "abcdefg", out[8] = "";
+    size_t left = 0;
+    if (!use_fake(1)) return;
+    CHECK(fa_cuda_allocate(&pointer, 100, &fault) && pointer, "allocate");
+    CHECK(fa_cuda_device_of(pointer) == 1 && fa_cuda_device_of((char *)pointer + 99) == 1,
+          "memory of device 1 is on device %d", fa_cuda_device_of(pointer));
+    CHECK(fa_cuda_device_of(in) == -1, "host memory is on device %d", fa_cuda_device_of(in));
+    CHECK(fa_cuda_fill(pointer, 0xff, 100, &fault) && fa_cuda_copy_in(pointer, in, 4, &fault) &&
+              fa_cuda_copy_out(out, pointer, 8, &fault),
+          "copies");
+    CHECK(!memcmp(out, "abcd\xff\xff\xff\xff", 8), "what was copied");
+    CHECK(fa_cuda_memory_left(&left, &fault) && left == (size_t)140 << 30, "left");
+    fa_cuda_free(pointer);
+    CHECK(fa_cuda_device_of(pointer) == -1, "freed memory is on a device");
+    setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2=2", 1);
+    CHECK(!fa_cuda_allocate(&pointer, 100, &fault) && !pointer, "allocation that fails");
+    CHECK(!strcmp(fault.call, "cuMemAlloc") && !strcmp(fault.name, "CUDA_ERROR_OUT_OF_MEMORY") &&
+              !strcmp(fault.text, "out of memory"),
+          "its fault: %s %s %s", fault.call, fault.name, fault.text);
+    setenv("FAKE_CUDA_FAIL", "cuPointerGetAttributes=201", 1);
+    CHECK(fa_cuda_device_of(in) == -1, "a question that fails");
+}
+
+static void test_events(void)
+{
+    fa_cuda_fault fault = {0};
+    void *begin, *end;
+    double seconds = 0;
+    if (!use_fake(0)) return;
+    CHECK(fa_cuda_event_new(&begin, &fault) && fa_cuda_event_new(&end, &fault), "new events");
+    record->milliseconds = 1000;
+    CHECK(fa_cuda_event_record(begin, NULL, &fault), "record");
+    record->milliseconds = 1002.5;
+    CHECK(fa_cuda_event_record(end, NULL, &fault), "record");
+    CHECK(fa_cuda_event_seconds(begin, end, &seconds, &fault) && seconds > 2.4e-3 &&
+              seconds < 2.6e-3,
+          "%g seconds", seconds);
+    CHECK(fa_cuda_synchronize(&fault) && record->synchronizations == 1, "synchronize");
+    fa_cuda_event_free(begin);
+    fa_cuda_event_free(end);
+}
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+static fa_cuda_image image_a = {.name = "a", .data = (const unsigned char *)"image a"};
+static fa_cuda_image image_b = {.name = "b", .data = (const unsigned char *)"image b"};
+
+static void test_kernels(void)
+{
+    fa_cuda_fault fault = {0};
+    void *first, *second, *again, *other;
+    if (!use_fake(0)) return;
+    CHECK(record->loads == 0, "an image is loaded before it is needed");
+    CHECK(fa_cuda_find_kernel(&image_a, "first", &first, &fault) &&
+              fa_cuda_find_kernel(&image_a, "second", &second, &fault) &&
+              fa_cuda_find_kernel(&image_a, "first", &again, &fault) &&
+              fa_cuda_find_kernel(&image_b, "first", &other, &fault),
+          "find: %s", fault.text);
+    CHECK(first == again && first != second && first != other,
+          "one kernel for each name and image");
+    CHECK(record->loads == 2 && record->kernels == 3, "%d loads, %d kernels", record->loads,
+          record->kernels);
+    CHECK(!fa_cuda_find_kernel(&image_a, "no_such", &again, &fault) && !again &&
+              fault.code == 500 && !strcmp(fault.call, "cuLibraryGetKernel"),
+          "a kernel that is not there");
+    fa_cuda_kernel_facts facts;
+    CHECK(fa_cuda_kernel_facts_of(first, 0, &facts, &fault) && facts.registers == 168 &&
+              facts.local_bytes == 8 && facts.static_smem_bytes == 512,
+          "facts");
+}
+
+static void test_load_fails(void)
+{
+    fa_cuda_fault fault = {0};
+    void *kernel;
+    if (!use_fake(0)) return;
+    setenv("FAKE_CUDA_FAIL", "cuLibraryLoadData=2", 1);
+    CHECK(!fa_cuda_find_kernel(&image_a, "first", &kernel, &fault) && !kernel && fault.code == 2,
+          "an image that does not load");
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(fa_cuda_find_kernel(&image_a, "first", &kernel, &fault), "the second attempt");
+}
+
+static void test_variables(void)
+{
+    fa_cuda_fault fault = {0};
+    int values[5] = {0};
+    if (!open_fake()) return;
+    CHECK(!fa_cuda_read_variable(&image_a, "variable", values, 16, &fault) && fault.code == 201,
+          "a variable without a context");
+    if (!use_fake(0)) return;
+    CHECK(fa_cuda_read_variable(&image_a, "variable", values, 12, &fault), "%s", fault.text);
+    CHECK(values[0] == 1 && values[2] == 3 && values[3] == 0, "its value");
+    CHECK(!fa_cuda_read_variable(&image_a, "variable", values, 20, &fault) &&
+              strstr(fault.text, "variable has 16 bytes; 20"),
+          "beyond its end: %s", fault.text);
+    CHECK(!fa_cuda_read_variable(&image_a, "no_such", values, 4, &fault), "no such variable");
+    CHECK(record->loads == 1, "%d loads", record->loads);
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+static bool launch(void *kernel, uint32_t smem, fa_cuda_fault *fault)
+{
+    int value = 42;
+    void *parameters[] = {&value};
+    const fa_cuda_launch l = {
+        .grid = {5, 6, 7}, .threads = 128, .smem_bytes = smem, .stream = record};
+    return fa_cuda_launch_kernel(kernel, &l, parameters, fault);
+}
+
+static void test_launches(void)
+{
+    fa_cuda_fault fault = {0};
+    void *kernel;
+    int value = 43;
+    void *parameters[] = {&value};
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    CHECK(launch(kernel, 0, &fault), "%s", fault.text);
+    const fake_cuda_launch *l = &record->last;
+    CHECK(!strcmp(l->name, "first") && l->first_parameter == 42 && l->stream == record, "what");
+    CHECK(l->grid[0] == 5 && l->grid[1] == 6 && l->grid[2] == 7, "the grid");
+    CHECK(l->block[0] == 128 && l->block[1] == 1 && l->block[2] == 1, "the block");
+    CHECK(l->num_attributes == 0 && l->smem_bytes == 0, "no cluster, no memory");
+    const fa_cuda_launch clustered = {.grid = {4, 1, 1}, .threads = 384, .cluster = 2};
+    CHECK(fa_cuda_launch_kernel(kernel, &clustered, parameters, &fault), "%s", fault.text);
+    CHECK(l->num_attributes == 1 && l->cluster[0] == 2 && l->cluster[1] == 1 && l->cluster[2] == 1,
+          "a cluster of 2");
+    CHECK(l->first_parameter == 43 && !l->stream, "the default stream");
+    const fa_cuda_launch alone = {.grid = {4, 1, 1}, .threads = 384, .cluster = 1};
+    CHECK(fa_cuda_launch_kernel(kernel, &alone, parameters, &fault) && l->num_attributes == 0,
+          "a cluster of 1 is none");
+    const fa_cuda_launch empty = {.grid = {0, 1, 1}, .threads = 384};
+    CHECK(!fa_cuda_launch_kernel(kernel, &empty, parameters, &fault) &&
+              !strcmp(fault.call, "cuLaunchKernelEx"),
+          "an empty grid");
+    CHECK(record->synchronizations == 0 && record->allocations == 0,
+          "a launch synchronizes or allocates");
+}
+
+/* Once for each kernel and device, and again only for more. */
+static void test_shared_memory(void)
+{
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    fa_cuda_fault fault = {0};
+    void *first, *second;
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &first, &fault) ||
+        !fa_cuda_find_kernel(&image_a, "second", &second, &fault))
+        return;
+    for (int i = 0; i < 3; i++) CHECK(launch(first, 100000, &fault), "%s", fault.text);
+    CHECK(record->opt_ins == 1, "%d opt-ins for one size", record->opt_ins);
+    CHECK(launch(first, 50000, &fault) && record->opt_ins == 1, "less asks again");
+    CHECK(launch(first, 232448, &fault) && record->opt_ins == 2, "more does not ask");
+    CHECK(record->last.smem_bytes == 232448, "bytes");
+    CHECK(launch(second, 100000, &fault) && record->opt_ins == 3, "another kernel");
+    CHECK(!launch(first, 232449, &fault) && !strcmp(fault.call, "cuKernelSetAttribute"),
+          "more than there is");
+    CHECK(launch(first, 232448, &fault), "after a failure: %s", fault.text);
+    CHECK(fa_cuda_use_device(1, &fault), "use device 1");
+    CHECK(launch(first, 100000, &fault) && record->opt_ins == 4, "another device");
+}
+
+static void test_no_context(void)
+{
+    fa_cuda_fault fault = {0};
+    void *kernel;
+    if (!open_fake()) return;
+    CHECK(fa_cuda_find_kernel(&image_a, "first", &kernel, &fault), "finding needs no context");
+    CHECK(!launch(kernel, 0, &fault) && fault.code == 201, "launch without a context");
+    CHECK(!launch(kernel, 50000, &fault) && fault.code == 201, "with shared memory");
+}
+
+/* The first use of a kernel may be in a stream's capture. */
+static void test_capture(void)
+{
+    fa_cuda_fault fault = {0};
+    void *kernel;
+    if (!use_fake(0)) return;
+    record->capturing = 1;
+    CHECK(fa_cuda_find_kernel(&image_a, "first", &kernel, &fault), "loading: %d", fault.code);
+    CHECK(launch(kernel, 100000, &fault), "opting in: %d", fault.code);
+    CHECK(record->synchronizations == 0 && record->allocations == 0, "synchronizes or allocates");
+    int mode = 1;
+    void *library = dlopen(getenv("FA_CUDA_DRIVER"), RTLD_NOW);
+    cu_result (*exchange)(int *);
+    void *address = library ? dlsym(library, "cuThreadExchangeStreamCaptureMode") : NULL;
+    if (!address) abort();
+    memcpy(&exchange, &address, sizeof exchange);
+    CHECK(exchange(&mode) == 0 && mode == 0, "the thread's capture mode is left at %d", mode);
+}
+
+/* ---- tensor maps ----------------------------------------------------------------------------- */
+
+static void test_maps(void)
+{
+    static _Alignas(16) char base[64];
+    fa_cuda_fault fault = {0};
+    fa_tensor_map map = {{0}};
+    fa_tensor_map_shape shape = {.base = base,
+                                 .bfloat = true,
+                                 .axes = 3,
+                                 .extent = {100, 1000, 7},
+                                 .stride = {2, 256, 256000},
+                                 .box = {64, 128, 1}};
+    if (!open_fake()) return;
+    CHECK(sizeof map == 128, "size %zu", sizeof map);
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
+    fake_cuda_map seen;
+    memcpy(&seen, &map, sizeof seen);
+    CHECK(seen.type == CU_MAP_BFLOAT16 && seen.axes == 3, "type, axes");
+    CHECK(seen.swizzle == CU_MAP_SWIZZLE_128B && seen.promotion == CU_MAP_L2_256B, "swizzle");
+    CHECK(seen.extent[0] == 100 && seen.extent[1] == 1000 && seen.extent[2] == 7, "extents");
+    CHECK(seen.stride[0] == 256 && seen.stride[1] == 256000, "strides");
+    CHECK(seen.box[0] == 64 && seen.box[1] == 128 && seen.box[2] == 1, "box");
+    shape.bfloat = false;
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
+    memcpy(&seen, &map, sizeof seen);
+    CHECK(seen.type == CU_MAP_FLOAT16, "type");
+    shape.base = base + 2;
+    CHECK(!fa_cuda_encode_map(&map, &shape, &fault) &&
+              !strcmp(fault.call, "cuTensorMapEncodeTiled"),
+          "a base that is not aligned");
+}
+
+/* ---- many threads ---------------------------------------------------------------------------- */
+
+enum { THREADS = 8 };
+static pthread_barrier_t start;
+static void *found[THREADS];
+static bool went_well[THREADS];
+
+static void *first_use(void *argument)
+{
+    int i = (int)(intptr_t)argument;
+    fa_cuda_fault fault;
+    fa_cuda_device device;
+    pthread_barrier_wait(&start);
+    went_well[i] = fa_cuda_use_device(0, &fault) && fa_cuda_get_device(0, &device, &fault) &&
+                   device.multiprocessors == 132 &&
+                   fa_cuda_find_kernel(&image_a, i % 2 ? "first" : "second", &found[i], &fault);
+    return NULL;
+}
+
+static void test_threads(void)
+{
+    pthread_t threads[THREADS];
+    pthread_barrier_init(&start, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++)
+        if (pthread_create(&threads[i], NULL, first_use, (void *)(intptr_t)i) != 0) abort();
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    find_record();
+    for (int i = 0; i < THREADS; i++)
+        CHECK(went_well[i] && found[i] == found[i % 2], "thread %d", i);
+    CHECK(record->inits == 1 && record->loads == 1 && record->kernels == 2,
+          "%d inits, %d loads, %d kernels", record->inits, record->loads, record->kernels);
+    CHECK(record->attributes_read == 7, "%d attributes read", record->attributes_read);
+}
+
+/* ---- images ---------------------------------------------------------------------------------- */
+
+static void test_tables(void)
+{
+    fa_cuda_image table[] = {{.name = "one"}, {.name = "two"}, {.name = NULL}};
+    char text[200];
+    CHECK(fa_cuda_find_image(table, "two") == &table[1], "two is not found");
+    CHECK(!fa_cuda_find_image(table, "three") && !fa_cuda_find_image(table + 2, "one"), "three is");
+    fa_cuda_explain_missing_image("three", text, sizeof text);
+    CHECK(strstr(text, "CUDA=all"), "no word of how to build it: %s", text);
+    for (fa_cuda_image *image = fa_cuda_images; image->name; image++)
+        CHECK(image->data < image->end && (uintptr_t)image->data % 64 == 0, "image %s",
+              image->name);
+}
+
+/* ---- running them ---------------------------------------------------------------------------- */
+
+#define SCENARIO(name)                                                                             \
+    {                                                                                              \
+#name, name                                                                                \
+    }
+static const struct {
+    const char *name;
+    void (*function)(void);
+} SCENARIOS[] = {
+    SCENARIO(test_no_driver),     SCENARIO(test_no_library),       SCENARIO(test_foreign_library),
+    SCENARIO(test_old_version),   SCENARIO(test_missing_function), SCENARIO(test_no_gpu),
+    SCENARIO(test_unknown_code),  SCENARIO(test_version_fails),    SCENARIO(test_no_fault_wanted),
+    SCENARIO(test_devices),       SCENARIO(test_device_fails),     SCENARIO(test_current_device),
+    SCENARIO(test_memory),        SCENARIO(test_events),           SCENARIO(test_kernels),
+    SCENARIO(test_load_fails),    SCENARIO(test_variables),        SCENARIO(test_launches),
+    SCENARIO(test_shared_memory), SCENARIO(test_no_context),       SCENARIO(test_capture),
+    SCENARIO(test_maps),          SCENARIO(test_threads),          SCENARIO(test_tables),
+};
+
+enum { NUM_SCENARIOS = sizeof SCENARIOS / sizeof *SCENARIOS };
+
+/* The scenario's exit status as waitpid gives it. */
+static int run(int index)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) abort();
+    if (child == 0) {
+        setenv("FA_CUDA_DRIVER", FAKE_CUDA_PATH, 1);
+        SCENARIOS[index].function();
+        fflush(NULL);
+        _exit(test_end());
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+
+/* Checked when all have run: a process inherits the count of failures so far. */
+int main(void)
+{
+    int statuses[NUM_SCENARIOS];
+    for (int i = 0; i < NUM_SCENARIOS; i++) statuses[i] = run(i);
+    for (int i = 0; i < NUM_SCENARIOS; i++)
+        CHECK(WIFEXITED(statuses[i]) && WEXITSTATUS(statuses[i]) == 0, "%s: status %d",
+              SCENARIOS[i].name, statuses[i]);
+    return test_end();
+}

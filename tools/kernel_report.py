@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""What ptxas made of the kernels: registers, spills, stack frames, static shared memory.
+
+    tools/kernel_report.py [BUILD]           prints the table; compares it with kernels/resources.txt
+    tools/kernel_report.py [BUILD] --update  writes kernels/resources.txt
+
+BUILD (default: build) is a build directory with compiled kernels (make CUDA=all). The exit code is 1 if
+a kernel that must be fast spills, or if anything differs from the recorded table. Registers depend on the
+compiler: with another nvcc than the table's only spills are looked at.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TABLE = ROOT / "kernels" / "resources.txt"
+COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "shared")
+
+# The rung from which on none may spill; all of the library's kernels may not.
+FIRST_FAST_RUNG = "kernel_mma_qreg"
+
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def rows_of(log, image):
+    """One row (a dict) for each kernel and architecture in a log. Properties of functions that are not
+    inlined come between an entry's lines; the entry's own come last."""
+    rows = []
+    for line in log.read_text().splitlines():
+        if match := ENTRY.search(line):
+            rows.append(dict.fromkeys(COLUMNS, "0") | {
+                "image": image, "kernel": match[1], "architecture": match[2]})
+        elif rows and (match := FRAME.search(line)):
+            spill = max(int(rows[-1]["spill"]), int(match[2]) + int(match[3]))
+            rows[-1] |= {"stack": match[1], "spill": str(spill)}
+        elif rows and (match := USED.search(line)):
+            shared = SHARED.search(line)
+            rows[-1] |= {"registers": match[1], "shared": shared[1] if shared else "0"}
+    return rows
+
+
+def all_rows(build):
+    rows = []
+    for folder in ("kernels", "ladder"):
+        for log in sorted((build / folder).glob("*.log")):
+            if log.with_suffix(".fatbin").exists():
+                rows += rows_of(log, f"{folder}/{log.stem}")
+    return rows
+
+
+def compiler_of(build):
+    """The version of the nvcc that a build directory uses: 13.0.88."""
+    cache = (build / "CMakeCache.txt").read_text()
+    nvcc = re.search(r"^FA_NVCC:\w+=(.+)$", cache, re.MULTILINE)[1]
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"V([\d.]+)", text)[1]
+
+
+def layout(rows):
+    lines = [COLUMNS, *(tuple(row[c] for c in COLUMNS) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+            for line in lines]
+
+
+def fast_rungs():
+    names = re.findall(r"^RUNG\(\d+, (\w+),", (ROOT / "ladder" / "rungs.h").read_text(), re.MULTILINE)
+    return tuple(f"ladder/{name}_d" for name in names[names.index(FIRST_FAST_RUNG):])
+
+
+def spills(rows):
+    must_not = ("kernels/", *fast_rungs())
+    for row in rows:
+        if row["image"].startswith(must_not) and row["spill"] != "0":
+            yield (f"{row['image']}, kernel {row['kernel']}, {row['architecture']}: "
+                   f"spills {row['spill']} bytes")
+
+
+def recorded():
+    """The version of nvcc and the lines of the table."""
+    if not TABLE.exists():
+        return None, []
+    first, *lines = TABLE.read_text().splitlines()
+    return first.removeprefix("nvcc "), lines
+
+
+def differences(lines, version):
+    old_version, old = recorded()
+    if old_version != version:
+        print(f"{TABLE.relative_to(ROOT)} is of nvcc {old_version}, this build of {version}: "
+              "registers are not compared", file=sys.stderr)
+        return []
+    # Column widths follow the longest entry: compare without blanks.
+    before, after = ({tuple(line.split()) for line in table} for table in (old, lines))
+    return ([f"recorded, not built: {' '.join(row)}" for row in sorted(before - after)] +
+            [f"built, not recorded: {' '.join(row)}" for row in sorted(after - before)])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", nargs="?", default=ROOT / "build", type=pathlib.Path)
+    parser.add_argument("--update", action="store_true", help="rewrite kernels/resources.txt")
+    arguments = parser.parse_args()
+    rows = all_rows(arguments.build)
+    if not rows:
+        sys.exit(f"{arguments.build}: no compiled kernels (make CUDA=all)")
+    version, lines = compiler_of(arguments.build), layout(rows)
+    print("\n".join(lines))
+    if arguments.update:
+        TABLE.write_text("\n".join([f"nvcc {version}", *lines]) + "\n")
+    faults = [*spills(rows), *differences(lines, version)]
+    print("\n".join(faults), end="\n" if faults else "", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
