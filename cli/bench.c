@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "device.h"
 #include "flashattn.h"
 #include "measure.h"
 #include "peak.h"
@@ -112,12 +113,26 @@ static void print_json(const measure_case *c, const result *r)
     cli_json_real(&j, "tflops", 1e-12 * r->flops);
     cli_json_real(&j, "gflops", 1e-9 * r->flops);
     if (c->pass == FA_PASS_DECODE) cli_json_real(&j, "gbps", 1e-9 * r->bytes);
-    cli_json_real(&j, c->pass == FA_PASS_DECODE ? "peak_gbps" : "peak_gflops", 1e-9 * r->peak);
+    cli_json_real(&j, c->pass == FA_PASS_DECODE ? "peak_gbps" : "peak_gflops",
+                  r->peak > 0 ? 1e-9 * r->peak : (double)NAN);
     cli_json_real(&j, "share_of_peak", share_of_peak(c, r));
     cli_json_text(&j, "kernel", r->kernel);
     cli_json_text(&j, "version", fa_version_string());
     cli_json_close(&j, '}');
     cli_json_end_line(&j);
+}
+
+static void print_machine(const measure_case *c, const peak_rates *peak)
+{
+    fa_cuda_info info;
+    if (c->device == FA_DEVICE_CUDA) {
+        (void)fa_get_cuda_info(&info);
+        printf("machine: %s", info.detail);
+        return;
+    }
+    printf("machine: float32 FMA %.1f GFLOP/s (%s)", 1e-9 * peak->fma_float32, peak->fma_isa);
+    if (peak->dot_bfloat16 > 0) printf(", bfloat16 dot %.1f GFLOP/s", 1e-9 * peak->dot_bfloat16);
+    if (peak->read > 0) printf(", reading %.1f GB/s", 1e-9 * peak->read);
 }
 
 /* What does not change from line to line stands above the table. */
@@ -130,9 +145,7 @@ static void print_heading(const measure_case *c, const peak_rates *peak)
            c->threads, c->repeat, fa_version_string());
     if (c->window_left >= 0 || c->window_right >= 0)
         printf("window %" PRId64 ", %" PRId64 "\n", c->window_left, c->window_right);
-    printf("machine: float32 FMA %.1f GFLOP/s (%s)", 1e-9 * peak->fma_float32, peak->fma_isa);
-    if (peak->dot_bfloat16 > 0) printf(", bfloat16 dot %.1f GFLOP/s", 1e-9 * peak->dot_bfloat16);
-    if (peak->read > 0) printf(", reading %.1f GB/s", 1e-9 * peak->read);
+    print_machine(c, peak);
     printf("\n\n%8s %8s %11s %11s %11s %9s %6s  kernel\n", "queries", "keys", "median ms", "min ms",
            "max ms", c->pass == FA_PASS_DECODE ? "GB/s" : "GFLOP/s", "peak");
 }
@@ -149,9 +162,12 @@ static void print_row(const measure_case *c, const result *r)
 
 static bool bench(const arguments *a)
 {
-    cli_progress("measuring what the machine can do");
-    peak_rates peak = peak_measure((int)a->threads, a->pass == FA_PASS_DECODE);
-    cli_progress_clear();
+    peak_rates peak = {0};
+    if (a->device == FA_DEVICE_CPU) {
+        cli_progress("measuring what the machine can do");
+        peak = peak_measure((int)a->threads, a->pass == FA_PASS_DECODE);
+        cli_progress_clear();
+    }
     for (int i = 0; i < a->seq.count; i++) {
         measure_case c = make_case(a, a->seq.items[i]);
         result r;
@@ -170,7 +186,8 @@ static bool bench(const arguments *a)
 
 #define ABOUT                                                                                      \
     "Measures one pass on fresh random inputs (standard normal) after a warm-up, and compares\n"   \
-    "with what this machine's CPU can do at best, measured in the same run."
+    "with what this machine's CPU can do at best, measured in the same run. On a GPU the time\n"   \
+    "is the GPU's own, by its clock; no peak is measured there."
 
 #define NOTES                                                                                      \
     "Operations: forward and decode count 2 * batch * heads * pairs * (dim + dim-v), that is\n"    \
@@ -267,5 +284,8 @@ int cmd_bench(int argc, char **argv)
     int code = cli_parse(&command, argc, argv);
     if (code != CLI_CONTINUE) return code;
     set_defaults(&a);
+    fa_device device = (fa_device)a.device;
+    if (!device_choose(&device, (fa_pass)a.pass)) return CLI_BAD;
+    a.device = (int)device;
     return set_threads(&a) && bench(&a) ? CLI_FINE : CLI_BAD;
 }

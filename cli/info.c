@@ -7,6 +7,10 @@
 #include "cli.h"
 #include "flashattn.h"
 
+#ifdef FA_HAVE_CUDA
+#include "cuda/driver.h"
+#endif
+
 static const fa_dtype DTYPES[] = {FA_FLOAT32, FA_FLOAT16, FA_BFLOAT16, FA_FLOAT8_E4M3};
 static const fa_pass PASSES[] = {FA_PASS_FORWARD, FA_PASS_BACKWARD, FA_PASS_DECODE,
                                  FA_PASS_WEIGHTS};
@@ -29,6 +33,70 @@ static void read_cpu_model(char *model, size_t size)
     }
     if (file) fclose(file);
 }
+
+/* ---- GPUs ------------------------------------------------------------------------------------ */
+
+#ifdef FA_HAVE_CUDA
+
+static bool find_gpu(int ordinal, fa_cuda_device *device)
+{
+    return fa_cuda_get_device(ordinal, device, &(fa_cuda_fault){0});
+}
+
+/* So that questions about kernels are answered for a GPU that is there. */
+static void use_gpu(void)
+{
+    if (fa_cuda_device_count() > 0) (void)fa_cuda_use_device(0, &(fa_cuda_fault){0});
+}
+
+static void print_gpus(int count)
+{
+    fa_cuda_device d;
+    if (count > 0)
+        printf("\n%-6s %-28s %5s %5s %11s %9s %11s\n", "device", "name", "arch", "SMs",
+               "memory GiB", "L2 MiB", "shared KiB");
+    for (int i = 0; i < count; i++)
+        if (find_gpu(i, &d))
+            printf("%-6d %-28s %3d.%d %5d %11.1f %9.1f %11.1f\n", i, d.name, (int)d.major,
+                   (int)d.minor, (int)d.multiprocessors, (double)d.memory_bytes / 0x1p30,
+                   (double)d.l2_bytes / 0x1p20, (double)d.smem_per_block / 0x1p10);
+}
+
+static void json_gpus(cli_json *j, int count)
+{
+    fa_cuda_device d;
+    cli_json_open(j, "gpus", '[');
+    for (int i = 0; i < count; i++) {
+        if (!find_gpu(i, &d)) continue;
+        cli_json_open(j, NULL, '{');
+        cli_json_integer(j, "device", i);
+        cli_json_text(j, "name", d.name);
+        cli_json_integer(j, "major", d.major);
+        cli_json_integer(j, "minor", d.minor);
+        cli_json_integer(j, "multiprocessors", d.multiprocessors);
+        cli_json_integer(j, "memory_bytes", d.memory_bytes);
+        cli_json_integer(j, "l2_bytes", d.l2_bytes);
+        cli_json_integer(j, "smem_per_block", d.smem_per_block);
+        cli_json_close(j, '}');
+    }
+    cli_json_close(j, ']');
+}
+
+#else
+
+static void use_gpu(void) {}
+static void print_gpus(int count) { (void)count; }
+
+static void json_gpus(cli_json *j, int count)
+{
+    (void)count;
+    cli_json_open(j, "gpus", '[');
+    cli_json_close(j, ']');
+}
+
+#endif
+
+/* ---- what is supported ----------------------------------------------------------------------- */
 
 /* A usual problem of each kind stands for all: 128 queries (decode: 1), 8 heads of dim 64. fp8
  * comes out as float32. */
@@ -57,6 +125,7 @@ static void ask_machine(machine *m)
     m->cpu_fine = fa_get_cpu_info(&m->cpu) == FA_OK;
     if (!m->cpu_fine) snprintf(m->cpu_error, sizeof m->cpu_error, "%s", fa_last_error());
     (void)fa_get_cuda_info(&m->cuda);
+    use_gpu();
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -92,6 +161,7 @@ static void print_text(const machine *m)
         printf("driver        CUDA %" PRId32 ".%" PRId32 ", %" PRId32 " device%s\n",
                m->cuda.driver_version / 1000, m->cuda.driver_version % 1000 / 10,
                m->cuda.device_count, m->cuda.device_count == 1 ? "" : "s");
+    print_gpus((int)m->cuda.device_count);
     for (int i = 0; i < CLI_COUNT(DEVICES); i++) print_support(DEVICES[i], DEVICE_NAMES[i]);
 }
 
@@ -132,6 +202,7 @@ static void print_json(const machine *m)
     cli_json_integer(&j, "devices", m->cuda.device_count);
     cli_json_integer(&j, "driver_version", m->cuda.driver_version);
     cli_json_text(&j, "detail", m->cuda.detail);
+    json_gpus(&j, (int)m->cuda.device_count);
     cli_json_close(&j, '}');
     json_support(&j);
     cli_json_close(&j, '}');

@@ -1,12 +1,14 @@
 /* Random problems, their counts, and timing. */
 #include "measure.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "cli.h"
 #include "convert.h"
+#include "device.h"
 
 /* ---- counts ---------------------------------------------------------------------------------- */
 
@@ -102,6 +104,7 @@ typedef struct measured {
     cli_tensor k[MAX_COPIES], v[MAX_COPIES];
     int copies;
     float *lse;
+    device_clock clock; /* CUDA only */
     fa_options options;
 } measured;
 
@@ -116,19 +119,68 @@ static fa_options make_options(const measure_case *c)
                         .threads = c->threads};
 }
 
+static bool on_cuda(const measure_case *c) { return c->device == FA_DEVICE_CUDA; }
+
+enum { POOL = 1 << 22 };
+
+/* Device memory filled from a pool of numbers, over and over where it is longer. */
+static bool fill_device(void *to, fa_dtype dtype, int64_t count, uint64_t seed)
+{
+    const int64_t pool = count < POOL ? count : POOL, size = (int64_t)fa_dtype_size(dtype);
+    char *numbers = malloc((size_t)(pool * size) + 1);
+    bool fine = numbers != NULL;
+    if (!fine) cli_error("out of memory for %" PRId64 " numbers", pool);
+    else measure_fill_normal(numbers, dtype, pool, seed);
+    for (int64_t i = 0; fine && i < count; i += pool) {
+        int64_t n = count - i < pool ? count - i : pool;
+        fine = device_put((char *)to + i * size, numbers, (size_t)(n * size));
+    }
+    free(numbers);
+    return fine;
+}
+
+static bool new_on_device(cli_tensor *t, const measure_case *c, int64_t sequence, int64_t heads,
+                          int64_t dim, uint64_t seed)
+{
+    const int64_t count = c->batch * sequence * heads * dim;
+    t->axes = 4;
+    t->layout = c->layout;
+    t->view =
+        (c->layout == CLI_BHSD ? fa_bhsd : fa_bshd)(NULL, c->dtype, c->batch, sequence, heads, dim);
+    t->view.data = device_new((size_t)count * fa_dtype_size(c->dtype));
+    return t->view.data && fill_device(t->view.data, c->dtype, count, seed);
+}
+
 static bool new_random(cli_tensor *t, const measure_case *c, int64_t sequence, int64_t heads,
                        int64_t dim, uint64_t seed)
 {
+    if (on_cuda(c)) return new_on_device(t, c, sequence, heads, dim, seed);
     if (!cli_tensor_new(t, 4, c->layout, c->dtype, c->batch, sequence, heads, dim)) return false;
     measure_fill_normal(t->view.data, c->dtype, c->batch * sequence * heads * dim, seed);
     return true;
+}
+
+static void free_random(cli_tensor *t, const measure_case *c)
+{
+    if (!on_cuda(c)) {
+        cli_tensor_free(t);
+        return;
+    }
+    device_delete(t->view.data);
+    t->view.data = NULL;
+}
+
+/* Four times the last-level cache, and at least 256 MiB. */
+static double beyond_caches(const measure_case *c)
+{
+    return on_cuda(c) ? fmax(4 * device_cache_bytes(), 268435456.0) : measure_beyond_caches();
 }
 
 static int count_copies(const measure_case *c)
 {
     double bytes = measure_kv_bytes(c);
     if (c->pass != FA_PASS_DECODE || bytes <= 0) return 1;
-    double copies = ceil(measure_beyond_caches() / bytes);
+    double copies = ceil(beyond_caches(c) / bytes);
     return copies > MAX_COPIES ? MAX_COPIES : (int)copies;
 }
 
@@ -154,20 +206,27 @@ static bool new_measured(measured *m, const measure_case *c)
             !new_random(&m->v[i], c, c->n_k, c->heads_kv, c->d_v, 101 + 2 * (uint64_t)i))
             return false;
     int64_t rows = c->batch * c->heads * c->n_q;
-    m->lse = malloc(rows ? (size_t)rows * sizeof *m->lse : 1);
+    const size_t bytes = rows ? (size_t)rows * sizeof *m->lse : 1;
+    m->lse = on_cuda(c) ? device_new(bytes) : malloc(bytes);
     if (!m->lse) cli_error("out of memory for the log-sum-exps");
+    if (on_cuda(c) && !device_clock_new(&m->clock)) return false;
     return m->lse && (c->pass != FA_PASS_BACKWARD || new_backward(m));
 }
 
 static void free_measured(measured *m)
 {
     cli_tensor *tensors[] = {&m->q, &m->out, &m->dout, &m->dq, &m->dk, &m->dv};
-    for (int i = 0; i < CLI_COUNT(tensors); i++) cli_tensor_free(tensors[i]);
+    for (int i = 0; i < CLI_COUNT(tensors); i++) free_random(tensors[i], m->c);
     for (int i = 0; i < m->copies; i++) {
-        cli_tensor_free(&m->k[i]);
-        cli_tensor_free(&m->v[i]);
+        free_random(&m->k[i], m->c);
+        free_random(&m->v[i], m->c);
     }
-    free(m->lse);
+    if (on_cuda(m->c)) {
+        device_delete(m->lse);
+        device_clock_free(&m->clock);
+    } else {
+        free(m->lse);
+    }
     free(m);
 }
 
@@ -202,17 +261,27 @@ static bool warm_up(measured *m)
     if (m->c->pass == FA_PASS_BACKWARD && !library_fine(call(m, FA_PASS_FORWARD, 0))) return false;
     do {
         if (!library_fine(call(m, m->c->pass, turn++))) return false;
+        if (on_cuda(m->c) && !device_wait()) return false;
     } while (cli_seconds() - begin < 0.05);
+    return true;
+}
+
+/* One call, timed by the device that computes. */
+static bool time_call(measured *m, int turn, double *seconds)
+{
+    if (on_cuda(m->c))
+        return device_clock_begin(&m->clock) && library_fine(call(m, m->c->pass, turn)) &&
+               device_clock_end(&m->clock, seconds);
+    double begin = cli_seconds();
+    if (!library_fine(call(m, m->c->pass, turn))) return false;
+    *seconds = cli_seconds() - begin;
     return true;
 }
 
 static bool time_calls(measured *m, double *samples)
 {
-    for (int i = 0; i < m->c->repeat; i++) {
-        double begin = cli_seconds();
-        if (!library_fine(call(m, m->c->pass, i))) return false;
-        samples[i] = cli_seconds() - begin;
-    }
+    for (int i = 0; i < m->c->repeat; i++)
+        if (!time_call(m, i, &samples[i])) return false;
     return true;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "device.h"
 #include "flashattn.h"
 #include "npy.h"
 #include "tensors.h"
@@ -118,7 +119,7 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
          .value = &(a)->device,                                                                    \
          .meta = "NAME",                                                                           \
          .choices = CLI_DEVICE_NAMES,                                                              \
-         .help = "auto (default), cpu or cuda"},                                                   \
+         .help = "auto (default: cuda if it can), cpu or cuda"},                                   \
         {.name = "--threads",                                                                      \
          .kind = CLI_INTEGER,                                                                      \
          .value = &(a)->threads,                                                                   \
@@ -157,11 +158,14 @@ static bool check_arguments(const arguments *a)
 typedef struct problem {
     cli_tensor q, k, v, out, bias, mask, dout, dq, dk, dv, dbias;
     float *lse, *alibi, *sinks, *dsinks;
+    fa_device device; /* the one chosen */
+    device_copies copies;
     fa_options options;
 } problem;
 
 static void free_problem(problem *p)
 {
+    device_copies_free(&p->copies);
     cli_tensor *tensors[] = {&p->q,    &p->k,  &p->v,  &p->out, &p->bias, &p->mask,
                              &p->dout, &p->dq, &p->dk, &p->dv,  &p->dbias};
     for (int i = 0; i < CLI_COUNT(tensors); i++) cli_tensor_free(tensors[i]);
@@ -260,7 +264,7 @@ static void set_options(const arguments *a, problem *p)
     fa_options *o = &p->options;
     o->flags = (a->causal ? FA_CAUSAL : 0u) | (a->diagonal_given ? FA_DIAGONAL : 0u) |
                (a->window_given ? FA_WINDOW : 0u) | (a->scale_given ? FA_SCALE : 0u);
-    o->device = (fa_device)a->device;
+    o->device = p->device;
     o->scale = (float)a->scale;
     o->softcap = (float)a->softcap;
     o->diagonal = a->diagonal;
@@ -315,6 +319,34 @@ static bool check_supported(const problem *p, fa_pass pass)
 {
     return library_fine(
         fa_supported(pass, &p->q.view, &p->k.view, &p->v.view, &p->out.view, &p->options));
+}
+
+/* ---- on the GPU ------------------------------------------------------------------------------ */
+
+static size_t float_bytes(int64_t count) { return (size_t)count * sizeof(float); }
+
+/* Moves all that the forward pass reads and writes to the GPU, if it computes there. */
+static bool move_to_device(problem *p)
+{
+    cli_tensor *inputs[] = {&p->q, &p->k, &p->v, &p->bias, &p->mask};
+    const int64_t *s = p->q.view.shape;
+    if (p->device != FA_DEVICE_CUDA) return true;
+    cli_progress("copying to the GPU");
+    for (int i = 0; i < CLI_COUNT(inputs); i++)
+        device_copies_add_tensor(&p->copies, inputs[i], false);
+    device_copies_add_tensor(&p->copies, &p->out, true);
+    device_copies_add(&p->copies, &p->lse, float_bytes(s[0] * s[1] * s[2]), true);
+    device_copies_add(&p->copies, &p->options.sinks, float_bytes(s[2]), false);
+    const int64_t slopes = p->options.alibi_batch_stride ? s[0] * s[2] : s[2];
+    device_copies_add(&p->copies, &p->options.alibi_slopes, float_bytes(slopes), false);
+    return device_copies_in(&p->copies);
+}
+
+static bool move_from_device(problem *p)
+{
+    bool fine = p->device != FA_DEVICE_CUDA || device_copies_out(&p->copies);
+    device_copies_free(&p->copies);
+    return fine;
 }
 
 /* ---- results --------------------------------------------------------------------------------- */
@@ -438,7 +470,8 @@ static bool forward(problem *p)
 {
     cli_progress("computing");
     return library_fine(
-        fa_forward(&p->q.view, &p->k.view, &p->v.view, &p->out.view, p->lse, &p->options));
+               fa_forward(&p->q.view, &p->k.view, &p->v.view, &p->out.view, p->lse, &p->options)) &&
+           (p->device != FA_DEVICE_CUDA || device_wait());
 }
 
 static bool run(const arguments *a, problem *p, results *r)
@@ -446,9 +479,11 @@ static bool run(const arguments *a, problem *p, results *r)
     if (!load_problem(a, p) || !new_results(p) || !check_supported(p, FA_PASS_FORWARD))
         return false;
     describe(r, FA_PASS_FORWARD, p);
+    if (!move_to_device(p)) return false;
     double begin = cli_seconds();
     if (!forward(p)) return false;
     r->seconds = cli_seconds() - begin;
+    if (!move_from_device(p)) return false;
     add_lse(r, a->lse, p);
     return add_tensor(r, "--out", a->out, &p->out);
 }
@@ -471,9 +506,9 @@ int cmd_run(int argc, char **argv)
     int code = cli_parse(&command, argc, argv);
     if (code != CLI_CONTINUE) return code;
     if (!check_arguments(&a)) return CLI_BAD;
-    problem p = {0};
+    problem p = {.device = (fa_device)a.device};
     results r = {0};
-    bool fine = run(&a, &p, &r);
+    bool fine = device_choose(&p.device, FA_PASS_FORWARD) && run(&a, &p, &r);
     code = finish(&r, fine, &a, "run", p.q.view.dtype);
     free_problem(&p);
     return code;
@@ -557,9 +592,9 @@ int cmd_grad(int argc, char **argv)
             "--dsinks");
         return CLI_BAD;
     }
-    problem p = {0};
+    problem p = {.device = (fa_device)a.device};
     results r = {0};
-    bool fine = grad(&a, &p, &r);
+    bool fine = device_choose(&p.device, FA_PASS_BACKWARD) && grad(&a, &p, &r);
     code = finish(&r, fine, &a, "grad", p.q.view.dtype);
     free_problem(&p);
     return code;

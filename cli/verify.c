@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "cli.h"
+#include "device.h"
 #include "flashattn.h"
 #include "random_problem.h"
 
@@ -67,7 +68,8 @@ static int parse(int argc, char **argv, arguments *a)
          .value = &a->device,
          .meta = "NAME",
          .choices = devices,
-         .help = "auto, cpu or cuda; default auto"},
+         .help = "cpu (default) or cuda, where only forward and decode\n"
+                 "are there; auto is cpu"},
         {.name = "--threads",
          .kind = CLI_INTEGER,
          .value = &a->threads,
@@ -88,7 +90,9 @@ static int parse(int argc, char **argv, arguments *a)
             "up to 1 is right.",
         .options = options,
         .num_options = CLI_COUNT(options),
-        .notes = "Stops at the first wrong result and prints the command that computes it again.",
+        .notes =
+            "On cuda every buffer of a problem lies between guard bands, which are checked too.\n"
+            "Stops at the first wrong result and prints the command that computes it again.",
     };
     return cli_parse(&command, argc, argv);
 }
@@ -124,7 +128,8 @@ static int report_failure(const arguments *a, const random_result *r)
     bool cannot = r->status == FA_ERROR_DEVICE || r->status == FA_ERROR_UNSUPPORTED ||
                   r->status == FA_ERROR_MEMORY;
     if (cannot) {
-        cli_error("%s", r->report.message);
+        cli_error("%s\n  problem: %s\n  again:   %s", r->report.message, r->description,
+                  r->reproduce);
         return CLI_BAD;
     }
     if (a->json) print_json_failure(r);
@@ -178,34 +183,39 @@ static bool goes_on(const arguments *a, const summary *s, double elapsed)
 static int run_problems(const arguments *a, summary *s)
 {
     static random_result result;
-    const random_settings settings = {(fa_device)a->device, (int32_t)a->threads};
+    device_arena arena = {NULL, NULL, 0};
+    const bool cuda = a->device == FA_DEVICE_CUDA;
+    const random_settings settings = {(fa_device)a->device, (int32_t)a->threads,
+                                      cuda ? device_attend : NULL, &arena};
     const double start = cli_seconds();
     double shown = start;
     while (goes_on(a, s, cli_seconds() - start)) {
         uint64_t number = a->single_given ? a->single : problem_number(a->seed, s->problems);
         random_problem_run(number, &settings, &result);
-        if (!result.report.ok) return report_failure(a, &result);
+        if (!result.report.ok) {
+            device_arena_free(&arena);
+            return report_failure(a, &result);
+        }
         count(s, &result);
         double now = cli_seconds();
         if (now - shown < 0.2) continue;
         shown = now;
         cli_progress("%" PRId64 " problems, %.0f s", s->problems, now - start);
     }
+    device_arena_free(&arena);
     cli_progress_clear();
     s->seconds = cli_seconds() - start;
     if (a->single_given && !a->json) printf("%s\n", result.description);
     return CLI_FINE;
 }
 
-/* The random problems lie in host memory, which only the CPU computes on. */
-static int check_device(const arguments *a)
+/* auto is the CPU here: it has all passes. */
+static int check_device(arguments *a)
 {
-    fa_cuda_info info;
-    if (a->device != FA_DEVICE_CUDA) return CLI_FINE;
-    fa_get_cuda_info(&info);
-    cli_error("--device cuda: %s; expected a library with CUDA kernels and a GPU, or --device cpu",
-              info.detail);
-    return CLI_BAD;
+    fa_device device = a->device == FA_DEVICE_CUDA ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+    if (!device_choose(&device, FA_PASS_FORWARD)) return CLI_BAD;
+    a->device = (int)device;
+    return CLI_FINE;
 }
 
 int cmd_verify(int argc, char **argv)

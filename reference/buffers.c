@@ -37,6 +37,7 @@ void *ref_buffers_new(ref_buffers *buffers, const char *name, size_t bytes, size
     size_t shift = GUARD ? GUARD + align : 0;
     b->name = name;
     b->bytes = bytes;
+    b->reserved = GUARD ? bytes + 2 * GUARD + align : bytes;
     b->base = allocate(bytes + 2 * GUARD + align);
     b->data = b->base + shift;
     b->copy = NULL;
@@ -46,7 +47,7 @@ void *ref_buffers_new(ref_buffers *buffers, const char *name, size_t bytes, size
         free(b->base);
         b->base = b->data = allocate(bytes);
     }
-    memset(b->base, POISON, bytes + (GUARD ? 2 * GUARD + align : 0));
+    memset(b->base, POISON, b->reserved);
     return b->data;
 }
 

@@ -13,6 +13,7 @@ typedef struct ref_buffer {
     char *base, *data; /* data lies behind the first guard band */
     char *copy;        /* what data held when the inputs were done; for inputs */
     size_t bytes;
+    size_t reserved;   /* bytes from base on, guard bands included */
     fa_tensor output;  /* the tensor whose elements may be written; data NULL for inputs */
     bool whole_output; /* all of it may be written */
 } ref_buffer;

@@ -119,12 +119,13 @@ static void shrink(problem *p, double work)
     }
 }
 
-static void draw_sizes(problem *p)
+static void draw_sizes(problem *p, const random_settings *settings)
 {
     static const random_pass passes[] = {
         RANDOM_FORWARD,  RANDOM_FORWARD, RANDOM_FORWARD, RANDOM_BACKWARD, RANDOM_BACKWARD,
         RANDOM_BACKWARD, RANDOM_DECODE,  RANDOM_DECODE,  RANDOM_WEIGHTS,  RANDOM_COMBINE};
     p->pass = passes[between(p, 0, 9)];
+    if (settings->attend && p->pass != RANDOM_DECODE) p->pass = RANDOM_FORWARD;
     p->batch = once_in(p, 3) ? between(p, 2, MAX_BATCH) : 1;
     p->heads_kv = between(p, 1, 3);
     p->heads_q =
@@ -548,13 +549,27 @@ static bool succeeded(random_result *result, const char *call, fa_status status)
     return false;
 }
 
-static void check_forward(problem *p, random_result *result)
+/* By the library, or by whoever stands in for it. */
+static bool attend(problem *p, const random_settings *settings, random_result *result)
 {
     const fa_options *o = &p->in.options;
-    bool decode = p->pass == RANDOM_DECODE;
-    fa_status status =
-        (decode ? fa_decode : fa_forward)(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, o);
-    if (!succeeded(result, decode ? "fa_decode" : "fa_forward", status)) return;
+    const bool decode = p->pass == RANDOM_DECODE;
+    const char *name = decode ? "fa_decode" : "fa_forward";
+    if (!settings->attend)
+        return succeeded(
+            result, name,
+            (decode ? fa_decode : fa_forward)(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, o));
+    const random_call call = {decode, &p->buffers, p->in.q, p->in.k, p->in.v, p->out, p->lse, *o};
+    char message[300] = "";
+    result->status = settings->attend(settings->context, &call, message, sizeof message);
+    if (result->status != FA_OK)
+        ref_fail(&result->report, "%s: %s: %s", name, fa_status_name(result->status), message);
+    return result->status == FA_OK;
+}
+
+static void check_forward(problem *p, const random_settings *settings, random_result *result)
+{
+    if (!attend(p, settings, result)) return;
     ref_array out, lse;
     ref_forward(&p->in, &out, &lse);
     ref_check_tensor(&result->report, "out", &p->out, &out);
@@ -734,17 +749,17 @@ static void free_problem(problem *p)
 }
 
 /* The inputs of the backward include what the forward wrote. */
-static void run_checks(problem *p, random_result *result)
+static void run_checks(problem *p, const random_settings *settings, random_result *result)
 {
     ref_buffers_freeze(&p->buffers);
     switch (p->pass) {
     case RANDOM_COMBINE: check_combine(p, result); break;
     case RANDOM_WEIGHTS: check_weights(p, result); break;
     case RANDOM_FORWARD:
-    case RANDOM_DECODE: check_forward(p, result); break;
+    case RANDOM_DECODE: check_forward(p, settings, result); break;
     case RANDOM_BACKWARD:
     case RANDOM_NUM_PASSES:
-        check_forward(p, result);
+        check_forward(p, settings, result);
         if (result->report.ok) check_backward(p, result);
     }
     ref_buffers_check(&p->buffers, &result->report);
@@ -773,7 +788,7 @@ void random_problem_run(uint64_t number, const random_settings *settings, random
     p->text = result->description;
     p->text_size = sizeof result->description;
 
-    draw_sizes(p);
+    draw_sizes(p, settings);
     say(p, "%s batch=%lld heads=%lld/%lld n=%lldx%lld d=%lld d_v=%lld", random_pass_name(p->pass),
         (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->n_q,
         (long long)p->n_k, (long long)p->d, (long long)p->d_v);
@@ -781,7 +796,7 @@ void random_problem_run(uint64_t number, const random_settings *settings, random
     else make_attention(p, settings);
     result->pass = p->pass;
     result->dtype = p->in.q.dtype;
-    run_checks(p, result);
+    run_checks(p, settings, result);
     say_how_to_reproduce(number, settings, result);
     free_problem(p);
 }

@@ -6,6 +6,7 @@
 #ifndef REF_RANDOM_PROBLEM_H
 #define REF_RANDOM_PROBLEM_H
 
+#include "buffers.h"
 #include "check.h"
 
 typedef enum random_pass {
@@ -19,9 +20,22 @@ typedef enum random_pass {
 
 const char *random_pass_name(random_pass pass);
 
+/* A call of fa_forward or fa_decode. Every pointer leads into one of the buffers. */
+typedef struct random_call {
+    bool decode;
+    const ref_buffers *buffers;
+    fa_tensor q, k, v, out;
+    float *lse;
+    fa_options options;
+} random_call;
+
 typedef struct random_settings {
     fa_device device;
     int32_t threads; /* 0: each problem draws 1 to 3 */
+    /* Computes forward and decode in place of the library's own calls, for example in other memory;
+     * then there are no problems of the other passes. On failure message (of that size) says why. */
+    fa_status (*attend)(void *context, const random_call *call, char *message, size_t size);
+    void *context;
 } random_settings;
 
 typedef struct random_result {

@@ -1,6 +1,6 @@
 /*
- * The entry points of flashattn.h: each one completes the options, chooses the device, has problem.c
- * check and normalize the arguments, and hands the problem to that device's backend.
+ * The entry points of flashattn.h: each one completes the options, chooses the device, has
+ * problem.c check and normalize the arguments, and hands the problem to that device's backend.
  */
 #include <stdio.h>
 #include <math.h>
@@ -9,6 +9,11 @@
 #include "cpu/engine.h"
 #include "error.h"
 #include "normalize.h"
+
+#ifdef FA_HAVE_CUDA
+#include "cuda/backend.h"
+#include "cuda/images.h"
+#endif
 
 /* ---- Version, names and tensors -------------------------------------------------------------- */
 
@@ -80,7 +85,8 @@ fa_tensor fa_bhsd(void *data, fa_dtype dtype, int64_t batch, int64_t sequence, i
 /* More than any version of a struct will have: such a size was never set. */
 #define SIZE_LIMIT 4096
 
-/* Copies a caller's struct, whose size may be that of another version, into a zeroed one of ours. */
+/* Copies a caller's struct, whose size may be that of another version, into a zeroed one of
+ * ours. */
 static fa_status copy_sized(const char *name, const void *given, size_t size_0_1, void *ours,
                             size_t our_size)
 {
@@ -118,20 +124,70 @@ static fa_status complete_gradients(const fa_gradients *given, fa_gradients *our
     return copy_sized("gradients", given, GRADIENTS_SIZE_0_1, ours, sizeof *ours);
 }
 
-/* ---- Devices and their backends -------------------------------------------------------------- */
+/* ---- CUDA ------------------------------------------------------------------------------------ */
+
+#ifdef FA_HAVE_CUDA
+
+/* The driver's codes that mean more to a caller than a failure. */
+enum { FA_CUDA_OUT_OF_MEMORY = 2, FA_CUDA_NO_BINARY_FOR_GPU = 209 };
+
+/* Words what the driver says, "cuLaunchKernelEx failed: CUDA_ERROR_... (text)". */
+static fa_status cuda_failed(const fa_cuda_fault *fault, int ordinal)
+{
+    char where[40] = "";
+    if (ordinal >= 0) (void)snprintf(where, sizeof where, " on CUDA device %d", ordinal);
+    fa_status status = fault->code == FA_CUDA_OUT_OF_MEMORY ? FA_ERROR_MEMORY : FA_ERROR_DEVICE;
+    return fa_fail(status, "%s failed%s: %s (%s)", fault->call, where, fault->name, fault->text);
+}
+
+static fa_status open_cuda(void)
+{
+    fa_cuda_fault fault;
+    if (!fa_cuda_open(&fault))
+        return fa_fail(FA_ERROR_DEVICE,
+                       "options.device is FA_DEVICE_CUDA, but there is no usable CUDA driver: %s: "
+                       "%s (%s)",
+                       fault.call, fault.name, fault.text);
+    if (fa_cuda_device_count() == 0)
+        return fa_fail(FA_ERROR_DEVICE,
+                       "options.device is FA_DEVICE_CUDA, but the CUDA driver reports no device");
+    return FA_OK;
+}
+
+/* Device memory can only have been made by the driver; without one the answer is cheap. */
+static bool lies_on_cuda(const void *data) { return data && fa_cuda_device_of(data) >= 0; }
+
+#else
 
 static const char no_cuda[] = "this build of the library has no CUDA backend";
 
-static fa_status choose_device(fa_device asked, fa_device *chosen)
+static fa_status open_cuda(void)
+{
+    return fa_fail(FA_ERROR_DEVICE,
+                   "options.device is FA_DEVICE_CUDA, but %s: expected "
+                   "FA_DEVICE_AUTO or FA_DEVICE_CPU",
+                   no_cuda);
+}
+
+static bool lies_on_cuda(const void *data)
+{
+    (void)data;
+    return false;
+}
+
+#endif
+
+/* ---- Devices and their backends -------------------------------------------------------------- */
+
+/* first: the tensor whose place decides for FA_DEVICE_AUTO; may be NULL. */
+static fa_status choose_device(fa_device asked, const fa_tensor *first, fa_device *chosen)
 {
     switch (asked) {
     case FA_DEVICE_AUTO:
+        *chosen = first && lies_on_cuda(first->data) ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+        return FA_OK;
     case FA_DEVICE_CPU: *chosen = FA_DEVICE_CPU; return FA_OK;
-    case FA_DEVICE_CUDA:
-        return fa_fail(FA_ERROR_DEVICE,
-                       "options.device is FA_DEVICE_CUDA, but %s: expected "
-                       "FA_DEVICE_AUTO or FA_DEVICE_CPU",
-                       no_cuda);
+    case FA_DEVICE_CUDA: *chosen = FA_DEVICE_CUDA; return open_cuda();
     }
     return fa_fail(FA_ERROR_ARGUMENT,
                    "options.device is %d: expected FA_DEVICE_AUTO, FA_DEVICE_CPU or FA_DEVICE_CUDA",
@@ -168,6 +224,164 @@ static fa_status run_on_cpu(const fa_problem *p)
     return engine_status(status, pass_names[p->pass]);
 }
 
+/* ---- Running on CUDA ------------------------------------------------------------------------- */
+
+#ifdef FA_HAVE_CUDA
+
+/* The current context's device; a question may do without a context and asks about device 0. */
+static fa_status find_device(bool question, fa_cuda_device *device, bool *current)
+{
+    fa_cuda_fault fault;
+    int ordinal;
+    if (!fa_cuda_current_device(&ordinal, &fault)) return cuda_failed(&fault, -1);
+    *current = ordinal >= 0;
+    if (ordinal < 0 && !question)
+        return fa_fail(FA_ERROR_DEVICE,
+                       "no CUDA context is current in this thread: expected one, as cudaSetDevice "
+                       "or cuCtxSetCurrent makes it");
+    if (ordinal < 0) ordinal = 0;
+    return fa_cuda_get_device(ordinal, device, &fault) ? FA_OK : cuda_failed(&fault, ordinal);
+}
+
+static fa_status check_pointer(const char *name, const void *pointer, const fa_cuda_device *device)
+{
+    if (!pointer) return FA_OK;
+    int place = fa_cuda_device_of(pointer);
+    if (place == device->ordinal) return FA_OK;
+    if (place < 0)
+        return fa_fail(FA_ERROR_ARGUMENT,
+                       "%s at %p lies in host memory: expected memory of CUDA device %d, on which "
+                       "the call runs; copy it there first",
+                       name, pointer, (int)device->ordinal);
+    return fa_fail(FA_ERROR_ARGUMENT,
+                   "%s at %p lies on CUDA device %d: expected device %d, that of the current "
+                   "context",
+                   name, pointer, place, (int)device->ordinal);
+}
+
+/* Memory of a tensor without elements is never touched, wherever it lies. */
+static fa_status check_place(const char *name, const fa_tensor *t, const fa_cuda_device *device)
+{
+    if (!t || !t->shape[0] || !t->shape[1] || !t->shape[2] || !t->shape[3]) return FA_OK;
+    return check_pointer(name, t->data, device);
+}
+
+static fa_status check_option_places(const fa_options *o, const fa_cuda_device *device)
+{
+    const struct {
+        const char *name;
+        const void *pointer;
+    } arrays[] = {
+        {"options.alibi_slopes", o->alibi_slopes},   {"options.sinks", o->sinks},
+        {"options.dropout_state", o->dropout_state}, {"options.cu_seqlens_q", o->cu_seqlens_q},
+        {"options.cu_seqlens_k", o->cu_seqlens_k},   {"options.seqlens_q", o->seqlens_q},
+        {"options.seqlens_k", o->seqlens_k},         {"options.block_table", o->block_table},
+        {"options.q_descale", o->q_descale},         {"options.k_descale", o->k_descale},
+        {"options.v_descale", o->v_descale},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        FA_TRY(check_pointer(arrays[i].name, arrays[i].pointer, device));
+    FA_TRY(check_place("options.bias", o->bias, device));
+    return check_place("options.mask", o->mask, device);
+}
+
+static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
+{
+    FA_TRY(check_place("q.data", a->q, device));
+    FA_TRY(check_place("k.data", a->k, device));
+    FA_TRY(check_place("v.data", a->v, device));
+    FA_TRY(check_place("out.data", a->out, device));
+    const bool rows = a->q->shape[0] && a->q->shape[1] && a->q->shape[2];
+    if (rows) FA_TRY(check_pointer("lse", a->lse, device));
+    return check_option_places(a->options, device);
+}
+
+static fa_status check_workspace(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    if (p->workspace_size >= plan->workspace_bytes) return FA_OK;
+    return fa_fail(FA_ERROR_WORKSPACE,
+                   "options.workspace_size is %zu: expected at least %zu bytes, as "
+                   "fa_workspace_size says",
+                   p->workspace_size, plan->workspace_bytes);
+}
+
+static fa_status plan_cuda(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan)
+{
+    char why[320];
+    if (fa_cuda_plan_make(p, device, plan, why, sizeof why)) return FA_OK;
+    return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+}
+
+static fa_status find_image(const fa_cuda_plan *plan, fa_cuda_image **image)
+{
+    char why[320];
+    *image = fa_cuda_find_image(fa_cuda_images, plan->image);
+    if (*image) return FA_OK;
+    fa_cuda_explain_missing_image(plan->image, why, sizeof why);
+    return fa_fail(FA_ERROR_UNSUPPORTED, "options.device is FA_DEVICE_CUDA, but %s", why);
+}
+
+static fa_status find_kernel(const fa_cuda_plan *plan, const fa_cuda_device *device, void **kernel)
+{
+    fa_cuda_image *image;
+    fa_cuda_fault fault;
+    FA_TRY(find_image(plan, &image));
+    if (fa_cuda_find_kernel(image, plan->entry, kernel, &fault)) return FA_OK;
+    if (fault.code != FA_CUDA_NO_BINARY_FOR_GPU) return cuda_failed(&fault, device->ordinal);
+    return fa_fail(FA_ERROR_UNSUPPORTED,
+                   "CUDA device %d (%s) has architecture %d.%d, and this build's kernels are for "
+                   "%s: make CUDA=all compiles them for all",
+                   (int)device->ordinal, device->name, (int)device->major, (int)device->minor,
+                   fa_cuda_architectures);
+}
+
+static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
+{
+    fa_cuda_device device;
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
+    void *kernel;
+    bool current;
+    FA_TRY(find_device(false, &device, &current));
+    FA_TRY(plan_cuda(p, &device, &plan));
+    FA_TRY(check_places(a, &device));
+    FA_TRY(check_workspace(p, &plan));
+    if (plan.tasks == 0) return FA_OK;
+    FA_TRY(find_kernel(&plan, &device, &kernel));
+    return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
+}
+
+/* All that a call does before it looks at data. Without a context no kernel can be looked for. */
+static fa_status ask_cuda(const fa_problem *p, fa_cuda_device *device, fa_cuda_plan *plan)
+{
+    fa_cuda_image *image;
+    void *kernel;
+    bool current;
+    FA_TRY(find_device(true, device, &current));
+    FA_TRY(plan_cuda(p, device, plan));
+    return current ? find_kernel(plan, device, &kernel) : find_image(plan, &image);
+}
+
+static fa_status combine_on_cuda(void)
+{
+    return fa_fail(FA_ERROR_UNSUPPORTED,
+                   "options.device is FA_DEVICE_CUDA: fa_combine is not there "
+                   "yet on CUDA; it works on the CPU");
+}
+
+#else
+
+/* choose_device never chooses CUDA here. */
+static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
+{
+    (void)a, (void)p;
+    return open_cuda();
+}
+
+static fa_status combine_on_cuda(void) { return open_cuda(); }
+
+#endif
+
 /* ---- The calls ------------------------------------------------------------------------------- */
 
 /* Completes the options, chooses the device, checks and normalizes. The copies live as long as the
@@ -177,7 +391,7 @@ static fa_status prepare(fa_arguments *a, const fa_options *given, fa_options *o
 {
     FA_TRY(complete_options(given, options));
     a->options = options;
-    FA_TRY(choose_device(options->device, &a->device));
+    FA_TRY(choose_device(options->device, a->q, &a->device));
     return fa_problem_make(a, p);
 }
 
@@ -186,7 +400,7 @@ static fa_status call(fa_arguments *a, const fa_options *given)
     fa_options options;
     fa_problem p;
     FA_TRY(prepare(a, given, &options, &p));
-    return run_on_cpu(&p);
+    return a->device == FA_DEVICE_CUDA ? run_on_cuda(a, &p) : run_on_cpu(&p);
 }
 
 fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
@@ -242,9 +456,10 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
                               .out = out,
                               .lse = lse,
                               .options = &complete};
-    FA_TRY(choose_device(complete.device, &a.device));
+    FA_TRY(choose_device(complete.device, out, &a.device));
     fa_combine_problem c;
     FA_TRY(fa_combine_problem_make(&a, &c));
+    if (a.device == FA_DEVICE_CUDA) return combine_on_cuda();
     const fa_cpu_engine *engine;
     FA_TRY(get_cpu_engine(&engine));
     return engine_status(engine->combine(&c), "combine");
@@ -252,10 +467,42 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
+/* What the questions are about. */
+typedef struct answer {
+    char text[256]; /* which kernel would run */
+    size_t workspace_bytes;
+} answer;
+
+static fa_status answer_cpu(const fa_problem *p, answer *result)
+{
+    const fa_cpu_engine *engine;
+    FA_TRY(get_cpu_engine(&engine));
+    engine->describe(p, result->text, sizeof result->text);
+    result->workspace_bytes = 0; /* the CPU allocates its own scratch */
+    return FA_OK;
+}
+
+#ifdef FA_HAVE_CUDA
+static fa_status answer_cuda(const fa_problem *p, answer *result)
+{
+    fa_cuda_device device;
+    fa_cuda_plan plan;
+    FA_TRY(ask_cuda(p, &device, &plan));
+    fa_cuda_plan_describe(p, &device, &plan, result->text, sizeof result->text);
+    result->workspace_bytes = plan.workspace_bytes;
+    return FA_OK;
+}
+#else
+static fa_status answer_cuda(const fa_problem *p, answer *result)
+{
+    (void)p, (void)result;
+    return open_cuda();
+}
+#endif
+
 /* Everything that a call does before it computes. */
 static fa_status ask(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
-                     const fa_tensor *out, const fa_options *given, fa_problem *p,
-                     const fa_cpu_engine **engine)
+                     const fa_tensor *out, const fa_options *given, answer *result)
 {
     FA_REQUIRE(pass >= FA_PASS_FORWARD && pass <= FA_PASS_WEIGHTS,
                "pass is %d: expected FA_PASS_FORWARD, FA_PASS_BACKWARD, FA_PASS_DECODE or "
@@ -263,16 +510,16 @@ static fa_status ask(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const
                (int)pass);
     fa_arguments a = {.pass = pass, .question = true, .q = q, .k = k, .v = v, .out = out};
     fa_options options;
-    FA_TRY(prepare(&a, given, &options, p));
-    return get_cpu_engine(engine);
+    fa_problem p;
+    FA_TRY(prepare(&a, given, &options, &p));
+    return a.device == FA_DEVICE_CUDA ? answer_cuda(&p, result) : answer_cpu(&p, result);
 }
 
 fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                        const fa_tensor *out, const fa_options *options)
 {
-    fa_problem p;
-    const fa_cpu_engine *engine;
-    return ask(pass, q, k, v, out, options, &p, &engine);
+    answer result;
+    return ask(pass, q, k, v, out, options, &result);
 }
 
 fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
@@ -280,10 +527,9 @@ fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, cons
 {
     FA_REQUIRE(text && size > 0, "text is %s and size %zu: expected room for at least one byte",
                text ? "given" : "NULL", size);
-    fa_problem p;
-    const fa_cpu_engine *engine;
-    FA_TRY(ask(pass, q, k, v, out, options, &p, &engine));
-    engine->describe(&p, text, size);
+    answer result;
+    FA_TRY(ask(pass, q, k, v, out, options, &result));
+    (void)snprintf(text, size, "%s", result.text);
     return FA_OK;
 }
 
@@ -292,10 +538,9 @@ fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k
                             size_t *bytes)
 {
     FA_REQUIRE(bytes, "bytes is NULL: expected where to write the size");
-    fa_problem p;
-    const fa_cpu_engine *engine;
-    FA_TRY(ask(pass, q, k, v, out, options, &p, &engine));
-    *bytes = 0; /* the CPU allocates its own scratch */
+    answer result;
+    FA_TRY(ask(pass, q, k, v, out, options, &result));
+    *bytes = result.workspace_bytes;
     return FA_OK;
 }
 
@@ -312,10 +557,52 @@ fa_status fa_get_cpu_info(fa_cpu_info *info)
     return FA_OK;
 }
 
+#ifdef FA_HAVE_CUDA
+
+/* "NVIDIA H200 (9.0), 139 GiB, 132 SMs; kernels for 80 90a and PTX" */
+static void describe_cuda(char *text, size_t size)
+{
+    fa_cuda_device device;
+    fa_cuda_fault fault;
+    const char *kernels = fa_cuda_architectures[0] ? fa_cuda_architectures : "none";
+    if (!fa_cuda_get_device(0, &device, &fault)) {
+        (void)snprintf(text, size, "%s failed: %.60s (%.80s)", fault.call, fault.name, fault.text);
+        return;
+    }
+    (void)snprintf(text, size, "%.80s (%d.%d), %.0f GiB, %d SMs; compiled kernels: %.60s",
+                   device.name, (int)device.major, (int)device.minor,
+                   (double)device.memory_bytes / 0x1p30, (int)device.multiprocessors, kernels);
+}
+
+static void find_cuda(fa_cuda_info *info)
+{
+    fa_cuda_fault fault;
+    const bool open = fa_cuda_open(&fault);
+    info->driver_version = fa_cuda_driver_version();
+    if (!open) {
+        (void)snprintf(info->detail, sizeof info->detail,
+                       "no usable CUDA driver: %s: %.60s (%.80s)", fault.call, fault.name,
+                       fault.text);
+        return;
+    }
+    info->device_count = fa_cuda_device_count();
+    if (info->device_count > 0) describe_cuda(info->detail, sizeof info->detail);
+    else (void)snprintf(info->detail, sizeof info->detail, "the CUDA driver reports no device");
+}
+
+#else
+
+static void find_cuda(fa_cuda_info *info)
+{
+    (void)snprintf(info->detail, sizeof info->detail, "%s", no_cuda);
+}
+
+#endif
+
 fa_status fa_get_cuda_info(fa_cuda_info *info)
 {
     FA_REQUIRE(info, "info is NULL: expected where to write what is known of CUDA");
     memset(info, 0, sizeof *info);
-    (void)snprintf(info->detail, sizeof info->detail, "%s", no_cuda);
+    find_cuda(info);
     return FA_OK;
 }

@@ -7,30 +7,35 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t fa_float_bits(float x)
+/* Kernels make their own of it before they include this. */
+#ifndef FA_SHARED_FUNCTION
+#define FA_SHARED_FUNCTION static inline
+#endif
+
+FA_SHARED_FUNCTION uint32_t fa_float_bits(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float fa_bits_float(uint32_t bits)
+FA_SHARED_FUNCTION float fa_bits_float(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline float fa_bfloat_to_float(uint16_t b) { return fa_bits_float((uint32_t)b << 16); }
+FA_SHARED_FUNCTION float fa_bfloat_to_float(uint16_t b) { return fa_bits_float((uint32_t)b << 16); }
 
-static inline uint16_t fa_float_to_bfloat(float x)
+FA_SHARED_FUNCTION uint16_t fa_float_to_bfloat(float x)
 {
     uint32_t bits = fa_float_bits(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* quiet NaN */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-static inline float fa_half_to_float(uint16_t h)
+FA_SHARED_FUNCTION float fa_half_to_float(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t magnitude = (uint32_t)(h & 0x7fffu);
@@ -40,7 +45,7 @@ static inline float fa_half_to_float(uint16_t h)
     return fa_bits_float(sign | fa_float_bits(fa_bits_float(magnitude << 13) * 0x1p112f));
 }
 
-static inline uint16_t fa_float_to_half(float x)
+FA_SHARED_FUNCTION uint16_t fa_float_to_half(float x)
 {
     uint32_t bits = fa_float_bits(x);
     uint32_t sign = (bits >> 16) & 0x8000u;
@@ -56,7 +61,7 @@ static inline uint16_t fa_float_to_half(float x)
 }
 
 /* OCP E4M3 ("fn"): bias 7, no infinities, NaN is S.1111.111. */
-static inline float fa_e4m3_to_float(uint8_t b)
+FA_SHARED_FUNCTION float fa_e4m3_to_float(uint8_t b)
 {
     uint32_t sign = (uint32_t)(b & 0x80u) << 24;
     uint32_t magnitude = b & 0x7fu;

@@ -1,11 +1,16 @@
 /*
- * Which keys a query sees by position (causal, diagonal, window). One place for every backend; a
- * boolean mask comes on top.
+ * Which keys a query sees by position (causal, diagonal, window). One place for every backend, kernels
+ * included; a boolean mask comes on top.
  */
 #ifndef FA_MASK_H
 #define FA_MASK_H
 
-#include "problem.h"
+#include <stdint.h>
+
+/* Kernels make their own of it before they include this. */
+#ifndef FA_SHARED_FUNCTION
+#define FA_SHARED_FUNCTION static inline
+#endif
 
 /* Keys [lo, hi); hi <= lo: none. Both ends never decrease with i, so the range of a tile of
  * queries [i0, i1) is [range(i0).lo, range(i1 - 1).hi). */
@@ -13,17 +18,26 @@ typedef struct fa_range {
     int64_t lo, hi;
 } fa_range;
 
-static inline fa_range fa_visible(const fa_problem *p, const fa_sequence *s, int64_t i)
+/* center is i + diagonal; a window of -1 has no limit. */
+FA_SHARED_FUNCTION fa_range fa_visible_keys(int causal, int64_t window_left, int64_t window_right,
+                                            int64_t n_k, int64_t center)
 {
-    const int64_t center = i + s->diagonal;
-    fa_range r = {0, s->n_k};
-    if (p->causal && center < r.hi - 1) r.hi = center + 1;
-    if (p->window_right >= 0 && p->window_right < r.hi - 1 - center)
-        r.hi = center + p->window_right + 1;
-    if (p->window_left >= 0 && p->window_left < center) r.lo = center - p->window_left;
+    fa_range r = {0, n_k};
+    if (causal && center < r.hi - 1) r.hi = center + 1;
+    if (window_right >= 0 && window_right < r.hi - 1 - center) r.hi = center + window_right + 1;
+    if (window_left >= 0 && window_left < center) r.lo = center - window_left;
     if (r.hi < 0) r.hi = 0;
     if (r.lo > r.hi) r.lo = r.hi;
     return r;
 }
+
+#ifndef FA_DEVICE_CODE
+#include "problem.h"
+
+static inline fa_range fa_visible(const fa_problem *p, const fa_sequence *s, int64_t i)
+{
+    return fa_visible_keys(p->causal, p->window_left, p->window_right, s->n_k, i + s->diagonal);
+}
+#endif
 
 #endif

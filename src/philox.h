@@ -10,9 +10,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Kernels make their own of it before they include this. */
+#ifndef FA_SHARED_FUNCTION
+#define FA_SHARED_FUNCTION static inline
+#endif
+
 enum { FA_PHILOX_ROUNDS = 7 };
 
-static inline void fa_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
+FA_SHARED_FUNCTION void fa_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
@@ -30,8 +35,8 @@ static inline void fa_philox(const uint32_t counter[4], const uint32_t key[2], u
 }
 
 /* The 8 x 16 bits that cover columns 32*g + 2*c + {0,1} + 8*{0,1,2,3} of row i. */
-static inline void fa_dropout_block(uint64_t seed, uint64_t offset, int64_t batch_head, int64_t i,
-                                    int64_t g, int c, uint32_t out[4])
+FA_SHARED_FUNCTION void fa_dropout_block(uint64_t seed, uint64_t offset, int64_t batch_head,
+                                         int64_t i, int64_t g, int c, uint32_t out[4])
 {
     const uint32_t counter[4] = {(uint32_t)(4 * g + c), (uint32_t)i,
                                  (uint32_t)batch_head + (uint32_t)(offset >> 32), (uint32_t)offset};
@@ -40,8 +45,8 @@ static inline void fa_dropout_block(uint64_t seed, uint64_t offset, int64_t batc
 }
 
 /* The 16 bits of one element. */
-static inline uint32_t fa_dropout_bits(uint64_t seed, uint64_t offset, int64_t batch_head,
-                                       int64_t i, int64_t j)
+FA_SHARED_FUNCTION uint32_t fa_dropout_bits(uint64_t seed, uint64_t offset, int64_t batch_head,
+                                            int64_t i, int64_t j)
 {
     uint32_t block[4];
     fa_dropout_block(seed, offset, batch_head, i, j >> 5, (int)((j >> 1) & 3), block);

@@ -443,7 +443,9 @@ static void set_dropout(const fa_arguments *a, fa_problem *p)
     p->dropout_scale = 1.0f / (1.0f - o->dropout_p);
     p->dropout_seed = o->dropout_seed;
     p->dropout_offset = o->dropout_offset;
-    if (o->dropout_state && p->device == FA_DEVICE_CPU && !a->question) {
+    if (p->device != FA_DEVICE_CPU) {
+        p->dropout_state = o->dropout_state;
+    } else if (o->dropout_state && !a->question) {
         p->dropout_seed = o->dropout_state[0];
         p->dropout_offset = o->dropout_state[1];
     }

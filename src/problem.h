@@ -49,6 +49,7 @@ typedef struct fa_problem {
     uint32_t dropout_threshold; /* keep if the 16 random bits are >= this; 0: no dropout */
     float dropout_scale;        /* 1 / (1 - p) */
     uint64_t dropout_seed, dropout_offset;
+    const uint64_t *dropout_state; /* CUDA: device memory that holds the two; NULL: they count */
 
     const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqlens_q, *seqlens_k;
     const int32_t *block_table;

@@ -1,0 +1,371 @@
+/* GPUs: choosing one, memory, time, and random problems that are moved there. */
+#include "device.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+#ifdef FA_HAVE_CUDA
+#include "cuda/driver.h"
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+static bool fail(const fa_cuda_fault *fault)
+{
+    cli_error("%s failed: %s (%s)", fault->call, fault->name, fault->text);
+    return false;
+}
+
+/* A usual problem stands for all. */
+static fa_status ask(fa_pass pass)
+{
+    fa_tensor t = fa_bshd(NULL, FA_FLOAT32, 1, 128, 8, 64);
+    fa_options o = {.size = sizeof o, .device = FA_DEVICE_CUDA};
+    return fa_supported(pass, &t, &t, &t, &t, &o);
+}
+
+/* Makes the first GPU's context current; a machine without one is left to the library to word. */
+static bool use_first(fa_cuda_fault *fault)
+{
+    return fa_cuda_device_count() == 0 || fa_cuda_use_device(0, fault);
+}
+
+bool device_choose(fa_device *device, fa_pass pass)
+{
+    fa_cuda_fault fault;
+    if (*device == FA_DEVICE_CPU) return true;
+    const bool current = use_first(&fault);
+    const bool fine = current && ask(pass) == FA_OK;
+    if (*device == FA_DEVICE_AUTO) *device = fine ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+    else if (!current) return fail(&fault);
+    else if (!fine) cli_error("--device cuda: %s", fa_last_error());
+    return fine || *device == FA_DEVICE_CPU;
+}
+
+/* ---- memory and time ------------------------------------------------------------------------- */
+
+void *device_new(size_t bytes)
+{
+    fa_cuda_fault fault;
+    void *memory;
+    if (fa_cuda_allocate(&memory, bytes ? bytes : 1, &fault)) return memory;
+    size_t left = 0;
+    (void)fa_cuda_memory_left(&left, &(fa_cuda_fault){0});
+    cli_error("the GPU has no room for another %.3f GiB; %.3f GiB are free (%s: %s)",
+              (double)bytes / 0x1p30, (double)left / 0x1p30, fault.call, fault.name);
+    return NULL;
+}
+
+void device_delete(void *memory)
+{
+    if (memory) fa_cuda_free(memory);
+}
+
+bool device_put(void *to, const void *from, size_t bytes)
+{
+    fa_cuda_fault fault;
+    return bytes == 0 || fa_cuda_copy_in(to, from, bytes, &fault) || fail(&fault);
+}
+
+static bool get(void *to, const void *from, size_t bytes)
+{
+    fa_cuda_fault fault;
+    return bytes == 0 || fa_cuda_copy_out(to, from, bytes, &fault) || fail(&fault);
+}
+
+bool device_wait(void)
+{
+    fa_cuda_fault fault;
+    return fa_cuda_synchronize(&fault) || fail(&fault);
+}
+
+double device_cache_bytes(void)
+{
+    fa_cuda_device device;
+    return fa_cuda_get_device(0, &device, &(fa_cuda_fault){0}) ? (double)device.l2_bytes : 0;
+}
+
+bool device_clock_new(device_clock *clock)
+{
+    fa_cuda_fault fault;
+    return (fa_cuda_event_new(&clock->begin, &fault) && fa_cuda_event_new(&clock->end, &fault)) ||
+           fail(&fault);
+}
+
+void device_clock_free(device_clock *clock)
+{
+    if (clock->begin) fa_cuda_event_free(clock->begin);
+    if (clock->end) fa_cuda_event_free(clock->end);
+}
+
+bool device_clock_begin(device_clock *clock)
+{
+    fa_cuda_fault fault;
+    return fa_cuda_event_record(clock->begin, NULL, &fault) || fail(&fault);
+}
+
+bool device_clock_end(device_clock *clock, double *seconds)
+{
+    fa_cuda_fault fault;
+    return (fa_cuda_event_record(clock->end, NULL, &fault) &&
+            fa_cuda_event_seconds(clock->begin, clock->end, seconds, &fault)) ||
+           fail(&fault);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static void *load_pointer(const void *place)
+{
+    void *pointer;
+    memcpy(&pointer, place, sizeof pointer);
+    return pointer;
+}
+
+static void store_pointer(void *place, void *pointer) { memcpy(place, &pointer, sizeof pointer); }
+
+void device_copies_add(device_copies *copies, void *place, size_t bytes, bool result)
+{
+    void *host = load_pointer(place);
+    if (!host || bytes == 0) return;
+    if (copies->count == DEVICE_MAX_COPIES) abort();
+    copies->list[copies->count++] = (device_copy){place, host, NULL, bytes, result};
+}
+
+void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result)
+{
+    const int64_t *s = t->view.shape;
+    const size_t bytes = (size_t)(s[0] * s[1] * s[2] * s[3]) * fa_dtype_size(t->view.dtype);
+    device_copies_add(copies, &t->view.data, bytes, result);
+}
+
+/* Says all that is needed before a part of it fails. */
+static bool check_room(const device_copies *copies)
+{
+    size_t needed = 0, left;
+    fa_cuda_fault fault;
+    for (int i = 0; i < copies->count; i++) needed += copies->list[i].bytes;
+    if (!fa_cuda_memory_left(&left, &fault)) return fail(&fault);
+    if (needed <= left) return true;
+    cli_error("the problem needs %.3f GiB of the GPU's memory, and %.3f GiB are free",
+              (double)needed / 0x1p30, (double)left / 0x1p30);
+    return false;
+}
+
+bool device_copies_in(device_copies *copies)
+{
+    if (!check_room(copies)) return false;
+    for (int i = 0; i < copies->count; i++) {
+        device_copy *c = &copies->list[i];
+        c->device = device_new(c->bytes);
+        if (!c->device || !device_put(c->device, c->host, c->bytes)) return false;
+        store_pointer(c->place, c->device);
+    }
+    return true;
+}
+
+bool device_copies_out(device_copies *copies)
+{
+    if (copies->count == 0) return true;
+    if (!device_wait()) return false;
+    for (int i = 0; i < copies->count; i++) {
+        const device_copy *c = &copies->list[i];
+        if (c->result && !get(c->host, c->device, c->bytes)) return false;
+    }
+    return true;
+}
+
+void device_copies_free(device_copies *copies)
+{
+    for (int i = 0; i < copies->count; i++) {
+        device_copy *c = &copies->list[i];
+        if (!c->device) continue;
+        store_pointer(c->place, c->host);
+        device_delete(c->device);
+    }
+    copies->count = 0;
+}
+
+/* ---- random problems ------------------------------------------------------------------------- */
+
+enum { ALIGNMENT = 256 };
+
+/* Where each buffer goes: apart from each other, and as aligned as on the host but no better. */
+static size_t place_buffers(const ref_buffers *buffers, size_t offset[REF_MAX_BUFFERS])
+{
+    size_t end = 0;
+    for (int i = 0; i < buffers->count; i++) {
+        const ref_buffer *b = &buffers->list[i];
+        offset[i] = (end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + (uintptr_t)b->base % ALIGNMENT;
+        end = offset[i] + b->reserved;
+    }
+    return end;
+}
+
+static bool reserve(device_arena *arena, size_t bytes)
+{
+    if (bytes <= arena->bytes) return true;
+    device_arena_free(arena);
+    arena->bytes = 2 * bytes > (size_t)1 << 26 ? 2 * bytes : (size_t)1 << 26;
+    arena->host = malloc(arena->bytes);
+    arena->device = device_new(arena->bytes);
+    if (!arena->host) cli_error("out of memory for %zu bytes", arena->bytes);
+    return arena->host && arena->device;
+}
+
+void device_arena_free(device_arena *arena)
+{
+    free(arena->host);
+    device_delete(arena->device);
+    *arena = (device_arena){NULL, NULL, 0};
+}
+
+/* One problem in the arena. */
+typedef struct moved {
+    const device_arena *arena;
+    const ref_buffers *buffers;
+    size_t offset[REF_MAX_BUFFERS], end;
+} moved;
+
+/* A host pointer becomes the device's. */
+static void translate(const moved *m, void *place)
+{
+    const char *host = load_pointer(place);
+    for (int i = 0; host && i < m->buffers->count; i++) {
+        const ref_buffer *b = &m->buffers->list[i];
+        if (host < b->base || host > b->base + b->reserved) continue;
+        store_pointer(place, m->arena->device + m->offset[i] + (host - b->base));
+        return;
+    }
+}
+
+static void translate_options(const moved *m, fa_options *o)
+{
+    void *places[] = {&o->alibi_slopes, &o->sinks,     &o->dropout_state, &o->cu_seqlens_q,
+                      &o->cu_seqlens_k, &o->seqlens_q, &o->seqlens_k,     &o->block_table,
+                      &o->q_descale,    &o->k_descale, &o->v_descale};
+    for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
+}
+
+static bool move_in(const moved *m)
+{
+    for (int i = 0; i < m->buffers->count; i++) {
+        const ref_buffer *b = &m->buffers->list[i];
+        memcpy(m->arena->host + m->offset[i], b->base, b->reserved);
+    }
+    return device_put(m->arena->device, m->arena->host, m->end);
+}
+
+static bool move_out(const moved *m)
+{
+    if (!device_wait() || !get(m->arena->host, m->arena->device, m->end)) return false;
+    for (int i = 0; i < m->buffers->count; i++) {
+        const ref_buffer *b = &m->buffers->list[i];
+        memcpy(b->base, m->arena->host + m->offset[i], b->reserved);
+    }
+    return true;
+}
+
+static fa_status call_library(const moved *m, const random_call *given)
+{
+    random_call c = *given;
+    fa_tensor bias, mask;
+    void *places[] = {&c.q.data, &c.k.data, &c.v.data, &c.out.data, &c.lse};
+    for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
+    translate_options(m, &c.options);
+    if (c.options.bias) {
+        bias = *c.options.bias;
+        translate(m, &bias.data);
+        c.options.bias = &bias;
+    }
+    if (c.options.mask) {
+        mask = *c.options.mask;
+        translate(m, &mask.data);
+        c.options.mask = &mask;
+    }
+    return (c.decode ? fa_decode : fa_forward)(&c.q, &c.k, &c.v, &c.out, c.lse, &c.options);
+}
+
+fa_status device_attend(void *context, const random_call *call, char *message, size_t size)
+{
+    device_arena *arena = context;
+    moved m = {.arena = arena, .buffers = call->buffers};
+    m.end = place_buffers(m.buffers, m.offset);
+    snprintf(message, size, "the GPU failed");
+    if (!reserve(arena, m.end)) return FA_ERROR_MEMORY;
+    if (!move_in(&m)) return FA_ERROR_DEVICE;
+    fa_status status = call_library(&m, call);
+    if (status != FA_OK) {
+        snprintf(message, size, "%s", fa_last_error());
+        return status;
+    }
+    return move_out(&m) ? FA_OK : FA_ERROR_DEVICE;
+}
+
+#else
+
+/* Without CUDA nothing below device_choose is ever reached. */
+bool device_choose(fa_device *device, fa_pass pass)
+{
+    (void)pass;
+    if (*device == FA_DEVICE_AUTO) *device = FA_DEVICE_CPU;
+    if (*device == FA_DEVICE_CPU) return true;
+    fa_cuda_info info;
+    (void)fa_get_cuda_info(&info);
+    cli_error("--device cuda: %s; expected a library with CUDA kernels and a GPU, or --device cpu",
+              info.detail);
+    return false;
+}
+
+void device_copies_add(device_copies *copies, void *place, size_t bytes, bool result)
+{
+    (void)copies, (void)place, (void)bytes, (void)result;
+}
+
+void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result)
+{
+    (void)copies, (void)t, (void)result;
+}
+
+bool device_copies_in(device_copies *copies) { return copies == NULL; }
+bool device_copies_out(device_copies *copies) { return copies == NULL; }
+void device_copies_free(device_copies *copies) { copies->count = 0; }
+
+void *device_new(size_t bytes)
+{
+    (void)bytes;
+    return NULL;
+}
+
+void device_delete(void *memory) { (void)memory; }
+
+bool device_put(void *to, const void *from, size_t bytes)
+{
+    (void)to, (void)from, (void)bytes;
+    return false;
+}
+
+bool device_wait(void) { return false; }
+double device_cache_bytes(void) { return 0; }
+
+bool device_clock_new(device_clock *clock) { return clock == NULL; }
+void device_clock_free(device_clock *clock) { (void)clock; }
+bool device_clock_begin(device_clock *clock) { return clock == NULL; }
+
+bool device_clock_end(device_clock *clock, double *seconds)
+{
+    (void)seconds;
+    return clock == NULL;
+}
+
+fa_status device_attend(void *context, const random_call *call, char *message, size_t size)
+{
+    (void)context, (void)call, (void)message, (void)size;
+    return FA_ERROR_DEVICE;
+}
+
+void device_arena_free(device_arena *arena) { arena->bytes = 0; }
+
+#endif

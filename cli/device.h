@@ -1,0 +1,82 @@
+/*
+ * The command's side of CUDA: it chooses the device and owns the memory there; the library only
+ * computes in it. Of the functions that return bool or a pointer, all say on stderr what went
+ * wrong.
+ */
+#ifndef FA_CLI_DEVICE_H
+#define FA_CLI_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "flashattn.h"
+#include "random_problem.h"
+#include "tensors.h"
+
+/* Replaces FA_DEVICE_AUTO: CUDA if there is a GPU and this build has kernels of the pass for it,
+ * else the CPU. After CUDA the first GPU's context is current. False if CUDA was asked for in
+ * vain. */
+bool device_choose(fa_device *device, fa_pass pass);
+
+/* ---- Host arrays that a call on the GPU is to use -------------------------------------------- */
+
+enum { DEVICE_MAX_COPIES = 24 };
+
+typedef struct device_copy {
+    void *place; /* the pointer variable that leads to the array */
+    void *host, *device;
+    size_t bytes;
+    bool result; /* comes back */
+} device_copy;
+
+typedef struct device_copies {
+    int count;
+    device_copy list[DEVICE_MAX_COPIES];
+} device_copies;
+
+/* Notes an array: place is the address of a pointer to it. NULL and empty arrays are left out. */
+void device_copies_add(device_copies *copies, void *place, size_t bytes, bool result);
+void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result);
+
+/* Copies the arrays to the GPU and lets the pointers lead there. */
+bool device_copies_in(device_copies *copies);
+
+/* Waits for the GPU and copies the results back. */
+bool device_copies_out(device_copies *copies);
+
+/* Frees the GPU's copies; the pointers lead to the host again. */
+void device_copies_free(device_copies *copies);
+
+/* ---- Memory and time ------------------------------------------------------------------------- */
+
+void *device_new(size_t bytes);
+void device_delete(void *memory);
+bool device_put(void *to, const void *from, size_t bytes);
+bool device_wait(void);
+
+/* Bytes of the second-level cache. */
+double device_cache_bytes(void);
+
+/* Seconds that the GPU spends between two marks. */
+typedef struct device_clock {
+    void *begin, *end;
+} device_clock;
+bool device_clock_new(device_clock *clock);
+void device_clock_free(device_clock *clock);
+bool device_clock_begin(device_clock *clock);
+bool device_clock_end(device_clock *clock, double *seconds); /* waits */
+
+/* ---- Random problems ------------------------------------------------------------------------- */
+
+/* One piece of device memory that every problem is moved to in turn, all of its buffers with their
+ * guard bands and their alignment, and back. All zeros at first. */
+typedef struct device_arena {
+    char *device, *host;
+    size_t bytes;
+} device_arena;
+
+/* For random_settings.attend; the context is a device_arena. */
+fa_status device_attend(void *context, const random_call *call, char *message, size_t size);
+void device_arena_free(device_arena *arena);
+
+#endif

@@ -1,0 +1,60 @@
+/*
+ * What an attention kernel is told: one struct, filled in by src/cuda/forward.c and passed by
+ * value. It says what fa_problem says, in what a kernel needs; host and device share it.
+ */
+#ifndef FA_KERNEL_PARAMS_H
+#define FA_KERNEL_PARAMS_H
+
+#include <stdint.h>
+
+/* The values of fa_dtype. */
+enum {
+    FA_KERNEL_FLOAT32 = 0,
+    FA_KERNEL_FLOAT16 = 1,
+    FA_KERNEL_BFLOAT16 = 2,
+    FA_KERNEL_FLOAT8_E4M3 = 3,
+    FA_KERNEL_BOOL = 4
+};
+
+/* A strided view; strides in elements. data NULL: absent. */
+typedef struct fa_kernel_view {
+    char *data;
+    int64_t stride[4];
+    int32_t dtype;
+    int32_t vector; /* rows are whole fours, which may be moved at once */
+} fa_kernel_view;
+
+typedef struct fa_attention_params {
+    fa_kernel_view q, k, v, out, bias, mask;
+    float *lse; /* (blocks, heads_q, rows_q); NULL: not wanted */
+
+    int64_t batch, heads_q, heads_kv;
+    int64_t rows_q; /* rows of axis 1 of q, out and lse: all tokens if packed      */
+    int64_t rows_k; /* the same for k and v; paged: rows of a page                 */
+    int64_t most_k; /* the longest a sequence's keys can be, if nothing tells more */
+    int32_t d, d_v;
+
+    float scale, softcap; /* softcap 0: none */
+    int32_t causal, diagonal_given;
+    int64_t diagonal, window_left, window_right; /* windows of -1: no limit */
+
+    const float *alibi_slopes;
+    int64_t alibi_batch_stride;
+    const float *sinks;
+
+    uint32_t dropout_threshold; /* keep if the 16 random bits are >= this; 0: no dropout */
+    float dropout_scale;
+    uint64_t dropout_seed, dropout_offset;
+    const uint64_t *dropout_state; /* instead of the two, if not NULL */
+
+    const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqlens_q, *seqlens_k;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+
+    const float *q_descale, *k_descale, *v_descale; /* (batch, heads_kv) or NULL */
+
+    int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
+    int64_t tasks; /* tiles times heads times batch items                     */
+} fa_attention_params;
+
+#endif

@@ -1,0 +1,124 @@
+/*
+ * Which sequence and which queries a block works on, and where they lie. Lengths are read here, on
+ * the device, and kept inside the tensors whatever they say.
+ *
+ * Packed queries: the tiles of all sequences stand in one row without anybody having added up
+ * their lengths. Sequence s, rows [start, end), gets the places from start/T + s on; the next one
+ * begins at end/T + s + 1, which leaves room for its ceil((end - start)/T) tiles. Places without
+ * queries do nothing. The rows in front of the first sequence and behind the last one count as two
+ * more sequences, without queries: only zeros are written there.
+ */
+#ifndef FA_KERNEL_SEQUENCE_H
+#define FA_KERNEL_SEQUENCE_H
+
+#include "common/rows.cuh"
+
+typedef struct fa_tile {
+    int64_t batch, head, head_kv;
+    int64_t first;            /* the tile's first query                                   */
+    int64_t block_q, start_q; /* where query 0 of the sequence lies                       */
+    int64_t n_q;              /* queries of the sequence                                  */
+    int64_t room_q;           /* rows that are its own: those from n_q on get zeros       */
+    int64_t block_k, start_k, n_k;
+    int64_t diagonal;
+} fa_tile;
+
+/* The first row of packed sequence s - 1; s = 0 and s = batch + 1 are the rows of no sequence. */
+FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
+{
+    if (s == 0) return 0;
+    if (s > p->batch + 1) return p->rows_q;
+    return fa_max64(0, fa_min64(p->cu_seqlens_q[s - 1], p->rows_q));
+}
+
+/* The last s whose place is not behind this one. */
+FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t place, int rows)
+{
+    int64_t low = 0, high = p->batch + 2;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (fa_packed_start(p, middle) / rows + middle <= place) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+FA_DEVICE void fa_place_packed(const fa_attention_params *p, int64_t place, int rows, fa_tile *t)
+{
+    int64_t s = fa_find_packed(p, place, rows);
+    t->block_q = 0;
+    t->start_q = fa_packed_start(p, s);
+    t->room_q = fa_max64(0, fa_packed_start(p, s + 1) - t->start_q);
+    t->first = (place - (t->start_q / rows + s)) * rows;
+    bool sequence = s > 0 && s <= p->batch;
+    t->batch = sequence ? s - 1 : 0;
+    t->n_q = sequence ? t->room_q : 0;
+    if (sequence && p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], t->room_q));
+}
+
+FA_DEVICE void fa_place_padded(const fa_attention_params *p, int64_t place, int rows, fa_tile *t)
+{
+    t->block_q = t->batch;
+    t->start_q = 0;
+    t->room_q = t->n_q = p->rows_q;
+    t->first = place * rows;
+    if (p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], p->rows_q));
+}
+
+FA_DEVICE void fa_place_keys(const fa_attention_params *p, fa_tile *t)
+{
+    t->block_k = t->batch;
+    t->start_k = 0;
+    t->n_k = p->most_k;
+    if (t->n_q == 0) {
+        t->n_k = 0;
+        return;
+    }
+    if (p->cu_seqlens_k) {
+        int64_t start = p->cu_seqlens_k[t->batch], end = p->cu_seqlens_k[t->batch + 1];
+        t->block_k = 0;
+        t->start_k = fa_max64(0, start);
+        t->n_k = fa_max64(0, fa_min64(end, p->rows_k) - t->start_k);
+    }
+    if (p->seqlens_k) t->n_k = fa_max64(0, fa_min64(p->seqlens_k[t->batch], t->n_k));
+}
+
+/* Task number `task` with tiles of so many rows. Of a head's tiles the last comes first: under a
+ * causal mask it is the longest. */
+FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int rows)
+{
+    fa_tile t;
+    const int64_t outer = task / p->tiles, place = p->tiles - 1 - task % p->tiles;
+    t.batch = outer / p->heads_q;
+    t.head = outer % p->heads_q;
+    t.head_kv = t.head / (p->heads_q / p->heads_kv);
+    if (p->cu_seqlens_q) fa_place_packed(p, place, rows, &t);
+    else fa_place_padded(p, place, rows, &t);
+    fa_place_keys(p, &t);
+    t.diagonal = p->diagonal_given ? p->diagonal : t.n_k - t.n_q;
+    return t;
+}
+
+FA_DEVICE fa_range fa_tile_visible(const fa_attention_params *p, const fa_tile *t, int64_t i)
+{
+    return fa_visible_keys(p->causal, p->window_left, p->window_right, t->n_k, i + t->diagonal);
+}
+
+/* Row j of a sequence's keys or values: through the page table if there is one. */
+FA_DEVICE const char *fa_key_row(const fa_attention_params *p, const fa_kernel_view *v,
+                                 const fa_tile *t, int64_t j)
+{
+    if (!p->block_table) return fa_view_row(v, t->block_k, t->start_k + j, t->head_kv);
+    int64_t page, row;
+    if (((uint64_t)j | (uint64_t)p->rows_k) >> 32) {
+        page = j / p->rows_k;
+        row = j % p->rows_k;
+    } else { /* a division of 32 bits is much cheaper */
+        page = (uint32_t)j / (uint32_t)p->rows_k;
+        row = (uint32_t)j % (uint32_t)p->rows_k;
+    }
+    int64_t block = p->block_table[t->batch * p->block_table_stride + page];
+    return fa_view_row(v, block, row, t->head_kv);
+}
+
+#endif

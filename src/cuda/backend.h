@@ -1,0 +1,18 @@
+/*
+ * The CUDA backend's seam: what api.c calls once a problem is checked and planned.
+ */
+#ifndef FA_CUDA_BACKEND_H
+#define FA_CUDA_BACKEND_H
+
+#include "../../kernels/common/params.h"
+#include "cuda/driver.h"
+#include "cuda/plan.h"
+
+/* What the kernel is told. */
+fa_attention_params fa_cuda_attention_params(const fa_problem *problem, const fa_cuda_plan *plan);
+
+/* Queues the plan's kernel on the problem's stream; does nothing where there is nothing to do. */
+bool fa_cuda_forward(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
+                     fa_cuda_fault *fault);
+
+#endif
