@@ -323,8 +323,8 @@ static fa_status find_image(const fa_cuda_plan *plan, fa_cuda_image **image)
 
 static fa_status find_kernel(const fa_cuda_plan *plan, const fa_cuda_device *device, void **kernel)
 {
-    fa_cuda_image *image;
-    fa_cuda_fault fault;
+    fa_cuda_image *image = NULL;
+    fa_cuda_fault fault = {0};
     FA_TRY(find_image(plan, &image));
     if (fa_cuda_find_kernel(image, plan->entry, kernel, &fault)) return FA_OK;
     if (fault.code != FA_CUDA_NO_BINARY_FOR_GPU) return cuda_failed(&fault, device->ordinal);
@@ -337,11 +337,11 @@ static fa_status find_kernel(const fa_cuda_plan *plan, const fa_cuda_device *dev
 
 static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
 {
-    fa_cuda_device device;
-    fa_cuda_plan plan;
-    fa_cuda_fault fault;
-    void *kernel;
-    bool current;
+    fa_cuda_device device = {0};
+    fa_cuda_plan plan = {0};
+    fa_cuda_fault fault = {0};
+    void *kernel = NULL;
+    bool current = false;
     FA_TRY(find_device(false, &device, &current));
     FA_TRY(plan_cuda(p, &device, &plan));
     FA_TRY(check_places(a, &device));
@@ -354,9 +354,9 @@ static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
 /* All that a call does before it looks at data. Without a context no kernel can be looked for. */
 static fa_status ask_cuda(const fa_problem *p, fa_cuda_device *device, fa_cuda_plan *plan)
 {
-    fa_cuda_image *image;
-    void *kernel;
-    bool current;
+    fa_cuda_image *image = NULL;
+    void *kernel = NULL;
+    bool current = false;
     FA_TRY(find_device(true, device, &current));
     FA_TRY(plan_cuda(p, device, plan));
     return current ? find_kernel(plan, device, &kernel) : find_image(plan, &image);
@@ -485,7 +485,7 @@ static fa_status answer_cpu(const fa_problem *p, answer *result)
 #ifdef FA_HAVE_CUDA
 static fa_status answer_cuda(const fa_problem *p, answer *result)
 {
-    fa_cuda_device device;
+    fa_cuda_device device = {0};
     fa_cuda_plan plan;
     FA_TRY(ask_cuda(p, &device, &plan));
     fa_cuda_plan_describe(p, &device, &plan, result->text, sizeof result->text);
@@ -518,7 +518,7 @@ static fa_status ask(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const
 fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                        const fa_tensor *out, const fa_options *options)
 {
-    answer result;
+    answer result = {{0}, 0};
     return ask(pass, q, k, v, out, options, &result);
 }
 
@@ -527,7 +527,7 @@ fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, cons
 {
     FA_REQUIRE(text && size > 0, "text is %s and size %zu: expected room for at least one byte",
                text ? "given" : "NULL", size);
-    answer result;
+    answer result = {{0}, 0};
     FA_TRY(ask(pass, q, k, v, out, options, &result));
     (void)snprintf(text, size, "%s", result.text);
     return FA_OK;
@@ -538,7 +538,7 @@ fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k
                             size_t *bytes)
 {
     FA_REQUIRE(bytes, "bytes is NULL: expected where to write the size");
-    answer result;
+    answer result = {{0}, 0};
     FA_TRY(ask(pass, q, k, v, out, options, &result));
     *bytes = result.workspace_bytes;
     return FA_OK;
@@ -562,7 +562,7 @@ fa_status fa_get_cpu_info(fa_cpu_info *info)
 /* "NVIDIA H200 (9.0), 139 GiB, 132 SMs; kernels for 80 90a and PTX" */
 static void describe_cuda(char *text, size_t size)
 {
-    fa_cuda_device device;
+    fa_cuda_device device = {0};
     fa_cuda_fault fault;
     const char *kernels = fa_cuda_architectures[0] ? fa_cuda_architectures : "none";
     if (!fa_cuda_get_device(0, &device, &fault)) {
