@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Rewrites the tables of measured figures in the documents from bench/results/*.json.
+"""Rewrites the measured figures in the documents and in the ladder's headers.
 
 A table stands between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
-and holds the cases of that file whose name begins with the last word. Without arguments the tables
-are rewritten; with --check nothing is written and the exit code is 1 if one differs from its file.
-Results that are older than the sources are named either way.
+The last word says which: of a result of peers_cpu.py the cases whose name begins with it, of a
+result of ladder.py the table of that name (ladder_tables.py). Each rung's header has a line
+` * Measured`, of bench/results/ladder-h200.json. Without arguments both are rewritten; with --check
+nothing is written and the exit code is 1 if one differs from its file. Results that are older than
+the sources are named either way. The ladder's tables say so where there is no result yet.
 """
 
 import argparse
@@ -16,10 +18,19 @@ import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from source_hash import ROOT, source_hash  # noqa: E402
+from ladder_tables import headers, ladder_table  # noqa: E402
+from source_hash import ROOT, ladder_hash, source_hash  # noqa: E402
 
-DOCUMENTS = ("README.md", "docs/*.md", "CHANGELOG.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "docs/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "ladder/README.md")
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n)(.*?)(<!-- end of table -->)", re.S)
+LADDER = re.compile(r"bench/results/ladder-\S+\.json")
+LADDER_RESULT = "bench/results/ladder-h200.json"  # of the bars and of the rungs' headers
+
+
+def load(name):
+    """A result; None: there is none."""
+    path = ROOT / name
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def table_row(case):
@@ -29,7 +40,7 @@ def table_row(case):
         case["rate"]["flashattn"], case["unit"], case["share_of_peak"], case["ratio"], bar)
 
 
-def table(result, prefix):
+def peers_table(result, prefix):
     machine = result["machine"]
     cases = [case for case in result["cases"] if case["name"].startswith(prefix)]
     if not cases:
@@ -44,45 +55,50 @@ def table(result, prefix):
     return text + "".join(table_row(case) for case in cases)
 
 
-def rewritten(text):
-    def replace(match):
-        if not (ROOT / match[2]).is_file():
-            raise SystemExit(f"tables: {match[2]}, which a table names, is not there")
-        result = json.loads((ROOT / match[2]).read_text())
-        return match[1] + table(result, match[3]) + match[5]
+def table(name, which):
+    result = load(name)
+    if LADDER.fullmatch(name):
+        return ladder_table(result, which)
+    if result is None:
+        raise SystemExit(f"tables: {name}, which a table names, is not there")
+    return peers_table(result, which)
 
-    return TABLE.sub(replace, text)
+
+def rewritten(text):
+    return TABLE.sub(lambda match: match[1] + table(match[2], match[3]) + match[5], text)
 
 
 def documents():
-    return sorted(path for pattern in DOCUMENTS for path in ROOT.glob(pattern))
+    """(path, new text) of every document."""
+    for path in sorted(path for pattern in DOCUMENTS for path in ROOT.glob(pattern)):
+        yield path, rewritten(path.read_text())
 
 
 def warn_of_old_results():
-    current = source_hash()
+    current = {"ladder_sha256": ladder_hash(), "source_sha256": source_hash()}
     for path in sorted((ROOT / "bench/results").glob("*.json")):
-        if json.loads(path.read_text()).get("source_sha256") != current:
+        result = json.loads(path.read_text())
+        key = "ladder_sha256" if "ladder_sha256" in result else "source_sha256"
+        if result.get(key) != current[key]:
             print(f"warning: {path.relative_to(ROOT)} is older than the sources", file=sys.stderr)
 
 
 def main():
-    parser = argparse.ArgumentParser(description="tables of the documents from bench/results")
+    parser = argparse.ArgumentParser(description="measured figures from bench/results")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if one differs")
     args = parser.parse_args()
     warn_of_old_results()
     different = 0
-    for path in documents():
-        text = path.read_text()
-        new = rewritten(text)
-        if new == text:
+    for path, new in (*documents(), *headers(load(LADDER_RESULT))):
+        if new == path.read_text():
             continue
         different += 1
         if args.check:
-            print(f"{path.relative_to(ROOT)}: a table differs from its file; run bench/tables.py",
+            print(f"{path.relative_to(ROOT)}: a figure differs from its file; run bench/tables.py",
                   file=sys.stderr)
         else:
             path.write_text(new)
-            print(f"rewrote the tables of {path.relative_to(ROOT)}")
+            print(f"rewrote the figures of {path.relative_to(ROOT)}")
     return 1 if args.check and different else 0
 
 

@@ -157,6 +157,93 @@ static fa_status open_cuda(void)
 /* Device memory can only have been made by the driver; without one the answer is cheap. */
 static bool lies_on_cuda(const void *data) { return data && fa_cuda_device_of(data) >= 0; }
 
+/* Device memory must not reach the CPU's engine. */
+static fa_status check_host_pointer(const char *name, const void *pointer)
+{
+    const int place = fa_cuda_out_of_reach(pointer);
+    if (place < 0) return FA_OK;
+    return fa_fail(
+        FA_ERROR_ARGUMENT,
+        "%s at %p lies on CUDA device %d: expected host memory, for the call runs on the "
+        "CPU (where q lies, or as options.device says)",
+        name, pointer, place);
+}
+
+/* device: where memory must lie; NULL: the host. */
+static fa_status check_pointer(const char *name, const void *pointer, const fa_cuda_device *device)
+{
+    if (!pointer) return FA_OK;
+    if (!device) return check_host_pointer(name, pointer);
+    int place = fa_cuda_device_of(pointer);
+    if (place == device->ordinal) return FA_OK;
+    if (place < 0)
+        return fa_fail(FA_ERROR_ARGUMENT,
+                       "%s at %p lies in host memory: expected memory of CUDA device %d, on which "
+                       "the call runs; copy it there first",
+                       name, pointer, (int)device->ordinal);
+    return fa_fail(FA_ERROR_ARGUMENT,
+                   "%s at %p lies on CUDA device %d: expected device %d, that of the current "
+                   "context",
+                   name, pointer, place, (int)device->ordinal);
+}
+
+/* Memory of a tensor without elements is never touched, wherever it lies. */
+static fa_status check_place(const char *name, const fa_tensor *t, const fa_cuda_device *device)
+{
+    if (!t || !t->shape[0] || !t->shape[1] || !t->shape[2] || !t->shape[3]) return FA_OK;
+    return check_pointer(name, t->data, device);
+}
+
+static fa_status check_option_places(const fa_options *o, const fa_cuda_device *device)
+{
+    const struct {
+        const char *name;
+        const void *pointer;
+    } arrays[] = {
+        {"options.alibi_slopes", o->alibi_slopes},   {"options.sinks", o->sinks},
+        {"options.dropout_state", o->dropout_state}, {"options.cu_seqlens_q", o->cu_seqlens_q},
+        {"options.cu_seqlens_k", o->cu_seqlens_k},   {"options.seqlens_q", o->seqlens_q},
+        {"options.seqlens_k", o->seqlens_k},         {"options.block_table", o->block_table},
+        {"options.q_descale", o->q_descale},         {"options.k_descale", o->k_descale},
+        {"options.v_descale", o->v_descale},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        FA_TRY(check_pointer(arrays[i].name, arrays[i].pointer, device));
+    FA_TRY(check_place("options.bias", o->bias, device));
+    return check_place("options.mask", o->mask, device);
+}
+
+static fa_status check_gradient_places(const fa_gradients *g, const fa_cuda_device *device)
+{
+    if (!g) return FA_OK;
+    FA_TRY(check_place("gradients.dout.data", &g->dout, device));
+    FA_TRY(check_place("gradients.dq.data", &g->dq, device));
+    FA_TRY(check_place("gradients.dk.data", &g->dk, device));
+    FA_TRY(check_place("gradients.dv.data", &g->dv, device));
+    FA_TRY(check_place("gradients.dbias.data", &g->dbias, device));
+    FA_TRY(check_pointer("gradients.dlse", g->dlse, device));
+    return check_pointer("gradients.dsinks", g->dsinks, device);
+}
+
+static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
+{
+    FA_TRY(check_place("q.data", a->q, device));
+    FA_TRY(check_place("k.data", a->k, device));
+    FA_TRY(check_place("v.data", a->v, device));
+    FA_TRY(check_place("out.data", a->out, device));
+    FA_TRY(check_place("weights.data", a->weights, device));
+    FA_TRY(check_pointer("rows", a->rows, device));
+    FA_TRY(check_gradient_places(a->gradients, device));
+    const bool rows = a->q && a->q->shape[0] && a->q->shape[1] && a->q->shape[2];
+    if (rows) FA_TRY(check_pointer("lse", a->lse, device));
+    return check_option_places(a->options, device);
+}
+
+static fa_status check_host_places(const fa_arguments *a)
+{
+    return fa_cuda_is_loaded() ? check_places(a, NULL) : FA_OK;
+}
+
 #else
 
 static const char no_cuda[] = "this build of the library has no CUDA backend";
@@ -173,6 +260,12 @@ static bool lies_on_cuda(const void *data)
 {
     (void)data;
     return false;
+}
+
+static fa_status check_host_places(const fa_arguments *a)
+{
+    (void)a;
+    return FA_OK;
 }
 
 #endif
@@ -241,59 +334,6 @@ static fa_status find_device(bool question, fa_cuda_device *device, bool *curren
                        "or cuCtxSetCurrent makes it");
     if (ordinal < 0) ordinal = 0;
     return fa_cuda_get_device(ordinal, device, &fault) ? FA_OK : cuda_failed(&fault, ordinal);
-}
-
-static fa_status check_pointer(const char *name, const void *pointer, const fa_cuda_device *device)
-{
-    if (!pointer) return FA_OK;
-    int place = fa_cuda_device_of(pointer);
-    if (place == device->ordinal) return FA_OK;
-    if (place < 0)
-        return fa_fail(FA_ERROR_ARGUMENT,
-                       "%s at %p lies in host memory: expected memory of CUDA device %d, on which "
-                       "the call runs; copy it there first",
-                       name, pointer, (int)device->ordinal);
-    return fa_fail(FA_ERROR_ARGUMENT,
-                   "%s at %p lies on CUDA device %d: expected device %d, that of the current "
-                   "context",
-                   name, pointer, place, (int)device->ordinal);
-}
-
-/* Memory of a tensor without elements is never touched, wherever it lies. */
-static fa_status check_place(const char *name, const fa_tensor *t, const fa_cuda_device *device)
-{
-    if (!t || !t->shape[0] || !t->shape[1] || !t->shape[2] || !t->shape[3]) return FA_OK;
-    return check_pointer(name, t->data, device);
-}
-
-static fa_status check_option_places(const fa_options *o, const fa_cuda_device *device)
-{
-    const struct {
-        const char *name;
-        const void *pointer;
-    } arrays[] = {
-        {"options.alibi_slopes", o->alibi_slopes},   {"options.sinks", o->sinks},
-        {"options.dropout_state", o->dropout_state}, {"options.cu_seqlens_q", o->cu_seqlens_q},
-        {"options.cu_seqlens_k", o->cu_seqlens_k},   {"options.seqlens_q", o->seqlens_q},
-        {"options.seqlens_k", o->seqlens_k},         {"options.block_table", o->block_table},
-        {"options.q_descale", o->q_descale},         {"options.k_descale", o->k_descale},
-        {"options.v_descale", o->v_descale},
-    };
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
-        FA_TRY(check_pointer(arrays[i].name, arrays[i].pointer, device));
-    FA_TRY(check_place("options.bias", o->bias, device));
-    return check_place("options.mask", o->mask, device);
-}
-
-static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
-{
-    FA_TRY(check_place("q.data", a->q, device));
-    FA_TRY(check_place("k.data", a->k, device));
-    FA_TRY(check_place("v.data", a->v, device));
-    FA_TRY(check_place("out.data", a->out, device));
-    const bool rows = a->q->shape[0] && a->q->shape[1] && a->q->shape[2];
-    if (rows) FA_TRY(check_pointer("lse", a->lse, device));
-    return check_option_places(a->options, device);
 }
 
 static fa_status check_workspace(const fa_problem *p, const fa_cuda_plan *plan)
@@ -392,6 +432,7 @@ static fa_status prepare(fa_arguments *a, const fa_options *given, fa_options *o
     FA_TRY(complete_options(given, options));
     a->options = options;
     FA_TRY(choose_device(options->device, a->q, &a->device));
+    if (a->device == FA_DEVICE_CPU && !a->question) FA_TRY(check_host_places(a));
     return fa_problem_make(a, p);
 }
 

@@ -40,9 +40,18 @@ static_analysis() {
              --suppress=uninitvar:src/cpu/simd_portable.h -j "$(nproc)" $includes $defines src ladder cli reference
 }
 
+# The scripts of the figures need packages that are not here; that they can be read is checked.
+python_syntax() {
+    for script in bench/*.py docs/*.py tools/*.py; do
+        python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$script" ||
+            return 1
+    done
+}
+
 check formatting formatting
 check clang-tidy tidy
 check cppcheck static_analysis
+check "Python syntax" python_syntax
 check "layer order" python3 tools/check_layers.py
 check "C API document" python3 docs/make_c_api.py --check
 check "measured tables" python3 bench/tables.py --check

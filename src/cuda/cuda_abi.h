@@ -36,6 +36,7 @@ enum { /* cuDeviceGetAttribute */
 
 enum { /* cuPointerGetAttributes */
        CU_POINTER_MEMORY_TYPE = 2,
+       CU_POINTER_IS_MANAGED = 8,
        CU_POINTER_DEVICE_ORDINAL = 9,
        CU_MEMORY_DEVICE = 2
 };

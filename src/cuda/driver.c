@@ -8,6 +8,7 @@
 #include "cuda/driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -91,11 +92,13 @@ static bool check_version(void)
                           text);
 }
 
+#define USUAL_LIBRARY "libcuda.so.1"
+
 /* A program with more rights than its user must not load what the user's environment names. */
 static const char *library_path(void)
 {
     const char *path = secure_getenv("FA_CUDA_DRIVER");
-    return path && *path ? path : "libcuda.so.1";
+    return path && *path ? path : USUAL_LIBRARY;
 }
 
 static bool open_library(void)
@@ -191,17 +194,75 @@ bool fa_cuda_current_device(int *ordinal, fa_cuda_fault *fault)
     return true;
 }
 
+/* Is this the driver's file? "libcuda.so" and "libcuda.so.1" are the same one. */
+static bool is_driver_file(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *wanted = library_path();
+    const char *name = slash ? slash + 1 : path;
+    if (strcmp(wanted, USUAL_LIBRARY) != 0) return strcmp(path, wanted) == 0;
+    return strncmp(name, "libcuda.so", strlen("libcuda.so")) == 0;
+}
+
+typedef struct search {
+    unsigned long long loads; /* that the process has done so far */
+    bool found;
+} search;
+
+/* The process's loads when the driver was last looked for in vain. */
+static atomic_ullong loads_without_driver;
+
+/* Stops at the driver, or at once if nothing has been loaded since. */
+static int look_for_driver(struct dl_phdr_info *info, size_t size, void *data)
+{
+    search *s = data;
+    (void)size;
+    if (info->dlpi_adds == atomic_load_explicit(&loads_without_driver, memory_order_relaxed))
+        return 1;
+    s->loads = info->dlpi_adds;
+    s->found = is_driver_file(info->dlpi_name);
+    return s->found;
+}
+
+bool fa_cuda_is_loaded(void)
+{
+    static atomic_bool known;
+    if (atomic_load_explicit(&known, memory_order_relaxed)) return true;
+    search s = {0, false};
+    dl_iterate_phdr(look_for_driver, &s);
+    if (s.found) atomic_store_explicit(&known, true, memory_order_relaxed);
+    else if (s.loads > 0)
+        atomic_store_explicit(&loads_without_driver, s.loads, memory_order_relaxed);
+    return s.found;
+}
+
+/* The device on which memory lies, and whether the host may use it too; -1: memory that the driver
+ * does not know, which is no error here (its type is 0). */
+static int place_of(const void *pointer, bool *managed)
+{
+    unsigned type = 0;
+    unsigned is_managed = 0;
+    int ordinal = -1;
+    int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_IS_MANAGED};
+    void *values[] = {&type, &ordinal, &is_managed};
+    *managed = false;
+    if (!fa_cuda_is_loaded() || !fa_cuda_open(NULL)) return -1;
+    cu_result code =
+        cu.cuPointerGetAttributes(3, attributes, values, (cu_address)(uintptr_t)pointer);
+    *managed = is_managed != 0;
+    return code == CU_SUCCESS && type == CU_MEMORY_DEVICE ? ordinal : -1;
+}
+
 int fa_cuda_device_of(const void *pointer)
 {
-    if (!fa_cuda_open(NULL)) return -1;
-    unsigned type = 0;
-    int ordinal = -1;
-    int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL};
-    void *values[] = {&type, &ordinal};
-    /* Memory that the driver does not know is no error here: its type is 0. */
-    cu_result code =
-        cu.cuPointerGetAttributes(2, attributes, values, (cu_address)(uintptr_t)pointer);
-    return code == CU_SUCCESS && type == CU_MEMORY_DEVICE ? ordinal : -1;
+    bool managed;
+    return place_of(pointer, &managed);
+}
+
+int fa_cuda_out_of_reach(const void *pointer)
+{
+    bool managed;
+    const int ordinal = place_of(pointer, &managed);
+    return managed ? -1 : ordinal;
 }
 
 /* ---- images and kernels ---------------------------------------------------------------------- */

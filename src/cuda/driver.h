@@ -43,6 +43,13 @@ bool fa_cuda_current_device(int *ordinal, fa_cuda_fault *fault);
 /* The device on which memory lies; -1: host memory, or memory that the driver does not know. */
 int fa_cuda_device_of(const void *pointer);
 
+/* Whether this process has loaded the driver, by whatever way. If not, no memory lies on a device, and
+ * there is no need to open the driver to know. */
+bool fa_cuda_is_loaded(void);
+
+/* As fa_cuda_device_of, for memory that the host cannot use; -1: it can. */
+int fa_cuda_out_of_reach(const void *pointer);
+
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 /* A compiled image (a fatbin) that the build embeds. */

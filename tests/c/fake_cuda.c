@@ -242,6 +242,7 @@ FAKE cu_result cuPointerGetAttributes(unsigned count, int *attributes, void **va
             *(unsigned *)values[j] = i < 0 ? 0 : CU_MEMORY_DEVICE;
         else if (attributes[j] == CU_POINTER_DEVICE_ORDINAL)
             *(int *)values[j] = i < 0 ? -2 : allocations[i].device;
+        else if (attributes[j] == CU_POINTER_IS_MANAGED) *(unsigned *)values[j] = 0;
         else return INVALID_VALUE;
     }
     return 0;

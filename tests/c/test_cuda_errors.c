@@ -215,6 +215,14 @@ static void test_auto(void)
     s = on_host();
     s.o.device = FA_DEVICE_AUTO;
     CHECK(forward(&s) == FA_OK, "auto on the host: %s", fa_last_error());
+    const setup device = on_device();
+    s.k.data = device.k.data;
+    EXPECT(forward(&s), FA_ERROR_ARGUMENT, "k.data at 0x",
+           "lies on CUDA device 0: expected host memory");
+    s.k.data = host[1];
+    s.o.device = FA_DEVICE_CPU;
+    s.lse = device.lse;
+    EXPECT(forward(&s), FA_ERROR_ARGUMENT, "lse at 0x", "expected host memory");
 }
 
 /* No launch, no pointer is looked at. */

@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Draws the ladder's charts from the results of bench/ladder.py.
+
+    python3 bench/plot.py [--results FILE] [--folder DIR]
+
+Writes ladder/scalability.png and .svg (the rungs with float32 in and out, all lengths, PyTorch
+beside them) and ladder/scalability-16bit.png and .svg (the 16-bit rungs at d = 128, full and
+causal). The same results give the same files. Needs matplotlib.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from ladder_tables import peers_of, rows_of, rungs  # noqa: E402
+from source_hash import ROOT  # noqa: E402
+
+try:
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullLocator
+except ImportError:
+    sys.exit("plot.py: matplotlib is not installed (pip install matplotlib)")
+
+# Of Okabe and Ito's palette, which the colour-blind can tell apart: a colour a kind of kernel.
+SCALAR, WMMA, MMA, PEER, CEILING = "#d55e00", "#0072b2", "#009e73", "#000000", "#777777"
+HALF_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00")  # few lines: one each
+MARKERS = "osD^vPX"  # within a kind
+PEER_STYLES = ("--", ":")
+
+STYLE = {
+    "svg.hashsalt": "flashattn",  # else names in the file are random
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+}
+
+
+def colour_of(rung, types):
+    if types == "HALVES":
+        halves = [name for _, name, kind, _ in rungs() if kind == "HALVES"]
+        return HALF_COLOURS[halves.index(rung) % len(HALF_COLOURS)]
+    if types == "FLOAT32":
+        return SCALAR
+    return WMMA if "wmma" in rung else MMA
+
+
+def series(rows, rung):
+    """Lengths and TFLOP/s of what was measured."""
+    found = sorted((n, row["tflops"]) for (name, n), row in rows.items()
+                   if name == rung and row["state"] == "measured")
+    return [n for n, _ in found], [rate for _, rate in found]
+
+
+# ---- lines and their labels ---------------------------------------------------------------------
+
+
+def spread(places, gap):
+    """Moves places, ascending, apart to `gap` at least, each as little as a simple sweep can."""
+    groups = []  # [sum of wished starts, number of labels]
+    for i, place in enumerate(places):
+        groups.append([place, 1])
+        while len(groups) > 1:
+            (upper, many), (lower, few) = groups[-1], groups[-2]
+            if lower / few + few * gap <= upper / many:
+                break
+            groups[-2:] = [[lower + upper - many * few * gap, few + many]]
+    result = []
+    for total, count in groups:
+        result += [total / count + i * gap for i in range(count)]
+    return result
+
+
+def label_lines(axes, ends, x, gap):
+    """Names the lines at the right margin; ends: (text, colour, last length, last rate). A thin
+    line leads from each line's last point to its name."""
+    ends = sorted(ends, key=lambda end: end[3])
+    to_unit = axes.transScale.transform
+    low, high = (to_unit((1, y))[1] for y in axes.get_ylim())
+    wished = [(to_unit((1, end[3]))[1] - low) / (high - low) for end in ends]
+    for (text, colour, n, rate), y in zip(ends, spread(wished, gap)):
+        axes.annotate(text, xy=(n, rate), xycoords="data", xytext=(x, y),
+                      textcoords="axes fraction", color=colour, va="center", ha="left",
+                      annotation_clip=False,
+                      arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6,
+                                  "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 4})
+
+
+def draw_rungs(axes, rows, chosen):
+    """The rungs' lines; returns their ends for label_lines."""
+    ends, seen = [], {}
+    for digits, rung, types, _ in chosen:
+        lengths, rates = series(rows, rung)
+        if not lengths:
+            continue
+        colour = colour_of(rung, types)
+        kind = types if types == "HALVES" else colour
+        marker = MARKERS[seen.setdefault(kind, 0) % len(MARKERS)]
+        seen[kind] += 1
+        axes.plot(lengths, rates, color=colour, marker=marker, markersize=4, linewidth=1.3)
+        ends.append((f"{digits} {rung}", colour, lengths[-1], rates[-1]))
+    return ends
+
+
+def draw_peers(axes, rows):
+    ends = []
+    for peer, style in zip(peers_of(rows), PEER_STYLES):
+        lengths, rates = series(rows, peer)
+        if lengths:
+            axes.plot(lengths, rates, color=PEER, linestyle=style, linewidth=1.5)
+            ends.append((peer, PEER, lengths[-1], rates[-1]))
+    return ends
+
+
+def draw_ceiling(axes, rate, name):
+    axes.axhline(rate, color=CEILING, linewidth=0.8, linestyle=(0, (6, 3)))
+    axes.annotate(f"{name} at best: {rate:.0f}", xy=(0.01, rate), color=CEILING, fontsize=8,
+                  xycoords=("axes fraction", "data"), xytext=(0, 2), textcoords="offset points")
+
+
+def set_lengths(axes, rows):
+    lengths = sorted({n for _, n in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(n) for n in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("sequence length n")
+
+
+# ---- charts -------------------------------------------------------------------------------------
+
+
+def float32_chart(result):
+    rows, ceiling = rows_of(result, "float32"), result["ceiling"]
+    figure, axes = plt.subplots(figsize=(9.2, 5.6))
+    figure.subplots_adjust(left=0.075, right=0.72, top=0.9, bottom=0.1)
+    set_lengths(axes, rows)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.set_ylabel("TFLOP/s")
+    ends = draw_rungs(axes, rows, [r for r in rungs() if r[2] != "HALVES"])
+    ends += draw_peers(axes, rows)
+    draw_ceiling(axes, ceiling["mma_tf32_tflops"], "tensor cores, tf32 (mma.sync)")
+    draw_ceiling(axes, ceiling["ffma_tflops"], "FFMA")
+    low = min(end[3] for end in ends)
+    axes.set_ylim(0.7 * low, 1.4 * ceiling["mma_tf32_tflops"])
+    label_lines(axes, ends, 1.04, 0.056)
+    axes.set_title(f"The ladder, float32 in and out: {result['machine']['device']}, batch 4, "
+                   "96 heads, d = 128", fontsize=10, loc="left")
+    return figure
+
+
+def half_chart(result):
+    figure, both = plt.subplots(1, 2, figsize=(10.4, 4.6), sharey=True)
+    figure.subplots_adjust(left=0.06, right=0.83, top=0.87, bottom=0.12, wspace=0.08)
+    best = max(result["ceiling"]["wgmma_bf16_tflops"], result["ceiling"]["mma_bf16_tflops"])
+    for axes, kind in zip(both, ("full", "causal")):
+        rows = rows_of(result, f"d128-{kind}")
+        set_lengths(axes, rows)
+        axes.set_ylim(0, 1.08 * best)
+        ends = draw_rungs(axes, rows, [r for r in rungs() if r[2] == "HALVES"])
+        ends += draw_peers(axes, rows)
+        draw_ceiling(axes, best, "tensor cores, bf16")
+        axes.set_title(kind, fontsize=10, loc="left")
+    both[0].set_ylabel("TFLOP/s")
+    label_lines(both[1], ends, 1.04, 0.065)
+    figure.suptitle(f"The 16-bit rungs: {result['machine']['device']}, bfloat16, d = 128, "
+                    "16 heads, 16384 tokens in all", fontsize=10, x=0.06, ha="left")
+    return figure
+
+
+def save(figure, folder, name):
+    for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+        path = folder / f"{name}.{suffix}"
+        figure.savefig(path, dpi=150, metadata=metadata)
+        print(f"wrote {path}")
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=pathlib.Path,
+                        default=ROOT / "bench/results/ladder-h200.json",
+                        help="default: bench/results/ladder-h200.json")
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "ladder",
+                        help="where the pictures go (default: ladder)")
+    settings = parser.parse_args()
+    if not settings.results.is_file():
+        print(f"plot.py: {settings.results} is not there; bench/ladder.py makes it",
+              file=sys.stderr)
+        return 2
+    result = json.loads(settings.results.read_text())
+    charts = (("scalability", float32_chart, "float32"),
+              ("scalability-16bit", half_chart, "d128-causal"))
+    with plt.rc_context(STYLE):
+        for name, chart, needed in charts:
+            if rows_of(result, needed):
+                save(chart(result), settings.folder, name)
+            else:
+                print(f"plot.py: {settings.results.name} has no {needed}: no {name}",
+                      file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
