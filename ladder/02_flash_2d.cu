@@ -19,7 +19,7 @@
  * 2.3 + 1.9 = 4.2 million cycles, 2.4 ms, while the multiplications alone would take 0.9. Each
  * head's k and v are read 32 times, 6.4 GB of traffic, 1.5 ms; three barriered blocks an SM overlap
  * part of that.
- * Measured (H200, b4 h96 d128): 10.2 TFLOP/s at n = 8192, 5.42 ms at n = 512.
+ * Measured (H200, b4 h96 d128): 10.1 TFLOP/s at n = 8192, 5.38 ms at n = 512.
  */
 #include "rung.h"
 

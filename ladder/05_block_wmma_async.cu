@@ -19,7 +19,7 @@
  * for memory, about 1500 of 6000 cycles a tile, goes away where the other block of the SM had not
  * already filled it; rounding adds 500 turns of shared memory a tile. The 384 blocks still are two
  * waves for the 132 * 2 places, the second half full: a quarter of the time is lost there.
- * Measured (H200, b4 h96 d128): 37.5 TFLOP/s at n = 16384, 1.52 ms at n = 512.
+ * Measured (H200, b4 h96 d128): 37.5 TFLOP/s at n = 16384, 1.53 ms at n = 512.
  */
 #include <mma.h>
 

@@ -19,7 +19,7 @@
  * and more for each wmma, 0.3 ms if nothing waited; that wmma takes pointers of any kind, so that
  * each of these loads computes a 64-bit address of its own; and the detour of the scores. Rung 08
  * does without wmma.
- * Measured (H200, b4 h96 d128): 46.3 TFLOP/s at n = 16384, 1.27 ms at n = 512.
+ * Measured (H200, b4 h96 d128): 46.3 TFLOP/s at n = 16384, 1.28 ms at n = 512.
  */
 #include <mma.h>
 

@@ -31,7 +31,7 @@
  *                   and the softmax of one block hides under the products of the other
  *   L2              32 KB of K and V for 128 rows and 32 keys, 2.1 MFLOP: 2.2 TB/s at 140 TFLOP/s
  * Predicted: 55 % of the tensor cores' rate, as FlashAttention-2 has it: 140 TFLOP/s at n = 16384.
- * Measured (H200, b4 h96 d128): 193 TFLOP/s at n = 16384, 0.319 ms at n = 512.
+ * Measured (H200, b4 h96 d128): 192 TFLOP/s at n = 16384, 0.32 ms at n = 512.
  */
 #include "rung.h"
 

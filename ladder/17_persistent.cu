@@ -1,15 +1,16 @@
 /*
  * Rung 17, persistent: as many blocks as multiprocessors, each taking one piece of work after the other.
  *
- * What changed: a block stays, and takes the next piece (128 queries of a head) that nobody has taken, by
- * an atomic counter. The producer loads the next piece's first tiles while the consumers finish the
- * last one, and each consumer writes its rows while the other computes. Head follows head, so that the
- * blocks share K and V in L2, and under causal the longest pieces of a head come first. Accumulators
- * are rescaled only when the maximum of some row of the warp has grown, which gets rare as tiles go by.
+ * What changed: a block stays, and goes on to the next piece (128 queries of a head): every 132nd one,
+ * or under causal, where pieces differ in length, the next that nobody has taken, by an atomic counter.
+ * The producer loads the next piece's first tiles while the consumers finish the last one, and each
+ * consumer writes its rows while the other computes. Head follows head, so that the blocks share K and
+ * V in L2, and under causal the longest pieces of a head come first. Accumulators are rescaled only
+ * when the maximum of some row of the warp has grown, which gets rare as tiles go by.
  *
  * Why it should help: a new block costs a launch, barriers, descriptors and an empty pipeline, some
- * 2 us. A fixed assignment (every 132nd piece) was tried and is 10 to 30% slower under causal: blocks
- * drift apart, and a block that is late stays late.
+ * 2 us. Dealing pieces out in turn under causal was tried and loses a third: blocks drift apart. Taking
+ * them by the counter where all are of one length loses 2%.
  *
  * What was learnt: who is who (consumer, piece) goes through a shuffle from lane 0, so that the compiler
  * knows it to be the same for a warp and keeps addresses and loop counts in uniform registers. Without,
@@ -17,7 +18,7 @@
  *
  * Predicted (bfloat16, d 128): a piece takes 240 us at n = 16384, where 2 us are 1%, and 15 us at 1024,
  * where they are 13%; rescaling that is left out is worth 5%.
- * Measured (H200, bf16, d 128, n 16384): 613 TFLOP/s full, 603 causal.
+ * Measured (H200, bf16, d 128, n 16384): 613 TFLOP/s full, 611 causal.
  */
 #include "common/hopper.cuh"
 #include "rung.h"
@@ -83,10 +84,11 @@ FA_DEVICE work find_work(const rung_problem *p, int piece)
     return w;
 }
 
-/* The next piece that nobody has taken. The last block to ask leaves the counters as it found them, for
+/* Pieces taken, and blocks that found none left. The last block leaves the counters as it found them, for
  * the next launch; two launches of this rung must not run at the same time. */
 static __device__ unsigned pieces_taken, blocks_finished;
 
+/* The next piece that nobody has taken, for pieces that differ in length. */
 FA_DEVICE int take_piece(int pieces)
 {
     const int piece = (int)(gridDim.x + atomicAdd(&pieces_taken, 1));
@@ -96,6 +98,20 @@ FA_DEVICE int take_piece(int pieces)
         blocks_finished = 0;
     }
     return NO_PIECE;
+}
+
+/* The block's piece after `piece`. Pieces of one length are dealt out in turn: the blocks stay in step
+ * and share what is in L2. */
+FA_DEVICE int next_piece(const rung_problem *p, int piece, int pieces)
+{
+    if (p->causal) return take_piece(pieces);
+    return piece < pieces - (int)gridDim.x ? piece + (int)gridDim.x : NO_PIECE;
+}
+
+FA_DEVICE int first_piece(const rung_problem *p, int pieces)
+{
+    const int piece = (int)blockIdx.x;
+    return piece < pieces ? piece : next_piece(p, piece, pieces);
 }
 
 /* Stages are used in turn, through all pieces: the count of tiles so far tells stage and parity. */
@@ -240,8 +256,8 @@ FA_DEVICE void produce(const pipeline *pipe, const rung_maps *maps, const rung_p
 {
     const int all = (p->n + ROWS - 1) / ROWS * p->heads;
     int count = 0, q_parity = 1;
-    int piece = (int)blockIdx.x < all ? blockIdx.x : take_piece(all);
-    for (; piece != NO_PIECE; piece = take_piece(all), q_parity ^= 1) {
+    int piece = first_piece(p, all);
+    for (; piece != NO_PIECE; piece = next_piece(p, piece, all), q_parity ^= 1) {
         const work w = find_work(p, piece);
         for (int tile = 0; tile < w.tiles; tile++, count++) {
             const int stage = stage_of(count), parity = parity_of(count) ^ 1;
