@@ -23,6 +23,13 @@ run: build/.configured
 test: all
 	@tools/run-tests.sh build $(JOBS)
 
+# The Python package in a virtual environment of its own, which sees what the system has: tests that need
+# PyTorch, JAX or Transformers run where those are installed, and say so where they are not.
+test-python:
+	@test -d build/venv || python3 -m venv --system-site-packages build/venv
+	@build/venv/bin/pip install --quiet --upgrade '.[test]'
+	@build/venv/bin/python -m pytest -q -rs -p no:cacheprovider tests/python
+
 bench: build/.configured
 	@$(call build,release) --target library flashattn_cli
 	build/flashattn bench --pass forward --heads 16 --dim 64 --seq 512,1024,4096
@@ -89,6 +96,7 @@ help:
 	@echo "                        default: for the GPU of this machine, if there is one"
 	@echo "make run                attention of a real transformer's layer, then a sweep over lengths"
 	@echo "make test               run all tests"
+	@echo "make test-python        build the Python package and run its tests (needs the network)"
 	@echo "make bench              time this machine; make bench-peers: beside PyTorch"
 	@echo "make install PREFIX=    install (default $(PREFIX))"
 	@echo "make format             lay out all C sources with clang-format"
@@ -97,5 +105,5 @@ help:
 	@echo "make test-threads       the threaded tests under the thread sanitizer"
 	@echo "make clean              remove the build directories"
 
-.PHONY: all run test bench bench-peers install test-sanitize test-threads format lint clean help FORCE
+.PHONY: all run test test-python bench bench-peers install test-sanitize test-threads format lint clean help FORCE
 .PRECIOUS: build-%/.configured build-%/.cuda

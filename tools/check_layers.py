@@ -27,12 +27,13 @@ LAYERS = (
         ("cli/*",),
         ("api header", "problem", "cpu engine", "reference", "cuda backend", "ladder"),
     ),
+    ("python", ("python/*",), ("api header",)),
     ("tests", ("tests/*", "examples/*"), None),
 )
 
 # How an error is worded for people; nothing below the front desk may.
 FRONT_DESK_WORDS = re.compile(r"\b(fa_fail|FA_REQUIRE|FA_TRY)\s*\(")
-SEARCHED = ("include", "src", "kernels", "reference", "ladder", "cli")
+SEARCHED = ("include", "src", "kernels", "reference", "ladder", "cli", "python")
 SUFFIXES = ("*.[ch]", "*.cu", "*.cuh")
 
 

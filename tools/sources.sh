@@ -3,7 +3,7 @@
 # header is laid out by hand, as a manual; so are the tables of kernels.
 set -eu
 cd "$(dirname "$0")/.."
-find src kernels ladder cli reference tests examples \
+find src kernels ladder cli reference python tests examples \
     \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) \
     -not -path 'examples/build*' -not -path ladder/rungs.h -not -path kernels/variants.h |
     LC_ALL=C sort

@@ -1,0 +1,343 @@
+#include "array.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Made once, when the module is imported. */
+static PyObject *numpy_array_type;
+static PyObject *no_arguments;
+static PyObject *versioned_keywords; /* {"max_version": (1, 0)} */
+static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_requires_grad;
+
+static const struct {
+    uint8_t code;
+    const char *name;
+} dtype_names[] = {
+    {kDLInt, "int"},
+    {kDLUInt, "uint"},
+    {kDLFloat, "float"},
+    {kDLBfloat, "bfloat"},
+    {5, "complex"},
+    {kDLBool, "bool"},
+    {kDLFloat8_e4m3fn, "float8_e4m3fn"},
+};
+
+dtype_text array_dtype_text(const array *a)
+{
+    dtype_text t;
+    const DLDataType d = a->dtype;
+    (void)snprintf(t.text, sizeof t.text, "DLPack type %d", (int)d.code);
+    for (size_t i = 0; i < sizeof dtype_names / sizeof dtype_names[0]; i++) {
+        if (dtype_names[i].code != d.code) continue;
+        bool named = d.code == kDLBool || d.code == kDLFloat8_e4m3fn;
+        if (named) (void)snprintf(t.text, sizeof t.text, "%s", dtype_names[i].name);
+        else (void)snprintf(t.text, sizeof t.text, "%s%d", dtype_names[i].name, (int)d.bits);
+    }
+    return t;
+}
+
+bool array_is(const array *a, uint8_t code, uint8_t bits)
+{
+    return a->dtype.code == code && a->dtype.bits == bits && a->dtype.lanes == 1;
+}
+
+int64_t array_count(const array *a)
+{
+    int64_t count = 1;
+    for (int axis = 0; axis < a->ndim; axis++) count *= a->shape[axis];
+    return count;
+}
+
+bool array_is_contiguous(const array *a, int from)
+{
+    int64_t step = 1;
+    if (array_count(a) == 0) return true;
+    for (int axis = a->ndim - 1; axis >= from; axis--) {
+        if (a->shape[axis] > 1 && a->stride[axis] != step) return false;
+        step *= a->shape[axis];
+    }
+    return true;
+}
+
+void array_release(array *a) { Py_CLEAR(a->owner); }
+
+/* ---- Where an array lies --------------------------------------------------------------------- */
+
+static const char *place_text(bool cuda, int32_t id, char text[24])
+{
+    if (cuda) (void)snprintf(text, 24, "cuda:%d", (int)id);
+    else (void)snprintf(text, 24, "cpu");
+    return text;
+}
+
+/* The first array of a call decides for all. */
+static int check_place(const char *name, DLDevice device, place *where)
+{
+    char here[24], there[24];
+    bool host = device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
+    bool cuda = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+    if (!host && !cuda) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s lies on a device of DLPack type %d: expected the CPU (1) or CUDA (2)",
+                     name, (int)device.device_type);
+        return -1;
+    }
+    int32_t id = cuda ? device.device_id : 0;
+    if (!where->known) {
+        where->known = true, where->cuda = cuda, where->device_id = id;
+        where->first = name;
+        return 0;
+    }
+    if (where->cuda == cuda && where->device_id == id) return 0;
+    PyErr_Format(PyExc_ValueError, "%s lies on %s: expected %s, where %s lies", name,
+                 place_text(cuda, id, here), place_text(where->cuda, where->device_id, there),
+                 where->first);
+    return -1;
+}
+
+/* ---- From DLPack's view to ours -------------------------------------------------------------- */
+
+static int read_view(array *a, const DLTensor *t, place *where)
+{
+    if (t->ndim < 0 || t->ndim > AXES_MAX) {
+        PyErr_Format(PyExc_ValueError, "%s.ndim is %d: expected at most %d", a->name, (int)t->ndim,
+                     (int)AXES_MAX);
+        return -1;
+    }
+    if (check_place(a->name, t->device, where) < 0) return -1;
+    a->data = t->data ? (char *)t->data + t->byte_offset : NULL;
+    a->dtype = t->dtype;
+    a->ndim = t->ndim;
+    int64_t step = 1;
+    for (int axis = t->ndim - 1; axis >= 0; axis--) {
+        a->shape[axis] = t->shape[axis];
+        a->stride[axis] = t->strides ? t->strides[axis] : step;
+        step *= t->shape[axis];
+    }
+    return 0;
+}
+
+/* ---- By the exchange table: no Python object is made ----------------------------------------- */
+
+/* The table of an object's type, or NULL without an error. */
+static const DLPackExchangeAPI *find_exchange(PyObject *object)
+{
+    PyObject *capsule = PyObject_GetAttr((PyObject *)Py_TYPE(object), name_exchange);
+    const DLPackExchangeAPI *api = NULL;
+    if (capsule) api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    /* The type holds the capsule, and the table lives as long as the process. */
+    Py_XDECREF(capsule);
+    if (!api) PyErr_Clear();
+    if (api && (api->header.version.major != 1 || !api->dltensor_from_py_object_no_sync))
+        return NULL;
+    return api;
+}
+
+static int read_by_exchange(array *a, PyObject *object, const DLPackExchangeAPI *api, place *where)
+{
+    DLTensor view;
+    if (api->dltensor_from_py_object_no_sync(object, &view) < 0) return -1;
+    if (read_view(a, &view, where) < 0) return -1;
+    if (where->cuda && !where->stream_known) {
+        if (api->current_work_stream(kDLCUDA, where->device_id, &where->stream) < 0) return -1;
+        where->stream_known = true;
+    }
+    Py_INCREF(object);
+    a->owner = object;
+    return 0;
+}
+
+/* ---- By a capsule ---------------------------------------------------------------------------- */
+
+static int get_device(PyObject *object, DLDevice *device)
+{
+    PyObject *pair = PyObject_CallMethodObjArgs(object, name_dlpack_device, NULL);
+    if (!pair) return -1;
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+        PyErr_SetString(PyExc_TypeError, "__dlpack_device__() did not give a pair");
+    } else {
+        device->device_type = (int32_t)PyLong_AsLong(PyTuple_GetItem(pair, 0));
+        device->device_id = (int32_t)PyLong_AsLong(PyTuple_GetItem(pair, 1));
+    }
+    Py_DECREF(pair);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* {"stream": s, "max_version": (1, 0)}. The protocol calls the default stream of CUDA 1, not 0. */
+static PyObject *make_cuda_keywords(const place *where)
+{
+    PyObject *keywords = PyDict_Copy(versioned_keywords);
+    PyObject *stream = where->stream ? PyLong_FromVoidPtr(where->stream) : PyLong_FromLong(1);
+    if (keywords && stream && PyDict_SetItemString(keywords, "stream", stream) == 0) {
+        Py_DECREF(stream);
+        return keywords;
+    }
+    Py_XDECREF(keywords);
+    Py_XDECREF(stream);
+    return NULL;
+}
+
+/* Producers from before DLPack 1.0 do not know max_version. */
+static PyObject *call_dlpack(PyObject *method, PyObject *keywords)
+{
+    PyObject *capsule = PyObject_Call(method, no_arguments, keywords);
+    if (capsule || !PyErr_ExceptionMatches(PyExc_TypeError)) return capsule;
+    PyErr_Clear();
+    PyObject *older = PyDict_Copy(keywords);
+    if (!older) return NULL;
+    if (PyDict_DelItemString(older, "max_version") == 0)
+        capsule = PyObject_Call(method, no_arguments, older);
+    Py_DECREF(older);
+    return capsule;
+}
+
+static PyObject *get_capsule(const char *name, PyObject *object, place *where)
+{
+    PyObject *method = PyObject_GetAttr(object, name_dlpack);
+    if (!method) {
+        PyErr_Clear();
+        PyObject *type = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__name__");
+        PyErr_Format(PyExc_TypeError,
+                     "%s is of type %S: expected an array that speaks DLPack (__dlpack__), as "
+                     "those of NumPy, PyTorch, CuPy and JAX do",
+                     name, type ? type : Py_None);
+        Py_XDECREF(type);
+        return NULL;
+    }
+    PyObject *capsule = NULL;
+    DLDevice device = {kDLCPU, 0};
+    /* NumPy's arrays lie in host memory: no need to ask. */
+    bool known = (PyObject *)Py_TYPE(object) == numpy_array_type;
+    if (known || get_device(object, &device) == 0) {
+        bool cuda = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+        PyObject *keywords = versioned_keywords;
+        if (cuda) keywords = make_cuda_keywords(where);
+        else Py_INCREF(keywords);
+        if (keywords) capsule = call_dlpack(method, keywords);
+        Py_XDECREF(keywords);
+    }
+    Py_DECREF(method);
+    return capsule;
+}
+
+/* The capsule keeps its name, so that its own destructor frees what it holds when we drop it. */
+static int read_capsule(array *a, PyObject *capsule, place *where)
+{
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        DLManagedTensorVersioned *m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        if (m->version.major != 1) {
+            PyErr_Format(PyExc_BufferError, "%s speaks DLPack %u.%u: expected version 1", a->name,
+                         (unsigned)m->version.major, (unsigned)m->version.minor);
+            return -1;
+        }
+        a->read_only = m->flags & DLPACK_FLAG_BITMASK_READ_ONLY;
+        return read_view(a, &m->dl_tensor, where);
+    }
+    if (PyCapsule_IsValid(capsule, "dltensor")) {
+        DLManagedTensor *m = PyCapsule_GetPointer(capsule, "dltensor");
+        return read_view(a, &m->dl_tensor, where);
+    }
+    PyErr_Format(PyExc_TypeError, "%s.__dlpack__() did not give a DLPack capsule", a->name);
+    return -1;
+}
+
+static int read_by_capsule(array *a, PyObject *object, place *where)
+{
+    PyObject *capsule = get_capsule(a->name, object, where);
+    if (!capsule) return -1;
+    if (read_capsule(a, capsule, where) < 0) {
+        Py_DECREF(capsule);
+        return -1;
+    }
+    a->owner = capsule;
+    return 0;
+}
+
+/* ---- Arrays that refuse to be exported ------------------------------------------------------- */
+
+/* Element types that NumPy only knows from ml_dtypes, which its DLPack does not export. */
+static const struct {
+    const char *name, *bits;
+    DLDataType dtype;
+} foreign[] = {
+    {"bfloat16", "uint16", {kDLBfloat, 16, 1}},
+    {"float8_e4m3fn", "uint8", {kDLFloat8_e4m3fn, 8, 1}},
+};
+
+static int find_foreign(PyObject *object)
+{
+    int found = -1;
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyObject *name = dtype ? PyObject_Str(dtype) : NULL;
+    PyErr_Clear();
+    for (int i = 0; name && i < (int)(sizeof foreign / sizeof foreign[0]); i++)
+        if (PyUnicode_CompareWithASCIIString(name, foreign[i].name) == 0) found = i;
+    Py_XDECREF(dtype);
+    Py_XDECREF(name);
+    return found;
+}
+
+/* The same memory in a form that can be exported, or NULL without an error. *dtype: what the
+ * elements really are, if bits is not 0. */
+static PyObject *exportable(PyObject *object, DLDataType *dtype)
+{
+    PyObject *result = NULL;
+    dtype->bits = 0;
+    if ((PyObject *)Py_TYPE(object) == numpy_array_type) {
+        int kind = find_foreign(object);
+        if (kind < 0) return NULL;
+        *dtype = foreign[kind].dtype;
+        result = PyObject_CallMethod(object, "view", "s", foreign[kind].bits);
+    } else {
+        PyObject *flag = PyObject_GetAttr(object, name_requires_grad);
+        if (flag && PyObject_IsTrue(flag) == 1)
+            result = PyObject_CallMethod(object, "detach", NULL);
+        Py_XDECREF(flag);
+    }
+    PyErr_Clear();
+    return result;
+}
+
+static int read_as_it_is(array *a, PyObject *object, place *where)
+{
+    const DLPackExchangeAPI *api = NULL;
+    if ((PyObject *)Py_TYPE(object) != numpy_array_type) api = find_exchange(object);
+    return api ? read_by_exchange(a, object, api, where) : read_by_capsule(a, object, where);
+}
+
+int array_read(array *a, const char *name, PyObject *object, place *where)
+{
+    PyObject *type, *value, *trace;
+    DLDataType dtype;
+    memset(a, 0, sizeof *a);
+    a->name = name;
+    if (read_as_it_is(a, object, where) == 0) return 0;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *other = exportable(object, &dtype);
+    if (!other) {
+        PyErr_Restore(type, value, trace);
+        return -1;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    int status = read_as_it_is(a, other, where);
+    Py_DECREF(other);
+    if (status == 0 && dtype.bits) a->dtype = dtype;
+    return status;
+}
+
+int array_module_init(void)
+{
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (!numpy) return -1;
+    numpy_array_type = PyObject_GetAttrString(numpy, "ndarray");
+    Py_DECREF(numpy);
+    no_arguments = PyTuple_New(0);
+    versioned_keywords = Py_BuildValue("{s(ii)}", "max_version", 1, 0);
+    name_dlpack = PyUnicode_InternFromString("__dlpack__");
+    name_dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
+    name_exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    return PyErr_Occurred() ? -1 : 0;
+}

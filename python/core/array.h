@@ -1,0 +1,63 @@
+/*
+ * Arrays of other libraries, read through DLPack without copying.
+ */
+#ifndef FLASHATTN_PYTHON_ARRAY_H
+#define FLASHATTN_PYTHON_ARRAY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dlpack.h"
+#include "flashattn.h"
+
+/* fa_tensor has no more axes. */
+enum { AXES_MAX = 4 };
+
+/* One array: where its elements lie, and what keeps them there. */
+typedef struct array {
+    const char *name; /* for errors */
+    void *data;
+    DLDataType dtype;
+    int ndim;
+    int64_t shape[AXES_MAX];
+    int64_t stride[AXES_MAX]; /* in elements */
+    bool read_only;
+    PyObject *owner; /* a new reference that holds the memory, or NULL */
+} array;
+
+/* What all the arrays of one call share. */
+typedef struct place {
+    bool known;
+    bool cuda;
+    int32_t device_id;
+    bool stream_known;
+    void *stream;      /* of CUDA: where the call works and the arrays must be ready */
+    const char *first; /* the array that decided */
+} place;
+
+/* Looks up what is needed again and again. -1 with a Python error. */
+int array_module_init(void);
+
+/* Reads `object`. -1 with a Python error. On success array_release must follow. */
+int array_read(array *a, const char *name, PyObject *object, place *where);
+
+void array_release(array *a);
+
+/* How errors name an element type, for example "float64". */
+typedef struct dtype_text {
+    char text[24];
+} dtype_text;
+
+dtype_text array_dtype_text(const array *a);
+
+bool array_is(const array *a, uint8_t code, uint8_t bits);
+
+/* The number of elements; the producer has such an array, so it cannot overflow. */
+int64_t array_count(const array *a);
+
+/* Whether the axes from `from` on lie in C order without holes. */
+bool array_is_contiguous(const array *a, int from);
+
+#endif

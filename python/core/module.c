@@ -1,0 +1,462 @@
+/*
+ * The extension module flashattn._core: the library's calls on other libraries' arrays. Positional
+ * arguments are the arrays and the layout, keywords the options; a keyword that is None counts as
+ * not given. The Python layer beside it allocates results and knows whose arrays they are.
+ */
+#include "options.h"
+
+#include <string.h>
+
+static PyObject *unsupported_error;
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+static PyObject *exception_of(fa_status status)
+{
+    switch (status) {
+    case FA_ERROR_ARGUMENT: return PyExc_ValueError;
+    case FA_ERROR_UNSUPPORTED: return unsupported_error;
+    case FA_ERROR_MEMORY: return PyExc_MemoryError;
+    default: return PyExc_RuntimeError;
+    }
+}
+
+/* None, or the exception that stands for the status, in the library's own words. */
+static PyObject *finish(fa_status status)
+{
+    if (status == FA_OK) Py_RETURN_NONE;
+    PyErr_SetString(exception_of(status), fa_last_error());
+    return NULL;
+}
+
+static int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected)
+{
+    if (count == expected) return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd positional arguments, not %zd", name, expected,
+                 count);
+    return -1;
+}
+
+/* ---- What the calls share -------------------------------------------------------------------- */
+
+static int read_inputs(call *c, PyObject *const *args)
+{
+    if (call_tensor(c, "q", args[0], false, &c->q) < 0) return -1;
+    if (call_tensor(c, "k", args[1], false, &c->k) < 0) return -1;
+    return call_tensor(c, "v", args[2], false, &c->v);
+}
+
+static int64_t lse_count(const call *c) { return c->q.shape[0] * c->q.shape[1] * c->q.shape[2]; }
+
+/* On CUDA: asks the caller's allocator for as much device memory as the call needs. *memory keeps
+ * it. */
+static int get_workspace(call *c, fa_pass pass, const fa_tensor *out, PyObject **memory)
+{
+    size_t bytes = 0;
+    *memory = NULL;
+    if (!c->where.cuda || !c->allocator) return 0;
+    fa_status status = fa_workspace_size(pass, &c->q, &c->k, c->weights_only ? NULL : &c->v, out,
+                                         &c->options, &bytes);
+    if (status != FA_OK) {
+        finish(status);
+        return -1;
+    }
+    if (bytes == 0) return 0;
+    *memory = PyObject_CallFunction(c->allocator, "n", (Py_ssize_t)bytes);
+    if (!*memory) return -1;
+    array a;
+    int read = array_read(&a, "workspace", *memory, &c->where);
+    if (read < 0) return -1;
+    c->options.workspace = a.data;
+    c->options.workspace_size = (size_t)array_count(&a) * (a.dtype.bits / 8u);
+    array_release(&a);
+    return 0;
+}
+
+/* ---- Forward and decode ---------------------------------------------------------------------- */
+
+typedef fa_status forward_call(const fa_tensor *, const fa_tensor *, const fa_tensor *,
+                               const fa_tensor *, float *, const fa_options *);
+
+static PyObject *run_forward(call *c, fa_pass pass, forward_call *function, PyObject *const *args,
+                             PyObject *names)
+{
+    fa_tensor out;
+    float *lse;
+    PyObject *memory;
+    fa_status status;
+    if (read_inputs(c, args) < 0) return NULL;
+    if (call_tensor(c, "out", args[3], true, &out) < 0) return NULL;
+    if (call_floats(c, "lse", args[4], lse_count(c), true, &lse) < 0) return NULL;
+    if (call_options(c, args + 6, names) < 0) return NULL;
+    if (get_workspace(c, pass, &out, &memory) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = function(&c->q, &c->k, &c->v, &out, lse, &c->options);
+    Py_END_ALLOW_THREADS;
+    Py_XDECREF(memory);
+    return finish(status);
+}
+
+static PyObject *forward_or_decode(const char *name, fa_pass pass, forward_call *function,
+                                   PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    call c;
+    PyObject *result = NULL;
+    if (check_count(name, count, 6) < 0) return NULL;
+    if (call_begin(&c, args[5], args + 6, names) == 0)
+        result = run_forward(&c, pass, function, args, names);
+    call_end(&c);
+    return result;
+}
+
+static PyObject *core_forward(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                              PyObject *names)
+{
+    (void)self;
+    return forward_or_decode("forward", FA_PASS_FORWARD, fa_forward, args, count, names);
+}
+
+static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                             PyObject *names)
+{
+    (void)self;
+    return forward_or_decode("decode", FA_PASS_DECODE, fa_decode, args, count, names);
+}
+
+/* ---- Backward -------------------------------------------------------------------------------- */
+
+/* The places of backward's positional arguments. */
+enum { Q, K, V, OUT, LSE, DOUT, DLSE, DQ, DK, DV, DBIAS, DSINKS, LAYOUT, BACKWARD_COUNT };
+
+/* A gradient that is None is absent. */
+static int read_gradient(call *c, const char *name, PyObject *object, fa_tensor *t)
+{
+    return object == Py_None ? 0 : call_tensor(c, name, object, true, t);
+}
+
+static int read_gradients(call *c, PyObject *const *args, fa_gradients *g)
+{
+    float *dlse;
+    memset(g, 0, sizeof *g);
+    g->size = sizeof *g;
+    if (call_tensor(c, "dout", args[DOUT], false, &g->dout) < 0) return -1;
+    if (call_floats(c, "dlse", args[DLSE], lse_count(c), false, &dlse) < 0) return -1;
+    g->dlse = dlse;
+    if (read_gradient(c, "dq", args[DQ], &g->dq) < 0) return -1;
+    if (read_gradient(c, "dk", args[DK], &g->dk) < 0) return -1;
+    if (read_gradient(c, "dv", args[DV], &g->dv) < 0) return -1;
+    if (args[DBIAS] != Py_None && call_scores(c, "dbias", args[DBIAS], true, &g->dbias) < 0)
+        return -1;
+    return call_floats(c, "dsinks", args[DSINKS], c->q.shape[2], true, &g->dsinks);
+}
+
+static PyObject *run_backward(call *c, PyObject *const *args, PyObject *names)
+{
+    fa_tensor out;
+    float *lse;
+    fa_gradients g;
+    PyObject *memory;
+    fa_status status;
+    if (read_inputs(c, args) < 0) return NULL;
+    if (call_tensor(c, "out", args[OUT], false, &out) < 0) return NULL;
+    if (call_floats(c, "lse", args[LSE], lse_count(c), false, &lse) < 0) return NULL;
+    if (read_gradients(c, args, &g) < 0) return NULL;
+    if (call_options(c, args + BACKWARD_COUNT, names) < 0) return NULL;
+    if (get_workspace(c, FA_PASS_BACKWARD, &out, &memory) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = fa_backward(&c->q, &c->k, &c->v, &out, lse, &g, &c->options);
+    Py_END_ALLOW_THREADS;
+    Py_XDECREF(memory);
+    return finish(status);
+}
+
+static PyObject *core_backward(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                               PyObject *names)
+{
+    (void)self;
+    call c;
+    PyObject *result = NULL;
+    if (check_count("backward", count, BACKWARD_COUNT) < 0) return NULL;
+    if (call_begin(&c, args[LAYOUT], args + BACKWARD_COUNT, names) == 0)
+        result = run_backward(&c, args, names);
+    call_end(&c);
+    return result;
+}
+
+/* ---- Combine --------------------------------------------------------------------------------- */
+
+/* More parts than any split makes; each needs two arrays of a call. */
+enum { PARTS_MAX = (ARRAYS_MAX - 4) / 2 };
+
+typedef struct parts {
+    fa_tensor tensors[PARTS_MAX];
+    const float *lse[PARTS_MAX];
+} parts;
+
+static int read_parts(call *c, PyObject *tensors, PyObject *lses, Py_ssize_t count, parts *p)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *tensor = PyTuple_GetItem(tensors, i), *lse = PyTuple_GetItem(lses, i);
+        float *data;
+        if (call_tensor(c, "part", tensor, false, &p->tensors[i]) < 0) return -1;
+        const int64_t *shape = p->tensors[i].shape;
+        if (call_floats(c, "part_lse", lse, shape[0] * shape[1] * shape[2], false, &data) < 0)
+            return -1;
+        p->lse[i] = data;
+    }
+    return 0;
+}
+
+static int count_parts(PyObject *tensors, PyObject *lses, Py_ssize_t *count)
+{
+    *count = PyTuple_Check(tensors) ? PyTuple_Size(tensors) : -1;
+    if (*count < 0 || !PyTuple_Check(lses) || PyTuple_Size(lses) != *count) {
+        PyErr_SetString(PyExc_ValueError, "expected as many parts as log-sum-exps");
+        return -1;
+    }
+    if (*count <= PARTS_MAX) return 0;
+    PyErr_Format(PyExc_ValueError, "%zd parts: expected at most %d in one call", *count,
+                 (int)PARTS_MAX);
+    return -1;
+}
+
+static PyObject *run_combine(call *c, PyObject *const *args, PyObject *names)
+{
+    parts p;
+    float *lse;
+    Py_ssize_t count;
+    fa_status status;
+    if (count_parts(args[0], args[1], &count) < 0) return NULL;
+    if (call_tensor(c, "out", args[2], true, &c->q) < 0) return NULL;
+    c->k = c->v = c->q;
+    if (read_parts(c, args[0], args[1], count, &p) < 0) return NULL;
+    if (call_floats(c, "lse", args[3], lse_count(c), true, &lse) < 0) return NULL;
+    if (call_options(c, args + 5, names) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = fa_combine(p.tensors, p.lse, count, &c->q, lse, &c->options);
+    Py_END_ALLOW_THREADS;
+    return finish(status);
+}
+
+static PyObject *core_combine(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                              PyObject *names)
+{
+    (void)self;
+    call c;
+    PyObject *result = NULL;
+    if (check_count("combine", count, 5) < 0) return NULL;
+    if (call_begin(&c, args[4], args + 5, names) == 0) result = run_combine(&c, args, names);
+    call_end(&c);
+    return result;
+}
+
+/* ---- Weights --------------------------------------------------------------------------------- */
+
+static PyObject *run_weights(call *c, PyObject *const *args, PyObject *names)
+{
+    fa_tensor weights;
+    const int64_t *rows;
+    int64_t num_rows;
+    PyObject *memory;
+    fa_status status;
+    c->weights_only = true;
+    if (call_tensor(c, "q", args[0], false, &c->q) < 0) return NULL;
+    if (call_tensor(c, "k", args[1], false, &c->k) < 0) return NULL;
+    if (call_rows(c, args[2], &rows, &num_rows) < 0) return NULL;
+    if (call_scores(c, "weights", args[3], true, &weights) < 0) return NULL;
+    if (call_options(c, args + 5, names) < 0) return NULL;
+    if (args[2] == Py_None) num_rows = weights.shape[2];
+    if (get_workspace(c, FA_PASS_WEIGHTS, NULL, &memory) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = fa_weights(&c->q, &c->k, rows, num_rows, &weights, &c->options);
+    Py_END_ALLOW_THREADS;
+    Py_XDECREF(memory);
+    return finish(status);
+}
+
+static PyObject *core_weights(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                              PyObject *names)
+{
+    (void)self;
+    call c;
+    PyObject *result = NULL;
+    if (check_count("weights", count, 5) < 0) return NULL;
+    if (call_begin(&c, args[4], args + 5, names) == 0) result = run_weights(&c, args, names);
+    call_end(&c);
+    return result;
+}
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+/* The arguments of a question: pass, q, k, v or None, out or None, layout. */
+typedef struct question {
+    call c;
+    fa_pass pass;
+    fa_tensor out;
+    const fa_tensor *v_given, *out_given;
+} question;
+
+static int read_pass(PyObject *name, fa_pass *pass)
+{
+    static const char *const names[] = {"forward", "backward", "decode", "weights"};
+    for (int i = 0; PyUnicode_Check(name) && i < 4; i++) {
+        *pass = (fa_pass)i;
+        if (PyUnicode_CompareWithASCIIString(name, names[i]) == 0) return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "the pass is %R: expected 'forward', 'backward', 'decode' or 'weights'", name);
+    return -1;
+}
+
+static int read_question(question *x, PyObject *const *args, PyObject *names)
+{
+    call *c = &x->c;
+    x->v_given = x->out_given = NULL;
+    if (read_pass(args[0], &x->pass) < 0) return -1;
+    if (call_tensor(c, "q", args[1], false, &c->q) < 0) return -1;
+    if (call_tensor(c, "k", args[2], false, &c->k) < 0) return -1;
+    if (args[3] != Py_None) {
+        if (call_tensor(c, "v", args[3], false, &c->v) < 0) return -1;
+        x->v_given = &c->v;
+    }
+    if (args[4] != Py_None) {
+        if (call_tensor(c, "out", args[4], false, &x->out) < 0) return -1;
+        x->out_given = &x->out;
+    }
+    return call_options(c, args + 6, names);
+}
+
+static PyObject *answer_supported(question *x)
+{
+    call *c = &x->c;
+    fa_status status = fa_supported(x->pass, &c->q, &c->k, x->v_given, x->out_given, &c->options);
+    if (status == FA_OK) Py_RETURN_NONE;
+    return PyUnicode_FromString(fa_last_error());
+}
+
+static PyObject *answer_describe(question *x)
+{
+    char text[512];
+    call *c = &x->c;
+    fa_status status = fa_describe(x->pass, &c->q, &c->k, x->v_given, x->out_given, &c->options,
+                                   text, sizeof text);
+    return status == FA_OK ? PyUnicode_FromString(text) : finish(status);
+}
+
+static PyObject *ask(const char *name, PyObject *(*answer)(question *), PyObject *const *args,
+                     Py_ssize_t count, PyObject *names)
+{
+    question x;
+    PyObject *result = NULL;
+    if (check_count(name, count, 6) < 0) return NULL;
+    if (call_begin(&x.c, args[5], args + 6, names) == 0 && read_question(&x, args, names) == 0)
+        result = answer(&x);
+    call_end(&x.c);
+    return result;
+}
+
+static PyObject *core_supported(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                                PyObject *names)
+{
+    (void)self;
+    return ask("supported", answer_supported, args, count, names);
+}
+
+static PyObject *core_describe(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                               PyObject *names)
+{
+    (void)self;
+    return ask("describe", answer_describe, args, count, names);
+}
+
+/* ---- The machine ----------------------------------------------------------------------------- */
+
+static PyObject *core_version(PyObject *self, PyObject *none)
+{
+    (void)self, (void)none;
+    return PyUnicode_FromString(fa_version_string());
+}
+
+static PyObject *core_cpu_info(PyObject *self, PyObject *none)
+{
+    (void)self, (void)none;
+    fa_cpu_info info;
+    fa_status status = fa_get_cpu_info(&info);
+    if (status != FA_OK) return finish(status);
+    return Py_BuildValue("{sssssisi}", "isa", info.isa, "isas", info.isas, "threads",
+                         (int)info.threads, "vector_bits", (int)info.vector_bits);
+}
+
+static PyObject *core_cuda_info(PyObject *self, PyObject *none)
+{
+    (void)self, (void)none;
+    fa_cuda_info info;
+    fa_status status = fa_get_cuda_info(&info);
+    if (status != FA_OK) return finish(status);
+    return Py_BuildValue("{sisiss}", "device_count", (int)info.device_count, "driver_version",
+                         (int)info.driver_version, "detail", info.detail);
+}
+
+/* ---- The module ------------------------------------------------------------------------------ */
+
+/* A fast call has another type than the table's; the flags say which. */
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+enum { FAST_KEYWORDS = METH_FASTCALL | METH_KEYWORDS };
+
+static PyMethodDef methods[] = {
+    {"forward", FAST(core_forward), FAST_KEYWORDS,
+     "forward(q, k, v, out, lse, layout, /, **options)"},
+    {"decode", FAST(core_decode), FAST_KEYWORDS, "decode(q, k, v, out, lse, layout, /, **options)"},
+    {"backward", FAST(core_backward), FAST_KEYWORDS,
+     "backward(q, k, v, out, lse, dout, dlse, dq, dk, dv, dbias, dsinks, layout, /, **options)"},
+    {"combine", FAST(core_combine), FAST_KEYWORDS,
+     "combine(parts, part_lses, out, lse, layout, /, **options)"},
+    {"weights", FAST(core_weights), FAST_KEYWORDS,
+     "weights(q, k, rows, weights, layout, /, **options)"},
+    {"supported", FAST(core_supported), FAST_KEYWORDS,
+     "supported(pass_name, q, k, v, out, layout, /, **options): None, or why not"},
+    {"describe", FAST(core_describe), FAST_KEYWORDS,
+     "describe(pass_name, q, k, v, out, layout, /, **options): which kernel would run, and why"},
+    {"version", core_version, METH_NOARGS, "version(): the library's version"},
+    {"cpu_info", core_cpu_info, METH_NOARGS, "cpu_info(): what the CPU engine runs on"},
+    {"cuda_info", core_cuda_info, METH_NOARGS, "cuda_info(): what CUDA devices there are"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    "flashattn._core",
+    "The C library's calls on arrays, by DLPack.",
+    -1,
+    methods,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+static int add_error(PyObject *m)
+{
+    unsupported_error = PyErr_NewExceptionWithDoc(
+        "flashattn.UnsupportedError",
+        "The call is legal, but this backend cannot do it; the message names the option.",
+        PyExc_NotImplementedError, NULL);
+    if (!unsupported_error) return -1;
+    Py_INCREF(unsupported_error);
+    return PyModule_AddObject(m, "UnsupportedError", unsupported_error);
+}
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    if (array_module_init() < 0 || options_module_init() < 0) return NULL;
+    PyObject *m = PyModule_Create(&module);
+    if (!m || add_error(m) < 0) {
+        Py_XDECREF(m);
+        return NULL;
+    }
+#ifdef Py_GIL_DISABLED
+    /* Nothing is shared between calls but constants. */
+    PyUnstable_Module_SetGIL(m, Py_MOD_GIL_NOT_USED);
+#endif
+    return m;
+}

@@ -1,0 +1,488 @@
+#include "options.h"
+
+#include <string.h>
+
+/* ---- The names of the options ---------------------------------------------------------------- */
+
+/* In the order in which the Python layer passes them, so that each is found at once. */
+/* clang-format off */
+#define OPTION_NAMES(X) \
+    X(causal) X(scale) X(softcap) X(window) X(diagonal) X(bias) X(mask) X(alibi_slopes) X(sinks) \
+    X(dropout_p) X(seed) X(offset) X(dropout_state) X(cu_seqlens_q) X(cu_seqlens_k) X(seqlens_q) \
+    X(seqlens_k) X(max_seqlen_q) X(max_seqlen_k) X(block_table) X(q_descale) X(k_descale) \
+    X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(stream) X(allocate)
+/* clang-format on */
+
+#define OPTION_ENUM(name) OPTION_##name,
+#define OPTION_TEXT(name) #name,
+typedef enum option { OPTION_NAMES(OPTION_ENUM) OPTION_COUNT } option;
+
+static const char *const option_texts[] = {OPTION_NAMES(OPTION_TEXT)};
+static PyObject *option_names[OPTION_COUNT]; /* interned */
+static PyObject *text_bshd, *text_bhsd;
+
+int options_module_init(void)
+{
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        option_names[i] = PyUnicode_InternFromString(option_texts[i]);
+        if (!option_names[i]) return -1;
+    }
+    text_bshd = PyUnicode_InternFromString("bshd");
+    text_bhsd = PyUnicode_InternFromString("bhsd");
+    return text_bshd && text_bhsd ? 0 : -1;
+}
+
+/* Keywords are interned, so nearly always a pointer decides. */
+static int find_option(PyObject *name, int guess)
+{
+    if (guess < OPTION_COUNT && option_names[guess] == name) return guess;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (option_names[i] == name) return i;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (PyUnicode_Compare(option_names[i], name) == 0) return i;
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "there is no option %R", name);
+    return -1;
+}
+
+/* ---- A call's arrays ------------------------------------------------------------------------- */
+
+static int read_layout(PyObject *order, layout *result)
+{
+    if (order == text_bshd || order == text_bhsd) {
+        *result = order == text_bhsd ? LAYOUT_BHSD : LAYOUT_BSHD;
+        return 0;
+    }
+    bool text = PyUnicode_Check(order);
+    *result = text && PyUnicode_Compare(order, text_bhsd) == 0 ? LAYOUT_BHSD : LAYOUT_BSHD;
+    if (*result == LAYOUT_BHSD || (text && PyUnicode_Compare(order, text_bshd) == 0)) return 0;
+    PyErr_Format(PyExc_ValueError, "layout is %R: expected 'bshd' or 'bhsd'", order);
+    return -1;
+}
+
+static int read_stream(call *c, PyObject *value)
+{
+    if (value == Py_None) return 0;
+    void *stream = PyLong_AsVoidPtr(value);
+    if (!stream && PyErr_Occurred()) return -1;
+    c->where.stream = stream;
+    c->where.stream_known = true;
+    return 0;
+}
+
+static int find_stream(call *c, PyObject *const *values, PyObject *names)
+{
+    Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyTuple_GetItem(names, i) == option_names[OPTION_stream])
+            return read_stream(c, values[i]);
+    return 0;
+}
+
+int call_begin(call *c, PyObject *order, PyObject *const *values, PyObject *names)
+{
+    memset(&c->where, 0, sizeof c->where);
+    memset(&c->options, 0, sizeof c->options);
+    c->count = 0;
+    c->weights_only = false;
+    c->allocator = NULL;
+    c->options.size = sizeof c->options;
+    if (read_layout(order, &c->order) < 0) return -1;
+    return find_stream(c, values, names);
+}
+
+void call_end(call *c)
+{
+    for (int i = 0; i < c->count; i++) array_release(&c->arrays[i]);
+    c->count = 0;
+}
+
+/* The array lives until call_end. */
+static array *add_array(call *c, const char *name, PyObject *object, bool written)
+{
+    if (c->count == ARRAYS_MAX) {
+        PyErr_SetString(PyExc_ValueError, "too many arrays in one call");
+        return NULL;
+    }
+    array *a = &c->arrays[c->count];
+    if (array_read(a, name, object, &c->where) < 0) return NULL;
+    c->count++;
+    if (written && a->read_only) {
+        PyErr_Format(PyExc_ValueError, "%s is read-only: expected an array to write to", name);
+        return NULL;
+    }
+    return a;
+}
+
+static int wrong_dtype(const array *a, const char *expected)
+{
+    PyErr_Format(PyExc_ValueError, "%s.dtype is %s: expected %s", a->name, array_dtype_text(a).text,
+                 expected);
+    return -1;
+}
+
+static int wrong_axes(const array *a, const char *expected)
+{
+    PyErr_Format(PyExc_ValueError, "%s.ndim is %d: expected %s", a->name, a->ndim, expected);
+    return -1;
+}
+
+static int get_float_dtype(const array *a, fa_dtype *dtype)
+{
+    if (array_is(a, kDLFloat, 32)) *dtype = FA_FLOAT32;
+    else if (array_is(a, kDLFloat, 16)) *dtype = FA_FLOAT16;
+    else if (array_is(a, kDLBfloat, 16)) *dtype = FA_BFLOAT16;
+    else if (array_is(a, kDLFloat8_e4m3fn, 8)) *dtype = FA_FLOAT8_E4M3;
+    else return wrong_dtype(a, "float32, float16, bfloat16 or float8_e4m3fn");
+    return 0;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+/* Axis i of the tensor is axis axes[i] of the array; -1: it has none. */
+static void set_axes(fa_tensor *t, const array *a, const int axes[4])
+{
+    t->data = a->data;
+    for (int i = 0; i < 4; i++) {
+        t->shape[i] = axes[i] < 0 ? 1 : a->shape[axes[i]];
+        t->stride[i] = axes[i] < 0 ? 0 : a->stride[axes[i]];
+    }
+}
+
+int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_tensor *t)
+{
+    static const int axes[2][2][4] = {{{-1, 0, 1, 2}, {0, 1, 2, 3}}, {{-1, 1, 0, 2}, {0, 2, 1, 3}}};
+    const array *a = add_array(c, name, object, written);
+    if (!a || get_float_dtype(a, &t->dtype) < 0) return -1;
+    if (a->ndim != 3 && a->ndim != 4)
+        return wrong_axes(a, c->order == LAYOUT_BSHD
+                                 ? "4 (batch, sequence, head, dim), or 3 without a "
+                                   "batch"
+                                 : "4 (batch, head, sequence, dim), or 3 without a "
+                                   "batch");
+    set_axes(t, a, axes[c->order][a->ndim - 3]);
+    return 0;
+}
+
+static void set_score_axes(fa_tensor *t, const array *a)
+{
+    int axes[4];
+    for (int i = 0; i < 4; i++) axes[i] = i - (4 - a->ndim);
+    set_axes(t, a, axes);
+}
+
+int call_scores(call *c, const char *name, PyObject *object, bool written, fa_tensor *t)
+{
+    const array *a = add_array(c, name, object, written);
+    if (!a || get_float_dtype(a, &t->dtype) < 0) return -1;
+    set_score_axes(t, a);
+    return 0;
+}
+
+/* One byte per element, as NumPy's and PyTorch's bool have. */
+static int read_mask(call *c, PyObject *object)
+{
+    const array *a = add_array(c, "mask", object, false);
+    if (!a) return -1;
+    if (!array_is(a, kDLBool, 8)) return wrong_dtype(a, "bool; a float mask is a bias");
+    c->mask.dtype = FA_BOOL;
+    set_score_axes(&c->mask, a);
+    c->options.mask = &c->mask;
+    return 0;
+}
+
+/* ---- Plain arrays ---------------------------------------------------------------------------- */
+
+static int check_plain(const array *a, int64_t count)
+{
+    if (!array_is_contiguous(a, 0)) {
+        PyErr_Format(PyExc_ValueError, "%s is not contiguous: expected C order", a->name);
+        return -1;
+    }
+    if (count >= 0 && array_count(a) != count) {
+        PyErr_Format(PyExc_ValueError, "%s has %lld elements: expected %lld", a->name,
+                     (long long)array_count(a), (long long)count);
+        return -1;
+    }
+    return 0;
+}
+
+int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool written,
+                float **data)
+{
+    *data = NULL;
+    if (object == Py_None) return 0;
+    const array *a = add_array(c, name, object, written);
+    if (!a) return -1;
+    if (!array_is(a, kDLFloat, 32)) return wrong_dtype(a, "float32");
+    *data = a->data;
+    return check_plain(a, count);
+}
+
+/* count < 0: any. Gives how many there are. */
+static int read_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
+                     const int32_t **data, const array **read)
+{
+    const array *a = add_array(c, name, object, false);
+    if (!a) return -1;
+    if (!array_is(a, kDLInt, 32)) return wrong_dtype(a, "int32");
+    if (a->ndim != axes) return wrong_axes(a, axes == 1 ? "1" : "2");
+    *data = a->data;
+    *read = a;
+    return check_plain(a, count);
+}
+
+int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count)
+{
+    *rows = NULL;
+    *count = c->q.shape[1];
+    if (object == Py_None) return 0;
+    const array *a = add_array(c, "rows", object, false);
+    if (!a) return -1;
+    if (!array_is(a, kDLInt, 64)) return wrong_dtype(a, "int64");
+    if (a->ndim != 1) return wrong_axes(a, "1");
+    /* An empty choice of rows must not look like none. */
+    static const int64_t no_row = 0;
+    *rows = a->data ? a->data : &no_row;
+    *count = a->shape[0];
+    return check_plain(a, -1);
+}
+
+int64_t call_batch(const call *c)
+{
+    const fa_options *o = &c->options;
+    return o->cu_seqlens_q || o->cu_seqlens_k ? o->num_sequences : c->q.shape[0];
+}
+
+/* ---- Options that are numbers ---------------------------------------------------------------- */
+
+static int read_flag(PyObject *value, uint32_t bit, uint32_t *flags)
+{
+    int truth = PyObject_IsTrue(value);
+    if (truth > 0) *flags |= bit;
+    return truth < 0 ? -1 : 0;
+}
+
+static int read_float(PyObject *value, float *result)
+{
+    double number = PyFloat_AsDouble(value);
+    if (number == -1.0 && PyErr_Occurred()) return -1;
+    *result = (float)number;
+    return 0;
+}
+
+static int read_int64(PyObject *value, int64_t *result)
+{
+    PyObject *index = PyNumber_Index(value);
+    if (!index) return -1;
+    *result = PyLong_AsLongLong(index);
+    Py_DECREF(index);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_uint64(PyObject *value, uint64_t *result)
+{
+    PyObject *index = PyNumber_Index(value);
+    if (!index) return -1;
+    *result = PyLong_AsUnsignedLongLong(index);
+    Py_DECREF(index);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_threads(PyObject *value, int32_t *threads)
+{
+    int64_t number;
+    if (read_int64(value, &number) < 0) return -1;
+    if (number > INT32_MAX || number < INT32_MIN) {
+        PyErr_SetString(PyExc_ValueError, "threads does not fit into 32 bits");
+        return -1;
+    }
+    *threads = (int32_t)number;
+    return 0;
+}
+
+/* (left, right); -1 in both places means no window at all. */
+static int read_window(PyObject *value, fa_options *o)
+{
+    int status = -1;
+    PyObject *left = NULL, *right = NULL;
+    if (PySequence_Check(value) && PySequence_Size(value) == 2) {
+        left = PySequence_GetItem(value, 0);
+        right = PySequence_GetItem(value, 1);
+    }
+    if (left && right) {
+        o->flags |= FA_WINDOW;
+        if (read_int64(left, &o->window_left) == 0) status = read_int64(right, &o->window_right);
+    } else if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "window is %R: expected a pair (left, right)", value);
+    }
+    Py_XDECREF(left);
+    Py_XDECREF(right);
+    return status;
+}
+
+/* ---- Options that are arrays ----------------------------------------------------------------- */
+
+static int read_bias(call *c, PyObject *value)
+{
+    if (call_scores(c, "bias", value, false, &c->bias) < 0) return -1;
+    c->options.bias = &c->bias;
+    return 0;
+}
+
+/* How many sequences there are must be the same for both sides. */
+static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
+{
+    const array *a;
+    fa_options *o = &c->options;
+    bool first = !o->cu_seqlens_q && !o->cu_seqlens_k;
+    if (read_ints(c, name, value, 1, first ? -1 : o->num_sequences + 1, data, &a) < 0) return -1;
+    if (first) o->num_sequences = a->shape[0] - 1;
+    if (a->shape[0] > 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s is empty: expected one entry more than sequences", name);
+    return -1;
+}
+
+static int read_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
+{
+    const array *a;
+    return read_ints(c, name, value, 1, call_batch(c), data, &a);
+}
+
+static int read_block_table(call *c, PyObject *value)
+{
+    const array *a;
+    if (read_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
+    c->options.block_table_stride = a->shape[1];
+    if (a->shape[0] == call_batch(c)) return 0;
+    PyErr_Format(PyExc_ValueError, "block_table.shape[0] is %lld: expected %lld (the batch)",
+                 (long long)a->shape[0], (long long)call_batch(c));
+    return -1;
+}
+
+/* (heads) for all, or (batch, heads). */
+static int read_alibi(call *c, PyObject *value)
+{
+    const array *a = add_array(c, "alibi_slopes", value, false);
+    if (!a) return -1;
+    if (!array_is(a, kDLFloat, 32)) return wrong_dtype(a, "float32");
+    if (a->ndim != 1 && a->ndim != 2) return wrong_axes(a, "1 (heads) or 2 (batch, heads)");
+    int64_t heads = c->q.shape[2], batch = call_batch(c);
+    bool per_item = a->ndim == 2 && a->shape[0] != 1;
+    if (a->shape[a->ndim - 1] != heads || (per_item && a->shape[0] != batch)) {
+        PyErr_Format(PyExc_ValueError,
+                     "alibi_slopes has the wrong shape: expected (%lld) or (%lld, %lld)",
+                     (long long)heads, (long long)batch, (long long)heads);
+        return -1;
+    }
+    if (!array_is_contiguous(a, a->ndim - 1)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "alibi_slopes: expected the heads of an item side by side");
+        return -1;
+    }
+    c->options.alibi_slopes = a->data;
+    c->options.alibi_batch_stride = per_item ? a->stride[0] : 0;
+    return 0;
+}
+
+static int read_floats(call *c, const char *name, PyObject *value, int64_t count,
+                       const float **data)
+{
+    float *floats;
+    if (call_floats(c, name, value, count, false, &floats) < 0) return -1;
+    *data = floats;
+    return 0;
+}
+
+/* PyTorch computes little with uint64, so int64 with the same bits will do. */
+static int read_dropout_state(call *c, PyObject *value)
+{
+    const array *a = add_array(c, "dropout_state", value, false);
+    if (!a) return -1;
+    if (!array_is(a, kDLInt, 64) && !array_is(a, kDLUInt, 64))
+        return wrong_dtype(a, "uint64 or int64");
+    c->options.dropout_state = a->data;
+    return check_plain(a, 2);
+}
+
+/* ---- All of them ----------------------------------------------------------------------------- */
+
+static int read_number_option(call *c, option which, PyObject *value)
+{
+    fa_options *o = &c->options;
+    switch (which) {
+    case OPTION_causal: return read_flag(value, FA_CAUSAL, &o->flags);
+    case OPTION_deterministic: return read_flag(value, FA_DETERMINISTIC, &o->flags);
+    case OPTION_batch_invariant: return read_flag(value, FA_BATCH_INVARIANT, &o->flags);
+    case OPTION_scale: o->flags |= FA_SCALE; return read_float(value, &o->scale);
+    case OPTION_softcap: return read_float(value, &o->softcap);
+    case OPTION_window: return read_window(value, o);
+    case OPTION_diagonal: o->flags |= FA_DIAGONAL; return read_int64(value, &o->diagonal);
+    case OPTION_dropout_p: return read_float(value, &o->dropout_p);
+    case OPTION_seed: return read_uint64(value, &o->dropout_seed);
+    case OPTION_offset: return read_uint64(value, &o->dropout_offset);
+    case OPTION_max_seqlen_q: return read_int64(value, &o->max_seqlen_q);
+    case OPTION_max_seqlen_k: return read_int64(value, &o->max_seqlen_k);
+    case OPTION_threads: return read_threads(value, &o->threads);
+    case OPTION_allocate: c->allocator = value; return 0;
+    default: return 0; /* the stream: call_begin has read it */
+    }
+}
+
+static int read_option(call *c, option which, PyObject *value)
+{
+    fa_options *o = &c->options;
+    int64_t heads_kv = c->k.shape[2];
+    switch (which) {
+    case OPTION_bias: return read_bias(c, value);
+    case OPTION_mask: return read_mask(c, value);
+    case OPTION_alibi_slopes: return read_alibi(c, value);
+    case OPTION_sinks: return read_floats(c, "sinks", value, c->q.shape[2], &o->sinks);
+    case OPTION_dropout_state: return read_dropout_state(c, value);
+    case OPTION_seqlens_q: return read_seqlens(c, "seqlens_q", value, &o->seqlens_q);
+    case OPTION_seqlens_k: return read_seqlens(c, "seqlens_k", value, &o->seqlens_k);
+    case OPTION_block_table: return read_block_table(c, value);
+    case OPTION_q_descale:
+        return read_floats(c, "q_descale", value, call_batch(c) * heads_kv, &o->q_descale);
+    case OPTION_k_descale:
+        return read_floats(c, "k_descale", value, call_batch(c) * heads_kv, &o->k_descale);
+    case OPTION_v_descale:
+        return read_floats(c, "v_descale", value, call_batch(c) * heads_kv, &o->v_descale);
+    default: return read_number_option(c, which, value);
+    }
+}
+
+/* The batch, which other options are measured by, follows from these. */
+static int read_packing(call *c, PyObject *const given[OPTION_COUNT])
+{
+    fa_options *o = &c->options;
+    PyObject *q = given[OPTION_cu_seqlens_q], *k = given[OPTION_cu_seqlens_k];
+    if (q && read_cu_seqlens(c, "cu_seqlens_q", q, &o->cu_seqlens_q) < 0) return -1;
+    return k ? read_cu_seqlens(c, "cu_seqlens_k", k, &o->cu_seqlens_k) : 0;
+}
+
+static int collect(PyObject *const *values, PyObject *names, PyObject *given[OPTION_COUNT])
+{
+    Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    memset(given, 0, OPTION_COUNT * sizeof *given);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int which = find_option(PyTuple_GetItem(names, i), (int)i);
+        if (which < 0) return -1;
+        if (values[i] != Py_None) given[which] = values[i];
+    }
+    return 0;
+}
+
+int call_options(call *c, PyObject *const *values, PyObject *names)
+{
+    PyObject *given[OPTION_COUNT];
+    if (collect(values, names, given) < 0) return -1;
+    if (read_packing(c, given) < 0) return -1;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (!given[i] || i == OPTION_cu_seqlens_q || i == OPTION_cu_seqlens_k) continue;
+        if (read_option(c, (option)i, given[i]) < 0) return -1;
+    }
+    fa_options *o = &c->options;
+    o->device = c->where.cuda ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+    o->stream = c->where.cuda ? c->where.stream : NULL;
+    return 0;
+}

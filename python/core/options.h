@@ -1,0 +1,53 @@
+/*
+ * Keyword arguments of a call become fa_options; arrays become tensors and checked pointers.
+ */
+#ifndef FLASHATTN_PYTHON_OPTIONS_H
+#define FLASHATTN_PYTHON_OPTIONS_H
+
+#include "array.h"
+
+/* The order of q's, k's, v's and out's axes in the caller's arrays. */
+typedef enum layout { LAYOUT_BSHD, LAYOUT_BHSD } layout;
+
+enum { ARRAYS_MAX = 32 };
+
+/* All that lives as long as one call. */
+typedef struct call {
+    place where;
+    layout order;
+    array arrays[ARRAYS_MAX];
+    int count;
+    fa_options options;
+    fa_tensor q, k, v, bias, mask;
+    bool weights_only;   /* k without v */
+    PyObject *allocator; /* borrowed: gives CUDA workspace; NULL: none */
+} call;
+
+int options_module_init(void);
+
+/* order: "bshd" or "bhsd". values and names: the keywords; of these only the stream is read. */
+int call_begin(call *c, PyObject *order, PyObject *const *values, PyObject *names);
+void call_end(call *c);
+
+/* A tensor with axes (batch, sequence, head, dim), by the call's layout; an array of three axes has
+ * no batch. `written`: must not be read-only. */
+int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_tensor *t);
+
+/* A tensor with axes (batch, head, query, key); missing ones in front count as 1. */
+int call_scores(call *c, const char *name, PyObject *object, bool written, fa_tensor *t);
+
+/* Contiguous float32 with `count` elements; None gives NULL. */
+int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool written,
+                float **data);
+
+/* int64 with one axis; None gives NULL. */
+int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
+
+/* The keywords behind the positional arguments; comes after q and k. `values` are the arguments
+ * that the names in the tuple `names` belong to; names may be NULL. */
+int call_options(call *c, PyObject *const *values, PyObject *names);
+
+/* B, which is num_sequences when packed. */
+int64_t call_batch(const call *c);
+
+#endif

@@ -1,0 +1,96 @@
+"""The extension module: the library's calls on arrays of any library that speaks DLPack.
+
+Keywords are the options of flashattn._options; None counts as not given. `allocate(bytes)` gives
+device memory for CUDA's workspace.
+"""
+
+from typing import Any, Callable, Optional, Tuple, TypedDict
+
+_Layout = str  # "bshd" or "bhsd"
+_Pass = str  # "forward", "backward", "decode" or "weights"
+
+class UnsupportedError(NotImplementedError): ...
+
+class _CpuInfo(TypedDict):
+    isa: str
+    isas: str
+    threads: int
+    vector_bits: int
+
+class _CudaInfo(TypedDict):
+    device_count: int
+    driver_version: int
+    detail: str
+
+def forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    layout: _Layout,
+    /,
+    *,
+    allocate: Optional[Callable[[int], Any]] = None,
+    **options: Any,
+) -> None: ...
+def decode(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    layout: _Layout,
+    /,
+    *,
+    allocate: Optional[Callable[[int], Any]] = None,
+    **options: Any,
+) -> None: ...
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    dlse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    dbias: Any,
+    dsinks: Any,
+    layout: _Layout,
+    /,
+    *,
+    allocate: Optional[Callable[[int], Any]] = None,
+    **options: Any,
+) -> None: ...
+def combine(
+    parts: Tuple[Any, ...],
+    part_lses: Tuple[Any, ...],
+    out: Any,
+    lse: Any,
+    layout: _Layout,
+    /,
+    **options: Any,
+) -> None: ...
+def weights(
+    q: Any,
+    k: Any,
+    rows: Any,
+    weights: Any,
+    layout: _Layout,
+    /,
+    *,
+    allocate: Optional[Callable[[int], Any]] = None,
+    **options: Any,
+) -> None: ...
+def supported(
+    pass_name: _Pass, q: Any, k: Any, v: Any, out: Any, layout: _Layout, /, **options: Any
+) -> Optional[str]: ...
+def describe(
+    pass_name: _Pass, q: Any, k: Any, v: Any, out: Any, layout: _Layout, /, **options: Any
+) -> str: ...
+def version() -> str: ...
+def cpu_info() -> _CpuInfo: ...
+def cuda_info() -> _CudaInfo: ...

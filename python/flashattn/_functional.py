@@ -1,0 +1,253 @@
+"""The library's calls for anybody's arrays. PyTorch's tensors go on to flashattn.torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _core
+from ._arrays import is_fp8, kind_of, lse_shape, out_shape
+from ._options import Options, documented
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_ndarray = np.ndarray
+_empty = np.empty
+
+
+_module = None
+
+
+def _torch():
+    """flashattn.torch; imported when the first tensor comes, for PyTorch need not be there."""
+    global _module
+    if _module is None:
+        from . import torch as _module
+    return _module
+
+
+def _run(function, name, q, k, v, layout, out, return_lse, options):
+    """forward or decode, for arrays of any library."""
+    kind = kind_of(q)
+    if kind is None:
+        return _torch().run(name, q, k, v, layout, out, return_lse, options)
+    result = kind.empty(out_shape(q, v), kind.out_dtype(q), q) if out is None else out
+    lse = kind.empty(lse_shape(q, layout), kind.float32, q) if return_lse else None
+    kind.call(function, q, k, v, result, lse, layout, **options)
+    if out is None:
+        result = kind.finish(result, q)
+    return (result, kind.finish(lse, q)) if return_lse else result
+
+
+@documented
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bshd",
+    out: Any = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """softmax(scale * q k^T + bias, masked) v, without ever storing the matrix of weights.
+
+    Arrays of NumPy, PyTorch, CuPy, JAX or whoever speaks DLPack, read in place, on their own device
+    and current stream; the result is an array of the same library. Tensors of PyTorch that require
+    gradients get them, also for bias and sinks, also through the log-sum-exp.
+
+    Args:
+        q: (batch, n_q, heads, dim); float32, float16, bfloat16 or float8_e4m3fn. The last axis must
+            be contiguous (PyTorch's tensors are copied if it is not), the others may have any
+            strides. Without the batch: (n_q, heads, dim), also for packed sequences.
+        k: (batch, n_k, heads_kv, dim), heads a multiple of heads_kv; paged: (pages, page size,
+            heads_kv, dim).
+        v: (batch, n_k, heads_kv, dim_v). dim and dim_v from 1 to 512.
+        layout: "bshd" as above, or "bhsd": (batch, heads, sequence, dim) everywhere.
+        out: where to write the result; must not overlap the inputs.
+        return_lse: also return the log-sum-exp of each query's scores, natural logarithm,
+            float32 (batch, heads, n_q), or (heads, n_q) without a batch.
+
+    Returns:
+        out, (batch, n_q, heads, dim_v) in the layout's order and q's dtype; or (out, lse).
+        A query that sees no key gives 0, and -infinity as its log-sum-exp.
+    """
+    # The plain case first: a small call should cost no more than it must.
+    if type(q) is _ndarray and out is None and not return_lse and not is_fp8_type(q):
+        result = _empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+        _core.forward(q, k, v, result, None, layout, **options)
+        return result
+    return _run(_core.forward, "forward", q, k, v, layout, out, return_lse, options)
+
+
+def is_fp8_type(q):
+    return q.itemsize == 1 and is_fp8(q)
+
+
+@documented
+def decode(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bshd",
+    out: Any = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """The same function as attention, for one or a few new queries against a long cache: the keys
+    are split into parts that are computed side by side. attention chooses it by itself for few
+    queries; describe says when. No gradients.
+
+    Args and returns: as attention's.
+    """
+    return _run(_core.decode, "decode", q, k, v, layout, out, return_lse, options)
+
+
+def combine(
+    parts: Any,
+    lses: Any,
+    *,
+    layout: str = "bshd",
+    out: Any = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    threads: int = 0,
+    stream: int | None = None,
+) -> Any:
+    """Merges attention over disjoint sets of keys into attention over their union.
+
+    Args:
+        parts: arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's order.
+        lses: their log-sum-exps, float32 (batch, heads, n_q), contiguous. A part whose lse is
+            -infinity is empty.
+        layout, out, return_lse, and the other options: as attention's.
+
+    Returns:
+        out, or (out, lse): sum of exp(lse_p - lse) * part_p, lse = log(sum of exp(lse_p)).
+
+    Errors: as attention's. At least one part is needed, at most 14.
+    """
+    parts, lses = tuple(parts), tuple(lses)
+    if not parts:
+        raise ValueError("parts is empty: expected at least one")
+    options = {
+        "deterministic": deterministic,
+        "batch_invariant": batch_invariant,
+        "threads": threads,
+        "stream": stream,
+    }
+    first = parts[0]
+    kind = kind_of(first)
+    if kind is None:
+        return _torch().combine(parts, lses, layout, out, return_lse, options)
+    result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
+    lse = kind.empty(lse_shape(first, layout), kind.float32, first) if return_lse else None
+    _core.combine(parts, lses, result, lse, layout, **options)
+    if out is None:
+        result = kind.finish(result, first)
+    return (result, kind.finish(lse, first)) if return_lse else result
+
+
+def longest_keys(k, layout, options):
+    """n_k of the matrix of weights: the longest that the keys' sequences can be."""
+    sequence = k.shape[-3 if layout == "bshd" else -2]
+    table = options.get("block_table")
+    if table is not None:
+        return int(table.shape[1]) * sequence
+    return options.get("max_seqlen_k") or sequence
+
+
+@documented
+def weights(
+    q: Any,
+    k: Any,
+    *,
+    rows: Any = None,
+    layout: str = "bshd",
+    out: Any = None,
+    **options: Unpack[Options],
+) -> Any:
+    """The attention weights (before dropout) of chosen queries.
+
+    Args:
+        q, k, layout: as attention's. Packed sequences need max_seqlen_k, and max_seqlen_q if rows
+            is None.
+        rows: int64 (rows): positions in [0, n_q), the same for all items and heads; None: all.
+        out: where to write them; its last axis must be contiguous.
+
+    Returns:
+        (batch, heads, rows, n_k) in q's dtype; n_k is the longest sequence of keys; what lies
+        behind a sequence's own keys or queries is 0. No gradients.
+    """
+    kind = kind_of(q)
+    if kind is None:
+        return _torch().weights(q, k, rows, layout, out, options)
+    result = out
+    if out is None:
+        result = kind.empty(weights_shape(q, k, rows, layout, options), kind.out_dtype(q), q)
+    kind.call(_core.weights, q, k, rows, result, layout, **options)
+    return kind.finish(result, q) if out is None else out
+
+
+def weights_shape(q, k, rows, layout, options):
+    batch_of = options.get("cu_seqlens_q")
+    if batch_of is None:
+        batch_of = options.get("cu_seqlens_k")
+    shape = q.shape if len(q.shape) == 4 else (1, *q.shape)
+    heads, sequence = (shape[2], shape[1]) if layout == "bshd" else (shape[1], shape[2])
+    batch = shape[0] if batch_of is None else batch_of.shape[0] - 1
+    if rows is not None:
+        count = rows.shape[0]
+    else:
+        count = options.get("max_seqlen_q") or sequence
+    return batch, heads, count, longest_keys(k, layout, options)
+
+
+@documented
+def supported(
+    q: Any,
+    k: Any,
+    v: Any = None,
+    *,
+    which: str = "forward",
+    layout: str = "bshd",
+    out: Any = None,
+    **options: Unpack[Options],
+) -> str | None:
+    """None if the call would run; else the sentence that says why not. Nothing is computed.
+
+    Args:
+        q, k, v, layout, out: as attention's; v may be None where which is "weights".
+        which: "forward", "backward", "decode" or "weights".
+    """
+    return _core.supported(which, q, k, v, out, layout, **options)
+
+
+@documented
+def describe(
+    q: Any,
+    k: Any,
+    v: Any = None,
+    *,
+    which: str = "forward",
+    layout: str = "bshd",
+    out: Any = None,
+    **options: Unpack[Options],
+) -> str:
+    """One line that tells which kernel the call would run, and why. Nothing is computed.
+
+    Args: as supported's.
+    """
+    return _core.describe(which, q, k, v, out, layout, **options)
+
+
+def info() -> dict:
+    """What this machine has: {"version": ..., "cpu": {...}, "cuda": {...}}.
+
+    Errors: RuntimeError if FA_CPU_ISA asks for what this processor cannot run.
+    """
+    return {"version": _core.version(), "cpu": _core.cpu_info(), "cuda": _core.cuda_info()}

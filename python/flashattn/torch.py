@@ -1,0 +1,469 @@
+"""PyTorch: the operators torch.ops.flashattn.forward and .backward, and what uses them.
+
+The operators have fake kernels (torch.compile, export, meta tensors), autograd (also of bias, sinks
+and the log-sum-exp) and a rule for torch.func.vmap. They run on the CPU and on CUDA. Where nothing
+of this is needed, attention() calls the library without them, which costs less.
+
+Where the last axis of q, k, v or of a gradient is not contiguous, it is copied, as PyTorch's own
+attention does. Second derivatives are not there, and asking for them is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from . import _core
+from ._arrays import lse_shape, out_shape
+from ._functional import weights_shape
+
+# ---- The operators' arguments -------------------------------------------------------------------
+
+# Behind q, k, v; the same for both operators. Lengths are numbers that torch.compile may vary.
+_TENSORS = (
+    "bias",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+    "dropout_state",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqlens_q",
+    "seqlens_k",
+    "block_table",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+)
+_NUMBERS = {
+    "causal": ("bool", False),
+    "scale": ("float?", None),
+    "softcap": ("float?", None),
+    "window": ("int[]?", None),
+    "diagonal": ("SymInt?", None),
+    "dropout_p": ("float", 0.0),
+    "seed": ("int", 0),
+    "offset": ("int", 0),
+    "max_seqlen_q": ("SymInt?", None),
+    "max_seqlen_k": ("SymInt?", None),
+    "deterministic": ("bool", False),
+    "batch_invariant": ("bool", False),
+    "threads": ("int", 0),
+}
+_OPTIONS = _TENSORS + tuple(_NUMBERS)
+_DEFAULTS = {**dict.fromkeys(_TENSORS), **{name: d for name, (_, d) in _NUMBERS.items()}}
+_BIAS, _SINKS = _OPTIONS.index("bias"), _OPTIONS.index("sinks")
+_DROPOUT_P = _OPTIONS.index("dropout_p")
+
+
+def _schema():
+    tensors = [f"Tensor? {name}=None" for name in _TENSORS]
+    numbers = [f"{type_} {name}={default}" for name, (type_, default) in _NUMBERS.items()]
+    return ", ".join(tensors + numbers)
+
+
+torch.library.define(
+    "flashattn::forward",
+    f'(Tensor q, Tensor k, Tensor v, str layout="bshd", {_schema()}) -> (Tensor out, Tensor lse)',
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "flashattn::backward",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f'bool[] wanted, str layout="bshd", {_schema()}) -> '
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+# ---- Calling the library ------------------------------------------------------------------------
+
+
+def _rows(x):
+    """x with its last axis contiguous, and its numbers in memory as they are."""
+    if x.is_neg():
+        x = x.resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _out_dtype(q):
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
+def _empty_out(q, v):
+    return torch.empty(out_shape(q, v), dtype=_out_dtype(q), device=q.device)
+
+
+def _empty_like(q, v):
+    """As _empty_out, but in q's own memory order where it can be, which is cheaper."""
+    if q.shape[-1] == v.shape[-1] and q.dtype != torch.float8_e4m3fn:
+        return torch.empty_like(q)
+    return _empty_out(q, v)
+
+
+def _empty_lse(q, layout):
+    return torch.empty(lse_shape(q, layout), dtype=torch.float32, device=q.device)
+
+
+_thread = threading.local()
+
+
+def _on_cuda(function, q, *arguments, **options):
+    """With q's device as the current one, and PyTorch's allocator for workspace."""
+    device = q.device
+
+    def allocate(size):
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    known = getattr(_thread, "has_context", False)
+    if known and torch.cuda.current_device() == device.index:
+        function(q, *arguments, allocate=allocate, **options)
+        return
+    with torch.cuda.device(device):
+        # The library works in the thread's current context. A new thread has none before its first
+        # question about a stream; this one may also be asked while a graph is captured.
+        torch.cuda.is_current_stream_capturing()
+        _thread.has_context = True
+        function(q, *arguments, allocate=allocate, **options)
+
+
+def _call(function, q, *arguments, **options):
+    if q.is_cuda:
+        _on_cuda(function, q, *arguments, **options)
+    else:
+        function(q, *arguments, **options)
+
+
+def _given(values):
+    """The options of an operator's call. Its seed is signed, as all of PyTorch's numbers."""
+    options = {n: v for n, v in zip(_OPTIONS, values) if v is not None}
+    for name in ("seed", "offset"):
+        options[name] = options.get(name, 0) & 0xFFFFFFFFFFFFFFFF
+    return options
+
+
+@torch.library.impl("flashattn::forward", ("cpu", "cuda"))
+def _forward(q, k, v, layout="bshd", *values, **named):
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    out, lse = _empty_out(q, v), _empty_lse(q, layout)
+    _call(_core.forward, q, k, v, out, lse, layout, **_given(_positional(values, named)))
+    return out, lse
+
+
+def _positional(values, named):
+    """All options in order: an operator's defaults may be left out by its caller."""
+    if not named and len(values) == len(_OPTIONS):
+        return values
+    given = {**_DEFAULTS, **dict(zip(_OPTIONS, values)), **named}
+    return tuple(given[name] for name in _OPTIONS)
+
+
+@torch.library.register_fake("flashattn::forward")
+def _forward_fake(q, k, v, layout="bshd", *values, **named):
+    return _empty_out(q, v), _empty_lse(q, layout)
+
+
+def _empty_gradients(q, k, v, values, wanted):
+    bias, sinks = values[_BIAS], values[_SINKS]
+    tensors = (q, k, v, bias, sinks)
+    return tuple(
+        torch.empty(x.shape, dtype=x.dtype, device=q.device) if want else q.new_empty(0)
+        for x, want in zip(tensors, wanted)
+    )
+
+
+@torch.library.impl("flashattn::backward", ("cpu", "cuda"))
+def _backward(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **named):
+    values = _positional(values, named)
+    q, k, v, dout, out = (_rows(x) for x in (q, k, v, dout, out))
+    gradients = _empty_gradients(q, k, v, values, wanted)
+    given = [g if want else None for g, want in zip(gradients, wanted)]
+    dlse = None if dlse is None else dlse.contiguous()
+    lse = lse.contiguous()
+    options = _given(values)
+    _call(_core.backward, q, k, v, out, lse, dout, dlse, *given, layout, **options)
+    return gradients
+
+
+@torch.library.register_fake("flashattn::backward")
+def _backward_fake(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **named):
+    return _empty_gradients(q, k, v, _positional(values, named), wanted)
+
+
+# ---- Autograd -----------------------------------------------------------------------------------
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, layout, *values = inputs if len(inputs) > 3 else (*inputs, "bshd")
+    values = _positional(values, {})
+    ctx.set_materialize_grads(False)
+    ctx.layout = layout
+    ctx.numbers = values[len(_TENSORS) :]
+    ctx.save_for_backward(q, k, v, *output, *values[: len(_TENSORS)])
+
+
+def _differentiate(ctx, dout, dlse):
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    # An operator's defaults at the end of its arguments are left out here.
+    count = len(ctx.needs_input_grad)
+    needs = (*ctx.needs_input_grad, *[False] * (4 + len(_OPTIONS) - count))
+    wanted = [*needs[:3], needs[4 + _BIAS], needs[4 + _SINKS]]
+    if dout is None:
+        dout = torch.zeros_like(out)
+    operator = _TransformableBackward.apply if _transformed() else torch.ops.flashattn.backward
+    gradients = operator(dout, dlse, q, k, v, out, lse, wanted, ctx.layout, *tensors, *ctx.numbers)
+    dq, dk, dv, dbias, dsinks = (g if want else None for g, want in zip(gradients, wanted))
+    options = [None] * len(_OPTIONS)
+    options[_BIAS], options[_SINKS] = dbias, dsinks
+    return (dq, dk, dv, None, *options)[:count]
+
+
+def _setup_nothing(ctx, inputs, output):
+    pass
+
+
+def _no_second_derivative(ctx, *gradients):
+    raise NotImplementedError("flashattn: the second derivative of attention is not there")
+
+
+torch.library.register_autograd("flashattn::forward", _differentiate, setup_context=_setup)
+torch.library.register_autograd(
+    "flashattn::backward", _no_second_derivative, setup_context=_setup_nothing
+)
+
+
+class _Transformable(torch.autograd.Function):
+    """For torch.func, whose transforms do not look into an operator's autograd."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.flashattn.forward(*arguments)
+
+
+class _TransformableBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+    setup_context = staticmethod(_setup_nothing)
+    backward = staticmethod(_no_second_derivative)
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.flashattn.backward(*arguments)
+
+
+_compiling = torch.compiler.is_compiling
+_functorch_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+
+
+def _transformed():
+    return not _compiling() and _functorch_level() is not None
+
+
+# ---- vmap ---------------------------------------------------------------------------------------
+
+
+def _one_by_one(operator, info, in_dims, arguments):
+    """Right for every option: each element sees what it would see alone, dropout included."""
+    results = []
+    for i in range(info.batch_size):
+        # The place of a list is a list, too.
+        item = [
+            a.select(dim, i) if isinstance(dim, int) else a for a, dim in zip(arguments, in_dims)
+        ]
+        results.append(operator(*item))
+    outputs = tuple(torch.stack(tensors) for tensors in zip(*results))
+    return outputs, (0,) * len(outputs)
+
+
+def _vmap_forward(info, in_dims, q, k, v, layout="bshd", *values):
+    """q, k and v alone become one larger batch; with other arrays, one after another."""
+    values = _positional(values, {})
+    dims = (*in_dims, *[None] * (4 + len(values) - len(in_dims)))
+    plain = not any(x is not None for x in values[: len(_TENSORS)]) and not values[_DROPOUT_P]
+    logical = q.dim() - (dims[0] is not None)
+    operator = torch.ops.flashattn.forward
+    if not plain or logical != 4 or info.batch_size == 0:
+        return _one_by_one(operator, info, dims, (q, k, v, layout, *values))
+    tensors = []
+    for x, dim in zip((q, k, v), dims):
+        x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        tensors.append(x.flatten(0, 1))
+    outputs = operator(*tensors, layout, *values)
+    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0)
+
+
+def _vmap_backward(info, in_dims, *arguments):
+    return _one_by_one(torch.ops.flashattn.backward, info, in_dims, arguments)
+
+
+torch.library.register_vmap("flashattn::forward", _vmap_forward)
+torch.library.register_vmap("flashattn::backward", _vmap_backward)
+
+# ---- What flashattn's functions call ------------------------------------------------------------
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_forward_mode = torch.autograd.forward_ad
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def _is_watched(q, k, v):
+    """Whether a compiler, a transform or a tensor of another kind needs the operator."""
+    if _compiling() or _dispatch_modes() or _functorch_level() is not None:
+        return True
+    if _forward_mode._current_level >= 0:
+        return True
+    return not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
+
+
+def _records_gradients(q, k, v, options):
+    if not torch.is_grad_enabled():
+        return False
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return True
+    bias, sinks = options.get("bias"), options.get("sinks")
+    return bool(getattr(bias, "requires_grad", False) or getattr(sinks, "requires_grad", False))
+
+
+class _Attention(torch.autograd.Function):
+    """The operator's autograd without the operator: a call costs a tenth of it. bias and sinks
+    stand by themselves, for only arguments of apply get gradients."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, bias, sinks, layout, options):
+        q, k, v = _rows(q), _rows(k), _rows(v)
+        out, lse = _empty_like(q, v), _empty_lse(q, layout)
+        _call(_core.forward, q, k, v, out, lse, layout, bias=bias, sinks=sinks, **options)
+        ctx.set_materialize_grads(False)
+        ctx.layout, ctx.options = layout, options
+        ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        *inputs, out, lse = ctx.saved_tensors
+        q, k, v, bias, sinks = inputs
+        dout = torch.zeros_like(out) if dout is None else _rows(dout)
+        dlse = None if dlse is None else dlse.contiguous()
+        gradients = [
+            torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None
+            for x, need in zip(inputs, ctx.needs_input_grad)
+        ]
+        _call(
+            _core.backward,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            dout,
+            dlse,
+            *gradients,
+            ctx.layout,
+            bias=bias,
+            sinks=sinks,
+            **ctx.options,
+        )
+        return *gradients, None, None
+
+
+def _by_function(q, k, v, layout, options):
+    bias, sinks = options.pop("bias", None), options.pop("sinks", None)
+    return _Attention.apply(q, k, v, bias, sinks, layout, options)
+
+
+def _by_operator(q, k, v, layout, options):
+    unknown = [name for name in options if name not in _OPTIONS and name != "stream"]
+    if unknown:
+        raise TypeError(f"there is no option {unknown[0]!r}")
+    if options.get("stream") is not None:
+        raise ValueError("stream is given with tensors of PyTorch: use torch.cuda.stream")
+    values = []
+    for name in _OPTIONS:
+        value = options.get(name)
+        values.append(_DEFAULTS[name] if value is None else value)
+    for name in ("seed", "offset"):
+        i = _OPTIONS.index(name)
+        if values[i] >= 1 << 63:
+            values[i] -= 1 << 64
+    operator = _Transformable.apply if _transformed() else torch.ops.flashattn.forward
+    return operator(q, k, v, layout, *values)
+
+
+def _under_autocast(q, k, v):
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return tuple(x.to(dtype) if x.dtype.is_floating_point else x for x in (q, k, v))
+
+
+def _prepare(q, k, v, options):
+    """What PyTorch's users expect to happen by itself; options may be changed."""
+    if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
+        raise TypeError("q is a tensor of PyTorch: expected k and v to be, too")
+    if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
+        q, k, v = _under_autocast(q, k, v)
+    if options.get("sinks") is not None and options["sinks"].dtype != torch.float32:
+        options["sinks"] = options["sinks"].float()
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    return q, k, v
+
+
+def _direct(function, q, k, v, layout, out, return_lse, options):
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    result = _empty_like(q, v) if out is None else out
+    lse = _empty_lse(q, layout) if return_lse else None
+    if q.is_cuda:
+        _on_cuda(function, q, k, v, result, lse, layout, **options)
+    else:
+        function(q, k, v, result, lse, layout, **options)
+    return (result, lse) if return_lse else result
+
+
+def run(name, q, k, v, layout, out, return_lse, options):
+    """attention (name "forward") and decode."""
+    q, k, v = _prepare(q, k, v, options)
+    watched = _is_watched(q, k, v)
+    if not watched and not _records_gradients(q, k, v, options):
+        function = _core.decode if name == "decode" else _core.forward
+        return _direct(function, q, k, v, layout, out, return_lse, options)
+    if name == "decode":
+        raise NotImplementedError(
+            "decode has no gradients and no transforms: use attention, which takes decode's "
+            "algorithm by itself, or torch.no_grad()"
+        )
+    if out is not None:
+        raise ValueError(
+            "out is given where gradients are recorded or the call is traced: leave it out, or use "
+            "torch.no_grad()"
+        )
+    call = _by_operator if watched else _by_function
+    result, lse = call(q, k, v, layout, options)
+    return (result, lse) if return_lse else result
+
+
+def combine(parts, lses, layout, out, return_lse, options):
+    first = parts[0]
+    result = (
+        torch.empty(first.shape, dtype=first.dtype, device=first.device) if out is None else out
+    )
+    lse = _empty_lse(first, layout) if return_lse else None
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *lses)):
+        raise NotImplementedError("combine has no gradients: use torch.no_grad() or detach()")
+    parts = tuple(_rows(x) for x in parts)
+    with torch.cuda.device(first.device) if first.is_cuda else torch.no_grad():
+        _core.combine(parts, lses, result, lse, layout, **options)
+    return (result, lse) if return_lse else result
+
+
+def weights(q, k, rows, layout, out, options):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        raise NotImplementedError("weights has no gradients: use torch.no_grad() or detach()")
+    q, k = _rows(q), _rows(k)
+    if out is None:
+        shape = weights_shape(q, k, rows, layout, options)
+        out = torch.empty(shape, dtype=_out_dtype(q), device=q.device)
+    _call(_core.weights, q, k, rows, out, layout, **options)
+    return out

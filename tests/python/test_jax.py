@@ -1,0 +1,324 @@
+"""flashattn.jax against attention by the definition in jax.numpy: values and gradients, under jit.
+
+Every test runs with each way that a compiled program can call the library: XLA's FFI, where the
+build has it, and the callback into Python.
+"""
+
+import functools
+import os
+
+import pytest
+
+# Compiling takes nearly all of the time, and small arrays need no fast programs.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
+
+jax = pytest.importorskip("jax", reason="needs JAX")
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import flashattn  # noqa: E402
+import flashattn.jax as module  # noqa: E402
+from flashattn.jax import attention  # noqa: E402
+
+BATCH, HEADS, HEADS_KV, DIM, DIM_V = 2, 4, 2, 16, 24
+TOLERANCE = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 3e-2}
+BUILT = module.interface()
+
+
+@pytest.fixture(autouse=True, params=["ffi", "callback"])
+def interface(request, monkeypatch):
+    if request.param == "callback":
+        monkeypatch.setattr(module, "_ffi_targets", lambda: False)
+    elif BUILT != "ffi":
+        pytest.skip("this build has no XLA FFI handlers")
+    jax.clear_caches()
+    assert module.interface() == request.param
+    return request.param
+
+
+def draw(n_q=33, n_k=47, dtype="float32", layout="bshd"):
+    shapes = [(BATCH, n_q, HEADS, DIM), (BATCH, n_k, HEADS_KV, DIM), (BATCH, n_k, HEADS_KV, DIM_V)]
+    keys = jax.random.split(jax.random.key(7), 3)
+    arrays = [jax.random.normal(k, s).astype(dtype) for k, s in zip(keys, shapes)]
+    return [x.swapaxes(1, 2) if layout == "bhsd" else x for x in arrays]
+
+
+def visible(n_q, n_k, causal, window, diagonal):
+    i = jnp.arange(n_q)[:, None] + (n_k - n_q if diagonal is None else diagonal)
+    j = jnp.arange(n_k)[None, :]
+    see = jnp.ones((n_q, n_k), bool)
+    if causal:
+        see &= j <= i
+    if window is not None:
+        left, right = window
+        see &= (j >= i - left) | (left < 0)
+        see &= (j <= i + right) | (right < 0)
+    return see
+
+
+def definition(q, k, v, *, layout="bshd", causal=False, scale=None, softcap=None, window=None,
+               diagonal=None, bias=None, mask=None, alibi_slopes=None, sinks=None,
+               return_lse=False):
+    """In float32, with the whole matrix of weights."""
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    if layout == "bshd":
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    group, n_q, n_k = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
+    x = jnp.einsum("bhid,bhjd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        x = softcap * jnp.tanh(x / softcap)
+    if alibi_slopes is not None:
+        distance = jnp.abs(jnp.arange(n_q)[:, None] + (n_k - n_q) - jnp.arange(n_k))
+        x = x - alibi_slopes[:, None, None] * distance
+    if bias is not None:
+        x = x + bias.astype(jnp.float32)
+    see = visible(n_q, n_k, causal, window, diagonal)
+    x = jnp.where(see if mask is None else see & mask, x, -jnp.inf)
+    if sinks is not None:
+        sink = jnp.broadcast_to(sinks[:, None, None], (*x.shape[:3], 1))
+        x = jnp.concatenate([x, sink], -1)
+    lse = jax.nn.logsumexp(x, axis=-1)
+    out = jnp.exp(x - lse[..., None])[..., :n_k] @ v
+    out = out.swapaxes(1, 2) if layout == "bshd" else out
+    return (out, lse) if return_lse else out
+
+
+def close(result, expected, tolerance):
+    """NaN is never close."""
+    assert result.shape == expected.shape
+    result, expected = (np.asarray(x, np.float64) for x in (result, expected))
+    error, size = np.abs(result - expected).max(), np.abs(expected).max()
+    assert error <= tolerance * size, f"{error:.2e} of {size:.2e}"
+
+
+CASES = {
+    "full": {},
+    "causal": {"causal": True},
+    "one query": {"causal": True, "n_q": 1},
+    "window": {"window": (9, 4)},
+    "scale": {"scale": 0.5},
+    "no scale at all": {"scale": 0.0},
+    "softcap": {"softcap": 1.5},
+    "causal window softcap": {"causal": True, "window": (9, -1), "softcap": 1.5},
+    "diagonal": {"causal": True, "diagonal": 3},
+    "bhsd": {"layout": "bhsd", "causal": True},
+}
+
+
+COMBINATIONS = [(case, "float32") for case in CASES]
+COMBINATIONS += [(case, dtype) for case in ("full", "causal") for dtype in ("float16", "bfloat16")]
+
+
+def values_and_gradients(function, case, dtype):
+    options = dict(CASES[case])
+    layout = options.get("layout", "bshd")
+    arrays = draw(n_q=options.pop("n_q", 33), dtype=dtype, layout=layout)
+
+    def loss(*qkv):
+        out, lse = function(*qkv, return_lse=True, **options)
+        weight = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
+        return (out.astype(jnp.float32) * weight).sum() + jnp.sin(lse).sum(), (out, lse)
+
+    differentiated = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+    (_, (out, lse)), gradients = differentiated(*arrays)
+    return out, lse, *gradients
+
+
+@functools.lru_cache(None)
+def expected_values_and_gradients(case, dtype):
+    return values_and_gradients(definition, case, dtype)
+
+
+@pytest.mark.parametrize("case, dtype", COMBINATIONS)
+def test_values_and_gradients_under_jit(case, dtype):
+    results = values_and_gradients(attention, case, dtype)
+    types = [dtype, "float32", dtype, dtype, dtype]
+    assert [str(x.dtype) for x in results] == types
+    for result, expected in zip(results, expected_values_and_gradients(case, dtype)):
+        close(result, expected, 2 * TOLERANCE[dtype])
+
+
+def test_bias_mask_sinks_and_slopes_with_gradients():
+    q, k, v = draw()
+    keys = jax.random.split(jax.random.key(8), 4)
+    bias = jax.random.normal(keys[0], (1, HEADS, 33, 47))
+    sinks = jax.random.normal(keys[1], (HEADS,))
+    others = {
+        "mask": jax.random.bernoulli(keys[2], 0.7, (BATCH, 1, 33, 47)).at[..., 0].set(True),
+        "alibi_slopes": jax.random.uniform(keys[3], (HEADS,)),
+    }
+
+    def gradients(function):
+        def loss(q, k, v, bias, sinks, others):
+            out = function(q, k, v, bias=bias, sinks=sinks, softcap=2.0, **others)
+            return jnp.sin(out).sum()
+
+        return jax.jit(jax.value_and_grad(loss, argnums=range(5)))(q, k, v, bias, sinks, others)
+
+    (value, result), (value_, expected) = gradients(attention), gradients(definition)
+    close(value, value_, 1e-5)
+    for gradient, gradient_ in zip(result, expected):
+        close(gradient, gradient_, 5e-5)
+
+
+@pytest.mark.parametrize("name", ["bias", "sinks"])
+def test_one_of_the_optional_gradients_alone(name):
+    q, k, v = draw()
+    shape = {"bias": (BATCH, 1, 33, 47), "sinks": (HEADS,)}[name]
+    x = jax.random.normal(jax.random.key(9), shape)
+
+    def gradient(function):
+        return jax.jit(jax.grad(lambda x: jnp.sin(function(q, k, v, **{name: x})).sum()))(x)
+
+    close(gradient(attention), gradient(definition), 5e-5)
+
+
+def test_a_query_that_sees_no_key_gives_zeros():
+    q, k, v = draw(n_q=47, n_k=33)
+    f = jax.jit(lambda *x: attention(*x, causal=True, return_lse=True))
+    out, lse = f(q, k, v)
+    assert not np.asarray(out[:, :14]).any() and np.isneginf(np.asarray(lse[:, :, :14])).all()
+    gradient = jax.grad(lambda q: attention(q, k, v, causal=True).sum())(q)
+    assert not np.asarray(gradient[:, :14]).any() and np.isfinite(np.asarray(gradient)).all()
+
+
+def test_packed_sequences():
+    lengths = [7, 0, 26]
+    starts = np.cumsum([0, *lengths])
+    owner = np.repeat(np.arange(3), lengths)
+    q, k, v = (x[0, :33] for x in draw())
+
+    @jax.jit
+    def packed(q, k, v, starts):
+        return attention(q, k, v, causal=True, cu_seqlens_q=starts, cu_seqlens_k=starts)
+
+    def apart(q, k, v, starts):
+        mask = (owner[:, None] == owner)[None, None]
+        return definition(q[None], k[None], v[None], causal=True, mask=mask)[0]
+
+    def gradient(function):
+        return jax.jit(jax.value_and_grad(lambda q: jnp.sin(function(q, k, v, starts)).sum()))(q)
+
+    for result, expected in zip(gradient(packed), gradient(apart)):
+        close(result, expected, 5e-5)
+
+
+def test_padded_lengths():
+    q, k, v = draw()
+    lengths = jnp.array([47, 11])
+    out = jax.jit(lambda *x: attention(*x[:3], seqlens_k=x[3]))(q, k, v, lengths)
+    mask = jnp.arange(47) < lengths[:, None, None, None]
+    close(out, definition(q, k, v, mask=mask), 2e-5)
+
+
+def test_pages():
+    q, k, v = draw(n_k=48)
+    table = jnp.array([[5, 0, 3], [1, 4, 2]])
+    pages = [jnp.zeros((6, 16, *x.shape[2:])).at[table].set(x.reshape(BATCH, 3, 16, *x.shape[2:]))
+             for x in (k, v)]
+    lengths = jnp.array([48, 20])
+    out = jax.jit(lambda *x: attention(*x[:3], block_table=x[3], seqlens_k=x[4]))(
+        q, *pages, table, lengths
+    )
+    mask = jnp.arange(48) < lengths[:, None, None, None]
+    close(out, definition(q, k, v, mask=mask), 2e-5)
+
+
+def test_dropout_follows_its_key():
+    q, k, v = draw()
+
+    @jax.jit
+    def run(key):
+        return attention(q, k, v, dropout_p=0.5, dropout_key=key)
+
+    one, again, other = run(jax.random.key(1)), run(jax.random.key(1)), run(jax.random.key(2))
+    assert (one == again).all() and not (one == other).all()
+    full = definition(q, k, v)
+    mean = jnp.stack([run(jax.random.key(n)) for n in range(200)]).mean(0)
+    assert float(jnp.abs(mean - full).mean()) < 0.05 * float(jnp.abs(full).mean()) + 0.03
+
+
+def test_dropout_is_the_one_of_the_library():
+    """The gradient uses the bits of the forward: out is linear in v, whatever was dropped."""
+    q, k, v = draw()
+    key = jax.random.key(1)
+
+    def run(v):
+        return attention(q, k, v, dropout_p=0.3, dropout_key=key)
+
+    weight = jax.random.normal(jax.random.key(5), run(v).shape)
+    gradient = jax.grad(lambda v: (run(v) * weight).sum())(v)
+    close((gradient * v).sum(), (run(v) * weight).sum(), 1e-4)
+    state = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).view(np.uint64)
+    expected = flashattn.attention(*map(np.asarray, (q, k, v)), dropout_p=0.3, dropout_state=state)
+    close(run(v), expected, 1e-6)
+
+
+def test_vmap():
+    q, k, v = draw()
+    stacked = [jnp.stack([x, 2 * x, -x]) for x in (q, k, v)]
+    result = jax.jit(jax.vmap(lambda *x: attention(*x, causal=True)))(*stacked)
+    expected = jnp.stack([definition(s * q, s * k, s * v, causal=True) for s in (1, 2, -1)])
+    close(result, expected, 2e-5)
+
+
+def test_inside_a_larger_program():
+    """A loop of layers, rematerialized in the backward."""
+    q, k, v = draw(n_q=47)
+    weight = jax.random.normal(jax.random.key(3), (DIM_V, DIM)) / 5
+
+    def network(function):
+        @jax.checkpoint
+        def layer(x, _):
+            return x + function(x, k, v, causal=True) @ weight, None
+
+        def loss(x):
+            return jnp.sin(jax.lax.scan(layer, x, None, length=3)[0]).sum()
+
+        return jax.jit(jax.value_and_grad(loss))(q)
+
+    (value, gradient), (value_, gradient_) = network(attention), network(definition)
+    close(value, value_, 1e-4)
+    close(gradient, gradient_, 1e-4)
+
+
+def test_outside_of_jit_it_is_flashattn_attention():
+    q, k, v = draw()
+    expected = flashattn.attention(*map(np.asarray, (q, k, v)), causal=True)
+    assert np.array_equal(np.asarray(attention(q, k, v, causal=True)), expected)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"layout": "sbhd"}, "expected 'bshd' or 'bhsd'"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"sinks": jnp.zeros(3)}, r"sinks.shape is \(3,\): expected \(4,\)"),
+        ({"mask": jnp.ones((1, 1, 33, 47))}, "expected bool"),
+        ({"mask": jnp.ones((1, 1, 33, 46), bool)}, "mask"),
+        ({"alibi_slopes": jnp.zeros((3, 4))}, "alibi_slopes.shape"),
+        ({"seqlens_k": jnp.zeros(3)}, "seqlens_k.shape"),
+        ({"dropout_p": 0.5}, "dropout_key"),
+        ({"v": jnp.zeros((BATCH, 40, HEADS_KV, DIM))}, r"v.shape\[1\] is 40"),
+        ({"q": jnp.zeros((BATCH, 33, HEADS, DIM), jnp.int32)}, "expected float32"),
+        ({"q": jnp.zeros((33, DIM))}, "expected 4, or 3"),
+    ],
+)
+def test_errors_while_tracing(change, sentence):
+    arguments = {**dict(zip("qkv", draw())), **change}
+    with pytest.raises(ValueError, match=sentence):
+        jax.jit(lambda arrays: attention(**{**arguments, **arrays}))({})
+
+
+def test_an_error_of_the_library_while_running():
+    q, k, v = (x[0, :33] for x in draw())
+    starts = jnp.array([0, 40])
+    with pytest.raises(Exception, match="cu_seqlens"):
+        jax.jit(lambda *x: attention(*x[:3], cu_seqlens_q=x[3], cu_seqlens_k=x[3]))(
+            q, k, v, starts
+        ).block_until_ready()
