@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs CTest in a build directory and ends with one line that counts: "N passed, M failed".
+# Runs CTest in a build directory and ends with one line that counts: "N passed, M failed", and how many
+# were skipped for want of a CUDA device.
 # Usage: tools/run-tests.sh BUILD_DIR [JOBS [CTEST_OPTION...]]
 set -u
 build=$1
@@ -19,6 +20,10 @@ if [ -z "$counts" ]; then
     echo "0 passed, 1 failed (no test ran)"
     exit 1
 fi
-echo "$((total - failed)) passed, $failed failed"
+# CTest counts skipped tests among the passed ones.
+skipped=$(grep -c '(Skipped)$' "$log")
+line="$((total - failed - skipped)) passed, $failed failed"
+[ "$skipped" -eq 0 ] || line="$line, $skipped skipped (no CUDA device)"
+echo "$line"
 [ "$failed" -eq 0 ] || status=1
 exit $status
