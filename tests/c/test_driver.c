@@ -215,7 +215,7 @@ static void test_memory(void)
 static void test_events(void)
 {
     fa_cuda_fault fault = {0};
-    void *begin, *end;
+    void *begin = NULL, *end = NULL;
     double seconds = 0;
     if (!use_fake(0)) return;
     CHECK(fa_cuda_event_new(&begin, &fault) && fa_cuda_event_new(&end, &fault), "new events");
@@ -239,7 +239,7 @@ static fa_cuda_image image_b = {.name = "b", .data = (const unsigned char *)"ima
 static void test_kernels(void)
 {
     fa_cuda_fault fault = {0};
-    void *first, *second, *again, *other;
+    void *first = NULL, *second = NULL, *again = NULL, *other = NULL;
     if (!use_fake(0)) return;
     CHECK(record->loads == 0, "an image is loaded before it is needed");
     CHECK(fa_cuda_find_kernel(&image_a, "first", &first, &fault) &&
