@@ -205,7 +205,7 @@ def torch_read_bandwidth(rounds):
 
 def command_peak(command, threads, key, *options):
     """A peak that the command measures: the best of 3, for a peak is what a machine can reach."""
-    line = [command, "bench", "--repeat", "1", "--threads", str(threads), "--json", *options]
+    line = [command, "bench", "--device", "cpu", "--repeat", "1", "--threads", str(threads), "--json", *options]
     runs = [subprocess.run(line, check=True, capture_output=True, text=True) for _ in range(3)]
     return max(json.loads(run.stdout)[key] for run in runs)
 
