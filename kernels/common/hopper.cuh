@@ -85,6 +85,16 @@ FA_DEVICE void tma_load(void *shared, const void *map, uint64_t *barrier, int x,
                  : "memory");
 }
 
+/* The same of a map with four axes. */
+FA_DEVICE void tma_load_4d(void *shared, const void *map, uint64_t *barrier, int x, int y, int z,
+                           int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
 FA_DEVICE void tma_store(const void *map, const void *shared, int x, int y, int z)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group "
@@ -132,6 +142,19 @@ FA_DEVICE uint64_t matrix_descriptor(const void *shared, int group, int block)
            (uint64_t)(group >> 4) << 32 | swizzle_128 << 62;
 }
 
+/* The same in two steps, for groups of 1024 bytes: the half that depends on the place, to which bytes / 16
+ * may be added, and the whole. Products that follow each other then cost one addition, where the
+ * scheduler would have a chain of them stand between two. */
+FA_DEVICE uint32_t matrix_place(const void *shared, int block)
+{
+    return shared_address(shared) >> 4 | (uint32_t)(block >> 4) << 16;
+}
+
+FA_DEVICE uint64_t matrix_at(uint32_t place)
+{
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
+}
+
 /* Orders register accesses before the products that follow. */
 FA_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -175,6 +198,7 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
 #define NAMES_32 NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3
 #define NAMES_40 NAMES_32 ", " NAMES_4
 #define NAMES_48 NAMES_40 ", " NAMES_5
+#define NAMES_56 NAMES_48 ", " NAMES_6
 #define NAMES_64 NAMES_48 ", " NAMES_6 ", " NAMES_7
 #define NAMES_72 NAMES_64 ", " NAMES_8
 #define NAMES_80 NAMES_72 ", " NAMES_9
@@ -188,6 +212,7 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
 #define DATA_32(d, i) DATA_8(d, i), DATA_8(d, (i) + 8), DATA_8(d, (i) + 16), DATA_8(d, (i) + 24)
 #define DATA_40(d, i) DATA_32(d, i), DATA_8(d, (i) + 32)
 #define DATA_48(d, i) DATA_40(d, i), DATA_8(d, (i) + 40)
+#define DATA_56(d, i) DATA_48(d, i), DATA_8(d, (i) + 48)
 #define DATA_64(d, i) DATA_32(d, i), DATA_32(d, (i) + 32)
 #define DATA_72(d, i) DATA_64(d, i), DATA_8(d, (i) + 64)
 #define DATA_80(d, i) DATA_72(d, i), DATA_8(d, (i) + 72)
@@ -223,6 +248,7 @@ DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 DEFINE_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 DEFINE_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
 DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
+DEFINE_WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
 DEFINE_WGMMA(144, 72, 72, 73, 74, 75, 76, 77)
 DEFINE_WGMMA(160, 80, 80, 81, 82, 83, 84, 85)
 DEFINE_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)

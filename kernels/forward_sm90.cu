@@ -1,0 +1,789 @@
+/*
+ * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
+ *
+ * One block a multiprocessor stays and takes piece after piece of the work: QUERIES queries of a head
+ * and the tiles of keys that they see. One warp loads: queries, keys and values come by the copy engine
+ * (TMA), keys and values into two stages each. The consumers are warpgroups of 64 queries, each of
+ * which goes round
+ *
+ *     ask for out += P V of tile t and for S = Q K^T of tile t + 1, wait, softmax of tile t + 1,
+ *
+ * also from the last tile of a piece to the first one of the next. The consumers take turns at asking,
+ * so that the tensor cores work for one while another is in its softmax (FlashAttention-3, section
+ * 3.1, arXiv:2407.08608).
+ *
+ * Softmax without maxima: a row's weights are 2^(x - base), where base is the maximum of the first tile
+ * that the row sees. Later tiles need no maximum and no rescaling as long as their weights stay below a
+ * bound, which their sum tells (all is exact: the final division takes the base out again, and floating
+ * point does not care by which power of two everything is larger). Where a sum passes the bound, the
+ * warp does the tile again with maxima, as the online softmax does (FlashAttention-2, section 3.1,
+ * arXiv:2307.08691).
+ *
+ * Compiled with HEAD_DIM (of queries and keys), VALUE_DIM and BFLOAT16 (1 or 0); see forward_sm90.h.
+ */
+#include "common/hopper.cuh"
+#include "common/logits.cuh"
+#include "common/softmax.cuh"
+#include "forward_sm90.h"
+
+#define KEYS FA_SM90_KEYS(HEAD_DIM, VALUE_DIM)
+#define CONSUMERS FA_SM90_CONSUMERS(HEAD_DIM, VALUE_DIM)
+
+/* Results go out by way of shared memory. */
+#define STAGED (FA_SM90_STAGING(HEAD_DIM, VALUE_DIM) > 0 && VALUE_DIM % 64 == 0)
+
+enum {
+    WARPGROUP = 128,
+    WARPS = WARPGROUP / 32,
+    THREADS = FA_SM90_THREADS(HEAD_DIM, VALUE_DIM),
+    QUERIES = FA_SM90_QUERIES(HEAD_DIM, VALUE_DIM),
+    ROWS = 64, /* queries of a consumer */
+    STAGES = FA_SM90_STAGES,
+    K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM) / 128, /* of 64 columns: the swizzle spans 128 bytes */
+    V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM) / 128,
+    Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
+    KV_BLOCK = KEYS * 128,
+    Q_BYTES = K_BLOCKS * Q_BLOCK,
+    K_BYTES = K_BLOCKS * KV_BLOCK,
+    V_BYTES = V_BLOCKS * KV_BLOCK,
+    GROUP = 8 * 128, /* eight rows: what the swizzle repeats after */
+    SLOTS = 3        /* pieces described: one being finished, one computed, one loaded */
+};
+
+/* Registers of a thread that loads and of one that computes. */
+#if CONSUMERS == 3
+#define PRODUCER_REGISTERS 32
+#define CONSUMER_REGISTERS 160
+#else
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+#endif
+
+/* Of the sum of a thread's weights in a tile: float16 ends at 2^16. */
+#define SUM_BOUND 16384.0f
+
+/* A piece of work as the consumers see it. Its query i may see the keys [lo + i, hi + i), as far as they
+ * are in [0, n_k), all counted from start on. */
+typedef struct piece {
+    fa_tile tile;
+    int32_t start, tiles; /* its tiles of keys: so many, from this key on; 0: no piece is left */
+    int32_t mine[CONSUMERS]; /* how many of them a consumer needs, for it may end early under a causal
+                              * mask; 0: its rows see nothing, or are none */
+    int32_t lo, hi, n_k;
+} piece;
+
+/* What the warps share. */
+typedef struct shared_state {
+    piece pieces[SLOTS];
+    uint64_t q_full[CONSUMERS], q_empty[CONSUMERS];
+    uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+    uint64_t v_raw; /* for values that are cleaned before consumers may see them */
+} shared_state;
+
+typedef struct pipeline {
+    char *q, *k, *v; /* CONSUMERS tiles of q, STAGES tiles of k and of v */
+    char *staging;   /* ROWS rows of 128 bytes for each consumer, if there is room */
+    shared_state *state;
+} pipeline;
+
+/* Stages are used in turn, through all pieces: the count of tiles so far tells stage and parity. */
+FA_DEVICE int stage_of(int count) { return count % STAGES; }
+FA_DEVICE int parity_of(int count) { return count / STAGES & 1; }
+
+/* Lets the compiler know that a value is the same in all lanes. */
+FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
+/* ---- The warp that loads ----------------------------------------------------------------------- */
+
+/* Far beyond any key, and small enough to add to. */
+enum { FAR = 1 << 30 };
+
+FA_DEVICE int32_t near(int64_t x) { return (int32_t)fa_max64(-FAR, fa_min64(x, FAR)); }
+
+/* Of a piece's tiles, those from the first to the last one that a consumer's queries may see. */
+FA_DEVICE int32_t count_tiles(const fa_attention_params *p, const piece *w, int consumer)
+{
+    const fa_tile *t = &w->tile;
+    const int64_t first = t->first + consumer * ROWS, last = fa_min64(first + ROWS, t->n_q) - 1;
+    if (first > last) return 0;
+    const int64_t lo = fa_tile_visible(p, t, first).lo, hi = fa_tile_visible(p, t, last).hi;
+    return lo < hi ? (int32_t)((hi - w->start + KEYS - 1) / KEYS) : 0;
+}
+
+/* The tiles of keys that a piece's queries may see: at least one, which may be masked as a whole. */
+FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
+{
+    const fa_tile *t = &w->tile;
+    const int64_t last = fa_min64(t->first + QUERIES, t->n_q) - 1, center = t->first + t->diagonal;
+    int64_t right = p->causal ? 0 : FAR; /* how far a query sees beyond its own place */
+    w->start = 0;
+    w->tiles = 1;
+    if (t->first <= last) {
+        const int64_t lo = fa_tile_visible(p, t, t->first).lo, hi = fa_tile_visible(p, t, last).hi;
+        if (lo < hi) {
+            w->start = (int32_t)(lo / FA_SM90_ALIGN * FA_SM90_ALIGN);
+            w->tiles = (int32_t)((hi - w->start + KEYS - 1) / KEYS);
+        }
+    }
+    if (p->window_right >= 0) right = fa_min64(right, p->window_right);
+    w->n_k = (int32_t)(t->n_k - w->start);
+    for (int c = 0; c < CONSUMERS; c++) w->mine[c] = count_tiles(p, w, c);
+    w->hi = right == FAR ? FAR : near(center + right + 1 - w->start);
+    w->lo = p->window_left < 0 ? -FAR : near(center - p->window_left - w->start);
+}
+
+/* Piece `half` (0 or 1) of a task: its only one, or, in pairs, first the longer one. */
+FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s, int64_t task,
+                          int half, piece *w)
+{
+    if (s->pairs) {
+        const int64_t pairs = (p->tiles + 1) / 2, outer = task / pairs, i = task % pairs;
+        if (half == 1 && p->tiles - 1 - i == i) return false;
+        task = outer * p->tiles + (half == 0 ? i : p->tiles - 1 - i);
+    } else if (half == 1) return false;
+    w->tile = fa_find_tile(p, task, QUERIES);
+    if (w->tile.first >= w->tile.room_q) return false; /* a place without rows */
+    find_keys(p, w);
+    return true;
+}
+
+/* The block's walk through the pieces. */
+typedef struct walk {
+    int64_t task;
+    int half;
+} walk;
+
+FA_DEVICE void find_next(const fa_attention_params *p, const fa_sm90_params *s, walk *at, piece *w)
+{
+    bool found = false;
+    while (!found && at->task < s->tasks) {
+        found = find_piece(p, s, at->task, at->half, w);
+        at->half ^= 1;
+        if (at->half == 0) at->task += gridDim.x;
+    }
+    if (found) return;
+    w->tiles = 0;
+    for (int c = 0; c < CONSUMERS; c++) w->mine[c] = 0;
+}
+
+FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const fa_tile *t,
+                            int consumer)
+{
+    uint64_t *barrier = &pipe->state->q_full[consumer];
+    const int row = (int)(t->start_q + t->first) + consumer * ROWS;
+    barrier_expect(barrier, Q_BYTES);
+#pragma unroll
+    for (int block = 0; block < K_BLOCKS; block++)
+        tma_load_4d(pipe->q + consumer * Q_BYTES + block * Q_BLOCK, &s->q, barrier, 64 * block, row,
+                    (int)t->head, (int)t->block_q);
+}
+
+/* A tile of keys or values, from key `key` on: at once, or page by page. */
+FA_DEVICE void load_keys(char *shared, const fa_sm90_map *map, uint64_t *barrier, int blocks,
+                         const fa_attention_params *p, const fa_sm90_params *s, const fa_tile *t,
+                         int key)
+{
+    barrier_expect(barrier, blocks * KV_BLOCK);
+    for (int at = 0; at < KEYS; at += s->box_rows) {
+        int row = (int)t->start_k + key + at, outer = (int)t->block_k;
+        if (p->block_table) {
+            /* What lies behind the last page is not read; any page will do for it. */
+            const int64_t j = fa_min64(key + at, fa_max64(t->n_k - 1, 0)) / s->box_rows * s->box_rows;
+            const int64_t page = (uint32_t)j / (uint32_t)p->rows_k;
+            row = (int)((uint32_t)j % (uint32_t)p->rows_k);
+            outer = t->n_k ? p->block_table[t->batch * p->block_table_stride + page] : 0;
+        }
+        for (int block = 0; block < blocks; block++)
+            tma_load_4d(shared + block * KV_BLOCK + at * 128, map, barrier, 64 * block, row,
+                        (int)t->head_kv, outer);
+    }
+}
+
+/* Rows of values behind a sequence's end that the copy engine has read all the same: they may hold
+ * NaN, and 0 * NaN is NaN. The whole warp. */
+FA_DEVICE void clean_values(char *shared, int valid)
+{
+    const int lane = threadIdx.x % 32, from = valid > 0 ? valid : 0;
+    for (int block = 0; block < V_BLOCKS; block++)
+        for (int at = from * 128 + lane * 16; at < KV_BLOCK; at += 32 * 16)
+            *(float4 *)(shared + block * KV_BLOCK + at) = make_float4(0, 0, 0, 0);
+    async_proxy_fence();
+    __syncwarp();
+}
+
+/* Whether a tile of values that reaches behind a sequence's end holds rows of something else. */
+FA_DEVICE bool needs_cleaning(const fa_attention_params *p, const fa_tile *t, int key)
+{
+    const bool zeros_behind = !p->block_table && t->start_k + t->n_k == p->rows_k;
+    return !zeros_behind && key + KEYS > t->n_k;
+}
+
+FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
+                           const fa_sm90_params *s, const fa_tile *t, int key, int stage,
+                           int *cleaned)
+{
+    char *shared = pipe->v + stage * V_BYTES;
+    uint64_t *full = &pipe->state->v_full[stage];
+    const bool leader = threadIdx.x == 0;
+    if (!needs_cleaning(p, t, key)) {
+        if (leader) load_keys(shared, &s->v, full, V_BLOCKS, p, s, t, key);
+        return;
+    }
+    uint64_t *raw = &pipe->state->v_raw;
+    if (leader) load_keys(shared, &s->v, raw, V_BLOCKS, p, s, t, key);
+    barrier_wait(raw, *cleaned & 1);
+    *cleaned += 1;
+    clean_values(shared, (int)t->n_k - key);
+    if (leader) barrier_arrive(full);
+}
+
+/* Hands a piece over to a consumer, and asks for its queries. Their place's first use finds it empty,
+ * hence the parities that start at 1. */
+FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const piece *w,
+                         int consumer, int number)
+{
+    barrier_wait(&pipe->state->q_empty[consumer], (number & 1) ^ 1);
+    if (threadIdx.x != 0) return;
+    if (w->tiles) load_queries(pipe, s, &w->tile, consumer);
+    else barrier_arrive(&pipe->state->q_full[consumer]);
+}
+
+FA_DEVICE void load_tile(const pipeline *pipe, const fa_attention_params *p,
+                         const fa_sm90_params *s, const piece *w, int number, int tile, int count,
+                         int *cleaned)
+{
+    const int stage = stage_of(count), parity = parity_of(count) ^ 1, key = w->start + tile * KEYS;
+    barrier_wait(&pipe->state->k_empty[stage], parity);
+    if (threadIdx.x == 0)
+        load_keys(pipe->k + stage * K_BYTES, &s->k, &pipe->state->k_full[stage], K_BLOCKS, p, s,
+                  &w->tile, key);
+    for (int c = 0; c < CONSUMERS && tile == 0; c++) hand_over(pipe, s, w, c, number);
+    barrier_wait(&pipe->state->v_empty[stage], parity);
+    load_values(pipe, p, s, &w->tile, key, stage, cleaned);
+}
+
+/* Describes piece `number` in its slot, by one thread; the others see it then. */
+FA_DEVICE const piece *describe(const pipeline *pipe, const fa_attention_params *p,
+                                const fa_sm90_params *s, walk *at, int number)
+{
+    piece *w = &pipe->state->pieces[number % SLOTS];
+    if (threadIdx.x == 0) find_next(p, s, at, w);
+    __syncwarp();
+    return w;
+}
+
+/* The next piece is described early, so that its loads can follow at once: when a piece has been handed
+ * over, all consumers are done with the slot of the piece two before. */
+FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
+{
+    int number = 0, count = 0, cleaned = 0;
+    walk at = {blockIdx.x, 0};
+    const piece *w = describe(pipe, p, s, &at, 0), *next = w;
+    for (; w->tiles; w = next, number++)
+        for (int tile = 0; tile < w->tiles; tile++, count++) {
+            load_tile(pipe, p, s, w, number, tile, count, &cleaned);
+            if (tile == 0) next = describe(pipe, p, s, &at, number + 1);
+        }
+    for (int c = 0; c < CONSUMERS; c++) hand_over(pipe, s, w, c, number);
+}
+
+/* ---- A consumer -------------------------------------------------------------------------------- */
+
+/* One arrival for each warp. */
+FA_DEVICE void release(uint64_t *barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+/* The consumers' turns at asking for products: barrier 1 + c is consumer c's. */
+FA_DEVICE void wait_for_turn(int consumer)
+{
+#ifndef NO_TURNS
+    named_barrier_sync(1 + consumer, 2 * WARPGROUP);
+#endif
+}
+
+FA_DEVICE void pass_turn(int consumer)
+{
+#ifndef NO_TURNS
+    named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
+#endif
+}
+
+/* Asks for s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for every
+ * tile: the compiler would keep one descriptor a step in registers that it does not have. */
+FA_DEVICE void multiply_qk(float *s, uint32_t q, uint32_t k)
+{
+    asm volatile("" : "+r"(q));
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        const int block = step / 4, byte = step % 4 * 32;
+        WGMMA(qk, KEYS)
+        (s, matrix_at(q + (block * Q_BLOCK + byte) / 16),
+         matrix_at(k + (block * KV_BLOCK + byte) / 16), step > 0);
+    }
+    wgmma_commit();
+}
+
+/* Asks for out = P V, or out += P V. */
+FA_DEVICE void multiply_pv(float *out, const uint32_t *p, uint32_t v, int add)
+{
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++)
+        WGMMA(pv, VALUE_DIM)(out, p + 4 * step, matrix_at(v + step * 16 * 128 / 16), step > 0 || add);
+    wgmma_commit();
+}
+
+/* Where they lie. */
+FA_DEVICE uint32_t q_place(const pipeline *pipe, int consumer)
+{
+    return matrix_place(pipe->q + consumer * Q_BYTES, 0);
+}
+
+FA_DEVICE uint32_t k_place(const pipeline *pipe, int count)
+{
+    return matrix_place(pipe->k + stage_of(count) * K_BYTES, 0);
+}
+
+FA_DEVICE uint32_t v_place(const pipeline *pipe, int count)
+{
+    return matrix_place(pipe->v + stage_of(count) * V_BYTES, KV_BLOCK);
+}
+
+/* A consumer's place in a piece. */
+typedef struct place {
+    int full_lo, full_hi; /* keys that all its rows may see, from the piece's first tile on */
+    float scale;          /* to exponents of 2 */
+} place;
+
+/* Rows r of a thread, of a piece's queries. */
+FA_DEVICE int row_of(int consumer, int r)
+{
+    return consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16 + (int)threadIdx.x % 32 / 4 +
+           8 * r;
+}
+
+FA_DEVICE int clamp(int x, int most) { return max(0, min(x, most)); }
+
+/* The keys [lo, hi) that query i of a piece may see, from the piece's first tile on. Rows behind the
+ * last query see what it sees. */
+typedef struct bounds {
+    int lo, hi;
+} bounds;
+
+FA_DEVICE bounds find_bounds(const piece *w, int i)
+{
+    const int last = (int)fa_max64(w->tile.n_q - w->tile.first, 1) - 1;
+    const bounds b = {w->lo + min(i, last), clamp(w->hi + min(i, last), w->n_k)};
+    return b;
+}
+
+FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
+{
+    const float scale = fa_effective_scale(p, &w->tile) * FA_LOG2E;
+    const place at = {same_for_warp(find_bounds(w, consumer * ROWS + ROWS - 1).lo),
+                      same_for_warp(find_bounds(w, consumer * ROWS).hi),
+                      __int_as_float(same_for_warp(__float_as_int(scale)))};
+    return at;
+}
+
+/* Hides the keys that a row must not see. key: the tile's first one. Element 4j + 2r + c of an
+ * accumulator is row r of the thread, column 8j + 2 (lane % 4) + c. */
+FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
+{
+    const int column = key + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bounds b = find_bounds(w, row_of(consumer, r));
+        const int lo = b.lo - column, hi = b.hi - column;
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                if (8 * j + c < lo || 8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
+    }
+}
+
+/* The base of a row that has seen nothing: no score lies below it, and -infinity still gives 0. */
+#define NOTHING_SEEN (-3.402823466e38f)
+
+/* What a row carries from tile to tile. Its weights are 2^(x - base), x = scale * score. */
+typedef struct row_state {
+    float base[2], sum[2]; /* sum: of the thread's columns only */
+    bool unseen;           /* some row of the warp has seen nothing */
+} row_state;
+
+/* Weights of scores, rounded and paired: exactly an A operand of wgmma; and their sums. Pair i is
+ * columns 8 (i / 2) + {0, 1} of row i % 2. */
+FA_DEVICE void weigh(uint32_t *weights, const float *s, const float *base, float scale, float *sum)
+{
+    float part[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const float a = exp2_fast(fmaf(s[2 * i], scale, -base[i % 2]));
+        const float b = exp2_fast(fmaf(s[2 * i + 1], scale, -base[i % 2]));
+        part[i % 2][i / 2 % 2] += a + b;
+        weights[i] = pack_pair(a, b);
+    }
+    sum[0] = part[0][0] + part[0][1];
+    sum[1] = part[1][0] + part[1][1];
+}
+
+/* Over the four lanes that share a row. */
+FA_DEVICE float quad_maximum(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+FA_DEVICE float row_maximum(const float *s, int r, float scale)
+{
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c] * scale);
+    return quad_maximum(fmaxf(top[0], top[1]));
+}
+
+/* Bases that fit this tile's scores; what was summed before is rescaled. */
+FA_DEVICE void find_bases(const float *s, row_state *rows, float *out, float scale)
+{
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float base = fmaxf(rows->base[r], row_maximum(s, r, scale));
+        rescale[r] = exp2_fast(rows->base[r] - base);
+        rows->base[r] = base;
+        rows->sum[r] *= rescale[r];
+    }
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 2; i++) out[i] *= rescale[i / 2 % 2];
+    rows->unseen =
+        __any_sync(0xffffffff, rows->base[0] == NOTHING_SEEN || rows->base[1] == NOTHING_SEEN);
+}
+
+/* Scores of a tile become weights: by the bases that there are, or, for the first keys that a row sees
+ * and where weights grow too large, by new ones. */
+FA_DEVICE void softmax(uint32_t *weights, const float *s, row_state *rows, float *out, float scale)
+{
+    float sum[2];
+    bool renew = rows->unseen;
+    if (!renew) {
+        weigh(weights, s, rows->base, scale, sum);
+        renew = __any_sync(0xffffffff, !(sum[0] <= SUM_BOUND && sum[1] <= SUM_BOUND));
+    }
+    if (renew) {
+        find_bases(s, rows, out, scale);
+        weigh(weights, s, rows->base, scale, sum);
+    }
+    rows->sum[0] += sum[0];
+    rows->sum[1] += sum[1];
+}
+
+/* ---- Results ----------------------------------------------------------------------------------- */
+
+/* Rows of a warp in its staging area: 16 of 128 bytes, whose pieces of 16 bytes lie elsewhere in each
+ * row, so that neither columns nor rows meet one bank twice. */
+FA_DEVICE char *staged(char *staging, int row, int piece_of_16)
+{
+    return staging + row * 128 + (piece_of_16 ^ row % 8) * 16;
+}
+
+/* 64 columns of the warp's 16 rows, as they lie in registers, to shared memory. */
+FA_DEVICE void stage_columns(char *staging, const float *out, const float *factor)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *x = out + 4 * (j + i / 2) + 2 * (i % 2);
+            r[i] = pack_pair(x[0] * factor[i % 2], x[1] * factor[i % 2]);
+        }
+        store_matrix_x4(shared_address(staged(staging, lane % 16, j + lane / 16)), r);
+    }
+}
+
+/* From there to the caller's rows: each lane 16 bytes, eight lanes a row. first_row: the warp's. */
+FA_DEVICE void write_staged(const fa_attention_params *p, const fa_tile *t, char *staging,
+                            int64_t first_row, int column)
+{
+    const int lane = threadIdx.x % 32;
+    column += lane % 8 * 8;
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const int row = part * 4 + lane / 8;
+        const int64_t i = first_row + row;
+        const uint4 x = *(const uint4 *)staged(staging, row, lane % 8);
+        if (i < t->room_q && column < p->d_v)
+            *(uint4 *)(fa_view_row(&p->out, t->block_q, t->start_q + i, t->head) + 2 * column) = x;
+    }
+}
+
+FA_DEVICE void store_staged(const fa_attention_params *p, const fa_tile *t, char *staging,
+                            const float *out, const float *factor, int64_t first_row)
+{
+#pragma unroll
+    for (int column = 0; column < VALUE_DIM; column += 64) {
+        __syncwarp(); /* what was there has been read */
+        stage_columns(staging, out + column / 2, factor);
+        __syncwarp();
+        write_staged(p, t, staging, first_row, column);
+    }
+}
+
+/* Two neighbouring lanes hold columns 4q, 4q+1 and 4q+2, 4q+3 of two blocks of eight columns. They
+ * exchange so that each has four neighbours of one block: 8 bytes. */
+FA_DEVICE uint2 gather_four(uint32_t first, uint32_t second)
+{
+    const bool odd = threadIdx.x & 1;
+    const uint32_t got = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+    return odd ? make_uint2(got, second) : make_uint2(first, got);
+}
+
+/* Writes what is in the row of columns column .. column+3: 16-bit elements, one by one. */
+FA_DEVICE void store_each(uint16_t *row, int column, int columns, uint2 four)
+{
+    if (column < columns) row[column] = (uint16_t)four.x;
+    if (column + 1 < columns) row[column + 1] = (uint16_t)(four.x >> 16);
+    if (column + 2 < columns) row[column + 2] = (uint16_t)four.y;
+    if (column + 3 < columns) row[column + 3] = (uint16_t)(four.y >> 16);
+}
+
+/* The thread's part of one row, times a factor. */
+FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, float factor,
+                         bool mine, char *row)
+{
+    const int first = (int)threadIdx.x % 2 * 8 + (int)threadIdx.x % 4 / 2 * 4;
+    uint2 fours[VALUE_DIM / 16];
+#pragma unroll
+    for (int j = 0; j < VALUE_DIM / 16; j++) {
+        const float *x = out + 8 * j + 2 * r;
+        fours[j] = gather_four(pack_pair(x[0] * factor, x[1] * factor),
+                               pack_pair(x[4] * factor, x[5] * factor));
+    }
+    if (!mine) return;
+    if (p->out.vector) {
+#pragma unroll
+        for (int j = 0; j < VALUE_DIM / 16; j++)
+            if (16 * j + first < p->d_v) *(uint2 *)(row + 2 * (16 * j + first)) = fours[j];
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < VALUE_DIM / 16; j++)
+        store_each((uint16_t *)row, 16 * j + first, p->d_v, fours[j]);
+}
+
+/* Rows of zeros, whatever out holds. */
+FA_DEVICE void clear_row(float *out, int r)
+{
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 8; i++) out[4 * i + 2 * r] = out[4 * i + 2 * r + 1] = 0;
+}
+
+/* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. */
+FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, char *staging,
+                      const row_state *rows, float *out, int consumer)
+{
+    const float ln2 = 0.69314718055994530942f;
+    const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = t->first + row_of(consumer, r);
+        float sum = rows->sum[r], lse;
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        const float top = rows->base[r] == NOTHING_SEEN ? -INFINITY : rows->base[r] * ln2;
+        factor[r] = fa_softmax_finish(top, sum, sink, &lse);
+        if (i >= t->n_q) lse = -INFINITY, factor[r] = 0.0f;
+        if (factor[r] == 0.0f) clear_row(out, r);
+        if (i < t->room_q && p->lse && threadIdx.x % 4 == 0)
+            p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
+    }
+    if (STAGED && p->out.vector == 8) {
+        const int warp = (int)threadIdx.x % WARPGROUP / 32;
+        store_staged(p, t, staging + (consumer * ROWS + warp * 16) * 128, out, factor,
+                     t->first + consumer * ROWS + warp * 16);
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = t->first + row_of(consumer, r);
+        store_row(p, out, r, factor[r], i < t->room_q,
+                  fa_view_row(&p->out, t->block_q, t->start_q + i, t->head));
+    }
+}
+
+/* ---- The consumer's walk ----------------------------------------------------------------------- */
+
+typedef struct progress {
+    int number;      /* of the piece */
+    int tile, tiles; /* the tile of it, how many it has; 0: there is no such piece */
+    int mine;        /* how many of them this consumer needs */
+    int count;       /* tiles so far, through all pieces */
+} progress;
+
+FA_DEVICE const piece *find_slot(const pipeline *pipe, int number)
+{
+    return &pipe->state->pieces[number % SLOTS];
+}
+
+/* To the next piece, waiting for it. */
+FA_DEVICE void next_piece(const pipeline *pipe, int consumer, progress *at)
+{
+    at->number++;
+    barrier_wait(&pipe->state->q_full[consumer], at->number & 1);
+    const piece *w = find_slot(pipe, at->number);
+    at->tiles = same_for_warp(w->tiles);
+    at->mine = same_for_warp(w->mine[consumer]);
+    at->tile = 0;
+}
+
+/* To the next tile. */
+FA_DEVICE void next_tile(const pipeline *pipe, int consumer, progress *at)
+{
+    at->count++;
+    if (++at->tile == at->tiles) next_piece(pipe, consumer, at);
+}
+
+FA_DEVICE bool is_needed(const progress *at) { return at->tile < at->mine; }
+
+FA_DEVICE void wait_for_keys(const pipeline *pipe, const progress *at)
+{
+    if (at->tiles) barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
+}
+
+/* The scores of this tile are complete: its keys, and after the last tile its queries, have been read. */
+FA_DEVICE void release_keys(const pipeline *pipe, const progress *at, int consumer)
+{
+    if (!at->tiles) return;
+    release(&pipe->state->k_empty[stage_of(at->count)]);
+    if (at->tile + 1 == at->tiles) release(&pipe->state->q_empty[consumer]);
+}
+
+/* Scores of a tile alone: of the first one, and after tiles that the consumer does not need. */
+FA_DEVICE void multiply_keys(float *s, uint32_t q, uint32_t k, int consumer)
+{
+    wgmma_fence();
+    multiply_qk(s, q, k);
+    pass_turn(consumer);
+    wgmma_wait(0);
+    REGISTER_FENCE(s, KEYS / 2);
+}
+
+/* Values of the tile before, scores of this one; scores that nobody needs come out all the same.
+ * add: 0 for a piece's first tile of values. */
+FA_DEVICE void multiply_both(float *out, float *s, uint32_t *weights, uint32_t q, uint32_t k,
+                             uint32_t v, int add, int consumer)
+{
+    REGISTER_FENCE(out, VALUE_DIM / 2);
+    REGISTER_FENCE(s, KEYS / 2);
+    wgmma_fence();
+    multiply_pv(out, weights, v, add);
+    multiply_qk(s, q, k);
+    pass_turn(consumer);
+    wgmma_wait(0);
+    REGISTER_FENCE(out, VALUE_DIM / 2);
+    REGISTER_FENCE(s, KEYS / 2);
+}
+
+/* Values of the tile before, if they are needed, and scores of this one. */
+FA_DEVICE void multiply(const pipeline *pipe, float *out, float *s, uint32_t *weights,
+                        const progress *at, bool needed, int add, int consumer)
+{
+    const int before = at->count - 1, stage = stage_of(before);
+    const uint32_t q = q_place(pipe, consumer), k = k_place(pipe, at->count);
+    barrier_wait(&pipe->state->v_full[stage], parity_of(before));
+    wait_for_keys(pipe, at);
+    wait_for_turn(consumer);
+    if (needed) multiply_both(out, s, weights, q, k, v_place(pipe, before), add, consumer);
+    else if (is_needed(at)) multiply_keys(s, q, k, consumer);
+    else pass_turn(consumer);
+    release(&pipe->state->v_empty[stage]);
+    release_keys(pipe, at, consumer);
+}
+
+FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, const progress *at,
+                           int consumer, place *here, row_state *rows)
+{
+    *here = find_place(p, find_slot(pipe, at->number), consumer);
+    rows->base[0] = rows->base[1] = NOTHING_SEEN;
+    rows->sum[0] = rows->sum[1] = 0;
+    rows->unseen = true;
+}
+
+/* All pieces, tile after tile. The scores of a tile, perhaps of the next piece, are asked for together
+ * with the values of the one before. */
+FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
+{
+    float out[VALUE_DIM / 2], s[KEYS / 2];
+    uint32_t weights[KEYS / 4];
+    row_state rows;
+    place here;
+    progress at = {-1, 0, 0, 0, 0};
+    if (consumer == CONSUMERS - 1) pass_turn(consumer); /* consumer 0 begins */
+    next_piece(pipe, consumer, &at);
+    start_piece(pipe, p, &at, consumer, &here, &rows);
+    wait_for_keys(pipe, &at);
+    wait_for_turn(consumer);
+    multiply_keys(s, q_place(pipe, consumer), k_place(pipe, 0), consumer);
+    release_keys(pipe, &at, consumer);
+    while (at.tiles) {
+        const bool needed = is_needed(&at);
+        const int tile = at.tile, key = tile * KEYS;
+        if (needed) {
+            if (key < here.full_lo || key + KEYS > here.full_hi)
+                mask_scores(s, find_slot(pipe, at.number), consumer, key);
+            softmax(weights, s, &rows, out, here.scale);
+        }
+        next_tile(pipe, consumer, &at);
+        multiply(pipe, out, s, weights, &at, needed, tile > 0, consumer);
+        if (at.tile == 0) {
+            finish(p, &find_slot(pipe, at.number - 1)->tile, pipe->staging, &rows, out, consumer);
+            start_piece(pipe, p, &at, consumer, &here, &rows);
+        }
+    }
+    if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
+}
+
+/* ---- The block --------------------------------------------------------------------------------- */
+
+FA_DEVICE void init_barriers(shared_state *state)
+{
+    for (int c = 0; c < CONSUMERS; c++) {
+        barrier_init(&state->q_full[c], 1);
+        barrier_init(&state->q_empty[c], WARPS);
+    }
+    for (int stage = 0; stage < STAGES; stage++) {
+        barrier_init(&state->k_full[stage], 1);
+        barrier_init(&state->v_full[stage], 1);
+        barrier_init(&state->k_empty[stage], CONSUMERS * WARPS);
+        barrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
+    }
+    barrier_init(&state->v_raw, 1);
+    barrier_init_fence();
+}
+
+FA_KERNEL __launch_bounds__(THREADS, 1)
+    forward_sm90(const __grid_constant__ fa_attention_params p,
+                 const __grid_constant__ fa_sm90_params s)
+{
+    extern __shared__ char raw[];
+    __shared__ shared_state state;
+    char *q = raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
+    char *v = k + STAGES * K_BYTES;
+    const pipeline pipe = {q, k, v, v + STAGES * V_BYTES, &state};
+    if (threadIdx.x == 0) init_barriers(&state);
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_give_back(PRODUCER_REGISTERS);
+        if (threadIdx.x < 32) produce(&pipe, &p, &s);
+    } else {
+        registers_take(CONSUMER_REGISTERS);
+        consume(&pipe, &p, same_for_warp(threadIdx.x / WARPGROUP - 1));
+    }
+}
