@@ -20,15 +20,13 @@ run: build/.configured
 	@$(call build,release) --target library flashattn_cli
 	@build/flashattn job examples/minilm
 
+# The Python package's tests run in a virtual environment, build/venv, with what pip fetches into it; where
+# it cannot, a line says so.
 test: all
-	@tools/run-tests.sh build $(JOBS)
+	@tools/run-tests.sh --with-python build $(JOBS)
 
-# The Python package in a virtual environment of its own, which sees what the system has: tests that need
-# PyTorch, JAX or Transformers run where those are installed, and say so where they are not.
 test-python:
-	@test -d build/venv || python3 -m venv --system-site-packages build/venv
-	@build/venv/bin/pip install --quiet --upgrade '.[test]'
-	@build/venv/bin/python -m pytest -q -rs -p no:cacheprovider tests/python
+	@tools/test-python.sh build
 
 bench: build/.configured
 	@$(call build,release) --target library flashattn_cli
@@ -95,8 +93,9 @@ help:
 	@echo "make CUDA=all           ... with CUDA kernels for every architecture; CUDA=off: without;"
 	@echo "                        default: for the GPU of this machine, if there is one"
 	@echo "make run                attention of a real transformer's layer, then a sweep over lengths"
-	@echo "make test               run all tests"
-	@echo "make test-python        build the Python package and run its tests (needs the network)"
+	@echo "make test               run all tests; those of the Python package where pip can fetch"
+	@echo "                        what they need"
+	@echo "make test-python        build the Python package and run its tests"
 	@echo "make bench              time this machine; make bench-peers: beside PyTorch"
 	@echo "make install PREFIX=    install (default $(PREFIX))"
 	@echo "make format             lay out all C sources with clang-format"

@@ -27,7 +27,7 @@ LAYERS = (
         ("cli/*",),
         ("api header", "problem", "cpu engine", "reference", "cuda backend", "ladder"),
     ),
-    ("python", ("python/*",), ("api header",)),
+    ("python", ("python/*",), ("api header", "ladder")),
     ("tests", ("tests/*", "examples/*"), None),
 )
 

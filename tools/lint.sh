@@ -40,6 +40,20 @@ static_analysis() {
              --suppress=uninitvar:src/cpu/simd_portable.h -j "$(nproc)" $includes $defines src ladder cli reference
 }
 
+# ruff and mypy come from PyPI: from PATH, or from the environment of the Python tests.
+find_tool() {
+    command -v "$1" || { [ -x "build/venv/bin/$1" ] && echo "build/venv/bin/$1"; }
+}
+
+from_pypi() { # TOOL ARGUMENT...
+    if ! tool=$(find_tool "$1"); then
+        echo "lint: $1 is not installed: not checked (pip install $1)"
+        return
+    fi
+    shift
+    "$tool" "$@"
+}
+
 # The scripts of the figures need packages that are not here; that they can be read is checked.
 python_syntax() {
     for script in bench/*.py docs/*.py tools/*.py; do
@@ -52,6 +66,8 @@ check formatting formatting
 check clang-tidy tidy
 check cppcheck static_analysis
 check "Python syntax" python_syntax
+check ruff from_pypi ruff check --quiet python tests/python bench docs tools
+check mypy from_pypi mypy --no-error-summary
 check "layer order" python3 tools/check_layers.py
 check "C API document" python3 docs/make_c_api.py --check
 check "measured tables" python3 bench/tables.py --check

@@ -1,8 +1,13 @@
 #!/bin/sh
-# Runs CTest in a build directory and ends with one line that counts: "N passed, M failed", and how many
-# were skipped for want of a CUDA device.
-# Usage: tools/run-tests.sh BUILD_DIR [JOBS [CTEST_OPTION...]]
+# Runs CTest in a build directory, then the Python package's tests if asked to, and ends with one line that
+# counts both: "N passed, M failed", and how many were skipped.
+# Usage: tools/run-tests.sh [--with-python] BUILD_DIR [JOBS [CTEST_OPTION...]]
 set -u
+python=no
+if [ "$1" = --with-python ]; then
+    python=yes
+    shift
+fi
 build=$1
 jobs=${2:-2}
 [ $# -ge 2 ] && shift 2 || shift 1
@@ -22,8 +27,27 @@ if [ -z "$counts" ]; then
 fi
 # CTest counts skipped tests among the passed ones.
 skipped=$(grep -c '(Skipped)$' "$log")
-line="$((total - failed - skipped)) passed, $failed failed"
-[ "$skipped" -eq 0 ] || line="$line, $skipped skipped (no CUDA device)"
-echo "$line"
+passed=$((total - failed - skipped))
+why=""
+[ "$skipped" -eq 0 ] || why=", $skipped skipped (no CUDA device)"
+
+# Its last line: "Python: N passed, M failed, K skipped", or why nothing could be tested (77).
+if [ $python = yes ]; then
+    tools/test-python.sh "$build" >"$build/python-tests.log" 2>&1
+    case $? in
+    0 | 77) tail -n 1 "$build/python-tests.log" ;;
+    *)
+        cat "$build/python-tests.log"
+        status=1
+        ;;
+    esac
+    count() { # WHAT
+        tail -n 1 "$build/python-tests.log" | grep -o "[0-9][0-9]* $1" | grep -o '[0-9]*' || echo 0
+    }
+    passed=$((passed + $(count passed)))
+    failed=$((failed + $(count failed)))
+fi
+
+echo "$passed passed, $failed failed$why"
 [ "$failed" -eq 0 ] || status=1
 exit $status

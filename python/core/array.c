@@ -8,6 +8,7 @@ static PyObject *numpy_array_type;
 static PyObject *no_arguments;
 static PyObject *versioned_keywords; /* {"max_version": (1, 0)} */
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_requires_grad;
+static PyObject *name_array_struct;
 
 static const struct {
     uint8_t code;
@@ -120,7 +121,7 @@ static int read_view(array *a, const DLTensor *t, place *where)
 /* ---- By the exchange table: no Python object is made ----------------------------------------- */
 
 /* The table of an object's type, or NULL without an error. */
-static const DLPackExchangeAPI *find_exchange(PyObject *object)
+static const DLPackExchangeAPI *ask_for_exchange(PyObject *object)
 {
     PyObject *capsule = PyObject_GetAttr((PyObject *)Py_TYPE(object), name_exchange);
     const DLPackExchangeAPI *api = NULL;
@@ -131,6 +132,16 @@ static const DLPackExchangeAPI *find_exchange(PyObject *object)
     if (api && (api->header.version.major != 1 || !api->dltensor_from_py_object_no_sync))
         return NULL;
     return api;
+}
+
+/* Most calls have arrays of one type, which an array that was read before keeps alive. */
+static const DLPackExchangeAPI *find_exchange(PyObject *object, place *where)
+{
+    if (Py_TYPE(object) != where->type) {
+        where->exchange = ask_for_exchange(object);
+        where->type = Py_TYPE(object);
+    }
+    return where->exchange;
 }
 
 static int read_by_exchange(array *a, PyObject *object, const DLPackExchangeAPI *api, place *where)
@@ -145,6 +156,69 @@ static int read_by_exchange(array *a, PyObject *object, const DLPackExchangeAPI 
     Py_INCREF(object);
     a->owner = object;
     return 0;
+}
+
+/* ---- NumPy's arrays, by its array interface: three times as fast as its DLPack --------------- */
+
+/* https://numpy.org/doc/stable/reference/arrays.interface.html: what the capsule __array_struct__
+ * holds. */
+typedef struct numpy_view {
+    int two; /* always 2 */
+    int axes;
+    char kind;
+    int item_size;
+    int flags;
+    intptr_t *shape, *strides; /* strides in bytes */
+    void *data;
+    PyObject *description;
+} numpy_view;
+
+enum { NUMPY_NATIVE_BYTES = 0x200, NUMPY_WRITEABLE = 0x400 };
+
+/* False: a type of element that has another way in, or none. */
+static bool numpy_dtype(const numpy_view *n, DLDataType *dtype)
+{
+    static const struct {
+        char kind;
+        uint8_t code;
+    } kinds[] = {{'f', kDLFloat}, {'i', kDLInt}, {'u', kDLUInt}, {'b', kDLBool}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (kinds[i].kind != n->kind) continue;
+        *dtype = (DLDataType){kinds[i].code, (uint8_t)(8 * n->item_size), 1};
+        return n->item_size > 0 && n->item_size <= 16 && n->flags & NUMPY_NATIVE_BYTES;
+    }
+    return false;
+}
+
+/* False without an error: this array must be read by DLPack, which also words what is wrong. */
+static bool copy_numpy_view(array *a, const numpy_view *n)
+{
+    if (n->two != 2 || n->axes < 0 || n->axes > AXES_MAX || !numpy_dtype(n, &a->dtype))
+        return false;
+    for (int axis = 0; axis < n->axes; axis++) {
+        if (n->strides[axis] % n->item_size != 0) return false;
+        a->shape[axis] = n->shape[axis];
+        a->stride[axis] = n->strides[axis] / n->item_size;
+    }
+    a->data = n->data;
+    a->ndim = n->axes;
+    a->read_only = !(n->flags & NUMPY_WRITEABLE);
+    return true;
+}
+
+/* 1: done; 0: by DLPack; -1: a Python error. */
+static int read_numpy(array *a, PyObject *object, place *where)
+{
+    PyObject *capsule = PyObject_GetAttr(object, name_array_struct);
+    if (!capsule) return -1;
+    const numpy_view *n = PyCapsule_GetPointer(capsule, NULL);
+    const int done = n ? copy_numpy_view(a, n) : -1;
+    if (done == 1 && check_place(a->name, (DLDevice){kDLCPU, 0}, where) == 0) {
+        a->owner = capsule;
+        return 1;
+    }
+    Py_DECREF(capsule);
+    return done == 0 ? 0 : -1;
 }
 
 /* ---- By a capsule ---------------------------------------------------------------------------- */
@@ -300,8 +374,11 @@ static PyObject *exportable(PyObject *object, DLDataType *dtype)
 
 static int read_as_it_is(array *a, PyObject *object, place *where)
 {
-    const DLPackExchangeAPI *api = NULL;
-    if ((PyObject *)Py_TYPE(object) != numpy_array_type) api = find_exchange(object);
+    if ((PyObject *)Py_TYPE(object) == numpy_array_type) {
+        const int done = read_numpy(a, object, where);
+        return done ? (done < 0 ? -1 : 0) : read_by_capsule(a, object, where);
+    }
+    const DLPackExchangeAPI *api = find_exchange(object, where);
     return api ? read_by_exchange(a, object, api, where) : read_by_capsule(a, object, where);
 }
 
@@ -338,6 +415,7 @@ int array_module_init(void)
     name_dlpack = PyUnicode_InternFromString("__dlpack__");
     name_dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
     name_exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    name_array_struct = PyUnicode_InternFromString("__array_struct__");
     name_requires_grad = PyUnicode_InternFromString("requires_grad");
     return PyErr_Occurred() ? -1 : 0;
 }

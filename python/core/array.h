@@ -33,8 +33,10 @@ typedef struct place {
     bool cuda;
     int32_t device_id;
     bool stream_known;
-    void *stream;      /* of CUDA: where the call works and the arrays must be ready */
-    const char *first; /* the array that decided */
+    void *stream;       /* of CUDA: where the call works and the arrays must be ready */
+    const char *first;  /* the array that decided */
+    PyTypeObject *type; /* of the array read last, which holds it, and that type's exchange table */
+    const DLPackExchangeAPI *exchange;
 } place;
 
 /* Looks up what is needed again and again. -1 with a Python error. */

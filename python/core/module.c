@@ -3,11 +3,12 @@
  * arguments are the arrays and the layout, keywords the options; a keyword that is None counts as
  * not given. The Python layer beside it allocates results and knows whose arrays they are.
  */
+#include "ladder_call.h"
 #include "options.h"
 
 #include <string.h>
 
-static PyObject *unsupported_error;
+PyObject *unsupported_error;
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -48,63 +49,101 @@ static int read_inputs(call *c, PyObject *const *args)
 
 static int64_t lse_count(const call *c) { return c->q.shape[0] * c->q.shape[1] * c->q.shape[2]; }
 
-/* On CUDA: asks the caller's allocator for as much device memory as the call needs. *memory keeps
- * it. */
-static int get_workspace(call *c, fa_pass pass, const fa_tensor *out, PyObject **memory)
+/* ---- Workspace on CUDA ----------------------------------------------------------------------- */
+
+/* Most calls need none, and to ask costs as much planning as the call: so a call is tried without,
+ * unless this thread's last one of the pass needed some. */
+static _Thread_local bool workspace_expected[FA_PASS_WEIGHTS + 1];
+
+/* One call of the library with all that it reads. */
+typedef struct work {
+    fa_pass pass;
+    fa_tensor out; /* weights: not used */
+    float *lse;
+    fa_gradients gradients;
+    const int64_t *rows;
+    int64_t num_rows;
+    fa_tensor weights;
+} work;
+
+static fa_status run_work(const call *c, const work *w)
 {
+    const fa_options *o = &c->options;
+    switch (w->pass) {
+    case FA_PASS_FORWARD: return fa_forward(&c->q, &c->k, &c->v, &w->out, w->lse, o);
+    case FA_PASS_DECODE: return fa_decode(&c->q, &c->k, &c->v, &w->out, w->lse, o);
+    case FA_PASS_BACKWARD:
+        return fa_backward(&c->q, &c->k, &c->v, &w->out, w->lse, &w->gradients, o);
+    default: return fa_weights(&c->q, &c->k, w->rows, w->num_rows, &w->weights, o);
+    }
+}
+
+/* Has the caller's allocator give what the call needs. 1: there is more than before; 0: there is
+ * not; -1: a Python error. *memory keeps it. */
+static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
+{
+    const bool weights = w->pass == FA_PASS_WEIGHTS;
     size_t bytes = 0;
-    *memory = NULL;
-    if (!c->where.cuda || !c->allocator) return 0;
-    fa_status status = fa_workspace_size(pass, &c->q, &c->k, c->weights_only ? NULL : &c->v, out,
-                                         &c->options, &bytes);
+    array a;
+    fa_status status = fa_workspace_size(w->pass, &c->q, &c->k, weights ? NULL : &c->v,
+                                         weights ? NULL : &w->out, &c->options, &bytes);
     if (status != FA_OK) {
         finish(status);
         return -1;
     }
-    if (bytes == 0) return 0;
-    *memory = PyObject_CallFunction(c->allocator, "n", (Py_ssize_t)bytes);
-    if (!*memory) return -1;
-    array a;
-    int read = array_read(&a, "workspace", *memory, &c->where);
-    if (read < 0) return -1;
+    workspace_expected[w->pass] = bytes > 0;
+    if (bytes <= c->options.workspace_size) return 0;
+    *memory = PyObject_CallFunction(c->allocator, "nO", (Py_ssize_t)bytes, q);
+    if (!*memory || array_read(&a, "workspace", *memory, &c->where) < 0) return -1;
     c->options.workspace = a.data;
     c->options.workspace_size = (size_t)array_count(&a) * (a.dtype.bits / 8u);
     array_release(&a);
-    return 0;
+    return 1;
 }
 
-/* ---- Forward and decode ---------------------------------------------------------------------- */
-
-typedef fa_status forward_call(const fa_tensor *, const fa_tensor *, const fa_tensor *,
-                               const fa_tensor *, float *, const fa_options *);
-
-static PyObject *run_forward(call *c, fa_pass pass, forward_call *function, PyObject *const *args,
-                             PyObject *names)
+/* The library's call, without Python's lock. None, or NULL with a Python error. q: whose library's
+ * memory is used for workspace. */
+static PyObject *run(call *c, const work *w, PyObject *q)
 {
-    fa_tensor out;
-    float *lse;
-    PyObject *memory;
+    PyObject *memory = NULL;
     fa_status status;
-    if (read_inputs(c, args) < 0) return NULL;
-    if (call_tensor(c, "out", args[3], true, &out) < 0) return NULL;
-    if (call_floats(c, "lse", args[4], lse_count(c), true, &lse) < 0) return NULL;
-    if (call_options(c, args + 6, names) < 0) return NULL;
-    if (get_workspace(c, pass, &out, &memory) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = function(&c->q, &c->k, &c->v, &out, lse, &c->options);
-    Py_END_ALLOW_THREADS;
+    const bool may_ask = c->where.cuda && c->allocator;
+    int more = may_ask && workspace_expected[w->pass] ? get_workspace(c, w, q, &memory) : 0;
+    do {
+        if (more < 0) {
+            Py_XDECREF(memory);
+            return NULL;
+        }
+        Py_BEGIN_ALLOW_THREADS;
+        status = run_work(c, w);
+        Py_END_ALLOW_THREADS;
+        if (status != FA_ERROR_WORKSPACE || !may_ask || memory) break;
+        more = get_workspace(c, w, q, &memory);
+    } while (more != 0);
     Py_XDECREF(memory);
     return finish(status);
 }
 
-static PyObject *forward_or_decode(const char *name, fa_pass pass, forward_call *function,
-                                   PyObject *const *args, Py_ssize_t count, PyObject *names)
+/* ---- Forward and decode ---------------------------------------------------------------------- */
+
+static PyObject *run_forward(call *c, work *w, PyObject *const *args, PyObject *names)
+{
+    if (read_inputs(c, args) < 0) return NULL;
+    if (call_tensor(c, "out", args[3], true, &w->out) < 0) return NULL;
+    if (call_floats(c, "lse", args[4], lse_count(c), true, &w->lse) < 0) return NULL;
+    if (call_options(c, args + 6, names) < 0) return NULL;
+    return run(c, w, args[0]);
+}
+
+static PyObject *forward_or_decode(const char *name, fa_pass pass, PyObject *const *args,
+                                   Py_ssize_t count, PyObject *names)
 {
     call c;
+    work w;
     PyObject *result = NULL;
     if (check_count(name, count, 6) < 0) return NULL;
-    if (call_begin(&c, args[5], args + 6, names) == 0)
-        result = run_forward(&c, pass, function, args, names);
+    w.pass = pass;
+    if (call_begin(&c, args[5], args + 6, names) == 0) result = run_forward(&c, &w, args, names);
     call_end(&c);
     return result;
 }
@@ -113,14 +152,14 @@ static PyObject *core_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
                               PyObject *names)
 {
     (void)self;
-    return forward_or_decode("forward", FA_PASS_FORWARD, fa_forward, args, count, names);
+    return forward_or_decode("forward", FA_PASS_FORWARD, args, count, names);
 }
 
 static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t count,
                              PyObject *names)
 {
     (void)self;
-    return forward_or_decode("decode", FA_PASS_DECODE, fa_decode, args, count, names);
+    return forward_or_decode("decode", FA_PASS_DECODE, args, count, names);
 }
 
 /* ---- Backward -------------------------------------------------------------------------------- */
@@ -152,22 +191,14 @@ static int read_gradients(call *c, PyObject *const *args, fa_gradients *g)
 
 static PyObject *run_backward(call *c, PyObject *const *args, PyObject *names)
 {
-    fa_tensor out;
-    float *lse;
-    fa_gradients g;
-    PyObject *memory;
-    fa_status status;
+    work w;
+    w.pass = FA_PASS_BACKWARD;
     if (read_inputs(c, args) < 0) return NULL;
-    if (call_tensor(c, "out", args[OUT], false, &out) < 0) return NULL;
-    if (call_floats(c, "lse", args[LSE], lse_count(c), false, &lse) < 0) return NULL;
-    if (read_gradients(c, args, &g) < 0) return NULL;
+    if (call_tensor(c, "out", args[OUT], false, &w.out) < 0) return NULL;
+    if (call_floats(c, "lse", args[LSE], lse_count(c), false, &w.lse) < 0) return NULL;
+    if (read_gradients(c, args, &w.gradients) < 0) return NULL;
     if (call_options(c, args + BACKWARD_COUNT, names) < 0) return NULL;
-    if (get_workspace(c, FA_PASS_BACKWARD, &out, &memory) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = fa_backward(&c->q, &c->k, &c->v, &out, lse, &g, &c->options);
-    Py_END_ALLOW_THREADS;
-    Py_XDECREF(memory);
-    return finish(status);
+    return run(c, &w, args[Q]);
 }
 
 static PyObject *core_backward(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -254,24 +285,15 @@ static PyObject *core_combine(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyObject *run_weights(call *c, PyObject *const *args, PyObject *names)
 {
-    fa_tensor weights;
-    const int64_t *rows;
-    int64_t num_rows;
-    PyObject *memory;
-    fa_status status;
-    c->weights_only = true;
+    work w;
+    w.pass = FA_PASS_WEIGHTS;
     if (call_tensor(c, "q", args[0], false, &c->q) < 0) return NULL;
     if (call_tensor(c, "k", args[1], false, &c->k) < 0) return NULL;
-    if (call_rows(c, args[2], &rows, &num_rows) < 0) return NULL;
-    if (call_scores(c, "weights", args[3], true, &weights) < 0) return NULL;
+    if (call_rows(c, args[2], &w.rows, &w.num_rows) < 0) return NULL;
+    if (call_scores(c, "weights", args[3], true, &w.weights) < 0) return NULL;
     if (call_options(c, args + 5, names) < 0) return NULL;
-    if (args[2] == Py_None) num_rows = weights.shape[2];
-    if (get_workspace(c, FA_PASS_WEIGHTS, NULL, &memory) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = fa_weights(&c->q, &c->k, rows, num_rows, &weights, &c->options);
-    Py_END_ALLOW_THREADS;
-    Py_XDECREF(memory);
-    return finish(status);
+    if (args[2] == Py_None) w.num_rows = w.weights.shape[2];
+    return run(c, &w, args[0]);
 }
 
 static PyObject *core_weights(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -417,6 +439,9 @@ static PyMethodDef methods[] = {
      "supported(pass_name, q, k, v, out, layout, /, **options): None, or why not"},
     {"describe", FAST(core_describe), FAST_KEYWORDS,
      "describe(pass_name, q, k, v, out, layout, /, **options): which kernel would run, and why"},
+    {"ladder", FAST(core_ladder), METH_FASTCALL,
+     "ladder(name, q, k, v, out, causal, scale, stream, allocate, /): runs a rung of the ladder"},
+    {"ladder_rungs", core_ladder_rungs, METH_NOARGS, "ladder_rungs(): what rungs there are"},
     {"version", core_version, METH_NOARGS, "version(): the library's version"},
     {"cpu_info", core_cpu_info, METH_NOARGS, "cpu_info(): what the CPU engine runs on"},
     {"cuda_info", core_cuda_info, METH_NOARGS, "cuda_info(): what CUDA devices there are"},

@@ -83,7 +83,6 @@ int call_begin(call *c, PyObject *order, PyObject *const *values, PyObject *name
     memset(&c->where, 0, sizeof c->where);
     memset(&c->options, 0, sizeof c->options);
     c->count = 0;
-    c->weights_only = false;
     c->allocator = NULL;
     c->options.size = sizeof c->options;
     if (read_layout(order, &c->order) < 0) return -1;

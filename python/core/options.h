@@ -6,6 +6,9 @@
 
 #include "array.h"
 
+/* flashattn.UnsupportedError; made when the module is imported. */
+extern PyObject *unsupported_error;
+
 /* The order of q's, k's, v's and out's axes in the caller's arrays. */
 typedef enum layout { LAYOUT_BSHD, LAYOUT_BHSD } layout;
 
@@ -19,8 +22,7 @@ typedef struct call {
     int count;
     fa_options options;
     fa_tensor q, k, v, bias, mask;
-    bool weights_only;   /* k without v */
-    PyObject *allocator; /* borrowed: gives CUDA workspace; NULL: none */
+    PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;
 
 int options_module_init(void);

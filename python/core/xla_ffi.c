@@ -5,6 +5,8 @@
  *     forward   q, k, v, arrays...                         -> out, lse
  *     backward  q, k, v, out, lse, dout, dlse, arrays...   -> dq, dk, dv [, dbias] [, dsinks]
  *
+ * for XLA's platform "cpu", and the same for "CUDA", where arrays lie on the GPU and the work is queued
+ * on XLA's stream,
  * with the attributes `arrays` (which option each further array is: enum option_array), `integers`
  * (enum integer) and `floats` (enum number). Arrays lie in C order; jax.py has checked shapes.
  *
@@ -69,12 +71,42 @@ typedef struct xla_error_arguments {
     int code;
 } xla_error_arguments;
 
+typedef struct xla_stream_arguments {
+    size_t size;
+    xla_extension *extensions;
+    void *context;
+    void *stream; /* given back: a CUstream */
+} xla_stream_arguments;
+
+/* Device memory: to allocate it, `data` is given back; to free it, alignment is not there. */
+typedef struct xla_allocate_arguments {
+    size_t size;
+    xla_extension *extensions;
+    void *context;
+    size_t bytes;
+    size_t alignment;
+    void *data;
+} xla_allocate_arguments;
+
+typedef struct xla_free_arguments {
+    size_t size;
+    xla_extension *extensions;
+    void *context;
+    size_t bytes;
+    void *data;
+} xla_free_arguments;
+
 typedef struct xla_api {
     size_t size;
     xla_extension *extensions;
     xla_version version;
     const void *internal;
     xla_error *(*create_error)(xla_error_arguments *);
+    void (*not_used_1[3])(void);
+    xla_error *(*get_stream)(xla_stream_arguments *);
+    void (*not_used_2[4])(void);
+    xla_error *(*allocate)(xla_allocate_arguments *);
+    xla_error *(*free)(xla_free_arguments *);
 } xla_api;
 
 typedef struct xla_buffer {
@@ -144,6 +176,13 @@ SAME(xla_buffer, XLA_FFI_Buffer, data, data);
 SAME(xla_buffer, XLA_FFI_Buffer, shape, dims);
 SAME(xla_array, XLA_FFI_Array, data, data);
 SAME(xla_api, XLA_FFI_Api, create_error, XLA_FFI_Error_Create);
+SAME(xla_api, XLA_FFI_Api, get_stream, XLA_FFI_Stream_Get);
+SAME(xla_api, XLA_FFI_Api, allocate, XLA_FFI_DeviceMemory_Allocate);
+SAME(xla_api, XLA_FFI_Api, free, XLA_FFI_DeviceMemory_Free);
+SAME(xla_stream_arguments, XLA_FFI_Stream_Get_Args, stream, stream);
+SAME(xla_allocate_arguments, XLA_FFI_DeviceMemory_Allocate_Args, data, data);
+SAME(xla_free_arguments, XLA_FFI_DeviceMemory_Free_Args, data, data);
+SAME(xla_frame, XLA_FFI_CallFrame, context, ctx);
 SAME(xla_error_arguments, XLA_FFI_Error_Create_Args, code, errc);
 SAME(xla_metadata_extension, XLA_FFI_Metadata_Extension, metadata, metadata);
 SAME(xla_metadata, XLA_FFI_Metadata, version, api_version);
@@ -288,7 +327,6 @@ static void set_array(call *c, int64_t which, const xla_buffer *buffer)
 static void set_numbers(fa_options *o, const int64_t *integers, const float *numbers)
 {
     o->size = sizeof *o;
-    o->device = FA_DEVICE_CPU;
     o->flags = (uint32_t)integers[FLAGS];
     o->diagonal = integers[DIAGONAL];
     o->window_left = integers[LEFT];
@@ -348,30 +386,90 @@ static bool is_question(const xla_frame *frame)
 static const char *const not_from_here =
     "flashattn: the arguments are not those of this version's flashattn.jax: install it again";
 
+/* ---- CUDA ------------------------------------------------------------------------------------ */
+
+/* What a call works with on its device. */
+typedef struct device_work {
+    fa_pass pass;
+    fa_tensor out;
+    float *lse;
+    fa_gradients gradients;
+    void *memory; /* workspace, or NULL */
+    size_t bytes;
+} device_work;
+
+static xla_error *use_stream(call *c)
+{
+    xla_stream_arguments a = {.size = sizeof a, .context = c->frame->context};
+    xla_error *error = c->frame->api->get_stream(&a);
+    c->options.stream = a.stream;
+    return error;
+}
+
+/* XLA's device memory, for as long as the call is queued: XLA hands it on in the stream's order. */
+static xla_error *allocate_workspace(call *c, device_work *w)
+{
+    const xla_frame *frame = c->frame;
+    fa_status status =
+        fa_workspace_size(w->pass, &c->q, &c->k, &c->v, &w->out, &c->options, &w->bytes);
+    if (status != FA_OK || w->bytes == 0) return finish(frame, status);
+    xla_allocate_arguments a = {
+        .size = sizeof a, .context = frame->context, .bytes = w->bytes, .alignment = 256};
+    xla_error *error = frame->api->allocate(&a);
+    if (error) return error;
+    w->memory = c->options.workspace = a.data;
+    c->options.workspace_size = w->bytes;
+    return NULL;
+}
+
+static xla_error *free_workspace(const call *c, const device_work *w)
+{
+    xla_free_arguments a = {
+        .size = sizeof a, .context = c->frame->context, .bytes = w->bytes, .data = w->memory};
+    return w->memory ? c->frame->api->free(&a) : NULL;
+}
+
 /* ---- The handlers ---------------------------------------------------------------------------- */
 
-EXPORTED xla_error *fa_xla_forward(xla_frame *frame);
-EXPORTED xla_error *fa_xla_backward(xla_frame *frame);
+static fa_status run(const call *c, const device_work *w)
+{
+    if (w->pass == FA_PASS_FORWARD)
+        return fa_forward(&c->q, &c->k, &c->v, &w->out, w->lse, &c->options);
+    return fa_backward(&c->q, &c->k, &c->v, &w->out, w->lse, &w->gradients, &c->options);
+}
 
-xla_error *fa_xla_forward(xla_frame *frame)
+static xla_error *run_on(fa_device device, call *c, device_work *w)
+{
+    xla_error *error = NULL;
+    c->options.device = device;
+    if (device == FA_DEVICE_CPU) return finish(c->frame, run(c, w));
+    if ((error = use_stream(c)) || (error = allocate_workspace(c, w))) return error;
+    error = finish(c->frame, run(c, w));
+    xla_error *other = free_workspace(c, w);
+    return error ? error : other;
+}
+
+static xla_error *forward(fa_device device, xla_frame *frame)
 {
     call c;
     if (is_question(frame) || frame->stage != XLA_STAGE_EXECUTE) return NULL;
     if (!read_call(&c, frame, 3, 2)) return fail(frame, XLA_INTERNAL, not_from_here);
-    fa_tensor out = result(&c, 0);
-    float *lse = frame->results.buffers[1]->data;
-    return finish(frame, fa_forward(&c.q, &c.k, &c.v, &out, lse, &c.options));
+    device_work w = {
+        .pass = FA_PASS_FORWARD, .out = result(&c, 0), .lse = frame->results.buffers[1]->data};
+    return run_on(device, &c, &w);
 }
 
-xla_error *fa_xla_backward(xla_frame *frame)
+static xla_error *backward(fa_device device, xla_frame *frame)
 {
     enum { OUT = 3, LSE, DOUT, DLSE, TENSORS };
     call c;
     if (is_question(frame) || frame->stage != XLA_STAGE_EXECUTE) return NULL;
     if (!read_call(&c, frame, TENSORS, 3)) return fail(frame, XLA_INTERNAL, not_from_here);
-    fa_tensor out = argument(&c, OUT);
-    fa_gradients g = {
-        .size = sizeof g,
+    device_work w = {.pass = FA_PASS_BACKWARD,
+                     .out = argument(&c, OUT),
+                     .lse = frame->arguments.buffers[LSE]->data};
+    w.gradients = (fa_gradients){
+        .size = sizeof w.gradients,
         .dout = argument(&c, DOUT),
         .dlse = frame->arguments.buffers[DLSE]->data,
         .dq = result(&c, 0),
@@ -381,8 +479,20 @@ xla_error *fa_xla_backward(xla_frame *frame)
     int64_t next = 3;
     if (frame->results.count != next + c.has_bias + c.has_sinks)
         return fail(frame, XLA_INTERNAL, not_from_here);
-    if (c.has_bias) g.dbias = tensor_of(frame->results.buffers[next++]);
-    if (c.has_sinks) g.dsinks = frame->results.buffers[next]->data;
-    const float *lse = frame->arguments.buffers[LSE]->data;
-    return finish(frame, fa_backward(&c.q, &c.k, &c.v, &out, lse, &g, &c.options));
+    if (c.has_bias) w.gradients.dbias = tensor_of(frame->results.buffers[next++]);
+    if (c.has_sinks) w.gradients.dsinks = frame->results.buffers[next]->data;
+    return run_on(device, &c, &w);
 }
+
+EXPORTED xla_error *fa_xla_forward(xla_frame *frame);
+EXPORTED xla_error *fa_xla_backward(xla_frame *frame);
+EXPORTED xla_error *fa_xla_forward_cuda(xla_frame *frame);
+EXPORTED xla_error *fa_xla_backward_cuda(xla_frame *frame);
+
+xla_error *fa_xla_forward(xla_frame *frame) { return forward(FA_DEVICE_CPU, frame); }
+
+xla_error *fa_xla_backward(xla_frame *frame) { return backward(FA_DEVICE_CPU, frame); }
+
+xla_error *fa_xla_forward_cuda(xla_frame *frame) { return forward(FA_DEVICE_CUDA, frame); }
+
+xla_error *fa_xla_backward_cuda(xla_frame *frame) { return backward(FA_DEVICE_CUDA, frame); }

@@ -19,7 +19,17 @@ from ._flash_attn import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from ._functional import attention, combine, decode, describe, info, supported, weights
+from ._functional import (
+    attention,
+    combine,
+    decode,
+    describe,
+    info,
+    ladder,
+    ladder_rungs,
+    supported,
+    weights,
+)
 
 __version__ = _core.version()
 
@@ -37,6 +47,8 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "info",
+    "ladder",
+    "ladder_rungs",
     "supported",
     "weights",
 ]

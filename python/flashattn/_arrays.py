@@ -63,8 +63,13 @@ class CuPy:
     def call(function, q, *arguments, **options):
         cupy = sys.modules["cupy"]
         with q.device if hasattr(q, "device") else contextlib.nullcontext():
-            options.setdefault("stream", cupy.cuda.get_current_stream().ptr)
-            return function(q, *arguments, allocate=lambda n: cupy.empty(n, np.uint8), **options)
+            if options.get("stream") is None:
+                options["stream"] = cupy.cuda.get_current_stream().ptr
+            return function(q, *arguments, allocate=_cupy_workspace, **options)
+
+
+def _cupy_workspace(size, q):
+    return sys.modules["cupy"].empty(size, np.uint8)
 
 
 class Others(NumPy):
@@ -77,7 +82,7 @@ class Others(NumPy):
         if int(device[0]) not in (1, 3):
             raise TypeError(
                 f"arrays of {type(like).__module__} on a device cannot be allocated from here: "
-                "give out= (and lse=), or use PyTorch or CuPy"
+                "give out=, or use PyTorch or CuPy; for JAX use flashattn.jax.attention"
             )
         return np.empty(shape, dtype)
 

@@ -1,10 +1,10 @@
 """The extension module: the library's calls on arrays of any library that speaks DLPack.
 
-Keywords are the options of flashattn._options; None counts as not given. `allocate(bytes)` gives
-device memory for CUDA's workspace.
+Keywords are the options of flashattn._options; None counts as not given. `allocate(bytes, q)`
+gives device memory like q's for CUDA's workspace.
 """
 
-from typing import Any, Callable, Optional, Tuple, TypedDict
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypedDict
 
 _Layout = str  # "bshd" or "bhsd"
 _Pass = str  # "forward", "backward", "decode" or "weights"
@@ -31,7 +31,7 @@ def forward(
     layout: _Layout,
     /,
     *,
-    allocate: Optional[Callable[[int], Any]] = None,
+    allocate: Optional[Callable[[int, Any], Any]] = None,
     **options: Any,
 ) -> None: ...
 def decode(
@@ -43,7 +43,7 @@ def decode(
     layout: _Layout,
     /,
     *,
-    allocate: Optional[Callable[[int], Any]] = None,
+    allocate: Optional[Callable[[int, Any], Any]] = None,
     **options: Any,
 ) -> None: ...
 def backward(
@@ -62,7 +62,7 @@ def backward(
     layout: _Layout,
     /,
     *,
-    allocate: Optional[Callable[[int], Any]] = None,
+    allocate: Optional[Callable[[int, Any], Any]] = None,
     **options: Any,
 ) -> None: ...
 def combine(
@@ -82,7 +82,7 @@ def weights(
     layout: _Layout,
     /,
     *,
-    allocate: Optional[Callable[[int], Any]] = None,
+    allocate: Optional[Callable[[int, Any], Any]] = None,
     **options: Any,
 ) -> None: ...
 def supported(
@@ -91,6 +91,19 @@ def supported(
 def describe(
     pass_name: _Pass, q: Any, k: Any, v: Any, out: Any, layout: _Layout, /, **options: Any
 ) -> str: ...
+def ladder(
+    name: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    causal: bool,
+    scale: float,
+    stream: Optional[int],
+    allocate: Optional[Callable[[int, Any], Any]],
+    /,
+) -> None: ...
+def ladder_rungs() -> List[Dict[str, Any]]: ...
 def version() -> str: ...
 def cpu_info() -> _CpuInfo: ...
 def cuda_info() -> _CudaInfo: ...

@@ -77,25 +77,30 @@ def _attend(
     extras,
     **options,
 ):
-    _add_extras(options, extras, function)
+    """attention with the options that are not at their defaults: each one given costs time."""
+    if extras:
+        _add_extras(options, extras, function)
     if dropout_p:
         options["dropout_p"] = dropout_p
         options["dropout_state"] = _draw_dropout(q)
-    if tuple(window_size) not in ((-1, -1), (None, None)):
+    if softmax_scale is not None:
+        options["scale"] = softmax_scale
+    if causal:
+        options["causal"] = True
+    if window_size != (-1, -1) and tuple(window_size) not in ((-1, -1), (None, None)):
         options["window"] = tuple(-1 if side is None else side for side in window_size)
-    result = attention(
-        _rows(q),
-        _rows(k),
-        _rows(v),
-        causal=causal,
-        scale=softmax_scale,
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        return_lse=return_attn_probs,
-        **options,
-    )
-    return (*result, None) if return_attn_probs else result
+    if softcap:
+        options["softcap"] = softcap
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
+    if deterministic:
+        options["deterministic"] = True
+    if type(q) is np.ndarray:
+        q, k, v = _rows(q), _rows(k), _rows(v)
+    if not return_attn_probs:
+        return attention(q, k, v, **options)
+    result = attention(q, k, v, return_lse=True, **options)
+    return (*result, None)
 
 
 def flash_attn_func(

@@ -17,14 +17,19 @@ _ndarray = np.ndarray
 _empty = np.empty
 
 
-_module = None
+_module: Any = None
+_Tensor: Any = None  # torch.Tensor, once flashattn.torch is there
+_attend: Any = None  # and its function of the same name
 
 
 def _torch():
     """flashattn.torch; imported when the first tensor comes, for PyTorch need not be there."""
-    global _module
+    global _module, _Tensor, _attend
     if _module is None:
-        from . import torch as _module
+        from . import torch as module
+
+        _attend, _Tensor = module.attend, module.torch.Tensor
+        _module = module
     return _module
 
 
@@ -32,7 +37,7 @@ def _run(function, name, q, k, v, layout, out, return_lse, options):
     """forward or decode, for arrays of any library."""
     kind = kind_of(q)
     if kind is None:
-        return _torch().run(name, q, k, v, layout, out, return_lse, options)
+        return _torch().attend(name, q, k, v, layout, out, return_lse, options)
     result = kind.empty(out_shape(q, v), kind.out_dtype(q), q) if out is None else out
     lse = kind.empty(lse_shape(q, layout), kind.float32, q) if return_lse else None
     kind.call(function, q, k, v, result, lse, layout, **options)
@@ -74,8 +79,11 @@ def attention(
         out, (batch, n_q, heads, dim_v) in the layout's order and q's dtype; or (out, lse).
         A query that sees no key gives 0, and -infinity as its log-sum-exp.
     """
-    # The plain case first: a small call should cost no more than it must.
-    if type(q) is _ndarray and out is None and not return_lse and not is_fp8_type(q):
+    # The plain cases first: a small call should cost no more than it must.
+    kind = type(q)
+    if kind is _Tensor:
+        return _attend("forward", q, k, v, layout, out, return_lse, options)
+    if kind is _ndarray and out is None and not return_lse and not is_fp8_type(q):
         result = _empty(q.shape[:-1] + v.shape[-1:], q.dtype)
         _core.forward(q, k, v, result, None, layout, **options)
         return result
@@ -146,7 +154,11 @@ def combine(
         return _torch().combine(parts, lses, layout, out, return_lse, options)
     result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
     lse = kind.empty(lse_shape(first, layout), kind.float32, first) if return_lse else None
-    _core.combine(parts, lses, result, lse, layout, **options)
+
+    def merge(first, *arguments, **options):
+        _core.combine(parts, lses, *arguments, **options)
+
+    kind.call(merge, first, result, lse, layout, **options)
     if out is None:
         result = kind.finish(result, first)
     return (result, kind.finish(lse, first)) if return_lse else result
@@ -243,6 +255,39 @@ def describe(
     Args: as supported's.
     """
     return _core.describe(which, q, k, v, out, layout, **options)
+
+
+def ladder(
+    name: str, q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None
+) -> Any:
+    """Attention by one rung of the ladder, the kernels that show how a fast one is made.
+
+    For tensors of PyTorch on CUDA, on the current stream. Also torch.ops.flashattn.ladder.
+
+    Args:
+        name: of a rung, as ladder_rungs lists them.
+        q, k, v: (batch, heads, n, d) or (heads, n, d), all of one shape and of a type that the rung
+            takes; copied if they are not contiguous or d is no multiple of 16 bytes.
+        causal: query i sees keys j <= i.
+        scale: default 1 / sqrt(d).
+
+    Returns: a contiguous tensor like q. No gradients.
+
+    Errors: ValueError (an argument is wrong), UnsupportedError (this build or this GPU has no such
+    kernel), RuntimeError (the driver).
+    """
+    if kind_of(q) is not None:
+        raise TypeError(f"q is of type {type(q).__name__}: expected a tensor of PyTorch")
+    return _torch().ladder(name, q, k, v, causal, scale)
+
+
+def ladder_rungs() -> list[dict]:
+    """The rungs from the bottom up: {"number": int, "name": str, "architecture": 80 (from Ampere
+    on) or 90 (Hopper only), "types": str, "largest_dim": int, "idea": str}.
+
+    Errors: UnsupportedError in a build without CUDA.
+    """
+    return _core.ladder_rungs()
 
 
 def info() -> dict:

@@ -72,7 +72,8 @@ TEXT = """
         q_descale, k_descale, v_descale: float32 (batch, heads_kv), for float8 inputs.
         deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
         threads: of the CPU; 0: OpenMP's choice. Never changes a result.
-        stream: address of the CUDA stream; default: the current one of the arrays' library.
+        stream: address of the CUDA stream; default: the current one of the arrays' library (with
+            tensors of PyTorch always that one).
 
     Errors: ValueError (an argument is wrong), UnsupportedError (this backend cannot do it),
     MemoryError, RuntimeError (the device), TypeError (no array, no such option); the message says

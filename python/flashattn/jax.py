@@ -3,11 +3,11 @@
     import flashattn.jax
     out = jax.jit(flashattn.jax.attention, static_argnames="causal")(q, k, v, causal=True)
 
-On the CPU. The compiled program calls the library through XLA's FFI, without Python; interface()
-says whether this build has it. Where it has not, the program calls back into Python by
-jax.pure_callback: the same results, at the price of that callback (more than a hundred microseconds
-a call) and of the GIL while arguments are handed over. Arrays on other devices are an error, not
-copied in silence.
+On the CPU and on CUDA. The compiled program calls the library through XLA's FFI, without Python, on
+XLA's own stream and memory; interface() says whether this build has it. Where it has not, programs
+for the CPU call back into Python by jax.pure_callback: the same results, at the price of that
+callback (more than a hundred microseconds a call) and of the GIL while arguments are handed over.
+On CUDA that would be a copy to the host and is an error, not done in silence.
 
 flashattn.attention takes JAX's arrays on the CPU as well, outside of jit and without gradients.
 """
@@ -84,7 +84,8 @@ def attention(
         out like q with dim_v, or (out, lse).
 
     Errors: ValueError or TypeError while tracing; what only the library can see (lengths in
-    cu_seqlens) is an error when the program runs. The message says what was expected.
+    cu_seqlens, what a GPU has no kernel for) is an error when the program runs. The message says
+    what was expected.
     """
     q, k, v = (jnp.asarray(x) for x in (q, k, v))
     numbers = {
@@ -187,8 +188,9 @@ def _ask_library(q, k, v, static, arrays):
     if any(name in arrays for name in _LENGTHS):
         return
     known = {n: _unread(x) for n, x in arrays.items() if n in ("bias", "mask")}
-    reason = _core.supported("forward", *map(_unread, (q, k, v)), None, layout, **known,
-                             **dict(numbers))
+    reason = _core.supported(
+        "forward", *map(_unread, (q, k, v)), None, layout, **known, **dict(numbers)
+    )
     if reason is not None:
         raise ValueError(reason)
 
@@ -266,11 +268,12 @@ def _ffi_targets():
         return False
     library = ctypes.CDLL(_core.__file__)
     for which in ("forward", "backward"):
-        handler = getattr(library, f"fa_xla_{which}", None)
-        if handler is None:
-            return False
-        capsule = jax.ffi.pycapsule(handler)
-        jax.ffi.register_ffi_target(f"flashattn_{which}", capsule, platform="cpu")
+        for platform, suffix in (("cpu", ""), ("CUDA", "_cuda")):
+            handler = getattr(library, f"fa_xla_{which}{suffix}", None)
+            if handler is None:
+                return False
+            capsule = jax.ffi.pycapsule(handler)
+            jax.ffi.register_ffi_target(f"flashattn_{which}", capsule, platform=platform)
     return True
 
 
@@ -310,7 +313,8 @@ def _call_back(which, results, static, names, operands):
     run = functools.partial(_run, which, results, static, names)
     if jax.default_backend() != "cpu":
         raise NotImplementedError(
-            f"flashattn.jax runs on the CPU, and JAX's default backend is {jax.default_backend()!r}"
+            "this JAX has no jax.ffi (0.5 has): flashattn.jax then runs on the CPU only, and the "
+            f"default backend is {jax.default_backend()!r}"
         )
     return jax.pure_callback(run, results, *operands, vmap_method="sequential")
 

@@ -1,4 +1,4 @@
-"""PyTorch: the operators torch.ops.flashattn.forward and .backward, and what uses them.
+"""PyTorch: the operators torch.ops.flashattn.forward, .backward and .ladder, and what uses them.
 
 The operators have fake kernels (torch.compile, export, meta tensors), autograd (also of bias, sinks
 and the log-sum-exp) and a rule for torch.func.vmap. They run on the CPU and on CUDA. Where nothing
@@ -86,45 +86,53 @@ def _rows(x):
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+_FP8 = torch.float8_e4m3fn
+_new_like = torch.empty_like
+
+
 def _out_dtype(q):
-    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return torch.bfloat16 if q.dtype is _FP8 else q.dtype
 
 
 def _empty_out(q, v):
-    return torch.empty(out_shape(q, v), dtype=_out_dtype(q), device=q.device)
+    return q.new_empty(out_shape(q, v), dtype=_out_dtype(q))
 
 
 def _empty_like(q, v):
     """As _empty_out, but in q's own memory order where it can be, which is cheaper."""
-    if q.shape[-1] == v.shape[-1] and q.dtype != torch.float8_e4m3fn:
-        return torch.empty_like(q)
+    if q.shape[-1] == v.shape[-1] and q.dtype is not _FP8:
+        return _new_like(q)
     return _empty_out(q, v)
 
 
 def _empty_lse(q, layout):
-    return torch.empty(lse_shape(q, layout), dtype=torch.float32, device=q.device)
+    return q.new_empty(lse_shape(q, layout), dtype=torch.float32)
+
+
+def _allocate(size, q):
+    """Workspace, from PyTorch's allocator."""
+    return torch.empty(size, dtype=torch.uint8, device=q.device)
 
 
 _thread = threading.local()
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+# Before PyTorch 2.10 tensors do not tell on which stream they are worked on.
+_tells_stream = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def _on_cuda(function, q, *arguments, **options):
     """With q's device as the current one, and PyTorch's allocator for workspace."""
-    device = q.device
-
-    def allocate(size):
-        return torch.empty(size, dtype=torch.uint8, device=device)
-
-    known = getattr(_thread, "has_context", False)
-    if known and torch.cuda.current_device() == device.index:
-        function(q, *arguments, allocate=allocate, **options)
+    if not _tells_stream:
+        options["stream"] = torch.cuda.current_stream(q.device).cuda_stream
+    if getattr(_thread, "has_context", False) and _current_device() == q.get_device():
+        function(q, *arguments, allocate=_allocate, **options)
         return
-    with torch.cuda.device(device):
+    with torch.cuda.device(q.device):
         # The library works in the thread's current context. A new thread has none before its first
         # question about a stream; this one may also be asked while a graph is captured.
         torch.cuda.is_current_stream_capturing()
         _thread.has_context = True
-        function(q, *arguments, allocate=allocate, **options)
+        function(q, *arguments, allocate=_allocate, **options)
 
 
 def _call(function, q, *arguments, **options):
@@ -189,6 +197,66 @@ def _backward(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **n
 def _backward_fake(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **named):
     return _empty_gradients(q, k, v, _positional(values, named), wanted)
 
+
+# ---- The ladder ---------------------------------------------------------------------------------
+
+torch.library.define(
+    "flashattn::ladder",
+    "(str name, Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def _check_ladder(q, k, v):
+    for name, x in (("k", k), ("v", v)):
+        if x.shape != q.shape or x.dtype != q.dtype:
+            raise ValueError(
+                f"{name} is {x.dtype} of shape {tuple(x.shape)}: expected {q.dtype} and "
+                f"{tuple(q.shape)}, as q"
+            )
+    if q.dim() not in (3, 4):
+        raise ValueError(f"q.ndim is {q.dim()}: expected 4 (batch, heads, n, d), or 3")
+
+
+def _empty_rows(x):
+    """Like x, its rows a multiple of 16 bytes apart."""
+    *shape, d = x.shape
+    piece = 16 // x.element_size()
+    return x.new_empty((*shape, (d + piece - 1) // piece * piece))[..., :d]
+
+
+def _rows_for_ladder(x):
+    if x.is_contiguous() and x.data_ptr() % 256 == 0 and not x.is_neg():
+        if x.shape[-1] * x.element_size() % 16 == 0:
+            return x
+    return _empty_rows(x).copy_(x)
+
+
+@torch.library.impl("flashattn::ladder", ("cpu", "cuda"))
+def _ladder(name, q, k, v, causal=False, scale=None):
+    _check_ladder(q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v = (_rows_for_ladder(x) for x in (q, k, v))
+    out = _empty_rows(q)
+
+    def run(q, k, v, out, stream=None, allocate=None):
+        _core.ladder(name, q, k, v, out, causal, scale, stream, allocate)
+
+    _call(run, q, k, v, out)
+    return out.contiguous()
+
+
+@torch.library.register_fake("flashattn::ladder")
+def _ladder_fake(name, q, k, v, causal=False, scale=None):
+    _check_ladder(q, k, v)
+    return q.new_empty(q.shape)
+
+
+def _no_gradients(ctx, *gradients):
+    raise NotImplementedError("flashattn: the rungs of the ladder have no gradients")
+
+
+torch.library.register_autograd("flashattn::ladder", _no_gradients)
 
 # ---- Autograd -----------------------------------------------------------------------------------
 
@@ -307,6 +375,34 @@ torch.library.register_vmap("flashattn::backward", _vmap_backward)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _forward_mode = torch.autograd.forward_ad
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_grad_enabled = torch.is_grad_enabled
+_dynamo_traces = torch.compiler.is_dynamo_compiling
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_wants_determinism = torch._C._get_deterministic_algorithms
+
+
+def _is_simple(q, k, v, options):
+    """Whether nothing of what PyTorch does around an operator is asked for: the test that most
+    calls without gradients pass, in less than a microsecond. _is_watched and _prepare ask the same
+    one by one."""
+    return (
+        not _dynamo_traces()  # first: what follows cannot be traced
+        and type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and not (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and not _dispatch_modes()
+        and _functorch_level() is None
+        and _forward_mode._current_level < 0
+        and not _any_autocast()
+        and not _wants_determinism()
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
+        and _SPECIAL.isdisjoint(options)
+    )
+
+
+# Options that are prepared, or that may require gradients.
+_SPECIAL = frozenset(("bias", "sinks", "stream"))
 
 
 def _is_watched(q, k, v):
@@ -379,8 +475,6 @@ def _by_operator(q, k, v, layout, options):
     unknown = [name for name in options if name not in _OPTIONS and name != "stream"]
     if unknown:
         raise TypeError(f"there is no option {unknown[0]!r}")
-    if options.get("stream") is not None:
-        raise ValueError("stream is given with tensors of PyTorch: use torch.cuda.stream")
     values = []
     for name in _OPTIONS:
         value = options.get(name)
@@ -398,10 +492,16 @@ def _under_autocast(q, k, v):
     return tuple(x.to(dtype) if x.dtype.is_floating_point else x for x in (q, k, v))
 
 
+def _refuse_stream(options):
+    if options.pop("stream", None) is not None:
+        raise ValueError("stream is given with tensors of PyTorch: use torch.cuda.stream")
+
+
 def _prepare(q, k, v, options):
     """What PyTorch's users expect to happen by itself; options may be changed."""
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise TypeError("q is a tensor of PyTorch: expected k and v to be, too")
+    _refuse_stream(options)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = _under_autocast(q, k, v)
     if options.get("sinks") is not None and options["sinks"].dtype != torch.float32:
@@ -412,7 +512,6 @@ def _prepare(q, k, v, options):
 
 
 def _direct(function, q, k, v, layout, out, return_lse, options):
-    q, k, v = _rows(q), _rows(k), _rows(v)
     result = _empty_like(q, v) if out is None else out
     lse = _empty_lse(q, layout) if return_lse else None
     if q.is_cuda:
@@ -422,12 +521,27 @@ def _direct(function, q, k, v, layout, out, return_lse, options):
     return (result, lse) if return_lse else result
 
 
-def run(name, q, k, v, layout, out, return_lse, options):
+def _direct_simple(function, q, k, v, layout, out, return_lse, options):
+    """_direct without a look at the tensors: that their rows are not contiguous is found by the
+    library, which then has done nothing yet."""
+    try:
+        return _direct(function, q, k, v, layout, out, return_lse, options)
+    except ValueError:
+        rows = _rows(q), _rows(k), _rows(v)
+        if rows[0] is q and rows[1] is k and rows[2] is v:
+            raise
+    return _direct(function, *rows, layout, out, return_lse, options)
+
+
+def attend(name, q, k, v, layout, out, return_lse, options):
     """attention (name "forward") and decode."""
+    function = _core.decode if name == "decode" else _core.forward
+    if _is_simple(q, k, v, options):
+        return _direct_simple(function, q, k, v, layout, out, return_lse, options)
     q, k, v = _prepare(q, k, v, options)
     watched = _is_watched(q, k, v)
     if not watched and not _records_gradients(q, k, v, options):
-        function = _core.decode if name == "decode" else _core.forward
+        q, k, v = _rows(q), _rows(k), _rows(v)
         return _direct(function, q, k, v, layout, out, return_lse, options)
     if name == "decode":
         raise NotImplementedError(
@@ -444,26 +558,32 @@ def run(name, q, k, v, layout, out, return_lse, options):
     return (result, lse) if return_lse else result
 
 
+def ladder(name, q, k, v, causal, scale):
+    return torch.ops.flashattn.ladder(name, q, k, v, causal, scale)
+
+
 def combine(parts, lses, layout, out, return_lse, options):
-    first = parts[0]
-    result = (
-        torch.empty(first.shape, dtype=first.dtype, device=first.device) if out is None else out
-    )
-    lse = _empty_lse(first, layout) if return_lse else None
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *lses)):
         raise NotImplementedError("combine has no gradients: use torch.no_grad() or detach()")
+    _refuse_stream(options)
+    first = parts[0]
+    result = first.new_empty(first.shape) if out is None else out
+    lse = _empty_lse(first, layout) if return_lse else None
     parts = tuple(_rows(x) for x in parts)
-    with torch.cuda.device(first.device) if first.is_cuda else torch.no_grad():
-        _core.combine(parts, lses, result, lse, layout, **options)
+
+    def merge(first, *arguments, **options):
+        _core.combine(parts, lses, *arguments, **options)
+
+    _call(merge, first, result, lse, layout, **options)
     return (result, lse) if return_lse else result
 
 
 def weights(q, k, rows, layout, out, options):
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise NotImplementedError("weights has no gradients: use torch.no_grad() or detach()")
+    _refuse_stream(options)
     q, k = _rows(q), _rows(k)
     if out is None:
-        shape = weights_shape(q, k, rows, layout, options)
-        out = torch.empty(shape, dtype=_out_dtype(q), device=q.device)
+        out = q.new_empty(weights_shape(q, k, rows, layout, options), dtype=_out_dtype(q))
     _call(_core.weights, q, k, rows, out, layout, **options)
     return out

@@ -24,17 +24,20 @@ Transformers as n_q * n_k bytes for each batch item, as for its "sdpa".
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
+from typing import Any
 
 import torch
 import transformers.modeling_utils as modeling_utils
 
 from ._functional import attention
 
+masking_utils: Any = None
 try:
-    import transformers.masking_utils as masking_utils
+    masking_utils = importlib.import_module("transformers.masking_utils")
 except ImportError:  # before Transformers 4.53 the models make their masks themselves
-    masking_utils = None
+    pass
 
 NAME = "flashattn"
 
@@ -235,12 +238,12 @@ def _warn(what):
 def _warn_once_of(kwargs):
     if kwargs.get("output_attentions"):
         _warn(
-            "flashattn does not return attention weights: take attn_implementation=\"eager\" for "
+            'flashattn does not return attention weights: take attn_implementation="eager" for '
             "output_attentions=True"
         )
     if kwargs.get("head_mask") is not None:
         raise NotImplementedError(
-            "flashattn has no head_mask: take attn_implementation=\"eager\" for it"
+            'flashattn has no head_mask: take attn_implementation="eager" for it'
         )
 
 

@@ -252,3 +252,28 @@ def test_kvcache_errors(rng, give):
             cache_leftpad=give(np.array([1, 0], np.int32)),
             cache_batch_idx=give(np.array([1, 0], np.int32)),
         )
+
+
+def test_what_the_page_of_differences_says(rng):
+    """docs/python-differences.md, where no other test shows it."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    q, k, v = (torch.tensor(rng.standard_normal((1, 5, 2, 16), np.float32)) for _ in range(3))
+    call = flashattn.flash_attn_func
+    out, lse, third = call(q, k[:, :2], v[:, :2], causal=True, return_attn_probs=True)
+    assert third is None
+    assert (out[0, :3] == 0).all() and (lse[0, :, :3] == -torch.inf).all()
+    leaf = q.clone().requires_grad_()
+    call(leaf, k, v, return_attn_probs=True)[1].sum().backward()
+    assert (leaf.grad != 0).any()
+    one_sided = call(q, k, v, window_size=(1, None))
+    assert torch.equal(one_sided, call(q, k, v, window_size=(1, -1)))
+    fp8, scale = [x.to(torch.float8_e4m3fn) for x in (q, k, v)], torch.ones(1, 2)
+    assert call(*fp8, q_descale=scale, k_descale=scale).dtype == torch.bfloat16
+    assert call(q, k, torch.ones(1, 5, 2, 500)).shape[-1] == 500
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(q, k, v).dtype == torch.bfloat16
+    lengths = torch.tensor([0, 2, 5], dtype=torch.int32)
+    with pytest.raises(ValueError, match="max_seqlen_q is 2: expected at least 3"):
+        flashattn.flash_attn_varlen_func(q[0], k[0], v[0], lengths, lengths, 2, 2)
+    with pytest.raises(IndexError):
+        flashattn.flash_attn_with_kvcache(q, k.clone(), v.clone(), k=k, v=v, cache_seqlens=3)

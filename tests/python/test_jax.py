@@ -60,9 +60,23 @@ def visible(n_q, n_k, causal, window, diagonal):
     return see
 
 
-def definition(q, k, v, *, layout="bshd", causal=False, scale=None, softcap=None, window=None,
-               diagonal=None, bias=None, mask=None, alibi_slopes=None, sinks=None,
-               return_lse=False):
+def definition(
+    q,
+    k,
+    v,
+    *,
+    layout="bshd",
+    causal=False,
+    scale=None,
+    softcap=None,
+    window=None,
+    diagonal=None,
+    bias=None,
+    mask=None,
+    alibi_slopes=None,
+    sinks=None,
+    return_lse=False,
+):
     """In float32, with the whole matrix of weights."""
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     if layout == "bshd":
@@ -219,8 +233,10 @@ def test_padded_lengths():
 def test_pages():
     q, k, v = draw(n_k=48)
     table = jnp.array([[5, 0, 3], [1, 4, 2]])
-    pages = [jnp.zeros((6, 16, *x.shape[2:])).at[table].set(x.reshape(BATCH, 3, 16, *x.shape[2:]))
-             for x in (k, v)]
+    pages = [
+        jnp.zeros((6, 16, *x.shape[2:])).at[table].set(x.reshape(BATCH, 3, 16, *x.shape[2:]))
+        for x in (k, v)
+    ]
     lengths = jnp.array([48, 20])
     out = jax.jit(lambda *x: attention(*x[:3], block_table=x[3], seqlens_k=x[4]))(
         q, *pages, table, lengths

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import sysconfig
 import threading
 import tracemalloc
 
@@ -87,6 +88,9 @@ def test_threads(rng):
     assert not failures
 
 
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="free-threaded Python has no lock"
+)
 def test_the_gil_is_released(rng):
     """Python runs while a long call computes."""
     q, k, v = (rng.standard_normal((1, 3000, 4, 64), dtype=np.float32) for _ in range(3))

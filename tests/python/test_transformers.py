@@ -8,8 +8,9 @@ import pathlib
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
-transformers = pytest.importorskip("transformers", minversion="5",
-                                   reason="needs Hugging Face Transformers 5")
+transformers = pytest.importorskip(
+    "transformers", minversion="5", reason="needs Hugging Face Transformers 5"
+)
 
 import flashattn  # noqa: E402
 import flashattn.transformers as integration  # noqa: E402
@@ -118,8 +119,12 @@ def test_half_precision(dtype):
 @pytest.mark.parametrize("name", DECODERS)
 def test_generation_gives_the_same_tokens(name, side, cache, calls):
     options = dict(
-        attention_mask=padding(side), max_new_tokens=8, min_new_tokens=8, do_sample=False,
-        pad_token_id=0, cache_implementation=None if cache == "dynamic" else cache,
+        attention_mask=padding(side),
+        max_new_tokens=8,
+        min_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+        cache_implementation=None if cache == "dynamic" else cache,
         disable_compile=True,
     )
     with torch.no_grad():
@@ -228,13 +233,27 @@ def test_packed_sequences_see_only_themselves():
     query, key, value = (torch.randn(1, heads, sum(lengths), 16) for heads in (4, 2, 2))
     starts = torch.tensor([0, *lengths]).cumsum(0)
     result, weights = integration.attention_function(
-        Layer(), query, key, value, None, scaling=0.3, sliding_window=5,
-        cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=12, max_length_k=torch.tensor(12),
+        Layer(),
+        query,
+        key,
+        value,
+        None,
+        scaling=0.3,
+        sliding_window=5,
+        cu_seq_lens_q=starts,
+        cu_seq_lens_k=starts,
+        max_length_q=12,
+        max_length_k=torch.tensor(12),
     )
     assert weights is None
     parts = [
         integration.attention_function(
-            Layer(), query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, scaling=0.3,
+            Layer(),
+            query[:, :, a:b],
+            key[:, :, a:b],
+            value[:, :, a:b],
+            None,
+            scaling=0.3,
             sliding_window=5,
         )[0]
         for a, b in zip(starts[:-1], starts[1:])
@@ -259,8 +278,9 @@ def test_continuous_batching(calls):
     model = build("llama", "flashattn", "ForCausalLM", eos_token_id=99, pad_token_id=0)
     if not hasattr(transformers, "ContinuousBatchingConfig"):
         pytest.skip("this version of Transformers has no continuous batching")
-    settings = transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=99,
-                                             pad_token_id=0)
+    settings = transformers.GenerationConfig(
+        max_new_tokens=8, do_sample=False, eos_token_id=99, pad_token_id=0
+    )
     prompts = [tokens()[0, :n].tolist() for n in (7, 12, 5)]
     reference = build("llama", "eager", "ForCausalLM", eos_token_id=99, pad_token_id=0)
     expected = [
@@ -268,8 +288,9 @@ def test_continuous_batching(calls):
         for p in prompts
     ]
     small = transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
-    requests = model.generate_batch(inputs=prompts, generation_config=settings,
-                                    continuous_batching_config=small)
+    requests = model.generate_batch(
+        inputs=prompts, generation_config=settings, continuous_batching_config=small
+    )
     assert model.config._attn_implementation == "flashattn"
     results = [request.generated_tokens for _, request in sorted(requests.items())]
     assert results == expected
@@ -279,8 +300,9 @@ def test_continuous_batching(calls):
 def test_position_bias():
     if not hasattr(transformers, "T5EncoderModel"):
         pytest.skip("this version of Transformers has no T5")
-    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=64, d_ff=64, num_layers=2,
-                                   num_heads=4, d_kv=16)
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=64, d_ff=64, num_layers=2, num_heads=4, d_kv=16
+    )
     results = []
     for implementation in ("eager", "flashattn"):
         torch.manual_seed(1)
@@ -318,8 +340,10 @@ def test_compiles_to_one_graph():
     with torch.no_grad():
         for side in ("none", "right"):
             mask = padding(side)
-            close(compiled(tokens(), attention_mask=mask, use_cache=False).last_hidden_state,
-                  model(tokens(), attention_mask=mask, use_cache=False).last_hidden_state)
+            close(
+                compiled(tokens(), attention_mask=mask, use_cache=False).last_hidden_state,
+                model(tokens(), attention_mask=mask, use_cache=False).last_hidden_state,
+            )
 
 
 @pytest.mark.parametrize(
@@ -345,8 +369,9 @@ def test_minilm_gives_the_embeddings_of_eager_attention(calls):
     sentences = [s.strip() for s in text.replace("\n", " ").split(".") if s.strip()] + [text]
     for side in ("right", "left"):
         tokenizer.padding_side = side
-        batch = tokenizer(sentences, padding=True, truncation=True, max_length=256,
-                          return_tensors="pt")
+        batch = tokenizer(
+            sentences, padding=True, truncation=True, max_length=256, return_tensors="pt"
+        )
         assert 0 < int(batch["attention_mask"].sum()) < batch["attention_mask"].numel()
         expected, result = (
             embeddings(path, implementation, batch) for implementation in ("eager", "flashattn")
