@@ -9,10 +9,11 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
-SIZE = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2}
-CAUSAL = 1
+FLOAT32, FLOAT16, BFLOAT16, FLOAT8, BOOL = 0, 1, 2, 3, 4
+SIZE = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, FLOAT8: 1, BOOL: 1}
+CAUSAL, DIAGONAL, WINDOW, SCALE, DETERMINISTIC, BATCH_INVARIANT = 1, 2, 4, 8, 16, 32
 FORWARD, BACKWARD, DECODE = 0, 1, 2
+CPU, CUDA = 1, 2
 
 
 class Tensor(C.Structure):
@@ -151,3 +152,113 @@ def bhsd(address, dtype, shape):
     t.shape[:] = (batch, sequence, heads, dim)
     t.stride[:] = (heads * sequence * dim, dim, sequence * dim, 1)
     return t
+
+
+# What torch calls the dtypes, without importing torch.
+DTYPE = {
+    "torch.float32": FLOAT32,
+    "torch.float16": FLOAT16,
+    "torch.bfloat16": BFLOAT16,
+    "torch.float8_e4m3fn": FLOAT8,
+    "torch.bool": BOOL,
+}
+
+
+def of_torch(tensor):
+    """A (batch, sequence, head, dim) torch tensor of any strides; bias and mask likewise with their
+    own axes. The tensor must outlive what is made of it."""
+    shape, stride = tensor.shape, tensor.stride()
+    if len(shape) != 4:
+        raise ValueError(f"shape is {tuple(shape)}: expected four extents")
+    t = Tensor()
+    t.data, t.dtype = tensor.data_ptr(), DTYPE[str(tensor.dtype)]
+    t.shape[:], t.stride[:] = shape, stride
+    return t
+
+
+# Options that are 4-D tensors, and those that are arrays, with the type that they point to.
+TENSORS = ("bias", "mask")
+ARRAYS = {
+    "alibi_slopes": "torch.float32",
+    "sinks": "torch.float32",
+    "dropout_state": "torch.int64",
+    "cu_seqlens_q": "torch.int32",
+    "cu_seqlens_k": "torch.int32",
+    "seqlens_q": "torch.int32",
+    "seqlens_k": "torch.int32",
+    "block_table": "torch.int32",
+    "q_descale": "torch.float32",
+    "k_descale": "torch.float32",
+    "v_descale": "torch.float32",
+}
+
+
+def array_address(name, array):
+    """The address of a contiguous torch tensor of the type that the option takes."""
+    if str(array.dtype) != ARRAYS[name] or not array.is_contiguous():
+        raise ValueError(f"{name} is {array.dtype}: expected a contiguous array of {ARRAYS[name]}")
+    return array.data_ptr()
+
+
+def flags_of(given):
+    """FA_... for the options that were given; takes out of `given` what is only a flag."""
+    flags = CAUSAL if given.pop("causal", False) else 0
+    flags |= DETERMINISTIC if given.pop("deterministic", False) else 0
+    flags |= BATCH_INVARIANT if given.pop("batch_invariant", False) else 0
+    flags |= DIAGONAL if "diagonal" in given else 0
+    flags |= WINDOW if "window_left" in given or "window_right" in given else 0
+    flags |= SCALE if "scale" in given else 0
+    return flags
+
+
+def options_of(**given):
+    """fa_options from names and torch tensors: every field of the struct by its name, causal,
+    deterministic and batch_invariant as truth values. A window with one side named is open on the
+    other. Returns the options and what they point to, which must outlive them."""
+    o, kept = Options(), []
+    o.size, o.flags = C.sizeof(Options), flags_of(given)
+    if o.flags & WINDOW:
+        o.window_left = o.window_right = -1
+    for name, value in given.items():
+        if name in TENSORS:
+            t = of_torch(value)
+            kept += [t, value]
+            value = C.addressof(t)
+        elif name in ARRAYS:
+            kept.append(value)
+            value = array_address(name, value)
+        elif name not in (field[0] for field in Options._fields_):
+            raise TypeError(f"{name} is no option")
+        setattr(o, name, value)
+    return o, kept
+
+
+class Call:
+    """fa_forward or fa_decode with its arguments made ready: calling it costs one foreign call, so
+    that what a benchmark measures is the library. Reads the tensors' present contents each time;
+    options.stream may be changed in between."""
+
+    def __init__(self, library, q, k, v, out, lse=None, decode=False, **options):
+        self.tensors = (q, k, v, out, lse)
+        self.options, self.kept = options_of(**options)
+        self.structs = [of_torch(t) for t in (q, k, v, out)]
+        self.function = library.c.fa_decode if decode else library.c.fa_forward
+        self.library, self.which = library, DECODE if decode else FORWARD
+        self.arguments = [C.byref(t) for t in self.structs]
+        self.arguments.append(C.c_void_p(lse.data_ptr() if lse is not None else None))
+        self.arguments.append(C.byref(self.options))
+
+    def __call__(self):
+        if self.function(*self.arguments) != 0:
+            raise RuntimeError(self.library.c.fa_last_error().decode())
+
+    def describe(self):
+        """Which kernel runs."""
+        return self.library.describe(self.which, *self.structs, self.options)
+
+    def workspace_size(self):
+        """The bytes of device memory that options.workspace must lead to."""
+        size = C.c_size_t()
+        self.library.call("fa_workspace_size", self.which, *self.arguments[:4],
+                          C.byref(self.options), C.byref(size))
+        return size.value

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Draws the ladder's charts from the results of bench/ladder.py.
+"""Draws the charts: the ladder's, and flashattn beside other libraries.
 
-    python3 bench/plot.py [--results FILE] [--folder DIR]
+    python3 bench/plot.py [--results FILE] [--folder DIR] [--peers FILE] [--charts DIR]
 
-Writes ladder/scalability.png and .svg (the rungs with float32 in and out, all lengths, PyTorch
-beside them) and ladder/scalability-16bit.png and .svg (the 16-bit rungs at d = 128, full and
-causal). The same results give the same files. Needs matplotlib.
+From the results of bench/ladder.py: ladder/scalability.png and .svg (the rungs with float32 in and
+out, all lengths, PyTorch beside them) and ladder/scalability-16bit.png and .svg (the 16-bit rungs
+at d = 128, full and causal). From those of bench/peers.py: docs/charts/forward.png and .svg
+(TFLOP/s by length, each library; more lengths where peers-<device>-extra.json is there, too) and
+docs/charts/forward-ratio.png and .svg (ours over the best of the others). The same results give the
+same files. Needs matplotlib.
 """
 
 import argparse
@@ -22,6 +25,8 @@ try:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, NullLocator
+
+    import peers_plot
 except ImportError:
     sys.exit("plot.py: matplotlib is not installed (pip install matplotlib)")
 
@@ -176,6 +181,7 @@ def half_chart(result):
 
 
 def save(figure, folder, name):
+    folder.mkdir(parents=True, exist_ok=True)
     for suffix, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
         path = folder / f"{name}.{suffix}"
         figure.savefig(path, dpi=150, metadata=metadata)
@@ -183,29 +189,45 @@ def save(figure, folder, name):
     plt.close(figure)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=pathlib.Path,
-                        default=ROOT / "bench/results/ladder-h200.json",
-                        help="default: bench/results/ladder-h200.json")
-    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "ladder",
-                        help="where the pictures go (default: ladder)")
-    settings = parser.parse_args()
-    if not settings.results.is_file():
-        print(f"plot.py: {settings.results} is not there; bench/ladder.py makes it",
-              file=sys.stderr)
-        return 2
-    result = json.loads(settings.results.read_text())
+def draw_ladder(path, folder):
+    result = json.loads(path.read_text())
     charts = (("scalability", float32_chart, "float32"),
               ("scalability-16bit", half_chart, "d128-causal"))
+    for name, chart, needed in charts:
+        if rows_of(result, needed):
+            save(chart(result), folder, name)
+        else:
+            print(f"plot.py: {path.name} has no {needed}: no {name}", file=sys.stderr)
+
+
+def draw_peers_charts(path, folder):
+    paths = (path, path.with_name(f"{path.stem}-extra.json"))
+    results = [json.loads(p.read_text()) for p in paths if p.is_file()]
+    save(peers_plot.lines_chart(results), folder, "forward")
+    save(peers_plot.bars_chart(results[0]), folder, "forward-ratio")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--results", type=pathlib.Path, default=ROOT / "bench/results/ladder-h200.json",
+        help="of the ladder; default: bench/results/ladder-h200.json")
+    add("--folder", type=pathlib.Path, default=ROOT / "ladder",
+        help="where the ladder's pictures go (default: ladder)")
+    add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h200.json",
+        help="beside the others; default: bench/results/peers-h200.json")
+    add("--charts", type=pathlib.Path, default=ROOT / "docs/charts",
+        help="where those pictures go (default: docs/charts)")
+    settings = parser.parse_args()
+    missing = [path for path in (settings.results, settings.peers) if not path.is_file()]
+    for path in missing:
+        print(f"plot.py: {path} is not there", file=sys.stderr)
     with plt.rc_context(STYLE):
-        for name, chart, needed in charts:
-            if rows_of(result, needed):
-                save(chart(result), settings.folder, name)
-            else:
-                print(f"plot.py: {settings.results.name} has no {needed}: no {name}",
-                      file=sys.stderr)
-    return 0
+        if settings.results not in missing:
+            draw_ladder(settings.results, settings.folder)
+        if settings.peers not in missing:
+            draw_peers_charts(settings.peers, settings.charts)
+    return 2 if len(missing) == 2 else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,12 @@ def source_hash():
     return hash_of((p for p in files if cuda not in p.parents), pathlib.Path.read_bytes)
 
 
+def cuda_hash():
+    """Of the library's kernels and of what plans and launches them."""
+    files = [p for top in ("kernels", "src/cuda") for p in (ROOT / top).rglob("*.[ch]*")]
+    return hash_of((p for p in files if p.is_file()), pathlib.Path.read_bytes)
+
+
 def ladder_hash():
     """Of the ladder's kernels and of what they include, without what was measured."""
     patterns = ("ladder/*.cu", "ladder/*.h", "kernels/common/*")

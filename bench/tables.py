@@ -5,10 +5,11 @@ A table stands between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
 The last word says which: of a result of peers_cpu.py the cases whose name begins with it, of a
-result of ladder.py the table of that name (ladder_tables.py). Each rung's header has a line
-` * Measured`, of bench/results/ladder-h200.json. Without arguments both are rewritten; with --check
-nothing is written and the exit code is 1 if one differs from its file. Results that are older than
-the sources are named either way. The ladder's tables say so where there is no result yet.
+result of ladder.py or peers.py the table of that name (ladder_tables.py, peers_tables.py). Each
+rung's header has a line ` * Measured`, of bench/results/ladder-h200.json. Without arguments both
+are rewritten; with --check nothing is written and the exit code is 1 if one differs from its file.
+Results that are older than the sources are named either way. The tables of ladder.py and peers.py
+say so where there is no result yet.
 """
 
 import argparse
@@ -19,11 +20,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from ladder_tables import headers, ladder_table  # noqa: E402
-from source_hash import ROOT, ladder_hash, source_hash  # noqa: E402
+from peers_tables import peers_table  # noqa: E402
+from source_hash import ROOT, cuda_hash, ladder_hash, source_hash  # noqa: E402
 
 DOCUMENTS = ("README.md", "docs/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "ladder/README.md")
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n)(.*?)(<!-- end of table -->)", re.S)
 LADDER = re.compile(r"bench/results/ladder-\S+\.json")
+PEERS = re.compile(r"bench/results/peers-\S+\.json")
 LADDER_RESULT = "bench/results/ladder-h200.json"  # of the bars and of the rungs' headers
 
 
@@ -40,7 +43,7 @@ def table_row(case):
         case["rate"]["flashattn"], case["unit"], case["share_of_peak"], case["ratio"], bar)
 
 
-def peers_table(result, prefix):
+def cpu_table(result, prefix):
     machine = result["machine"]
     cases = [case for case in result["cases"] if case["name"].startswith(prefix)]
     if not cases:
@@ -59,9 +62,11 @@ def table(name, which):
     result = load(name)
     if LADDER.fullmatch(name):
         return ladder_table(result, which)
+    if PEERS.fullmatch(name):
+        return peers_table(result, which)
     if result is None:
         raise SystemExit(f"tables: {name}, which a table names, is not there")
-    return peers_table(result, which)
+    return cpu_table(result, which)
 
 
 def rewritten(text):
@@ -75,11 +80,12 @@ def documents():
 
 
 def warn_of_old_results():
-    current = {"ladder_sha256": ladder_hash(), "source_sha256": source_hash()}
+    current = {"ladder_sha256": ladder_hash(), "cuda_sha256": cuda_hash(),
+               "source_sha256": source_hash()}
     for path in sorted((ROOT / "bench/results").glob("*.json")):
         result = json.loads(path.read_text())
-        key = "ladder_sha256" if "ladder_sha256" in result else "source_sha256"
-        if result.get(key) != current[key]:
+        key = next((key for key in current if key in result), None)
+        if key is None or result[key] != current[key]:
             print(f"warning: {path.relative_to(ROOT)} is older than the sources", file=sys.stderr)
 
 

@@ -1,0 +1,209 @@
+"""What bench/peers.py measures: cells, one problem each, in sets that have a name."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+TOKENS, HIDDEN = 16384, 2048  # of most cells on CUDA: batch * n and heads * dim
+TOKENS_CPU, HIDDEN_CPU = 1024, 512
+
+SOFTCAP, DROPOUT, WINDOW = 30.0, 0.1, 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    batch: int
+    heads: int
+    heads_kv: int
+    n_q: int
+    n_k: int
+    dim: int
+    dim_v: int
+    causal: bool
+    which: str = "forward"  # or backward, decode, host
+    dtype: str = "bf16"
+    window: int = 0  # how many keys a query sees, its own included; with causal; 0: all
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    bias: str = ""  # "batch": the same for the whole batch, "heads": for all heads, "full"
+    dropout: float = 0.0
+    lengths: tuple = ()  # packed: of the sequences; batch is then 1 and n_q = n_k their sum
+    like: str = ""  # the plain cell whose rate per useful operation this one is held against
+
+    @property
+    def options(self):
+        """The names of the options that are used, for what a library says it takes."""
+        used = {"packed": bool(self.lengths), "dim_v": self.dim_v != self.dim}
+        for name in ("window", "softcap", "alibi", "sinks", "bias", "dropout"):
+            used[name] = bool(getattr(self, name))
+        return [name for name, is_used in used.items() if is_used]
+
+    @property
+    def name(self):
+        words = [] if self.which == "forward" else [self.which]
+        words.append(f"d{self.dim}" + (f"/{self.dim_v}" if self.dim_v != self.dim else ""))
+        words.append("causal" if self.causal else "full")
+        words.append(f"n{short(self.n_k)}")
+        if not self.is_usual():
+            group = "" if self.heads == self.heads_kv else f"/{self.heads_kv}"
+            words.append(f"b{self.batch} h{self.heads}{group}")
+        words += [] if self.dtype == "bf16" else [self.dtype]
+        words += [self.text_of(option) for option in self.options if option != "dim_v"]
+        return " ".join(words)
+
+    def is_usual(self):
+        return bool(self.lengths) or (self.batch == batch_of(self.n_k) and
+                                      self.heads == self.heads_kv == HIDDEN // self.dim)
+
+    def text_of(self, option):
+        value = getattr(self, option, True)
+        if option == "packed":
+            return f"packed {len(self.lengths)} sequences"
+        return option if value is True else f"{option} {value:g}" if option != "bias" else (
+            {"batch": "bias per head", "heads": "bias per item", "full": "bias full"}[value])
+
+    def flops(self):
+        """Useful operations: those of pairs that are not masked; causal counts as half."""
+        lengths = self.lengths or (self.n_k,) * self.batch
+        n_q = self.lengths or (self.n_q,) * self.batch
+        pairs = sum(map(self.pairs, n_q, lengths))
+        return 2 * (self.dim + self.dim_v) * self.heads * pairs * (
+            2.5 if self.which == "backward" else 1)
+
+    def pairs(self, n_q, n_k):
+        if 0 < self.window < n_k:
+            return self.window * (self.window + 1) / 2 + (n_k - self.window) * self.window
+        return n_q * n_k * (0.5 if self.causal else 1)
+
+    def kv_bytes(self):
+        size = 4 if self.dtype == "fp32" else 2
+        return self.batch * self.heads_kv * self.n_k * (self.dim + self.dim_v) * size
+
+    def bias_shape(self):
+        return (1 if self.bias == "batch" else self.batch,
+                1 if self.bias == "heads" else self.heads, self.n_q, self.n_k)
+
+
+def short(n):
+    return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n)
+
+
+def batch_of(n):
+    return max(1, round(TOKENS / n))
+
+
+def shaped(batch, heads, n, dim, causal, heads_kv=None, dim_v=None, **more):
+    return Cell(batch, heads, heads_kv or heads, n, n, dim, dim_v or dim, causal, **more)
+
+
+def usual(dim, n, causal, **more):
+    return shaped(batch_of(n), HIDDEN // dim, n, dim, causal, **more)
+
+
+KINDS = (True, False)  # causal, full
+
+
+# ---- the sets; within each the cells that say most come first ------------------------------------
+
+
+def main_cells(dtype, which="forward"):
+    for n, dim, causal in itertools.product((16384, 4096, 1024), (128, 64, 256), KINDS):
+        yield usual(dim, n, causal, dtype=dtype, which=which)
+
+
+def extra_cells(dtype):
+    """Other head dims, lengths, heads and types."""
+    for causal in KINDS:
+        yield shaped(4, 10, 4096, 192, causal, dim_v=128, dtype=dtype)
+        for dim in (80, 96, 192):
+            yield usual(dim, 4096, causal, dtype=dtype)
+        yield shaped(4, 32, 4096, 128, causal, heads_kv=8, dtype=dtype)
+        yield shaped(4, 32, 4096, 128, causal, heads_kv=1, dtype=dtype)
+        yield shaped(1, 4, 16384, 128, causal, dtype=dtype)
+        yield shaped(256, 32, 128, 64, causal, dtype=dtype)
+        yield shaped(256, 32, 128, 128, causal, dtype=dtype)
+        for n in (4097, 1000):
+            yield usual(128, n, causal, dtype=dtype)
+        for dim in (128, 64):
+            yield usual(dim, 4096, causal, dtype="fp16")
+    for n, dim, causal in itertools.product((32768, 8192, 2048, 512), (128, 64), KINDS):
+        yield usual(dim, n, causal, dtype=dtype)
+    yield usual(256, 4096, False, dtype=dtype)
+    for dim in (512, 320):  # no other library serves these but by slow paths
+        yield usual(dim, 4096, False, dtype=dtype, like=usual(256, 4096, False, dtype=dtype).name)
+
+
+def log_uniform_lengths(total, shortest, longest, seed):
+    """Lengths drawn log-uniformly, the last one cut so that they add up to the total."""
+    draw, lengths = random.Random(seed), []
+    while sum(lengths) < total:
+        n = round(math.exp(draw.uniform(math.log(shortest), math.log(longest))))
+        lengths.append(min(n, total - sum(lengths)))
+    return tuple(lengths)
+
+
+def option_cells(dtype):
+    """Each option, after the plain cell that it is held against."""
+    def plain(n, causal):
+        return usual(128, n, causal, dtype=dtype)
+
+    def with_option(n, causal, **option):
+        return dataclasses.replace(plain(n, causal), like=plain(n, causal).name, **option)
+
+    lengths = log_uniform_lengths(2 * TOKENS, 32, 8192, seed=2)
+    total = sum(lengths)
+    yield plain(16384, True)
+    yield with_option(16384, True, window=WINDOW)
+    yield plain(4096, True)
+    yield with_option(4096, True, softcap=SOFTCAP)
+    yield with_option(4096, True, alibi=True)
+    yield with_option(4096, True, sinks=True)
+    yield with_option(4096, True, dropout=DROPOUT)
+    yield with_option(4096, True, lengths=lengths, batch=1, n_q=total, n_k=total)
+    yield plain(4096, False)
+    for bias in ("batch", "heads", "full"):
+        yield with_option(4096, False, bias=bias)
+
+
+DECODE = ((1, 32, 8, 8192, 128), (1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128),
+          (64, 32, 8, 8192, 128), (16, 32, 32, 8192, 128), (128, 64, 8, 2048, 128),
+          (16, 16, 2, 16384, 256), (16, 32, 8, 16384, 64))  # batch, heads, heads_kv, n_k, dim
+DECODE_CPU = ((1, 32, 32, 8192, 128), (1, 32, 8, 8192, 128), (4, 8, 8, 2048, 64))
+
+
+def decode_cells(dtype, shapes=DECODE):
+    for batch, heads, heads_kv, n_k, dim in shapes:
+        yield Cell(batch, heads, heads_kv, 1, n_k, dim, dim, False, "decode", dtype)
+
+
+def host_cells(dtype):
+    yield shaped(1, 2, 128, 64, False, which="host", dtype=dtype)
+
+
+def small_cells(dtype, which="forward"):
+    """The main set for a CPU."""
+    for n, dim, causal in itertools.product((1024, 256), (64, 128), KINDS):
+        yield shaped(TOKENS_CPU // n, HIDDEN_CPU // dim, n, dim, causal, dtype=dtype, which=which)
+
+
+def small_options(dtype):
+    """The options for a CPU, small enough for every backend there."""
+    for more in (dict(window=64), dict(softcap=SOFTCAP), dict(alibi=True), dict(sinks=True),
+                 dict(dropout=DROPOUT), dict(bias="batch", causal=False),
+                 dict(bias="heads", causal=False), dict(bias="full", causal=False),
+                 dict(lengths=(32, 300, 180), batch=1, n_q=512, n_k=512)):
+        yield dataclasses.replace(shaped(2, 4, 256, 64, True, dtype=dtype), **more)
+
+
+CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
+             "backward": lambda dtype: main_cells(dtype, "backward"), "decode": decode_cells,
+             "host": host_cells}
+CPU_SETS = {"main": small_cells, "options": small_options,
+            "backward": lambda dtype: small_cells(dtype, "backward"),
+            "decode": lambda dtype: decode_cells(dtype, DECODE_CPU), "host": host_cells}
+
+
+def cells_of(name, device, dtype):
+    return list((CUDA_SETS if device == "cuda" else CPU_SETS)[name](dtype))

@@ -1,0 +1,443 @@
+"""Who stands beside whom in bench/peers.py: ours and the other libraries, a class each.
+
+Each gives, for a cell, a function without arguments that returns what the cell computes: (out,) or
+(out, lse), or (dq, dk, dv). `layout` says in which order of axes it takes its tensors, `takes`
+which options, `clock` how it can be timed.
+"""
+
+import contextlib
+import ctypes as C
+import functools
+import importlib
+import math
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import torch
+import torch.nn.functional as F
+
+import flashattn_ctypes as fa
+from peers_exact import OFFSET, SEED
+
+ALL_OPTIONS = ("packed", "dim_v", "window", "softcap", "alibi", "sinks", "bias", "dropout")
+
+
+class Missing(Exception):
+    """A library is not here; the text says why."""
+
+
+class Backend:
+    layout = "bshd"
+    clock = "events"
+    takes = ()
+
+    def __init__(self, name):
+        self.name = name
+
+    def lacks(self, cell):
+        return [option for option in cell.options if option not in self.takes]
+
+    def prepared(self, cell, inputs):
+        """A function of q, k, v, with what is made once and not in each call."""
+        return lambda q, k, v: self.attend(q, k, v, cell, inputs)
+
+    def function(self, cell, inputs):
+        tensors, attend = getattr(inputs, self.layout), self.prepared(cell, inputs)
+        if cell.which == "backward":
+            return self.gradient(attend, tensors, inputs.dout)
+        return lambda: self.results(attend(*tensors))
+
+    def results(self, out):
+        out = out[0] if isinstance(out, tuple) else out
+        return (out if self.layout == "bshd" else out.transpose(1, 2),)
+
+    def gradient(self, attend, tensors, dout):
+        """Autograd's, of an output that was computed before."""
+        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        with torch.enable_grad():
+            out, = self.results(attend(*leaves))
+        if not out.requires_grad:
+            raise RuntimeError(f"{self.name} has no backward")
+
+        def backward():
+            found = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+            return [x if self.layout == "bshd" else x.transpose(1, 2) for x in found]
+
+        return backward
+
+    def describe(self, cell, inputs):
+        return None
+
+    def context(self):
+        """Around all calls; entering it is no part of what is timed."""
+        return contextlib.nullcontext()
+
+
+# ---- Ours ----------------------------------------------------------------------------------------
+
+
+class Ours(Backend):
+    """Through the C library. A family of kernels can be forced: by FA_CUDA_KERNEL, which stands
+    around the calls, and in a copy of the library, which may ask for it only once."""
+
+    takes = ALL_OPTIONS
+
+    def __init__(self, name, path, device, family=None):
+        super().__init__(name)
+        if not path.exists():
+            raise Missing(f"there is no {path}: build the library (make)")
+        self.device, self.family = device, family
+        self.library = fa.Library(copied(path) if family else path)
+
+    @contextlib.contextmanager
+    def context(self):
+        before = os.environ.pop("FA_CUDA_KERNEL", None)
+        if self.family:
+            os.environ["FA_CUDA_KERNEL"] = self.family
+        try:
+            yield
+        finally:
+            os.environ.pop("FA_CUDA_KERNEL", None)
+            if before is not None:
+                os.environ["FA_CUDA_KERNEL"] = before
+
+    def options(self, cell, inputs):
+        """The struct, and what its pointers need to stay alive."""
+        given = {"causal": cell.causal, "softcap": cell.softcap}
+        if cell.window:
+            given["window_left"] = cell.window - 1
+        if cell.dropout:
+            given |= {"dropout_p": cell.dropout, "dropout_seed": SEED, "dropout_offset": OFFSET}
+        if cell.lengths:
+            given |= {"num_sequences": len(cell.lengths), "max_seqlen_q": max(cell.lengths),
+                      "max_seqlen_k": max(cell.lengths), "cu_seqlens_q": inputs.starts,
+                      "cu_seqlens_k": inputs.starts}
+        tensors = {"alibi_slopes": inputs.slopes, "sinks": inputs.sinks, "bias": inputs.bias}
+        given |= {name: x for name, x in tensors.items() if x is not None}
+        return fa.options_of(**given)
+
+    def workspace(self, o, which, views):
+        size = C.c_size_t()
+        self.library.call("fa_workspace_size", which, *map(C.byref, views), C.byref(o),
+                          C.byref(size))
+        memory = torch.empty(max(size.value, 1), dtype=torch.uint8, device=self.device)
+        o.workspace, o.workspace_size = memory.data_ptr(), size.value
+        return memory
+
+    def call(self, which, o, arguments):
+        if self.device == "cuda":  # another stream while a graph is captured
+            o.stream = torch.cuda.current_stream().cuda_stream
+        self.library.call(which, *arguments)
+
+    def function(self, cell, inputs):
+        q, k, v = inputs.bshd
+        out = torch.full((*q.shape[:3], cell.dim_v), math.nan, dtype=q.dtype, device=q.device)
+        lse = torch.full((cell.batch, cell.heads, cell.n_q), math.nan, device=q.device)
+        views = [fa.of_torch(x) for x in (q, k, v, out)]
+        o, keep = self.options(cell, inputs)
+        memory = self.workspace(o, fa.FORWARD, views)
+        arguments = [*map(C.byref, views), C.c_void_p(lse.data_ptr()), C.byref(o)]
+
+        def forward(keep=(memory, keep)):
+            self.call("fa_forward", o, arguments)
+            return out, lse
+
+        if cell.which != "backward":
+            return forward
+        forward()
+        return self.gradient_of(cell, inputs, views, (out, lse))
+
+    def gradient_of(self, cell, inputs, views, forward):
+        results = [torch.full_like(x, math.nan) for x in inputs.bshd]
+        g, (o, keep) = fa.Gradients(), self.options(cell, inputs)
+        g.size, g.dout = C.sizeof(g), fa.of_torch(inputs.dout)
+        g.dq, g.dk, g.dv = map(fa.of_torch, results)
+        memory = self.workspace(o, fa.BACKWARD, views)
+        arguments = [*map(C.byref, views), C.c_void_p(forward[1].data_ptr()), C.byref(g),
+                     C.byref(o)]
+
+        def backward(keep=(forward, memory, keep)):
+            self.call("fa_backward", o, arguments)
+            return results
+
+        return backward
+
+    def describe(self, cell, inputs):
+        q, k, v = inputs.bshd
+        out = torch.empty((*q.shape[:3], cell.dim_v), dtype=q.dtype, device=q.device)
+        o, keep = self.options(cell, inputs)
+        which = fa.BACKWARD if cell.which == "backward" else fa.FORWARD
+        text = self.library.describe(which, *map(fa.of_torch, (q, k, v, out)), o)
+        if self.family and self.family not in text:
+            raise RuntimeError(f"FA_CUDA_KERNEL={self.family} gave {text}")
+        return text
+
+
+def copied(path):
+    """A copy of a library that the loader takes for another one."""
+    folder = tempfile.mkdtemp(prefix="flashattn-")
+    return shutil.copy(path, pathlib.Path(folder) / path.name)
+
+
+class Package(Backend):
+    """Ours through the Python package."""
+
+    def __init__(self, folder):
+        super().__init__("package")
+        if folder:
+            sys.path.insert(0, str(folder))
+        self.module = importlib.import_module("flashattn")
+
+    def attend(self, q, k, v, cell, inputs):
+        return self.module.attention(q, k, v, causal=cell.causal)
+
+    def describe(self, cell, inputs):
+        which = "backward" if cell.which == "backward" else "forward"
+        return self.module.describe(*inputs.bshd, which=which, causal=cell.causal)
+
+
+# ---- PyTorch -------------------------------------------------------------------------------------
+
+
+class Sdpa(Backend):
+    """scaled_dot_product_attention by one of its backends."""
+
+    layout = "bhsd"
+
+    def __init__(self, name, backend, takes=()):
+        super().__init__(name)
+        self.takes = takes
+        self.backends = [getattr(torch.nn.attention.SDPBackend, backend)]
+
+    def attend(self, q, k, v, cell, inputs):
+        # One query sees all keys; PyTorch would align its causal mask to the first one.
+        causal = cell.causal and cell.n_q > 1
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=inputs.bias, is_causal=causal, dropout_p=cell.dropout,
+            enable_gqa=cell.heads != cell.heads_kv)
+
+    def context(self):
+        return torch.nn.attention.sdpa_kernel(self.backends)
+
+
+class Fa2(Sdpa):
+    """FlashAttention-2 as PyTorch holds it; what its own options need goes to its operator."""
+
+    def __init__(self):
+        super().__init__("fa2", "FLASH_ATTENTION", ("packed", "window", "alibi", "dropout"))
+
+    def attend(self, q, k, v, cell, inputs):
+        if not set(cell.options) - {"dropout"}:
+            return super().attend(q, k, v, cell, inputs)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if cell.lengths:
+            q, k, v = (x[0] for x in (q, k, v))
+        longest = max(cell.lengths, default=cell.n_k)
+        window = {"window_size_left": cell.window - 1, "window_size_right": 0}
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, inputs.starts, inputs.starts, longest, longest, cell.dropout, cell.causal,
+            False, alibi_slopes=inputs.slopes, **(window if cell.window else {}))[0]
+        return (out[None] if cell.lengths else out).transpose(1, 2)
+
+
+class Flex(Backend):
+    """FlexAttention, compiled. A sink is applied to its result by its log-sum-exp."""
+
+    layout = "bhsd"
+    takes = ("packed", "window", "softcap", "alibi", "sinks", "bias")
+
+    def __init__(self):
+        super().__init__("flex")
+        self.flex = importlib.import_module("torch.nn.attention.flex_attention")
+        # A graph for each shape; more of them than allowed would run uncompiled in silence.
+        for name in ("recompile_limit", "cache_size_limit"):
+            if hasattr(torch._dynamo.config, name):
+                setattr(torch._dynamo.config, name, 1000)
+        self.compiled = torch.compile(self.whole, dynamic=False, fullgraph=True)
+
+    def whole(self, q, k, v, score_mod, block_mask, sinks, enable_gqa):
+        if sinks is None:
+            return self.flex.flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask,
+                                            enable_gqa=enable_gqa)
+        out, lse = self.flex.flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask,
+                                            enable_gqa=enable_gqa, return_lse=True)
+        return out * torch.sigmoid(lse - sinks[:, None])[..., None].to(out.dtype)
+
+    def prepared(self, cell, inputs):
+        score_mod, block_mask = self.score(cell, inputs), self.mask(cell, inputs)
+        group = cell.heads != cell.heads_kv
+        return lambda q, k, v: self.compiled(q, k, v, score_mod, block_mask, inputs.sinks, group)
+
+    def mask(self, cell, inputs):
+        """A block mask of what a query may see; None: everything."""
+        if not cell.causal and not cell.lengths:
+            return None
+        window, sequence = cell.window, None
+        if cell.lengths:
+            steps = torch.arange(cell.n_q, device=inputs.device, dtype=torch.int32)
+            sequence = torch.searchsorted(inputs.starts[1:], steps, right=True)
+
+        def may_see(b, h, i, j):
+            sees = i >= j if cell.causal else i >= 0
+            sees = sees & (i - j < window) if window else sees
+            return sees & (sequence[i] == sequence[j]) if cell.lengths else sees
+
+        return self.flex.create_block_mask(may_see, None, None, cell.n_q, cell.n_k,
+                                           device=inputs.device)
+
+    def score(self, cell, inputs):
+        """A score_mod; None: none."""
+        if cell.softcap:
+            return lambda x, b, h, i, j: cell.softcap * torch.tanh(x / cell.softcap)
+        if cell.alibi:
+            slopes = inputs.slopes
+            return lambda x, b, h, i, j: x - slopes[h] * (i - j).abs()
+        if not cell.bias:
+            return None
+        bias, one_item, one_head = inputs.bias, cell.bias == "batch", cell.bias == "heads"
+        if one_item:
+            return lambda x, b, h, i, j: x + bias[0, h, i, j]
+        return lambda x, b, h, i, j: x + (bias[b, 0, i, j] if one_head else bias[b, h, i, j])
+
+
+# ---- FlashAttention-3 and -4, JAX ----------------------------------------------------------------
+
+
+class Fa3(Backend):
+    """FlashAttention-3's forward for packed sequences, as vLLM builds it (0.22.1)."""
+
+    takes = ("packed", "dim_v", "window", "softcap", "sinks")
+
+    def __init__(self, path):
+        super().__init__("fa3")
+        if not path:
+            raise Missing("no --fa3")
+        torch.ops.load_library(str(path))
+        self.operator = torch.ops._vllm_fa3_C.fwd.default
+        self.absent = {argument.name: None for argument in self.operator._schema.arguments}
+
+    @functools.lru_cache(None)
+    def equal_starts(self, batch, n, device):
+        return torch.arange(0, (batch + 1) * n, n, dtype=torch.int32, device=device)
+
+    def starts(self, cell, inputs):
+        if cell.lengths:
+            return inputs.starts, inputs.starts
+        return (self.equal_starts(cell.batch, cell.n_q, inputs.device),
+                self.equal_starts(cell.batch, cell.n_k, inputs.device))
+
+    def attend(self, q, k, v, cell, inputs):
+        if q.requires_grad:
+            raise RuntimeError("this build of FlashAttention-3 has no backward")
+        starts_q, starts_k = self.starts(cell, inputs)
+        arguments = dict(
+            q=q.flatten(0, 1), k=k.flatten(0, 1), v=v.flatten(0, 1),
+            cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
+            max_seqlen_q=max(cell.lengths, default=cell.n_q),
+            max_seqlen_k=max(cell.lengths, default=cell.n_k),
+            softmax_scale=cell.dim ** -0.5, is_causal=cell.causal, softcap=cell.softcap,
+            window_size_left=cell.window - 1, window_size_right=0 if cell.window else -1,
+            s_aux=inputs.typed_sinks, num_splits=0, sm_margin=0, is_rotary_interleaved=False,
+            cp_world_size=1, cp_rank=0)
+        out = self.operator(**{**self.absent, **arguments})[0]
+        return out.view(*q.shape[:3], cell.dim_v)
+
+
+class Fa4(Backend):
+    """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel when it first needs one."""
+
+    takes = ("packed", "dim_v", "window", "softcap", "alibi", "sinks")
+
+    def __init__(self):
+        super().__init__("fa4")
+        self.module = importlib.import_module("flash_attn.cute")
+
+    def attend(self, q, k, v, cell, inputs):
+        options = {"causal": cell.causal, "softcap": cell.softcap}
+        if cell.window:
+            options["window_size"] = (cell.window - 1, 0)
+        if cell.sinks:
+            options["learnable_sink"] = inputs.typed_sinks
+        if cell.alibi:
+            options["score_mod"] = alibi_for_fa4(cell.heads)
+        if not cell.lengths:
+            return self.module.flash_attn_func(q, k, v, **options)
+        out = self.module.flash_attn_varlen_func(
+            q[0], k[0], v[0], cu_seqlens_q=inputs.starts, cu_seqlens_k=inputs.starts,
+            max_seqlen_q=max(cell.lengths), max_seqlen_k=max(cell.lengths), **options)
+        return (out[0] if isinstance(out, tuple) else out)[None]
+
+
+@functools.lru_cache(None)
+def alibi_for_fa4(heads):
+    """ALiBi with the usual slopes under a causal mask, where no key is ahead of its query."""
+    import cutlass
+    import cutlass.cute as cute
+    step = -8.0 / heads
+
+    @cute.jit
+    def score_mod(score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
+        slope = cute.math.exp2((head + 1).to(cutlass.Float32) * step)
+        return score - slope * (q_idx - kv_idx).to(cutlass.Float32)
+
+    return score_mod
+
+
+class Jax(Backend):
+    """jax.nn.dot_product_attention; cuDNN's on a GPU, XLA's own on the CPU."""
+
+    clock = "wall"
+
+    def __init__(self, device):
+        super().__init__("jax")
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # others need memory, too
+        self.jax = importlib.import_module("jax")
+        self.implementation = "cudnn" if device == "cuda" else "xla"
+        if device == "cuda" and self.jax.default_backend() != "gpu":
+            raise Missing("JAX finds no GPU")
+
+    @functools.lru_cache(None)
+    def compiled(self, causal):
+        attend = functools.partial(self.jax.nn.dot_product_attention, is_causal=causal,
+                                   implementation=self.implementation)
+        return self.jax.jit(attend), self.jax.jit(lambda pull, dout: pull(dout))
+
+    def function(self, cell, inputs):
+        q, k, v = map(self.jax.dlpack.from_dlpack, inputs.bshd)
+        forward, backward = self.compiled(cell.causal)
+        if cell.which != "backward":
+            return lambda: (forward(q, k, v),)
+        _, pull = self.jax.vjp(forward, q, k, v)
+        dout = self.jax.dlpack.from_dlpack(inputs.dout)
+        return lambda: backward(pull, dout)
+
+
+# ---- All of them ---------------------------------------------------------------------------------
+
+
+def table(args):
+    """Name -> (devices, how to make it). The order is that of the report."""
+    cuda, both = ("cuda",), ("cuda", "cpu")
+    return {
+        "flashattn": (both, lambda: Ours("flashattn", args.library, args.device)),
+        "flashattn-sm80": (cuda, lambda: Ours("flashattn-sm80", args.library, "cuda", "sm80")),
+        "package": (both, lambda: Package(args.package)),
+        "fa2": (cuda, Fa2),
+        "cudnn": (cuda, lambda: Sdpa("cudnn", "CUDNN_ATTENTION", ("dim_v", "bias", "dropout"))),
+        "fa3": (cuda, lambda: Fa3(args.fa3)),
+        "fa4": (cuda, Fa4),
+        "flex": (both, Flex),
+        "efficient": (cuda, lambda: Sdpa("efficient", "EFFICIENT_ATTENTION",
+                                         ("dim_v", "bias", "dropout"))),
+        "sdpa-flash": (("cpu",), lambda: Sdpa("sdpa-flash", "FLASH_ATTENTION", ("bias",))),
+        "jax": (both, lambda: Jax(args.device)),
+        "math": (both, lambda: Sdpa("math", "MATH", ("dim_v", "bias"))),
+    }
+
+
+NAMES = ("flashattn", "flashattn-sm80", "package", "fa2", "cudnn", "fa3", "fa4", "flex",
+         "efficient", "sdpa-flash", "jax", "math")
+OWN = ("flashattn", "flashattn-sm80", "package")

@@ -1,0 +1,151 @@
+"""Tables of docs/performance.md from results of peers.py on a GPU."""
+
+import math
+import statistics
+
+NOT_YET = "Not measured yet.\n"
+OWN = ("flashattn", "flashattn-sm80", "package")  # not peers
+TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex": "FlexAttention",
+          "flashattn-sm80": "flashattn, Ampere kernels"}
+SM80_BAR, OPTION_BAR, ERROR_MARGIN = 1.05, 0.85, 1.05
+CHARTS = {"forward": "TFLOP/s by sequence length, each library",
+          "forward-ratio": "flashattn's rate over the best of the other libraries, each cell"}
+
+
+def mark(fine):
+    return "✓" if fine else "✗"
+
+
+def median_ms(cell, name):
+    row = cell["results"].get(name, {})
+    return row["median_ms"] if row.get("state") == "measured" else None
+
+
+def number(value):
+    text = f"{value:.3g}"
+    return f"{value:.0f}" if "e" in text else text
+
+
+def figure(cell, name):
+    row = cell["results"].get(name, {})
+    if row.get("state") != "measured":
+        return "-"
+    for key in ("tflops", "gb_s", "us"):
+        if key in row:
+            return number(row[key])
+
+
+def geometric(ratios):
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def order_of(cell):
+    return cell["dim"], cell["causal"], cell["n_k"]
+
+
+def names_of(result):
+    """Everyone who was measured, in the order of the results."""
+    cells = result["cells"]
+    return [name for name in cells[0]["results"] if any(median_ms(c, name) for c in cells)]
+
+
+def heading(result):
+    machine, versions = result["machine"], result["versions"]
+    fa4 = versions.get("flash-attn-4")
+    others = f", FlashAttention-4 {fa4}" if fa4 else ""
+    return (f"{machine['device']}, PyTorch {versions['torch']}{others}, {result['date']}. ")
+
+
+def unit_of(result):
+    row = next(iter(r for c in result["cells"] for r in c["results"].values() if "median_ms" in r))
+    return "TFLOP/s" if "tflops" in row else "GB/s" if "gb_s" in row else "µs a call"
+
+
+def ratios_line(what, pairs, bar):
+    """pairs: (cell, ratio)"""
+    if not pairs:
+        return ""
+    below = [name for name, ratio in pairs if ratio < bar]
+    mean = geometric([ratio for _, ratio in pairs])
+    least = min(pairs, key=lambda pair: pair[1])
+    return (f"{what}: {mean:.3f} in the geometric mean of {len(pairs)} cells, at least "
+            f"{least[1]:.3f} ({least[0]}); below {bar:g} in {len(below)}. ")
+
+
+def plain_ratio(cells, cell):
+    """Ours per useful operation, as a share of ours in the plain cell; None: there is none."""
+    plain = next((c for c in cells if c["name"] == cell["like"]), None)
+    if not plain or not median_ms(cell, "flashattn") or not median_ms(plain, "flashattn"):
+        return None
+    rates = [c["flops"] / median_ms(c, "flashattn") for c in (cell, plain)]
+    return rates[0] / rates[1]
+
+
+def error_text(cell):
+    """Ours, and how many times the most exact peer's."""
+    error = cell["results"].get("flashattn", {}).get("error")
+    if not error:
+        return "-"
+    ratio = cell["error_ratio"]
+    text = f"{error['norm']:.1e}"
+    return text if ratio is None else f"{text} {mark(ratio <= ERROR_MARGIN)} {ratio:.2f}x"
+
+
+def row_of(cell, cells, names, has_plain, share):
+    ratio = cell["ratio"]
+    parts = [cell["name"], *(figure(cell, name) for name in names)]
+    parts.append(f"{mark(ratio >= 1)} **{ratio:.3f}** ({TITLES.get(cell['best'], cell['best'])})"
+                 if ratio else "-")
+    if has_plain:
+        plain = plain_ratio(cells, cell)
+        parts.append(f"{mark(plain >= OPTION_BAR)} {plain:.2f}" if plain else "")
+    own = cell["results"].get("flashattn", {})
+    parts += [f"{own['share']:.0%}" if "share" in own else "-"] if share else []
+    return "| " + " | ".join([*parts, error_text(cell)]) + " |"
+
+
+def cells_table(result):
+    cells = sorted(result["cells"], key=order_of) if result["set"] != "options" else (
+        result["cells"])
+    names, has_plain = names_of(result), any(c["like"] for c in cells)
+    share = unit_of(result) != "µs a call"
+    titles = ["cell", *(TITLES.get(name, name) for name in names), "to the best peer"]
+    titles += (["to plain"] if has_plain else []) + (["of ceiling"] if share else [])
+    lines = ["| " + " | ".join([*titles, "error"]) + " |",
+             "|---|" + "---:|" * len(titles)]
+    return "\n".join(lines + [row_of(c, cells, names, has_plain, share) for c in cells]) + "\n"
+
+
+def text_above(result):
+    cells, ceiling = result["cells"], result["ceiling"]
+    pairs = [(c["name"], median_ms(c, "fa2"), median_ms(c, "flashattn-sm80")) for c in cells]
+    text = heading(result) + f"{unit_of(result)}, medians of {samples_of(result)} samples"
+    if unit_of(result) == "TFLOP/s":
+        kind = "the tensor cores' rate on random numbers" if ceiling["given"] else (
+            f"a matrix product of size {ceiling['gemm_size']}")
+        text += f"; the ceiling is {kind}, {ceiling['tflops']:.0f}"
+    text += ". " + ratios_line("To the best peer", [(c["name"], c["ratio"]) for c in cells
+                                                    if c["ratio"]], 1.0)
+    text += ratios_line("The kernels for Ampere to FA-2", [(n, a / b) for n, a, b in pairs
+                                                            if a and b], SM80_BAR)
+    if result["left_out"]:
+        text += f"Left out: {', '.join(result['left_out'])}. "
+    return text.rstrip() + "\n\n"
+
+
+def samples_of(result):
+    return max(len(r["samples_ms"]) for c in result["cells"] for r in c["results"].values()
+               if "samples_ms" in r)
+
+
+def charts_text():
+    return "".join(f"![{text}](charts/{name}.png)\n\n" for name, text in CHARTS.items())
+
+
+def peers_table(result, name):
+    """The table of a result's cells, or the pictures made of it; result None: there is none."""
+    if name not in ("cells", "charts"):
+        raise SystemExit(f'tables: results of peers.py have no "{name}"; expected cells, charts')
+    if result is None:
+        return NOT_YET
+    return charts_text() if name == "charts" else text_above(result) + cells_table(result)
