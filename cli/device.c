@@ -70,7 +70,7 @@ bool device_put(void *to, const void *from, size_t bytes)
     return bytes == 0 || fa_cuda_copy_in(to, from, bytes, &fault) || fail(&fault);
 }
 
-static bool get(void *to, const void *from, size_t bytes)
+bool device_get(void *to, const void *from, size_t bytes)
 {
     fa_cuda_fault fault;
     return bytes == 0 || fa_cuda_copy_out(to, from, bytes, &fault) || fail(&fault);
@@ -172,7 +172,7 @@ bool device_copies_out(device_copies *copies)
     if (!device_wait()) return false;
     for (int i = 0; i < copies->count; i++) {
         const device_copy *c = &copies->list[i];
-        if (c->result && !get(c->host, c->device, c->bytes)) return false;
+        if (c->result && !device_get(c->host, c->device, c->bytes)) return false;
     }
     return true;
 }
@@ -190,7 +190,7 @@ void device_copies_free(device_copies *copies)
 
 /* ---- random problems ------------------------------------------------------------------------- */
 
-enum { ALIGNMENT = 256 };
+enum { ALIGNMENT = 256, GUARD = 256, POISON = 0xff };
 
 /* Where each buffer goes: apart from each other, and as aligned as on the host but no better. */
 static size_t place_buffers(const ref_buffers *buffers, size_t offset[REF_MAX_BUFFERS])
@@ -204,29 +204,48 @@ static size_t place_buffers(const ref_buffers *buffers, size_t offset[REF_MAX_BU
     return end;
 }
 
+static void free_memory(device_arena *arena)
+{
+    free(arena->host);
+    free(arena->first);
+    device_delete(arena->device);
+    arena->host = arena->first = arena->device = NULL;
+    arena->bytes = 0;
+}
+
 static bool reserve(device_arena *arena, size_t bytes)
 {
     if (bytes <= arena->bytes) return true;
-    device_arena_free(arena);
+    free_memory(arena);
     arena->bytes = 2 * bytes > (size_t)1 << 26 ? 2 * bytes : (size_t)1 << 26;
     arena->host = malloc(arena->bytes);
+    arena->first = malloc(arena->bytes);
     arena->device = device_new(arena->bytes);
-    if (!arena->host) cli_error("out of memory for %zu bytes", arena->bytes);
-    return arena->host && arena->device;
+    if (!arena->host || !arena->first) cli_error("out of memory for %zu bytes", arena->bytes);
+    return arena->host && arena->first && arena->device;
+}
+
+bool device_arena_new(device_arena *arena, int worker)
+{
+    fa_cuda_fault fault;
+    *arena = (device_arena){0};
+    return (fa_cuda_use_device(worker % fa_cuda_device_count(), &fault) &&
+            fa_cuda_stream_new(&arena->stream, &fault)) ||
+           fail(&fault);
 }
 
 void device_arena_free(device_arena *arena)
 {
-    free(arena->host);
-    device_delete(arena->device);
-    *arena = (device_arena){NULL, NULL, 0};
+    free_memory(arena);
+    fa_cuda_stream_free(arena->stream);
+    arena->stream = NULL;
 }
 
-/* One problem in the arena. */
+/* One problem in the arena: its buffers, then a workspace between guard bands. */
 typedef struct moved {
     const device_arena *arena;
     const ref_buffers *buffers;
-    size_t offset[REF_MAX_BUFFERS], end;
+    size_t offset[REF_MAX_BUFFERS], workspace, workspace_bytes, end;
 } moved;
 
 /* A host pointer becomes the device's. */
@@ -251,30 +270,103 @@ static void translate_options(const moved *m, fa_options *o)
 
 static bool move_in(const moved *m)
 {
+    fa_cuda_fault fault;
+    const device_arena *a = m->arena;
+    memset(a->host + m->workspace - GUARD, POISON, m->workspace_bytes + 2 * GUARD);
     for (int i = 0; i < m->buffers->count; i++) {
         const ref_buffer *b = &m->buffers->list[i];
-        memcpy(m->arena->host + m->offset[i], b->base, b->reserved);
+        memcpy(a->host + m->offset[i], b->base, b->reserved);
     }
-    return device_put(m->arena->device, m->arena->host, m->end);
+    return fa_cuda_queue_copy_in(a->device, a->host, m->end, a->stream, &fault) || fail(&fault);
 }
 
 static bool move_out(const moved *m)
 {
-    if (!device_wait() || !get(m->arena->host, m->arena->device, m->end)) return false;
+    fa_cuda_fault fault;
+    const device_arena *a = m->arena;
+    return (fa_cuda_queue_copy_out(a->host, a->device, m->end, a->stream, &fault) &&
+            fa_cuda_stream_wait(a->stream, &fault)) ||
+           fail(&fault);
+}
+
+static void hand_back(const moved *m)
+{
     for (int i = 0; i < m->buffers->count; i++) {
         const ref_buffer *b = &m->buffers->list[i];
         memcpy(b->base, m->arena->host + m->offset[i], b->reserved);
     }
+}
+
+static bool is_poison(const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)p[i] != POISON) return false;
     return true;
+}
+
+/* False if something is wrong with what two runs left; message says what. */
+static bool compare_runs(const moved *m, char *message, size_t size)
+{
+    const char *workspace = m->arena->host + m->workspace;
+    message[0] = 0;
+    for (int i = 0; i < m->buffers->count && !message[0]; i++) {
+        const ref_buffer *b = &m->buffers->list[i];
+        const char *x = m->arena->first + m->offset[i], *y = m->arena->host + m->offset[i];
+        size_t at = 0;
+        if (memcmp(x, y, b->reserved) == 0) continue;
+        while (x[at] == y[at]) at++;
+        snprintf(message, size, "a second run left other bits in %s, from byte %zd on", b->name,
+                 (ssize_t)(at - (size_t)(b->data - b->base)));
+    }
+    if (!is_poison(workspace - GUARD, GUARD))
+        snprintf(message, size, "memory in front of the workspace was written");
+    if (!is_poison(workspace + m->workspace_bytes, GUARD))
+        snprintf(message, size, "memory behind the workspace was written");
+    return !message[0];
+}
+
+static void translate_gradients(const moved *m, fa_gradients *g)
+{
+    void *places[] = {&g->dout.data, &g->dlse,       &g->dq.data, &g->dk.data,
+                      &g->dv.data,   &g->dbias.data, &g->dsinks};
+    for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
+}
+
+enum { MOST_PARTS = 16 };
+
+/* The arrays of a call of fa_combine. */
+typedef struct moved_parts {
+    fa_tensor tensors[MOST_PARTS];
+    const float *lse[MOST_PARTS];
+} moved_parts;
+
+static void translate_parts(const moved *m, random_call *c, moved_parts *parts)
+{
+    if (c->num_parts > MOST_PARTS) abort();
+    for (int64_t i = 0; i < c->num_parts; i++) {
+        parts->tensors[i] = c->parts[i];
+        parts->lse[i] = c->part_lse[i];
+        translate(m, &parts->tensors[i].data);
+        translate(m, &parts->lse[i]);
+    }
+    c->parts = parts->tensors;
+    c->part_lse = parts->lse;
 }
 
 static fa_status call_library(const moved *m, const random_call *given)
 {
+    moved_parts parts;
     random_call c = *given;
     fa_tensor bias, mask;
-    void *places[] = {&c.q.data, &c.k.data, &c.v.data, &c.out.data, &c.lse};
+    c.options.stream = m->arena->stream;
+    c.options.workspace = m->workspace_bytes ? m->arena->device + m->workspace : NULL;
+    c.options.workspace_size = m->workspace_bytes;
+    void *places[] = {&c.q.data, &c.k.data, &c.v.data,      &c.out.data,
+                      &c.lse,    &c.rows,   &c.weights.data};
     for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
     translate_options(m, &c.options);
+    translate_gradients(m, &c.gradients);
+    translate_parts(m, &c, &parts);
     if (c.options.bias) {
         bias = *c.options.bias;
         translate(m, &bias.data);
@@ -285,7 +377,40 @@ static fa_status call_library(const moved *m, const random_call *given)
         translate(m, &mask.data);
         c.options.mask = &mask;
     }
-    return (c.decode ? fa_decode : fa_forward)(&c.q, &c.k, &c.v, &c.out, c.lse, &c.options);
+    return random_call_run(&c);
+}
+
+/* Where a workspace of the size that the call asks for goes. */
+static fa_status place_workspace(const random_call *call, moved *m)
+{
+    static const fa_pass passes[] = {FA_PASS_FORWARD, FA_PASS_BACKWARD, FA_PASS_DECODE,
+                                     FA_PASS_WEIGHTS};
+    const bool weights = call->pass == RANDOM_WEIGHTS;
+    m->workspace = (m->end + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    m->workspace_bytes = 0;
+    const fa_status status =
+        call->pass == RANDOM_COMBINE
+            ? FA_OK
+            : fa_workspace_size(passes[call->pass], &call->q, &call->k, weights ? NULL : &call->v,
+                                weights ? NULL : &call->out, &call->options, &m->workspace_bytes);
+    m->end = m->workspace + m->workspace_bytes + GUARD;
+    return status;
+}
+
+/* Both runs; the arena then holds what each of them left. */
+static fa_status run_twice(const moved *m, const random_call *call, char *message, size_t size)
+{
+    for (int run = 0; run < 2; run++) {
+        if (run) memcpy(m->arena->first, m->arena->host, m->end);
+        if (!move_in(m)) return FA_ERROR_DEVICE;
+        const fa_status status = call_library(m, call);
+        if (status != FA_OK) {
+            snprintf(message, size, "%s", fa_last_error());
+            return status;
+        }
+        if (!move_out(m)) return FA_ERROR_DEVICE;
+    }
+    return FA_OK;
 }
 
 fa_status device_attend(void *context, const random_call *call, char *message, size_t size)
@@ -293,15 +418,17 @@ fa_status device_attend(void *context, const random_call *call, char *message, s
     device_arena *arena = context;
     moved m = {.arena = arena, .buffers = call->buffers};
     m.end = place_buffers(m.buffers, m.offset);
-    snprintf(message, size, "the GPU failed");
-    if (!reserve(arena, m.end)) return FA_ERROR_MEMORY;
-    if (!move_in(&m)) return FA_ERROR_DEVICE;
-    fa_status status = call_library(&m, call);
+    fa_status status = place_workspace(call, &m);
     if (status != FA_OK) {
-        snprintf(message, size, "%s", fa_last_error());
+        snprintf(message, size, "fa_workspace_size: %s", fa_last_error());
         return status;
     }
-    return move_out(&m) ? FA_OK : FA_ERROR_DEVICE;
+    snprintf(message, size, "the GPU failed");
+    if (!reserve(arena, m.end)) return FA_ERROR_MEMORY;
+    status = run_twice(&m, call, message, size);
+    if (status != FA_OK) return status;
+    hand_back(&m);
+    return compare_runs(&m, message, size) ? FA_OK : (fa_status)RANDOM_WRONG;
 }
 
 #else
@@ -347,6 +474,12 @@ bool device_put(void *to, const void *from, size_t bytes)
     return false;
 }
 
+bool device_get(void *to, const void *from, size_t bytes)
+{
+    (void)to, (void)from, (void)bytes;
+    return false;
+}
+
 bool device_wait(void) { return false; }
 double device_cache_bytes(void) { return 0; }
 
@@ -364,6 +497,12 @@ fa_status device_attend(void *context, const random_call *call, char *message, s
 {
     (void)context, (void)call, (void)message, (void)size;
     return FA_ERROR_DEVICE;
+}
+
+bool device_arena_new(device_arena *arena, int worker)
+{
+    *arena = (device_arena){0};
+    return worker < 0;
 }
 
 void device_arena_free(device_arena *arena) { arena->bytes = 0; }

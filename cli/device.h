@@ -52,6 +52,7 @@ void device_copies_free(device_copies *copies);
 void *device_new(size_t bytes);
 void device_delete(void *memory);
 bool device_put(void *to, const void *from, size_t bytes);
+bool device_get(void *to, const void *from, size_t bytes);
 bool device_wait(void);
 
 /* Bytes of the second-level cache. */
@@ -69,14 +70,21 @@ bool device_clock_end(device_clock *clock, double *seconds); /* waits */
 /* ---- Random problems ------------------------------------------------------------------------- */
 
 /* One piece of device memory that every problem is moved to in turn, all of its buffers with their
- * guard bands and their alignment, and back. All zeros at first. */
+ * guard bands and their alignment, and back. */
 typedef struct device_arena {
-    char *device, *host;
+    char *device, *host, *first; /* first: what the first of two runs left, on the host */
     size_t bytes;
+    void *stream; /* a stream of its own; NULL: the default one */
 } device_arena;
 
-/* For random_settings.attend; the context is a device_arena. */
-fa_status device_attend(void *context, const random_call *call, char *message, size_t size);
+/* An empty arena for thread number `worker`, with a stream. Makes the context of a GPU current: that
+ * of all GPUs in turn. */
+bool device_arena_new(device_arena *arena, int worker);
 void device_arena_free(device_arena *arena);
+
+/* For random_settings.attend; the context is a device_arena. Each call is made twice, in memory that
+ * is the same before, and must leave the same bits; a workspace lies between guard bands, full of
+ * NaN. */
+fa_status device_attend(void *context, const random_call *call, char *message, size_t size);
 
 #endif

@@ -105,6 +105,7 @@ typedef struct measured {
     int copies;
     float *lse;
     device_clock clock; /* CUDA only */
+    void *workspace;    /* CUDA only */
     fa_options options;
 } measured;
 
@@ -193,6 +194,25 @@ static bool new_backward(measured *m)
            new_random(&m->dv, c, c->n_k, c->heads_kv, c->d_v, 7);
 }
 
+static bool library_fine(fa_status status)
+{
+    if (status != FA_OK) cli_error("%s (%s)", fa_last_error(), fa_status_name(status));
+    return status == FA_OK;
+}
+
+/* Device memory that the library asks for. */
+static bool new_workspace(measured *m)
+{
+    size_t bytes = 0;
+    if (!library_fine(fa_workspace_size(m->c->pass, &m->q.view, &m->k[0].view, &m->v[0].view,
+                                        &m->out.view, &m->options, &bytes)))
+        return false;
+    if (bytes == 0) return true;
+    m->workspace = m->options.workspace = device_new(bytes);
+    m->options.workspace_size = bytes;
+    return m->workspace != NULL;
+}
+
 static bool new_measured(measured *m, const measure_case *c)
 {
     m->c = c;
@@ -209,7 +229,7 @@ static bool new_measured(measured *m, const measure_case *c)
     const size_t bytes = rows ? (size_t)rows * sizeof *m->lse : 1;
     m->lse = on_cuda(c) ? device_new(bytes) : malloc(bytes);
     if (!m->lse) cli_error("out of memory for the log-sum-exps");
-    if (on_cuda(c) && !device_clock_new(&m->clock)) return false;
+    if (on_cuda(c) && (!device_clock_new(&m->clock) || !new_workspace(m))) return false;
     return m->lse && (c->pass != FA_PASS_BACKWARD || new_backward(m));
 }
 
@@ -223,6 +243,7 @@ static void free_measured(measured *m)
     }
     if (on_cuda(m->c)) {
         device_delete(m->lse);
+        device_delete(m->workspace);
         device_clock_free(&m->clock);
     } else {
         free(m->lse);
@@ -245,12 +266,6 @@ static fa_status call(measured *m, fa_pass pass, int turn)
                       .dk = m->dk.view,
                       .dv = m->dv.view};
     return fa_backward(&m->q.view, k, v, &m->out.view, m->lse, &g, &m->options);
-}
-
-static bool library_fine(fa_status status)
-{
-    if (status != FA_OK) cli_error("%s (%s)", fa_last_error(), fa_status_name(status));
-    return status == FA_OK;
 }
 
 /* Warm-up: one call, and more until 50 ms have passed, so that threads and clocks are awake. */

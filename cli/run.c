@@ -160,12 +160,14 @@ typedef struct problem {
     float *lse, *alibi, *sinks, *dsinks;
     fa_device device; /* the one chosen */
     device_copies copies;
+    void *workspace; /* on the GPU */
     fa_options options;
 } problem;
 
 static void free_problem(problem *p)
 {
     device_copies_free(&p->copies);
+    device_delete(p->workspace);
     cli_tensor *tensors[] = {&p->q,    &p->k,  &p->v,  &p->out, &p->bias, &p->mask,
                              &p->dout, &p->dq, &p->dk, &p->dv,  &p->dbias};
     for (int i = 0; i < CLI_COUNT(tensors); i++) cli_tensor_free(tensors[i]);
@@ -529,6 +531,25 @@ static bool new_gradients(const arguments *a, problem *p)
     return !a->dsinks || p->dsinks;
 }
 
+/* What backward reads and writes besides, and its workspace. */
+static bool move_gradients_to_device(problem *p)
+{
+    cli_tensor *outputs[] = {&p->dq, &p->dk, &p->dv, &p->dbias};
+    size_t bytes = 0;
+    if (p->device != FA_DEVICE_CUDA) return true;
+    device_copies_add_tensor(&p->copies, &p->dout, false);
+    for (int i = 0; i < CLI_COUNT(outputs); i++)
+        if (outputs[i]->view.data) device_copies_add_tensor(&p->copies, outputs[i], true);
+    device_copies_add(&p->copies, &p->dsinks, float_bytes(p->q.view.shape[2]), true);
+    if (!library_fine(fa_workspace_size(FA_PASS_BACKWARD, &p->q.view, &p->k.view, &p->v.view,
+                                        &p->out.view, &p->options, &bytes)))
+        return false;
+    if (bytes == 0) return true;
+    p->workspace = p->options.workspace = device_new(bytes);
+    p->options.workspace_size = bytes;
+    return p->workspace != NULL;
+}
+
 static bool backward(problem *p)
 {
     fa_gradients g = {.size = sizeof g,
@@ -538,8 +559,9 @@ static bool backward(problem *p)
                       .dv = p->dv.view,
                       .dbias = p->dbias.view,
                       .dsinks = p->dsinks};
-    return library_fine(
-        fa_backward(&p->q.view, &p->k.view, &p->v.view, &p->out.view, p->lse, &g, &p->options));
+    return library_fine(fa_backward(&p->q.view, &p->k.view, &p->v.view, &p->out.view, p->lse, &g,
+                                    &p->options)) &&
+           (p->device != FA_DEVICE_CUDA || device_wait());
 }
 
 static bool grad(const arguments *a, problem *p, results *r)
@@ -548,9 +570,11 @@ static bool grad(const arguments *a, problem *p, results *r)
         !check_supported(p, FA_PASS_FORWARD) || !check_supported(p, FA_PASS_BACKWARD))
         return false;
     describe(r, FA_PASS_BACKWARD, p);
+    if (!move_gradients_to_device(p) || !move_to_device(p)) return false;
     double begin = cli_seconds();
     if (!forward(p) || !backward(p)) return false;
     r->seconds = cli_seconds() - begin;
+    if (!move_from_device(p)) return false;
     add_lse(r, a->lse, p);
     add_floats(r, "--dsinks", a->dsinks, &p->dsinks, 1, &p->q.view.shape[2]);
     return add_tensor(r, "--out", a->out, &p->out) && add_tensor(r, "--dq", a->dq, &p->dq) &&

@@ -1,23 +1,29 @@
 /*
- * flashattn verify: random problems over the whole option space, each compared with float64.
+ * flashattn verify: random problems over the whole option space, each compared with float64, and
+ * problems made for one class of faults each (verify_classes.c). Several can be computed side by
+ * side, each by a thread of its own.
  */
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "device.h"
 #include "flashattn.h"
 #include "random_problem.h"
+#include "verify.h"
 
-enum { NUM_DTYPES = FA_FLOAT8_E4M3 + 1 };
+enum { NUM_DTYPES = FA_FLOAT8_E4M3 + 1, MOST_JOBS = 64, USUAL_MOST_JOBS = 32 };
 
 typedef struct arguments {
-    int64_t seconds, cases, threads;
+    int64_t seconds, cases, threads, jobs;
     uint64_t seed, single;
-    bool cases_given, seed_given, single_given, json;
-    int device;
+    bool cases_given, seed_given, single_given, class_given, pass_given, json, large, tiles;
+    int device, class, pass;
 } arguments;
 
 /* What was found for one pass in one dtype. */
@@ -30,11 +36,14 @@ typedef struct summary {
     int64_t problems;
     double seconds;
     tally by[RANDOM_NUM_PASSES][NUM_DTYPES];
+    int64_t class_problems; /* of `problems`: those of classes */
 } summary;
 
 static int parse(int argc, char **argv, arguments *a)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
+    static const char *const passes[] = {"forward", "backward", "decode",
+                                         "weights", "combine",  NULL};
     const cli_option options[] = {
         {.name = "--seconds",
          .kind = CLI_INTEGER,
@@ -68,8 +77,14 @@ static int parse(int argc, char **argv, arguments *a)
          .value = &a->device,
          .meta = "NAME",
          .choices = devices,
-         .help = "cpu (default) or cuda, where only forward and decode\n"
-                 "are there; auto is cpu"},
+         .help = "cpu (default) or cuda; auto is cpu"},
+        {.name = "--pass",
+         .kind = CLI_CHOICE,
+         .value = &a->pass,
+         .meta = "NAME",
+         .choices = passes,
+         .given = &a->pass_given,
+         .help = "only forward, backward, decode, weights or combine"},
         {.name = "--threads",
          .kind = CLI_INTEGER,
          .value = &a->threads,
@@ -77,12 +92,40 @@ static int parse(int argc, char **argv, arguments *a)
          .min = 1,
          .max = 1024,
          .help = "threads of each call; default: 1 to 3, drawn"},
+        {.name = "--class",
+         .kind = CLI_CHOICE,
+         .value = &a->class,
+         .meta = "NAME",
+         .choices = verify_class_names,
+         .given = &a->class_given,
+         .help = "problems made for one class of faults, in place of any\n"
+                 "problems: empty, unused, grid, lengths, strides, tails,\n"
+                 "masks, split, invariance, dropout; all: all of these,\n"
+                 "then any (default on cuda); none (default on cpu)"},
+        {.name = "--jobs",
+         .kind = CLI_INTEGER,
+         .value = &a->jobs,
+         .meta = "N",
+         .min = 1,
+         .max = MOST_JOBS,
+         .help = "problems side by side, on cuda each with a stream of its\n"
+                 "own; default: on cuda one for each core, on cpu 1"},
+        {.name = "--tiles",
+         .kind = CLI_FLAG,
+         .value = &a->tiles,
+         .help = "draw what kernels with tensor cores branch on: types of\n"
+                 "16 bits, their head dims, many tiles (always on cuda)"},
+        {.name = "--large",
+         .kind = CLI_FLAG,
+         .value = &a->large,
+         .help = "on cuda: only a few large problems, of more than 2^31\n"
+                 "elements or a million keys; needs up to 30 GiB there"},
         {.name = "--json", .kind = CLI_FLAG, .value = &a->json, .help = "one JSON object per line"},
     };
     const cli_command command = {
         .name = "verify",
-        .usage = "[--seconds N | --cases N | --case N] [--seed N] [--device NAME] [--threads N] "
-                 "[--json]",
+        .usage = "[--seconds N | --cases N | --case N] [--seed N] [--device NAME] [--class NAME] "
+                 "[--pass NAME] [--jobs N] [--threads N] [--tiles] [--large] [--json]",
         .about =
             "Draws random problems over all passes, types and options and compares the results "
             "with\n"
@@ -90,9 +133,10 @@ static int parse(int argc, char **argv, arguments *a)
             "up to 1 is right.",
         .options = options,
         .num_options = CLI_COUNT(options),
-        .notes =
-            "On cuda every buffer of a problem lies between guard bands, which are checked too.\n"
-            "Stops at the first wrong result and prints the command that computes it again.",
+        .notes = "On cuda every buffer of a problem lies between guard bands, which are checked "
+                 "too, and\n"
+                 "a second run must give the same bits.\n"
+                 "Stops at the first wrong result and prints the command that computes it again.",
     };
     return cli_parse(&command, argc, argv);
 }
@@ -169,44 +213,215 @@ static void print_table(const summary *s)
                    random_pass_name((random_pass)pass), fa_dtype_name((fa_dtype)dtype), t->problems,
                    t->worst, t->worst_absolute);
         }
-    printf("%" PRId64 " random problems in %.1f s, all within what rounding allows\n", s->problems,
-           s->seconds);
+    if (s->class_problems > 0) printf("%" PRId64 " problems of classes and ", s->class_problems);
+    printf("%" PRId64 " random problems in %.1f s, all within what rounding allows\n",
+           s->problems - s->class_problems, s->seconds);
 }
 
-static bool goes_on(const arguments *a, const summary *s, double elapsed)
+/* ---- Problems side by side ------------------------------------------------------------------- */
+
+/* Problems of one kind, which all workers take from. */
+typedef struct work {
+    const arguments *a;
+    const verify_class *class; /* NULL: any problems */
+    summary *s;
+    pthread_mutex_t lock; /* of all below, and of the summary */
+    int64_t started, done;
+    double start, shown;
+    bool stopped, failed;
+    int64_t failed_index; /* of the first problem that failed, as far as is known */
+    random_result result; /* that problem's, or that of the only one */
+} work;
+
+typedef struct worker {
+    work *shared;
+    device_arena *arena;
+    random_result result;
+} worker;
+
+static bool goes_on(const work *w)
 {
-    if (a->single_given) return s->problems < 1;
-    if (a->cases_given) return s->problems < a->cases;
-    return s->problems < 1 || elapsed < (double)a->seconds;
+    const arguments *a = w->a;
+    if (w->stopped) return false;
+    if (a->single_given) return w->started < 1;
+    if (w->class && a->class == VERIFY_ALL) return w->started < w->class->problems;
+    if (a->cases_given) return w->started < a->cases;
+    if (w->class) return w->started < w->class->problems;
+    return w->started < 1 || cli_seconds() - w->start < (double)a->seconds;
 }
 
-static int run_problems(const arguments *a, summary *s)
+static bool take(work *w, int64_t *index)
 {
-    static random_result result;
-    device_arena arena = {NULL, NULL, 0};
-    const bool cuda = a->device == FA_DEVICE_CUDA;
-    const random_settings settings = {(fa_device)a->device, (int32_t)a->threads,
-                                      cuda ? device_attend : NULL, &arena};
-    const double start = cli_seconds();
-    double shown = start;
-    while (goes_on(a, s, cli_seconds() - start)) {
-        uint64_t number = a->single_given ? a->single : problem_number(a->seed, s->problems);
-        random_problem_run(number, &settings, &result);
-        if (!result.report.ok) {
-            device_arena_free(&arena);
-            return report_failure(a, &result);
-        }
-        count(s, &result);
-        double now = cli_seconds();
-        if (now - shown < 0.2) continue;
-        shown = now;
-        cli_progress("%" PRId64 " problems, %.0f s", s->problems, now - start);
+    pthread_mutex_lock(&w->lock);
+    const bool more = goes_on(w);
+    if (more) *index = w->started++;
+    pthread_mutex_unlock(&w->lock);
+    return more;
+}
+
+static void show_progress(work *w)
+{
+    const double now = cli_seconds();
+    if (now - w->shown < 0.2) return;
+    w->shown = now;
+    cli_progress("%s%s%" PRId64 " problems, %.0f s", w->class ? w->class->name : "",
+                 w->class ? ": " : "", w->done, now - w->start);
+}
+
+static void hand_in(work *w, int64_t index, const random_result *result)
+{
+    pthread_mutex_lock(&w->lock);
+    if (result->report.ok) {
+        w->done++;
+        count(w->s, result);
+        show_progress(w);
+        if (w->a->single_given) w->result = *result;
+    } else if (!w->failed || index < w->failed_index) {
+        w->stopped = w->failed = true;
+        w->failed_index = index;
+        w->result = *result;
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+static uint64_t number_of(const work *w, int64_t index)
+{
+    if (w->a->single_given) return w->a->single;
+    return w->class && w->class->in_turn ? (uint64_t)index : problem_number(w->a->seed, index);
+}
+
+static void run_worker(worker *mine)
+{
+    work *w = mine->shared;
+    const random_settings settings = {
+        .device = (fa_device)w->a->device,
+        .threads = (int32_t)w->a->threads,
+        .tiles = w->a->device == FA_DEVICE_CUDA || w->a->tiles,
+        .focus = w->class ? w->class->focus : RANDOM_ANYTHING,
+        .focus_name = w->class ? w->class->name : NULL,
+        .one_pass = w->a->pass_given,
+        .pass = (random_pass)w->a->pass,
+        .all_passes = true,
+        .attend = w->a->device == FA_DEVICE_CUDA ? device_attend : NULL,
+        .context = mine->arena,
+    };
+    int64_t index;
+    while (take(w, &index)) {
+        random_problem_run(number_of(w, index), &settings, &mine->result);
+        hand_in(w, index, &mine->result);
+    }
+}
+
+static void stop(work *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->stopped = true;
+    pthread_mutex_unlock(&w->lock);
+}
+
+typedef struct hired {
+    work *shared;
+    int index;
+    bool fine;
+} hired;
+
+static void *work_here(void *argument)
+{
+    hired *h = argument;
+    device_arena arena = {0};
+    worker *mine = malloc(sizeof *mine);
+    const bool cuda = h->shared->a->device == FA_DEVICE_CUDA;
+    h->fine = mine && (!cuda || device_arena_new(&arena, h->index));
+    if (h->fine) {
+        *mine = (worker){.shared = h->shared, .arena = &arena};
+        run_worker(mine);
+    } else {
+        stop(h->shared);
     }
     device_arena_free(&arena);
+    free(mine);
+    return NULL;
+}
+
+/* False if a worker could not begin; what is wrong has then been said. */
+static bool run_side_by_side(work *w)
+{
+    pthread_t threads[MOST_JOBS];
+    hired crew[MOST_JOBS];
+    const int jobs = w->a->single_given ? 1 : (int)w->a->jobs;
+    int running = 0;
+    bool fine = true;
+    for (; running < jobs; running++) {
+        crew[running] = (hired){w, running, true};
+        if (pthread_create(&threads[running], NULL, work_here, &crew[running]) != 0) break;
+    }
+    if (running == 0) cli_error("no thread could be started");
+    for (int i = 0; i < running; i++) {
+        (void)pthread_join(threads[i], NULL);
+        fine = fine && crew[i].fine;
+    }
+    return fine && running > 0;
+}
+
+static void report_class(const arguments *a, const verify_class *class, int64_t problems,
+                         double seconds)
+{
+    if (!a->json) {
+        printf("%-10s %6" PRId64 " problems in %6.1f s   %s\n", class->name, problems, seconds,
+               class->about);
+        return;
+    }
+    cli_json json = {stdout, false};
+    cli_json_open(&json, NULL, '{');
+    cli_json_bool(&json, "ok", true);
+    cli_json_text(&json, "class", class->name);
+    cli_json_integer(&json, "problems", problems);
+    cli_json_real(&json, "seconds", seconds);
+    cli_json_close(&json, '}');
+    cli_json_end_line(&json);
+}
+
+static int run_problems(const arguments *a, const verify_class *class, summary *s)
+{
+    static work w; /* a failure is long */
+    w = (work){.a = a, .class = class, .s = s, .start = cli_seconds()};
+    w.shown = w.start;
+    pthread_mutex_init(&w.lock, NULL);
+    const bool fine = run_side_by_side(&w);
+    pthread_mutex_destroy(&w.lock);
     cli_progress_clear();
-    s->seconds = cli_seconds() - start;
-    if (a->single_given && !a->json) printf("%s\n", result.description);
+    const double seconds = cli_seconds() - w.start;
+    s->seconds += seconds;
+    if (class) s->class_problems += w.done;
+    if (w.failed) return report_failure(a, &w.result);
+    if (!fine) return CLI_BAD;
+    if (a->single_given && !a->json) printf("%s\n", w.result.description);
+    else if (class) report_class(a, class, w.done, seconds);
+    fflush(stdout);
     return CLI_FINE;
+}
+
+static int run_all(const arguments *a, summary *s)
+{
+    const verify_class *chosen =
+        a->class >= VERIFY_FIRST_CLASS ? &verify_classes[a->class - VERIFY_FIRST_CLASS] : NULL;
+    if (chosen || a->class == VERIFY_NONE || a->single_given) return run_problems(a, chosen, s);
+    for (int i = 0; i < verify_num_classes; i++) {
+        const int code = run_problems(a, &verify_classes[i], s);
+        if (code != CLI_FINE) return code;
+    }
+    return run_problems(a, NULL, s);
+}
+
+/* What depends on the device and on other arguments. */
+static void choose_defaults(arguments *a)
+{
+    const bool cuda = a->device == FA_DEVICE_CUDA;
+    const long cores = cuda ? sysconf(_SC_NPROCESSORS_ONLN) : 1;
+    const long usual = cores < USUAL_MOST_JOBS ? cores : USUAL_MOST_JOBS;
+    if (!a->class_given) a->class = cuda && !a->single_given ? VERIFY_ALL : VERIFY_NONE;
+    if (!a->jobs) a->jobs = usual < 1 ? 1 : usual;
+    if (!a->seed_given) a->seed = (uint64_t)time(NULL);
 }
 
 /* auto is the CPU here: it has all passes. */
@@ -218,6 +433,17 @@ static int check_device(arguments *a)
     return CLI_FINE;
 }
 
+static int check_large(const arguments *a)
+{
+#ifdef FA_HAVE_CUDA
+    if (a->device == FA_DEVICE_CUDA) return verify_large(a->json);
+#else
+    (void)a;
+#endif
+    cli_error("--large needs --device cuda");
+    return CLI_BAD;
+}
+
 int cmd_verify(int argc, char **argv)
 {
     arguments a = {.seconds = 10};
@@ -227,8 +453,9 @@ int cmd_verify(int argc, char **argv)
     if (code != CLI_CONTINUE) return code;
     code = check_device(&a);
     if (code != CLI_FINE) return code;
-    if (!a.seed_given) a.seed = (uint64_t)time(NULL);
-    code = run_problems(&a, &s);
+    choose_defaults(&a);
+    if (a.large) return check_large(&a);
+    code = run_all(&a, &s);
     if (code != CLI_FINE) return code;
     if (a.json) print_json(&s);
     else print_table(&s);

@@ -17,7 +17,7 @@ enum { GUARD = 0 };
 #else
 enum { GUARD = 256 };
 #endif
-enum { POISON = 0xff };
+enum { POISON = 0xff, ALIGNED = 16 };
 
 static void *allocate(size_t bytes)
 {
@@ -73,7 +73,11 @@ ref_layout ref_layout_random(ref_random *random, bool input, bool any_last)
             if (input && ref_random_once_in(random, 5)) l.negative[axis] = true;
             if (input && ref_random_once_in(random, 8)) l.broadcast[axis] = true;
         }
-    if (ref_random_once_in(random, 2)) l.misalignment = ref_random_between(random, 1, 17);
+    l.aligned_data = ref_random_once_in(random, 2);
+    l.aligned_strides =
+        l.aligned_data ? !ref_random_once_in(random, 3) : ref_random_once_in(random, 4);
+    if (!l.aligned_data && ref_random_once_in(random, 2))
+        l.misalignment = ref_random_between(random, 1, 17);
     return l;
 }
 
@@ -87,15 +91,18 @@ void ref_buffers_tensor(ref_buffers *buffers, const char *name, fa_tensor *t,
             t->stride[axis] = 0;
             continue;
         }
-        t->stride[axis] = elements + layout->gap[axis];
+        if (layout->aligned_strides && n < 3) elements = (elements + layout->gap[axis] + 7) / 8 * 8;
+        else elements += layout->gap[axis];
+        t->stride[axis] = elements;
         if (layout->negative[axis] && t->shape[axis] > 0) {
             first += t->stride[axis] * (t->shape[axis] - 1);
             t->stride[axis] = -t->stride[axis];
         }
-        elements = (elements + layout->gap[axis]) * t->shape[axis];
+        elements *= t->shape[axis];
     }
     size_t bytes = (size_t)((elements + layout->misalignment) * size);
-    t->data = (char *)ref_buffers_new(buffers, name, bytes, (size_t)size) + first * size;
+    size_t align = layout->aligned_data ? ALIGNED : (size_t)size;
+    t->data = (char *)ref_buffers_new(buffers, name, bytes, align) + first * size;
 }
 
 void ref_buffers_output(ref_buffers *buffers, const fa_tensor *t)

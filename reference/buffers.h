@@ -36,15 +36,17 @@ typedef struct ref_layout {
     bool broadcast[4]; /* stride 0                                                              */
     int64_t
         misalignment; /* elements in front                                                     */
+    bool aligned_data, aligned_strides; /* to 16 bytes; all but the smallest to 8 elements */
 } ref_layout;
 
 #define REF_LAYOUT_CONTIGUOUS                                                                      \
     {                                                                                              \
-        {0, 1, 2, 3}, {0}, {false}, {false}, 0                                                     \
+        {0, 1, 2, 3}, {0}, {false}, {false}, 0, false, false                                       \
     }
 
-/* A random one: any order of the first three axes (of all four if any_last), gaps and misalignment;
- * with input also negative and 0 strides. */
+/* A random one: any order of the first three axes (of all four if any_last), gaps; aligned as fast
+ * kernels ask for, or not to more than an element, or in between; with input also negative and 0
+ * strides. */
 ref_layout ref_layout_random(ref_random *random, bool input, bool any_last);
 
 /* Gives a tensor (dtype and shape are set) strides and a buffer. */

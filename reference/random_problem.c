@@ -13,10 +13,13 @@
 
 enum { MAX_BATCH = 4, MAX_PARTS = 5 };
 
-/* Multiply-adds of one problem, so that the reference stays in the milliseconds. */
+/* Multiply-adds of one problem: the reference stays in the milliseconds; with many tiles, for
+ * problems that are checked side by side, near a tenth of a second. */
 static const double usual_work = 6e6, large_work = 5e7;
+static const double usual_tiles_work = 6e7, large_tiles_work = 5e8;
 
 typedef struct problem {
+    uint64_t number;
     ref_random random;
     random_pass pass;
     ref_buffers buffers;
@@ -29,10 +32,15 @@ typedef struct problem {
     int64_t batch, heads_q, heads_kv, n_q, n_k, d, d_v; /* n_q, n_k: the longest sequence can be */
     bool packed_q, packed_k, padded_q, padded_k, paged;
     int64_t page_size, pages;
-    int64_t length_q[MAX_BATCH], length_k[MAX_BATCH];
-    bool *seen;       /* (batch, Hkv, n_k): whether any query may see the key */
-    bool hide_unseen; /* unseen keys stay NaN */
+    int64_t *length_q, *length_k; /* (batch), owned */
+    int64_t longest_k;            /* of length_k */
+    bool *seen;                   /* (batch, Hkv, longest_k): whether any query may see the key */
+    bool hide_unseen;             /* unseen keys stay NaN */
+    bool plain;                   /* most tensors are contiguous and aligned */
+    bool strided;                 /* many axes are broadcast */
+    bool shows_dropout;
     double amplitude, bias_holes;
+    int64_t first_shown; /* RANDOM_DROPOUT: the key that column 0 of the values shows */
     fa_tensor parts[MAX_PARTS];
     float *part_lse[MAX_PARTS];
     int64_t num_parts;
@@ -86,6 +94,40 @@ static int64_t draw_length(problem *p)
     }
 }
 
+/* Lengths of many tiles, and at their edges. */
+static int64_t draw_tiles_length(problem *p)
+{
+    static const int64_t tiles[] = {32, 64, 80, 96, 112, 128, 160, 176, 192, 256};
+    const int64_t tile = tiles[between(p, 0, (int64_t)(sizeof tiles / sizeof *tiles) - 1)];
+    switch (between(p, 0, 7)) {
+    case 0: return between(p, 0, 20);
+    case 1:
+    case 2:
+    case 3: return tile * between(p, 1, 8) + between(p, -1, 1);
+    case 4: return between(p, 600, 1500);
+    default: return between(p, 0, 600);
+    }
+}
+
+/* The head dims that kernels with tensor cores are compiled for, and others. */
+static int64_t draw_tiles_dim(problem *p)
+{
+    static const int64_t usual[] = {64, 64, 80, 96, 128, 128, 192, 256};
+    if (!once_in(p, 5)) return usual[between(p, 0, 7)];
+    return once_in(p, 6) ? between(p, 257, 512) : between(p, 1, 256);
+}
+
+static void draw_tiles_sizes(problem *p)
+{
+    static const int64_t groups[] = {1, 1, 2, 3, 4, 8};
+    p->heads_q = p->heads_kv * groups[between(p, 0, 5)];
+    p->n_q = draw_tiles_length(p);
+    p->n_k = once_in(p, 3) ? p->n_q : draw_tiles_length(p);
+    p->d = draw_tiles_dim(p);
+    p->d_v = once_in(p, 6) ? draw_tiles_dim(p) : p->d;
+    if (once_in(p, 12)) p->d = 192, p->d_v = 128;
+}
+
 static int64_t draw_dim(problem *p)
 {
     static const int64_t usual[] = {32, 64, 80, 96, 128, 192};
@@ -119,19 +161,139 @@ static void shrink(problem *p, double work)
     }
 }
 
+/* ------------------------------------------------------------------------------------------------
+ * One class of faults
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The classes whose faults show in forward or decode only. */
+static bool fixes_pass(random_focus focus)
+{
+    return focus == RANDOM_SPLIT || focus == RANDOM_INVARIANCE || focus == RANDOM_DROPOUT;
+}
+
+static void focus_pass(problem *p, const random_settings *settings)
+{
+    const random_focus focus = settings->focus;
+    if (focus == RANDOM_ANYTHING) return;
+    p->pass = RANDOM_FORWARD;
+    if (focus == RANDOM_SPLIT || (focus == RANDOM_INVARIANCE && once_in(p, 2)))
+        p->pass = RANDOM_DECODE;
+}
+
+/* More than 65,535 of something, and little of all else. */
+static void draw_grid_sizes(problem *p)
+{
+    p->batch = 1;
+    p->heads_kv = between(p, 1, 2);
+    p->heads_q = p->heads_kv * between(p, 1, 2);
+    p->n_q = between(p, 0, 2);
+    p->n_k = between(p, 0, 3);
+    p->d = p->d_v = once_in(p, 2) ? 64 : 16;
+    if (p->number % 2 == 0) {
+        p->batch = 65536 + between(p, 0, 999);
+        p->heads_kv = p->heads_q = 1;
+    } else {
+        p->heads_q = 65536 + 8 * between(p, 0, 99);
+        p->heads_kv = once_in(p, 2) ? p->heads_q : p->heads_q / 8;
+    }
+}
+
+/* Every head dim; then, for each length of tiles, every number of keys that it can leave over. */
+static void draw_tail_sizes(problem *p)
+{
+    static const int64_t tiles[] = {64, 80, 96, 128, 176, 192};
+    int64_t n = (int64_t)(p->number % RANDOM_NUM_TAILS);
+    p->batch = 1;
+    p->heads_kv = 1;
+    p->heads_q = between(p, 1, 2);
+    p->n_q = between(p, 1, 200);
+    if (n < 256) {
+        p->d = p->d_v = n + 1;
+        p->n_k = between(p, 1, 300);
+        return;
+    }
+    int which = 0;
+    for (n -= 256; n >= tiles[which]; which++) n -= tiles[which];
+    p->n_k = tiles[which] * between(p, 0, 2) + n;
+    p->d = p->d_v = once_in(p, 2) ? 64 : 128;
+}
+
+static void focus_sizes(problem *p, const random_settings *settings)
+{
+    switch (settings->focus) {
+    case RANDOM_GRID: draw_grid_sizes(p); break;
+    case RANDOM_TAILS: draw_tail_sizes(p); break;
+    case RANDOM_EMPTY:
+        if (once_in(p, 4)) p->n_q = 0;
+        if (once_in(p, 4)) p->n_k = 0;
+        if (once_in(p, 12)) p->batch = 0;
+        break;
+    case RANDOM_LENGTHS:
+    case RANDOM_SPLIT:
+    case RANDOM_INVARIANCE: p->batch = between(p, 2, MAX_BATCH); break;
+    case RANDOM_MASKS:
+        if (p->n_k == p->n_q) p->n_k += between(p, 1, 150);
+        break;
+    case RANDOM_DROPOUT:
+        p->n_k = between(p, 1, 900);
+        p->n_q = between(p, 1, 300);
+        p->d_v = between(p, 1, 256);
+        break;
+    case RANDOM_ANYTHING:
+    case RANDOM_UNUSED:
+    case RANDOM_STRIDES: break;
+    }
+}
+
+/* How the lengths are said: 0 equal, 1 packed, 2 packed queries and paged keys, 3 to 5 padded
+ * queries, keys, both, 6 paged. */
+static int64_t draw_length_kind(problem *p, const random_settings *settings)
+{
+    switch (settings->focus) {
+    case RANDOM_EMPTY:
+    case RANDOM_UNUSED:
+    case RANDOM_LENGTHS: return between(p, 1, 6);
+    case RANDOM_TAILS: return 0;
+    case RANDOM_GRID: return p->batch > 1 ? between(p, 0, 1) * between(p, 0, 6) : 0;
+    default: return once_in(p, 2) ? 0 : between(p, 1, 6);
+    }
+}
+
+/* One length of a batch; those that matter are drawn more often where they are looked for. */
+static int64_t draw_ragged_length(problem *p, const random_settings *settings, int64_t most)
+{
+    const bool edges = settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_LENGTHS;
+    if (edges && once_in(p, 3)) return 0;
+    if (edges && once_in(p, 4)) return most > 0 ? 1 : 0;
+    return between(p, 0, most);
+}
+
+static int64_t *make_array(int64_t n)
+{
+    int64_t *array = calloc((size_t)n + 1, sizeof *array);
+    if (!array) abort();
+    return array;
+}
+
 static void draw_sizes(problem *p, const random_settings *settings)
 {
     static const random_pass passes[] = {
         RANDOM_FORWARD,  RANDOM_FORWARD, RANDOM_FORWARD, RANDOM_BACKWARD, RANDOM_BACKWARD,
         RANDOM_BACKWARD, RANDOM_DECODE,  RANDOM_DECODE,  RANDOM_WEIGHTS,  RANDOM_COMBINE};
     p->pass = passes[between(p, 0, 9)];
-    if (settings->attend && p->pass != RANDOM_DECODE) p->pass = RANDOM_FORWARD;
+    if (settings->attend && !settings->all_passes && p->pass != RANDOM_DECODE)
+        p->pass = RANDOM_FORWARD;
+    focus_pass(p, settings);
+    if (settings->one_pass && !fixes_pass(settings->focus)) p->pass = settings->pass;
     p->batch = once_in(p, 3) ? between(p, 2, MAX_BATCH) : 1;
     p->heads_kv = between(p, 1, 3);
     p->heads_q =
         p->heads_kv * (once_in(p, 2) ? 1 : between(p, 2, p->pass == RANDOM_DECODE ? 9 : 4));
     p->n_q = draw_length(p);
     p->n_k = once_in(p, 3) ? p->n_q : draw_length(p);
+    p->d = draw_dim(p);
+    p->d_v = once_in(p, 3) ? draw_dim(p) : p->d;
+    if (settings->tiles) draw_tiles_sizes(p);
     if (p->pass == RANDOM_DECODE) {
         p->n_q = between(p, 1, 5);
         if (once_in(p, 2)) p->n_k = between(p, 0, 5000);
@@ -140,9 +302,12 @@ static void draw_sizes(problem *p, const random_settings *settings)
         p->n_q = between(p, 0, 70);
         p->n_k = 1;
     }
-    p->d = draw_dim(p);
-    p->d_v = once_in(p, 3) ? draw_dim(p) : p->d;
-    shrink(p, once_in(p, 20) ? large_work : usual_work);
+    const bool large = once_in(p, 20);
+    if (settings->tiles) shrink(p, large ? large_tiles_work : usual_tiles_work);
+    else shrink(p, large ? large_work : usual_work);
+    focus_sizes(p, settings);
+    p->length_q = make_array(p->batch);
+    p->length_k = make_array(p->batch);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -151,9 +316,12 @@ static void draw_sizes(problem *p, const random_settings *settings)
 
 static fa_dtype draw_dtype(problem *p) { return (fa_dtype)between(p, FA_FLOAT32, FA_BFLOAT16); }
 
-static void draw_dtypes(problem *p)
+static void draw_dtypes(problem *p, const random_settings *settings)
 {
     fa_dtype common = draw_dtype(p);
+    if (settings->tiles && common == FA_FLOAT32 &&
+        !once_in(p, 4)) /* tensor cores are for 16 bits */
+        common = once_in(p, 2) ? FA_FLOAT16 : FA_BFLOAT16;
     p->in.q.dtype = p->in.k.dtype = p->in.v.dtype = p->out.dtype = common;
     p->dout.dtype = p->dq.dtype = p->dk.dtype = p->dv.dtype = common;
     p->dbias.dtype = once_in(p, 2) ? FA_FLOAT32 : common;
@@ -186,6 +354,10 @@ static void set_shape(fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
 static void make_tensor(problem *p, const char *name, fa_tensor *t, bool input, bool any_last)
 {
     ref_layout layout = ref_layout_random(&p->random, input, any_last);
+    if (p->plain && !once_in(p, 3)) /* most callers' */
+        layout = (ref_layout){.order = {0, 1, 2, 3}, .aligned_data = true, .aligned_strides = true};
+    for (int axis = 0; p->strided && input && axis < (any_last ? 4 : 3); axis++)
+        if (once_in(p, 4)) layout.broadcast[axis] = true;
     ref_buffers_tensor(&p->buffers, name, t, &layout);
     if (!input) ref_buffers_output(&p->buffers, t);
     say(p, " %s:%s(%lld,%lld,%lld,%lld)/(%lld,%lld,%lld,%lld)", name, fa_dtype_name(t->dtype),
@@ -270,12 +442,12 @@ static void make_pages(problem *p)
     p->n_k = stride * p->page_size;
 }
 
-static void draw_lengths(problem *p, int64_t *rows_q, int64_t *blocks_q, int64_t *rows_k,
-                         int64_t *blocks_k)
+static void draw_lengths(problem *p, const random_settings *settings, int64_t *rows_q,
+                         int64_t *blocks_q, int64_t *rows_k, int64_t *blocks_k)
 {
     fa_options *o = &p->in.options;
-    int64_t spare_q[MAX_BATCH], spare_k[MAX_BATCH];
-    int64_t kind = once_in(p, 2) ? 0 : between(p, 1, 6);
+    int64_t *spare_q = make_array(p->batch), *spare_k = make_array(p->batch);
+    const int64_t kind = draw_length_kind(p, settings);
     p->packed_q = kind == 1 || kind == 2;
     p->packed_k = kind == 1;
     p->padded_q = kind == 3 || kind == 5;
@@ -284,8 +456,8 @@ static void draw_lengths(problem *p, int64_t *rows_q, int64_t *blocks_q, int64_t
     for (int64_t b = 0; b < p->batch; b++) {
         bool ragged_q = p->packed_q || p->padded_q,
              ragged_k = p->packed_k || p->padded_k || p->paged;
-        p->length_q[b] = spare_q[b] = ragged_q ? between(p, 0, p->n_q) : p->n_q;
-        p->length_k[b] = spare_k[b] = ragged_k ? between(p, 0, p->n_k) : p->n_k;
+        p->length_q[b] = spare_q[b] = ragged_q ? draw_ragged_length(p, settings, p->n_q) : p->n_q;
+        p->length_k[b] = spare_k[b] = ragged_k ? draw_ragged_length(p, settings, p->n_k) : p->n_k;
     }
     *blocks_q = *blocks_k = p->batch;
     *rows_q = p->n_q;
@@ -306,38 +478,43 @@ static void draw_lengths(problem *p, int64_t *rows_q, int64_t *blocks_q, int64_t
     if (p->padded_q) o->seqlens_q = make_padded(p, "seqlens_q", p->length_q);
     if (p->padded_k || p->paged) o->seqlens_k = make_padded(p, "seqlens_k", p->length_k);
     if (p->paged) {
-        static const int64_t sizes[] = {1, 2, 3, 7, 8, 16, 17, 32, 64};
-        p->page_size = sizes[between(p, 0, 8)];
+        static const int64_t sizes[] = {1, 2, 3, 7, 17, 8, 16, 32, 64, 128, 256};
+        p->page_size =
+            sizes[settings->tiles && !once_in(p, 4) ? between(p, 5, 10) : between(p, 0, 8)];
+        if (settings->focus == RANDOM_GRID) p->page_size = sizes[between(p, 0, 2)]; /* many pages */
         make_pages(p);
         *rows_k = p->page_size;
         *blocks_k = p->pages;
     }
     if (kind) {
         say(p, " lengths");
-        for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t b = 0; b < p->batch && b < MAX_BATCH; b++)
             say(p, " %lldx%lld", (long long)p->length_q[b], (long long)p->length_k[b]);
         say(p, "%s%s%s", p->packed_q ? " packed_q" : "", p->packed_k ? " packed_k" : "",
             p->paged ? " paged" : "");
     }
+    free(spare_q);
+    free(spare_k);
 }
 
 /* ------------------------------------------------------------------------------------------------
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
-static void draw_position_masks(problem *p)
+static void draw_position_masks(problem *p, const random_settings *settings)
 {
     fa_options *o = &p->in.options;
-    if (once_in(p, 3)) {
+    const int64_t forced = settings->focus == RANDOM_MASKS ? between(p, 1, 3) : 0;
+    if (once_in(p, 3) || forced == 1) {
         o->flags |= FA_CAUSAL;
         say(p, " causal");
     }
-    if (once_in(p, 6)) {
+    if (once_in(p, 6) || forced == 2) {
         o->flags |= FA_DIAGONAL;
         o->diagonal = between(p, -p->n_q - 3, p->n_k + 3);
         say(p, " diagonal=%lld", (long long)o->diagonal);
     }
-    if (once_in(p, 4)) {
+    if (once_in(p, 4) || forced == 3) {
         o->flags |= FA_WINDOW;
         o->window_left = once_in(p, 4) ? -1 : between(p, 0, p->n_k);
         o->window_right = once_in(p, 4) ? -1 : between(p, 0, once_in(p, 2) ? 3 : p->n_k);
@@ -414,11 +591,11 @@ static void draw_options(problem *p, const random_settings *settings)
     o->device = settings->device;
     o->threads = settings->threads ? settings->threads : (int32_t)between(p, 1, 3);
     if (once_in(p, 8)) o->flags |= FA_DETERMINISTIC;
-    if (once_in(p, 8)) o->flags |= FA_BATCH_INVARIANT;
+    if (once_in(p, 8) || settings->focus == RANDOM_INVARIANCE) o->flags |= FA_BATCH_INVARIANT;
     say(p, " threads=%d", (int)o->threads);
     if (p->pass == RANDOM_COMBINE) return;
 
-    draw_position_masks(p);
+    draw_position_masks(p, settings);
     if (once_in(p, 5)) {
         o->scale = once_in(p, 4) ? 0 : (float)uniform(p, -0.5, 0.5);
         o->flags |= FA_SCALE;
@@ -431,8 +608,8 @@ static void draw_options(problem *p, const random_settings *settings)
     if (once_in(p, 6)) {
         bool each = once_in(p, 2);
         int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
-        o->alibi_slopes = make_random_floats(
-            p, "alibi_slopes", p->heads_q + stride * (p->batch - 1), 0, once_in(p, 4) ? 1 : 0.05);
+        o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * p->batch, 0,
+                                             once_in(p, 4) ? 1 : 0.05);
         o->alibi_batch_stride = stride;
         say(p, " alibi%s", each ? "(batch)" : "");
     }
@@ -442,8 +619,10 @@ static void draw_options(problem *p, const random_settings *settings)
         o->sinks = sinks;
         say(p, " sinks");
     }
-    if (once_in(p, 6) && p->pass != RANDOM_WEIGHTS) draw_dropout(p);
-    if (once_in(p, 6)) draw_mask(p);
+    const bool dropout = once_in(p, 6) || settings->focus == RANDOM_DROPOUT;
+    if (dropout && p->pass != RANDOM_WEIGHTS) draw_dropout(p);
+    if (once_in(p, settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_UNUSED ? 3 : 6))
+        draw_mask(p);
     if (once_in(p, 5)) {
         draw_score_shape(p, &p->bias);
         make_tensor(p, "bias", &p->bias, true, true);
@@ -474,7 +653,9 @@ static void fill_row(problem *p, const fa_tensor *t, int64_t a, int64_t b, int64
 static void find_seen_keys(problem *p)
 {
     int64_t group = p->heads_q / p->heads_kv;
-    p->seen = calloc((size_t)(p->batch * p->heads_kv * p->n_k) + 1, sizeof *p->seen);
+    for (int64_t b = 0; b < p->batch; b++)
+        if (p->length_k[b] > p->longest_k) p->longest_k = p->length_k[b];
+    p->seen = calloc((size_t)(p->batch * p->heads_kv * p->longest_k) + 1, sizeof *p->seen);
     if (!p->seen) abort();
     for (int64_t b = 0; b < p->batch; b++) {
         ref_item item = ref_item_of(&p->in, b);
@@ -482,8 +663,16 @@ static void find_seen_keys(problem *p)
             for (int64_t i = 0; i < item.n_q; i++)
                 for (int64_t j = 0; j < item.n_k; j++)
                     if (ref_may_see(&p->in, &item, h, i, j))
-                        p->seen[(b * p->heads_kv + h / group) * p->n_k + j] = true;
+                        p->seen[(b * p->heads_kv + h / group) * p->longest_k + j] = true;
     }
+}
+
+/* Values 1 in one column and 0 in all others: that column of out is then the key's own weight, and 0
+ * if and only if it was dropped. */
+static void show_key(problem *p, int64_t block, int64_t row, int64_t head, int64_t j)
+{
+    for (int64_t c = 0; c < p->d_v; c++)
+        ref_store(&p->in.v, block, row, head, c, j - p->first_shown == c ? 1 : 0);
 }
 
 static void fill_keys(problem *p, const ref_item *item)
@@ -491,10 +680,13 @@ static void fill_keys(problem *p, const ref_item *item)
     for (int64_t j = 0; j < item->n_k; j++)
         for (int64_t h = 0; h < p->heads_kv; h++) {
             int64_t block, row;
-            if (p->hide_unseen && !p->seen[(item->b * p->heads_kv + h) * p->n_k + j]) continue;
+            if (p->hide_unseen && !p->seen[(item->b * p->heads_kv + h) * p->longest_k + j])
+                continue;
             ref_key_place(&p->in, item, j, &block, &row);
             fill_row(p, &p->in.k, block, row, h, p->amplitude);
-            if (p->in.v.data) fill_row(p, &p->in.v, block, row, h, 1);
+            if (!p->in.v.data) continue;
+            if (p->shows_dropout) show_key(p, block, row, h, j);
+            else fill_row(p, &p->in.v, block, row, h, 1);
         }
 }
 
@@ -528,6 +720,8 @@ static void fill_inputs(problem *p)
 {
     p->hide_unseen = !once_in(p, 4);
     p->amplitude = once_in(p, 4) ? 3 : 1;
+    if (p->shows_dropout) p->amplitude = 0.5; /* no weight so small that it rounds to 0 */
+    p->first_shown = p->n_k > p->d_v ? between(p, 0, p->n_k - p->d_v) : 0;
     find_seen_keys(p);
     for (int64_t b = 0; b < p->batch; b++) {
         ref_item item = ref_item_of(&p->in, b);
@@ -549,27 +743,145 @@ static bool succeeded(random_result *result, const char *call, fa_status status)
     return false;
 }
 
-/* By the library, or by whoever stands in for it. */
-static bool attend(problem *p, const random_settings *settings, random_result *result)
+fa_status random_call_run(const random_call *c)
 {
-    const fa_options *o = &p->in.options;
-    const bool decode = p->pass == RANDOM_DECODE;
-    const char *name = decode ? "fa_decode" : "fa_forward";
-    if (!settings->attend)
-        return succeeded(
-            result, name,
-            (decode ? fa_decode : fa_forward)(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, o));
-    const random_call call = {decode, &p->buffers, p->in.q, p->in.k, p->in.v, p->out, p->lse, *o};
+    switch (c->pass) {
+    case RANDOM_DECODE: return fa_decode(&c->q, &c->k, &c->v, &c->out, c->lse, &c->options);
+    case RANDOM_BACKWARD:
+        return fa_backward(&c->q, &c->k, &c->v, &c->out, c->lse, &c->gradients, &c->options);
+    case RANDOM_WEIGHTS:
+        return fa_weights(&c->q, &c->k, c->rows, c->num_rows, &c->weights, &c->options);
+    case RANDOM_COMBINE:
+        return fa_combine(c->parts, c->part_lse, c->num_parts, &c->out, c->lse, &c->options);
+    case RANDOM_FORWARD:
+    case RANDOM_NUM_PASSES: break;
+    }
+    return fa_forward(&c->q, &c->k, &c->v, &c->out, c->lse, &c->options);
+}
+
+/* By the library, or by whoever stands in for it. */
+static bool attend(const random_call *call, const random_settings *settings, random_result *result)
+{
+    char name[16];
+    snprintf(name, sizeof name, "fa_%s", random_pass_name(call->pass));
+    if (!settings->attend) return succeeded(result, name, random_call_run(call));
     char message[300] = "";
-    result->status = settings->attend(settings->context, &call, message, sizeof message);
-    if (result->status != FA_OK)
-        ref_fail(&result->report, "%s: %s: %s", name, fa_status_name(result->status), message);
-    return result->status == FA_OK;
+    result->status = settings->attend(settings->context, call, message, sizeof message);
+    if (result->status == FA_OK) return true;
+    if (result->status == (fa_status)RANDOM_WRONG) {
+        result->status = FA_OK;
+        ref_fail(&result->report, "%s: %s", name, message);
+        return false;
+    }
+    ref_fail(&result->report, "%s: %s: %s", name, fa_status_name(result->status), message);
+    return false;
+}
+
+static random_call whole_call(problem *p)
+{
+    return (random_call){.pass = p->pass == RANDOM_BACKWARD ? RANDOM_FORWARD : p->pass,
+                         .decode = p->pass == RANDOM_DECODE,
+                         .buffers = &p->buffers,
+                         .q = p->in.q,
+                         .k = p->in.k,
+                         .v = p->in.v,
+                         .out = p->out,
+                         .lse = p->lse,
+                         .options = p->in.options};
+}
+
+/* Index b of the batch alone. */
+static void take_index(fa_tensor *t, int64_t b)
+{
+    t->data = (char *)t->data + b * t->stride[0] * (int64_t)fa_dtype_size(t->dtype);
+    t->shape[0] = 1;
+}
+
+/* The offset with which a batch of this item alone has the item's dropout bits. */
+static void move_dropout(fa_options *o, int64_t heads_before)
+{
+    if (o->dropout_state) {
+        o->dropout_seed = o->dropout_state[0];
+        o->dropout_offset = o->dropout_state[1];
+        o->dropout_state = NULL;
+    }
+    if (o->dropout_p > 0) o->dropout_offset += (uint64_t)heads_before << 32;
+}
+
+/* The call for one batch item of the same memory. bias and mask: room for their views. */
+static random_call call_alone(problem *p, int64_t b, fa_tensor *bias, fa_tensor *mask)
+{
+    random_call c = whole_call(p);
+    fa_options *o = &c.options;
+    if (o->num_sequences) o->num_sequences = 1;
+    if (o->cu_seqlens_q) {
+        o->cu_seqlens_q += b;
+    } else {
+        if (c.lse) c.lse += b * p->heads_q * c.q.shape[1];
+        take_index(&c.q, b);
+        take_index(&c.out, b);
+    }
+    if (o->block_table) {
+        o->block_table += b * o->block_table_stride;
+    } else if (o->cu_seqlens_k) {
+        o->cu_seqlens_k += b;
+    } else {
+        take_index(&c.k, b);
+        take_index(&c.v, b);
+    }
+    if (o->seqlens_q) o->seqlens_q += b;
+    if (o->seqlens_k) o->seqlens_k += b;
+    if (o->alibi_slopes) o->alibi_slopes += b * o->alibi_batch_stride;
+    if (o->q_descale) o->q_descale += b * p->heads_kv;
+    if (o->k_descale) o->k_descale += b * p->heads_kv;
+    if (o->v_descale) o->v_descale += b * p->heads_kv;
+    if (o->bias) *bias = *o->bias, o->bias = bias;
+    if (o->bias && bias->shape[0] > 1) take_index(bias, b);
+    if (o->mask) *mask = *o->mask, o->mask = mask;
+    if (o->mask && mask->shape[0] > 1) take_index(mask, b);
+    move_dropout(o, b * p->heads_q);
+    return c;
+}
+
+/* One item's rows of out, each followed by its log-sum-exp, as numbers. */
+static double *copy_item(const problem *p, const ref_item *item)
+{
+    const int64_t width = p->d_v + 1;
+    double *copy = calloc((size_t)(item->n_q * p->heads_q * width) + 1, sizeof *copy), *x = copy;
+    if (!copy) abort();
+    for (int64_t i = 0; i < item->n_q; i++)
+        for (int64_t h = 0; h < p->heads_q; h++, x += width) {
+            const int64_t row = item->start_q + i, rows = p->in.q.shape[1];
+            for (int64_t c = 0; c < p->d_v; c++) x[c] = ref_load(&p->out, item->block_q, row, h, c);
+            if (p->lse) x[p->d_v] = (double)p->lse[(item->block_q * p->heads_q + h) * rows + row];
+        }
+    return copy;
+}
+
+/* Asked to be batch-invariant: an item has the same bits alone as among others. */
+static void check_invariance(problem *p, const random_settings *settings, random_result *result)
+{
+    if (!(p->in.options.flags & FA_BATCH_INVARIANT) || p->batch < 2 || !result->report.ok) return;
+    const int64_t b = (int64_t)(p->number % (uint64_t)p->batch);
+    const ref_item item = ref_item_of(&p->in, b);
+    const size_t bytes = (size_t)(item.n_q * p->heads_q * (p->d_v + 1)) * sizeof(double);
+    fa_tensor bias, mask;
+    const random_call call = call_alone(p, b, &bias, &mask);
+    double *among_others = copy_item(p, &item);
+    if (attend(&call, settings, result)) {
+        double *alone = copy_item(p, &item);
+        if (memcmp(among_others, alone, bytes) != 0)
+            ref_fail(&result->report, "batch item %lld has other bits alone than among others",
+                     (long long)b);
+        free(alone);
+    }
+    free(among_others);
 }
 
 static void check_forward(problem *p, const random_settings *settings, random_result *result)
 {
-    if (!attend(p, settings, result)) return;
+    const random_call call = whole_call(p);
+    if (!attend(&call, settings, result)) return;
     ref_array out, lse;
     ref_forward(&p->in, &out, &lse);
     ref_check_tensor(&result->report, "out", &p->out, &out);
@@ -596,7 +908,7 @@ static void poison_unused_rows(problem *p)
     free(used);
 }
 
-static void check_backward(problem *p, random_result *result)
+static void check_backward(problem *p, const random_settings *settings, random_result *result)
 {
     fa_gradients g = {0};
     g.size = sizeof g;
@@ -608,9 +920,10 @@ static void check_backward(problem *p, random_result *result)
     g.dbias = p->dbias;
     g.dsinks = p->dsinks;
     poison_unused_rows(p);
-    if (!succeeded(result, "fa_backward",
-                   fa_backward(&p->in.q, &p->in.k, &p->in.v, &p->out, p->lse, &g, &p->in.options)))
-        return;
+    random_call call = whole_call(p);
+    call.pass = RANDOM_BACKWARD;
+    call.gradients = g;
+    if (!attend(&call, settings, result)) return;
     ref_gradients want;
     ref_backward(&p->in, &p->dout, p->dlse, p->dbias.data ? p->dbias.shape : NULL, &want);
     if (p->dq.data) ref_check_tensor(&result->report, "dq", &p->dq, &want.dq);
@@ -621,25 +934,28 @@ static void check_backward(problem *p, random_result *result)
     ref_gradients_free(&want);
 }
 
-static void check_weights(problem *p, random_result *result)
+static void check_weights(problem *p, const random_settings *settings, random_result *result)
 {
-    if (!succeeded(
-            result, "fa_weights",
-            fa_weights(&p->in.q, &p->in.k, p->rows, p->num_rows, &p->weights, &p->in.options)))
-        return;
+    random_call call = whole_call(p);
+    call.rows = p->rows;
+    call.num_rows = p->num_rows;
+    call.weights = p->weights;
+    if (!attend(&call, settings, result)) return;
     ref_array want;
     ref_weights(&p->in, p->rows, p->num_rows, p->weights.shape[3], &want);
     ref_check_tensor(&result->report, "weights", &p->weights, &want);
     ref_array_free(&want);
 }
 
-static void check_combine(problem *p, random_result *result)
+static void check_combine(problem *p, const random_settings *settings, random_result *result)
 {
     const float *part_lse[MAX_PARTS];
     for (int64_t n = 0; n < p->num_parts; n++) part_lse[n] = p->part_lse[n];
-    if (!succeeded(result, "fa_combine",
-                   fa_combine(p->parts, part_lse, p->num_parts, &p->out, p->lse, &p->in.options)))
-        return;
+    random_call call = whole_call(p);
+    call.parts = p->parts;
+    call.part_lse = part_lse;
+    call.num_parts = p->num_parts;
+    if (!attend(&call, settings, result)) return;
     ref_array out, lse;
     ref_combine(p->parts, part_lse, p->num_parts, p->out.shape, &out, &lse);
     ref_check_tensor(&result->report, "out", &p->out, &out);
@@ -692,8 +1008,8 @@ static void make_weights(problem *p)
 static void make_attention(problem *p, const random_settings *settings)
 {
     int64_t rows_q, blocks_q, rows_k, blocks_k;
-    draw_dtypes(p);
-    draw_lengths(p, &rows_q, &blocks_q, &rows_k, &blocks_k);
+    draw_dtypes(p, settings);
+    draw_lengths(p, settings, &rows_q, &blocks_q, &rows_k, &blocks_k);
     set_shape(&p->in.q, blocks_q, rows_q, p->heads_q, p->d);
     set_shape(&p->in.k, blocks_k, rows_k, p->heads_kv, p->d);
     set_shape(&p->in.v, blocks_k, rows_k, p->heads_kv, p->d_v);
@@ -711,6 +1027,11 @@ static void make_attention(problem *p, const random_settings *settings)
     }
     if (p->pass == RANDOM_BACKWARD) make_gradients(p);
     p->in.rounding = ref_rounding_for(p->in.q.dtype, p->in.k.dtype, p->in.v.dtype, p->out.dtype);
+    /* On tensor cores float16 weights meet float16 values; the smallest lose bits. */
+    if (settings->attend && p->in.v.dtype == FA_FLOAT16) {
+        p->in.rounding.weight = fmax(p->in.rounding.weight, 0.75 * ref_epsilon(FA_FLOAT16));
+        p->in.rounding.weight_tiny = 0x1p-31;
+    }
     fill_inputs(p);
 }
 
@@ -745,6 +1066,8 @@ static void free_problem(problem *p)
 {
     ref_buffers_free(&p->buffers);
     free(p->seen);
+    free(p->length_q);
+    free(p->length_k);
     free(p);
 }
 
@@ -753,14 +1076,17 @@ static void run_checks(problem *p, const random_settings *settings, random_resul
 {
     ref_buffers_freeze(&p->buffers);
     switch (p->pass) {
-    case RANDOM_COMBINE: check_combine(p, result); break;
-    case RANDOM_WEIGHTS: check_weights(p, result); break;
+    case RANDOM_COMBINE: check_combine(p, settings, result); break;
+    case RANDOM_WEIGHTS: check_weights(p, settings, result); break;
     case RANDOM_FORWARD:
-    case RANDOM_DECODE: check_forward(p, settings, result); break;
+    case RANDOM_DECODE:
+        check_forward(p, settings, result);
+        check_invariance(p, settings, result);
+        break;
     case RANDOM_BACKWARD:
     case RANDOM_NUM_PASSES:
         check_forward(p, settings, result);
-        if (result->report.ok) check_backward(p, result);
+        if (result->report.ok) check_backward(p, settings, result);
     }
     ref_buffers_check(&p->buffers, &result->report);
 }
@@ -769,13 +1095,18 @@ static void say_how_to_reproduce(uint64_t number, const random_settings *setting
                                  random_result *result)
 {
     const char *isa = getenv("FA_CPU_ISA");
-    char threads[32] = "";
+    char threads[32] = "", focus[32] = "", pass[24] = "";
     if (settings->threads)
         snprintf(threads, sizeof threads, " --threads %d", (int)settings->threads);
+    if (settings->focus_name) snprintf(focus, sizeof focus, " --class %s", settings->focus_name);
+    if (settings->one_pass)
+        snprintf(pass, sizeof pass, " --pass %s", random_pass_name(settings->pass));
     snprintf(result->reproduce, sizeof result->reproduce,
-             "%s%.16s%sflashattn verify --case %" PRIu64 "%s%s", isa ? "FA_CPU_ISA=" : "",
-             isa ? isa : "", isa ? " " : "", number, threads,
-             settings->device == FA_DEVICE_CUDA ? " --device cuda" : "");
+             "%s%.16s%sflashattn verify%s%s --case %" PRIu64 "%s%s", isa ? "FA_CPU_ISA=" : "",
+             isa ? isa : "", isa ? " " : "", focus, pass, number, threads,
+             settings->device == FA_DEVICE_CUDA ? " --device cuda"
+             : settings->tiles                  ? " --tiles"
+                                                : "");
 }
 
 void random_problem_run(uint64_t number, const random_settings *settings, random_result *result)
@@ -785,6 +1116,10 @@ void random_problem_run(uint64_t number, const random_settings *settings, random
     memset(result, 0, sizeof *result);
     result->report.ok = true;
     p->random.state = number;
+    p->number = number;
+    p->plain = settings->tiles && settings->focus != RANDOM_STRIDES;
+    p->strided = settings->focus == RANDOM_STRIDES;
+    p->shows_dropout = settings->focus == RANDOM_DROPOUT;
     p->text = result->description;
     p->text_size = sizeof result->description;
 

@@ -20,20 +20,59 @@ typedef enum random_pass {
 
 const char *random_pass_name(random_pass pass);
 
-/* A call of fa_forward or fa_decode. Every pointer leads into one of the buffers. */
+/* What problems are drawn: anything, or those in which one class of faults shows. */
+typedef enum random_focus {
+    RANDOM_ANYTHING = 0,
+    RANDOM_EMPTY,      /* sequences without queries or keys, queries that see no key              */
+    RANDOM_UNUSED,     /* padding, pages, hidden keys: memory that must not be read               */
+    RANDOM_GRID,       /* more batch items or heads than a grid's 65,535                          */
+    RANDOM_LENGTHS,    /* packed, padded, paged; of length 0 and 1; rows behind the last one      */
+    RANDOM_STRIDES,    /* any order and gaps, broadcast, backwards, misaligned                    */
+    RANDOM_TAILS,      /* number by number every head dim to 256, then every residue of the tiles */
+    RANDOM_MASKS,      /* causal, diagonals, windows between lengths that differ                  */
+    RANDOM_SPLIT,      /* few queries, many keys, more than one batch item                        */
+    RANDOM_INVARIANCE, /* FA_BATCH_INVARIANT: each item alone has the same bits                   */
+    RANDOM_DROPOUT     /* values from which every bit of the dropout mask can be read             */
+} random_focus;
+
+/* The problems of RANDOM_TAILS that differ. */
+enum { RANDOM_NUM_TAILS = 256 + 64 + 80 + 96 + 128 + 176 + 192 };
+
+/* A call of the library. Every pointer leads into one of the buffers, but for the tensors' own structs
+ * and the two arrays of fa_combine. */
 typedef struct random_call {
+    random_pass pass;
     bool decode;
     const ref_buffers *buffers;
     fa_tensor q, k, v, out;
     float *lse;
     fa_options options;
+    fa_gradients gradients; /* RANDOM_BACKWARD */
+    fa_tensor weights;      /* RANDOM_WEIGHTS */
+    const int64_t *rows;
+    int64_t num_rows, num_parts; /* RANDOM_COMBINE: parts and their log-sum-exps */
+    const fa_tensor *parts;
+    const float *const *part_lse;
 } random_call;
+
+/* Makes the call. */
+fa_status random_call_run(const random_call *call);
+
+enum { RANDOM_WRONG = -1 };
 
 typedef struct random_settings {
     fa_device device;
     int32_t threads; /* 0: each problem draws 1 to 3 */
-    /* Computes forward and decode in place of the library's own calls, for example in other memory;
-     * then there are no problems of the other passes. On failure message (of that size) says why. */
+    bool tiles;      /* what kernels with tensor cores branch on: 16 bits, their head dims, many
+                      * tiles. Takes the reference some ten times as long */
+    random_focus focus;
+    const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
+    bool one_pass;          /* only problems of this pass */
+    random_pass pass;
+    /* Computes in place of the library's own calls, for example in other memory: forward and decode,
+     * and with all_passes the others too; without, there are no problems of them. If it fails, message
+     * (of that size) says why; if a result is wrong, it says how, and the status is RANDOM_WRONG. */
+    bool all_passes;
     fa_status (*attend)(void *context, const random_call *call, char *message, size_t size);
     void *context;
 } random_settings;
@@ -44,10 +83,10 @@ typedef struct random_result {
     fa_status status; /* of the call that failed, else FA_OK */
     ref_report report;
     char description[800]; /* one line */
-    char reproduce[120];   /* a command line */
+    char reproduce[144];   /* a command line */
 } random_result;
 
-/* Draws problem number `number` and checks it. */
+/* Draws problem number `number` and checks it. May run in several threads at once. */
 void random_problem_run(uint64_t number, const random_settings *settings, random_result *result);
 
 #endif

@@ -68,7 +68,7 @@ ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out)
     bool bfloat = q == FA_BFLOAT16 || k == FA_BFLOAT16 || v == FA_BFLOAT16;
     /* Where bfloat16 dot products are used, weights are rounded to bfloat16: half an epsilon each. */
     double weight = bfloat ? 0.75 * ref_epsilon(FA_BFLOAT16) : sum;
-    ref_rounding r = {weight, sum, ref_epsilon(out) / 2, ref_smallest(out)};
+    ref_rounding r = {weight, sum, ref_epsilon(out) / 2, ref_smallest(out), 0};
     return r;
 }
 
@@ -329,14 +329,17 @@ static void compute_row(const loaded *l, const ref_item *item, int64_t h, int64_
 
     r->p_sink = weight_of(sink, r->lse);
     r->lse_error = 0;
+    double largest = 0;
     for (int64_t j = 0; j < r->n_k; j++) {
         r->p[j] = weight_of(r->x[j], r->lse);
+        largest = fmax(largest, r->p[j]);
         r->keep[j] = keep_factor(l->in, item, h, i, j);
         r->lse_error += r->p[j] * r->x_error[j];
     }
     if (isfinite(r->lse)) r->lse_error += rounding->sum * (1 + fabs(r->lse));
     for (int64_t j = 0; j < r->n_k; j++)
-        r->p_error[j] = r->p[j] * (rounding->weight + r->x_error[j] + r->lse_error);
+        r->p_error[j] = r->p[j] * (rounding->weight + r->x_error[j] + r->lse_error) +
+                        largest * rounding->weight_tiny;
     r->p_sink_error = r->p_sink * (rounding->sum + r->lse_error);
 }
 

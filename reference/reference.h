@@ -22,6 +22,7 @@ typedef struct ref_rounding {
     double sum;    /* of a float32 sum of products, relative to the sum of their magnitudes       */
     double out;    /* of an element of out as stored (backward reads it back)                     */
     double out_tiny; /* the same absolutely: what the smallest subnormal number leaves            */
+    double weight_tiny; /* absolutely, of a weight, in parts of the row's largest one; mostly 0   */
 } ref_rounding;
 
 /* The roundings to expect for inputs of these dtypes and this dtype of out. */

@@ -14,6 +14,8 @@
 typedef struct fa_arguments {
     fa_pass pass;
     fa_device device; /* the one chosen, never FA_DEVICE_AUTO */
+    int q_ordinal;    /* the CUDA device on which q's data was found to lie; -1: it does not, or
+                       * nobody asked */
     bool question;    /* fa_supported and the like: data may be NULL and is not followed, and the
                        * arguments below that a question does not have are not checked */
     const fa_tensor *q, *k, *v, *out;

@@ -574,12 +574,12 @@ static int64_t head_tasks(const fa_decode_job *job)
     return (job->p->heads_kv + job->plan.heads - 1) / job->plan.heads;
 }
 
-static void run_split(const fa_decode_job *job, int64_t index)
+static void run_split(const fa_decode_job *job, int64_t index, int thread)
 {
     const fa_problem *p = job->p;
     size_t bytes;
     fa_decode_tiles t =
-        carve(&job->plan, job->scratch + (size_t)fa_thread_index() * job->plan.scratch, &bytes);
+        carve(&job->plan, job->scratch + (size_t)thread * job->plan.scratch, &bytes);
     const int64_t split = index / head_tasks(job), head = index % head_tasks(job) * job->plan.heads;
     const int64_t b = fa_tasks_sequence(&job->splits, split);
     const int64_t n = split - job->splits.first[b];
@@ -592,9 +592,12 @@ static void run_split(const fa_decode_job *job, int64_t index)
     decode_task(p, &job->plan, &t, b, &s, heads, keys, &partial);
 }
 
-static void merge_sequence(const fa_decode_job *job, int64_t b, int64_t head_kv, float *out)
+/* One of batch * heads_kv. */
+static void merge_pair(const fa_decode_job *job, int64_t pair, int thread)
 {
     const fa_problem *p = job->p;
+    const int64_t b = pair / p->heads_kv, head_kv = pair % p->heads_kv;
+    float *out = (float *)(void *)(job->scratch + (size_t)thread * job->plan.scratch);
     const fa_sequence s = fa_problem_sequence(p, b);
     const int64_t splits = job->splits.first[b + 1] - job->splits.first[b];
     const int64_t rows = s.n_q * job->plan.group;
@@ -606,20 +609,22 @@ static void merge_sequence(const fa_decode_job *job, int64_t b, int64_t head_kv,
     }
 }
 
+/* A region of one thread would take longer to enter and leave than a short sequence to decode. */
 static void run(const fa_decode_job *job, int threads)
 {
-    const fa_problem *p = job->p;
     const int64_t tasks = fa_tasks_total(&job->splits) * head_tasks(job);
-    const int64_t pairs = p->batch * p->heads_kv;
+    const int64_t pairs = job->p->batch * job->p->heads_kv;
+    if (threads == 1) {
+        for (int64_t index = 0; index < tasks; index++) run_split(job, index, 0);
+        for (int64_t pair = 0; pair < pairs; pair++) merge_pair(job, pair, 0);
+        return;
+    }
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t index = 0; index < tasks; index++) run_split(job, index);
+        for (int64_t index = 0; index < tasks; index++) run_split(job, index, fa_thread_index());
 #pragma omp for schedule(static)
-        for (int64_t pair = 0; pair < pairs; pair++)
-            merge_sequence(
-                job, pair / p->heads_kv, pair % p->heads_kv,
-                (float *)(void *)(job->scratch + (size_t)fa_thread_index() * job->plan.scratch));
+        for (int64_t pair = 0; pair < pairs; pair++) merge_pair(job, pair, fa_thread_index());
     }
 }
 
@@ -657,7 +662,6 @@ fa_status FA_NAME(decode)(const fa_problem *p)
     fa_decode_job job = {p, make_plan(p), {0}, {0}, {0}, NULL};
     const int threads = fa_problem_threads(p);
     fa_status status = FA_ERROR_MEMORY;
-    char *results = NULL;
     if (fa_tasks_make(&job.splits, p, split_count) &&
         fa_tasks_make(&job.partials, p, partial_count)) {
         status = FA_OK;
@@ -665,9 +669,11 @@ fa_status FA_NAME(decode)(const fa_problem *p)
         if (rows > 0) {
             const size_t scalars = fa_lines((size_t)rows * sizeof(float));
             choose_heads(&job, threads);
-            job.scratch = fa_allocate((size_t)threads * job.plan.scratch);
-            results = fa_allocate((size_t)(rows * job.plan.v.padded) * sizeof(float) + 2 * scalars);
-            if (job.scratch && results) {
+            const size_t tiles = fa_lines((size_t)threads * job.plan.scratch);
+            const size_t values = (size_t)(rows * job.plan.v.padded) * sizeof(float);
+            job.scratch = fa_allocate(tiles + 2 * scalars + values);
+            if (job.scratch) {
+                char *results = job.scratch + tiles;
                 job.partial.maximum = (float *)(void *)results;
                 job.partial.sum = (float *)(void *)(results + scalars);
                 job.partial.out = (float *)(void *)(results + 2 * scalars);
@@ -677,7 +683,6 @@ fa_status FA_NAME(decode)(const fa_problem *p)
             }
         }
     }
-    free(results);
     free(job.scratch);
     free(job.partials.first);
     free(job.splits.first);

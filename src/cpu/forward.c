@@ -330,6 +330,20 @@ static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_fo
     finish(p, plan, t, s, b, head, i0, rows, scale);
 }
 
+/* One tile of queries of one head, of all sequences'. */
+static void forward_tile(const fa_problem *p, const fa_forward_plan *plan, const fa_tasks *tasks,
+                         char *scratch, int64_t index, int thread)
+{
+    size_t bytes;
+    fa_forward_tiles t = carve(plan, scratch + (size_t)thread * plan->scratch, &bytes);
+    const int64_t task = index / p->heads_q, head = index % p->heads_q;
+    const int64_t b = fa_tasks_sequence(tasks, task);
+    const fa_sequence s = fa_problem_sequence(p, b);
+    /* Last tile first: under a causal mask it is the longest. */
+    const int64_t rows = q_tile_rows(p, &s), i0 = (tasks->first[b + 1] - 1 - task) * rows;
+    forward_task(p, plan, &t, b, &s, head, i0, fa_min(rows, s.n_q - i0));
+}
+
 fa_status FA_NAME(forward)(const fa_problem *p)
 {
     const fa_forward_plan plan = make_plan(p);
@@ -346,17 +360,13 @@ fa_status FA_NAME(forward)(const fa_problem *p)
         free(tasks.first);
         return FA_ERROR_MEMORY;
     }
+    if (threads == 1) { /* no region: entering one costs more than a short sequence */
+        for (int64_t index = 0; index < total; index++)
+            forward_tile(p, &plan, &tasks, scratch, index, 0);
+    } else {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t index = 0; index < total; index++) {
-        size_t bytes;
-        fa_forward_tiles t =
-            carve(&plan, scratch + (size_t)fa_thread_index() * plan.scratch, &bytes);
-        const int64_t task = index / p->heads_q, head = index % p->heads_q;
-        const int64_t b = fa_tasks_sequence(&tasks, task);
-        const fa_sequence s = fa_problem_sequence(p, b);
-        /* Last tile first: under a causal mask it is the longest. */
-        const int64_t rows = q_tile_rows(p, &s), i0 = (tasks.first[b + 1] - 1 - task) * rows;
-        forward_task(p, &plan, &t, b, &s, head, i0, fa_min(rows, s.n_q - i0));
+        for (int64_t index = 0; index < total; index++)
+            forward_tile(p, &plan, &tasks, scratch, index, fa_thread_index());
     }
     free(scratch);
     free(tasks.first);

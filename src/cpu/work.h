@@ -61,7 +61,7 @@ typedef int64_t fa_tile_count(const fa_problem *p, const fa_sequence *s);
 static inline bool fa_tasks_make(fa_tasks *t, const fa_problem *p, fa_tile_count *count)
 {
     t->batch = p->batch;
-    t->first = fa_allocate((size_t)(p->batch + 1) * sizeof(int64_t));
+    t->first = malloc((size_t)(p->batch + 1) * sizeof(int64_t));
     if (!t->first) return false;
     t->first[0] = 0;
     for (int64_t b = 0; b < p->batch; b++) {

@@ -1,0 +1,31 @@
+/*
+ * What the parts of `flashattn verify` share.
+ */
+#ifndef FA_CLI_VERIFY_H
+#define FA_CLI_VERIFY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "random_problem.h"
+
+/* Problems in which one class of faults shows. */
+typedef struct verify_class {
+    const char *name; /* --class NAME */
+    random_focus focus;
+    int64_t problems;
+    bool in_turn;      /* problem i is number i; else numbers are drawn */
+    const char *about; /* what faults, for the table */
+} verify_class;
+
+/* All of them; verify_class_names: their names as choices: "all", "none", the names, NULL. */
+extern const verify_class verify_classes[];
+extern const int verify_num_classes;
+extern const char *const verify_class_names[];
+enum { VERIFY_ALL = 0, VERIFY_NONE = 1, VERIFY_FIRST_CLASS = 2 };
+
+/* Calls on the GPU with more than 2^31 elements, or offsets beyond them, or a million keys; some of
+ * their rows are compared with float64. Returns the exit code. (verify_large.c) */
+int verify_large(bool json);
+
+#endif

@@ -1,0 +1,27 @@
+/*
+ * The classes of faults that `flashattn verify` looks for one by one, beside problems drawn from
+ * the whole option space. In every problem of all of them outputs, unused memory and workspaces
+ * begin as NaN, buffers lie between guard bands, and on a GPU a second run must leave the same bits.
+ */
+#include "cli.h"
+#include "verify.h"
+
+const verify_class verify_classes[] = {
+    {"empty", RANDOM_EMPTY, 150, false, "no queries, no keys, rows that see none"},
+    {"unused", RANDOM_UNUSED, 150, false, "NaN in padding, pages, hidden keys"},
+    {"grid", RANDOM_GRID, 12, true, "more than 65,535 batch items or heads"},
+    {"lengths", RANDOM_LENGTHS, 200, false, "packed, padded, paged; lengths 0 and 1"},
+    {"strides", RANDOM_STRIDES, 200, false, "broadcast, backwards, gaps, misaligned"},
+    {"tails", RANDOM_TAILS, RANDOM_NUM_TAILS, true, "every head dim, every rest of a tile"},
+    {"masks", RANDOM_MASKS, 200, false, "causal, diagonal, window; lengths differ"},
+    {"split", RANDOM_SPLIT, 100, false, "few queries, many keys, several items"},
+    {"invariance", RANDOM_INVARIANCE, 150, false, "an item alone has the same bits"},
+    {"dropout", RANDOM_DROPOUT, 60, false, "every bit of the mask"},
+};
+const int verify_num_classes = CLI_COUNT(verify_classes);
+
+const char *const verify_class_names[] = {"all",        "none",    "empty", "unused", "grid",
+                                          "lengths",    "strides", "tails", "masks",  "split",
+                                          "invariance", "dropout", NULL};
+_Static_assert(CLI_COUNT(verify_class_names) - 1 - VERIFY_FIRST_CLASS == CLI_COUNT(verify_classes),
+               "a name for every class");

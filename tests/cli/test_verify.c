@@ -1,0 +1,65 @@
+/* `flashattn verify`: classes of problems, several at once, what it says. On the CPU: with a GPU the
+ * same command looks there. */
+#include <stdio.h>
+#include <string.h>
+
+#include "harness.h"
+
+static const char *const classes[] = {"empty", "unused", "lengths", "strides",    "tails",
+                                      "masks", "split",  "grid",    "invariance", "dropout"};
+
+/* A few problems of each class, and the line that counts them. */
+static void test_classes(void)
+{
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++) {
+        char line[64];
+        const char *cases = strcmp(classes[i], "grid") == 0 ? "2" : "9";
+        const outcome *o = EXPECT_FINE("verify", "--class", classes[i], "--cases", cases, "--seed",
+                                       "1", "--threads", "1");
+        snprintf(line, sizeof line, "%-10s %6s problems in", classes[i], cases);
+        CHECK(strstr(o->out, line) == o->out, "%s: %s", classes[i], o->out);
+        snprintf(line, sizeof line, "%s problems of classes and 0 random problems", cases);
+        CHECK(strstr(o->out, line) != NULL, "%s: %s", classes[i], o->out);
+    }
+}
+
+/* The same problem whoever computes it, and however many beside it. */
+static void test_case(void)
+{
+    const outcome *o = EXPECT_FINE("verify", "--class", "tails", "--case", "79", "--threads", "1");
+    CHECK(strstr(o->out, " d=80 d_v=80 ") != NULL, "problem 79 has head dim 80: %s", o->out);
+    o = EXPECT_FINE("verify", "--class", "dropout", "--case", "3", "--threads", "1");
+    CHECK(strstr(o->out, " dropout=") != NULL, "no dropout: %s", o->out);
+    o = EXPECT_FINE("verify", "--class", "invariance", "--case", "3", "--threads", "1");
+    CHECK(strstr(o->out, "batch=1 ") == NULL, "one item alone: %s", o->out);
+    o = EXPECT_FINE("verify", "--tiles", "--case", "3", "--threads", "1");
+    CHECK(strstr(o->out, "1 random problems") != NULL, "%s", o->out);
+}
+
+static void test_jobs(void)
+{
+    const outcome *o =
+        EXPECT_FINE("verify", "--cases", "40", "--seed", "2", "--jobs", "3", "--threads", "1");
+    CHECK(strstr(o->out, "\n40 random problems in ") != NULL, "%s", o->out);
+    o = EXPECT_FINE("verify", "--class", "masks", "--cases", "12", "--jobs", "3", "--json");
+    CHECK(harness_is_json_lines(o->out), "no JSON: %s", o->out);
+    CHECK(strstr(o->out, "{\"ok\": true, \"class\": \"masks\", \"problems\": 12, ") == o->out, "%s",
+          o->out);
+}
+
+static void test_mistakes(void)
+{
+    EXPECT_ERROR("--class is \"nonsense\"", "verify", "--class", "nonsense");
+    EXPECT_ERROR("--large needs --device cuda", "verify", "--large");
+    EXPECT_ERROR("--jobs is \"0\"; expected an integer from 1 to 64", "verify", "--jobs", "0");
+}
+
+int main(int argc, char **argv)
+{
+    harness_begin(argc, argv);
+    test_classes();
+    test_case();
+    test_jobs();
+    test_mistakes();
+    return harness_end();
+}
