@@ -330,7 +330,8 @@ FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tens
  *   out, lse   as in fa_forward; lse may be NULL
  *       lse = log sum_p exp(part_lse_p),   out = sum_p exp(part_lse_p - lse) * parts_p
  * A part whose lse is -infinity is empty: its values are not read. If all parts are empty, out = 0 and
- * lse = -infinity. num_parts may be 0. A sink belongs into exactly one of the parts. Of the options,
+ * lse = -infinity. num_parts may be 0; on CUDA more than 640 parts need a float32 out and an lse, in
+ * which sums are kept between launches. A sink belongs into exactly one of the parts. Of the options,
  * only size, device, threads, stream, FA_DETERMINISTIC and FA_BATCH_INVARIANT may be set.
  */
 FA_API fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64_t num_parts,
@@ -384,6 +385,13 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * the processor has. The environment variable FA_CPU_ISA forces another ("portable", "avx2", "avx512",
  * "avx512_bf16"); a name that is unknown or that this processor cannot run makes every call on the CPU
  * fail with FA_ERROR_DEVICE and a sentence saying so.
+ *
+ * On CUDA the fastest kernel that can do a problem on the device is chosen; fa_describe names it and
+ * says why a faster one was passed over. The environment variable FA_CUDA_KERNEL, read once, allows one
+ * family of forward kernels alone: "sm80" (tensor cores of Ampere and later), "sm75" (of Turing: float16
+ * only) or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
+ * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
+ * call fail with FA_ERROR_DEVICE.
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fa_cpu_info {

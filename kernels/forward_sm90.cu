@@ -19,24 +19,42 @@
  * warp does the tile again with maxima, as the online softmax does (FlashAttention-2, section 3.1,
  * arXiv:2307.08691).
  *
- * Compiled with HEAD_DIM (of queries and keys), VALUE_DIM and BFLOAT16 (1 or 0); see forward_sm90.h.
+ * Sums of weights are 88 additions of 316 instructions of a softmax; the tensor cores can do them on the
+ * side, as products with a block of ones behind the values (SUMS). They then are sums of rounded weights:
+ * right for the division, for out is the sum of the same weights, but not for a log-sum-exp to 1e-3.
+ *
+ * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL (1: with the options that change
+ * scores and weights; 0: masks by position and lengths alone), SUMS (1: as said above).
  */
 #include "common/hopper.cuh"
 #include "common/logits.cuh"
 #include "common/softmax.cuh"
 #include "forward_sm90.h"
 
-#define KEYS FA_SM90_KEYS(HEAD_DIM, VALUE_DIM)
-#define CONSUMERS FA_SM90_CONSUMERS(HEAD_DIM, VALUE_DIM)
+#define HEAD_DIM FA_SM90_DIM(SHAPE)
+#define VALUE_DIM FA_SM90_DIM_V(SHAPE)
+#define CONSUMERS FA_SM90_CONSUMERS(SHAPE)
+#define KEYS FA_SM90_KEYS(SHAPE)
+
+/* Columns of the products with values, and the accumulators of a thread: sums stand behind the outputs,
+ * eight columns of the same. */
+#if !SUMS
+#define PV_COLUMNS VALUE_DIM
+#elif FA_SM90_DIM_V(SHAPE) == 64
+#define PV_COLUMNS 72
+#else
+#define PV_COLUMNS 136
+#endif
+#define OUTPUTS (PV_COLUMNS / 2)
 
 /* Results go out by way of shared memory. */
-#define STAGED (FA_SM90_STAGING(HEAD_DIM, VALUE_DIM) > 0 && VALUE_DIM % 64 == 0)
+#define STAGED (FA_SM90_STAGING(SHAPE) > 0 && VALUE_DIM % 64 == 0)
 
 enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
-    THREADS = FA_SM90_THREADS(HEAD_DIM, VALUE_DIM),
-    QUERIES = FA_SM90_QUERIES(HEAD_DIM, VALUE_DIM),
+    THREADS = FA_SM90_THREADS(SHAPE),
+    QUERIES = FA_SM90_QUERIES(SHAPE),
     ROWS = 64, /* queries of a consumer */
     STAGES = FA_SM90_STAGES,
     K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM) / 128, /* of 64 columns: the swizzle spans 128 bytes */
@@ -46,8 +64,9 @@ enum {
     Q_BYTES = K_BLOCKS * Q_BLOCK,
     K_BYTES = K_BLOCKS * KV_BLOCK,
     V_BYTES = V_BLOCKS * KV_BLOCK,
-    GROUP = 8 * 128, /* eight rows: what the swizzle repeats after */
-    SLOTS = 3        /* pieces described: one being finished, one computed, one loaded */
+    V_STAGE = V_BYTES + SUMS * KV_BLOCK, /* with its block of ones */
+    GROUP = 8 * 128,                     /* eight rows: what the swizzle repeats after */
+    SLOTS = 4                            /* pieces described: see produce */
 };
 
 /* Registers of a thread that loads and of one that computes. */
@@ -59,15 +78,26 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* Of the sum of a thread's weights in a tile: float16 ends at 2^16. */
-#define SUM_BOUND 16384.0f
+/* The bound of a thread's sum of weights in a tile: float16 ends at 2^16. With SUMS weights stay below 2,
+ * which one bit of a 16-bit float tells. */
+#define SUM_BOUND 32768.0f
+#define TWO_BITS 0x40004000u
+
+/* The largest weight of a row is 2 to this when its base is found. Float16 loses what is small; with SUMS
+ * there must be room to grow. */
+#if SUMS
+#define HEADROOM (BFLOAT16 ? -6.0f : -3.0f)
+#else
+#define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
+#endif
 
 /* A piece of work as the consumers see it. Its query i may see the keys [lo + i, hi + i), as far as they
  * are in [0, n_k), all counted from start on. */
 typedef struct piece {
     fa_tile tile;
     int32_t start, tiles; /* its tiles of keys: so many, from this key on; 0: no piece is left */
-    int32_t mine[CONSUMERS]; /* how many of them a consumer needs, for it may end early under a causal
+    int32_t
+        mine[CONSUMERS]; /* how many of them a consumer needs, for it may end early under a causal
                               * mask; 0: its rows see nothing, or are none */
     int32_t lo, hi, n_k;
 } piece;
@@ -175,65 +205,79 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         tma_load_4d(pipe->q + consumer * Q_BYTES + block * Q_BLOCK, &s->q, barrier, 64 * block, row,
-                    (int)t->head, (int)t->block_q);
+                    (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
 }
 
 /* A tile of keys or values, from key `key` on: at once, or page by page. */
-FA_DEVICE void load_keys(char *shared, const fa_sm90_map *map, uint64_t *barrier, int blocks,
-                         const fa_attention_params *p, const fa_sm90_params *s, const fa_tile *t,
-                         int key)
+FA_DEVICE void load_keys(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                         uint64_t *barrier, int blocks, const fa_attention_params *p,
+                         const fa_sm90_params *s, const fa_tile *t, int key)
 {
     barrier_expect(barrier, blocks * KV_BLOCK);
     for (int at = 0; at < KEYS; at += s->box_rows) {
         int row = (int)t->start_k + key + at, outer = (int)t->block_k;
         if (p->block_table) {
             /* What lies behind the last page is not read; any page will do for it. */
-            const int64_t j = fa_min64(key + at, fa_max64(t->n_k - 1, 0)) / s->box_rows * s->box_rows;
+            const int64_t j =
+                fa_min64(key + at, fa_max64(t->n_k - 1, 0)) / s->box_rows * s->box_rows;
             const int64_t page = (uint32_t)j / (uint32_t)p->rows_k;
             row = (int)((uint32_t)j % (uint32_t)p->rows_k);
             outer = t->n_k ? p->block_table[t->batch * p->block_table_stride + page] : 0;
         }
         for (int block = 0; block < blocks; block++)
             tma_load_4d(shared + block * KV_BLOCK + at * 128, map, barrier, 64 * block, row,
-                        (int)t->head_kv, outer);
+                        (int)t->head_kv * step->head, outer * step->block);
     }
 }
 
-/* Rows of values behind a sequence's end that the copy engine has read all the same: they may hold
- * NaN, and 0 * NaN is NaN. The whole warp. */
-FA_DEVICE void clean_values(char *shared, int valid)
+/* Rows of values outside [from, to) that the copy engine has read all the same, though no query of the
+ * sequence may see them: they may hold NaN, and 0 * NaN is NaN. The whole warp. */
+FA_DEVICE void clean_values(char *shared, int64_t from, int64_t to)
 {
-    const int lane = threadIdx.x % 32, from = valid > 0 ? valid : 0;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int block = 0; block < V_BLOCKS; block++)
-        for (int at = from * 128 + lane * 16; at < KV_BLOCK; at += 32 * 16)
-            *(float4 *)(shared + block * KV_BLOCK + at) = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int at = lane * 16; at < KV_BLOCK; at += 32 * 16)
+            if (at / 128 < from || at / 128 >= to)
+                *(float4 *)(shared + block * KV_BLOCK + at) = make_float4(0, 0, 0, 0);
     async_proxy_fence();
     __syncwarp();
 }
 
-/* Whether a tile of values that reaches behind a sequence's end holds rows of something else. */
-FA_DEVICE bool needs_cleaning(const fa_attention_params *p, const fa_tile *t, int key)
+/* The keys that some query of the sequence may see. */
+FA_DEVICE fa_range seen_keys(const fa_attention_params *p, const fa_tile *t)
 {
-    const bool zeros_behind = !p->block_table && t->start_k + t->n_k == p->rows_k;
-    return !zeros_behind && key + KEYS > t->n_k;
+    fa_range seen = fa_tile_visible(p, t, fa_max64(t->n_q - 1, 0));
+    seen.lo = fa_tile_visible(p, t, 0).lo;
+    return seen;
+}
+
+/* Whether a tile of values holds rows that no query may see; behind the tensor's end are zeros. */
+FA_DEVICE bool needs_cleaning(const fa_attention_params *p, const fa_tile *t, const fa_range *seen,
+                              int key)
+{
+    const bool zeros_behind = !p->block_table && t->start_k + seen->hi == p->rows_k;
+    return key < seen->lo || (key + KEYS > seen->hi && !zeros_behind);
 }
 
 FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
                            const fa_sm90_params *s, const fa_tile *t, int key, int stage,
                            int *cleaned)
 {
-    char *shared = pipe->v + stage * V_BYTES;
+    char *shared = pipe->v + stage * V_STAGE;
     uint64_t *full = &pipe->state->v_full[stage];
     const bool leader = threadIdx.x == 0;
-    if (!needs_cleaning(p, t, key)) {
-        if (leader) load_keys(shared, &s->v, full, V_BLOCKS, p, s, t, key);
+    const fa_range seen = seen_keys(p, t);
+    if (!needs_cleaning(p, t, &seen, key)) {
+        if (leader) load_keys(shared, &s->v, &s->v_step, full, V_BLOCKS, p, s, t, key);
         return;
     }
     uint64_t *raw = &pipe->state->v_raw;
-    if (leader) load_keys(shared, &s->v, raw, V_BLOCKS, p, s, t, key);
+    if (leader) load_keys(shared, &s->v, &s->v_step, raw, V_BLOCKS, p, s, t, key);
     barrier_wait(raw, *cleaned & 1);
     *cleaned += 1;
-    clean_values(shared, (int)t->n_k - key);
+    clean_values(shared, seen.lo - key, seen.hi - key);
     if (leader) barrier_arrive(full);
 }
 
@@ -255,8 +299,8 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_attention_params *p,
     const int stage = stage_of(count), parity = parity_of(count) ^ 1, key = w->start + tile * KEYS;
     barrier_wait(&pipe->state->k_empty[stage], parity);
     if (threadIdx.x == 0)
-        load_keys(pipe->k + stage * K_BYTES, &s->k, &pipe->state->k_full[stage], K_BLOCKS, p, s,
-                  &w->tile, key);
+        load_keys(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage],
+                  K_BLOCKS, p, s, &w->tile, key);
     for (int c = 0; c < CONSUMERS && tile == 0; c++) hand_over(pipe, s, w, c, number);
     barrier_wait(&pipe->state->v_empty[stage], parity);
     load_values(pipe, p, s, &w->tile, key, stage, cleaned);
@@ -272,8 +316,9 @@ FA_DEVICE const piece *describe(const pipeline *pipe, const fa_attention_params 
     return w;
 }
 
-/* The next piece is described early, so that its loads can follow at once: when a piece has been handed
- * over, all consumers are done with the slot of the piece two before. */
+/* The next piece is described early, so that its loads can follow at once. A consumer that has given
+ * back the queries of a piece has done with the slot of the piece two before; a piece is described when
+ * the one before has been handed over, for which the queries of the one before that were given back. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     int number = 0, count = 0, cleaned = 0;
@@ -330,8 +375,8 @@ FA_DEVICE void multiply_qk(float *s, uint32_t q, uint32_t k)
 FA_DEVICE void multiply_pv(float *out, const uint32_t *p, uint32_t v, int add)
 {
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++)
-        WGMMA(pv, VALUE_DIM)(out, p + 4 * step, matrix_at(v + step * 16 * 128 / 16), step > 0 || add);
+    for (int step = 0; step < KEYS / 16; step++) WGMMA(pv, PV_COLUMNS)
+    (out, p + 4 * step, matrix_at(v + step * 16 * 128 / 16), step > 0 || add);
     wgmma_commit();
 }
 
@@ -348,7 +393,7 @@ FA_DEVICE uint32_t k_place(const pipeline *pipe, int count)
 
 FA_DEVICE uint32_t v_place(const pipeline *pipe, int count)
 {
-    return matrix_place(pipe->v + stage_of(count) * V_BYTES, KV_BLOCK);
+    return matrix_place(pipe->v + stage_of(count) * V_STAGE, KV_BLOCK);
 }
 
 /* A consumer's place in a piece. */
@@ -381,7 +426,8 @@ FA_DEVICE bounds find_bounds(const piece *w, int i)
 
 FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
 {
-    const float scale = fa_effective_scale(p, &w->tile) * FA_LOG2E;
+    /* General scores are in exponents of 2 when they come to the softmax. */
+    const float scale = GENERAL ? 1.0f : fa_effective_scale(p, &w->tile) * FA_LOG2E;
     const place at = {same_for_warp(find_bounds(w, consumer * ROWS + ROWS - 1).lo),
                       same_for_warp(find_bounds(w, consumer * ROWS).hi),
                       __int_as_float(same_for_warp(__float_as_int(scale)))};
@@ -405,6 +451,144 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
     }
 }
 
+#if GENERAL
+
+/* ---- Options that change scores ---------------------------------------------------------------- */
+
+/* Scores become logits times log2(e), option by option, so that each loop has one thing to do. */
+
+FA_DEVICE void scale_scores(const fa_attention_params *p, const fa_tile *t, float *s)
+{
+    const float scale = fa_effective_scale(p, t);
+    if (p->softcap > 0.0f) {
+        const float inner = scale / p->softcap, cap = p->softcap * FA_LOG2E;
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) s[i] = cap * fa_tanh_fast(s[i] * inner);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] *= scale * FA_LOG2E;
+}
+
+/* One row of a thread: where its query and the tile's first key of the thread are. */
+typedef struct score_row {
+    fa_logit_row logit;
+    int64_t j;  /* the first key that the thread holds */
+    int lo, hi; /* the keys that it may see, from there on */
+} score_row;
+
+FA_DEVICE void add_alibi(float *s, int r, const score_row *row)
+{
+    const float slope = row->logit.slope * FA_LOG2E, distance = (float)(row->logit.center - row->j);
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float *x = s + 4 * j + 2 * r + c;
+            *x = fmaf(-slope, fabsf(distance - (float)(8 * j + c)), *x);
+        }
+}
+
+/* Two neighbours of the bias, for 16-bit and 32-bit elements that lie side by side. */
+FA_DEVICE float2 fetch_two(const char *bias, int dtype)
+{
+    if (dtype == FA_KERNEL_FLOAT32) return *(const float2 *)bias;
+    const uint32_t two = *(const uint32_t *)bias;
+    if (dtype == FA_KERNEL_BFLOAT16)
+        return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+    return make_float2(fa_half_to_float((uint16_t)two), fa_half_to_float((uint16_t)(two >> 16)));
+}
+
+/* Whether the neighbours of an even key may be fetched at once. */
+FA_DEVICE bool fetches_two(const fa_kernel_view *bias, const char *first)
+{
+    return bias->stride[3] == 1 && (uintptr_t)first % (2 * fa_element_size(bias->dtype)) == 0;
+}
+
+FA_DEVICE void add_bias(const fa_kernel_view *bias, float *s, int r, const score_row *row)
+{
+    const int size = fa_element_size(bias->dtype);
+    const char *first = row->logit.bias + row->j * bias->stride[3] * size;
+    const bool two = fetches_two(bias, first);
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++) {
+        float *x = s + 4 * j + 2 * r;
+        const bool low = 8 * j >= row->lo && 8 * j < row->hi;
+        const bool high = 8 * j + 1 >= row->lo && 8 * j + 1 < row->hi;
+        if (two && low && high) {
+            const float2 b = fetch_two(first + (int64_t)8 * j * size, bias->dtype);
+            x[0] = fmaf(b.x, FA_LOG2E, x[0]);
+            x[1] = fmaf(b.y, FA_LOG2E, x[1]);
+            continue;
+        }
+        if (low) x[0] += FA_LOG2E * fa_element(first, bias->dtype, 8 * j * bias->stride[3]);
+        if (high) x[1] += FA_LOG2E * fa_element(first, bias->dtype, (8 * j + 1) * bias->stride[3]);
+    }
+}
+
+FA_DEVICE void apply_mask(const fa_kernel_view *mask, float *s, int r, const score_row *row)
+{
+    const uint8_t *first = row->logit.mask + row->j * mask->stride[3];
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int i = 8 * j + c;
+            if (i >= row->lo && i < row->hi && !first[i * mask->stride[3]])
+                s[4 * j + 2 * r + c] = -INFINITY;
+        }
+}
+
+FA_DEVICE void make_logits(const fa_attention_params *p, const piece *w, float *s, int consumer,
+                           int key)
+{
+    const fa_tile *t = &w->tile;
+    const int column = key + (int)threadIdx.x % 4 * 2;
+    scale_scores(p, t, s);
+    if (!p->alibi_slopes && !p->bias.data && !p->mask.data) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int i = row_of(consumer, r);
+        const bounds b = find_bounds(w, i);
+        const int64_t query = fa_min64(t->first + i, fa_max64(t->n_q, 1) - 1);
+        const score_row row = {fa_logit_row_of(p, t, query), (int64_t)w->start + column,
+                               b.lo - column, b.hi - column};
+        if (p->alibi_slopes) add_alibi(s, r, &row);
+        if (p->bias.data) add_bias(&p->bias, s, r, &row);
+        if (p->mask.data) apply_mask(&p->mask, s, r, &row);
+    }
+}
+
+/* Clears the weights that dropout drops; the others are scaled at the end. A thread's columns of 32
+ * take their bits from one block. */
+FA_DEVICE void drop_weights(const fa_attention_params *p, const piece *w, uint32_t *weights,
+                            int consumer, int key)
+{
+    const fa_dropout d = fa_dropout_of(p, &w->tile);
+#pragma unroll 1
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = w->tile.first + row_of(consumer, r);
+#pragma unroll
+        for (int g = 0; g < KEYS / 32; g++) {
+            uint32_t block[4];
+            fa_dropout_block(d.seed, d.offset, d.batch_head, i, (w->start + key) / 32 + g,
+                             (int)threadIdx.x % 4, block);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t keep = (block[j] & 0xffffu) >= p->dropout_threshold ? 0xffffu : 0;
+                if (block[j] >> 16 >= p->dropout_threshold) keep |= 0xffff0000u;
+                uint32_t *even = weights + 2 * (4 * g + j), *odd = even + 1;
+                if (r == 0) *even &= keep;
+                else *odd &= keep;
+            }
+        }
+    }
+}
+
+#endif
+
+/* ---- Softmax ----------------------------------------------------------------------------------- */
+
 /* The base of a row that has seen nothing: no score lies below it, and -infinity still gives 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
 
@@ -414,9 +598,27 @@ typedef struct row_state {
     bool unseen;           /* some row of the warp has seen nothing */
 } row_state;
 
-/* Weights of scores, rounded and paired: exactly an A operand of wgmma; and their sums. Pair i is
- * columns 8 (i / 2) + {0, 1} of row i % 2. */
-FA_DEVICE void weigh(uint32_t *weights, const float *s, const float *base, float scale, float *sum)
+/* Weights of scores, rounded and paired: exactly an A operand of wgmma; and their sums. Pair i is columns
+ * 8 (i / 2) + {0, 1} of row i % 2. Returns whether some weight of the warp is, or may be, too large. */
+#if SUMS
+
+FA_DEVICE bool weigh(uint32_t *weights, const float *s, const float *base, float scale, float *sum)
+{
+    uint32_t seen = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const float a = exp2_fast(fmaf(s[2 * i], scale, -base[i % 2]));
+        const float b = exp2_fast(fmaf(s[2 * i + 1], scale, -base[i % 2]));
+        weights[i] = pack_pair(a, b);
+        if (i % 2) seen |= weights[i - 1] | weights[i];
+    }
+    sum[0] = sum[1] = 0; /* out has them */
+    return __any_sync(0xffffffff, (seen & TWO_BITS) != 0);
+}
+
+#else
+
+FA_DEVICE bool weigh(uint32_t *weights, const float *s, const float *base, float scale, float *sum)
 {
     float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
@@ -428,7 +630,10 @@ FA_DEVICE void weigh(uint32_t *weights, const float *s, const float *base, float
     }
     sum[0] = part[0][0] + part[0][1];
     sum[1] = part[1][0] + part[1][1];
+    return __any_sync(0xffffffff, !(sum[0] <= SUM_BOUND && sum[1] <= SUM_BOUND));
 }
+
+#endif
 
 /* Over the four lanes that share a row. */
 FA_DEVICE float quad_maximum(float x)
@@ -447,19 +652,20 @@ FA_DEVICE float row_maximum(const float *s, int r, float scale)
     return quad_maximum(fmaxf(top[0], top[1]));
 }
 
-/* Bases that fit this tile's scores; what was summed before is rescaled. */
+/* Bases that fit this tile's scores; what was summed before is rescaled. A row without scores keeps
+ * NOTHING_SEEN, below which is no score but -infinity. */
 FA_DEVICE void find_bases(const float *s, row_state *rows, float *out, float scale)
 {
     float rescale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float base = fmaxf(rows->base[r], row_maximum(s, r, scale));
+        const float base = fmaxf(rows->base[r], row_maximum(s, r, scale) - HEADROOM);
         rescale[r] = exp2_fast(rows->base[r] - base);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
     }
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; i++) out[i] *= rescale[i / 2 % 2];
+    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
     rows->unseen =
         __any_sync(0xffffffff, rows->base[0] == NOTHING_SEEN || rows->base[1] == NOTHING_SEEN);
 }
@@ -469,14 +675,9 @@ FA_DEVICE void find_bases(const float *s, row_state *rows, float *out, float sca
 FA_DEVICE void softmax(uint32_t *weights, const float *s, row_state *rows, float *out, float scale)
 {
     float sum[2];
-    bool renew = rows->unseen;
-    if (!renew) {
-        weigh(weights, s, rows->base, scale, sum);
-        renew = __any_sync(0xffffffff, !(sum[0] <= SUM_BOUND && sum[1] <= SUM_BOUND));
-    }
-    if (renew) {
+    if (rows->unseen || weigh(weights, s, rows->base, scale, sum)) {
         find_bases(s, rows, out, scale);
-        weigh(weights, s, rows->base, scale, sum);
+        (void)weigh(weights, s, rows->base, scale, sum);
     }
     rows->sum[0] += sum[0];
     rows->sum[1] += sum[1];
@@ -577,11 +778,102 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
         store_each((uint16_t *)row, 16 * j + first, p->d_v, fours[j]);
 }
 
+FA_DEVICE void store_rows(const fa_attention_params *p, const fa_tile *t, const float *out,
+                          const float *factor, int consumer)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = t->first + row_of(consumer, r);
+        store_row(p, out, r, factor[r], i < t->room_q,
+                  fa_view_row(&p->out, t->block_q, t->start_q + i, t->head));
+    }
+}
+
 /* Rows of zeros, whatever out holds. */
 FA_DEVICE void clear_row(float *out, int r)
 {
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 8; i++) out[4 * i + 2 * r] = out[4 * i + 2 * r + 1] = 0;
+}
+
+#if GENERAL
+
+/* ---- Values that a boolean mask or a bias of -infinity hides ----------------------------------- */
+
+/* They may hold NaN or infinities, which a weight of 0 does not keep out of a product: then results are
+ * not finite, and the warp does its rows once more, key by key, without the keys of weight 0. */
+
+FA_DEVICE bool is_finite_for_warp(const float *out)
+{
+    float seen = 0;
+#pragma unroll
+    for (int i = 0; i < VALUE_DIM / 2; i++) seen += out[i] * 0.0f;
+    return !__any_sync(0xffffffff, seen != 0.0f);
+}
+
+/* The exponent of 2 of one key's weight, less the base; every lane gets it. */
+FA_DEVICE float score_again(const fa_attention_params *p, const fa_tile *t, const fa_logit_row *row,
+                            const char *q, int64_t j)
+{
+    const char *k = fa_key_row(p, &p->k, t, j);
+    float sum = 0;
+    for (int c = threadIdx.x % 32; c < p->d; c += 32)
+        sum = fmaf(fa_element(q, p->q.dtype, c), fa_element(k, p->k.dtype, c), sum);
+    for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
+    const float distance = (float)(row->center - j);
+    return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
+}
+
+FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)
+{
+    if (!p->dropout_threshold) return false;
+    return fa_dropout_bits(d->seed, d->offset, d->batch_head, i, j) < p->dropout_threshold;
+}
+
+FA_DEVICE void redo_row(const fa_attention_params *p, const fa_tile *t, int64_t i, float base,
+                        float factor)
+{
+    const fa_dropout d = fa_dropout_of(p, t);
+    const fa_range visible = fa_tile_visible(p, t, i);
+    const fa_logit_row row = fa_logit_row_of(p, t, i);
+    const char *q = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
+    char *to = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
+    for (int64_t first = 0; first < p->d_v; first += 32) {
+        const int64_t c = first + threadIdx.x % 32;
+        float sum = 0;
+        for (int64_t j = visible.lo; j < visible.hi; j++) {
+            const float weight = exp2_fast(score_again(p, t, &row, q, j) - base);
+            if (weight == 0.0f || c >= p->d_v || is_dropped(p, &d, i, j)) continue;
+            sum = fmaf(weight, fa_element(fa_key_row(p, &p->v, t, j), p->v.dtype, c), sum);
+        }
+        if (c < p->d_v) fa_store_element(to, p->out.dtype, c, factor == 0.0f ? 0.0f : sum * factor);
+    }
+}
+
+/* Eight of the warp's rows, from first_row on: those with number r in their threads. */
+FA_DEVICE void redo_rows(const fa_attention_params *p, const fa_tile *t, float base, float factor,
+                         int64_t first_row)
+{
+    __syncwarp(); /* what was written there comes first */
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+        const float row_base = __shfl_sync(0xffffffff, base, i * 4);
+        const float row_factor = __shfl_sync(0xffffffff, factor, i * 4);
+        if (first_row + i < t->n_q) redo_row(p, t, first_row + i, row_base, row_factor);
+    }
+}
+
+#endif
+
+/* The sum of a row's weights. */
+FA_DEVICE float find_sum(const row_state *rows, const float *out, int r)
+{
+#if SUMS
+    return rows->base[r] == NOTHING_SEEN ? 0.0f : out[VALUE_DIM / 2 + 2 * r];
+#else
+    const float pair = rows->sum[r] + __shfl_xor_sync(0xffffffff, rows->sum[r], 1);
+    return pair + __shfl_xor_sync(0xffffffff, pair, 2);
+#endif
 }
 
 /* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. */
@@ -594,28 +886,28 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, char *stag
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int64_t i = t->first + row_of(consumer, r);
-        float sum = rows->sum[r], lse;
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        float lse;
+        const float sum = find_sum(rows, out, r);
         const float top = rows->base[r] == NOTHING_SEEN ? -INFINITY : rows->base[r] * ln2;
         factor[r] = fa_softmax_finish(top, sum, sink, &lse);
         if (i >= t->n_q) lse = -INFINITY, factor[r] = 0.0f;
+        if (GENERAL && p->dropout_threshold) factor[r] *= p->dropout_scale;
         if (factor[r] == 0.0f) clear_row(out, r);
         if (i < t->room_q && p->lse && threadIdx.x % 4 == 0)
             p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
     }
-    if (STAGED && p->out.vector == 8) {
-        const int warp = (int)threadIdx.x % WARPGROUP / 32;
-        store_staged(p, t, staging + (consumer * ROWS + warp * 16) * 128, out, factor,
-                     t->first + consumer * ROWS + warp * 16);
-        return;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int64_t i = t->first + row_of(consumer, r);
-        store_row(p, out, r, factor[r], i < t->room_q,
-                  fa_view_row(&p->out, t->block_q, t->start_q + i, t->head));
-    }
+    const int warp_row = consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
+#if GENERAL
+    const bool redo = (p->bias.data || p->mask.data) && !is_finite_for_warp(out);
+#endif
+    if (STAGED && p->out.vector == 8)
+        store_staged(p, t, staging + warp_row * 128, out, factor, t->first + warp_row);
+    else store_rows(p, t, out, factor, consumer);
+#if GENERAL
+    if (!redo) return;
+    redo_rows(p, t, rows->base[0], factor[0], t->first + warp_row);
+    redo_rows(p, t, rows->base[1], factor[1], t->first + warp_row + 8);
+#endif
 }
 
 /* ---- The consumer's walk ----------------------------------------------------------------------- */
@@ -680,14 +972,14 @@ FA_DEVICE void multiply_keys(float *s, uint32_t q, uint32_t k, int consumer)
 FA_DEVICE void multiply_both(float *out, float *s, uint32_t *weights, uint32_t q, uint32_t k,
                              uint32_t v, int add, int consumer)
 {
-    REGISTER_FENCE(out, VALUE_DIM / 2);
+    REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
     multiply_pv(out, weights, v, add);
     multiply_qk(s, q, k);
     pass_turn(consumer);
     wgmma_wait(0);
-    REGISTER_FENCE(out, VALUE_DIM / 2);
+    REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
 }
 
@@ -720,7 +1012,7 @@ FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, c
  * with the values of the one before. */
 FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
 {
-    float out[VALUE_DIM / 2], s[KEYS / 2];
+    float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
     place here;
@@ -736,9 +1028,15 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int c
         const bool needed = is_needed(&at);
         const int tile = at.tile, key = tile * KEYS;
         if (needed) {
-            if (key < here.full_lo || key + KEYS > here.full_hi)
-                mask_scores(s, find_slot(pipe, at.number), consumer, key);
+            const piece *w = find_slot(pipe, at.number);
+#if GENERAL
+            make_logits(p, w, s, consumer, key);
+#endif
+            if (key < here.full_lo || key + KEYS > here.full_hi) mask_scores(s, w, consumer, key);
             softmax(weights, s, &rows, out, here.scale);
+#if GENERAL
+            if (p->dropout_threshold) drop_weights(p, w, weights, consumer, key);
+#endif
         }
         next_tile(pipe, consumer, &at);
         multiply(pipe, out, s, weights, &at, needed, tile > 0, consumer);
@@ -768,15 +1066,25 @@ FA_DEVICE void init_barriers(shared_state *state)
     barrier_init_fence();
 }
 
-FA_KERNEL __launch_bounds__(THREADS, 1)
-    forward_sm90(const __grid_constant__ fa_attention_params p,
-                 const __grid_constant__ fa_sm90_params s)
+/* The blocks of ones behind the values. */
+FA_DEVICE void write_ones(char *v)
+{
+    const uint32_t ones = BFLOAT16 ? 0x3f803f80u : 0x3c003c00u;
+    for (int stage = 0; stage < STAGES; stage++)
+        for (int at = threadIdx.x * 4; at < KV_BLOCK; at += THREADS * 4)
+            *(uint32_t *)(v + stage * V_STAGE + V_BYTES + at) = ones;
+    async_proxy_fence();
+}
+
+FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
+                                                     const __grid_constant__ fa_sm90_params s)
 {
     extern __shared__ char raw[];
     __shared__ shared_state state;
     char *q = raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
     char *v = k + STAGES * K_BYTES;
-    const pipeline pipe = {q, k, v, v + STAGES * V_BYTES, &state};
+    const pipeline pipe = {q, k, v, v + STAGES * V_STAGE, &state};
+    if (SUMS) write_ones(v);
     if (threadIdx.x == 0) init_barriers(&state);
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {

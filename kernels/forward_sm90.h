@@ -2,42 +2,96 @@
  * The shapes that forward_sm90 is compiled for, and what it is told besides fa_attention_params.
  * Shared by the kernel and the planner.
  *
- *   FA_SM90_CONSUMERS_<d>_<d_v>  warpgroups that compute, 64 queries each, for head dims up to d (queries,
- *                                keys) and d_v (values); one more warpgroup loads
- *   FA_SM90_KEYS_<d>_<d_v>       keys of a tile, a multiple of 16: the more, the fewer barriers. Two tiles
- *                                of keys and two of values fit into shared memory beside the queries;
- *                                scores, weights and outputs into the consumers' registers
+ * A shape has a name, SHAPE in the kernel's definitions, and
+ *   FA_SM90_DIM_<shape>        the widest head dim of queries and keys, a multiple of 16
+ *   FA_SM90_DIM_V_<shape>      the same of values
+ *   FA_SM90_CONSUMERS_<shape>  warpgroups that compute, 64 queries each; one more loads
+ *   FA_SM90_KEYS_<shape>       keys of a tile, a multiple of 16: the more, the fewer barriers; the fewer,
+ *                              the less is wasted at the end of a row. Two tiles of keys and two of values
+ *                              fit into shared memory beside the queries; scores, weights and outputs
+ *                              into the consumers' registers
+ * The shapes called general are those of the kernels with every option; their tiles are multiples of 32
+ * keys, which is what a block of dropout bits covers.
  */
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H
 
 #include <stdint.h>
 
-#ifndef FA_SM90_KEYS_64_64
-#define FA_SM90_KEYS_64_64 128
-#define FA_SM90_CONSUMERS_64_64 3
-#endif
-#define FA_SM90_KEYS_96_96 176
-#define FA_SM90_CONSUMERS_96_96 2
-#ifndef FA_SM90_KEYS_128_128
-#define FA_SM90_KEYS_128_128 176
-#define FA_SM90_CONSUMERS_128_128 2
-#endif
-#define FA_SM90_KEYS_192_128 128
-#define FA_SM90_CONSUMERS_192_128 2
-#define FA_SM90_KEYS_192_192 112
-#define FA_SM90_CONSUMERS_192_192 2
-#ifndef FA_SM90_KEYS_256_256
-#define FA_SM90_KEYS_256_256 80
-#define FA_SM90_CONSUMERS_256_256 2
-#endif
+#define FA_SM90_DIM_d64 64
+#define FA_SM90_DIM_V_d64 64
+#define FA_SM90_CONSUMERS_d64 3
+#define FA_SM90_KEYS_d64 128
 
-#define FA_SM90_LOOK_UP(what, dim, dim_v) FA_SM90_##what##_##dim##_##dim_v
-#define FA_SM90_KEYS(dim, dim_v) FA_SM90_LOOK_UP(KEYS, dim, dim_v)
-#define FA_SM90_CONSUMERS(dim, dim_v) FA_SM90_LOOK_UP(CONSUMERS, dim, dim_v)
+/* With sums by the tensor cores (SUMS). */
+#define FA_SM90_DIM_d64_sums 64
+#define FA_SM90_DIM_V_d64_sums 64
+#define FA_SM90_CONSUMERS_d64_sums 3
+#define FA_SM90_KEYS_d64_sums 128
 
-#define FA_SM90_QUERIES(dim, dim_v) (64 * FA_SM90_CONSUMERS(dim, dim_v)) /* of a piece of work */
-#define FA_SM90_THREADS(dim, dim_v) (128 * (1 + FA_SM90_CONSUMERS(dim, dim_v)))
+#define FA_SM90_DIM_d128_sums 128
+#define FA_SM90_DIM_V_d128_sums 128
+#define FA_SM90_CONSUMERS_d128_sums 2
+#define FA_SM90_KEYS_d128_sums 128
+
+#define FA_SM90_DIM_d80 80
+#define FA_SM90_DIM_V_d80 80
+#define FA_SM90_CONSUMERS_d80 2
+#define FA_SM90_KEYS_d80 176
+
+#define FA_SM90_DIM_d96 96
+#define FA_SM90_DIM_V_d96 96
+#define FA_SM90_CONSUMERS_d96 2
+#define FA_SM90_KEYS_d96 176
+
+#define FA_SM90_DIM_d128 128
+#define FA_SM90_DIM_V_d128 128
+#define FA_SM90_CONSUMERS_d128 2
+#define FA_SM90_KEYS_d128 176
+
+#define FA_SM90_DIM_d128_short 128
+#define FA_SM90_DIM_V_d128_short 128
+#define FA_SM90_CONSUMERS_d128_short 2
+#define FA_SM90_KEYS_d128_short 128
+
+#define FA_SM90_DIM_d192_128 192
+#define FA_SM90_DIM_V_d192_128 128
+#define FA_SM90_CONSUMERS_d192_128 2
+#define FA_SM90_KEYS_d192_128 112
+
+#define FA_SM90_DIM_d192 192
+#define FA_SM90_DIM_V_d192 192
+#define FA_SM90_CONSUMERS_d192 2
+#define FA_SM90_KEYS_d192 96
+
+#define FA_SM90_DIM_d256 256
+#define FA_SM90_DIM_V_d256 256
+#define FA_SM90_CONSUMERS_d256 2
+#define FA_SM90_KEYS_d256 80
+
+#define FA_SM90_DIM_general64 64
+#define FA_SM90_DIM_V_general64 64
+#define FA_SM90_CONSUMERS_general64 2
+#define FA_SM90_KEYS_general64 128
+
+#define FA_SM90_DIM_general128 128
+#define FA_SM90_DIM_V_general128 128
+#define FA_SM90_CONSUMERS_general128 2
+#define FA_SM90_KEYS_general128 128
+
+#define FA_SM90_DIM_general256 256
+#define FA_SM90_DIM_V_general256 256
+#define FA_SM90_CONSUMERS_general256 2
+#define FA_SM90_KEYS_general256 64
+
+#define FA_SM90_LOOK_UP(field, shape) FA_SM90_##field##_##shape
+#define FA_SM90_DIM(shape) FA_SM90_LOOK_UP(DIM, shape)
+#define FA_SM90_DIM_V(shape) FA_SM90_LOOK_UP(DIM_V, shape)
+#define FA_SM90_CONSUMERS(shape) FA_SM90_LOOK_UP(CONSUMERS, shape)
+#define FA_SM90_KEYS(shape) FA_SM90_LOOK_UP(KEYS, shape)
+
+#define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
+#define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
 
 enum {
     FA_SM90_STAGES = 2, /* tiles of keys, and of values, in shared memory */
@@ -48,17 +102,19 @@ enum {
 #define FA_SM90_ROW_BYTES(dim) (((dim) + 63) / 64 * 128)
 
 /* Bytes through which a consumer's results go out, 64 columns at a time, where there is room. */
-#define FA_SM90_STAGING(dim, dim_v) ((dim) <= 192 ? FA_SM90_QUERIES(dim, dim_v) * 128 : 0)
+#define FA_SM90_STAGING(shape) (FA_SM90_DIM(shape) <= 192 ? FA_SM90_QUERIES(shape) * 128 : 0)
 
-/* Bytes of dynamic shared memory, with room to align to 1024. */
-#define FA_SM90_SMEM(dim, dim_v)                                                                   \
-    (FA_SM90_QUERIES(dim, dim_v) * FA_SM90_ROW_BYTES(dim) +                                        \
-     FA_SM90_STAGES * FA_SM90_KEYS(dim, dim_v) *                                                   \
-         (FA_SM90_ROW_BYTES(dim) + FA_SM90_ROW_BYTES(dim_v)) +                                     \
-     FA_SM90_STAGING(dim, dim_v) + 1024)
+/* Bytes of dynamic shared memory, with room to align to 1024. sums: 1 if the tensor cores sum the
+ * weights: a block of ones then stands behind each tile of values. */
+#define FA_SM90_SMEM(shape, sums)                                                                  \
+    (FA_SM90_QUERIES(shape) * FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) +                              \
+     FA_SM90_STAGES * FA_SM90_KEYS(shape) *                                                        \
+         (FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) + FA_SM90_ROW_BYTES(FA_SM90_DIM_V(shape)) +        \
+          128 * (sums)) +                                                                          \
+     FA_SM90_STAGING(shape) + 1024)
 
-/* The kernel's second parameter. Maps of the copy engine with the axes (dim, row, head, block), that is
- * the axes (3, 1, 2, 0) of the caller's tensors; boxes of 64 columns. */
+/* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of the
+ * caller's tensors; boxes of 64 columns. */
 typedef struct fa_sm90_map {
 #ifdef __cplusplus
     alignas(64)
@@ -68,10 +124,17 @@ typedef struct fa_sm90_map {
         uint64_t opaque[16];
 } fa_sm90_map;
 
+/* What an index of a head or a block is multiplied by to be the map's: 0 for an axis that is broadcast. */
+typedef struct fa_sm90_steps {
+    int32_t head, block;
+} fa_sm90_steps;
+
+/* The kernel's second parameter. */
 typedef struct fa_sm90_params {
     fa_sm90_map q, k, v; /* boxes of 64 rows of q, of box_rows rows of k and v  */
-    int32_t box_rows;    /* KEYS; paged: a divisor of it and of the page's rows */
-    int32_t pairs;       /* 1: a head's pieces are done in pairs, first and last, second and last but
+    fa_sm90_steps q_step, k_step, v_step;
+    int32_t box_rows; /* KEYS; paged: a divisor of it and of the page's rows */
+    int32_t pairs;    /* 1: a head's pieces are done in pairs, first and last, second and last but
                           * one, ..., which are equally long under a causal mask; tasks counts pairs */
     int64_t tasks;
 } fa_sm90_params;

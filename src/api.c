@@ -2,8 +2,9 @@
  * The entry points of flashattn.h: each one completes the options, chooses the device, has
  * problem.c check and normalize the arguments, and hands the problem to that device's backend.
  */
-#include <stdio.h>
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cpu/engine.h"
@@ -13,6 +14,7 @@
 #ifdef FA_HAVE_CUDA
 #include "cuda/backend.h"
 #include "cuda/images.h"
+#include "cuda/passes.h"
 #endif
 
 /* ---- Version, names and tensors -------------------------------------------------------------- */
@@ -155,7 +157,11 @@ static fa_status open_cuda(void)
 }
 
 /* Device memory can only have been made by the driver; without one the answer is cheap. */
-static bool lies_on_cuda(const void *data) { return data && fa_cuda_device_of(data) >= 0; }
+static bool lies_on_cuda(const void *data, int *ordinal)
+{
+    *ordinal = data ? fa_cuda_device_of(data) : -1;
+    return *ordinal >= 0;
+}
 
 /* Device memory must not reach the CPU's engine. */
 static fa_status check_host_pointer(const char *name, const void *pointer)
@@ -165,7 +171,7 @@ static fa_status check_host_pointer(const char *name, const void *pointer)
     return fa_fail(
         FA_ERROR_ARGUMENT,
         "%s at %p lies on CUDA device %d: expected host memory, for the call runs on the "
-        "CPU (where q lies, or as options.device says)",
+        "CPU (where q or fa_combine's out lies, or as options.device says)",
         name, pointer, place);
 }
 
@@ -227,7 +233,8 @@ static fa_status check_gradient_places(const fa_gradients *g, const fa_cuda_devi
 
 static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
 {
-    FA_TRY(check_place("q.data", a->q, device));
+    const bool q_known = device && a->q_ordinal == device->ordinal;
+    if (!q_known) FA_TRY(check_place("q.data", a->q, device));
     FA_TRY(check_place("k.data", a->k, device));
     FA_TRY(check_place("v.data", a->v, device));
     FA_TRY(check_place("out.data", a->out, device));
@@ -244,6 +251,52 @@ static fa_status check_host_places(const fa_arguments *a)
     return fa_cuda_is_loaded() ? check_places(a, NULL) : FA_OK;
 }
 
+static fa_status check_part_as(const char *name, const char *lse_name,
+                               const fa_combine_arguments *a, int64_t i,
+                               const fa_cuda_device *device)
+{
+    FA_TRY(check_place(name, &a->parts[i], device));
+    return check_pointer(lse_name, a->part_lse[i], device);
+}
+
+/* The names are only put together for a part that is wrong. */
+static fa_status check_part_place(const fa_combine_arguments *a, int64_t i,
+                                  const fa_cuda_device *device)
+{
+    char name[48], lse_name[48];
+    if (check_part_as("parts", "part_lse", a, i, device) == FA_OK) return FA_OK;
+    (void)snprintf(name, sizeof name, "parts[%" PRId64 "].data", i);
+    (void)snprintf(lse_name, sizeof lse_name, "part_lse[%" PRId64 "]", i);
+    return check_part_as(name, lse_name, a, i, device);
+}
+
+/* For arguments that fa_combine_problem_make has found right. device as in check_pointer. */
+static fa_status check_combine_places(const fa_combine_arguments *a, const fa_cuda_device *device)
+{
+    const int64_t *shape = a->out->shape;
+    FA_TRY(check_place("out.data", a->out, device));
+    if (!shape[0] || !shape[1] || !shape[2]) return FA_OK;
+    FA_TRY(check_pointer("lse", a->lse, device));
+    for (int64_t i = 0; i < a->num_parts; i++) FA_TRY(check_part_place(a, i, device));
+    return FA_OK;
+}
+
+static fa_status check_host_combine_places(const fa_combine_arguments *a)
+{
+    return fa_cuda_is_loaded() ? check_combine_places(a, NULL) : FA_OK;
+}
+
+/* Arrays that the host reads wherever the call runs. */
+static fa_status check_host_array(const char *name, const void *array)
+{
+    const int place = array && fa_cuda_is_loaded() ? fa_cuda_out_of_reach(array) : -1;
+    if (place < 0) return FA_OK;
+    return fa_fail(FA_ERROR_ARGUMENT,
+                   "%s at %p lies on CUDA device %d: expected an array in host memory, whose "
+                   "entries lead to the data",
+                   name, array, place);
+}
+
 #else
 
 static const char no_cuda[] = "this build of the library has no CUDA backend";
@@ -256,9 +309,9 @@ static fa_status open_cuda(void)
                    no_cuda);
 }
 
-static bool lies_on_cuda(const void *data)
+static bool lies_on_cuda(const void *data, int *ordinal)
 {
-    (void)data;
+    (void)data, (void)ordinal;
     return false;
 }
 
@@ -268,16 +321,31 @@ static fa_status check_host_places(const fa_arguments *a)
     return FA_OK;
 }
 
+static fa_status check_host_combine_places(const fa_combine_arguments *a)
+{
+    (void)a;
+    return FA_OK;
+}
+
+static fa_status check_host_array(const char *name, const void *array)
+{
+    (void)name, (void)array;
+    return FA_OK;
+}
+
 #endif
 
 /* ---- Devices and their backends -------------------------------------------------------------- */
 
-/* first: the tensor whose place decides for FA_DEVICE_AUTO; may be NULL. */
-static fa_status choose_device(fa_device asked, const fa_tensor *first, fa_device *chosen)
+/* first: the tensor whose place decides for FA_DEVICE_AUTO; may be NULL. ordinal: of the CUDA
+ * device on which its data was found to lie; -1: it was not asked for, or is no device memory. */
+static fa_status choose_device(fa_device asked, const fa_tensor *first, fa_device *chosen,
+                               int *ordinal)
 {
+    *ordinal = -1;
     switch (asked) {
     case FA_DEVICE_AUTO:
-        *chosen = first && lies_on_cuda(first->data) ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+        *chosen = first && lies_on_cuda(first->data, ordinal) ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
         return FA_OK;
     case FA_DEVICE_CPU: *chosen = FA_DEVICE_CPU; return FA_OK;
     case FA_DEVICE_CUDA: *chosen = FA_DEVICE_CUDA; return open_cuda();
@@ -336,43 +404,78 @@ static fa_status find_device(bool question, fa_cuda_device *device, bool *curren
     return fa_cuda_get_device(ordinal, device, &fault) ? FA_OK : cuda_failed(&fault, ordinal);
 }
 
-static fa_status check_workspace(const fa_problem *p, const fa_cuda_plan *plan)
+enum { WORKSPACE_ALIGNMENT = 256 };
+
+static fa_status check_workspace(const fa_problem *p, size_t bytes, const fa_cuda_device *device)
 {
-    if (p->workspace_size >= plan->workspace_bytes) return FA_OK;
-    return fa_fail(FA_ERROR_WORKSPACE,
-                   "options.workspace_size is %zu: expected at least %zu bytes, as "
-                   "fa_workspace_size says",
-                   p->workspace_size, plan->workspace_bytes);
+    if (bytes == 0) return FA_OK;
+    if (p->workspace_size < bytes)
+        return fa_fail(FA_ERROR_WORKSPACE,
+                       "options.workspace_size is %zu: expected at least %zu bytes, as "
+                       "fa_workspace_size says",
+                       p->workspace_size, bytes);
+    FA_REQUIRE((uintptr_t)p->workspace % WORKSPACE_ALIGNMENT == 0,
+               "options.workspace is %p: expected an address aligned to %d bytes", p->workspace,
+               WORKSPACE_ALIGNMENT);
+    return check_pointer("options.workspace", p->workspace, device);
 }
 
 static fa_status plan_cuda(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan)
 {
     char why[320];
-    if (fa_cuda_plan_make(p, device, plan, why, sizeof why)) return FA_OK;
+    const fa_cuda_family *asked;
+    if (!fa_cuda_asked_family(&asked, why, sizeof why)) return fa_fail(FA_ERROR_DEVICE, "%s", why);
+    if (fa_cuda_plan_make(p, device, asked, plan, why, sizeof why)) return FA_OK;
     return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
 }
 
-static fa_status find_image(const fa_cuda_plan *plan, fa_cuda_image **image)
+static fa_status find_image(const char *name, fa_cuda_image **image)
 {
     char why[320];
-    *image = fa_cuda_find_image(fa_cuda_images, plan->image);
+    *image = fa_cuda_find_image(fa_cuda_images, name);
     if (*image) return FA_OK;
-    fa_cuda_explain_missing_image(plan->image, why, sizeof why);
+    fa_cuda_explain_missing_image(name, why, sizeof why);
     return fa_fail(FA_ERROR_UNSUPPORTED, "options.device is FA_DEVICE_CUDA, but %s", why);
 }
 
-static fa_status find_kernel(const fa_cuda_plan *plan, const fa_cuda_device *device, void **kernel)
+static fa_status find_kernel(const char *name, const char *entry, const fa_cuda_device *device,
+                             void **kernel)
 {
     fa_cuda_image *image = NULL;
     fa_cuda_fault fault = {0};
-    FA_TRY(find_image(plan, &image));
-    if (fa_cuda_find_kernel(image, plan->entry, kernel, &fault)) return FA_OK;
+    FA_TRY(find_image(name, &image));
+    if (fa_cuda_find_kernel(image, entry, kernel, &fault)) return FA_OK;
     if (fault.code != FA_CUDA_NO_BINARY_FOR_GPU) return cuda_failed(&fault, device->ordinal);
     return fa_fail(FA_ERROR_UNSUPPORTED,
                    "CUDA device %d (%s) has architecture %d.%d, and this build's kernels are for "
                    "%s: make CUDA=all compiles them for all",
                    (int)device->ordinal, device->name, (int)device->major, (int)device->minor,
                    fa_cuda_architectures);
+}
+
+static fa_status plan_passes(const fa_problem *p, const fa_cuda_device *device,
+                             fa_cuda_passes *passes)
+{
+    char why[320];
+    if (fa_cuda_passes_make(p, device, passes, why, sizeof why)) return FA_OK;
+    return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+}
+
+/* All kernels are found before the first is queued. */
+static fa_status run_passes_on_cuda(const fa_arguments *a, const fa_problem *p,
+                                    const fa_cuda_device *device)
+{
+    fa_cuda_passes passes;
+    fa_cuda_fault fault = {0};
+    void *kernels[FA_CUDA_STEPS] = {NULL};
+    FA_TRY(plan_passes(p, device, &passes));
+    FA_TRY(check_places(a, device));
+    FA_TRY(check_workspace(p, passes.workspace_bytes, device));
+    for (int i = 0; i < FA_CUDA_STEPS; i++)
+        if (fa_cuda_step_runs(p, &passes, i))
+            FA_TRY(find_kernel(passes.steps[i].image, passes.steps[i].entry, device, &kernels[i]));
+    return fa_cuda_run_passes(kernels, p, &passes, &fault) ? FA_OK
+                                                           : cuda_failed(&fault, device->ordinal);
 }
 
 static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
@@ -383,30 +486,70 @@ static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
     void *kernel = NULL;
     bool current = false;
     FA_TRY(find_device(false, &device, &current));
+    if (fa_cuda_has_passes(p)) return run_passes_on_cuda(a, p, &device);
     FA_TRY(plan_cuda(p, &device, &plan));
     FA_TRY(check_places(a, &device));
-    FA_TRY(check_workspace(p, &plan));
+    FA_TRY(check_workspace(p, plan.workspace_bytes, &device));
     if (plan.tasks == 0) return FA_OK;
-    FA_TRY(find_kernel(&plan, &device, &kernel));
+    FA_TRY(find_kernel(plan.image, plan.entry, &device, &kernel));
     return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
 }
 
-/* All that a call does before it looks at data. Without a context no kernel can be looked for. */
-static fa_status ask_cuda(const fa_problem *p, fa_cuda_device *device, fa_cuda_plan *plan)
+/* Whether a kernel is there. Without a context it cannot be looked for, only its image. */
+static fa_status ask_kernel(const char *name, const char *entry, const fa_cuda_device *device,
+                            bool current)
 {
     fa_cuda_image *image = NULL;
     void *kernel = NULL;
-    bool current = false;
-    FA_TRY(find_device(true, device, &current));
-    FA_TRY(plan_cuda(p, device, plan));
-    return current ? find_kernel(plan, device, &kernel) : find_image(plan, &image);
+    return current ? find_kernel(name, entry, device, &kernel) : find_image(name, &image);
 }
 
-static fa_status combine_on_cuda(void)
+/* All that a call does before it looks at data. */
+static fa_status ask_cuda(const fa_problem *p, const fa_cuda_device *device, bool current,
+                          fa_cuda_plan *plan)
 {
-    return fa_fail(FA_ERROR_UNSUPPORTED,
-                   "options.device is FA_DEVICE_CUDA: fa_combine is not there "
-                   "yet on CUDA; it works on the CPU");
+    FA_TRY(plan_cuda(p, device, plan));
+    return ask_kernel(plan->image, plan->entry, device, current);
+}
+
+static fa_status ask_passes(const fa_problem *p, const fa_cuda_device *device, bool current,
+                            fa_cuda_passes *passes)
+{
+    FA_TRY(plan_passes(p, device, passes));
+    for (int i = 0; i < FA_CUDA_STEPS; i++)
+        if (passes->steps[i].image)
+            FA_TRY(ask_kernel(passes->steps[i].image, passes->steps[i].entry, device, current));
+    return FA_OK;
+}
+
+static fa_status combine_on_cuda(const fa_combine_arguments *a, const fa_combine_problem *c)
+{
+    fa_cuda_device device = {0};
+    fa_cuda_step step;
+    fa_cuda_fault fault = {0};
+    int64_t most;
+    void *kernel = NULL;
+    bool current = false;
+    char why[320];
+    const fa_cuda_parts parts = {.batch = c->batch,
+                                 .heads = c->heads,
+                                 .n_q = c->n_q,
+                                 .d_v = c->d_v,
+                                 .num_parts = c->num_parts,
+                                 .parts = c->parts,
+                                 .part_lse = c->part_lse,
+                                 .out = c->out,
+                                 .lse = c->lse,
+                                 .stream = a->options->stream};
+    FA_TRY(find_device(false, &device, &current));
+    FA_TRY(check_combine_places(a, &device));
+    if (!fa_cuda_combine_make(&parts, &device, &step, &most, why, sizeof why))
+        return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+    if (step.tasks == 0) return FA_OK;
+    FA_TRY(find_kernel(step.image, step.entry, &device, &kernel));
+    return fa_cuda_combine(kernel, &parts, &step, most, &fault)
+               ? FA_OK
+               : cuda_failed(&fault, device.ordinal);
 }
 
 #else
@@ -418,7 +561,11 @@ static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
     return open_cuda();
 }
 
-static fa_status combine_on_cuda(void) { return open_cuda(); }
+static fa_status combine_on_cuda(const fa_combine_arguments *a, const fa_combine_problem *c)
+{
+    (void)a, (void)c;
+    return open_cuda();
+}
 
 #endif
 
@@ -431,7 +578,7 @@ static fa_status prepare(fa_arguments *a, const fa_options *given, fa_options *o
 {
     FA_TRY(complete_options(given, options));
     a->options = options;
-    FA_TRY(choose_device(options->device, a->q, &a->device));
+    FA_TRY(choose_device(options->device, a->q, &a->device, &a->q_ordinal));
     if (a->device == FA_DEVICE_CPU && !a->question) FA_TRY(check_host_places(a));
     return fa_problem_make(a, p);
 }
@@ -497,10 +644,14 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
                               .out = out,
                               .lse = lse,
                               .options = &complete};
-    FA_TRY(choose_device(complete.device, out, &a.device));
+    int ordinal;
+    FA_TRY(choose_device(complete.device, out, &a.device, &ordinal));
+    FA_TRY(check_host_array("parts", parts));
+    FA_TRY(check_host_array("part_lse", part_lse));
     fa_combine_problem c;
     FA_TRY(fa_combine_problem_make(&a, &c));
-    if (a.device == FA_DEVICE_CUDA) return combine_on_cuda();
+    if (a.device == FA_DEVICE_CUDA) return combine_on_cuda(&a, &c);
+    FA_TRY(check_host_combine_places(&a));
     const fa_cpu_engine *engine;
     FA_TRY(get_cpu_engine(&engine));
     return engine_status(engine->combine(&c), "combine");
@@ -510,7 +661,8 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
 
 /* What the questions are about. */
 typedef struct answer {
-    char text[256]; /* which kernel would run */
+    bool wants_text;
+    char text[512]; /* which kernel would run, if it is wanted */
     size_t workspace_bytes;
 } answer;
 
@@ -518,7 +670,7 @@ static fa_status answer_cpu(const fa_problem *p, answer *result)
 {
     const fa_cpu_engine *engine;
     FA_TRY(get_cpu_engine(&engine));
-    engine->describe(p, result->text, sizeof result->text);
+    if (result->wants_text) engine->describe(p, result->text, sizeof result->text);
     result->workspace_bytes = 0; /* the CPU allocates its own scratch */
     return FA_OK;
 }
@@ -528,8 +680,19 @@ static fa_status answer_cuda(const fa_problem *p, answer *result)
 {
     fa_cuda_device device = {0};
     fa_cuda_plan plan;
-    FA_TRY(ask_cuda(p, &device, &plan));
-    fa_cuda_plan_describe(p, &device, &plan, result->text, sizeof result->text);
+    fa_cuda_passes passes;
+    bool current = false;
+    FA_TRY(find_device(true, &device, &current));
+    if (fa_cuda_has_passes(p)) {
+        FA_TRY(ask_passes(p, &device, current, &passes));
+        if (result->wants_text)
+            fa_cuda_passes_describe(p, &device, &passes, result->text, sizeof result->text);
+        result->workspace_bytes = passes.workspace_bytes;
+        return FA_OK;
+    }
+    FA_TRY(ask_cuda(p, &device, current, &plan));
+    if (result->wants_text)
+        fa_cuda_plan_describe(p, &device, &plan, result->text, sizeof result->text);
     result->workspace_bytes = plan.workspace_bytes;
     return FA_OK;
 }
@@ -559,7 +722,7 @@ static fa_status ask(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const
 fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                        const fa_tensor *out, const fa_options *options)
 {
-    answer result = {{0}, 0};
+    answer result = {.wants_text = false};
     return ask(pass, q, k, v, out, options, &result);
 }
 
@@ -568,7 +731,7 @@ fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, cons
 {
     FA_REQUIRE(text && size > 0, "text is %s and size %zu: expected room for at least one byte",
                text ? "given" : "NULL", size);
-    answer result = {{0}, 0};
+    answer result = {.wants_text = true};
     FA_TRY(ask(pass, q, k, v, out, options, &result));
     (void)snprintf(text, size, "%s", result.text);
     return FA_OK;
@@ -579,7 +742,7 @@ fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k
                             size_t *bytes)
 {
     FA_REQUIRE(bytes, "bytes is NULL: expected where to write the size");
-    answer result = {{0}, 0};
+    answer result = {.wants_text = false};
     FA_TRY(ask(pass, q, k, v, out, options, &result));
     *bytes = result.workspace_bytes;
     return FA_OK;

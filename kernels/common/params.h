@@ -21,7 +21,7 @@ typedef struct fa_kernel_view {
     char *data;
     int64_t stride[4];
     int32_t dtype;
-    int32_t vector; /* rows are whole fours, which may be moved at once */
+    int32_t vector; /* rows are whole groups of 8 or 4, each moved at once; 0: they are not */
 } fa_kernel_view;
 
 typedef struct fa_attention_params {

@@ -23,6 +23,13 @@ typedef struct fa_tile {
     int64_t diagonal;
 } fa_tile;
 
+/* a / b for numbers from 0 on: a division of 32 bits is much cheaper. */
+FA_DEVICE int64_t fa_divide(int64_t a, int64_t b)
+{
+    if (((uint64_t)a | (uint64_t)b) >> 32) return a / b;
+    return (uint32_t)a / (uint32_t)b;
+}
+
 /* The first row of packed sequence s - 1; s = 0 and s = batch + 1 are the rows of no sequence. */
 FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
 {
@@ -88,10 +95,11 @@ FA_DEVICE void fa_place_keys(const fa_attention_params *p, fa_tile *t)
 FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int rows)
 {
     fa_tile t;
-    const int64_t outer = task / p->tiles, place = p->tiles - 1 - task % p->tiles;
-    t.batch = outer / p->heads_q;
-    t.head = outer % p->heads_q;
-    t.head_kv = t.head / (p->heads_q / p->heads_kv);
+    const int64_t outer = fa_divide(task, p->tiles);
+    const int64_t place = p->tiles - 1 - (task - outer * p->tiles);
+    t.batch = fa_divide(outer, p->heads_q);
+    t.head = outer - t.batch * p->heads_q;
+    t.head_kv = fa_divide(t.head, fa_divide(p->heads_q, p->heads_kv));
     if (p->cu_seqlens_q) fa_place_packed(p, place, rows, &t);
     else fa_place_padded(p, place, rows, &t);
     fa_place_keys(p, &t);
@@ -109,14 +117,7 @@ FA_DEVICE const char *fa_key_row(const fa_attention_params *p, const fa_kernel_v
                                  const fa_tile *t, int64_t j)
 {
     if (!p->block_table) return fa_view_row(v, t->block_k, t->start_k + j, t->head_kv);
-    int64_t page, row;
-    if (((uint64_t)j | (uint64_t)p->rows_k) >> 32) {
-        page = j / p->rows_k;
-        row = j % p->rows_k;
-    } else { /* a division of 32 bits is much cheaper */
-        page = (uint32_t)j / (uint32_t)p->rows_k;
-        row = (uint32_t)j % (uint32_t)p->rows_k;
-    }
+    const int64_t page = fa_divide(j, p->rows_k), row = j - page * p->rows_k;
     int64_t block = p->block_table[t->batch * p->block_table_stride + page];
     return fa_view_row(v, block, row, t->head_kv);
 }

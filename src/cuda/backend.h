@@ -8,6 +8,9 @@
 #include "cuda/driver.h"
 #include "cuda/plan.h"
 
+/* A tensor's view with rows of so many columns; 0 where nobody reads rows. */
+fa_kernel_view fa_cuda_view(const fa_view *view, int64_t columns);
+
 /* What the kernel is told. */
 fa_attention_params fa_cuda_attention_params(const fa_problem *problem, const fa_cuda_plan *plan);
 

@@ -18,6 +18,7 @@ typedef struct cu_event_handle *cu_event;
 
 enum {
     CU_SUCCESS = 0,
+    CU_INVALID_VALUE = 1,
     CU_OUT_OF_MEMORY = 2,
     CU_NO_DEVICE = 100,
     CU_INVALID_DEVICE = 101,
@@ -50,6 +51,7 @@ enum { /* cuKernelGetAttribute, cuKernelSetAttribute */
 
 enum { CU_LAUNCH_CLUSTER = 4 };
 enum { CU_CAPTURE_RELAXED = 2 };
+enum { CU_STREAM_NON_BLOCKING = 1 }; /* does not wait for the default stream */
 
 enum { /* cuTensorMapEncodeTiled */
        CU_MAP_FLOAT16 = 6,
@@ -119,6 +121,13 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
     F(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (cu_address to, const void *from, size_t bytes))            \
     F(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, cu_address from, size_t bytes))                  \
     F(cuMemsetD8, "cuMemsetD8_v2", (cu_address to, unsigned char byte, size_t bytes))              \
+    F(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                   \
+      (cu_address to, const void *from, size_t bytes, void *stream))                               \
+    F(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                                   \
+      (void *to, cu_address from, size_t bytes, void *stream))                                     \
+    F(cuStreamCreate, "cuStreamCreate", (void **stream, unsigned flags))                           \
+    F(cuStreamDestroy, "cuStreamDestroy_v2", (void *stream))                                       \
+    F(cuStreamSynchronize, "cuStreamSynchronize", (void *stream))                                  \
     F(cuMemGetInfo, "cuMemGetInfo_v2", (size_t * left, size_t * total))                            \
     F(cuEventCreate, "cuEventCreate", (cu_event * event, unsigned flags))                          \
     F(cuEventDestroy, "cuEventDestroy_v2", (cu_event event))                                       \

@@ -235,8 +235,9 @@ bool fa_cuda_is_loaded(void)
     return s.found;
 }
 
-/* The device on which memory lies, and whether the host may use it too; -1: memory that the driver
- * does not know, which is no error here (its type is 0). */
+/* The device on which memory lies, and whether the host may use it too, if that is asked; -1:
+ * memory that the driver does not know, which is no error here (its type is 0). Asked anew each
+ * time: an address that has been freed may come back as any other memory. */
 static int place_of(const void *pointer, bool *managed)
 {
     unsigned type = 0;
@@ -244,23 +245,18 @@ static int place_of(const void *pointer, bool *managed)
     int ordinal = -1;
     int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_IS_MANAGED};
     void *values[] = {&type, &ordinal, &is_managed};
-    *managed = false;
     if (!fa_cuda_is_loaded() || !fa_cuda_open(NULL)) return -1;
-    cu_result code =
-        cu.cuPointerGetAttributes(3, attributes, values, (cu_address)(uintptr_t)pointer);
-    *managed = is_managed != 0;
+    cu_result code = cu.cuPointerGetAttributes(managed ? 3 : 2, attributes, values,
+                                               (cu_address)(uintptr_t)pointer);
+    if (managed) *managed = is_managed != 0;
     return code == CU_SUCCESS && type == CU_MEMORY_DEVICE ? ordinal : -1;
 }
 
-int fa_cuda_device_of(const void *pointer)
-{
-    bool managed;
-    return place_of(pointer, &managed);
-}
+int fa_cuda_device_of(const void *pointer) { return place_of(pointer, NULL); }
 
 int fa_cuda_out_of_reach(const void *pointer)
 {
-    bool managed;
+    bool managed = false;
     const int ordinal = place_of(pointer, &managed);
     return managed ? -1 : ordinal;
 }
@@ -451,14 +447,64 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
 
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
-bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
+/* The shape in one spelling: what is not looked at is 0, strides of single indices are one that the
+ * driver takes. Made by hand from zeroed memory, so that two can be compared as bytes. */
+static void spell(const fa_tensor_map_shape *shape, fa_tensor_map_shape *spelt)
+{
+    memset(spelt, 0, sizeof *spelt);
+    spelt->base = shape->base;
+    spelt->bfloat = shape->bfloat;
+    spelt->axes = shape->axes;
+    for (int i = 0; i < shape->axes; i++) {
+        spelt->extent[i] = shape->extent[i];
+        spelt->box[i] = shape->box[i];
+        if (i > 0) spelt->stride[i] = shape->extent[i] > 1 ? shape->stride[i] : 16;
+    }
+}
+
+static bool encode(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
 {
     static const uint32_t every[FA_TENSOR_MAP_AXES] = {1, 1, 1, 1, 1};
-    if (!fa_cuda_open(fault)) return false;
     return CALL(cuTensorMapEncodeTiled, fault, map,
                 shape->bfloat ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16, (uint32_t)shape->axes,
                 shape->base, shape->extent, shape->stride + 1, shape->box, every,
                 CU_MAP_NO_INTERLEAVE, CU_MAP_SWIZZLE_128B, CU_MAP_L2_256B, CU_MAP_FILL_ZERO);
+}
+
+/* A map that this thread has made. */
+typedef struct known_map {
+    fa_tensor_map map;
+    fa_tensor_map_shape shape; /* axes 0: none yet */
+} known_map;
+
+enum { KNOWN_MAPS = 16 };
+
+/* Where a map of this shape may stand: q, k, v and out of a layer differ in the address. */
+static known_map *place_of_map(const fa_tensor_map_shape *shape)
+{
+    static _Thread_local known_map known[KNOWN_MAPS];
+    uint64_t mix = (uint64_t)(uintptr_t)shape->base >> 4;
+    mix += shape->extent[1] * 31 + shape->box[1] * 7;
+    return &known[mix * 0x9E3779B97F4A7C15u >> 60];
+}
+
+bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
+{
+    const char *why;
+    fa_tensor_map_shape spelt;
+    if (!fa_cuda_open(fault)) return false;
+    if (!fa_tensor_map_fits(shape, &why))
+        return fault_in_words(fault, "cuTensorMapEncodeTiled", CU_INVALID_VALUE,
+                              "CUDA_ERROR_INVALID_VALUE", why);
+    spell(shape, &spelt);
+    known_map *known = place_of_map(&spelt);
+    if (memcmp(&known->shape, &spelt, sizeof spelt) != 0) {
+        known->shape.axes = 0; /* until the map is there */
+        if (!encode(&known->map, &spelt, fault)) return false;
+        memcpy(&known->shape, &spelt, sizeof spelt);
+    }
+    *map = known->map;
+    return true;
 }
 
 /* ---- memory, time ---------------------------------------------------------------------------- */
@@ -511,6 +557,36 @@ bool fa_cuda_memory_left(size_t *bytes, fa_cuda_fault *fault)
 bool fa_cuda_synchronize(fa_cuda_fault *fault)
 {
     return fa_cuda_open(fault) && succeeded(cu.cuCtxSynchronize(), "cuCtxSynchronize", fault);
+}
+
+bool fa_cuda_stream_new(void **stream, fa_cuda_fault *fault)
+{
+    *stream = NULL;
+    return fa_cuda_open(fault) && CALL(cuStreamCreate, fault, stream, CU_STREAM_NON_BLOCKING);
+}
+
+void fa_cuda_stream_free(void *stream)
+{
+    if (stream) cu.cuStreamDestroy(stream);
+}
+
+bool fa_cuda_stream_wait(void *stream, fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && CALL(cuStreamSynchronize, fault, stream);
+}
+
+bool fa_cuda_queue_copy_in(void *device, const void *host, size_t bytes, void *stream,
+                           fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) &&
+           CALL(cuMemcpyHtoDAsync, fault, address_of(device), host, bytes, stream);
+}
+
+bool fa_cuda_queue_copy_out(void *host, const void *device, size_t bytes, void *stream,
+                            fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) &&
+           CALL(cuMemcpyDtoHAsync, fault, host, address_of(device), bytes, stream);
 }
 
 bool fa_cuda_event_new(void **event, fa_cuda_fault *fault)

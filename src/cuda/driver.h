@@ -90,10 +90,23 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
 
 enum { FA_TENSOR_MAP_AXES = 5 };
 
-/* A tensor of 16-bit elements for the copy engine, innermost axis first. Strides in bytes, multiples
- * of 16 (that of axis 0 is the element's size and not given); the base aligned to 16. A box is stored
- * in shared memory with the 128-byte swizzle: box[0] * 2 bytes must not exceed 128. What lies outside
- * reads as zero and is not written. */
+/*
+ * A tensor of 16-bit elements for the copy engine, innermost axis first. A box is stored in shared
+ * memory with the 128-byte swizzle; what lies outside the extents reads as zero and is not written.
+ * Lines of 256 bytes are fetched into the second-level cache.
+ *
+ * What can be mapped (the driver's documentation, and the instructions' 32-bit coordinates):
+ *   axes        1 to 5
+ *   base        a multiple of 16 bytes
+ *   extent[i]   1 to 2^31 (the format takes 2^32, but no coordinate reaches there)
+ *   stride[i]   bytes, i > 0: a multiple of 16, from 16 to 2^40 - 16. Any order and any overlap
+ *               will do: axis 2 may be nearer than axis 1. Of an axis of extent 1 not looked at.
+ *               Numbers without a sign: a negative stride cannot be said. 0 is not forbidden by the
+ *               documentation, nor promised; fa_tensor_map_fits refuses it, and a caller whose axis
+ *               is broadcast gives it extent 1 and always asks for index 0.
+ *   box[i]      1 to 256; box[0] * 2 bytes a multiple of 16, at most 128 because of the swizzle
+ * A box may be longer than its extent, and start in front of index 0.
+ */
 typedef struct fa_tensor_map_shape {
     void *base;
     bool bfloat;
@@ -104,7 +117,13 @@ typedef struct fa_tensor_map_shape {
     uint32_t box[FA_TENSOR_MAP_AXES];
 } fa_tensor_map_shape;
 
-/* Host work only: touches no device. */
+/* Whether a tensor can be mapped; if not, why (unless it is NULL) is what of it stands in the way,
+ * for a sentence that begins with the tensor's name: "its address is no multiple of 16 bytes".
+ * Pure: needs no driver. */
+bool fa_tensor_map_fits(const fa_tensor_map_shape *shape, const char **why);
+
+/* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.
+ * A thread's latest maps are remembered; they depend on nothing but the shape. */
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
 
 /* ---- Memory, time: for the command, which owns its buffers; the library calls none of these --- */
@@ -119,6 +138,15 @@ bool fa_cuda_copy_out(void *host, const void *device, size_t bytes, fa_cuda_faul
 bool fa_cuda_fill(void *device, unsigned char byte, size_t bytes, fa_cuda_fault *fault);
 bool fa_cuda_memory_left(size_t *bytes, fa_cuda_fault *fault);
 bool fa_cuda_synchronize(fa_cuda_fault *fault);
+
+/* A stream apart from the default one; copies and calls on it run in their order. */
+bool fa_cuda_stream_new(void **stream, fa_cuda_fault *fault);
+void fa_cuda_stream_free(void *stream);
+bool fa_cuda_stream_wait(void *stream, fa_cuda_fault *fault);
+bool fa_cuda_queue_copy_in(void *device, const void *host, size_t bytes, void *stream,
+                           fa_cuda_fault *fault);
+bool fa_cuda_queue_copy_out(void *host, const void *device, size_t bytes, void *stream,
+                            fa_cuda_fault *fault);
 
 bool fa_cuda_event_new(void **event, fa_cuda_fault *fault);
 void fa_cuda_event_free(void *event);

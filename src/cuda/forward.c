@@ -2,24 +2,24 @@
 #include <string.h>
 
 #include "cuda/backend.h"
+#include "cuda/family.h"
 
 static const int8_t element_size[] = {4, 2, 2, 1, 1};
 
-/* Whether rows of so many elements are made of fours that the device can move at once. */
-static bool moves_four(const fa_view *v, int64_t columns)
+/* Whether rows of so many elements are made of groups that the device can move at once. */
+static bool moves_groups(const fa_view *v, int64_t columns, int group)
 {
-    const uintptr_t unit = 4 * (uintptr_t)element_size[v->dtype];
-    bool aligned = columns % 4 == 0 && v->stride[3] == 1 && (uintptr_t)v->data % unit == 0;
-    for (int axis = 0; axis < 3; axis++) aligned = aligned && v->stride[axis] % 4 == 0;
+    const uintptr_t unit = (uintptr_t)(group * element_size[v->dtype]);
+    bool aligned = columns % group == 0 && v->stride[3] == 1 && (uintptr_t)v->data % unit == 0;
+    for (int axis = 0; axis < 3; axis++) aligned = aligned && v->stride[axis] % group == 0;
     return aligned;
 }
 
-/* columns: of a row; 0 where nobody reads rows. */
-static fa_kernel_view make_view(const fa_view *v, int64_t columns)
+fa_kernel_view fa_cuda_view(const fa_view *v, int64_t columns)
 {
-    fa_kernel_view view = {.data = v->data,
-                           .dtype = (int32_t)v->dtype,
-                           .vector = v->data && columns && moves_four(v, columns)};
+    fa_kernel_view view = {.data = v->data, .dtype = (int32_t)v->dtype};
+    if (v->data && columns)
+        view.vector = moves_groups(v, columns, 8) ? 8 : moves_groups(v, columns, 4) ? 4 : 0;
     memcpy(view.stride, v->stride, sizeof view.stride);
     return view;
 }
@@ -27,12 +27,12 @@ static fa_kernel_view make_view(const fa_view *v, int64_t columns)
 fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_plan *plan)
 {
     return (fa_attention_params){
-        .q = make_view(&p->q, p->d),
-        .k = make_view(&p->k, p->d),
-        .v = make_view(&p->v, p->d_v),
-        .out = make_view(&p->out, p->d_v),
-        .bias = make_view(&p->bias, 0),
-        .mask = make_view(&p->mask, 0),
+        .q = fa_cuda_view(&p->q, p->d),
+        .k = fa_cuda_view(&p->k, p->d),
+        .v = fa_cuda_view(&p->v, p->d_v),
+        .out = fa_cuda_view(&p->out, p->d_v),
+        .bias = fa_cuda_view(&p->bias, 0),
+        .mask = fa_cuda_view(&p->mask, 0),
         .lse = p->lse,
         .batch = p->batch,
         .heads_q = p->heads_q,
@@ -71,10 +71,9 @@ fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_
     };
 }
 
-bool fa_cuda_forward(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
-                     fa_cuda_fault *fault)
+bool fa_cuda_launch_plain(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
+                          fa_cuda_fault *fault)
 {
-    if (plan->tasks == 0) return true;
     fa_attention_params params = fa_cuda_attention_params(p, plan);
     void *parameters[] = {&params};
     const fa_cuda_launch launch = {.grid = {plan->grid, 1, 1},
@@ -82,4 +81,11 @@ bool fa_cuda_forward(void *kernel, const fa_problem *p, const fa_cuda_plan *plan
                                    .smem_bytes = plan->smem_bytes,
                                    .stream = p->stream};
     return fa_cuda_launch_kernel(kernel, &launch, parameters, fault);
+}
+
+bool fa_cuda_forward(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
+                     fa_cuda_fault *fault)
+{
+    if (plan->tasks == 0) return true;
+    return plan->family->launch(kernel, p, plan, fault);
 }

@@ -4,7 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../kernels/forward_simt.h"
+#include "cuda/family.h"
+
+/* Fastest first. The last one does every problem. */
+static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm80,
+                                                 &fa_cuda_family_sm75, &fa_cuda_family_simt};
+enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* What the build compiles, kernels/variants.h. */
 typedef struct variant {
@@ -12,25 +17,29 @@ typedef struct variant {
     int architecture;
 } variant;
 
-#define KERNEL(name, file, architecture, definition) {#name, #file, architecture},
+#define KERNEL(name, file, architecture, ...) {#name, #file, architecture},
 static const variant variants[] = {
 #include "../../kernels/variants.h"
 };
 #undef KERNEL
 
-/* The shapes that forward_simt is compiled for, narrowest first. */
-#define SIMT_SHAPE(dim)                                                                            \
-    {                                                                                              \
-        "forward_simt_d" #dim, dim, FA_SIMT_QUERIES(dim), FA_SIMT_KEYS(dim), FA_SIMT_SMEM(dim)     \
-    }
-static const struct simt_shape {
-    const char *image;
-    int dim, queries, keys, smem_bytes;
-} simt_shapes[] = {SIMT_SHAPE(64), SIMT_SHAPE(128), SIMT_SHAPE(256), SIMT_SHAPE(512)};
-
-enum { STATIC_SMEM = 256 }; /* at most, of any kernel here */
-
 static const int64_t most_blocks = 2147483647; /* of a grid's first axis */
+
+const fa_cuda_family *fa_cuda_find_family(const char *name)
+{
+    for (int i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i]->name, name) == 0) return families[i];
+    return NULL;
+}
+
+void fa_cuda_family_names(char *text, size_t size)
+{
+    size_t used = 0;
+    for (int i = 0; i < FAMILIES && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", families[i]->name);
+}
+
+/* ---- What the families share ----------------------------------------------------------------- */
 
 static const variant *find_variant(const char *name)
 {
@@ -39,73 +48,96 @@ static const variant *find_variant(const char *name)
     return NULL;
 }
 
-static const struct simt_shape *find_simt_shape(const fa_problem *p)
+static int architecture_of(const fa_cuda_device *device)
 {
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    size_t i = 0;
-    while (simt_shapes[i].dim < dim) i++; /* head dims end at 512 */
-    return &simt_shapes[i];
+    return 10 * device->major + device->minor;
 }
 
-/* Tiles of queries, see kernels/common/sequence.cuh. */
-static int64_t count_tiles(const fa_problem *p, int tile)
+static bool refuse_architecture(const variant *v, const fa_cuda_device *device, char *why,
+                                size_t size)
 {
-    if (p->cu_seqlens_q) return p->rows_q / tile + p->batch + 2;
-    return (p->rows_q + tile - 1) / tile;
-}
-
-static bool refuse_pass(const fa_problem *p, char *why, size_t size)
-{
-    const char *call = p->pass == FA_PASS_BACKWARD  ? "fa_backward"
-                       : p->pass == FA_PASS_WEIGHTS ? "fa_weights"
-                                                    : NULL;
-    if (!call) return false;
-    snprintf(why, size,
-             "options.device is FA_DEVICE_CUDA: %s is not there yet on CUDA; it works on the CPU",
-             call);
+    const bool hopper_alone = v->architecture == 90;
+    const int architecture = architecture_of(device);
+    if (architecture == v->architecture || (architecture > v->architecture && !hopper_alone))
+        return false;
+    snprintf(why, size, "CUDA device %" PRId32 " (%s) has architecture %d.%d: expected %d.%d%s",
+             device->ordinal, device->name, (int)device->major, (int)device->minor,
+             v->architecture / 10, v->architecture % 10, hopper_alone ? "" : " or later");
     return true;
 }
 
-static bool refuse_device(const variant *v, const struct simt_shape *shape,
-                          const fa_cuda_device *device, char *why, size_t size)
+static bool refuse_smem(const variant *v, int smem_bytes, const fa_cuda_device *device, char *why,
+                        size_t size)
 {
-    const int architecture = 10 * device->major + device->minor;
-    if (architecture < v->architecture) {
-        snprintf(why, size,
-                 "CUDA device %" PRId32 " (%s) has architecture %d.%d: expected %d.%d or later",
-                 device->ordinal, device->name, (int)device->major, (int)device->minor,
-                 v->architecture / 10, v->architecture % 10);
-        return true;
-    }
-    if (shape->smem_bytes + STATIC_SMEM > device->smem_per_block) {
-        snprintf(why, size,
-                 "CUDA device %" PRId32 " (%s) has %d bytes of shared memory for a block: expected "
-                 "%d for a head dim of %d",
-                 device->ordinal, device->name, (int)device->smem_per_block,
-                 shape->smem_bytes + STATIC_SMEM, shape->dim);
-        return true;
-    }
+    const int needed = smem_bytes + FA_CUDA_STATIC_SMEM;
+    if (needed <= device->smem_per_block) return false;
+    snprintf(why, size,
+             "CUDA device %" PRId32 " (%s) has %d bytes of shared memory for a block: expected %d "
+             "for %s",
+             device->ordinal, device->name, (int)device->smem_per_block, needed, v->name);
+    return true;
+}
+
+bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device *device,
+                        fa_cuda_plan *plan, char *why, size_t size)
+{
+    const variant *v = find_variant(image);
+    if (refuse_architecture(v, device, why, size) || refuse_smem(v, smem_bytes, device, why, size))
+        return false;
+    plan->image = v->name;
+    plan->entry = v->file;
+    plan->smem_bytes = (uint32_t)smem_bytes;
+    return true;
+}
+
+void fa_cuda_plan_tiles(const fa_problem *p, int tile_q, fa_cuda_plan *plan)
+{
+    plan->tile_q = tile_q;
+    plan->tiles =
+        p->cu_seqlens_q ? p->rows_q / tile_q + p->batch + 2 : (p->rows_q + tile_q - 1) / tile_q;
+    plan->tasks = plan->tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
+    plan->grid = (uint32_t)(plan->tasks < most_blocks ? plan->tasks : most_blocks);
+}
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+
+static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
+                       const fa_cuda_family *family, fa_cuda_plan *plan, char *why, size_t size)
+{
+    char reason[224];
+    plan->family = family;
+    if (family->plan(p, device, plan, reason, sizeof reason)) return true;
+    snprintf(why, size, "%s (FA_CUDA_KERNEL asks for %s alone)", reason, family->name);
     return false;
 }
 
-bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                       char *why, size_t size)
+static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
+{
+    const int architecture = architecture_of(device);
+    return architecture >= family->oldest && architecture <= family->newest;
+}
+
+/* The same reason as the family's before is not said twice. */
+static void note_passed_over(fa_cuda_plan *plan, const char *family, const char *reason)
+{
+    const size_t used = strlen(plan->passed_over), length = strlen(reason);
+    if (used > length && strcmp(plan->passed_over + used - length, reason) == 0) return;
+    snprintf(plan->passed_over + used, sizeof plan->passed_over - used, "; not %s: %s", family,
+             reason);
+}
+
+bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
+                       const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
     memset(plan, 0, sizeof *plan);
-    if (refuse_pass(p, why, size)) return false;
-    const struct simt_shape *shape = find_simt_shape(p);
-    const variant *v = find_variant(shape->image);
-    if (refuse_device(v, shape, device, why, size)) return false;
-    plan->image = v->name;
-    plan->entry = v->file;
-    plan->tile_q = shape->queries;
-    plan->tile_k = shape->keys;
-    plan->tiles = count_tiles(p, shape->queries);
-    plan->tasks = plan->tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    plan->grid = (uint32_t)(plan->tasks < most_blocks ? plan->tasks : most_blocks);
-    plan->threads = FA_SIMT_THREADS;
-    plan->smem_bytes = (uint32_t)shape->smem_bytes;
-    return true;
+    if (asked) return plan_asked(p, device, asked, plan, why, size);
+    for (int i = 0; i < FAMILIES; i++) {
+        if (!is_tried(families[i], device)) continue;
+        plan->family = families[i];
+        if (families[i]->plan(p, device, plan, why, size)) return true;
+        note_passed_over(plan, families[i]->name, why);
+    }
+    return false;
 }
 
 void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
@@ -113,9 +145,9 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
 {
     const bool decode = p->pass == FA_PASS_DECODE;
     snprintf(text, size,
-             "cuda %s %s: float32 sums on FMA units, query tile %d, key tile %d, %" PRIu32
-             " blocks of %" PRIu32 " threads on sm_%d%d%s",
-             decode ? "decode" : "forward", plan->image, plan->tile_q, plan->tile_k, plan->grid,
-             plan->threads, (int)device->major, (int)device->minor,
-             decode ? ", the forward kernel: keys are not split yet" : "");
+             "cuda %s %s: %s, query tile %d, key tile %d, %" PRIu32 " blocks of %" PRIu32
+             " threads on sm_%d%d%s%s",
+             decode ? "decode" : "forward", plan->image, plan->arithmetic, plan->tile_q,
+             plan->tile_k, plan->grid, plan->threads, (int)device->major, (int)device->minor,
+             decode ? ", the forward kernel: keys are not split yet" : "", plan->passed_over);
 }

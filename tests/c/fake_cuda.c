@@ -223,6 +223,51 @@ FAKE cu_result cuMemsetD8_v2(cu_address to, unsigned char byte, size_t bytes)
     return 0;
 }
 
+/* Streams are numbers. Everything is done at once. */
+FAKE cu_result cuStreamCreate(void **stream, unsigned flags)
+{
+    static atomic_int count;
+    BEGIN();
+    NEED_CONTEXT();
+    if (flags != CU_STREAM_NON_BLOCKING) return INVALID_VALUE;
+    *stream = (void *)(uintptr_t)(4096 + atomic_fetch_add(&count, 1));
+    atomic_fetch_add(&fake_cuda.streams, 1);
+    return 0;
+}
+
+FAKE cu_result cuStreamDestroy_v2(void *stream)
+{
+    BEGIN();
+    atomic_fetch_sub(&fake_cuda.streams, 1);
+    return stream ? 0 : INVALID_VALUE;
+}
+
+FAKE cu_result cuStreamSynchronize(void *stream)
+{
+    BEGIN();
+    (void)stream;
+    NEED_CONTEXT();
+    return 0;
+}
+
+FAKE cu_result cuMemcpyHtoDAsync_v2(cu_address to, const void *from, size_t bytes, void *stream)
+{
+    BEGIN();
+    (void)stream;
+    NEED_CONTEXT();
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return 0;
+}
+
+FAKE cu_result cuMemcpyDtoHAsync_v2(void *to, cu_address from, size_t bytes, void *stream)
+{
+    BEGIN();
+    (void)stream;
+    NEED_CONTEXT();
+    memcpy(to, (void *)(uintptr_t)from, bytes);
+    return 0;
+}
+
 FAKE cu_result cuMemGetInfo_v2(size_t *left, size_t *total)
 {
     BEGIN();
@@ -237,6 +282,7 @@ FAKE cu_result cuPointerGetAttributes(unsigned count, int *attributes, void **va
 {
     BEGIN();
     int i = allocation_of(pointer);
+    atomic_fetch_add(&fake_cuda.pointers_asked, 1);
     for (unsigned j = 0; j < count; j++) {
         if (attributes[j] == CU_POINTER_MEMORY_TYPE)
             *(unsigned *)values[j] = i < 0 ? 0 : CU_MEMORY_DEVICE;
@@ -359,16 +405,18 @@ FAKE cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t axes, void *
                                       int swizzle, int promotion, int fill)
 {
     BEGIN();
+    atomic_fetch_add(&fake_cuda.maps, 1);
     if ((uintptr_t)base % 16 || axes < 1 || axes > 5 || interleave || fill || box[0] * 2 > 128)
         return INVALID_VALUE;
     fake_cuda_map *encoded = map;
+    encoded->base = (uint64_t)(uintptr_t)base;
     encoded->type = type;
     encoded->axes = (int)axes;
     encoded->swizzle = swizzle;
     encoded->promotion = promotion;
     for (uint32_t i = 0; i < axes; i++) {
         if (box[i] < 1 || box[i] > 256 || steps[i] != 1 || !extents[i]) return INVALID_VALUE;
-        if (i + 1 < axes && strides[i] % 16) return INVALID_VALUE;
+        if (i + 1 < axes && (strides[i] % 16 || strides[i] >> 40)) return INVALID_VALUE;
         encoded->extent[i] = (uint32_t)extents[i];
         encoded->box[i] = (uint16_t)box[i];
         if (i + 1 < axes) encoded->stride[i] = (uint32_t)strides[i];

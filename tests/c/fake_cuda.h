@@ -16,7 +16,7 @@ typedef struct fake_cuda_launch {
 
 typedef struct fake_cuda_record {
     atomic_int inits, attributes_read, loads, kernels, opt_ins, launches, synchronizations,
-        allocations;
+        allocations, maps, pointers_asked, streams;
     int capturing;       /* set by the test: loading fails unless the thread's mode is relaxed */
     double milliseconds; /* set by the test: the device's clock */
     fake_cuda_launch last;
@@ -29,6 +29,7 @@ typedef struct fake_cuda_kernel {
 
 /* What the fake writes into a tensor map's 128 bytes. */
 typedef struct fake_cuda_map {
+    uint64_t base;
     int type, axes, swizzle, promotion;
     uint32_t extent[5], stride[4];
     uint16_t box[5];

@@ -68,17 +68,9 @@ static fa_status supported(const setup *s)
     return fa_supported(FA_PASS_FORWARD, &s->q, &s->k, &s->v, &s->out, &s->o);
 }
 
-static fa_status backward(const setup *s)
+static fa_status weights(const setup *s, void *to)
 {
-    fa_gradients g = {.size = sizeof g, .dout = s->out, .dq = s->q};
-    g.dout.data = s->v.data;
-    g.dq.data = NULL;
-    return fa_backward(&s->q, &s->k, &s->v, &s->out, s->lse, &g, &s->o);
-}
-
-static fa_status weights(const setup *s)
-{
-    fa_tensor w = fa_bshd(s->out.data, FA_FLOAT32, BATCH, HEADS, ROWS, ROWS);
+    const fa_tensor w = fa_bshd(to, FA_FLOAT32, BATCH, HEADS, ROWS, ROWS);
     return fa_weights(&s->q, &s->k, NULL, ROWS, &w, &s->o);
 }
 
@@ -147,13 +139,59 @@ static void test_no_context(void)
            "cudaSetDevice");
 }
 
-static void test_passes(void)
+/* Gradients' memory is looked at too, and the workspace that delta needs. */
+static void test_workspace(void)
 {
     use(0);
     setup s = on_device();
-    EXPECT(backward(&s), FA_ERROR_UNSUPPORTED, "fa_backward is not there yet on CUDA", "CPU");
-    EXPECT(weights(&s), FA_ERROR_UNSUPPORTED, "fa_weights is not there yet on CUDA", "CPU");
-    EXPECT(combine(&s), FA_ERROR_UNSUPPORTED, "fa_combine is not there yet on CUDA", "CPU");
+    size_t bytes = 0;
+    char missing[64];
+    fa_gradients g = {.size = sizeof g, .dout = s.out, .dq = s.q};
+    g.dout.data = s.v.data;
+    g.dq.data = host[0];
+#define BACKWARD() fa_backward(&s.q, &s.k, &s.v, &s.out, s.lse, &g, &s.o)
+    EXPECT(BACKWARD(), FA_ERROR_ARGUMENT, "gradients.dq.data at 0x", "copy it there first");
+    g.dq.data = allocate(sizeof host[0]);
+    EXPECT(BACKWARD(), FA_ERROR_WORKSPACE, "options.workspace_size is 0: expected at least ",
+           "as fa_workspace_size says");
+    snprintf(missing, sizeof missing, "expected at least %zu bytes",
+             sizeof(float) * BATCH * HEADS * ROWS);
+    CHECK(strstr(fa_last_error(), missing), "%s", fa_last_error());
+    if (fa_cuda_architectures[0]) {
+        fa_status status =
+            fa_workspace_size(FA_PASS_BACKWARD, &s.q, &s.k, &s.v, &s.out, &s.o, &bytes);
+        CHECK(status == FA_OK && bytes == sizeof(float) * BATCH * HEADS * ROWS, "%zu bytes: %s",
+              bytes, fa_last_error());
+    }
+    s.o.workspace = (char *)allocate(4096) + 8;
+    s.o.workspace_size = 4000;
+    EXPECT(BACKWARD(), FA_ERROR_ARGUMENT, "options.workspace is 0x", "aligned to 256 bytes");
+    static _Alignas(256) char here[4096];
+    s.o.workspace = here;
+    EXPECT(BACKWARD(), FA_ERROR_ARGUMENT, "options.workspace at 0x", "copy it there first");
+#undef BACKWARD
+    EXPECT(weights(&s, here), FA_ERROR_ARGUMENT, "weights.data at 0x", "copy it there first");
+}
+
+/* The families are read from the environment once, so each has a process of its own. */
+static void test_unknown_family(void)
+{
+    setenv("FA_CUDA_KERNEL", "sm81", 1);
+    use(0);
+    setup s = on_device();
+    EXPECT(forward(&s), FA_ERROR_DEVICE, "FA_CUDA_KERNEL is \"sm81\"; expected one of the families",
+           "sm80 sm75 simt");
+    setenv("FA_CUDA_KERNEL", "simt", 1);
+    EXPECT(supported(&s), FA_ERROR_DEVICE, "FA_CUDA_KERNEL is \"sm81\"", "sm80 sm75 simt");
+}
+
+static void test_asked_family(void)
+{
+    setenv("FA_CUDA_KERNEL", "sm80", 1);
+    use(0);
+    setup s = on_device();
+    EXPECT(forward(&s), FA_ERROR_UNSUPPORTED, "q.dtype is float32",
+           "FA_CUDA_KERNEL asks for sm80 alone");
 }
 
 /* Arguments are checked before the device is looked at. */
@@ -225,6 +263,89 @@ static void test_auto(void)
     EXPECT(forward(&s), FA_ERROR_ARGUMENT, "lse at 0x", "expected host memory");
 }
 
+static fa_status combine_places(fa_tensor part, const float *part_lse, fa_tensor out, float *lse,
+                                fa_device device)
+{
+    const fa_tensor parts[] = {part, part};
+    const float *part_lses[] = {part_lse, part_lse};
+    const fa_options o = {.size = sizeof o, .device = device};
+    return fa_combine(parts, part_lses, 2, &out, lse, &o);
+}
+
+/* fa_combine goes where out lies, and then all the others must. */
+static void test_combine_places(void)
+{
+    use(0);
+    static float host_lse[2][BATCH * HEADS * ROWS];
+    const setup d = on_device(), h = on_host();
+    const fa_device cpu = FA_DEVICE_CPU, cuda = FA_DEVICE_CUDA, any = FA_DEVICE_AUTO;
+    const char *on_cuda = "lies on CUDA device 0: expected host memory";
+    const char *on_cpu = "lies in host memory: expected memory of CUDA device 0";
+    float *l = host_lse[0], *m = host_lse[1];
+    CHECK(combine_places(h.q, l, h.out, m, any) == FA_OK, "all on the host: %s", fa_last_error());
+    EXPECT(combine_places(d.q, l, h.out, m, any), FA_ERROR_ARGUMENT, "parts[0].data at 0x",
+           on_cuda);
+    EXPECT(combine_places(h.q, d.lse, h.out, m, any), FA_ERROR_ARGUMENT, "part_lse[0] at 0x",
+           on_cuda);
+    EXPECT(combine_places(h.q, l, h.out, d.lse, any), FA_ERROR_ARGUMENT, "lse at 0x", on_cuda);
+    EXPECT(combine_places(h.q, l, d.out, m, cpu), FA_ERROR_ARGUMENT, "out.data at 0x", on_cuda);
+    EXPECT(combine_places(h.q, d.lse, d.out, NULL, any), FA_ERROR_ARGUMENT, "parts[0].data at 0x",
+           on_cpu);
+    EXPECT(combine_places(d.q, l, d.out, NULL, any), FA_ERROR_ARGUMENT, "part_lse[0] at 0x",
+           on_cpu);
+    EXPECT(combine_places(d.q, d.lse, d.out, l, any), FA_ERROR_ARGUMENT, "lse at 0x", on_cpu);
+    EXPECT(combine_places(d.q, d.lse, h.out, NULL, cuda), FA_ERROR_ARGUMENT, "out.data at 0x",
+           on_cpu);
+}
+
+/* The second part counts like the first, and the arrays of parts are the host's on any device. */
+static void test_combine_arrays(void)
+{
+    use(0);
+    static float host_lse[BATCH * HEADS * ROWS];
+    const setup d = on_device(), h = on_host();
+    const fa_tensor parts[] = {h.q, d.q};
+    const float *lse[] = {host_lse, d.lse};
+    const fa_options o = {.size = sizeof o};
+    EXPECT(fa_combine(parts, lse, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT, "parts[1].data at 0x",
+           "lies on CUDA device 0");
+    const fa_tensor on_the_host[] = {h.q, h.k};
+    EXPECT(fa_combine(on_the_host, lse, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT,
+           "part_lse[1] at 0x", "lies on CUDA device 0");
+    const void *device_array = d.v.data;
+    EXPECT(fa_combine(device_array, lse, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT, "parts at 0x",
+           "expected an array in host memory");
+    EXPECT(fa_combine(on_the_host, device_array, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT,
+           "part_lse at 0x", "expected an array in host memory");
+    fa_tensor empty = h.out, part = d.q;
+    empty.shape[1] = part.shape[1] = 0;
+    CHECK(fa_combine(&part, &lse[1], 1, &empty, NULL, &o) == FA_OK, "nothing to merge: %s",
+          fa_last_error());
+}
+
+static fake_cuda_record *find_record(void)
+{
+    void *library = dlopen(FAKE_CUDA_PATH, RTLD_NOW);
+    fake_cuda_record *record = library ? dlsym(library, "fake_cuda") : NULL;
+    if (!record) abort();
+    return record;
+}
+
+/* The driver is asked about each pointer once, also where q's has chosen the device. */
+static void test_questions(void)
+{
+    use(0);
+    const fake_cuda_record *record = find_record();
+    setup s = on_device();
+    for (int i = 0; i < 2; i++) {
+        const int before = record->pointers_asked;
+        s.o.device = i ? FA_DEVICE_AUTO : FA_DEVICE_CUDA;
+        (void)forward(&s); /* fails later in a build without kernels */
+        CHECK(record->pointers_asked - before == 5, "asked about %d pointers of 5",
+              record->pointers_asked - before);
+    }
+}
+
 /* No launch, no pointer is looked at. */
 static void test_empty(void)
 {
@@ -250,9 +371,7 @@ static void test_launch(void)
     char text[256];
     use(0);
     setup s = on_device();
-    void *library = dlopen(FAKE_CUDA_PATH, RTLD_NOW);
-    fake_cuda_record *record = library ? dlsym(library, "fake_cuda") : NULL;
-    if (!record) abort();
+    fake_cuda_record *record = find_record();
     int stream;
     s.o.stream = &stream;
     CHECK(forward(&s) == FA_OK, "forward: %s", fa_last_error());
@@ -262,6 +381,12 @@ static void test_launch(void)
           record->last.grid[0]);
     CHECK(record->last.stream == &stream && record->synchronizations == 0, "stream");
     CHECK(decode(&s) == FA_OK && record->launches == 2, "decode: %s", fa_last_error());
+    CHECK(weights(&s, allocate(sizeof(float) * BATCH * HEADS * ROWS * ROWS)) == FA_OK &&
+              record->launches == 3 && strcmp(record->last.name, "weights_simt") == 0,
+          "weights: %s", fa_last_error());
+    CHECK(combine(&s) == FA_OK && record->launches == 4 &&
+              strcmp(record->last.name, "combine") == 0,
+          "combine: %s", fa_last_error());
     fa_status status =
         fa_describe(FA_PASS_DECODE, &s.q, &s.k, &s.v, &s.out, &s.o, text, sizeof text);
     CHECK(status == FA_OK && strstr(text, "cuda decode forward_simt_d64: "), "%s", text);
@@ -309,10 +434,11 @@ static int run_alone(void (*scenario)(void))
 
 int main(void)
 {
-    void (*const scenarios[])(void) = {test_no_driver,     test_old_driver,   test_no_device,
-                                       test_no_context,    test_passes,       test_arguments,
-                                       test_host_pointers, test_other_device, test_auto,
-                                       test_empty,         test_info};
+    void (*const scenarios[])(void) = {
+        test_no_driver,      test_old_driver, test_no_device,      test_no_context,
+        test_workspace,      test_arguments,  test_host_pointers,  test_other_device,
+        test_auto,           test_empty,      test_info,           test_combine_places,
+        test_combine_arrays, test_questions,  test_unknown_family, test_asked_family};
     int failures = 0;
     setenv("FA_CUDA_DRIVER", FAKE_CUDA_PATH, 1);
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)

@@ -409,8 +409,60 @@ static void test_maps(void)
     CHECK(seen.type == CU_MAP_FLOAT16, "type");
     shape.base = base + 2;
     CHECK(!fa_cuda_encode_map(&map, &shape, &fault) &&
-              !strcmp(fault.call, "cuTensorMapEncodeTiled"),
-          "a base that is not aligned");
+              !strcmp(fault.call, "cuTensorMapEncodeTiled") && strstr(fault.text, "address"),
+          "a base that is not aligned: %s", fault.text);
+    shape.base = base;
+    shape.extent[2] = 1; /* its stride is not looked at, and the driver gets one that it takes */
+    shape.stride[2] = (uint64_t)-6;
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
+    memcpy(&seen, &map, sizeof seen);
+    CHECK(seen.stride[1] == 16, "the stride of an axis of one index is %u", seen.stride[1]);
+}
+
+static fa_tensor_map_shape numbered_shape(int i)
+{
+    static _Alignas(16) char base[16 * 64];
+    return (fa_tensor_map_shape){.base = base + 16 * (i % 64),
+                                 .bfloat = i & 64,
+                                 .axes = 2,
+                                 .extent = {64, 1000 + (uint64_t)i / 128},
+                                 .stride = {2, 128},
+                                 .box = {64, 128}};
+}
+
+static void check_map(int i)
+{
+    fa_cuda_fault fault = {0};
+    fa_tensor_map map = {{0}};
+    fake_cuda_map seen;
+    const fa_tensor_map_shape shape = numbered_shape(i);
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault), "map %d: %s", i, fault.text);
+    memcpy(&seen, &map, sizeof seen);
+    CHECK(seen.extent[1] == shape.extent[1] && seen.base == (uint64_t)(uintptr_t)shape.base &&
+              seen.type == (shape.bfloat ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16),
+          "map %d is that of another shape", i);
+}
+
+/* A map that is asked for again is not made again; one that was driven out is. None is mistaken for
+ * another, also after one that failed. */
+static void test_map_memory(void)
+{
+    fa_cuda_fault fault;
+    fa_tensor_map map;
+    if (!open_fake()) return;
+    check_map(0);
+    for (int i = 0; i < 10; i++) check_map(0);
+    CHECK(record->maps == 1, "the same map was made %d times", record->maps);
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < 512; i++) check_map(i);
+    CHECK(record->maps > 512, "%d maps made for 512 in turn", record->maps);
+    const fa_tensor_map_shape other = numbered_shape(600);
+    setenv("FAKE_CUDA_FAIL", "cuTensorMapEncodeTiled=2", 1);
+    for (int i = 0; i < 2; i++)
+        CHECK(!fa_cuda_encode_map(&map, &other, &fault) && fault.code == 2, "it fails");
+    setenv("FAKE_CUDA_FAIL", "", 1);
+    check_map(600);
+    for (int i = 0; i < 512; i++) check_map(i);
 }
 
 /* ---- many threads ---------------------------------------------------------------------------- */
@@ -479,7 +531,8 @@ static const struct {
     SCENARIO(test_memory),        SCENARIO(test_events),           SCENARIO(test_kernels),
     SCENARIO(test_load_fails),    SCENARIO(test_variables),        SCENARIO(test_launches),
     SCENARIO(test_shared_memory), SCENARIO(test_no_context),       SCENARIO(test_capture),
-    SCENARIO(test_maps),          SCENARIO(test_threads),          SCENARIO(test_tables),
+    SCENARIO(test_maps),          SCENARIO(test_map_memory),       SCENARIO(test_threads),
+    SCENARIO(test_tables),
 };
 
 enum { NUM_SCENARIOS = sizeof SCENARIOS / sizeof *SCENARIOS };

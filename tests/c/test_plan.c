@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/plan.h"
+#include "cuda/family.h"
 #include "flashattn.h"
 
 static const fa_cuda_device devices[] = {
@@ -75,7 +75,7 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
 {
     fa_cuda_plan plan;
     char why[320] = "";
-    bool fine = fa_cuda_plan_make(p, device, &plan, why, sizeof why);
+    bool fine = fa_cuda_plan_make(p, device, NULL, &plan, why, sizeof why);
     CHECK(fine, "d %lld, d_v %lld on %s: %s", (long long)p->d, (long long)p->d_v, device->name,
           why);
     return plan;
@@ -86,9 +86,10 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_plan plan = plan_of(p, device);
     const int64_t rows = plan.tile_q > 0 ? (p->rows_q + plan.tile_q - 1) / plan.tile_q : -1;
-    CHECK(plan.image && strcmp(plan.entry, "forward_simt") == 0, "image and entry");
-    CHECK((int)plan.smem_bytes + 256 <= device->smem_per_block, "%u bytes of shared memory on %s",
-          plan.smem_bytes, device->name);
+    CHECK(plan.image && strncmp(plan.image, "forward_", 8) == 0, "image");
+    CHECK(strncmp(plan.entry, "forward_", 8) == 0, "entry");
+    CHECK((int)plan.smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
+          "%u bytes of shared memory on %s", plan.smem_bytes, device->name);
     CHECK(plan.grid <= 2147483647u && (int64_t)plan.grid <= plan.tasks, "grid %u", plan.grid);
     CHECK((plan.grid > 0) == (plan.tasks > 0), "grid %u for %lld tasks", plan.grid,
           (long long)plan.tasks);
@@ -157,39 +158,135 @@ static void test_refusals(void)
     fa_cuda_plan plan;
     char why[320] = "";
     fa_problem p = make_problem(1, 1, 1, 64, 64);
-    p.pass = FA_PASS_BACKWARD;
-    CHECK(!fa_cuda_plan_make(&p, &devices[H200], &plan, why, sizeof why) &&
-              strstr(why, "fa_backward is not there yet on CUDA; it works on the CPU"),
-          "%s", why);
-    p.pass = FA_PASS_WEIGHTS;
-    CHECK(!fa_cuda_plan_make(&p, &devices[H200], &plan, why, sizeof why) &&
-              strstr(why, "fa_weights is not there yet on CUDA"),
-          "%s", why);
-    p.pass = FA_PASS_FORWARD;
     fa_cuda_device old = devices[0];
     old.minor = 0;
-    CHECK(!fa_cuda_plan_make(&p, &old, &plan, why, sizeof why) &&
+    CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has architecture 7.0: expected 7.5 or later"),
           "%s", why);
     old = devices[0];
     old.smem_per_block = 49152;
-    CHECK(!fa_cuda_plan_make(&p, &old, &plan, why, sizeof why) &&
+    CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has 49152 bytes of shared memory for a block: expected "),
           "%s", why);
+}
+
+static void set_dtype(fa_problem *p, fa_dtype dtype)
+{
+    p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
+}
+
+/* 16-bit problems of every head dim on every device: the plan is sound, and on tensor cores wherever
+ * the device has those of the type and the shared memory. */
+static void test_tensor_cores(void)
+{
+    for (int64_t d = 1; d <= 512; d++)
+        for (int i = 0; i < DEVICES; i++)
+            for (int b = 0; b < 2; b++) {
+                const int architecture = 10 * devices[i].major + devices[i].minor;
+                fa_problem p = make_problem(2, 8, 300, d, d > 8 ? d - 8 : d);
+                set_dtype(&p, b ? FA_BFLOAT16 : FA_FLOAT16);
+                check_plan(&p, &devices[i]);
+                const bool expected = d <= 256 ? architecture >= 80 || !b : architecture >= 90;
+                const fa_cuda_plan plan = plan_of(&p, &devices[i]);
+                CHECK((strcmp(plan.family->name, "simt") != 0) == expected, "d %lld on %s: %s",
+                      (long long)d, devices[i].name, plan.image);
+                const char *passed_over = architecture >= 80 ? "not sm80: " : "not sm75: ";
+                CHECK((strstr(plan.passed_over, passed_over) != NULL) == !expected,
+                      "d %lld on %s: %s", (long long)d, devices[i].name, plan.passed_over);
+            }
+}
+
+static void expect_image(const fa_problem *p, const fa_cuda_device *device, const char *image)
+{
+    const fa_cuda_plan plan = plan_of(p, device);
+    CHECK(strcmp(plan.image, image) == 0, "%s on %s, expected %s", plan.image, device->name, image);
+}
+
+/* What needs more than masks by position takes the general form, and so does a negative scale. */
+static void test_forms(void)
+{
+    static float slopes[1];
+    fa_problem p = make_problem(1, 1, 100, 128, 128);
+    set_dtype(&p, FA_BFLOAT16);
+    const fa_cuda_family *sm80 = fa_cuda_find_family("sm80");
+    const fa_cuda_device *a100 = &devices[1];
+    p.scale = 0.1f;
+    p.causal = true;
+    p.window_left = 5;
+    expect_image(&p, a100, "forward_sm80_d128_bf16");
+    fa_problem general[6] = {p, p, p, p, p, p};
+    general[0].softcap = 3;
+    general[1].alibi_slopes = slopes;
+    general[2].bias.data = (char *)slopes;
+    general[3].mask.data = (char *)slopes;
+    general[4].dropout_threshold = 1;
+    general[5].scale = -0.1f;
+    for (int i = 0; i < 6; i++) expect_image(&general[i], a100, "forward_sm80_d128_bf16_general");
+    p.d = 200;
+    char why[320];
+    fa_cuda_plan plan;
+    CHECK(fa_cuda_plan_make(&p, &devices[H200], sm80, &plan, why, sizeof why) &&
+              strcmp(plan.image, "forward_sm80_d256_bf16") == 0,
+          "%s", plan.image ? plan.image : why);
+    expect_image(&p, a100, "forward_sm80_d256_bf16_small");
+    set_dtype(&p, FA_FLOAT16);
+    expect_image(&p, &devices[0], "forward_sm75_d256_f16");
+    CHECK(sm80 && plan_of(&p, a100).family == sm80, "family");
+}
+
+static void expect_refusal(const fa_problem *p, const fa_cuda_device *device, const char *family,
+                           const char *because)
+{
+    fa_cuda_plan plan;
+    char why[320] = "";
+    CHECK(!fa_cuda_plan_make(p, device, fa_cuda_find_family(family), &plan, why, sizeof why) &&
+              strstr(why, because) && strstr(why, "FA_CUDA_KERNEL asks for ") &&
+              strstr(why, family),
+          "%s: %s", family, why);
+}
+
+/* A family that is asked for does it or says why not; no other steps in. */
+static void test_asked(void)
+{
+    fa_problem p = make_problem(1, 1, 100, 64, 64);
+    fa_cuda_plan plan;
+    char why[320] = "";
+    CHECK(!fa_cuda_find_family("sm81") && !fa_cuda_find_family(""), "a family that is none");
+    expect_refusal(&p, &devices[H200], "sm80", "q.dtype is float32");
+    set_dtype(&p, FA_BFLOAT16);
+    expect_refusal(&p, &devices[H200], "sm75", "q.dtype is bfloat16");
+    expect_refusal(&p, &devices[0], "sm80", "has architecture 7.5: expected 8.0 or later");
+    p.out.dtype = FA_FLOAT32;
+    expect_refusal(&p, &devices[H200], "sm80", "out.dtype is float32");
+    set_dtype(&p, FA_FLOAT16);
+    p.n_k = 1LL << 31;
+    expect_refusal(&p, &devices[H200], "sm80", "k.shape[1] is 2147483648");
+    p.n_k = 100;
+    p.d = 300;
+    expect_refusal(&p, &devices[H200], "sm75", "the head dim is 300, above 256");
+    p.d = 64;
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "simt" : "sm75";
+        const bool fine = fa_cuda_plan_make(&p, &devices[H200], fa_cuda_find_family(name), &plan,
+                                            why, sizeof why);
+        CHECK(fine && strstr(plan.image, name), "%s: %s", name, why);
+    }
 }
 
 static void test_text(void)
 {
     char text[256];
     fa_problem p = make_problem(2, 4, 100, 64, 64);
-    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
-    fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
-    CHECK(strcmp(text, "cuda forward forward_simt_d64: float32 sums on FMA units, query tile 64, "
-                       "key tile 64, 16 blocks of 128 threads on sm_90") == 0,
+    fa_cuda_plan plan = plan_of(&p, &devices[1]);
+    fa_cuda_plan_describe(&p, &devices[1], &plan, text, sizeof text);
+    CHECK(strcmp(text,
+                 "cuda forward forward_simt_d64: float32 sums on FMA units, query tile 64, "
+                 "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32") ==
+              0,
           "%s", text);
     p.pass = FA_PASS_DECODE;
-    plan = plan_of(&p, &devices[H200]);
-    fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
+    plan = plan_of(&p, &devices[1]);
+    fa_cuda_plan_describe(&p, &devices[1], &plan, text, sizeof text);
     CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split yet"), "%s", text);
 }
 
@@ -200,6 +297,9 @@ int main(void)
     test_sizes();
     test_packed();
     test_refusals();
+    test_tensor_cores();
+    test_forms();
+    test_asked();
     test_text();
     return test_end();
 }

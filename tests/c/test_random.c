@@ -7,7 +7,7 @@ enum { PROBLEMS = 400 };
 int main(void)
 {
     static random_result result;
-    const random_settings settings = {FA_DEVICE_CPU, 0, NULL, NULL};
+    const random_settings settings = {.device = FA_DEVICE_CPU};
     test_begin();
     for (uint64_t number = 0; number < PROBLEMS; number++) {
         random_problem_run(number, &settings, &result);

@@ -71,7 +71,8 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         snprintf(message, size, "%s", fa_last_error());
         return status;
     }
-    if (!fa_cuda_plan_make(&p, &t4, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    const fa_cuda_family *simt = fa_cuda_find_family("simt");
+    if (!fa_cuda_plan_make(&p, &t4, simt, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
     launch(&p, &plan, *(const int64_t *)context);
     return FA_OK;
 }
@@ -81,7 +82,8 @@ int main(int argc, char **argv)
     static random_result result;
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    const random_settings settings = {FA_DEVICE_CUDA, 0, attend, &number};
+    const random_settings settings = {
+        .device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
     test_begin();
     for (; number < end; number++) {
         random_problem_run((uint64_t)number, &settings, &result);

@@ -1,0 +1,1010 @@
+/*
+ * Attention forward on tensor cores by mma.sync, for Ampere and what follows: FlashAttention-2,
+ * algorithm 1 (arXiv:2307.08691, section 3.1), in float16 or bfloat16 with float32 sums, with every
+ * option of the API. Compiled with ARCH 75 it runs on Turing, in float16.
+ *
+ * A block of WARPS warps computes a tile of queries of one head and walks over the keys in tiles. A
+ * warp has 32 rows, so that each fragment of K and V which it loads serves two mma. While it turns the
+ * scores of one tile into weights, its tensor cores already make those of the next:
+ *
+ *       tile t       logits, maxima | exponentials          | O += P V
+ *       tile t + 1                  | S = Q K^T, in between |
+ *       tile t + 2, t + 1           copies of K and V to shared memory
+ *
+ * The accumulator of 32 rows fills the registers at 128 columns. For wider heads SPLIT warps share 32
+ * rows: each makes the scores of its share of the tile's keys, they agree on the rows' maxima and lay
+ * their weights down in shared memory, and each makes its share of the output's columns from all keys.
+ *
+ * A warp leaves out tiles of which none of its rows sees a key. Only tiles of which a row sees some
+ * keys and not others need masks.
+ *
+ * Keys and values that no query of the tile may see are not read, zeros take their place. What one
+ * row sees and another does not, can be NaN: a weight of 0 would make 0 * NaN of it. So tiles that
+ * hide something from a row are searched, and where a value is not finite, the product is made from
+ * what is finite, and infinities and NaN are added where the weight is not 0.
+ *
+ * Compiled with HEAD_DIM 64, 96, 128, 192, 256 or 512 (the larger of d and d_v, rounded up), BFLOAT16,
+ * GENERAL (0: masks by position and lengths only, a scale that is not negative) and SMALL (see
+ * forward_sm80.h).
+ */
+#ifndef ARCH
+#define ARCH 80
+#endif
+#ifndef SMALL
+#define SMALL 0
+#endif
+
+#include "common/ampere.cuh"
+#include "common/logits.cuh"
+#include "common/softmax.cuh"
+#include "forward_sm80.h"
+
+enum {
+    WARPS = FA_SM80_WARPS(HEAD_DIM, SMALL),
+    THREADS = 32 * WARPS,
+    SPLIT = FA_SM80_SPLIT(HEAD_DIM), /* warps that share rows: a group */
+    GROUPS = WARPS / SPLIT,
+    M_TILES = 2,
+    GROUP_ROWS = 16 * M_TILES,
+    QUERIES = GROUPS * GROUP_ROWS,
+    KEYS = FA_SM80_KEYS(HEAD_DIM, SMALL),
+    OWN_KEYS = KEYS / SPLIT, /* whose scores a warp makes  */
+    STAGES = FA_SM80_STAGES(HEAD_DIM, SMALL),
+    COLUMNS = HEAD_DIM / SPLIT, /* of O that a warp makes  */
+    D_STEPS = HEAD_DIM / 16,    /* of mma along d in Q K^T */
+    D_TILES = COLUMNS / 8,      /* of 8 columns of O       */
+    KEY_STEPS = KEYS / 16,      /* of mma along keys, P V  */
+    KEY_TILES = OWN_KEYS / 8,   /* of 8 columns of S       */
+    PIECES = HEAD_DIM / 8,      /* of 16 bytes of a row    */
+    PITCH = FA_SM80_PITCH(HEAD_DIM),
+    TILE_BYTES = KEYS * PITCH,
+    WEIGHTS_PITCH = FA_SM80_WEIGHTS_PITCH(HEAD_DIM, SMALL)
+};
+static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
+static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "whole fragments");
+
+/* Whether the warp's fragments of Q fit into registers. */
+#ifndef QUERIES_IN_REGISTERS
+#define QUERIES_IN_REGISTERS 0
+#endif
+
+#define LOWEST (-3.402823466e38f)
+#define SMALLEST 1.175494351e-38f
+#define LN2 0.69314718055994530942f
+
+/* Weights are 2^(logit - max), with the largest logit of a row up to RESCALE_ABOVE above max and at
+ * least HEADROOM: float16 keeps more of the small weights if the large ones come near its end, 2^16. */
+#if BFLOAT16
+#define HEADROOM 0.0f
+#define RESCALE_ABOVE 8.0f
+#else
+#define HEADROOM 7.0f
+#define RESCALE_ABOVE 15.0f
+#endif
+
+/* S, as mma leaves it: of row 16m + g + 8h the keys 8n + 2t and 8n + 2t + 1 in [m][n][2h] and
+ * [m][n][2h + 1], g = lane / 4, t = lane % 4. */
+typedef struct fa_scores {
+    float at[M_TILES][KEY_TILES][4];
+} fa_scores;
+
+/* P, rounded: [m][n][h] the pair. Two tiles in a row are an A fragment. Warps that share rows need
+ * the weights of all keys: they lay theirs down in shared memory. */
+typedef struct fa_weights {
+#if FA_SM80_SPLIT(HEAD_DIM) == 1
+    uint32_t at[M_TILES][KEY_TILES][2];
+#else
+    uint32_t at; /* where this lane's pair [0][0][0] lies */
+#endif
+} fa_weights;
+
+typedef struct fa_output {
+    float at[M_TILES][D_TILES][4];
+    float max[M_TILES][2]; /* in powers of two */
+    float sum[M_TILES][2]; /* of the thread's own columns */
+} fa_output;
+
+/* The warp's fragments of Q, or where in shared memory this lane's rows of them begin. */
+typedef struct fa_queries {
+#if QUERIES_IN_REGISTERS
+    uint32_t at[M_TILES][D_STEPS][4];
+#else
+    uint32_t at;
+#endif
+} fa_queries;
+
+/* The keys that some of a run of rows see, and those that all of them see. */
+typedef struct fa_seen {
+    int from, to, all_from, all_to;
+} fa_seen;
+
+/* The keys of a tile of queries, found once for all and kept in shared memory: registers are for the
+ * products. Positions count from `start`, the first key of the first tile, a multiple of 32. */
+typedef struct fa_walk {
+    int64_t start;
+    const char *k, *v; /* rows `start` of keys and values, unless there are pages */
+    int tiles;
+    fa_seen block, group[GROUPS];
+    int odd_values[WARPS]; /* whether this tile's values are not all finite; of each warp's own */
+} fa_walk;
+
+FA_DEVICE int lane_id(void) { return fa_thread_id() % 32; }
+FA_DEVICE int group_id(void) { return fa_thread_id() / (32 * SPLIT); }
+FA_DEVICE int group_row(void) { return group_id() * GROUP_ROWS; } /* its first */
+
+/* The warp's number in its group: its share of keys and columns. */
+FA_DEVICE int share_id(void) { return fa_thread_id() / 32 % SPLIT; }
+FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first in a tile */
+
+/* All warps of the group meet. */
+FA_DEVICE void meet_group(void)
+{
+    if (SPLIT > 1) fa_named_barrier(1 + group_id(), 32 * SPLIT);
+}
+
+/* The row of the block's tile that element [m][..][2 * half] belongs to. */
+FA_DEVICE int row_of(int m, int half) { return group_row() + 16 * m + 8 * half + lane_id() / 4; }
+
+/* Addresses in shared memory. */
+typedef struct fa_memory {
+    uint32_t q, k, v;
+    uint32_t weights; /* QUERIES x KEYS */
+    uint32_t numbers; /* GROUPS x SPLIT x GROUP_ROWS */
+} fa_memory;
+
+FA_DEVICE uint32_t group_weights(const fa_memory *at)
+{
+    return at->weights + (uint32_t)(group_row() * WEIGHTS_PITCH);
+}
+
+FA_DEVICE fa_weights place_weights(const fa_memory *at)
+{
+    fa_weights p = {0};
+#if FA_SM80_SPLIT(HEAD_DIM) > 1
+    p.at = group_weights(at) +
+           (uint32_t)(lane_id() / 4 * WEIGHTS_PITCH + own_key() * 2 + lane_id() % 4 * 4);
+#else
+    (void)at;
+#endif
+    return p;
+}
+
+#if GENERAL
+FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
+{
+#if FA_SM80_SPLIT(HEAD_DIM) > 1
+    return fa_shared_load(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n));
+#else
+    return p->at[m][n][half];
+#endif
+}
+#endif
+
+FA_DEVICE void set_pair(fa_weights *p, int m, int n, int half, uint32_t pair)
+{
+#if FA_SM80_SPLIT(HEAD_DIM) > 1
+    fa_shared_store(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
+#else
+    p->at[m][n][half] = pair;
+#endif
+}
+
+/* ---- Tiles into shared memory ---------------------------------------------------------------- */
+
+/* Threads that copy: the same piece of every row that they copy, so many rows at a time. */
+enum {
+    FITTING_ROWS = THREADS / PIECES,
+    ROWS_A_PASS = FITTING_ROWS >= 32   ? 32
+                  : FITTING_ROWS >= 16 ? 16
+                  : FITTING_ROWS >= 8  ? 8
+                  : FITTING_ROWS >= 4  ? 4
+                                       : 2,
+    COPIERS = ROWS_A_PASS * PIECES
+};
+static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
+static_assert(KEYS % 32 == 0, "dropout's blocks cover 32 keys");
+
+FA_DEVICE int copied_piece(void) { return fa_thread_id() % PIECES; }
+FA_DEVICE int copied_row(void) { return fa_thread_id() / PIECES; }
+FA_DEVICE bool is_copier(void) { return fa_thread_id() < COPIERS; }
+FA_DEVICE uint32_t copied_place(uint32_t tile)
+{
+    return tile + (uint32_t)(copied_row() * PITCH + copied_piece() * 16);
+}
+
+/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a piece. */
+FA_DEVICE uint4 gather_piece(const char *row, int column, int columns)
+{
+    uint32_t pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
+        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
+        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
+        pair[i] = low | high << 16;
+    }
+    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+
+FA_DEVICE bool is_seen(const fa_walk *w, int j) { return j >= w->block.from && j < w->block.to; }
+
+FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
+                           const fa_walk *w, int first, int columns, uint32_t tile)
+{
+    const int column = 8 * copied_piece();
+#pragma unroll 1
+    for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS) {
+        const int j = first + r;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (is_seen(w, j) && column < columns)
+            x = gather_piece(fa_key_row(p, v, t, w->start + j), column, columns);
+        fa_shared_store4(tile + (uint32_t)(r * PITCH + column * 2), x);
+    }
+}
+
+/* j: the position of this thread's first row, which goes to `to`. inside: its piece is one of a row. */
+FA_DEVICE void start_paged_rows(const fa_attention_params *p, const fa_kernel_view *v,
+                                const fa_tile *t, const fa_walk *w, int j, bool inside, uint32_t to)
+{
+#pragma unroll
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, j += ROWS_A_PASS) {
+        const bool wanted = inside && is_seen(w, j);
+        const char *row = v->data;
+        if (wanted) row = fa_key_row(p, v, t, w->start + j) + 16 * copied_piece();
+        fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, wanted);
+    }
+}
+
+/* rows: this thread's piece of row 0, and the bytes from one row to the next. */
+FA_DEVICE void start_plain_rows(const char *rows, int64_t pitch, const fa_walk *w, int j,
+                                bool inside, uint32_t to)
+{
+    const char *row = rows + pitch * j;
+    const int64_t ahead = pitch * ROWS_A_PASS;
+    const int first = j - copied_row();
+    if (first >= w->block.from && first + KEYS <= w->block.to) {
+#pragma unroll
+        for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead)
+            fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside);
+    } else {
+#pragma unroll
+        for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead, j += ROWS_A_PASS)
+            fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row,
+                          inside && is_seen(w, j));
+    }
+}
+
+/* Starts the copy of the tile of keys or values whose first is at `first`. Zeros take the place of
+ * what no query of the block sees. */
+FA_DEVICE void start_rows(const fa_attention_params *p, const fa_kernel_view *v, const char *rows,
+                          const fa_tile *t, const fa_walk *w, int first, int columns, uint32_t tile)
+{
+    if (!is_copier()) return;
+    if (v->vector != 8) {
+        gather_rows(p, v, t, w, first, columns, tile);
+        return;
+    }
+    const uint32_t to = copied_place(tile);
+    const bool inside = 8 * copied_piece() < columns;
+    const int j = first + copied_row();
+    if (p->block_table) start_paged_rows(p, v, t, w, j, inside, to);
+    else start_plain_rows(rows + 16 * copied_piece(), 2 * v->stride[1], w, j, inside, to);
+}
+
+FA_DEVICE void start_queries(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
+{
+    if (!is_copier()) return;
+    const int column = 8 * copied_piece();
+#pragma unroll 4
+    for (int r = copied_row(); r < QUERIES; r += ROWS_A_PASS) {
+        const uint32_t to = tile + (uint32_t)(r * PITCH + column * 2);
+        const bool wanted = t->first + r < t->n_q && column < p->d;
+        const char *row = p->q.data;
+        if (wanted) row = fa_view_row(&p->q, t->block_q, t->start_q + t->first + r, t->head);
+        if (p->q.vector == 8) fa_copy_async(to, row + 2 * column, wanted);
+        else
+            fa_shared_store4(to, wanted ? gather_piece(row, column, p->d) : make_uint4(0, 0, 0, 0));
+    }
+}
+
+/* Whether something in the pieces of a tile that this thread copied is not finite. */
+FA_DEVICE bool copied_not_finite(uint32_t tile)
+{
+    uint32_t seen = 0;
+    if (!is_copier()) return false;
+#pragma unroll 4
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++) {
+        const uint4 x =
+            fa_shared_load4(copied_place(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
+        seen |= fa_pair_not_finite(x.x) | fa_pair_not_finite(x.y) | fa_pair_not_finite(x.z) |
+                fa_pair_not_finite(x.w);
+    }
+    return seen != 0;
+}
+
+/* ---- Q K^T ----------------------------------------------------------------------------------- */
+
+FA_DEVICE void clear_scores(fa_scores *s)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s->at[m][n][e] = 0.0f;
+}
+
+/* Keys 16 * pair .. 16 * pair + 15 and columns 16 * step .. 16 * step + 15. */
+FA_DEVICE void add_scores(fa_scores *s, uint32_t a[M_TILES][4], uint32_t k, int step, int pair)
+{
+    uint32_t b[4];
+    fa_load_matrices(b, k + (uint32_t)(pair * 16 * PITCH + step * 32));
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+        fa_mma(s->at[m][2 * pair], a[m], b[0], b[1]);
+        fa_mma(s->at[m][2 * pair + 1], a[m], b[2], b[3]);
+    }
+}
+
+/* A part of S: of PARTS parts, number `part`. The exponentials of the tile before go in between. */
+#if QUERIES_IN_REGISTERS
+enum { PARTS = OWN_KEYS / 16 };
+
+FA_DEVICE void make_scores_part(fa_scores *s, const fa_queries *q, uint32_t k, int part)
+{
+#pragma unroll
+    for (int step = 0; step < D_STEPS; step++) {
+        uint32_t a[M_TILES][4];
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = q->at[i / 4][step][i % 4];
+        add_scores(s, a, k, step, part);
+    }
+}
+#else
+enum { PARTS = D_STEPS };
+
+FA_DEVICE void make_scores_part(fa_scores *s, const fa_queries *q, uint32_t k, int part)
+{
+    uint32_t a[M_TILES][4];
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+        fa_load_matrices(a[m], q->at + (uint32_t)(m * 16 * PITCH + part * 32));
+#pragma unroll
+    for (int pair = 0; pair < OWN_KEYS / 16; pair++) add_scores(s, a, k, part, pair);
+}
+#endif
+
+FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
+{
+    clear_scores(s);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) make_scores_part(s, q, k, part);
+}
+
+/* ---- Logits ---------------------------------------------------------------------------------- */
+
+/* What row r of the block's tile sees of OWN_KEYS keys from position `first` on. */
+FA_DEVICE void visible_part(const fa_attention_params *p, const fa_tile *t, const fa_walk *w, int r,
+                            int first, int *lo, int *hi)
+{
+    const fa_range seen = fa_tile_visible(p, t, fa_min64(t->first + r, t->n_q - 1));
+    const int64_t base = w->start + first;
+    *lo = (int)fa_min64(fa_max64(seen.lo - base, 0), OWN_KEYS);
+    *hi = (int)fa_min64(fa_max64(seen.hi - base, 0), OWN_KEYS);
+}
+
+#if !GENERAL
+FA_DEVICE void mask_scores(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                           int first, fa_scores *s)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int lo, hi;
+            visible_part(p, t, w, row_of(m, half), first, &lo, &hi);
+            lo -= 2 * (lane_id() % 4);
+            hi -= 2 * (lane_id() % 4);
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++)
+                    if (8 * n + c < lo || 8 * n + c >= hi) s->at[m][n][2 * half + c] = -INFINITY;
+        }
+}
+#else
+/* The logits of one row. Its keys lie two by two; what is hidden is not looked up. */
+FA_DEVICE void make_row_logits(const fa_attention_params *p, const fa_tile *t, int64_t i, int64_t j,
+                               int lo, int hi, float scale, int half, float s[KEY_TILES][4])
+{
+    const bool general = fa_is_general(p);
+    const fa_logit_row row = fa_logit_row_of(p, t, i);
+    const float distance = (float)(row.center - j);
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float *x = &s[n][2 * half + c];
+            const bool seen = 8 * n + c >= lo && 8 * n + c < hi;
+            *x = seen ? scale * *x : -INFINITY;
+            if (general && seen)
+                *x = fa_row_logit(p, &row, j + 8 * n + c, distance - (float)(8 * n + c), *x);
+        }
+}
+
+FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                                   int first, float scale, fa_scores *s)
+{
+    const int column = 2 * (lane_id() % 4);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int lo, hi;
+            const int r = row_of(m, half);
+            visible_part(p, t, w, r, first, &lo, &hi);
+            make_row_logits(p, t, fa_min64(t->first + r, t->n_q - 1), w->start + first + column,
+                            lo - column, hi - column, scale, half, s->at[m]);
+        }
+}
+
+/* Whether weights can be 0 where a row sees the key by its position. */
+FA_DEVICE bool hides_keys(const fa_attention_params *p)
+{
+    return p->bias.data || p->mask.data || p->dropout_threshold;
+}
+
+/* Drops weights of 32 keys, or of as many as the warp has, of one row: a thread's columns 2t, 2t + 1,
+ * 2t + 8, ... take their bits from one Philox block. key: where the weights begin among them. */
+FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], int key, int m,
+                        int half, int first, fa_weights *weights)
+{
+    enum { COUNT = KEY_TILES < 4 ? KEY_TILES : 4 };
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        const uint32_t bits = COUNT == 4 || key == 0 ? block[n] : block[n + 4 - COUNT];
+        const uint32_t low = (bits & 0xffffu) >= p->dropout_threshold;
+        const uint32_t high = (bits >> 16) >= p->dropout_threshold;
+        const uint32_t kept = low * 0xffffu | high * 0xffff0000u;
+        set_pair(weights, m, first + n, half, get_pair(weights, m, first + n, half) & kept);
+    }
+}
+
+/* start: the key of the warp's first weights. */
+FA_DEVICE void drop_weights(const fa_attention_params *p, const fa_tile *t, int64_t start,
+                            fa_weights *weights)
+{
+    const fa_dropout d = fa_dropout_of(p, t);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n += 4) {
+                uint32_t block[4];
+                fa_dropout_block(d.seed, d.offset, d.batch_head, t->first + row_of(m, half),
+                                 start / 32 + n / 4, lane_id() % 4, block);
+                drop_row(p, block, (int)(start & 31), m, half, n, weights);
+            }
+}
+#endif
+
+/* ---- Softmax --------------------------------------------------------------------------------- */
+
+/* The largest of this tile's scores in row g (half 0) or g + 8, the same in all four lanes. */
+FA_DEVICE float row_maximum(const fa_scores *s, int m, int half)
+{
+    float top = s->at[m][0][2 * half];
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+        top = fmaxf(top, fmaxf(s->at[m][n][2 * half], s->at[m][n][2 * half + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+}
+
+/* Makes `top` the maximum of the rows where it has grown too far, and rescales what was summed. */
+FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float old = o->max[m][half];
+            const float now = top[m][half] > old + RESCALE_ABOVE ? top[m][half] - HEADROOM : old;
+            const float factor = fa_exp2_fast(old - now);
+            o->max[m][half] = now;
+            o->sum[m][half] *= factor;
+#pragma unroll
+            for (int n = 0; n < D_TILES; n++) {
+                o->at[m][n][2 * half] *= factor;
+                o->at[m][n][2 * half + 1] *= factor;
+            }
+        }
+}
+
+/* A number for each row, which the warps of the group tell each other. Who calls has all four lanes
+ * of a row hold the same. */
+FA_DEVICE void tell_group(const fa_memory *at, float x[M_TILES][2])
+{
+    const uint32_t to = at->numbers + (uint32_t)(fa_thread_id() / 32 * GROUP_ROWS * 4);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        if (lane_id() % 4 == 0)
+            fa_shared_store_float(to + (uint32_t)(4 * (8 * i + lane_id() / 4)), x[i / 2][i % 2]);
+    meet_group();
+}
+
+/* What the warp number `share` has told of row 8 * i + g. */
+FA_DEVICE float ask_group(const fa_memory *at, int share, int i)
+{
+    const int row = (group_id() * SPLIT + share) * GROUP_ROWS + 8 * i + lane_id() / 4;
+    return fa_shared_load_float(at->numbers + (uint32_t)(4 * row));
+}
+
+FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
+{
+    float top[M_TILES][2];
+    int grown = 0;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) top[m][half] = row_maximum(s, m, half) * scale;
+    if (SPLIT > 1) {
+        tell_group(at, top);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++)
+#pragma unroll
+            for (int share = 0; share < SPLIT; share++)
+                top[i / 2][i % 2] = fmaxf(top[i / 2][i % 2], ask_group(at, share, i));
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        grown |= top[i / 2][i % 2] > o->max[i / 2][i % 2] + RESCALE_ABOVE;
+    if (__any_sync(0xffffffffu, grown)) raise_maximum(o, top);
+}
+
+/* Two weights of the thread, number `unit` of M_TILES * KEY_TILES * 2. */
+enum { UNITS = M_TILES * KEY_TILES * 2, UNITS_A_PART = (UNITS + PARTS - 1) / PARTS };
+
+FA_DEVICE void make_weight_pair(fa_weights *p, const fa_scores *s, fa_output *o, float scale,
+                                int unit)
+{
+    const int n = unit / (2 * M_TILES), m = unit / 2 % M_TILES, half = unit % 2;
+    const float *x = s->at[m][n] + 2 * half;
+    const float even = fa_exp2_fast(fmaf(x[0], scale, -o->max[m][half]));
+    const float odd = fa_exp2_fast(fmaf(x[1], scale, -o->max[m][half]));
+    o->sum[m][half] += even + odd;
+    set_pair(p, m, n, half, fa_pack_pair(even, odd));
+}
+
+FA_DEVICE void make_weights_part(fa_weights *p, const fa_scores *s, fa_output *o, float scale,
+                                 int part)
+{
+#pragma unroll
+    for (int i = 0; i < UNITS_A_PART; i++)
+        if (part * UNITS_A_PART + i < UNITS)
+            make_weight_pair(p, s, o, scale, part * UNITS_A_PART + i);
+}
+
+FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, float scale)
+{
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) make_weight_pair(p, s, o, scale, unit);
+}
+
+/* The weights of one tile and the scores of the next, mixed. */
+FA_DEVICE void make_weights_and_scores(fa_weights *p, const fa_scores *s, fa_output *o, float scale,
+                                       fa_scores *next, const fa_queries *q, uint32_t k)
+{
+    clear_scores(next);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        make_scores_part(next, q, k, part);
+        make_weights_part(p, s, o, scale, part);
+    }
+}
+
+/* ---- P V ------------------------------------------------------------------------------------- */
+
+/* The A fragments of 16 keys. shown: where this lane's row of the group's weights begins. */
+FA_DEVICE void get_weights(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t shown, int step)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#if FA_SM80_SPLIT(HEAD_DIM) > 1
+        fa_load_matrices(a[m], shown + (uint32_t)(m * 16 * WEIGHTS_PITCH + 32 * step));
+    (void)p;
+#else
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[m][i] = p->at[m][2 * step + i / 2][i % 2];
+    (void)shown;
+#endif
+}
+
+/* One transposed ldmatrix gives the B fragments of 16 keys and 16 columns. */
+FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
+{
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        uint32_t a[M_TILES][4];
+        get_weights(a, p, shown, step);
+#pragma unroll
+        for (int pair = 0; pair < D_TILES / 2; pair++) {
+            uint32_t b[4];
+            fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
+                fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* Ones where a half is not finite, but for the infinity of sign `without`; else zeros. */
+FA_DEVICE uint32_t mark_pair(uint32_t b, uint32_t without)
+{
+    const uint32_t other = b ^ (FA_PAIR_EXPONENTS | without);
+    return FA_PAIR_ONES & fa_pair_spread(fa_pair_not_finite(b)) &
+           fa_pair_spread(fa_pair_not_zero(other) | (other & 0x80008000u));
+}
+
+/* The same where values are not finite: sums of what is finite; then infinity, where an infinity or
+ * NaN has a weight that is not 0, and after it minus infinity in the same way, which makes NaN of
+ * both. */
+FA_DEVICE void add_values_carefully(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
+{
+#pragma unroll
+    for (int pair = 0; pair < D_TILES / 2; pair++) {
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            uint32_t a[M_TILES][4], b[4];
+            get_weights(a, p, shown, step);
+            fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+#pragma unroll
+            for (int i = 0; i < 4; i++) b[i] &= ~fa_pair_spread(fa_pair_not_finite(b[i]));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
+                fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
+            }
+        }
+#pragma unroll 1
+        for (int sign = 0; sign < 2; sign++) {
+            const uint32_t without = sign ? 0 : 0x80008000u;
+            float count[M_TILES][2][4] = {{{0.0f}}};
+#pragma unroll
+            for (int step = 0; step < KEY_STEPS; step++) {
+                uint32_t a[M_TILES][4], b[4];
+                get_weights(a, p, shown, step);
+                fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+#pragma unroll
+                for (int i = 0; i < 4; i++) b[i] = mark_pair(b[i], without);
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        a[m][i] = FA_PAIR_ONES & fa_pair_spread(fa_pair_not_zero(a[m][i]));
+                    fa_mma(count[m][0], a[m], b[0], b[1]);
+                    fa_mma(count[m][1], a[m], b[2], b[3]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < M_TILES * 8; i++) {
+                const int m = i / 8, tile = i / 4 % 2, e = i % 4;
+                if (count[m][tile][e] > 0.0f)
+                    o->at[m][2 * pair + tile][e] += sign ? -INFINITY : INFINITY;
+            }
+        }
+    }
+}
+
+/* ---- A tile of queries ----------------------------------------------------------------------- */
+
+FA_DEVICE int clamp_position(int64_t key, int64_t start) { return (int)fa_max64(key - start, 0); }
+
+/* What `count` rows of the tile from number r on see; rows behind the last query count as it. */
+FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int64_t start, int r,
+                            int count)
+{
+    fa_seen s;
+    const int64_t end = t->n_q - 1, i = t->first + r;
+    const fa_range first = fa_tile_visible(p, t, fa_min64(i, end));
+    const fa_range last = fa_tile_visible(p, t, fa_min64(i + count - 1, end));
+    s.from = clamp_position(first.lo, start);
+    s.to = clamp_position(last.hi, start);
+    s.all_from = clamp_position(last.lo, start);
+    s.all_to = clamp_position(first.hi, start);
+    return s;
+}
+
+/* By one warp: a lane for the block and one for each group. */
+FA_DEVICE void plan_walk(const fa_attention_params *p, const fa_tile *t, fa_walk *w)
+{
+    const int lane = lane_id();
+    const int64_t start = fa_tile_visible(p, t, t->first).lo / 32 * 32;
+    if (t->first >= t->n_q || lane > GROUPS) return;
+    const bool group = lane < GROUPS;
+    const fa_seen seen =
+        find_seen(p, t, start, group ? lane * GROUP_ROWS : 0, group ? GROUP_ROWS : QUERIES);
+    if (group) {
+        w->group[lane] = seen;
+        return;
+    }
+    w->start = start;
+    if (!p->block_table) {
+        w->k = fa_view_row(&p->k, t->block_k, t->start_k + start, t->head_kv);
+        w->v = fa_view_row(&p->v, t->block_k, t->start_k + start, t->head_kv);
+    }
+    w->block = seen;
+    w->tiles = seen.to > seen.from ? (seen.to + KEYS - 1) / KEYS : 0;
+}
+
+/* Where the keys and values of tile number n lie. */
+FA_DEVICE uint32_t stage(uint32_t first, int n)
+{
+    return STAGES == 1 ? first : first + (uint32_t)((n & 1) * TILE_BYTES);
+}
+
+/* The row and piece that this lane names when the fragments of a tile's first 16 rows and columns are
+ * loaded: by 8 x 8 matrices, A and the transposed V first down and then across, K the other way. */
+FA_DEVICE uint32_t value_lane(int lane) { return (uint32_t)(lane % 16 * PITCH + lane / 16 * 16); }
+
+FA_DEVICE uint32_t key_lane(int lane)
+{
+    return (uint32_t)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16);
+}
+
+FA_DEVICE void get_queries(fa_queries *q, const fa_memory *at)
+{
+    const uint32_t from = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane_id());
+#if QUERIES_IN_REGISTERS
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int step = 0; step < D_STEPS; step++)
+            fa_load_matrices(q->at[m][step], from + (uint32_t)(m * 16 * PITCH + step * 32));
+#else
+    q->at = from;
+#endif
+}
+
+FA_DEVICE void start_keys(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                          const fa_memory *at, int n)
+{
+    if (n < w->tiles) start_rows(p, &p->k, w->k, t, w, n * KEYS, p->d, stage(at->k, n));
+}
+
+FA_DEVICE void start_values(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                            const fa_memory *at, int n)
+{
+    if (n >= 0 && n < w->tiles) start_rows(p, &p->v, w->v, t, w, n * KEYS, p->d_v, stage(at->v, n));
+}
+
+/* Returns when keys n + 1 and values n are there for all and what they replaced is not needed any
+ * more; copies of what follows are on their way. Whether values n are all finite is looked up where
+ * `searched`. */
+FA_DEVICE void next_tiles(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                          const fa_memory *at, int n, bool searched)
+{
+    int found = 0;
+    if (STAGES == 1) {
+        __syncthreads();
+        start_keys(p, t, w, at, n + 1);
+        start_values(p, t, w, at, n);
+    }
+    fa_wait_for_copies();
+    if (searched) found = __syncthreads_or(copied_not_finite(stage(at->v, n)));
+    else __syncthreads();
+    if (STAGES == 2) {
+        start_keys(p, t, w, at, n + 2);
+        start_values(p, t, w, at, n + 1);
+    }
+    if (lane_id() == 0) w->odd_values[fa_thread_id() / 32] = found;
+}
+
+FA_DEVICE void use_values(const fa_walk *w, const fa_memory *at, const fa_weights *p, uint32_t tile,
+                          fa_output *o)
+{
+    const int lane = fa_lane_id();
+    const uint32_t v = tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane);
+    const uint32_t shown =
+        group_weights(at) + (uint32_t)(lane % 16 * WEIGHTS_PITCH + lane / 16 * 16);
+    __syncwarp(); /* odd_values */
+    if (w->odd_values[fa_thread_id() / 32]) add_values_carefully(o, p, shown, v);
+    else add_values(o, p, shown, v);
+}
+
+FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                      const fa_memory *at, fa_output *o)
+{
+#if GENERAL
+    const float logit_scale = fa_effective_scale(p, t), scale = FA_LOG2E;
+    const bool hides = hides_keys(p);
+#else
+    /* Above 0, so that -infinity stays -infinity. */
+    const float scale = fmaxf(p->scale * FA_LOG2E, SMALLEST);
+    const bool hides = false;
+#endif
+    fa_scores s;
+    fa_queries q;
+    start_queries(p, t, at->q);
+    if (STAGES == 2) start_keys(p, t, w, at, 0);
+    clear_scores(&s);
+#pragma unroll 1
+    for (int n = -1; n < w->tiles; n++) {
+        const int first = n * KEYS;
+        const fa_seen *mine = &w->group[group_id()];
+        const bool here = n >= 0 && first < mine->to && first + KEYS > mine->from;
+        const bool ahead = first + KEYS < mine->to && first + 2 * KEYS > mine->from;
+        const bool searched =
+            n >= 0 && (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
+        next_tiles(p, t, w, at, n, searched);
+        const uint32_t k =
+            stage(at->k, n + 1) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id());
+        fa_weights weights = place_weights(at);
+        if (n < 0 || !QUERIES_IN_REGISTERS) get_queries(&q, at);
+        if (here) {
+#if GENERAL
+            make_general_logits(p, t, w, first + own_key(), logit_scale, &s);
+#else
+            mine = &w->group[group_id()];
+            if (first < mine->all_from || first + KEYS > mine->all_to)
+                mask_scores(p, t, w, first + own_key(), &s);
+#endif
+            follow_maximum(at, o, &s, scale);
+        }
+        if (here && ahead) {
+            fa_scores next;
+            make_weights_and_scores(&weights, &s, o, scale, &next, &q, k);
+            s = next;
+        } else if (here) make_weights(&weights, &s, o, scale);
+        else if (ahead) make_scores(&s, &q, k);
+        if (!here) continue;
+#if GENERAL
+        if (p->dropout_threshold) drop_weights(p, t, w->start + first + own_key(), &weights);
+#endif
+        meet_group();
+        use_values(w, at, &weights, stage(at->v, n), o);
+    }
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
+FA_DEVICE void clear_output(fa_output *o)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            o->max[m][half] = LOWEST; /* not -infinity: 2^(-infinity - LOWEST) is 0 and not NaN */
+            o->sum[m][half] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < D_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o->at[m][n][e] = 0.0f;
+    }
+}
+
+/* Makes o->sum those of whole rows. */
+FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float *sum = &o->sum[i / 2][i % 2];
+        *sum += __shfl_xor_sync(0xffffffffu, *sum, 1);
+        *sum += __shfl_xor_sync(0xffffffffu, *sum, 2);
+    }
+    if (SPLIT == 1) return;
+    tell_group(at, o->sum);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        o->sum[i / 2][i % 2] = 0.0f;
+#pragma unroll
+        for (int share = 0; share < SPLIT; share++) o->sum[i / 2][i % 2] += ask_group(at, share, i);
+    }
+}
+
+/* What row [m][half] is multiplied by at last; writes its log-sum-exp. */
+FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, const fa_output *o,
+                           int m, int half)
+{
+    const int64_t i = t->first + row_of(m, half);
+    const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    const float maximum = o->max[m][half] == LOWEST ? -INFINITY : o->max[m][half] * LN2;
+    float lse, factor = fa_softmax_finish(maximum, o->sum[m][half], sink, &lse);
+    if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
+    if (i < t->room_q && p->lse && lane_id() % 4 == 0 && share_id() == 0)
+        p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
+#if GENERAL
+    if (p->dropout_threshold) factor *= p->dropout_scale;
+#endif
+    return factor;
+}
+
+/* Lays the warp's part of the output down in the same part of the tile of Q, which nobody needs any
+ * more. A factor of 0 makes zeros of whatever the row holds. */
+FA_DEVICE void stage_output(const fa_attention_params *p, const fa_tile *t, const fa_output *o,
+                            uint32_t tile)
+{
+    const uint32_t lane = (uint32_t)(share_id() * COLUMNS * 2 + lane_id() % 4 * 4);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float factor = finish_row(p, t, o, m, half);
+            const uint32_t to = tile + (uint32_t)(row_of(m, half) * PITCH) + lane;
+#pragma unroll
+            for (int n = 0; n < D_TILES; n++) {
+                const float *x = o->at[m][n] + 2 * half;
+                const uint32_t pair = fa_pack_pair(x[0] * factor, x[1] * factor);
+                fa_shared_store(to + (uint32_t)(16 * n), factor == 0.0f ? 0 : pair);
+            }
+        }
+}
+
+/* Eight elements one by one. */
+FA_DEVICE void scatter_piece(char *row, int column, int columns, uint4 x)
+{
+    const uint32_t pair[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (column + i < columns)
+            ((uint16_t *)row)[column + i] = (uint16_t)(pair[i / 2] >> 16 * (i % 2));
+}
+
+FA_DEVICE void store_output(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
+{
+#pragma unroll 4
+    for (int n = lane_id(); n < GROUP_ROWS * COLUMNS / 8; n += 32) {
+        const int r = group_row() + n / (COLUMNS / 8);
+        const int column = share_id() * COLUMNS + n % (COLUMNS / 8) * 8;
+        const int64_t i = t->first + r;
+        if (i >= t->room_q || column >= p->d_v) continue;
+        const uint4 x = fa_shared_load4(tile + (uint32_t)(r * PITCH + column * 2));
+        char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
+        if (p->out.vector == 8) *(uint4 *)(row + 2 * column) = x;
+        else scatter_piece(row, column, p->d_v, x);
+    }
+}
+
+FA_DEVICE void run_tile(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                        const fa_memory *at)
+{
+    fa_output o;
+    if (t->first >= t->room_q) return;
+    clear_output(&o);
+    if (t->first < t->n_q && w->tiles > 0) attend(p, t, w, at, &o);
+    sum_rows(at, &o);
+    stage_output(p, t, &o, at->q);
+    __syncwarp();
+    store_output(p, t, at->q);
+}
+
+FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
+    forward_sm80(const __grid_constant__ fa_attention_params p)
+{
+    FA_DYNAMIC_SHARED(memory);
+    __shared__ fa_tile tile;
+    __shared__ fa_walk walk;
+    fa_memory at;
+    at.q = fa_shared_address(memory);
+    at.k = at.q + QUERIES * PITCH;
+    at.v = at.k + STAGES * TILE_BYTES;
+    at.weights = at.v + STAGES * TILE_BYTES;
+    at.numbers = at.weights + QUERIES * WEIGHTS_PITCH;
+#pragma unroll 1
+    for (uint32_t turn = 0;; turn++) {
+        const int64_t task = blockIdx.x + (int64_t)turn * gridDim.x;
+        if (task >= p.tasks) break;
+        if (threadIdx.x < 32) {
+            if (threadIdx.x == 0) tile = fa_find_tile(&p, task, QUERIES);
+            __syncwarp();
+            plan_walk(&p, &tile, &walk);
+        }
+        __syncthreads();
+        run_tile(&p, &tile, &walk, &at);
+        __syncthreads();
+    }
+}

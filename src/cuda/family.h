@@ -1,0 +1,52 @@
+/*
+ * A family of kernels, and what the planners of all families share. A new one is a file
+ * plan_<name>.c with a const fa_cuda_family, and a line in plan.c's list.
+ */
+#ifndef FA_CUDA_FAMILY_H
+#define FA_CUDA_FAMILY_H
+
+#include "cuda/driver.h"
+#include "cuda/plan.h"
+
+struct fa_cuda_family {
+    const char *name; /* what FA_CUDA_KERNEL calls it */
+
+    /* The architectures (80 for 8.0) on which it is tried unasked. Elsewhere it does not count as
+     * passed over. */
+    int oldest, newest;
+
+    /* Fills in all of the plan but family and passed_over. False if it cannot do the problem; why
+     * then names the argument and its value: "q.dtype is float32". */
+    bool (*plan)(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
+                 char *why, size_t size);
+
+    /* Queues the plan's kernel, which has something to do, on the problem's stream. */
+    bool (*launch)(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
+                   fa_cuda_fault *fault);
+};
+
+extern const fa_cuda_family fa_cuda_family_sm90, fa_cuda_family_sm80, fa_cuda_family_sm75,
+    fa_cuda_family_simt;
+
+enum {
+    FA_CUDA_STATIC_SMEM = 640, /* bytes beside the dynamic ones: at most, of any kernel here */
+    FA_CUDA_NEWEST = 1 << 20   /* no last architecture */
+};
+
+/* All families, space-separated. */
+void fa_cuda_family_names(char *text, size_t size);
+
+/* Names the image and its entry. False if the device is none that it runs on, or has too little
+ * shared memory for a block of it (smem_bytes: the dynamic part). */
+bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device *device,
+                        fa_cuda_plan *plan, char *why, size_t size);
+
+/* Sets the tiles of so many queries (see kernels/common/sequence.cuh), the tasks, and a grid of a
+ * block each. */
+void fa_cuda_plan_tiles(const fa_problem *problem, int tile_q, fa_cuda_plan *plan);
+
+/* The launch of a kernel that takes one fa_attention_params (forward.c). */
+bool fa_cuda_launch_plain(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
+                          fa_cuda_fault *fault);
+
+#endif

@@ -1,0 +1,145 @@
+/*
+ * forward_sm80: tensor cores by mma.sync, float16 and bfloat16. The same source compiled for Turing,
+ * which knows float16 alone and no asynchronous copies, is the family sm75.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "../../kernels/forward_sm80.h"
+#include "cuda/family.h"
+
+/* A compiled form. plain: what masks by position and lengths only, needs; general: every option. */
+typedef struct shape {
+    const char *image[2][2]; /* [bfloat16][general]; NULL: only the general one is compiled */
+    int dim, queries, keys, threads, smem_bytes;
+} shape;
+
+#define SIZES(dim, small)                                                                          \
+    dim, FA_SM80_QUERIES(dim, small), FA_SM80_KEYS(dim, small), FA_SM80_THREADS(dim, small),       \
+        FA_SM80_SMEM(dim, small)
+#define SHAPE_SM80(dim)                                                                            \
+    {                                                                                              \
+        {{"forward_sm80_d" #dim "_f16", "forward_sm80_d" #dim "_f16_general"},                     \
+         {"forward_sm80_d" #dim "_bf16", "forward_sm80_d" #dim "_bf16_general"}},                  \
+            SIZES(dim, 0)                                                                          \
+    }
+
+/* Narrowest first, of the same width the faster one first. */
+static const shape shapes_sm80[] = {
+    SHAPE_SM80(64),
+    SHAPE_SM80(96),
+    SHAPE_SM80(128),
+    SHAPE_SM80(192),
+    SHAPE_SM80(256),
+    {{{NULL, "forward_sm80_d256_f16_small"}, {NULL, "forward_sm80_d256_bf16_small"}},
+     SIZES(256, 1)},
+    {{{NULL, "forward_sm80_d512_f16"}, {NULL, "forward_sm80_d512_bf16"}}, SIZES(512, 0)},
+};
+static const shape shapes_sm75[] = {
+    {{{NULL, "forward_sm75_d64_f16"}}, SIZES(64, 2)},
+    {{{NULL, "forward_sm75_d128_f16"}}, SIZES(128, 2)},
+    {{{NULL, "forward_sm75_d256_f16"}}, SIZES(256, 2)},
+};
+enum {
+    SHAPES_SM80 = sizeof shapes_sm80 / sizeof shapes_sm80[0],
+    SHAPES_SM75 = sizeof shapes_sm75 / sizeof shapes_sm75[0]
+};
+
+static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float8_e4m3", "bool"};
+
+/* The kernel counts rows of a sequence in 32 bits, and a tile more. */
+static const int64_t most_rows = INT32_MAX - 4096;
+
+static bool refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        fa_dtype dtype;
+    } tensors[] = {{"q", p->q.dtype}, {"k", p->k.dtype}, {"v", p->v.dtype}, {"out", p->out.dtype}};
+    for (int i = 0; i < 4; i++) {
+        const fa_dtype dtype = tensors[i].dtype;
+        if (dtype == p->q.dtype && (dtype == FA_FLOAT16 || (dtype == FA_BFLOAT16 && bfloat)))
+            continue;
+        snprintf(why, size, "%s.dtype is %s", tensors[i].name, dtype_names[dtype]);
+        return true;
+    }
+    return false;
+}
+
+static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    if (dim > widest) {
+        snprintf(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
+        return true;
+    }
+    if (p->rows_q <= most_rows && p->n_k <= most_rows) return false;
+    snprintf(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most_rows ? "q" : "k",
+             p->rows_q > most_rows ? p->rows_q : p->n_k);
+    return true;
+}
+
+/* Whether a score needs more than a scale and masks by position. The plain kernel takes the largest
+ * score for the largest logit, which a negative scale would turn round. */
+static bool is_general(const fa_problem *p)
+{
+    return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||
+           p->dropout_threshold || !(p->scale >= 0);
+}
+
+/* Takes the first shape that is wide enough and whose shared memory the device has. */
+static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
+                       const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const bool bfloat = p->q.dtype == FA_BFLOAT16, general = is_general(p);
+    char reason[224], *to = why;
+    for (int i = 0; i < count; i++) {
+        const shape *s = &shapes[i];
+        if (s->dim < dim) continue;
+        const char *image = s->image[bfloat][general];
+        if (!image) image = s->image[bfloat][1];
+        if (!fa_cuda_plan_image(image, s->smem_bytes, device, plan, to, size)) {
+            to = reason; /* why not the narrowest is what counts */
+            size = sizeof reason < size ? sizeof reason : size;
+            continue;
+        }
+        plan->arithmetic = bfloat ? "bfloat16 products (mma.sync), float32 sums"
+                                  : "float16 products (mma.sync), float32 sums";
+        plan->tile_k = s->keys;
+        plan->threads = (uint32_t)s->threads;
+        fa_cuda_plan_tiles(p, s->queries, plan);
+        return true;
+    }
+    return false;
+}
+
+static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    if (refuse_dtypes(p, true, why, size) || refuse_sizes(p, 512, why, size)) return false;
+    return plan_shape(p, shapes_sm80, SHAPES_SM80, device, plan, why, size);
+}
+
+static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    if (refuse_dtypes(p, false, why, size) || refuse_sizes(p, 256, why, size)) return false;
+    return plan_shape(p, shapes_sm75, SHAPES_SM75, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_family_sm80 = {
+    .name = "sm80",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .plan = plan_sm80,
+    .launch = fa_cuda_launch_plain,
+};
+
+const fa_cuda_family fa_cuda_family_sm75 = {
+    .name = "sm75",
+    .oldest = 75,
+    .newest = 79,
+    .plan = plan_sm75,
+    .launch = fa_cuda_launch_plain,
+};

@@ -1,0 +1,116 @@
+/*
+ * The forward on tensor cores by mma.sync, run on the host (cuda_on_cpu.h), over random problems from
+ * the whole option space against float64, with the launch that the planner and the backend make: for
+ * an H200, for a card with little shared memory, for a T4. Problems that the planner gives to another
+ * family are left out.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "cuda/backend.h"
+#include "cuda_on_cpu.h"
+#include "normalize.h"
+#include "random_problem.h"
+
+enum { PROBLEMS = 150 };
+
+/* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
+#define FORM(name)                                                                                 \
+    void name(fa_attention_params p);                                                              \
+    static void run_##name(const void *p) { name(*(const fa_attention_params *)p); }
+#include "sm80_forms.h"
+#undef FORM
+
+static const struct {
+    const char *image;
+    void (*run)(const void *parameters);
+} kernels[] = {
+#define FORM(name) {#name, run_##name},
+#include "sm80_forms.h"
+};
+enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+
+static const fa_cuda_device devices[] = {
+    {.major = 9, .multiprocessors = 132, .smem_per_block = 232448, .name = "NVIDIA H200"},
+    {.major = 8, .minor = 9, .multiprocessors = 128, .smem_per_block = 101376, .name = "RTX 4090"},
+    {.major = 7, .minor = 5, .multiprocessors = 40, .smem_per_block = 65536, .name = "Tesla T4"},
+};
+
+static int runs[KERNELS];
+
+/* Sometimes so few blocks that each has several tiles, and threads in either order. */
+static bool launch(const fa_problem *p, const fa_cuda_plan *plan, int64_t number)
+{
+    const fa_attention_params params = fa_cuda_attention_params(p, plan);
+    cuda_run run = {.parameters = &params,
+                    .grid = number % 3 == 0 && plan->grid > 2 ? 2 : plan->grid,
+                    .threads = plan->threads,
+                    .smem_bytes = plan->smem_bytes,
+                    .backwards = number % 2};
+    for (int i = 0; i < KERNELS; i++) {
+        if (strcmp(kernels[i].image, plan->image) != 0) continue;
+        run.kernel = kernels[i].run;
+        runs[i]++;
+        cuda_run_kernel(&run);
+        return true;
+    }
+    return false;
+}
+
+static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+{
+    const int64_t number = *(const int64_t *)context;
+    const fa_cuda_family *family = fa_cuda_find_family(number % 4 == 3 ? "sm75" : "sm80");
+    fa_options options = call->options;
+    const fa_arguments a = {.pass = call->decode ? FA_PASS_DECODE : FA_PASS_FORWARD,
+                            .device = FA_DEVICE_CUDA,
+                            .q = &call->q,
+                            .k = &call->k,
+                            .v = &call->v,
+                            .out = &call->out,
+                            .lse = call->lse,
+                            .options = &options};
+    fa_problem p;
+    fa_cuda_plan plan;
+    fa_status status = fa_problem_make(&a, &p);
+    if (status != FA_OK) {
+        snprintf(message, size, "%s", fa_last_error());
+        return status;
+    }
+    const fa_cuda_device *device = &devices[number % 4 == 3 ? 2 : number % 4 == 2];
+    if (!fa_cuda_plan_make(&p, device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    if (plan.tasks && !launch(&p, &plan, number)) {
+        snprintf(message, size, "no kernel %s", plan.image);
+        return FA_ERROR_DEVICE;
+    }
+    return FA_OK;
+}
+
+int main(int argc, char **argv)
+{
+    static random_result result;
+    int64_t number = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    static const random_focus focuses[] = {
+        RANDOM_ANYTHING, RANDOM_UNUSED,  RANDOM_ANYTHING, RANDOM_MASKS,   RANDOM_ANYTHING,
+        RANDOM_LENGTHS,  RANDOM_STRIDES, RANDOM_EMPTY,    RANDOM_DROPOUT, RANDOM_TAILS};
+    random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
+    int done = 0;
+    test_begin();
+    for (; number < end; number++) {
+        settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        /* The tails' number says the head dim: all widths, not only the first. */
+        const int64_t drawn = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
+        random_problem_run((uint64_t)drawn, &settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
+              result.description);
+    }
+    CHECK(done > 0, "no problem was for these kernels");
+    if (argc > 2)
+        for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);
+    return test_end();
+}
