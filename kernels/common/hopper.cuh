@@ -95,27 +95,6 @@ FA_DEVICE void tma_load_4d(void *shared, const void *map, uint64_t *barrier, int
                  : "memory");
 }
 
-FA_DEVICE void tma_store(const void *map, const void *shared, int x, int y, int z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group "
-                 "[%0, {%2, %3, %4}], [%1];" ::"l"(map),
-                 "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-}
-
-FA_DEVICE void tma_store_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-/* Waits until the stores' shared memory has been read: it may then be written again. */
-FA_DEVICE void tma_store_wait_read(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-FA_DEVICE void tma_prefetch_map(const void *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /* Orders this thread's stores to shared memory before what the copy engine and wgmma read there. */
 FA_DEVICE void async_proxy_fence(void)
 {

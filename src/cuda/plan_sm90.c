@@ -12,7 +12,7 @@
 typedef struct shape {
     const char *image[2]; /* [bfloat16] */
     int dim, dim_v, queries, keys, threads, smem_bytes;
-    bool general;
+    bool general, sums;
     int64_t
         least_k; /* without a causal mask and with so many keys, at least; 0: for all problems */
 } shape;
@@ -152,6 +152,27 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
+/* A batch-invariant choice must not depend on whether an item comes alone: then the axis of the batch has
+ * extent 1, and its stride does not count. */
+static bool refuse_block_strides(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        const fa_view *view;
+        bool batch;
+    } tensors[] = {{"q", &p->q, !p->cu_seqlens_q},
+                   {"k", &p->k, !p->cu_seqlens_k && !p->block_table},
+                   {"v", &p->v, !p->cu_seqlens_k && !p->block_table}};
+    for (int i = 0; i < 3; i++) {
+        const int64_t stride = tensors[i].view->stride[0];
+        if (!p->batch_invariant || !tensors[i].batch || (stride >= 0 && stride % 8 == 0)) continue;
+        snprintf(why, size, "%s.stride[0] is %" PRId64 ", not made of whole 16 bytes",
+                 tensors[i].name, stride);
+        return true;
+    }
+    return false;
+}
+
 static bool refuse_maps(const fa_problem *p, int keys, char *why, size_t size)
 {
     static const char *const names[] = {"q", "k", "v"};
@@ -190,7 +211,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
         snprintf(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
         return false;
     }
-    if (refuse_maps(p, s->keys, why, size)) return false;
+    if (refuse_block_strides(p, why, size) || refuse_maps(p, s->keys, why, size)) return false;
     const bool bfloat = p->q.dtype == FA_BFLOAT16;
     if (!fa_cuda_plan_image(s->image[bfloat], s->smem_bytes, device, plan, why, size)) return false;
     plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
