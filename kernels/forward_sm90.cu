@@ -6,7 +6,7 @@
  * (TMA), keys and values into two stages each. The consumers are warpgroups of 64 queries, each of
  * which goes round
  *
- *     ask for out += P V of tile t and for S = Q K^T of tile t + 1, wait, softmax of tile t + 1,
+ *     ask for S = Q K^T of tile t + 1 and for out += P V of tile t, wait, softmax of tile t + 1,
  *
  * also from the last tile of a piece to the first one of the next. The consumers take turns at asking,
  * so that the tensor cores work for one while another is in its softmax (FlashAttention-3, section
@@ -975,8 +975,8 @@ FA_DEVICE void multiply_both(float *out, float *s, uint32_t *weights, uint32_t q
     REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
-    multiply_pv(out, weights, v, add);
     multiply_qk(s, q, k);
+    multiply_pv(out, weights, v, add);
     pass_turn(consumer);
     wgmma_wait(0);
     REGISTER_FENCE(out, OUTPUTS);
