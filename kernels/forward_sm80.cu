@@ -3,17 +3,23 @@
  * algorithm 1 (arXiv:2307.08691, section 3.1), in float16 or bfloat16 with float32 sums, with every
  * option of the API. Compiled with ARCH 75 it runs on Turing, in float16.
  *
- * A block of WARPS warps computes a tile of queries of one head and walks over the keys in tiles. A
- * warp has 32 rows, so that each fragment of K and V which it loads serves two mma. While it turns the
- * scores of one tile into weights, its tensor cores already make those of the next:
+ * A block of WARPS warps computes a tile of queries of one head and walks over the keys in
+ * tiles. A warp has 32 rows where their accumulator fits into the registers, up to 128 columns,
+ * so that each fragment of K and V which it loads serves two mma; for wider heads it has 16. For
+ * the widest SPLIT warps share 32 rows: each makes the scores of its share of the tile's keys,
+ * they agree on the rows' maxima and lay their weights down in shared memory, and each makes its
+ * share of the output's columns from all keys.
  *
- *       tile t       logits, maxima | exponentials          | O += P V
- *       tile t + 1                  | S = Q K^T, in between |
- *       tile t + 2, t + 1           copies of K and V to shared memory
+ * Where nothing but masks by position stands between the products, the softmax has no maxima: a
+ * row's weights are 2^(x - base), with base from the first tile that the row sees. As long as
+ * the sums of weights stay below a bound, base stays, whatever the maximum does: the final
+ * division takes it out again. Maxima would have to be known before the first weight; without
+ * them the weights of a few keys are made while the tensor cores multiply those of the keys
+ * before with V:
  *
- * The accumulator of 32 rows fills the registers at 128 columns. For wider heads SPLIT warps share 32
- * rows: each makes the scores of its share of the tile's keys, they agree on the rows' maxima and lay
- * their weights down in shared memory, and each makes its share of the output's columns from all keys.
+ *       S = Q K^T | weights 0 | O += P V of 0, weights 1 | O += P V of 1, weights 2 | ...
+ *
+ * What passes the bound, and the first tile, is done as the online softmax does.
  *
  * A warp leaves out tiles of which none of its rows sees a key. Only tiles of which a row sees some
  * keys and not others need masks.
@@ -44,7 +50,7 @@ enum {
     THREADS = 32 * WARPS,
     SPLIT = FA_SM80_SPLIT(HEAD_DIM), /* warps that share rows: a group */
     GROUPS = WARPS / SPLIT,
-    M_TILES = 2,
+    M_TILES = FA_SM80_ROWS(HEAD_DIM) / 16,
     GROUP_ROWS = 16 * M_TILES,
     QUERIES = GROUPS * GROUP_ROWS,
     KEYS = FA_SM80_KEYS(HEAD_DIM, SMALL),
@@ -65,7 +71,7 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 
 /* Whether the warp's fragments of Q fit into registers. */
 #ifndef QUERIES_IN_REGISTERS
-#define QUERIES_IN_REGISTERS 0
+#define QUERIES_IN_REGISTERS (HEAD_DIM == 64 && !GENERAL)
 #endif
 
 #define LOWEST (-3.402823466e38f)
@@ -79,8 +85,19 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 #define RESCALE_ABOVE 8.0f
 #else
 #define HEADROOM 7.0f
-#define RESCALE_ABOVE 15.0f
+#define RESCALE_ABOVE 12.0f
 #endif
+
+/* Whether weights are made without maxima, and of how many keys at once. */
+#define MAX_FREE (!GENERAL && FA_SM80_SPLIT(HEAD_DIM) == 1)
+#ifndef WEIGHED_KEYS
+#define WEIGHED_KEYS 16
+#endif
+
+/* Of the sum of a thread's weights among WEIGHED_KEYS keys of a row, of which it holds a quarter.
+ * Where it is passed, one of them is above 2^RESCALE_ABOVE, and float16 ends at 2^16. */
+#define SUM_BOUND 32768.0f
+static_assert(WEIGHED_KEYS <= 32, "at most 8 weights a thread and row");
 
 /* S, as mma leaves it: of row 16m + g + 8h the keys 8n + 2t and 8n + 2t + 1 in [m][n][2h] and
  * [m][n][2h + 1], g = lane / 4, t = lane % 4. */
@@ -102,6 +119,7 @@ typedef struct fa_output {
     float at[M_TILES][D_TILES][4];
     float max[M_TILES][2]; /* in powers of two */
     float sum[M_TILES][2]; /* of the thread's own columns */
+    bool unseen;           /* whether a row of the warp has no maximum yet */
 } fa_output;
 
 /* The warp's fragments of Q, or where in shared memory this lane's rows of them begin. */
@@ -125,7 +143,8 @@ typedef struct fa_walk {
     const char *k, *v; /* rows `start` of keys and values, unless there are pages */
     int tiles;
     fa_seen block, group[GROUPS];
-    int odd_values[WARPS]; /* whether this tile's values are not all finite; of each warp's own */
+    int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
+    int odd_values[WARPS];  /* whether this tile's values are not all finite; of each warp's own */
 } fa_walk;
 
 FA_DEVICE int lane_id(void) { return fa_thread_id() % 32; }
@@ -312,7 +331,7 @@ FA_DEVICE bool copied_not_finite(uint32_t tile)
 {
     uint32_t seen = 0;
     if (!is_copier()) return false;
-#pragma unroll 4
+#pragma unroll 1
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++) {
         const uint4 x =
             fa_shared_load4(copied_place(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
@@ -346,65 +365,51 @@ FA_DEVICE void add_scores(fa_scores *s, uint32_t a[M_TILES][4], uint32_t k, int 
     }
 }
 
-/* A part of S: of PARTS parts, number `part`. The exponentials of the tile before go in between. */
-#if QUERIES_IN_REGISTERS
-enum { PARTS = OWN_KEYS / 16 };
-
-FA_DEVICE void make_scores_part(fa_scores *s, const fa_queries *q, uint32_t k, int part)
+FA_DEVICE void get_query_part(uint32_t a[M_TILES][4], const fa_queries *q, int step)
 {
-#pragma unroll
-    for (int step = 0; step < D_STEPS; step++) {
-        uint32_t a[M_TILES][4];
-#pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = q->at[i / 4][step][i % 4];
-        add_scores(s, a, k, step, part);
-    }
-}
-#else
-enum { PARTS = D_STEPS };
-
-FA_DEVICE void make_scores_part(fa_scores *s, const fa_queries *q, uint32_t k, int part)
-{
-    uint32_t a[M_TILES][4];
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        fa_load_matrices(a[m], q->at + (uint32_t)(m * 16 * PITCH + part * 32));
+#if QUERIES_IN_REGISTERS
 #pragma unroll
-    for (int pair = 0; pair < OWN_KEYS / 16; pair++) add_scores(s, a, k, part, pair);
-}
+        for (int i = 0; i < 4; i++) a[m][i] = q->at[m][step][i];
+#else
+        fa_load_matrices(a[m], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
 #endif
+}
 
 FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
 {
     clear_scores(s);
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) make_scores_part(s, q, k, part);
+    for (int step = 0; step < D_STEPS; step++) {
+        uint32_t a[M_TILES][4];
+        get_query_part(a, q, step);
+#pragma unroll
+        for (int pair = 0; pair < OWN_KEYS / 16; pair++) add_scores(s, a, k, step, pair);
+    }
 }
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
 
-/* What row r of the block's tile sees of OWN_KEYS keys from position `first` on. */
-FA_DEVICE void visible_part(const fa_attention_params *p, const fa_tile *t, const fa_walk *w, int r,
-                            int first, int *lo, int *hi)
+/* What row r of the block's tile sees, counted from `first` on. Rows behind the last query count as
+ * it. */
+FA_DEVICE void visible_part(const fa_walk *w, int r, int first, int *lo, int *hi)
 {
-    const fa_range seen = fa_tile_visible(p, t, fa_min64(t->first + r, t->n_q - 1));
-    const int64_t base = w->start + first;
-    *lo = (int)fa_min64(fa_max64(seen.lo - base, 0), OWN_KEYS);
-    *hi = (int)fa_min64(fa_max64(seen.hi - base, 0), OWN_KEYS);
+    const int row = r < w->last ? r : w->last, end = w->hi + row;
+    *lo = w->lo + row - first;
+    *hi = (end < w->keys ? end : w->keys) - first;
 }
 
 #if !GENERAL
-FA_DEVICE void mask_scores(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
-                           int first, fa_scores *s)
+FA_DEVICE void mask_scores(const fa_walk *w, int first, fa_scores *s)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int lo, hi;
-            visible_part(p, t, w, row_of(m, half), first, &lo, &hi);
-            lo -= 2 * (lane_id() % 4);
-            hi -= 2 * (lane_id() % 4);
+            const int column = 2 * (lane_id() % 4);
+            visible_part(w, row_of(m, half), first + column, &lo, &hi);
 #pragma unroll
             for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
@@ -442,7 +447,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
         for (int half = 0; half < 2; half++) {
             int lo, hi;
             const int r = row_of(m, half);
-            visible_part(p, t, w, r, first, &lo, &hi);
+            visible_part(w, r, first, &lo, &hi);
             make_row_logits(p, t, fa_min64(t->first + r, t->n_q - 1), w->start + first + column,
                             lo - column, hi - column, scale, half, s->at[m]);
         }
@@ -544,7 +549,7 @@ FA_DEVICE float ask_group(const fa_memory *at, int share, int i)
 FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
 {
     float top[M_TILES][2];
-    int grown = 0;
+    int grown = 0, unseen = 0;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -561,47 +566,29 @@ FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores
     for (int i = 0; i < M_TILES * 2; i++)
         grown |= top[i / 2][i % 2] > o->max[i / 2][i % 2] + RESCALE_ABOVE;
     if (__any_sync(0xffffffffu, grown)) raise_maximum(o, top);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) unseen |= o->max[i / 2][i % 2] == LOWEST;
+    o->unseen = MAX_FREE && __any_sync(0xffffffffu, unseen);
 }
 
-/* Two weights of the thread, number `unit` of M_TILES * KEY_TILES * 2. */
-enum { UNITS = M_TILES * KEY_TILES * 2, UNITS_A_PART = (UNITS + PARTS - 1) / PARTS };
-
-FA_DEVICE void make_weight_pair(fa_weights *p, const fa_scores *s, fa_output *o, float scale,
-                                int unit)
+/* Two weights of the thread. */
+FA_DEVICE void make_weight_pair(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+                                int m, int n, int half, float sum[M_TILES][2])
 {
-    const int n = unit / (2 * M_TILES), m = unit / 2 % M_TILES, half = unit % 2;
     const float *x = s->at[m][n] + 2 * half;
     const float even = fa_exp2_fast(fmaf(x[0], scale, -o->max[m][half]));
     const float odd = fa_exp2_fast(fmaf(x[1], scale, -o->max[m][half]));
-    o->sum[m][half] += even + odd;
+    sum[m][half] += even + odd;
     set_pair(p, m, n, half, fa_pack_pair(even, odd));
-}
-
-FA_DEVICE void make_weights_part(fa_weights *p, const fa_scores *s, fa_output *o, float scale,
-                                 int part)
-{
-#pragma unroll
-    for (int i = 0; i < UNITS_A_PART; i++)
-        if (part * UNITS_A_PART + i < UNITS)
-            make_weight_pair(p, s, o, scale, part * UNITS_A_PART + i);
 }
 
 FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, float scale)
 {
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) make_weight_pair(p, s, o, scale, unit);
-}
-
-/* The weights of one tile and the scores of the next, mixed. */
-FA_DEVICE void make_weights_and_scores(fa_weights *p, const fa_scores *s, fa_output *o, float scale,
-                                       fa_scores *next, const fa_queries *q, uint32_t k)
-{
-    clear_scores(next);
+    for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        make_scores_part(next, q, k, part);
-        make_weights_part(p, s, o, scale, part);
-    }
+        for (int i = 0; i < M_TILES * 2; i++)
+            make_weight_pair(p, s, o, scale, i / 2, n, i % 2, o->sum);
 }
 
 /* ---- P V ------------------------------------------------------------------------------------- */
@@ -621,7 +608,19 @@ FA_DEVICE void get_weights(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t
 #endif
 }
 
-/* One transposed ldmatrix gives the B fragments of 16 keys and 16 columns. */
+/* The products of 16 keys and of columns 16 * pair .. 16 * pair + 15. One transposed ldmatrix
+ * gives the B fragments of both. */
+FA_DEVICE void add_values_part(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step, int pair)
+{
+    uint32_t b[4];
+    fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+        fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
+        fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
+    }
+}
+
 FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
 {
 #pragma unroll
@@ -629,17 +628,90 @@ FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t shown, uin
         uint32_t a[M_TILES][4];
         get_weights(a, p, shown, step);
 #pragma unroll
-        for (int pair = 0; pair < D_TILES / 2; pair++) {
-            uint32_t b[4];
-            fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
-                fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
-            }
-        }
+        for (int pair = 0; pair < D_TILES / 2; pair++) add_values_part(o, a, v, step, pair);
     }
 }
+
+#if MAX_FREE
+/* Keys are weighed CHUNKS times in a tile. A chunk has UNITS pairs of weights; while it is made,
+ * the mma of the chunk before go on, PARTS times one ldmatrix and what multiplies with it. */
+enum {
+    CHUNKS = KEYS / WEIGHED_KEYS,
+    CHUNK_STEPS = WEIGHED_KEYS / 16,
+    PARTS = CHUNK_STEPS * D_TILES / 2,
+    UNITS = M_TILES * WEIGHED_KEYS / 8 * 2,
+    UNITS_A_PART = (UNITS + PARTS - 1) / PARTS
+};
+
+FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+                          int chunk, int unit, float sum[M_TILES][2])
+{
+    const int n = chunk * (WEIGHED_KEYS / 8) + unit / (2 * M_TILES);
+    make_weight_pair(p, s, o, scale, unit / 2 % M_TILES, n, unit % 2, sum);
+}
+
+/* O += P V of one chunk, in between the weights of the next. */
+FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
+                                    uint32_t v, int chunk, float sum[M_TILES][2])
+{
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        const int step = chunk * CHUNK_STEPS + part / (D_TILES / 2);
+        uint32_t a[M_TILES][4];
+        get_weights(a, p, 0, step);
+        add_values_part(o, a, v, step, part % (D_TILES / 2));
+        if (chunk + 1 == CHUNKS) continue;
+#pragma unroll
+        for (int i = 0; i < UNITS_A_PART; i++)
+            if (part * UNITS_A_PART + i < UNITS)
+                weigh_unit(p, s, o, scale, chunk + 1, part * UNITS_A_PART + i, sum);
+    }
+}
+
+/* Whether all rows' sums of a chunk are in bounds, and no NaN; if so they are counted. */
+FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2])
+{
+    int large = 0;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= SUM_BOUND);
+    if (__any_sync(0xffffffffu, large)) return false;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
+        sum[i / 2][i % 2] = 0.0f;
+    }
+    return true;
+}
+
+/* The softmax of a tile and O += P V; before, the first chunk has been weighed. Returns how many
+ * chunks are done: not all if the weights of the one after are too large for its rows' bases. */
+FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
+                              uint32_t v, float sum[M_TILES][2])
+{
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (!take_sums(o, sum)) return chunk;
+        add_values_and_weigh(o, p, s, scale, v, chunk, sum);
+    }
+    return CHUNKS;
+}
+
+FA_DEVICE void weigh_first_chunk(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+                                 float sum[M_TILES][2])
+{
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) weigh_unit(p, s, o, scale, 0, unit, sum);
+}
+
+/* Takes the keys of the chunks that are done out of the scores. */
+FA_DEVICE void hide_chunks(fa_scores *s, int done)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
+        if (i / 4 % KEY_TILES / (WEIGHED_KEYS / 8) < done)
+            s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4] = -INFINITY;
+}
+#endif
 
 /* Ones where a half is not finite, but for the infinity of sign `without`; else zeros. */
 FA_DEVICE uint32_t mark_pair(uint32_t b, uint32_t without)
@@ -649,53 +721,74 @@ FA_DEVICE uint32_t mark_pair(uint32_t b, uint32_t without)
            fa_pair_spread(fa_pair_not_zero(other) | (other & 0x80008000u));
 }
 
-/* The same where values are not finite: sums of what is finite; then infinity, where an infinity or
- * NaN has a weight that is not 0, and after it minus infinity in the same way, which makes NaN of
- * both. */
-FA_DEVICE void add_values_carefully(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
+/* Ones where a weight is not 0. */
+FA_DEVICE uint32_t mark_weights(uint32_t pair)
+{
+    return FA_PAIR_ONES & fa_pair_spread(fa_pair_not_zero(pair));
+}
+
+/* O += P V of 16 keys and of what is finite. v: where this lane's fragments of these keys begin. */
+FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t v)
 {
 #pragma unroll
     for (int pair = 0; pair < D_TILES / 2; pair++) {
+        uint32_t b[4];
+        fa_load_matrices_transposed(b, v + (uint32_t)(pair * 32));
 #pragma unroll
-        for (int step = 0; step < KEY_STEPS; step++) {
-            uint32_t a[M_TILES][4], b[4];
-            get_weights(a, p, shown, step);
-            fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+        for (int i = 0; i < 4; i++) b[i] &= ~fa_pair_spread(fa_pair_not_finite(b[i]));
 #pragma unroll
-            for (int i = 0; i < 4; i++) b[i] &= ~fa_pair_spread(fa_pair_not_finite(b[i]));
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
-                fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
-            }
+        for (int m = 0; m < M_TILES; m++) {
+            fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
+            fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
         }
+    }
+}
+
+/* Adds infinity, or minus infinity, where one of these keys' values is that or NaN and has a
+ * weight that is not 0. marks: ones in place of such weights. */
+FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t v, bool negative)
+{
+    const uint32_t without = negative ? 0 : 0x80008000u;
+    const float infinity = negative ? -INFINITY : INFINITY;
+#pragma unroll
+    for (int pair = 0; pair < D_TILES / 2; pair++) {
+        uint32_t b[4];
+        fa_load_matrices_transposed(b, v + (uint32_t)(pair * 32));
+#pragma unroll
+        for (int i = 0; i < 4; i++) b[i] = mark_pair(b[i], without);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++) {
+            float count[4] = {0.0f};
+            fa_mma(count, marks[i / 2], b[i % 2 * 2], b[i % 2 * 2 + 1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (count[e] > 0.0f) o->at[i / 2][2 * pair + i % 2][e] += infinity;
+        }
+    }
+}
+
+/* O += P V where values are not finite: sums of what is finite; then infinities of both signs,
+ * which make NaN where they meet. The weights wait in memory, for the rare use of this path must
+ * not take registers from the others. */
+FA_DEVICE void add_values_carefully(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
+{
+    uint32_t waiting[KEY_STEPS][M_TILES][4];
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS && SPLIT == 1; step++)
+        get_weights(waiting[step], p, shown, step);
 #pragma unroll 1
-        for (int sign = 0; sign < 2; sign++) {
-            const uint32_t without = sign ? 0 : 0x80008000u;
-            float count[M_TILES][2][4] = {{{0.0f}}};
+    for (int step = 0; step < KEY_STEPS; step++) {
+        const uint32_t values = v + (uint32_t)(step * 16 * PITCH);
+        uint32_t a[M_TILES][4];
+        if (SPLIT > 1) get_weights(a, p, shown + (uint32_t)(32 * step), 0);
 #pragma unroll
-            for (int step = 0; step < KEY_STEPS; step++) {
-                uint32_t a[M_TILES][4], b[4];
-                get_weights(a, p, shown, step);
-                fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+        for (int i = 0; i < M_TILES * 4 && SPLIT == 1; i++)
+            a[i / 4][i % 4] = waiting[step][i / 4][i % 4];
+        add_finite_values(o, a, values);
 #pragma unroll
-                for (int i = 0; i < 4; i++) b[i] = mark_pair(b[i], without);
-#pragma unroll
-                for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        a[m][i] = FA_PAIR_ONES & fa_pair_spread(fa_pair_not_zero(a[m][i]));
-                    fa_mma(count[m][0], a[m], b[0], b[1]);
-                    fa_mma(count[m][1], a[m], b[2], b[3]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < M_TILES * 8; i++) {
-                const int m = i / 8, tile = i / 4 % 2, e = i % 4;
-                if (count[m][tile][e] > 0.0f)
-                    o->at[m][2 * pair + tile][e] += sign ? -INFINITY : INFINITY;
-            }
-        }
+        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = mark_weights(a[i / 4][i % 4]);
+#pragma unroll 1
+        for (int negative = 0; negative < 2; negative++) add_infinities(o, a, values, negative);
     }
 }
 
@@ -718,6 +811,20 @@ FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int6
     return s;
 }
 
+/* The same for single rows. Far away is a tile beyond what a sequence has. */
+FA_DEVICE void find_rows_seen(const fa_attention_params *p, const fa_tile *t, fa_walk *w)
+{
+    enum { TILE = 4096, FAR = 0x7fffffff - TILE };
+    const int64_t center = t->first + t->diagonal - w->start;
+    int64_t right = p->causal ? 0 : p->window_right;
+    if (p->window_right >= 0) right = fa_min64(right, p->window_right);
+    w->lo =
+        p->window_left < 0 ? -TILE : (int)fa_max64(fa_min64(center - p->window_left, FAR), -TILE);
+    w->hi = right < 0 ? FAR : (int)fa_max64(fa_min64(center + right + 1, FAR), -TILE);
+    w->keys = (int)(t->n_k - w->start);
+    w->last = (int)fa_min64(t->n_q - 1 - t->first, TILE);
+}
+
 /* By one warp: a lane for the block and one for each group. */
 FA_DEVICE void plan_walk(const fa_attention_params *p, const fa_tile *t, fa_walk *w)
 {
@@ -737,6 +844,7 @@ FA_DEVICE void plan_walk(const fa_attention_params *p, const fa_tile *t, fa_walk
         w->v = fa_view_row(&p->v, t->block_k, t->start_k + start, t->head_kv);
     }
     w->block = seen;
+    find_rows_seen(p, t, w);
     w->tiles = seen.to > seen.from ? (seen.to + KEYS - 1) / KEYS : 0;
 }
 
@@ -781,38 +889,98 @@ FA_DEVICE void start_values(const fa_attention_params *p, const fa_tile *t, cons
     if (n >= 0 && n < w->tiles) start_rows(p, &p->v, w->v, t, w, n * KEYS, p->d_v, stage(at->v, n));
 }
 
-/* Returns when keys n + 1 and values n are there for all and what they replaced is not needed any
- * more; copies of what follows are on their way. Whether values n are all finite is looked up where
- * `searched`. */
-FA_DEVICE void next_tiles(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
-                          const fa_memory *at, int n, bool searched)
+/* Waits for this thread's copies, and for the other threads to come here, too. Whether values n
+ * are all finite is looked up where `searched`. */
+FA_DEVICE void meet_block(fa_walk *w, const fa_memory *at, int n, bool searched)
 {
     int found = 0;
-    if (STAGES == 1) {
-        __syncthreads();
-        start_keys(p, t, w, at, n + 1);
-        start_values(p, t, w, at, n);
-    }
     fa_wait_for_copies();
     if (searched) found = __syncthreads_or(copied_not_finite(stage(at->v, n)));
     else __syncthreads();
-    if (STAGES == 2) {
-        start_keys(p, t, w, at, n + 2);
-        start_values(p, t, w, at, n + 1);
-    }
     if (lane_id() == 0) w->odd_values[fa_thread_id() / 32] = found;
+}
+
+/* Returns when keys n are there for all. With one stage values n replace those before, from now
+ * on; with two, values n are there, too, and all of tile n + 1 is on its way to where tile n - 1
+ * was. */
+FA_DEVICE void await_keys(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                          const fa_memory *at, int n, bool searched)
+{
+    meet_block(w, at, n, STAGES == 2 && searched);
+    if (STAGES == 2) start_keys(p, t, w, at, n + 1);
+    start_values(p, t, w, at, n + STAGES - 1);
+}
+
+/* Returns when values n are there for all. With one stage keys n + 1 replace keys n from now on. */
+FA_DEVICE void await_values(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                            const fa_memory *at, int n, bool searched)
+{
+    if (STAGES == 2) return;
+    meet_block(w, at, n, searched);
+    start_keys(p, t, w, at, n + 1);
+}
+
+FA_DEVICE bool odd_values(const fa_walk *w)
+{
+    __syncwarp();
+    return w->odd_values[fa_thread_id() / 32];
+}
+
+/* Where this lane's fragments of values begin. */
+FA_DEVICE uint32_t own_values(uint32_t tile)
+{
+    return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
 }
 
 FA_DEVICE void use_values(const fa_walk *w, const fa_memory *at, const fa_weights *p, uint32_t tile,
                           fa_output *o)
 {
-    const int lane = fa_lane_id();
-    const uint32_t v = tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane);
     const uint32_t shown =
-        group_weights(at) + (uint32_t)(lane % 16 * WEIGHTS_PITCH + lane / 16 * 16);
-    __syncwarp(); /* odd_values */
-    if (w->odd_values[fa_thread_id() / 32]) add_values_carefully(o, p, shown, v);
-    else add_values(o, p, shown, v);
+        group_weights(at) + (uint32_t)(lane_id() % 16 * WEIGHTS_PITCH + lane_id() / 16 * 16);
+    if (odd_values(w)) add_values_carefully(o, p, shown, own_values(tile));
+    else add_values(o, p, shown, own_values(tile));
+}
+
+/* The online softmax of a tile, and O += P V. */
+FA_DEVICE void follow_tile(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                           const fa_memory *at, int n, const fa_scores *s, float scale,
+                           fa_output *o)
+{
+    fa_weights weights = place_weights(at);
+    follow_maximum(at, o, s, scale);
+    make_weights(&weights, s, o, scale);
+#if GENERAL
+    if (p->dropout_threshold) drop_weights(p, t, w->start + n * KEYS + own_key(), &weights);
+#else
+    (void)p, (void)t;
+#endif
+    meet_group();
+    use_values(w, at, &weights, stage(at->v, n), o);
+}
+
+/* What follows the scores of tile n, if the warp's rows see some of it. Every warp comes here,
+ * to let the keys after these in. */
+FA_DEVICE void use_scores(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                          const fa_memory *at, int n, bool here, bool searched, fa_scores *s,
+                          float scale, fa_output *o)
+{
+#if MAX_FREE
+    fa_weights weights;
+    float sum[M_TILES][2] = {{0.0f}};
+    int done = 0;
+    await_values(p, t, w, at, n, searched);
+    if (!here) return;
+    if (!o->unseen && !odd_values(w)) {
+        weigh_first_chunk(&weights, s, o, scale, sum);
+        done = multiply_chunks(o, &weights, s, scale, own_values(stage(at->v, n)), sum);
+    }
+    if (done == CHUNKS) return;
+    hide_chunks(s, done);
+#else
+    await_values(p, t, w, at, n, searched);
+    if (!here) return;
+#endif
+    follow_tile(p, t, w, at, n, s, scale, o);
 }
 
 FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
@@ -826,46 +994,30 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
     const float scale = fmaxf(p->scale * FA_LOG2E, SMALLEST);
     const bool hides = false;
 #endif
-    fa_scores s;
     fa_queries q;
     start_queries(p, t, at->q);
-    if (STAGES == 2) start_keys(p, t, w, at, 0);
-    clear_scores(&s);
+    start_keys(p, t, w, at, 0);
+    if (STAGES == 2) start_values(p, t, w, at, 0);
 #pragma unroll 1
-    for (int n = -1; n < w->tiles; n++) {
+    for (int n = 0; n < w->tiles; n++) {
         const int first = n * KEYS;
         const fa_seen *mine = &w->group[group_id()];
-        const bool here = n >= 0 && first < mine->to && first + KEYS > mine->from;
-        const bool ahead = first + KEYS < mine->to && first + 2 * KEYS > mine->from;
-        const bool searched =
-            n >= 0 && (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
-        next_tiles(p, t, w, at, n, searched);
-        const uint32_t k =
-            stage(at->k, n + 1) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id());
-        fa_weights weights = place_weights(at);
-        if (n < 0 || !QUERIES_IN_REGISTERS) get_queries(&q, at);
+        const bool here = first < mine->to && first + KEYS > mine->from;
+        const bool searched = hides || first < w->block.all_from || first + KEYS > w->block.all_to;
+        fa_scores s;
+        await_keys(p, t, w, at, n, searched);
+        if (n == 0 || !QUERIES_IN_REGISTERS) get_queries(&q, at);
         if (here) {
+            make_scores(&s, &q,
+                        stage(at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
 #if GENERAL
             make_general_logits(p, t, w, first + own_key(), logit_scale, &s);
 #else
-            mine = &w->group[group_id()];
             if (first < mine->all_from || first + KEYS > mine->all_to)
-                mask_scores(p, t, w, first + own_key(), &s);
+                mask_scores(w, first + own_key(), &s);
 #endif
-            follow_maximum(at, o, &s, scale);
         }
-        if (here && ahead) {
-            fa_scores next;
-            make_weights_and_scores(&weights, &s, o, scale, &next, &q, k);
-            s = next;
-        } else if (here) make_weights(&weights, &s, o, scale);
-        else if (ahead) make_scores(&s, &q, k);
-        if (!here) continue;
-#if GENERAL
-        if (p->dropout_threshold) drop_weights(p, t, w->start + first + own_key(), &weights);
-#endif
-        meet_group();
-        use_values(w, at, &weights, stage(at->v, n), o);
+        use_scores(p, t, w, at, n, here, searched, &s, scale, o);
     }
 }
 
@@ -873,6 +1025,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
 
 FA_DEVICE void clear_output(fa_output *o)
 {
+    o->unseen = true;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll

@@ -6,32 +6,36 @@
 #ifndef FA_KERNEL_FORWARD_SM80_H
 #define FA_KERNEL_FORWARD_SM80_H
 
-/* Warps that share 32 rows: each makes the scores of its share of a tile's keys and the output's
- * columns of its share, at most 128, whose accumulator fits into its registers. */
+/* Warps that share rows: each makes the scores of its share of a tile's keys and the output's
+ * columns of its share, whose accumulator fits into its registers. */
 #ifndef FA_SM80_SPLIT
-#define FA_SM80_SPLIT(dim) ((dim) <= 128 ? 1 : (dim) <= 256 ? 2 : 4)
+#define FA_SM80_SPLIT(dim) ((dim) <= 256 ? 1 : 4)
+#endif
+
+/* Rows of a warp, or of the warps that share them. */
+#ifndef FA_SM80_ROWS
+#define FA_SM80_ROWS(dim) ((dim) == 192 || (dim) == 256 ? 16 : 32)
 #endif
 
 /* small: 1 for shared memory of 99 KiB (Ada), 2 for 64 KiB (Turing). */
 #ifndef FA_SM80_WARPS
-#define FA_SM80_WARPS(dim, small) ((dim) <= 128 ? 4 : 8 >> (small))
+#define FA_SM80_WARPS(dim, small) ((dim) <= 128 ? 4 : (small) == 2 ? 3 : (dim) == 512 ? 8 : 4)
 #endif
 
-/* Keys of a tile, a multiple of 32: the scores of the next tile are made while those of this one
- * still lie in registers. */
+/* Keys of a tile, a multiple of 32. */
 #ifndef FA_SM80_KEYS
-#define FA_SM80_KEYS(dim, small) ((small) || (dim) == 96 || (dim) == 128 ? 32 : 64)
+#define FA_SM80_KEYS(dim, small) ((small) ? 32 : 64)
 #endif
 
-/* Tiles of keys, and of values, that shared memory holds. 1: the next is loaded when this one has
- * been used. */
+/* Tiles of keys, and of values, that shared memory holds. 1: values are loaded while their keys are
+ * used, and keys while the values before them are. */
 #ifndef FA_SM80_STAGES
-#define FA_SM80_STAGES(dim, small) ((small) || (dim) > 256 ? 1 : 2)
+#define FA_SM80_STAGES(dim, small) ((dim) == 64 && !(small) ? 2 : 1)
 #endif
 
 /* Blocks of a multiprocessor, at least, which bounds the registers. */
 #ifndef FA_SM80_BLOCKS
-#define FA_SM80_BLOCKS(dim, small) ((dim) <= 128 || (small) ? 2 : 1)
+#define FA_SM80_BLOCKS(dim, small) ((dim) <= 256 ? 2 : 1)
 #endif
 
 /* Bytes from one row to the next: 16 more than the row has, an odd number of 16-byte pieces. So the
@@ -39,14 +43,15 @@
 #define FA_SM80_PITCH(dim) (2 * (dim) + 16)
 
 #define FA_SM80_THREADS(dim, small) (32 * FA_SM80_WARPS(dim, small))
-#define FA_SM80_QUERIES(dim, small) (32 * FA_SM80_WARPS(dim, small) / FA_SM80_SPLIT(dim))
+#define FA_SM80_QUERIES(dim, small)                                                                \
+    (FA_SM80_ROWS(dim) * FA_SM80_WARPS(dim, small) / FA_SM80_SPLIT(dim))
 
 /* Bytes that warps which share rows pass to each other: weights, and a number for each warp and row. */
 #define FA_SM80_WEIGHTS_PITCH(dim, small) (2 * FA_SM80_KEYS(dim, small) + 16)
 #define FA_SM80_SHARED(dim, small)                                                                 \
     (FA_SM80_SPLIT(dim) == 1 ? 0                                                                   \
                              : FA_SM80_QUERIES(dim, small) * FA_SM80_WEIGHTS_PITCH(dim, small) +   \
-                                   128 * FA_SM80_WARPS(dim, small))
+                                   4 * FA_SM80_ROWS(dim) * FA_SM80_WARPS(dim, small))
 
 /* Bytes of dynamic shared memory: queries, keys, values, what is passed. */
 #define FA_SM80_SMEM(dim, small)                                                                   \

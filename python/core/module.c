@@ -5,6 +5,7 @@
  */
 #include "ladder_call.h"
 #include "options.h"
+#include "torch_call.h"
 
 #include <string.h>
 
@@ -160,6 +161,76 @@ static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t c
 {
     (void)self;
     return forward_or_decode("decode", FA_PASS_DECODE, args, count, names);
+}
+
+/* ---- Forward and decode of plain tensors of PyTorch ------------------------------------------- */
+
+/* The places of the positional arguments. */
+enum { PLAIN_OUT = 3, PLAIN_RETURN_LSE, PLAIN_LAYOUT, PLAIN_COUNT };
+
+/* What the caller gets: out, or (out, lse). */
+static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
+{
+    if (!done) return NULL;
+    Py_DECREF(done);
+    if (lse) return PyTuple_Pack(2, out, lse);
+    Py_INCREF(out);
+    return out;
+}
+
+/* out and lse: new or the caller's; lse NULL: not wanted. */
+static PyObject *run_into(call *c, work *w, PyObject *const *args, PyObject *names, PyObject *out,
+                          PyObject *lse)
+{
+    if (call_tensor(c, "out", out, true, &w->out) < 0) return NULL;
+    if (call_floats(c, "lse", lse ? lse : Py_None, lse_count(c), true, &w->lse) < 0) return NULL;
+    if (call_options(c, args + PLAIN_COUNT, names) < 0) return NULL;
+    c->allocator = torch_allocator();
+    return give_results(run(c, w, args[0]), out, lse);
+}
+
+static PyObject *run_plain(call *c, work *w, PyObject *const *args, PyObject *names)
+{
+    PyObject *out = args[PLAIN_OUT], *lse = NULL, *result = NULL;
+    const int wants_lse = PyObject_IsTrue(args[PLAIN_RETURN_LSE]);
+    if (wants_lse < 0 || read_inputs(c, args) < 0) return NULL;
+    if (!torch_can_work(c)) Py_RETURN_NOTIMPLEMENTED;
+    if (out == Py_None) out = torch_new_out(c, args[0]);
+    else Py_INCREF(out);
+    if (out && wants_lse) lse = torch_new_lse(c);
+    if (out && (lse || !wants_lse)) result = run_into(c, w, args, names, out, lse);
+    Py_XDECREF(out);
+    Py_XDECREF(lse);
+    return result;
+}
+
+static PyObject *plain_forward_or_decode(const char *name, fa_pass pass, PyObject *const *args,
+                                         Py_ssize_t count, PyObject *names)
+{
+    call c;
+    work w;
+    PyObject *result = NULL;
+    if (check_count(name, count, PLAIN_COUNT) < 0) return NULL;
+    if (!torch_is_plain(args, names)) Py_RETURN_NOTIMPLEMENTED;
+    w.pass = pass;
+    if (call_begin(&c, args[PLAIN_LAYOUT], args + PLAIN_COUNT, names) == 0)
+        result = run_plain(&c, &w, args, names);
+    call_end(&c);
+    return result;
+}
+
+static PyObject *core_plain_forward(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                                    PyObject *names)
+{
+    (void)self;
+    return plain_forward_or_decode("plain_forward", FA_PASS_FORWARD, args, count, names);
+}
+
+static PyObject *core_plain_decode(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                                   PyObject *names)
+{
+    (void)self;
+    return plain_forward_or_decode("plain_decode", FA_PASS_DECODE, args, count, names);
 }
 
 /* ---- Backward -------------------------------------------------------------------------------- */
@@ -429,6 +500,14 @@ static PyMethodDef methods[] = {
     {"forward", FAST(core_forward), FAST_KEYWORDS,
      "forward(q, k, v, out, lse, layout, /, **options)"},
     {"decode", FAST(core_decode), FAST_KEYWORDS, "decode(q, k, v, out, lse, layout, /, **options)"},
+    {"plain_forward", FAST(core_plain_forward), FAST_KEYWORDS,
+     "plain_forward(q, k, v, out, return_lse, layout, /, **options): for tensors of PyTorch of "
+     "which nothing else is asked; else NotImplemented, and nothing is done"},
+    {"plain_decode", FAST(core_plain_decode), FAST_KEYWORDS,
+     "plain_decode(q, k, v, out, return_lse, layout, /, **options): as plain_forward"},
+    {"use_torch", FAST(core_use_torch), METH_FASTCALL, "use_torch(...): see torch_call.h"},
+    {"mark_thread", core_mark_thread, METH_NOARGS,
+     "mark_thread(): this thread has a current CUDA context"},
     {"backward", FAST(core_backward), FAST_KEYWORDS,
      "backward(q, k, v, out, lse, dout, dlse, dq, dk, dv, dbias, dsinks, layout, /, **options)"},
     {"combine", FAST(core_combine), FAST_KEYWORDS,

@@ -44,6 +44,18 @@ static int find_option(PyObject *name, int guess)
     return -1;
 }
 
+bool call_needs_preparation(PyObject *names)
+{
+    Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const int which = find_option(PyTuple_GetItem(names, i), (int)i);
+        if (which < 0) PyErr_Clear();
+        if (which < 0 || which == OPTION_bias || which == OPTION_sinks) return true;
+        if (which == OPTION_stream || which == OPTION_allocate) return true;
+    }
+    return false;
+}
+
 /* ---- A call's arrays ------------------------------------------------------------------------- */
 
 static int read_layout(PyObject *order, layout *result)

@@ -49,6 +49,10 @@ int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
  * that the names in the tuple `names` belong to; names may be NULL. */
 int call_options(call *c, PyObject *const *values, PyObject *names);
 
+/* Whether a keyword is unknown, or one that flashattn.torch prepares or that may get a gradient. No
+ * error is set. */
+bool call_needs_preparation(PyObject *names);
+
 /* B, which is num_sequences when packed. */
 int64_t call_batch(const call *c);
 

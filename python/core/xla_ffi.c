@@ -394,9 +394,12 @@ typedef struct device_work {
     fa_tensor out;
     float *lse;
     fa_gradients gradients;
-    void *memory; /* workspace, or NULL */
-    size_t bytes;
+    void *memory; /* what XLA gave for workspace, or NULL */
+    size_t bytes; /* of it */
 } device_work;
+
+/* XLA grants no alignment beyond 16 bytes; the library wants 256. */
+enum { XLA_ALIGNMENT = 16, WORKSPACE_ALIGNMENT = 256 };
 
 static xla_error *use_stream(call *c)
 {
@@ -410,15 +413,20 @@ static xla_error *use_stream(call *c)
 static xla_error *allocate_workspace(call *c, device_work *w)
 {
     const xla_frame *frame = c->frame;
+    size_t needed;
     fa_status status =
-        fa_workspace_size(w->pass, &c->q, &c->k, &c->v, &w->out, &c->options, &w->bytes);
-    if (status != FA_OK || w->bytes == 0) return finish(frame, status);
+        fa_workspace_size(w->pass, &c->q, &c->k, &c->v, &w->out, &c->options, &needed);
+    if (status != FA_OK || needed == 0) return finish(frame, status);
+    w->bytes = needed + WORKSPACE_ALIGNMENT - XLA_ALIGNMENT;
     xla_allocate_arguments a = {
-        .size = sizeof a, .context = frame->context, .bytes = w->bytes, .alignment = 256};
+        .size = sizeof a, .context = frame->context, .bytes = w->bytes, .alignment = XLA_ALIGNMENT};
     xla_error *error = frame->api->allocate(&a);
     if (error) return error;
-    w->memory = c->options.workspace = a.data;
-    c->options.workspace_size = w->bytes;
+    w->memory = a.data;
+    const size_t skipped =
+        (WORKSPACE_ALIGNMENT - (uintptr_t)a.data % WORKSPACE_ALIGNMENT) % WORKSPACE_ALIGNMENT;
+    c->options.workspace = (char *)a.data + skipped;
+    c->options.workspace_size = needed;
     return NULL;
 }
 

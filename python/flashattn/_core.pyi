@@ -46,6 +46,28 @@ def decode(
     allocate: Optional[Callable[[int, Any], Any]] = None,
     **options: Any,
 ) -> None: ...
+def plain_forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    return_lse: bool,
+    layout: _Layout,
+    /,
+    **options: Any,
+) -> Any: ...
+def plain_decode(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    return_lse: bool,
+    layout: _Layout,
+    /,
+    **options: Any,
+) -> Any: ...
+def use_torch(*borrowed: Any) -> None: ...
+def mark_thread() -> None: ...
 def backward(
     q: Any,
     k: Any,

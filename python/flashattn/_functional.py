@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 
 _ndarray = np.ndarray
 _empty = np.empty
+_plain_forward = _core.plain_forward
 
 
 _module: Any = None
 _Tensor: Any = None  # torch.Tensor, once flashattn.torch is there
 _attend: Any = None  # and its function of the same name
+_tracing: Any = None  # whether torch.compile reads the caller's code
 
 
 def _torch():
     """flashattn.torch; imported when the first tensor comes, for PyTorch need not be there."""
-    global _module, _Tensor, _attend
+    global _module, _Tensor, _attend, _tracing
     if _module is None:
         from . import torch as module
 
         _attend, _Tensor = module.attend, module.torch.Tensor
+        _tracing = module.torch.compiler.is_dynamo_compiling
         _module = module
     return _module
 
@@ -82,6 +85,10 @@ def attention(
     # The plain cases first: a small call should cost no more than it must.
     kind = type(q)
     if kind is _Tensor:
+        if not _tracing():
+            result = _plain_forward(q, k, v, out, return_lse, layout, **options)
+            if result is not NotImplemented:
+                return result
         return _attend("forward", q, k, v, layout, out, return_lse, options)
     if kind is _ndarray and out is None and not return_lse and not is_fp8_type(q):
         result = _empty(q.shape[:-1] + v.shape[-1:], q.dtype)
@@ -111,6 +118,10 @@ def decode(
 
     Args and returns: as attention's.
     """
+    if type(q) is _Tensor and not _tracing():
+        result = _core.plain_decode(q, k, v, out, return_lse, layout, **options)
+        if result is not NotImplemented:
+            return result
     return _run(_core.decode, "decode", q, k, v, layout, out, return_lse, options)
 
 

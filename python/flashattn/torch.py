@@ -132,6 +132,7 @@ def _on_cuda(function, q, *arguments, **options):
         # question about a stream; this one may also be asked while a graph is captured.
         torch.cuda.is_current_stream_capturing()
         _thread.has_context = True
+        _core.mark_thread()
         function(q, *arguments, allocate=_allocate, **options)
 
 
@@ -370,39 +371,43 @@ def _vmap_backward(info, in_dims, *arguments):
 torch.library.register_vmap("flashattn::forward", _vmap_forward)
 torch.library.register_vmap("flashattn::backward", _vmap_backward)
 
+# ---- Plain calls --------------------------------------------------------------------------------
+
+
+def _empty_strided(device):
+    """Of (shape, stride, dtype). Inductor's way to allocate takes half the time of PyTorch's."""
+    guards = getattr(torch._C._dynamo, "guards", None)
+    function = getattr(guards, "_empty_strided_" + device, None)
+    return function or (
+        lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+    )
+
+
+# Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
+# Where tensors on CUDA do not tell their stream, they must not be read without it.
+if _tells_stream or torch.version.cuda is None:
+    _core.use_torch(
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch.autograd.forward_ad,
+        torch.is_grad_enabled,
+        getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0),
+        _functorch_level,
+        getattr(torch._C, "_is_any_autocast_enabled", lambda: True),
+        torch._C._get_deterministic_algorithms,
+        torch.Tensor.is_neg,
+        _current_device or (lambda: -1),
+        _empty_strided("cpu"),
+        _empty_strided("cuda"),
+        torch.float32,
+        _allocate,
+    )
+
 # ---- What flashattn's functions call ------------------------------------------------------------
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _forward_mode = torch.autograd.forward_ad
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-_grad_enabled = torch.is_grad_enabled
-_dynamo_traces = torch.compiler.is_dynamo_compiling
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_wants_determinism = torch._C._get_deterministic_algorithms
-
-
-def _is_simple(q, k, v, options):
-    """Whether nothing of what PyTorch does around an operator is asked for: the test that most
-    calls without gradients pass, in less than a microsecond. _is_watched and _prepare ask the same
-    one by one."""
-    return (
-        not _dynamo_traces()  # first: what follows cannot be traced
-        and type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
-        and not (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and not _dispatch_modes()
-        and _functorch_level() is None
-        and _forward_mode._current_level < 0
-        and not _any_autocast()
-        and not _wants_determinism()
-        and not (q.is_neg() or k.is_neg() or v.is_neg())
-        and _SPECIAL.isdisjoint(options)
-    )
-
-
-# Options that are prepared, or that may require gradients.
-_SPECIAL = frozenset(("bias", "sinks", "stream"))
 
 
 def _is_watched(q, k, v):
@@ -521,23 +526,9 @@ def _direct(function, q, k, v, layout, out, return_lse, options):
     return (result, lse) if return_lse else result
 
 
-def _direct_simple(function, q, k, v, layout, out, return_lse, options):
-    """_direct without a look at the tensors: that their rows are not contiguous is found by the
-    library, which then has done nothing yet."""
-    try:
-        return _direct(function, q, k, v, layout, out, return_lse, options)
-    except ValueError:
-        rows = _rows(q), _rows(k), _rows(v)
-        if rows[0] is q and rows[1] is k and rows[2] is v:
-            raise
-    return _direct(function, *rows, layout, out, return_lse, options)
-
-
 def attend(name, q, k, v, layout, out, return_lse, options):
-    """attention (name "forward") and decode."""
+    """attention (name "forward") and decode, where _core.plain_forward and its like do not do."""
     function = _core.decode if name == "decode" else _core.forward
-    if _is_simple(q, k, v, options):
-        return _direct_simple(function, q, k, v, layout, out, return_lse, options)
     q, k, v = _prepare(q, k, v, options)
     watched = _is_watched(q, k, v)
     if not watched and not _records_gradients(q, k, v, options):

@@ -228,7 +228,8 @@ static void test_forms(void)
     CHECK(fa_cuda_plan_make(&p, &devices[H200], sm80, &plan, why, sizeof why) &&
               strcmp(plan.image, "forward_sm80_d256_bf16") == 0,
           "%s", plan.image ? plan.image : why);
-    expect_image(&p, a100, "forward_sm80_d256_bf16_small");
+    expect_image(&p, a100, "forward_sm80_d256_bf16");
+    expect_image(&p, &devices[2], "forward_sm80_d256_bf16_small");
     set_dtype(&p, FA_FLOAT16);
     expect_image(&p, &devices[0], "forward_sm75_d256_f16");
     CHECK(sm80 && plan_of(&p, a100).family == sm80, "family");
