@@ -120,10 +120,10 @@ static int read_view(array *a, const DLTensor *t, place *where)
 
 /* ---- By the exchange table: no Python object is made ----------------------------------------- */
 
-/* The table of an object's type, or NULL without an error. */
-static const DLPackExchangeAPI *ask_for_exchange(PyObject *object)
+/* The table of a type, or NULL without an error. */
+static const DLPackExchangeAPI *ask_for_exchange(PyTypeObject *type)
 {
-    PyObject *capsule = PyObject_GetAttr((PyObject *)Py_TYPE(object), name_exchange);
+    PyObject *capsule = PyObject_GetAttr((PyObject *)type, name_exchange);
     const DLPackExchangeAPI *api = NULL;
     if (capsule) api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     /* The type holds the capsule, and the table lives as long as the process. */
@@ -134,11 +134,23 @@ static const DLPackExchangeAPI *ask_for_exchange(PyObject *object)
     return api;
 }
 
+/* Set once, by array_keep_type. */
+static PyTypeObject *kept_type;
+static const DLPackExchangeAPI *kept_exchange;
+
+void array_keep_type(PyObject *type)
+{
+    Py_INCREF(type);
+    kept_exchange = ask_for_exchange((PyTypeObject *)type);
+    kept_type = (PyTypeObject *)type;
+}
+
 /* Most calls have arrays of one type, which an array that was read before keeps alive. */
 static const DLPackExchangeAPI *find_exchange(PyObject *object, place *where)
 {
+    if (Py_TYPE(object) == kept_type) return kept_exchange;
     if (Py_TYPE(object) != where->type) {
-        where->exchange = ask_for_exchange(object);
+        where->exchange = ask_for_exchange(Py_TYPE(object));
         where->type = Py_TYPE(object);
     }
     return where->exchange;

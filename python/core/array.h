@@ -42,6 +42,9 @@ typedef struct place {
 /* Looks up what is needed again and again. -1 with a Python error. */
 int array_module_init(void);
 
+/* Remembers how to read arrays of a type that most calls have, and holds the type. */
+void array_keep_type(PyObject *type);
+
 /* Reads `object`. -1 with a Python error. On success array_release must follow. */
 int array_read(array *a, const char *name, PyObject *object, place *where);
 

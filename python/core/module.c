@@ -163,7 +163,7 @@ static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t c
     return forward_or_decode("decode", FA_PASS_DECODE, args, count, names);
 }
 
-/* ---- Forward and decode of plain tensors of PyTorch ------------------------------------------- */
+/* ---- Forward and decode of plain tensors of PyTorch ------------------------------------------ */
 
 /* The places of the positional arguments. */
 enum { PLAIN_OUT = 3, PLAIN_RETURN_LSE, PLAIN_LAYOUT, PLAIN_COUNT };

@@ -41,6 +41,7 @@ PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count
         Py_INCREF(args[i]);
         torch[i] = args[i];
     }
+    array_keep_type(torch[TENSOR]);
     Py_RETURN_NONE;
 }
 

@@ -1,7 +1,7 @@
 /*
- * Tensors of PyTorch of which nothing is asked but a result: the test for that and the allocation of
- * results, in C, since a small call should cost no more than it must. flashattn.torch says once what
- * is called; all else goes through it.
+ * Tensors of PyTorch of which nothing is asked but a result: the test for that and the allocation
+ * of results, in C, since a small call should cost no more than it must. flashattn.torch says once
+ * what is called; all else goes through it.
  */
 #ifndef FLASHATTN_PYTHON_TORCH_CALL_H
 #define FLASHATTN_PYTHON_TORCH_CALL_H
@@ -15,8 +15,8 @@ PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count
 /* mark_thread(): this thread has a current CUDA context. */
 PyObject *core_mark_thread(PyObject *self, PyObject *none);
 
-/* Whether q, k and v (three objects) are plain tensors, and neither gradients, transforms, modes nor
- * options that PyTorch must prepare stand in the way. False before use_torch. No error is set. */
+/* Whether q, k and v (three objects) are plain tensors, and neither gradients, transforms, modes
+ * nor options that PyTorch must prepare stand in the way. False before use_torch. No error is set. */
 bool torch_is_plain(PyObject *const *qkv, PyObject *names);
 
 /* Whether the library can work with the arrays q, k and v as they lie, in this thread. No error is

@@ -145,9 +145,9 @@ def flash_attn_func(
     # The plain case first: a small call should cost no more than it must.
     rare = extras or dropout_p or softcap or deterministic or return_attn_probs
     if not rare and alibi_slopes is None and window_size == (-1, -1) and type(q) is not _ndarray:
-        if causal:
-            return attention(q, k, v, causal=True, scale=softmax_scale)
-        return attention(q, k, v, scale=softmax_scale)
+        if softmax_scale is not None:
+            return attention(q, k, v, causal=bool(causal), scale=softmax_scale)
+        return attention(q, k, v, causal=True) if causal else attention(q, k, v)
     return _attend(
         q,
         k,

@@ -86,7 +86,11 @@ def attention(
     kind = type(q)
     if kind is _Tensor:
         if not _tracing():
-            result = _plain_forward(q, k, v, out, return_lse, layout, **options)
+            # Without options the call itself is faster.
+            if options:
+                result = _plain_forward(q, k, v, out, return_lse, layout, **options)
+            else:
+                result = _plain_forward(q, k, v, out, return_lse, layout)
             if result is not NotImplemented:
                 return result
         return _attend("forward", q, k, v, layout, out, return_lse, options)

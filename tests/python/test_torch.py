@@ -346,6 +346,97 @@ def test_views_that_need_care():
     assert torch.isfinite(parameter.grad).all()
 
 
+def plain(*tensors, **options):
+    return flashattn._core.plain_forward(*tensors, None, False, "bshd", **options)
+
+
+def test_what_is_not_plain_goes_the_long_way():
+    q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
+    expected = flashattn.attention(q, k, v)
+    assert torch.equal(plain(q, k, v), expected)
+    assert torch.equal(plain(q, k, torch.nn.Parameter(v).detach()), expected)
+    wanted = [x.clone().requires_grad_() for x in (q, k, v)]
+    for i in range(3):
+        inputs = [w if i == j else x for j, (w, x) in enumerate(zip(wanted, (q, k, v)))]
+        assert plain(*inputs) is NotImplemented
+        negative = [torch._neg_view(-x) if i == j else x for j, x in enumerate((q, k, v))]
+        assert plain(*negative) is NotImplemented
+        assert torch.equal(flashattn.attention(*negative), expected)
+        columns = [x.mT.contiguous().mT if i == j else x for j, x in enumerate((q, k, v))]
+        assert plain(*columns) is NotImplemented
+        arrays = [x.numpy() if i == j else x for j, x in enumerate((q, k, v))]
+        assert plain(*arrays) is NotImplemented
+    with torch.no_grad():
+        assert torch.equal(plain(*wanted), expected)
+    with torch.inference_mode():
+        assert plain(q, k, v).is_inference()
+    for name, value in (("bias", None), ("sinks", None), ("stream", 1), ("unknown", 1)):
+        assert plain(q, k, v, **{name: value}) is NotImplemented
+    with pytest.raises(TypeError, match="no option 'unknown'"):
+        flashattn.attention(q, k, v, unknown=1)
+    assert plain(*(x.to(torch.float8_e4m3fn) for x in (q, k, v))) is NotImplemented
+
+
+def test_modes_are_not_plain():
+    q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        assert plain(q, k, v) is NotImplemented
+    with torch.autocast("cpu", torch.bfloat16):
+        assert plain(q, k, v) is NotImplemented
+    with torch.autograd.forward_ad.dual_level():
+        assert plain(q, k, v) is NotImplemented
+    seen = []
+    torch.func.vmap(lambda x: seen.append(plain(x, k, v)) or x)(q[None])
+    assert seen == [NotImplemented]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert plain(q, k, v) is NotImplemented
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert plain(q, k, v) is not NotImplemented
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3)])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_out_lies_as_q_does(order, layout):
+    shape = [(2, 5, 3, 8)[i] for i in order]
+    q, k, v = (randn(*shape).permute(*map(order.index, range(4))) for _ in range(3))
+    out, lse = flashattn.attention(q, k, v, layout=layout, return_lse=True)
+    assert out.stride() == torch.empty_like(q).stride()
+    batch, rows, heads = (2, 5, 3) if layout == "bshd" else (2, 3, 5)
+    assert lse.is_contiguous() and lse.shape == (batch, heads, rows)
+    copies = flashattn.attention(*(x.contiguous() for x in (q, k, v)), layout=layout)
+    assert copies.is_contiguous() and torch.equal(out, copies)
+    sliced = flashattn.attention(q[:, ::2], k[:, ::2], v[:, ::2, :, :5], layout=layout)
+    assert sliced.shape == (*q[:, ::2].shape[:3], 5)
+    assert sliced.is_contiguous() == (order == (0, 1, 2, 3))
+    expanded = flashattn.attention(q[:1].expand(2, -1, -1, -1), k, v, layout=layout)
+    assert expanded.shape == q.shape and expanded.is_contiguous()
+    flat, flat_lse = flashattn.attention(q[0], k[0], v[0], layout=layout, return_lse=True)
+    assert torch.equal(flat, out[0]) and torch.equal(flat_lse, lse[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_side_stream():
+    """The inputs are zeros until long after the call is queued."""
+    values = torch.randn(1, 128, 2, 64, device="cuda")
+    q = torch.zeros_like(values)
+    expected = flashattn.attention(values, values, values)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(400_000_000)
+        q.copy_(values)
+        out = flashattn.attention(q, q, q)
+    assert not flashattn.attention(q, q, q).any()  # else the wait was too short to show anything
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
 def test_bfloat16_sinks_and_numpy_agree():
     q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
     sinks = randn(2, dtype=torch.bfloat16, grad=True)
