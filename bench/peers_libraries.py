@@ -135,15 +135,16 @@ class Ours(Backend):
     def function(self, cell, inputs):
         q, k, v = inputs.bshd
         out = torch.full((*q.shape[:3], cell.dim_v), math.nan, dtype=q.dtype, device=q.device)
-        lse = torch.full((cell.batch, cell.heads, cell.n_q), math.nan, device=q.device)
+        # Without gradients the others make no log-sum-exp either.
+        lse = None if cell.which != "backward" else torch.full((cell.batch, cell.heads, cell.n_q), math.nan, device=q.device)
         views = [fa.of_torch(x) for x in (q, k, v, out)]
         o, keep = self.options(cell, inputs)
         memory = self.workspace(o, fa.FORWARD, views)
-        arguments = [*map(C.byref, views), C.c_void_p(lse.data_ptr()), C.byref(o)]
+        arguments = [*map(C.byref, views), C.c_void_p(None if lse is None else lse.data_ptr()), C.byref(o)]
 
         def forward(keep=(memory, keep)):
             self.call("fa_forward", o, arguments)
-            return out, lse
+            return (out,) if lse is None else (out, lse)
 
         if cell.which != "backward":
             return forward

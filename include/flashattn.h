@@ -367,7 +367,7 @@ typedef enum fa_pass {
 FA_API fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
                               const fa_tensor *v, const fa_tensor *out, const fa_options *options);
 
-/* Writes one line that tells which kernel would run and why, for example
+/* Writes one line that tells which kernel would run (without an lse) and why, for example
  *   "cpu forward avx512_bf16: bfloat16 dot products, query tile 192, key tile 256, 2 threads"
  * to text (at most size bytes with the final 0; cut if longer). */
 FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,

@@ -43,11 +43,22 @@ def run(cell, *stubs):
 
 
 def test_only_what_is_right_is_timed():
-    row = run(CELL, Stub("flashattn"), Stub("fa2"), Stub("fa3", 1 + 1e-3),
-              Stub("fa4", float("nan")), Broken("cudnn"))
+    row = run(
+        CELL,
+        Stub("flashattn"),
+        Stub("fa2"),
+        Stub("fa3", 1 + 1e-3),
+        Stub("fa4", float("nan")),
+        Broken("cudnn"),
+    )
     states = {name: r["state"] for name, r in row["results"].items()}
-    assert states == {"flashattn": "measured", "fa2": "measured", "fa3": "wrong", "fa4": "wrong",
-                      "cudnn": "failed"}
+    assert states == {
+        "flashattn": "measured",
+        "fa2": "measured",
+        "fa3": "wrong",
+        "fa4": "wrong",
+        "cudnn": "failed",
+    }
     assert len(row["results"]["fa2"]["samples_ms"]) == ARGS.rounds
     assert "samples_ms" not in row["results"]["fa3"]
     assert row["results"]["cudnn"]["why"] == "ValueError: cannot do this"
@@ -68,8 +79,10 @@ def test_the_definition_agrees_with_pytorch(which):
 
 def test_philox_known_answers():
     """Of Random123, for ten rounds: all bits zero, and all bits one."""
-    for bits, expected in ((0, [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]),
-                           (0xffffffff, [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd])):
+    for bits, expected in (
+        (0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        (0xFFFFFFFF, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    ):
         words = [np.array([bits], np.uint64)] * 4
         found = peers_exact.philox(words, [np.uint64(bits)] * 2, rounds=10)
         assert [int(word[0]) for word in found] == expected
@@ -95,9 +108,15 @@ def test_names_tell_cells_apart(device):
 
 def test_a_table_of_results():
     row = run(CELL, Stub("flashattn"), Stub("fa2"), Broken("fa3"))
-    result = {"set": "main", "machine": {"device": "a GPU"}, "versions": {"torch": "2"},
-              "date": "today", "ceiling": {**CEILING, "given": True, "gemm_size": 1},
-              "left_out": ["another"], "cells": [row]}
+    result = {
+        "set": "main",
+        "machine": {"device": "a GPU"},
+        "versions": {"torch": "2"},
+        "date": "today",
+        "ceiling": {**CEILING, "given": True, "gemm_size": 1},
+        "left_out": ["another"],
+        "cells": [row],
+    }
     text = peers_tables.peers_table(result, "cells")
     assert "| cell | flashattn | FA-2 | to the best peer |" in text
     assert CELL.name in text and "Left out: another." in text
