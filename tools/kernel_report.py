@@ -19,8 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "kernels" / "resources.txt"
 COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "shared")
 
-# The rung from which on none may spill; all of the library's kernels may not.
+# The rung from which on none may spill; the library's kernels may not, but for two kinds, as recorded:
+# Hopper's, whose warp that loads has few registers, and those with the rarer options.
 FIRST_FAST_RUNG = "kernel_mma_qreg"
+MAY_SPILL = re.compile(r"kernels/(forward_sm90_|.*_general)")
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -77,6 +79,8 @@ def fast_rungs():
 def spills(rows):
     must_not = ("kernels/", *fast_rungs())
     for row in rows:
+        if MAY_SPILL.match(row["image"]):
+            continue
         if row["image"].startswith(must_not) and row["spill"] != "0":
             yield (f"{row['image']}, kernel {row['kernel']}, {row['architecture']}: "
                    f"spills {row['spill']} bytes")
