@@ -310,13 +310,13 @@ static bool check_sample(const large *p, const sample *x, char *wrong, size_t si
 static bool find_poison(const char *data, int64_t bytes, char *wrong, size_t size)
 {
     const int64_t most = (int64_t)1 << 26;
-    char *part = malloc((size_t)most);
+    unsigned char *part = malloc((size_t)most);
     bool fine = part != NULL;
     for (int64_t at = 0; fine && at < bytes && !wrong[0]; at += most) {
         const int64_t n = bytes - at < most ? bytes - at : most;
         fine = device_get(part, data + at, (size_t)n);
         for (int64_t i = 0; fine && i + 1 < n; i += 2)
-            if (part[i] == -1 && part[i + 1] == -1) {
+            if (part[i] == 0xff && part[i + 1] == 0xff) {
                 snprintf(wrong, size, "nothing was written at byte %" PRId64, at + i);
                 break;
             }
