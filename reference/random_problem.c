@@ -74,7 +74,8 @@ static double uniform(problem *p, double low, double high)
 const char *random_pass_name(random_pass pass)
 {
     static const char *const names[] = {"forward", "backward", "decode", "weights", "combine"};
-    return names[pass];
+    const bool known = pass >= RANDOM_FORWARD && pass <= RANDOM_COMBINE;
+    return known ? names[pass] : "unknown";
 }
 
 /* ------------------------------------------------------------------------------------------------

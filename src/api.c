@@ -679,7 +679,7 @@ static fa_status answer_cpu(const fa_problem *p, answer *result)
 static fa_status answer_cuda(const fa_problem *p, answer *result)
 {
     fa_cuda_device device = {0};
-    fa_cuda_plan plan;
+    fa_cuda_plan plan = {0};
     fa_cuda_passes passes;
     bool current = false;
     FA_TRY(find_device(true, &device, &current));

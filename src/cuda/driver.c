@@ -448,7 +448,7 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
 /* The shape in one spelling: what is not looked at is 0, strides of single indices are one that the
- * driver takes. Made by hand from zeroed memory, so that two can be compared as bytes. */
+ * driver takes. Made by hand from zeroed memory, so that equal shapes are equal. */
 static void spell(const fa_tensor_map_shape *shape, fa_tensor_map_shape *spelt)
 {
     memset(spelt, 0, sizeof *spelt);
@@ -488,6 +488,16 @@ static known_map *place_of_map(const fa_tensor_map_shape *shape)
     return &known[mix * 0x9E3779B97F4A7C15u >> 60];
 }
 
+/* Of two shapes in that spelling. */
+static bool same_shape(const fa_tensor_map_shape *a, const fa_tensor_map_shape *b)
+{
+    bool same = a->base == b->base && a->bfloat == b->bfloat && a->axes == b->axes;
+    for (int i = 0; i < FA_TENSOR_MAP_AXES; i++)
+        same = same && a->extent[i] == b->extent[i] && a->stride[i] == b->stride[i] &&
+               a->box[i] == b->box[i];
+    return same;
+}
+
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
 {
     const char *why;
@@ -498,7 +508,7 @@ bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa
                               "CUDA_ERROR_INVALID_VALUE", why);
     spell(shape, &spelt);
     known_map *known = place_of_map(&spelt);
-    if (memcmp(&known->shape, &spelt, sizeof spelt) != 0) {
+    if (!same_shape(&known->shape, &spelt)) {
         known->shape.axes = 0; /* until the map is there */
         if (!encode(&known->map, &spelt, fault)) return false;
         memcpy(&known->shape, &spelt, sizeof spelt);

@@ -9,7 +9,7 @@ static const int8_t element_size[] = {4, 2, 2, 1, 1};
 /* Whether rows of so many elements are made of groups that the device can move at once. */
 static bool moves_groups(const fa_view *v, int64_t columns, int group)
 {
-    const uintptr_t unit = (uintptr_t)(group * element_size[v->dtype]);
+    const uintptr_t unit = (uintptr_t)group * (uintptr_t)element_size[v->dtype];
     bool aligned = columns % group == 0 && v->stride[3] == 1 && (uintptr_t)v->data % unit == 0;
     for (int axis = 0; axis < 3; axis++) aligned = aligned && v->stride[axis] % group == 0;
     return aligned;
