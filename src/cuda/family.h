@@ -41,6 +41,17 @@ void fa_cuda_family_names(char *text, size_t size);
 bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device *device,
                         fa_cuda_plan *plan, char *why, size_t size);
 
+/* Reasons that families of tensor cores share. Types: q, k, v and out must all be float16, or all
+ * bfloat16 if the family has it. Rows: the kernel counts no more of them in a sequence. */
+bool fa_cuda_refuse_dtypes(const fa_problem *problem, bool bfloat, char *why, size_t size);
+bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t most, char *why, size_t size);
+
+/* Whether an option changes scores or weights: more than a scale and masks by position. */
+bool fa_cuda_changes_scores(const fa_problem *problem);
+
+/* Blocks for so many tasks: one each; more than a grid holds are taken in turn. */
+uint32_t fa_cuda_grid(int64_t tasks);
+
 /* Sets the tiles of so many queries (see kernels/common/sequence.cuh), the tasks, and a grid of a
  * block each. */
 void fa_cuda_plan_tiles(const fa_problem *problem, int tile_q, fa_cuda_plan *plan);

@@ -23,8 +23,6 @@ static const variant variants[] = {
 };
 #undef KERNEL
 
-static const int64_t most_blocks = 2147483647; /* of a grid's first axis */
-
 const fa_cuda_family *fa_cuda_find_family(const char *name)
 {
     for (int i = 0; i < FAMILIES; i++)
@@ -90,13 +88,49 @@ bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device 
     return true;
 }
 
+bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        fa_dtype dtype;
+    } tensors[] = {{"q", p->q.dtype}, {"k", p->k.dtype}, {"v", p->v.dtype}, {"out", p->out.dtype}};
+    for (int i = 0; i < 4; i++) {
+        const fa_dtype dtype = tensors[i].dtype;
+        if (dtype == p->q.dtype && (dtype == FA_FLOAT16 || (dtype == FA_BFLOAT16 && bfloat)))
+            continue;
+        snprintf(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(dtype));
+        return true;
+    }
+    return false;
+}
+
+bool fa_cuda_refuse_rows(const fa_problem *p, int64_t most, char *why, size_t size)
+{
+    if (p->rows_q <= most && p->n_k <= most) return false;
+    snprintf(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most ? "q" : "k",
+             p->rows_q > most ? p->rows_q : p->n_k);
+    return true;
+}
+
+bool fa_cuda_changes_scores(const fa_problem *p)
+{
+    return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||
+           p->dropout_threshold;
+}
+
+uint32_t fa_cuda_grid(int64_t tasks)
+{
+    const int64_t most = 2147483647; /* of a grid's first axis */
+    return (uint32_t)(tasks < most ? tasks : most);
+}
+
 void fa_cuda_plan_tiles(const fa_problem *p, int tile_q, fa_cuda_plan *plan)
 {
     plan->tile_q = tile_q;
     plan->tiles =
         p->cu_seqlens_q ? p->rows_q / tile_q + p->batch + 2 : (p->rows_q + tile_q - 1) / tile_q;
     plan->tasks = plan->tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    plan->grid = (uint32_t)(plan->tasks < most_blocks ? plan->tasks : most_blocks);
+    plan->grid = fa_cuda_grid(plan->tasks);
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */

@@ -19,8 +19,6 @@ static const struct shape {
     int keys;
 } shapes[] = {SHAPE(64), SHAPE(128), SHAPE(256), SHAPE(512)};
 
-static const int64_t most_blocks = 2147483647; /* of a grid's first axis */
-
 static const struct shape *find_shape(const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
@@ -44,12 +42,11 @@ static bool set_step(fa_cuda_step *step, const char *image, int threads, int sme
     return true;
 }
 
-/* A block each; more than a grid holds are taken in turn. */
 static void set_tasks(fa_cuda_step *step, int64_t tiles, int64_t tasks)
 {
     step->tiles = tiles;
     step->tasks = tasks;
-    step->grid = (uint32_t)(tasks < most_blocks ? tasks : most_blocks);
+    step->grid = fa_cuda_grid(tasks);
 }
 
 /* Tiles of queries of all heads, see kernels/common/sequence.cuh. */

@@ -45,26 +45,8 @@ enum {
     SHAPES_SM75 = sizeof shapes_sm75 / sizeof shapes_sm75[0]
 };
 
-static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float8_e4m3", "bool"};
-
 /* The kernel counts rows of a sequence in 32 bits, and a tile more. */
 static const int64_t most_rows = INT32_MAX - 4096;
-
-static bool refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        fa_dtype dtype;
-    } tensors[] = {{"q", p->q.dtype}, {"k", p->k.dtype}, {"v", p->v.dtype}, {"out", p->out.dtype}};
-    for (int i = 0; i < 4; i++) {
-        const fa_dtype dtype = tensors[i].dtype;
-        if (dtype == p->q.dtype && (dtype == FA_FLOAT16 || (dtype == FA_BFLOAT16 && bfloat)))
-            continue;
-        snprintf(why, size, "%s.dtype is %s", tensors[i].name, dtype_names[dtype]);
-        return true;
-    }
-    return false;
-}
 
 static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size)
 {
@@ -73,18 +55,14 @@ static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size
         snprintf(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
         return true;
     }
-    if (p->rows_q <= most_rows && p->n_k <= most_rows) return false;
-    snprintf(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most_rows ? "q" : "k",
-             p->rows_q > most_rows ? p->rows_q : p->n_k);
-    return true;
+    return fa_cuda_refuse_rows(p, most_rows, why, size);
 }
 
 /* Whether a score needs more than a scale and masks by position. The plain kernel takes the largest
  * score for the largest logit, which a negative scale would turn round. */
 static bool is_general(const fa_problem *p)
 {
-    return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||
-           p->dropout_threshold || !(p->scale >= 0);
+    return fa_cuda_changes_scores(p) || !(p->scale >= 0);
 }
 
 /* Takes the first shape that is wide enough and whose shared memory the device has. */
@@ -117,14 +95,14 @@ static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
 static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (refuse_dtypes(p, true, why, size) || refuse_sizes(p, 512, why, size)) return false;
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, 512, why, size)) return false;
     return plan_shape(p, shapes_sm80, SHAPES_SM80, device, plan, why, size);
 }
 
 static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (refuse_dtypes(p, false, why, size) || refuse_sizes(p, 256, why, size)) return false;
+    if (fa_cuda_refuse_dtypes(p, false, why, size) || refuse_sizes(p, 256, why, size)) return false;
     return plan_shape(p, shapes_sm75, SHAPES_SM75, device, plan, why, size);
 }
 

@@ -13,8 +13,8 @@ typedef struct shape {
     const char *image[2]; /* [bfloat16] */
     int dim, dim_v, queries, keys, threads, smem_bytes;
     bool general, sums;
-    int64_t
-        least_k; /* without a causal mask and with so many keys, at least; 0: for all problems */
+    /* Without a causal mask and with so many keys, at least; 0: for all problems. */
+    int64_t least_k;
 } shape;
 
 #define SIZES(name) SIZES_AS(name, 0)
@@ -43,18 +43,12 @@ static const shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float8_e4m3", "bool"};
-
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t most_rows = (1 << 30) - 4096;
 
 /* Whether scores or weights need more than a scale and masks by position. The plain kernel takes the
  * largest score for the largest logit, which a scale below 0 would turn round. */
-static bool is_general(const fa_problem *p)
-{
-    return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||
-           p->dropout_threshold || !(p->scale > 0);
-}
+static bool is_general(const fa_problem *p) { return fa_cuda_changes_scores(p) || !(p->scale > 0); }
 
 /* The keys of a packed batch are more than those of its sequences. */
 static bool has_long_rows(const fa_problem *p, int64_t least_k)
@@ -123,28 +117,9 @@ static void make_map_shapes(const fa_problem *p, int keys, fa_tensor_map_shape m
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-static bool refuse_dtypes(const fa_problem *p, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        fa_dtype dtype;
-    } tensors[] = {{"q", p->q.dtype}, {"k", p->k.dtype}, {"v", p->v.dtype}, {"out", p->out.dtype}};
-    for (int i = 0; i < 4; i++) {
-        const fa_dtype dtype = tensors[i].dtype;
-        if (dtype == p->q.dtype && (dtype == FA_FLOAT16 || dtype == FA_BFLOAT16)) continue;
-        snprintf(why, size, "%s.dtype is %s", tensors[i].name, dtype_names[dtype]);
-        return true;
-    }
-    return false;
-}
-
 static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
 {
-    if (p->rows_q > most_rows || p->n_k > most_rows) {
-        snprintf(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most_rows ? "q" : "k",
-                 p->rows_q > most_rows ? p->rows_q : p->n_k);
-        return true;
-    }
+    if (fa_cuda_refuse_rows(p, most_rows, why, size)) return true;
     if (p->block_table && p->rows_k % 8) {
         snprintf(why, size, "k.shape[1] is %" PRId64 ", no multiple of 8 rows a page", p->rows_k);
         return true;
@@ -205,7 +180,7 @@ static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    if (refuse_dtypes(p, why, size) || refuse_sizes(p, why, size)) return false;
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
     const shape *s = find_shape(p);
     if (!s) {
         snprintf(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);

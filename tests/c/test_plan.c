@@ -7,50 +7,7 @@
 #include "check.h"
 #include "cuda/family.h"
 #include "flashattn.h"
-
-static const fa_cuda_device devices[] = {
-    {.major = 7,
-     .minor = 5,
-     .multiprocessors = 40,
-     .smem_per_block = 65536,
-     .smem_per_sm = 65536,
-     .registers_per_sm = 65536,
-     .memory_bytes = 16LL << 30,
-     .name = "Tesla T4"},
-    {.major = 8,
-     .minor = 0,
-     .multiprocessors = 108,
-     .smem_per_block = 166912,
-     .smem_per_sm = 167936,
-     .registers_per_sm = 65536,
-     .memory_bytes = 80LL << 30,
-     .name = "NVIDIA A100-SXM4-80GB"},
-    {.major = 8,
-     .minor = 9,
-     .multiprocessors = 128,
-     .smem_per_block = 101376,
-     .smem_per_sm = 102400,
-     .registers_per_sm = 65536,
-     .memory_bytes = 24LL << 30,
-     .name = "NVIDIA GeForce RTX 4090"},
-    {.major = 9,
-     .minor = 0,
-     .multiprocessors = 132,
-     .smem_per_block = 232448,
-     .smem_per_sm = 233472,
-     .registers_per_sm = 65536,
-     .memory_bytes = 80LL << 30,
-     .name = "NVIDIA H100 80GB HBM3"},
-    {.major = 9,
-     .minor = 0,
-     .multiprocessors = 132,
-     .smem_per_block = 232448,
-     .smem_per_sm = 233472,
-     .registers_per_sm = 65536,
-     .memory_bytes = 141LL << 30,
-     .name = "NVIDIA H200"},
-};
-enum { DEVICES = sizeof devices / sizeof devices[0], H200 = DEVICES - 1 };
+#include "gpus.h"
 
 static fa_problem make_problem(int64_t batch, int64_t heads, int64_t n, int64_t d, int64_t d_v)
 {
@@ -158,12 +115,12 @@ static void test_refusals(void)
     fa_cuda_plan plan;
     char why[320] = "";
     fa_problem p = make_problem(1, 1, 1, 64, 64);
-    fa_cuda_device old = devices[0];
+    fa_cuda_device old = devices[T4];
     old.minor = 0;
     CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has architecture 7.0: expected 7.5 or later"),
           "%s", why);
-    old = devices[0];
+    old = devices[T4];
     old.smem_per_block = 49152;
     CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has 49152 bytes of shared memory for a block: expected "),
@@ -209,7 +166,7 @@ static void test_forms(void)
     fa_problem p = make_problem(1, 1, 100, 128, 128);
     set_dtype(&p, FA_BFLOAT16);
     const fa_cuda_family *sm80 = fa_cuda_find_family("sm80");
-    const fa_cuda_device *a100 = &devices[1];
+    const fa_cuda_device *a100 = &devices[A100];
     p.scale = 0.1f;
     p.causal = true;
     p.window_left = 5;
@@ -229,9 +186,9 @@ static void test_forms(void)
               strcmp(plan.image, "forward_sm80_d256_bf16") == 0,
           "%s", plan.image ? plan.image : why);
     expect_image(&p, a100, "forward_sm80_d256_bf16");
-    expect_image(&p, &devices[2], "forward_sm80_d256_bf16_small");
+    expect_image(&p, &devices[RTX_4090], "forward_sm80_d256_bf16_small");
     set_dtype(&p, FA_FLOAT16);
-    expect_image(&p, &devices[0], "forward_sm75_d256_f16");
+    expect_image(&p, &devices[T4], "forward_sm75_d256_f16");
     CHECK(sm80 && plan_of(&p, a100).family == sm80, "family");
 }
 
@@ -256,7 +213,7 @@ static void test_asked(void)
     expect_refusal(&p, &devices[H200], "sm80", "q.dtype is float32");
     set_dtype(&p, FA_BFLOAT16);
     expect_refusal(&p, &devices[H200], "sm75", "q.dtype is bfloat16");
-    expect_refusal(&p, &devices[0], "sm80", "has architecture 7.5: expected 8.0 or later");
+    expect_refusal(&p, &devices[T4], "sm80", "has architecture 7.5: expected 8.0 or later");
     p.out.dtype = FA_FLOAT32;
     expect_refusal(&p, &devices[H200], "sm80", "out.dtype is float32");
     set_dtype(&p, FA_FLOAT16);
@@ -278,16 +235,16 @@ static void test_text(void)
 {
     char text[256];
     fa_problem p = make_problem(2, 4, 100, 64, 64);
-    fa_cuda_plan plan = plan_of(&p, &devices[1]);
-    fa_cuda_plan_describe(&p, &devices[1], &plan, text, sizeof text);
+    fa_cuda_plan plan = plan_of(&p, &devices[A100]);
+    fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
     CHECK(strcmp(text,
                  "cuda forward forward_simt_d64: float32 sums on FMA units, query tile 64, "
                  "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32") ==
               0,
           "%s", text);
     p.pass = FA_PASS_DECODE;
-    plan = plan_of(&p, &devices[1]);
-    fa_cuda_plan_describe(&p, &devices[1], &plan, text, sizeof text);
+    plan = plan_of(&p, &devices[A100]);
+    fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
     CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split yet"), "%s", text);
 }
 

@@ -8,31 +8,7 @@
 #include "cuda/family.h"
 #include "cuda/passes.h"
 #include "flashattn.h"
-
-static const fa_cuda_device devices[] = {
-    {.major = 7,
-     .minor = 5,
-     .multiprocessors = 40,
-     .smem_per_block = 65536,
-     .smem_per_sm = 65536,
-     .registers_per_sm = 65536,
-     .name = "Tesla T4"},
-    {.major = 8,
-     .minor = 9,
-     .multiprocessors = 128,
-     .smem_per_block = 101376,
-     .smem_per_sm = 102400,
-     .registers_per_sm = 65536,
-     .name = "NVIDIA GeForce RTX 4090"},
-    {.major = 9,
-     .minor = 0,
-     .multiprocessors = 132,
-     .smem_per_block = 232448,
-     .smem_per_sm = 233472,
-     .registers_per_sm = 65536,
-     .name = "NVIDIA H200"},
-};
-enum { DEVICES = sizeof devices / sizeof devices[0], H200 = DEVICES - 1 };
+#include "gpus.h"
 
 static char memory[16];
 static const fa_view somewhere = {.data = memory, .stride = {1, 1, 1, 1}};

@@ -12,6 +12,7 @@
 #include "check.h"
 #include "cuda/passes.h"
 #include "cuda_on_cpu.h"
+#include "gpus.h"
 #include "normalize.h"
 #include "random_problem.h"
 
@@ -62,14 +63,6 @@ static const struct {
                KERNEL(combine_few),
                KERNEL(combine_many)};
 
-static const fa_cuda_device t4 = {.major = 7,
-                                  .minor = 5,
-                                  .multiprocessors = 40,
-                                  .smem_per_block = 65536,
-                                  .smem_per_sm = 65536,
-                                  .registers_per_sm = 65536,
-                                  .name = "Tesla T4"};
-
 /* Sometimes so few blocks that each has several tasks, and threads in either order. */
 typedef struct machine {
     int64_t number;
@@ -115,7 +108,7 @@ static void run_steps(const machine *m, const fa_problem *p, const fa_cuda_passe
 static fa_status run_passes(const machine *m, fa_problem *p, char *message, size_t size)
 {
     fa_cuda_passes passes;
-    if (!fa_cuda_passes_make(p, &t4, &passes, message, size)) return FA_ERROR_UNSUPPORTED;
+    if (!fa_cuda_passes_make(p, &devices[T4], &passes, message, size)) return FA_ERROR_UNSUPPORTED;
     char *memory = malloc(passes.workspace_bytes + 2 * GUARD);
     if (!memory) abort();
     memset(memory, POISON, passes.workspace_bytes + 2 * GUARD);
@@ -182,7 +175,7 @@ static fa_status merge(const machine *m, const random_call *call, char *message,
                                  .lse = c.lse};
     fa_cuda_step step;
     int64_t most, done = 0;
-    if (!fa_cuda_combine_make(&parts, &t4, &step, &most, message, size))
+    if (!fa_cuda_combine_make(&parts, &devices[T4], &step, &most, message, size))
         return FA_ERROR_UNSUPPORTED;
     if (step.tasks == 0) return FA_OK;
     do {

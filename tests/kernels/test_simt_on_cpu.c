@@ -7,10 +7,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/backend.h"
-#include "cuda_on_cpu.h"
-#include "normalize.h"
-#include "random_problem.h"
+#include "forward_on_cpu.h"
 
 enum { PROBLEMS = 150 };
 
@@ -30,23 +27,10 @@ static const struct {
                {"forward_simt_d256", run_256},
                {"forward_simt_d512", run_512}};
 
-static const fa_cuda_device t4 = {.major = 7,
-                                  .minor = 5,
-                                  .multiprocessors = 40,
-                                  .smem_per_block = 65536,
-                                  .smem_per_sm = 65536,
-                                  .registers_per_sm = 65536,
-                                  .name = "Tesla T4"};
-
-/* Sometimes so few blocks that each has several tiles, and threads in either order. */
 static void launch(const fa_problem *p, const fa_cuda_plan *plan, int64_t number)
 {
     const fa_attention_params params = fa_cuda_attention_params(p, plan);
-    cuda_run run = {.parameters = &params,
-                    .grid = number % 3 == 0 && plan->grid > 2 ? 2 : plan->grid,
-                    .threads = plan->threads,
-                    .smem_bytes = plan->smem_bytes,
-                    .backwards = number % 2};
+    cuda_run run = make_run(&params, plan, number);
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
         if (strcmp(kernels[i].image, plan->image) == 0) run.kernel = kernels[i].run;
     if (!run.kernel) abort();
@@ -55,24 +39,13 @@ static void launch(const fa_problem *p, const fa_cuda_plan *plan, int64_t number
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
-    fa_options options = call->options;
-    const fa_arguments a = {.pass = call->decode ? FA_PASS_DECODE : FA_PASS_FORWARD,
-                            .device = FA_DEVICE_CUDA,
-                            .q = &call->q,
-                            .k = &call->k,
-                            .v = &call->v,
-                            .out = &call->out,
-                            .lse = call->lse,
-                            .options = &options};
     fa_problem p;
     fa_cuda_plan plan;
-    fa_status status = fa_problem_make(&a, &p);
-    if (status != FA_OK) {
-        snprintf(message, size, "%s", fa_last_error());
-        return status;
-    }
+    const fa_status status = make_forward(call, &p, message, size);
+    if (status != FA_OK) return status;
     const fa_cuda_family *simt = fa_cuda_find_family("simt");
-    if (!fa_cuda_plan_make(&p, &t4, simt, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    if (!fa_cuda_plan_make(&p, &devices[T4], simt, &plan, message, size))
+        return FA_ERROR_UNSUPPORTED;
     launch(&p, &plan, *(const int64_t *)context);
     return FA_OK;
 }

@@ -9,10 +9,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/backend.h"
-#include "cuda_on_cpu.h"
-#include "normalize.h"
-#include "random_problem.h"
+#include "forward_on_cpu.h"
 
 enum { PROBLEMS = 150 };
 
@@ -32,23 +29,12 @@ static const struct {
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-static const fa_cuda_device devices[] = {
-    {.major = 9, .multiprocessors = 132, .smem_per_block = 232448, .name = "NVIDIA H200"},
-    {.major = 8, .minor = 9, .multiprocessors = 128, .smem_per_block = 101376, .name = "RTX 4090"},
-    {.major = 7, .minor = 5, .multiprocessors = 40, .smem_per_block = 65536, .name = "Tesla T4"},
-};
-
 static int runs[KERNELS];
 
-/* Sometimes so few blocks that each has several tiles, and threads in either order. */
 static bool launch(const fa_problem *p, const fa_cuda_plan *plan, int64_t number)
 {
     const fa_attention_params params = fa_cuda_attention_params(p, plan);
-    cuda_run run = {.parameters = &params,
-                    .grid = number % 3 == 0 && plan->grid > 2 ? 2 : plan->grid,
-                    .threads = plan->threads,
-                    .smem_bytes = plan->smem_bytes,
-                    .backwards = number % 2};
+    cuda_run run = make_run(&params, plan, number);
     for (int i = 0; i < KERNELS; i++) {
         if (strcmp(kernels[i].image, plan->image) != 0) continue;
         run.kernel = kernels[i].run;
@@ -63,23 +49,13 @@ static fa_status attend(void *context, const random_call *call, char *message, s
 {
     const int64_t number = *(const int64_t *)context;
     const fa_cuda_family *family = fa_cuda_find_family(number % 4 == 3 ? "sm75" : "sm80");
-    fa_options options = call->options;
-    const fa_arguments a = {.pass = call->decode ? FA_PASS_DECODE : FA_PASS_FORWARD,
-                            .device = FA_DEVICE_CUDA,
-                            .q = &call->q,
-                            .k = &call->k,
-                            .v = &call->v,
-                            .out = &call->out,
-                            .lse = call->lse,
-                            .options = &options};
     fa_problem p;
     fa_cuda_plan plan;
-    fa_status status = fa_problem_make(&a, &p);
-    if (status != FA_OK) {
-        snprintf(message, size, "%s", fa_last_error());
-        return status;
-    }
-    const fa_cuda_device *device = &devices[number % 4 == 3 ? 2 : number % 4 == 2];
+    const fa_status status = make_forward(call, &p, message, size);
+    if (status != FA_OK) return status;
+    const fa_cuda_device *device = &devices[number % 4 == 3   ? T4
+                                            : number % 4 == 2 ? RTX_4090
+                                                              : H200];
     if (!fa_cuda_plan_make(&p, device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
     if (plan.tasks && !launch(&p, &plan, number)) {
         snprintf(message, size, "no kernel %s", plan.image);

@@ -1,0 +1,42 @@
+/*
+ * What the tests of forward kernels on the host share: from a random call to a problem and a launch.
+ */
+#ifndef FA_TEST_FORWARD_ON_CPU_H
+#define FA_TEST_FORWARD_ON_CPU_H
+
+#include <stdio.h>
+
+#include "cuda/backend.h"
+#include "cuda_on_cpu.h"
+#include "gpus.h"
+#include "normalize.h"
+#include "random_problem.h"
+
+static fa_status make_forward(const random_call *call, fa_problem *p, char *message, size_t size)
+{
+    fa_options options = call->options;
+    const fa_arguments a = {.pass = call->decode ? FA_PASS_DECODE : FA_PASS_FORWARD,
+                            .device = FA_DEVICE_CUDA,
+                            .q = &call->q,
+                            .k = &call->k,
+                            .v = &call->v,
+                            .out = &call->out,
+                            .lse = call->lse,
+                            .options = &options};
+    const fa_status status = fa_problem_make(&a, p);
+    if (status != FA_OK) snprintf(message, size, "%s", fa_last_error());
+    return status;
+}
+
+/* Sometimes so few blocks that each has several tiles, and threads in either order. */
+static cuda_run make_run(const fa_attention_params *params, const fa_cuda_plan *plan,
+                         int64_t number)
+{
+    return (cuda_run){.parameters = params,
+                      .grid = number % 3 == 0 && plan->grid > 2 ? 2 : plan->grid,
+                      .threads = plan->threads,
+                      .smem_bytes = plan->smem_bytes,
+                      .backwards = number % 2};
+}
+
+#endif
