@@ -54,7 +54,7 @@ static bool fits(const fa_tensor *t)
     int64_t low = 0, high = 1;
     for (int axis = 0; axis < 4; axis++) {
         int64_t step;
-        if (t->shape[axis] == 0) return true;
+        if (t->shape[axis] <= 0) return true; /* nothing to read; below 0 the call refuses it */
         if (__builtin_mul_overflow(t->shape[axis] - 1, t->stride[axis], &step)) return false;
         if (__builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high))
             return false;
