@@ -125,16 +125,23 @@ endif()
 
 # The -gencode options of a kernel for `oldest` and later architectures; 90: for Hopper alone, whose
 # instructions no other architecture has. A cubin runs on its own major version only.
-function(fa_cuda_targets result oldest)
+# All cubins come from one reading of the source, as of `oldest`, so that nvcc's front end, a good part
+# of the work, runs once; a cubin is the same whichever others are built. each: the source is read for each
+# architecture, and __CUDA_ARCH__ tells them apart.
+function(fa_cuda_targets result oldest each)
     set(options "")
     foreach(architecture IN LISTS FA_CUDA_ARCHITECTURES)
         string(REGEX MATCH "^[0-9]+" number ${architecture})
+        set(read_as ${oldest})
+        if(each)
+            set(read_as ${number})
+        endif()
         if(oldest EQUAL 90)
             if(number EQUAL 90)
                 list(APPEND options -gencode=arch=compute_90a,code=sm_90a)
             endif()
         elseif(number GREATER_EQUAL oldest)
-            list(APPEND options -gencode=arch=compute_${number},code=sm_${number})
+            list(APPEND options -gencode=arch=compute_${read_as},code=sm_${number})
         endif()
     endforeach()
     if(FA_CUDA_PTX AND NOT oldest EQUAL 90)
@@ -145,9 +152,14 @@ endfunction()
 
 # fa_cuda_kernel(collection name source oldest definition...): compiles a source file, if this build is
 # for an architecture that it runs on, into the image `name` of a collection (library or ladder). Beside
-# <name>.fatbin lies <name>.log, what ptxas reports of registers and spills.
+# <name>.fatbin lies <name>.log, what ptxas reports of registers and spills. A definition
+# EACH_ARCHITECTURE=1 says that the source looks at __CUDA_ARCH__.
 function(fa_cuda_kernel collection name source oldest)
-    fa_cuda_targets(targets ${oldest})
+    set(each OFF)
+    if("EACH_ARCHITECTURE=1" IN_LIST ARGN)
+        set(each ON)
+    endif()
+    fa_cuda_targets(targets ${oldest} ${each})
     if(NOT targets)
         return()
     endif()

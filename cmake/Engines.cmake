@@ -3,9 +3,12 @@ include(CheckCCompilerFlag)
 
 # Contraction into fused multiply-adds is wanted everywhere; -ffast-math never is: infinities and NaN
 # have a meaning here. Debug gets -O1, for at -O0 every test would take minutes; so do sanitizers, for
-# at -O3 compiling the engine with them takes minutes.
+# at -O3 compiling the engine with them takes minutes. Fuzzers draw small problems, and clang with
+# sanitizers takes minutes even at -O1.
 set(FA_ENGINE_FLAGS -ffp-contract=fast -fno-math-errno -O3)
-if(FA_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+if(FA_BUILD_FUZZERS)
+    list(APPEND FA_ENGINE_FLAGS -O0)
+elseif(FA_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
     list(APPEND FA_ENGINE_FLAGS -O1)
 endif()
 

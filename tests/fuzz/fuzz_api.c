@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-enum { BUFFER = 1 << 16, ARRAY = 64, TENSORS = 12, WORK = 1 << 22, NEWER = 64 };
+enum { BUFFER = 1 << 16, SHIFT = 8, ARRAY = 64, TENSORS = 12, WORK = 1 << 22, NEWER = 64 };
 
 typedef struct input {
     const uint8_t *bytes;
@@ -48,7 +48,7 @@ static float take_float(input *in)
     return x;
 }
 
-/* Whether all elements lie in a buffer of BUFFER bytes. */
+/* Whether all elements lie in a buffer of BUFFER bytes, shifted by up to SHIFT. */
 static bool fits(const fa_tensor *t)
 {
     int64_t low = 0, high = 1;
@@ -59,8 +59,9 @@ static bool fits(const fa_tensor *t)
         if (__builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high))
             return false;
     }
-    int64_t elements = BUFFER / (int64_t)(fa_dtype_size(t->dtype) ? fa_dtype_size(t->dtype) : 1);
-    return low >= -elements / 2 && high <= elements / 2;
+    int64_t size = (int64_t)fa_dtype_size(t->dtype),
+            half = (BUFFER / 2 - SHIFT) / (size ? size : 1);
+    return low >= -half && high <= half;
 }
 
 /* A tensor of its own buffer, data in the middle. base: the shape it usually has. */
@@ -74,7 +75,7 @@ static fa_tensor take_tensor(input *in, char *buffer, const int64_t base[4], fa_
     if ((changes & 7) == 7) t.dtype = (fa_dtype)(take(in) % 7);
     if (changes & 8) t.shape[take(in) % 4] = take_integer(in);
     if (changes & 16) t.stride[take(in) % 4] = take_integer(in);
-    if (changes & 32) t.data = (char *)t.data + take(in) % 8;
+    if (changes & 32) t.data = (char *)t.data + take(in) % SHIFT;
     if ((changes & 192) == 192 || !fits(&t)) t.data = NULL;
     return t;
 }
