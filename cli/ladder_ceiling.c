@@ -61,8 +61,10 @@ static bool measure_rate(const fa_cuda_device *device, const probe *p, double *r
     int rounds = 1024;
     void *parameters[] = {&out, &rounds};
     const uint32_t blocks = (uint32_t)(device->multiprocessors * p->blocks_per_multiprocessor);
-    const fa_cuda_launch launch = {
-        .grid = {blocks, 1, 1}, .threads = THREADS, .smem_bytes = p->smem_bytes};
+    const fa_cuda_launch launch = {.device = device->ordinal,
+                                   .grid = {blocks, 1, 1},
+                                   .threads = THREADS,
+                                   .smem_bytes = p->smem_bytes};
     if (!load(p, &kernel)) return false;
     for (double seconds = 0; seconds < 20e-3 && rounds < 1 << 28; rounds *= 2) {
         if (!time_launches(kernel, &launch, parameters, &seconds)) return false;

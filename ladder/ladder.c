@@ -231,7 +231,8 @@ bool ladder_make_plan(const ladder_kernel *kernel, const ladder_problem *p,
                       const fa_cuda_device *device, ladder_plan *plan, char error[LADDER_ERROR])
 {
     /* The kernels count heads in 32 bits. */
-    *plan = (ladder_plan){.heads = p->heads < INT32_MAX ? p->heads : INT32_MAX};
+    *plan = (ladder_plan){.device = device->ordinal,
+                          .heads = p->heads < INT32_MAX ? p->heads : INT32_MAX};
     if (!check_problem(kernel, p, error) || !fit_scratch(kernel, p, &plan->heads, error))
         return false;
     for (int i = 0; i < kernel->about.steps; i++) {
@@ -298,7 +299,8 @@ static bool launch_part(const ladder_kernel *kernel, const ladder_plan *plan, ru
     void *parameters[] = {part, &maps};
     for (int i = 0; i < kernel->about.steps; i++) {
         const rung_step *s = &kernel->about.step[i];
-        const fa_cuda_launch launch = {.grid = {(uint32_t)plan->grid_x[i],
+        const fa_cuda_launch launch = {.device = plan->device,
+                                       .grid = {(uint32_t)plan->grid_x[i],
                                                 (uint32_t)plan->grid_y[i],
                                                 s->persistent > 0 ? 1u : (uint32_t)part->heads},
                                        .threads = (uint32_t)s->threads,

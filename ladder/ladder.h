@@ -79,6 +79,7 @@ int64_t ladder_pitch(fa_dtype dtype, int64_t d);
 /* What one launch of a kernel does: pure, no device is touched. heads is how many heads a launch takes
  * at most; a problem with more is run in several. False: error says why it cannot be run. */
 typedef struct ladder_plan {
+    int device; /* the ordinal */
     int64_t heads;
     int64_t grid_x[RUNG_STEPS],
         grid_y[RUNG_STEPS]; /* z: the heads of the launch, or 1 if persistent */

@@ -87,8 +87,8 @@ fa_tensor fa_bhsd(void *data, fa_dtype dtype, int64_t batch, int64_t sequence, i
 /* More than any version of a struct will have: such a size was never set. */
 #define SIZE_LIMIT 4096
 
-/* Copies a caller's struct, whose size may be that of another version, into a zeroed one of
- * ours. */
+/* Copies a caller's struct, whose size may be that of another version, into one of ours; what the
+ * caller's lacks becomes 0. */
 static fa_status copy_sized(const char *name, const void *given, size_t size_0_1, void *ours,
                             size_t our_size)
 {
@@ -108,20 +108,22 @@ static fa_status copy_sized(const char *name, const void *given, size_t size_0_1
                        "version %s of the library knows",
                        name, size, i, our_size, fa_version_string());
     }
-    memcpy(ours, given, size < our_size ? size : our_size);
+    const size_t known = size < our_size ? size : our_size;
+    memcpy(ours, given, known);
+    memset((unsigned char *)ours + known, 0, our_size - known);
     return FA_OK;
 }
 
 static fa_status complete_options(const fa_options *given, fa_options *ours)
 {
+    ours->device = FA_DEVICE_AUTO; /* also where the rest is not read */
+    if (given) return copy_sized("options", given, OPTIONS_SIZE_0_1, ours, sizeof *ours);
     memset(ours, 0, sizeof *ours);
-    if (!given) return FA_OK;
-    return copy_sized("options", given, OPTIONS_SIZE_0_1, ours, sizeof *ours);
+    return FA_OK;
 }
 
 static fa_status complete_gradients(const fa_gradients *given, fa_gradients *ours)
 {
-    memset(ours, 0, sizeof *ours);
     FA_REQUIRE(given, "gradients is NULL: expected a struct with dout and the gradients to write");
     return copy_sized("gradients", given, GRADIENTS_SIZE_0_1, ours, sizeof *ours);
 }
@@ -202,19 +204,21 @@ static fa_status check_place(const char *name, const fa_tensor *t, const fa_cuda
 
 static fa_status check_option_places(const fa_options *o, const fa_cuda_device *device)
 {
-    const struct {
+    static const struct {
         const char *name;
-        const void *pointer;
+        size_t field;
     } arrays[] = {
-        {"options.alibi_slopes", o->alibi_slopes},   {"options.sinks", o->sinks},
-        {"options.dropout_state", o->dropout_state}, {"options.cu_seqlens_q", o->cu_seqlens_q},
-        {"options.cu_seqlens_k", o->cu_seqlens_k},   {"options.seqlens_q", o->seqlens_q},
-        {"options.seqlens_k", o->seqlens_k},         {"options.block_table", o->block_table},
-        {"options.q_descale", o->q_descale},         {"options.k_descale", o->k_descale},
-        {"options.v_descale", o->v_descale},
+#define ARRAY(field) {"options." #field, offsetof(fa_options, field)}
+        ARRAY(alibi_slopes), ARRAY(sinks),     ARRAY(dropout_state), ARRAY(cu_seqlens_q),
+        ARRAY(cu_seqlens_k), ARRAY(seqlens_q), ARRAY(seqlens_k),     ARRAY(block_table),
+        ARRAY(q_descale),    ARRAY(k_descale), ARRAY(v_descale),
+#undef ARRAY
     };
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
-        FA_TRY(check_pointer(arrays[i].name, arrays[i].pointer, device));
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        const void *pointer;
+        memcpy(&pointer, (const char *)o + arrays[i].field, sizeof pointer);
+        if (pointer) FA_TRY(check_pointer(arrays[i].name, pointer, device));
+    }
     FA_TRY(check_place("options.bias", o->bias, device));
     return check_place("options.mask", o->mask, device);
 }
@@ -420,11 +424,21 @@ static fa_status check_workspace(const fa_problem *p, size_t bytes, const fa_cud
     return check_pointer("options.workspace", p->workspace, device);
 }
 
-static fa_status plan_cuda(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan)
+static fa_status find_asked_family(const fa_cuda_family **asked)
+{
+    char why[320];
+    if (fa_cuda_asked_family(asked, why, sizeof why)) return FA_OK;
+    return fa_fail(FA_ERROR_DEVICE, "%s", why);
+}
+
+/* in_words: the plan is to be described, with the kernels that it passes over. */
+static fa_status plan_cuda(const fa_problem *p, const fa_cuda_device *device, bool in_words,
+                           fa_cuda_plan *plan)
 {
     char why[320];
     const fa_cuda_family *asked;
-    if (!fa_cuda_asked_family(&asked, why, sizeof why)) return fa_fail(FA_ERROR_DEVICE, "%s", why);
+    FA_TRY(find_asked_family(&asked));
+    if (!in_words && fa_cuda_plan_make(p, device, asked, plan, NULL, 0)) return FA_OK;
     if (fa_cuda_plan_make(p, device, asked, plan, why, sizeof why)) return FA_OK;
     return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
 }
@@ -442,7 +456,7 @@ static fa_status find_kernel(const char *name, const char *entry, const fa_cuda_
                              void **kernel)
 {
     fa_cuda_image *image = NULL;
-    fa_cuda_fault fault = {0};
+    fa_cuda_fault fault;
     FA_TRY(find_image(name, &image));
     if (fa_cuda_find_kernel(image, entry, kernel, &fault)) return FA_OK;
     if (fault.code != FA_CUDA_NO_BINARY_FOR_GPU) return cuda_failed(&fault, device->ordinal);
@@ -481,13 +495,13 @@ static fa_status run_passes_on_cuda(const fa_arguments *a, const fa_problem *p,
 static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
 {
     fa_cuda_device device = {0};
-    fa_cuda_plan plan = {0};
-    fa_cuda_fault fault = {0};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
     void *kernel = NULL;
     bool current = false;
     FA_TRY(find_device(false, &device, &current));
     if (fa_cuda_has_passes(p)) return run_passes_on_cuda(a, p, &device);
-    FA_TRY(plan_cuda(p, &device, &plan));
+    FA_TRY(plan_cuda(p, &device, false, &plan));
     FA_TRY(check_places(a, &device));
     FA_TRY(check_workspace(p, plan.workspace_bytes, &device));
     if (plan.tasks == 0) return FA_OK;
@@ -506,9 +520,9 @@ static fa_status ask_kernel(const char *name, const char *entry, const fa_cuda_d
 
 /* All that a call does before it looks at data. */
 static fa_status ask_cuda(const fa_problem *p, const fa_cuda_device *device, bool current,
-                          fa_cuda_plan *plan)
+                          bool in_words, fa_cuda_plan *plan)
 {
-    FA_TRY(plan_cuda(p, device, plan));
+    FA_TRY(plan_cuda(p, device, in_words, plan));
     return ask_kernel(plan->image, plan->entry, device, current);
 }
 
@@ -690,7 +704,7 @@ static fa_status answer_cuda(const fa_problem *p, answer *result)
         result->workspace_bytes = passes.workspace_bytes;
         return FA_OK;
     }
-    FA_TRY(ask_cuda(p, &device, current, &plan));
+    FA_TRY(ask_cuda(p, &device, current, result->wants_text, &plan));
     if (result->wants_text)
         fa_cuda_plan_describe(p, &device, &plan, result->text, sizeof result->text);
     result->workspace_bytes = plan.workspace_bytes;

@@ -56,6 +56,19 @@ static axes_text show(const int64_t axes[4])
     return t;
 }
 
+/* fa_dtype_size without a call into the library's public face. */
+static size_t element_size(fa_dtype dtype)
+{
+    static const uint8_t sizes[] = {4, 2, 2, 1, 1};
+    return (size_t)dtype < sizeof sizes ? sizes[dtype] : 0;
+}
+
+/* size: a power of two. */
+static bool is_aligned(const void *data, size_t size)
+{
+    return ((uintptr_t)data & (size - 1)) == 0;
+}
+
 static bool multiply(int64_t a, int64_t b, int64_t *product)
 {
     return !__builtin_mul_overflow(a, b, product);
@@ -85,15 +98,14 @@ static bool is_empty(const fa_tensor *t)
 /* The bytes [low, high) relative to data that a tensor with elements spans. False on overflow. */
 static bool find_span(const fa_tensor *t, int64_t *low, int64_t *high)
 {
-    int64_t size = (int64_t)fa_dtype_size(t->dtype), length;
-    *low = 0, *high = 1;
+    const int64_t size = (int64_t)element_size(t->dtype);
+    int64_t first = 0, behind = 1, length;
     for (int axis = 0; axis < 4; axis++) {
         int64_t step;
         if (!multiply(t->shape[axis] - 1, t->stride[axis], &step)) return false;
-        int64_t *end = step < 0 ? low : high;
-        if (!add(*end, step, end)) return false;
+        if (step < 0 ? !add(first, step, &first) : !add(behind, step, &behind)) return false;
     }
-    if (!multiply(*low, size, low) || !multiply(*high, size, high)) return false;
+    if (!multiply(first, size, low) || !multiply(behind, size, high)) return false;
     return !__builtin_sub_overflow(*high, *low, &length);
 }
 
@@ -164,18 +176,18 @@ static fa_status check_strides(const char *name, const fa_tensor *t, role r)
 
 static fa_status check_alignment(const char *name, const void *data, size_t size)
 {
-    FA_REQUIRE((uintptr_t)data % size == 0, "%s is %p: expected an address aligned to %zu bytes",
-               name, data, size);
+    FA_REQUIRE(is_aligned(data, size), "%s is %p: expected an address aligned to %zu bytes", name,
+               data, size);
     return FA_OK;
 }
 
 static fa_status check_data(const char *name, const fa_tensor *t, bool question)
 {
-    const size_t size = fa_dtype_size(t->dtype);
+    const size_t size = element_size(t->dtype);
     FA_REQUIRE(t->data || question || is_empty(t), "%s.data is NULL: expected data of shape %s",
                name, show(t->shape).text);
-    FA_REQUIRE((uintptr_t)t->data % size == 0,
-               "%s.data is %p: expected an address aligned to %zu bytes", name, t->data, size);
+    FA_REQUIRE(is_aligned(t->data, size), "%s.data is %p: expected an address aligned to %zu bytes",
+               name, t->data, size);
     return FA_OK;
 }
 
@@ -213,29 +225,34 @@ static fa_status check_like(const char *name, const fa_tensor *t, const char *ot
  * alignment. */
 static _Alignas(256) char no_data;
 
-/* No element of an empty tensor is ever reached, so its strides, which nothing has checked, go. */
-static fa_view make_view(const fa_tensor *t)
+/* Views are written where they belong: one that is made elsewhere and copied costs a wait for its
+ * own parts. No element of an empty tensor is ever reached, so its strides, which nothing has checked,
+ * go. So does that of an axis with one index if its bytes might not fit 63 bits. */
+static void set_view(fa_view *view, const fa_tensor *t)
 {
-    fa_view view = {t->data ? t->data : &no_data, t->dtype, {0, 0, 0, 0}};
-    if (!is_empty(t)) memcpy(view.stride, t->stride, sizeof view.stride);
-    return view;
+    const bool empty = is_empty(t);
+    view->data = t->data ? t->data : &no_data;
+    view->dtype = t->dtype;
+    for (int axis = 0; axis < 4; axis++) {
+        const int64_t stride = t->stride[axis];
+        const bool moderate = stride >= -EXTENT_MAX && stride <= EXTENT_MAX;
+        view->stride[axis] = empty || (t->shape[axis] == 1 && !moderate) ? 0 : stride;
+    }
 }
 
 /* Rows are read as dense arrays, also those of one element. */
-static fa_view make_row_view(const fa_tensor *t)
+static void set_row_view(fa_view *view, const fa_tensor *t)
 {
-    fa_view view = make_view(t);
-    view.stride[3] = 1;
-    return view;
+    set_view(view, t);
+    view->stride[3] = 1;
 }
 
 /* An axis of extent 1 is the same for all: the engines index it like any other. */
-static fa_view make_broadcast_view(const fa_tensor *t)
+static void set_broadcast_view(fa_view *view, const fa_tensor *t)
 {
-    fa_view view = make_view(t);
+    set_view(view, t);
     for (int axis = 0; axis < 4; axis++)
-        if (t->shape[axis] == 1) view.stride[axis] = 0;
-    return view;
+        if (t->shape[axis] == 1) view->stride[axis] = 0;
 }
 
 /* ---- Aliasing -------------------------------------------------------------------------------- */
@@ -277,7 +294,7 @@ static bool is_dense(const region *r)
     int64_t count;
     if (!r->tensor) return true;
     if (!count_elements(r->tensor->shape, &count) || may_meet_itself(r->tensor)) return false;
-    return (int64_t)(r->high - r->low) == count * (int64_t)fa_dtype_size(r->tensor->dtype);
+    return (int64_t)(r->high - r->low) == count * (int64_t)element_size(r->tensor->dtype);
 }
 
 /* Whether two regions certainly share a byte. Regions with holes may interleave, as slices of one
@@ -515,7 +532,7 @@ static fa_status set_queries(const fa_arguments *a, fa_problem *p)
     p->rows_q = p->n_q = q->shape[1];
     p->heads_q = q->shape[2];
     p->d = q->shape[3];
-    p->q = make_row_view(q);
+    set_row_view(&p->q, q);
     return FA_OK;
 }
 
@@ -556,7 +573,7 @@ static fa_status set_keys(const fa_arguments *a, fa_problem *p)
     FA_REQUIRE(grouped,
                "q.shape[2] is %" PRId64 ": expected a multiple of k.shape[2], which is %" PRId64,
                p->heads_q, p->heads_kv);
-    p->k = make_row_view(k);
+    set_row_view(&p->k, k);
     return FA_OK;
 }
 
@@ -570,7 +587,7 @@ static fa_status set_values(const fa_arguments *a, fa_problem *p)
     FA_TRY(check_like("v", v, "k", a->k, 3));
     FA_TRY(check_head_dim("v", v));
     p->d_v = v->shape[3];
-    p->v = make_row_view(v);
+    set_row_view(&p->v, v);
     return FA_OK;
 }
 
@@ -589,7 +606,7 @@ static fa_status set_out(const fa_arguments *a, fa_problem *p)
     role r = p->pass == FA_PASS_BACKWARD ? ROLE_RESULT : ROLE_OUTPUT;
     FA_TRY(check_tensor("out", a->out, r, a->question));
     FA_TRY(check_out_shape("out", a->out, a, p));
-    p->out = make_row_view(a->out);
+    set_row_view(&p->out, a->out);
     return FA_OK;
 }
 
@@ -797,12 +814,12 @@ static fa_status set_bias_and_mask(const fa_arguments *a, const score_axes *axes
     if (bias) {
         FA_TRY(check_tensor("options.bias", bias, ROLE_BIAS, a->question));
         FA_TRY(check_score_shape("options.bias", bias, axes));
-        p->bias = make_broadcast_view(bias);
+        set_broadcast_view(&p->bias, bias);
     }
     if (mask) {
         FA_TRY(check_tensor("options.mask", mask, ROLE_MASK, a->question));
         FA_TRY(check_score_shape("options.mask", mask, axes));
-        p->mask = make_broadcast_view(mask);
+        set_broadcast_view(&p->mask, mask);
     }
     return FA_OK;
 }
@@ -816,7 +833,7 @@ static fa_status set_dout(const fa_arguments *a, fa_problem *p)
     FA_REQUIRE(dout->data, "gradients.dout.data is NULL: expected the gradient of out");
     FA_TRY(check_tensor("gradients.dout", dout, ROLE_RESULT, false));
     FA_TRY(check_like("gradients.dout", dout, "out", a->out, 4));
-    p->dout = make_row_view(dout);
+    set_row_view(&p->dout, dout);
     p->dlse = a->gradients->dlse;
     return check_alignment("gradients.dlse", p->dlse, sizeof(float));
 }
@@ -828,7 +845,7 @@ static fa_status set_gradient(const char *name, const fa_tensor *gradient, const
     if (!gradient->data) return FA_OK;
     FA_TRY(check_tensor(name, gradient, ROLE_OUTPUT, false));
     FA_TRY(check_like(name, gradient, of, t, 4));
-    *view = make_row_view(gradient);
+    set_row_view(view, gradient);
     return FA_OK;
 }
 
@@ -840,7 +857,7 @@ static fa_status set_dbias(const fa_arguments *a, const score_axes *axes, fa_pro
                "gradients.dbias is set: expected no data, as options.bias is NULL");
     FA_TRY(check_tensor("gradients.dbias", dbias, ROLE_BIAS_GRAD, false));
     FA_TRY(check_score_shape("gradients.dbias", dbias, axes));
-    p->dbias = make_broadcast_view(dbias);
+    set_broadcast_view(&p->dbias, dbias);
     memcpy(p->dbias_shape, dbias->shape, sizeof p->dbias_shape);
     return FA_OK;
 }
@@ -912,7 +929,7 @@ static fa_status set_weights(const fa_arguments *a, const score_axes *axes, fa_p
     else FA_TRY(check_all_rows(a->num_rows, &axes->queries));
     FA_TRY(check_weights_shape(a, axes));
     p->weight_rows = a->rows;
-    p->weights = make_row_view(a->weights);
+    set_row_view(&p->weights, a->weights);
     p->n_k = a->weights->shape[3]; /* the engine fills all of it */
     return FA_OK;
 }
@@ -953,7 +970,8 @@ static void add_outputs(const fa_arguments *a, const fa_problem *p, regions *r)
 
 static fa_status check_aliasing(const fa_arguments *a, const fa_problem *p)
 {
-    regions r = {.count = 0};
+    regions r;
+    r.count = 0;
     add_inputs(a, p, &r);
     add_outputs(a, p, &r);
     return check_apart(&r);
@@ -1033,8 +1051,9 @@ static fa_status check_part_as(const char *name, const char *lse_name,
                lse_name, name);
     FA_TRY(check_alignment(lse_name, a->part_lse[i], sizeof(float)));
 
-    regions r = {.count = 0};
+    regions r;
     int64_t lse_bytes;
+    r.count = 0;
     add_combine_outputs(a, &r, &lse_bytes);
     add_tensor(&r, name, part, false);
     add_array(&r, lse_name, a->part_lse[i], lse_bytes, false);
@@ -1062,7 +1081,8 @@ static fa_status check_combine_out(const fa_combine_arguments *a)
                "out.shape is %s: expected a product of the first three extents below 2^61",
                show(out->shape).text);
     FA_TRY(check_alignment("lse", a->lse, sizeof(float)));
-    regions r = {.count = 0};
+    regions r;
+    r.count = 0;
     add_combine_outputs(a, &r, &lse_bytes);
     return check_apart(&r);
 }
@@ -1084,8 +1104,8 @@ fa_status fa_combine_problem_make(const fa_combine_arguments *a, fa_combine_prob
                               .num_parts = a->num_parts,
                               .parts = a->parts,
                               .part_lse = a->part_lse,
-                              .out = make_row_view(a->out),
                               .lse = a->lse,
                               .threads = a->options->threads};
+    set_row_view(&c->out, a->out);
     return FA_OK;
 }

@@ -4,11 +4,11 @@
 #include <string.h>
 
 /* Made once, when the module is imported. */
-static PyObject *numpy_array_type;
+static PyObject *numpy_array_type, *numpy_empty;
 static PyObject *no_arguments;
 static PyObject *versioned_keywords; /* {"max_version": (1, 0)} */
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_requires_grad;
-static PyObject *name_array_struct;
+static PyObject *name_array_struct, *name_dtype;
 
 static const struct {
     uint8_t code;
@@ -47,6 +47,11 @@ int64_t array_count(const array *a)
     int64_t count = 1;
     for (int axis = 0; axis < a->ndim; axis++) count *= a->shape[axis];
     return count;
+}
+
+bool array_has_rows(const array *a)
+{
+    return a->stride[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1;
 }
 
 bool array_is_contiguous(const array *a, int from)
@@ -233,6 +238,29 @@ static int read_numpy(array *a, PyObject *object, place *where)
     return done == 0 ? 0 : -1;
 }
 
+bool array_is_numpy(PyObject *object) { return (PyObject *)Py_TYPE(object) == numpy_array_type; }
+
+PyObject *array_tuple(int count, const int64_t *values)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(values[i]);
+        if (number) (void)PyTuple_SetItem(tuple, i, number);
+        else Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+PyObject *array_new_numpy(int axes, const int64_t *shape, PyObject *like)
+{
+    PyObject *sizes = array_tuple(axes, shape), *dtype = PyObject_GetAttr(like, name_dtype);
+    PyObject *result = NULL;
+    if (sizes && dtype) result = PyObject_CallFunctionObjArgs(numpy_empty, sizes, dtype, NULL);
+    Py_XDECREF(sizes);
+    Py_XDECREF(dtype);
+    return result;
+}
+
 /* ---- By a capsule ---------------------------------------------------------------------------- */
 
 static int get_device(PyObject *object, DLDevice *device)
@@ -293,7 +321,7 @@ static PyObject *get_capsule(const char *name, PyObject *object, place *where)
     PyObject *capsule = NULL;
     DLDevice device = {kDLCPU, 0};
     /* NumPy's arrays lie in host memory: no need to ask. */
-    bool known = (PyObject *)Py_TYPE(object) == numpy_array_type;
+    bool known = array_is_numpy(object);
     if (known || get_device(object, &device) == 0) {
         bool cuda = device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
         PyObject *keywords = versioned_keywords;
@@ -369,7 +397,7 @@ static PyObject *exportable(PyObject *object, DLDataType *dtype)
 {
     PyObject *result = NULL;
     dtype->bits = 0;
-    if ((PyObject *)Py_TYPE(object) == numpy_array_type) {
+    if (array_is_numpy(object)) {
         int kind = find_foreign(object);
         if (kind < 0) return NULL;
         *dtype = foreign[kind].dtype;
@@ -386,7 +414,7 @@ static PyObject *exportable(PyObject *object, DLDataType *dtype)
 
 static int read_as_it_is(array *a, PyObject *object, place *where)
 {
-    if ((PyObject *)Py_TYPE(object) == numpy_array_type) {
+    if (array_is_numpy(object)) {
         const int done = read_numpy(a, object, where);
         return done ? (done < 0 ? -1 : 0) : read_by_capsule(a, object, where);
     }
@@ -421,6 +449,7 @@ int array_module_init(void)
     PyObject *numpy = PyImport_ImportModule("numpy");
     if (!numpy) return -1;
     numpy_array_type = PyObject_GetAttrString(numpy, "ndarray");
+    numpy_empty = PyObject_GetAttrString(numpy, "empty");
     Py_DECREF(numpy);
     no_arguments = PyTuple_New(0);
     versioned_keywords = Py_BuildValue("{s(ii)}", "max_version", 1, 0);
@@ -429,5 +458,6 @@ int array_module_init(void)
     name_exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     name_array_struct = PyUnicode_InternFromString("__array_struct__");
     name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    name_dtype = PyUnicode_InternFromString("dtype");
     return PyErr_Occurred() ? -1 : 0;
 }

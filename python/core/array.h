@@ -50,6 +50,15 @@ int array_read(array *a, const char *name, PyObject *object, place *where);
 
 void array_release(array *a);
 
+/* Whether it is a numpy.ndarray, and of no derived class. */
+bool array_is_numpy(PyObject *object);
+
+/* A new numpy.ndarray in C order, of the type of `like`'s elements. */
+PyObject *array_new_numpy(int axes, const int64_t *shape, PyObject *like);
+
+/* A tuple of integers. */
+PyObject *array_tuple(int count, const int64_t *values);
+
 /* How errors name an element type, for example "float64". */
 typedef struct dtype_text {
     char text[24];
@@ -61,6 +70,9 @@ bool array_is(const array *a, uint8_t code, uint8_t bits);
 
 /* The number of elements; the producer has such an array, so it cannot overflow. */
 int64_t array_count(const array *a);
+
+/* Whether the elements of the last axis lie side by side. */
+bool array_has_rows(const array *a);
 
 /* Whether the axes from `from` on lie in C order without holes. */
 bool array_is_contiguous(const array *a, int from);

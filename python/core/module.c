@@ -163,10 +163,10 @@ static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t c
     return forward_or_decode("decode", FA_PASS_DECODE, args, count, names);
 }
 
-/* ---- Forward and decode of plain tensors of PyTorch ------------------------------------------ */
+/* ---- Forward and decode of plain arrays of NumPy and PyTorch --------------------------------- */
 
-/* The places of the positional arguments. */
-enum { PLAIN_OUT = 3, PLAIN_RETURN_LSE, PLAIN_LAYOUT, PLAIN_COUNT };
+/* The places of the arguments. */
+enum { PLAIN_OUT = 3, PLAIN_RETURN_LSE, PLAIN_LAYOUT, PLAIN_OPTIONS, PLAIN_COUNT };
 
 /* What the caller gets: out, or (out, lse). */
 static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
@@ -179,58 +179,78 @@ static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
 }
 
 /* out and lse: new or the caller's; lse NULL: not wanted. */
-static PyObject *run_into(call *c, work *w, PyObject *const *args, PyObject *names, PyObject *out,
+static PyObject *run_into(call *c, work *w, PyObject *q, const keywords *given, PyObject *out,
                           PyObject *lse)
 {
     if (call_tensor(c, "out", out, true, &w->out) < 0) return NULL;
     if (call_floats(c, "lse", lse ? lse : Py_None, lse_count(c), true, &w->lse) < 0) return NULL;
-    if (call_options(c, args + PLAIN_COUNT, names) < 0) return NULL;
-    c->allocator = torch_allocator();
-    return give_results(run(c, w, args[0]), out, lse);
+    if (call_keywords(c, given) < 0) return NULL;
+    return give_results(run(c, w, q), out, lse);
 }
 
-static PyObject *run_plain(call *c, work *w, PyObject *const *args, PyObject *names)
+/* Rows with gaps are copied or refused elsewhere, and the result of float8 has another type. */
+static bool numpy_can_work(const call *c)
+{
+    for (int i = 0; i < 3; i++)
+        if (!array_has_rows(&c->arrays[i])) return false;
+    return !array_is(&c->arrays[0], kDLFloat8_e4m3fn, 8);
+}
+
+static PyObject *numpy_new_out(const call *c, PyObject *q)
+{
+    const array *like = &c->arrays[0], *v = &c->arrays[2];
+    int64_t shape[AXES_MAX];
+    memcpy(shape, like->shape, sizeof shape);
+    shape[like->ndim - 1] = v->shape[v->ndim - 1];
+    return array_new_numpy(like->ndim, shape, q);
+}
+
+static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywords *given,
+                           bool numpy, bool wants_lse)
 {
     PyObject *out = args[PLAIN_OUT], *lse = NULL, *result = NULL;
-    const int wants_lse = PyObject_IsTrue(args[PLAIN_RETURN_LSE]);
-    if (wants_lse < 0 || read_inputs(c, args) < 0) return NULL;
-    if (!torch_can_work(c)) Py_RETURN_NOTIMPLEMENTED;
-    if (out == Py_None) out = torch_new_out(c, args[0]);
-    else Py_INCREF(out);
+    if (read_inputs(c, args) < 0) return NULL;
+    if (!(numpy ? numpy_can_work(c) : torch_can_work(c))) Py_RETURN_NOTIMPLEMENTED;
+    if (out != Py_None) Py_INCREF(out);
+    else out = numpy ? numpy_new_out(c, args[0]) : torch_new_out(c);
     if (out && wants_lse) lse = torch_new_lse(c);
-    if (out && (lse || !wants_lse)) result = run_into(c, w, args, names, out, lse);
+    if (!numpy) c->allocator = torch_allocator();
+    if (out && (lse || !wants_lse)) result = run_into(c, w, args[0], given, out, lse);
     Py_XDECREF(out);
     Py_XDECREF(lse);
     return result;
 }
 
 static PyObject *plain_forward_or_decode(const char *name, fa_pass pass, PyObject *const *args,
-                                         Py_ssize_t count, PyObject *names)
+                                         Py_ssize_t count)
 {
     call c;
     work w;
+    keywords given;
     PyObject *result = NULL;
     if (check_count(name, count, PLAIN_COUNT) < 0) return NULL;
-    if (!torch_is_plain(args, names)) Py_RETURN_NOTIMPLEMENTED;
+    const bool numpy = array_is_numpy(args[0]);
+    const int wants_lse = PyObject_IsTrue(args[PLAIN_RETURN_LSE]);
+    if (wants_lse < 0) return NULL;
+    if (numpy ? wants_lse : !torch_is_plain(args)) Py_RETURN_NOTIMPLEMENTED;
+    if (!keywords_are_plain(args[PLAIN_OPTIONS], &given)) Py_RETURN_NOTIMPLEMENTED;
     w.pass = pass;
-    if (call_begin(&c, args[PLAIN_LAYOUT], args + PLAIN_COUNT, names) == 0)
-        result = run_plain(&c, &w, args, names);
+    if (call_begin(&c, args[PLAIN_LAYOUT], NULL, NULL) == 0)
+        result = run_plain(&c, &w, args, &given, numpy, wants_lse);
     call_end(&c);
     return result;
 }
 
-static PyObject *core_plain_forward(PyObject *self, PyObject *const *args, Py_ssize_t count,
-                                    PyObject *names)
+static PyObject *core_plain_forward(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    return plain_forward_or_decode("plain_forward", FA_PASS_FORWARD, args, count, names);
+    return plain_forward_or_decode("plain_forward", FA_PASS_FORWARD, args, count);
 }
 
-static PyObject *core_plain_decode(PyObject *self, PyObject *const *args, Py_ssize_t count,
-                                   PyObject *names)
+static PyObject *core_plain_decode(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    return plain_forward_or_decode("plain_decode", FA_PASS_DECODE, args, count, names);
+    return plain_forward_or_decode("plain_decode", FA_PASS_DECODE, args, count);
 }
 
 /* ---- Backward -------------------------------------------------------------------------------- */
@@ -500,14 +520,15 @@ static PyMethodDef methods[] = {
     {"forward", FAST(core_forward), FAST_KEYWORDS,
      "forward(q, k, v, out, lse, layout, /, **options)"},
     {"decode", FAST(core_decode), FAST_KEYWORDS, "decode(q, k, v, out, lse, layout, /, **options)"},
-    {"plain_forward", FAST(core_plain_forward), FAST_KEYWORDS,
-     "plain_forward(q, k, v, out, return_lse, layout, /, **options): for tensors of PyTorch of "
-     "which nothing else is asked; else NotImplemented, and nothing is done"},
-    {"plain_decode", FAST(core_plain_decode), FAST_KEYWORDS,
-     "plain_decode(q, k, v, out, return_lse, layout, /, **options): as plain_forward"},
+    {"plain_forward", FAST(core_plain_forward), METH_FASTCALL,
+     "plain_forward(q, k, v, out, return_lse, layout, options, /): for arrays of NumPy, and "
+     "tensors of "
+     "PyTorch of which nothing else is asked; else NotImplemented, and nothing is done"},
+    {"plain_decode", FAST(core_plain_decode), METH_FASTCALL,
+     "plain_decode(q, k, v, out, return_lse, layout, options, /): as plain_forward"},
     {"use_torch", FAST(core_use_torch), METH_FASTCALL, "use_torch(...): see torch_call.h"},
-    {"mark_thread", core_mark_thread, METH_NOARGS,
-     "mark_thread(): this thread has a current CUDA context"},
+    {"mark_thread", core_mark_thread, METH_O,
+     "mark_thread(only_device, /): this thread has a current CUDA context"},
     {"backward", FAST(core_backward), FAST_KEYWORDS,
      "backward(q, k, v, out, lse, dout, dlse, dq, dk, dv, dbias, dsinks, layout, /, **options)"},
     {"combine", FAST(core_combine), FAST_KEYWORDS,

@@ -16,6 +16,7 @@
 #define OPTION_ENUM(name) OPTION_##name,
 #define OPTION_TEXT(name) #name,
 typedef enum option { OPTION_NAMES(OPTION_ENUM) OPTION_COUNT } option;
+_Static_assert((int)OPTION_COUNT <= (int)OPTIONS_MAX, "keywords");
 
 static const char *const option_texts[] = {OPTION_NAMES(OPTION_TEXT)};
 static PyObject *option_names[OPTION_COUNT]; /* interned */
@@ -44,16 +45,22 @@ static int find_option(PyObject *name, int guess)
     return -1;
 }
 
-bool call_needs_preparation(PyObject *names)
+bool keywords_are_plain(PyObject *dict, keywords *given)
 {
-    Py_ssize_t count = names ? PyTuple_Size(names) : 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const int which = find_option(PyTuple_GetItem(names, i), (int)i);
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    given->any = false;
+    if (!PyDict_Check(dict)) return false;
+    for (int i = 0; PyDict_Next(dict, &at, &name, &value); i++) {
+        if (i == 0) memset(given->values, 0, sizeof given->values);
+        given->any = true;
+        const int which = find_option(name, i);
         if (which < 0) PyErr_Clear();
-        if (which < 0 || which == OPTION_bias || which == OPTION_sinks) return true;
-        if (which == OPTION_stream || which == OPTION_allocate) return true;
+        if (which < 0 || which == OPTION_bias || which == OPTION_sinks) return false;
+        if (which == OPTION_stream || which == OPTION_allocate) return false;
+        if (value != Py_None) given->values[which] = value;
     }
-    return false;
+    return true;
 }
 
 /* ---- A call's arrays ------------------------------------------------------------------------- */
@@ -463,37 +470,44 @@ static int read_option(call *c, option which, PyObject *value)
 }
 
 /* The batch, which other options are measured by, follows from these. */
-static int read_packing(call *c, PyObject *const given[OPTION_COUNT])
+static int read_packing(call *c, const keywords *given)
 {
     fa_options *o = &c->options;
-    PyObject *q = given[OPTION_cu_seqlens_q], *k = given[OPTION_cu_seqlens_k];
+    PyObject *q = given->values[OPTION_cu_seqlens_q], *k = given->values[OPTION_cu_seqlens_k];
     if (q && read_cu_seqlens(c, "cu_seqlens_q", q, &o->cu_seqlens_q) < 0) return -1;
     return k ? read_cu_seqlens(c, "cu_seqlens_k", k, &o->cu_seqlens_k) : 0;
 }
 
-static int collect(PyObject *const *values, PyObject *names, PyObject *given[OPTION_COUNT])
+static int read_all(call *c, const keywords *given)
 {
-    Py_ssize_t count = names ? PyTuple_Size(names) : 0;
-    memset(given, 0, OPTION_COUNT * sizeof *given);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int which = find_option(PyTuple_GetItem(names, i), (int)i);
-        if (which < 0) return -1;
-        if (values[i] != Py_None) given[which] = values[i];
+    if (read_packing(c, given) < 0) return -1;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        PyObject *value = given->values[i];
+        if (!value || i == OPTION_cu_seqlens_q || i == OPTION_cu_seqlens_k) continue;
+        if (read_option(c, (option)i, value) < 0) return -1;
     }
+    return 0;
+}
+
+int call_keywords(call *c, const keywords *given)
+{
+    if (given->any && read_all(c, given) < 0) return -1;
+    fa_options *o = &c->options;
+    o->device = c->where.cuda ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+    o->stream = c->where.cuda ? c->where.stream : NULL;
     return 0;
 }
 
 int call_options(call *c, PyObject *const *values, PyObject *names)
 {
-    PyObject *given[OPTION_COUNT];
-    if (collect(values, names, given) < 0) return -1;
-    if (read_packing(c, given) < 0) return -1;
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        if (!given[i] || i == OPTION_cu_seqlens_q || i == OPTION_cu_seqlens_k) continue;
-        if (read_option(c, (option)i, given[i]) < 0) return -1;
+    keywords given;
+    const Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+    given.any = count > 0;
+    if (count > 0) memset(given.values, 0, sizeof given.values);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const int which = find_option(PyTuple_GetItem(names, i), (int)i);
+        if (which < 0) return -1;
+        if (values[i] != Py_None) given.values[which] = values[i];
     }
-    fa_options *o = &c->options;
-    o->device = c->where.cuda ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
-    o->stream = c->where.cuda ? c->where.stream : NULL;
-    return 0;
+    return call_keywords(c, &given);
 }

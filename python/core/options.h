@@ -25,6 +25,13 @@ typedef struct call {
     PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;
 
+/* Keyword arguments by option; NULL: not given. */
+enum { OPTIONS_MAX = 32 };
+typedef struct keywords {
+    bool any;
+    PyObject *values[OPTIONS_MAX];
+} keywords;
+
 int options_module_init(void);
 
 /* order: "bshd" or "bhsd". values and names: the keywords; of these only the stream is read. */
@@ -49,9 +56,12 @@ int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
  * that the names in the tuple `names` belong to; names may be NULL. */
 int call_options(call *c, PyObject *const *values, PyObject *names);
 
-/* Whether a keyword is unknown, or one that flashattn.torch prepares or that may get a gradient. No
- * error is set. */
-bool call_needs_preparation(PyObject *names);
+/* The options of a plain call, from a dict. False: one is unknown, or needs more than the library's
+ * call: it chooses memory or a stream, or may get a gradient. No error is set. */
+bool keywords_are_plain(PyObject *dict, keywords *given);
+
+/* As call_options. */
+int call_keywords(call *c, const keywords *given);
 
 /* B, which is num_sequences when packed. */
 int64_t call_batch(const call *c);

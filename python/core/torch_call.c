@@ -1,29 +1,38 @@
 #include "torch_call.h"
 
+#include <string.h>
+
 /* In the order of use_torch's arguments. */
 typedef enum borrowed {
     TENSOR,
     PARAMETER,
+    REQUIRES_GRAD,
     FORWARD_AD,
     GRAD_ENABLED,
     DISPATCH_MODES,
     FUNCTORCH_LEVEL,
-    AUTOCAST,
+    ANY_AUTOCAST,
+    CUDA_AUTOCAST,
     DETERMINISM,
     IS_NEG,
     CURRENT_DEVICE,
     EMPTY_CPU,
     EMPTY_CUDA,
     FLOAT32,
+    FLOAT16,
+    BFLOAT16,
     ALLOCATE,
     BORROWED_COUNT
 } borrowed;
 
 /* Set once, when flashattn.torch is imported, and held from then on. */
 static PyObject *torch[BORROWED_COUNT];
-static PyObject *name_requires_grad, *name_current_level, *name_dtype;
+static PyObject *name_current_level;
+static descrgetfunc
+    get_requires_grad; /* of torch[REQUIRES_GRAD]: it spares the search for the name */
 
 static _Thread_local bool thread_has_context;
+static _Thread_local bool only_device; /* that PyTorch knows: it must be the current one */
 
 PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -33,10 +42,12 @@ PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count
                      count);
         return NULL;
     }
-    name_requires_grad = PyUnicode_InternFromString("requires_grad");
     name_current_level = PyUnicode_InternFromString("_current_level");
-    name_dtype = PyUnicode_InternFromString("dtype");
+    void *get = PyType_GetSlot(Py_TYPE(args[REQUIRES_GRAD]), Py_tp_descr_get);
+    if (!get && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "Tensor.requires_grad is no descriptor");
     if (PyErr_Occurred()) return NULL;
+    memcpy(&get_requires_grad, &get, sizeof get);
     for (int i = BORROWED_COUNT - 1; i >= 0; i--) {
         Py_INCREF(args[i]);
         torch[i] = args[i];
@@ -45,9 +56,12 @@ PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
-PyObject *core_mark_thread(PyObject *self, PyObject *none)
+PyObject *core_mark_thread(PyObject *self, PyObject *only)
 {
-    (void)self, (void)none;
+    (void)self;
+    const int truth = PyObject_IsTrue(only);
+    if (truth < 0) return NULL;
+    only_device = truth;
     thread_has_context = true;
     Py_RETURN_NONE;
 }
@@ -76,13 +90,12 @@ static bool is_plain_tensor(PyObject *tensor)
 
 static bool wants_gradient(PyObject *tensor)
 {
-    return !is_false(PyObject_GetAttr(tensor, name_requires_grad));
+    return !is_false(get_requires_grad(torch[REQUIRES_GRAD], tensor, (PyObject *)Py_TYPE(tensor)));
 }
 
-static bool records_gradients(PyObject *const *qkv)
+static bool wants_gradients(PyObject *const *qkv)
 {
-    const bool wanted = wants_gradient(qkv[0]) || wants_gradient(qkv[1]) || wants_gradient(qkv[2]);
-    return wanted && !says_no(GRAD_ENABLED);
+    return wants_gradient(qkv[0]) || wants_gradient(qkv[1]) || wants_gradient(qkv[2]);
 }
 
 static bool has_no_forward_mode(void)
@@ -93,30 +106,28 @@ static bool has_no_forward_mode(void)
     return none;
 }
 
-static bool is_undisturbed(PyObject *const *qkv)
+static bool is_undisturbed(void)
 {
-    if (records_gradients(qkv) || !has_no_forward_mode()) return false;
-    if (!says_no(DISPATCH_MODES) || !says_no(FUNCTORCH_LEVEL)) return false;
-    if (!says_no(AUTOCAST) || !says_no(DETERMINISM)) return false;
+    if (!has_no_forward_mode() || !says_no(DETERMINISM)) return false;
+    return says_no(DISPATCH_MODES) && says_no(FUNCTORCH_LEVEL);
+}
+
+static bool are_plain(PyObject *const *qkv)
+{
+    if (wants_gradients(qkv) && !says_no(GRAD_ENABLED)) return false;
     return is_plain_tensor(qkv[0]) && is_plain_tensor(qkv[1]) && is_plain_tensor(qkv[2]);
 }
 
-bool torch_is_plain(PyObject *const *qkv, PyObject *names)
+bool torch_is_plain(PyObject *const *qkv)
 {
     if (!torch[TENSOR]) return false;
     if (!is_plain_type(qkv[0]) || !is_plain_type(qkv[1]) || !is_plain_type(qkv[2])) return false;
-    if (call_needs_preparation(names)) return false;
-    const bool plain = is_undisturbed(qkv);
+    const bool plain = is_undisturbed() && are_plain(qkv);
     PyErr_Clear();
     return plain;
 }
 
 /* ---- Can the library work here? -------------------------------------------------------------- */
-
-static bool has_rows(const array *a)
-{
-    return a->stride[a->ndim - 1] == 1 || a->shape[a->ndim - 1] == 1;
-}
 
 static bool is_current_device(int32_t id)
 {
@@ -130,33 +141,25 @@ static bool is_current_device(int32_t id)
 bool torch_can_work(const call *c)
 {
     for (int i = 0; i < 3; i++)
-        if (!has_rows(&c->arrays[i])) return false;
+        if (!array_has_rows(&c->arrays[i])) return false;
     if (array_is(&c->arrays[0], kDLFloat8_e4m3fn, 8)) return false;
-    if (!c->where.cuda) return true;
-    return thread_has_context && c->where.stream_known && is_current_device(c->where.device_id);
+    const bool plain = says_no(c->where.cuda ? CUDA_AUTOCAST : ANY_AUTOCAST);
+    PyErr_Clear();
+    if (!plain || !c->where.cuda) return plain;
+    if (!thread_has_context || !c->where.stream_known) return false;
+    return only_device || is_current_device(c->where.device_id);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 PyObject *torch_allocator(void) { return torch[ALLOCATE]; }
 
-static PyObject *make_tuple(int count, const int64_t *values)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple && i < count; i++) {
-        PyObject *number = PyLong_FromLongLong(values[i]);
-        if (number) (void)PyTuple_SetItem(tuple, i, number);
-        else Py_CLEAR(tuple);
-    }
-    return tuple;
-}
-
 /* On the arrays' device, which is the current one. */
 static PyObject *new_tensor(const call *c, int axes, const int64_t *shape, const int64_t *stride,
                             PyObject *dtype)
 {
     PyObject *function = torch[c->where.cuda ? EMPTY_CUDA : EMPTY_CPU], *tensor = NULL;
-    PyObject *sizes = make_tuple(axes, shape), *strides = make_tuple(axes, stride);
+    PyObject *sizes = array_tuple(axes, shape), *strides = array_tuple(axes, stride);
     if (sizes && strides)
         tensor = PyObject_CallFunctionObjArgs(function, sizes, strides, dtype, NULL);
     Py_XDECREF(sizes);
@@ -177,7 +180,14 @@ static void order_axes(const array *a, int order[AXES_MAX])
         }
 }
 
-PyObject *torch_new_out(const call *c, PyObject *q)
+/* q has one of these: torch_can_work refuses float8, and the library knows no more. */
+static PyObject *dtype_of(const array *q)
+{
+    if (array_is(q, kDLBfloat, 16)) return torch[BFLOAT16];
+    return torch[array_is(q, kDLFloat, 16) ? FLOAT16 : FLOAT32];
+}
+
+PyObject *torch_new_out(const call *c)
 {
     const array *like = &c->arrays[0], *v = &c->arrays[2];
     int64_t shape[AXES_MAX], stride[AXES_MAX], step = 1;
@@ -190,10 +200,7 @@ PyObject *torch_new_out(const call *c, PyObject *q)
         stride[axis] = step;
         step *= shape[axis] > 1 ? shape[axis] : 1;
     }
-    PyObject *dtype = PyObject_GetAttr(q, name_dtype);
-    PyObject *out = dtype ? new_tensor(c, axes, shape, stride, dtype) : NULL;
-    Py_XDECREF(dtype);
-    return out;
+    return new_tensor(c, axes, shape, stride, dtype_of(like));
 }
 
 PyObject *torch_new_lse(const call *c)

@@ -4,7 +4,7 @@ Keywords are the options of flashattn._options; None counts as not given. `alloc
 gives device memory like q's for CUDA's workspace.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypedDict
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypedDict
 
 _Layout = str  # "bshd" or "bhsd"
 _Pass = str  # "forward", "backward", "decode" or "weights"
@@ -53,8 +53,8 @@ def plain_forward(
     out: Any,
     return_lse: bool,
     layout: _Layout,
+    options: Mapping[str, Any],
     /,
-    **options: Any,
 ) -> Any: ...
 def plain_decode(
     q: Any,
@@ -63,11 +63,11 @@ def plain_decode(
     out: Any,
     return_lse: bool,
     layout: _Layout,
+    options: Mapping[str, Any],
     /,
-    **options: Any,
 ) -> Any: ...
 def use_torch(*borrowed: Any) -> None: ...
-def mark_thread() -> None: ...
+def mark_thread(only_device: bool, /) -> None: ...
 def backward(
     q: Any,
     k: Any,

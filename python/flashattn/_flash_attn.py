@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from . import _functional
 from ._arrays import kind_of
 from ._core import UnsupportedError
+from ._core import plain_forward as _plain_forward
 from ._functional import attention
 
 # Of FlashAttention 3 and 4: hints for speed, which this library decides by itself.
@@ -144,10 +146,17 @@ def flash_attn_func(
     """
     # The plain case first: a small call should cost no more than it must.
     rare = extras or dropout_p or softcap or deterministic or return_attn_probs
-    if not rare and alibi_slopes is None and window_size == (-1, -1) and type(q) is not _ndarray:
+    if not rare and alibi_slopes is None and window_size == (-1, -1):
+        options: dict[str, Any] = {"causal": True} if causal else {}
         if softmax_scale is not None:
-            return attention(q, k, v, causal=bool(causal), scale=softmax_scale)
-        return attention(q, k, v, causal=True) if causal else attention(q, k, v)
+            options["scale"] = softmax_scale
+        kind = type(q)
+        if kind is _ndarray or not _functional._tracing():
+            result = _plain_forward(q, k, v, None, False, "bshd", options)
+            if result is not NotImplemented:
+                return result
+        if kind is not _ndarray:  # NumPy's rows may have to be copied first
+            return attention(q, k, v, **options)
     return _attend(
         q,
         k,

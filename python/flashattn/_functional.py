@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arrays import is_fp8, kind_of, lse_shape, out_shape
+from ._arrays import kind_of, lse_shape, out_shape
 from ._options import Options, documented
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ndarray = np.ndarray
-_empty = np.empty
 _plain_forward = _core.plain_forward
+
+
+def _who_knows():
+    """Yes, until flashattn.torch is there to tell."""
+    return True
 
 
 _module: Any = None
 _Tensor: Any = None  # torch.Tensor, once flashattn.torch is there
 _attend: Any = None  # and its function of the same name
-_tracing: Any = None  # whether torch.compile reads the caller's code
+_tracing: Any = _who_knows  # whether torch.compile reads the caller's code
 
 
 def _torch():
@@ -84,25 +88,13 @@ def attention(
     """
     # The plain cases first: a small call should cost no more than it must.
     kind = type(q)
+    if kind is _ndarray or (kind is _Tensor and not _tracing()):
+        result = _plain_forward(q, k, v, out, return_lse, layout, options)
+        if result is not NotImplemented:
+            return result
     if kind is _Tensor:
-        if not _tracing():
-            # Without options the call itself is faster.
-            if options:
-                result = _plain_forward(q, k, v, out, return_lse, layout, **options)
-            else:
-                result = _plain_forward(q, k, v, out, return_lse, layout)
-            if result is not NotImplemented:
-                return result
         return _attend("forward", q, k, v, layout, out, return_lse, options)
-    if kind is _ndarray and out is None and not return_lse and not is_fp8_type(q):
-        result = _empty(q.shape[:-1] + v.shape[-1:], q.dtype)
-        _core.forward(q, k, v, result, None, layout, **options)
-        return result
     return _run(_core.forward, "forward", q, k, v, layout, out, return_lse, options)
-
-
-def is_fp8_type(q):
-    return q.itemsize == 1 and is_fp8(q)
 
 
 @documented
@@ -122,8 +114,9 @@ def decode(
 
     Args and returns: as attention's.
     """
-    if type(q) is _Tensor and not _tracing():
-        result = _core.plain_decode(q, k, v, out, return_lse, layout, **options)
+    kind = type(q)
+    if kind is _ndarray or (kind is _Tensor and not _tracing()):
+        result = _core.plain_decode(q, k, v, out, return_lse, layout, options)
         if result is not NotImplemented:
             return result
     return _run(_core.decode, "decode", q, k, v, layout, out, return_lse, options)

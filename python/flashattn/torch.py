@@ -132,7 +132,7 @@ def _on_cuda(function, q, *arguments, **options):
         # question about a stream; this one may also be asked while a graph is captured.
         torch.cuda.is_current_stream_capturing()
         _thread.has_context = True
-        _core.mark_thread()
+        _core.mark_thread(torch.cuda.device_count() == 1)
         function(q, *arguments, allocate=_allocate, **options)
 
 
@@ -389,17 +389,21 @@ if _tells_stream or torch.version.cuda is None:
     _core.use_torch(
         torch.Tensor,
         torch.nn.Parameter,
+        torch.Tensor.requires_grad,
         torch.autograd.forward_ad,
         torch.is_grad_enabled,
         getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0),
         _functorch_level,
         getattr(torch._C, "_is_any_autocast_enabled", lambda: True),
+        torch.is_autocast_enabled,
         torch._C._get_deterministic_algorithms,
         torch.Tensor.is_neg,
         _current_device or (lambda: -1),
         _empty_strided("cpu"),
         _empty_strided("cuda"),
         torch.float32,
+        torch.float16,
+        torch.bfloat16,
         _allocate,
     )
 

@@ -11,7 +11,9 @@
 /* A tensor's view with rows of so many columns; 0 where nobody reads rows. */
 fa_kernel_view fa_cuda_view(const fa_view *view, int64_t columns);
 
-/* What the kernel is told. */
+/* What the kernel is told: every field is written. tiles, tasks: of the plan or the step. */
+void fa_cuda_set_params(const fa_problem *problem, int64_t tiles, int64_t tasks,
+                        fa_attention_params *params);
 fa_attention_params fa_cuda_attention_params(const fa_problem *problem, const fa_cuda_plan *plan);
 
 /* Queues the plan's kernel on the problem's stream; does nothing where there is nothing to do. */

@@ -8,7 +8,8 @@ static bool launch(void *kernel, const fa_cuda_step *step, void *stream, void *p
                    fa_cuda_fault *fault)
 {
     void *parameters[] = {params};
-    const fa_cuda_launch launch = {.grid = {step->grid, 1, 1},
+    const fa_cuda_launch launch = {.device = step->device,
+                                   .grid = {step->grid, 1, 1},
                                    .threads = step->threads,
                                    .smem_bytes = step->smem_bytes,
                                    .stream = stream};
@@ -17,8 +18,9 @@ static bool launch(void *kernel, const fa_cuda_step *step, void *stream, void *p
 
 static fa_attention_params attention_params(const fa_problem *p, const fa_cuda_step *step)
 {
-    const fa_cuda_plan plan = {.tiles = step->tiles, .tasks = step->tasks};
-    return fa_cuda_attention_params(p, &plan);
+    fa_attention_params params;
+    fa_cuda_set_params(p, step->tiles, step->tasks, &params);
+    return params;
 }
 
 fa_backward_params fa_cuda_backward_params(const fa_problem *p, const fa_cuda_step *step)

@@ -54,7 +54,7 @@ static bool succeeded(cu_result code, const char *call, fa_cuda_fault *fault)
 
 static struct {
     pthread_once_t once;
-    bool fine;
+    atomic_bool fine;
     int version, devices;
     fa_cuda_fault fault; /* if not fine */
 } driver = {.once = PTHREAD_ONCE_INIT};
@@ -115,15 +115,20 @@ static bool open_library(void)
 
 static void open_once(void)
 {
-    driver.fine = open_library() && CALL(cuInit, &driver.fault, 0) &&
-                  CALL(cuDeviceGetCount, &driver.fault, &driver.devices);
+    const bool fine = open_library() && CALL(cuInit, &driver.fault, 0) &&
+                      CALL(cuDeviceGetCount, &driver.fault, &driver.devices);
+    atomic_store_explicit(&driver.fine, fine, memory_order_release);
 }
+
+static bool is_open(void) { return atomic_load_explicit(&driver.fine, memory_order_acquire); }
 
 bool fa_cuda_open(fa_cuda_fault *fault)
 {
+    if (is_open()) return true;
     pthread_once(&driver.once, open_once);
-    if (!driver.fine && fault) *fault = driver.fault;
-    return driver.fine;
+    if (is_open()) return true;
+    if (fault) *fault = driver.fault;
+    return false;
 }
 
 int fa_cuda_driver_version(void)
@@ -404,13 +409,14 @@ bool fa_cuda_kernel_facts_of(void *kernel, int device, fa_cuda_kernel_facts *fac
 
 static bool raise_limit(known_kernel *kernel, int device, unsigned bytes, fa_cuda_fault *fault)
 {
+    const bool kept = device >= 0 && device < DEVICES;
     pthread_mutex_lock(&loading);
-    bool known = device < DEVICES && kernel->opted[device] >= bytes;
+    bool known = kept && kernel->opted[device] >= bytes;
     int mode = allow_loading();
     bool fine = known || CALL(cuKernelSetAttribute, fault, CU_KERNEL_MAX_DYNAMIC_SMEM, (int)bytes,
                               kernel->handle, device);
     restore_capture_mode(mode);
-    if (fine && !known && device < DEVICES)
+    if (fine && !known && kept)
         atomic_store_explicit(&kernel->opted[device], bytes, memory_order_release);
     pthread_mutex_unlock(&loading);
     return fine;
@@ -418,12 +424,10 @@ static bool raise_limit(known_kernel *kernel, int device, unsigned bytes, fa_cud
 
 /* Asked for any dynamic shared memory, for static memory counts towards the 48 KiB that need no
  * opting in, too. The driver keeps it for each device. */
-static bool opt_in(known_kernel *kernel, unsigned bytes, fa_cuda_fault *fault)
+static bool opt_in(known_kernel *kernel, int device, unsigned bytes, fa_cuda_fault *fault)
 {
-    int device;
     if (bytes == 0) return true;
-    if (!CALL(cuCtxGetDevice, fault, &device)) return false;
-    if (device < DEVICES &&
+    if (device >= 0 && device < DEVICES &&
         atomic_load_explicit(&kernel->opted[device], memory_order_acquire) >= bytes)
         return true;
     return raise_limit(kernel, device, bytes, fault);
@@ -433,7 +437,7 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
                            fa_cuda_fault *fault)
 {
     known_kernel *known = kernel;
-    if (!opt_in(known, launch->smem_bytes, fault)) return false;
+    if (!opt_in(known, launch->device, launch->smem_bytes, fault)) return false;
     cu_launch_attribute cluster = {.id = CU_LAUNCH_CLUSTER,
                                    .value.cluster = {launch->cluster, 1, 1}};
     cu_launch_config config = {.grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
@@ -447,28 +451,16 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
 
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
-/* The shape in one spelling: what is not looked at is 0, strides of single indices are one that the
- * driver takes. Made by hand from zeroed memory, so that equal shapes are equal. */
-static void spell(const fa_tensor_map_shape *shape, fa_tensor_map_shape *spelt)
-{
-    memset(spelt, 0, sizeof *spelt);
-    spelt->base = shape->base;
-    spelt->bfloat = shape->bfloat;
-    spelt->axes = shape->axes;
-    for (int i = 0; i < shape->axes; i++) {
-        spelt->extent[i] = shape->extent[i];
-        spelt->box[i] = shape->box[i];
-        if (i > 0) spelt->stride[i] = shape->extent[i] > 1 ? shape->stride[i] : 16;
-    }
-}
-
+/* Strides of single indices are not looked at, but must be such that the driver takes them. */
 static bool encode(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
 {
     static const uint32_t every[FA_TENSOR_MAP_AXES] = {1, 1, 1, 1, 1};
+    uint64_t stride[FA_TENSOR_MAP_AXES] = {0};
+    for (int i = 1; i < shape->axes; i++) stride[i] = shape->extent[i] > 1 ? shape->stride[i] : 16;
     return CALL(cuTensorMapEncodeTiled, fault, map,
                 shape->bfloat ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16, (uint32_t)shape->axes,
-                shape->base, shape->extent, shape->stride + 1, shape->box, every,
-                CU_MAP_NO_INTERLEAVE, CU_MAP_SWIZZLE_128B, CU_MAP_L2_256B, CU_MAP_FILL_ZERO);
+                shape->base, shape->extent, stride + 1, shape->box, every, CU_MAP_NO_INTERLEAVE,
+                CU_MAP_SWIZZLE_128B, CU_MAP_L2_256B, CU_MAP_FILL_ZERO);
 }
 
 /* A map that this thread has made. */
@@ -480,7 +472,7 @@ typedef struct known_map {
 enum { KNOWN_MAPS = 16 };
 
 /* Where a map of this shape may stand: q, k, v and out of a layer differ in the address. */
-static known_map *place_of_map(const fa_tensor_map_shape *shape)
+__attribute__((noinline)) static known_map *place_of_map(const fa_tensor_map_shape *shape)
 {
     static _Thread_local known_map known[KNOWN_MAPS];
     uint64_t mix = (uint64_t)(uintptr_t)shape->base >> 4;
@@ -488,31 +480,36 @@ static known_map *place_of_map(const fa_tensor_map_shape *shape)
     return &known[mix * 0x9E3779B97F4A7C15u >> 60];
 }
 
-/* Of two shapes in that spelling. */
-static bool same_shape(const fa_tensor_map_shape *a, const fa_tensor_map_shape *b)
+/* Whether a known shape is this one, in all that the map depends on. */
+static bool is_known(const fa_tensor_map_shape *known, const fa_tensor_map_shape *shape)
 {
-    bool same = a->base == b->base && a->bfloat == b->bfloat && a->axes == b->axes;
-    for (int i = 0; i < FA_TENSOR_MAP_AXES; i++)
-        same = same && a->extent[i] == b->extent[i] && a->stride[i] == b->stride[i] &&
-               a->box[i] == b->box[i];
+    if (known->axes == 0 || known->axes != shape->axes) return false;
+    bool same = known->base == shape->base && known->bfloat == shape->bfloat;
+    for (int i = 0; i < known->axes; i++) {
+        const bool stepped = i > 0 && shape->extent[i] > 1;
+        same &= known->extent[i] == shape->extent[i] && known->box[i] == shape->box[i] &&
+                (!stepped || known->stride[i] == shape->stride[i]);
+    }
     return same;
 }
 
-bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
+static bool make_map(known_map *known, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
 {
     const char *why;
-    fa_tensor_map_shape spelt;
     if (!fa_cuda_open(fault)) return false;
     if (!fa_tensor_map_fits(shape, &why))
         return fault_in_words(fault, "cuTensorMapEncodeTiled", CU_INVALID_VALUE,
                               "CUDA_ERROR_INVALID_VALUE", why);
-    spell(shape, &spelt);
-    known_map *known = place_of_map(&spelt);
-    if (!same_shape(&known->shape, &spelt)) {
-        known->shape.axes = 0; /* until the map is there */
-        if (!encode(&known->map, &spelt, fault)) return false;
-        memcpy(&known->shape, &spelt, sizeof spelt);
-    }
+    known->shape.axes = 0; /* until the map is there */
+    if (!encode(&known->map, shape, fault)) return false;
+    known->shape = *shape;
+    return true;
+}
+
+bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
+{
+    known_map *known = place_of_map(shape);
+    if (!is_known(&known->shape, shape) && !make_map(known, shape, fault)) return false;
     *map = known->map;
     return true;
 }

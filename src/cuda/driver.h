@@ -76,6 +76,7 @@ bool fa_cuda_kernel_facts_of(void *kernel, int device, fa_cuda_kernel_facts *fac
                              fa_cuda_fault *fault);
 
 typedef struct fa_cuda_launch {
+    int device; /* of the current context; only asked for if there is dynamic memory */
     uint32_t grid[3], threads;
     uint32_t cluster;    /* blocks of a cluster along x; 0 or 1: none */
     uint32_t smem_bytes; /* dynamic; more than 48 KiB is opted in to here */
@@ -87,40 +88,6 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
                            fa_cuda_fault *fault);
 
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
-
-enum { FA_TENSOR_MAP_AXES = 5 };
-
-/*
- * A tensor of 16-bit elements for the copy engine, innermost axis first. A box is stored in shared
- * memory with the 128-byte swizzle; what lies outside the extents reads as zero and is not written.
- * Lines of 256 bytes are fetched into the second-level cache.
- *
- * What can be mapped (the driver's documentation, and the instructions' 32-bit coordinates):
- *   axes        1 to 5
- *   base        a multiple of 16 bytes
- *   extent[i]   1 to 2^31 (the format takes 2^32, but no coordinate reaches there)
- *   stride[i]   bytes, i > 0: a multiple of 16, from 16 to 2^40 - 16. Any order and any overlap
- *               will do: axis 2 may be nearer than axis 1. Of an axis of extent 1 not looked at.
- *               Numbers without a sign: a negative stride cannot be said. 0 is not forbidden by the
- *               documentation, nor promised; fa_tensor_map_fits refuses it, and a caller whose axis
- *               is broadcast gives it extent 1 and always asks for index 0.
- *   box[i]      1 to 256; box[0] * 2 bytes a multiple of 16, at most 128 because of the swizzle
- * A box may be longer than its extent, and start in front of index 0.
- */
-typedef struct fa_tensor_map_shape {
-    void *base;
-    bool bfloat;
-    int axes;
-    uint64_t extent[FA_TENSOR_MAP_AXES];
-    uint64_t stride
-        [FA_TENSOR_MAP_AXES]; /* stride[i]: bytes from one index of axis i to the next, i > 0 */
-    uint32_t box[FA_TENSOR_MAP_AXES];
-} fa_tensor_map_shape;
-
-/* Whether a tensor can be mapped; if not, why (unless it is NULL) is what of it stands in the way,
- * for a sentence that begins with the tensor's name: "its address is no multiple of 16 bytes".
- * Pure: needs no driver. */
-bool fa_tensor_map_fits(const fa_tensor_map_shape *shape, const char **why);
 
 /* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.
  * A thread's latest maps are remembered; they depend on nothing but the shape. */

@@ -15,8 +15,8 @@ struct fa_cuda_family {
      * passed over. */
     int oldest, newest;
 
-    /* Fills in all of the plan but family and passed_over. False if it cannot do the problem; why
-     * then names the argument and its value: "q.dtype is float32". */
+    /* Fills in all of the plan but family and passed_over. False if it cannot do the problem; why,
+     * if it is not NULL, then names the argument and its value: "q.dtype is float32". */
     bool (*plan)(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
                  char *why, size_t size);
 
@@ -25,13 +25,17 @@ struct fa_cuda_family {
                    fa_cuda_fault *fault);
 };
 
-extern const fa_cuda_family fa_cuda_family_sm90, fa_cuda_family_sm80, fa_cuda_family_sm75,
-    fa_cuda_family_simt;
+extern const fa_cuda_family fa_cuda_family_sm90, fa_cuda_family_sm90_overlap, fa_cuda_family_sm80,
+    fa_cuda_family_sm75, fa_cuda_family_simt;
 
 enum {
-    FA_CUDA_STATIC_SMEM = 640, /* bytes beside the dynamic ones: at most, of any kernel here */
+    FA_CUDA_STATIC_SMEM = 704, /* bytes beside the dynamic ones: at most, of any kernel here */
     FA_CUDA_NEWEST = 1 << 20   /* no last architecture */
 };
+
+/* Words a refusal into why; does nothing where why is NULL. */
+__attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, const char *format,
+                                                       ...);
 
 /* All families, space-separated. */
 void fa_cuda_family_names(char *text, size_t size);
@@ -56,7 +60,11 @@ uint32_t fa_cuda_grid(int64_t tasks);
  * block each. */
 void fa_cuda_plan_tiles(const fa_problem *problem, int tile_q, fa_cuda_plan *plan);
 
-/* The launch of a kernel that takes one fa_attention_params (forward.c). */
+/* Queues the plan's blocks (forward.c). parameters: the address of each of the kernel's. */
+bool fa_cuda_queue(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
+                   void **parameters, fa_cuda_fault *fault);
+
+/* The launch of a kernel that takes one fa_attention_params. */
 bool fa_cuda_launch_plain(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
                           fa_cuda_fault *fault);
 

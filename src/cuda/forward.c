@@ -1,86 +1,109 @@
 /* From a problem and its plan to a launch. */
-#include <string.h>
-
 #include "cuda/backend.h"
 #include "cuda/family.h"
 
 static const int8_t element_size[] = {4, 2, 2, 1, 1};
 
-/* Whether rows of so many elements are made of groups that the device can move at once. */
+/* Whether rows of so many elements are made of groups, 8 or 4 elements, that the device can move at
+ * once. */
 static bool moves_groups(const fa_view *v, int64_t columns, int group)
 {
-    const uintptr_t unit = (uintptr_t)group * (uintptr_t)element_size[v->dtype];
-    bool aligned = columns % group == 0 && v->stride[3] == 1 && (uintptr_t)v->data % unit == 0;
-    for (int axis = 0; axis < 3; axis++) aligned = aligned && v->stride[axis] % group == 0;
-    return aligned;
+    const uint64_t unit = (uint64_t)group * (uint64_t)element_size[v->dtype];
+    const uint64_t counts = (uint64_t)columns | (uint64_t)v->stride[0] | (uint64_t)v->stride[1] |
+                            (uint64_t)v->stride[2];
+    const bool whole = (counts & ((uint64_t)group - 1)) == 0;
+    return whole && v->stride[3] == 1 && ((uintptr_t)v->data & (unit - 1)) == 0;
+}
+
+/* Written where it belongs: a view that is made elsewhere and copied waits for its own parts. */
+static void set_view(fa_kernel_view *view, const fa_view *v, int64_t columns)
+{
+    view->data = v->data;
+    for (int axis = 0; axis < 4; axis++) view->stride[axis] = v->stride[axis];
+    view->dtype = (int32_t)v->dtype;
+    view->vector = 0;
+    if (v->data && columns)
+        view->vector = moves_groups(v, columns, 8) ? 8 : moves_groups(v, columns, 4) ? 4 : 0;
 }
 
 fa_kernel_view fa_cuda_view(const fa_view *v, int64_t columns)
 {
-    fa_kernel_view view = {.data = v->data, .dtype = (int32_t)v->dtype};
-    if (v->data && columns)
-        view.vector = moves_groups(v, columns, 8) ? 8 : moves_groups(v, columns, 4) ? 4 : 0;
-    memcpy(view.stride, v->stride, sizeof view.stride);
+    fa_kernel_view view;
+    set_view(&view, v, columns);
     return view;
+}
+
+void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
+                        fa_attention_params *params)
+{
+    set_view(&params->q, &p->q, p->d);
+    set_view(&params->k, &p->k, p->d);
+    set_view(&params->v, &p->v, p->d_v);
+    set_view(&params->out, &p->out, p->d_v);
+    set_view(&params->bias, &p->bias, 0);
+    set_view(&params->mask, &p->mask, 0);
+    params->lse = p->lse;
+    params->batch = p->batch;
+    params->heads_q = p->heads_q;
+    params->heads_kv = p->heads_kv;
+    params->rows_q = p->rows_q;
+    params->rows_k = p->rows_k;
+    params->most_k = p->n_k;
+    params->d = (int32_t)p->d;
+    params->d_v = (int32_t)p->d_v;
+    params->scale = p->scale;
+    params->softcap = p->softcap;
+    params->causal = p->causal;
+    params->diagonal_given = p->diagonal_given;
+    params->diagonal = p->diagonal;
+    params->window_left = p->window_left;
+    params->window_right = p->window_right;
+    params->alibi_slopes = p->alibi_slopes;
+    params->alibi_batch_stride = p->alibi_batch_stride;
+    params->sinks = p->sinks;
+    params->dropout_threshold = p->dropout_threshold;
+    params->dropout_scale = p->dropout_scale;
+    params->dropout_seed = p->dropout_seed;
+    params->dropout_offset = p->dropout_offset;
+    params->dropout_state = p->dropout_state;
+    params->cu_seqlens_q = p->cu_seqlens_q;
+    params->cu_seqlens_k = p->cu_seqlens_k;
+    params->seqlens_q = p->seqlens_q;
+    params->seqlens_k = p->seqlens_k;
+    params->block_table = p->block_table;
+    params->block_table_stride = p->block_table_stride;
+    params->q_descale = p->q_descale;
+    params->k_descale = p->k_descale;
+    params->v_descale = p->v_descale;
+    params->tiles = tiles;
+    params->tasks = tasks;
 }
 
 fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_plan *plan)
 {
-    return (fa_attention_params){
-        .q = fa_cuda_view(&p->q, p->d),
-        .k = fa_cuda_view(&p->k, p->d),
-        .v = fa_cuda_view(&p->v, p->d_v),
-        .out = fa_cuda_view(&p->out, p->d_v),
-        .bias = fa_cuda_view(&p->bias, 0),
-        .mask = fa_cuda_view(&p->mask, 0),
-        .lse = p->lse,
-        .batch = p->batch,
-        .heads_q = p->heads_q,
-        .heads_kv = p->heads_kv,
-        .rows_q = p->rows_q,
-        .rows_k = p->rows_k,
-        .most_k = p->n_k,
-        .d = (int32_t)p->d,
-        .d_v = (int32_t)p->d_v,
-        .scale = p->scale,
-        .softcap = p->softcap,
-        .causal = p->causal,
-        .diagonal_given = p->diagonal_given,
-        .diagonal = p->diagonal,
-        .window_left = p->window_left,
-        .window_right = p->window_right,
-        .alibi_slopes = p->alibi_slopes,
-        .alibi_batch_stride = p->alibi_batch_stride,
-        .sinks = p->sinks,
-        .dropout_threshold = p->dropout_threshold,
-        .dropout_scale = p->dropout_scale,
-        .dropout_seed = p->dropout_seed,
-        .dropout_offset = p->dropout_offset,
-        .dropout_state = p->dropout_state,
-        .cu_seqlens_q = p->cu_seqlens_q,
-        .cu_seqlens_k = p->cu_seqlens_k,
-        .seqlens_q = p->seqlens_q,
-        .seqlens_k = p->seqlens_k,
-        .block_table = p->block_table,
-        .block_table_stride = p->block_table_stride,
-        .q_descale = p->q_descale,
-        .k_descale = p->k_descale,
-        .v_descale = p->v_descale,
-        .tiles = plan->tiles,
-        .tasks = plan->tasks,
-    };
+    fa_attention_params params;
+    fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
+    return params;
+}
+
+bool fa_cuda_queue(void *kernel, const fa_problem *p, const fa_cuda_plan *plan, void **parameters,
+                   fa_cuda_fault *fault)
+{
+    const fa_cuda_launch launch = {.device = plan->device,
+                                   .grid = {plan->grid, 1, 1},
+                                   .threads = plan->threads,
+                                   .smem_bytes = plan->smem_bytes,
+                                   .stream = p->stream};
+    return fa_cuda_launch_kernel(kernel, &launch, parameters, fault);
 }
 
 bool fa_cuda_launch_plain(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
                           fa_cuda_fault *fault)
 {
-    fa_attention_params params = fa_cuda_attention_params(p, plan);
+    fa_attention_params params;
+    fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
     void *parameters[] = {&params};
-    const fa_cuda_launch launch = {.grid = {plan->grid, 1, 1},
-                                   .threads = plan->threads,
-                                   .smem_bytes = plan->smem_bytes,
-                                   .stream = p->stream};
-    return fa_cuda_launch_kernel(kernel, &launch, parameters, fault);
+    return fa_cuda_queue(kernel, p, plan, parameters, fault);
 }
 
 bool fa_cuda_forward(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,

@@ -1,14 +1,17 @@
 #include "cuda/plan.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cuda/family.h"
 
 /* Fastest first. The last one does every problem. */
-static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm80,
-                                                 &fa_cuda_family_sm75, &fa_cuda_family_simt};
+static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm90_overlap,
+                                                 &fa_cuda_family_sm80, &fa_cuda_family_sm75,
+                                                 &fa_cuda_family_simt};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* What the build compiles, kernels/variants.h. */
@@ -39,11 +42,35 @@ void fa_cuda_family_names(char *text, size_t size)
 
 /* ---- What the families share ----------------------------------------------------------------- */
 
-static const variant *find_variant(const char *name)
+void fa_cuda_say(char *why, size_t size, const char *format, ...)
+{
+    va_list arguments;
+    if (!why) return;
+    va_start(arguments, format);
+    vsnprintf(why, size, format, arguments);
+    va_end(arguments);
+}
+
+static const variant *search(const char *name)
 {
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
         if (strcmp(variants[i].name, name) == 0) return &variants[i];
     return NULL;
+}
+
+/* As fa_cuda_find_image: the same few constants are asked for again and again, so the place that
+ * their address leads to holds a guess, which the name itself confirms. */
+enum { PLACES = 64 };
+
+static const variant *find_variant(const char *name)
+{
+    static _Atomic(const variant *) found[PLACES];
+    _Atomic(const variant *) *place = &found[(uintptr_t)name / 8 % PLACES];
+    const variant *v = atomic_load_explicit(place, memory_order_relaxed);
+    if (v && strcmp(v->name, name) == 0) return v;
+    v = search(name);
+    atomic_store_explicit(place, v, memory_order_relaxed);
+    return v;
 }
 
 static int architecture_of(const fa_cuda_device *device)
@@ -58,9 +85,9 @@ static bool refuse_architecture(const variant *v, const fa_cuda_device *device, 
     const int architecture = architecture_of(device);
     if (architecture == v->architecture || (architecture > v->architecture && !hopper_alone))
         return false;
-    snprintf(why, size, "CUDA device %" PRId32 " (%s) has architecture %d.%d: expected %d.%d%s",
-             device->ordinal, device->name, (int)device->major, (int)device->minor,
-             v->architecture / 10, v->architecture % 10, hopper_alone ? "" : " or later");
+    fa_cuda_say(why, size, "CUDA device %" PRId32 " (%s) has architecture %d.%d: expected %d.%d%s",
+                device->ordinal, device->name, (int)device->major, (int)device->minor,
+                v->architecture / 10, v->architecture % 10, hopper_alone ? "" : " or later");
     return true;
 }
 
@@ -69,10 +96,10 @@ static bool refuse_smem(const variant *v, int smem_bytes, const fa_cuda_device *
 {
     const int needed = smem_bytes + FA_CUDA_STATIC_SMEM;
     if (needed <= device->smem_per_block) return false;
-    snprintf(why, size,
-             "CUDA device %" PRId32 " (%s) has %d bytes of shared memory for a block: expected %d "
-             "for %s",
-             device->ordinal, device->name, (int)device->smem_per_block, needed, v->name);
+    fa_cuda_say(why, size,
+                "CUDA device %" PRId32
+                " (%s) has %d bytes of shared memory for a block: expected %d for %s",
+                device->ordinal, device->name, (int)device->smem_per_block, needed, v->name);
     return true;
 }
 
@@ -82,6 +109,7 @@ bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device 
     const variant *v = find_variant(image);
     if (refuse_architecture(v, device, why, size) || refuse_smem(v, smem_bytes, device, why, size))
         return false;
+    plan->device = device->ordinal;
     plan->image = v->name;
     plan->entry = v->file;
     plan->smem_bytes = (uint32_t)smem_bytes;
@@ -98,7 +126,7 @@ bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t s
         const fa_dtype dtype = tensors[i].dtype;
         if (dtype == p->q.dtype && (dtype == FA_FLOAT16 || (dtype == FA_BFLOAT16 && bfloat)))
             continue;
-        snprintf(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(dtype));
+        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(dtype));
         return true;
     }
     return false;
@@ -107,8 +135,8 @@ bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t s
 bool fa_cuda_refuse_rows(const fa_problem *p, int64_t most, char *why, size_t size)
 {
     if (p->rows_q <= most && p->n_k <= most) return false;
-    snprintf(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most ? "q" : "k",
-             p->rows_q > most ? p->rows_q : p->n_k);
+    fa_cuda_say(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most ? "q" : "k",
+                p->rows_q > most ? p->rows_q : p->n_k);
     return true;
 }
 
@@ -138,10 +166,10 @@ void fa_cuda_plan_tiles(const fa_problem *p, int tile_q, fa_cuda_plan *plan)
 static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *family, fa_cuda_plan *plan, char *why, size_t size)
 {
-    char reason[224];
+    char reason[224] = "";
     plan->family = family;
-    if (family->plan(p, device, plan, reason, sizeof reason)) return true;
-    snprintf(why, size, "%s (FA_CUDA_KERNEL asks for %s alone)", reason, family->name);
+    if (family->plan(p, device, plan, why ? reason : NULL, sizeof reason)) return true;
+    fa_cuda_say(why, size, "%s (FA_CUDA_KERNEL asks for %s alone)", reason, family->name);
     return false;
 }
 
@@ -163,13 +191,14 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
 bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
-    memset(plan, 0, sizeof *plan);
+    memset(plan, 0, offsetof(fa_cuda_plan, maps));
+    plan->passed_over[0] = 0;
     if (asked) return plan_asked(p, device, asked, plan, why, size);
     for (int i = 0; i < FAMILIES; i++) {
         if (!is_tried(families[i], device)) continue;
         plan->family = families[i];
         if (families[i]->plan(p, device, plan, why, size)) return true;
-        note_passed_over(plan, families[i]->name, why);
+        if (why) note_passed_over(plan, families[i]->name, why);
     }
     return false;
 }

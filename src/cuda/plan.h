@@ -21,9 +21,12 @@ typedef struct fa_cuda_plan {
     const char *arithmetic; /* for fa_describe: "float32 sums on FMA units" */
     int64_t tiles;          /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks;          /* tiles times heads times batch items; 0: nothing to do   */
+    int device;             /* the ordinal */
     uint32_t grid, threads, smem_bytes;
     size_t workspace_bytes;
     int tile_q, tile_k;
+    fa_tensor_map_shape maps[4]; /* of q, k, v and bias; set by families that use the copy engine */
+    bool bias_mapped;            /* the last one is set: the copy engine loads the bias */
     char passed_over[240]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
 } fa_cuda_plan;
 
@@ -35,7 +38,8 @@ bool fa_cuda_asked_family(const fa_cuda_family **asked, char *why, size_t size);
 const fa_cuda_family *fa_cuda_find_family(const char *name);
 
 /* asked: the only family that may do it; NULL: the fastest that can. False if no kernel can; why
- * then says so in a sentence that names the argument. */
+ * then says so in a sentence that names the argument. With why NULL no refusal is worded, which
+ * costs more than the plan: passed_over stays empty. */
 bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size);
 

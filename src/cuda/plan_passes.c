@@ -33,10 +33,11 @@ static int64_t tiles_of(int64_t extent, int64_t tile) { return (extent + tile - 
 static bool set_step(fa_cuda_step *step, const char *image, int threads, int smem_bytes,
                      const fa_cuda_device *device, char *why, size_t size)
 {
-    fa_cuda_plan plan = {0};
+    fa_cuda_plan plan;
     if (!fa_cuda_plan_image(image, smem_bytes, device, &plan, why, size)) return false;
     *step = (fa_cuda_step){.image = plan.image,
                            .entry = plan.entry,
+                           .device = plan.device,
                            .threads = (uint32_t)threads,
                            .smem_bytes = plan.smem_bytes};
     return true;

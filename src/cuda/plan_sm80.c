@@ -3,7 +3,6 @@
  * which knows float16 alone and no asynchronous copies, is the family sm75.
  */
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "../../kernels/forward_sm80.h"
 #include "cuda/family.h"
@@ -52,7 +51,7 @@ static bool refuse_sizes(const fa_problem *p, int widest, char *why, size_t size
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     if (dim > widest) {
-        snprintf(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
+        fa_cuda_say(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
         return true;
     }
     return fa_cuda_refuse_rows(p, most_rows, why, size);
@@ -71,15 +70,13 @@ static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const bool bfloat = p->q.dtype == FA_BFLOAT16, general = is_general(p);
-    char reason[224], *to = why;
     for (int i = 0; i < count; i++) {
         const shape *s = &shapes[i];
         if (s->dim < dim) continue;
         const char *image = s->image[bfloat][general];
         if (!image) image = s->image[bfloat][1];
-        if (!fa_cuda_plan_image(image, s->smem_bytes, device, plan, to, size)) {
-            to = reason; /* why not the narrowest is what counts */
-            size = sizeof reason < size ? sizeof reason : size;
+        if (!fa_cuda_plan_image(image, s->smem_bytes, device, plan, why, size)) {
+            why = NULL; /* why not the narrowest is what counts */
             continue;
         }
         plan->arithmetic = bfloat ? "bfloat16 products (mma.sync), float32 sums"

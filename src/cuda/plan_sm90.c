@@ -1,11 +1,11 @@
 /*
  * forward_sm90: Hopper's tensor cores (wgmma) and copy engine (TMA), float16 and bfloat16.
  */
+#include "cuda/plan_sm90.h"
+
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "../../kernels/forward_sm90.h"
 #include "cuda/backend.h"
 #include "cuda/family.h"
 
@@ -15,12 +15,13 @@ typedef struct shape {
     bool general, sums;
     /* Without a causal mask and with so many keys, at least; 0: for all problems. */
     int64_t least_k;
+    bool fewer_queries; /* only where the next shape's tiles of queries would be emptier */
 } shape;
 
-#define SIZES(name) SIZES_AS(name, 0)
-#define SUMS(name) SIZES_AS(name, 1), .sums = true
-#define SIZES_AS(name, sums_too)                                                                   \
-    .image = {"forward_sm90_" #name "_f16", "forward_sm90_" #name "_bf16"},                        \
+#define SIZES(name) SIZES_AS(name, "", 0)
+#define SUMS(name) SIZES_AS(name, "", 1), .sums = true
+#define SIZES_AS(name, kind, sums_too)                                                             \
+    .image = {"forward_sm90_" kind #name "_f16", "forward_sm90_" kind #name "_bf16"},              \
     .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
     .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name),                                  \
     .smem_bytes = FA_SM90_SMEM(name, sums_too)
@@ -41,7 +42,31 @@ static const shape shapes[] = {
     {SIZES(general128), .general = true},
     {SIZES(general256), .general = true},
 };
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* The same of the kernels with OVERLAP, which wait for their figures: only FA_CUDA_KERNEL=sm90-overlap
+ * asks for them, and only bfloat16 is compiled. */
+#define OVERLAPPED(name) SIZES_AS(name, "overlap_", 0)
+#define OVERLAPPED_SUMS(name) SIZES_AS(name, "overlap_", 1), .sums = true
+#define OVERLAPPED_GENERAL(name)                                                                   \
+    .image = {"forward_sm90_overlap_" #name "_f16", "forward_sm90_overlap_" #name "_bf16"},        \
+    .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
+    .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name),                                  \
+    .smem_bytes = FA_SM90_SMEM_BIAS(name), .general = true
+
+static const shape overlapped[] = {
+    {OVERLAPPED_SUMS(d64_two_sums), .fewer_queries = true},
+    {OVERLAPPED_SUMS(d64_sums)},
+    {OVERLAPPED(d64_two), .fewer_queries = true},
+    {OVERLAPPED(d64)},
+    {OVERLAPPED_SUMS(d128_sums)},
+    {OVERLAPPED(d128_short)},
+    {OVERLAPPED(d256)},
+    {OVERLAPPED_GENERAL(general64)},
+    {OVERLAPPED_GENERAL(general128)},
+    {OVERLAPPED_GENERAL(general256)},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t most_rows = (1 << 30) - 4096;
@@ -56,17 +81,30 @@ static bool has_long_rows(const fa_problem *p, int64_t least_k)
     return !p->causal && p->n_k >= least_k && !p->cu_seqlens_k;
 }
 
+/* Rows of queries that tiles of so many compute. */
+static int64_t padded_rows(const fa_problem *p, const shape *s)
+{
+    return (p->rows_q + s->queries - 1) / s->queries * s->queries;
+}
+
+/* Larger tiles of queries load keys and values less often: they may compute some 3% more. */
+static bool is_emptier(const fa_problem *p, const shape *s, const shape *than)
+{
+    return !p->cu_seqlens_q && 32 * padded_rows(p, s) > 33 * padded_rows(p, than);
+}
+
 static bool takes(const shape *s, const fa_problem *p)
 {
     if (p->d > s->dim || p->d_v > s->dim_v || s->general != is_general(p)) return false;
     if (s->sums && p->lse) return false; /* their sums are not exact enough */
+    if (s->fewer_queries && !is_emptier(p, s + 1, s)) return false;
     return !s->least_k || has_long_rows(p, s->least_k);
 }
 
-static const shape *find_shape(const fa_problem *p)
+static const shape *find_shape(const fa_problem *p, const shape *table, size_t count)
 {
-    for (int i = 0; i < SHAPES; i++)
-        if (takes(&shapes[i], p)) return &shapes[i];
+    for (size_t i = 0; i < count; i++)
+        if (takes(&table[i], p)) return &table[i];
     return NULL;
 }
 
@@ -90,29 +128,32 @@ static fa_sm90_steps find_steps(const fa_view *v)
     return (fa_sm90_steps){.head = !is_broadcast(v, 2), .block = !is_broadcast(v, 0)};
 }
 
-static fa_tensor_map_shape map_shape(const fa_view *v, int64_t d, int64_t rows, int64_t heads,
-                                     int64_t blocks, int32_t box_rows)
+static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, int64_t stride,
+                     int32_t box)
 {
-    const int64_t extent[] = {d, rows, is_broadcast(v, 2) ? 1 : heads,
-                              is_broadcast(v, 0) ? 1 : blocks};
-    const int axis[] = {3, 1, 2, 0};
-    fa_tensor_map_shape m = {.base = v->data, .bfloat = v->dtype == FA_BFLOAT16, .axes = 4};
-    for (int i = 0; i < 4; i++) {
-        m.extent[i] = (uint64_t)extent[i];
-        m.stride[i] = (uint64_t)(v->stride[axis[i]] * 2);
-        m.box[i] = 1;
-    }
-    m.box[0] = 64;
-    m.box[1] = (uint32_t)box_rows;
-    return m;
+    map->extent[axis] = (uint64_t)extent;
+    map->stride[axis] = (uint64_t)stride * 2;
+    map->box[axis] = (uint32_t)box;
+}
+
+static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int64_t rows,
+                          int64_t heads, int64_t blocks, int32_t box_rows)
+{
+    map->base = v->data;
+    map->bfloat = v->dtype == FA_BFLOAT16;
+    map->axes = 4;
+    set_axis(map, 0, d, v->stride[3], 64);
+    set_axis(map, 1, rows, v->stride[1], box_rows);
+    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, v->stride[2], 1);
+    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, v->stride[0], 1);
 }
 
 static void make_map_shapes(const fa_problem *p, int keys, fa_tensor_map_shape maps[3])
 {
     const int32_t box = find_box(p, keys);
-    maps[0] = map_shape(&p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
-    maps[1] = map_shape(&p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box);
-    maps[2] = map_shape(&p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box);
+    set_map_shape(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
+    set_map_shape(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box);
+    set_map_shape(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box);
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -121,7 +162,8 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
 {
     if (fa_cuda_refuse_rows(p, most_rows, why, size)) return true;
     if (p->block_table && p->rows_k % 8) {
-        snprintf(why, size, "k.shape[1] is %" PRId64 ", no multiple of 8 rows a page", p->rows_k);
+        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", no multiple of 8 rows a page",
+                    p->rows_k);
         return true;
     }
     return false;
@@ -141,22 +183,44 @@ static bool refuse_block_strides(const fa_problem *p, char *why, size_t size)
     for (int i = 0; i < 3; i++) {
         const int64_t stride = tensors[i].view->stride[0];
         if (!p->batch_invariant || !tensors[i].batch || (stride >= 0 && stride % 8 == 0)) continue;
-        snprintf(why, size, "%s.stride[0] is %" PRId64 ", not made of whole 16 bytes",
-                 tensors[i].name, stride);
+        fa_cuda_say(why, size, "%s.stride[0] is %" PRId64 ", not made of whole 16 bytes",
+                    tensors[i].name, stride);
         return true;
     }
     return false;
 }
 
-static bool refuse_maps(const fa_problem *p, int keys, char *why, size_t size)
+/* A bias that the copy engine can load: 16-bit elements, an axis for each query, a sequence in each batch
+ * item. */
+static void set_bias_map(fa_tensor_map_shape *map, const fa_problem *p)
+{
+    const fa_view *v = &p->bias;
+    map->base = v->data;
+    map->bfloat = v->dtype == FA_BFLOAT16;
+    map->axes = 4;
+    set_axis(map, 0, p->n_k, v->stride[3], 64);
+    set_axis(map, 1, p->rows_q, v->stride[2], 64);
+    set_axis(map, 2, is_broadcast(v, 1) ? 1 : p->heads_q, v->stride[1], 1);
+    set_axis(map, 3, is_broadcast(v, 0) ? 1 : p->batch, v->stride[0], 1);
+}
+
+static bool maps_bias(const fa_problem *p)
+{
+    const fa_view *v = &p->bias;
+    fa_tensor_map_shape map;
+    if (!v->data || (v->dtype != FA_FLOAT16 && v->dtype != FA_BFLOAT16)) return false;
+    if (p->cu_seqlens_q || p->cu_seqlens_k || v->stride[3] != 1 || v->stride[2] == 0) return false;
+    set_bias_map(&map, p);
+    return fa_tensor_map_fits(&map, NULL);
+}
+
+static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t size)
 {
     static const char *const names[] = {"q", "k", "v"};
-    fa_tensor_map_shape maps[3];
-    make_map_shapes(p, keys, maps);
     for (int i = 0; i < 3; i++) {
         const char *reason;
         if (fa_tensor_map_fits(&maps[i], &reason)) continue;
-        snprintf(why, size, "%s: %s", names[i], reason);
+        fa_cuda_say(why, size, "%s: %s", names[i], reason);
         return true;
     }
     return false;
@@ -177,21 +241,22 @@ static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
     return plan->tasks / plan->tiles * ((plan->tiles + 1) / 2);
 }
 
-static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
+static bool plan_shape(const fa_problem *p, const shape *s, const fa_cuda_device *device,
+                       fa_cuda_plan *plan, char *why, size_t size)
 {
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
-    const shape *s = find_shape(p);
     if (!s) {
-        snprintf(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
         return false;
     }
-    if (refuse_block_strides(p, why, size) || refuse_maps(p, s->keys, why, size)) return false;
+    make_map_shapes(p, s->keys, plan->maps);
+    if (refuse_block_strides(p, why, size) || refuse_maps(plan->maps, why, size)) return false;
     const bool bfloat = p->q.dtype == FA_BFLOAT16;
     if (!fa_cuda_plan_image(s->image[bfloat], s->smem_bytes, device, plan, why, size)) return false;
     plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
                               : "float16 products (wgmma), float32 sums";
     plan->tile_k = s->keys;
+    plan->bias_mapped = false;
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
     const int64_t tasks = count_tasks(p, plan);
@@ -201,36 +266,62 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return true;
 }
 
-static bool encode_maps(const fa_problem *p, int keys, fa_sm90_params *params, fa_cuda_fault *fault)
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
 {
-    fa_sm90_map *const to[] = {&params->q, &params->k, &params->v};
-    fa_tensor_map_shape maps[3];
-    make_map_shapes(p, keys, maps);
-    for (int i = 0; i < 3; i++) {
+    return plan_shape(p, find_shape(p, shapes, COUNT(shapes)), device, plan, why, size);
+}
+
+static bool plan_overlap(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                         char *why, size_t size)
+{
+    const shape *s = find_shape(p, overlapped, COUNT(overlapped));
+    if (p->q.dtype == FA_FLOAT16) {
+        fa_cuda_say(why, size, "q.dtype is float16");
+        return false;
+    }
+    if (!plan_shape(p, s, device, plan, why, size)) return false;
+    plan->bias_mapped = s->general && maps_bias(p);
+    if (plan->bias_mapped) set_bias_map(&plan->maps[3], p);
+    return true;
+}
+
+static bool encode_maps(const fa_cuda_plan *plan, fa_cuda_encoder *encode, fa_sm90_params *params,
+                        fa_cuda_fault *fault)
+{
+    fa_sm90_map *const to[] = {&params->q, &params->k, &params->v, &params->bias};
+    for (int i = 0; i < (plan->bias_mapped ? 4 : 3); i++) {
         fa_tensor_map map;
-        if (!fa_cuda_encode_map(&map, &maps[i], fault)) return false;
+        if (!encode(&map, &plan->maps[i], fault)) return false;
         memcpy(to[i], &map, sizeof map);
     }
     return true;
 }
 
+bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_encoder *encode,
+                         fa_sm90_params *params, fa_cuda_fault *fault)
+{
+    params->q_step = find_steps(&p->q);
+    params->k_step = find_steps(&p->k);
+    params->v_step = find_steps(&p->v);
+    params->box_rows = find_box(p, plan->tile_k);
+    params->pairs = has_pairs(p);
+    params->tasks = count_tasks(p, plan);
+    params->bias_step =
+        (fa_sm90_steps){.head = !is_broadcast(&p->bias, 1), .block = !is_broadcast(&p->bias, 0)};
+    params->bias_mapped = plan->bias_mapped;
+    return encode_maps(plan, encode, params, fault);
+}
+
 static bool launch_sm90(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
                         fa_cuda_fault *fault)
 {
-    fa_attention_params attention = fa_cuda_attention_params(p, plan);
-    fa_sm90_params params = {.q_step = find_steps(&p->q),
-                             .k_step = find_steps(&p->k),
-                             .v_step = find_steps(&p->v),
-                             .box_rows = find_box(p, plan->tile_k),
-                             .pairs = has_pairs(p),
-                             .tasks = count_tasks(p, plan)};
-    if (!encode_maps(p, plan->tile_k, &params, fault)) return false;
+    fa_attention_params attention;
+    fa_sm90_params params;
+    fa_cuda_set_params(p, plan->tiles, plan->tasks, &attention);
+    if (!fa_cuda_sm90_params(p, plan, fa_cuda_encode_map, &params, fault)) return false;
     void *parameters[] = {&attention, &params};
-    const fa_cuda_launch launch = {.grid = {plan->grid, 1, 1},
-                                   .threads = plan->threads,
-                                   .smem_bytes = plan->smem_bytes,
-                                   .stream = p->stream};
-    return fa_cuda_launch_kernel(kernel, &launch, parameters, fault);
+    return fa_cuda_queue(kernel, p, plan, parameters, fault);
 }
 
 const fa_cuda_family fa_cuda_family_sm90 = {
@@ -238,5 +329,13 @@ const fa_cuda_family fa_cuda_family_sm90 = {
     .oldest = 90,
     .newest = 90,
     .plan = plan_sm90,
+    .launch = launch_sm90,
+};
+
+const fa_cuda_family fa_cuda_family_sm90_overlap = {
+    .name = "sm90-overlap",
+    .oldest = FA_CUDA_NEWEST, /* asked for by name alone */
+    .newest = 0,
+    .plan = plan_overlap,
     .launch = launch_sm90,
 };

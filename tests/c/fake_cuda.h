@@ -16,7 +16,7 @@ typedef struct fake_cuda_launch {
 
 typedef struct fake_cuda_record {
     atomic_int inits, attributes_read, loads, kernels, opt_ins, launches, synchronizations,
-        allocations, maps, pointers_asked, streams;
+        allocations, maps, pointers_asked, contexts_asked, streams;
     int capturing;       /* set by the test: loading fails unless the thread's mode is relaxed */
     double milliseconds; /* set by the test: the device's clock */
     fake_cuda_launch last;

@@ -291,13 +291,18 @@ static void test_variables(void)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static bool launch(void *kernel, uint32_t smem, fa_cuda_fault *fault)
+static bool launch_on(int device, void *kernel, uint32_t smem, fa_cuda_fault *fault)
 {
     int value = 42;
     void *parameters[] = {&value};
     const fa_cuda_launch l = {
-        .grid = {5, 6, 7}, .threads = 128, .smem_bytes = smem, .stream = record};
+        .device = device, .grid = {5, 6, 7}, .threads = 128, .smem_bytes = smem, .stream = record};
     return fa_cuda_launch_kernel(kernel, &l, parameters, fault);
+}
+
+static bool launch(void *kernel, uint32_t smem, fa_cuda_fault *fault)
+{
+    return launch_on(0, kernel, smem, fault);
 }
 
 static void test_launches(void)
@@ -348,7 +353,9 @@ static void test_shared_memory(void)
           "more than there is");
     CHECK(launch(first, 232448, &fault), "after a failure: %s", fault.text);
     CHECK(fa_cuda_use_device(1, &fault), "use device 1");
-    CHECK(launch(first, 100000, &fault) && record->opt_ins == 4, "another device");
+    CHECK(launch_on(1, first, 100000, &fault) && record->opt_ins == 4, "another device");
+    for (int i = 0; i < 3; i++) CHECK(launch_on(1, first, 100000, &fault), "%s", fault.text);
+    CHECK(record->opt_ins == 4 && record->contexts_asked == 0, "the driver is asked again");
 }
 
 static void test_no_context(void)
@@ -443,6 +450,31 @@ static void check_map(int i)
           "map %d is that of another shape", i);
 }
 
+/* A stride counts where it is stepped along; else it makes no other map. */
+static void test_known_strides(void)
+{
+    fa_cuda_fault fault;
+    fa_tensor_map map;
+    fake_cuda_map seen;
+    fa_tensor_map_shape shape = numbered_shape(1);
+    shape.axes = 3;
+    shape.extent[2] = shape.box[2] = 1;
+    shape.stride[2] = 4096;
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
+    const int made = record->maps;
+    shape.stride[2] = 3;
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault) && record->maps == made,
+          "a stride of one index");
+    shape.stride[1] = 256;
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault) && record->maps == made + 1, "a stride");
+    memcpy(&seen, &map, sizeof seen);
+    CHECK(seen.stride[0] == 256, "the stride is %u", seen.stride[0]);
+    shape.extent[2] = 2;
+    CHECK(!fa_cuda_encode_map(&map, &shape, &fault), "a stride that does not fit");
+    shape.stride[2] = 4096;
+    CHECK(fa_cuda_encode_map(&map, &shape, &fault) && record->maps == made + 2, "two indices");
+}
+
 /* A map that is asked for again is not made again; one that was driven out is. None is mistaken for
  * another, also after one that failed. */
 static void test_map_memory(void)
@@ -461,8 +493,10 @@ static void test_map_memory(void)
     for (int i = 0; i < 2; i++)
         CHECK(!fa_cuda_encode_map(&map, &other, &fault) && fault.code == 2, "it fails");
     setenv("FAKE_CUDA_FAIL", "", 1);
+    for (int i = 511; i >= 0; i--) check_map(i); /* the latest first: they may still be known */
     check_map(600);
     for (int i = 0; i < 512; i++) check_map(i);
+    test_known_strides();
 }
 
 /* ---- many threads ---------------------------------------------------------------------------- */

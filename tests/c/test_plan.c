@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "cuda/backend.h"
 #include "cuda/family.h"
 #include "flashattn.h"
 #include "gpus.h"
@@ -231,6 +232,46 @@ static void test_asked(void)
     }
 }
 
+/* Without words the plan is the same. */
+static void test_without_words(void)
+{
+    const int64_t dims[] = {64, 128, 200, 512};
+    for (int i = 0; i < DEVICES; i++)
+        for (int j = 0; j < 4 * 3; j++) {
+            fa_cuda_device device = devices[i];
+            device.ordinal = i;
+            fa_problem p = make_problem(2, 8, 300, dims[j / 3], dims[j / 3]);
+            set_dtype(&p, j % 3 == 2 ? FA_FLOAT32 : j % 3 == 1 ? FA_BFLOAT16 : FA_FLOAT16);
+            const fa_cuda_plan worded = plan_of(&p, &device);
+            fa_cuda_plan plan;
+            memset(&plan, 0x5a, sizeof plan);
+            CHECK(fa_cuda_plan_make(&p, &device, NULL, &plan, NULL, 0), "no plan without words");
+            CHECK(plan.family == worded.family && plan.image == worded.image &&
+                      plan.grid == worded.grid && plan.tasks == worded.tasks &&
+                      plan.smem_bytes == worded.smem_bytes && plan.threads == worded.threads,
+                  "%s without words, %s with them", plan.image, worded.image);
+            CHECK(plan.passed_over[0] == 0, "words: %s", plan.passed_over);
+            CHECK(plan.device == i, "device %d of %d", plan.device, i);
+        }
+    fa_problem p = make_problem(1, 1, 1, 64, 64);
+    fa_cuda_plan plan;
+    CHECK(!fa_cuda_plan_make(&p, &devices[H200], fa_cuda_find_family("sm80"), &plan, NULL, 0),
+          "float32 on tensor cores");
+}
+
+/* A field that is not written would hold what an earlier call left on the stack. */
+static void test_params_are_written(void)
+{
+    fa_problem p = make_problem(2, 4, 100, 64, 64);
+    const fa_cuda_plan plan = plan_of(&p, &devices[A100]);
+    fa_attention_params params[2];
+    for (int i = 0; i < 2; i++) {
+        memset(&params[i], i ? 0x5a : 0, sizeof params[i]);
+        fa_cuda_set_params(&p, plan.tiles, plan.tasks, &params[i]);
+    }
+    CHECK(memcmp(&params[0], &params[1], sizeof params[0]) == 0, "a field is not written");
+}
+
 static void test_text(void)
 {
     char text[256];
@@ -258,6 +299,8 @@ int main(void)
     test_tensor_cores();
     test_forms();
     test_asked();
+    test_without_words();
+    test_params_are_written();
     test_text();
     return test_end();
 }

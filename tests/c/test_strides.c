@@ -86,9 +86,29 @@ static void check_broadcast(void)
         }
 }
 
+/* An axis with one index may have any stride: nothing steps by it. The sanitizers see who counts. */
+static void check_one_index(void)
+{
+    static const shape s = {1, 1, 1, 1, 1, 16, 16};
+    static const int64_t strides[] = {INT64_MIN, INT64_MAX, INT64_MIN / 2 - 1, 0};
+    for (int n = 0; n < 4; n++) {
+        attention a;
+        attention_make(&a, (uint64_t)n, s, float_dtypes[n % 3]);
+        for (int axis = 0; axis < 3; axis++) {
+            a.in.q.stride[axis] = a.in.k.stride[axis] = a.in.v.stride[axis] = strides[n];
+            a.out.stride[axis] = strides[n];
+        }
+        attention_check_backward(&a, "one index");
+        attention_poison(&a);
+        attention_check_decode(&a, "one index");
+        attention_free(&a);
+    }
+}
+
 int main(void)
 {
     test_begin();
+    check_one_index();
     check_random_layouts();
     check_misalignment();
     for (int n = 0; n < 3; n++) check_packed_qkv(float_dtypes[n]);

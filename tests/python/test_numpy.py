@@ -212,6 +212,43 @@ def test_out_and_read_only_inputs(rng):
     assert np.array_equal(expected[0], flashattn.attention(q[0], k[0], v[0]))
 
 
+def test_plain_calls(rng):
+    """The short way gives what the long way gives, and leaves to it what it cannot do."""
+    q, k, v = (rng.standard_normal((2, 6, 2, 8), np.float32) for _ in range(3))
+    out = np.full_like(q, np.nan)
+    flashattn._core.forward(q, k, v, out, None, "bshd", causal=True, scale=0.5)
+
+    def plain(*arrays, out=None, return_lse=False, **options):
+        return flashattn._core.plain_forward(*arrays, out, return_lse, "bshd", options)
+
+    assert np.array_equal(plain(q, k, v, causal=True, scale=0.5, window=None), out)
+    into = np.full_like(q, np.nan)
+    assert plain(q, k, v, out=into, causal=True, scale=0.5) is into
+    assert np.array_equal(into, out)
+    assert plain(q[0], k[0], v[0, :, :, :5]).shape == (6, 2, 5)
+    assert (
+        plain(q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)).dtype == np.float16
+    )
+    expected = flashattn.attention(q, k, v)
+    columns = [np.ascontiguousarray(x.swapaxes(1, 3)).swapaxes(1, 3) for x in (q, k, v)]
+    for i in range(3):
+        arrays = [x if i == j else y for j, (x, y) in enumerate(zip(columns, (q, k, v)))]
+        assert plain(*arrays) is NotImplemented
+        assert np.array_equal(flashattn.flash_attn_func(*arrays), expected)
+        with pytest.raises(ValueError, match="stride"):
+            flashattn.attention(*arrays)
+    assert plain(q, k, v, return_lse=True) is NotImplemented
+    assert plain(*(x.astype(ml_dtypes.float8_e4m3fn) for x in (q, k, v))) is NotImplemented
+    for name in ("bias", "sinks", "stream", "unknown"):
+        assert plain(q, k, v, **{name: None}) is NotImplemented
+    with pytest.raises(TypeError, match="no option 'unknown'"):
+        flashattn.attention(q, k, v, unknown=1)
+    with pytest.raises(ValueError, match="v.shape"):
+        flashattn.attention(q, k, v[:, :3])
+    with pytest.raises(TypeError, match="v is of type str"):
+        flashattn.attention(q, k, "v")
+
+
 def test_threads_change_no_bit(rng):
     q, k, v = (draw(rng, (2, 150, 3, 32), np.float32) for _ in range(3))
     one = flashattn.attention(q, k, v, causal=True, threads=1)
