@@ -40,9 +40,9 @@
 #define SMALL 0
 #endif
 
+#define FRAGMENT_KEYS OWN_KEYS
+
 #include "common/ampere.cuh"
-#include "common/logits.cuh"
-#include "common/softmax.cuh"
 #include "forward_sm80.h"
 
 enum {
@@ -68,6 +68,8 @@ enum {
 };
 static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
 static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "whole fragments");
+
+#include "common/fragment.cuh"
 
 /* Whether the warp's fragments of Q fit into registers. */
 #ifndef QUERIES_IN_REGISTERS
@@ -418,39 +420,43 @@ FA_DEVICE void mask_scores(const fa_walk *w, int first, fa_scores *s)
         }
 }
 #else
-/* The logits of one row. Its keys lie two by two; what is hidden is not looked up. */
-FA_DEVICE void make_row_logits(const fa_attention_params *p, const fa_tile *t, int64_t i, int64_t j,
-                               int lo, int hi, float scale, int half, float s[KEY_TILES][4])
+/* Whether an option changes single rows. */
+FA_DEVICE bool changes_rows(const fa_attention_params *p)
 {
-    const bool general = fa_is_general(p);
-    const fa_logit_row row = fa_logit_row_of(p, t, i);
-    const float distance = (float)(row.center - j);
+    return p->alibi_slopes || p->bias.data || p->mask.data;
+}
+
+FA_DEVICE void hide_scores(float *s, int half, int lo, int hi)
+{
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            float *x = &s[n][2 * half + c];
-            const bool seen = 8 * n + c >= lo && 8 * n + c < hi;
-            *x = seen ? scale * *x : -INFINITY;
-            if (general && seen)
-                *x = fa_row_logit(p, &row, j + 8 * n + c, distance - (float)(8 * n + c), *x);
-        }
+        for (int c = 0; c < 2; c++)
+            if (8 * n + c < lo || 8 * n + c >= hi) s[4 * n + 2 * half + c] = -INFINITY;
 }
 
+/* Scores become exponents of 2. */
 FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
                                    int first, float scale, fa_scores *s)
 {
     const int column = 2 * (lane_id() % 4);
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++)
+    for (int m = 0; m < M_TILES; m++) {
+        fa_scale_fragment(p, scale, s->at[m][0]);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int lo, hi;
             const int r = row_of(m, half);
-            visible_part(w, r, first, &lo, &hi);
-            make_row_logits(p, t, fa_min64(t->first + r, t->n_q - 1), w->start + first + column,
-                            lo - column, hi - column, scale, half, s->at[m]);
+            visible_part(w, r, first + column, &lo, &hi);
+            if (changes_rows(p)) {
+                const int64_t i = fa_min64(t->first + r, t->n_q - 1);
+                const fa_fragment_row row = {fa_logit_row_of(p, t, i), w->start + first + column,
+                                             lo, hi};
+                fa_change_row(p, s->at[m][0], half, &row);
+            }
+            hide_scores(s->at[m][0], half, lo, hi);
         }
+    }
 }
 
 /* Whether weights can be 0 where a row sees the key by its position. */
@@ -987,7 +993,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
                       const fa_memory *at, fa_output *o)
 {
 #if GENERAL
-    const float logit_scale = fa_effective_scale(p, t), scale = FA_LOG2E;
+    const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
 #else
     /* Above 0, so that -infinity stays -infinity. */

@@ -24,17 +24,23 @@
  * right for the division, for out is the sum of the same weights, but not for a log-sum-exp to 1e-3.
  *
  * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL (1: with the options that change
- * scores and weights; 0: masks by position and lengths alone), SUMS (1: as said above).
+ * scores and weights; 0: masks by position and lengths alone), SUMS (1: as said above), OVERLAP (1: with the
+ * consumer of forward_sm90_overlap.cuh; 0, the default: with the one here).
  */
+#ifndef OVERLAP
+#define OVERLAP 0
+#endif
+
 #include "common/hopper.cuh"
-#include "common/logits.cuh"
-#include "common/softmax.cuh"
 #include "forward_sm90.h"
 
 #define HEAD_DIM FA_SM90_DIM(SHAPE)
 #define VALUE_DIM FA_SM90_DIM_V(SHAPE)
 #define CONSUMERS FA_SM90_CONSUMERS(SHAPE)
 #define KEYS FA_SM90_KEYS(SHAPE)
+
+#define FRAGMENT_KEYS KEYS
+#include "common/fragment.cuh"
 
 /* Columns of the products with values, and the accumulators of a thread: sums stand behind the outputs,
  * eight columns of the same. */
@@ -46,6 +52,9 @@
 #define PV_COLUMNS 136
 #endif
 #define OUTPUTS (PV_COLUMNS / 2)
+
+/* A 16-bit bias comes by the copy engine, if it lies so that it can. */
+#define BIAS_STAGED (GENERAL && OVERLAP)
 
 /* Results go out by way of shared memory. */
 #define STAGED (FA_SM90_STAGING(SHAPE) > 0 && VALUE_DIM % 64 == 0)
@@ -65,8 +74,10 @@ enum {
     K_BYTES = K_BLOCKS * KV_BLOCK,
     V_BYTES = V_BLOCKS * KV_BLOCK,
     V_STAGE = V_BYTES + SUMS * KV_BLOCK, /* with its block of ones */
-    GROUP = 8 * 128,                     /* eight rows: what the swizzle repeats after */
-    SLOTS = 4                            /* pieces described: see produce */
+    BIAS_BLOCK = ROWS * 128,             /* 64 columns of the bias of a consumer's tile */
+    BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
+    GROUP = 8 * 128, /* eight rows: what the swizzle repeats after */
+    SLOTS = 4        /* pieces described: see produce */
 };
 
 /* Registers of a thread that loads and of one that computes. */
@@ -81,7 +92,8 @@ enum {
 /* The bound of a thread's sum of weights in a tile: float16 ends at 2^16. With SUMS weights stay below 2,
  * which one bit of a 16-bit float tells. */
 #define SUM_BOUND 32768.0f
-#define TWO_BITS 0x40004000u
+#define TWO_BITS 0x40004000u /* of a pair */
+#define TWO_BIT 0x40000000u  /* of a float */
 
 /* The largest weight of a row is 2 to this when its base is found. Float16 loses what is small; with SUMS
  * there must be room to grow. */
@@ -108,17 +120,28 @@ typedef struct shared_state {
     uint64_t q_full[CONSUMERS], q_empty[CONSUMERS];
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     uint64_t v_raw; /* for values that are cleaned before consumers may see them */
+#if BIAS_STAGED
+    uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
+#endif
 } shared_state;
 
 typedef struct pipeline {
     char *q, *k, *v; /* CONSUMERS tiles of q, STAGES tiles of k and of v */
     char *staging;   /* ROWS rows of 128 bytes for each consumer, if there is room */
+#if BIAS_STAGED
+    char *bias; /* a tile of it for each consumer */
+#endif
     shared_state *state;
 } pipeline;
 
 /* Stages are used in turn, through all pieces: the count of tiles so far tells stage and parity. */
-FA_DEVICE int stage_of(int count) { return count % STAGES; }
-FA_DEVICE int parity_of(int count) { return count / STAGES & 1; }
+#if OVERLAP
+typedef uint32_t tile_count;
+#else
+typedef int tile_count;
+#endif
+FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }
+FA_DEVICE int parity_of(tile_count count) { return (int)(count / STAGES & 1); }
 
 /* Lets the compiler know that a value is the same in all lanes. */
 FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
@@ -292,18 +315,53 @@ FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const pi
     else barrier_arrive(&pipe->state->q_full[consumer]);
 }
 
+#if BIAS_STAGED
+
+/* The bias of a tile, for a consumer that needs the tile. loaded: how many it was given so far. */
+FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const piece *w, int tile,
+                         int consumer, int *loaded)
+{
+    uint64_t *full = &pipe->state->bias_full[consumer];
+    const int row = (int)w->tile.first + consumer * ROWS, key = w->start + tile * KEYS;
+    if (!s->bias_mapped || tile >= w->mine[consumer]) return;
+    barrier_wait(&pipe->state->bias_empty[consumer], (*loaded & 1) ^ 1);
+    *loaded += 1;
+    if (threadIdx.x != 0) return;
+    barrier_expect(full, BIAS_BYTES);
+#pragma unroll
+    for (int block = 0; block < KEYS / 64; block++)
+        tma_load_4d(pipe->bias + consumer * BIAS_BYTES + block * BIAS_BLOCK, &s->bias, full,
+                    key + 64 * block, row, (int)w->tile.head * s->bias_step.head,
+                    (int)w->tile.batch * s->bias_step.block);
+}
+
+#endif
+
+/* What the loading warp counts, besides tiles. */
+typedef struct loads {
+    int cleaned; /* tiles of values that were cleaned */
+#if BIAS_STAGED
+    int biases[CONSUMERS];
+#endif
+} loads;
+
 FA_DEVICE void load_tile(const pipeline *pipe, const fa_attention_params *p,
                          const fa_sm90_params *s, const piece *w, int number, int tile, int count,
-                         int *cleaned)
+                         loads *so_far)
 {
     const int stage = stage_of(count), parity = parity_of(count) ^ 1, key = w->start + tile * KEYS;
+    __syncwarp(); /* no lane comes two phases late to a barrier */
     barrier_wait(&pipe->state->k_empty[stage], parity);
     if (threadIdx.x == 0)
         load_keys(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage],
                   K_BLOCKS, p, s, &w->tile, key);
     for (int c = 0; c < CONSUMERS && tile == 0; c++) hand_over(pipe, s, w, c, number);
+#if BIAS_STAGED
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) load_bias(pipe, s, w, tile, c, &so_far->biases[c]);
+#endif
     barrier_wait(&pipe->state->v_empty[stage], parity);
-    load_values(pipe, p, s, &w->tile, key, stage, cleaned);
+    load_values(pipe, p, s, &w->tile, key, stage, &so_far->cleaned);
 }
 
 /* Describes piece `number` in its slot, by one thread; the others see it then. */
@@ -321,25 +379,19 @@ FA_DEVICE const piece *describe(const pipeline *pipe, const fa_attention_params 
  * the one before has been handed over, for which the queries of the one before that were given back. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
-    int number = 0, count = 0, cleaned = 0;
+    int number = 0, count = 0;
+    loads so_far = {0};
     walk at = {blockIdx.x, 0};
     const piece *w = describe(pipe, p, s, &at, 0), *next = w;
     for (; w->tiles; w = next, number++)
         for (int tile = 0; tile < w->tiles; tile++, count++) {
-            load_tile(pipe, p, s, w, number, tile, count, &cleaned);
+            load_tile(pipe, p, s, w, number, tile, count, &so_far);
             if (tile == 0) next = describe(pipe, p, s, &at, number + 1);
         }
     for (int c = 0; c < CONSUMERS; c++) hand_over(pipe, s, w, c, number);
 }
 
 /* ---- A consumer -------------------------------------------------------------------------------- */
-
-/* One arrival for each warp. */
-FA_DEVICE void release(uint64_t *barrier)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
 
 /* The consumers' turns at asking for products: barrier 1 + c is consumer c's. */
 FA_DEVICE void wait_for_turn(int consumer)
@@ -386,12 +438,12 @@ FA_DEVICE uint32_t q_place(const pipeline *pipe, int consumer)
     return matrix_place(pipe->q + consumer * Q_BYTES, 0);
 }
 
-FA_DEVICE uint32_t k_place(const pipeline *pipe, int count)
+FA_DEVICE uint32_t k_place(const pipeline *pipe, tile_count count)
 {
     return matrix_place(pipe->k + stage_of(count) * K_BYTES, 0);
 }
 
-FA_DEVICE uint32_t v_place(const pipeline *pipe, int count)
+FA_DEVICE uint32_t v_place(const pipeline *pipe, tile_count count)
 {
     return matrix_place(pipe->v + stage_of(count) * V_STAGE, KV_BLOCK);
 }
@@ -400,6 +452,9 @@ FA_DEVICE uint32_t v_place(const pipeline *pipe, int count)
 typedef struct place {
     int full_lo, full_hi; /* keys that all its rows may see, from the piece's first tile on */
     float scale;          /* to exponents of 2 */
+#if GENERAL && OVERLAP
+    float inner; /* what scores are multiplied by, before their tanh or alone */
+#endif
 } place;
 
 /* Rows r of a thread, of a piece's queries. */
@@ -424,6 +479,34 @@ FA_DEVICE bounds find_bounds(const piece *w, int i)
     return b;
 }
 
+#if GENERAL && OVERLAP
+
+FA_DEVICE float same_float(float x) { return __int_as_float(same_for_warp(__float_as_int(x))); }
+
+/* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies by it
+ * anyway; but not of one so small that a bias in such units overflows, or below 0, which would turn round
+ * what is the largest. */
+#define LEAST_SCALE 1e-6f
+
+FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
+{
+    const float scale = fa_effective_scale(p, &w->tile);
+    const bool capped = p->softcap > 0.0f, small = !(scale >= LEAST_SCALE);
+    float inner = small ? scale * FA_LOG2E : 1.0f, outer = small ? 1.0f : scale * FA_LOG2E;
+    if (capped) {
+        inner = scale / p->softcap;
+        outer = p->softcap * FA_LOG2E;
+    }
+    const place at = {same_for_warp(find_bounds(w, consumer * ROWS + ROWS - 1).lo),
+                      same_for_warp(find_bounds(w, consumer * ROWS).hi), same_float(outer),
+                      same_float(inner)};
+    return at;
+}
+
+#endif
+
+#if !GENERAL || !OVERLAP
+
 FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
 {
     /* General scores are in exponents of 2 when they come to the softmax. */
@@ -434,6 +517,8 @@ FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int con
     return at;
 }
 
+#endif
+
 /* Hides the keys that a row must not see. key: the tile's first one. Element 4j + 2r + c of an
  * accumulator is row r of the thread, column 8j + 2 (lane % 4) + c. */
 FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
@@ -442,7 +527,11 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const bounds b = find_bounds(w, row_of(consumer, r));
-        const int lo = b.lo - column, hi = b.hi - column;
+        int lo = b.lo - column, hi = b.hi - column;
+#if OVERLAP
+        /* As if they changed: or columns would be kept in registers, to compare with. */
+        asm volatile("" : "+r"(lo), "+r"(hi));
+#endif
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -455,109 +544,34 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
 
 /* ---- Options that change scores ---------------------------------------------------------------- */
 
-/* Scores become logits times log2(e), option by option, so that each loop has one thing to do. */
-
-FA_DEVICE void scale_scores(const fa_attention_params *p, const fa_tile *t, float *s)
+/* Row r of a thread. column: its first key, counted from the piece's. */
+FA_DEVICE fa_fragment_row row_at(const fa_attention_params *p, const piece *w, int consumer, int r,
+                                 int column)
 {
-    const float scale = fa_effective_scale(p, t);
-    if (p->softcap > 0.0f) {
-        const float inner = scale / p->softcap, cap = p->softcap * FA_LOG2E;
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; i++) s[i] = cap * fa_tanh_fast(s[i] * inner);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] *= scale * FA_LOG2E;
+    const int i = row_of(consumer, r);
+    const bounds b = find_bounds(w, i);
+    const int64_t query = fa_min64(w->tile.first + i, fa_max64(w->tile.n_q, 1) - 1);
+    const fa_fragment_row row = {fa_logit_row_of(p, &w->tile, query), (int64_t)w->start + column,
+                                 b.lo - column, b.hi - column};
+    return row;
 }
 
-/* One row of a thread: where its query and the tile's first key of the thread are. */
-typedef struct score_row {
-    fa_logit_row logit;
-    int64_t j;  /* the first key that the thread holds */
-    int lo, hi; /* the keys that it may see, from there on */
-} score_row;
+#if !OVERLAP
 
-FA_DEVICE void add_alibi(float *s, int r, const score_row *row)
-{
-    const float slope = row->logit.slope * FA_LOG2E, distance = (float)(row->logit.center - row->j);
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            float *x = s + 4 * j + 2 * r + c;
-            *x = fmaf(-slope, fabsf(distance - (float)(8 * j + c)), *x);
-        }
-}
-
-/* Two neighbours of the bias, for 16-bit and 32-bit elements that lie side by side. */
-FA_DEVICE float2 fetch_two(const char *bias, int dtype)
-{
-    if (dtype == FA_KERNEL_FLOAT32) return *(const float2 *)bias;
-    const uint32_t two = *(const uint32_t *)bias;
-    if (dtype == FA_KERNEL_BFLOAT16)
-        return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
-    return make_float2(fa_half_to_float((uint16_t)two), fa_half_to_float((uint16_t)(two >> 16)));
-}
-
-/* Whether the neighbours of an even key may be fetched at once. */
-FA_DEVICE bool fetches_two(const fa_kernel_view *bias, const char *first)
-{
-    return bias->stride[3] == 1 && (uintptr_t)first % (2 * fa_element_size(bias->dtype)) == 0;
-}
-
-FA_DEVICE void add_bias(const fa_kernel_view *bias, float *s, int r, const score_row *row)
-{
-    const int size = fa_element_size(bias->dtype);
-    const char *first = row->logit.bias + row->j * bias->stride[3] * size;
-    const bool two = fetches_two(bias, first);
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++) {
-        float *x = s + 4 * j + 2 * r;
-        const bool low = 8 * j >= row->lo && 8 * j < row->hi;
-        const bool high = 8 * j + 1 >= row->lo && 8 * j + 1 < row->hi;
-        if (two && low && high) {
-            const float2 b = fetch_two(first + (int64_t)8 * j * size, bias->dtype);
-            x[0] = fmaf(b.x, FA_LOG2E, x[0]);
-            x[1] = fmaf(b.y, FA_LOG2E, x[1]);
-            continue;
-        }
-        if (low) x[0] += FA_LOG2E * fa_element(first, bias->dtype, 8 * j * bias->stride[3]);
-        if (high) x[1] += FA_LOG2E * fa_element(first, bias->dtype, (8 * j + 1) * bias->stride[3]);
-    }
-}
-
-FA_DEVICE void apply_mask(const fa_kernel_view *mask, float *s, int r, const score_row *row)
-{
-    const uint8_t *first = row->logit.mask + row->j * mask->stride[3];
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int i = 8 * j + c;
-            if (i >= row->lo && i < row->hi && !first[i * mask->stride[3]])
-                s[4 * j + 2 * r + c] = -INFINITY;
-        }
-}
-
+/* Scores become exponents of 2. */
 FA_DEVICE void make_logits(const fa_attention_params *p, const piece *w, float *s, int consumer,
                            int key)
 {
-    const fa_tile *t = &w->tile;
-    const int column = key + (int)threadIdx.x % 4 * 2;
-    scale_scores(p, t, s);
+    fa_scale_fragment(p, fa_effective_scale(p, &w->tile), s);
     if (!p->alibi_slopes && !p->bias.data && !p->mask.data) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int i = row_of(consumer, r);
-        const bounds b = find_bounds(w, i);
-        const int64_t query = fa_min64(t->first + i, fa_max64(t->n_q, 1) - 1);
-        const score_row row = {fa_logit_row_of(p, t, query), (int64_t)w->start + column,
-                               b.lo - column, b.hi - column};
-        if (p->alibi_slopes) add_alibi(s, r, &row);
-        if (p->bias.data) add_bias(&p->bias, s, r, &row);
-        if (p->mask.data) apply_mask(&p->mask, s, r, &row);
+        const fa_fragment_row row = row_at(p, w, consumer, r, key + (int)threadIdx.x % 4 * 2);
+        fa_change_row(p, s, r, &row);
     }
 }
+
+#endif
 
 /* Clears the weights that dropout drops; the others are scaled at the end. A thread's columns of 32
  * take their bits from one block. */
@@ -596,7 +610,10 @@ FA_DEVICE void drop_weights(const fa_attention_params *p, const piece *w, uint32
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
     bool unseen;           /* some row of the warp has seen nothing */
+
 } row_state;
+
+#if !OVERLAP
 
 /* Weights of scores, rounded and paired: exactly an A operand of wgmma; and their sums. Pair i is columns
  * 8 (i / 2) + {0, 1} of row i % 2. Returns whether some weight of the warp is, or may be, too large. */
@@ -635,6 +652,8 @@ FA_DEVICE bool weigh(uint32_t *weights, const float *s, const float *base, float
 
 #endif
 
+#endif
+
 /* Over the four lanes that share a row. */
 FA_DEVICE float quad_maximum(float x)
 {
@@ -642,15 +661,18 @@ FA_DEVICE float quad_maximum(float x)
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-FA_DEVICE float row_maximum(const float *s, int r, float scale)
+/* Of scale * s - shift; each thread has its shift. */
+FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
 {
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
         for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c] * scale);
-    return quad_maximum(fmaxf(top[0], top[1]));
+    return quad_maximum(fmaxf(top[0], top[1]) - shift);
 }
+
+#if !OVERLAP
 
 /* Bases that fit this tile's scores; what was summed before is rescaled. A row without scores keeps
  * NOTHING_SEEN, below which is no score but -infinity. */
@@ -659,7 +681,7 @@ FA_DEVICE void find_bases(const float *s, row_state *rows, float *out, float sca
     float rescale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float base = fmaxf(rows->base[r], row_maximum(s, r, scale) - HEADROOM);
+        const float base = fmaxf(rows->base[r], row_maximum(s, r, scale, 0.0f) - HEADROOM);
         rescale[r] = exp2_fast(rows->base[r] - base);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
@@ -682,6 +704,8 @@ FA_DEVICE void softmax(uint32_t *weights, const float *s, row_state *rows, float
     rows->sum[0] += sum[0];
     rows->sum[1] += sum[1];
 }
+
+#endif
 
 /* ---- Results ----------------------------------------------------------------------------------- */
 
@@ -801,7 +825,9 @@ FA_DEVICE void clear_row(float *out, int r)
 /* ---- Values that a boolean mask or a bias of -infinity hides ----------------------------------- */
 
 /* They may hold NaN or infinities, which a weight of 0 does not keep out of a product: then results are
- * not finite, and the warp does its rows once more, key by key, without the keys of weight 0. */
+ * not finite. Rows that are not are done once more, key by key, without the keys of weight 0; but only
+ * when the block has done all of its work, for loops over keys beside those over tiles make the compiler
+ * take the whole for divergent, at half the speed. */
 
 FA_DEVICE bool is_finite_for_warp(const float *out)
 {
@@ -809,58 +835,6 @@ FA_DEVICE bool is_finite_for_warp(const float *out)
 #pragma unroll
     for (int i = 0; i < VALUE_DIM / 2; i++) seen += out[i] * 0.0f;
     return !__any_sync(0xffffffff, seen != 0.0f);
-}
-
-/* The exponent of 2 of one key's weight, less the base; every lane gets it. */
-FA_DEVICE float score_again(const fa_attention_params *p, const fa_tile *t, const fa_logit_row *row,
-                            const char *q, int64_t j)
-{
-    const char *k = fa_key_row(p, &p->k, t, j);
-    float sum = 0;
-    for (int c = threadIdx.x % 32; c < p->d; c += 32)
-        sum = fmaf(fa_element(q, p->q.dtype, c), fa_element(k, p->k.dtype, c), sum);
-    for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
-    const float distance = (float)(row->center - j);
-    return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
-}
-
-FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)
-{
-    if (!p->dropout_threshold) return false;
-    return fa_dropout_bits(d->seed, d->offset, d->batch_head, i, j) < p->dropout_threshold;
-}
-
-FA_DEVICE void redo_row(const fa_attention_params *p, const fa_tile *t, int64_t i, float base,
-                        float factor)
-{
-    const fa_dropout d = fa_dropout_of(p, t);
-    const fa_range visible = fa_tile_visible(p, t, i);
-    const fa_logit_row row = fa_logit_row_of(p, t, i);
-    const char *q = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
-    char *to = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
-    for (int64_t first = 0; first < p->d_v; first += 32) {
-        const int64_t c = first + threadIdx.x % 32;
-        float sum = 0;
-        for (int64_t j = visible.lo; j < visible.hi; j++) {
-            const float weight = exp2_fast(score_again(p, t, &row, q, j) - base);
-            if (weight == 0.0f || c >= p->d_v || is_dropped(p, &d, i, j)) continue;
-            sum = fmaf(weight, fa_element(fa_key_row(p, &p->v, t, j), p->v.dtype, c), sum);
-        }
-        if (c < p->d_v) fa_store_element(to, p->out.dtype, c, factor == 0.0f ? 0.0f : sum * factor);
-    }
-}
-
-/* Eight of the warp's rows, from first_row on: those with number r in their threads. */
-FA_DEVICE void redo_rows(const fa_attention_params *p, const fa_tile *t, float base, float factor,
-                         int64_t first_row)
-{
-    __syncwarp(); /* what was written there comes first */
-#pragma unroll 1
-    for (int i = 0; i < 8; i++) {
-        const float row_base = __shfl_sync(0xffffffff, base, i * 4);
-        const float row_factor = __shfl_sync(0xffffffff, factor, i * 4);
-        if (first_row + i < t->n_q) redo_row(p, t, first_row + i, row_base, row_factor);
-    }
 }
 
 #endif
@@ -876,8 +850,9 @@ FA_DEVICE float find_sum(const row_state *rows, const float *out, int r)
 #endif
 }
 
-/* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. */
-FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, char *staging,
+/* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. Returns
+ * whether rows of the warp have to be done once more. */
+FA_DEVICE bool finish(const fa_attention_params *p, const fa_tile *t, char *staging,
                       const row_state *rows, float *out, int consumer)
 {
     const float ln2 = 0.69314718055994530942f;
@@ -898,25 +873,111 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, char *stag
     }
     const int warp_row = consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
 #if GENERAL
-    const bool redo = (p->bias.data || p->mask.data) && !is_finite_for_warp(out);
+    const bool broken = (p->bias.data || p->mask.data) && !is_finite_for_warp(out);
+#else
+    const bool broken = false;
 #endif
     if (STAGED && p->out.vector == 8)
         store_staged(p, t, staging + warp_row * 128, out, factor, t->first + warp_row);
     else store_rows(p, t, out, factor, consumer);
-#if GENERAL
-    if (!redo) return;
-    redo_rows(p, t, rows->base[0], factor[0], t->first + warp_row);
-    redo_rows(p, t, rows->base[1], factor[1], t->first + warp_row + 8);
-#endif
+    return broken;
 }
+
+#if GENERAL
+
+/* ---- Rows once more ---------------------------------------------------------------------------- */
+
+/* The exponent of 2 of one key's weight; every lane gets it. */
+FA_DEVICE float score_again(const fa_attention_params *p, const fa_tile *t, const fa_logit_row *row,
+                            const char *q, int64_t j)
+{
+    const char *k = fa_key_row(p, &p->k, t, j);
+    float sum = 0;
+    for (int c = threadIdx.x % 32; c < p->d; c += 32)
+        sum = fmaf(fa_element(q, p->q.dtype, c), fa_element(k, p->k.dtype, c), sum);
+    for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
+    const float distance = (float)(row->center - j);
+    return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
+}
+
+FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)
+{
+    if (!p->dropout_threshold) return false;
+    return fa_dropout_bits(d->seed, d->offset, d->batch_head, i, j) < p->dropout_threshold;
+}
+
+/* out += weight * value, of the lane's columns: so many in steps of 32. */
+FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight, const char *v)
+{
+#pragma unroll
+    for (int n = 0; n < VALUE_DIM / 32; n++) {
+        const int c = 32 * n + (int)threadIdx.x % 32;
+        if (c < p->d_v) out[n] = fmaf(weight, fa_element(v, p->v.dtype, c), out[n]);
+    }
+}
+
+FA_DEVICE void redo_row(const fa_attention_params *p, const fa_tile *t, int64_t i, char *to)
+{
+    const fa_dropout d = fa_dropout_of(p, t);
+    const fa_range visible = fa_tile_visible(p, t, i);
+    const fa_logit_row row = fa_logit_row_of(p, t, i);
+    const char *q = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
+    float out[VALUE_DIM / 32] = {0}, top = -INFINITY, sum = 0, lse;
+    for (int64_t j = visible.lo; j < visible.hi; j++)
+        top = fmaxf(top, score_again(p, t, &row, q, j));
+    for (int64_t j = visible.lo; j < visible.hi; j++) {
+        const float weight = exp2_fast(score_again(p, t, &row, q, j) - fa_softmax_base(top));
+        sum += weight;
+        if (weight != 0.0f && !is_dropped(p, &d, i, j))
+            add_value(p, out, weight, fa_key_row(p, &p->v, t, j));
+    }
+    float factor = fa_softmax_finish(top == -INFINITY ? top : top / FA_LOG2E, sum,
+                                     p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
+    if (p->dropout_threshold) factor *= p->dropout_scale;
+#pragma unroll
+    for (int n = 0; n < VALUE_DIM / 32; n++) {
+        const int c = 32 * n + (int)threadIdx.x % 32;
+        const float x = factor == 0.0f ? 0.0f : out[n] * factor;
+        if (c < p->d_v) fa_store_element(to, p->out.dtype, c, x);
+    }
+}
+
+FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
+{
+    float seen = 0;
+    for (int c = threadIdx.x % 32; c < p->d_v; c += 32)
+        seen += fa_element(row, p->out.dtype, c) * 0.0f;
+    return !__any_sync(0xffffffff, seen != 0.0f);
+}
+
+/* The warp's rows of all of the block's pieces. */
+FA_DEVICE void redo_rows(const fa_attention_params *p, const fa_sm90_params *s, int consumer)
+{
+    walk at = {blockIdx.x, 0};
+    piece w;
+    __syncwarp(); /* other lanes' results can be read */
+    for (find_next(p, s, &at, &w); w.tiles; find_next(p, s, &at, &w)) {
+        const fa_tile *t = &w.tile;
+        const int64_t first = t->first + consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
+        for (int64_t i = first; i < fa_min64(first + 16, t->n_q); i++) {
+            char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
+            if (!is_finite_row(p, row)) redo_row(p, t, i, row);
+        }
+    }
+}
+
+#endif
 
 /* ---- The consumer's walk ----------------------------------------------------------------------- */
 
 typedef struct progress {
-    int number;      /* of the piece */
-    int tile, tiles; /* the tile of it, how many it has; 0: there is no such piece */
-    int mine;        /* how many of them this consumer needs */
-    int count;       /* tiles so far, through all pieces */
+    int number;       /* of the piece */
+    int tile, tiles;  /* the tile of it, how many it has; 0: there is no such piece */
+    int mine;         /* how many of them this consumer needs */
+    tile_count count; /* tiles so far, through all pieces */
+#if BIAS_STAGED
+    int biases; /* tiles of the bias so far */
+#endif
 } progress;
 
 FA_DEVICE const piece *find_slot(const pipeline *pipe, int number)
@@ -947,6 +1008,19 @@ FA_DEVICE bool is_needed(const progress *at) { return at->tile < at->mine; }
 FA_DEVICE void wait_for_keys(const pipeline *pipe, const progress *at)
 {
     if (at->tiles) barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
+}
+
+#if OVERLAP
+
+#include "forward_sm90_overlap.cuh"
+
+#else
+
+/* One arrival for each warp. */
+FA_DEVICE void release(uint64_t *barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
 /* The scores of this tile are complete: its keys, and after the last tile its queries, have been read. */
@@ -1010,8 +1084,10 @@ FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, c
 
 /* All pieces, tile after tile. The scores of a tile, perhaps of the next piece, are asked for together
  * with the values of the one before. */
-FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
+FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
+                       const fa_sm90_params *sm90, int consumer)
 {
+    bool broken = false;
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
@@ -1041,12 +1117,18 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int c
         next_tile(pipe, consumer, &at);
         multiply(pipe, out, s, weights, &at, needed, tile > 0, consumer);
         if (at.tile == 0) {
-            finish(p, &find_slot(pipe, at.number - 1)->tile, pipe->staging, &rows, out, consumer);
+            broken |= finish(p, &find_slot(pipe, at.number - 1)->tile, pipe->staging, &rows, out,
+                             consumer);
             start_piece(pipe, p, &at, consumer, &here, &rows);
         }
     }
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
+#if GENERAL
+    if (broken) redo_rows(p, sm90, consumer);
+#endif
 }
+
+#endif
 
 /* ---- The block --------------------------------------------------------------------------------- */
 
@@ -1063,6 +1145,12 @@ FA_DEVICE void init_barriers(shared_state *state)
         barrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
     }
     barrier_init(&state->v_raw, 1);
+#if BIAS_STAGED
+    for (int c = 0; c < CONSUMERS; c++) {
+        barrier_init(&state->bias_full[c], 1);
+        barrier_init(&state->bias_empty[c], WARPS);
+    }
+#endif
     barrier_init_fence();
 }
 
@@ -1079,11 +1167,20 @@ FA_DEVICE void write_ones(char *v)
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
                                                      const __grid_constant__ fa_sm90_params s)
 {
-    extern __shared__ char raw[];
+    FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state state;
-    char *q = raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
+    char *q = (char *)raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
     char *v = k + STAGES * K_BYTES;
-    const pipeline pipe = {q, k, v, v + STAGES * V_STAGE, &state};
+    const pipeline pipe = {
+        .q = q,
+        .k = k,
+        .v = v,
+        .staging = v + STAGES * V_STAGE,
+#if BIAS_STAGED
+        .bias = v + STAGES * V_STAGE + FA_SM90_STAGING(SHAPE),
+#endif
+        .state = &state
+    };
     if (SUMS) write_ones(v);
     if (threadIdx.x == 0) init_barriers(&state);
     __syncthreads();
@@ -1092,6 +1189,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         if (threadIdx.x < 32) produce(&pipe, &p, &s);
     } else {
         registers_take(CONSUMER_REGISTERS);
-        consume(&pipe, &p, same_for_warp(threadIdx.x / WARPGROUP - 1));
+        consume(&pipe, &p, &s, same_for_warp(threadIdx.x / WARPGROUP - 1));
     }
 }

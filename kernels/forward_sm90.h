@@ -29,6 +29,17 @@
 #define FA_SM90_CONSUMERS_d64_sums 3
 #define FA_SM90_KEYS_d64_sums 128
 
+/* For rows whose last 192 queries would be few. */
+#define FA_SM90_DIM_d64_two 64
+#define FA_SM90_DIM_V_d64_two 64
+#define FA_SM90_CONSUMERS_d64_two 2
+#define FA_SM90_KEYS_d64_two 128
+
+#define FA_SM90_DIM_d64_two_sums 64
+#define FA_SM90_DIM_V_d64_two_sums 64
+#define FA_SM90_CONSUMERS_d64_two_sums 2
+#define FA_SM90_KEYS_d64_two_sums 128
+
 #define FA_SM90_DIM_d128_sums 128
 #define FA_SM90_DIM_V_d128_sums 128
 #define FA_SM90_CONSUMERS_d128_sums 2
@@ -113,6 +124,10 @@ enum {
           128 * (sums)) +                                                                          \
      FA_SM90_STAGING(shape) + 1024)
 
+/* The same of a kernel with OVERLAP and every option: a tile of a 16-bit bias for each consumer besides. */
+#define FA_SM90_SMEM_BIAS(shape)                                                                   \
+    (FA_SM90_SMEM(shape, 0) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
+
 /* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of the
  * caller's tensors; boxes of 64 columns. */
 typedef struct fa_sm90_map {
@@ -137,6 +152,9 @@ typedef struct fa_sm90_params {
     int32_t pairs;    /* 1: a head's pieces are done in pairs, first and last, second and last but
                           * one, ..., which are equally long under a causal mask; tasks counts pairs */
     int64_t tasks;
+    fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
+    fa_sm90_steps bias_step;
+    int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
 } fa_sm90_params;
 
 #endif

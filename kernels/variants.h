@@ -8,10 +8,12 @@
  *   file          kernels/<file>.cu; the kernel in it is called <file>
  *   architecture  the oldest one that it runs on. 75: any; its PTX is that of compute_75.
  *                 80: the same from compute_80. 90: sm_90a alone, which has no PTX
- *   definition    what the file is compiled with, one or more
+ *   definition    what the file is compiled with, one or more. The file is read once, as of the
+ *                 oldest architecture, and with EACH_ARCHITECTURE=1 anew for each: only then
+ *                 __CUDA_ARCH__ tells them apart
  */
 KERNEL(forward_simt_d64, forward_simt, 75, HEAD_DIM=64)
-KERNEL(forward_simt_d128, forward_simt, 75, HEAD_DIM=128)
+KERNEL(forward_simt_d128, forward_simt, 75, HEAD_DIM=128, EACH_ARCHITECTURE=1)
 KERNEL(forward_simt_d256, forward_simt, 75, HEAD_DIM=256)
 KERNEL(forward_simt_d512, forward_simt, 75, HEAD_DIM=512)
 
@@ -41,6 +43,17 @@ KERNEL(forward_sm90_general128_f16, forward_sm90, 90, SHAPE=general128, BFLOAT16
 KERNEL(forward_sm90_general128_bf16, forward_sm90, 90, SHAPE=general128, BFLOAT16=1, GENERAL=1, SUMS=0)
 KERNEL(forward_sm90_general256_f16, forward_sm90, 90, SHAPE=general256, BFLOAT16=0, GENERAL=1, SUMS=0)
 KERNEL(forward_sm90_general256_bf16, forward_sm90, 90, SHAPE=general256, BFLOAT16=1, GENERAL=1, SUMS=0)
+
+KERNEL(forward_sm90_overlap_d64_two_bf16, forward_sm90, 90, SHAPE=d64_two, BFLOAT16=1, GENERAL=0, SUMS=0, OVERLAP=1)
+KERNEL(forward_sm90_overlap_d64_two_sums_bf16, forward_sm90, 90, SHAPE=d64_two_sums, BFLOAT16=1, GENERAL=0, SUMS=1, OVERLAP=1)
+KERNEL(forward_sm90_overlap_d64_sums_bf16, forward_sm90, 90, SHAPE=d64_sums, BFLOAT16=1, GENERAL=0, SUMS=1, OVERLAP=1)
+KERNEL(forward_sm90_overlap_d64_bf16, forward_sm90, 90, SHAPE=d64, BFLOAT16=1, GENERAL=0, SUMS=0, OVERLAP=1)
+KERNEL(forward_sm90_overlap_d128_sums_bf16, forward_sm90, 90, SHAPE=d128_sums, BFLOAT16=1, GENERAL=0, SUMS=1, OVERLAP=1)
+KERNEL(forward_sm90_overlap_d128_short_bf16, forward_sm90, 90, SHAPE=d128_short, BFLOAT16=1, GENERAL=0, SUMS=0, OVERLAP=1)
+KERNEL(forward_sm90_overlap_d256_bf16, forward_sm90, 90, SHAPE=d256, BFLOAT16=1, GENERAL=0, SUMS=0, OVERLAP=1)
+KERNEL(forward_sm90_overlap_general64_bf16, forward_sm90, 90, SHAPE=general64, BFLOAT16=1, GENERAL=1, SUMS=0, OVERLAP=1)
+KERNEL(forward_sm90_overlap_general128_bf16, forward_sm90, 90, SHAPE=general128, BFLOAT16=1, GENERAL=1, SUMS=0, OVERLAP=1)
+KERNEL(forward_sm90_overlap_general256_bf16, forward_sm90, 90, SHAPE=general256, BFLOAT16=1, GENERAL=1, SUMS=0, OVERLAP=1)
 
 KERNEL(forward_sm80_d64_f16, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=0)
 KERNEL(forward_sm80_d64_f16_general, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=1)

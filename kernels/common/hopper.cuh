@@ -10,6 +10,10 @@
 
 #include <stdint.h>
 
+#ifdef FA_CUDA_ON_CPU
+#include "hopper_on_cpu.h"
+#else
+
 #define FA_DEVICE static __device__ __forceinline__
 
 FA_DEVICE uint32_t shared_address(const void *pointer)
@@ -107,32 +111,6 @@ FA_DEVICE void async_proxy_fence(void)
 #define registers_take(count) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count))
 
 /* ---- wgmma: D (64 x N, float32, registers) += A (64 x 16) B (16 x N) --------------------------- */
-
-/*
- * Where a matrix lies in shared memory, for 128-byte rows in the copy engine's 128-byte swizzle: 8 rows
- * make a group of 1024 bytes (so the matrix must start on a multiple of 1024). group: bytes from one
- * group to the next along the rows; block: bytes from one block of 64 columns to the next, which only
- * an operand read across its rows (B = V) needs.
- */
-FA_DEVICE uint64_t matrix_descriptor(const void *shared, int group, int block)
-{
-    const uint64_t swizzle_128 = 1;
-    return (uint64_t)((shared_address(shared) & 0x3ffff) >> 4) | (uint64_t)(block >> 4) << 16 |
-           (uint64_t)(group >> 4) << 32 | swizzle_128 << 62;
-}
-
-/* The same in two steps, for groups of 1024 bytes: the half that depends on the place, to which bytes / 16
- * may be added, and the whole. Products that follow each other then cost one addition, where the
- * scheduler would have a chain of them stand between two. */
-FA_DEVICE uint32_t matrix_place(const void *shared, int block)
-{
-    return shared_address(shared) >> 4 | (uint32_t)(block >> 4) << 16;
-}
-
-FA_DEVICE uint64_t matrix_at(uint32_t place)
-{
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
-}
 
 /* Orders register accesses before the products that follow. */
 FA_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -267,6 +245,14 @@ FA_DEVICE float exp2_fast(float x)
     return y;
 }
 
+/* tanh by the special-function unit, to 11 bits. */
+FA_DEVICE float tanh_approximate(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Stores four 8 x 8 matrices of 16-bit elements, which lie in registers as wgmma leaves them; each lane
  * gives the address of one row of 16 bytes. */
 FA_DEVICE void store_matrix_x4(uint32_t address, const uint32_t r[4])
@@ -274,6 +260,36 @@ FA_DEVICE void store_matrix_x4(uint32_t address, const uint32_t r[4])
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
+}
+
+#endif /* FA_CUDA_ON_CPU */
+
+/* ---- Operands of wgmma in shared memory -------------------------------------------------------- */
+
+/*
+ * Where a matrix lies in shared memory, for 128-byte rows in the copy engine's 128-byte swizzle: 8 rows
+ * make a group of 1024 bytes (so the matrix must start on a multiple of 1024). group: bytes from one
+ * group to the next along the rows; block: bytes from one block of 64 columns to the next, which only
+ * an operand read across its rows (B = V) needs.
+ */
+FA_DEVICE uint64_t matrix_descriptor(const void *shared, int group, int block)
+{
+    const uint64_t swizzle_128 = 1;
+    return (uint64_t)((shared_address(shared) & 0x3ffff) >> 4) | (uint64_t)(block >> 4) << 16 |
+           (uint64_t)(group >> 4) << 32 | swizzle_128 << 62;
+}
+
+/* The same in two steps, for groups of 1024 bytes: the half that depends on the place, to which bytes / 16
+ * may be added, and the whole. Products that follow each other then cost one addition, where the
+ * scheduler would have a chain of them stand between two. */
+FA_DEVICE uint32_t matrix_place(const void *shared, int block)
+{
+    return shared_address(shared) >> 4 | (uint32_t)(block >> 4) << 16;
+}
+
+FA_DEVICE uint64_t matrix_at(uint32_t place)
+{
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | place;
 }
 
 #endif

@@ -10,10 +10,7 @@
 FA_DEVICE int fa_thread_id(void) { return (int)threadIdx.x; }
 FA_DEVICE int fa_lane_id(void) { return (int)threadIdx.x % 32; }
 
-FA_DEVICE uint32_t fa_shared_address(const void *pointer)
-{
-    return (uint32_t)((const char *)pointer - (const char *)cuda_shared_memory);
-}
+FA_DEVICE uint32_t fa_shared_address(const void *pointer) { return cuda_shared_address(pointer); }
 
 FA_DEVICE void fa_shared_store4(uint32_t to, uint4 x) { *(uint4 *)cuda_shared_at(to, 16) = x; }
 FA_DEVICE uint4 fa_shared_load4(uint32_t from) { return *(const uint4 *)cuda_shared_at(from, 16); }

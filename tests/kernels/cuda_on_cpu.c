@@ -3,6 +3,7 @@
 #include "cuda_on_cpu.h"
 
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,8 @@ enum {
     MOST_THREADS = 1024,
     WARP = 32,
     MOST_WARPS = MOST_THREADS / WARP,
+    NAMED_BARRIERS = 16,
+    FIRST_ADDRESS = 1024 + 16, /* of dynamic shared memory */
     STACK = 128 * 1024,
     GUARD = 4096,
     MOST_SHARED = 32, /* bytes that a lane shows to its warp at a time */
@@ -21,7 +24,11 @@ enum {
 cuda_index cuda_thread, cuda_block, cuda_grid;
 float *cuda_shared_memory;
 
-typedef enum meeting { ENDED, BARRIER, VOTE, OF_WARP, NAMED } meeting;
+/* The __shared__ variables of all kernels, if there are any. */
+extern char __start_cuda_shared[] __attribute__((weak));
+extern char __stop_cuda_shared[] __attribute__((weak));
+
+typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT } meeting;
 
 typedef struct copy {
     uint32_t to;
@@ -33,9 +40,18 @@ typedef struct fiber {
     jmp_buf resume;
     bool started;
     meeting at;
+    unsigned phase;                    /* OF_WARP, BARRIER, VOTE, NAMED: this phase must end */
+    int number;                        /* NAMED */
+    cuda_wait wait;                    /* UNIT */
+    unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
     int copies;
     copy copy[MOST_COPIES];
 } fiber;
+
+typedef struct named_barrier {
+    unsigned phase;
+    int arrived, threads;
+} named_barrier;
 
 static struct {
     const cuda_run *run;
@@ -44,43 +60,74 @@ static struct {
     jmp_buf scheduler;
     ucontext_t back;
     unsigned phase, warp_phase[MOST_WARPS];
-    struct {
-        int number, threads;
-    } named[MOST_WARPS]; /* where a warp waits */
+    named_barrier named[NAMED_BARRIERS];
     int votes[2];
     _Alignas(16) unsigned char shown[2][MOST_THREADS][MOST_SHARED];
 } machine;
 
-static void die(const char *what)
+void cuda_die(const char *format, ...)
 {
-    fprintf(stderr, "cuda_on_cpu: block %u, thread %u: %s\n", cuda_block.x, cuda_thread.x, what);
+    va_list arguments;
+    fprintf(stderr,
+            "cuda_on_cpu: %s%sblock %u, thread %u: ", machine.run->name ? machine.run->name : "",
+            machine.run->name ? ": " : "", cuda_block.x, cuda_thread.x);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
     abort();
 }
 
-/* Hands over to the next thread; returns when all that meet here have come. */
-static void meet(meeting at)
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* Hands over to the next thread; returns when what it waits for is there. */
+static void meet(meeting at, unsigned phase)
 {
     fiber *f = &machine.fibers[cuda_thread.x];
     f->at = at;
+    f->phase = phase;
     if (_setjmp(f->resume) == 0) _longjmp(machine.scheduler, 1);
 }
 
-void __syncthreads(void) { meet(BARRIER); }
+void __syncthreads(void) { meet(BARRIER, machine.phase); }
 
 int __syncthreads_or(int predicate)
 {
     int *votes = &machine.votes[machine.phase & 1];
     *votes |= predicate != 0;
-    meet(VOTE);
+    meet(VOTE, machine.phase);
     return *votes;
+}
+
+void cuda_named_barrier_arrive(int number, int threads)
+{
+    fiber *f = &machine.fibers[cuda_thread.x];
+    if (number < 0 || number >= NAMED_BARRIERS) cuda_die("no named barrier %d", number);
+    named_barrier *b = &machine.named[number];
+    if (threads % WARP || threads <= 0) cuda_die("named barrier %d of %d threads", number, threads);
+    if (b->arrived && b->threads != threads)
+        cuda_die("named barrier %d of %d threads, and of %d", number, threads, b->threads);
+    if (f->arrivals[number] == b->phase + 1)
+        cuda_die("arrives at named barrier %d again before it is complete", number);
+    f->arrivals[number] = b->phase + 1;
+    b->threads = threads;
+    if (++b->arrived < threads) return;
+    b->arrived = 0;
+    b->phase++;
 }
 
 void cuda_named_barrier(int number, int threads)
 {
-    const unsigned warp = cuda_thread.x / WARP;
-    machine.named[warp].number = number;
-    machine.named[warp].threads = threads;
-    meet(NAMED);
+    const unsigned phase = machine.named[number % NAMED_BARRIERS].phase;
+    cuda_named_barrier_arrive(number, threads);
+    machine.fibers[cuda_thread.x].number = number;
+    if (machine.named[number].phase == phase) meet(NAMED, phase);
+}
+
+void cuda_wait_until(const cuda_wait *wait)
+{
+    machine.fibers[cuda_thread.x].wait = *wait;
+    if (!wait->is_over(wait)) meet(UNIT, 0);
 }
 
 /* ---- Within a warp --------------------------------------------------------------------------- */
@@ -89,9 +136,9 @@ const void *cuda_show_warp(const void *mine, size_t size)
 {
     const unsigned warp = cuda_thread.x / WARP;
     unsigned char(*shown)[MOST_SHARED] = machine.shown[machine.warp_phase[warp] & 1];
-    if (size > MOST_SHARED) die("too much to show");
+    if (size > MOST_SHARED) cuda_die("too much to show");
     if (size) memcpy(shown[cuda_thread.x], mine, size);
-    meet(OF_WARP);
+    meet(OF_WARP, machine.warp_phase[warp]);
     return shown[warp * WARP];
 }
 
@@ -99,15 +146,28 @@ size_t cuda_shown_pitch(void) { return MOST_SHARED; }
 
 static const void *show_all(unsigned mask, const void *mine, size_t size)
 {
-    if (mask != 0xffffffffu) die("an exchange without all lanes");
+    if (mask != 0xffffffffu) cuda_die("an exchange without all lanes");
     return cuda_show_warp(mine, size);
 }
 
-float __shfl_xor_sync(unsigned mask, float value, int lane_mask)
+uint32_t cuda_shuffle(unsigned mask, uint32_t value, unsigned lane)
 {
-    const unsigned lane = (cuda_thread.x % WARP) ^ (unsigned)lane_mask;
     const char *all = show_all(mask, &value, sizeof value);
-    return *(const float *)(const void *)(all + lane * MOST_SHARED);
+    return *(const uint32_t *)(const void *)(all + lane % WARP * MOST_SHARED);
+}
+
+int cuda_shuffle_int(unsigned mask, int value, unsigned lane)
+{
+    return (int)cuda_shuffle(mask, (uint32_t)value, lane);
+}
+
+float cuda_shuffle_float(unsigned mask, float value, unsigned lane)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = cuda_shuffle(mask, bits, lane);
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 int __any_sync(unsigned mask, int predicate)
@@ -123,11 +183,20 @@ void __syncwarp(void) { cuda_show_warp(NULL, 0); }
 
 /* ---- Shared memory by its addresses ---------------------------------------------------------- */
 
+uint32_t cuda_shared_address(const void *pointer)
+{
+    const ptrdiff_t at = (const char *)pointer - (const char *)cuda_shared_memory;
+    if (at < 0 || at > (ptrdiff_t)machine.run->smem_bytes)
+        cuda_die("a pointer that leads out of the dynamic shared memory");
+    return (uint32_t)at + FIRST_ADDRESS;
+}
+
 void *cuda_shared_at(uint32_t address, size_t size)
 {
-    if (address % size != 0) die("a misaligned address in shared memory");
-    if (address + size > machine.run->smem_bytes) die("an address behind the shared memory");
-    return (char *)cuda_shared_memory + address;
+    if (address % size != 0) cuda_die("a misaligned address in shared memory");
+    if (address < FIRST_ADDRESS || address - FIRST_ADDRESS + size > machine.run->smem_bytes)
+        cuda_die("an address outside the shared memory");
+    return (char *)cuda_shared_memory + (address - FIRST_ADDRESS);
 }
 
 /* With `backwards` copies come as late as they may, else at once. */
@@ -135,7 +204,7 @@ void cuda_copy_async(uint32_t to, const void *from, bool wanted)
 {
     static const char zeros[16];
     fiber *f = &machine.fibers[cuda_thread.x];
-    if (f->copies == MOST_COPIES) die("too many copies on their way");
+    if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
     f->copy[f->copies++] = (copy){to, wanted ? from : zeros};
     if (!machine.run->backwards) cuda_wait_for_copies();
 }
@@ -153,7 +222,7 @@ void cuda_wait_for_copies(void)
 static void enter(void)
 {
     machine.run->kernel(machine.run->parameters);
-    if (machine.fibers[cuda_thread.x].copies) die("the end, and copies still on their way");
+    if (machine.fibers[cuda_thread.x].copies) cuda_die("the end, and copies still on their way");
     machine.fibers[cuda_thread.x].at = ENDED;
     _longjmp(machine.scheduler, 1);
 }
@@ -168,56 +237,147 @@ static void resume(unsigned thread)
     setcontext(&f->first);
 }
 
-/* A warp's threads until they wait for others of the block, or have ended. */
-static void run_warp(unsigned warp)
+static bool can_go_on(unsigned thread)
+{
+    const fiber *f = &machine.fibers[thread];
+    switch (f->at) {
+    case NOWHERE: return true;
+    case ENDED: return false;
+    case OF_WARP: return f->phase != machine.warp_phase[thread / WARP];
+    case NAMED: return f->phase != machine.named[f->number].phase;
+    case UNIT: return f->wait.is_over(&f->wait);
+    default: return f->phase != machine.phase;
+    }
+}
+
+static bool is_slow(unsigned thread)
+{
+    return thread / WARP == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
+}
+
+/* Whether so many threads wait at the same kind of place. */
+static bool all_at(unsigned first, unsigned threads, meeting at)
+{
+    for (unsigned n = 0; n < threads; n++)
+        if (machine.fibers[first + n].at != at) return false;
+    return true;
+}
+
+/* Lanes may wait for other units one by one, and be slow; else a warp goes together. */
+static void check_lanes(unsigned first, unsigned lanes)
+{
+    bool same = true;
+    for (unsigned n = 0; n < lanes; n++) {
+        if (machine.fibers[first + n].at == UNIT || can_go_on(first + n)) return;
+        same = same && machine.fibers[first + n].at == machine.fibers[first].at;
+    }
+    if (!same) cuda_die("threads of a warp meet at different places");
+}
+
+/* Whether all lanes are at the same exchange. */
+static bool has_met(unsigned first, unsigned lanes)
+{
+    bool met = all_at(first, lanes, OF_WARP);
+    for (unsigned n = 0; n < lanes; n++) met = met && !can_go_on(first + n);
+    return met;
+}
+
+/* A warp's threads, without the slow ones or with them, until none can go on. False: none could. */
+static bool run_warp(unsigned warp, bool slow_too)
 {
     const unsigned first = warp * WARP, left = machine.run->threads - first;
     const unsigned lanes = left < WARP ? left : WARP;
-    do {
-        for (unsigned n = 0; n < lanes; n++)
-            resume(first + (machine.run->backwards ? lanes - 1 - n : n));
-        for (unsigned n = 1; n < lanes; n++)
-            if (machine.fibers[first + n].at != machine.fibers[first].at)
-                die("threads of a warp meet at different places");
-        machine.warp_phase[warp]++;
-    } while (machine.fibers[first].at == OF_WARP);
-}
-
-static meeting warp_at(unsigned warp) { return machine.fibers[warp * WARP].at; }
-
-/* Whether all that a warp at a named barrier waits for are there. */
-static bool is_complete(unsigned warp, unsigned warps)
-{
-    int there = 0;
-    for (unsigned n = 0; n < warps; n++)
-        if (warp_at(n) == NAMED && machine.named[n].number == machine.named[warp].number)
-            there += WARP;
-    return there == machine.named[warp].threads;
-}
-
-/* From one barrier to the next; false: all threads have ended. */
-static bool run_phase(void)
-{
-    const unsigned warps = (machine.run->threads + WARP - 1) / WARP;
-    bool ready[MOST_WARPS], any = true;
-    machine.votes[machine.phase & 1] = 0;
-    for (unsigned n = 0; n < warps; n++) ready[n] = true;
-    while (any) {
-        any = false;
-        for (unsigned i = 0; i < warps; i++) {
-            const unsigned n = machine.run->backwards ? warps - 1 - i : i;
-            if (ready[n]) run_warp(n);
+    bool any = false, again = true;
+    while (again) {
+        again = false;
+        for (unsigned n = 0; n < lanes; n++) {
+            const unsigned thread = first + (machine.run->backwards ? lanes - 1 - n : n);
+            if (!can_go_on(thread) || (is_slow(thread) && !slow_too)) continue;
+            resume(thread);
+            again = true;
         }
-        for (unsigned n = 0; n < warps; n++) {
-            ready[n] = warp_at(n) == NAMED && is_complete(n, warps);
-            any = any || ready[n];
+        any = any || again;
+        if (!again && has_met(first, lanes)) {
+            machine.warp_phase[warp]++;
+            again = true;
         }
     }
-    for (unsigned n = 1; n < warps; n++)
-        if (warp_at(n) != warp_at(0)) die("warps meet at different barriers");
-    if (warp_at(0) == NAMED) die("a named barrier at which too few meet");
+    if (any) check_lanes(first, lanes);
+    return any;
+}
+
+static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
+
+static bool run_warps(bool slow_too)
+{
+    const unsigned warps = count_warps();
+    bool any = false;
+    for (unsigned i = 0; i < warps; i++)
+        any = run_warp(machine.run->backwards ? warps - 1 - i : i, slow_too) || any;
+    return any;
+}
+
+/* When no thread can go on: whether all have met at the block's barrier, and now can. */
+static bool end_phase(void)
+{
+    const unsigned threads = machine.run->threads;
+    if (!all_at(0, threads, BARRIER) && !all_at(0, threads, VOTE)) return false;
     machine.phase++;
-    return warp_at(0) != ENDED;
+    machine.votes[machine.phase & 1] = 0;
+    return true;
+}
+
+static bool units_go_on(void) { return machine.run->units && machine.run->units->go_on(); }
+
+static void describe(unsigned thread, char *text, size_t size)
+{
+    const fiber *f = &machine.fibers[thread];
+    const named_barrier *b = &machine.named[f->number];
+    switch (f->at) {
+    case ENDED: snprintf(text, size, "has ended"); return;
+    case OF_WARP: snprintf(text, size, "waits for its warp"); return;
+    case UNIT: f->wait.describe(&f->wait, text, size); return;
+    case NAMED:
+        snprintf(text, size, "waits at named barrier %d (%d of %d threads are there)", f->number,
+                 b->arrived, b->threads);
+        return;
+    default: snprintf(text, size, "waits at the block's barrier"); return;
+    }
+}
+
+static void die_waiting(void)
+{
+    for (unsigned thread = 0; thread < machine.run->threads; thread += WARP) {
+        char text[160];
+        describe(thread, text, sizeof text);
+        fprintf(stderr, "warp %u %s\n", thread / WARP, text);
+    }
+    cuda_die("no thread can go on");
+}
+
+static void run_block(void)
+{
+    while (run_warps(false) || units_go_on() || run_warps(true) || end_phase()) continue;
+    if (!all_at(0, machine.run->threads, ENDED)) die_waiting();
+    for (int number = 0; number < NAMED_BARRIERS; number++)
+        if (machine.named[number].arrived)
+            cuda_die("the end, and %d of %d threads have arrived at named barrier %d",
+                     machine.named[number].arrived, machine.named[number].threads, number);
+    if (machine.run->units) machine.run->units->end();
+}
+
+static void start_fiber(unsigned thread)
+{
+    fiber *f = &machine.fibers[thread];
+    f->started = false;
+    f->at = NOWHERE;
+    f->copies = 0;
+    memset(f->arrivals, 0, sizeof f->arrivals);
+    if (getcontext(&f->first) != 0) abort();
+    f->first.uc_stack.ss_sp = machine.stacks + (size_t)thread * STACK;
+    f->first.uc_stack.ss_size = STACK;
+    f->first.uc_link = &machine.back;
+    makecontext(&f->first, enter, 0);
 }
 
 static void start_block(unsigned block)
@@ -226,23 +386,18 @@ static void start_block(unsigned block)
     cuda_block.x = block;
     memset(cuda_shared_memory, 0xff, bytes);
     memset((char *)cuda_shared_memory + bytes, 0x5a, GUARD);
-    for (unsigned n = 0; n < machine.run->threads; n++) {
-        fiber *f = &machine.fibers[n];
-        f->started = false;
-        f->copies = 0;
-        if (getcontext(&f->first) != 0) abort();
-        f->first.uc_stack.ss_sp = machine.stacks + (size_t)n * STACK;
-        f->first.uc_stack.ss_size = STACK;
-        f->first.uc_link = &machine.back;
-        makecontext(&f->first, enter, 0);
-    }
+    if (__start_cuda_shared)
+        memset(__start_cuda_shared, 0xff, (size_t)(__stop_cuda_shared - __start_cuda_shared));
+    memset(machine.named, 0, sizeof machine.named);
+    for (unsigned n = 0; n < machine.run->threads; n++) start_fiber(n);
+    if (machine.run->units) machine.run->units->start(machine.run);
 }
 
 static void check_guard(void)
 {
     const unsigned char *guard = (unsigned char *)cuda_shared_memory + machine.run->smem_bytes;
     for (int i = 0; i < GUARD; i++)
-        if (guard[i] != 0x5a) die("a write behind the dynamic shared memory");
+        if (guard[i] != 0x5a) cuda_die("a write behind the dynamic shared memory");
 }
 
 void cuda_run_kernel(const cuda_run *run)
@@ -254,7 +409,7 @@ void cuda_run_kernel(const cuda_run *run)
     if (!machine.stacks || !cuda_shared_memory || run->threads > MOST_THREADS) abort();
     for (unsigned block = 0; block < run->grid; block++) {
         start_block(block);
-        while (run_phase()) continue;
+        run_block();
         check_guard();
     }
     free(machine.stacks);

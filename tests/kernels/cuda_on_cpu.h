@@ -3,8 +3,9 @@
  * other from barrier to barrier. Slow and exact: what a kernel computes, where it reads and
  * writes, and whether a barrier is missing can be tested without a GPU.
  *
- * A kernel must reach each barrier with all of a block's threads, and each exchange within a warp with
- * all of the warp's; a program that does not ends with a message.
+ * A kernel must reach each __syncthreads with all of a block's threads, and each exchange within a warp
+ * with all of the warp's; a program that does not, or in which no thread can go on, ends with a message
+ * that says where each warp waits.
  */
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
@@ -18,7 +19,8 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __shared__ static
+/* Together, so that they can hold NaN when a block begins. */
+#define __shared__ static __attribute__((section("cuda_shared")))
 #define __launch_bounds__(...)
 #define __grid_constant__
 
@@ -34,6 +36,10 @@ typedef struct float4 {
     _Alignas(16) float x;
     float y, z, w;
 } float4;
+typedef struct float2 {
+    _Alignas(8) float x;
+    float y;
+} float2;
 typedef struct uint2 {
     _Alignas(8) uint32_t x;
     uint32_t y;
@@ -47,6 +53,8 @@ static inline float4 make_float4(float x, float y, float z, float w)
 {
     return (float4){x, y, z, w};
 }
+
+static inline float2 make_float2(float x, float y) { return (float2){x, y}; }
 
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return (uint2){x, y}; }
 
@@ -62,36 +70,74 @@ extern float *cuda_shared_memory;
 void __syncthreads(void);
 int __syncthreads_or(int predicate);
 
-float __shfl_xor_sync(unsigned mask, float value, int lane_mask);
 int __any_sync(unsigned mask, int predicate);
 void __syncwarp(void);
 
-/* So many threads, whole warps, meet at the barrier of that number. */
+/* 32 bits of any type, from one lane, or from the one whose number differs in lane_mask. */
+#define __shfl_sync(mask, value, lane) CUDA_SHUFFLE(value)(mask, value, (unsigned)(lane))
+#define __shfl_xor_sync(mask, value, lane_mask)                                                    \
+    CUDA_SHUFFLE(value)(mask, value, threadIdx.x % 32 ^ (unsigned)(lane_mask))
+#define CUDA_SHUFFLE(value)                                                                        \
+    _Generic((value), float : cuda_shuffle_float, int : cuda_shuffle_int, uint32_t : cuda_shuffle)
+uint32_t cuda_shuffle(unsigned mask, uint32_t value, unsigned lane);
+int cuda_shuffle_int(unsigned mask, int value, unsigned lane);
+float cuda_shuffle_float(unsigned mask, float value, unsigned lane);
+
+/* So many threads, whole warps, meet at the barrier of that number; some may only arrive. */
 void cuda_named_barrier(int number, int threads);
+void cuda_named_barrier_arrive(int number, int threads);
 
 /* Shows so many bytes to the warp; returns what its lanes show, one each cuda_shown_pitch() bytes,
  * until the next exchange but one. */
 const void *cuda_show_warp(const void *mine, size_t size);
 size_t cuda_shown_pitch(void);
 
-/* Dynamic shared memory by its addresses, which count from its first byte. Ends the program where
- * `size` bytes there are not aligned or lie outside. */
+/* Dynamic shared memory by its addresses. It begins at an odd multiple of 16, which is all that a kernel
+ * may count on. Ends the program where a pointer leads out of it, or where `size` bytes are not aligned
+ * or lie outside. */
+uint32_t cuda_shared_address(const void *pointer);
 void *cuda_shared_at(uint32_t address, size_t size);
 
 /* Copies of 16 bytes, or of zeros where not wanted, that are there after the wait. */
 void cuda_copy_async(uint32_t to, const void *from, bool wanted);
 void cuda_wait_for_copies(void);
 
+/* Ends the program: block, thread and a message. */
+_Noreturn void cuda_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* What a thread waits for, as another unit of the multiprocessor knows it. */
+typedef struct cuda_wait {
+    bool (*is_over)(const struct cuda_wait *wait);
+    void (*describe)(const struct cuda_wait *wait, char *text, size_t size);
+    void *what;
+    uint64_t value;
+} cuda_wait;
+void cuda_wait_until(const cuda_wait *wait);
+
+/* Units that work beside the threads. */
+typedef struct cuda_run cuda_run;
+typedef struct cuda_units {
+    void (*start)(const cuda_run *run); /* a block begins */
+    bool (*go_on)(void); /* no thread can: finishes one thing; false: there is none */
+    void (*end)(void);   /* all threads have ended */
+} cuda_units;
+
 /* Runs a kernel, blocks one after the other. With `backwards` the threads take turns in the
- * other order, so that a kernel that lacks a barrier goes wrong one way or the other. Ends the
- * program where a write leaves the dynamic shared memory. */
-typedef struct cuda_run {
+ * other order, so that a kernel that lacks a barrier goes wrong one way or the other; slow threads go on
+ * only when no other can, and no unit. Ends the program where a write leaves the dynamic shared
+ * memory. */
+struct cuda_run {
+    const char *name; /* for messages; NULL: none */
     void (*kernel)(const void *parameters);
     const void *parameters;
     unsigned grid, threads;
     unsigned smem_bytes;
     bool backwards;
-} cuda_run;
+    unsigned slow_warp;
+    uint32_t slow_lanes;             /* of this warp, a bit for each */
+    const cuda_units *units;         /* NULL: none */
+    bool late_copies, late_products; /* of Hopper's units: as late as they may be, or at once */
+};
 void cuda_run_kernel(const cuda_run *run);
 
 #endif

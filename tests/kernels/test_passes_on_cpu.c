@@ -14,6 +14,7 @@
 #include "cuda_on_cpu.h"
 #include "gpus.h"
 #include "normalize.h"
+#include "outputs.h"
 #include "random_problem.h"
 
 enum { PROBLEMS = 60 };
@@ -187,24 +188,6 @@ static fa_status merge(const machine *m, const random_call *call, char *message,
 }
 
 /* ---- Random problems ------------------------------------------------------------------------- */
-
-/* What outputs hold, all of them. */
-static char *copy_outputs(const ref_buffers *buffers, size_t *bytes)
-{
-    *bytes = 0;
-    for (int i = 0; i < buffers->count; i++) *bytes += buffers->list[i].reserved;
-    char *copy = malloc(*bytes + 1), *to = copy;
-    if (!copy) abort();
-    for (int i = 0; i < buffers->count; to += buffers->list[i++].reserved)
-        memcpy(to, buffers->list[i].base, buffers->list[i].reserved);
-    return copy;
-}
-
-static void put_outputs(const ref_buffers *buffers, const char *from)
-{
-    for (int i = 0; i < buffers->count; from += buffers->list[i++].reserved)
-        memcpy(buffers->list[i].base, from, buffers->list[i].reserved);
-}
 
 static fa_status run_once(const machine *m, const random_call *call, char *message, size_t size)
 {

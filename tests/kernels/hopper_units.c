@@ -1,0 +1,688 @@
+#include "hopper_units.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+
+enum {
+    WARP = 32,
+    WARPGROUP = 128,
+    MOST_GROUPS = 8,
+    MOST_THREADS = MOST_GROUPS * WARPGROUP,
+    MOST_BARRIERS = 64,
+    MOST_LOADS = 1024,  /* on their way */
+    MOST_PRODUCTS = 64, /* of a thread, on their way */
+    MOST_COMMITS = 8,   /* the same of groups of products */
+    MOST_RESULTS = 4,   /* sets of accumulators that products write to */
+    MOST_COLUMNS = 256,
+    MOST_BYTES = (1 << 20) - 1, /* that a phase of a barrier can expect */
+    SWIZZLE = 128,
+    PATTERN = 1024, /* bytes after which the swizzle repeats */
+    REGISTERS = 65536
+};
+
+static const uint32_t poison = 0x7fc0dead; /* a NaN of which nobody else has the bits */
+
+typedef struct barrier {
+    const uint64_t *word;
+    int arrivals, missing; /* of a phase; of this one */
+    int bytes;             /* that this phase still expects */
+    unsigned phase;
+    int waiting;                          /* threads */
+    uint32_t waits[MOST_THREADS];         /* of each thread so far */
+    uint32_t passed[MOST_THREADS / WARP]; /* of each warp: the most waits that a lane has passed */
+} barrier;
+
+typedef struct load {
+    fa_tensor_map_shape map;
+    char *to;
+    int64_t place[FA_TENSOR_MAP_AXES];
+    barrier *full;
+} load;
+
+/* Accumulators that products on their way write to. */
+typedef struct result {
+    float *d; /* NULL: none */
+    int count;
+    uint64_t last; /* number of the last such product */
+    float value[MOST_COLUMNS / 2];
+} result;
+
+typedef struct lane {
+    hopper_product products[MOST_PRODUCTS]; /* number n is at n % MOST_PRODUCTS */
+    uint64_t asked, commits;                /* products, groups of them */
+    uint64_t end[MOST_COMMITS]; /* group g ends in front of product end[g % MOST_COMMITS] */
+    uint64_t wanted;            /* groups that it waits for */
+    bool fenced;
+    result results[MOST_RESULTS];
+} lane;
+
+typedef struct warpgroup {
+    lane lanes[WARPGROUP];
+    uint64_t done, groups_done; /* products, groups */
+} warpgroup;
+
+static struct {
+    const cuda_run *run;
+    uint64_t block; /* counts all blocks: marks this one's barriers */
+    int num_barriers;
+    bool barriers_fenced;
+    barrier barriers[MOST_BARRIERS];
+    int num_loads;
+    load loads[MOST_LOADS];
+    /* Shared memory as copies and products see it: what threads write there comes with a fence. */
+    char *seen;
+    bool proxy_fenced;
+    warpgroup groups[MOST_GROUPS];
+    int registers[MOST_THREADS];
+} units;
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+static uint32_t swizzled(uint32_t address) { return address ^ (address / SWIZZLE % 8 * 16); }
+
+static size_t offset_in_shared(const void *pointer)
+{
+    return (size_t)((const char *)pointer - (const char *)cuda_shared_memory);
+}
+
+void hopper_proxy_fence(void) { units.proxy_fenced = true; }
+
+/* Before products read. */
+static void see_fenced(void)
+{
+    if (units.proxy_fenced) memcpy(units.seen, cuda_shared_memory, units.run->smem_bytes);
+    units.proxy_fenced = false;
+}
+
+/* ---- Barriers -------------------------------------------------------------------------------- */
+
+static uint64_t mark_of(int number) { return units.block << 16 | (uint64_t)number; }
+
+static barrier *find_barrier(const uint64_t *word)
+{
+    const int number = (int)(*word & 0xffff);
+    if (number >= units.num_barriers || *word != mark_of(number) ||
+        units.barriers[number].word != word)
+        cuda_die("a barrier that was not initialized");
+    return &units.barriers[number];
+}
+
+static int number_of(const barrier *b) { return (int)(b - units.barriers); }
+
+void hopper_barrier_init(uint64_t *word, int arrivals)
+{
+    if ((uintptr_t)word % 8) cuda_die("a misaligned barrier");
+    if (arrivals < 1 || arrivals >= 1 << 20) cuda_die("a barrier of %d arrivals", arrivals);
+    for (int i = 0; i < units.num_barriers; i++)
+        if (units.barriers[i].word == word) cuda_die("barrier %d is initialized again", i);
+    if (units.num_barriers == MOST_BARRIERS) cuda_die("too many barriers");
+    *word = mark_of(units.num_barriers);
+    units.barriers[units.num_barriers++] =
+        (barrier){.word = word, .arrivals = arrivals, .missing = arrivals};
+    units.barriers_fenced = false;
+}
+
+void hopper_barrier_fence(void) { units.barriers_fenced = true; }
+
+static void end_phase_if_complete(barrier *b)
+{
+    if (b->missing || b->bytes) return;
+    b->phase++;
+    b->missing = b->arrivals;
+}
+
+static void arrive(barrier *b)
+{
+    if (b->missing == 0)
+        cuda_die("barrier %d: more than %d arrivals in a phase", number_of(b), b->arrivals);
+    b->missing--;
+    end_phase_if_complete(b);
+}
+
+void hopper_barrier_arrive(uint64_t *word) { arrive(find_barrier(word)); }
+
+void hopper_barrier_expect(uint64_t *word, int bytes)
+{
+    barrier *b = find_barrier(word);
+    if (bytes < 0 || bytes > MOST_BYTES - b->bytes)
+        cuda_die("barrier %d cannot expect %d bytes", number_of(b), bytes);
+    b->bytes += bytes;
+    arrive(b);
+}
+
+static void receive(barrier *b, int bytes)
+{
+    if (b->bytes < bytes)
+        cuda_die("barrier %d receives %d bytes and expects %d", number_of(b), bytes, b->bytes);
+    b->bytes -= bytes;
+    end_phase_if_complete(b);
+}
+
+/* What a thread waits for: the end of a phase, told by its parity. The lanes of a warp leave the loop around
+ * try_wait together: where one has passed, the others pass, even if two phases have ended since. */
+typedef struct parity_wait {
+    unsigned parity, warp;
+    uint32_t number;
+} parity_wait;
+
+static uint64_t pack_wait(parity_wait w)
+{
+    return w.parity | (uint64_t)w.warp << 1 | (uint64_t)w.number << 32;
+}
+
+static parity_wait unpack_wait(uint64_t value)
+{
+    return (parity_wait){value & 1, (unsigned)(value >> 1 & 0xff), (uint32_t)(value >> 32)};
+}
+
+static bool has_passed(const cuda_wait *wait)
+{
+    const barrier *b = wait->what;
+    const parity_wait w = unpack_wait(wait->value);
+    return (b->phase & 1) != w.parity || b->passed[w.warp] >= w.number;
+}
+
+static void describe_barrier(const cuda_wait *wait, char *text, size_t size)
+{
+    const barrier *b = wait->what;
+    snprintf(
+        text, size, "waits at barrier %d for parity %u: phase %u lacks %d of %d arrivals, %d bytes",
+        number_of(b), unpack_wait(wait->value).parity, b->phase, b->missing, b->arrivals, b->bytes);
+}
+
+void hopper_barrier_wait(uint64_t *word, int parity)
+{
+    barrier *b = find_barrier(word);
+    const unsigned warp = cuda_thread.x / WARP;
+    const uint32_t number = ++b->waits[cuda_thread.x];
+    const parity_wait w = {(unsigned)parity & 1, warp, number};
+    const cuda_wait wait = {has_passed, describe_barrier, b, pack_wait(w)};
+    if (parity != 0 && parity != 1) cuda_die("a parity of %d", parity);
+    b->waiting++;
+    cuda_wait_until(&wait);
+    b->waiting--;
+    if (b->passed[warp] < number) b->passed[warp] = number;
+}
+
+static void check_barriers(void)
+{
+    for (int i = 0; i < units.num_barriers; i++) {
+        const barrier *b = &units.barriers[i];
+        if (b->missing != b->arrivals || b->bytes)
+            cuda_die("the end, and barrier %d lacks %d of %d arrivals, %d bytes", i, b->missing,
+                     b->arrivals, b->bytes);
+    }
+}
+
+/* ---- The copy engine ------------------------------------------------------------------------- */
+
+/* What the opaque bytes of a map are here. */
+typedef struct map {
+    fa_tensor_map_shape shape;
+    uint64_t mark;
+} map;
+_Static_assert(sizeof(map) <= sizeof(fa_tensor_map), "a shape fits into a map");
+
+static const uint64_t map_mark = 0x6d6170206f662068;
+
+bool hopper_encode_map(fa_tensor_map *to, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
+{
+    const char *why;
+    if (!fa_tensor_map_fits(shape, &why)) {
+        snprintf(fault->text, sizeof fault->text, "%s", why);
+        return false;
+    }
+    const map m = {.shape = *shape, .mark = map_mark};
+    memcpy(to, &m, sizeof m);
+    return true;
+}
+
+static int box_bytes(const fa_tensor_map_shape *m)
+{
+    int bytes = 2;
+    for (int i = 0; i < m->axes; i++) bytes *= (int)m->box[i];
+    return bytes;
+}
+
+/* Where row `row` of a box begins; NULL: outside the tensor. Rows count through all axes but one. */
+static const char *find_row(const load *l, int row)
+{
+    const char *from = l->map.base;
+    for (int i = 1; i < l->map.axes; i++) {
+        const int64_t at = l->place[i] + row % (int)l->map.box[i];
+        row /= (int)l->map.box[i];
+        if (at < 0 || at >= (int64_t)l->map.extent[i]) return NULL;
+        from += l->map.extent[i] > 1 ? (uint64_t)at * l->map.stride[i] : 0;
+    }
+    return from;
+}
+
+/* One row of 128 bytes; zeros where it lies outside. */
+static void read_row(const load *l, int row, char bytes[SWIZZLE])
+{
+    const char *from = find_row(l, row);
+    const int64_t extent = (int64_t)l->map.extent[0], first = l->place[0];
+    const int64_t begin = first < 0 ? -first : 0;
+    const int64_t end = extent - first < SWIZZLE / 2 ? extent - first : SWIZZLE / 2;
+    memset(bytes, 0, SWIZZLE);
+    if (from && begin < end)
+        memcpy(bytes + 2 * begin, from + 2 * (first + begin), 2 * (size_t)(end - begin));
+}
+
+static void write_row(char *to, const char bytes[SWIZZLE])
+{
+    const uint32_t address = cuda_shared_address(to);
+    for (uint32_t i = 0; i < SWIZZLE; i += 16) {
+        char *chunk = cuda_shared_at(swizzled(address + i), 16);
+        memcpy(chunk, bytes + i, 16);
+        memcpy(units.seen + offset_in_shared(chunk), bytes + i, 16);
+    }
+}
+
+static void finish_load(const load *l)
+{
+    char bytes[SWIZZLE];
+    for (int row = 0; row < box_bytes(&l->map) / SWIZZLE; row++) {
+        read_row(l, row, bytes);
+        write_row(l->to + row * SWIZZLE, bytes);
+    }
+    receive(l->full, box_bytes(&l->map));
+}
+
+static void spoil_box(const load *l)
+{
+    char bytes[SWIZZLE];
+    memset(bytes, 0xff, sizeof bytes);
+    for (int row = 0; row < box_bytes(&l->map) / SWIZZLE; row++)
+        write_row(l->to + row * SWIZZLE, bytes);
+}
+
+void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *place)
+{
+    map m;
+    load l = {.to = shared, .full = find_barrier(word)};
+    memcpy(&m, opaque, sizeof m);
+    if (m.mark != map_mark || (uintptr_t)opaque % 64) cuda_die("no tensor map, or misaligned");
+    if (m.shape.axes != axes) cuda_die("a map of %d axes, not %d", m.shape.axes, axes);
+    if (m.shape.box[0] * 2 != SWIZZLE) cuda_die("a box of other rows than 128 bytes");
+    if (!units.barriers_fenced) cuda_die("barriers that the copy engine may not see yet");
+    if (cuda_shared_address(shared) % SWIZZLE) cuda_die("a misaligned box in shared memory");
+    l.map = m.shape;
+    for (int i = 0; i < axes; i++) l.place[i] = place[i];
+    if (!units.run->late_copies) {
+        finish_load(&l);
+        return;
+    }
+    if (units.num_loads == MOST_LOADS) cuda_die("too many copies on their way");
+    spoil_box(&l);
+    units.loads[units.num_loads++] = l;
+}
+
+/* The youngest copy that somebody waits for. */
+static bool finish_some_load(void)
+{
+    int n = units.num_loads - 1;
+    while (n >= 0 && !units.loads[n].full->waiting) n--;
+    if (n < 0) return false;
+    const load l = units.loads[n];
+    units.num_loads--;
+    memmove(&units.loads[n], &units.loads[n + 1], (size_t)(units.num_loads - n) * sizeof l);
+    finish_load(&l);
+    return true;
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+static lane *this_lane(void)
+{
+    return &units.groups[cuda_thread.x / WARPGROUP].lanes[cuda_thread.x % WARPGROUP];
+}
+
+void hopper_products_fence(void) { this_lane()->fenced = true; }
+
+static result *find_result(lane *l, const float *d)
+{
+    for (int i = 0; i < MOST_RESULTS; i++)
+        if (l->results[i].d == d) return &l->results[i];
+    return NULL;
+}
+
+/* The accumulators belong to the products from the first one on until the last one is done. */
+static void take_accumulators(lane *l, const hopper_product *p)
+{
+    result *r = find_result(l, p->d);
+    if (!r) {
+        r = find_result(l, NULL);
+        if (!r) cuda_die("too many sets of accumulators");
+        r->d = p->d;
+        r->count = p->columns / 2;
+        for (int i = 0; i < r->count; i++) {
+            r->value[i] = p->d[i];
+            memcpy(&p->d[i], &poison, sizeof poison);
+        }
+    }
+    if (r->count != p->columns / 2) cuda_die("products of two sizes with the same accumulators");
+    r->last = l->asked;
+}
+
+static void give_accumulators_back(result *r)
+{
+    for (int i = 0; i < r->count; i++) {
+        if (memcmp(&r->d[i], &poison, sizeof poison) != 0)
+            cuda_die("an accumulator was written to before the products' end");
+        r->d[i] = r->value[i];
+    }
+    r->d = NULL;
+}
+
+void hopper_multiply(const hopper_product *p)
+{
+    lane *l = this_lane();
+    if (!l->fenced) cuda_die("products without a fence since the last wait");
+    if (l->asked - units.groups[cuda_thread.x / WARPGROUP].done == MOST_PRODUCTS)
+        cuda_die("too many products on their way");
+    take_accumulators(l, p);
+    l->products[l->asked++ % MOST_PRODUCTS] = *p;
+}
+
+/* Eight elements that lie together. */
+static void decode(uint32_t address, bool bfloat, float x[8])
+{
+    static float halves[1 << 16];
+    uint16_t bits[8];
+    if (halves[0x3c00] == 0.0f)
+        for (int i = 0; i < 1 << 16; i++) halves[i] = fa_half_to_float((uint16_t)i);
+    const void *at = cuda_shared_at(swizzled(address), 16);
+    memcpy(bits, units.seen + offset_in_shared(at), sizeof bits);
+    for (int i = 0; i < 8; i++) x[i] = bfloat ? fa_bfloat_to_float(bits[i]) : halves[bits[i]];
+}
+
+/* What a matrix descriptor says. */
+typedef struct matrix {
+    uint32_t start, block, group; /* bytes */
+} matrix;
+
+static matrix read_descriptor(uint64_t d)
+{
+    const matrix m = {(uint32_t)(d & 0x3fff) * 16, (uint32_t)(d >> 16 & 0x3fff) * 16,
+                      (uint32_t)(d >> 32 & 0x3fff) * 16};
+    if (d >> 62 != 1) cuda_die("a matrix that is not in the 128-byte swizzle");
+    if (d & 0x3fffc000c000c000) cuda_die("a matrix descriptor with stray bits");
+    if (m.start / SWIZZLE % 8) cuda_die("a matrix that does not start at a pattern of the swizzle");
+    if (m.group % PATTERN) cuda_die("groups of rows that are no whole patterns of the swizzle");
+    return m;
+}
+
+/* The 16 columns of so many rows; x is rows x 16. */
+static void read_along_rows(uint64_t descriptor, bool bfloat, int rows, float *x)
+{
+    const matrix m = read_descriptor(descriptor);
+    if (m.start % 32) cuda_die("a matrix whose 16 columns leave a row's 128 bytes");
+    for (int r = 0; r < rows; r++) {
+        const uint32_t row = m.start + (uint32_t)(r / 8) * m.group + (uint32_t)(r % 8) * SWIZZLE;
+        decode(row, bfloat, x + 16 * r);
+        decode(row + 16, bfloat, x + 16 * r + 8);
+    }
+}
+
+/* 16 rows of so many columns, in blocks of 64; x is 16 x columns. */
+static void read_across_rows(uint64_t descriptor, bool bfloat, int columns, float *x)
+{
+    const matrix m = read_descriptor(descriptor);
+    if (m.start % PATTERN) cuda_die("a matrix that does not start with a row");
+    if (columns > 64 && m.block % PATTERN) cuda_die("blocks of columns that are misaligned");
+    for (int r = 0; r < 16; r++)
+        for (int c = 0; c < columns; c += 8) {
+            const uint32_t row =
+                m.start + (uint32_t)(r / 8) * m.group + (uint32_t)(r % 8) * SWIZZLE;
+            decode(row + (uint32_t)(c / 64) * m.block + (uint32_t)(c % 64) * 2, bfloat,
+                   x + r * columns + c);
+        }
+}
+
+static void transpose(const float *x, int rows, float *y)
+{
+    for (int c = 0; c < 16; c++)
+        for (int r = 0; r < rows; r++) y[c * rows + r] = x[16 * r + c];
+}
+
+static float half_of(uint32_t pair, int upper, bool bfloat)
+{
+    const uint16_t bits = (uint16_t)(upper ? pair >> 16 : pair);
+    return bfloat ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
+}
+
+/* A from registers: pair i of a lane is columns 2t, 2t + 1, from 8 on in pairs 2 and 3, of row g, in odd
+ * pairs g + 8. */
+static void read_registers(const warpgroup *w, uint64_t number, float *x)
+{
+    for (int thread = 0; thread < WARPGROUP; thread++) {
+        const hopper_product *p = &w->lanes[thread].products[number % MOST_PRODUCTS];
+        for (int i = 0; i < 8; i++) {
+            const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
+            const int column = thread % 4 * 2 + i % 2 + 8 * (i / 4);
+            x[16 * row + column] = half_of(p->registers[i / 2], i % 2, p->bfloat);
+        }
+    }
+}
+
+/* Accumulator i of a thread. */
+static int place_in_result(int thread, int i, int columns)
+{
+    const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
+    return row * columns + i / 4 * 8 + thread % 4 * 2 + i % 2;
+}
+
+typedef enum direction { FROM_LANES, TO_LANES } direction;
+
+static void move_results(warpgroup *w, uint64_t number, float *sum, direction way)
+{
+    for (int thread = 0; thread < WARPGROUP; thread++) {
+        lane *l = &w->lanes[thread];
+        result *r = find_result(l, l->products[number % MOST_PRODUCTS].d);
+        for (int i = 0; i < r->count; i++) {
+            float *at = &sum[place_in_result(thread, i, 2 * r->count)];
+            if (way == FROM_LANES) *at = r->value[i];
+            else r->value[i] = *at;
+        }
+        if (way == TO_LANES && r->last == number) give_accumulators_back(r);
+    }
+}
+
+/* sum (64 x columns) += a (64 x 16) b (16 x columns) */
+static void add_products(float *restrict sum, const float *restrict a, const float *restrict b,
+                         int columns)
+{
+    for (int row = 0; row < 64; row++)
+        for (int k = 0; k < 16; k += 4) {
+            const float *x = a + 16 * row + k, *y = b + k * columns;
+            const float x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3];
+            float *to = sum + row * columns;
+            for (int c = 0; c < columns; c++)
+                to[c] += (x0 * y[c] + x1 * y[columns + c]) +
+                         (x2 * y[2 * columns + c] + x3 * y[3 * columns + c]);
+        }
+}
+
+static void multiply(const warpgroup *w, uint64_t number, float *sum)
+{
+    static float a[64 * 16], b[16 * MOST_COLUMNS], rows[16 * MOST_COLUMNS];
+    const hopper_product *p = &w->lanes[0].products[number % MOST_PRODUCTS];
+    see_fenced();
+    if (!p->accumulate) memset(sum, 0, sizeof *sum * 64 * (size_t)p->columns);
+    if (p->registers) {
+        read_registers(w, number, a);
+        read_across_rows(p->b, p->bfloat, p->columns, b);
+    } else {
+        read_along_rows(p->a, p->bfloat, 64, a);
+        read_along_rows(p->b, p->bfloat, p->columns, rows);
+        transpose(rows, p->columns, b);
+    }
+    add_products(sum, a, b, p->columns);
+}
+
+/* The threads of a warpgroup must ask for the same. */
+static void check_product(const warpgroup *w, uint64_t number)
+{
+    const hopper_product *first = &w->lanes[0].products[number % MOST_PRODUCTS];
+    for (int thread = 1; thread < WARPGROUP; thread++) {
+        const hopper_product *p = &w->lanes[thread].products[number % MOST_PRODUCTS];
+        if (p->columns != first->columns || p->bfloat != first->bfloat ||
+            p->accumulate != first->accumulate || !p->registers != !first->registers ||
+            p->a != first->a || p->b != first->b)
+            cuda_die("the threads of a warpgroup ask for different products");
+    }
+}
+
+static uint64_t end_of_group(const lane *l, uint64_t group) { return l->end[group % MOST_COMMITS]; }
+
+static bool is_committed(const warpgroup *w)
+{
+    for (int thread = 0; thread < WARPGROUP; thread++)
+        if (w->lanes[thread].commits <= w->groups_done) return false;
+    for (int thread = 1; thread < WARPGROUP; thread++)
+        if (end_of_group(&w->lanes[thread], w->groups_done) !=
+            end_of_group(&w->lanes[0], w->groups_done))
+            cuda_die("the threads of a warpgroup commit different products");
+    return true;
+}
+
+/* The next group of products. */
+static void finish_group(warpgroup *w)
+{
+    static float sum[64 * MOST_COLUMNS];
+    const uint64_t end = end_of_group(&w->lanes[0], w->groups_done);
+    const float *d = NULL;
+    for (; w->done < end; w->done++) {
+        const lane *first = &w->lanes[0];
+        check_product(w, w->done);
+        if (first->products[w->done % MOST_PRODUCTS].d != d)
+            move_results(w, w->done, sum, FROM_LANES);
+        d = first->products[w->done % MOST_PRODUCTS].d;
+        multiply(w, w->done, sum);
+        if (w->done + 1 < end && first->products[(w->done + 1) % MOST_PRODUCTS].d == d) continue;
+        move_results(w, w->done, sum, TO_LANES);
+    }
+    w->groups_done++;
+}
+
+void hopper_products_commit(void)
+{
+    warpgroup *w = &units.groups[cuda_thread.x / WARPGROUP];
+    lane *l = this_lane();
+    if (l->commits - w->groups_done == MOST_COMMITS) cuda_die("too many groups of products");
+    l->end[l->commits++ % MOST_COMMITS] = l->asked;
+    if (!units.run->late_products && is_committed(w)) finish_group(w);
+}
+
+static bool are_done(const cuda_wait *wait)
+{
+    const warpgroup *w = wait->what;
+    return w->groups_done >= wait->value;
+}
+
+static void describe_products(const cuda_wait *wait, char *text, size_t size)
+{
+    const warpgroup *w = wait->what;
+    snprintf(text, size, "waits for group %llu of products, %llu are done",
+             (unsigned long long)wait->value, (unsigned long long)w->groups_done);
+}
+
+void hopper_products_wait(int pending)
+{
+    warpgroup *w = &units.groups[cuda_thread.x / WARPGROUP];
+    lane *l = this_lane();
+    l->fenced = false;
+    l->wanted = l->commits > (uint64_t)pending ? l->commits - (uint64_t)pending : 0;
+    const cuda_wait wait = {are_done, describe_products, w, l->wanted};
+    cuda_wait_until(&wait);
+}
+
+/* Only what all of a warpgroup have asked for, and one waits for. */
+static bool finish_some_products(void)
+{
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        warpgroup *w = &units.groups[i];
+        bool wanted = false;
+        for (int thread = 0; thread < WARPGROUP; thread++)
+            wanted = wanted || w->lanes[thread].wanted > w->groups_done;
+        if (!wanted || !is_committed(w)) continue;
+        finish_group(w);
+        return true;
+    }
+    return false;
+}
+
+static void check_products(void)
+{
+    for (int i = 0; i < MOST_GROUPS; i++)
+        for (int thread = 0; thread < WARPGROUP; thread++)
+            if (units.groups[i].lanes[thread].asked != units.groups[i].done)
+                cuda_die("the end, and warpgroup %d has products on their way", i);
+}
+
+/* ---- Registers ------------------------------------------------------------------------------- */
+
+void hopper_registers(int count, bool more)
+{
+    int *mine = &units.registers[cuda_thread.x];
+    if (count % 8 || count < 24 || count > 256) cuda_die("%d registers a thread", count);
+    if (more ? count < *mine : count > *mine)
+        cuda_die("%d registers are %s than %d", count, more ? "fewer" : "more", *mine);
+    *mine = count;
+}
+
+static void check_registers(void)
+{
+    int sum = 0;
+    for (unsigned thread = 0; thread < units.run->threads; thread++) {
+        sum += units.registers[thread];
+        if (units.registers[thread] != units.registers[thread / WARPGROUP * WARPGROUP])
+            cuda_die("the warps of a warpgroup have different numbers of registers");
+    }
+    if (sum > REGISTERS) cuda_die("the block has %d registers", sum);
+}
+
+/* ---- The units ------------------------------------------------------------------------------- */
+
+static void start(const cuda_run *run)
+{
+    const int registers = (int)(REGISTERS / run->threads) / 8 * 8;
+    if (run->threads % WARPGROUP || run->threads > MOST_THREADS)
+        cuda_die("%u threads are no warpgroups", run->threads);
+    units.run = run;
+    units.block++;
+    units.num_barriers = units.num_loads = 0;
+    units.barriers_fenced = units.proxy_fenced = false;
+    units.seen = malloc(run->smem_bytes);
+    if (!units.seen) abort();
+    memset(units.seen, 0xff, run->smem_bytes);
+    for (unsigned n = 0; n < run->threads; n++)
+        units.registers[n] = registers < 248 ? registers : 248;
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        warpgroup *w = &units.groups[i];
+        w->done = w->groups_done = 0;
+        for (int n = 0; n < WARPGROUP; n++) {
+            lane *l = &w->lanes[n];
+            l->asked = l->commits = l->wanted = 0;
+            l->fenced = false;
+            for (int r = 0; r < MOST_RESULTS; r++) l->results[r].d = NULL;
+        }
+    }
+}
+
+static bool go_on(void) { return finish_some_products() || finish_some_load(); }
+
+static void end(void)
+{
+    if (units.num_loads) cuda_die("the end, and copies still on their way");
+    check_barriers();
+    check_products();
+    check_registers();
+    free(units.seen);
+}
+
+const cuda_units hopper_units = {start, go_on, end};

@@ -1,0 +1,47 @@
+/*
+ * What works beside a block's threads on Hopper, for the machine of cuda_on_cpu.h: barriers in shared
+ * memory (mbarrier), the copy engine (TMA), products of a warpgroup (wgmma). Who breaks their rules
+ * ends the program with a message.
+ *
+ * Copies and products are asynchronous. Where a run says so they come as late as they may: when no
+ * thread can go on and one waits for them. Until then there is NaN where they will write; what they
+ * read, they read then. Otherwise they are done at once.
+ */
+#ifndef TEST_HOPPER_UNITS_H
+#define TEST_HOPPER_UNITS_H
+
+#include "cuda/driver.h"
+#include "cuda_on_cpu.h"
+
+extern const cuda_units hopper_units;
+
+/* A tensor map for this machine: what cuTensorMapEncodeTiled is to the driver. */
+bool hopper_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
+
+void hopper_barrier_init(uint64_t *barrier, int arrivals);
+void hopper_barrier_fence(void);
+void hopper_barrier_arrive(uint64_t *barrier);
+void hopper_barrier_expect(uint64_t *barrier, int bytes);
+void hopper_barrier_wait(uint64_t *barrier, int parity);
+
+/* Copies a box with the 128-byte swizzle; place: of its first element, innermost axis first. */
+void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *place);
+void hopper_proxy_fence(void);
+
+/* D (64 x columns) += A (64 x 16) B (16 x columns); accumulate false: D = A B. */
+typedef struct hopper_product {
+    int columns;
+    bool bfloat, accumulate;
+    float *d;
+    const uint32_t *registers; /* A; NULL: it is in shared memory. Then B lies along its rows */
+    uint64_t a, b;
+} hopper_product;
+void hopper_multiply(const hopper_product *product);
+void hopper_products_fence(void);
+void hopper_products_commit(void);
+void hopper_products_wait(int pending);
+
+/* setmaxnreg: from now on the warp has so many registers a thread, fewer or more than before. */
+void hopper_registers(int count, bool more);
+
+#endif

@@ -1,0 +1,223 @@
+/*
+ * The forward on Hopper's tensor cores and copy engine, run on the host (cuda_on_cpu.h,
+ * hopper_units.h), over random problems from the whole option space against float64, with the launch that
+ * the planner and the backend make for an H200; only the tensor maps are this machine's. Problems that the
+ * planner gives to another family are left out.
+ *
+ * Each call is made twice, with other turns of the threads and other delays, for which the bits must be
+ * the same.
+ *
+ * Arguments: the first problem's number, how many; the runs of each compiled form are printed then.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "cuda/plan_sm90.h"
+#include "forward_on_cpu.h"
+#include "hopper_units.h"
+#include "outputs.h"
+
+enum { PROBLEMS = 1800, EACH = 4, LONG_ROWS = 8192, MOST_SHUFFLES = 200000 };
+
+/* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
+typedef struct parameters {
+    fa_attention_params attention;
+    fa_sm90_params more;
+} parameters;
+
+#define FORM(name)                                                                                 \
+    void name(fa_attention_params p, fa_sm90_params s);                                            \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->attention, both->more);                                                         \
+    }
+#include "sm90_forms.h"
+#undef FORM
+
+static const struct {
+    const char *image;
+    void (*run)(const void *parameters);
+} kernels[] = {
+#define FORM(name) {#name, run_##name},
+#include "sm90_forms.h"
+};
+enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+
+/* Problem by problem in turn. */
+static const char *const families[] = {"sm90", "sm90-overlap"};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+static int runs[KERNELS];
+
+static int find_kernel(const char *image)
+{
+    int i = 0;
+    while (i < KERNELS && strcmp(kernels[i].image, image) != 0) i++;
+    return i;
+}
+
+/* Rows that are done again key by key go from shuffle to shuffle, which takes its time here. */
+static bool takes_long(const fa_problem *p)
+{
+    const double shuffles =
+        (double)(p->batch * p->heads_q) * (double)(p->rows_q * p->n_k) * (double)(p->d_v / 32 + 1);
+    return (p->bias.data || p->mask.data) && shuffles > MOST_SHUFFLES;
+}
+
+/* A call on its way to the kernel. */
+typedef struct attempt {
+    int64_t number;
+    int kernel;
+    fa_cuda_plan plan;
+    parameters parameters;
+} attempt;
+
+/* All orders and delays, with all numbers of blocks, for each focus. */
+static void vary(cuda_run *run, int64_t number, bool otherwise)
+{
+    const uint64_t bits = (uint64_t)number * 0x9E3779B97F4A7C15u;
+    const unsigned delays = (unsigned)(bits >> 61), varied = otherwise ? ~delays : delays;
+    const unsigned most = (unsigned)(number % 3) + 1;
+    run->backwards = varied & 1;
+    run->late_copies = varied & 2;
+    run->late_products = varied & 4;
+    if (!otherwise && run->grid > most) run->grid = most;
+}
+
+/* A slow warp, often the loading one; all of it, its leader, all others, or any lanes. */
+static void slow_down(cuda_run *run, int64_t number)
+{
+    const uint64_t bits = (uint64_t)number * 0xD1B54A32D192ED03u;
+    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
+    run->slow_warp = bits >> 60 < 6 ? 0 : (unsigned)(bits >> 50 & 1023) % (run->threads / 32);
+    run->slow_lanes = lanes[bits >> 40 & 3];
+}
+
+static void run_once(const attempt *a, bool otherwise)
+{
+    char name[160];
+    cuda_run run = make_run(&a->parameters.attention, &a->plan, a->number);
+    run.kernel = kernels[a->kernel].run;
+    run.parameters = &a->parameters;
+    run.units = &hopper_units;
+    run.grid = a->plan.grid;
+    vary(&run, a->number, otherwise);
+    if (otherwise) slow_down(&run, a->number);
+    snprintf(name, sizeof name,
+             "number %lld: %s, %u blocks, %s, %s copies, %s products, lanes %x of warp %u slow",
+             (long long)a->number, a->plan.image, run.grid,
+             run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
+             run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
+    run.name = name;
+    cuda_run_kernel(&run);
+}
+
+/* Once more the other way round, which must leave the same bits. */
+static fa_status run_twice(const attempt *a, const random_call *call, char *message, size_t size)
+{
+    size_t bytes;
+    char *before = copy_outputs(call->buffers, &bytes);
+    run_once(a, false);
+    char *first = copy_outputs(call->buffers, &bytes);
+    put_outputs(call->buffers, before);
+    run_once(a, true);
+    char *second = copy_outputs(call->buffers, &bytes);
+    const bool same = memcmp(first, second, bytes) == 0;
+    if (!same) snprintf(message, size, "a second run left other bits");
+    free(before);
+    free(first);
+    free(second);
+    return same ? FA_OK : (fa_status)RANDOM_WRONG;
+}
+
+static bool plan_with(const fa_cuda_family *family, const fa_problem *p, attempt *a, char *why,
+                      size_t size)
+{
+    if (!fa_cuda_plan_make(p, &devices[H200], family, &a->plan, why, size)) return false;
+    a->kernel = find_kernel(a->plan.image);
+    return true;
+}
+
+/* Whether the family has a form for it that has not run often enough. Some forms are for rows of so many
+ * keys that a test cannot wait for them; they do fewer as well. */
+static bool plan_in(const fa_cuda_family *family, const fa_problem *p, attempt *a, char *why,
+                    size_t size)
+{
+    fa_problem longer = *p;
+    longer.n_k += LONG_ROWS;
+    if (!plan_with(family, p, a, why, size)) return false;
+    const int kernel = a->kernel;
+    if (!plan_with(family, &longer, a, why, size)) return false;
+    if (a->kernel != kernel && a->kernel < KERNELS && runs[a->kernel] < EACH) return true;
+    return plan_with(family, p, a, why, size) && (kernel == KERNELS || runs[kernel] < EACH);
+}
+
+/* In one family or the other. */
+static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
+{
+    for (int i = 0; i < FAMILIES; i++) {
+        const char *name = families[(a->number / 10 + i) % FAMILIES];
+        if (plan_in(fa_cuda_find_family(name), p, a, why, size)) return true;
+    }
+    return false;
+}
+
+static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+{
+    fa_problem p;
+    fa_cuda_fault fault;
+    attempt a = {.number = *(const int64_t *)context};
+    const fa_status status = make_forward(call, &p, message, size);
+    if (status != FA_OK) return status;
+    if (!plan_call(&p, &a, message, size)) return FA_ERROR_UNSUPPORTED;
+    if (a.plan.tasks == 0) return FA_OK;
+    if (a.kernel == KERNELS) {
+        snprintf(message, size, "no kernel %s", a.plan.image);
+        return FA_ERROR_DEVICE;
+    }
+    if (takes_long(&p)) return FA_ERROR_UNSUPPORTED;
+    runs[a.kernel]++;
+    a.parameters.attention = fa_cuda_attention_params(&p, &a.plan);
+    if (!fa_cuda_sm90_params(&p, &a.plan, hopper_encode_map, &a.parameters.more, &fault)) {
+        snprintf(message, size, "a map that the planner allowed: %s", fault.text);
+        return FA_ERROR_DEVICE;
+    }
+    return run_twice(&a, call, message, size);
+}
+
+int main(int argc, char **argv)
+{
+    static random_result result;
+    int64_t number = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    static const random_focus focuses[] = {
+        RANDOM_ANYTHING, RANDOM_UNUSED,  RANDOM_ANYTHING, RANDOM_MASKS,   RANDOM_ANYTHING,
+        RANDOM_LENGTHS,  RANDOM_STRIDES, RANDOM_EMPTY,    RANDOM_DROPOUT, RANDOM_TAILS};
+    random_settings settings = {.device = FA_DEVICE_CUDA,
+                                .tiles = true,
+                                .one_pass = true,
+                                .attend = attend,
+                                .context = &number};
+    int done = 0;
+    test_begin();
+    for (; number < end; number++) {
+        settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        /* The tails' number says the head dim: all widths, not only the first. */
+        const int64_t drawn = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
+        random_problem_run((uint64_t)drawn, &settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
+              result.description);
+    }
+    for (int i = 0; i < KERNELS && argc == 1; i++)
+        CHECK(runs[i], "no problem was for %s", kernels[i].image);
+    if (argc > 2) {
+        printf("%5d problems\n", done);
+        for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);
+    }
+    return test_end();
+}
