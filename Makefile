@@ -43,10 +43,10 @@ install: build/.configured
 	@$(call build,release) --target library flashattn_cli
 	cmake --install build --prefix "$(PREFIX)"
 
-# The whole suite again under the sanitizers.
+# The whole suite again under the sanitizers, or what CTEST_OPTIONS leave of it.
 test-sanitize: build-asan/.configured
 	@$(call build,asan)
-	@tools/run-tests.sh build-asan $(JOBS)
+	@tools/run-tests.sh build-asan $(JOBS) $(CTEST_OPTIONS)
 
 # Data races. libarcher tells the thread sanitizer what clang's OpenMP library synchronizes; without
 # it every parallel loop would look like a race.

@@ -1125,6 +1125,8 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
 #if GENERAL
     if (broken) redo_rows(p, sm90, consumer);
+#else
+    (void)broken, (void)sm90;
 #endif
 }
 
