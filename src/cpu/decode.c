@@ -364,22 +364,31 @@ static void add_values(const fa_decode_plan *plan, const fa_decode_tiles *t, con
     else value_rows(FA_READ_BFLOAT, value, s, update, rows, columns);
 }
 
-/* A weight of 0 must not meet a value of NaN or infinity. `rows` of all the task's heads, of which
- * `share` have a key/value head in common. */
+/* A weight of 0 must not meet a value of NaN or infinity. The `share` rows of the task's head number n. */
 static void add_values_skip_zeros(const fa_decode_plan *plan, const fa_decode_tiles *t,
-                                  const fa_rows *v, int64_t count, int64_t rows, int64_t share)
+                                  const fa_rows *v, int64_t count, int64_t n, int64_t share)
 {
     const fa_source *source = &plan->v;
-    memset(t->update, 0, (size_t)(rows * source->padded) * sizeof(float));
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = n * share; r < (n + 1) * share; r++) {
         float *update = t->update + r * source->padded;
+        memset(update, 0, (size_t)source->padded * sizeof *update);
         for (int64_t j = 0; j < count; j++) {
             const float w = t->s[r * S_PITCH + j];
-            const char *value = v->at[j] + r / share * source->head;
+            const char *value = v->at[j] + n * source->head;
             for (int64_t c = 0; w != 0.0f && c < source->width; c++)
                 update[place(source->reading, c)] += w * fa_element(value, source->view->dtype, c);
         }
     }
+}
+
+/* Head by head: a head's bits must not depend on which others its task has. */
+static void mend_update(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *v,
+                        int64_t count, int64_t heads, int64_t share)
+{
+    const int64_t numbers = share * plan->v.padded;
+    for (int64_t n = 0; n < heads; n++)
+        if (!fa_all_finite(t->update + n * numbers, numbers))
+            add_values_skip_zeros(plan, t, v, count, n, share);
 }
 
 /* Puts the columns of a partial result back into their order. */
@@ -500,8 +509,7 @@ static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_deco
             value_turn(plan, t, &v, j, v_count, n_heads, share);
         }
         if (v_count > 0) {
-            if (!fa_all_finite(t->update, rows * plan->v.padded))
-                add_values_skip_zeros(plan, t, &v, v_count, rows, share);
+            mend_update(plan, t, &v, v_count, n_heads, share);
             apply_update(plan, t, alpha, rows, partial);
         }
         float *scores = t->next;

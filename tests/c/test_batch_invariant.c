@@ -1,4 +1,5 @@
 /* A batch item's bits do not depend on what else is in the batch, nor on how the batch is stored. */
+#include <math.h>
 #include <string.h>
 
 #include "attention.h"
@@ -15,7 +16,7 @@ static fa_tensor item_of(const fa_tensor *t, int64_t b)
 }
 
 /* Runs item b alone and compares it with the batch. */
-static void check_item(attention *batch, int64_t b)
+static void check_item(attention *batch, int64_t b, bool backward)
 {
     attention alone;
     shape s = batch->s;
@@ -26,13 +27,19 @@ static void check_item(attention *batch, int64_t b)
     alone.in.v = item_of(&batch->in.v, b);
     alone.dout = item_of(&batch->dout, b);
     alone.in.options = batch->in.options;
-    if (!attention_forward(&alone, "alone") || !attention_backward(&alone, "alone")) return;
+    const bool done =
+        attention_forward(&alone, "alone") && (!backward || attention_backward(&alone, "alone"));
     const fa_tensor out = item_of(&batch->out, b), dq = item_of(&batch->dq, b);
     const fa_tensor dk = item_of(&batch->dk, b), dv = item_of(&batch->dv, b);
     int64_t count = s.heads_q * s.n_q;
+    if (!done) return;
     CHECK(same_bits(&alone.out, &out), "item %lld: out differs", (long long)b);
     CHECK(memcmp(alone.lse, batch->lse + b * count, (size_t)count * sizeof(float)) == 0,
           "item %lld: lse differs", (long long)b);
+    if (!backward) {
+        attention_free(&alone);
+        return;
+    }
     CHECK(same_bits(&alone.dq, &dq), "item %lld: dq differs", (long long)b);
     CHECK(same_bits(&alone.dk, &dk), "item %lld: dk differs", (long long)b);
     CHECK(same_bits(&alone.dv, &dv), "item %lld: dv differs", (long long)b);
@@ -45,7 +52,7 @@ static void check_batch(shape s, fa_dtype dtype, bool causal)
     attention_make(&a, 9, s, dtype);
     a.in.options.flags = FA_BATCH_INVARIANT | (causal ? FA_CAUSAL : 0u);
     if (attention_forward(&a, "batch") && attention_backward(&a, "batch"))
-        for (int64_t b = 0; b < s.batch; b++) check_item(&a, b);
+        for (int64_t b = 0; b < s.batch; b++) check_item(&a, b, true);
     attention_free(&a);
 }
 
@@ -97,6 +104,28 @@ static void check_packed(fa_dtype dtype, bool decode)
     attention_free(&p);
 }
 
+/* Decoding takes heads that lie side by side together, as many as the batch leaves tasks for. A value
+ * that is no number, hidden from one head, must not change how the others are summed. */
+static void check_hidden_value(fa_dtype dtype)
+{
+    enum { HEADS = 3, KEYS = 12, HIDDEN = 4, COLUMNS = 64 };
+    static uint8_t seen[HEADS][KEYS];
+    memset(seen, 1, sizeof seen);
+    seen[1][HIDDEN] = 0;
+    const fa_tensor mask = {seen, FA_BOOL, {1, HEADS, 1, KEYS}, {0, KEYS, 0, 1}};
+    const shape s = {BATCH, HEADS, HEADS, 1, KEYS, 32, COLUMNS};
+    attention a;
+    attention_make(&a, 12, s, dtype);
+    for (int64_t b = 0; b < BATCH; b++)
+        for (int64_t c = 0; c < COLUMNS; c++) ref_store(&a.in.v, b, HIDDEN, 1, c, NAN);
+    a.in.options.mask = &mask;
+    a.in.options.flags = FA_BATCH_INVARIANT;
+    a.in.options.threads = 1;
+    if (attention_forward(&a, "batch"))
+        for (int64_t b = 0; b < BATCH; b++) check_item(&a, b, false);
+    attention_free(&a);
+}
+
 int main(void)
 {
     static const shape shapes[] = {{BATCH, 4, 2, 100, 130, 24, 24},
@@ -109,5 +138,6 @@ int main(void)
                 check_batch(shapes[n], float_dtypes[t], causal);
     for (int t = 0; t < 3; t++)
         for (int decode = 0; decode < 2; decode++) check_packed(float_dtypes[t], decode);
+    for (int t = 0; t < 3; t++) check_hidden_value(float_dtypes[t]);
     return test_end();
 }
