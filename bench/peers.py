@@ -47,6 +47,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import peers_libraries as libraries  # noqa: E402
 from peers_cells import CPU_SETS, CUDA_SETS, cells_of  # noqa: E402
 from peers_exact import DTYPES, Inputs, error_of, exact_heads, is_right  # noqa: E402
+from peers_tables import OWN  # noqa: E402
 from peers_timing import HostTimer, Timer, take_turns, wait  # noqa: E402
 from source_hash import ROOT, cuda_hash, source_hash  # noqa: E402
 
@@ -93,7 +94,7 @@ def checked(backend, cell, sets, expected, device):
 
 def comparable(cell, backend):
     """Whether a result can be told from float64: the dropout masks of others are their own."""
-    return not cell.dropout or backend.name in libraries.OWN
+    return not cell.dropout or backend.name in OWN
 
 
 def checked_here(backend, cell, sets, expected, device):
@@ -160,7 +161,7 @@ def run_cell(cell, backends, args, ceiling):
 def compared(rows):
     """Ours beside the fastest and the most exact of the others; None: there is none."""
     found = {name: row for name, row in rows.items() if row["state"] == "measured"}
-    peers = {name: row for name, row in found.items() if name not in libraries.OWN}
+    peers = {name: row for name, row in found.items() if name not in OWN}
     best = min(peers, key=lambda name: peers[name]["median_ms"], default=None)
     errors = [row["error"]["norm"] for row in peers.values() if "error" in row]
     ours = found.get("flashattn")
@@ -251,7 +252,7 @@ def print_cell(cell, begun):
     for name, r in cell["results"].items():
         if r["state"] != "measured":
             print(f"    {name} {r['state']}: {r.get('why', '')}")
-        elif name in libraries.OWN and r["kernel"]:
+        elif name in OWN and r["kernel"]:
             print(f"    {name}: {r['kernel']}")
     sys.stdout.flush()
 

@@ -443,4 +443,3 @@ def table(args):
 
 NAMES = ("flashattn", "flashattn-sm80", "flashattn-overlap", "package", "fa2", "cudnn", "fa3", "fa4",
          "flex", "efficient", "sdpa-flash", "jax", "math")
-OWN = ("flashattn", "flashattn-sm80", "flashattn-overlap", "package")

@@ -412,29 +412,10 @@ FA_DEVICE void mask_scores(const fa_walk *w, int first, fa_scores *s)
             int lo, hi;
             const int column = 2 * (lane_id() % 4);
             visible_part(w, row_of(m, half), first + column, &lo, &hi);
-#pragma unroll
-            for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-                for (int c = 0; c < 2; c++)
-                    if (8 * n + c < lo || 8 * n + c >= hi) s->at[m][n][2 * half + c] = -INFINITY;
+            fa_hide_fragment(s->at[m][0], half, lo, hi);
         }
 }
 #else
-/* Whether an option changes single rows. */
-FA_DEVICE bool changes_rows(const fa_attention_params *p)
-{
-    return p->alibi_slopes || p->bias.data || p->mask.data;
-}
-
-FA_DEVICE void hide_scores(float *s, int half, int lo, int hi)
-{
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-            if (8 * n + c < lo || 8 * n + c >= hi) s[4 * n + 2 * half + c] = -INFINITY;
-}
-
 /* Scores become exponents of 2. */
 FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
                                    int first, float scale, fa_scores *s)
@@ -448,13 +429,13 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
             int lo, hi;
             const int r = row_of(m, half);
             visible_part(w, r, first + column, &lo, &hi);
-            if (changes_rows(p)) {
+            if (fa_changes_rows(p)) {
                 const int64_t i = fa_min64(t->first + r, t->n_q - 1);
                 const fa_fragment_row row = {fa_logit_row_of(p, t, i), w->start + first + column,
                                              lo, hi};
                 fa_change_row(p, s->at[m][0], half, &row);
             }
-            hide_scores(s->at[m][0], half, lo, hi);
+            fa_hide_fragment(s->at[m][0], half, lo, hi);
         }
     }
 }

@@ -479,45 +479,42 @@ FA_DEVICE bounds find_bounds(const piece *w, int i)
     return b;
 }
 
-#if GENERAL && OVERLAP
-
 FA_DEVICE float same_float(float x) { return __int_as_float(same_for_warp(__float_as_int(x))); }
+
+#if GENERAL && OVERLAP
 
 /* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies by it
  * anyway; but not of one so small that a bias in such units overflows, or below 0, which would turn round
  * what is the largest. */
 #define LEAST_SCALE 1e-6f
 
-FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
+FA_DEVICE void find_units(const fa_attention_params *p, const fa_tile *t, place *at)
 {
-    const float scale = fa_effective_scale(p, &w->tile);
+    const float scale = fa_effective_scale(p, t);
     const bool capped = p->softcap > 0.0f, small = !(scale >= LEAST_SCALE);
-    float inner = small ? scale * FA_LOG2E : 1.0f, outer = small ? 1.0f : scale * FA_LOG2E;
-    if (capped) {
-        inner = scale / p->softcap;
-        outer = p->softcap * FA_LOG2E;
-    }
-    const place at = {same_for_warp(find_bounds(w, consumer * ROWS + ROWS - 1).lo),
-                      same_for_warp(find_bounds(w, consumer * ROWS).hi), same_float(outer),
-                      same_float(inner)};
-    return at;
+    at->inner = same_float(capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f);
+    at->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
+}
+
+#else
+
+/* General scores are in exponents of 2 when they come to the softmax. */
+FA_DEVICE void find_units(const fa_attention_params *p, const fa_tile *t, place *at)
+{
+    at->scale = GENERAL ? 1.0f : fa_effective_scale(p, t) * FA_LOG2E;
 }
 
 #endif
-
-#if !GENERAL || !OVERLAP
 
 FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
 {
-    /* General scores are in exponents of 2 when they come to the softmax. */
-    const float scale = GENERAL ? 1.0f : fa_effective_scale(p, &w->tile) * FA_LOG2E;
-    const place at = {same_for_warp(find_bounds(w, consumer * ROWS + ROWS - 1).lo),
-                      same_for_warp(find_bounds(w, consumer * ROWS).hi),
-                      __int_as_float(same_for_warp(__float_as_int(scale)))};
+    place at;
+    find_units(p, &w->tile, &at);
+    at.full_lo = same_for_warp(find_bounds(w, consumer * ROWS + ROWS - 1).lo);
+    at.full_hi = same_for_warp(find_bounds(w, consumer * ROWS).hi);
+    at.scale = same_float(at.scale);
     return at;
 }
-
-#endif
 
 /* Hides the keys that a row must not see. key: the tile's first one. Element 4j + 2r + c of an
  * accumulator is row r of the thread, column 8j + 2 (lane % 4) + c. */
@@ -532,11 +529,7 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
         /* As if they changed: or columns would be kept in registers, to compare with. */
         asm volatile("" : "+r"(lo), "+r"(hi));
 #endif
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int c = 0; c < 2; c++)
-                if (8 * j + c < lo || 8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
+        fa_hide_fragment(s, r, lo, hi);
     }
 }
 
@@ -563,7 +556,7 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const piece *w, float *
                            int key)
 {
     fa_scale_fragment(p, fa_effective_scale(p, &w->tile), s);
-    if (!p->alibi_slopes && !p->bias.data && !p->mask.data) return;
+    if (!fa_changes_rows(p)) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const fa_fragment_row row = row_at(p, w, consumer, r, key + (int)threadIdx.x % 4 * 2);
@@ -672,25 +665,34 @@ FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
     return quad_maximum(fmaxf(top[0], top[1]) - shift);
 }
 
-#if !OVERLAP
+/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2. */
+typedef struct units {
+    float scale, shift[2];
+} units;
 
-/* Bases that fit this tile's scores; what was summed before is rescaled. A row without scores keeps
- * NOTHING_SEEN, below which is no score but -infinity. */
-FA_DEVICE void find_bases(const float *s, row_state *rows, float *out, float scale)
+/* Bases that fit this tile's scores, and by what earlier outputs are to be multiplied. A row without scores
+ * keeps NOTHING_SEEN, below which is no score but -infinity. */
+FA_DEVICE void move_bases(const float *s, row_state *rows, float *rescale, const units *u)
 {
-    float rescale[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float base = fmaxf(rows->base[r], row_maximum(s, r, scale, 0.0f) - HEADROOM);
+        const float top = row_maximum(s, r, u->scale, u->shift[r]);
+        const float base = fmaxf(rows->base[r], top - HEADROOM);
         rescale[r] = exp2_fast(rows->base[r] - base);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
     }
-#pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
     rows->unseen =
         __any_sync(0xffffffff, rows->base[0] == NOTHING_SEEN || rows->base[1] == NOTHING_SEEN);
 }
+
+FA_DEVICE void rescale_outputs(float *out, const float *rescale)
+{
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
+}
+
+#if !OVERLAP
 
 /* Scores of a tile become weights: by the bases that there are, or, for the first keys that a row sees
  * and where weights grow too large, by new ones. */
@@ -698,7 +700,10 @@ FA_DEVICE void softmax(uint32_t *weights, const float *s, row_state *rows, float
 {
     float sum[2];
     if (rows->unseen || weigh(weights, s, rows->base, scale, sum)) {
-        find_bases(s, rows, out, scale);
+        const units u = {scale, {0, 0}};
+        float rescale[2];
+        move_bases(s, rows, rescale, &u);
+        rescale_outputs(out, rescale);
         (void)weigh(weights, s, rows->base, scale, sum);
     }
     rows->sum[0] += sum[0];
@@ -1010,18 +1015,27 @@ FA_DEVICE void wait_for_keys(const pipeline *pipe, const progress *at)
     if (at->tiles) barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
 }
 
-#if OVERLAP
-
-#include "forward_sm90_overlap.cuh"
-
-#else
-
 /* One arrival for each warp. */
 FA_DEVICE void release(uint64_t *barrier)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
+
+FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, const progress *at,
+                           int consumer, place *here, row_state *rows)
+{
+    *here = find_place(p, find_slot(pipe, at->number), consumer);
+    rows->base[0] = rows->base[1] = NOTHING_SEEN;
+    rows->sum[0] = rows->sum[1] = 0;
+    rows->unseen = true;
+}
+
+#if OVERLAP
+
+#include "forward_sm90_overlap.cuh"
+
+#else
 
 /* The scores of this tile are complete: its keys, and after the last tile its queries, have been read. */
 FA_DEVICE void release_keys(const pipeline *pipe, const progress *at, int consumer)
@@ -1073,19 +1087,9 @@ FA_DEVICE void multiply(const pipeline *pipe, float *out, float *s, uint32_t *we
     release_keys(pipe, at, consumer);
 }
 
-FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, const progress *at,
-                           int consumer, place *here, row_state *rows)
-{
-    *here = find_place(p, find_slot(pipe, at->number), consumer);
-    rows->base[0] = rows->base[1] = NOTHING_SEEN;
-    rows->sum[0] = rows->sum[1] = 0;
-    rows->unseen = true;
-}
-
 /* All pieces, tile after tile. The scores of a tile, perhaps of the next piece, are asked for together
- * with the values of the one before. */
-FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_sm90_params *sm90, int consumer)
+ * with the values of the one before. Returns whether rows have to be done once more. */
+FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
 {
     bool broken = false;
     float out[OUTPUTS], s[KEYS / 2];
@@ -1123,11 +1127,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
         }
     }
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
-#if GENERAL
-    if (broken) redo_rows(p, sm90, consumer);
-#else
-    (void)broken, (void)sm90;
-#endif
+    return broken;
 }
 
 #endif
@@ -1191,6 +1191,16 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         if (threadIdx.x < 32) produce(&pipe, &p, &s);
     } else {
         registers_take(CONSUMER_REGISTERS);
-        consume(&pipe, &p, &s, same_for_warp(threadIdx.x / WARPGROUP - 1));
+        const int consumer = same_for_warp(threadIdx.x / WARPGROUP - 1);
+#if OVERLAP
+        const bool broken = consume(&pipe, &p, &s, consumer);
+#else
+        const bool broken = consume(&pipe, &p, consumer);
+#endif
+#if GENERAL
+        if (broken) redo_rows(&p, &s, consumer);
+#else
+        (void)broken;
+#endif
     }
 }

@@ -19,11 +19,6 @@
 
 /* ---- Softmax in place -------------------------------------------------------------------------- */
 
-/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2. */
-typedef struct units {
-    float scale, shift[2];
-} units;
-
 /* Scores become weights; and their sums, of the thread's columns. Pair i is columns 8 (i / 2) + {0, 1} of
  * row i % 2. Returns whether some weight of the warp is, or may be, too large. */
 FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, float *sum)
@@ -51,27 +46,6 @@ FA_DEVICE void add_sums(row_state *rows, const float *sum)
 {
     rows->sum[0] += sum[0];
     rows->sum[1] += sum[1];
-}
-
-/* Bases that fit this tile's scores, and by what earlier sums are to be multiplied. */
-FA_DEVICE void move_bases(const float *s, row_state *rows, float *rescale, const units *u)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float top = row_maximum(s, r, u->scale, u->shift[r]);
-        const float base = fmaxf(rows->base[r], top - HEADROOM);
-        rescale[r] = exp2_fast(rows->base[r] - base);
-        rows->base[r] = base;
-        rows->sum[r] *= rescale[r];
-    }
-    rows->unseen =
-        __any_sync(0xffffffff, rows->base[0] == NOTHING_SEEN || rows->base[1] == NOTHING_SEEN);
-}
-
-FA_DEVICE void rescale_outputs(float *out, const float *rescale)
-{
-#pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
 }
 
 /* An A operand of wgmma. */
@@ -103,22 +77,16 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *s, float inner)
 FA_DEVICE void subtract_alibi(float *s, int r, const fa_fragment_row *row, float unit, units *u)
 {
     const float slope = row->logit.slope * unit, distance = (float)(row->logit.center - row->j);
-    if (!__any_sync(0xffffffff, distance < KEYS)) {
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int c = 0; c < 2; c++)
-                s[4 * j + 2 * r + c] = fmaf(slope, (float)(8 * j + c), s[4 * j + 2 * r + c]);
-        u->shift[r] = slope * distance * u->scale;
+    if (__any_sync(0xffffffff, distance < KEYS)) {
+        fa_add_alibi(s, r, row, unit);
         return;
     }
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            float *x = s + 4 * j + 2 * r + c;
-            *x = fmaf(-slope, fabsf(distance - (float)(8 * j + c)), *x);
-        }
+        for (int c = 0; c < 2; c++)
+            s[4 * j + 2 * r + c] = fmaf(slope, (float)(8 * j + c), s[4 * j + 2 * r + c]);
+    u->shift[r] = slope * distance * u->scale;
 }
 
 /* The bias of the tile as the copy engine has laid it down: 64 rows, swizzled. */
@@ -293,40 +261,24 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, const f
 
 /* ---- The walk ---------------------------------------------------------------------------------- */
 
-/* One arrival for each warp. leader: one of its lanes. */
-FA_DEVICE void give_back(bool leader, uint64_t *barrier)
-{
-    __syncwarp();
-    if (leader) barrier_arrive(barrier);
-}
-
-FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, const progress *at,
-                           int consumer, place *here, row_state *rows)
-{
-    *here = find_place(p, find_slot(pipe, at->number), consumer);
-    rows->base[0] = rows->base[1] = NOTHING_SEEN;
-    rows->sum[0] = rows->sum[1] = 0;
-    rows->unseen = true;
-}
-
 /* What a tile was made of is given back when its weights are final. */
-FA_DEVICE void give_back_tile(const pipeline *pipe, const fa_sm90_params *sm90, progress *at,
-                              int consumer, bool leader)
+FA_DEVICE void release_tile(const pipeline *pipe, const fa_sm90_params *sm90, progress *at,
+                            int consumer)
 {
-    give_back(leader, &pipe->state->k_empty[stage_of(at->count)]);
-    if (at->tile + 1 == at->tiles) give_back(leader, &pipe->state->q_empty[consumer]);
+    release(&pipe->state->k_empty[stage_of(at->count)]);
+    if (at->tile + 1 == at->tiles) release(&pipe->state->q_empty[consumer]);
 #if BIAS_STAGED
     if (!sm90->bias_mapped || !is_needed(at)) return;
-    give_back(leader, &pipe->state->bias_empty[consumer]);
+    release(&pipe->state->bias_empty[consumer]);
     at->biases++;
 #endif
 }
 
-/* Behind the last piece there is one more round, for the values of its last tile. */
-FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
+/* Behind the last piece there is one more round, for the values of its last tile. Returns whether rows have
+ * to be done once more. */
+FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
                        const fa_sm90_params *sm90, int consumer)
 {
-    const bool leader = fa_lane_id() == 0;
     bool broken = false;
     float out[OUTPUTS], s[KEYS / 2], rescale[2];
     uint32_t weights[KEYS / 4];
@@ -351,7 +303,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
             next = softmax(s, &rows, rescale, &u, at.tile == 0);
         }
         await_values(out, weights, next);
-        if (at.count) give_back(leader, &pipe->state->v_empty[stage_of(before)]);
+        if (at.count) release(&pipe->state->v_empty[stage_of(before)]);
         if (at.tile == 0) {
             if (at.number)
                 broken |= finish(p, &find_slot(pipe, at.number - 1)->tile, pipe->staging, &last,
@@ -370,7 +322,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
         if (weighed && p->dropout_threshold)
             drop_weights(p, find_slot(pipe, at.number), weights, consumer, at.tile * KEYS);
 #endif
-        give_back_tile(pipe, sm90, &at, consumer, leader);
+        release_tile(pipe, sm90, &at, consumer);
         next_tile(pipe, consumer, &at);
         if (at.tile == 0) {
             last = rows;
@@ -378,11 +330,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p,
         }
     }
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
-#if GENERAL
-    if (broken) redo_rows(p, sm90, consumer);
-#else
-    (void)broken, (void)sm90;
-#endif
+    return broken;
 }
 
 #endif

@@ -33,9 +33,10 @@ FA_DEVICE void fa_scale_fragment(const fa_attention_params *p, float scale, floa
     for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] *= scale * FA_LOG2E;
 }
 
-FA_DEVICE void fa_add_alibi(float *s, int r, const fa_fragment_row *row)
+/* unit, here and below: what a logit of 1 is in the units of the scores. */
+FA_DEVICE void fa_add_alibi(float *s, int r, const fa_fragment_row *row, float unit)
 {
-    const float slope = row->logit.slope * FA_LOG2E, distance = (float)(row->logit.center - row->j);
+    const float slope = row->logit.slope * unit, distance = (float)(row->logit.center - row->j);
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll
@@ -93,7 +94,6 @@ FA_DEVICE bool fa_has_pairs(const fa_fragment_row *row, const char *first, int64
     return !__any_sync(0xffffffff, !whole || !aligned);
 }
 
-/* unit: what a bias of 1 is in the units of the scores. */
 FA_DEVICE void fa_add_bias(const fa_kernel_view *bias, float *s, int r, const fa_fragment_row *row,
                            float unit)
 {
@@ -127,11 +127,27 @@ FA_DEVICE void fa_apply_mask(const fa_kernel_view *mask, float *s, int r,
                 s[4 * j + 2 * r + c] = -INFINITY;
 }
 
+/* Hides the keys that row r must not see, those outside [lo, hi) from the thread's first one on. */
+FA_DEVICE void fa_hide_fragment(float *s, int r, int lo, int hi)
+{
+#pragma unroll
+    for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            if (8 * j + c < lo || 8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
+}
+
+/* Whether an option changes single rows. */
+FA_DEVICE bool fa_changes_rows(const fa_attention_params *p)
+{
+    return p->alibi_slopes || p->bias.data || p->mask.data;
+}
+
 /* What is read or computed row by row. s: exponents of 2. */
 FA_DEVICE void fa_change_row(const fa_attention_params *p, float *s, int r,
                              const fa_fragment_row *row)
 {
-    if (p->alibi_slopes) fa_add_alibi(s, r, row);
+    if (p->alibi_slopes) fa_add_alibi(s, r, row, FA_LOG2E);
     if (p->bias.data) fa_add_bias(&p->bias, s, r, row, FA_LOG2E);
     if (p->mask.data) fa_apply_mask(&p->mask, s, r, row);
 }

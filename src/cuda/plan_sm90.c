@@ -18,13 +18,12 @@ typedef struct shape {
     bool fewer_queries; /* only where the next shape's tiles of queries would be emptier */
 } shape;
 
-#define SIZES(name) SIZES_AS(name, "", 0)
-#define SUMS(name) SIZES_AS(name, "", 1), .sums = true
-#define SIZES_AS(name, kind, sums_too)                                                             \
+#define SIZES(name) SIZES_AS(name, "", FA_SM90_SMEM(name, 0))
+#define SUMS(name) SIZES_AS(name, "", FA_SM90_SMEM(name, 1)), .sums = true
+#define SIZES_AS(name, kind, bytes)                                                                \
     .image = {"forward_sm90_" kind #name "_f16", "forward_sm90_" kind #name "_bf16"},              \
     .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
-    .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name),                                  \
-    .smem_bytes = FA_SM90_SMEM(name, sums_too)
+    .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name), .smem_bytes = bytes
 
 /* The first that fits is taken. Short rows waste less in smaller tiles. */
 static const shape shapes[] = {
@@ -45,13 +44,10 @@ static const shape shapes[] = {
 
 /* The same of the kernels with OVERLAP, which wait for their figures: only FA_CUDA_KERNEL=sm90-overlap
  * asks for them, and only bfloat16 is compiled. */
-#define OVERLAPPED(name) SIZES_AS(name, "overlap_", 0)
-#define OVERLAPPED_SUMS(name) SIZES_AS(name, "overlap_", 1), .sums = true
+#define OVERLAPPED(name) SIZES_AS(name, "overlap_", FA_SM90_SMEM(name, 0))
+#define OVERLAPPED_SUMS(name) SIZES_AS(name, "overlap_", FA_SM90_SMEM(name, 1)), .sums = true
 #define OVERLAPPED_GENERAL(name)                                                                   \
-    .image = {"forward_sm90_overlap_" #name "_f16", "forward_sm90_overlap_" #name "_bf16"},        \
-    .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
-    .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name),                                  \
-    .smem_bytes = FA_SM90_SMEM_BIAS(name), .general = true
+    SIZES_AS(name, "overlap_", FA_SM90_SMEM_BIAS(name)), .general = true
 
 static const shape overlapped[] = {
     {OVERLAPPED_SUMS(d64_two_sums), .fewer_queries = true},
@@ -190,28 +186,22 @@ static bool refuse_block_strides(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* A bias that the copy engine can load: 16-bit elements, an axis for each query, a sequence in each batch
- * item. */
-static void set_bias_map(fa_tensor_map_shape *map, const fa_problem *p)
+/* The bias as a tensor of (batch, query, head, key). */
+static fa_view bias_rows(const fa_problem *p)
 {
     const fa_view *v = &p->bias;
-    map->base = v->data;
-    map->bfloat = v->dtype == FA_BFLOAT16;
-    map->axes = 4;
-    set_axis(map, 0, p->n_k, v->stride[3], 64);
-    set_axis(map, 1, p->rows_q, v->stride[2], 64);
-    set_axis(map, 2, is_broadcast(v, 1) ? 1 : p->heads_q, v->stride[1], 1);
-    set_axis(map, 3, is_broadcast(v, 0) ? 1 : p->batch, v->stride[0], 1);
+    return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};
 }
 
-static bool maps_bias(const fa_problem *p)
+/* Whether the copy engine can load the bias: 16-bit elements, an axis for each query, a sequence in each
+ * batch item. */
+static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
 {
-    const fa_view *v = &p->bias;
-    fa_tensor_map_shape map;
-    if (!v->data || (v->dtype != FA_FLOAT16 && v->dtype != FA_BFLOAT16)) return false;
-    if (p->cu_seqlens_q || p->cu_seqlens_k || v->stride[3] != 1 || v->stride[2] == 0) return false;
-    set_bias_map(&map, p);
-    return fa_tensor_map_fits(&map, NULL);
+    const fa_view v = bias_rows(p);
+    if (!v.data || (v.dtype != FA_FLOAT16 && v.dtype != FA_BFLOAT16)) return false;
+    if (p->cu_seqlens_q || p->cu_seqlens_k || v.stride[3] != 1 || is_broadcast(&v, 1)) return false;
+    set_map_shape(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
+    return fa_tensor_map_fits(map, NULL);
 }
 
 static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t size)
@@ -281,8 +271,7 @@ static bool plan_overlap(const fa_problem *p, const fa_cuda_device *device, fa_c
         return false;
     }
     if (!plan_shape(p, s, device, plan, why, size)) return false;
-    plan->bias_mapped = s->general && maps_bias(p);
-    if (plan->bias_mapped) set_bias_map(&plan->maps[3], p);
+    plan->bias_mapped = s->general && maps_bias(p, &plan->maps[3]);
     return true;
 }
 
@@ -301,14 +290,14 @@ static bool encode_maps(const fa_cuda_plan *plan, fa_cuda_encoder *encode, fa_sm
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_encoder *encode,
                          fa_sm90_params *params, fa_cuda_fault *fault)
 {
+    const fa_view bias = bias_rows(p);
     params->q_step = find_steps(&p->q);
     params->k_step = find_steps(&p->k);
     params->v_step = find_steps(&p->v);
     params->box_rows = find_box(p, plan->tile_k);
     params->pairs = has_pairs(p);
     params->tasks = count_tasks(p, plan);
-    params->bias_step =
-        (fa_sm90_steps){.head = !is_broadcast(&p->bias, 1), .block = !is_broadcast(&p->bias, 0)};
+    params->bias_step = find_steps(&bias);
     params->bias_mapped = plan->bias_mapped;
     return encode_maps(plan, encode, params, fault);
 }

@@ -6,48 +6,23 @@
 
 #include "cuda/device.h"
 
+/* gib: of memory. */
+#define GPU(text, higher, lower, sms, block_bytes, sm_bytes, gib)                                  \
+    {                                                                                              \
+        .name = text, .major = higher, .minor = lower, .multiprocessors = sms,                     \
+        .smem_per_block = block_bytes, .smem_per_sm = sm_bytes, .registers_per_sm = 65536,         \
+        .memory_bytes = gib##LL << 30                                                              \
+    }
+
 static const fa_cuda_device devices[] = {
-    {.major = 7,
-     .minor = 5,
-     .multiprocessors = 40,
-     .smem_per_block = 65536,
-     .smem_per_sm = 65536,
-     .registers_per_sm = 65536,
-     .memory_bytes = 16LL << 30,
-     .name = "Tesla T4"},
-    {.major = 8,
-     .minor = 0,
-     .multiprocessors = 108,
-     .smem_per_block = 166912,
-     .smem_per_sm = 167936,
-     .registers_per_sm = 65536,
-     .memory_bytes = 80LL << 30,
-     .name = "NVIDIA A100-SXM4-80GB"},
-    {.major = 8,
-     .minor = 9,
-     .multiprocessors = 128,
-     .smem_per_block = 101376,
-     .smem_per_sm = 102400,
-     .registers_per_sm = 65536,
-     .memory_bytes = 24LL << 30,
-     .name = "NVIDIA GeForce RTX 4090"},
-    {.major = 9,
-     .minor = 0,
-     .multiprocessors = 132,
-     .smem_per_block = 232448,
-     .smem_per_sm = 233472,
-     .registers_per_sm = 65536,
-     .memory_bytes = 80LL << 30,
-     .name = "NVIDIA H100 80GB HBM3"},
-    {.major = 9,
-     .minor = 0,
-     .multiprocessors = 132,
-     .smem_per_block = 232448,
-     .smem_per_sm = 233472,
-     .registers_per_sm = 65536,
-     .memory_bytes = 141LL << 30,
-     .name = "NVIDIA H200"},
+    GPU("Tesla T4", 7, 5, 40, 65536, 65536, 16),
+    GPU("NVIDIA A100-SXM4-80GB", 8, 0, 108, 166912, 167936, 80),
+    GPU("NVIDIA GeForce RTX 4090", 8, 9, 128, 101376, 102400, 24),
+    GPU("NVIDIA H100 80GB HBM3", 9, 0, 132, 232448, 233472, 80),
+    GPU("NVIDIA H200", 9, 0, 132, 232448, 233472, 141),
 };
+#undef GPU
+
 /* Their places in the table. */
 enum { T4, A100, RTX_4090, H100, H200, DEVICES };
 

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "check.h"
 #include "cuda/backend.h"
 #include "cuda_on_cpu.h"
 #include "gpus.h"
@@ -37,6 +38,28 @@ static cuda_run make_run(const fa_attention_params *params, const fa_cuda_plan *
                       .threads = plan->threads,
                       .smem_bytes = plan->smem_bytes,
                       .backwards = number % 2};
+}
+
+/* Problems [*number, end), each with what the next focus draws; settings->context is number. Returns how
+ * many the planner did not give to another family. */
+static inline int run_forward_problems(random_settings *settings, int64_t *number, int64_t end)
+{
+    static random_result result;
+    static const random_focus focuses[] = {
+        RANDOM_ANYTHING, RANDOM_UNUSED,  RANDOM_ANYTHING, RANDOM_MASKS,   RANDOM_ANYTHING,
+        RANDOM_LENGTHS,  RANDOM_STRIDES, RANDOM_EMPTY,    RANDOM_DROPOUT, RANDOM_TAILS};
+    int done = 0;
+    for (; *number < end; ++*number) {
+        settings->focus = focuses[*number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        /* The tails' number says the head dim: all widths, not only the first. */
+        const int64_t drawn = settings->focus == RANDOM_TAILS ? *number * 37 % 256 : *number;
+        random_problem_run((uint64_t)drawn, settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)*number, result.report.message,
+              result.description);
+    }
+    return done;
 }
 
 #endif

@@ -17,7 +17,7 @@ enum { PROBLEMS = 150 };
 #define FORM(name)                                                                                 \
     void name(fa_attention_params p);                                                              \
     static void run_##name(const void *p) { name(*(const fa_attention_params *)p); }
-#include "sm80_forms.h"
+#include "test_sm80_on_cpu_forms.h"
 #undef FORM
 
 static const struct {
@@ -25,7 +25,7 @@ static const struct {
     void (*run)(const void *parameters);
 } kernels[] = {
 #define FORM(name) {#name, run_##name},
-#include "sm80_forms.h"
+#include "test_sm80_on_cpu_forms.h"
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
@@ -66,25 +66,11 @@ static fa_status attend(void *context, const random_call *call, char *message, s
 
 int main(int argc, char **argv)
 {
-    static random_result result;
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    static const random_focus focuses[] = {
-        RANDOM_ANYTHING, RANDOM_UNUSED,  RANDOM_ANYTHING, RANDOM_MASKS,   RANDOM_ANYTHING,
-        RANDOM_LENGTHS,  RANDOM_STRIDES, RANDOM_EMPTY,    RANDOM_DROPOUT, RANDOM_TAILS};
     random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
-    int done = 0;
     test_begin();
-    for (; number < end; number++) {
-        settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
-        /* The tails' number says the head dim: all widths, not only the first. */
-        const int64_t drawn = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
-        random_problem_run((uint64_t)drawn, &settings, &result);
-        if (result.status == FA_ERROR_UNSUPPORTED) continue;
-        done++;
-        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
-              result.description);
-    }
+    const int done = run_forward_problems(&settings, &number, end);
     CHECK(done > 0, "no problem was for these kernels");
     if (argc > 2)
         for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);

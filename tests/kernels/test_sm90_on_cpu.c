@@ -34,7 +34,7 @@ typedef struct parameters {
         const parameters *both = p;                                                                \
         name(both->attention, both->more);                                                         \
     }
-#include "sm90_forms.h"
+#include "test_sm90_on_cpu_forms.h"
 #undef FORM
 
 static const struct {
@@ -42,7 +42,7 @@ static const struct {
     void (*run)(const void *parameters);
 } kernels[] = {
 #define FORM(name) {#name, run_##name},
-#include "sm90_forms.h"
+#include "test_sm90_on_cpu_forms.h"
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
@@ -190,29 +190,15 @@ static fa_status attend(void *context, const random_call *call, char *message, s
 
 int main(int argc, char **argv)
 {
-    static random_result result;
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    static const random_focus focuses[] = {
-        RANDOM_ANYTHING, RANDOM_UNUSED,  RANDOM_ANYTHING, RANDOM_MASKS,   RANDOM_ANYTHING,
-        RANDOM_LENGTHS,  RANDOM_STRIDES, RANDOM_EMPTY,    RANDOM_DROPOUT, RANDOM_TAILS};
     random_settings settings = {.device = FA_DEVICE_CUDA,
                                 .tiles = true,
                                 .one_pass = true,
                                 .attend = attend,
                                 .context = &number};
-    int done = 0;
     test_begin();
-    for (; number < end; number++) {
-        settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
-        /* The tails' number says the head dim: all widths, not only the first. */
-        const int64_t drawn = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
-        random_problem_run((uint64_t)drawn, &settings, &result);
-        if (result.status == FA_ERROR_UNSUPPORTED) continue;
-        done++;
-        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
-              result.description);
-    }
+    const int done = run_forward_problems(&settings, &number, end);
     for (int i = 0; i < KERNELS && argc == 1; i++)
         CHECK(runs[i], "no problem was for %s", kernels[i].image);
     if (argc > 2) {
