@@ -54,7 +54,14 @@ FA_DEVICE float2 fa_float_pair(uint32_t two, int dtype)
     return make_float2(fa_half_to_float((uint16_t)two), fa_half_to_float((uint16_t)(two >> 16)));
 }
 
-/* Keys outside the row's are not read; their scores are hidden afterwards, so any number does for them. */
+/* Keys outside the row's are not read; their scores are hidden afterwards, so any number does for them. The
+ * nearest that the row sees stands in for them, which a row that sees none does not have: under a causal
+ * mask, where there are more queries than keys, its window [lo, hi) ends in front of key 0. */
+
+FA_DEVICE bool fa_sees_nothing(const fa_fragment_row *row)
+{
+    return row->lo >= row->hi || row->j + row->hi <= 0;
+}
 
 FA_DEVICE int fa_inside(const fa_fragment_row *row, int i)
 {
@@ -101,7 +108,7 @@ FA_DEVICE void fa_add_bias(const fa_kernel_view *bias, float *s, int r, const fa
     const int size = fa_element_size(bias->dtype);
     const char *first = row->logit.bias + row->j * stride * size;
     const bool pairs = fa_has_pairs(row, first, stride, size);
-    if (row->lo >= row->hi) return;
+    if (fa_sees_nothing(row)) return;
     if (bias->dtype == FA_KERNEL_BFLOAT16 && pairs)
         fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_BFLOAT16, true);
     else if (bias->dtype == FA_KERNEL_BFLOAT16)
@@ -118,7 +125,7 @@ FA_DEVICE void fa_apply_mask(const fa_kernel_view *mask, float *s, int r,
                              const fa_fragment_row *row)
 {
     const uint8_t *first = row->logit.mask + row->j * mask->stride[3];
-    if (row->lo >= row->hi) return;
+    if (fa_sees_nothing(row)) return;
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll

@@ -74,7 +74,8 @@ void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
     params->block_table_stride = p->block_table_stride;
     params->q_descale = p->q_descale;
     params->k_descale = p->k_descale;
-    params->v_descale = p->v_descale;
+    /* Looked at for rows of no sequence, too; an empty batch has none. */
+    params->v_descale = p->batch ? p->v_descale : NULL;
     params->tiles = tiles;
     params->tasks = tasks;
 }

@@ -193,13 +193,19 @@ static fa_view bias_rows(const fa_problem *p)
     return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};
 }
 
+static bool has_own_lengths(const fa_problem *p)
+{
+    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
+}
+
 /* Whether the copy engine can load the bias: 16-bit elements, an axis for each query, a sequence in each
- * batch item. */
+ * batch item. Where these have lengths of their own, the bias may end with the longest, and what is behind it
+ * must not be read; but how long that is only the device knows. */
 static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
 {
     const fa_view v = bias_rows(p);
     if (!v.data || (v.dtype != FA_FLOAT16 && v.dtype != FA_BFLOAT16)) return false;
-    if (p->cu_seqlens_q || p->cu_seqlens_k || v.stride[3] != 1 || is_broadcast(&v, 1)) return false;
+    if (has_own_lengths(p) || v.stride[3] != 1 || is_broadcast(&v, 1)) return false;
     set_map_shape(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
     return fa_tensor_map_fits(map, NULL);
 }
@@ -219,11 +225,6 @@ static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t siz
 /* Under a causal mask a head's pieces are done in pairs of the same length; where lengths are known to
  * the device alone, blocks are as many as pieces, so that the hardware deals them out. */
 static bool has_pairs(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
-
-static bool has_own_lengths(const fa_problem *p)
-{
-    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
-}
 
 static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
 {

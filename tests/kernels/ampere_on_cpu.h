@@ -80,22 +80,28 @@ typedef struct fa_mma_operands {
     uint32_t a[4], b[2];
 } fa_mma_operands;
 
+/* The operands of the four lanes that hold row or column n. */
+FA_DEVICE void fa_see_operands(fa_mma_operands x[4], const char *shown, int n)
+{
+    for (int i = 0; i < 4; i++)
+        memcpy(&x[i], shown + (size_t)(4 * n + i) * cuda_shown_pitch(), sizeof x[i]);
+}
+
 FA_DEVICE void fa_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     const fa_mma_operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
     const char *shown = cuda_show_warp(&mine, sizeof mine);
-    for (int e = 0; e < 4; e++) {
-        const int lower = e / 2, column = 2 * t + e % 2;
+    fa_mma_operands x[4], y[2][4];
+    fa_see_operands(x, shown, g);
+    fa_see_operands(y[0], shown, 2 * t);
+    fa_see_operands(y[1], shown, 2 * t + 1);
+    for (int e = 0; e < 4; e++)
         for (int k = 0; k < 16; k++) {
             const int other = k % 8 / 2, upper = k / 8;
-            fa_mma_operands x, y;
-            memcpy(&x, shown + (size_t)(4 * g + other) * cuda_shown_pitch(), sizeof x);
-            memcpy(&y, shown + (size_t)(4 * column + other) * cuda_shown_pitch(), sizeof y);
-            c[e] +=
-                fa_half_of_pair(x.a[lower + 2 * upper], k % 2) * fa_half_of_pair(y.b[upper], k % 2);
+            c[e] += fa_half_of_pair(x[other].a[e / 2 + 2 * upper], k % 2) *
+                    fa_half_of_pair(y[e % 2][other].b[upper], k % 2);
         }
-    }
 }
 
 FA_DEVICE uint32_t fa_pack_pair(float low, float high)

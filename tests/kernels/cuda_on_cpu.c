@@ -9,6 +9,8 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include "buffers.h"
+
 enum {
     MOST_THREADS = 1024,
     WARP = 32,
@@ -27,6 +29,8 @@ float *cuda_shared_memory;
 /* The __shared__ variables of all kernels, if there are any. */
 extern char __start_cuda_shared[] __attribute__((weak));
 extern char __stop_cuda_shared[] __attribute__((weak));
+/* The program and its variables, by the linker. */
+extern char __executable_start[], _end[];
 
 typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT } meeting;
 
@@ -205,6 +209,7 @@ void cuda_copy_async(uint32_t to, const void *from, bool wanted)
     static const char zeros[16];
     fiber *f = &machine.fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
+    if (wanted) cuda_check_access(from, sizeof zeros);
     f->copy[f->copies++] = (copy){to, wanted ? from : zeros};
     if (!machine.run->backwards) cuda_wait_for_copies();
 }
@@ -216,6 +221,70 @@ void cuda_wait_for_copies(void)
         memcpy(cuda_shared_at(f->copy[i].to, 16), f->copy[i].from, 16);
     f->copies = 0;
 }
+
+/* ---- Global memory --------------------------------------------------------------------------- */
+
+static bool lies_in(const void *at, size_t size, const void *first, size_t bytes)
+{
+    const uintptr_t distance = (uintptr_t)at - (uintptr_t)first;
+    return distance <= bytes && size <= bytes - distance;
+}
+
+/* Shared memory, the kernel's local variables, and what lanes show each other. */
+static bool is_own(const void *at, size_t size)
+{
+    return lies_in(at, size, cuda_shared_memory, machine.run->smem_bytes) ||
+           lies_in(at, size, machine.stacks, (size_t)machine.run->threads * STACK) ||
+           lies_in(at, size, __executable_start, (size_t)(_end - __executable_start));
+}
+
+static size_t distance_to(const ref_buffer *b, const char *at)
+{
+    return at < b->data ? (size_t)(b->data - at) : (size_t)(at - b->data);
+}
+
+static _Noreturn void die_outside(const ref_buffers *memory, const char *at, size_t size)
+{
+    const ref_buffer *near = &memory->list[0];
+    for (int i = 1; i < memory->count; i++)
+        if (distance_to(&memory->list[i], at) < distance_to(near, at)) near = &memory->list[i];
+    cuda_die("an access to %zu bytes outside all buffers, at byte %td of %s, which has %zu", size,
+             at - near->data, near->name, near->bytes);
+}
+
+void cuda_check_access(const void *at, size_t size)
+{
+    static int last; /* where the one before was */
+    const ref_buffers *memory = machine.run->memory;
+    if (!memory || is_own(at, size)) return;
+    for (int i = 0; i < memory->count; i++) {
+        const ref_buffer *b = &memory->list[(last + i) % memory->count];
+        if (!lies_in(at, size, b->data, b->bytes)) continue;
+        last = (last + i) % memory->count;
+        return;
+    }
+    die_outside(memory, at, size);
+}
+
+/* What the compiler calls before each access of a kernel: -fsanitize=kernel-address, without its shadow. */
+void __asan_loadN_noabort(const void *at, size_t size);
+void __asan_storeN_noabort(const void *at, size_t size);
+void __asan_handle_no_return(void);
+
+void __asan_loadN_noabort(const void *at, size_t size) { cuda_check_access(at, size); }
+void __asan_storeN_noabort(const void *at, size_t size) { cuda_check_access(at, size); }
+void __asan_handle_no_return(void) {}
+
+#define ACCESSES_OF(size)                                                                          \
+    void __asan_load##size##_noabort(const void *at);                                              \
+    void __asan_store##size##_noabort(const void *at);                                             \
+    void __asan_load##size##_noabort(const void *at) { cuda_check_access(at, size); }              \
+    void __asan_store##size##_noabort(const void *at) { cuda_check_access(at, size); }
+ACCESSES_OF(1)
+ACCESSES_OF(2)
+ACCESSES_OF(4)
+ACCESSES_OF(8)
+ACCESSES_OF(16)
 
 /* ---- The machine ----------------------------------------------------------------------------- */
 

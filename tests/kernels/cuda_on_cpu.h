@@ -6,6 +6,10 @@
  * A kernel must reach each __syncthreads with all of a block's threads, and each exchange within a warp
  * with all of the warp's; a program that does not, or in which no thread can go on, ends with a message
  * that says where each warp waits.
+ *
+ * Where the compiler can, each load and store of a kernel is looked at before it happens: one that leads
+ * out of the caller's buffers ends the program, even if nobody uses what it reads. On a GPU that is an
+ * illegal address only when nobody's memory happens to lie there.
  */
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
@@ -102,6 +106,9 @@ void *cuda_shared_at(uint32_t address, size_t size);
 void cuda_copy_async(uint32_t to, const void *from, bool wanted);
 void cuda_wait_for_copies(void);
 
+/* Ends the program where so many bytes are neither the kernel's own nor in one of the run's buffers. */
+void cuda_check_access(const void *at, size_t size);
+
 /* Ends the program: block, thread and a message. */
 _Noreturn void cuda_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -134,9 +141,10 @@ struct cuda_run {
     unsigned smem_bytes;
     bool backwards;
     unsigned slow_warp;
-    uint32_t slow_lanes;             /* of this warp, a bit for each */
-    const cuda_units *units;         /* NULL: none */
-    bool late_copies, late_products; /* of Hopper's units: as late as they may be, or at once */
+    uint32_t slow_lanes;              /* of this warp, a bit for each */
+    const cuda_units *units;          /* NULL: none */
+    const struct ref_buffers *memory; /* the caller's; NULL: not known, nothing is checked */
+    bool late_copies, late_products;  /* of Hopper's units: as late as they may be, or at once */
 };
 void cuda_run_kernel(const cuda_run *run);
 

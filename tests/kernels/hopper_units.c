@@ -268,8 +268,9 @@ static void read_row(const load *l, int row, char bytes[SWIZZLE])
     const int64_t begin = first < 0 ? -first : 0;
     const int64_t end = extent - first < SWIZZLE / 2 ? extent - first : SWIZZLE / 2;
     memset(bytes, 0, SWIZZLE);
-    if (from && begin < end)
-        memcpy(bytes + 2 * begin, from + 2 * (first + begin), 2 * (size_t)(end - begin));
+    if (!from || begin >= end) return;
+    cuda_check_access(from + 2 * (first + begin), 2 * (size_t)(end - begin));
+    memcpy(bytes + 2 * begin, from + 2 * (first + begin), 2 * (size_t)(end - begin));
 }
 
 static void write_row(char *to, const char bytes[SWIZZLE])

@@ -68,11 +68,16 @@ static const struct {
 typedef struct machine {
     int64_t number;
     bool backwards;
+    ref_buffers memory; /* what kernels may touch; without buffers: not known */
 } machine;
 
 static void launch(const machine *m, const fa_cuda_step *step, const void *params)
 {
-    cuda_run run = {.parameters = params,
+    char name[80];
+    snprintf(name, sizeof name, "number %lld: %s", (long long)m->number, step->image);
+    cuda_run run = {.name = name,
+                    .memory = m->memory.count ? &m->memory : NULL,
+                    .parameters = params,
                     .grid = m->number % 3 == 0 && step->grid > 2 ? 2 : step->grid,
                     .threads = step->threads,
                     .smem_bytes = step->smem_bytes,
@@ -106,7 +111,7 @@ static void run_steps(const machine *m, const fa_problem *p, const fa_cuda_passe
 }
 
 /* The workspace lies between guard bands and is full of NaN. */
-static fa_status run_passes(const machine *m, fa_problem *p, char *message, size_t size)
+static fa_status run_passes(machine *m, fa_problem *p, char *message, size_t size)
 {
     fa_cuda_passes passes;
     if (!fa_cuda_passes_make(p, &devices[T4], &passes, message, size)) return FA_ERROR_UNSUPPORTED;
@@ -115,7 +120,10 @@ static fa_status run_passes(const machine *m, fa_problem *p, char *message, size
     memset(memory, POISON, passes.workspace_bytes + 2 * GUARD);
     p->workspace = memory + GUARD;
     p->workspace_size = passes.workspace_bytes;
+    m->memory.list[m->memory.count++] =
+        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = passes.workspace_bytes};
     run_steps(m, p, &passes);
+    m->memory.count--;
     const bool clean =
         is_poison(memory, GUARD) && is_poison(memory + GUARD + passes.workspace_bytes, GUARD);
     free(memory);
@@ -123,7 +131,7 @@ static fa_status run_passes(const machine *m, fa_problem *p, char *message, size
     return clean ? FA_OK : (fa_status)RANDOM_WRONG;
 }
 
-static fa_status attend(const machine *m, const random_call *call, char *message, size_t size)
+static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
 {
     fa_options options = call->options;
     const bool backward = call->pass == RANDOM_BACKWARD;
@@ -149,7 +157,7 @@ static fa_status attend(const machine *m, const random_call *call, char *message
 
 /* ---- Combine --------------------------------------------------------------------------------- */
 
-static fa_status merge(const machine *m, const random_call *call, char *message, size_t size)
+static fa_status merge(machine *m, const random_call *call, char *message, size_t size)
 {
     fa_options options = call->options;
     const fa_combine_arguments a = {.device = FA_DEVICE_CUDA,
@@ -189,8 +197,9 @@ static fa_status merge(const machine *m, const random_call *call, char *message,
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-static fa_status run_once(const machine *m, const random_call *call, char *message, size_t size)
+static fa_status run_once(machine *m, const random_call *call, char *message, size_t size)
 {
+    m->memory = *call->buffers;
     return (call->pass == RANDOM_COMBINE ? merge : attend)(m, call, message, size);
 }
 
@@ -250,7 +259,7 @@ static void check_many_parts(void)
     static const int64_t counts[] = {FA_COMBINE_FEW, FA_COMBINE_FEW + 1, FA_COMBINE_MANY,
                                      FA_COMBINE_MANY + 1, MANY};
     for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++) {
-        const machine m = {(int64_t)n, false};
+        machine m = {.number = (int64_t)n};
         char why[320] = "";
         call.num_parts = counts[n];
         CHECK(merge(&m, &call, why, sizeof why) == FA_OK, "%s", why);
@@ -264,7 +273,7 @@ static void check_many_parts(void)
                   (long long)counts[n], (double)out_lse[i], (double)want_lse[i]);
     }
     char why[320] = "";
-    const machine m = {0, false};
+    machine m = {0};
     call.lse = NULL;
     CHECK(merge(&m, &call, why, sizeof why) == FA_ERROR_UNSUPPORTED && strstr(why, "num_parts is"),
           "%s", why);
@@ -280,7 +289,7 @@ int main(int argc, char **argv)
     test_begin();
     check_many_parts();
     for (; number < end; number++) {
-        machine m = {number, number % 2};
+        machine m = {.number = number, .backwards = number % 2};
         const random_settings settings = {.device = FA_DEVICE_CUDA,
                                           .one_pass = true,
                                           .pass = passes[number % 6],

@@ -27,10 +27,11 @@ static const struct {
                {"forward_simt_d256", run_256},
                {"forward_simt_d512", run_512}};
 
-static void launch(const fa_problem *p, const fa_cuda_plan *plan, int64_t number)
+static void launch(const random_call *call, const fa_problem *p, const fa_cuda_plan *plan,
+                   int64_t number)
 {
     const fa_attention_params params = fa_cuda_attention_params(p, plan);
-    cuda_run run = make_run(&params, plan, number);
+    cuda_run run = make_run(call, &params, plan, number);
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
         if (strcmp(kernels[i].image, plan->image) == 0) run.kernel = kernels[i].run;
     if (!run.kernel) abort();
@@ -46,7 +47,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     const fa_cuda_family *simt = fa_cuda_find_family("simt");
     if (!fa_cuda_plan_make(&p, &devices[T4], simt, &plan, message, size))
         return FA_ERROR_UNSUPPORTED;
-    launch(&p, &plan, *(const int64_t *)context);
+    launch(call, &p, &plan, *(const int64_t *)context);
     return FA_OK;
 }
 

@@ -31,10 +31,11 @@ enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 static int runs[KERNELS];
 
-static bool launch(const fa_problem *p, const fa_cuda_plan *plan, int64_t number)
+static bool launch(const random_call *call, const fa_problem *p, const fa_cuda_plan *plan,
+                   int64_t number)
 {
     const fa_attention_params params = fa_cuda_attention_params(p, plan);
-    cuda_run run = make_run(&params, plan, number);
+    cuda_run run = make_run(call, &params, plan, number);
     for (int i = 0; i < KERNELS; i++) {
         if (strcmp(kernels[i].image, plan->image) != 0) continue;
         run.kernel = kernels[i].run;
@@ -57,7 +58,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
                                             : number % 4 == 2 ? RTX_4090
                                                               : H200];
     if (!fa_cuda_plan_make(&p, device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
-    if (plan.tasks && !launch(&p, &plan, number)) {
+    if (plan.tasks && !launch(call, &p, &plan, number)) {
         snprintf(message, size, "no kernel %s", plan.image);
         return FA_ERROR_DEVICE;
     }

@@ -96,10 +96,10 @@ static void slow_down(cuda_run *run, int64_t number)
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
 
-static void run_once(const attempt *a, bool otherwise)
+static void run_once(const attempt *a, const random_call *call, bool otherwise)
 {
     char name[160];
-    cuda_run run = make_run(&a->parameters.attention, &a->plan, a->number);
+    cuda_run run = make_run(call, &a->parameters.attention, &a->plan, a->number);
     run.kernel = kernels[a->kernel].run;
     run.parameters = &a->parameters;
     run.units = &hopper_units;
@@ -120,10 +120,10 @@ static fa_status run_twice(const attempt *a, const random_call *call, char *mess
 {
     size_t bytes;
     char *before = copy_outputs(call->buffers, &bytes);
-    run_once(a, false);
+    run_once(a, call, false);
     char *first = copy_outputs(call->buffers, &bytes);
     put_outputs(call->buffers, before);
-    run_once(a, true);
+    run_once(a, call, true);
     char *second = copy_outputs(call->buffers, &bytes);
     const bool same = memcmp(first, second, bytes) == 0;
     if (!same) snprintf(message, size, "a second run left other bits");
