@@ -425,8 +425,6 @@ def table(args):
     return {
         "flashattn": (both, lambda: Ours("flashattn", args.library, args.device)),
         "flashattn-sm80": (cuda, lambda: Ours("flashattn-sm80", args.library, "cuda", "sm80")),
-        "flashattn-overlap": (cuda, lambda: Ours("flashattn-overlap", args.library, "cuda",
-                                                 "sm90-overlap")),
         "package": (both, lambda: Package(args.package)),
         "fa2": (cuda, Fa2),
         "cudnn": (cuda, lambda: Sdpa("cudnn", "CUDNN_ATTENTION", ("dim_v", "bias", "dropout"))),
@@ -441,5 +439,5 @@ def table(args):
     }
 
 
-NAMES = ("flashattn", "flashattn-sm80", "flashattn-overlap", "package", "fa2", "cudnn", "fa3", "fa4",
-         "flex", "efficient", "sdpa-flash", "jax", "math")
+NAMES = ("flashattn", "flashattn-sm80", "package", "fa2", "cudnn", "fa3", "fa4", "flex",
+         "efficient", "sdpa-flash", "jax", "math")

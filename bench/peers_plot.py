@@ -7,7 +7,6 @@ from peers_tables import OWN, TITLES, median_ms
 
 # Of Okabe and Ito's palette, which the colour-blind can tell apart; ours stands out.
 LOOKS = {"flashattn": ("#d55e00", "o-", 2.2), "flashattn-sm80": ("#e69f00", "o--", 1.2),
-         "flashattn-overlap": ("#d55e00", "^:", 1.6),
          "fa4": ("#0072b2", "s-", 1.2), "fa3": ("#56b4e9", "^-", 1.2),
          "cudnn": ("#009e73", "D-", 1.2), "fa2": ("#777777", "v-", 1.2)}
 KINDS = ("full", "causal")

@@ -4,10 +4,9 @@ import math
 import statistics
 
 NOT_YET = "Not measured yet.\n"
-OWN = ("flashattn", "flashattn-sm80", "flashattn-overlap", "package")  # not peers
+OWN = ("flashattn", "flashattn-sm80", "package")  # not peers
 TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex": "FlexAttention",
-          "flashattn-sm80": "flashattn, Ampere kernels",
-          "flashattn-overlap": "flashattn, overlap kernels"}
+          "flashattn-sm80": "flashattn, Ampere kernels"}
 SM80_BAR, OPTION_BAR, ERROR_MARGIN = 1.05, 0.85, 1.05
 CHARTS = {"forward": "TFLOP/s by sequence length, each library",
           "forward-ratio": "flashattn's rate over the best of the other libraries, each cell"}

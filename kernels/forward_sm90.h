@@ -7,9 +7,9 @@
  *   FA_SM90_DIM_V_<shape>      the same of values
  *   FA_SM90_CONSUMERS_<shape>  warpgroups that compute, 64 queries each; one more loads
  *   FA_SM90_KEYS_<shape>       keys of a tile, a multiple of 16: the more, the fewer barriers; the fewer,
- *                              the less is wasted at the end of a row. Two tiles of keys and two of values
- *                              fit into shared memory beside the queries; scores, weights and outputs
- *                              into the consumers' registers
+ *                              the less is wasted at the end of a row. FA_SM90_STAGES tiles of keys and
+ *                              as many of values fit into shared memory beside the queries; scores,
+ *                              weights and outputs into the consumers' registers
  * The shapes called general are those of the kernels with every option; their tiles are multiples of 32
  * keys, which is what a block of dropout bits covers.
  */
@@ -23,47 +23,26 @@
 #define FA_SM90_CONSUMERS_d64 3
 #define FA_SM90_KEYS_d64 128
 
-/* With sums by the tensor cores (SUMS). */
-#define FA_SM90_DIM_d64_sums 64
-#define FA_SM90_DIM_V_d64_sums 64
-#define FA_SM90_CONSUMERS_d64_sums 3
-#define FA_SM90_KEYS_d64_sums 128
-
 /* For rows whose last 192 queries would be few. */
 #define FA_SM90_DIM_d64_two 64
 #define FA_SM90_DIM_V_d64_two 64
 #define FA_SM90_CONSUMERS_d64_two 2
 #define FA_SM90_KEYS_d64_two 128
 
-#define FA_SM90_DIM_d64_two_sums 64
-#define FA_SM90_DIM_V_d64_two_sums 64
-#define FA_SM90_CONSUMERS_d64_two_sums 2
-#define FA_SM90_KEYS_d64_two_sums 128
-
-#define FA_SM90_DIM_d128_sums 128
-#define FA_SM90_DIM_V_d128_sums 128
-#define FA_SM90_CONSUMERS_d128_sums 2
-#define FA_SM90_KEYS_d128_sums 128
-
 #define FA_SM90_DIM_d80 80
 #define FA_SM90_DIM_V_d80 80
 #define FA_SM90_CONSUMERS_d80 2
-#define FA_SM90_KEYS_d80 176
+#define FA_SM90_KEYS_d80 128
 
 #define FA_SM90_DIM_d96 96
 #define FA_SM90_DIM_V_d96 96
 #define FA_SM90_CONSUMERS_d96 2
-#define FA_SM90_KEYS_d96 176
+#define FA_SM90_KEYS_d96 128
 
 #define FA_SM90_DIM_d128 128
 #define FA_SM90_DIM_V_d128 128
 #define FA_SM90_CONSUMERS_d128 2
-#define FA_SM90_KEYS_d128 176
-
-#define FA_SM90_DIM_d128_short 128
-#define FA_SM90_DIM_V_d128_short 128
-#define FA_SM90_CONSUMERS_d128_short 2
-#define FA_SM90_KEYS_d128_short 128
+#define FA_SM90_KEYS_d128 128
 
 #define FA_SM90_DIM_d192_128 192
 #define FA_SM90_DIM_V_d192_128 128
@@ -104,10 +83,10 @@
 #define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
 #define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
 
-enum {
-    FA_SM90_STAGES = 2, /* tiles of keys, and of values, in shared memory */
-    FA_SM90_ALIGN = 32  /* the first key of a piece is a multiple of it   */
-};
+/* Tiles of keys, and of values, in shared memory. */
+#define FA_SM90_STAGES(shape) (FA_SM90_DIM(shape) == 64 ? 4 : 2)
+
+enum { FA_SM90_ALIGN = 32 /* the first key of a piece is a multiple of it */ };
 
 /* Bytes of a row in shared memory: blocks of 64 columns. */
 #define FA_SM90_ROW_BYTES(dim) (((dim) + 63) / 64 * 128)
@@ -115,18 +94,16 @@ enum {
 /* Bytes through which a consumer's results go out, 64 columns at a time, where there is room. */
 #define FA_SM90_STAGING(shape) (FA_SM90_DIM(shape) <= 192 ? FA_SM90_QUERIES(shape) * 128 : 0)
 
-/* Bytes of dynamic shared memory, with room to align to 1024. sums: 1 if the tensor cores sum the
- * weights: a block of ones then stands behind each tile of values. */
-#define FA_SM90_SMEM(shape, sums)                                                                  \
+/* Bytes of dynamic shared memory, with room to align to 1024. */
+#define FA_SM90_SMEM(shape)                                                                        \
     (FA_SM90_QUERIES(shape) * FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) +                              \
-     FA_SM90_STAGES * FA_SM90_KEYS(shape) *                                                        \
-         (FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) + FA_SM90_ROW_BYTES(FA_SM90_DIM_V(shape)) +        \
-          128 * (sums)) +                                                                          \
+     FA_SM90_STAGES(shape) * FA_SM90_KEYS(shape) *                                                 \
+         (FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) + FA_SM90_ROW_BYTES(FA_SM90_DIM_V(shape))) +       \
      FA_SM90_STAGING(shape) + 1024)
 
-/* The same of a kernel with OVERLAP and every option: a tile of a 16-bit bias for each consumer besides. */
-#define FA_SM90_SMEM_BIAS(shape)                                                                   \
-    (FA_SM90_SMEM(shape, 0) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
+/* The same of a kernel with every option: a tile of a 16-bit bias for each consumer besides. */
+#define FA_SM90_SMEM_GENERAL(shape)                                                                \
+    (FA_SM90_SMEM(shape) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
 
 /* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of the
  * caller's tensors; boxes of 64 columns. */

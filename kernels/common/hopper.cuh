@@ -41,6 +41,18 @@ FA_DEVICE void barrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
+/* The same, if condition is not 0: without a branch, which costs some 15 clocks. */
+FA_DEVICE void barrier_arrive_if(uint64_t *barrier, int condition)
+{
+    asm volatile("{\n"
+                 ".reg .pred yes;\n"
+                 "setp.ne.b32 yes, %1, 0;\n"
+                 "@yes mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(condition)
+                 : "memory");
+}
+
 /* Arrives, and says how many bytes this phase will receive. */
 FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
 {

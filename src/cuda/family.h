@@ -25,7 +25,7 @@ struct fa_cuda_family {
                    fa_cuda_fault *fault);
 };
 
-extern const fa_cuda_family fa_cuda_family_sm90, fa_cuda_family_sm90_overlap, fa_cuda_family_sm80,
+extern const fa_cuda_family fa_cuda_family_sm90, fa_cuda_family_sm80,
     fa_cuda_family_sm75, fa_cuda_family_simt;
 
 enum {

@@ -9,9 +9,8 @@
 #include "cuda/family.h"
 
 /* Fastest first. The last one does every problem. */
-static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm90_overlap,
-                                                 &fa_cuda_family_sm80, &fa_cuda_family_sm75,
-                                                 &fa_cuda_family_simt};
+static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm80,
+                                                 &fa_cuda_family_sm75, &fa_cuda_family_simt};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 /* What the build compiles, kernels/variants.h. */

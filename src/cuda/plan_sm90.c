@@ -12,57 +12,32 @@
 typedef struct shape {
     const char *image[2]; /* [bfloat16] */
     int dim, dim_v, queries, keys, threads, smem_bytes;
-    bool general, sums;
-    /* Without a causal mask and with so many keys, at least; 0: for all problems. */
-    int64_t least_k;
+    bool general;
     bool fewer_queries; /* only where the next shape's tiles of queries would be emptier */
 } shape;
 
-#define SIZES(name) SIZES_AS(name, "", FA_SM90_SMEM(name, 0))
-#define SUMS(name) SIZES_AS(name, "", FA_SM90_SMEM(name, 1)), .sums = true
-#define SIZES_AS(name, kind, bytes)                                                                \
-    .image = {"forward_sm90_" kind #name "_f16", "forward_sm90_" kind #name "_bf16"},              \
+#define SIZES(name) SIZES_AS(name, FA_SM90_SMEM(name))
+#define GENERAL(name) SIZES_AS(name, FA_SM90_SMEM_GENERAL(name)), .general = true
+#define SIZES_AS(name, bytes)                                                                      \
+    .image = {"forward_sm90_" #name "_f16", "forward_sm90_" #name "_bf16"},                        \
     .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
     .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name), .smem_bytes = bytes
 
-/* The first that fits is taken. Short rows waste less in smaller tiles. */
+/* The first that fits is taken. */
 static const shape shapes[] = {
-    {SUMS(d64_sums)},
+    {SIZES(d64_two), .fewer_queries = true},
     {SIZES(d64)},
     {SIZES(d80)},
     {SIZES(d96)},
-    {SUMS(d128_sums)},
-    {SIZES(d128), .least_k = 8192},
-    {SIZES(d128_short)},
+    {SIZES(d128)},
     {SIZES(d192_128)},
     {SIZES(d192)},
     {SIZES(d256)},
-    {SIZES(general64), .general = true},
-    {SIZES(general128), .general = true},
-    {SIZES(general256), .general = true},
+    {GENERAL(general64)},
+    {GENERAL(general128)},
+    {GENERAL(general256)},
 };
-
-/* The same of the kernels with OVERLAP, which wait for their figures: only FA_CUDA_KERNEL=sm90-overlap
- * asks for them, and only bfloat16 is compiled. */
-#define OVERLAPPED(name) SIZES_AS(name, "overlap_", FA_SM90_SMEM(name, 0))
-#define OVERLAPPED_SUMS(name) SIZES_AS(name, "overlap_", FA_SM90_SMEM(name, 1)), .sums = true
-#define OVERLAPPED_GENERAL(name)                                                                   \
-    SIZES_AS(name, "overlap_", FA_SM90_SMEM_BIAS(name)), .general = true
-
-static const shape overlapped[] = {
-    {OVERLAPPED_SUMS(d64_two_sums), .fewer_queries = true},
-    {OVERLAPPED_SUMS(d64_sums)},
-    {OVERLAPPED(d64_two), .fewer_queries = true},
-    {OVERLAPPED(d64)},
-    {OVERLAPPED_SUMS(d128_sums)},
-    {OVERLAPPED(d128_short)},
-    {OVERLAPPED(d256)},
-    {OVERLAPPED_GENERAL(general64)},
-    {OVERLAPPED_GENERAL(general128)},
-    {OVERLAPPED_GENERAL(general256)},
-};
-
-#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t most_rows = (1 << 30) - 4096;
@@ -70,12 +45,6 @@ static const int64_t most_rows = (1 << 30) - 4096;
 /* Whether scores or weights need more than a scale and masks by position. The plain kernel takes the
  * largest score for the largest logit, which a scale below 0 would turn round. */
 static bool is_general(const fa_problem *p) { return fa_cuda_changes_scores(p) || !(p->scale > 0); }
-
-/* The keys of a packed batch are more than those of its sequences. */
-static bool has_long_rows(const fa_problem *p, int64_t least_k)
-{
-    return !p->causal && p->n_k >= least_k && !p->cu_seqlens_k;
-}
 
 /* Rows of queries that tiles of so many compute. */
 static int64_t padded_rows(const fa_problem *p, const shape *s)
@@ -92,15 +61,13 @@ static bool is_emptier(const fa_problem *p, const shape *s, const shape *than)
 static bool takes(const shape *s, const fa_problem *p)
 {
     if (p->d > s->dim || p->d_v > s->dim_v || s->general != is_general(p)) return false;
-    if (s->sums && p->lse) return false; /* their sums are not exact enough */
-    if (s->fewer_queries && !is_emptier(p, s + 1, s)) return false;
-    return !s->least_k || has_long_rows(p, s->least_k);
+    return !s->fewer_queries || is_emptier(p, s + 1, s);
 }
 
-static const shape *find_shape(const fa_problem *p, const shape *table, size_t count)
+static const shape *find_shape(const fa_problem *p)
 {
-    for (size_t i = 0; i < count; i++)
-        if (takes(&table[i], p)) return &table[i];
+    for (int i = 0; i < SHAPES; i++)
+        if (takes(&shapes[i], p)) return &shapes[i];
     return NULL;
 }
 
@@ -232,9 +199,10 @@ static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
     return plan->tasks / plan->tiles * ((plan->tiles + 1) / 2);
 }
 
-static bool plan_shape(const fa_problem *p, const shape *s, const fa_cuda_device *device,
-                       fa_cuda_plan *plan, char *why, size_t size)
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
 {
+    const shape *s = find_shape(p);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
     if (!s) {
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
@@ -247,32 +215,13 @@ static bool plan_shape(const fa_problem *p, const shape *s, const fa_cuda_device
     plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
                               : "float16 products (wgmma), float32 sums";
     plan->tile_k = s->keys;
-    plan->bias_mapped = false;
+    plan->bias_mapped = s->general && maps_bias(p, &plan->maps[3]);
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
     const int64_t tasks = count_tasks(p, plan);
     if (tasks < plan->grid) plan->grid = (uint32_t)tasks;
     if (!has_own_lengths(p) && plan->grid > (uint32_t)device->multiprocessors)
         plan->grid = (uint32_t)device->multiprocessors;
-    return true;
-}
-
-static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
-{
-    return plan_shape(p, find_shape(p, shapes, COUNT(shapes)), device, plan, why, size);
-}
-
-static bool plan_overlap(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                         char *why, size_t size)
-{
-    const shape *s = find_shape(p, overlapped, COUNT(overlapped));
-    if (p->q.dtype == FA_FLOAT16) {
-        fa_cuda_say(why, size, "q.dtype is float16");
-        return false;
-    }
-    if (!plan_shape(p, s, device, plan, why, size)) return false;
-    plan->bias_mapped = s->general && maps_bias(p, &plan->maps[3]);
     return true;
 }
 
@@ -319,13 +268,5 @@ const fa_cuda_family fa_cuda_family_sm90 = {
     .oldest = 90,
     .newest = 90,
     .plan = plan_sm90,
-    .launch = launch_sm90,
-};
-
-const fa_cuda_family fa_cuda_family_sm90_overlap = {
-    .name = "sm90-overlap",
-    .oldest = FA_CUDA_NEWEST, /* asked for by name alone */
-    .newest = 0,
-    .plan = plan_overlap,
     .launch = launch_sm90,
 };

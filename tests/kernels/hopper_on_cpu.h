@@ -29,6 +29,10 @@ FA_DEVICE void barrier_init(uint64_t *barrier, int arrivals)
 }
 FA_DEVICE void barrier_init_fence(void) { hopper_barrier_fence(); }
 FA_DEVICE void barrier_arrive(uint64_t *barrier) { hopper_barrier_arrive(barrier); }
+FA_DEVICE void barrier_arrive_if(uint64_t *barrier, int condition)
+{
+    if (condition) hopper_barrier_arrive(barrier);
+}
 FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
 {
     hopper_barrier_expect(barrier, bytes);

@@ -47,7 +47,7 @@ static const struct {
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 /* Problem by problem in turn. */
-static const char *const families[] = {"sm90", "sm90-overlap"};
+static const char *const families[] = {"sm90"};
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 static int runs[KERNELS];

@@ -1,0 +1,186 @@
+/*
+ * Softmax without maxima: a row's weights are 2^(x - base), where base is the maximum of the first tile that
+ * the row sees. Later tiles need no maximum and no rescaling as long as their weights stay below a bound,
+ * which their sum tells (all is exact: the final division takes the base out again, and floating point does
+ * not care by which power of two everything is larger). Where a sum passes the bound, the warp multiplies all
+ * it has by a power of two; where weights are immense, it makes the tile's scores again, with maxima, as the
+ * online softmax does (FlashAttention-2, section 3.1, arXiv:2307.08691).
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
+#define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
+
+/* A warp's own products, by mma.sync: accumulators lie as wgmma's do. */
+#define ARCH 80
+#include "common/ampere.cuh"
+
+/* The bound of a thread's sum of weights in a tile: float16 ends at 2^16. */
+#define SUM_BOUND 32768.0f
+
+/* The largest weight of a row is 2 to this when its base is found: float16 loses what is small. */
+#define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
+
+/* The base of a row that has seen nothing: no score lies below it, and -infinity still gives 0. */
+#define NOTHING_SEEN (-3.402823466e38f)
+
+/* What a row carries from tile to tile. Its weights are 2^(x - base), x = scale * score. */
+typedef struct row_state {
+    float base[2], sum[2]; /* sum: of the thread's columns only */
+    bool unseen;           /* some row of the warp has seen nothing */
+} row_state;
+
+/* Over the four lanes that share a row. */
+FA_DEVICE float quad_maximum(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+/* Of scale * s - shift; each thread has its shift. */
+FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
+{
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c] * scale);
+    return quad_maximum(fmaxf(top[0], top[1]) - shift);
+}
+
+/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2. */
+typedef struct units {
+    float scale, shift[2];
+} units;
+
+/* Bases that fit this tile's scores, and by what earlier outputs are to be multiplied. A row without scores
+ * keeps NOTHING_SEEN, below which is no score but -infinity. */
+FA_DEVICE void move_bases(const float *s, row_state *rows, float *rescale, const units *u)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float top = row_maximum(s, r, u->scale, u->shift[r]);
+        const float base = fmaxf(rows->base[r], top - HEADROOM);
+        rescale[r] = exp2_fast(rows->base[r] - base);
+        rows->base[r] = base;
+        rows->sum[r] *= rescale[r];
+    }
+    rows->unseen =
+        __any_sync(0xffffffff, rows->base[0] == NOTHING_SEEN || rows->base[1] == NOTHING_SEEN);
+}
+
+FA_DEVICE void rescale_outputs(float *out, const float *rescale)
+{
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
+}
+
+/* Scores become weights; and their sums, of the thread's columns. Pair i is columns 8 (i / 2) + {0, 1} of
+ * row i % 2. Returns whether some weight of the thread is too large. */
+FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, float *sum)
+{
+    const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
+    float part[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const float a = exp2_fast(fmaf(s[2 * i], u->scale, -base[i % 2]));
+        const float b = exp2_fast(fmaf(s[2 * i + 1], u->scale, -base[i % 2]));
+        s[2 * i] = a;
+        s[2 * i + 1] = b;
+        part[i % 2][i / 2 % 2] += a + b;
+    }
+    sum[0] = part[0][0] + part[0][1];
+    sum[1] = part[1][0] + part[1][1];
+    return fmaxf(sum[0], sum[1]) > SUM_BOUND;
+}
+
+FA_DEVICE void add_sums(row_state *rows, const float *sum)
+{
+    rows->sum[0] += sum[0];
+    rows->sum[1] += sum[1];
+}
+
+/* An A operand of wgmma. */
+FA_DEVICE void round_weights(uint32_t *weights, const float *s)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+}
+
+/* ---- Weights that are too large ------------------------------------------------------------------ */
+
+/* Two elements of a row of queries or keys, zeros behind the last. */
+FA_DEVICE uint32_t fetch_pair(const char *row, int column, int columns)
+{
+    const uint16_t *x = (const uint16_t *)row + column;
+    uint32_t pair = 0;
+    if (column < columns) pair = x[0];
+    if (column + 1 < columns) pair |= (uint32_t)x[1] << 16;
+    return pair;
+}
+
+/* The warp's rows of S = Q K^T, from global memory: what the tile was made of may be gone. */
+FA_DEVICE void multiply_again(const fa_attention_params *p, const piece *w, int tile, float *s,
+                              int consumer)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const char *q[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = fa_min64(w->tile.first + row_of(consumer, r), w->tile.n_q - 1);
+        q[r] = fa_view_row(&p->q, w->tile.block_q, w->tile.start_q + i, w->tile.head);
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = 0;
+#pragma unroll 1
+    for (int column = lane % 4 * 2; column < HEAD_DIM; column += 16) {
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[i] = fetch_pair(q[i % 2], column + i / 2 * 8, p->d);
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) {
+            const int64_t key = w->start + tile * KEYS + 8 * j + lane / 4;
+            const char *k = fa_key_row(p, &p->k, &w->tile, fa_min64(key, w->tile.n_k - 1));
+            fa_mma(s + 4 * j, a, fetch_pair(k, column, p->d), fetch_pair(k, column + 8, p->d));
+        }
+    }
+}
+
+/* Multiplies what a row has so far, weights of this tile as well. */
+FA_DEVICE void rescale_rows(float *s, float *out, row_state *rows, const float *factor)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] *= factor[i / 2 % 2];
+    rows->sum[0] *= factor[0];
+    rows->sum[1] *= factor[1];
+    rescale_outputs(out, factor);
+}
+
+/* By what power of two a row's weights are too large, from its largest. */
+FA_DEVICE int excess(float largest)
+{
+    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127;
+    return max(0, exponent + 1 - (int)HEADROOM);
+}
+
+/* Weights from here on lose others when they are multiplied by what makes them small enough. */
+#define IMMENSE 1e30f
+
+/* Larger bases, for weights that are too large: all is multiplied by a power of two. Returns false, and
+ * does nothing, if some are immense. NaN, which nothing helps, counts for nothing. */
+FA_DEVICE bool lower_weights(float *s, float *out, row_state *rows)
+{
+    float largest[2], factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) largest[r] = fmaxf(row_maximum(s, r, 1.0f, 0.0f), 0.0f);
+    if (__any_sync(0xffffffff, fmaxf(largest[0], largest[1]) >= IMMENSE))
+        return false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int k = excess(largest[r]);
+        factor[r] = exp2_fast((float)-k);
+        rows->base[r] += (float)k;
+    }
+    rescale_rows(s, out, rows, factor);
+    return true;
+}
+
+#endif
