@@ -1,15 +1,17 @@
 /*
  * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
  *
- * One block a multiprocessor stays and takes piece after piece of the work: QUERIES queries of a head
- * and the tiles of keys that they see (forward_sm90/pieces.cuh). Two warps load (loads.cuh): queries, keys
- * and values come by the copy engine (TMA), keys and values into STAGES places each. The consumers
- * (consumer.cuh) are warpgroups of 64 queries; each asks for its products, and does its softmax while
- * they run. They take turns at asking, so that the tensor cores work for one while another is in its
- * softmax (FlashAttention-3, section 3.1, arXiv:2407.08608).
+ * One block a multiprocessor stays and takes piece after piece of the work: QUERIES queries of a
+ * head and the tiles of keys that they see. Of its first warpgroup one warp loads queries and keys,
+ * one values (forward_sm90/loads.cuh), by the copy engine (TMA) into STAGES places each, and a
+ * third one describes the pieces ahead (pieces.cuh). The others, the consumers (consumer.cuh), have
+ * 64 queries each: they ask for their products (products.cuh), and do their softmax (scores.cuh,
+ * softmax.cuh) while these run. They take turns at asking, so that the tensor cores work for one
+ * while another is in its softmax (FlashAttention-3, section 3.1, arXiv:2407.08608). results.cuh
+ * writes what comes out.
  *
- * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL (1: with the options that change
- * scores and weights; 0: masks by position and lengths alone).
+ * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL (1: with the options that
+ * change scores and weights; 0: masks by position and lengths alone).
  */
 #include "common/hopper.cuh"
 #include "forward_sm90.h"
@@ -57,8 +59,8 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* A piece of work as the consumers see it. Its query i may see the keys [lo + i, hi + i), as far as they
- * are in [0, n_k), all counted from start on. */
+/* A piece of work as the consumers see it. Its query i may see the keys [lo + i, hi + i), as far as
+ * they are in [0, n_k), all counted from start on. */
 typedef struct piece {
     fa_tile tile;
     int32_t start, tiles; /* its tiles of keys: so many, from this key on; 0: no piece is left */
@@ -123,7 +125,7 @@ FA_DEVICE int row_of(int consumer, int r)
 #include "forward_sm90/redo.cuh"
 #endif
 
-/* ---- The block --------------------------------------------------------------------------------- */
+/* ---- The block ------------------------------------------------------------------------------- */
 
 FA_DEVICE void init_barriers(shared_state *state)
 {

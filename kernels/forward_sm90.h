@@ -6,12 +6,12 @@
  *   FA_SM90_DIM_<shape>        the widest head dim of queries and keys, a multiple of 16
  *   FA_SM90_DIM_V_<shape>      the same of values
  *   FA_SM90_CONSUMERS_<shape>  warpgroups that compute, 64 queries each; one more loads
- *   FA_SM90_KEYS_<shape>       keys of a tile, a multiple of 16: the more, the fewer barriers; the fewer,
- *                              the less is wasted at the end of a row. FA_SM90_STAGES tiles of keys and
- *                              as many of values fit into shared memory beside the queries; scores,
- *                              weights and outputs into the consumers' registers
- * The shapes called general are those of the kernels with every option; their tiles are multiples of 32
- * keys, which is what a block of dropout bits covers.
+ *   FA_SM90_KEYS_<shape>       keys of a tile, a multiple of 16: the more, the fewer barriers; the
+ *                              fewer, the less is wasted at the end of a row. FA_SM90_STAGES tiles
+ *                              of keys and as many of values fit into shared memory beside the
+ *                              queries; scores, weights and outputs into the consumers' registers
+ * The shapes called general are those of the kernels with every option; their tiles are multiples
+ * of 32 keys, which is what a block of dropout bits covers.
  */
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H
@@ -105,8 +105,8 @@ enum { FA_SM90_ALIGN = 32 /* the first key of a piece is a multiple of it */ };
 #define FA_SM90_SMEM_GENERAL(shape)                                                                \
     (FA_SM90_SMEM(shape) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
 
-/* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of the
- * caller's tensors; boxes of 64 columns. */
+/* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of
+ * the caller's tensors; boxes of 64 columns. */
 typedef struct fa_sm90_map {
 #ifdef __cplusplus
     alignas(64)
@@ -116,18 +116,20 @@ typedef struct fa_sm90_map {
         uint64_t opaque[16];
 } fa_sm90_map;
 
-/* What an index of a head or a block is multiplied by to be the map's: 0 for an axis that is broadcast. */
+/* What an index of a head or a block is multiplied by to be the map's: 0 for an axis that is
+ * broadcast. */
 typedef struct fa_sm90_steps {
     int32_t head, block;
 } fa_sm90_steps;
 
 /* The kernel's second parameter. */
 typedef struct fa_sm90_params {
-    fa_sm90_map q, k, v; /* boxes of 64 rows of q, of box_rows rows of k and v  */
+    fa_sm90_map q, k, v; /* boxes of 64 rows of q, of box_rows rows of k and v */
     fa_sm90_steps q_step, k_step, v_step;
     int32_t box_rows; /* KEYS; paged: a divisor of it and of the page's rows */
-    int32_t pairs;    /* 1: a head's pieces are done in pairs, first and last, second and last but
-                          * one, ..., which are equally long under a causal mask; tasks counts pairs */
+    int32_t pairs;    /* 1: a head's pieces are done in pairs, first and last, second and last
+                       * but one, ..., which are equally long under a causal mask; tasks counts
+                       * pairs */
     int64_t tasks;
     fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step;

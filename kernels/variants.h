@@ -40,7 +40,6 @@ KERNEL(forward_sm90_general128_bf16, forward_sm90, 90, SHAPE=general128, BFLOAT1
 KERNEL(forward_sm90_general256_f16, forward_sm90, 90, SHAPE=general256, BFLOAT16=0, GENERAL=1)
 KERNEL(forward_sm90_general256_bf16, forward_sm90, 90, SHAPE=general256, BFLOAT16=1, GENERAL=1)
 
-
 KERNEL(forward_sm80_d64_f16, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=0)
 KERNEL(forward_sm80_d64_f16_general, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=1)
 KERNEL(forward_sm80_d64_bf16, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=1, GENERAL=0)

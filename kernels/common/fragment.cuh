@@ -144,6 +144,16 @@ FA_DEVICE void fa_hide_fragment(float *s, int r, int lo, int hi)
             if (8 * j + c < lo || 8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
 }
 
+/* The same where nothing is hidden on the left. */
+FA_DEVICE void fa_hide_behind(float *s, int r, int hi)
+{
+#pragma unroll
+    for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            if (8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
+}
+
 /* Whether an option changes single rows. */
 FA_DEVICE bool fa_changes_rows(const fa_attention_params *p)
 {

@@ -165,29 +165,24 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
 #define NAMES_15 "%120, %121, %122, %123, %124, %125, %126, %127"
 
 #define NAMES_32 NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3
-#define NAMES_36 NAMES_32 ", %32, %33, %34, %35"
 #define NAMES_40 NAMES_32 ", " NAMES_4
 #define NAMES_48 NAMES_40 ", " NAMES_5
 #define NAMES_56 NAMES_48 ", " NAMES_6
 #define NAMES_64 NAMES_48 ", " NAMES_6 ", " NAMES_7
-#define NAMES_68 NAMES_64 ", %64, %65, %66, %67"
 #define NAMES_72 NAMES_64 ", " NAMES_8
 #define NAMES_80 NAMES_72 ", " NAMES_9
 #define NAMES_88 NAMES_80 ", " NAMES_10
 #define NAMES_96 NAMES_88 ", " NAMES_11
 #define NAMES_128 NAMES_96 ", " NAMES_12 ", " NAMES_13 ", " NAMES_14 ", " NAMES_15
 
-#define DATA_4(d, i) "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define DATA_8(d, i)                                                                               \
     "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
 #define DATA_32(d, i) DATA_8(d, i), DATA_8(d, (i) + 8), DATA_8(d, (i) + 16), DATA_8(d, (i) + 24)
-#define DATA_36(d, i) DATA_32(d, i), DATA_4(d, (i) + 32)
 #define DATA_40(d, i) DATA_32(d, i), DATA_8(d, (i) + 32)
 #define DATA_48(d, i) DATA_40(d, i), DATA_8(d, (i) + 40)
 #define DATA_56(d, i) DATA_48(d, i), DATA_8(d, (i) + 48)
 #define DATA_64(d, i) DATA_32(d, i), DATA_32(d, (i) + 32)
-#define DATA_68(d, i) DATA_64(d, i), DATA_4(d, (i) + 64)
 #define DATA_72(d, i) DATA_64(d, i), DATA_8(d, (i) + 64)
 #define DATA_80(d, i) DATA_72(d, i), DATA_8(d, (i) + 72)
 #define DATA_88(d, i) DATA_80(d, i), DATA_8(d, (i) + 80)
@@ -219,12 +214,10 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
     }
 
 DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
-DEFINE_WGMMA(72, 36, 36, 37, 38, 39, 40, 41)
 DEFINE_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 DEFINE_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
-DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 DEFINE_WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
-DEFINE_WGMMA(136, 68, 68, 69, 70, 71, 72, 73)
+DEFINE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 DEFINE_WGMMA(144, 72, 72, 73, 74, 75, 76, 77)
 DEFINE_WGMMA(160, 80, 80, 81, 82, 83, 84, 85)
 DEFINE_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)

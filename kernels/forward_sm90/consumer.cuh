@@ -43,10 +43,8 @@ FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *ro
     float sum[2], rescale[2];
     move_bases(s, rows, rescale, u);
     (void)weigh(s, rows, u, sum);
-    if (!first) {
-        await_values(out, weights);
-        rescale_outputs(out, rescale);
-    }
+    await_values(out, weights);
+    if (!first) rescale_outputs(out, rescale);
     add_sums(rows, sum);
 }
 
@@ -90,16 +88,16 @@ FA_DEVICE bool is_plain(const place *here, int tile)
 /* Scores become weights, rounded and paired. */
 FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p,
                        const fa_sm90_params *sm90, const progress *at, place *here, float *s,
-                       float *out, uint32_t *weights, row_state *rows, bool first, int consumer)
+                       float *out, uint32_t *weights, row_state *rows, int consumer)
 {
     const units u = find_exponents(pipe, p, sm90, at, here, s, consumer);
-    if (!first && is_plain(here, at->tile))
+    if (is_plain(here, at->tile))
         weigh_plainly(pipe, p, sm90, at, here, s, out, weights, rows, &u, consumer);
     else {
         if (at->tile < here->full_from || at->tile >= here->full_to)
             mask_scores(s, find_slot(pipe, at->number), consumer, at->tile * KEYS);
-        weigh_anew(s, out, weights, rows, &u, first);
-        if (rows->unseen) here->plain_from = at->tile + 2;
+        weigh_anew(s, out, weights, rows, &u, at->tile == 0);
+        if (rows->unseen) here->plain_from = max(here->plain_from, at->tile + 2);
     }
     round_weights(weights, s);
 #if GENERAL
@@ -110,121 +108,141 @@ FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p,
 
 /* ---- The walk ------------------------------------------------------------------------------------ */
 
-#if GENERAL
-FA_DEVICE void release_bias(const pipeline *pipe, const fa_sm90_params *sm90, progress *at,
-                            int consumer, int leader)
+/* A tile whose scores are there; values of the one before are being added. */
+FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p,
+                       const fa_sm90_params *sm90, progress *at, place *here, float *s, float *out,
+                       uint32_t *weights, row_state *rows, pending *values, int leader,
+                       int consumer)
 {
-    if (!sm90->bias_mapped) return;
-    barrier_arrive_if(&pipe->state->bias_empty[consumer], leader);
-    at->biases++;
-}
-#endif
-
-/* The scores of the first tile are there. */
-FA_DEVICE void begin_piece(const pipeline *pipe, const fa_attention_params *p,
-                           const fa_sm90_params *sm90, progress *at, place *here, float *s,
-                           float *out, uint32_t *weights, row_state *rows, int leader, int consumer)
-{
-    start_piece(pipe, p, at, consumer, here, rows);
     barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
-    if (at->mine) {
-        barrier_arrive_if(&pipe->state->q_empty[consumer], leader && at->mine == 1);
-        softmax(pipe, p, sm90, at, here, s, out, weights, rows, true, consumer);
+    barrier_arrive_if(&pipe->state->q_empty[consumer], leader && at->tile + 1 == at->mine);
+    softmax(pipe, p, sm90, at, here, s, out, weights, rows, consumer);
+    barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
 #if GENERAL
-        release_bias(pipe, sm90, at, consumer, leader);
-#endif
-        return;
+    if (sm90->bias_mapped) {
+        barrier_arrive_if(&pipe->state->bias_empty[consumer], leader);
+        at->biases++;
     }
+#endif
+    values->any = true;
+    values->count = at->count;
+    values->add = at->tile > 0;
+}
+
+/* The first tile of a piece in which this consumer has nothing to do; scores of it were asked for all the
+ * same. */
+FA_DEVICE void pass_tile(const pipeline *pipe, const progress *at, float *out, uint32_t *weights,
+                         pending *values, int leader, int consumer)
+{
+    await_values(out, weights);
+    barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
+    values->any = false;
+    barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
     barrier_arrive_if(&pipe->state->q_empty[consumer], leader);
     barrier_wait(&pipe->state->v_full[stage_of(at->count)], parity_of(at->count));
     barrier_arrive_if(&pipe->state->v_empty[stage_of(at->count)], leader);
 }
 
-/* A tile behind the first. */
-FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_sm90_params *sm90, progress *at, place *here, float *s, float *out,
-                       uint32_t *weights, row_state *rows, int leader, int consumer)
+/* The tiles of a piece behind those that this consumer needs: others do. Values of its last one wait
+ * meanwhile in their place, for there is one such tile at most (or it needs none). */
+FA_DEVICE void skip_tiles(const pipeline *pipe, progress *at, int leader, int consumer)
 {
-    const tile_count count = at->count;
-    ask(pipe, out, s, weights, count, at->tile > 1, consumer);
-    barrier_arrive_if(&pipe->state->k_empty[stage_of(count)], leader);
-    barrier_arrive_if(&pipe->state->q_empty[consumer], leader && at->tile + 1 == at->mine);
-    softmax(pipe, p, sm90, at, here, s, out, weights, rows, false, consumer);
-    barrier_arrive_if(&pipe->state->v_empty[stage_of(count - 1)], leader);
-#if GENERAL
-    release_bias(pipe, sm90, at, consumer, leader);
-#endif
-}
-
-/* A tile behind the last one that this consumer needs: others do. */
-FA_DEVICE void skip_tile(const pipeline *pipe, tile_count count, int leader)
-{
-    barrier_arrive_if(&pipe->state->k_empty[stage_of(count)], leader);
-    barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
-    barrier_arrive_if(&pipe->state->v_empty[stage_of(count)], leader);
-}
-
-/* The tiles of a piece that this consumer does not need; but the values of its last one, if it has any, are
- * to be added first. */
-FA_DEVICE void skip_tiles(const pipeline *pipe, progress *at, float *out, uint32_t *weights,
-                          bool pending, int leader, int consumer)
-{
-    const tile_count last = at->count;
+    static_assert(ROWS * (CONSUMERS - 1) <= KEYS * (STAGES - 1), "values must not be waited for");
     while (++at->tile < at->tiles) {
-        at->count++;
-        barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
-        if (pending) {
-            ask_values(pipe, out, weights, last, at->mine > 1, consumer);
-            barrier_arrive_if(&pipe->state->v_empty[stage_of(last)], leader);
-            pending = false;
-        } else skip_turn(consumer);
-        skip_tile(pipe, at->count, leader);
+        const tile_count count = ++at->count;
+        barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
+        wait_for_turn(consumer);
+        pass_turn(consumer);
+        barrier_arrive_if(&pipe->state->k_empty[stage_of(count)], leader);
+        barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+        barrier_arrive_if(&pipe->state->v_empty[stage_of(count)], leader);
     }
 }
 
+/* The piece before, whose outputs are complete, but not yet written. */
+typedef struct unfinished {
+    bool any, broken; /* broken: of all so far, rows have to be done once more */
+    int number;
+    row_state rows;
+} unfinished;
+
+FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, unfinished *before,
+                            float *out, int consumer)
+{
+    before->broken |= finish(p, &find_slot(pipe, before->number)->tile, pipe->staging,
+                             &before->rows, out, consumer);
+    release_piece(pipe, before->number);
+    before->any = false;
+}
+
+/* The second tile of a piece. Between asking for its scores and for the values of the first, which take the
+ * place of the outputs of the piece before, these are written: that takes no time of the tensor cores. */
+FA_DEVICE void ask_second(const pipeline *pipe, const fa_attention_params *p, float *out, float *s,
+                          const uint32_t *weights, tile_count count, unfinished *before,
+                          int consumer)
+{
+    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
+    wait_for_turn(consumer);
+    REGISTER_FENCE(s, KEYS / 2);
+    wgmma_fence();
+    multiply_qk(s, q_place(pipe, consumer), k_place(pipe, count));
+    pass_turn(consumer);
+    if (before->any) finish_piece(pipe, p, before, out, consumer);
+    barrier_wait(&pipe->state->v_full[stage_of(count - 1)], parity_of(count - 1));
+    REGISTER_FENCE(out, OUTPUTS);
+    wgmma_fence();
+    multiply_pv(out, weights, v_place(pipe, count - 1), 0);
+    wgmma_wait(1);
+    REGISTER_FENCE(s, KEYS / 2);
+}
+
 /* All pieces. The scores of a piece's first tile are asked for together with the values of the last of the
- * piece before. Returns whether rows have to be done once more. */
+ * piece before. Where there are none, because there is no such piece or nothing to do in it, values are
+ * asked for all the same, whatever they are: nobody reads the outputs, and the compiler has to see products
+ * running on each way to a tile. Returns whether rows have to be done once more. */
 FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
                        const fa_sm90_params *sm90, int consumer)
 {
-    bool broken = false;
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
     place here;
     progress at = {.number = -1};
-    int leader = threadIdx.x % 32 == 0, mine = 0;
-    bool pending = false; /* values of the last tile are still to be added */
+    pending values = {false, 0, 0};
+    unfinished before = {false, false, -1};
+    int leader = threadIdx.x % 32 == 0;
+    bool done = false;
     asm volatile("" : "+r"(leader));
     if (consumer == CONSUMERS - 1) pass_turn(consumer); /* consumer 0 begins */
     for (;;) {
-        next_piece(pipe, consumer, &at);
-        if (at.tiles && pending) {
-            ask(pipe, out, s, weights, at.count, mine > 1, consumer);
-            await_values(out, weights);
-        } else if (at.tiles) ask_scores(pipe, s, at.count, consumer);
-        else if (pending) ask_values(pipe, out, weights, at.count - 1, mine > 1, consumer);
-        else skip_turn(consumer);
-        barrier_arrive_if(&pipe->state->v_empty[stage_of(at.count - 1)], leader && pending);
-        if (at.number) {
-            broken |= finish(p, &find_slot(pipe, at.number - 1)->tile, pipe->staging, &rows, out,
-                             consumer);
-            release_piece(pipe, at.number - 1);
+        if (!done) next_piece(pipe, consumer, &at);
+        if (before.any) finish_piece(pipe, p, &before, out, consumer);
+        if (done) break;
+        before.any = at.number > 0;
+        before.number = at.number - 1;
+        before.rows = rows;
+        done = !at.tiles;
+        if (done) {
+            ask_values(pipe, out, weights, &values, consumer);
+            barrier_arrive_if(&pipe->state->v_empty[stage_of(values.count)], leader && values.any);
+            continue;
         }
-        if (!at.tiles) break;
-        mine = at.mine;
-        begin_piece(pipe, p, sm90, &at, &here, s, out, weights, &rows, leader, consumer);
-        while (at.tile + 1 < at.mine) {
-            at.tile++;
+        ask(pipe, out, s, weights, at.count, &values, consumer);
+        start_piece(pipe, p, &at, consumer, &here, &rows);
+        if (!at.mine) pass_tile(pipe, &at, out, weights, &values, leader, consumer);
+        for (at.tile = 0; at.tile < at.mine;) {
+            do_tile(pipe, p, sm90, &at, &here, s, out, weights, &rows, &values, leader, consumer);
+            if (++at.tile >= at.mine) break;
             at.count++;
-            do_tile(pipe, p, sm90, &at, &here, s, out, weights, &rows, leader, consumer);
+            if (at.tile == 1) ask_second(pipe, p, out, s, weights, at.count, &before, consumer);
+            else ask(pipe, out, s, weights, at.count, &values, consumer);
         }
-        pending = mine > 0 && mine == at.tiles;
-        if (!pending) skip_tiles(pipe, &at, out, weights, mine > 0, leader, consumer);
+        at.tile = max(at.mine, 1) - 1;
+        skip_tiles(pipe, &at, leader, consumer);
         at.count++;
     }
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
-    return broken;
+    return before.broken;
 }
 
 #endif

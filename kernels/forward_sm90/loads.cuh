@@ -1,6 +1,6 @@
 /*
- * Two warps that load: queries and keys, and values, by the copy engine (TMA), each into its next place as
- * soon as all consumers have given it back.
+ * Two warps that load by the copy engine (TMA), one queries and keys, one values: each tile into
+ * its next place as soon as all consumers have given that back.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_LOADS_CUH
 #define FA_KERNELS_FORWARD_SM90_LOADS_CUH
@@ -39,8 +39,8 @@ FA_DEVICE void load_keys(char *shared, const fa_sm90_map *map, const fa_sm90_ste
     }
 }
 
-/* Rows of values outside [from, to) that the copy engine has read all the same, though no query of the
- * sequence may see them: they may hold NaN, and 0 * NaN is NaN. The whole warp. */
+/* Clears the rows of values outside [from, to) that the copy engine has read all the same, though
+ * no query of the sequence may see them: they may hold NaN, and 0 * NaN is NaN. The whole warp. */
 FA_DEVICE void clean_values(char *shared, int64_t from, int64_t to)
 {
     const int lane = threadIdx.x % 32;
@@ -90,8 +90,8 @@ FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
     if (leader) barrier_arrive(full);
 }
 
-/* Hands a piece over to a consumer, and asks for its queries. Their place's first use finds it empty,
- * hence the parities that start at 1. */
+/* Hands a piece over to a consumer, and asks for its queries; the barrier of these tells that both
+ * are there. Their place's first use finds it empty, hence the parities that start at 1. */
 FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const piece *w,
                          int consumer, int number)
 {
@@ -123,7 +123,7 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const pi
 
 #endif
 
-/* What the loading warp counts, besides tiles. */
+/* What a warp that loads counts, besides tiles. */
 typedef struct loads {
     int cleaned; /* tiles of values that were cleaned */
 #if GENERAL
@@ -163,7 +163,8 @@ FA_DEVICE void load_tile_values(const pipeline *pipe, const fa_attention_params 
     load_values(pipe, p, s, &at->w->tile, at->w->start + at->tile * KEYS, stage, &so_far->cleaned);
 }
 
-/* Queries and keys. */
+/* Queries and keys. A piece's first keys are asked for before its queries, whose places the
+ * consumers give back later than those of keys. */
 FA_DEVICE void produce_keys(const pipeline *pipe, const fa_attention_params *p,
                             const fa_sm90_params *s)
 {
@@ -181,8 +182,8 @@ FA_DEVICE void produce_keys(const pipeline *pipe, const fa_attention_params *p,
     for (int c = 0; c < CONSUMERS; c++) hand_over(pipe, s, at.w, c, number);
 }
 
-/* Values, by a warp of their own: each waits for its own places, so that neither is late for the other's
- * sake (that alone is worth a fifth of the speed). */
+/* Values, by a warp of their own: each waits for its own places, so that neither is late for the
+ * other's sake (that alone is worth a fifth of the speed). */
 FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p,
                               const fa_sm90_params *s)
 {

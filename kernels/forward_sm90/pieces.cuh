@@ -1,6 +1,8 @@
 /*
- * A piece of work: queries of a head and the tiles of keys that they see; and who describes it. Pieces are
- * described ahead, by one thread, for the warps that load and the warpgroups that compute.
+ * A piece of work: queries of a head and the tiles of keys that they see; and who describes it.
+ * Pieces are described ahead, by one thread, for the warps that load and the warpgroups that
+ * compute. Block b of g takes the tasks b, b + g, b + 2g, ...: no counter in memory, which launches
+ * side by side or a graph's replay would have to share.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_PIECES_CUH
 #define FA_KERNELS_FORWARD_SM90_PIECES_CUH
@@ -22,8 +24,8 @@ FA_DEVICE int32_t count_tiles(const fa_attention_params *p, const piece *w, int 
 
 FA_DEVICE int clamp(int x, int most) { return max(0, min(x, most)); }
 
-/* The keys [lo, hi) that query i of a piece may see, from the piece's first tile on. Rows behind the
- * last query see what it sees. */
+/* The keys [lo, hi) that query i of a piece may see, from the piece's first tile on. Rows behind
+ * the last query see what it sees. */
 typedef struct bounds {
     int lo, hi;
 } bounds;
@@ -35,7 +37,8 @@ FA_DEVICE bounds find_bounds(const piece *w, int i)
     return b;
 }
 
-/* The tiles of keys that a piece's queries may see: at least one, which may be masked as a whole. */
+/* The tiles of keys that a piece's queries may see: at least one, which may be masked as a whole;
+ * and for each consumer which of them it needs, and which it need not mask. */
 FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
 {
     const fa_tile *t = &w->tile;
@@ -96,7 +99,7 @@ FA_DEVICE void find_next(const fa_attention_params *p, const fa_sm90_params *s, 
     for (int c = 0; c < CONSUMERS; c++) w->mine[c] = 0;
 }
 
-/* ---- Slots --------------------------------------------------------------------------------------- */
+/* ---- Slots ----------------------------------------------------------------------------------- */
 
 FA_DEVICE piece *slot_of(const pipeline *pipe, int number)
 {
@@ -105,8 +108,9 @@ FA_DEVICE piece *slot_of(const pipeline *pipe, int number)
 
 FA_DEVICE int slot_parity(int number) { return number / SLOTS & 1; }
 
-/* Describes piece after piece, as far ahead as there are slots: one thread, for this is a long chain of
- * arithmetic. The last piece has no tiles. */
+/* Describes piece after piece, as far ahead as there are slots. One thread, of a warp of its own:
+ * this is a long chain of 64-bit arithmetic, which nobody is to wait for. The last piece has no
+ * tiles. */
 FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     walk where = {blockIdx.x, 0};
@@ -136,7 +140,7 @@ FA_DEVICE void release_piece(const pipeline *pipe, int number)
     barrier_arrive_if(&pipe->state->piece_empty[number % SLOTS], threadIdx.x % 32 == 0);
 }
 
-/* ---- A consumer's way through them -------------------------------------------------------------- */
+/* ---- A consumer's way through them ----------------------------------------------------------- */
 
 typedef struct progress {
     int number;       /* of the piece */

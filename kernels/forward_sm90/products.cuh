@@ -1,22 +1,20 @@
 /*
- * What a consumer asks the tensor cores for: S = Q K^T, out += P V, alone or both; and the turns at it.
+ * What a consumer asks the tensor cores for: S = Q K^T, out += P V, alone or both; and the turns at
+ * it. Scores come first: they are there, and the softmax can begin, while P V still runs.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_PRODUCTS_CUH
 #define FA_KERNELS_FORWARD_SM90_PRODUCTS_CUH
 
 /* The consumers' turns at asking for products: barrier 1 + c is consumer c's. */
-FA_DEVICE void wait_for_turn(int consumer)
-{
-    named_barrier_sync(1 + consumer, 2 * WARPGROUP);
-}
+FA_DEVICE void wait_for_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * WARPGROUP); }
 
 FA_DEVICE void pass_turn(int consumer)
 {
     named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
 }
 
-/* Asks for s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for every
- * tile: the compiler would keep one descriptor a step in registers that it does not have. */
+/* Asks for s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for
+ * every tile: the compiler would keep one descriptor a step in registers that it does not have. */
 FA_DEVICE void multiply_qk(float *s, uint32_t q, uint32_t k)
 {
     asm volatile("" : "+r"(q));
@@ -55,19 +53,31 @@ FA_DEVICE uint32_t v_place(const pipeline *pipe, tile_count count)
     return matrix_place(pipe->v + stage_of(count) * V_BYTES, KV_BLOCK);
 }
 
+/* Values that are being added, or still to be: of the tile before. */
+typedef struct pending {
+    bool any;
+    tile_count count;
+    int add; /* 0: they are a piece's first */
+} pending;
+
+FA_DEVICE void wait_for_values(const pipeline *pipe, const pending *values)
+{
+    if (values->any)
+        barrier_wait(&pipe->state->v_full[stage_of(values->count)], parity_of(values->count));
+}
+
 /* Asks for scores of a tile, and for values of the one before; returns when the scores are there. */
 FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
-                   tile_count count, int add, int consumer)
+                   tile_count count, const pending *values, int consumer)
 {
-    const tile_count before = count - 1;
     barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
     wait_for_turn(consumer);
     REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
     multiply_qk(s, q_place(pipe, consumer), k_place(pipe, count));
-    barrier_wait(&pipe->state->v_full[stage_of(before)], parity_of(before));
-    multiply_pv(out, weights, v_place(pipe, before), add);
+    wait_for_values(pipe, values);
+    multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
     wgmma_wait(1);
     REGISTER_FENCE(s, KEYS / 2);
@@ -82,37 +92,17 @@ FA_DEVICE void await_values(float *out, uint32_t *weights)
     for (int i = 0; i < KEYS / 4; i++) asm volatile("" : "+r"(weights[i])::"memory");
 }
 
-/* Scores alone, where there is no tile before. */
-FA_DEVICE void ask_scores(const pipeline *pipe, float *s, tile_count count, int consumer)
+/* Values alone, behind the last piece. */
+FA_DEVICE void ask_values(const pipeline *pipe, float *out, uint32_t *weights,
+                          const pending *values, int consumer)
 {
-    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
-    wait_for_turn(consumer);
-    REGISTER_FENCE(s, KEYS / 2);
-    wgmma_fence();
-    multiply_qk(s, q_place(pipe, consumer), k_place(pipe, count));
-    pass_turn(consumer);
-    wgmma_wait(0);
-    REGISTER_FENCE(s, KEYS / 2);
-}
-
-/* Values alone, where there is no tile behind. */
-FA_DEVICE void ask_values(const pipeline *pipe, float *out, uint32_t *weights, tile_count before,
-                          int add, int consumer)
-{
-    barrier_wait(&pipe->state->v_full[stage_of(before)], parity_of(before));
+    wait_for_values(pipe, values);
     wait_for_turn(consumer);
     REGISTER_FENCE(out, OUTPUTS);
     wgmma_fence();
-    multiply_pv(out, weights, v_place(pipe, before), add);
+    multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
     await_values(out, weights);
-}
-
-/* Nothing to ask for. */
-FA_DEVICE void skip_turn(int consumer)
-{
-    wait_for_turn(consumer);
-    pass_turn(consumer);
 }
 
 #endif

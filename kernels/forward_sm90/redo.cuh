@@ -1,8 +1,9 @@
 /*
- * Values that a boolean mask or a bias of -infinity hides may hold NaN or infinities, which a weight of 0 does
- * not keep out of a product: then results are not finite. Rows that are not are done once more, key by key,
- * without the keys of weight 0; but only when the block has done all of its work, for loops over keys beside
- * those over tiles make the compiler take the whole for divergent, at half the speed.
+ * Values that a boolean mask or a bias of -infinity hides may hold NaN or infinities, which a
+ * weight of 0 does not keep out of a product: then results are not finite. Rows that are not are
+ * done once more, key by key, without the keys of weight 0; but only when the block has done all of
+ * its work, for loops over keys beside those over tiles make the compiler take the whole for
+ * divergent, at half the speed.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_REDO_CUH
 #define FA_KERNELS_FORWARD_SM90_REDO_CUH

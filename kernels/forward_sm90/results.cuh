@@ -152,7 +152,7 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, const
     const float sum = find_sum(rows, r);
     const bool unseen = rows->base[r] == NOTHING_SEEN;
     float factor, lse;
-    if (!p->lse && !p->sinks) factor = unseen && sum == sum ? 0.0f : __fdividef(1.0f, sum);
+    if (!p->lse && !p->sinks) factor = unseen && sum == sum ? 0.0f : 1.0f / sum;
     else {
         const float top = unseen ? -INFINITY : rows->base[r] * ln2;
         factor = fa_softmax_finish(top, sum, p->sinks ? p->sinks[t->head] : -INFINITY, &lse);

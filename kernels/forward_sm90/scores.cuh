@@ -1,5 +1,6 @@
 /*
- * Between the two products: where a consumer stands in a piece, masks, the options that change scores.
+ * Between the two products: where a consumer stands in a piece, masks, the options that change
+ * scores and weights.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SCORES_CUH
 #define FA_KERNELS_FORWARD_SM90_SCORES_CUH
@@ -8,7 +9,7 @@
 typedef struct place {
     int full_from, full_to; /* tiles that all its rows may see as a whole */
     int plain_from;         /* the first of them whose rows have all seen something before */
-    float scale;          /* to exponents of 2 */
+    float scale;            /* to exponents of 2 */
 #if GENERAL
     float inner; /* what scores are multiplied by, before their tanh or alone */
 #endif
@@ -18,9 +19,9 @@ FA_DEVICE float same_float(float x) { return __int_as_float(same_for_warp(__floa
 
 #if GENERAL
 
-/* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies by it
- * anyway; but not of one so small that a bias in such units overflows, or below 0, which would turn round
- * what is the largest. */
+/* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies
+ * by it anyway; but not of one so small that a bias in such units overflows, or below 0, which
+ * would turn round what is the largest. */
 #define LEAST_SCALE 1e-6f
 
 FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *at)
@@ -31,9 +32,18 @@ FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *a
     at->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
 }
 
+/* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in each. */
+FA_DEVICE bool is_steep(const fa_attention_params *p, const fa_tile *t)
+{
+    if (!p->alibi_slopes) return false;
+    const float slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
+    return same_for_warp(fabsf(slope) * (KEYS * FA_LOG2E) > 16.0f);
+}
+
 #else
 
-/* General scores are in exponents of 2 when they come to the softmax. */
+/* Scores are as the products left them when they come to the softmax, which multiplies by the
+ * scale. */
 FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *at)
 {
     (void)p;
@@ -46,9 +56,13 @@ FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int con
 {
     place at;
     find_units(p, w, &at);
-    at.full_from = at.plain_from = same_for_warp(w->full_from[consumer]);
+    at.full_from = same_for_warp(w->full_from[consumer]);
+    at.plain_from = max(at.full_from, 1);
     at.full_to = same_for_warp(w->full_to[consumer]);
     at.scale = same_float(at.scale);
+#if GENERAL
+    if (is_steep(p, &w->tile)) at.plain_from = FAR;
+#endif
     return at;
 }
 
@@ -57,19 +71,21 @@ FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int con
 FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
 {
     const int column = key + (int)threadIdx.x % 4 * 2;
+    const bool left = same_for_warp(w->lo > -FAR);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const bounds b = find_bounds(w, row_of(consumer, r));
         int lo = b.lo - column, hi = b.hi - column;
         /* As if they changed: or columns would be kept in registers, to compare with. */
         asm volatile("" : "+r"(lo), "+r"(hi));
-        fa_hide_fragment(s, r, lo, hi);
+        if (left) fa_hide_fragment(s, r, lo, hi);
+        else fa_hide_behind(s, r, hi);
     }
 }
 
 #if GENERAL
 
-/* ---- Options ------------------------------------------------------------------------------------- */
+/* ---- Options --------------------------------------------------------------------------------- */
 
 /* Row r of a thread. column: its first key, counted from the piece's. */
 FA_DEVICE fa_fragment_row row_at(const fa_attention_params *p, const piece *w, int consumer, int r,
@@ -96,8 +112,9 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *s, float inner)
     for (int i = 0; i < KEYS / 2; i++) s[i] = tanh_approximate(s[i] * inner);
 }
 
-/* Subtracts slope times the distance from query to key. Left of the diagonal, where all of the warp's
- * rows mostly are, that is linear in the key: what depends on the row alone is shifted. */
+/* Subtracts slope times the distance from query to key. Left of the diagonal, where all of the
+ * warp's rows mostly are, that is linear in the key: one multiply-add a score, and what depends on
+ * the row alone becomes a shift of its base. */
 FA_DEVICE void subtract_alibi(float *s, int r, const fa_fragment_row *row, float unit, units *u)
 {
     const float slope = row->logit.slope * unit, distance = (float)(row->logit.center - row->j);
@@ -171,7 +188,7 @@ FA_DEVICE void change_scores(const pipeline *pipe, const fa_attention_params *p,
         change_rows(pipe, p, at, s, u, unit, read, consumer);
 }
 
-/* ---- Dropout ------------------------------------------------------------------------------------- */
+/* ---- Dropout --------------------------------------------------------------------------------- */
 
 /* Clears the weights that dropout drops; the others are scaled at the end. A thread's columns of 32
  * take their bits from one block. */

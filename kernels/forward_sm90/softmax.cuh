@@ -1,10 +1,14 @@
 /*
- * Softmax without maxima: a row's weights are 2^(x - base), where base is the maximum of the first tile that
- * the row sees. Later tiles need no maximum and no rescaling as long as their weights stay below a bound,
- * which their sum tells (all is exact: the final division takes the base out again, and floating point does
- * not care by which power of two everything is larger). Where a sum passes the bound, the warp multiplies all
- * it has by a power of two; where weights are immense, it makes the tile's scores again, with maxima, as the
- * online softmax does (FlashAttention-2, section 3.1, arXiv:2307.08691).
+ * Softmax without maxima: a row's weights are 2^(x - base), where base fits the maximum of the first
+ * tile that the row sees, and of masked ones, which are few. Other tiles need no maximum and no
+ * rescaling as long as their weights stay below a bound, which their sum tells. All is exact: the
+ * final division takes the base out again, and floating point does not care by which power of two
+ * everything is larger.
+ *
+ * Weights take the place of the scores, which are gone when the sum is known. Where it passes the
+ * bound, the warp multiplies all it has by a power of two; where weights are immense, it makes the
+ * tile's scores again, with maxima, as the online softmax does (FlashAttention-2, section 3.1,
+ * arXiv:2307.08691).
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
@@ -35,15 +39,15 @@ FA_DEVICE float quad_maximum(float x)
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-/* Of scale * s - shift; each thread has its shift. */
+/* Of scale * s - shift, with scale > 0; each thread has its shift. */
 FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
 {
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c] * scale);
-    return quad_maximum(fmaxf(top[0], top[1]) - shift);
+        for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c]);
+    return quad_maximum(fmaf(fmaxf(top[0], top[1]), scale, -shift));
 }
 
 /* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2. */
@@ -51,8 +55,8 @@ typedef struct units {
     float scale, shift[2];
 } units;
 
-/* Bases that fit this tile's scores, and by what earlier outputs are to be multiplied. A row without scores
- * keeps NOTHING_SEEN, below which is no score but -infinity. */
+/* Bases that fit this tile's scores, and by what earlier outputs are to be multiplied. A row
+ * without scores keeps NOTHING_SEEN, below which is no score but -infinity. */
 FA_DEVICE void move_bases(const float *s, row_state *rows, float *rescale, const units *u)
 {
 #pragma unroll
@@ -73,8 +77,8 @@ FA_DEVICE void rescale_outputs(float *out, const float *rescale)
     for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
 }
 
-/* Scores become weights; and their sums, of the thread's columns. Pair i is columns 8 (i / 2) + {0, 1} of
- * row i % 2. Returns whether some weight of the thread is too large. */
+/* Scores become weights; and their sums, of the thread's columns. Pair i is columns
+ * 8 (i / 2) + {0, 1} of row i % 2. Returns whether some weight of the thread is too large. */
 FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, float *sum)
 {
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
@@ -105,7 +109,7 @@ FA_DEVICE void round_weights(uint32_t *weights, const float *s)
     for (int i = 0; i < KEYS / 4; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
 }
 
-/* ---- Weights that are too large ------------------------------------------------------------------ */
+/* ---- Weights that are too large -------------------------------------------------------------- */
 
 /* Two elements of a row of queries or keys, zeros behind the last. */
 FA_DEVICE uint32_t fetch_pair(const char *row, int column, int columns)
@@ -164,15 +168,14 @@ FA_DEVICE int excess(float largest)
 /* Weights from here on lose others when they are multiplied by what makes them small enough. */
 #define IMMENSE 1e30f
 
-/* Larger bases, for weights that are too large: all is multiplied by a power of two. Returns false, and
- * does nothing, if some are immense. NaN, which nothing helps, counts for nothing. */
+/* Larger bases, for weights that are too large: all is multiplied by a power of two. Returns false,
+ * and does nothing, if some are immense. NaN, which nothing helps, counts for nothing. */
 FA_DEVICE bool lower_weights(float *s, float *out, row_state *rows)
 {
     float largest[2], factor[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) largest[r] = fmaxf(row_maximum(s, r, 1.0f, 0.0f), 0.0f);
-    if (__any_sync(0xffffffff, fmaxf(largest[0], largest[1]) >= IMMENSE))
-        return false;
+    if (__any_sync(0xffffffff, fmaxf(largest[0], largest[1]) >= IMMENSE)) return false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int k = excess(largest[r]);

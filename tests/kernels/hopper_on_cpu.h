@@ -95,15 +95,15 @@ DEFINE_WGMMA(136) DEFINE_WGMMA(144) DEFINE_WGMMA(152) DEFINE_WGMMA(160)
 DEFINE_WGMMA(168) DEFINE_WGMMA(176) DEFINE_WGMMA(184) DEFINE_WGMMA(192)
 DEFINE_WGMMA(200) DEFINE_WGMMA(208) DEFINE_WGMMA(216) DEFINE_WGMMA(224)
 DEFINE_WGMMA(232) DEFINE_WGMMA(240) DEFINE_WGMMA(248) DEFINE_WGMMA(256)
-/* clang-format on */
 
 #define WGMMA_NAME(kind, N) wgmma_##kind##_##N
 #define WGMMA(kind, N) WGMMA_NAME(kind, N)
 
-                            FA_DEVICE uint32_t pack_pair(float low, float high)
+FA_DEVICE uint32_t pack_pair(float low, float high)
 {
     return fa_pack(BFLOAT16 ? FA_KERNEL_BFLOAT16 : FA_KERNEL_FLOAT16, low, high);
 }
+/* clang-format on */
 
 FA_DEVICE float exp2_fast(float x)
 {

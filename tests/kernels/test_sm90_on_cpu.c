@@ -7,19 +7,22 @@
  * Each call is made twice, with other turns of the threads and other delays, for which the bits must be
  * the same.
  *
- * Arguments: the first problem's number, how many; the runs of each compiled form are printed then.
+ * Each compiled form runs a few times. Arguments: the first problem's number, how many; then all run, and
+ * the runs of each form are printed.
  */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
+#include "cuda/family.h"
 #include "cuda/plan_sm90.h"
 #include "forward_on_cpu.h"
 #include "hopper_units.h"
 #include "outputs.h"
 
-enum { PROBLEMS = 1800, EACH = 4, LONG_ROWS = 8192, MOST_SHUFFLES = 200000 };
+enum { PROBLEMS = 1800, EACH = 8, LONG_ROWS = 8192, MOST_SHUFFLES = 200000 };
 
 /* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -46,11 +49,7 @@ static const struct {
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-/* Problem by problem in turn. */
-static const char *const families[] = {"sm90"};
-enum { FAMILIES = sizeof families / sizeof families[0] };
-
-static int runs[KERNELS];
+static int runs[KERNELS], most_runs = EACH;
 
 static int find_kernel(const char *image)
 {
@@ -87,12 +86,14 @@ static void vary(cuda_run *run, int64_t number, bool otherwise)
     if (!otherwise && run->grid > most) run->grid = most;
 }
 
-/* A slow warp, often the loading one; all of it, its leader, all others, or any lanes. */
+/* A slow warp, often one of the three that load or describe pieces; all of it, its leader, all others,
+ * or any lanes. */
 static void slow_down(cuda_run *run, int64_t number)
 {
     const uint64_t bits = (uint64_t)number * 0xD1B54A32D192ED03u;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
-    run->slow_warp = bits >> 60 < 6 ? 0 : (unsigned)(bits >> 50 & 1023) % (run->threads / 32);
+    const unsigned any = (unsigned)(bits >> 50 & 1023) % (run->threads / 32);
+    run->slow_warp = bits >> 60 < 9 ? (unsigned)(bits >> 60) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
 
@@ -133,36 +134,34 @@ static fa_status run_twice(const attempt *a, const random_call *call, char *mess
     return same ? FA_OK : (fa_status)RANDOM_WRONG;
 }
 
-static bool plan_with(const fa_cuda_family *family, const fa_problem *p, attempt *a, char *why,
-                      size_t size)
-{
-    if (!fa_cuda_plan_make(p, &devices[H200], family, &a->plan, why, size)) return false;
-    a->kernel = find_kernel(a->plan.image);
-    return true;
-}
-
-/* Whether the family has a form for it that has not run often enough. Some forms are for rows of so many
- * keys that a test cannot wait for them; they do fewer as well. */
-static bool plan_in(const fa_cuda_family *family, const fa_problem *p, attempt *a, char *why,
-                    size_t size)
+/* Some forms are for rows of so many queries that a test cannot wait for them: in turn with the form that
+ * the planner takes they do fewer as well. */
+static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, attempt *a)
 {
     fa_problem longer = *p;
-    longer.n_k += LONG_ROWS;
-    if (!plan_with(family, p, a, why, size)) return false;
-    const int kernel = a->kernel;
-    if (!plan_with(family, &longer, a, why, size)) return false;
-    if (a->kernel != kernel && a->kernel < KERNELS && runs[a->kernel] < EACH) return true;
-    return plan_with(family, p, a, why, size) && (kernel == KERNELS || runs[kernel] < EACH);
+    fa_cuda_plan other;
+    longer.rows_q += LONG_ROWS;
+    if (!fa_cuda_plan_make(&longer, &devices[H200], family, &other, NULL, 0)) return;
+    const int kernel = find_kernel(other.image);
+    const uint32_t grid = a->plan.grid;
+    if (kernel == KERNELS || a->kernel == KERNELS || runs[kernel] >= runs[a->kernel]) return;
+    if (other.tile_k != a->plan.tile_k) return; /* the maps are for tiles of so many keys */
+    a->kernel = kernel;
+    a->plan.image = other.image;
+    a->plan.threads = other.threads;
+    a->plan.smem_bytes = other.smem_bytes;
+    fa_cuda_plan_tiles(p, other.tile_q, &a->plan);
+    if (a->plan.grid > grid) a->plan.grid = grid;
 }
 
-/* In one family or the other. */
+/* Whether the problem is one for the kernel, in a form that has not run often enough. */
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
-    for (int i = 0; i < FAMILIES; i++) {
-        const char *name = families[(a->number / 10 + i) % FAMILIES];
-        if (plan_in(fa_cuda_find_family(name), p, a, why, size)) return true;
-    }
-    return false;
+    const fa_cuda_family *family = fa_cuda_find_family("sm90");
+    if (!fa_cuda_plan_make(p, &devices[H200], family, &a->plan, why, size)) return false;
+    a->kernel = find_kernel(a->plan.image);
+    plan_as_longer(family, p, a);
+    return a->kernel == KERNELS || runs[a->kernel] < most_runs;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -198,6 +197,7 @@ int main(int argc, char **argv)
                                 .attend = attend,
                                 .context = &number};
     test_begin();
+    if (argc > 2) most_runs = INT_MAX;
     const int done = run_forward_problems(&settings, &number, end);
     for (int i = 0; i < KERNELS && argc == 1; i++)
         CHECK(runs[i], "no problem was for %s", kernels[i].image);
