@@ -22,69 +22,78 @@
 #define FA_SM90_DIM_V_d64 64
 #define FA_SM90_CONSUMERS_d64 3
 #define FA_SM90_KEYS_d64 128
+#define FA_SM90_STAGES_d64 4
 
-/* For rows whose last 192 queries would be few. */
+/* For short rows, and those whose last 192 queries would be few. */
 #define FA_SM90_DIM_d64_two 64
 #define FA_SM90_DIM_V_d64_two 64
 #define FA_SM90_CONSUMERS_d64_two 2
 #define FA_SM90_KEYS_d64_two 128
+#define FA_SM90_STAGES_d64_two 4
 
 #define FA_SM90_DIM_d80 80
 #define FA_SM90_DIM_V_d80 80
-#define FA_SM90_CONSUMERS_d80 2
-#define FA_SM90_KEYS_d80 128
+#define FA_SM90_CONSUMERS_d80 3
+#define FA_SM90_KEYS_d80 96
+#define FA_SM90_STAGES_d80 3
 
 #define FA_SM90_DIM_d96 96
 #define FA_SM90_DIM_V_d96 96
-#define FA_SM90_CONSUMERS_d96 2
-#define FA_SM90_KEYS_d96 128
+#define FA_SM90_CONSUMERS_d96 3
+#define FA_SM90_KEYS_d96 80
+#define FA_SM90_STAGES_d96 3
 
 #define FA_SM90_DIM_d128 128
 #define FA_SM90_DIM_V_d128 128
 #define FA_SM90_CONSUMERS_d128 2
 #define FA_SM90_KEYS_d128 128
+#define FA_SM90_STAGES_d128 2
 
 #define FA_SM90_DIM_d192_128 192
 #define FA_SM90_DIM_V_d192_128 128
 #define FA_SM90_CONSUMERS_d192_128 2
 #define FA_SM90_KEYS_d192_128 112
+#define FA_SM90_STAGES_d192_128 2
 
 #define FA_SM90_DIM_d192 192
 #define FA_SM90_DIM_V_d192 192
 #define FA_SM90_CONSUMERS_d192 2
 #define FA_SM90_KEYS_d192 96
+#define FA_SM90_STAGES_d192 2
 
 #define FA_SM90_DIM_d256 256
 #define FA_SM90_DIM_V_d256 256
 #define FA_SM90_CONSUMERS_d256 2
 #define FA_SM90_KEYS_d256 80
+#define FA_SM90_STAGES_d256 2
 
 #define FA_SM90_DIM_general64 64
 #define FA_SM90_DIM_V_general64 64
 #define FA_SM90_CONSUMERS_general64 2
 #define FA_SM90_KEYS_general64 128
+#define FA_SM90_STAGES_general64 4
 
 #define FA_SM90_DIM_general128 128
 #define FA_SM90_DIM_V_general128 128
 #define FA_SM90_CONSUMERS_general128 2
 #define FA_SM90_KEYS_general128 128
+#define FA_SM90_STAGES_general128 2
 
 #define FA_SM90_DIM_general256 256
 #define FA_SM90_DIM_V_general256 256
 #define FA_SM90_CONSUMERS_general256 2
 #define FA_SM90_KEYS_general256 64
+#define FA_SM90_STAGES_general256 2
 
 #define FA_SM90_LOOK_UP(field, shape) FA_SM90_##field##_##shape
 #define FA_SM90_DIM(shape) FA_SM90_LOOK_UP(DIM, shape)
 #define FA_SM90_DIM_V(shape) FA_SM90_LOOK_UP(DIM_V, shape)
 #define FA_SM90_CONSUMERS(shape) FA_SM90_LOOK_UP(CONSUMERS, shape)
 #define FA_SM90_KEYS(shape) FA_SM90_LOOK_UP(KEYS, shape)
+#define FA_SM90_STAGES(shape) FA_SM90_LOOK_UP(STAGES, shape)
 
 #define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
 #define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
-
-/* Tiles of keys, and of values, in shared memory. */
-#define FA_SM90_STAGES(shape) (FA_SM90_DIM(shape) == 64 ? 4 : 2)
 
 enum { FA_SM90_ALIGN = 32 /* the first key of a piece is a multiple of it */ };
 
@@ -122,15 +131,22 @@ typedef struct fa_sm90_steps {
     int32_t head, block;
 } fa_sm90_steps;
 
+/* How blocks go through pieces, which are not equally long under a causal mask. */
+enum {
+    FA_SM90_IN_ORDER,
+    FA_SM90_PAIRS, /* a head's pieces in pairs of equal length: first and last, second and last but one ... */
+    /* The longest of all heads first, dealt out to and fro, so that the last ones are the shortest: exact
+     * to one of these, but all heads are read at the same time. */
+    FA_SM90_LONGEST_FIRST,
+};
+
 /* The kernel's second parameter. */
 typedef struct fa_sm90_params {
     fa_sm90_map q, k, v; /* boxes of 64 rows of q, of box_rows rows of k and v */
     fa_sm90_steps q_step, k_step, v_step;
     int32_t box_rows; /* KEYS; paged: a divisor of it and of the page's rows */
-    int32_t pairs;    /* 1: a head's pieces are done in pairs, first and last, second and last
-                       * but one, ..., which are equally long under a causal mask; tasks counts
-                       * pairs */
-    int64_t tasks;
+    int32_t order;    /* FA_SM90_IN_ORDER ... */
+    int64_t tasks;    /* pieces, or pairs of them */
     fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */

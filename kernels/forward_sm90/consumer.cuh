@@ -1,13 +1,13 @@
 /*
- * A warpgroup of 64 queries. Its own softmax runs while its product P V of the tile before still does. It
- * goes round
+ * A warpgroup of 64 queries. Its own softmax runs while its product P V of the tile before still does.
+ * It goes round
  *
- *     ask for S = Q K^T of tile t and for out += P V of tile t - 1, wait for S, softmax of it in place,
- *     wait for P V, round the weights into P
+ *     ask for S = Q K^T of tile t and for out += P V of tile t - 1, wait for S, softmax of it in
+ *     place, wait for P V, round the weights into P
  *
- * (FlashAttention-3, section 3.2, arXiv:2407.08608, within a warpgroup). What counts is the time from one
- * question to the next: as long as it is shorter than the products of the other warpgroups, tensor cores
- * never stand still. So the way of an ordinary tile has no branch but for what is rare.
+ * (FlashAttention-3, section 3.2, arXiv:2407.08608, within a warpgroup). What counts is the time from
+ * one question to the next: as long as it is shorter than all consumers' products of a tile, tensor
+ * cores never stand still. So the way of an ordinary tile has no branch but for what is rare.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
@@ -21,7 +21,7 @@ FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, c
     rows->unseen = true;
 }
 
-/* Scores as the softmax takes them; where they are in other units, of which exponents. */
+/* Scores become what the softmax takes, by the options; returns which exponents they stand for. */
 FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *sm90, const progress *at, const place *here,
                                float *s, int consumer)
@@ -33,10 +33,10 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
     return u;
 }
 
-/* ---- Softmax of a tile --------------------------------------------------------------------------- */
+/* ---- Softmax of a tile ----------------------------------------------------------------------- */
 
-/* With maxima: for the first tile that a row sees, and for those that are masked. Waits for the values of
- * the tile before. */
+/* With maxima: for the first tile that a row sees, and for those that are masked. Waits for the values
+ * of the tile before. */
 FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *rows, const units *u,
                           bool first)
 {
@@ -48,7 +48,8 @@ FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *ro
     add_sums(rows, sum);
 }
 
-/* Weights that became infinite by their bases: from the scores on. */
+/* Weights that are immense, infinite ones among them, do not tell their scores any more: these are made
+ * once more, and weighed with maxima. */
 FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p,
                            const fa_sm90_params *sm90, const progress *at, const place *here,
                            float *s, float *out, uint32_t *weights, row_state *rows, int consumer)
@@ -58,7 +59,7 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p,
     weigh_anew(s, out, weights, rows, &u, false);
 }
 
-/* By the bases that there are. */
+/* By the bases that there are; but where weights are too large, see softmax.cuh. */
 FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *sm90, const progress *at, const place *here,
                              float *s, float *out, uint32_t *weights, row_state *rows,
@@ -106,7 +107,7 @@ FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p,
 #endif
 }
 
-/* ---- The walk ------------------------------------------------------------------------------------ */
+/* ---- The walk -------------------------------------------------------------------------------- */
 
 /* A tile whose scores are there; values of the one before are being added. */
 FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p,
@@ -129,8 +130,8 @@ FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p,
     values->add = at->tile > 0;
 }
 
-/* The first tile of a piece in which this consumer has nothing to do; scores of it were asked for all the
- * same. */
+/* The first tile of a piece in which this consumer has nothing to do; scores of it were asked for all
+ * the same. */
 FA_DEVICE void pass_tile(const pipeline *pipe, const progress *at, float *out, uint32_t *weights,
                          pending *values, int leader, int consumer)
 {
@@ -175,8 +176,9 @@ FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, 
     before->any = false;
 }
 
-/* The second tile of a piece. Between asking for its scores and for the values of the first, which take the
- * place of the outputs of the piece before, these are written: that takes no time of the tensor cores. */
+/* The second tile of a piece. Between asking for its scores and for the values of the first, which take
+ * the place of the outputs of the piece before, these are written: that takes no time of the tensor
+ * cores. */
 FA_DEVICE void ask_second(const pipeline *pipe, const fa_attention_params *p, float *out, float *s,
                           const uint32_t *weights, tile_count count, unfinished *before,
                           int consumer)
@@ -196,10 +198,10 @@ FA_DEVICE void ask_second(const pipeline *pipe, const fa_attention_params *p, fl
     REGISTER_FENCE(s, KEYS / 2);
 }
 
-/* All pieces. The scores of a piece's first tile are asked for together with the values of the last of the
- * piece before. Where there are none, because there is no such piece or nothing to do in it, values are
- * asked for all the same, whatever they are: nobody reads the outputs, and the compiler has to see products
- * running on each way to a tile. Returns whether rows have to be done once more. */
+/* All pieces. The scores of a piece's first tile are asked for together with the values of the last of
+ * the piece before. Where there are none, because there is no such piece or nothing to do in it, values
+ * are asked for all the same, whatever they are: nobody reads the outputs, and the compiler has to see
+ * products running on each way to a tile. Returns whether rows have to be done once more. */
 FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
                        const fa_sm90_params *sm90, int consumer)
 {
@@ -209,7 +211,7 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
     place here;
     progress at = {.number = -1};
     pending values = {false, 0, 0};
-    unfinished before = {false, false, -1};
+    unfinished before = {.number = -1};
     int leader = threadIdx.x % 32 == 0;
     bool done = false;
     asm volatile("" : "+r"(leader));

@@ -65,34 +65,53 @@ FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
     w->scale = fa_effective_scale(p, t);
 }
 
-/* Piece `half` (0 or 1) of a task: its only one, or, in pairs, first the longer one. */
-FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s, int64_t task,
-                          int half, piece *w)
-{
-    if (s->pairs) {
-        const int64_t pairs = (p->tiles + 1) / 2, outer = task / pairs, i = task % pairs;
-        if (half == 1 && p->tiles - 1 - i == i) return false;
-        task = outer * p->tiles + (half == 0 ? i : p->tiles - 1 - i);
-    } else if (half == 1) return false;
-    w->tile = fa_find_tile(p, task, QUERIES);
-    if (w->tile.first >= w->tile.room_q) return false; /* a place without rows */
-    find_keys(p, w);
-    return true;
-}
-
 /* The block's walk through the pieces. */
 typedef struct walk {
     int64_t task;
-    int half;
+    int half; /* 0, 1, 0 ...: of the task, or the direction in which pieces are dealt out */
 } walk;
+
+/* A head's piece as fa_find_tile counts them; -1: the task has no such half. */
+FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_sm90_params *s, const walk *at)
+{
+    const int64_t pairs = (p->tiles + 1) / 2;
+    if (s->order == FA_SM90_LONGEST_FIRST) {
+        const int64_t heads = s->tasks / p->tiles;
+        return at->task % heads * p->tiles + at->task / heads;
+    }
+    if (s->order != FA_SM90_PAIRS) return at->task;
+    const int64_t outer = at->task / pairs, i = at->task % pairs, last = p->tiles - 1 - i;
+    if (at->half == 1 && last == i) return -1;
+    return outer * p->tiles + (at->half == 0 ? i : last); /* first the longer one */
+}
+
+FA_DEVICE void step(const fa_sm90_params *s, walk *at)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x;
+    if (s->order == FA_SM90_LONGEST_FIRST)
+        at->task += 2 * (at->half == 0 ? blocks - 1 - block : block) + 1;
+    else if (s->order != FA_SM90_PAIRS || at->half == 1) at->task += blocks;
+    at->half ^= 1;
+}
+
+/* False: the place has no rows. */
+FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s, const walk *at,
+                          piece *w)
+{
+    const int64_t task = find_task(p, s, at);
+    if (task < 0) return false;
+    w->tile = fa_find_tile(p, task, QUERIES);
+    if (w->tile.first >= w->tile.room_q) return false;
+    find_keys(p, w);
+    return true;
+}
 
 FA_DEVICE void find_next(const fa_attention_params *p, const fa_sm90_params *s, walk *at, piece *w)
 {
     bool found = false;
     while (!found && at->task < s->tasks) {
-        found = find_piece(p, s, at->task, at->half, w);
-        at->half ^= 1;
-        if (at->half == 0) at->task += gridDim.x;
+        found = find_piece(p, s, at, w);
+        step(s, at);
     }
     if (found) return;
     w->tiles = 0;

@@ -143,8 +143,8 @@ FA_DEVICE float find_sum(const row_state *rows, int r)
     return pair + __shfl_xor_sync(0xffffffff, pair, 2);
 }
 
-/* What row r's outputs are multiplied by; writes its log-sum-exp, if that is asked for. i: which row of the
- * sequence it is. */
+/* What row r's outputs are multiplied by; writes its log-sum-exp, if that is asked for. i: which row of
+ * the sequence it is. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, const row_state *rows,
                            int r, int64_t i)
 {

@@ -32,7 +32,8 @@ FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *a
     at->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
 }
 
-/* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in each. */
+/* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in
+ * each. */
 FA_DEVICE bool is_steep(const fa_attention_params *p, const fa_tile *t)
 {
     if (!p->alibi_slopes) return false;

@@ -52,9 +52,9 @@ static int64_t padded_rows(const fa_problem *p, const shape *s)
     return (p->rows_q + s->queries - 1) / s->queries * s->queries;
 }
 
-/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Short rows, where what is done
- * once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with smaller
- * ones (measured on an H200). */
+/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Short rows, where what is
+ * done once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with
+ * smaller ones (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const shape *fewer, const shape *more)
 {
     if (p->cu_seqlens_q) return false;
@@ -193,13 +193,21 @@ static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t siz
     return false;
 }
 
-/* Under a causal mask a head's pieces are done in pairs of the same length; where lengths are known to
- * the device alone, blocks are as many as pieces, so that the hardware deals them out. */
-static bool has_pairs(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
+/* So many heads of 64 columns, read at the same time, still come from L2. More of them, or wider ones, lose
+ * more by that than their blocks gain by ending together (measured on an H200). */
+static const int64_t most_heads = 32, most_columns = 64;
+
+/* Where lengths are known to the device alone, blocks are as many as pieces: the hardware deals them out. */
+static int find_order(const fa_problem *p)
+{
+    if (!p->causal || p->cu_seqlens_q) return FA_SM90_IN_ORDER;
+    const bool from_l2 = p->batch * p->heads_q <= most_heads && p->d <= most_columns;
+    return from_l2 ? FA_SM90_LONGEST_FIRST : FA_SM90_PAIRS;
+}
 
 static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
 {
-    if (!has_pairs(p) || plan->tiles == 0) return plan->tasks;
+    if (find_order(p) != FA_SM90_PAIRS || plan->tiles == 0) return plan->tasks;
     return plan->tasks / plan->tiles * ((plan->tiles + 1) / 2);
 }
 
@@ -249,7 +257,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_
     params->k_step = find_steps(&p->k);
     params->v_step = find_steps(&p->v);
     params->box_rows = find_box(p, plan->tile_k);
-    params->pairs = has_pairs(p);
+    params->order = find_order(p);
     params->tasks = count_tasks(p, plan);
     params->bias_step = find_steps(&bias);
     params->bias_mapped = plan->bias_mapped;
