@@ -68,7 +68,7 @@ ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out)
     bool bfloat = q == FA_BFLOAT16 || k == FA_BFLOAT16 || v == FA_BFLOAT16;
     /* Where bfloat16 dot products are used, weights are rounded to bfloat16: half an epsilon each. */
     double weight = bfloat ? 0.75 * ref_epsilon(FA_BFLOAT16) : sum;
-    ref_rounding r = {weight, sum, ref_epsilon(out) / 2, ref_smallest(out), 0};
+    ref_rounding r = {weight, sum, ref_epsilon(out) / 2, ref_smallest(out), 0, sum};
     return r;
 }
 
@@ -281,7 +281,7 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
         r->slope[j] = 1 - t * t;
         r->slope_error[j] = eps + 2 * fabs(t) * (error / cap);
         x = cap * t;
-        error = error + eps * fabs(x);
+        error = error + l->in->rounding.cap * fabs(x);
     }
     if (o->alibi_slopes) {
         double slope = (double)o->alibi_slopes[item->b * o->alibi_batch_stride + h];

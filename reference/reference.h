@@ -23,6 +23,7 @@ typedef struct ref_rounding {
     double out;    /* of an element of out as stored (backward reads it back)                     */
     double out_tiny; /* the same absolutely: what the smallest subnormal number leaves            */
     double weight_tiny; /* absolutely, of a weight, in parts of the row's largest one; mostly 0   */
+    double cap; /* of a capped logit: 2^-11 by the tanh of GPUs' special-function units           */
 } ref_rounding;
 
 /* The roundings to expect for inputs of these dtypes and this dtype of out. */

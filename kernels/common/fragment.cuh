@@ -33,10 +33,9 @@ FA_DEVICE void fa_scale_fragment(const fa_attention_params *p, float scale, floa
     for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] *= scale * FA_LOG2E;
 }
 
-/* unit, here and below: what a logit of 1 is in the units of the scores. */
-FA_DEVICE void fa_add_alibi(float *s, int r, const fa_fragment_row *row, float unit)
+/* slope: in the units of the scores; distance: from the query to the thread's first key. */
+FA_DEVICE void fa_add_alibi(float *s, int r, float slope, float distance)
 {
-    const float slope = row->logit.slope * unit, distance = (float)(row->logit.center - row->j);
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll
@@ -80,7 +79,7 @@ FA_DEVICE float2 fa_fetch_two(const char *first, int dtype, int64_t stride,
                        fa_element(first, dtype, fa_inside(row, 8 * j + 1) * stride));
 }
 
-/* dtype and pairs are known to the compiler. */
+/* dtype and pairs are known to the compiler; unit is what a logit of 1 is in the units of the scores. */
 FA_DEVICE void fa_add_bias_of(float *s, int r, const fa_fragment_row *row, const char *first,
                               int64_t stride, float unit, int dtype, bool pairs)
 {
@@ -164,7 +163,8 @@ FA_DEVICE bool fa_changes_rows(const fa_attention_params *p)
 FA_DEVICE void fa_change_row(const fa_attention_params *p, float *s, int r,
                              const fa_fragment_row *row)
 {
-    if (p->alibi_slopes) fa_add_alibi(s, r, row, FA_LOG2E);
+    if (p->alibi_slopes)
+        fa_add_alibi(s, r, row->logit.slope * FA_LOG2E, (float)(row->logit.center - row->j));
     if (p->bias.data) fa_add_bias(&p->bias, s, r, row, FA_LOG2E);
     if (p->mask.data) fa_apply_mask(&p->mask, s, r, row);
 }

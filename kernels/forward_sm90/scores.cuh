@@ -12,6 +12,8 @@ typedef struct place {
     float scale;            /* to exponents of 2 */
 #if GENERAL
     float inner; /* what scores are multiplied by, before their tanh or alone */
+    float slope; /* ALiBi's */
+    int center;  /* where the piece's first query stands among its keys */
 #endif
 } place;
 
@@ -32,14 +34,19 @@ FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *a
     at->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
 }
 
+/* ALiBi's slope, read once for a piece. */
+FA_DEVICE void find_slope(const fa_attention_params *p, const piece *w, place *at)
+{
+    const fa_tile *t = &w->tile;
+    at->slope = 0.0f;
+    at->center = (int)near(t->first + t->diagonal - w->start);
+    if (p->alibi_slopes)
+        at->slope = same_float(p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head]);
+}
+
 /* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in
  * each. */
-FA_DEVICE bool is_steep(const fa_attention_params *p, const fa_tile *t)
-{
-    if (!p->alibi_slopes) return false;
-    const float slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
-    return same_for_warp(fabsf(slope) * (KEYS * FA_LOG2E) > 16.0f);
-}
+FA_DEVICE bool is_steep(const place *here) { return fabsf(here->slope) * (KEYS * FA_LOG2E) > 16.0f; }
 
 #else
 
@@ -62,7 +69,8 @@ FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int con
     at.full_to = same_for_warp(w->full_to[consumer]);
     at.scale = same_float(at.scale);
 #if GENERAL
-    if (is_steep(p, &w->tile)) at.plain_from = FAR;
+    find_slope(p, w, &at);
+    if (is_steep(&at)) at.plain_from = FAR;
 #endif
     return at;
 }
@@ -116,11 +124,11 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *s, float inner)
 /* Subtracts slope times the distance from query to key. Left of the diagonal, where all of the
  * warp's rows mostly are, that is linear in the key: one multiply-add a score, and what depends on
  * the row alone becomes a shift of its base. */
-FA_DEVICE void subtract_alibi(float *s, int r, const fa_fragment_row *row, float unit, units *u)
+FA_DEVICE void subtract_alibi(float *s, int r, float slope, int distance, float unit, units *u)
 {
-    const float slope = row->logit.slope * unit, distance = (float)(row->logit.center - row->j);
+    slope *= unit;
     if (__any_sync(0xffffffff, distance < KEYS)) {
-        fa_add_alibi(s, r, row, unit);
+        fa_add_alibi(s, r, slope, (float)distance);
         return;
     }
 #pragma unroll
@@ -128,7 +136,7 @@ FA_DEVICE void subtract_alibi(float *s, int r, const fa_fragment_row *row, float
 #pragma unroll
         for (int c = 0; c < 2; c++)
             s[4 * j + 2 * r + c] = fmaf(slope, (float)(8 * j + c), s[4 * j + 2 * r + c]);
-    u->shift[r] = slope * distance * u->scale;
+    u->shift[r] = slope * (float)distance * u->scale;
 }
 
 /* The bias of the tile as the copy engine has laid it down: 64 rows, swizzled. */
@@ -158,15 +166,13 @@ FA_DEVICE void take_staged_bias(const pipeline *pipe, const fa_attention_params 
     else add_staged_bias(bias, s, unit, FA_KERNEL_FLOAT16);
 }
 
-/* Rows of the options that are read or computed by rows. */
+/* Rows of the options that are read by rows. */
 FA_DEVICE void change_rows(const pipeline *pipe, const fa_attention_params *p, const progress *at,
-                           float *s, units *u, float unit, bool read_bias, int consumer)
+                           float *s, float unit, bool read_bias, int consumer, int column)
 {
-    const int column = at->tile * KEYS + (int)threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const fa_fragment_row row = row_at(p, find_slot(pipe, at->number), consumer, r, column);
-        if (p->alibi_slopes) subtract_alibi(s, r, &row, unit, u);
         if (read_bias) fa_add_bias(&p->bias, s, r, &row, unit);
         if (p->mask.data) fa_apply_mask(&p->mask, s, r, &row);
     }
@@ -179,14 +185,18 @@ FA_DEVICE void change_scores(const pipeline *pipe, const fa_attention_params *p,
 {
     const float unit = FA_LOG2E / here->scale;
     const bool staged = sm90->bias_mapped, read = p->bias.data && !staged;
+    const int column = at->tile * KEYS + (int)threadIdx.x % 4 * 2;
     if (p->softcap > 0.0f) cap_scores(p, s, here->inner);
     else if (here->inner != 1.0f) {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) s[i] *= here->inner;
     }
+    if (here->slope != 0.0f)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            subtract_alibi(s, r, here->slope, here->center + row_of(consumer, r) - column, unit, u);
     if (staged) take_staged_bias(pipe, p, at, s, unit, consumer);
-    if (p->alibi_slopes || p->mask.data || read)
-        change_rows(pipe, p, at, s, u, unit, read, consumer);
+    if (p->mask.data || read) change_rows(pipe, p, at, s, unit, read, consumer, column);
 }
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
