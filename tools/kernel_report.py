@@ -5,8 +5,9 @@
     tools/kernel_report.py [BUILD] --update  writes kernels/resources.txt
 
 BUILD (default: build) is a build directory with compiled kernels (make CUDA=all). The exit code is 1 if
-a kernel that must be fast spills, or if anything differs from the recorded table. Registers depend on the
-compiler: with another nvcc than the table's only spills are looked at.
+a kernel that must be fast spills, if one has more static shared memory than the planner counts with, or if
+anything differs from the recorded table. Registers depend on the compiler: with another nvcc than the
+table's only spills and shared memory are looked at.
 """
 
 import argparse
@@ -20,7 +21,8 @@ TABLE = ROOT / "kernels" / "resources.txt"
 COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "shared")
 
 # The rung from which on none may spill; the library's kernels may not, but for two kinds, as recorded:
-# Hopper's, whose warp that loads has few registers, and those with the rarer options.
+# Hopper's, whose warps that load have few registers, and which spill at the ends of a piece, and those
+# with the rarer options.
 FIRST_FAST_RUNG = "kernel_mma_qreg"
 MAY_SPILL = re.compile(r"kernels/(forward_sm90_|.*_general)")
 
@@ -86,6 +88,16 @@ def spills(rows):
                    f"spills {row['spill']} bytes")
 
 
+def oversized(rows):
+    """Kernels of the library with more static shared memory than src/cuda/family.h says."""
+    header = (ROOT / "src" / "cuda" / "family.h").read_text()
+    most = int(re.search(r"FA_CUDA_STATIC_SMEM = (\d+)", header)[1])
+    for row in rows:
+        if row["image"].startswith("kernels/") and int(row["shared"]) > most:
+            yield (f"{row['image']}, {row['architecture']}: {row['shared']} bytes of static shared "
+                   f"memory; FA_CUDA_STATIC_SMEM is {most}")
+
+
 def recorded():
     """The version of nvcc and the lines of the table."""
     if not TABLE.exists():
@@ -118,7 +130,7 @@ def main():
     print("\n".join(lines))
     if arguments.update:
         TABLE.write_text("\n".join([f"nvcc {version}", *lines]) + "\n")
-    faults = [*spills(rows), *differences(lines, version)]
+    faults = [*spills(rows), *oversized(rows), *differences(lines, version)]
     print("\n".join(faults), end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0
 

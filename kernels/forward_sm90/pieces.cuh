@@ -1,8 +1,8 @@
 /*
  * A piece of work: queries of a head and the tiles of keys that they see; and who describes it.
  * Pieces are described ahead, by one thread, for the warps that load and the warpgroups that
- * compute. Block b of g takes the tasks b, b + g, b + 2g, ...: no counter in memory, which launches
- * side by side or a graph's replay would have to share.
+ * compute. They are dealt out by the blocks' numbers: no counter in memory, which launches side by
+ * side or a graph's replay would have to share.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_PIECES_CUH
 #define FA_KERNELS_FORWARD_SM90_PIECES_CUH

@@ -46,7 +46,10 @@ FA_DEVICE void find_slope(const fa_attention_params *p, const piece *w, place *a
 
 /* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in
  * each. */
-FA_DEVICE bool is_steep(const place *here) { return fabsf(here->slope) * (KEYS * FA_LOG2E) > 16.0f; }
+FA_DEVICE bool is_steep(const place *here)
+{
+    return fabsf(here->slope) * (KEYS * FA_LOG2E) > 16.0f;
+}
 
 #else
 
