@@ -19,7 +19,9 @@
  *
  *       S = Q K^T | weights 0 | O += P V of 0, weights 1 | O += P V of 1, weights 2 | ...
  *
- * What passes the bound, and the first tile, is done as the online softmax does.
+ * What passes the bound, the first tile, and tiles of which a row does not see some keys are done as
+ * the online softmax does. The tiles between them are most of the work: their loop has no branch whose
+ * outcome the tile's number could tell, and its addresses wait in registers.
  *
  * A warp leaves out tiles of which none of its rows sees a key. Only tiles of which a row sees some
  * keys and not others need masks.
@@ -121,7 +123,6 @@ typedef struct fa_output {
     float at[M_TILES][D_TILES][4];
     float max[M_TILES][2]; /* in powers of two */
     float sum[M_TILES][2]; /* of the thread's own columns */
-    bool unseen;           /* whether a row of the warp has no maximum yet */
 } fa_output;
 
 /* The warp's fragments of Q, or where in shared memory this lane's rows of them begin. */
@@ -145,6 +146,7 @@ typedef struct fa_walk {
     const char *k, *v; /* rows `start` of keys and values, unless there are pages */
     int tiles;
     fa_seen block, group[GROUPS];
+    int plain_from, plain_to; /* tiles that every row sees all of, and that are not paged */
     int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
     int odd_values[WARPS];  /* whether this tile's values are not all finite; of each warp's own */
 } fa_walk;
@@ -227,7 +229,7 @@ static_assert(KEYS % 32 == 0, "dropout's blocks cover 32 keys");
 
 FA_DEVICE int copied_piece(void) { return fa_thread_id() % PIECES; }
 FA_DEVICE int copied_row(void) { return fa_thread_id() / PIECES; }
-FA_DEVICE bool is_copier(void) { return fa_thread_id() < COPIERS; }
+FA_DEVICE bool is_copier(void) { return COPIERS == THREADS || fa_thread_id() < COPIERS; }
 FA_DEVICE uint32_t copied_place(uint32_t tile)
 {
     return tile + (uint32_t)(copied_row() * PITCH + copied_piece() * 16);
@@ -536,7 +538,7 @@ FA_DEVICE float ask_group(const fa_memory *at, int share, int i)
 FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
 {
     float top[M_TILES][2];
-    int grown = 0, unseen = 0;
+    int grown = 0;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -553,9 +555,6 @@ FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores
     for (int i = 0; i < M_TILES * 2; i++)
         grown |= top[i / 2][i % 2] > o->max[i / 2][i % 2] + RESCALE_ABOVE;
     if (__any_sync(0xffffffffu, grown)) raise_maximum(o, top);
-#pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) unseen |= o->max[i / 2][i % 2] == LOWEST;
-    o->unseen = MAX_FREE && __any_sync(0xffffffffu, unseen);
 }
 
 /* Two weights of the thread. */
@@ -833,6 +832,8 @@ FA_DEVICE void plan_walk(const fa_attention_params *p, const fa_tile *t, fa_walk
     w->block = seen;
     find_rows_seen(p, t, w);
     w->tiles = seen.to > seen.from ? (seen.to + KEYS - 1) / KEYS : 0;
+    w->plain_from = (seen.all_from + KEYS - 1) / KEYS;
+    w->plain_to = p->block_table || p->k.vector != 8 || p->v.vector != 8 ? 0 : seen.all_to / KEYS;
 }
 
 /* Where the keys and values of tile number n lie. */
@@ -919,18 +920,18 @@ FA_DEVICE uint32_t own_values(uint32_t tile)
     return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
 }
 
-FA_DEVICE void use_values(const fa_walk *w, const fa_memory *at, const fa_weights *p, uint32_t tile,
+FA_DEVICE void use_values(const fa_memory *at, const fa_weights *p, uint32_t tile, bool odd,
                           fa_output *o)
 {
     const uint32_t shown =
         group_weights(at) + (uint32_t)(lane_id() % 16 * WEIGHTS_PITCH + lane_id() / 16 * 16);
-    if (odd_values(w)) add_values_carefully(o, p, shown, own_values(tile));
+    if (odd) add_values_carefully(o, p, shown, own_values(tile));
     else add_values(o, p, shown, own_values(tile));
 }
 
-/* The online softmax of a tile, and O += P V. */
+/* The online softmax of a tile, and O += P V. odd: not all values are finite. */
 FA_DEVICE void follow_tile(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
-                           const fa_memory *at, int n, const fa_scores *s, float scale,
+                           const fa_memory *at, int n, bool odd, const fa_scores *s, float scale,
                            fa_output *o)
 {
     fa_weights weights = place_weights(at);
@@ -939,36 +940,141 @@ FA_DEVICE void follow_tile(const fa_attention_params *p, const fa_tile *t, const
 #if GENERAL
     if (p->dropout_threshold) drop_weights(p, t, w->start + n * KEYS + own_key(), &weights);
 #else
-    (void)p, (void)t;
+    (void)p, (void)t, (void)w;
 #endif
     meet_group();
-    use_values(w, at, &weights, stage(at->v, n), o);
+    use_values(at, &weights, stage(at->v, n), odd, o);
 }
 
-/* What follows the scores of tile n, if the warp's rows see some of it. Every warp comes here,
- * to let the keys after these in. */
-FA_DEVICE void use_scores(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
-                          const fa_memory *at, int n, bool here, bool searched, fa_scores *s,
-                          float scale, fa_output *o)
+/* The scores of tile n, of whose keys some rows may not see some, and its values waited for. Returns
+ * whether the warp's rows see some of it. */
+FA_DEVICE bool score_tile(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+                          const fa_memory *at, int n, fa_queries *q, bool hides, float logit_scale,
+                          fa_scores *s)
 {
+    const int first = n * KEYS;
+    const fa_seen *mine = &w->group[group_id()];
+    const bool here = first < mine->to && first + KEYS > mine->from;
+    const bool searched = hides || first < w->block.all_from || first + KEYS > w->block.all_to;
+    await_keys(p, t, w, at, n, searched);
+    if (!QUERIES_IN_REGISTERS) get_queries(q, at);
+    if (here) {
+        make_scores(s, q, stage(at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
+#if GENERAL
+        make_general_logits(p, t, w, first + own_key(), logit_scale, s);
+#else
+        (void)logit_scale;
+        if (first < mine->all_from || first + KEYS > mine->all_to)
+            mask_scores(w, first + own_key(), s);
+#endif
+    }
+    await_values(p, t, w, at, n, searched);
+    return here;
+}
+
 #if MAX_FREE
+/* What a thread keeps at hand for the tiles that all rows of the block see all of: no look-up, and no
+ * question whose answer is the same for all of them. */
+typedef struct fa_path {
+    uint32_t q, k, v;          /* where this lane's fragments begin */
+    uint32_t copy;             /* where this thread's pieces of keys go */
+    int column;                /* of those pieces; HEAD_DIM: it copies none */
+    const char *k_row, *v_row; /* the piece of the first row of the tile to be copied next */
+    int to;
+} fa_path;
+
+FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, const fa_memory *at,
+                            int n)
+{
+    const int row = n * KEYS + copied_row(), column = 8 * copied_piece(), lane = lane_id();
+    fa_path path;
+    path.q = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane);
+    path.k = at->k + key_lane(lane);
+    path.v = at->v + value_lane(lane);
+    path.copy = copied_place(at->k);
+    path.column = is_copier() ? column : HEAD_DIM;
+    path.k_row = w->k + 2 * (p->k.stride[1] * (row + KEYS) + column);
+    path.v_row = w->v + 2 * (p->v.stride[1] * (row + (STAGES - 1) * KEYS) + column);
+    path.to = w->plain_to;
+    return path;
+}
+
+/* Starts the copy of a whole tile; returns where the next begins. */
+FA_DEVICE const char *start_whole(const fa_path *path, const char *row, int64_t pitch, int columns,
+                                  uint32_t to)
+{
+    const int64_t ahead = pitch * ROWS_A_PASS;
+    if (COPIERS < THREADS && path->column >= HEAD_DIM) return row;
+#pragma unroll
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead)
+        fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, path->column < columns);
+    return row;
+}
+
+FA_DEVICE void start_whole_values(const fa_attention_params *p, fa_path *path, uint32_t to)
+{
+    path->v_row =
+        start_whole(path, path->v_row, 2 * p->v.stride[1], p->d_v, to + STAGES * TILE_BYTES);
+}
+
+/* Copies of tile n + 1 begin, of keys and, with two stages, of values. */
+FA_DEVICE void start_next(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                          const fa_memory *at, int n, fa_path *path)
+{
+    const uint32_t to = stage(path->copy, n + 1);
+    if (n + 1 < path->to) {
+        path->k_row = start_whole(path, path->k_row, 2 * p->k.stride[1], p->d, to);
+        if (STAGES == 2) start_whole_values(p, path, to);
+    } else {
+        start_keys(p, t, w, at, n + 1);
+        if (STAGES == 2) start_values(p, t, w, at, n + 1);
+    }
+}
+
+/* Tile n, which all rows of the block see all of. Returns how many chunks are done: none if a row has
+ * no base yet, for its weights are infinite then. */
+FA_DEVICE int walk_tile(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                        const fa_memory *at, int n, fa_path *path, fa_queries *q, float scale,
+                        fa_scores *s, fa_output *o)
+{
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
-    int done = 0;
-    await_values(p, t, w, at, n, searched);
-    if (!here) return;
-    if (!o->unseen && !odd_values(w)) {
-        weigh_first_chunk(&weights, s, o, scale, sum);
-        done = multiply_chunks(o, &weights, s, scale, own_values(stage(at->v, n)), sum);
-    }
-    if (done == CHUNKS) return;
-    hide_chunks(s, done);
-#else
-    await_values(p, t, w, at, n, searched);
-    if (!here) return;
+    fa_wait_for_copies();
+    __syncthreads();
+    if (STAGES == 2) start_next(p, t, w, at, n, path);
+    else start_whole_values(p, path, path->copy);
+#if !QUERIES_IN_REGISTERS
+    q->at = path->q;
 #endif
-    follow_tile(p, t, w, at, n, s, scale, o);
+    make_scores(s, q, stage(path->k, n));
+    if (STAGES == 1) {
+        fa_wait_for_copies();
+        __syncthreads();
+        start_next(p, t, w, at, n, path);
+    }
+    weigh_first_chunk(&weights, s, o, scale, sum);
+    return multiply_chunks(o, &weights, s, scale, stage(path->v, n), sum);
 }
+
+/* Tiles from *n on to the last that all rows see all of, or to one that is left to the online softmax:
+ * then *n is that tile, true is returned, and s has its scores but for what is done of it. */
+FA_DEVICE bool walk_tiles(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+                          const fa_memory *at, int *n, fa_queries *q, float scale, fa_scores *s,
+                          fa_output *o)
+{
+    fa_path path = find_path(p, w, at, *n);
+    int done;
+#pragma unroll 1
+    do done = walk_tile(p, t, w, at, *n, &path, q, scale, s, o);
+    while (done == CHUNKS && ++*n < path.to);
+    if (done == CHUNKS) {
+        --*n;
+        return false;
+    }
+    hide_chunks(s, done);
+    return true;
+}
+#endif
 
 FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
                       const fa_memory *at, fa_output *o)
@@ -978,33 +1084,32 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
     const bool hides = hides_keys(p);
 #else
     /* Above 0, so that -infinity stays -infinity. */
-    const float scale = fmaxf(p->scale * FA_LOG2E, SMALLEST);
+    const float scale = fmaxf(p->scale * FA_LOG2E, SMALLEST), logit_scale = 1.0f;
     const bool hides = false;
 #endif
     fa_queries q;
     start_queries(p, t, at->q);
     start_keys(p, t, w, at, 0);
     if (STAGES == 2) start_values(p, t, w, at, 0);
+#if QUERIES_IN_REGISTERS
+    fa_wait_for_copies();
+    __syncthreads();
+    get_queries(&q, at);
+#endif
 #pragma unroll 1
     for (int n = 0; n < w->tiles; n++) {
-        const int first = n * KEYS;
-        const fa_seen *mine = &w->group[group_id()];
-        const bool here = first < mine->to && first + KEYS > mine->from;
-        const bool searched = hides || first < w->block.all_from || first + KEYS > w->block.all_to;
         fa_scores s;
-        await_keys(p, t, w, at, n, searched);
-        if (n == 0 || !QUERIES_IN_REGISTERS) get_queries(&q, at);
-        if (here) {
-            make_scores(&s, &q,
-                        stage(at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
-#if GENERAL
-            make_general_logits(p, t, w, first + own_key(), logit_scale, &s);
-#else
-            if (first < mine->all_from || first + KEYS > mine->all_to)
-                mask_scores(w, first + own_key(), &s);
+        bool odd = false;
+#if MAX_FREE
+        if (n >= w->plain_from && n < w->plain_to) {
+            if (!walk_tiles(p, t, w, at, &n, &q, scale, &s, o)) continue;
+        } else
 #endif
+        {
+            if (!score_tile(p, t, w, at, n, &q, hides, logit_scale, &s)) continue;
+            odd = odd_values(w);
         }
-        use_scores(p, t, w, at, n, here, searched, &s, scale, o);
+        follow_tile(p, t, w, at, n, odd, &s, scale, o);
     }
 }
 
@@ -1012,7 +1117,6 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
 
 FA_DEVICE void clear_output(fa_output *o)
 {
-    o->unseen = true;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll

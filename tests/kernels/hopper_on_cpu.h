@@ -114,7 +114,7 @@ FA_DEVICE float exp2_fast(float x)
 /* As inexact as the special-function unit: its result has 11 bits. */
 FA_DEVICE float tanh_approximate(float x)
 {
-    return fa_bits_float((fa_float_bits(tanhf(x)) + 0x800u) & ~0xfffu);
+    return fa_bits_float((fa_float_bits(tanhf(x)) + 0x1000u) & ~0x1fffu);
 }
 
 /* Row l of the four matrices, one below the other, goes to the address that lane l gives; a lane holds
