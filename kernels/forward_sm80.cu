@@ -229,7 +229,7 @@ static_assert(KEYS % 32 == 0, "dropout's blocks cover 32 keys");
 
 FA_DEVICE int copied_piece(void) { return fa_thread_id() % PIECES; }
 FA_DEVICE int copied_row(void) { return fa_thread_id() / PIECES; }
-FA_DEVICE bool is_copier(void) { return COPIERS == THREADS || fa_thread_id() < COPIERS; }
+FA_DEVICE bool is_copier(void) { return (int)COPIERS == (int)THREADS || fa_thread_id() < COPIERS; }
 FA_DEVICE uint32_t copied_place(uint32_t tile)
 {
     return tile + (uint32_t)(copied_row() * PITCH + copied_piece() * 16);
@@ -1004,7 +1004,7 @@ FA_DEVICE const char *start_whole(const fa_path *path, const char *row, int64_t 
                                   uint32_t to)
 {
     const int64_t ahead = pitch * ROWS_A_PASS;
-    if (COPIERS < THREADS && path->column >= HEAD_DIM) return row;
+    if ((int)COPIERS < (int)THREADS && path->column >= HEAD_DIM) return row;
 #pragma unroll
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead)
         fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, path->column < columns);
