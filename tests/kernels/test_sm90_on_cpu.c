@@ -22,7 +22,7 @@
 #include "hopper_units.h"
 #include "outputs.h"
 
-enum { PROBLEMS = 1800, EACH = 8, LONG_ROWS = 8192, MOST_SHUFFLES = 200000 };
+enum { PROBLEMS = 1800, EACH = 5, LONG_ROWS = 8192, MOST_SHUFFLES = 200000 };
 
 /* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
 typedef struct parameters {
