@@ -46,8 +46,7 @@ enum {
     V_BYTES = V_BLOCKS * KV_BLOCK,
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
-    GROUP = 8 * 128, /* eight rows: what the swizzle repeats after */
-    SLOTS = 4        /* pieces described ahead */
+    SLOTS = 4 /* pieces described ahead */
 };
 
 /* Registers of a thread that loads and of one that computes. */

@@ -15,10 +15,9 @@
 FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, const progress *at,
                            int consumer, place *here, row_state *rows)
 {
-    *here = find_place(p, find_slot(pipe, at->number), consumer);
+    *here = find_place(p, slot_of(pipe, at->number), consumer);
     rows->base[0] = rows->base[1] = NOTHING_SEEN;
     rows->sum[0] = rows->sum[1] = 0;
-    rows->unseen = true;
 }
 
 /* Scores become what the softmax takes, by the options; returns which exponents they stand for. */
@@ -54,7 +53,7 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p,
                            const fa_sm90_params *sm90, const progress *at, const place *here,
                            float *s, float *out, uint32_t *weights, row_state *rows, int consumer)
 {
-    multiply_again(p, find_slot(pipe, at->number), at->tile, s, consumer);
+    multiply_again(p, slot_of(pipe, at->number), at->tile, s, consumer);
     const units u = find_exponents(pipe, p, sm90, at, here, s, consumer);
     weigh_anew(s, out, weights, rows, &u, false);
 }
@@ -96,14 +95,14 @@ FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p,
         weigh_plainly(pipe, p, sm90, at, here, s, out, weights, rows, &u, consumer);
     else {
         if (at->tile < here->full_from || at->tile >= here->full_to)
-            mask_scores(s, find_slot(pipe, at->number), consumer, at->tile * KEYS);
+            mask_scores(s, slot_of(pipe, at->number), consumer, at->tile * KEYS);
         weigh_anew(s, out, weights, rows, &u, at->tile == 0);
         if (rows->unseen) here->plain_from = max(here->plain_from, at->tile + 2);
     }
     round_weights(weights, s);
 #if GENERAL
     if (p->dropout_threshold)
-        drop_weights(p, find_slot(pipe, at->number), weights, consumer, at->tile * KEYS);
+        drop_weights(p, slot_of(pipe, at->number), weights, consumer, at->tile * KEYS);
 #endif
 }
 
@@ -170,8 +169,8 @@ typedef struct unfinished {
 FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, unfinished *before,
                             float *out, int consumer)
 {
-    before->broken |= finish(p, &find_slot(pipe, before->number)->tile, pipe->staging,
-                             &before->rows, out, consumer);
+    before->broken |= finish(p, &slot_of(pipe, before->number)->tile, pipe->staging, &before->rows,
+                             out, consumer);
     release_piece(pipe, before->number);
     before->any = false;
 }

@@ -171,17 +171,12 @@ typedef struct progress {
 #endif
 } progress;
 
-FA_DEVICE const piece *find_slot(const pipeline *pipe, int number)
-{
-    return &pipe->state->pieces[number % SLOTS];
-}
-
 /* To the next piece, waiting for it. */
 FA_DEVICE void next_piece(const pipeline *pipe, int consumer, progress *at)
 {
     at->number++;
     barrier_wait(&pipe->state->q_full[consumer], at->number & 1);
-    const piece *w = find_slot(pipe, at->number);
+    const piece *w = slot_of(pipe, at->number);
     at->tiles = same_for_warp(w->tiles);
     at->mine = same_for_warp(w->mine[consumer]);
     at->tile = 0;

@@ -175,7 +175,7 @@ FA_DEVICE void change_rows(const pipeline *pipe, const fa_attention_params *p, c
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const fa_fragment_row row = row_at(p, find_slot(pipe, at->number), consumer, r, column);
+        const fa_fragment_row row = row_at(p, slot_of(pipe, at->number), consumer, r, column);
         if (read_bias) fa_add_bias(&p->bias, s, r, &row, unit);
         if (p->mask.data) fa_apply_mask(&p->mask, s, r, &row);
     }
