@@ -4,7 +4,7 @@
  * One block a multiprocessor stays and takes piece after piece of the work: QUERIES queries of a
  * head and the tiles of keys that they see. Of its first warpgroup one warp loads queries and keys,
  * one values (forward_sm90/loads.cuh), by the copy engine (TMA) into STAGES places each, and a
- * third one describes the pieces ahead (pieces.cuh). The others, the consumers (consumer.cuh), have
+ * third one describes the pieces ahead, the fourth deals out the last ones (pieces.cuh). The others, the consumers (consumer.cuh), have
  * 64 queries each: they ask for their products (products.cuh), and do their softmax (scores.cuh,
  * softmax.cuh) while these run. They take turns at asking, so that the tensor cores work for one
  * while another is in its softmax (FlashAttention-3, section 3.1, arXiv:2407.08608). results.cuh
@@ -46,7 +46,10 @@ enum {
     V_BYTES = V_BLOCKS * KV_BLOCK,
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
-    SLOTS = 4 /* pieces described ahead */
+    Q_PLACES = FA_SM90_Q_PLACES(SHAPE),
+    SLOTS = HEAD_DIM <= 192 ? 16 : 8, /* pieces described ahead, so many as there is room for */
+    NO_PIECE = -1,
+    NO_TASK = -2
 };
 
 /* Registers of a thread that loads and of one that computes. */
@@ -67,6 +70,9 @@ typedef struct piece {
      * nothing, or are none. */
     int32_t mine[CONSUMERS];
     int32_t lo, hi, n_k;
+    int32_t queries,
+        room;  /* its queries, and the rows behind the first that are its sequence's own */
+    char *out; /* the first row of its results */
     int32_t full_from[CONSUMERS], full_to[CONSUMERS]; /* tiles that all its rows see as a whole */
     float scale;
 } piece;
@@ -75,16 +81,18 @@ typedef struct piece {
 typedef struct shared_state {
     piece pieces[SLOTS];
     uint64_t piece_full[SLOTS], piece_empty[SLOTS];
-    uint64_t q_full[CONSUMERS], q_empty[CONSUMERS];
+    uint64_t q_full[Q_PLACES][CONSUMERS], q_empty[Q_PLACES][CONSUMERS];
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     uint64_t v_raw; /* for values that are cleaned before consumers may see them */
+    int32_t dealt[FA_SM90_MOST_DEALT], dealt_count;
+    uint64_t dealt_full;
 #if GENERAL
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif
 } shared_state;
 
 typedef struct pipeline {
-    char *q, *k, *v; /* CONSUMERS tiles of q, STAGES tiles of k and of v */
+    char *q, *k, *v; /* Q_PLACES times CONSUMERS tiles of q, STAGES tiles of k and of v */
     char *staging;   /* ROWS rows of 128 bytes for each consumer, if there is room */
 #if GENERAL
     char *bias; /* a tile of it for each consumer */
@@ -96,6 +104,14 @@ typedef struct pipeline {
 typedef uint32_t tile_count;
 FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }
 FA_DEVICE int parity_of(tile_count count) { return (int)(count / STAGES & 1); }
+
+/* Places of queries likewise, by the piece's number. */
+FA_DEVICE char *q_place(const pipeline *pipe, int number, int consumer)
+{
+    return pipe->q + (number % Q_PLACES * CONSUMERS + consumer) * Q_BYTES;
+}
+
+FA_DEVICE int q_parity(int number) { return number / Q_PLACES & 1; }
 
 /* Lets the compiler know that a value is the same in all lanes. */
 FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
@@ -128,9 +144,9 @@ FA_DEVICE int row_of(int consumer, int r)
 
 FA_DEVICE void init_barriers(shared_state *state)
 {
-    for (int c = 0; c < CONSUMERS; c++) {
-        barrier_init(&state->q_full[c], 1);
-        barrier_init(&state->q_empty[c], WARPS);
+    for (int i = 0; i < Q_PLACES * CONSUMERS; i++) {
+        barrier_init(&state->q_full[0][i], 1);
+        barrier_init(&state->q_empty[0][i], WARPS);
     }
     for (int stage = 0; stage < STAGES; stage++) {
         barrier_init(&state->k_full[stage], 1);
@@ -139,6 +155,7 @@ FA_DEVICE void init_barriers(shared_state *state)
         barrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
     }
     barrier_init(&state->v_raw, 1);
+    barrier_init(&state->dealt_full, 1);
     for (int slot = 0; slot < SLOTS; slot++) {
         barrier_init(&state->piece_full[slot], 1);
         barrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + 2);
@@ -157,7 +174,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
 {
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state state;
-    char *q = (char *)raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
+    char *q = (char *)raw + (-shared_address(raw) & 1023), *k = q + Q_PLACES * CONSUMERS * Q_BYTES;
     char *v = k + STAGES * K_BYTES;
     const pipeline pipe = {
         .q = q,
@@ -175,13 +192,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         registers_give_back(PRODUCER_REGISTERS);
         if (threadIdx.x < 32) produce_keys(&pipe, &p, &s);
         else if (threadIdx.x < 64) produce_values(&pipe, &p, &s);
-        else if (threadIdx.x == 64) describe(&pipe, &p, &s);
+        else if (threadIdx.x < 96) describe(&pipe, &p, &s);
+        else if (s.mixed) deal_out(&pipe, &p, &s);
     } else {
         registers_take(CONSUMER_REGISTERS);
         const int consumer = same_for_warp(threadIdx.x / WARPGROUP - 1);
         const bool broken = consume(&pipe, &p, &s, consumer);
 #if GENERAL
-        if (broken) redo_rows(&p, &s, consumer);
+        if (broken) redo_rows(&pipe, &p, &s, consumer);
 #else
         (void)broken;
 #endif

@@ -23,6 +23,7 @@
 #define FA_SM90_CONSUMERS_d64 3
 #define FA_SM90_KEYS_d64 128
 #define FA_SM90_STAGES_d64 4
+#define FA_SM90_Q_PLACES_d64 2
 
 /* For short rows, and those whose last 192 queries would be few. */
 #define FA_SM90_DIM_d64_two 64
@@ -30,60 +31,70 @@
 #define FA_SM90_CONSUMERS_d64_two 2
 #define FA_SM90_KEYS_d64_two 128
 #define FA_SM90_STAGES_d64_two 4
+#define FA_SM90_Q_PLACES_d64_two 4
 
 #define FA_SM90_DIM_d80 80
 #define FA_SM90_DIM_V_d80 80
 #define FA_SM90_CONSUMERS_d80 3
 #define FA_SM90_KEYS_d80 96
 #define FA_SM90_STAGES_d80 3
+#define FA_SM90_Q_PLACES_d80 1
 
 #define FA_SM90_DIM_d96 96
 #define FA_SM90_DIM_V_d96 96
 #define FA_SM90_CONSUMERS_d96 3
 #define FA_SM90_KEYS_d96 80
 #define FA_SM90_STAGES_d96 3
+#define FA_SM90_Q_PLACES_d96 1
 
 #define FA_SM90_DIM_d128 128
 #define FA_SM90_DIM_V_d128 128
 #define FA_SM90_CONSUMERS_d128 2
 #define FA_SM90_KEYS_d128 128
 #define FA_SM90_STAGES_d128 2
+#define FA_SM90_Q_PLACES_d128 2
 
 #define FA_SM90_DIM_d192_128 192
 #define FA_SM90_DIM_V_d192_128 128
 #define FA_SM90_CONSUMERS_d192_128 2
 #define FA_SM90_KEYS_d192_128 112
 #define FA_SM90_STAGES_d192_128 2
+#define FA_SM90_Q_PLACES_d192_128 1
 
 #define FA_SM90_DIM_d192 192
 #define FA_SM90_DIM_V_d192 192
 #define FA_SM90_CONSUMERS_d192 2
 #define FA_SM90_KEYS_d192 96
 #define FA_SM90_STAGES_d192 2
+#define FA_SM90_Q_PLACES_d192 1
 
 #define FA_SM90_DIM_d256 256
 #define FA_SM90_DIM_V_d256 256
 #define FA_SM90_CONSUMERS_d256 2
 #define FA_SM90_KEYS_d256 80
 #define FA_SM90_STAGES_d256 2
+#define FA_SM90_Q_PLACES_d256 1
 
 #define FA_SM90_DIM_general64 64
 #define FA_SM90_DIM_V_general64 64
 #define FA_SM90_CONSUMERS_general64 2
 #define FA_SM90_KEYS_general64 128
 #define FA_SM90_STAGES_general64 4
+#define FA_SM90_Q_PLACES_general64 2
 
 #define FA_SM90_DIM_general128 128
 #define FA_SM90_DIM_V_general128 128
 #define FA_SM90_CONSUMERS_general128 2
 #define FA_SM90_KEYS_general128 128
 #define FA_SM90_STAGES_general128 2
+#define FA_SM90_Q_PLACES_general128 1
 
 #define FA_SM90_DIM_general256 256
 #define FA_SM90_DIM_V_general256 256
 #define FA_SM90_CONSUMERS_general256 2
 #define FA_SM90_KEYS_general256 64
 #define FA_SM90_STAGES_general256 2
+#define FA_SM90_Q_PLACES_general256 1
 
 #define FA_SM90_LOOK_UP(field, shape) FA_SM90_##field##_##shape
 #define FA_SM90_DIM(shape) FA_SM90_LOOK_UP(DIM, shape)
@@ -91,11 +102,16 @@
 #define FA_SM90_CONSUMERS(shape) FA_SM90_LOOK_UP(CONSUMERS, shape)
 #define FA_SM90_KEYS(shape) FA_SM90_LOOK_UP(KEYS, shape)
 #define FA_SM90_STAGES(shape) FA_SM90_LOOK_UP(STAGES, shape)
+#define FA_SM90_Q_PLACES(shape) FA_SM90_LOOK_UP(Q_PLACES, shape)
 
 #define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
 #define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
 
-enum { FA_SM90_ALIGN = 32 /* the first key of a piece is a multiple of it */ };
+enum {
+    FA_SM90_ALIGN = 32,         /* the first key of a piece is a multiple of it */
+    FA_SM90_MOST_DEALERS = 160, /* blocks of a launch that deals pieces out */
+    FA_SM90_MOST_DEALT = 64     /* of these pieces, so many a block */
+};
 
 /* Bytes of a row in shared memory: blocks of 64 columns. */
 #define FA_SM90_ROW_BYTES(dim) (((dim) + 63) / 64 * 128)
@@ -103,12 +119,17 @@ enum { FA_SM90_ALIGN = 32 /* the first key of a piece is a multiple of it */ };
 /* Bytes through which a consumer's results go out, 64 columns at a time, where there is room. */
 #define FA_SM90_STAGING(shape) (FA_SM90_DIM(shape) <= 192 ? FA_SM90_QUERIES(shape) * 128 : 0)
 
-/* Bytes of dynamic shared memory, with room to align to 1024. */
-#define FA_SM90_SMEM(shape)                                                                        \
+/* Bytes of dynamic shared memory for one place of queries, with room to align to 1024. */
+#define FA_SM90_SMEM_LEAST(shape)                                                                  \
     (FA_SM90_QUERIES(shape) * FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) +                              \
      FA_SM90_STAGES(shape) * FA_SM90_KEYS(shape) *                                                 \
          (FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) + FA_SM90_ROW_BYTES(FA_SM90_DIM_V(shape))) +       \
      FA_SM90_STAGING(shape) + 1024)
+
+/* With more places, queries of the pieces ahead are there when they are needed: FA_SM90_Q_PLACES. */
+#define FA_SM90_SMEM(shape)                                                                        \
+    (FA_SM90_SMEM_LEAST(shape) + (FA_SM90_Q_PLACES(shape) - 1) * FA_SM90_QUERIES(shape) *          \
+                                     FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)))
 
 /* The same of a kernel with every option: a tile of a 16-bit bias for each consumer besides. */
 #define FA_SM90_SMEM_GENERAL(shape)                                                                \
@@ -131,14 +152,9 @@ typedef struct fa_sm90_steps {
     int32_t head, block;
 } fa_sm90_steps;
 
-/* How blocks go through pieces, which are not equally long under a causal mask. */
-enum {
-    FA_SM90_IN_ORDER,
-    FA_SM90_PAIRS, /* a head's pieces in pairs of equal length: first and last, second and last but one ... */
-    /* The longest of all heads first, dealt out to and fro, so that the last ones are the shortest: exact
-     * to one of these, but all heads are read at the same time. */
-    FA_SM90_LONGEST_FIRST,
-};
+/* How blocks go through pieces: one by one; or those of a head in pairs of equal length under a causal mask,
+ * the first and the last, the second and the last but one ... */
+enum { FA_SM90_IN_ORDER, FA_SM90_PAIRS };
 
 /* The kernel's second parameter. */
 typedef struct fa_sm90_params {
@@ -150,6 +166,8 @@ typedef struct fa_sm90_params {
     fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
+    int32_t
+        mixed; /* FA_SM90_PAIRS: the last heads, no part of tasks: see forward_sm90/pieces.cuh */
 } fa_sm90_params;
 
 #endif

@@ -115,7 +115,7 @@ FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p,
                        int consumer)
 {
     barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
-    barrier_arrive_if(&pipe->state->q_empty[consumer], leader && at->tile + 1 == at->mine);
+    barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
     softmax(pipe, p, sm90, at, here, s, out, weights, rows, consumer);
     barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
 #if GENERAL
@@ -138,7 +138,7 @@ FA_DEVICE void pass_tile(const pipeline *pipe, const progress *at, float *out, u
     barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
     values->any = false;
     barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
-    barrier_arrive_if(&pipe->state->q_empty[consumer], leader);
+    barrier_arrive_if(q_empty(pipe, at, consumer), leader);
     barrier_wait(&pipe->state->v_full[stage_of(at->count)], parity_of(at->count));
     barrier_arrive_if(&pipe->state->v_empty[stage_of(at->count)], leader);
 }
@@ -169,8 +169,8 @@ typedef struct unfinished {
 FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, unfinished *before,
                             float *out, int consumer)
 {
-    before->broken |= finish(p, &slot_of(pipe, before->number)->tile, pipe->staging, &before->rows,
-                             out, consumer);
+    before->broken |=
+        finish(p, slot_of(pipe, before->number), pipe->staging, &before->rows, out, consumer);
     release_piece(pipe, before->number);
     before->any = false;
 }
@@ -179,14 +179,15 @@ FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, 
  * the place of the outputs of the piece before, these are written: that takes no time of the tensor
  * cores. */
 FA_DEVICE void ask_second(const pipeline *pipe, const fa_attention_params *p, float *out, float *s,
-                          const uint32_t *weights, tile_count count, unfinished *before,
+                          const uint32_t *weights, const progress *at, unfinished *before,
                           int consumer)
 {
+    const tile_count count = at->count;
     barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
     wait_for_turn(consumer);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
-    multiply_qk(s, q_place(pipe, consumer), k_place(pipe, count));
+    multiply_qk(s, at->q, k_place(pipe, count));
     pass_turn(consumer);
     if (before->any) finish_piece(pipe, p, before, out, consumer);
     barrier_wait(&pipe->state->v_full[stage_of(count - 1)], parity_of(count - 1));
@@ -228,15 +229,15 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
             barrier_arrive_if(&pipe->state->v_empty[stage_of(values.count)], leader && values.any);
             continue;
         }
-        ask(pipe, out, s, weights, at.count, &values, consumer);
+        ask(pipe, out, s, weights, &at, &values, consumer);
         start_piece(pipe, p, &at, consumer, &here, &rows);
         if (!at.mine) pass_tile(pipe, &at, out, weights, &values, leader, consumer);
         for (at.tile = 0; at.tile < at.mine;) {
             do_tile(pipe, p, sm90, &at, &here, s, out, weights, &rows, &values, leader, consumer);
             if (++at.tile >= at.mine) break;
             at.count++;
-            if (at.tile == 1) ask_second(pipe, p, out, s, weights, at.count, &before, consumer);
-            else ask(pipe, out, s, weights, at.count, &values, consumer);
+            if (at.tile == 1) ask_second(pipe, p, out, s, weights, &at, &before, consumer);
+            else ask(pipe, out, s, weights, &at, &values, consumer);
         }
         at.tile = max(at.mine, 1) - 1;
         skip_tiles(pipe, &at, leader, consumer);

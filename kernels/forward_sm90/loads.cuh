@@ -6,15 +6,15 @@
 #define FA_KERNELS_FORWARD_SM90_LOADS_CUH
 
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const fa_tile *t,
-                            int consumer)
+                            int consumer, int number)
 {
-    uint64_t *barrier = &pipe->state->q_full[consumer];
+    uint64_t *barrier = &pipe->state->q_full[number % Q_PLACES][consumer];
     const int row = (int)(t->start_q + t->first) + consumer * ROWS;
     barrier_expect(barrier, Q_BYTES);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
-        tma_load_4d(pipe->q + consumer * Q_BYTES + block * Q_BLOCK, &s->q, barrier, 64 * block, row,
-                    (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
+        tma_load_4d(q_place(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier, 64 * block,
+                    row, (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
 }
 
 /* A tile of keys or values, from key `key` on: at once, or page by page. */
@@ -95,10 +95,10 @@ FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
 FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const piece *w,
                          int consumer, int number)
 {
-    barrier_wait(&pipe->state->q_empty[consumer], (number & 1) ^ 1);
+    barrier_wait(&pipe->state->q_empty[number % Q_PLACES][consumer], q_parity(number) ^ 1);
     if (threadIdx.x != 0) return;
-    if (w->tiles) load_queries(pipe, s, &w->tile, consumer);
-    else barrier_arrive(&pipe->state->q_full[consumer]);
+    if (w->tiles) load_queries(pipe, s, &w->tile, consumer, number);
+    else barrier_arrive(&pipe->state->q_full[number % Q_PLACES][consumer]);
 }
 
 #if GENERAL

@@ -12,16 +12,6 @@ enum { FAR = 1 << 30 };
 
 FA_DEVICE int32_t near(int64_t x) { return (int32_t)fa_max64(-FAR, fa_min64(x, FAR)); }
 
-/* Of a piece's tiles, those from the first to the last one that a consumer's queries may see. */
-FA_DEVICE int32_t count_tiles(const fa_attention_params *p, const piece *w, int consumer)
-{
-    const fa_tile *t = &w->tile;
-    const int64_t first = t->first + consumer * ROWS, last = fa_min64(first + ROWS, t->n_q) - 1;
-    if (first > last) return 0;
-    const int64_t lo = fa_tile_visible(p, t, first).lo, hi = fa_tile_visible(p, t, last).hi;
-    return lo < hi ? (int32_t)((hi - w->start + KEYS - 1) / KEYS) : 0;
-}
-
 FA_DEVICE int clamp(int x, int most) { return max(0, min(x, most)); }
 
 /* The keys [lo, hi) that query i of a piece may see, from the piece's first tile on. Rows behind
@@ -32,9 +22,21 @@ typedef struct bounds {
 
 FA_DEVICE bounds find_bounds(const piece *w, int i)
 {
-    const int last = (int)fa_max64(w->tile.n_q - w->tile.first, 1) - 1;
-    const bounds b = {w->lo + min(i, last), clamp(w->hi + min(i, last), w->n_k)};
+    const int row = min(i, max(w->queries, 1) - 1);
+    const bounds b = {w->lo + row, clamp(w->hi + row, w->n_k)};
     return b;
+}
+
+/* Of a piece's tiles, those from the first to the last one that a consumer's queries may see; and which of
+ * them need no mask. */
+FA_DEVICE void find_tiles(piece *w, int consumer)
+{
+    const int first = consumer * ROWS, last = first + ROWS - 1;
+    const bounds b = {max(find_bounds(w, first).lo, 0), find_bounds(w, last).hi};
+    const bool some = first < w->queries && b.lo < b.hi;
+    w->mine[consumer] = some ? (b.hi + KEYS - 1) / KEYS : 0;
+    w->full_from[consumer] = (max(find_bounds(w, last).lo, 0) + KEYS - 1) / KEYS;
+    w->full_to[consumer] = find_bounds(w, first).hi / KEYS;
 }
 
 /* The tiles of keys that a piece's queries may see: at least one, which may be masked as a whole;
@@ -42,80 +44,148 @@ FA_DEVICE bounds find_bounds(const piece *w, int i)
 FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
 {
     const fa_tile *t = &w->tile;
-    const int64_t last = fa_min64(t->first + QUERIES, t->n_q) - 1, center = t->first + t->diagonal;
+    const int64_t center = t->first + t->diagonal;
     int64_t right = p->causal ? 0 : FAR; /* how far a query sees beyond its own place */
-    w->start = 0;
-    w->tiles = 1;
-    if (t->first <= last) {
-        const int64_t lo = fa_tile_visible(p, t, t->first).lo, hi = fa_tile_visible(p, t, last).hi;
-        if (lo < hi) {
-            w->start = (int32_t)(lo / FA_SM90_ALIGN * FA_SM90_ALIGN);
-            w->tiles = (int32_t)((hi - w->start + KEYS - 1) / KEYS);
-        }
-    }
     if (p->window_right >= 0) right = fa_min64(right, p->window_right);
-    w->n_k = (int32_t)(t->n_k - w->start);
-    for (int c = 0; c < CONSUMERS; c++) w->mine[c] = count_tiles(p, w, c);
-    w->hi = right == FAR ? FAR : near(center + right + 1 - w->start);
-    w->lo = p->window_left < 0 ? -FAR : near(center - p->window_left - w->start);
-    for (int c = 0; c < CONSUMERS; c++) {
-        w->full_from[c] = (max(find_bounds(w, c * ROWS + ROWS - 1).lo, 0) + KEYS - 1) / KEYS;
-        w->full_to[c] = find_bounds(w, c * ROWS).hi / KEYS;
-    }
+    w->queries = (int32_t)fa_max64(0, fa_min64(t->n_q - t->first, QUERIES));
+    w->n_k = (int32_t)t->n_k;
+    w->hi = right >= FAR ? FAR : near(center + right + 1);
+    w->lo = p->window_left < 0 ? -FAR : near(center - p->window_left);
+    const int lo = max(w->lo, 0), hi = find_bounds(w, QUERIES - 1).hi;
+    const int start = lo < hi ? lo / FA_SM90_ALIGN * FA_SM90_ALIGN : 0;
+    w->start = start;
+    w->tiles = w->queries && lo < hi ? (hi - start + KEYS - 1) / KEYS : 1;
+    w->n_k -= start;
+    if (w->hi < FAR) w->hi = max(w->hi - start, -FAR);
+    if (w->lo > -FAR) w->lo = max(w->lo - start, -FAR);
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) find_tiles(w, c);
     w->scale = fa_effective_scale(p, t);
 }
 
-/* The block's walk through the pieces. */
-typedef struct walk {
-    int64_t task;
-    int half; /* 0, 1, 0 ...: of the task, or the direction in which pieces are dealt out */
-} walk;
+/* ---- Which pieces are the block's ------------------------------------------------------------ */
 
-/* A head's piece as fa_find_tile counts them; -1: the task has no such half. */
-FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_sm90_params *s, const walk *at)
+/* Pieces of a causal mask come in pairs of equal length, and blocks take pairs in turn; but then some take
+ * one pair more than others. So pieces of the last s->mixed heads are dealt out one by one, the longest
+ * first, each to the block that has the fewest tiles to do so far. Each block deals out all of these, while
+ * it works at its pairs, and notes its own: a warp's work, whose lanes know some blocks' tiles each. */
+typedef struct dealer {
+    /* Of blocks lane, lane + 32 ...: tiles << 8 | block; so many more pieces they can note. */
+    uint32_t load[FA_SM90_MOST_DEALERS / 32];
+    int32_t room[FA_SM90_MOST_DEALERS / 32];
+    int center, left; /* query i sees the keys from i + center - left to i + center */
+} dealer;
+
+/* Tiles of the piece at a place of a head, and two for what is done once. */
+FA_DEVICE uint32_t count_cost(const fa_attention_params *p, const dealer *d, int place)
 {
-    const int64_t pairs = (p->tiles + 1) / 2;
-    if (s->order == FA_SM90_LONGEST_FIRST) {
-        const int64_t heads = s->tasks / p->tiles;
-        return at->task % heads * p->tiles + at->task / heads;
-    }
-    if (s->order != FA_SM90_PAIRS) return at->task;
-    const int64_t outer = at->task / pairs, i = at->task % pairs, last = p->tiles - 1 - i;
-    if (at->half == 1 && last == i) return -1;
-    return outer * p->tiles + (at->half == 0 ? i : last); /* first the longer one */
+    const int first = place * QUERIES + d->center;
+    const int hi = min((int)p->most_k, first + QUERIES), lo = max(0, first - d->left);
+    return (uint32_t)(max(0, hi - lo) / KEYS + 2);
 }
 
-FA_DEVICE void step(const fa_sm90_params *s, walk *at)
+/* Tiles of the pairs of a block. */
+FA_DEVICE uint32_t count_pairs(const fa_attention_params *p, const fa_sm90_params *s,
+                               const dealer *d, int block)
 {
-    const int64_t blocks = gridDim.x, block = blockIdx.x;
-    if (s->order == FA_SM90_LONGEST_FIRST)
-        at->task += 2 * (at->half == 0 ? blocks - 1 - block : block) + 1;
-    else if (s->order != FA_SM90_PAIRS || at->half == 1) at->task += blocks;
-    at->half ^= 1;
+    const int blocks = (int)gridDim.x, tasks = (int)s->tasks, tiles = (int)p->tiles;
+    const int pairs = (tiles + 1) / 2, step = blocks % pairs;
+    uint32_t cost = 0;
+    int i = block % pairs;
+    for (int task = block; task < tasks; task += blocks) {
+        cost += count_cost(p, d, tiles - 1 - i);
+        if (i != tiles - 1 - i) cost += count_cost(p, d, i);
+        i += i + step < pairs ? step : step - pairs;
+    }
+    return cost;
+}
+
+FA_DEVICE void begin_dealing(const fa_attention_params *p, const fa_sm90_params *s, dealer *d)
+{
+    const int blocks = (int)gridDim.x;
+    d->center = near(p->diagonal_given ? p->diagonal : p->most_k - p->rows_q);
+    d->left = p->window_left < 0 ? FAR : near(p->window_left);
+#pragma unroll
+    for (int i = 0; i < FA_SM90_MOST_DEALERS / 32; i++) {
+        const int block = (int)threadIdx.x % 32 + 32 * i;
+        d->room[i] = FA_SM90_MOST_DEALT;
+        d->load[i] = ~0u;
+        if (block < blocks) d->load[i] = count_pairs(p, s, d, block) << 8 | (uint32_t)block;
+    }
+}
+
+FA_DEVICE uint32_t lesser(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* Deals one piece out; returns to which block. */
+FA_DEVICE uint32_t deal(dealer *d, uint32_t cost)
+{
+    uint32_t least = ~0u;
+#pragma unroll
+    for (int i = 0; i < FA_SM90_MOST_DEALERS / 32; i++) least = lesser(least, d->load[i]);
+    least = __reduce_min_sync(0xffffffff, least);
+#pragma unroll
+    for (int i = 0; i < FA_SM90_MOST_DEALERS / 32; i++)
+        if (d->load[i] == least) d->load[i] = --d->room[i] > 0 ? least + (cost << 8) : ~0u;
+    return least & 255;
+}
+
+/* One warp, at the beginning. */
+FA_DEVICE void deal_out(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
+{
+    const uint32_t mine = (uint32_t)same_for_warp((int)blockIdx.x);
+    const bool leader = threadIdx.x % 32 == 0;
+    const int tiles = (int)p->tiles, first = (int)(p->tasks - s->mixed * p->tiles);
+    dealer d;
+    int count = 0;
+    begin_dealing(p, s, &d);
+    for (int place = tiles - 1; place >= 0; place--) {
+        const uint32_t cost = count_cost(p, &d, place);
+        for (int head = 0; head < s->mixed; head++) {
+            if (deal(&d, cost) != mine) continue;
+            if (leader) pipe->state->dealt[count] = first + head * tiles + tiles - 1 - place;
+            count++;
+        }
+    }
+    if (leader) {
+        pipe->state->dealt_count = count;
+        barrier_arrive(&pipe->state->dealt_full);
+    }
+}
+
+/* The block's i-th task, a piece of a head as fa_find_tile counts them. NO_PIECE: there is none in this
+ * place, but there may be others; NO_TASK: nor are there others. */
+FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
+                            const fa_sm90_params *s, int64_t i)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x, pairs = (p->tiles + 1) / 2;
+    if (s->order != FA_SM90_PAIRS) {
+        const int64_t task = block + i * blocks;
+        return task < s->tasks ? task : NO_TASK;
+    }
+    const int64_t pair = block + i / 2 * blocks;
+    if (pair < s->tasks) {
+        const int64_t head = fa_divide(pair, pairs), half = pair - head * pairs;
+        const int64_t other = p->tiles - 1 - half;
+        if (i % 2 == 1 && other == half) return NO_PIECE;
+        return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
+    }
+    if (s->mixed == 0) return NO_TASK;
+    barrier_wait(&pipe->state->dealt_full, 0);
+    const int64_t dealt = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);
+    return dealt < pipe->state->dealt_count ? pipe->state->dealt[dealt] : NO_TASK;
 }
 
 /* False: the place has no rows. */
-FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s, const walk *at,
-                          piece *w)
+FA_DEVICE bool find_piece(const fa_attention_params *p, int64_t task, piece *w)
 {
-    const int64_t task = find_task(p, s, at);
     if (task < 0) return false;
+    const fa_tile *t = &w->tile;
     w->tile = fa_find_tile(p, task, QUERIES);
-    if (w->tile.first >= w->tile.room_q) return false;
+    if (t->first >= t->room_q) return false;
+    w->room = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
+    w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
     find_keys(p, w);
     return true;
-}
-
-FA_DEVICE void find_next(const fa_attention_params *p, const fa_sm90_params *s, walk *at, piece *w)
-{
-    bool found = false;
-    while (!found && at->task < s->tasks) {
-        found = find_piece(p, s, at, w);
-        step(s, at);
-    }
-    if (found) return;
-    w->tiles = 0;
-    for (int c = 0; c < CONSUMERS; c++) w->mine[c] = 0;
 }
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
@@ -127,21 +197,40 @@ FA_DEVICE piece *slot_of(const pipeline *pipe, int number)
 
 FA_DEVICE int slot_parity(int number) { return number / SLOTS & 1; }
 
-/* Describes piece after piece, as far ahead as there are slots. One thread, of a warp of its own:
- * this is a long chain of 64-bit arithmetic, which nobody is to wait for. The last piece has no
- * tiles. */
+/* Waits for slots of so many pieces from number on: the whole warp. */
+FA_DEVICE void await_slots(const pipeline *pipe, int number, int count)
+{
+    for (int i = number; i < number + count; i++)
+        barrier_wait(&pipe->state->piece_empty[i % SLOTS], slot_parity(i) ^ 1);
+}
+
+FA_DEVICE void hand_out(const pipeline *pipe, int number, const piece *w)
+{
+    *slot_of(pipe, number) = *w;
+    barrier_arrive(&pipe->state->piece_full[number % SLOTS]);
+}
+
+/* Describes pieces ahead, half of the slots at a time, a lane each: one warp, for this is a long chain of
+ * arithmetic, which nobody is to wait for. The last piece has no tiles. */
 FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
-    walk where = {blockIdx.x, 0};
-    const piece *w;
+    const int lane = (int)threadIdx.x % 32;
+    piece w;
     int number = 0;
-    do {
-        barrier_wait(&pipe->state->piece_empty[number % SLOTS], slot_parity(number) ^ 1);
-        find_next(p, s, &where, slot_of(pipe, number));
-        w = slot_of(pipe, number);
-        barrier_arrive(&pipe->state->piece_full[number % SLOTS]);
-        number++;
-    } while (w->tiles);
+    bool more = true;
+    for (int64_t i = lane; more; i += SLOTS / 2) {
+        const int64_t task = lane < SLOTS / 2 ? find_task(pipe, p, s, i) : NO_PIECE;
+        const bool found = find_piece(p, task, &w);
+        const uint32_t all = __ballot_sync(0xffffffff, found);
+        more = !__any_sync(0xffffffff, task == NO_TASK);
+        await_slots(pipe, number, __popc(all));
+        if (found) hand_out(pipe, number + __popc(all & ((1u << lane) - 1)), &w);
+        number += __popc(all);
+    }
+    w.tiles = 0;
+    for (int c = 0; c < CONSUMERS; c++) w.mine[c] = 0;
+    await_slots(pipe, number, 1);
+    if (lane == 0) hand_out(pipe, number, &w);
 }
 
 /* The description of a piece, when it is there. */
@@ -165,6 +254,7 @@ typedef struct progress {
     int number;       /* of the piece */
     int tile, tiles;  /* the tile of it, how many it has; 0: there is no such piece */
     int mine;         /* how many of them this consumer needs */
+    uint32_t q;       /* its queries, as wgmma finds them */
     tile_count count; /* tiles so far, through all pieces */
 #if GENERAL
     int biases; /* tiles of the bias so far */
@@ -175,11 +265,18 @@ typedef struct progress {
 FA_DEVICE void next_piece(const pipeline *pipe, int consumer, progress *at)
 {
     at->number++;
-    barrier_wait(&pipe->state->q_full[consumer], at->number & 1);
+    barrier_wait(&pipe->state->q_full[at->number % Q_PLACES][consumer], q_parity(at->number));
     const piece *w = slot_of(pipe, at->number);
     at->tiles = same_for_warp(w->tiles);
     at->mine = same_for_warp(w->mine[consumer]);
     at->tile = 0;
+    at->q = matrix_place(q_place(pipe, at->number, consumer), 0);
+}
+
+/* The barrier of its queries' place. */
+FA_DEVICE uint64_t *q_empty(const pipeline *pipe, const progress *at, int consumer)
+{
+    return &pipe->state->q_empty[at->number % Q_PLACES][consumer];
 }
 
 #endif

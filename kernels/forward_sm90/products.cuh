@@ -38,11 +38,6 @@ FA_DEVICE void multiply_pv(float *out, const uint32_t *p, uint32_t v, int add)
 }
 
 /* Where they lie. */
-FA_DEVICE uint32_t q_place(const pipeline *pipe, int consumer)
-{
-    return matrix_place(pipe->q + consumer * Q_BYTES, 0);
-}
-
 FA_DEVICE uint32_t k_place(const pipeline *pipe, tile_count count)
 {
     return matrix_place(pipe->k + stage_of(count) * K_BYTES, 0);
@@ -68,14 +63,14 @@ FA_DEVICE void wait_for_values(const pipeline *pipe, const pending *values)
 
 /* Asks for scores of a tile, and for values of the one before; returns when the scores are there. */
 FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
-                   tile_count count, const pending *values, int consumer)
+                   const progress *at, const pending *values, int consumer)
 {
-    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
+    barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
     wait_for_turn(consumer);
     REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
-    multiply_qk(s, q_place(pipe, consumer), k_place(pipe, count));
+    multiply_qk(s, at->q, k_place(pipe, at->count));
     wait_for_values(pipe, values);
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);

@@ -72,12 +72,15 @@ FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
 }
 
 /* The warp's rows of all of the block's pieces. */
-FA_DEVICE void redo_rows(const fa_attention_params *p, const fa_sm90_params *s, int consumer)
+FA_DEVICE void redo_rows(const pipeline *pipe, const fa_attention_params *p,
+                         const fa_sm90_params *s, int consumer)
 {
-    walk at = {blockIdx.x, 0};
     piece w;
+    int64_t task = 0;
     __syncwarp(); /* other lanes' results can be read */
-    for (find_next(p, s, &at, &w); w.tiles; find_next(p, s, &at, &w)) {
+    for (int64_t number = 0; task != NO_TASK; number++) {
+        task = find_task(pipe, p, s, number);
+        if (!find_piece(p, task, &w)) continue;
         const fa_tile *t = &w.tile;
         const int64_t first = t->first + consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
         for (int64_t i = first; i < fa_min64(first + 16, t->n_q); i++) {

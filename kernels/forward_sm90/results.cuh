@@ -41,13 +41,13 @@ FA_DEVICE void write_staged(char *staging, char *to, int64_t step, int left)
         if (part * 4 < left) *(uint4 *)(to + part * step) = x[part];
 }
 
-FA_DEVICE void store_staged(const fa_attention_params *p, const fa_tile *t, char *staging,
-                            const float *out, const float *factor, int64_t first_row)
+FA_DEVICE void store_staged(const fa_attention_params *p, const piece *w, char *staging,
+                            const float *out, const float *factor, int first_row)
 {
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
-    const int64_t row = first_row + lane / 8, step = 4 * p->out.stride[1] * 2;
-    const int left = (int)fa_min64(t->room_q - row, 16);
-    char *to = fa_view_row(&p->out, t->block_q, t->start_q + row, t->head) + 2 * first_column;
+    const int row = first_row + lane / 8, left = w->room - row;
+    const int64_t stride = 2 * p->out.stride[1], step = 4 * stride;
+    char *to = w->out + row * stride + 2 * first_column;
 #pragma unroll
     for (int column = 0; column < VALUE_DIM; column += 64) {
         __syncwarp(); /* what was there has been read */
@@ -105,14 +105,13 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
         store_each((uint16_t *)row, 16 * j + first, p->d_v, fours[j]);
 }
 
-FA_DEVICE void store_rows(const fa_attention_params *p, const fa_tile *t, const float *out,
+FA_DEVICE void store_rows(const fa_attention_params *p, const piece *w, const float *out,
                           const float *factor, int consumer)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int64_t i = t->first + row_of(consumer, r);
-        store_row(p, out, r, factor[r], i < t->room_q,
-                  fa_view_row(&p->out, t->block_q, t->start_q + i, t->head));
+        const int i = row_of(consumer, r);
+        store_row(p, out, r, factor[r], i < w->room, w->out + i * (2 * p->out.stride[1]));
     }
 }
 
@@ -144,10 +143,11 @@ FA_DEVICE float find_sum(const row_state *rows, int r)
 }
 
 /* What row r's outputs are multiplied by; writes its log-sum-exp, if that is asked for. i: which row of
- * the sequence it is. */
-FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, const row_state *rows,
-                           int r, int64_t i)
+ * the piece it is. */
+FA_DEVICE float finish_row(const fa_attention_params *p, const piece *w, const row_state *rows,
+                           int r, int i)
 {
+    const fa_tile *t = &w->tile;
     const float ln2 = 0.69314718055994530942f;
     const float sum = find_sum(rows, r);
     const bool unseen = rows->base[r] == NOTHING_SEEN;
@@ -156,22 +156,23 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, const
     else {
         const float top = unseen ? -INFINITY : rows->base[r] * ln2;
         factor = fa_softmax_finish(top, sum, p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
-        if (i >= t->n_q) lse = -INFINITY;
-        if (i < t->room_q && p->lse && threadIdx.x % 4 == 0)
-            p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
+        if (i >= w->queries) lse = -INFINITY;
+        if (i < w->room && p->lse && threadIdx.x % 4 == 0)
+            p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] =
+                lse;
     }
     if (GENERAL && p->dropout_threshold) factor *= p->dropout_scale;
-    return i < t->n_q ? factor : 0.0f;
+    return i < w->queries ? factor : 0.0f;
 }
 
 /* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. Returns
  * whether rows of the warp have to be done once more. */
-FA_DEVICE bool finish(const fa_attention_params *p, const fa_tile *t, char *staging,
+FA_DEVICE bool finish(const fa_attention_params *p, const piece *w, char *staging,
                       const row_state *rows, float *out, int consumer)
 {
-    const int64_t first = t->first + row_of(consumer, 0);
-    const float factor[2] = {finish_row(p, t, rows, 0, first),
-                             finish_row(p, t, rows, 1, first + 8)};
+    const int first = row_of(consumer, 0);
+    const float factor[2] = {finish_row(p, w, rows, 0, first),
+                             finish_row(p, w, rows, 1, first + 8)};
     if (__any_sync(0xffffffff, factor[0] == 0.0f || factor[1] == 0.0f)) {
         if (factor[0] == 0.0f) clear_row(out, 0);
         if (factor[1] == 0.0f) clear_row(out, 1);
@@ -183,8 +184,8 @@ FA_DEVICE bool finish(const fa_attention_params *p, const fa_tile *t, char *stag
     const bool broken = false;
 #endif
     if (STAGED && p->out.vector == 8)
-        store_staged(p, t, staging + warp_row * 128, out, factor, t->first + warp_row);
-    else store_rows(p, t, out, factor, consumer);
+        store_staged(p, w, staging + warp_row * 128, out, factor, warp_row);
+    else store_rows(p, w, out, factor, consumer);
     return broken;
 }
 

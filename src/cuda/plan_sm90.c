@@ -193,22 +193,45 @@ static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t siz
     return false;
 }
 
-/* So many heads of 64 columns, read at the same time, still come from L2. More of them, or wider ones, lose
- * more by that than their blocks gain by ending together (measured on an H200). */
-static const int64_t most_heads = 32, most_columns = 64;
+static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
 
-/* Where lengths are known to the device alone, blocks are as many as pieces: the hardware deals them out. */
-static int find_order(const fa_problem *p)
+/* Pairs of a head's pieces. */
+static int64_t count_pairs(const fa_cuda_plan *plan) { return (plan->tiles + 1) / 2; }
+
+static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
+
+/* Blocks stay and take piece after piece; but where lengths are known to the device alone, the hardware deals
+ * them out. */
+static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
+                             const fa_cuda_plan *plan)
 {
-    if (!p->causal || p->cu_seqlens_q) return FA_SM90_IN_ORDER;
-    const bool from_l2 = p->batch * p->heads_q <= most_heads && p->d <= most_columns;
-    return from_l2 ? FA_SM90_LONGEST_FIRST : FA_SM90_PAIRS;
+    int64_t most = device->multiprocessors;
+    if (has_own_lengths(p)) most = may_pair(p) ? count_heads(p) * count_pairs(plan) : plan->grid;
+    return plan->grid < most ? plan->grid : (uint32_t)most;
+}
+
+static int find_order(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    return may_pair(p) && plan->grid < plan->tasks ? FA_SM90_PAIRS : FA_SM90_IN_ORDER;
+}
+
+/* The last heads, whose pieces are dealt out one by one so that blocks end together: with two pieces for each
+ * block that gains 4% at head dim 64. They are read at the same time, by which wider heads lose as much
+ * (measured on an H200). */
+static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    const int64_t heads = count_heads(p), blocks = plan->grid;
+    if (find_order(p, plan) != FA_SM90_PAIRS || has_own_lengths(p) || p->d > 64) return 0;
+    if (blocks > FA_SM90_MOST_DEALERS || plan->tasks > INT32_MAX) return 0;
+    const int64_t wanted = (2 * blocks + plan->tiles - 1) / plan->tiles;
+    const int64_t mixed = wanted < heads ? wanted : heads;
+    return mixed * plan->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? mixed : 0;
 }
 
 static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
 {
-    if (find_order(p) != FA_SM90_PAIRS || plan->tiles == 0) return plan->tasks;
-    return plan->tasks / plan->tiles * ((plan->tiles + 1) / 2);
+    if (find_order(p, plan) != FA_SM90_PAIRS) return plan->tasks;
+    return (count_heads(p) - count_mixed(p, plan)) * count_pairs(plan);
 }
 
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -230,10 +253,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     plan->bias_mapped = s->general && maps_bias(p, &plan->maps[3]);
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
-    const int64_t tasks = count_tasks(p, plan);
-    if (tasks < plan->grid) plan->grid = (uint32_t)tasks;
-    if (!has_own_lengths(p) && plan->grid > (uint32_t)device->multiprocessors)
-        plan->grid = (uint32_t)device->multiprocessors;
+    plan->grid = count_blocks(p, device, plan);
     return true;
 }
 
@@ -257,8 +277,9 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_
     params->k_step = find_steps(&p->k);
     params->v_step = find_steps(&p->v);
     params->box_rows = find_box(p, plan->tile_k);
-    params->order = find_order(p);
+    params->order = find_order(p, plan);
     params->tasks = count_tasks(p, plan);
+    params->mixed = (int32_t)count_mixed(p, plan);
     params->bias_step = find_steps(&bias);
     params->bias_mapped = plan->bias_mapped;
     return encode_maps(plan, encode, params, fault);

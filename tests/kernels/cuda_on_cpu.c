@@ -183,6 +183,26 @@ int __any_sync(unsigned mask, int predicate)
     return any != 0;
 }
 
+uint32_t __ballot_sync(unsigned mask, int predicate)
+{
+    const char *all = show_all(mask, &predicate, sizeof predicate);
+    uint32_t bits = 0;
+    for (int lane = 0; lane < WARP; lane++)
+        if (*(const int *)(const void *)(all + lane * MOST_SHARED)) bits |= 1u << lane;
+    return bits;
+}
+
+uint32_t __reduce_min_sync(unsigned mask, uint32_t value)
+{
+    const char *all = show_all(mask, &value, sizeof value);
+    uint32_t least = value;
+    for (int lane = 0; lane < WARP; lane++) {
+        const uint32_t x = *(const uint32_t *)(const void *)(all + lane * MOST_SHARED);
+        if (x < least) least = x;
+    }
+    return least;
+}
+
 void __syncwarp(void) { cuda_show_warp(NULL, 0); }
 
 /* ---- Shared memory by its addresses ---------------------------------------------------------- */

@@ -11,7 +11,7 @@ enum {
     WARPGROUP = 128,
     MOST_GROUPS = 8,
     MOST_THREADS = MOST_GROUPS * WARPGROUP,
-    MOST_BARRIERS = 64,
+    MOST_BARRIERS = 128,
     MOST_LOADS = 1024,  /* on their way */
     MOST_PRODUCTS = 64, /* of a thread, on their way */
     MOST_COMMITS = 8,   /* the same of groups of products */

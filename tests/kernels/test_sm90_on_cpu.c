@@ -4,8 +4,8 @@
  * the planner and the backend make for an H200; only the tensor maps are this machine's. Problems that the
  * planner gives to another family are left out.
  *
- * Each call is made twice, with other turns of the threads and other delays, for which the bits must be
- * the same.
+ * Each call is made twice, with other turns of the threads, other delays and other numbers of blocks, for
+ * which the bits must be the same.
  *
  * Each compiled form runs a few times. Arguments: the first problem's number, how many; then all run, and
  * the runs of each form are printed.
@@ -22,7 +22,7 @@
 #include "hopper_units.h"
 #include "outputs.h"
 
-enum { PROBLEMS = 1800, EACH = 5, LONG_ROWS = 8192, MOST_SHUFFLES = 200000 };
+enum { PROBLEMS = 1800, EACH = 5, LONG_ROWS = 8192, MOST_SHUFFLES = 200000, MOST_BLOCKS = 132 };
 
 /* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
 typedef struct parameters {
@@ -75,15 +75,17 @@ typedef struct attempt {
 } attempt;
 
 /* All orders and delays, with all numbers of blocks, for each focus. */
-static void vary(cuda_run *run, int64_t number, bool otherwise)
+static void vary(cuda_run *run, const attempt *a, bool otherwise)
 {
+    const int64_t number = a->number;
     const uint64_t bits = (uint64_t)number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = otherwise ? ~delays : delays;
     const unsigned most = (unsigned)(number % 3) + 1;
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    if (!otherwise && run->grid > most) run->grid = most;
+    run->grid = a->plan.grid < most ? a->plan.grid : most;
+    if (otherwise) run->grid = a->plan.tasks < MOST_BLOCKS ? (unsigned)a->plan.tasks : MOST_BLOCKS;
 }
 
 /* A slow warp, often one of the three that load or describe pieces; all of it, its leader, all others,
@@ -104,8 +106,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     run.kernel = kernels[a->kernel].run;
     run.parameters = &a->parameters;
     run.units = &hopper_units;
-    run.grid = a->plan.grid;
-    vary(&run, a->number, otherwise);
+    vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
              "number %lld: %s, %u blocks, %s, %s copies, %s products, lanes %x of warp %u slow",
@@ -134,6 +135,14 @@ static fa_status run_twice(const attempt *a, const random_call *call, char *mess
     return same ? FA_OK : (fa_status)RANDOM_WRONG;
 }
 
+/* An H200 with so few multiprocessors that each block has several pieces to do. */
+static fa_cuda_device small_device(int64_t number)
+{
+    fa_cuda_device device = devices[H200];
+    device.multiprocessors = (int)(number % 3) + 1;
+    return device;
+}
+
 /* Some forms are for rows of so many queries that a test cannot wait for them: in turn with the form that
  * the planner takes they do fewer as well. */
 static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, attempt *a)
@@ -158,7 +167,8 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
     const fa_cuda_family *family = fa_cuda_find_family("sm90");
-    if (!fa_cuda_plan_make(p, &devices[H200], family, &a->plan, why, size)) return false;
+    const fa_cuda_device device = small_device(a->number);
+    if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     a->kernel = find_kernel(a->plan.image);
     plan_as_longer(family, p, a);
     return a->kernel == KERNELS || runs[a->kernel] < most_runs;
