@@ -39,8 +39,8 @@ static PyObject *name_current_level;
 static descrgetfunc
     get_requires_grad; /* of torch[REQUIRES_GRAD]: it spares the search for the name */
 
-/* What stands behind those that take no arguments, for Python's way to call takes as long as the answer.
- * NULL: there is no other way. */
+/* What stands behind those that take no arguments, for Python's way to call takes as long as the
+ * answer. NULL: there is no other way. */
 static PyCFunction direct[BORROWED_COUNT];
 static PyObject *direct_self[BORROWED_COUNT];
 
@@ -152,9 +152,9 @@ static bool are_plain(PyObject *const *qkv)
 
 /* ---- ... all of it asked at once ------------------------------------------------------------- */
 
-/* PyTorch's own test, made for torch.compile, whether three tensors are of the kind of three others: of their
- * types and device, without gradients, and dispatched the same, which modes, transforms and autocast would
- * change. One question in place of nine. First come, first kept. */
+/* PyTorch's own test, made for torch.compile, whether three tensors are of the kind of three others:
+ * of their types and device, without gradients, and dispatched the same, which modes, transforms and
+ * autocast would change. One question in place of nine. First come, first kept. */
 enum { KINDS = 4 };
 static PyObject *plain_kinds[KINDS];
 static int kinds_tried, kinds_kept;
