@@ -43,7 +43,7 @@ install: build/.configured
 	@$(call build,release) --target library flashattn_cli
 	cmake --install build --prefix "$(PREFIX)"
 
-# The whole suite again under the sanitizers, or what CTEST_OPTIONS leave of it.
+# The whole suite again under the sanitizers, or what CTEST_OPTIONS leave of it; they serve test-threads, too.
 test-sanitize: build-asan/.configured
 	@$(call build,asan)
 	@tools/run-tests.sh build-asan $(JOBS) $(CTEST_OPTIONS)
@@ -55,7 +55,7 @@ test-threads: build-tsan/.configured
 	@$(call build,tsan) --target test_threads
 	@test -f "$(ARCHER)" || { echo "$(ARCHER) is missing (Debian: libomp-dev)" >&2; exit 1; }
 	@OMP_TOOL_LIBRARIES="$(ARCHER)" TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
-		tools/run-tests.sh build-tsan $(JOBS) -R '^test_threads'
+		tools/run-tests.sh build-tsan $(JOBS) -R '^test_threads' $(CTEST_OPTIONS)
 
 format:
 	@tools/format.sh

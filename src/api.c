@@ -10,6 +10,7 @@
 #include "cpu/engine.h"
 #include "error.h"
 #include "normalize.h"
+#include "placed.h"
 
 #ifdef FA_HAVE_CUDA
 #include "cuda/backend.h"
@@ -237,6 +238,7 @@ static fa_status check_gradient_places(const fa_gradients *g, const fa_cuda_devi
 
 static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
 {
+    if (a->placed && a->place == (device ? device->ordinal : -1)) return FA_OK;
     const bool q_known = device && a->q_ordinal == device->ordinal;
     if (!q_known) FA_TRY(check_place("q.data", a->q, device));
     FA_TRY(check_place("k.data", a->k, device));
@@ -616,6 +618,21 @@ fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                     const fa_tensor *out, float *lse, const fa_options *options)
 {
     fa_arguments a = {.pass = FA_PASS_DECODE, .q = q, .k = k, .v = v, .out = out, .lse = lse};
+    return call(&a, options);
+}
+
+fa_status fa_forward_placed(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
+                            const fa_tensor *v, const fa_tensor *out, float *lse,
+                            const fa_options *options, int place)
+{
+    fa_arguments a = {.pass = pass,
+                      .placed = true,
+                      .place = place,
+                      .q = q,
+                      .k = k,
+                      .v = v,
+                      .out = out,
+                      .lse = lse};
     return call(&a, options);
 }
 

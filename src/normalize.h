@@ -16,7 +16,10 @@ typedef struct fa_arguments {
     fa_device device; /* the one chosen, never FA_DEVICE_AUTO */
     int q_ordinal;    /* the CUDA device on which q's data was found to lie; -1: it does not, or
                        * nobody asked */
-    bool question;    /* fa_supported and the like: data may be NULL and is not followed, and the
+    bool placed; /* the caller knows where all of its arrays lie: on CUDA device `place`, or, where
+                       * that is -1, in host memory */
+    int place;
+    bool question; /* fa_supported and the like: data may be NULL and is not followed, and the
                        * arguments below that a question does not have are not checked */
     const fa_tensor *q, *k, *v, *out;
     const float *lse; /* written by forward and decode, read by backward */

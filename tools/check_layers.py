@@ -14,6 +14,8 @@ LAYERS = (
     ("api header", ("include/flashattn.h",), ()),
     ("problem", ("src/problem.h", "src/mask.h", "src/philox.h", "src/convert.h"), None),
     ("cpu engine", ("src/cpu/*",), None),
+    # What the Python extension, linked to the library's objects, may call besides the API.
+    ("extension's calls", ("src/placed.h",), ("api header",)),
     # Device code and what its host code shares with it; no kernel knows the API.
     ("kernels", ("kernels/*",), ("problem",)),
     ("cuda backend", ("src/cuda/*",), ("api header", "problem", "kernels")),
@@ -27,7 +29,7 @@ LAYERS = (
         ("cli/*",),
         ("api header", "problem", "cpu engine", "reference", "cuda backend", "ladder"),
     ),
-    ("python", ("python/*",), ("api header", "ladder")),
+    ("python", ("python/*",), ("api header", "extension's calls", "ladder")),
     ("tests", ("tests/*", "examples/*"), None),
 )
 

@@ -29,7 +29,7 @@ includes="-Iinclude -Isrc -Ireference -Iladder -Icli"
 # shellcheck disable=SC2086
 tidy() {
     find src ladder cli reference -name '*.c' | LC_ALL=C sort |
-        xargs -n 4 -P "$(nproc)" sh -c 'clang-tidy --quiet "$@" -- -std=c11 '"$includes $defines"' 2>/dev/null' sh
+        xargs -n 1 -P "$(nproc)" sh -c 'clang-tidy --quiet "$@" -- -std=c11 '"$includes $defines"' 2>/dev/null' sh
 }
 
 # cppcheck takes the vectors of simd_portable.h, filled element by element, for uninitialized.

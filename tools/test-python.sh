@@ -2,10 +2,16 @@
 # Builds the Python package as pip does, into a virtual environment under a build directory, and runs its
 # tests there; both again only where sources are newer. The environment sees what the system has: tests
 # that need PyTorch, JAX or Transformers run where those are installed, and say so where they are not.
-# Usage: tools/test-python.sh BUILD_DIR [PYTEST_OPTION...]
+# Usage: tools/test-python.sh [--prepare] BUILD_DIR [PYTEST_OPTION...]
+# --prepare: only fetches what it builds and tests with.
 # The last line counts: "Python: N passed, M failed, K skipped (...)"; or it says why nothing could be
 # tested ("Python: not tested: ..."), and the exit code is 77, as where pip cannot fetch what it needs.
 set -u
+prepare=no
+if [ "$1" = --prepare ]; then
+    prepare=yes
+    shift
+fi
 build=$1
 shift
 venv=$build/venv
@@ -69,6 +75,7 @@ count() { # WHAT: how many tests pytest's last line counts as that
 
 make_environment
 install_tools
+[ $prepare = no ] || exit 0
 install_package
 
 "$python" -m pytest -q -rs -p no:cacheprovider -n "$(nproc 2>/dev/null || echo 2)" "$@" tests/python >"$log" 2>&1

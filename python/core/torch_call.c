@@ -12,7 +12,6 @@ typedef enum borrowed {
     DISPATCH_MODES,
     FUNCTORCH_LEVEL,
     ANY_AUTOCAST,
-    CUDA_AUTOCAST,
     DETERMINISM,
     IS_NEG,
     CURRENT_DEVICE,
@@ -22,17 +21,51 @@ typedef enum borrowed {
     FLOAT16,
     BFLOAT16,
     ALLOCATE,
+    KIND_OF,
     BORROWED_COUNT
 } borrowed;
 
+/* What is kept from call to call would need a lock where threads run side by side in Python. */
+#ifdef Py_GIL_DISABLED
+enum { KEEPS = 0 };
+#else
+enum { KEEPS = 1 };
+#endif
+
 /* Set once, when flashattn.torch is imported, and held from then on. */
 static PyObject *torch[BORROWED_COUNT];
+static PyObject *forward_ad; /* that module's names */
 static PyObject *name_current_level;
 static descrgetfunc
     get_requires_grad; /* of torch[REQUIRES_GRAD]: it spares the search for the name */
 
+/* What stands behind those that take no arguments, for Python's way to call takes as long as the
+ * answer. NULL: there is no other way. */
+static PyCFunction direct[BORROWED_COUNT];
+static PyObject *direct_self[BORROWED_COUNT];
+
 static _Thread_local bool thread_has_context;
 static _Thread_local bool only_device; /* that PyTorch knows: it must be the current one */
+
+static void find_direct(borrowed which)
+{
+    PyObject *function = torch[which];
+    if (!PyCFunction_Check(function) || PyCFunction_GetFlags(function) != METH_NOARGS) return;
+    direct[which] = PyCFunction_GetFunction(function);
+    direct_self[which] = PyCFunction_GetSelf(function);
+}
+
+static int find_names(PyObject *const *args)
+{
+    void *get = PyType_GetSlot(Py_TYPE(args[REQUIRES_GRAD]), Py_tp_descr_get);
+    if (!get && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "Tensor.requires_grad is no descriptor");
+    if (PyErr_Occurred()) return -1;
+    memcpy(&get_requires_grad, &get, sizeof get);
+    name_current_level = PyUnicode_InternFromString("_current_level");
+    forward_ad = PyObject_GetAttrString(args[FORWARD_AD], "__dict__");
+    return name_current_level && forward_ad ? 0 : -1;
+}
 
 PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -42,15 +75,11 @@ PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count
                      count);
         return NULL;
     }
-    name_current_level = PyUnicode_InternFromString("_current_level");
-    void *get = PyType_GetSlot(Py_TYPE(args[REQUIRES_GRAD]), Py_tp_descr_get);
-    if (!get && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "Tensor.requires_grad is no descriptor");
-    if (PyErr_Occurred()) return NULL;
-    memcpy(&get_requires_grad, &get, sizeof get);
+    if (find_names(args) < 0) return NULL;
     for (int i = BORROWED_COUNT - 1; i >= 0; i--) {
         Py_INCREF(args[i]);
         torch[i] = args[i];
+        find_direct((borrowed)i);
     }
     array_keep_type(torch[TENSOR]);
     Py_RETURN_NONE;
@@ -68,6 +97,12 @@ PyObject *core_mark_thread(PyObject *self, PyObject *only)
 
 /* ---- Is it a plain call? --------------------------------------------------------------------- */
 
+static PyObject *ask(borrowed question)
+{
+    const PyCFunction function = direct[question];
+    return function ? function(direct_self[question], NULL) : PyObject_CallNoArgs(torch[question]);
+}
+
 static bool is_false(PyObject *value)
 {
     const bool result = value && PyObject_IsTrue(value) == 0;
@@ -75,7 +110,7 @@ static bool is_false(PyObject *value)
     return result;
 }
 
-static bool says_no(borrowed question) { return is_false(PyObject_CallNoArgs(torch[question])); }
+static bool says_no(borrowed question) { return is_false(ask(question)); }
 
 static bool is_plain_type(PyObject *object)
 {
@@ -100,16 +135,13 @@ static bool wants_gradients(PyObject *const *qkv)
 
 static bool has_no_forward_mode(void)
 {
-    PyObject *level = PyObject_GetAttr(torch[FORWARD_AD], name_current_level);
-    const bool none = level && PyLong_AsLong(level) < 0;
-    Py_XDECREF(level);
-    return none;
+    PyObject *level = PyDict_GetItemWithError(forward_ad, name_current_level);
+    return level && PyLong_AsLong(level) < 0;
 }
 
 static bool is_undisturbed(void)
 {
-    if (!has_no_forward_mode() || !says_no(DETERMINISM)) return false;
-    return says_no(DISPATCH_MODES) && says_no(FUNCTORCH_LEVEL);
+    return says_no(DISPATCH_MODES) && says_no(FUNCTORCH_LEVEL) && says_no(ANY_AUTOCAST);
 }
 
 static bool are_plain(PyObject *const *qkv)
@@ -118,11 +150,54 @@ static bool are_plain(PyObject *const *qkv)
     return is_plain_tensor(qkv[0]) && is_plain_tensor(qkv[1]) && is_plain_tensor(qkv[2]);
 }
 
+/* ---- ... all of it asked at once ------------------------------------------------------------- */
+
+/* PyTorch's own test, made for torch.compile, whether three tensors are of the kind of three others:
+ * of their types and device, without gradients, and dispatched the same, which modes, transforms and
+ * autocast would change. One question in place of nine. First come, first kept. */
+enum { KINDS = 4 };
+static PyObject *plain_kinds[KINDS];
+static int kinds_tried, kinds_kept;
+
+static bool is_of_kind(PyObject *kind, PyObject *qkv)
+{
+    PyObject *answer = PyObject_CallObject(kind, qkv);
+    if (!answer) PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer == Py_True;
+}
+
+static bool are_of_a_plain_kind(PyObject *const *args)
+{
+    if (kinds_kept == 0) return false;
+    PyObject *qkv = PyTuple_Pack(3, args[0], args[1], args[2]);
+    bool found = false;
+    for (int i = 0; qkv && !found && i < kinds_kept; i++) found = is_of_kind(plain_kinds[i], qkv);
+    Py_XDECREF(qkv);
+    return found;
+}
+
+/* For plain tensors. The test takes no tensor twice. */
+static void keep_kind(PyObject *const *args)
+{
+    PyObject *q = args[0], *k = args[1], *v = args[2];
+    if (!KEEPS || kinds_tried == KINDS || q == k || q == v || k == v || wants_gradients(args))
+        return;
+    kinds_tried++;
+    PyObject *kind = PyObject_CallFunctionObjArgs(torch[KIND_OF], q, k, v, NULL);
+    if (kind && kind != Py_None) plain_kinds[kinds_kept++] = kind;
+    else Py_XDECREF(kind);
+}
+
 bool torch_is_plain(PyObject *const *qkv)
 {
     if (!torch[TENSOR]) return false;
     if (!is_plain_type(qkv[0]) || !is_plain_type(qkv[1]) || !is_plain_type(qkv[2])) return false;
-    const bool plain = is_undisturbed() && are_plain(qkv);
+    bool plain = has_no_forward_mode() && says_no(DETERMINISM);
+    if (plain && !are_of_a_plain_kind(qkv)) {
+        plain = is_undisturbed() && are_plain(qkv);
+        if (plain) keep_kind(qkv);
+    }
     PyErr_Clear();
     return plain;
 }
@@ -131,7 +206,7 @@ bool torch_is_plain(PyObject *const *qkv)
 
 static bool is_current_device(int32_t id)
 {
-    PyObject *current = PyObject_CallNoArgs(torch[CURRENT_DEVICE]);
+    PyObject *current = ask(CURRENT_DEVICE);
     const bool same = current && PyLong_AsLong(current) == id;
     Py_XDECREF(current);
     PyErr_Clear();
@@ -143,9 +218,7 @@ bool torch_can_work(const call *c)
     for (int i = 0; i < 3; i++)
         if (!array_has_rows(&c->arrays[i])) return false;
     if (array_is(&c->arrays[0], kDLFloat8_e4m3fn, 8)) return false;
-    const bool plain = says_no(c->where.cuda ? CUDA_AUTOCAST : ANY_AUTOCAST);
-    PyErr_Clear();
-    if (!plain || !c->where.cuda) return plain;
+    if (!c->where.cuda) return true;
     if (!thread_has_context || !c->where.stream_known) return false;
     return only_device || is_current_device(c->where.device_id);
 }
@@ -154,16 +227,52 @@ bool torch_can_work(const call *c)
 
 PyObject *torch_allocator(void) { return torch[ALLOCATE]; }
 
-/* On the arrays' device, which is the current one. */
-static PyObject *new_tensor(const call *c, int axes, const int64_t *shape, const int64_t *stride,
-                            PyObject *dtype)
+/* What a new tensor was last asked for with: shapes repeat, and it is ten objects. */
+typedef struct request {
+    int axes;
+    int64_t shape[AXES_MAX], stride[AXES_MAX];
+    PyObject *dtype;
+    PyObject *arguments; /* (shape, stride, dtype) */
+} request;
+
+static bool is_same_request(const request *a, const request *b)
 {
-    PyObject *function = torch[c->where.cuda ? EMPTY_CUDA : EMPTY_CPU], *tensor = NULL;
-    PyObject *sizes = array_tuple(axes, shape), *strides = array_tuple(axes, stride);
-    if (sizes && strides)
-        tensor = PyObject_CallFunctionObjArgs(function, sizes, strides, dtype, NULL);
-    Py_XDECREF(sizes);
-    Py_XDECREF(strides);
+    const size_t bytes = (size_t)a->axes * sizeof a->shape[0];
+    return a->axes == b->axes && a->dtype == b->dtype && memcmp(a->shape, b->shape, bytes) == 0 &&
+           memcmp(a->stride, b->stride, bytes) == 0;
+}
+
+static PyObject *make_arguments(const request *r)
+{
+    PyObject *shape = array_tuple(r->axes, r->shape), *stride = array_tuple(r->axes, r->stride);
+    PyObject *arguments = shape && stride ? PyTuple_Pack(3, shape, stride, r->dtype) : NULL;
+    Py_XDECREF(shape);
+    Py_XDECREF(stride);
+    return arguments;
+}
+
+/* A new reference; *last keeps another. */
+static PyObject *get_arguments(request *r, request *last)
+{
+    if (last->arguments && is_same_request(r, last)) r->arguments = last->arguments;
+    else r->arguments = make_arguments(r);
+    if (!KEEPS || !r->arguments) return r->arguments;
+    Py_INCREF(r->arguments);
+    if (r->arguments != last->arguments) {
+        Py_XDECREF(last->arguments);
+        *last = *r;
+    }
+    return r->arguments;
+}
+
+/* On the arrays' device, which is the current one. */
+static PyObject *new_tensor(const call *c, request *r, request *last)
+{
+    PyObject *arguments = get_arguments(r, last);
+    if (!arguments) return NULL;
+    PyObject *tensor =
+        PyObject_CallObject(torch[c->where.cuda ? EMPTY_CUDA : EMPTY_CPU], arguments);
+    Py_DECREF(arguments);
     return tensor;
 }
 
@@ -189,27 +298,31 @@ static PyObject *dtype_of(const array *q)
 
 PyObject *torch_new_out(const call *c)
 {
+    static request last;
     const array *like = &c->arrays[0], *v = &c->arrays[2];
-    int64_t shape[AXES_MAX], stride[AXES_MAX], step = 1;
-    int order[AXES_MAX];
     const int axes = like->ndim;
+    request r = {.axes = axes, .dtype = dtype_of(like)};
+    int64_t step = 1;
+    int order[AXES_MAX];
     order_axes(like, order);
     for (int i = axes - 1; i >= 0; i--) {
         const int axis = order[i];
-        shape[axis] = axis == axes - 1 ? v->shape[v->ndim - 1] : like->shape[axis];
-        stride[axis] = step;
-        step *= shape[axis] > 1 ? shape[axis] : 1;
+        r.shape[axis] = axis == axes - 1 ? v->shape[v->ndim - 1] : like->shape[axis];
+        r.stride[axis] = step;
+        step *= r.shape[axis] > 1 ? r.shape[axis] : 1;
     }
-    return new_tensor(c, axes, shape, stride, dtype_of(like));
+    return new_tensor(c, &r, &last);
 }
 
 PyObject *torch_new_lse(const call *c)
 {
-    const int64_t *q = c->q.shape;
-    const int64_t rows = q[1], heads = q[2];
-    const int64_t shape[3] = {q[0], heads, rows};
-    const int64_t step = rows > 1 ? rows : 1;
+    static request last;
+    const int64_t heads = c->q.shape[2], rows = c->q.shape[1], step = rows > 1 ? rows : 1;
+    const int64_t shape[3] = {c->q.shape[0], heads, rows};
     const int64_t stride[3] = {step * (heads > 1 ? heads : 1), step, 1};
     const int skipped = c->arrays[0].ndim == 3;
-    return new_tensor(c, 3 - skipped, shape + skipped, stride + skipped, torch[FLOAT32]);
+    request r = {.axes = 3 - skipped, .dtype = torch[FLOAT32]};
+    memcpy(r.shape, shape + skipped, sizeof shape - (size_t)skipped * sizeof shape[0]);
+    memcpy(r.stride, stride + skipped, sizeof stride - (size_t)skipped * sizeof stride[0]);
+    return new_tensor(c, &r, &last);
 }

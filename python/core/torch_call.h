@@ -9,20 +9,20 @@
 #include "options.h"
 
 /* use_torch(Tensor, Parameter, requires_grad, forward_ad, grad_enabled, dispatch_modes,
- * functorch_level, any_autocast, cuda_autocast, determinism, is_neg, current_device, empty_cpu,
- * empty_cuda, float32, float16, bfloat16, allocate, /). */
+ * functorch_level, any_autocast, determinism, is_neg, current_device, empty_cpu, empty_cuda,
+ * float32, float16, bfloat16, allocate, kind_of, /). */
 PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* mark_thread(only_device, /): this thread has a current CUDA context; whether PyTorch knows no other
  * device than the one. */
 PyObject *core_mark_thread(PyObject *self, PyObject *only);
 
-/* Whether q, k and v (three objects) are plain tensors, and neither gradients, transforms nor modes
- * but autocast stand in the way. False before use_torch. No error is set. */
+/* Whether q, k and v (three objects) are plain tensors, and neither gradients, transforms, modes nor
+ * autocast stand in the way. False before use_torch. No error is set. */
 bool torch_is_plain(PyObject *const *qkv);
 
-/* Whether the library can work with the arrays q, k and v as they lie, in this thread, and autocast
- * leaves them alone. No error is set. */
+/* Whether the library can work with the arrays q, k and v as they lie, in this thread. No error is
+ * set. */
 bool torch_can_work(const call *c);
 
 /* Device memory for workspace: allocate(bytes, q), borrowed. */

@@ -383,6 +383,20 @@ def _empty_strided(device):
     )
 
 
+def _kind_of(q, k, v):
+    """What tells whether three tensors are of the same kind as these, or None."""
+    any_length = [[None] * x.dim() for x in (q, k, v)]
+    try:
+        is_same = torch._C._dynamo.guards.TensorGuards(
+            q, k, v, dynamic_dims_sizes=any_length, dynamic_dims_strides=any_length
+        ).check
+        # It is no public interface: trusted if it sees what it must.
+        inputs = (q, torch._neg_view(q), q.detach().requires_grad_())
+        return is_same if [is_same(x, k, v) for x in inputs] == [True, False, False] else None
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
 # Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
 # Where tensors on CUDA do not tell their stream, they must not be read without it.
 if _tells_stream or torch.version.cuda is None:
@@ -395,7 +409,6 @@ if _tells_stream or torch.version.cuda is None:
         getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0),
         _functorch_level,
         getattr(torch._C, "_is_any_autocast_enabled", lambda: True),
-        torch.is_autocast_enabled,
         torch._C._get_deterministic_algorithms,
         torch.Tensor.is_neg,
         _current_device or (lambda: -1),
@@ -405,6 +418,7 @@ if _tells_stream or torch.version.cuda is None:
         torch.float16,
         torch.bfloat16,
         _allocate,
+        _kind_of,
     )
 
 # ---- What flashattn's functions call ------------------------------------------------------------

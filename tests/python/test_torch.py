@@ -355,6 +355,7 @@ def test_what_is_not_plain_goes_the_long_way():
     expected = flashattn.attention(q, k, v)
     assert torch.equal(plain(q, k, v), expected)
     assert torch.equal(plain(q, k, torch.nn.Parameter(v).detach()), expected)
+    assert torch.equal(plain(q, q, q), flashattn.attention(q, q.clone(), q.clone()))
     wanted = [x.clone().requires_grad_() for x in (q, k, v)]
     for i in range(3):
         inputs = [w if i == j else x for j, (w, x) in enumerate(zip(wanted, (q, k, v)))]
@@ -387,6 +388,7 @@ def test_modes_are_not_plain():
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             return function(*args, **(kwargs or {}))
 
+    assert plain(q, k, v) is not NotImplemented  # what is remembered of it must not hide a mode
     with Mode():
         assert plain(q, k, v) is NotImplemented
     with torch.autocast("cpu", torch.bfloat16):
@@ -402,6 +404,23 @@ def test_modes_are_not_plain():
     finally:
         torch.use_deterministic_algorithms(False)
     assert plain(q, k, v) is not NotImplemented
+
+
+def test_kinds_of_tensors_are_told_apart():
+    """More kinds than are remembered, in turn: each call sees what its own tensors are."""
+    dtypes = [torch.float32, torch.float16, torch.bfloat16]
+    for _ in range(2):
+        for dtype in dtypes:
+            for shape in ((1, 6, 2, 8), (6, 2, 8), (2, 3, 2, 8)):
+                q, k, v = (randn(*shape).to(dtype) for _ in range(3))
+                out = plain(q, k, v)
+                assert out.dtype == dtype and out.shape == shape
+                close(out, flashattn.attention(q.float(), k.float(), v.float()), dtype)
+                assert plain(torch.nn.Parameter(q), k, v) is NotImplemented
+                with torch.no_grad():
+                    assert torch.equal(plain(torch.nn.Parameter(q), k, v), out)
+                with torch.autocast("cpu", torch.bfloat16):
+                    assert plain(q, k, v) is NotImplemented
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3)])
