@@ -3,12 +3,12 @@
  *
  * One block a multiprocessor stays and takes piece after piece of the work: QUERIES queries of a
  * head and the tiles of keys that they see. Of its first warpgroup one warp loads queries and keys,
- * one values (forward_sm90/loads.cuh), by the copy engine (TMA) into STAGES places each, and a
- * third one describes the pieces ahead, the fourth deals out the last ones (pieces.cuh). The others, the consumers (consumer.cuh), have
- * 64 queries each: they ask for their products (products.cuh), and do their softmax (scores.cuh,
- * softmax.cuh) while these run. They take turns at asking, so that the tensor cores work for one
- * while another is in its softmax (FlashAttention-3, section 3.1, arXiv:2407.08608). results.cuh
- * writes what comes out.
+ * one values (forward_sm90/loads.cuh), by the copy engine (TMA) into STAGES places each; the third
+ * describes the pieces ahead, the fourth finds out which of the last ones are the block's
+ * (pieces.cuh). The others, the consumers (consumer.cuh), have 64 queries each: they ask for their
+ * products (products.cuh), and do their softmax (scores.cuh, softmax.cuh) while these run. They
+ * take turns at asking, so that the tensor cores work for one while another is in its softmax
+ * (FlashAttention-3, section 3.1, arXiv:2407.08608). results.cuh writes what comes out.
  *
  * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL (1: with the options that
  * change scores and weights; 0: masks by position and lengths alone).
