@@ -95,6 +95,20 @@
 #define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
 #define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
 
+/* Options that change scores and weights. */
+#define FA_SM90_SOFTCAP 1
+#define FA_SM90_SCALED 2 /* a scale that scores are multiplied by on their own */
+#define FA_SM90_ALIBI 4
+#define FA_SM90_BIAS 8     /* one that the copy engine loads */
+#define FA_SM90_BY_ROWS 16 /* a boolean mask, any other bias */
+#define FA_SM90_DROPOUT 32
+#define FA_SM90_ALL 63
+
+/* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies by it
+ * anyway; but not of a scale so small that a bias in such units overflows, or below 0, which would turn
+ * round what is the largest. */
+#define FA_SM90_LEAST_SCALE 1e-6f
+
 enum { FA_SM90_ALIGN = 32 /* the first key of a piece is a multiple of it */ };
 
 /* Bytes of a row in shared memory: blocks of 64 columns. */

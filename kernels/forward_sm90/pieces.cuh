@@ -37,6 +37,42 @@ FA_DEVICE bounds find_bounds(const piece *w, int i)
     return b;
 }
 
+#if GENERAL
+
+FA_DEVICE void find_units(const fa_attention_params *p, piece *w)
+{
+    const float scale = fa_effective_scale(p, &w->tile);
+    const bool capped = p->softcap > 0.0f, small = !(scale >= FA_SM90_LEAST_SCALE);
+    w->inner = capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f;
+    w->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
+    w->unit = FA_LOG2E / w->scale;
+}
+
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, piece *w)
+{
+    const fa_tile *t = &w->tile;
+    find_units(p, w);
+    w->slope = 0;
+    if (p->alibi_slopes) w->slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
+    w->options = p->softcap > 0.0f ? FA_SM90_SOFTCAP : w->inner != 1.0f ? FA_SM90_SCALED : 0;
+    if (w->slope != 0.0f) w->options |= FA_SM90_ALIBI;
+    if (s->bias_mapped) w->options |= FA_SM90_BIAS;
+    if (p->mask.data || (p->bias.data && !s->bias_mapped)) w->options |= FA_SM90_BY_ROWS;
+    if (p->dropout_threshold) w->options |= FA_SM90_DROPOUT;
+}
+
+#else
+
+/* Scores are as the products left them when they come to the softmax, which multiplies by the
+ * scale. */
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, piece *w)
+{
+    (void)s;
+    w->scale = fa_effective_scale(p, &w->tile) * FA_LOG2E;
+}
+
+#endif
+
 /* The tiles of keys that a piece's queries may see: at least one, which may be masked as a whole;
  * and for each consumer which of them it needs, and which it need not mask. */
 FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
@@ -62,7 +98,6 @@ FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
         w->full_from[c] = (max(find_bounds(w, c * ROWS + ROWS - 1).lo, 0) + KEYS - 1) / KEYS;
         w->full_to[c] = find_bounds(w, c * ROWS).hi / KEYS;
     }
-    w->scale = fa_effective_scale(p, t);
 }
 
 /* The block's walk through the pieces. */
@@ -103,6 +138,7 @@ FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s,
     w->tile = fa_find_tile(p, task, QUERIES);
     if (w->tile.first >= w->tile.room_q) return false;
     find_keys(p, w);
+    find_options(p, s, w);
     return true;
 }
 
@@ -166,7 +202,7 @@ typedef struct progress {
     int tile, tiles;  /* the tile of it, how many it has; 0: there is no such piece */
     int mine;         /* how many of them this consumer needs */
     tile_count count; /* tiles so far, through all pieces */
-#if GENERAL
+#if GENERAL & FA_SM90_BIAS
     int biases; /* tiles of the bias so far */
 #endif
 } progress;
