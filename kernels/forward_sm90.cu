@@ -10,8 +10,9 @@
  * take turns at asking, so that the tensor cores work for one while another is in its softmax
  * (FlashAttention-3, section 3.1, arXiv:2407.08608). results.cuh writes what comes out.
  *
- * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL (1: with the options that
- * change scores and weights; 0: masks by position and lengths alone).
+ * Compiled with SHAPE (see forward_sm90.h), BFLOAT16 (1 or 0), GENERAL: the options that change scores
+ * and weights, as bits of forward_sm90.h. All of them: each may be there or not. One: it is there, alone.
+ * 0: masks by position and lengths alone.
  */
 #include "common/hopper.cuh"
 #include "forward_sm90.h"
@@ -23,6 +24,9 @@
 
 #define FRAGMENT_KEYS KEYS
 #include "common/fragment.cuh"
+
+/* Whether an option hides values that products see all the same. */
+#define HIDES_VALUES (GENERAL & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
 /* Of a thread, in registers. */
 #define OUTPUTS (VALUE_DIM / 2)
@@ -46,7 +50,7 @@ enum {
     V_BYTES = V_BLOCKS * KV_BLOCK,
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
-    Q_PLACES = FA_SM90_Q_PLACES(SHAPE),
+    Q_PLACES = GENERAL & FA_SM90_BIAS ? 1 : FA_SM90_Q_PLACES(SHAPE),
     SLOTS = HEAD_DIM <= 192 ? 16 : 8, /* pieces described ahead, so many as there is room for */
     NO_PIECE = -1,
     NO_TASK = -2
@@ -74,7 +78,13 @@ typedef struct piece {
         room;  /* its queries, and the rows behind the first that are its sequence's own */
     char *out; /* the first row of its results */
     int32_t full_from[CONSUMERS], full_to[CONSUMERS]; /* tiles that all its rows see as a whole */
-    float scale;
+    float scale; /* to exponents of 2, from what comes to the softmax */
+#if GENERAL
+    int32_t options; /* which of GENERAL */
+    float inner;     /* what scores are multiplied by, before their tanh or alone */
+    float unit;      /* what makes exponents of e what comes to the softmax */
+    float slope;     /* ALiBi's */
+#endif
 } piece;
 
 /* What the warps share. */
@@ -86,7 +96,7 @@ typedef struct shared_state {
     uint64_t v_raw; /* for values that are cleaned before consumers may see them */
     int32_t dealt[FA_SM90_MOST_DEALT], dealt_count;
     uint64_t dealt_full;
-#if GENERAL
+#if GENERAL & FA_SM90_BIAS
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif
 } shared_state;
@@ -94,7 +104,7 @@ typedef struct shared_state {
 typedef struct pipeline {
     char *q, *k, *v; /* Q_PLACES times CONSUMERS tiles of q, STAGES tiles of k and of v */
     char *staging;   /* ROWS rows of 128 bytes for each consumer, if there is room */
-#if GENERAL
+#if GENERAL & FA_SM90_BIAS
     char *bias; /* a tile of it for each consumer */
 #endif
     shared_state *state;
@@ -136,13 +146,14 @@ FA_DEVICE int row_of(int consumer, int r)
 #include "forward_sm90/results.cuh"
 
 #include "forward_sm90/consumer.cuh"
-#if GENERAL
+#if HIDES_VALUES
 #include "forward_sm90/redo.cuh"
 #endif
 
 /* ---- The block ------------------------------------------------------------------------------- */
 
-FA_DEVICE void init_barriers(shared_state *state)
+/* loaders: warps that read pieces, besides the consumers'. */
+FA_DEVICE void init_barriers(shared_state *state, int loaders)
 {
     for (int i = 0; i < Q_PLACES * CONSUMERS; i++) {
         barrier_init(&state->q_full[0][i], 1);
@@ -158,15 +169,20 @@ FA_DEVICE void init_barriers(shared_state *state)
     barrier_init(&state->dealt_full, 1);
     for (int slot = 0; slot < SLOTS; slot++) {
         barrier_init(&state->piece_full[slot], 1);
-        barrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + 2);
+        barrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + loaders);
     }
-#if GENERAL
+#if GENERAL & FA_SM90_BIAS
     for (int c = 0; c < CONSUMERS; c++) {
         barrier_init(&state->bias_full[c], 1);
         barrier_init(&state->bias_empty[c], WARPS);
     }
 #endif
     barrier_init_fence();
+}
+
+FA_DEVICE int count_loaders(const fa_sm90_params *s)
+{
+    return GENERAL & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
 }
 
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
@@ -181,12 +197,12 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         .k = k,
         .v = v,
         .staging = v + STAGES * V_BYTES,
-#if GENERAL
+#if GENERAL & FA_SM90_BIAS
         .bias = v + STAGES * V_BYTES + FA_SM90_STAGING(SHAPE),
 #endif
         .state = &state
     };
-    if (threadIdx.x == 0) init_barriers(&state);
+    if (threadIdx.x == 0) init_barriers(&state, count_loaders(&s));
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         registers_give_back(PRODUCER_REGISTERS);
@@ -194,11 +210,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         else if (threadIdx.x < 64) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 96) describe(&pipe, &p, &s);
         else if (s.mixed) deal_out(&pipe, &p, &s);
+#if GENERAL & FA_SM90_BIAS
+        else if (s.bias_mapped) produce_biases(&pipe, &s);
+#endif
     } else {
         registers_take(CONSUMER_REGISTERS);
         const int consumer = same_for_warp(threadIdx.x / WARPGROUP - 1);
-        const bool broken = consume(&pipe, &p, &s, consumer);
-#if GENERAL
+        const bool broken = consume(&pipe, &p, consumer);
+#if HIDES_VALUES
         if (broken) redo_rows(&pipe, &p, &s, consumer);
 #else
         (void)broken;

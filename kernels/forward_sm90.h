@@ -80,7 +80,7 @@
 #define FA_SM90_CONSUMERS_general64 2
 #define FA_SM90_KEYS_general64 128
 #define FA_SM90_STAGES_general64 4
-#define FA_SM90_Q_PLACES_general64 2
+#define FA_SM90_Q_PLACES_general64 1
 
 #define FA_SM90_DIM_general128 128
 #define FA_SM90_DIM_V_general128 128
@@ -107,6 +107,20 @@
 #define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
 #define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
 
+/* Options that change scores and weights. */
+#define FA_SM90_SOFTCAP 1
+#define FA_SM90_SCALED 2 /* a scale that scores are multiplied by on their own */
+#define FA_SM90_ALIBI 4
+#define FA_SM90_BIAS 8     /* one that the copy engine loads */
+#define FA_SM90_BY_ROWS 16 /* a boolean mask, any other bias */
+#define FA_SM90_DROPOUT 32
+#define FA_SM90_ALL 63
+
+/* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies by it
+ * anyway; but not of a scale so small that a bias in such units overflows, or below 0, which would turn
+ * round what is the largest. */
+#define FA_SM90_LEAST_SCALE 1e-6f
+
 enum {
     FA_SM90_ALIGN = 32,         /* the first key of a piece is a multiple of it */
     FA_SM90_MOST_DEALERS = 160, /* blocks of a launch that deals pieces out */
@@ -131,9 +145,9 @@ enum {
     (FA_SM90_SMEM_LEAST(shape) + (FA_SM90_Q_PLACES(shape) - 1) * FA_SM90_QUERIES(shape) *          \
                                      FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)))
 
-/* The same of a kernel with every option: a tile of a 16-bit bias for each consumer besides. */
-#define FA_SM90_SMEM_GENERAL(shape)                                                                \
-    (FA_SM90_SMEM(shape) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
+/* The same of a kernel with a bias: a tile of it, in 16 bits, for each consumer, and one place of queries. */
+#define FA_SM90_SMEM_BIAS(shape)                                                                   \
+    (FA_SM90_SMEM_LEAST(shape) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
 
 /* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of
  * the caller's tensors; boxes of 64 columns. */

@@ -15,6 +15,11 @@
 #define FA_SHARED_FUNCTION static inline
 #endif
 
+/* The 64 bits of a product. */
+#ifndef FA_WIDE_PRODUCT
+#define FA_WIDE_PRODUCT(a, b) ((uint64_t)(a) * (b))
+#endif
+
 enum { FA_PHILOX_ROUNDS = 7 };
 
 FA_SHARED_FUNCTION void fa_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
@@ -22,8 +27,8 @@ FA_SHARED_FUNCTION void fa_philox(const uint32_t counter[4], const uint32_t key[
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < FA_PHILOX_ROUNDS; round++) {
-        uint64_t a = (uint64_t)0xD2511F53u * c0;
-        uint64_t b = (uint64_t)0xCD9E8D57u * c2;
+        uint64_t a = FA_WIDE_PRODUCT(c0, 0xD2511F53u);
+        uint64_t b = FA_WIDE_PRODUCT(c2, 0xCD9E8D57u);
         c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
         c1 = (uint32_t)b;
         c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;

@@ -242,6 +242,14 @@ FA_DEVICE uint32_t pack_pair(float low, float high)
     return pair;
 }
 
+/* The sign of each half of x in all of its bits. */
+FA_DEVICE uint32_t spread_signs(uint32_t x)
+{
+    uint32_t mask;
+    asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(mask) : "r"(x));
+    return mask;
+}
+
 /* 2^x by the special-function unit; 2^-infinity is 0. */
 FA_DEVICE float exp2_fast(float x)
 {

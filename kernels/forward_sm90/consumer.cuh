@@ -12,22 +12,22 @@
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 
-FA_DEVICE void start_piece(const pipeline *pipe, const fa_attention_params *p, const progress *at,
-                           int consumer, place *here, row_state *rows)
+FA_DEVICE void start_piece(const pipeline *pipe, const progress *at, int consumer, place *here,
+                           row_state *rows)
 {
-    *here = find_place(p, slot_of(pipe, at->number), consumer);
+    *here = find_place(slot_of(pipe, at->number), consumer);
     rows->base[0] = rows->base[1] = NOTHING_SEEN;
     rows->sum[0] = rows->sum[1] = 0;
 }
 
-/* Scores become what the softmax takes, by the options; returns which exponents they stand for. */
-FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *p,
-                               const fa_sm90_params *sm90, const progress *at, const place *here,
-                               float *s, int consumer)
+/* Scores become what the softmax takes, by the options; returns which exponents they stand for. again:
+ * they were made once more. */
+FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                               const place *here, float *s, bool again, int consumer)
 {
-    units u = {here->scale, {0, 0}};
+    units u = {.scale = here->scale};
 #if GENERAL
-    change_scores(pipe, p, sm90, at, here, s, &u, consumer);
+    if (here->options & CHANGES_SCORES) change_scores(pipe, p, at, here, s, &u, again, consumer);
 #endif
     return u;
 }
@@ -36,12 +36,15 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
 
 /* With maxima: for the first tile that a row sees, and for those that are masked. Waits for the values
  * of the tile before. */
-FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *rows, const units *u,
+FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *rows, units *u,
                           bool first)
 {
     float sum[2], rescale[2];
+#if HAS_SERIES
+    end_series(s, u);
+#endif
     move_bases(s, rows, rescale, u);
-    (void)weigh(s, rows, u, sum);
+    (void)weigh(s, rows, u, false, sum);
     await_values(out, weights);
     if (!first) rescale_outputs(out, rescale);
     add_sums(rows, sum);
@@ -49,29 +52,36 @@ FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *ro
 
 /* Weights that are immense, infinite ones among them, do not tell their scores any more: these are made
  * once more, and weighed with maxima. */
-FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p,
-                           const fa_sm90_params *sm90, const progress *at, const place *here,
-                           float *s, float *out, uint32_t *weights, row_state *rows, int consumer)
+FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                           const place *here, float *s, float *out, uint32_t *weights,
+                           row_state *rows, int consumer)
 {
     multiply_again(p, slot_of(pipe, at->number), at->tile, s, consumer);
-    const units u = find_exponents(pipe, p, sm90, at, here, s, consumer);
+    units u = find_exponents(pipe, p, at, here, s, true, consumer);
     weigh_anew(s, out, weights, rows, &u, false);
 }
 
+FA_DEVICE bool weigh_by(float *s, const row_state *rows, const units *u, float *sum)
+{
+#if HAS_SERIES
+    if (u->series) return weigh(s, rows, u, true, sum);
+#endif
+    return weigh(s, rows, u, false, sum);
+}
+
 /* By the bases that there are; but where weights are too large, see softmax.cuh. */
-FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
-                             const fa_sm90_params *sm90, const progress *at, const place *here,
-                             float *s, float *out, uint32_t *weights, row_state *rows,
-                             const units *u, int consumer)
+FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                             const place *here, float *s, float *out, uint32_t *weights,
+                             row_state *rows, const units *u, int consumer)
 {
     float sum[2];
-    if (__any_sync(0xffffffff, weigh(s, rows, u, sum))) {
+    if (__any_sync(0xffffffff, weigh_by(s, rows, u, sum))) {
         await_values(out, weights);
         const float before[2] = {rows->sum[0], rows->sum[1]};
         add_sums(rows, sum);
         if (!lower_weights(s, out, rows)) {
             rows->sum[0] = before[0], rows->sum[1] = before[1];
-            weigh_again(pipe, p, sm90, at, here, s, out, weights, rows, consumer);
+            weigh_again(pipe, p, at, here, s, out, weights, rows, consumer);
         }
     } else {
         add_sums(rows, sum);
@@ -86,13 +96,13 @@ FA_DEVICE bool is_plain(const place *here, int tile)
 }
 
 /* Scores become weights, rounded and paired. */
-FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_sm90_params *sm90, const progress *at, place *here, float *s,
-                       float *out, uint32_t *weights, row_state *rows, int consumer)
+FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                       place *here, float *s, float *out, uint32_t *weights, row_state *rows,
+                       int consumer)
 {
-    const units u = find_exponents(pipe, p, sm90, at, here, s, consumer);
+    units u = find_exponents(pipe, p, at, here, s, false, consumer);
     if (is_plain(here, at->tile))
-        weigh_plainly(pipe, p, sm90, at, here, s, out, weights, rows, &u, consumer);
+        weigh_plainly(pipe, p, at, here, s, out, weights, rows, &u, consumer);
     else {
         if (at->tile < here->full_from || at->tile >= here->full_to)
             mask_scores(s, slot_of(pipe, at->number), consumer, at->tile * KEYS);
@@ -101,29 +111,22 @@ FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p,
     }
     round_weights(weights, s);
 #if GENERAL
-    if (p->dropout_threshold)
-        drop_weights(p, slot_of(pipe, at->number), weights, consumer, at->tile * KEYS);
+    if (here->options & FA_SM90_DROPOUT)
+        drop_weights(p, slot_of(pipe, at->number), weights, consumer, at->tile);
 #endif
 }
 
 /* ---- The walk -------------------------------------------------------------------------------- */
 
 /* A tile whose scores are there; values of the one before are being added. */
-FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_sm90_params *sm90, progress *at, place *here, float *s, float *out,
-                       uint32_t *weights, row_state *rows, pending *values, int leader,
-                       int consumer)
+FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                       place *here, float *s, float *out, uint32_t *weights, row_state *rows,
+                       pending *values, int leader, int consumer)
 {
     barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
     barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
-    softmax(pipe, p, sm90, at, here, s, out, weights, rows, consumer);
+    softmax(pipe, p, at, here, s, out, weights, rows, consumer);
     barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
-#if GENERAL
-    if (sm90->bias_mapped) {
-        barrier_arrive_if(&pipe->state->bias_empty[consumer], leader);
-        at->biases++;
-    }
-#endif
     values->any = true;
     values->count = at->count;
     values->add = at->tile > 0;
@@ -202,8 +205,7 @@ FA_DEVICE void ask_second(const pipeline *pipe, const fa_attention_params *p, fl
  * the piece before. Where there are none, because there is no such piece or nothing to do in it, values
  * are asked for all the same, whatever they are: nobody reads the outputs, and the compiler has to see
  * products running on each way to a tile. Returns whether rows have to be done once more. */
-FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_sm90_params *sm90, int consumer)
+FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
 {
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
@@ -230,10 +232,10 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p,
             continue;
         }
         ask(pipe, out, s, weights, &at, &values, consumer);
-        start_piece(pipe, p, &at, consumer, &here, &rows);
+        start_piece(pipe, &at, consumer, &here, &rows);
         if (!at.mine) pass_tile(pipe, &at, out, weights, &values, leader, consumer);
         for (at.tile = 0; at.tile < at.mine;) {
-            do_tile(pipe, p, sm90, &at, &here, s, out, weights, &rows, &values, leader, consumer);
+            do_tile(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, consumer);
             if (++at.tile >= at.mine) break;
             at.count++;
             if (at.tile == 1) ask_second(pipe, p, out, s, weights, &at, &before, consumer);

@@ -101,34 +101,9 @@ FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const pi
     else barrier_arrive(&pipe->state->q_full[number % Q_PLACES][consumer]);
 }
 
-#if GENERAL
-
-/* The bias of a tile, for a consumer that needs the tile. loaded: how many it was given so far. */
-FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const piece *w, int tile,
-                         int consumer, int *loaded)
-{
-    uint64_t *full = &pipe->state->bias_full[consumer];
-    const int row = (int)w->tile.first + consumer * ROWS, key = w->start + tile * KEYS;
-    if (!s->bias_mapped || tile >= w->mine[consumer]) return;
-    barrier_wait(&pipe->state->bias_empty[consumer], (*loaded & 1) ^ 1);
-    *loaded += 1;
-    if (threadIdx.x != 0) return;
-    barrier_expect(full, BIAS_BYTES);
-#pragma unroll
-    for (int block = 0; block < KEYS / 64; block++)
-        tma_load_4d(pipe->bias + consumer * BIAS_BYTES + block * BIAS_BLOCK, &s->bias, full,
-                    key + 64 * block, row, (int)w->tile.head * s->bias_step.head,
-                    (int)w->tile.batch * s->bias_step.block);
-}
-
-#endif
-
 /* What a warp that loads counts, besides tiles. */
 typedef struct loads {
     int cleaned; /* tiles of values that were cleaned */
-#if GENERAL
-    int biases[CONSUMERS];
-#endif
 } loads;
 
 /* Where a tile of a piece goes. */
@@ -139,7 +114,7 @@ typedef struct tile_at {
 } tile_at;
 
 FA_DEVICE void load_tile_keys(const pipeline *pipe, const fa_attention_params *p,
-                              const fa_sm90_params *s, const tile_at *at, loads *so_far)
+                              const fa_sm90_params *s, const tile_at *at)
 {
     const piece *w = at->w;
     const int stage = stage_of(at->count);
@@ -148,10 +123,6 @@ FA_DEVICE void load_tile_keys(const pipeline *pipe, const fa_attention_params *p
     if (threadIdx.x == 0)
         load_keys(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage],
                   K_BLOCKS, p, s, &w->tile, w->start + at->tile * KEYS);
-#if GENERAL
-#pragma unroll
-    for (int c = 0; c < CONSUMERS; c++) load_bias(pipe, s, w, at->tile, c, &so_far->biases[c]);
-#endif
 }
 
 FA_DEVICE void load_tile_values(const pipeline *pipe, const fa_attention_params *p,
@@ -168,12 +139,11 @@ FA_DEVICE void load_tile_values(const pipeline *pipe, const fa_attention_params 
 FA_DEVICE void produce_keys(const pipeline *pipe, const fa_attention_params *p,
                             const fa_sm90_params *s)
 {
-    loads so_far = {0};
     tile_at at = {read_piece(pipe, 0), 0, 0};
     int number = 0;
     while (at.w->tiles) {
         for (at.tile = 0; at.tile < at.w->tiles; at.tile++, at.count++) {
-            load_tile_keys(pipe, p, s, &at, &so_far);
+            load_tile_keys(pipe, p, s, &at);
             for (int c = 0; c < CONSUMERS && at.tile == 0; c++) hand_over(pipe, s, at.w, c, number);
         }
         release_piece(pipe, number);
@@ -197,5 +167,44 @@ FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p
         at.w = read_piece(pipe, ++number);
     }
 }
+
+#if GENERAL & FA_SM90_BIAS
+
+/* The bias of a tile, for a consumer that needs the tile. loaded: how many it was given so far. */
+FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const piece *w, int tile,
+                         int consumer, int *loaded)
+{
+    uint64_t *full = &pipe->state->bias_full[consumer];
+    const int row = (int)w->tile.first + consumer * ROWS, key = w->start + tile * KEYS;
+    if (tile >= w->mine[consumer]) return;
+    barrier_wait(&pipe->state->bias_empty[consumer], (*loaded & 1) ^ 1);
+    *loaded += 1;
+    if (threadIdx.x % 32 != 0) return;
+    barrier_expect(full, BIAS_BYTES);
+#pragma unroll
+    for (int block = 0; block < KEYS / 64; block++)
+        tma_load_4d(pipe->bias + consumer * BIAS_BYTES + block * BIAS_BLOCK, &s->bias, full,
+                    key + 64 * block, row, (int)w->tile.head * s->bias_step.head,
+                    (int)w->tile.batch * s->bias_step.block);
+}
+
+/* A bias that the copy engine can load, by a warp of its own: it comes from further away than keys and
+ * values, which nothing is to hold up. */
+FA_DEVICE void produce_biases(const pipeline *pipe, const fa_sm90_params *s)
+{
+    int loaded[CONSUMERS] = {0}, number = 0;
+    const piece *w = read_piece(pipe, 0);
+    while (w->tiles) {
+        for (int tile = 0; tile < w->tiles; tile++) {
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < CONSUMERS; c++) load_bias(pipe, s, w, tile, c, &loaded[c]);
+        }
+        release_piece(pipe, number);
+        w = read_piece(pipe, ++number);
+    }
+}
+
+#endif
 
 #endif

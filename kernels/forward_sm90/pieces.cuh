@@ -39,6 +39,42 @@ FA_DEVICE void find_tiles(piece *w, int consumer)
     w->full_to[consumer] = find_bounds(w, first).hi / KEYS;
 }
 
+#if GENERAL
+
+FA_DEVICE void find_units(const fa_attention_params *p, piece *w)
+{
+    const float scale = fa_effective_scale(p, &w->tile);
+    const bool capped = p->softcap > 0.0f, small = !(scale >= FA_SM90_LEAST_SCALE);
+    w->inner = capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f;
+    w->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
+    w->unit = FA_LOG2E / w->scale;
+}
+
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, piece *w)
+{
+    const fa_tile *t = &w->tile;
+    find_units(p, w);
+    w->slope = 0;
+    if (p->alibi_slopes) w->slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
+    w->options = p->softcap > 0.0f ? FA_SM90_SOFTCAP : w->inner != 1.0f ? FA_SM90_SCALED : 0;
+    if (w->slope != 0.0f) w->options |= FA_SM90_ALIBI;
+    if (s->bias_mapped) w->options |= FA_SM90_BIAS;
+    if (p->mask.data || (p->bias.data && !s->bias_mapped)) w->options |= FA_SM90_BY_ROWS;
+    if (p->dropout_threshold) w->options |= FA_SM90_DROPOUT;
+}
+
+#else
+
+/* Scores are as the products left them when they come to the softmax, which multiplies by the
+ * scale. */
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, piece *w)
+{
+    (void)s;
+    w->scale = fa_effective_scale(p, &w->tile) * FA_LOG2E;
+}
+
+#endif
+
 /* The tiles of keys that a piece's queries may see: at least one, which may be masked as a whole;
  * and for each consumer which of them it needs, and which it need not mask. */
 FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
@@ -60,7 +96,6 @@ FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
     if (w->lo > -FAR) w->lo = max(w->lo - start, -FAR);
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_tiles(w, c);
-    w->scale = fa_effective_scale(p, t);
 }
 
 /* ---- Which pieces are the block's ------------------------------------------------------------ */
@@ -176,7 +211,8 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
 }
 
 /* False: the place has no rows. */
-FA_DEVICE bool find_piece(const fa_attention_params *p, int64_t task, piece *w)
+FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s, int64_t task,
+                          piece *w)
 {
     if (task < 0) return false;
     const fa_tile *t = &w->tile;
@@ -185,6 +221,7 @@ FA_DEVICE bool find_piece(const fa_attention_params *p, int64_t task, piece *w)
     w->room = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
     find_keys(p, w);
+    find_options(p, s, w);
     return true;
 }
 
@@ -220,7 +257,7 @@ FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, cons
     bool more = true;
     for (int64_t i = lane; more; i += SLOTS / 2) {
         const int64_t task = lane < SLOTS / 2 ? find_task(pipe, p, s, i) : NO_PIECE;
-        const bool found = find_piece(p, task, &w);
+        const bool found = find_piece(p, s, task, &w);
         const uint32_t all = __ballot_sync(0xffffffff, found);
         more = !__any_sync(0xffffffff, task == NO_TASK);
         await_slots(pipe, number, __popc(all));
@@ -256,7 +293,7 @@ typedef struct progress {
     int mine;         /* how many of them this consumer needs */
     uint32_t q;       /* its queries, as wgmma finds them */
     tile_count count; /* tiles so far, through all pieces */
-#if GENERAL
+#if GENERAL & FA_SM90_BIAS
     int biases; /* tiles of the bias so far */
 #endif
 } progress;

@@ -80,7 +80,7 @@ FA_DEVICE void redo_rows(const pipeline *pipe, const fa_attention_params *p,
     __syncwarp(); /* other lanes' results can be read */
     for (int64_t number = 0; task != NO_TASK; number++) {
         task = find_task(pipe, p, s, number);
-        if (!find_piece(p, task, &w)) continue;
+        if (!find_piece(p, s, task, &w)) continue;
         const fa_tile *t = &w.tile;
         const int64_t first = t->first + consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
         for (int64_t i = first; i < fa_min64(first + 16, t->n_q); i++) {

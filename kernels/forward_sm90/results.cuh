@@ -122,7 +122,7 @@ FA_DEVICE void clear_row(float *out, int r)
     for (int i = 0; i < VALUE_DIM / 8; i++) out[4 * i + 2 * r] = out[4 * i + 2 * r + 1] = 0;
 }
 
-#if GENERAL
+#if HIDES_VALUES
 
 /* Whether what the warp has is finite: if not, see redo.cuh. */
 FA_DEVICE bool is_finite_for_warp(const float *out)
@@ -178,7 +178,7 @@ FA_DEVICE bool finish(const fa_attention_params *p, const piece *w, char *stagin
         if (factor[1] == 0.0f) clear_row(out, 1);
     }
     const int warp_row = consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
-#if GENERAL
+#if HIDES_VALUES
     const bool broken = (p->bias.data || p->mask.data) && !is_finite_for_warp(out);
 #else
     const bool broken = false;

@@ -11,9 +11,7 @@ typedef struct place {
     int plain_from;         /* the first of them whose rows have all seen something before */
     float scale;            /* to exponents of 2 */
 #if GENERAL
-    float inner; /* what scores are multiplied by, before their tanh or alone */
-    float slope; /* ALiBi's */
-    int center;  /* where the piece's first query stands among its keys */
+    int options; /* few tests in each tile, for a test costs a warp some 15 clocks */
 #endif
 } place;
 
@@ -21,59 +19,37 @@ FA_DEVICE float same_float(float x) { return __int_as_float(same_for_warp(__floa
 
 #if GENERAL
 
-/* Scores are in units of the scale or the softcap when they come to the softmax, which multiplies
- * by it anyway; but not of one so small that a bias in such units overflows, or below 0, which
- * would turn round what is the largest. */
-#define LEAST_SCALE 1e-6f
+/* Options that change scores. */
+#define CHANGES_SCORES (FA_SM90_ALL & ~FA_SM90_DROPOUT)
 
-FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *at)
+/* A kernel with one option alone is launched for nothing else. */
+FA_DEVICE int options_of(const piece *w)
 {
-    const float scale = w->scale;
-    const bool capped = p->softcap > 0.0f, small = !(scale >= LEAST_SCALE);
-    at->inner = same_float(capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f);
-    at->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
-}
-
-/* ALiBi's slope, read once for a piece. */
-FA_DEVICE void find_slope(const fa_attention_params *p, const piece *w, place *at)
-{
-    const fa_tile *t = &w->tile;
-    at->slope = 0.0f;
-    at->center = (int)near(t->first + t->diagonal - w->start);
-    if (p->alibi_slopes)
-        at->slope = same_float(p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head]);
+    return GENERAL & (GENERAL - 1) ? same_for_warp(w->options) : GENERAL;
 }
 
 /* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in
  * each. */
-FA_DEVICE bool is_steep(const place *here)
+FA_DEVICE bool is_steep(const piece *w)
 {
-    return fabsf(here->slope) * (KEYS * FA_LOG2E) > 16.0f;
-}
-
-#else
-
-/* Scores are as the products left them when they come to the softmax, which multiplies by the
- * scale. */
-FA_DEVICE void find_units(const fa_attention_params *p, const piece *w, place *at)
-{
-    (void)p;
-    at->scale = w->scale * FA_LOG2E;
+    return same_for_warp(fabsf(w->slope) * (KEYS * FA_LOG2E) > MOST_GROWTH);
 }
 
 #endif
 
-FA_DEVICE place find_place(const fa_attention_params *p, const piece *w, int consumer)
+FA_DEVICE place find_place(const piece *w, int consumer)
 {
     place at;
-    find_units(p, w, &at);
     at.full_from = same_for_warp(w->full_from[consumer]);
     at.plain_from = max(at.full_from, 1);
     at.full_to = same_for_warp(w->full_to[consumer]);
-    at.scale = same_float(at.scale);
+    at.scale = same_float(w->scale);
 #if GENERAL
-    find_slope(p, w, &at);
-    if (is_steep(&at)) at.plain_from = FAR;
+    at.options = options_of(w);
+    if (at.options & FA_SM90_ALIBI && is_steep(w)) at.plain_from = FAR;
+    /* Weights are the more exact the more of the largest are 1, and a bias makes few of them large: without
+     * maxima the error of a result is 9% larger. */
+    if (at.options & FA_SM90_BIAS) at.plain_from = FAR;
 #endif
     return at;
 }
@@ -99,16 +75,10 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* Row r of a thread. column: its first key, counted from the piece's. */
-FA_DEVICE fa_fragment_row row_at(const fa_attention_params *p, const piece *w, int consumer, int r,
-                                 int column)
+FA_DEVICE void scale_scores(float *s, float factor)
 {
-    const int i = row_of(consumer, r);
-    const bounds b = find_bounds(w, i);
-    const int64_t query = fa_min64(w->tile.first + i, fa_max64(w->tile.n_q, 1) - 1);
-    const fa_fragment_row row = {fa_logit_row_of(p, &w->tile, query), (int64_t)w->start + column,
-                                 b.lo - column, b.hi - column};
-    return row;
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] *= factor;
 }
 
 /* tanh by the special-function unit is right to 11 bits: enough for weights of 16 bits, not for a
@@ -124,110 +94,185 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *s, float inner)
     for (int i = 0; i < KEYS / 2; i++) s[i] = tanh_approximate(s[i] * inner);
 }
 
-/* Subtracts slope times the distance from query to key. Left of the diagonal, where all of the
- * warp's rows mostly are, that is linear in the key: one multiply-add a score, and what depends on
- * the row alone becomes a shift of its base. */
-FA_DEVICE void subtract_alibi(float *s, int r, float slope, int distance, float unit, units *u)
+#if HAS_SERIES
+
+/* The largest score of the thread, without its sign; NaN counts for nothing. */
+FA_DEVICE float largest_score(const float *s)
 {
-    slope *= unit;
-    if (__any_sync(0xffffffff, distance < KEYS)) {
-        fa_add_alibi(s, r, slope, (float)distance);
-        return;
+    float top[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    return fmaxf(top[0], top[1]);
+}
+
+/* Where scores are small against the softcap, tanh is a short series, which becomes part of the
+ * exponent: by the special-function unit it would take as long as the exponentials themselves. The
+ * series is right to 2^-12 of tanh(x) up to 0.75. */
+FA_DEVICE bool find_series(const fa_attention_params *p, const float *s, float inner, units *u)
+{
+    const float square = inner * inner;
+    if (p->lse || __any_sync(0xffffffff, largest_score(s) * fabsf(inner) > 0.75f)) return false;
+    u->scale *= inner;
+    u->third = -0.32629f * square * u->scale;
+    u->fifth = 0.097347f * square * square * u->scale;
+    u->scale *= 0.99978f;
+    return u->series = true;
+}
+
+#endif
+
+/* Subtracts slope times the distance from query to key. Left of the diagonal that is linear in the
+ * key: one multiply-add a score, and what depends on the row alone becomes a shift of its base. */
+FA_DEVICE void subtract_alibi(float *s, const piece *w, int tile, units *u, int consumer)
+{
+    const float slope = w->slope * w->unit;
+    const int center = (int)near(w->tile.first + w->tile.diagonal - w->start);
+    const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
+    const bool left = same_for_warp((tile + 1) * KEYS <= center + consumer * ROWS);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float distance = (float)(center + row_of(consumer, r) - column);
+        if (!left) fa_add_alibi(s, r, slope, distance);
+        else u->shift[r] = slope * distance * u->scale;
     }
+    if (!left) return;
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
+    for (int i = 0; i < KEYS / 2; i++) s[i] = fmaf(slope, (float)(i / 4 * 8 + i % 2), s[i]);
+}
+
+#if GENERAL & FA_SM90_BIAS
+
+FA_DEVICE void add_pairs(const uint32_t *pairs, float *s, float unit, int dtype)
+{
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-            s[4 * j + 2 * r + c] = fmaf(slope, (float)(8 * j + c), s[4 * j + 2 * r + c]);
-    u->shift[r] = slope * (float)distance * u->scale;
+    for (int i = 0; i < KEYS / 4; i++) {
+        const float2 b = fa_float_pair(pairs[i], dtype);
+        s[2 * i] = fmaf(b.x, unit, s[2 * i]);
+        s[2 * i + 1] = fmaf(b.y, unit, s[2 * i + 1]);
+    }
 }
 
 /* The bias of the tile as the copy engine has laid it down: 64 rows, swizzled. */
-FA_DEVICE void add_staged_bias(const char *bias, float *s, float unit, int dtype)
+FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
 {
-    const int group = (int)threadIdx.x % 32 / 4;
-    const int first = (int)threadIdx.x % WARPGROUP / 32 * 16 + group;
-    bias += first * 128 + (int)threadIdx.x % 4 * 4;
+    const int lane = (int)threadIdx.x % 32, piece_of_16 = lane / 16 ^ lane % 8;
+    const int row = (int)threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    const uint32_t from = shared_address(bias) + row * 128;
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int at = j / 8 * BIAS_BLOCK + r * 8 * 128 + (j % 8 ^ group) * 16;
-            const float2 b = fa_float_pair(*(const uint32_t *)(bias + at), dtype);
-            float *x = s + 4 * j + 2 * r;
-            x[0] = fmaf(b.x, unit, x[0]);
-            x[1] = fmaf(b.y, unit, x[1]);
-        }
+    for (int j = 0; j < KEYS / 8; j += 2)
+        fa_load_matrices(pairs + 2 * j,
+                         from + j / 8 * BIAS_BLOCK + (piece_of_16 * 16 ^ j % 8 * 16));
 }
 
-FA_DEVICE void take_staged_bias(const pipeline *pipe, const fa_attention_params *p,
-                                const progress *at, float *s, float unit, int consumer)
+/* Its place is given back at once: the next one's way from memory is long. */
+FA_DEVICE void take_bias(const pipeline *pipe, const fa_attention_params *p, progress *at, float *s,
+                         float unit, int consumer)
 {
-    const char *bias = pipe->bias + consumer * BIAS_BYTES;
+    uint32_t pairs[KEYS / 4];
     barrier_wait(&pipe->state->bias_full[consumer], at->biases & 1);
-    if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_staged_bias(bias, s, unit, FA_KERNEL_BFLOAT16);
-    else add_staged_bias(bias, s, unit, FA_KERNEL_FLOAT16);
+    fetch_bias(pipe->bias + consumer * BIAS_BYTES, pairs);
+    __syncwarp();
+    barrier_arrive_if(&pipe->state->bias_empty[consumer], threadIdx.x % 32 == 0);
+    at->biases++;
+    if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_pairs(pairs, s, unit, FA_KERNEL_BFLOAT16);
+    else add_pairs(pairs, s, unit, FA_KERNEL_FLOAT16);
+}
+
+#endif
+
+#if HIDES_VALUES
+
+/* Row r of a thread. column: its first key, counted from the piece's. */
+FA_DEVICE fa_fragment_row row_at(const fa_attention_params *p, const piece *w, int consumer, int r,
+                                 int column)
+{
+    const int i = row_of(consumer, r);
+    const bounds b = find_bounds(w, i);
+    const int64_t query = fa_min64(w->tile.first + i, fa_max64(w->tile.n_q, 1) - 1);
+    const fa_fragment_row row = {fa_logit_row_of(p, &w->tile, query), (int64_t)w->start + column,
+                                 b.lo - column, b.hi - column};
+    return row;
 }
 
 /* Rows of the options that are read by rows. */
-FA_DEVICE void change_rows(const pipeline *pipe, const fa_attention_params *p, const progress *at,
-                           float *s, float unit, bool read_bias, int consumer, int column)
+FA_DEVICE void change_rows(const fa_attention_params *p, const piece *w, float *s, bool read_bias,
+                           int consumer, int column)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const fa_fragment_row row = row_at(p, slot_of(pipe, at->number), consumer, r, column);
-        if (read_bias) fa_add_bias(&p->bias, s, r, &row, unit);
+        const fa_fragment_row row = row_at(p, w, consumer, r, column);
+        if (read_bias) fa_add_bias(&p->bias, s, r, &row, w->unit);
         if (p->mask.data) fa_apply_mask(&p->mask, s, r, &row);
     }
 }
 
-/* Scores become what the softmax takes, in its units. */
-FA_DEVICE void change_scores(const pipeline *pipe, const fa_attention_params *p,
-                             const fa_sm90_params *sm90, const progress *at, const place *here,
-                             float *s, units *u, int consumer)
+/* again: the bias that the copy engine had loaded is gone. */
+FA_DEVICE void add_biases(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                          const place *here, float *s, bool again, int consumer)
 {
-    const float unit = FA_LOG2E / here->scale;
-    const bool staged = sm90->bias_mapped, read = p->bias.data && !staged;
+    const piece *w = slot_of(pipe, at->number);
     const int column = at->tile * KEYS + (int)threadIdx.x % 4 * 2;
-    if (p->softcap > 0.0f) cap_scores(p, s, here->inner);
-    else if (here->inner != 1.0f) {
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; i++) s[i] *= here->inner;
+    bool read_bias = p->bias.data;
+#if GENERAL & FA_SM90_BIAS
+    if (here->options & FA_SM90_BIAS && !again) {
+        take_bias(pipe, p, at, s, w->unit, consumer);
+        read_bias = false;
     }
-    if (here->slope != 0.0f)
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            subtract_alibi(s, r, here->slope, here->center + row_of(consumer, r) - column, unit, u);
-    if (staged) take_staged_bias(pipe, p, at, s, unit, consumer);
-    if (p->mask.data || read) change_rows(pipe, p, at, s, unit, read, consumer, column);
+#endif
+    if (here->options & FA_SM90_BY_ROWS || read_bias)
+        change_rows(p, w, s, read_bias, consumer, column);
+}
+
+#endif
+
+/* Scores become what the softmax takes, in its units. */
+FA_DEVICE void change_scores(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                             const place *here, float *s, units *u, bool again, int consumer)
+{
+    const piece *w = slot_of(pipe, at->number);
+    (void)again;
+#if HAS_SERIES
+    if (find_series(p, s, w->inner, u)) return;
+#endif
+    if (here->options & FA_SM90_SOFTCAP) cap_scores(p, s, w->inner);
+    else if (here->options & FA_SM90_SCALED) scale_scores(s, w->inner);
+    if (here->options & FA_SM90_ALIBI) subtract_alibi(s, w, at->tile, u, consumer);
+#if HIDES_VALUES
+    if (here->options & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
+        add_biases(pipe, p, at, here, s, again, consumer);
+#endif
 }
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
+/* A mask of the halves of x that are not smaller than those of least, unsigned: the lower 15 bits of
+ * each are compared by a subtraction that ends at their sign, which then takes part. */
+FA_DEVICE uint32_t halves_at_least(uint32_t x, uint32_t least)
+{
+    const uint32_t sign = 0x80008000u, rest = (x | sign) - (least & ~sign);
+    return spread_signs((x & rest) | (~least & (x | rest)));
+}
+
 /* Clears the weights that dropout drops; the others are scaled at the end. A thread's columns of 32
  * take their bits from one block. */
 FA_DEVICE void drop_weights(const fa_attention_params *p, const piece *w, uint32_t *weights,
-                            int consumer, int key)
+                            int consumer, int tile)
 {
     const fa_dropout d = fa_dropout_of(p, &w->tile);
-#pragma unroll 1
-    for (int r = 0; r < 2; r++) {
-        const int64_t i = w->tile.first + row_of(consumer, r);
+    const uint32_t least = p->dropout_threshold | p->dropout_threshold << 16;
+    const int64_t first = w->tile.first + row_of(consumer, 0);
+    const int group = (w->start + tile * KEYS) / 32;
 #pragma unroll
-        for (int g = 0; g < KEYS / 32; g++) {
+    for (int g = 0; g < KEYS / 32; g++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
             uint32_t block[4];
-            fa_dropout_block(d.seed, d.offset, d.batch_head, i, (w->start + key) / 32 + g,
+            fa_dropout_block(d.seed, d.offset, d.batch_head, first + 8 * r, group + g,
                              (int)threadIdx.x % 4, block);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                uint32_t keep = (block[j] & 0xffffu) >= p->dropout_threshold ? 0xffffu : 0;
-                if (block[j] >> 16 >= p->dropout_threshold) keep |= 0xffff0000u;
-                uint32_t *even = weights + 2 * (4 * g + j), *odd = even + 1;
-                if (r == 0) *even &= keep;
-                else *odd &= keep;
-            }
+            for (int j = 0; j < 4; j++)
+                weights[2 * (4 * g + j) + r] &= halves_at_least(block[j], least);
         }
-    }
 }
 
 #endif

@@ -18,10 +18,14 @@
 #include "common/ampere.cuh"
 
 /* The bound of a thread's sum of weights in a tile: float16 ends at 2^16. */
-#define SUM_BOUND 32768.0f
+#define SUM_BOUND (BFLOAT16 ? 0x1p48f : 0x1p15f)
 
-/* The largest weight of a row is 2 to this when its base is found: float16 loses what is small. */
-#define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
+/* By how many powers of two weights may grow from tile to tile before that is dear. */
+#define MOST_GROWTH (BFLOAT16 ? 40.0f : 16.0f)
+
+/* The largest weight of a row is 2 to this when its base is found. float16 loses what is small; under
+ * ALiBi there is to be room for what comes, which grows towards the diagonal. */
+#define HEADROOM (!BFLOAT16 ? 8.0f : GENERAL == FA_SM90_ALIBI ? -60.0f : 0.0f)
 
 /* The base of a row that has seen nothing: no score lies below it, and -infinity still gives 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
@@ -31,6 +35,30 @@ typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
     bool unseen;           /* some row of the warp has seen nothing */
 } row_state;
+
+/* Whether scores may come to the softmax as they are, for a series in them: see scores.cuh. */
+#define HAS_SERIES (GENERAL == FA_SM90_SOFTCAP)
+
+/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2, or where there is a
+ * series, (scale + third * s^2 + fifth * s^4) * s. */
+typedef struct units {
+    float scale, shift[2];
+#if HAS_SERIES
+    bool series;
+    float third, fifth;
+#endif
+} units;
+
+/* The exponent, less the row's base. */
+FA_DEVICE float exponent(float s, const units *u, float base, bool series)
+{
+#if HAS_SERIES
+    const float y = s * s;
+    if (series) return fmaf(s, fmaf(fmaf(u->fifth, y, u->third), y, u->scale), -base);
+#endif
+    (void)series;
+    return fmaf(s, u->scale, -base);
+}
 
 /* Over the four lanes that share a row. */
 FA_DEVICE float quad_maximum(float x)
@@ -49,11 +77,6 @@ FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
         for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c]);
     return quad_maximum(fmaf(fmaxf(top[0], top[1]), scale, -shift));
 }
-
-/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2. */
-typedef struct units {
-    float scale, shift[2];
-} units;
 
 /* Bases that fit this tile's scores, and by what earlier outputs are to be multiplied. A row
  * without scores keeps NOTHING_SEEN, below which is no score but -infinity. */
@@ -79,14 +102,14 @@ FA_DEVICE void rescale_outputs(float *out, const float *rescale)
 
 /* Scores become weights; and their sums, of the thread's columns. Pair i is columns
  * 8 (i / 2) + {0, 1} of row i % 2. Returns whether some weight of the thread is too large. */
-FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, float *sum)
+FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, bool series, float *sum)
 {
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
     float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
-        const float a = exp2_fast(fmaf(s[2 * i], u->scale, -base[i % 2]));
-        const float b = exp2_fast(fmaf(s[2 * i + 1], u->scale, -base[i % 2]));
+        const float a = exp2_fast(exponent(s[2 * i], u, base[i % 2], series));
+        const float b = exp2_fast(exponent(s[2 * i + 1], u, base[i % 2], series));
         s[2 * i] = a;
         s[2 * i + 1] = b;
         part[i % 2][i / 2 % 2] += a + b;
@@ -95,6 +118,20 @@ FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, float *sum
     sum[1] = part[1][0] + part[1][1];
     return fmaxf(sum[0], sum[1]) > SUM_BOUND;
 }
+
+#if HAS_SERIES
+
+/* Scores become exponents, where there is a series. */
+FA_DEVICE void end_series(float *s, units *u)
+{
+    if (!u->series) return;
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = exponent(s[i], u, 0.0f, true);
+    u->series = false;
+    u->scale = 1.0f;
+}
+
+#endif
 
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
 {

@@ -12,14 +12,15 @@
 typedef struct shape {
     const char *image[2]; /* [bfloat16] */
     int dim, dim_v, queries, keys, threads, smem_bytes;
-    bool general;
+    int options;        /* FA_SM90_SOFTCAP ...: all; one, which is there, alone; 0 */
     bool fewer_queries; /* only for short rows: see wants_fewer_queries */
 } shape;
 
-#define SIZES(name) SIZES_AS(name, FA_SM90_SMEM(name))
-#define GENERAL(name) SIZES_AS(name, FA_SM90_SMEM_GENERAL(name)), .general = true
-#define SIZES_AS(name, bytes)                                                                      \
-    .image = {"forward_sm90_" #name "_f16", "forward_sm90_" #name "_bf16"},                        \
+#define SIZES(name) SIZES_AS(name, #name, FA_SM90_SMEM(name))
+#define ONE(name, option, which, bytes) SIZES_AS(name, #name "_" option, bytes), .options = which
+#define GENERAL(name) SIZES_AS(name, #name, FA_SM90_SMEM_BIAS(name)), .options = FA_SM90_ALL
+#define SIZES_AS(name, image_name, bytes)                                                          \
+    .image = {"forward_sm90_" image_name "_f16", "forward_sm90_" image_name "_bf16"},              \
     .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
     .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name), .smem_bytes = bytes
 
@@ -34,6 +35,9 @@ static const shape shapes[] = {
     {SIZES(d192)},
     {SIZES(d256)},
     {GENERAL(general64)},
+    {ONE(d128, "softcap", FA_SM90_SOFTCAP, FA_SM90_SMEM(d128))},
+    {ONE(d128, "alibi", FA_SM90_ALIBI, FA_SM90_SMEM(d128))},
+    {ONE(d128, "bias", FA_SM90_BIAS, FA_SM90_SMEM_BIAS(d128))},
     {GENERAL(general128)},
     {GENERAL(general256)},
 };
@@ -41,10 +45,6 @@ enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t most_rows = (1 << 30) - 4096;
-
-/* Whether scores or weights need more than a scale and masks by position. The plain kernel takes the
- * largest score for the largest logit, which a scale below 0 would turn round. */
-static bool is_general(const fa_problem *p) { return fa_cuda_changes_scores(p) || !(p->scale > 0); }
 
 /* Rows of queries that tiles of so many compute. */
 static int64_t padded_rows(const fa_problem *p, const shape *s)
@@ -60,19 +60,6 @@ static bool wants_fewer_queries(const fa_problem *p, const shape *fewer, const s
     if (p->cu_seqlens_q) return false;
     if (p->rows_q <= (p->causal ? 2048 : 1024)) return true;
     return 32 * padded_rows(p, more) > 33 * padded_rows(p, fewer);
-}
-
-static bool takes(const shape *s, const fa_problem *p)
-{
-    if (p->d > s->dim || p->d_v > s->dim_v || s->general != is_general(p)) return false;
-    return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
-}
-
-static const shape *find_shape(const fa_problem *p)
-{
-    for (int i = 0; i < SHAPES; i++)
-        if (takes(&shapes[i], p)) return &shapes[i];
-    return NULL;
 }
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
@@ -181,6 +168,38 @@ static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
     return fa_tensor_map_fits(map, NULL);
 }
 
+/* The options that change scores or weights. Kernels without any, or with one, take the largest score for
+ * the largest logit, which a scale below 0 would turn round; with a bias, one must not overflow in units of
+ * the scale. */
+static int find_options(const fa_problem *p)
+{
+    fa_tensor_map_shape map;
+    const bool mapped = maps_bias(p, &map);
+    int options = 0;
+    if (p->softcap > 0) options |= FA_SM90_SOFTCAP;
+    if (p->alibi_slopes) options |= FA_SM90_ALIBI;
+    if (mapped) options |= FA_SM90_BIAS;
+    if (p->mask.data || (p->bias.data && !mapped)) options |= FA_SM90_BY_ROWS;
+    if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
+    if (!(p->scale > 0) || (options && p->scale < FA_SM90_LEAST_SCALE)) options |= FA_SM90_SCALED;
+    return options;
+}
+
+static bool takes(const shape *s, const fa_problem *p, int options)
+{
+    if (p->d > s->dim || p->d_v > s->dim_v) return false;
+    if (s->options != options && !(options && s->options == FA_SM90_ALL)) return false;
+    return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
+}
+
+static const shape *find_shape(const fa_problem *p)
+{
+    const int options = find_options(p);
+    for (int i = 0; i < SHAPES; i++)
+        if (takes(&shapes[i], p, options)) return &shapes[i];
+    return NULL;
+}
+
 static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t size)
 {
     static const char *const names[] = {"q", "k", "v"};
@@ -222,6 +241,7 @@ static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const int64_t heads = count_heads(p), blocks = plan->grid;
     if (find_order(p, plan) != FA_SM90_PAIRS || has_own_lengths(p) || p->d > 64) return 0;
+    if (plan->bias_mapped) return 0; /* the warp that deals loads the bias there */
     if (blocks > FA_SM90_MOST_DEALERS || plan->tasks > INT32_MAX) return 0;
     const int64_t wanted = (2 * blocks + plan->tiles - 1) / plan->tiles;
     const int64_t mixed = wanted < heads ? wanted : heads;
@@ -250,7 +270,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
                               : "float16 products (wgmma), float32 sums";
     plan->tile_k = s->keys;
-    plan->bias_mapped = s->general && maps_bias(p, &plan->maps[3]);
+    plan->bias_mapped = s->options & FA_SM90_BIAS && maps_bias(p, &plan->maps[3]);
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
     plan->grid = count_blocks(p, device, plan);

@@ -105,6 +105,11 @@ FA_DEVICE uint32_t pack_pair(float low, float high)
 }
 /* clang-format on */
 
+FA_DEVICE uint32_t spread_signs(uint32_t x)
+{
+    return (x & 0x8000 ? 0xffffu : 0) | (x & 0x80000000u ? 0xffff0000u : 0);
+}
+
 FA_DEVICE float exp2_fast(float x)
 {
     const float y = exp2f(x);
