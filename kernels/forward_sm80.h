@@ -9,17 +9,17 @@
 /* Warps that share rows: each makes the scores of its share of a tile's keys and the output's
  * columns of its share, whose accumulator fits into its registers. */
 #ifndef FA_SM80_SPLIT
-#define FA_SM80_SPLIT(dim) ((dim) <= 256 ? 1 : 4)
+#define FA_SM80_SPLIT(dim, small) ((dim) < 256 || (small) ? 1 : (dim) == 256 ? 2 : 4)
 #endif
 
 /* Rows of a warp, or of the warps that share them. */
 #ifndef FA_SM80_ROWS
-#define FA_SM80_ROWS(dim) ((dim) == 192 || (dim) == 256 ? 16 : 32)
+#define FA_SM80_ROWS(dim, small) ((dim) == 192 || ((dim) == 256 && (small)) ? 16 : 32)
 #endif
 
 /* small: 1 for shared memory of 99 KiB (Ada), 2 for 64 KiB (Turing). */
 #ifndef FA_SM80_WARPS
-#define FA_SM80_WARPS(dim, small) ((dim) <= 128 ? 4 : (small) == 2 ? 3 : (dim) == 512 ? 8 : 4)
+#define FA_SM80_WARPS(dim, small) ((dim) <= 192 ? 4 : (small) == 2 ? 3 : (small) ? 4 : 8)
 #endif
 
 /* Keys of a tile, a multiple of 32. */
@@ -35,7 +35,7 @@
 
 /* Blocks of a multiprocessor, at least, which bounds the registers. */
 #ifndef FA_SM80_BLOCKS
-#define FA_SM80_BLOCKS(dim, small) ((dim) <= 256 ? 2 : 1)
+#define FA_SM80_BLOCKS(dim, small) ((dim) < 256 || (small) ? 2 : 1)
 #endif
 
 /* Bytes from one row to the next: 16 more than the row has, an odd number of 16-byte pieces. So the
@@ -44,14 +44,15 @@
 
 #define FA_SM80_THREADS(dim, small) (32 * FA_SM80_WARPS(dim, small))
 #define FA_SM80_QUERIES(dim, small)                                                                \
-    (FA_SM80_ROWS(dim) * FA_SM80_WARPS(dim, small) / FA_SM80_SPLIT(dim))
+    (FA_SM80_ROWS(dim, small) * FA_SM80_WARPS(dim, small) / FA_SM80_SPLIT(dim, small))
 
 /* Bytes that warps which share rows pass to each other: weights, and a number for each warp and row. */
 #define FA_SM80_WEIGHTS_PITCH(dim, small) (2 * FA_SM80_KEYS(dim, small) + 16)
 #define FA_SM80_SHARED(dim, small)                                                                 \
-    (FA_SM80_SPLIT(dim) == 1 ? 0                                                                   \
-                             : FA_SM80_QUERIES(dim, small) * FA_SM80_WEIGHTS_PITCH(dim, small) +   \
-                                   4 * FA_SM80_ROWS(dim) * FA_SM80_WARPS(dim, small))
+    (FA_SM80_SPLIT(dim, small) == 1                                                                \
+         ? 0                                                                                       \
+         : FA_SM80_QUERIES(dim, small) * FA_SM80_WEIGHTS_PITCH(dim, small) +                       \
+               4 * FA_SM80_ROWS(dim, small) * FA_SM80_WARPS(dim, small))
 
 /* Bytes of dynamic shared memory: queries, keys, values, what is passed. */
 #define FA_SM80_SMEM(dim, small)                                                                   \

@@ -44,6 +44,18 @@ FA_DEVICE void fa_named_barrier(int number, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+/* The same; returns whether the predicate holds for any of them. */
+FA_DEVICE int fa_named_barrier_or(int number, int threads, int predicate)
+{
+    int any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\n"
+                 "selp.s32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"(number), "r"(threads), "r"(predicate)
+                 : "memory");
+    return any;
+}
+
 /* ---- Copies to shared memory ----------------------------------------------------------------- */
 
 FA_DEVICE void fa_shared_store4(uint32_t to, uint4 x)
@@ -188,6 +200,13 @@ FA_DEVICE float fa_exp2_fast(float x)
 }
 
 #endif /* FA_CUDA_ON_CPU */
+
+/* Has the compiler keep x, where it would rather compute it anew each time. */
+FA_DEVICE uint32_t fa_keep(uint32_t x)
+{
+    __asm__ volatile("" : "+r"(x));
+    return x;
+}
 
 /* ---- Pairs that are not finite --------------------------------------------------------------- */
 

@@ -90,16 +90,32 @@ FA_DEVICE void fa_place_keys(const fa_attention_params *p, fa_tile *t)
     if (p->seqlens_k) t->n_k = fa_max64(0, fa_min64(p->seqlens_k[t->batch], t->n_k));
 }
 
-/* Task number `task` with tiles of so many rows. Of a head's tiles the last comes first: under a
- * causal mask it is the longest. */
+/* Which batch item and head a task is of; returns the tile's place among theirs. Of a head's tiles the last
+ * comes first: under a causal mask it is the longest. */
+FA_DEVICE int64_t fa_place_task(const fa_attention_params *p, int64_t task, fa_tile *t)
+{
+    if (p->tasks >> 31 || p->heads_q >> 16) {
+        const int64_t outer = fa_divide(task, p->tiles);
+        t->batch = fa_divide(outer, p->heads_q);
+        t->head = outer - t->batch * p->heads_q;
+        t->head_kv = fa_divide(t->head, fa_divide(p->heads_q, p->heads_kv));
+        return p->tiles - 1 - (task - outer * p->tiles);
+    }
+    /* All in 32 bits: half of a block's way to its first load were divisions. */
+    const uint32_t tiles = (uint32_t)p->tiles, heads = (uint32_t)p->heads_q;
+    const uint32_t outer = (uint32_t)task / tiles, batch = outer / heads;
+    const uint32_t head = outer - batch * heads;
+    t->batch = batch;
+    t->head = head;
+    t->head_kv = p->heads_kv == p->heads_q ? head : head * (uint32_t)p->heads_kv / heads;
+    return tiles - 1 - ((uint32_t)task - outer * tiles);
+}
+
+/* Task number `task` with tiles of so many rows. */
 FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int rows)
 {
     fa_tile t;
-    const int64_t outer = fa_divide(task, p->tiles);
-    const int64_t place = p->tiles - 1 - (task - outer * p->tiles);
-    t.batch = fa_divide(outer, p->heads_q);
-    t.head = outer - t.batch * p->heads_q;
-    t.head_kv = fa_divide(t.head, fa_divide(p->heads_q, p->heads_kv));
+    const int64_t place = fa_place_task(p, task, &t);
     if (p->cu_seqlens_q) fa_place_packed(p, place, rows, &t);
     else fa_place_padded(p, place, rows, &t);
     fa_place_keys(p, &t);

@@ -20,6 +20,10 @@ FA_DEVICE uint32_t fa_shared_load(uint32_t from) { return *(uint32_t *)cuda_shar
 FA_DEVICE float fa_shared_load_float(uint32_t from) { return *(float *)cuda_shared_at(from, 4); }
 FA_DEVICE void fa_shared_store_float(uint32_t to, float x) { *(float *)cuda_shared_at(to, 4) = x; }
 FA_DEVICE void fa_named_barrier(int number, int threads) { cuda_named_barrier(number, threads); }
+FA_DEVICE int fa_named_barrier_or(int number, int threads, int predicate)
+{
+    return cuda_named_barrier_or(number, threads, predicate);
+}
 
 #if ARCH >= 80
 FA_DEVICE void fa_copy_async(uint32_t to, const void *from, bool wanted)

@@ -55,6 +55,7 @@ typedef struct fiber {
 typedef struct named_barrier {
     unsigned phase;
     int arrived, threads;
+    int votes[2]; /* of this phase and the one before */
 } named_barrier;
 
 static struct {
@@ -118,6 +119,7 @@ void cuda_named_barrier_arrive(int number, int threads)
     if (++b->arrived < threads) return;
     b->arrived = 0;
     b->phase++;
+    b->votes[b->phase & 1] = 0;
 }
 
 void cuda_named_barrier(int number, int threads)
@@ -126,6 +128,15 @@ void cuda_named_barrier(int number, int threads)
     cuda_named_barrier_arrive(number, threads);
     machine.fibers[cuda_thread.x].number = number;
     if (machine.named[number].phase == phase) meet(NAMED, phase);
+}
+
+int cuda_named_barrier_or(int number, int threads, int predicate)
+{
+    named_barrier *b = &machine.named[number % NAMED_BARRIERS];
+    int *votes = &b->votes[b->phase & 1];
+    *votes |= predicate != 0;
+    cuda_named_barrier(number, threads);
+    return *votes;
 }
 
 void cuda_wait_until(const cuda_wait *wait)

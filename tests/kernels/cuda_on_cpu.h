@@ -93,6 +93,7 @@ float cuda_shuffle_float(unsigned mask, float value, unsigned lane);
 /* So many threads, whole warps, meet at the barrier of that number; some may only arrive. */
 void cuda_named_barrier(int number, int threads);
 void cuda_named_barrier_arrive(int number, int threads);
+int cuda_named_barrier_or(int number, int threads, int predicate);
 
 /* Shows so many bytes to the warp; returns what its lanes show, one each cuda_shown_pitch() bytes,
  * until the next exchange but one. */
