@@ -150,6 +150,7 @@ typedef struct fa_walk {
     int tiles, plain_from, plain_to, whole_to;
     fa_seen block, group[GROUPS];
     int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
+    int careful;            /* the tile's second time: values that are not finite are looked for */
     int odd_values[WARPS];  /* whether this tile's values are not all finite; of each warp's own */
 } fa_walk;
 
@@ -1215,7 +1216,7 @@ FA_DEVICE void finish_tile(fa_output *o, fa_scores *s, float scale, const fa_mem
 #endif
 
 FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
-                      const fa_memory *at, bool careful, fa_output *o)
+                      const fa_memory *at, fa_output *o)
 {
 #if GENERAL
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
@@ -1233,7 +1234,6 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
     /* Not the first tile, which finds the bases. */
     const int plain_from = w->plain_from > 0 ? w->plain_from : 1, plain_to = w->plain_to - 1;
 #endif
-    if (careful) start_queries(p, t, at->q);
 #pragma unroll 1
     for (int n = -1; n < tiles; n++) {
         fa_scores s;
@@ -1250,7 +1250,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
         {
             const int first = n * KEYS;
             const bool searched =
-                careful && n >= 0 &&
+                w->careful && n >= 0 &&
                 (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
             const bool here = bring_tile(p, t, w, at, n, &path, &q, searched, logit_scale, &s);
             if (n < 0) keep_queries(&q, at);
@@ -1416,30 +1416,26 @@ FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_walk *w, const 
     return __syncthreads_or(zero[0] + zero[1] + zero[2] + zero[3] != 0.0f) != 0;
 }
 
-FA_DEVICE void run_tile(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
+/* Returns whether the tile must be done once more, carefully: nothing is written then. */
+FA_DEVICE bool run_tile(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
                         const fa_memory *at)
 {
     fa_output o;
-    if (t->first >= t->room_q) return;
-    const bool empty = t->first >= t->n_q || w->tiles <= 0;
-    bool careful = false;
-#pragma unroll 1
-    do {
-        clear_output(&o);
-        if (empty) {
-            /* The queries may be on their way to where the results will lie. */
-            fa_wait_for_copies();
-            __syncthreads();
-            break;
-        }
-        attend(p, t, w, at, careful, &o);
-        if (careful) break;
-        careful = is_suspect(p, w, &o);
-    } while (careful);
+    if (t->first >= t->room_q) return false;
+    clear_output(&o);
+    if (t->first < t->n_q && w->tiles > 0) {
+        attend(p, t, w, at, &o);
+        if (!w->careful && is_suspect(p, w, &o)) return true;
+    } else {
+        /* The queries may be on their way to where the results will lie. */
+        fa_wait_for_copies();
+        __syncthreads();
+    }
     sum_rows(at, &o);
     stage_output(p, t, &o, at->q);
     __syncwarp();
     store_output(p, t, at->q);
+    return false;
 }
 
 FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
@@ -1454,8 +1450,9 @@ FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
     at.v = at.k + STAGES * TILE_BYTES;
     at.weights = at.v + STAGES * TILE_BYTES;
     at.numbers = at.weights + QUERIES * WEIGHTS_PITCH;
+    if (threadIdx.x == 0) walk.careful = 0;
 #pragma unroll 1
-    for (uint32_t turn = 0;; turn++) {
+    for (uint32_t turn = 0;;) {
         const int64_t task = blockIdx.x + (int64_t)turn * gridDim.x;
         if (task >= p.tasks) break;
         if (threadIdx.x == 0) tile = fa_find_tile(&p, task, QUERIES);
@@ -1463,7 +1460,9 @@ FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
         if (tile.first < tile.n_q) start_queries(&p, &tile, at.q);
         plan_walk(&p, &tile, &walk);
         __syncthreads();
-        run_tile(&p, &tile, &walk, &at);
+        const bool again = run_tile(&p, &tile, &walk, &at);
         __syncthreads();
+        if (threadIdx.x == 0) walk.careful = again;
+        if (!again) turn++;
     }
 }

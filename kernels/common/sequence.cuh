@@ -101,7 +101,7 @@ FA_DEVICE int64_t fa_place_task(const fa_attention_params *p, int64_t task, fa_t
         t->head_kv = fa_divide(t->head, fa_divide(p->heads_q, p->heads_kv));
         return p->tiles - 1 - (task - outer * p->tiles);
     }
-    /* All in 32 bits: half of a block's way to its first load were divisions. */
+    /* All in 32 bits, without a question between: the block waits for it. */
     const uint32_t tiles = (uint32_t)p->tiles, heads = (uint32_t)p->heads_q;
     const uint32_t outer = (uint32_t)task / tiles, batch = outer / heads;
     const uint32_t head = outer - batch * heads;
