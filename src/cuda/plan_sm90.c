@@ -238,7 +238,7 @@ static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q
 static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
                              const fa_cuda_plan *plan)
 {
-    int64_t clusters = device->multiprocessors / plan->cluster;
+    int64_t clusters = ((int64_t)device->multiprocessors + plan->cluster - 1) / plan->cluster;
     if (has_own_lengths(p))
         clusters = may_pair(p) ? count_heads(p) * count_pairs(plan) : plan->tasks;
     if (clusters > plan->tasks) clusters = plan->tasks;

@@ -169,7 +169,7 @@ void cuda_named_barrier(int number, int threads)
 
 int cuda_named_barrier_or(int number, int threads, int predicate)
 {
-    named_barrier *b = &machine.named[number % NAMED_BARRIERS];
+    named_barrier *b = &here()->named[number % NAMED_BARRIERS];
     int *votes = &b->votes[b->phase & 1];
     *votes |= predicate != 0;
     cuda_named_barrier(number, threads);
