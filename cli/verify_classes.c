@@ -17,11 +17,12 @@ const verify_class verify_classes[] = {
     {"split", RANDOM_SPLIT, 100, false, "few queries, many keys, several items"},
     {"invariance", RANDOM_INVARIANCE, 150, false, "an item alone has the same bits"},
     {"dropout", RANDOM_DROPOUT, 60, false, "every bit of the mask"},
+    {"wide", RANDOM_WIDE, 100, false, "head dims of 257 to 512"},
 };
 const int verify_num_classes = CLI_COUNT(verify_classes);
 
 const char *const verify_class_names[] = {"all",        "none",    "empty", "unused", "grid",
                                           "lengths",    "strides", "tails", "masks",  "split",
-                                          "invariance", "dropout", NULL};
+                                          "invariance", "dropout", "wide",  NULL};
 _Static_assert(CLI_COUNT(verify_class_names) - 1 - VERIFY_FIRST_CLASS == CLI_COUNT(verify_classes),
                "a name for every class");

@@ -21,6 +21,8 @@
 #define VALUE_DIM FA_SM90_DIM_V(SHAPE)
 #define CONSUMERS FA_SM90_CONSUMERS(SHAPE)
 #define KEYS FA_SM90_KEYS(SHAPE)
+#define CLUSTER 1      /* blocks that share a piece */
+#define FIRST_COLUMN 0 /* of the results that a block computes */
 
 #define FRAGMENT_KEYS KEYS
 #include "common/fragment.cuh"
@@ -65,27 +67,7 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
-/* A piece of work as the consumers see it. Its query i may see the keys [lo + i, hi + i), as far as
- * they are in [0, n_k), all counted from start on. */
-typedef struct piece {
-    fa_tile tile;
-    int32_t start, tiles; /* its tiles of keys: so many, from this key on; 0: no piece is left */
-    /* How many of them a consumer needs, for it may end early under a causal mask; 0: its rows see
-     * nothing, or are none. */
-    int32_t mine[CONSUMERS];
-    int32_t lo, hi, n_k;
-    int32_t queries,
-        room;  /* its queries, and the rows behind the first that are its sequence's own */
-    char *out; /* the first row of its results */
-    int32_t full_from[CONSUMERS], full_to[CONSUMERS]; /* tiles that all its rows see as a whole */
-    float scale; /* to exponents of 2, from what comes to the softmax */
-#if GENERAL
-    int32_t options; /* which of GENERAL */
-    float inner;     /* what scores are multiplied by, before their tanh or alone */
-    float unit;      /* what makes exponents of e what comes to the softmax */
-    float slope;     /* ALiBi's */
-#endif
-} piece;
+#include "forward_sm90/piece.cuh"
 
 /* What the warps share. */
 typedef struct shared_state {
@@ -110,30 +92,11 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-/* Stages are used in turn, through all pieces: the count of tiles so far tells stage and parity. */
-typedef uint32_t tile_count;
-FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }
-FA_DEVICE int parity_of(tile_count count) { return (int)(count / STAGES & 1); }
-
-/* Places of queries likewise, by the piece's number. */
-FA_DEVICE char *q_place(const pipeline *pipe, int number, int consumer)
-{
-    return pipe->q + (number % Q_PLACES * CONSUMERS + consumer) * Q_BYTES;
-}
-
-FA_DEVICE int q_parity(int number) { return number / Q_PLACES & 1; }
-
-/* Lets the compiler know that a value is the same in all lanes. */
-FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
-
-/* Rows r of a thread, of a piece's queries. */
-FA_DEVICE int row_of(int consumer, int r)
-{
-    return consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16 + (int)threadIdx.x % 32 / 4 +
-           8 * r;
-}
+#include "forward_sm90/places.cuh"
 
 #include "forward_sm90/pieces.cuh"
+
+#include "forward_sm90/boxes.cuh"
 
 #include "forward_sm90/loads.cuh"
 

@@ -172,9 +172,9 @@ enum { FA_SM90_IN_ORDER, FA_SM90_PAIRS };
 
 /* The kernel's second parameter. */
 typedef struct fa_sm90_params {
-    fa_sm90_map q, k, v; /* boxes of 64 rows of q, of box_rows rows of k and v */
+    fa_sm90_map q, k, v; /* boxes of 64 rows of q, of as many of k and v as are loaded at once */
     fa_sm90_steps q_step, k_step, v_step;
-    int32_t box_rows; /* KEYS; paged: a divisor of it and of the page's rows */
+    int32_t box_rows; /* rows of v's boxes; paged: of k's, too, a divisor of the page's rows */
     int32_t order;    /* FA_SM90_IN_ORDER ... */
     int64_t tasks;    /* pieces, or pairs of them */
     fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */

@@ -45,6 +45,12 @@ KERNEL(forward_sm90_general128_f16, forward_sm90, 90, SHAPE=general128, BFLOAT16
 KERNEL(forward_sm90_general128_bf16, forward_sm90, 90, SHAPE=general128, BFLOAT16=1, GENERAL=FA_SM90_ALL)
 KERNEL(forward_sm90_general256_f16, forward_sm90, 90, SHAPE=general256, BFLOAT16=0, GENERAL=FA_SM90_ALL)
 KERNEL(forward_sm90_general256_bf16, forward_sm90, 90, SHAPE=general256, BFLOAT16=1, GENERAL=FA_SM90_ALL)
+KERNEL(forward_sm90_wide_d320_f16, forward_sm90_wide, 90, SHAPE=d320, BFLOAT16=0)
+KERNEL(forward_sm90_wide_d320_bf16, forward_sm90_wide, 90, SHAPE=d320, BFLOAT16=1)
+KERNEL(forward_sm90_wide_d384_f16, forward_sm90_wide, 90, SHAPE=d384, BFLOAT16=0)
+KERNEL(forward_sm90_wide_d384_bf16, forward_sm90_wide, 90, SHAPE=d384, BFLOAT16=1)
+KERNEL(forward_sm90_wide_d512_f16, forward_sm90_wide, 90, SHAPE=d512, BFLOAT16=0)
+KERNEL(forward_sm90_wide_d512_bf16, forward_sm90_wide, 90, SHAPE=d512, BFLOAT16=1)
 
 KERNEL(forward_sm80_d64_f16, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=0)
 KERNEL(forward_sm80_d64_f16_general, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=1)

@@ -219,11 +219,26 @@ static void draw_tail_sizes(problem *p)
     p->d = p->d_v = once_in(p, 2) ? 64 : 128;
 }
 
+/* The widest head dims, with the work that these make of it. */
+static void draw_wide_sizes(problem *p)
+{
+    static const int64_t usual[] = {264, 320, 328, 384, 448, 512};
+    p->batch = between(p, 1, 2);
+    p->heads_kv = 1;
+    p->heads_q = between(p, 1, 3);
+    p->n_q = once_in(p, 3) ? 128 * between(p, 1, 3) + between(p, -1, 1) : between(p, 1, 400);
+    p->n_k = once_in(p, 3) ? 128 * between(p, 1, 4) + between(p, -1, 1) : between(p, 1, 500);
+    if (once_in(p, 3)) p->n_k = p->n_q;
+    p->d = once_in(p, 6) ? between(p, 257, 512) : usual[between(p, 0, 5)];
+    p->d_v = once_in(p, 4) ? 8 * between(p, 1, 64) : p->d;
+}
+
 static void focus_sizes(problem *p, const random_settings *settings)
 {
     switch (settings->focus) {
     case RANDOM_GRID: draw_grid_sizes(p); break;
     case RANDOM_TAILS: draw_tail_sizes(p); break;
+    case RANDOM_WIDE: draw_wide_sizes(p); break;
     case RANDOM_EMPTY:
         if (once_in(p, 4)) p->n_q = 0;
         if (once_in(p, 4)) p->n_k = 0;
@@ -596,17 +611,18 @@ static void draw_options(problem *p, const random_settings *settings)
     say(p, " threads=%d", (int)o->threads);
     if (p->pass == RANDOM_COMBINE) return;
 
+    const bool plain = settings->focus == RANDOM_WIDE;
     draw_position_masks(p, settings);
-    if (once_in(p, 5)) {
+    if (!plain && once_in(p, 5)) {
         o->scale = once_in(p, 4) ? 0 : (float)uniform(p, -0.5, 0.5);
         o->flags |= FA_SCALE;
         say(p, " scale=%g", (double)o->scale);
     }
-    if (once_in(p, 6)) {
+    if (!plain && once_in(p, 6)) {
         o->softcap = (float)uniform(p, 0.5, 30);
         say(p, " softcap=%g", (double)o->softcap);
     }
-    if (once_in(p, 6)) {
+    if (!plain && once_in(p, 6)) {
         bool each = once_in(p, 2);
         int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
         o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * p->batch, 0,
@@ -620,11 +636,12 @@ static void draw_options(problem *p, const random_settings *settings)
         o->sinks = sinks;
         say(p, " sinks");
     }
-    const bool dropout = once_in(p, 6) || settings->focus == RANDOM_DROPOUT;
+    const bool dropout = (!plain && once_in(p, 6)) || settings->focus == RANDOM_DROPOUT;
     if (dropout && p->pass != RANDOM_WEIGHTS) draw_dropout(p);
-    if (once_in(p, settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_UNUSED ? 3 : 6))
+    if (!plain &&
+        once_in(p, settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_UNUSED ? 3 : 6))
         draw_mask(p);
-    if (once_in(p, 5)) {
+    if (!plain && once_in(p, 5)) {
         draw_score_shape(p, &p->bias);
         make_tensor(p, "bias", &p->bias, true, true);
         o->bias = &p->bias;

@@ -32,7 +32,8 @@ typedef enum random_focus {
     RANDOM_MASKS,      /* causal, diagonals, windows between lengths that differ                  */
     RANDOM_SPLIT,      /* few queries, many keys, more than one batch item                        */
     RANDOM_INVARIANCE, /* FA_BATCH_INVARIANT: each item alone has the same bits                   */
-    RANDOM_DROPOUT     /* values from which every bit of the dropout mask can be read             */
+    RANDOM_DROPOUT,    /* values from which every bit of the dropout mask can be read             */
+    RANDOM_WIDE        /* head dims of 257 to 512, without options that change scores             */
 } random_focus;
 
 /* The problems of RANDOM_TAILS that differ. */

@@ -77,6 +77,73 @@ FA_DEVICE void barrier_wait(uint64_t *barrier, int parity)
                  : "memory");
 }
 
+/* ---- Clusters: blocks that reach into each other's shared memory ------------------------------- */
+
+/* In what follows `shared` and `barrier` are the block's own, and stand for the same place in the block
+ * of number `peer` of the cluster. */
+FA_DEVICE uint32_t peer_address(const void *shared, int peer)
+{
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(address)
+                 : "r"(shared_address(shared)), "r"(peer));
+    return address;
+}
+
+/* All threads of all blocks of the cluster meet. */
+FA_DEVICE void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::
+                     : "memory");
+}
+
+/* barrier_wait, for what a peer has written or read. */
+FA_DEVICE void barrier_wait_for_peer(uint64_t *barrier, int parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra finished;\n"
+                 "bra again;\n"
+                 "finished:\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Tells a peer that what was read here by wgmma_wait's end may be written again. It orders no other
+ * accesses: a release to the cluster would wait for those to global memory as well. */
+FA_DEVICE void barrier_arrive_at_peer_if(uint64_t *barrier, int peer, int condition)
+{
+    asm volatile("{\n"
+                 ".reg .pred yes;\n"
+                 "setp.ne.b32 yes, %1, 0;\n"
+                 "@yes mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n"
+                 "}\n" ::"r"(peer_address(barrier, peer)),
+                 "r"(condition)
+                 : "memory");
+}
+
+/* Stores a number at the peer, whose barrier counts its 4 bytes. */
+FA_DEVICE void send_float(float *shared, uint64_t *barrier, int peer, float x)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                     peer_address(shared, peer)),
+                 "f"(x), "r"(peer_address(barrier, peer))
+                 : "memory");
+}
+
+/* Copies bytes to the peer, by the copy engine. The peer's barrier counts them. */
+FA_DEVICE void send_bytes(void *shared, uint64_t *barrier, int peer, int bytes)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(peer_address(shared, peer)),
+                 "r"(shared_address(shared)), "r"(bytes), "r"(peer_address(barrier, peer))
+                 : "memory");
+}
+
 /* ---- Named barriers: `threads` threads meet; some only arrive, others wait --------------------- */
 
 FA_DEVICE void named_barrier_sync(int id, int threads)
@@ -192,7 +259,8 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
 /*
  * For N columns (count = N / 2 accumulators a thread):
  *   wgmma_qk_N: A and B from shared memory, both with the 16 along their rows (Q and K);
- *   wgmma_pv_N: A from registers, B from shared memory across its rows (P and V).
+ *   wgmma_pv_N: A from registers, B from shared memory across its rows (P and V);
+ *   wgmma_shared_pv_N: the same with A from shared memory, along its rows.
  * accumulate 0: D = A B. The literals are the numbers of the operands behind the accumulators.
  */
 #define DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                             \
@@ -201,6 +269,14 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" NAMES_##count  \
                      "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, 0;\n}\n"                                  \
+                     : DATA_##count(d, 0)                                                          \
+                     : "l"(a), "l"(b), "r"(accumulate));                                           \
+    }                                                                                              \
+    FA_DEVICE void wgmma_shared_pv_##N(float *d, uint64_t a, uint64_t b, int accumulate)           \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" NAMES_##count  \
+                     "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, 1;\n}\n"                                  \
                      : DATA_##count(d, 0)                                                          \
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }                                                                                              \
@@ -298,6 +374,12 @@ FA_DEVICE uint64_t matrix_descriptor(const void *shared, int group, int block)
 FA_DEVICE uint32_t matrix_place(const void *shared, int block)
 {
     return shared_address(shared) >> 4 | (uint32_t)(block >> 4) << 16;
+}
+
+/* The same in a cluster: there the upper bits of an address are the block's number. */
+FA_DEVICE uint32_t matrix_place_in_cluster(const void *shared, int block)
+{
+    return (shared_address(shared) & 0x3ffff) >> 4 | (uint32_t)(block >> 4) << 16;
 }
 
 FA_DEVICE uint64_t matrix_at(uint32_t place)

@@ -123,7 +123,7 @@ FA_DEVICE uint32_t count_cost(const fa_attention_params *p, const dealer *d, int
 FA_DEVICE uint32_t count_pairs(const fa_attention_params *p, const fa_sm90_params *s,
                                const dealer *d, int block)
 {
-    const int blocks = (int)gridDim.x, tasks = (int)s->tasks, tiles = (int)p->tiles;
+    const int blocks = (int)gridDim.x / CLUSTER, tasks = (int)s->tasks, tiles = (int)p->tiles;
     const int pairs = (tiles + 1) / 2, step = blocks % pairs;
     uint32_t cost = 0;
     int i = block % pairs;
@@ -137,7 +137,7 @@ FA_DEVICE uint32_t count_pairs(const fa_attention_params *p, const fa_sm90_param
 
 FA_DEVICE void begin_dealing(const fa_attention_params *p, const fa_sm90_params *s, dealer *d)
 {
-    const int blocks = (int)gridDim.x;
+    const int blocks = (int)gridDim.x / CLUSTER;
     d->center = near(p->diagonal_given ? p->diagonal : p->most_k - p->rows_q);
     d->left = p->window_left < 0 ? FAR : near(p->window_left);
 #pragma unroll
@@ -192,7 +192,8 @@ FA_DEVICE void deal_out(const pipeline *pipe, const fa_attention_params *p, cons
 FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
                             const fa_sm90_params *s, int64_t i)
 {
-    const int64_t blocks = gridDim.x, block = blockIdx.x, pairs = (p->tiles + 1) / 2;
+    const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER,
+                  pairs = (p->tiles + 1) / 2;
     if (s->order != FA_SM90_PAIRS) {
         const int64_t task = block + i * blocks;
         return task < s->tasks ? task : NO_TASK;

@@ -4,6 +4,10 @@
 #ifndef FA_KERNELS_FORWARD_SM90_RESULTS_CUH
 #define FA_KERNELS_FORWARD_SM90_RESULTS_CUH
 
+/* Columns of the results from the block's first one on; where they begin in the piece's first row. */
+FA_DEVICE int columns_left(const fa_attention_params *p) { return p->d_v - FIRST_COLUMN; }
+FA_DEVICE char *results_of(const piece *w) { return w->out + 2 * FIRST_COLUMN; }
+
 /* Rows of a warp in its staging area: 16 of 128 bytes, whose pieces of 16 bytes lie elsewhere in each
  * row, so that neither columns nor rows meet one bank twice. */
 FA_DEVICE char *staged(char *staging, int row, int piece_of_16)
@@ -47,13 +51,14 @@ FA_DEVICE void store_staged(const fa_attention_params *p, const piece *w, char *
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
     const int row = first_row + lane / 8, left = w->room - row;
     const int64_t stride = 2 * p->out.stride[1], step = 4 * stride;
-    char *to = w->out + row * stride + 2 * first_column;
+    char *to = results_of(w) + row * stride + 2 * first_column;
 #pragma unroll
     for (int column = 0; column < VALUE_DIM; column += 64) {
         __syncwarp(); /* what was there has been read */
         stage_columns(staging, out + column / 2, factor);
         __syncwarp();
-        write_staged(staging, to + 2 * column, step, first_column + column < p->d_v ? left : 0);
+        write_staged(staging, to + 2 * column, step,
+                     first_column + column < columns_left(p) ? left : 0);
     }
 }
 
@@ -88,7 +93,7 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
                                pack_pair(x[4] * factor, x[5] * factor));
     }
     if (!mine) return;
-    if (p->out.vector && p->d_v == VALUE_DIM) {
+    if (p->out.vector && columns_left(p) == VALUE_DIM) {
         uint2 *to = (uint2 *)(row + 2 * first);
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 16; j++) to[4 * j] = fours[j];
@@ -97,12 +102,12 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
     if (p->out.vector) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 16; j++)
-            if (16 * j + first < p->d_v) *(uint2 *)(row + 2 * (16 * j + first)) = fours[j];
+            if (16 * j + first < columns_left(p)) *(uint2 *)(row + 2 * (16 * j + first)) = fours[j];
         return;
     }
 #pragma unroll
     for (int j = 0; j < VALUE_DIM / 16; j++)
-        store_each((uint16_t *)row, 16 * j + first, p->d_v, fours[j]);
+        store_each((uint16_t *)row, 16 * j + first, columns_left(p), fours[j]);
 }
 
 FA_DEVICE void store_rows(const fa_attention_params *p, const piece *w, const float *out,
@@ -111,7 +116,7 @@ FA_DEVICE void store_rows(const fa_attention_params *p, const piece *w, const fl
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int i = row_of(consumer, r);
-        store_row(p, out, r, factor[r], i < w->room, w->out + i * (2 * p->out.stride[1]));
+        store_row(p, out, r, factor[r], i < w->room, results_of(w) + i * (2 * p->out.stride[1]));
     }
 }
 
@@ -157,7 +162,7 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const piece *w, const r
         const float top = unseen ? -INFINITY : rows->base[r] * ln2;
         factor = fa_softmax_finish(top, sum, p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
         if (i >= w->queries) lse = -INFINITY;
-        if (i < w->room && p->lse && threadIdx.x % 4 == 0)
+        if (i < w->room && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
             p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] =
                 lse;
     }

@@ -72,7 +72,7 @@ FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
 {
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
+    for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll
         for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c]);
     return quad_maximum(fmaf(fmaxf(top[0], top[1]), scale, -shift));
@@ -107,7 +107,7 @@ FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, bool serie
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
     float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) {
+    for (int i = 0; i < FRAGMENT_KEYS / 4; i++) {
         const float a = exp2_fast(exponent(s[2 * i], u, base[i % 2], series));
         const float b = exp2_fast(exponent(s[2 * i + 1], u, base[i % 2], series));
         s[2 * i] = a;
@@ -126,7 +126,7 @@ FA_DEVICE void end_series(float *s, units *u)
 {
     if (!u->series) return;
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = exponent(s[i], u, 0.0f, true);
+    for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = exponent(s[i], u, 0.0f, true);
     u->series = false;
     u->scale = 1.0f;
 }
@@ -143,7 +143,7 @@ FA_DEVICE void add_sums(row_state *rows, const float *sum)
 FA_DEVICE void round_weights(uint32_t *weights, const float *s)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < FRAGMENT_KEYS / 4; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
 }
 
 /* ---- Weights that are too large -------------------------------------------------------------- */
@@ -170,15 +170,15 @@ FA_DEVICE void multiply_again(const fa_attention_params *p, const piece *w, int 
         q[r] = fa_view_row(&p->q, w->tile.block_q, w->tile.start_q + i, w->tile.head);
     }
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = 0;
+    for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = 0;
 #pragma unroll 1
     for (int column = lane % 4 * 2; column < HEAD_DIM; column += 16) {
         uint32_t a[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) a[i] = fetch_pair(q[i % 2], column + i / 2 * 8, p->d);
 #pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) {
-            const int64_t key = w->start + tile * KEYS + 8 * j + lane / 4;
+        for (int j = 0; j < FRAGMENT_KEYS / 8; j++) {
+            const int64_t key = w->start + tile * FRAGMENT_KEYS + 8 * j + lane / 4;
             const char *k = fa_key_row(p, &p->k, &w->tile, fa_min64(key, w->tile.n_k - 1));
             fa_mma(s + 4 * j, a, fetch_pair(k, column, p->d), fetch_pair(k, column + 8, p->d));
         }
@@ -189,7 +189,7 @@ FA_DEVICE void multiply_again(const fa_attention_params *p, const piece *w, int 
 FA_DEVICE void rescale_rows(float *s, float *out, row_state *rows, const float *factor)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] *= factor[i / 2 % 2];
     rows->sum[0] *= factor[0];
     rows->sum[1] *= factor[1];
     rescale_outputs(out, factor);

@@ -23,6 +23,7 @@ typedef struct fa_cuda_plan {
     int64_t tasks;          /* tiles times heads times batch items; 0: nothing to do   */
     int device;             /* the ordinal */
     uint32_t grid, threads, smem_bytes;
+    uint32_t cluster; /* blocks that share a piece of work, as the kernel says itself; 0: 1 */
     size_t workspace_bytes;
     int tile_q, tile_k;
     fa_tensor_map_shape maps[4]; /* of q, k, v and bias; set by families that use the copy engine */

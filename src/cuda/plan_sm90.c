@@ -1,5 +1,6 @@
 /*
- * forward_sm90: Hopper's tensor cores (wgmma) and copy engine (TMA), float16 and bfloat16.
+ * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and copy engine (TMA), float16 and
+ * bfloat16.
  */
 #include "cuda/plan_sm90.h"
 
@@ -12,6 +13,8 @@
 typedef struct shape {
     const char *image[2]; /* [bfloat16] */
     int dim, dim_v, queries, keys, threads, smem_bytes;
+    int rows_k, rows_v; /* that are loaded at once */
+    int cluster;        /* blocks that share a piece of work */
     int options;        /* FA_SM90_SOFTCAP ...: all; one, which is there, alone; 0 */
     bool fewer_queries; /* only for short rows: see wants_fewer_queries */
 } shape;
@@ -22,7 +25,15 @@ typedef struct shape {
 #define SIZES_AS(name, image_name, bytes)                                                          \
     .image = {"forward_sm90_" image_name "_f16", "forward_sm90_" image_name "_bf16"},              \
     .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
-    .keys = FA_SM90_KEYS(name), .threads = FA_SM90_THREADS(name), .smem_bytes = bytes
+    .keys = FA_SM90_KEYS(name), .rows_k = FA_SM90_KEYS(name), .rows_v = FA_SM90_KEYS(name),        \
+    .cluster = 1, .threads = FA_SM90_THREADS(name), .smem_bytes = bytes
+#define WIDE(name)                                                                                 \
+    .image = {"forward_sm90_wide_" #name "_f16", "forward_sm90_wide_" #name "_bf16"},              \
+    .dim = FA_SM90_WIDE_DIM(name), .dim_v = FA_SM90_WIDE_DIM(name),                                \
+    .queries = FA_SM90_WIDE_QUERIES, .keys = FA_SM90_WIDE_KEYS,                                    \
+    .rows_k = FA_SM90_WIDE_KEYS / FA_SM90_WIDE_CLUSTER, .rows_v = FA_SM90_WIDE_V_ROWS(name),       \
+    .cluster = FA_SM90_WIDE_CLUSTER, .threads = FA_SM90_WIDE_THREADS,                              \
+    .smem_bytes = FA_SM90_WIDE_SMEM(name)
 
 /* The first that fits is taken. */
 static const shape shapes[] = {
@@ -34,6 +45,9 @@ static const shape shapes[] = {
     {SIZES(d192_128)},
     {SIZES(d192)},
     {SIZES(d256)},
+    {WIDE(d320)},
+    {WIDE(d384)},
+    {WIDE(d512)},
     {GENERAL(general64)},
     {ONE(d128, "softcap", FA_SM90_SOFTCAP, FA_SM90_SMEM(d128))},
     {ONE(d128, "alibi", FA_SM90_ALIBI, FA_SM90_SMEM(d128))},
@@ -64,13 +78,13 @@ static bool wants_fewer_queries(const fa_problem *p, const shape *fewer, const s
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
 
-/* Rows of keys or values that are loaded at once: a tile; of pages, what divides tile, page and the
- * place of a piece's first key. */
-static int32_t find_box(const fa_problem *p, int keys)
+/* Rows of keys or values that are loaded at once, `most` of them; of pages, what divides these, page and
+ * the place of a piece's first key. */
+static int32_t find_box(const fa_problem *p, int most)
 {
     int32_t box = FA_SM90_ALIGN;
-    if (!p->block_table) return keys;
-    while (p->rows_k % box || keys % box) box /= 2;
+    if (!p->block_table) return most;
+    while (p->rows_k % box || most % box) box /= 2;
     return box;
 }
 
@@ -102,12 +116,12 @@ static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d,
     set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, v->stride[0], 1);
 }
 
-static void make_map_shapes(const fa_problem *p, int keys, fa_tensor_map_shape maps[3])
+static void make_map_shapes(const fa_problem *p, const shape *s, fa_tensor_map_shape maps[3])
 {
-    const int32_t box = find_box(p, keys);
+    const int32_t box_v = find_box(p, s->rows_v), box_k = p->block_table ? box_v : s->rows_k;
     set_map_shape(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
-    set_map_shape(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box);
-    set_map_shape(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box);
+    set_map_shape(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
+    set_map_shape(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -224,14 +238,20 @@ static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q
 static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
                              const fa_cuda_plan *plan)
 {
-    int64_t most = device->multiprocessors;
-    if (has_own_lengths(p)) most = may_pair(p) ? count_heads(p) * count_pairs(plan) : plan->grid;
-    return plan->grid < most ? plan->grid : (uint32_t)most;
+    int64_t clusters = ((int64_t)device->multiprocessors + plan->cluster - 1) / plan->cluster;
+    if (has_own_lengths(p))
+        clusters = may_pair(p) ? count_heads(p) * count_pairs(plan) : plan->tasks;
+    if (clusters > plan->tasks) clusters = plan->tasks;
+    const int64_t most = fa_cuda_grid(INT64_MAX) / plan->cluster;
+    return (uint32_t)(clusters < most ? clusters : most) * plan->cluster;
 }
+
+/* Blocks or clusters of them that take pieces in turn. */
+static int64_t count_takers(const fa_cuda_plan *plan) { return plan->grid / plan->cluster; }
 
 static int find_order(const fa_problem *p, const fa_cuda_plan *plan)
 {
-    return may_pair(p) && plan->grid < plan->tasks ? FA_SM90_PAIRS : FA_SM90_IN_ORDER;
+    return may_pair(p) && count_takers(plan) < plan->tasks ? FA_SM90_PAIRS : FA_SM90_IN_ORDER;
 }
 
 /* The last heads, whose pieces are dealt out one by one so that blocks end together: with two pieces for each
@@ -242,6 +262,7 @@ static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
     const int64_t heads = count_heads(p), blocks = plan->grid;
     if (find_order(p, plan) != FA_SM90_PAIRS || has_own_lengths(p) || p->d > 64) return 0;
     if (plan->bias_mapped) return 0; /* the warp that deals loads the bias there */
+    if (plan->cluster > 1) return 0;
     if (blocks > FA_SM90_MOST_DEALERS || plan->tasks > INT32_MAX) return 0;
     const int64_t wanted = (2 * blocks + plan->tiles - 1) / plan->tiles;
     const int64_t mixed = wanted < heads ? wanted : heads;
@@ -263,7 +284,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
         return false;
     }
-    make_map_shapes(p, s->keys, plan->maps);
+    make_map_shapes(p, s, plan->maps);
     if (refuse_block_strides(p, why, size) || refuse_maps(plan->maps, why, size)) return false;
     const bool bfloat = p->q.dtype == FA_BFLOAT16;
     if (!fa_cuda_plan_image(s->image[bfloat], s->smem_bytes, device, plan, why, size)) return false;
@@ -273,6 +294,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     plan->bias_mapped = s->options & FA_SM90_BIAS && maps_bias(p, &plan->maps[3]);
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
+    plan->cluster = (uint32_t)s->cluster;
     plan->grid = count_blocks(p, device, plan);
     return true;
 }
@@ -296,7 +318,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_
     params->q_step = find_steps(&p->q);
     params->k_step = find_steps(&p->k);
     params->v_step = find_steps(&p->v);
-    params->box_rows = find_box(p, plan->tile_k);
+    params->box_rows = (int32_t)plan->maps[2].box[1];
     params->order = find_order(p, plan);
     params->tasks = count_tasks(p, plan);
     params->mixed = (int32_t)count_mixed(p, plan);

@@ -1,11 +1,11 @@
 /*
- * What a launch of forward_sm90 tells the kernel besides fa_attention_params, apart from the launch so
+ * What a launch of forward_sm90 or forward_sm90_wide tells the kernel besides fa_attention_params, apart from the launch so
  * that it can be made without a driver.
  */
 #ifndef FA_CUDA_PLAN_SM90_H
 #define FA_CUDA_PLAN_SM90_H
 
-#include "../../kernels/forward_sm90.h"
+#include "../../kernels/forward_sm90_wide.h"
 #include "cuda/driver.h"
 #include "cuda/plan.h"
 

@@ -48,7 +48,10 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
     CHECK(strncmp(plan.entry, "forward_", 8) == 0, "entry");
     CHECK((int)plan.smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
           "%u bytes of shared memory on %s", plan.smem_bytes, device->name);
-    CHECK(plan.grid <= 2147483647u && (int64_t)plan.grid <= plan.tasks, "grid %u", plan.grid);
+    const uint32_t cluster = plan.cluster ? plan.cluster : 1;
+    CHECK(plan.grid <= 2147483647u && plan.grid % cluster == 0 &&
+              (int64_t)(plan.grid / cluster) <= plan.tasks,
+          "grid %u", plan.grid);
     CHECK((plan.grid > 0) == (plan.tasks > 0), "grid %u for %lld tasks", plan.grid,
           (long long)plan.tasks);
     CHECK(plan.threads % 32 == 0 && plan.threads > 0 && plan.threads <= 1024, "%u threads",
@@ -193,6 +196,55 @@ static void test_forms(void)
     CHECK(sm80 && plan_of(&p, a100).family == sm80, "family");
 }
 
+/* As a packed tensor of (batch, row, head, dim) has them: Hopper's copy engine asks for whole 16 bytes. */
+static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
+{
+    v->stride[0] = rows * heads * d;
+    v->stride[1] = heads * d;
+    v->stride[2] = d;
+    v->stride[3] = 1;
+}
+
+/* A problem that Hopper's kernels take. */
+static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
+{
+    fa_problem p = make_problem(1, heads, n, d, d_v);
+    set_dtype(&p, FA_BFLOAT16);
+    p.scale = 0.1f;
+    set_strides(&p.q, n, heads, d);
+    set_strides(&p.k, n, heads, d);
+    set_strides(&p.v, n, heads, d_v);
+    return p;
+}
+
+/* Head dims of 257 to 512 on Hopper: two blocks share a piece, so a grid has an even number of them. */
+static void test_wide(void)
+{
+    static const struct {
+        int64_t d, d_v;
+        const char *image;
+    } cases[] = {
+        {256, 256, "forward_sm90_d256_bf16"},      {264, 264, "forward_sm90_wide_d320_bf16"},
+        {320, 64, "forward_sm90_wide_d320_bf16"},  {64, 328, "forward_sm90_wide_d384_bf16"},
+        {384, 384, "forward_sm90_wide_d384_bf16"}, {392, 320, "forward_sm90_wide_d512_bf16"},
+        {512, 512, "forward_sm90_wide_d512_bf16"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fa_cuda_device *h200 = &devices[H200];
+        const bool wide = cases[i].d > 256 || cases[i].d_v > 256;
+        fa_problem p = make_mapped(3, 100, cases[i].d, cases[i].d_v);
+        if (wide) check_plan(&p, h200);
+        expect_image(&p, h200, cases[i].image);
+        CHECK(plan_of(&p, h200).grid == (wide ? 6u : 3u), "%u blocks", plan_of(&p, h200).grid);
+        p.softcap = 1;
+        const fa_cuda_plan general = plan_of(&p, h200);
+        CHECK(strcmp(general.family->name, wide ? "sm80" : "sm90") == 0, "%s", general.image);
+        p = make_mapped(3, 100000, cases[i].d, cases[i].d_v);
+        if (wide) check_plan(&p, h200);
+        CHECK(plan_of(&p, h200).grid == (uint32_t)h200->multiprocessors, "%u blocks",
+              plan_of(&p, h200).grid);
+    }
+}
+
 static void expect_refusal(const fa_problem *p, const fa_cuda_device *device, const char *family,
                            const char *because)
 {
@@ -298,6 +350,7 @@ int main(void)
     test_refusals();
     test_tensor_cores();
     test_forms();
+    test_wide();
     test_asked();
     test_without_words();
     test_params_are_written();

@@ -17,6 +17,7 @@ enum {
     MOST_WARPS = MOST_THREADS / WARP,
     NAMED_BARRIERS = 16,
     FIRST_ADDRESS = 1024 + 16, /* of dynamic shared memory */
+    RANK_BIT = 24, /* from which on an address is the number of a block in its cluster */
     STACK = 128 * 1024,
     GUARD = 4096,
     MOST_SHARED = 32, /* bytes that a lane shows to its warp at a time */
@@ -32,7 +33,7 @@ extern char __stop_cuda_shared[] __attribute__((weak));
 /* The program and its variables, by the linker. */
 extern char __executable_start[], _end[];
 
-typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT } meeting;
+typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUSTER } meeting;
 
 typedef struct copy {
     uint32_t to;
@@ -44,9 +45,9 @@ typedef struct fiber {
     jmp_buf resume;
     bool started;
     meeting at;
-    unsigned phase;                    /* OF_WARP, BARRIER, VOTE, NAMED: this phase must end */
-    int number;                        /* NAMED */
-    cuda_wait wait;                    /* UNIT */
+    unsigned phase; /* OF_WARP, BARRIER, VOTE, NAMED, CLUSTER: this phase must end */
+    int number;     /* NAMED */
+    cuda_wait wait; /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
     int copies;
     copy copy[MOST_COPIES];
@@ -58,17 +59,51 @@ typedef struct named_barrier {
     int votes[2]; /* of this phase and the one before */
 } named_barrier;
 
-static struct {
-    const cuda_run *run;
+typedef struct block {
+    unsigned number; /* of the grid */
     fiber fibers[MOST_THREADS];
     char *stacks;
-    jmp_buf scheduler;
-    ucontext_t back;
+    float *dynamic;  /* shared memory */
+    char *variables; /* the same, declared: while another block's are in their place */
     unsigned phase, warp_phase[MOST_WARPS];
     named_barrier named[NAMED_BARRIERS];
     int votes[2];
     _Alignas(16) unsigned char shown[2][MOST_THREADS][MOST_SHARED];
+} block;
+
+/* The blocks of a cluster run side by side. */
+static struct {
+    const cuda_run *run;
+    block blocks[CUDA_MOST_CLUSTER];
+    jmp_buf scheduler;
+    ucontext_t back;
+    unsigned cluster_phase;
 } machine;
+
+unsigned cuda_cluster_rank;
+
+static block *here(void) { return &machine.blocks[cuda_cluster_rank]; }
+
+unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
+
+static size_t variables_size(void)
+{
+    return __start_cuda_shared ? (size_t)(__stop_cuda_shared - __start_cuda_shared) : 0;
+}
+
+/* From now on a block of the cluster is the one that runs: its variables in their place. */
+void cuda_enter_block(unsigned rank)
+{
+    const size_t size = variables_size();
+    if (rank == cuda_cluster_rank) return;
+    if (size) {
+        memcpy(here()->variables, __start_cuda_shared, size);
+        memcpy(__start_cuda_shared, machine.blocks[rank].variables, size);
+    }
+    cuda_cluster_rank = rank;
+    cuda_block.x = here()->number;
+    cuda_shared_memory = here()->dynamic;
+}
 
 void cuda_die(const char *format, ...)
 {
@@ -88,27 +123,29 @@ void cuda_die(const char *format, ...)
 /* Hands over to the next thread; returns when what it waits for is there. */
 static void meet(meeting at, unsigned phase)
 {
-    fiber *f = &machine.fibers[cuda_thread.x];
+    fiber *f = &here()->fibers[cuda_thread.x];
     f->at = at;
     f->phase = phase;
     if (_setjmp(f->resume) == 0) _longjmp(machine.scheduler, 1);
 }
 
-void __syncthreads(void) { meet(BARRIER, machine.phase); }
+void __syncthreads(void) { meet(BARRIER, here()->phase); }
 
 int __syncthreads_or(int predicate)
 {
-    int *votes = &machine.votes[machine.phase & 1];
+    int *votes = &here()->votes[here()->phase & 1];
     *votes |= predicate != 0;
-    meet(VOTE, machine.phase);
+    meet(VOTE, here()->phase);
     return *votes;
 }
 
+void cuda_cluster_barrier(void) { meet(CLUSTER, machine.cluster_phase); }
+
 void cuda_named_barrier_arrive(int number, int threads)
 {
-    fiber *f = &machine.fibers[cuda_thread.x];
+    fiber *f = &here()->fibers[cuda_thread.x];
     if (number < 0 || number >= NAMED_BARRIERS) cuda_die("no named barrier %d", number);
-    named_barrier *b = &machine.named[number];
+    named_barrier *b = &here()->named[number];
     if (threads % WARP || threads <= 0) cuda_die("named barrier %d of %d threads", number, threads);
     if (b->arrived && b->threads != threads)
         cuda_die("named barrier %d of %d threads, and of %d", number, threads, b->threads);
@@ -124,15 +161,15 @@ void cuda_named_barrier_arrive(int number, int threads)
 
 void cuda_named_barrier(int number, int threads)
 {
-    const unsigned phase = machine.named[number % NAMED_BARRIERS].phase;
+    const unsigned phase = here()->named[number % NAMED_BARRIERS].phase;
     cuda_named_barrier_arrive(number, threads);
-    machine.fibers[cuda_thread.x].number = number;
-    if (machine.named[number].phase == phase) meet(NAMED, phase);
+    here()->fibers[cuda_thread.x].number = number;
+    if (here()->named[number].phase == phase) meet(NAMED, phase);
 }
 
 int cuda_named_barrier_or(int number, int threads, int predicate)
 {
-    named_barrier *b = &machine.named[number % NAMED_BARRIERS];
+    named_barrier *b = &here()->named[number % NAMED_BARRIERS];
     int *votes = &b->votes[b->phase & 1];
     *votes |= predicate != 0;
     cuda_named_barrier(number, threads);
@@ -141,7 +178,7 @@ int cuda_named_barrier_or(int number, int threads, int predicate)
 
 void cuda_wait_until(const cuda_wait *wait)
 {
-    machine.fibers[cuda_thread.x].wait = *wait;
+    here()->fibers[cuda_thread.x].wait = *wait;
     if (!wait->is_over(wait)) meet(UNIT, 0);
 }
 
@@ -150,10 +187,10 @@ void cuda_wait_until(const cuda_wait *wait)
 const void *cuda_show_warp(const void *mine, size_t size)
 {
     const unsigned warp = cuda_thread.x / WARP;
-    unsigned char(*shown)[MOST_SHARED] = machine.shown[machine.warp_phase[warp] & 1];
+    unsigned char(*shown)[MOST_SHARED] = here()->shown[here()->warp_phase[warp] & 1];
     if (size > MOST_SHARED) cuda_die("too much to show");
     if (size) memcpy(shown[cuda_thread.x], mine, size);
-    meet(OF_WARP, machine.warp_phase[warp]);
+    meet(OF_WARP, here()->warp_phase[warp]);
     return shown[warp * WARP];
 }
 
@@ -218,17 +255,27 @@ void __syncwarp(void) { cuda_show_warp(NULL, 0); }
 
 /* ---- Shared memory by its addresses ---------------------------------------------------------- */
 
+void *cuda_at_peer(const void *pointer, unsigned rank)
+{
+    if (rank >= cuda_cluster_size(machine.run)) cuda_die("no block %u in the cluster", rank);
+    (void)cuda_shared_address(pointer); /* it lies there */
+    return (char *)machine.blocks[rank].dynamic +
+           ((const char *)pointer - (const char *)cuda_shared_memory);
+}
+
 uint32_t cuda_shared_address(const void *pointer)
 {
     const ptrdiff_t at = (const char *)pointer - (const char *)cuda_shared_memory;
     if (at < 0 || at > (ptrdiff_t)machine.run->smem_bytes)
         cuda_die("a pointer that leads out of the dynamic shared memory");
-    return (uint32_t)at + FIRST_ADDRESS;
+    return ((uint32_t)at + FIRST_ADDRESS) | cuda_cluster_rank << RANK_BIT;
 }
 
 void *cuda_shared_at(uint32_t address, size_t size)
 {
     if (address % size != 0) cuda_die("a misaligned address in shared memory");
+    if (address >> RANK_BIT != cuda_cluster_rank) cuda_die("another block's address");
+    address &= (1u << RANK_BIT) - 1;
     if (address < FIRST_ADDRESS || address - FIRST_ADDRESS + size > machine.run->smem_bytes)
         cuda_die("an address outside the shared memory");
     return (char *)cuda_shared_memory + (address - FIRST_ADDRESS);
@@ -238,7 +285,7 @@ void *cuda_shared_at(uint32_t address, size_t size)
 void cuda_copy_async(uint32_t to, const void *from, bool wanted)
 {
     static const char zeros[16];
-    fiber *f = &machine.fibers[cuda_thread.x];
+    fiber *f = &here()->fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
     if (wanted) cuda_check_access(from, sizeof zeros);
     f->copy[f->copies++] = (copy){to, wanted ? from : zeros};
@@ -247,7 +294,7 @@ void cuda_copy_async(uint32_t to, const void *from, bool wanted)
 
 void cuda_wait_for_copies(void)
 {
-    fiber *f = &machine.fibers[cuda_thread.x];
+    fiber *f = &here()->fibers[cuda_thread.x];
     for (int i = 0; i < f->copies; i++)
         memcpy(cuda_shared_at(f->copy[i].to, 16), f->copy[i].from, 16);
     f->copies = 0;
@@ -265,7 +312,7 @@ static bool lies_in(const void *at, size_t size, const void *first, size_t bytes
 static bool is_own(const void *at, size_t size)
 {
     return lies_in(at, size, cuda_shared_memory, machine.run->smem_bytes) ||
-           lies_in(at, size, machine.stacks, (size_t)machine.run->threads * STACK) ||
+           lies_in(at, size, here()->stacks, (size_t)machine.run->threads * STACK) ||
            lies_in(at, size, __executable_start, (size_t)(_end - __executable_start));
 }
 
@@ -322,14 +369,14 @@ ACCESSES_OF(16)
 static void enter(void)
 {
     machine.run->kernel(machine.run->parameters);
-    if (machine.fibers[cuda_thread.x].copies) cuda_die("the end, and copies still on their way");
-    machine.fibers[cuda_thread.x].at = ENDED;
+    if (here()->fibers[cuda_thread.x].copies) cuda_die("the end, and copies still on their way");
+    here()->fibers[cuda_thread.x].at = ENDED;
     _longjmp(machine.scheduler, 1);
 }
 
 static void resume(unsigned thread)
 {
-    fiber *f = &machine.fibers[thread];
+    fiber *f = &here()->fibers[thread];
     cuda_thread.x = thread;
     if (_setjmp(machine.scheduler) != 0) return;
     if (f->started) _longjmp(f->resume, 1);
@@ -339,27 +386,31 @@ static void resume(unsigned thread)
 
 static bool can_go_on(unsigned thread)
 {
-    const fiber *f = &machine.fibers[thread];
+    const fiber *f = &here()->fibers[thread];
     switch (f->at) {
     case NOWHERE: return true;
     case ENDED: return false;
-    case OF_WARP: return f->phase != machine.warp_phase[thread / WARP];
-    case NAMED: return f->phase != machine.named[f->number].phase;
+    case OF_WARP: return f->phase != here()->warp_phase[thread / WARP];
+    case NAMED: return f->phase != here()->named[f->number].phase;
     case UNIT: return f->wait.is_over(&f->wait);
-    default: return f->phase != machine.phase;
+    case CLUSTER: return f->phase != machine.cluster_phase;
+    default: return f->phase != here()->phase;
     }
 }
 
+static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
+
 static bool is_slow(unsigned thread)
 {
-    return thread / WARP == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
+    const unsigned warp = cuda_cluster_rank * count_warps() + thread / WARP;
+    return warp == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
 }
 
 /* Whether so many threads wait at the same kind of place. */
 static bool all_at(unsigned first, unsigned threads, meeting at)
 {
     for (unsigned n = 0; n < threads; n++)
-        if (machine.fibers[first + n].at != at) return false;
+        if (here()->fibers[first + n].at != at) return false;
     return true;
 }
 
@@ -368,8 +419,8 @@ static void check_lanes(unsigned first, unsigned lanes)
 {
     bool same = true;
     for (unsigned n = 0; n < lanes; n++) {
-        if (machine.fibers[first + n].at == UNIT || can_go_on(first + n)) return;
-        same = same && machine.fibers[first + n].at == machine.fibers[first].at;
+        if (here()->fibers[first + n].at == UNIT || can_go_on(first + n)) return;
+        same = same && here()->fibers[first + n].at == here()->fibers[first].at;
     }
     if (!same) cuda_die("threads of a warp meet at different places");
 }
@@ -398,15 +449,13 @@ static bool run_warp(unsigned warp, bool slow_too)
         }
         any = any || again;
         if (!again && has_met(first, lanes)) {
-            machine.warp_phase[warp]++;
+            here()->warp_phase[warp]++;
             again = true;
         }
     }
     if (any) check_lanes(first, lanes);
     return any;
 }
-
-static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / WARP; }
 
 static bool run_warps(bool slow_too)
 {
@@ -422,21 +471,60 @@ static bool end_phase(void)
 {
     const unsigned threads = machine.run->threads;
     if (!all_at(0, threads, BARRIER) && !all_at(0, threads, VOTE)) return false;
-    machine.phase++;
-    machine.votes[machine.phase & 1] = 0;
+    here()->phase++;
+    here()->votes[here()->phase & 1] = 0;
     return true;
 }
 
 static bool units_go_on(void) { return machine.run->units && machine.run->units->go_on(); }
 
+static bool run_fast(void) { return run_warps(false); }
+static bool run_all(void) { return run_warps(true); }
+
+/* Each block of the cluster in turn; whether one could. */
+static bool for_blocks(bool (*go_on)(void))
+{
+    const unsigned blocks = cuda_cluster_size(machine.run);
+    bool any = false;
+    for (unsigned i = 0; i < blocks; i++) {
+        cuda_enter_block(machine.run->backwards ? blocks - 1 - i : i);
+        any = go_on() || any;
+    }
+    return any;
+}
+
+static bool is_anywhere_but_at(meeting at, unsigned *there)
+{
+    bool other = false;
+    for (unsigned n = 0; n < machine.run->threads; n++) {
+        const meeting m = here()->fibers[n].at;
+        other = other || (m != at && m != ENDED);
+        *there += m == at;
+    }
+    return other;
+}
+
+/* Whether all threads of the cluster that have not ended have met at its barrier, and now can go on. */
+static bool end_cluster_phase(void)
+{
+    unsigned there = 0;
+    for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
+        cuda_enter_block(rank);
+        if (is_anywhere_but_at(CLUSTER, &there)) return false;
+    }
+    if (there) machine.cluster_phase++;
+    return there;
+}
+
 static void describe(unsigned thread, char *text, size_t size)
 {
-    const fiber *f = &machine.fibers[thread];
-    const named_barrier *b = &machine.named[f->number];
+    const fiber *f = &here()->fibers[thread];
+    const named_barrier *b = &here()->named[f->number];
     switch (f->at) {
     case ENDED: snprintf(text, size, "has ended"); return;
     case OF_WARP: snprintf(text, size, "waits for its warp"); return;
     case UNIT: f->wait.describe(&f->wait, text, size); return;
+    case CLUSTER: snprintf(text, size, "waits at the cluster's barrier"); return;
     case NAMED:
         snprintf(text, size, "waits at named barrier %d (%d of %d threads are there)", f->number,
                  b->arrived, b->threads);
@@ -447,50 +535,22 @@ static void describe(unsigned thread, char *text, size_t size)
 
 static void die_waiting(void)
 {
-    for (unsigned thread = 0; thread < machine.run->threads; thread += WARP) {
-        char text[160];
-        describe(thread, text, sizeof text);
-        fprintf(stderr, "warp %u %s\n", thread / WARP, text);
+    for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
+        cuda_enter_block(rank);
+        for (unsigned thread = 0; thread < machine.run->threads; thread += WARP) {
+            char text[160];
+            describe(thread, text, sizeof text);
+            fprintf(stderr, "block %u, warp %u %s\n", here()->number, thread / WARP, text);
+        }
     }
     cuda_die("no thread can go on");
 }
 
-static void run_block(void)
+static void run_cluster(void)
 {
-    while (run_warps(false) || units_go_on() || run_warps(true) || end_phase()) continue;
-    if (!all_at(0, machine.run->threads, ENDED)) die_waiting();
-    for (int number = 0; number < NAMED_BARRIERS; number++)
-        if (machine.named[number].arrived)
-            cuda_die("the end, and %d of %d threads have arrived at named barrier %d",
-                     machine.named[number].arrived, machine.named[number].threads, number);
-    if (machine.run->units) machine.run->units->end();
-}
-
-static void start_fiber(unsigned thread)
-{
-    fiber *f = &machine.fibers[thread];
-    f->started = false;
-    f->at = NOWHERE;
-    f->copies = 0;
-    memset(f->arrivals, 0, sizeof f->arrivals);
-    if (getcontext(&f->first) != 0) abort();
-    f->first.uc_stack.ss_sp = machine.stacks + (size_t)thread * STACK;
-    f->first.uc_stack.ss_size = STACK;
-    f->first.uc_link = &machine.back;
-    makecontext(&f->first, enter, 0);
-}
-
-static void start_block(unsigned block)
-{
-    const unsigned bytes = machine.run->smem_bytes;
-    cuda_block.x = block;
-    memset(cuda_shared_memory, 0xff, bytes);
-    memset((char *)cuda_shared_memory + bytes, 0x5a, GUARD);
-    if (__start_cuda_shared)
-        memset(__start_cuda_shared, 0xff, (size_t)(__stop_cuda_shared - __start_cuda_shared));
-    memset(machine.named, 0, sizeof machine.named);
-    for (unsigned n = 0; n < machine.run->threads; n++) start_fiber(n);
-    if (machine.run->units) machine.run->units->start(machine.run);
+    while (for_blocks(run_fast) || for_blocks(units_go_on) || for_blocks(run_all) ||
+           for_blocks(end_phase) || end_cluster_phase())
+        continue;
 }
 
 static void check_guard(void)
@@ -500,18 +560,77 @@ static void check_guard(void)
         if (guard[i] != 0x5a) cuda_die("a write behind the dynamic shared memory");
 }
 
+static void end_block(void)
+{
+    if (!all_at(0, machine.run->threads, ENDED)) die_waiting();
+    for (int number = 0; number < NAMED_BARRIERS; number++)
+        if (here()->named[number].arrived)
+            cuda_die("the end, and %d of %d threads have arrived at named barrier %d",
+                     here()->named[number].arrived, here()->named[number].threads, number);
+    if (machine.run->units) machine.run->units->end();
+    check_guard();
+}
+
+static void start_fiber(unsigned thread)
+{
+    fiber *f = &here()->fibers[thread];
+    f->started = false;
+    f->at = NOWHERE;
+    f->copies = 0;
+    memset(f->arrivals, 0, sizeof f->arrivals);
+    if (getcontext(&f->first) != 0) abort();
+    f->first.uc_stack.ss_sp = here()->stacks + (size_t)thread * STACK;
+    f->first.uc_stack.ss_size = STACK;
+    f->first.uc_link = &machine.back;
+    makecontext(&f->first, enter, 0);
+}
+
+static void start_block(unsigned number)
+{
+    const unsigned bytes = machine.run->smem_bytes;
+    here()->number = cuda_block.x = number;
+    memset(cuda_shared_memory, 0xff, bytes);
+    memset((char *)cuda_shared_memory + bytes, 0x5a, GUARD);
+    if (__start_cuda_shared) memset(__start_cuda_shared, 0xff, variables_size());
+    memset(here()->named, 0, sizeof here()->named);
+    for (unsigned n = 0; n < machine.run->threads; n++) start_fiber(n);
+    if (machine.run->units) machine.run->units->start(machine.run);
+}
+
+static void allocate(block *b, const cuda_run *run)
+{
+    b->stacks = malloc((size_t)run->threads * STACK);
+    b->dynamic = aligned_alloc(128, ((size_t)run->smem_bytes + GUARD + 127) / 128 * 128);
+    b->variables = malloc(variables_size() + 1);
+    if (!b->stacks || !b->dynamic || !b->variables) abort();
+}
+
+static void release(block *b)
+{
+    free(b->stacks);
+    free(b->dynamic);
+    free(b->variables);
+}
+
 void cuda_run_kernel(const cuda_run *run)
 {
+    const unsigned blocks = cuda_cluster_size(run);
     machine.run = run;
     cuda_grid.x = run->grid;
-    machine.stacks = malloc((size_t)run->threads * STACK);
-    cuda_shared_memory = aligned_alloc(128, ((size_t)run->smem_bytes + GUARD + 127) / 128 * 128);
-    if (!machine.stacks || !cuda_shared_memory || run->threads > MOST_THREADS) abort();
-    for (unsigned block = 0; block < run->grid; block++) {
-        start_block(block);
-        run_block();
-        check_guard();
+    if (run->threads > MOST_THREADS || blocks > CUDA_MOST_CLUSTER || run->grid % blocks) abort();
+    for (unsigned rank = 0; rank < blocks; rank++) allocate(&machine.blocks[rank], run);
+    cuda_cluster_rank = 0;
+    cuda_shared_memory = here()->dynamic;
+    for (unsigned first = 0; first < run->grid; first += blocks) {
+        for (unsigned rank = 0; rank < blocks; rank++) {
+            cuda_enter_block(rank);
+            start_block(first + rank);
+        }
+        run_cluster();
+        for (unsigned rank = 0; rank < blocks; rank++) {
+            cuda_enter_block(rank);
+            end_block();
+        }
     }
-    free(machine.stacks);
-    free(cuda_shared_memory);
+    for (unsigned rank = 0; rank < blocks; rank++) release(&machine.blocks[rank]);
 }

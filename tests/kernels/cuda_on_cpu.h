@@ -26,6 +26,7 @@
 /* Together, so that they can hold NaN when a block begins. */
 #define __shared__ static __attribute__((section("cuda_shared")))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 
 typedef struct cuda_index {
@@ -95,6 +96,9 @@ void cuda_named_barrier(int number, int threads);
 void cuda_named_barrier_arrive(int number, int threads);
 int cuda_named_barrier_or(int number, int threads, int predicate);
 
+/* All threads of the cluster meet, those that have not ended. */
+void cuda_cluster_barrier(void);
+
 /* Shows so many bytes to the warp; returns what its lanes show, one each cuda_shown_pitch() bytes,
  * until the next exchange but one. */
 const void *cuda_show_warp(const void *mine, size_t size);
@@ -105,6 +109,9 @@ size_t cuda_shown_pitch(void);
  * or lie outside. */
 uint32_t cuda_shared_address(const void *pointer);
 void *cuda_shared_at(uint32_t address, size_t size);
+
+/* The same place in another block of the cluster. */
+void *cuda_at_peer(const void *pointer, unsigned rank);
 
 /* Copies of 16 bytes, or of zeros where not wanted, that are there after the wait. */
 void cuda_copy_async(uint32_t to, const void *from, bool wanted);
@@ -125,15 +132,23 @@ typedef struct cuda_wait {
 } cuda_wait;
 void cuda_wait_until(const cuda_wait *wait);
 
-/* Units that work beside the threads. */
 typedef struct cuda_run cuda_run;
+
+/* The blocks of a cluster, which run side by side: how many, which of them is running, and another. */
+enum { CUDA_MOST_CLUSTER = 2 };
+extern unsigned cuda_cluster_rank;
+unsigned cuda_cluster_size(const cuda_run *run);
+void cuda_enter_block(unsigned rank);
+
+/* Units that work beside the threads: each of these is called for each block in turn, which then is
+ * the one that runs. */
 typedef struct cuda_units {
     void (*start)(const cuda_run *run); /* a block begins */
     bool (*go_on)(void); /* no thread can: finishes one thing; false: there is none */
     void (*end)(void);   /* all threads have ended */
 } cuda_units;
 
-/* Runs a kernel, blocks one after the other. With `backwards` the threads take turns in the
+/* Runs a kernel, clusters of blocks one after the other. With `backwards` the threads take turns in the
  * other order, so that a kernel that lacks a barrier goes wrong one way or the other; slow threads go on
  * only when no other can, and no unit. Ends the program where a write leaves the dynamic shared
  * memory. */
@@ -142,9 +157,10 @@ struct cuda_run {
     void (*kernel)(const void *parameters);
     const void *parameters;
     unsigned grid, threads;
+    unsigned cluster; /* blocks of it; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
-    unsigned slow_warp;
+    unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, nothing is checked */

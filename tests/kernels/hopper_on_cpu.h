@@ -39,6 +39,24 @@ FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
 }
 FA_DEVICE void barrier_wait(uint64_t *barrier, int parity) { hopper_barrier_wait(barrier, parity); }
 
+FA_DEVICE void cluster_sync(void) { cuda_cluster_barrier(); }
+FA_DEVICE void barrier_wait_for_peer(uint64_t *barrier, int parity)
+{
+    hopper_barrier_wait(barrier, parity);
+}
+FA_DEVICE void barrier_arrive_at_peer_if(uint64_t *barrier, int peer, int condition)
+{
+    if (condition) hopper_barrier_arrive_at_peer(barrier, (unsigned)peer);
+}
+FA_DEVICE void send_float(float *shared, uint64_t *barrier, int peer, float x)
+{
+    hopper_send_float(shared, barrier, (unsigned)peer, x);
+}
+FA_DEVICE void send_bytes(void *shared, uint64_t *barrier, int peer, int bytes)
+{
+    hopper_send_bytes(shared, barrier, (unsigned)peer, bytes);
+}
+
 FA_DEVICE void named_barrier_sync(int id, int threads) { cuda_named_barrier(id, threads); }
 FA_DEVICE void named_barrier_arrive(int id, int threads) { cuda_named_barrier_arrive(id, threads); }
 
@@ -74,10 +92,22 @@ FA_DEVICE void wgmma_commit(void) { hopper_products_commit(); }
             .columns = N, .bfloat = BFLOAT16, .accumulate = accumulate, .d = d, .a = a, .b = b};   \
         hopper_multiply(&p);                                                                       \
     }                                                                                              \
+    FA_DEVICE void wgmma_shared_pv_##N(float *d, uint64_t a, uint64_t b, int accumulate)           \
+    {                                                                                              \
+        const hopper_product p = {.columns = N,                                                    \
+                                  .bfloat = BFLOAT16,                                              \
+                                  .across = true,                                                  \
+                                  .accumulate = accumulate,                                        \
+                                  .d = d,                                                          \
+                                  .a = a,                                                          \
+                                  .b = b};                                                         \
+        hopper_multiply(&p);                                                                       \
+    }                                                                                              \
     FA_DEVICE void wgmma_pv_##N(float *d, const uint32_t *a, uint64_t b, int accumulate)           \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
                                   .bfloat = BFLOAT16,                                              \
+                                  .across = true,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
                                   .registers = a,                                                  \

@@ -35,11 +35,16 @@ typedef struct barrier {
     uint32_t passed[MOST_THREADS / WARP]; /* of each warp: the most waits that a lane has passed */
 } barrier;
 
+/* A copy on its way: a box of a tensor, or bytes from the block to a peer. */
 typedef struct load {
     fa_tensor_map_shape map;
     char *to;
     int64_t place[FA_TENSOR_MAP_AXES];
     barrier *full;
+    unsigned peer;
+    int bytes;   /* to the peer; 0: it is a box */
+    bool fenced; /* they are read where copies see the block's shared memory */
+    float x;     /* else this one is sent */
 } load;
 
 /* Accumulators that products on their way write to. */
@@ -64,8 +69,8 @@ typedef struct warpgroup {
     uint64_t done, groups_done; /* products, groups */
 } warpgroup;
 
-static struct {
-    const cuda_run *run;
+/* The units of a block. */
+typedef struct block_units {
     uint64_t block; /* counts all blocks: marks this one's barriers */
     int num_barriers;
     bool barriers_fenced;
@@ -77,9 +82,20 @@ static struct {
     bool proxy_fenced;
     warpgroup groups[MOST_GROUPS];
     int registers[MOST_THREADS];
+} block_units;
+
+static struct {
+    const cuda_run *run;
+    uint64_t blocks; /* so far */
+    block_units of[CUDA_MOST_CLUSTER];
 } units;
 
+static block_units *here(void) { return &units.of[cuda_cluster_rank]; }
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
+
+/* What a matrix descriptor does not say of an address: the block's number in its cluster. */
+static uint32_t block_bits(void) { return cuda_shared_address(cuda_shared_memory) & ~0x3ffffu; }
 
 static uint32_t swizzled(uint32_t address) { return address ^ (address / SWIZZLE % 8 * 16); }
 
@@ -88,44 +104,59 @@ static size_t offset_in_shared(const void *pointer)
     return (size_t)((const char *)pointer - (const char *)cuda_shared_memory);
 }
 
-void hopper_proxy_fence(void) { units.proxy_fenced = true; }
+void hopper_proxy_fence(void) { here()->proxy_fenced = true; }
 
 /* Before products read. */
 static void see_fenced(void)
 {
-    if (units.proxy_fenced) memcpy(units.seen, cuda_shared_memory, units.run->smem_bytes);
-    units.proxy_fenced = false;
+    if (here()->proxy_fenced) memcpy(here()->seen, cuda_shared_memory, units.run->smem_bytes);
+    here()->proxy_fenced = false;
 }
 
 /* ---- Barriers -------------------------------------------------------------------------------- */
 
-static uint64_t mark_of(int number) { return units.block << 16 | (uint64_t)number; }
+static uint64_t mark_of(int number) { return here()->block << 16 | (uint64_t)number; }
 
 static barrier *find_barrier(const uint64_t *word)
 {
     const int number = (int)(*word & 0xffff);
-    if (number >= units.num_barriers || *word != mark_of(number) ||
-        units.barriers[number].word != word)
+    if (number >= here()->num_barriers || *word != mark_of(number) ||
+        here()->barriers[number].word != word)
         cuda_die("a barrier that was not initialized");
-    return &units.barriers[number];
+    return &here()->barriers[number];
 }
 
-static int number_of(const barrier *b) { return (int)(b - units.barriers); }
+static int number_of(const barrier *b)
+{
+    const int number = (int)(b - here()->barriers);
+    return number >= 0 && number < MOST_BARRIERS ? number : -1; /* another block's */
+}
 
 void hopper_barrier_init(uint64_t *word, int arrivals)
 {
     if ((uintptr_t)word % 8) cuda_die("a misaligned barrier");
     if (arrivals < 1 || arrivals >= 1 << 20) cuda_die("a barrier of %d arrivals", arrivals);
-    for (int i = 0; i < units.num_barriers; i++)
-        if (units.barriers[i].word == word) cuda_die("barrier %d is initialized again", i);
-    if (units.num_barriers == MOST_BARRIERS) cuda_die("too many barriers");
-    *word = mark_of(units.num_barriers);
-    units.barriers[units.num_barriers++] =
+    for (int i = 0; i < here()->num_barriers; i++)
+        if (here()->barriers[i].word == word) cuda_die("barrier %d is initialized again", i);
+    if (here()->num_barriers == MOST_BARRIERS) cuda_die("too many barriers");
+    *word = mark_of(here()->num_barriers);
+    here()->barriers[here()->num_barriers++] =
         (barrier){.word = word, .arrivals = arrivals, .missing = arrivals};
-    units.barriers_fenced = false;
+    here()->barriers_fenced = false;
 }
 
-void hopper_barrier_fence(void) { units.barriers_fenced = true; }
+void hopper_barrier_fence(void) { here()->barriers_fenced = true; }
+
+/* The same barrier of another block. */
+static barrier *find_peer_barrier(const uint64_t *word, unsigned peer)
+{
+    const block_units *u = &units.of[peer];
+    const int number = number_of(find_barrier(word));
+    if (peer >= cuda_cluster_size(units.run)) cuda_die("no block %u in the cluster", peer);
+    if (number >= u->num_barriers || u->barriers[number].word != word)
+        cuda_die("barrier %d is another one in block %u", number, peer);
+    return &units.of[peer].barriers[number];
+}
 
 static void end_phase_if_complete(barrier *b)
 {
@@ -144,13 +175,25 @@ static void arrive(barrier *b)
 
 void hopper_barrier_arrive(uint64_t *word) { arrive(find_barrier(word)); }
 
+void hopper_barrier_arrive_at_peer(uint64_t *word, unsigned peer)
+{
+    arrive(find_peer_barrier(word, peer));
+}
+
 void hopper_barrier_expect(uint64_t *word, int bytes)
 {
     barrier *b = find_barrier(word);
-    if (bytes < 0 || bytes > MOST_BYTES - b->bytes)
+    if (bytes < 0 || b->bytes + bytes > MOST_BYTES)
         cuda_die("barrier %d cannot expect %d bytes", number_of(b), bytes);
     b->bytes += bytes;
     arrive(b);
+}
+
+/* What a peer sends may come before it is expected. */
+static void receive_from_peer(barrier *b, int bytes)
+{
+    b->bytes -= bytes;
+    end_phase_if_complete(b);
 }
 
 static void receive(barrier *b, int bytes)
@@ -209,8 +252,8 @@ void hopper_barrier_wait(uint64_t *word, int parity)
 
 static void check_barriers(void)
 {
-    for (int i = 0; i < units.num_barriers; i++) {
-        const barrier *b = &units.barriers[i];
+    for (int i = 0; i < here()->num_barriers; i++) {
+        const barrier *b = &here()->barriers[i];
         if (b->missing != b->arrivals || b->bytes)
             cuda_die("the end, and barrier %d lacks %d of %d arrivals, %d bytes", i, b->missing,
                      b->arrivals, b->bytes);
@@ -279,11 +322,11 @@ static void write_row(char *to, const char bytes[SWIZZLE])
     for (uint32_t i = 0; i < SWIZZLE; i += 16) {
         char *chunk = cuda_shared_at(swizzled(address + i), 16);
         memcpy(chunk, bytes + i, 16);
-        memcpy(units.seen + offset_in_shared(chunk), bytes + i, 16);
+        memcpy(here()->seen + offset_in_shared(chunk), bytes + i, 16);
     }
 }
 
-static void finish_load(const load *l)
+static void finish_box(const load *l)
 {
     char bytes[SWIZZLE];
     for (int row = 0; row < box_bytes(&l->map) / SWIZZLE; row++) {
@@ -291,6 +334,61 @@ static void finish_load(const load *l)
         write_row(l->to + row * SWIZZLE, bytes);
     }
     receive(l->full, box_bytes(&l->map));
+}
+
+/* What is sent to a peer, whose copies and products see it at once. */
+static void write_at_peer(const load *l, const void *bytes, int size)
+{
+    char *to = cuda_at_peer(l->to, l->peer);
+    memcpy(to, bytes, (size_t)size);
+    memcpy(units.of[l->peer].seen + offset_in_shared(l->to), bytes, (size_t)size);
+}
+
+static void finish_sending(const load *l)
+{
+    if (l->fenced) write_at_peer(l, here()->seen + offset_in_shared(l->to), l->bytes);
+    else write_at_peer(l, &l->x, l->bytes);
+    receive_from_peer(l->full, l->bytes);
+}
+
+static void spoil_peer(const load *l)
+{
+    for (int i = 0; i < l->bytes; i += (int)sizeof poison)
+        write_at_peer(&(load){.to = l->to + i, .peer = l->peer}, &poison, sizeof poison);
+}
+
+static void send(const load *l)
+{
+    if (!units.run->late_copies) {
+        finish_sending(l);
+        return;
+    }
+    if (here()->num_loads == MOST_LOADS) cuda_die("too many copies on their way");
+    spoil_peer(l);
+    here()->loads[here()->num_loads++] = *l;
+}
+
+void hopper_send_float(float *shared, uint64_t *word, unsigned peer, float x)
+{
+    (void)cuda_shared_at(cuda_shared_address(shared), sizeof x);
+    send(&(load){.to = (char *)shared,
+                 .full = find_peer_barrier(word, peer),
+                 .peer = peer,
+                 .bytes = sizeof x,
+                 .x = x});
+}
+
+void hopper_send_bytes(void *shared, uint64_t *word, unsigned peer, int bytes)
+{
+    if (cuda_shared_address(shared) % 16 || bytes % 16 || bytes <= 0)
+        cuda_die("a copy to a peer of other than whole 16 bytes");
+    (void)cuda_shared_at(cuda_shared_address(shared) + (uint32_t)bytes - 16, 16);
+    see_fenced();
+    send(&(load){.to = shared,
+                 .full = find_peer_barrier(word, peer),
+                 .peer = peer,
+                 .bytes = bytes,
+                 .fenced = true});
 }
 
 static void spoil_box(const load *l)
@@ -309,29 +407,30 @@ void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, con
     if (m.mark != map_mark || (uintptr_t)opaque % 64) cuda_die("no tensor map, or misaligned");
     if (m.shape.axes != axes) cuda_die("a map of %d axes, not %d", m.shape.axes, axes);
     if (m.shape.box[0] * 2 != SWIZZLE) cuda_die("a box of other rows than 128 bytes");
-    if (!units.barriers_fenced) cuda_die("barriers that the copy engine may not see yet");
+    if (!here()->barriers_fenced) cuda_die("barriers that the copy engine may not see yet");
     if (cuda_shared_address(shared) % SWIZZLE) cuda_die("a misaligned box in shared memory");
     l.map = m.shape;
     for (int i = 0; i < axes; i++) l.place[i] = place[i];
     if (!units.run->late_copies) {
-        finish_load(&l);
+        finish_box(&l);
         return;
     }
-    if (units.num_loads == MOST_LOADS) cuda_die("too many copies on their way");
+    if (here()->num_loads == MOST_LOADS) cuda_die("too many copies on their way");
     spoil_box(&l);
-    units.loads[units.num_loads++] = l;
+    here()->loads[here()->num_loads++] = l;
 }
 
 /* The youngest copy that somebody waits for. */
 static bool finish_some_load(void)
 {
-    int n = units.num_loads - 1;
-    while (n >= 0 && !units.loads[n].full->waiting) n--;
+    int n = here()->num_loads - 1;
+    while (n >= 0 && !here()->loads[n].full->waiting) n--;
     if (n < 0) return false;
-    const load l = units.loads[n];
-    units.num_loads--;
-    memmove(&units.loads[n], &units.loads[n + 1], (size_t)(units.num_loads - n) * sizeof l);
-    finish_load(&l);
+    const load l = here()->loads[n];
+    here()->num_loads--;
+    memmove(&here()->loads[n], &here()->loads[n + 1], (size_t)(here()->num_loads - n) * sizeof l);
+    if (l.bytes) finish_sending(&l);
+    else finish_box(&l);
     return true;
 }
 
@@ -339,7 +438,7 @@ static bool finish_some_load(void)
 
 static lane *this_lane(void)
 {
-    return &units.groups[cuda_thread.x / WARPGROUP].lanes[cuda_thread.x % WARPGROUP];
+    return &here()->groups[cuda_thread.x / WARPGROUP].lanes[cuda_thread.x % WARPGROUP];
 }
 
 void hopper_products_fence(void) { this_lane()->fenced = true; }
@@ -383,7 +482,7 @@ void hopper_multiply(const hopper_product *p)
 {
     lane *l = this_lane();
     if (!l->fenced) cuda_die("products without a fence since the last wait");
-    if (l->asked - units.groups[cuda_thread.x / WARPGROUP].done == MOST_PRODUCTS)
+    if (l->asked - here()->groups[cuda_thread.x / WARPGROUP].done == MOST_PRODUCTS)
         cuda_die("too many products on their way");
     take_accumulators(l, p);
     l->products[l->asked++ % MOST_PRODUCTS] = *p;
@@ -396,8 +495,8 @@ static void decode(uint32_t address, bool bfloat, float x[8])
     uint16_t bits[8];
     if (halves[0x3c00] == 0.0f)
         for (int i = 0; i < 1 << 16; i++) halves[i] = fa_half_to_float((uint16_t)i);
-    const void *at = cuda_shared_at(swizzled(address), 16);
-    memcpy(bits, units.seen + offset_in_shared(at), sizeof bits);
+    const void *at = cuda_shared_at(swizzled(address) | block_bits(), 16);
+    memcpy(bits, here()->seen + offset_in_shared(at), sizeof bits);
     for (int i = 0; i < 8; i++) x[i] = bfloat ? fa_bfloat_to_float(bits[i]) : halves[bits[i]];
 }
 
@@ -514,11 +613,10 @@ static void multiply(const warpgroup *w, uint64_t number, float *sum)
     const hopper_product *p = &w->lanes[0].products[number % MOST_PRODUCTS];
     see_fenced();
     if (!p->accumulate) memset(sum, 0, sizeof *sum * 64 * (size_t)p->columns);
-    if (p->registers) {
-        read_registers(w, number, a);
-        read_across_rows(p->b, p->bfloat, p->columns, b);
-    } else {
-        read_along_rows(p->a, p->bfloat, 64, a);
+    if (p->registers) read_registers(w, number, a);
+    else read_along_rows(p->a, p->bfloat, 64, a);
+    if (p->across) read_across_rows(p->b, p->bfloat, p->columns, b);
+    else {
         read_along_rows(p->b, p->bfloat, p->columns, rows);
         transpose(rows, p->columns, b);
     }
@@ -533,7 +631,7 @@ static void check_product(const warpgroup *w, uint64_t number)
         const hopper_product *p = &w->lanes[thread].products[number % MOST_PRODUCTS];
         if (p->columns != first->columns || p->bfloat != first->bfloat ||
             p->accumulate != first->accumulate || !p->registers != !first->registers ||
-            p->a != first->a || p->b != first->b)
+            p->across != first->across || p->a != first->a || p->b != first->b)
             cuda_die("the threads of a warpgroup ask for different products");
     }
 }
@@ -572,7 +670,7 @@ static void finish_group(warpgroup *w)
 
 void hopper_products_commit(void)
 {
-    warpgroup *w = &units.groups[cuda_thread.x / WARPGROUP];
+    warpgroup *w = &here()->groups[cuda_thread.x / WARPGROUP];
     lane *l = this_lane();
     if (l->commits - w->groups_done == MOST_COMMITS) cuda_die("too many groups of products");
     l->end[l->commits++ % MOST_COMMITS] = l->asked;
@@ -594,7 +692,7 @@ static void describe_products(const cuda_wait *wait, char *text, size_t size)
 
 void hopper_products_wait(int pending)
 {
-    warpgroup *w = &units.groups[cuda_thread.x / WARPGROUP];
+    warpgroup *w = &here()->groups[cuda_thread.x / WARPGROUP];
     lane *l = this_lane();
     l->fenced = false;
     l->wanted = l->commits > (uint64_t)pending ? l->commits - (uint64_t)pending : 0;
@@ -606,7 +704,7 @@ void hopper_products_wait(int pending)
 static bool finish_some_products(void)
 {
     for (int i = 0; i < MOST_GROUPS; i++) {
-        warpgroup *w = &units.groups[i];
+        warpgroup *w = &here()->groups[i];
         bool wanted = false;
         for (int thread = 0; thread < WARPGROUP; thread++)
             wanted = wanted || w->lanes[thread].wanted > w->groups_done;
@@ -621,15 +719,22 @@ static void check_products(void)
 {
     for (int i = 0; i < MOST_GROUPS; i++)
         for (int thread = 0; thread < WARPGROUP; thread++)
-            if (units.groups[i].lanes[thread].asked != units.groups[i].done)
+            if (here()->groups[i].lanes[thread].asked != here()->groups[i].done)
                 cuda_die("the end, and warpgroup %d has products on their way", i);
 }
 
 /* ---- Registers ------------------------------------------------------------------------------- */
 
+/* Of a thread, when a block starts: all that the block will ever have. */
+static int at_start(void)
+{
+    const int registers = (int)(REGISTERS / units.run->threads) / 8 * 8;
+    return registers < 248 ? registers : 248;
+}
+
 void hopper_registers(int count, bool more)
 {
-    int *mine = &units.registers[cuda_thread.x];
+    int *mine = &here()->registers[cuda_thread.x];
     if (count % 8 || count < 24 || count > 256) cuda_die("%d registers a thread", count);
     if (more ? count < *mine : count > *mine)
         cuda_die("%d registers are %s than %d", count, more ? "fewer" : "more", *mine);
@@ -640,31 +745,30 @@ static void check_registers(void)
 {
     int sum = 0;
     for (unsigned thread = 0; thread < units.run->threads; thread++) {
-        sum += units.registers[thread];
-        if (units.registers[thread] != units.registers[thread / WARPGROUP * WARPGROUP])
+        sum += here()->registers[thread];
+        if (here()->registers[thread] != here()->registers[thread / WARPGROUP * WARPGROUP])
             cuda_die("the warps of a warpgroup have different numbers of registers");
     }
-    if (sum > REGISTERS) cuda_die("the block has %d registers", sum);
+    if (sum > at_start() * (int)units.run->threads)
+        cuda_die("the block has %d registers, more than it started with", sum);
 }
 
 /* ---- The units ------------------------------------------------------------------------------- */
 
 static void start(const cuda_run *run)
 {
-    const int registers = (int)(REGISTERS / run->threads) / 8 * 8;
     if (run->threads % WARPGROUP || run->threads > MOST_THREADS)
         cuda_die("%u threads are no warpgroups", run->threads);
     units.run = run;
-    units.block++;
-    units.num_barriers = units.num_loads = 0;
-    units.barriers_fenced = units.proxy_fenced = false;
-    units.seen = malloc(run->smem_bytes);
-    if (!units.seen) abort();
-    memset(units.seen, 0xff, run->smem_bytes);
-    for (unsigned n = 0; n < run->threads; n++)
-        units.registers[n] = registers < 248 ? registers : 248;
+    here()->block = ++units.blocks;
+    here()->num_barriers = here()->num_loads = 0;
+    here()->barriers_fenced = here()->proxy_fenced = false;
+    here()->seen = malloc(run->smem_bytes);
+    if (!here()->seen) abort();
+    memset(here()->seen, 0xff, run->smem_bytes);
+    for (unsigned n = 0; n < run->threads; n++) here()->registers[n] = at_start();
     for (int i = 0; i < MOST_GROUPS; i++) {
-        warpgroup *w = &units.groups[i];
+        warpgroup *w = &here()->groups[i];
         w->done = w->groups_done = 0;
         for (int n = 0; n < WARPGROUP; n++) {
             lane *l = &w->lanes[n];
@@ -679,11 +783,11 @@ static bool go_on(void) { return finish_some_products() || finish_some_load(); }
 
 static void end(void)
 {
-    if (units.num_loads) cuda_die("the end, and copies still on their way");
+    if (here()->num_loads) cuda_die("the end, and copies still on their way");
     check_barriers();
     check_products();
     check_registers();
-    free(units.seen);
+    free(here()->seen);
 }
 
 const cuda_units hopper_units = {start, go_on, end};

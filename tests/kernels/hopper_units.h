@@ -28,12 +28,19 @@ void hopper_barrier_wait(uint64_t *barrier, int parity);
 void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *place);
 void hopper_proxy_fence(void);
 
+/* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the
+ * same place, which count towards the barrier's phase there. */
+void hopper_barrier_arrive_at_peer(uint64_t *barrier, unsigned peer);
+void hopper_send_float(float *shared, uint64_t *barrier, unsigned peer, float x);
+void hopper_send_bytes(void *shared, uint64_t *barrier, unsigned peer, int bytes);
+
 /* D (64 x columns) += A (64 x 16) B (16 x columns); accumulate false: D = A B. */
 typedef struct hopper_product {
     int columns;
     bool bfloat, accumulate;
+    bool across; /* B is read across its rows, else along them */
     float *d;
-    const uint32_t *registers; /* A; NULL: it is in shared memory. Then B lies along its rows */
+    const uint32_t *registers; /* A; NULL: it is in shared memory */
     uint64_t a, b;
 } hopper_product;
 void hopper_multiply(const hopper_product *product);

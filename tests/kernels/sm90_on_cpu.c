@@ -1,5 +1,7 @@
-/* forward_sm90 in one of its compiled forms, for the host: ENTRY and the rest come from the build. */
+/* forward_sm90 or forward_sm90_wide in one of its compiled forms, for the host: ENTRY, SOURCE and the rest
+ * come from the build. */
 #define FA_CUDA_ON_CPU 1
 #define forward_sm90 ENTRY
+#define forward_sm90_wide ENTRY
 
-#include "../../kernels/forward_sm90.cu"
+#include SOURCE

@@ -22,7 +22,14 @@
 #include "hopper_units.h"
 #include "outputs.h"
 
-enum { PROBLEMS = 1800, EACH = 5, LONG_ROWS = 8192, MOST_SHUFFLES = 200000, MOST_BLOCKS = 132 };
+enum {
+    PROBLEMS = 1800,
+    WIDE_PROBLEMS = 60,
+    EACH = 5,
+    LONG_ROWS = 8192,
+    MOST_SHUFFLES = 200000,
+    MOST_BLOCKS = 132
+};
 
 /* Problems of which there are few: those with a bias alone, for a form of their own. */
 static const int64_t rare[] = {2833, 12644};
@@ -87,8 +94,10 @@ static void vary(cuda_run *run, const attempt *a, bool otherwise)
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    run->grid = a->plan.grid < most ? a->plan.grid : most;
-    if (otherwise) run->grid = a->plan.tasks < MOST_BLOCKS ? (unsigned)a->plan.tasks : MOST_BLOCKS;
+    const unsigned cluster = cuda_cluster_size(run), clusters = a->plan.grid / cluster;
+    const unsigned room = MOST_BLOCKS / cluster;
+    run->grid = (clusters < most ? clusters : most) * cluster;
+    if (otherwise) run->grid = (a->plan.tasks < room ? (unsigned)a->plan.tasks : room) * cluster;
 }
 
 /* A slow warp, often one of the three that load or describe pieces; all of it, its leader, all others,
@@ -97,7 +106,8 @@ static void slow_down(cuda_run *run, int64_t number)
 {
     const uint64_t bits = (uint64_t)number * 0xD1B54A32D192ED03u;
     const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
-    const unsigned any = (unsigned)(bits >> 50 & 1023) % (run->threads / 32);
+    const unsigned warps = run->threads / 32 * cuda_cluster_size(run);
+    const unsigned any = (unsigned)(bits >> 50 & 1023) % warps;
     run->slow_warp = bits >> 60 < 9 ? (unsigned)(bits >> 60) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -109,6 +119,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     run.kernel = kernels[a->kernel].run;
     run.parameters = &a->parameters;
     run.units = &hopper_units;
+    run.cluster = a->plan.cluster;
     vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
@@ -157,7 +168,8 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
     const int kernel = find_kernel(other.image);
     const uint32_t grid = a->plan.grid;
     if (kernel == KERNELS || a->kernel == KERNELS || runs[kernel] >= runs[a->kernel]) return;
-    if (other.tile_k != a->plan.tile_k) return; /* the maps are for tiles of so many keys */
+    if (other.tile_k != a->plan.tile_k || other.cluster != a->plan.cluster)
+        return; /* the maps are for tiles of so many keys */
     a->kernel = kernel;
     a->plan.image = other.image;
     a->plan.threads = other.threads;
@@ -200,6 +212,22 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return run_twice(&a, call, message, size);
 }
 
+/* Head dims of which other problems have too few. */
+static int run_wide_problems(random_settings *settings, int64_t *number, int64_t end)
+{
+    static random_result result;
+    int done = 0;
+    settings->focus = RANDOM_WIDE;
+    for (*number = 0; *number < end; ++*number) {
+        random_problem_run((uint64_t)*number, settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "wide number %lld: %s\n  %s", (long long)*number,
+              result.report.message, result.description);
+    }
+    return done;
+}
+
 int main(int argc, char **argv)
 {
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
@@ -211,11 +239,12 @@ int main(int argc, char **argv)
                                 .context = &number};
     test_begin();
     if (argc > 2) most_runs = INT_MAX;
-    const int done = run_forward_problems(&settings, &number, end);
+    int done = run_forward_problems(&settings, &number, end);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0] && argc == 1; i++) {
         number = rare[i];
         run_forward_problems(&settings, &number, rare[i] + 1);
     }
+    done += run_wide_problems(&settings, &number, argc > 2 ? atoll(argv[2]) : WIDE_PROBLEMS);
     for (int i = 0; i < KERNELS && argc == 1; i++)
         CHECK(runs[i], "no problem was for %s", kernels[i].image);
     if (argc > 2) {

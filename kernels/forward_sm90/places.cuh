@@ -1,0 +1,30 @@
+/*
+ * Where things lie that are used in turn, and which rows are a thread's.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_PLACES_CUH
+#define FA_KERNELS_FORWARD_SM90_PLACES_CUH
+
+/* Stages are used in turn, through all pieces: the count of tiles so far tells stage and parity. */
+typedef uint32_t tile_count;
+FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }
+FA_DEVICE int parity_of(tile_count count) { return (int)(count / STAGES & 1); }
+
+/* Places of queries likewise, by the piece's number. */
+FA_DEVICE char *q_place(const pipeline *pipe, int number, int consumer)
+{
+    return pipe->q + (number % Q_PLACES * CONSUMERS + consumer) * Q_BYTES;
+}
+
+FA_DEVICE int q_parity(int number) { return number / Q_PLACES & 1; }
+
+/* Lets the compiler know that a value is the same in all lanes. */
+FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
+/* Rows r of a thread, of a piece's queries. */
+FA_DEVICE int row_of(int consumer, int r)
+{
+    return consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16 + (int)threadIdx.x % 32 / 4 +
+           8 * r;
+}
+
+#endif
