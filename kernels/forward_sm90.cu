@@ -53,7 +53,7 @@ enum {
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
     Q_PLACES = GENERAL & FA_SM90_BIAS ? 1 : FA_SM90_Q_PLACES(SHAPE),
-    SLOTS = HEAD_DIM <= 192 ? 16 : 8, /* pieces described ahead, so many as there is room for */
+    SLOTS = FA_SM90_SLOTS(SHAPE),
     NO_PIECE = -1,
     NO_TASK = -2
 };
@@ -71,7 +71,6 @@ enum {
 
 /* What the warps share. */
 typedef struct shared_state {
-    piece pieces[SLOTS];
     uint64_t piece_full[SLOTS], piece_empty[SLOTS];
     uint64_t q_full[Q_PLACES][CONSUMERS], q_empty[Q_PLACES][CONSUMERS];
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
@@ -89,8 +88,10 @@ typedef struct pipeline {
 #if GENERAL & FA_SM90_BIAS
     char *bias; /* a tile of it for each consumer */
 #endif
+    piece *pieces; /* SLOTS that are described ahead */
     shared_state *state;
 } pipeline;
+static_assert(sizeof(piece) <= FA_SM90_SLOT, "as the planner counts shared memory");
 
 #include "forward_sm90/places.cuh"
 
@@ -154,14 +155,18 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state state;
     char *q = (char *)raw + (-shared_address(raw) & 1023), *k = q + Q_PLACES * CONSUMERS * Q_BYTES;
-    char *v = k + STAGES * K_BYTES;
+    char *v = k + STAGES * K_BYTES, *staging = v + STAGES * V_BYTES;
+    char *behind = staging + FA_SM90_STAGING(SHAPE);
     const pipeline pipe = {
         .q = q,
         .k = k,
         .v = v,
-        .staging = v + STAGES * V_BYTES,
+        .staging = staging,
 #if GENERAL & FA_SM90_BIAS
-        .bias = v + STAGES * V_BYTES + FA_SM90_STAGING(SHAPE),
+        .bias = behind,
+        .pieces = (piece *)(behind + CONSUMERS * BIAS_BYTES),
+#else
+        .pieces = (piece *)behind,
 #endif
         .state = &state
     };

@@ -133,12 +133,16 @@ enum {
 /* Bytes through which a consumer's results go out, 64 columns at a time, where there is room. */
 #define FA_SM90_STAGING(shape) (FA_SM90_DIM(shape) <= 192 ? FA_SM90_QUERIES(shape) * 128 : 0)
 
+/* Pieces that are described ahead, as many as there is room for: an even number; bytes of each, at most. */
+#define FA_SM90_SLOTS(shape) (FA_SM90_DIM(shape) <= 192 ? 16 : 6)
+#define FA_SM90_SLOT 192
+
 /* Bytes of dynamic shared memory for one place of queries, with room to align to 1024. */
 #define FA_SM90_SMEM_LEAST(shape)                                                                  \
     (FA_SM90_QUERIES(shape) * FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) +                              \
      FA_SM90_STAGES(shape) * FA_SM90_KEYS(shape) *                                                 \
          (FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) + FA_SM90_ROW_BYTES(FA_SM90_DIM_V(shape))) +       \
-     FA_SM90_STAGING(shape) + 1024)
+     FA_SM90_STAGING(shape) + FA_SM90_SLOTS(shape) * FA_SM90_SLOT + 1024)
 
 /* With more places, queries of the pieces ahead are there when they are needed: FA_SM90_Q_PLACES. */
 #define FA_SM90_SMEM(shape)                                                                        \

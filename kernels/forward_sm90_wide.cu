@@ -109,6 +109,7 @@ static_assert(sizeof(received) == FA_SM90_WIDE_EXCHANGE, "they fit");
 typedef struct pipeline {
     char *q, *ring, *weights; /* CONSUMERS tiles of q and of weights, STAGES chunks */
     received *from_peer;
+    piece *pieces; /* SLOTS that are described ahead */
     shared_state *state;
 } pipeline;
 
@@ -168,6 +169,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                            .ring = ring,
                            .weights = weights,
                            .from_peer = (received *)(weights + CONSUMERS * P_BYTES),
+                           .pieces = state.pieces,
                            .state = &state};
     if (threadIdx.x == 0) init_barriers(&state);
     cluster_sync(); /* the peer's barriers are there as well */

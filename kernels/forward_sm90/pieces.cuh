@@ -228,10 +228,7 @@ FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s,
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
-FA_DEVICE piece *slot_of(const pipeline *pipe, int number)
-{
-    return &pipe->state->pieces[number % SLOTS];
-}
+FA_DEVICE piece *slot_of(const pipeline *pipe, int number) { return &pipe->pieces[number % SLOTS]; }
 
 FA_DEVICE int slot_parity(int number) { return number / SLOTS & 1; }
 

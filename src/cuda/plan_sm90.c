@@ -254,16 +254,23 @@ static int find_order(const fa_problem *p, const fa_cuda_plan *plan)
     return may_pair(p) && count_takers(plan) < plan->tasks ? FA_SM90_PAIRS : FA_SM90_IN_ORDER;
 }
 
-/* The last heads, whose pieces are dealt out one by one so that blocks end together: with two pieces for each
- * block that gains 4% at head dim 64. They are read at the same time, by which wider heads lose as much
- * (measured on an H200). */
+/* Whether the last heads' pieces are dealt out one by one, so that blocks end together. These heads are read
+ * at the same time, by which wide ones lose more than they gain, unless rows are long (on an H200, two
+ * pieces a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1% at 2048). */
+static bool wants_dealing(const fa_problem *p, const fa_cuda_plan *plan)
+{
+    const int64_t many = 32;
+    if (find_order(p, plan) != FA_SM90_PAIRS || has_own_lengths(p)) return false;
+    if (plan->bias_mapped) return false; /* the warp that deals loads the bias there */
+    if (plan->cluster > 1 || plan->grid > FA_SM90_MOST_DEALERS) return false;
+    return plan->tasks <= INT32_MAX && (p->d <= 64 || plan->tiles >= many);
+}
+
+/* So many heads: two pieces for each block. */
 static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const int64_t heads = count_heads(p), blocks = plan->grid;
-    if (find_order(p, plan) != FA_SM90_PAIRS || has_own_lengths(p) || p->d > 64) return 0;
-    if (plan->bias_mapped) return 0; /* the warp that deals loads the bias there */
-    if (plan->cluster > 1) return 0;
-    if (blocks > FA_SM90_MOST_DEALERS || plan->tasks > INT32_MAX) return 0;
+    if (!wants_dealing(p, plan)) return 0;
     const int64_t wanted = (2 * blocks + plan->tiles - 1) / plan->tiles;
     const int64_t mixed = wanted < heads ? wanted : heads;
     return mixed * plan->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? mixed : 0;
