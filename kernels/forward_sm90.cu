@@ -177,7 +177,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         if (threadIdx.x < 32) produce_keys(&pipe, &p, &s);
         else if (threadIdx.x < 64) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 96) describe(&pipe, &p, &s);
-        else if (s.mixed) deal_out(&pipe, &p, &s);
+        else if (s.mixed && s.tasks) deal_out(&pipe, &p, &s);
 #if GENERAL & FA_SM90_BIAS
         else if (s.bias_mapped) produce_biases(&pipe, &s);
 #endif

@@ -187,6 +187,15 @@ FA_DEVICE void deal_out(const pipeline *pipe, const fa_attention_params *p, cons
     }
 }
 
+/* Where no heads have pairs, which happens with few pieces: the longest first, dealt out to and fro. */
+FA_DEVICE int64_t find_mixed(const fa_attention_params *p, const fa_sm90_params *s, int64_t i)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->mixed;
+    const int64_t number = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block);
+    const int64_t place = fa_divide(number, heads);
+    return place < p->tiles ? (number - place * heads) * p->tiles + place : NO_TASK;
+}
+
 /* The block's i-th task, a piece of a head as fa_find_tile counts them. NO_PIECE: there is none in this
  * place, but there may be others; NO_TASK: nor are there others. */
 FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
@@ -206,6 +215,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
         return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
     }
     if (s->mixed == 0) return NO_TASK;
+    if (s->tasks == 0) return find_mixed(p, s, i);
     barrier_wait(&pipe->state->dealt_full, 0);
     const int64_t dealt = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);
     return dealt < pipe->state->dealt_count ? pipe->state->dealt[dealt] : NO_TASK;

@@ -266,13 +266,14 @@ static bool wants_dealing(const fa_problem *p, const fa_cuda_plan *plan)
     return plan->tasks <= INT32_MAX && (p->d <= 64 || plan->tiles >= many);
 }
 
-/* So many heads: two pieces for each block. */
+/* So many heads: two pieces for each block. While they are dealt out there must be a pair to do for each
+ * block; where there are too few, all heads' pieces are dealt out, in a way that takes no time. */
 static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const int64_t heads = count_heads(p), blocks = plan->grid;
     if (!wants_dealing(p, plan)) return 0;
-    const int64_t wanted = (2 * blocks + plan->tiles - 1) / plan->tiles;
-    const int64_t mixed = wanted < heads ? wanted : heads;
+    const int64_t mixed = (2 * blocks + plan->tiles - 1) / plan->tiles;
+    if ((heads - mixed) * count_pairs(plan) < blocks) return heads;
     return mixed * plan->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? mixed : 0;
 }
 
