@@ -58,6 +58,10 @@ enum {
     NO_TASK = -2
 };
 
+/* Of a tile's pairs of weights, about so many are found while values are still being added: see
+ * consumer.cuh. */
+#define EARLY_PAIRS (KEYS / 4 * 3 / 4)
+
 /* Registers of a thread that loads and of one that computes. */
 #if CONSUMERS == 3
 #define PRODUCER_REGISTERS 32
@@ -84,6 +88,7 @@ typedef struct shared_state {
 
 typedef struct pipeline {
     char *q, *k, *v; /* Q_PLACES times CONSUMERS tiles of q, STAGES tiles of k and of v */
+    uint32_t k_matrix, v_matrix; /* the first ones, as wgmma finds them */
     char *staging;   /* ROWS rows of 128 bytes for each consumer, if there is room */
 #if GENERAL & FA_SM90_BIAS
     char *bias; /* a tile of it for each consumer */
@@ -161,6 +166,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         .q = q,
         .k = k,
         .v = v,
+        .k_matrix = kept(matrix_place(k, 0)),
+        .v_matrix = kept(matrix_place(v, KV_BLOCK)),
         .staging = staging,
 #if GENERAL & FA_SM90_BIAS
         .bias = behind,

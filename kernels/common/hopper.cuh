@@ -304,6 +304,33 @@ DEFINE_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #define WGMMA_NAME(kind, N) wgmma_##kind##_##N
 #define WGMMA(kind, N) WGMMA_NAME(kind, N)
 
+/* ---- The assembler's order of things ----------------------------------------------------------- */
+
+/* It has instructions as early as it can, also where that is bad: all that an exponential needs before the
+ * first of them, a wait before the work that could be done meanwhile. `nothing` is 0, which it does not
+ * know: then what is below holds it up. */
+
+/* The y of a thread of a block that has none; and no register for each lane. */
+FA_DEVICE int find_nothing(void) { return (int)__reduce_or_sync(0xffffffff, threadIdx.y); }
+
+/* x, which it takes for known only when y is. */
+FA_DEVICE float known_after(float x, float y, int nothing)
+{
+    return __int_as_float(__float_as_int(x) | (__float_as_int(y) & nothing));
+}
+
+/* What waits or writes to memory behind this stays behind y. A store that is never made. */
+FA_DEVICE void hold_until(float y, int nothing, void *shared)
+{
+    asm volatile("{\n"
+                 ".reg .pred yes;\n"
+                 "setp.ne.b32 yes, %1, 0;\n"
+                 "@yes st.shared.b32 [%0], %1;\n"
+                 "}\n" ::"r"(shared_address(shared)),
+                 "r"(__float_as_int(y) & nothing)
+                 : "memory");
+}
+
 /* ---- 16-bit pairs, exponentials ---------------------------------------------------------------- */
 
 /* Two floats rounded to 16 bits; low lies at the lower address. */

@@ -34,85 +34,107 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
 
 /* ---- Softmax of a tile ----------------------------------------------------------------------- */
 
-/* With maxima: for the first tile that a row sees, and for those that are masked. Waits for the values
- * of the tile before. */
-FA_DEVICE void weigh_anew(float *s, float *out, uint32_t *weights, row_state *rows, units *u,
-                          bool first)
-{
-    float sum[2], rescale[2];
-#if HAS_SERIES
-    end_series(s, u);
-#endif
-    move_bases(s, rows, rescale, u);
-    (void)weigh(s, rows, u, false, sum);
-    await_values(out, weights);
-    if (!first) rescale_outputs(out, rescale);
-    add_sums(rows, sum);
-}
-
-/* Weights that are immense, infinite ones among them, do not tell their scores any more: these are made
- * once more, and weighed with maxima. */
-FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                           const place *here, float *s, float *out, uint32_t *weights,
-                           row_state *rows, int consumer)
-{
-    multiply_again(p, slot_of(pipe, at->number), at->tile, s, consumer);
-    units u = find_exponents(pipe, p, at, here, s, true, consumer);
-    weigh_anew(s, out, weights, rows, &u, false);
-}
-
-FA_DEVICE bool weigh_by(float *s, const row_state *rows, const units *u, float *sum)
-{
-#if HAS_SERIES
-    if (u->series) return weigh(s, rows, u, true, sum);
-#endif
-    return weigh(s, rows, u, false, sum);
-}
-
-/* By the bases that there are; but where weights are too large, see softmax.cuh. */
-FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                             const place *here, float *s, float *out, uint32_t *weights,
-                             row_state *rows, const units *u, int consumer)
-{
-    float sum[2];
-    if (__any_sync(0xffffffff, weigh_by(s, rows, u, sum))) {
-        await_values(out, weights);
-        const float before[2] = {rows->sum[0], rows->sum[1]};
-        add_sums(rows, sum);
-        if (!lower_weights(s, out, rows)) {
-            rows->sum[0] = before[0], rows->sum[1] = before[1];
-            weigh_again(pipe, p, at, here, s, out, weights, rows, consumer);
-        }
-    } else {
-        add_sums(rows, sum);
-        await_values(out, weights);
-    }
-}
-
-/* Whether all rows of the warp see the whole tile, and have seen something before. */
-FA_DEVICE bool is_plain(const place *here, int tile)
-{
-    return tile >= here->plain_from && tile < here->full_to;
-}
-
-/* Scores become weights, rounded and paired. */
-FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                       place *here, float *s, float *out, uint32_t *weights, row_state *rows,
-                       int consumer)
+/* With maxima, and a mask: for the first tile that a row sees, and for those that it sees in part. */
+FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                               const place *here, float *s, float *out, uint32_t *weights,
+                               row_state *rows, int consumer)
 {
     units u = find_exponents(pipe, p, at, here, s, false, consumer);
-    if (is_plain(here, at->tile))
-        weigh_plainly(pipe, p, at, here, s, out, weights, rows, &u, consumer);
-    else {
-        if (at->tile < here->full_from || at->tile >= here->full_to)
-            mask_scores(s, slot_of(pipe, at->number), consumer, at->tile * KEYS);
-        weigh_anew(s, out, weights, rows, &u, at->tile == 0);
-        if (rows->unseen) here->plain_from = max(here->plain_from, at->tile + 2);
+    float sum[2], rescale[2];
+    if (at->tile < here->full_from || at->tile >= here->full_to)
+        mask_scores(s, slot_of(pipe, at->number), consumer, at->tile * KEYS);
+#if HAS_SERIES
+    end_series(s, &u);
+#endif
+    move_bases(s, rows, rescale, &u);
+    weigh(s, rows, &u, sum);
+    await_values(out, weights);
+    if (at->tile > 0) rescale_outputs(out, rescale);
+    add_sums(rows, sum);
+    round_pairs(weights, s, 0, PAIRS);
+}
+
+/* Weights of the tile are too large by the bases that there are: see softmax.cuh. Where they are immense,
+ * infinite ones among them, they do not tell their scores any more: these are made once more, and weighed
+ * with maxima. */
+FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                           const place *here, float *s, float *out, uint32_t *weights,
+                           row_state *rows, const float *sum, int consumer)
+{
+    const float before[2] = {rows->sum[0], rows->sum[1]};
+    add_sums(rows, sum);
+    if (!lower_weights(s, out, rows)) {
+        float anew[2], rescale[2];
+        multiply_again(p, slot_of(pipe, at->number), at->tile, s, consumer);
+        units u = find_exponents(pipe, p, at, here, s, true, consumer);
+#if HAS_SERIES
+        end_series(s, &u);
+#endif
+        rows->sum[0] = before[0], rows->sum[1] = before[1];
+        move_bases(s, rows, rescale, &u);
+        weigh(s, rows, &u, anew);
+        rescale_outputs(out, rescale);
+        add_sums(rows, anew);
     }
-    round_weights(weights, s);
+    round_pairs(weights, s, 0, PAIRS);
+}
+
+/* Pairs of scores that are weighed together. */
+#define GROUP (HAS_SERIES ? PAIRS : 4)
+
+FA_DEVICE void weigh_group(float *s, const row_state *rows, const units *u, int from, int to,
+                           partial_sums *sums)
+{
+#if HAS_SERIES
+    if (u->series) {
+        weigh_pairs(s, rows, u, true, from, to, sums);
+        return;
+    }
+#endif
+    weigh_pairs(s, rows, u, false, from, to, sums);
+}
+
+/* By the bases that there are. The special-function unit, which the consumers share, is to be at work from
+ * the first moment: so a group's exponents are found only while the one before the last becomes weights.
+ * Values of the tile before are waited for when most weights are there, and their place is given back at
+ * once; the others are rounded in the time that exponentials leave. */
+FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                             const place *here, float *s, float *out, uint32_t *weights,
+                             row_state *rows, int leader, int nothing, int consumer)
+{
+    const units u = find_exponents(pipe, p, at, here, s, false, consumer);
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    row_state paced = *rows;
+    float sum[2];
+#pragma unroll
+    for (int i = 0; i < PAIRS; i += GROUP) {
+        const int to = min(i + GROUP, PAIRS);
+        const float before[2] = {sums.of[0][1], sums.of[1][1]};
+        weigh_group(s, &paced, &u, i, to, &sums);
+#pragma unroll
+        for (int r = 0; r < 2 && i > 0 && to < PAIRS; r++)
+            paced.base[r] = known_after(paced.base[r], before[r], nothing);
+        if (i < EARLY_PAIRS && to >= EARLY_PAIRS) {
+            hold_until(sums.of[1][1], nothing, pipe->state);
+            await_values(out, weights);
+            barrier_arrive_if(&pipe->state->v_empty[stage_of(at->count - 1)], leader);
+        }
+        if (to >= EARLY_PAIRS) round_pairs(weights, s, i < EARLY_PAIRS ? 0 : i, to);
+    }
+    add_up(&sums, sum);
+    if (is_too_large(sum))
+        weigh_again(pipe, p, at, here, s, out, weights, rows, sum, consumer);
+    else add_sums(rows, sum);
+}
+
+FA_DEVICE void drop(const pipeline *pipe, const fa_attention_params *p, const progress *at,
+                    const place *here, uint32_t *weights, int consumer)
+{
 #if GENERAL
     if (here->options & FA_SM90_DROPOUT)
         drop_weights(p, slot_of(pipe, at->number), weights, consumer, at->tile);
+#else
+    (void)pipe, (void)p, (void)at, (void)here, (void)weights, (void)consumer;
 #endif
 }
 
@@ -120,16 +142,42 @@ FA_DEVICE void softmax(const pipeline *pipe, const fa_attention_params *p, progr
 
 /* A tile whose scores are there; values of the one before are being added. */
 FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                       place *here, float *s, float *out, uint32_t *weights, row_state *rows,
+                       const place *here, float *s, float *out, uint32_t *weights, row_state *rows,
                        pending *values, int leader, int consumer)
 {
     barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
     barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
-    softmax(pipe, p, at, here, s, out, weights, rows, consumer);
+    weigh_carefully(pipe, p, at, here, s, out, weights, rows, consumer);
+    drop(pipe, p, at, here, weights, consumer);
     barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
     values->any = true;
     values->count = at->count;
     values->add = at->tile > 0;
+}
+
+/* Tiles that need no mask, from this one on: the way that is to be short. Behind the last one nothing has
+ * been asked for yet. */
+FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, progress *at,
+                              const place *here, float *s, float *out, uint32_t *weights,
+                              row_state *rows, pending *values, int leader, int nothing,
+                              int consumer)
+{
+    for (const int last = here->plain_to - 1;;) {
+        barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
+        if (Q_PLACES == 1)
+            barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
+        weigh_plainly(pipe, p, at, here, s, out, weights, rows, leader, nothing, consumer);
+        drop(pipe, p, at, here, weights, consumer);
+        if (at->tile >= last) break;
+        at->tile++;
+        at->count++;
+        ask_again(pipe, out, s, weights, at, consumer);
+    }
+    if (Q_PLACES > 1)
+        barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
+    values->any = true;
+    values->count = at->count;
+    values->add = 1;
 }
 
 /* The first tile of a piece in which this consumer has nothing to do; scores of it were asked for all
@@ -216,6 +264,7 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int c
     unfinished before = {.number = -1};
     int leader = threadIdx.x % 32 == 0;
     bool done = false;
+    const int nothing = find_nothing();
     asm volatile("" : "+r"(leader));
     if (consumer == CONSUMERS - 1) pass_turn(consumer); /* consumer 0 begins */
     for (;;) {
@@ -235,7 +284,9 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int c
         start_piece(pipe, &at, consumer, &here, &rows);
         if (!at.mine) pass_tile(pipe, &at, out, weights, &values, leader, consumer);
         for (at.tile = 0; at.tile < at.mine;) {
-            do_tile(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, consumer);
+            if (at.tile >= here.plain_from && at.tile < here.plain_to)
+                do_plain_tiles(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, nothing, consumer);
+            else do_tile(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, consumer);
             if (++at.tile >= at.mine) break;
             at.count++;
             if (at.tile == 1) ask_second(pipe, p, out, s, weights, &at, &before, consumer);

@@ -35,7 +35,9 @@ FA_DEVICE void find_tiles(piece *w, int consumer)
     const bounds b = {max(find_bounds(w, first).lo, 0), find_bounds(w, last).hi};
     const bool some = first < w->queries && b.lo < b.hi;
     w->mine[consumer] = some ? (b.hi + KEYS - 1) / KEYS : 0;
-    w->full_from[consumer] = (max(find_bounds(w, last).lo, 0) + KEYS - 1) / KEYS;
+    const int last_lo = max(find_bounds(w, last).lo, 0);
+    w->full_from[consumer] = (last_lo + KEYS - 1) / KEYS;
+    w->plain_from[consumer] = last_lo / KEYS + 1;
     w->full_to[consumer] = find_bounds(w, first).hi / KEYS;
 }
 

@@ -40,12 +40,12 @@ FA_DEVICE void multiply_pv(float *out, const uint32_t *p, uint32_t v, int add)
 /* Where they lie. */
 FA_DEVICE uint32_t k_place(const pipeline *pipe, tile_count count)
 {
-    return matrix_place(pipe->k + stage_of(count) * K_BYTES, 0);
+    return pipe->k_matrix + stage_of(count) * (K_BYTES / 16);
 }
 
 FA_DEVICE uint32_t v_place(const pipeline *pipe, tile_count count)
 {
-    return matrix_place(pipe->v + stage_of(count) * V_BYTES, KV_BLOCK);
+    return pipe->v_matrix + stage_of(count) * (V_BYTES / 16);
 }
 
 /* Values that are being added, or still to be: of the tile before. */
@@ -73,6 +73,24 @@ FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *w
     multiply_qk(s, at->q, k_place(pipe, at->count));
     wait_for_values(pipe, values);
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
+    pass_turn(consumer);
+    wgmma_wait(1);
+    REGISTER_FENCE(s, KEYS / 2);
+}
+
+/* The same in the midst of a piece. */
+FA_DEVICE void ask_again(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
+                         const progress *at, int consumer)
+{
+    const tile_count count = at->count, before = count - 1;
+    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
+    wait_for_turn(consumer);
+    REGISTER_FENCE(out, OUTPUTS);
+    REGISTER_FENCE(s, KEYS / 2);
+    wgmma_fence();
+    multiply_qk(s, at->q, k_place(pipe, count));
+    barrier_wait(&pipe->state->v_full[stage_of(before)], parity_of(before));
+    multiply_pv(out, weights, v_place(pipe, before), 1);
     pass_turn(consumer);
     wgmma_wait(1);
     REGISTER_FENCE(s, KEYS / 2);

@@ -5,10 +5,11 @@
 #ifndef FA_KERNELS_FORWARD_SM90_SCORES_CUH
 #define FA_KERNELS_FORWARD_SM90_SCORES_CUH
 
-/* A consumer's place in a piece. */
+/* A consumer's place in a piece: of its tiles, */
 typedef struct place {
-    int full_from, full_to; /* tiles that all its rows may see as a whole */
-    int plain_from;         /* the first of them whose rows have all seen something before */
+    int full_from, full_to; /* those that all its rows may see as a whole; and of these */
+    int plain_from;         /* the first one whose rows have all seen something before; */
+    int plain_to;           /* up to here, as far as the consumer needs them */
     float scale;            /* to exponents of 2 */
 #if GENERAL
     int options; /* few tests in each tile, for a test costs a warp some 15 clocks */
@@ -41,8 +42,9 @@ FA_DEVICE place find_place(const piece *w, int consumer)
 {
     place at;
     at.full_from = same_for_warp(w->full_from[consumer]);
-    at.plain_from = max(at.full_from, 1);
     at.full_to = same_for_warp(w->full_to[consumer]);
+    at.plain_from = same_for_warp(w->plain_from[consumer]);
+    at.plain_to = min(at.full_to, same_for_warp(w->mine[consumer]));
     at.scale = same_float(w->scale);
 #if GENERAL
     at.options = options_of(w);
@@ -50,6 +52,7 @@ FA_DEVICE place find_place(const piece *w, int consumer)
     /* Weights are the more exact the more of the largest are 1, and a bias makes few of them large: without
      * maxima the error of a result is 9% larger. */
     if (at.options & FA_SM90_BIAS) at.plain_from = FAR;
+    if (at.options & FA_SM90_BY_ROWS) at.plain_from = FAR; /* they may hide all of a tile */
 #endif
     return at;
 }

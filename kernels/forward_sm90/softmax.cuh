@@ -33,7 +33,6 @@
 /* What a row carries from tile to tile. Its weights are 2^(x - base), x = scale * score. */
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
-    bool unseen;           /* some row of the warp has seen nothing */
 } row_state;
 
 /* Whether scores may come to the softmax as they are, for a series in them: see scores.cuh. */
@@ -90,8 +89,6 @@ FA_DEVICE void move_bases(const float *s, row_state *rows, float *rescale, const
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
     }
-    rows->unseen =
-        __any_sync(0xffffffff, rows->base[0] == NOTHING_SEEN || rows->base[1] == NOTHING_SEEN);
 }
 
 FA_DEVICE void rescale_outputs(float *out, const float *rescale)
@@ -100,23 +97,51 @@ FA_DEVICE void rescale_outputs(float *out, const float *rescale)
     for (int i = 0; i < OUTPUTS; i++) out[i] *= rescale[i / 2 % 2];
 }
 
-/* Scores become weights; and their sums, of the thread's columns. Pair i is columns
- * 8 (i / 2) + {0, 1} of row i % 2. Returns whether some weight of the thread is too large. */
-FA_DEVICE bool weigh(float *s, const row_state *rows, const units *u, bool series, float *sum)
+/* Pairs of scores in a thread's tile: pair i is columns 8 (i / 2) + {0, 1} of row i % 2. */
+#define PAIRS (FRAGMENT_KEYS / 4)
+
+/* Sums of a thread's weights: of each row, even and odd columns. */
+typedef struct partial_sums {
+    float of[2][2];
+} partial_sums;
+
+/* The pairs [from, to) of scores become weights. */
+FA_DEVICE void weigh_pairs(float *s, const row_state *rows, const units *u, bool series, int from,
+                           int to, partial_sums *sums)
 {
+#if GENERAL
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
-    float part[2][2] = {{0, 0}, {0, 0}};
+#else
+    const float *base = rows->base;
+#endif
 #pragma unroll
-    for (int i = 0; i < FRAGMENT_KEYS / 4; i++) {
-        const float a = exp2_fast(exponent(s[2 * i], u, base[i % 2], series));
-        const float b = exp2_fast(exponent(s[2 * i + 1], u, base[i % 2], series));
-        s[2 * i] = a;
-        s[2 * i + 1] = b;
-        part[i % 2][i / 2 % 2] += a + b;
-    }
-    sum[0] = part[0][0] + part[0][1];
-    sum[1] = part[1][0] + part[1][1];
-    return fmaxf(sum[0], sum[1]) > SUM_BOUND;
+    for (int i = from; i < to; i++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float weight = exp2_fast(exponent(s[2 * i + c], u, base[i % 2], series));
+            s[2 * i + c] = weight;
+            sums->of[i % 2][c] += weight;
+        }
+}
+
+FA_DEVICE void add_up(const partial_sums *sums, float *sum)
+{
+    sum[0] = sums->of[0][0] + sums->of[0][1];
+    sum[1] = sums->of[1][0] + sums->of[1][1];
+}
+
+/* All of a tile. */
+FA_DEVICE void weigh(float *s, const row_state *rows, const units *u, float *sum)
+{
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    weigh_pairs(s, rows, u, false, 0, PAIRS, &sums);
+    add_up(&sums, sum);
+}
+
+/* Whether some weight of the warp may be too large. */
+FA_DEVICE bool is_too_large(const float *sum)
+{
+    return __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > SUM_BOUND);
 }
 
 #if HAS_SERIES
@@ -139,11 +164,11 @@ FA_DEVICE void add_sums(row_state *rows, const float *sum)
     rows->sum[1] += sum[1];
 }
 
-/* An A operand of wgmma. */
-FA_DEVICE void round_weights(uint32_t *weights, const float *s)
+/* The pairs [from, to) of an A operand of wgmma. */
+FA_DEVICE void round_pairs(uint32_t *weights, const float *s, int from, int to)
 {
 #pragma unroll
-    for (int i = 0; i < FRAGMENT_KEYS / 4; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = from; i < to; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
 }
 
 /* ---- Weights that are too large -------------------------------------------------------------- */

@@ -61,9 +61,9 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const place *here, float *s, uin
     const units u = {here->scale, {0, 0}};
     float sum[2];
     move_common_bases(pipe, state, consumer);
-    (void)weigh(s, &state->rows, &u, false, sum);
+    weigh(s, &state->rows, &u, sum);
     add_sums(&state->rows, sum);
-    round_weights(weights, s);
+    round_pairs(weights, s, 0, PAIRS);
 }
 
 /* ---- Products of a tile ------------------------------------------------------------------------ */

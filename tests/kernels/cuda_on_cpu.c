@@ -251,6 +251,15 @@ uint32_t __reduce_min_sync(unsigned mask, uint32_t value)
     return least;
 }
 
+uint32_t __reduce_or_sync(unsigned mask, uint32_t value)
+{
+    const char *all = show_all(mask, &value, sizeof value);
+    uint32_t bits = 0;
+    for (int lane = 0; lane < WARP; lane++)
+        bits |= *(const uint32_t *)(const void *)(all + lane * MOST_SHARED);
+    return bits;
+}
+
 void __syncwarp(void) { cuda_show_warp(NULL, 0); }
 
 /* ---- Shared memory by its addresses ---------------------------------------------------------- */
