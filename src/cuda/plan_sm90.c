@@ -182,13 +182,12 @@ static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
     return fa_tensor_map_fits(map, NULL);
 }
 
-/* The options that change scores or weights. Kernels without any, or with one, take the largest score for
- * the largest logit, which a scale below 0 would turn round; with a bias, one must not overflow in units of
- * the scale. */
-static int find_options(const fa_problem *p)
+/* The options that change scores or weights; the bias's map, if FA_SM90_BIAS is among them. Kernels without
+ * any, or with one, take the largest score for the largest logit, which a scale below 0 would turn round;
+ * with a bias, one must not overflow in units of the scale. */
+static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 {
-    fa_tensor_map_shape map;
-    const bool mapped = maps_bias(p, &map);
+    const bool mapped = maps_bias(p, bias);
     int options = 0;
     if (p->softcap > 0) options |= FA_SM90_SOFTCAP;
     if (p->alibi_slopes) options |= FA_SM90_ALIBI;
@@ -206,9 +205,8 @@ static bool takes(const shape *s, const fa_problem *p, int options)
     return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
 }
 
-static const shape *find_shape(const fa_problem *p)
+static const shape *find_shape(const fa_problem *p, int options)
 {
-    const int options = find_options(p);
     for (int i = 0; i < SHAPES; i++)
         if (takes(&shapes[i], p, options)) return &shapes[i];
     return NULL;
@@ -272,7 +270,8 @@ static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const shape *s = find_shape(p);
+    const int options = find_options(p, &plan->maps[3]);
+    const shape *s = find_shape(p, options);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
     if (!s) {
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
@@ -285,7 +284,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
                               : "float16 products (wgmma), float32 sums";
     plan->tile_k = s->keys;
-    plan->bias_mapped = s->options & FA_SM90_BIAS && maps_bias(p, &plan->maps[3]);
+    plan->bias_mapped = options & FA_SM90_BIAS;
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
     plan->cluster = (uint32_t)s->cluster;
