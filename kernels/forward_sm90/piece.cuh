@@ -13,9 +13,8 @@ typedef struct piece {
      * nothing, or are none. */
     int32_t mine[CONSUMERS];
     int32_t lo, hi, n_k;
-    int32_t queries,
-        room;  /* its queries, and the rows behind the first that are its sequence's own */
-    char *out; /* the first row of its results */
+    int32_t queries, room; /* its queries; rows from the first on that are its sequence's own */
+    char *out;             /* the first row of its results */
     int32_t full_from[CONSUMERS], full_to[CONSUMERS]; /* tiles that all its rows see as a whole */
     float scale; /* to exponents of 2, from what comes to the softmax */
 #if GENERAL
