@@ -62,20 +62,21 @@ FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
         : "memory");
 }
 
+/* order: ".acquire.cluster", where a peer's doings are waited for; or "". */
+#define WAIT_FOR_PHASE(order, barrier, parity)                                                     \
+    asm volatile("{\n"                                                                             \
+                 ".reg .pred done;\n"                                                              \
+                 "again:\n"                                                                        \
+                 "mbarrier.try_wait.parity" order ".shared::cta.b64 done, [%0], %1;\n"             \
+                 "@done bra finished;\n"                                                           \
+                 "bra again;\n"                                                                    \
+                 "finished:\n"                                                                     \
+                 "}\n" ::"r"(shared_address(barrier)),                                             \
+                 "r"(parity)                                                                       \
+                 : "memory")
+
 /* Waits until the phase of this parity (0 for the first one, then 1, 0, ...) has ended. */
-FA_DEVICE void barrier_wait(uint64_t *barrier, int parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra finished;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}\n" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
+FA_DEVICE void barrier_wait(uint64_t *barrier, int parity) { WAIT_FOR_PHASE("", barrier, parity); }
 
 /* ---- Clusters: blocks that reach into each other's shared memory ------------------------------- */
 
@@ -101,16 +102,7 @@ FA_DEVICE void cluster_sync(void)
 /* barrier_wait, for what a peer has written or read. */
 FA_DEVICE void barrier_wait_for_peer(uint64_t *barrier, int parity)
 {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra finished;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}\n" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
+    WAIT_FOR_PHASE(".acquire.cluster", barrier, parity);
 }
 
 /* Tells a peer that what was read here by wgmma_wait's end may be written again. It orders no other
