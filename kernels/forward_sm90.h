@@ -184,8 +184,7 @@ typedef struct fa_sm90_params {
     fa_sm90_map bias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
-    int32_t
-        mixed; /* FA_SM90_PAIRS: the last heads, no part of tasks: see forward_sm90/pieces.cuh */
+    int32_t mixed;       /* FA_SM90_PAIRS: last heads, no part of tasks (forward_sm90/pieces.cuh) */
 } fa_sm90_params;
 
 #endif

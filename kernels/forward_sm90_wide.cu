@@ -91,9 +91,7 @@ typedef struct shared_state {
     uint64_t piece_full[SLOTS], piece_empty[SLOTS];
     uint64_t q_full[Q_PLACES][CONSUMERS], q_empty[Q_PLACES][CONSUMERS];
     uint64_t full[STAGES], empty[STAGES];
-    uint64_t v_raw;                /* for values that are cleaned before consumers may see them */
-    int32_t dealt[1], dealt_count; /* of no use here: no pieces are dealt out one by one */
-    uint64_t dealt_full;
+    uint64_t v_raw; /* for values that are cleaned before consumers may see them */
     /* What the peer's consumer of the same queries has sent; and whether both blocks are done with
      * the weights that are there. */
     uint64_t maxima_full[CONSUMERS], sums_full[CONSUMERS];

@@ -30,12 +30,11 @@ void *ref_buffers_new(ref_buffers *buffers, const char *name, size_t bytes, size
 
 /* Where a tensor's axes lie in memory. */
 typedef struct ref_layout {
-    int order[4];      /* axes, outermost first                                                 */
-    int64_t gap[4];    /* elements left free behind each step of an axis                        */
-    bool negative[4];  /* the axis runs backwards                                               */
-    bool broadcast[4]; /* stride 0                                                              */
-    int64_t
-        misalignment; /* elements in front                                                     */
+    int order[4];                       /* axes, outermost first */
+    int64_t gap[4];                     /* elements left free behind each step of an axis */
+    bool negative[4];                   /* the axis runs backwards */
+    bool broadcast[4];                  /* stride 0 */
+    int64_t misalignment;               /* elements in front */
     bool aligned_data, aligned_strides; /* to 16 bytes; all but the smallest to 8 elements */
 } ref_layout;
 

@@ -600,6 +600,13 @@ static void draw_dropout(problem *p)
     say(p, " dropout=%g", (double)o->dropout_p);
 }
 
+/* Whether an option is drawn that changes scores or weights: once in n; but where the widest head dims are
+ * looked for, whose kernels have none of them, never. */
+static bool weighs_otherwise(problem *p, const random_settings *settings, int64_t n)
+{
+    return settings->focus != RANDOM_WIDE && once_in(p, n);
+}
+
 static void draw_options(problem *p, const random_settings *settings)
 {
     fa_options *o = &p->in.options;
@@ -611,18 +618,17 @@ static void draw_options(problem *p, const random_settings *settings)
     say(p, " threads=%d", (int)o->threads);
     if (p->pass == RANDOM_COMBINE) return;
 
-    const bool plain = settings->focus == RANDOM_WIDE;
     draw_position_masks(p, settings);
-    if (!plain && once_in(p, 5)) {
+    if (weighs_otherwise(p, settings, 5)) {
         o->scale = once_in(p, 4) ? 0 : (float)uniform(p, -0.5, 0.5);
         o->flags |= FA_SCALE;
         say(p, " scale=%g", (double)o->scale);
     }
-    if (!plain && once_in(p, 6)) {
+    if (weighs_otherwise(p, settings, 6)) {
         o->softcap = (float)uniform(p, 0.5, 30);
         say(p, " softcap=%g", (double)o->softcap);
     }
-    if (!plain && once_in(p, 6)) {
+    if (weighs_otherwise(p, settings, 6)) {
         bool each = once_in(p, 2);
         int64_t stride = each ? p->heads_q + between(p, 0, 3) : 0;
         o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q + stride * p->batch, 0,
@@ -636,12 +642,11 @@ static void draw_options(problem *p, const random_settings *settings)
         o->sinks = sinks;
         say(p, " sinks");
     }
-    const bool dropout = (!plain && once_in(p, 6)) || settings->focus == RANDOM_DROPOUT;
+    const bool dropout = weighs_otherwise(p, settings, 6) || settings->focus == RANDOM_DROPOUT;
     if (dropout && p->pass != RANDOM_WEIGHTS) draw_dropout(p);
-    if (!plain &&
-        once_in(p, settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_UNUSED ? 3 : 6))
-        draw_mask(p);
-    if (!plain && once_in(p, 5)) {
+    const bool masks = settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_UNUSED;
+    if (weighs_otherwise(p, settings, masks ? 3 : 6)) draw_mask(p);
+    if (weighs_otherwise(p, settings, 5)) {
         draw_score_shape(p, &p->bias);
         make_tensor(p, "bias", &p->bias, true, true);
         o->bias = &p->bias;

@@ -14,13 +14,12 @@
 typedef struct fa_arguments {
     fa_pass pass;
     fa_device device; /* the one chosen, never FA_DEVICE_AUTO */
-    int q_ordinal;    /* the CUDA device on which q's data was found to lie; -1: it does not, or
-                       * nobody asked */
-    bool placed; /* the caller knows where all of its arrays lie: on CUDA device `place`, or, where
-                       * that is -1, in host memory */
-    int place;
-    bool question; /* fa_supported and the like: data may be NULL and is not followed, and the
-                       * arguments below that a question does not have are not checked */
+    int q_ordinal;    /* the CUDA device on which q's data was found; -1: none, or not asked */
+    bool placed;      /* the caller knows where all of its arrays lie */
+    int place;        /* if placed: on this CUDA device; -1: in host memory */
+    /* fa_supported and the like: data may be NULL and is not followed, and the arguments below that a
+     * question does not have are not checked. */
+    bool question;
     const fa_tensor *q, *k, *v, *out;
     const float *lse; /* written by forward and decode, read by backward */
     const fa_gradients *gradients;

@@ -62,20 +62,21 @@ FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
         : "memory");
 }
 
+/* order: ".acquire.cluster", where a peer's doings are waited for; or "". */
+#define WAIT_FOR_PHASE(order, barrier, parity)                                                     \
+    asm volatile("{\n"                                                                             \
+                 ".reg .pred done;\n"                                                              \
+                 "again:\n"                                                                        \
+                 "mbarrier.try_wait.parity" order ".shared::cta.b64 done, [%0], %1;\n"             \
+                 "@done bra finished;\n"                                                           \
+                 "bra again;\n"                                                                    \
+                 "finished:\n"                                                                     \
+                 "}\n" ::"r"(shared_address(barrier)),                                             \
+                 "r"(parity)                                                                       \
+                 : "memory")
+
 /* Waits until the phase of this parity (0 for the first one, then 1, 0, ...) has ended. */
-FA_DEVICE void barrier_wait(uint64_t *barrier, int parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra finished;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}\n" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
+FA_DEVICE void barrier_wait(uint64_t *barrier, int parity) { WAIT_FOR_PHASE("", barrier, parity); }
 
 /* ---- Clusters: blocks that reach into each other's shared memory ------------------------------- */
 
@@ -101,16 +102,7 @@ FA_DEVICE void cluster_sync(void)
 /* barrier_wait, for what a peer has written or read. */
 FA_DEVICE void barrier_wait_for_peer(uint64_t *barrier, int parity)
 {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra finished;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}\n" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
+    WAIT_FOR_PHASE(".acquire.cluster", barrier, parity);
 }
 
 /* Tells a peer that what was read here by wgmma_wait's end may be written again. It orders no other
@@ -264,22 +256,8 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
  * accumulate 0: D = A B. The literals are the numbers of the operands behind the accumulators.
  */
 #define DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                             \
-    FA_DEVICE void wgmma_qk_##N(float *d, uint64_t a, uint64_t b, int accumulate)                  \
-    {                                                                                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" NAMES_##count  \
-                     "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, 0;\n}\n"                                  \
-                     : DATA_##count(d, 0)                                                          \
-                     : "l"(a), "l"(b), "r"(accumulate));                                           \
-    }                                                                                              \
-    FA_DEVICE void wgmma_shared_pv_##N(float *d, uint64_t a, uint64_t b, int accumulate)           \
-    {                                                                                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" NAMES_##count  \
-                     "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, 1;\n}\n"                                  \
-                     : DATA_##count(d, 0)                                                          \
-                     : "l"(a), "l"(b), "r"(accumulate));                                           \
-    }                                                                                              \
+    DEFINE_WGMMA_SHARED(qk, 0, N, count, n0, n1, n2)                                               \
+    DEFINE_WGMMA_SHARED(shared_pv, 1, N, count, n0, n1, n2)                                        \
     FA_DEVICE void wgmma_pv_##N(float *d, const uint32_t *a, uint64_t b, int accumulate)           \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n5 ", 0;\n"                             \
@@ -287,6 +265,17 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
                      "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, 1;\n}\n"     \
                      : DATA_##count(d, 0)                                                          \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));       \
+    }
+
+/* Those with A from shared memory. across: 1 if the 16 go across the rows of B. */
+#define DEFINE_WGMMA_SHARED(kind, across, N, count, n0, n1, n2)                                    \
+    FA_DEVICE void wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)            \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." WGMMA_TYPES " {" NAMES_##count  \
+                     "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, " #across ";\n}\n"                        \
+                     : DATA_##count(d, 0)                                                          \
+                     : "l"(a), "l"(b), "r"(accumulate));                                           \
     }
 
 DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)

@@ -5,11 +5,6 @@
 #ifndef FA_KERNELS_FORWARD_SM90_LOADS_CUH
 #define FA_KERNELS_FORWARD_SM90_LOADS_CUH
 
-/* What a warp that loads counts, besides tiles. */
-typedef struct loads {
-    int cleaned; /* tiles of values that were cleaned */
-} loads;
-
 /* Where a tile of a piece goes. */
 typedef struct tile_at {
     const piece *w;
@@ -30,15 +25,16 @@ FA_DEVICE void load_tile_keys(const pipeline *pipe, const fa_attention_params *p
                   p, s, &w->tile);
 }
 
+/* cleaned: see load_values. */
 FA_DEVICE void load_tile_values(const pipeline *pipe, const fa_attention_params *p,
-                                const fa_sm90_params *s, const tile_at *at, loads *so_far)
+                                const fa_sm90_params *s, const tile_at *at, int *cleaned)
 {
     const int stage = stage_of(at->count);
     __syncwarp();
     barrier_wait(&pipe->state->v_empty[stage], parity_of(at->count) ^ 1);
     const part from = {at->w->start + at->tile * KEYS, KEYS, 0, V_BLOCKS};
     load_values(pipe, p, s, &at->w->tile, &from, pipe->v + stage * V_BYTES,
-                &pipe->state->v_full[stage], &so_far->cleaned);
+                &pipe->state->v_full[stage], cleaned);
 }
 
 /* Queries and keys. A piece's first keys are asked for before its queries, whose places the
@@ -64,12 +60,11 @@ FA_DEVICE void produce_keys(const pipeline *pipe, const fa_attention_params *p,
 FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p,
                               const fa_sm90_params *s)
 {
-    loads so_far = {0};
+    int cleaned = 0, number = 0;
     tile_at at = {read_piece(pipe, 0), 0, 0};
-    int number = 0;
     while (at.w->tiles) {
         for (at.tile = 0; at.tile < at.w->tiles; at.tile++, at.count++)
-            load_tile_values(pipe, p, s, &at, &so_far);
+            load_tile_values(pipe, p, s, &at, &cleaned);
         release_piece(pipe, number);
         at.w = read_piece(pipe, ++number);
     }

@@ -13,11 +13,10 @@ typedef struct piece {
      * nothing, or are none. */
     int32_t mine[CONSUMERS];
     int32_t lo, hi, n_k;
-    int32_t queries,
-        room;  /* its queries, and the rows behind the first that are its sequence's own */
-    char *out; /* the first row of its results */
-    /* Tiles that all its rows see as a whole, and the first of these before which all have seen something. */
-    int32_t full_from[CONSUMERS], full_to[CONSUMERS], plain_from[CONSUMERS];
+    int32_t queries, room; /* its queries; rows from the first on that are its sequence's own */
+    char *out;             /* the first row of its results */
+    int32_t full_from[CONSUMERS], full_to[CONSUMERS]; /* tiles that all its rows see as a whole */
+    int32_t plain_from[CONSUMERS]; /* the first one before which all have seen something */
     float scale; /* to exponents of 2, from what comes to the softmax */
 #if GENERAL
     int32_t options; /* which of GENERAL */

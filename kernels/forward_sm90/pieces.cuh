@@ -102,6 +102,8 @@ FA_DEVICE void find_keys(const fa_attention_params *p, piece *w)
 
 /* ---- Which pieces are the block's ------------------------------------------------------------ */
 
+#if CLUSTER == 1 /* what is dealt out one by one */
+
 /* Pieces of a causal mask come in pairs of equal length, and blocks take pairs in turn; but then some take
  * one pair more than others. So pieces of the last s->mixed heads are dealt out one by one, the longest
  * first, each to the block that has the fewest tiles to do so far. Each block deals out all of these, while
@@ -125,7 +127,7 @@ FA_DEVICE uint32_t count_cost(const fa_attention_params *p, const dealer *d, int
 FA_DEVICE uint32_t count_pairs(const fa_attention_params *p, const fa_sm90_params *s,
                                const dealer *d, int block)
 {
-    const int blocks = (int)gridDim.x / CLUSTER, tasks = (int)s->tasks, tiles = (int)p->tiles;
+    const int blocks = (int)gridDim.x, tasks = (int)s->tasks, tiles = (int)p->tiles;
     const int pairs = (tiles + 1) / 2, step = blocks % pairs;
     uint32_t cost = 0;
     int i = block % pairs;
@@ -139,7 +141,7 @@ FA_DEVICE uint32_t count_pairs(const fa_attention_params *p, const fa_sm90_param
 
 FA_DEVICE void begin_dealing(const fa_attention_params *p, const fa_sm90_params *s, dealer *d)
 {
-    const int blocks = (int)gridDim.x / CLUSTER;
+    const int blocks = (int)gridDim.x;
     d->center = near(p->diagonal_given ? p->diagonal : p->most_k - p->rows_q);
     d->left = p->window_left < 0 ? FAR : near(p->window_left);
 #pragma unroll
@@ -198,6 +200,20 @@ FA_DEVICE int64_t find_mixed(const fa_attention_params *p, const fa_sm90_params 
     return place < p->tiles ? (number - place * heads) * p->tiles + place : NO_TASK;
 }
 
+/* The block's i-th task, behind its pairs. */
+FA_DEVICE int64_t find_dealt(const pipeline *pipe, const fa_attention_params *p,
+                             const fa_sm90_params *s, int64_t i)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x;
+    if (s->mixed == 0) return NO_TASK;
+    if (s->tasks == 0) return find_mixed(p, s, i);
+    barrier_wait(&pipe->state->dealt_full, 0);
+    const int64_t dealt = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);
+    return dealt < pipe->state->dealt_count ? pipe->state->dealt[dealt] : NO_TASK;
+}
+
+#endif
+
 /* The block's i-th task, a piece of a head as fa_find_tile counts them. NO_PIECE: there is none in this
  * place, but there may be others; NO_TASK: nor are there others. */
 FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
@@ -216,11 +232,11 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
         if (i % 2 == 1 && other == half) return NO_PIECE;
         return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
     }
-    if (s->mixed == 0) return NO_TASK;
-    if (s->tasks == 0) return find_mixed(p, s, i);
-    barrier_wait(&pipe->state->dealt_full, 0);
-    const int64_t dealt = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);
-    return dealt < pipe->state->dealt_count ? pipe->state->dealt[dealt] : NO_TASK;
+#if CLUSTER == 1
+    return find_dealt(pipe, p, s, i);
+#else
+    return NO_TASK; /* the planner has nothing dealt out one by one to clusters */
+#endif
 }
 
 /* False: the place has no rows. */

@@ -182,13 +182,12 @@ static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
     return fa_tensor_map_fits(map, NULL);
 }
 
-/* The options that change scores or weights. Kernels without any, or with one, take the largest score for
- * the largest logit, which a scale below 0 would turn round; with a bias, one must not overflow in units of
- * the scale. */
-static int find_options(const fa_problem *p)
+/* The options that change scores or weights; the bias's map, if FA_SM90_BIAS is among them. Kernels without
+ * any, or with one, take the largest score for the largest logit, which a scale below 0 would turn round;
+ * with a bias, one must not overflow in units of the scale. */
+static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 {
-    fa_tensor_map_shape map;
-    const bool mapped = maps_bias(p, &map);
+    const bool mapped = maps_bias(p, bias);
     int options = 0;
     if (p->softcap > 0) options |= FA_SM90_SOFTCAP;
     if (p->alibi_slopes) options |= FA_SM90_ALIBI;
@@ -206,9 +205,8 @@ static bool takes(const shape *s, const fa_problem *p, int options)
     return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
 }
 
-static const shape *find_shape(const fa_problem *p)
+static const shape *find_shape(const fa_problem *p, int options)
 {
-    const int options = find_options(p);
     for (int i = 0; i < SHAPES; i++)
         if (takes(&shapes[i], p, options)) return &shapes[i];
     return NULL;
@@ -246,21 +244,13 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
     return (uint32_t)(clusters < most ? clusters : most) * plan->cluster;
 }
 
-/* Blocks or clusters of them that take pieces in turn. */
-static int64_t count_takers(const fa_cuda_plan *plan) { return plan->grid / plan->cluster; }
-
-static int find_order(const fa_problem *p, const fa_cuda_plan *plan)
-{
-    return may_pair(p) && count_takers(plan) < plan->tasks ? FA_SM90_PAIRS : FA_SM90_IN_ORDER;
-}
-
-/* Whether the last heads' pieces are dealt out one by one, so that blocks end together. These heads are read
- * at the same time, by which wide ones lose more than they gain, unless rows are long (on an H200, two
- * pieces a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1% at 2048). */
+/* Of heads in pairs, whether the last ones' pieces are dealt out one by one, so that blocks end together.
+ * These heads are read at the same time, by which wide ones lose more than they gain, unless rows are long
+ * (on an H200, two pieces a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1% at 2048). */
 static bool wants_dealing(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const int64_t many = 32;
-    if (find_order(p, plan) != FA_SM90_PAIRS || has_own_lengths(p)) return false;
+    if (has_own_lengths(p)) return false;
     if (plan->bias_mapped) return false; /* the warp that deals loads the bias there */
     if (plan->cluster > 1 || plan->grid > FA_SM90_MOST_DEALERS) return false;
     return plan->tasks <= INT32_MAX && (p->d <= 64 || plan->tiles >= many);
@@ -277,16 +267,11 @@ static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
     return mixed * plan->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? mixed : 0;
 }
 
-static int64_t count_tasks(const fa_problem *p, const fa_cuda_plan *plan)
-{
-    if (find_order(p, plan) != FA_SM90_PAIRS) return plan->tasks;
-    return (count_heads(p) - count_mixed(p, plan)) * count_pairs(plan);
-}
-
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const shape *s = find_shape(p);
+    const int options = find_options(p, &plan->maps[3]);
+    const shape *s = find_shape(p, options);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
     if (!s) {
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
@@ -299,7 +284,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
                               : "float16 products (wgmma), float32 sums";
     plan->tile_k = s->keys;
-    plan->bias_mapped = s->options & FA_SM90_BIAS && maps_bias(p, &plan->maps[3]);
+    plan->bias_mapped = options & FA_SM90_BIAS;
     plan->threads = (uint32_t)s->threads;
     fa_cuda_plan_tiles(p, s->queries, plan);
     plan->cluster = (uint32_t)s->cluster;
@@ -319,6 +304,19 @@ static bool encode_maps(const fa_cuda_plan *plan, fa_cuda_encoder *encode, fa_sm
     return true;
 }
 
+/* How blocks go through pieces, and what a task is then. */
+static void set_order(const fa_problem *p, const fa_cuda_plan *plan, fa_sm90_params *params)
+{
+    const int64_t takers = plan->grid / plan->cluster; /* blocks, or clusters of them */
+    params->order = FA_SM90_IN_ORDER;
+    params->tasks = plan->tasks;
+    params->mixed = 0;
+    if (!may_pair(p) || takers >= plan->tasks) return;
+    params->order = FA_SM90_PAIRS;
+    params->mixed = (int32_t)count_mixed(p, plan);
+    params->tasks = (count_heads(p) - params->mixed) * count_pairs(plan);
+}
+
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_encoder *encode,
                          fa_sm90_params *params, fa_cuda_fault *fault)
 {
@@ -327,9 +325,7 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_
     params->k_step = find_steps(&p->k);
     params->v_step = find_steps(&p->v);
     params->box_rows = (int32_t)plan->maps[2].box[1];
-    params->order = find_order(p, plan);
-    params->tasks = count_tasks(p, plan);
-    params->mixed = (int32_t)count_mixed(p, plan);
+    set_order(p, plan, params);
     params->bias_step = find_steps(&bias);
     params->bias_mapped = plan->bias_mapped;
     return encode_maps(plan, encode, params, fault);

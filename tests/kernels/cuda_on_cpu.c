@@ -222,15 +222,6 @@ float cuda_shuffle_float(unsigned mask, float value, unsigned lane)
     return value;
 }
 
-int __any_sync(unsigned mask, int predicate)
-{
-    const char *all = show_all(mask, &predicate, sizeof predicate);
-    int any = 0;
-    for (int lane = 0; lane < WARP; lane++)
-        any |= *(const int *)(const void *)(all + lane * MOST_SHARED);
-    return any != 0;
-}
-
 uint32_t __ballot_sync(unsigned mask, int predicate)
 {
     const char *all = show_all(mask, &predicate, sizeof predicate);
@@ -239,6 +230,8 @@ uint32_t __ballot_sync(unsigned mask, int predicate)
         if (*(const int *)(const void *)(all + lane * MOST_SHARED)) bits |= 1u << lane;
     return bits;
 }
+
+int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 
 uint32_t __reduce_min_sync(unsigned mask, uint32_t value)
 {

@@ -85,24 +85,22 @@ FA_DEVICE void wgmma_commit(void) { hopper_products_commit(); }
 /* Accumulators are memory here, and products are made in functions that the compiler cannot see into. */
 #define REGISTER_FENCE(registers, count) (void)(registers)
 
-#define DEFINE_WGMMA(N)                                                                            \
-    FA_DEVICE void wgmma_qk_##N(float *d, uint64_t a, uint64_t b, int accumulate)                  \
-    {                                                                                              \
-        const hopper_product p = {                                                                 \
-            .columns = N, .bfloat = BFLOAT16, .accumulate = accumulate, .d = d, .a = a, .b = b};   \
-        hopper_multiply(&p);                                                                       \
-    }                                                                                              \
-    FA_DEVICE void wgmma_shared_pv_##N(float *d, uint64_t a, uint64_t b, int accumulate)           \
+#define DEFINE_WGMMA_SHARED(kind, over, N)                                                         \
+    FA_DEVICE void wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)            \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
                                   .bfloat = BFLOAT16,                                              \
-                                  .across = true,                                                  \
+                                  .across = over,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
                                   .a = a,                                                          \
                                   .b = b};                                                         \
         hopper_multiply(&p);                                                                       \
-    }                                                                                              \
+    }
+
+#define DEFINE_WGMMA(N)                                                                            \
+    DEFINE_WGMMA_SHARED(qk, false, N)                                                              \
+    DEFINE_WGMMA_SHARED(shared_pv, true, N)                                                        \
     FA_DEVICE void wgmma_pv_##N(float *d, const uint32_t *a, uint64_t b, int accumulate)           \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
