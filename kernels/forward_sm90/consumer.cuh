@@ -108,18 +108,19 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
     float sum[2];
 #pragma unroll
     for (int i = 0; i < PAIRS; i += GROUP) {
-        const int to = min(i + GROUP, PAIRS);
-        const float before[2] = {sums.of[0][1], sums.of[1][1]};
+        const int to = i + GROUP < PAIRS ? i + GROUP : PAIRS;
+        const partial_sums before = sums;
         weigh_group(s, &paced, &u, i, to, &sums);
-#pragma unroll
-        for (int r = 0; r < 2 && i > 0 && to < PAIRS; r++)
-            paced.base[r] = known_after(paced.base[r], before[r], nothing);
+        if (i > 0 && to < PAIRS) {
+            paced.base[0] = known_after(paced.base[0], before.of[0][1], nothing);
+            paced.base[1] = known_after(paced.base[1], before.of[1][1], nothing);
+        }
         if (i < EARLY_PAIRS && to >= EARLY_PAIRS) {
             hold_until(sums.of[1][1], nothing, pipe->state);
             await_values(out, weights);
             barrier_arrive_if(&pipe->state->v_empty[stage_of(at->count - 1)], leader);
-        }
-        if (to >= EARLY_PAIRS) round_pairs(weights, s, i < EARLY_PAIRS ? 0 : i, to);
+            round_pairs(weights, s, 0, to);
+        } else if (i >= EARLY_PAIRS) round_pairs(weights, s, i, to);
     }
     add_up(&sums, sum);
     if (is_too_large(sum))

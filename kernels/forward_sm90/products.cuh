@@ -72,6 +72,7 @@ FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *w
     wgmma_fence();
     multiply_qk(s, at->q, k_place(pipe, at->count));
     wait_for_values(pipe, values);
+    wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
     wgmma_wait(1);
@@ -90,6 +91,7 @@ FA_DEVICE void ask_again(const pipeline *pipe, float *out, float *s, const uint3
     wgmma_fence();
     multiply_qk(s, at->q, k_place(pipe, count));
     barrier_wait(&pipe->state->v_full[stage_of(before)], parity_of(before));
+    wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, before), 1);
     pass_turn(consumer);
     wgmma_wait(1);

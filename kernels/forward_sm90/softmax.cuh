@@ -197,7 +197,8 @@ FA_DEVICE void multiply_again(const fa_attention_params *p, const piece *w, int 
 #pragma unroll
     for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = 0;
 #pragma unroll 1
-    for (int column = lane % 4 * 2; column < HEAD_DIM; column += 16) {
+    for (int step = 0; step < HEAD_DIM; step += 16) { /* as often in each lane, as wgmma wants it */
+        const int column = step + lane % 4 * 2;
         uint32_t a[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) a[i] = fetch_pair(q[i % 2], column + i / 2 * 8, p->d);
