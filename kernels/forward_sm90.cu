@@ -58,9 +58,9 @@ enum {
     NO_TASK = -2
 };
 
-/* Of a tile's pairs of weights, about so many are found while values are still being added: see
- * consumer.cuh. */
-#define EARLY_PAIRS (KEYS / 4 * 3 / 4)
+/* Of a tile's pairs of weights, so many at least are found while values are still being added (see
+ * consumer.cuh): what was fastest on an H200. */
+#define EARLY_PAIRS (KEYS / 4 * (CONSUMERS == 3 ? 3 : 6) / 8)
 
 /* Registers of a thread that loads and of one that computes. */
 #if CONSUMERS == 3
@@ -89,7 +89,7 @@ typedef struct shared_state {
 typedef struct pipeline {
     char *q, *k, *v; /* Q_PLACES times CONSUMERS tiles of q, STAGES tiles of k and of v */
     uint32_t k_matrix, v_matrix; /* the first ones, as wgmma finds them */
-    char *staging;   /* ROWS rows of 128 bytes for each consumer, if there is room */
+    char *staging;               /* ROWS rows of 128 bytes for each consumer, if there is room */
 #if GENERAL & FA_SM90_BIAS
     char *bias; /* a tile of it for each consumer */
 #endif

@@ -7,7 +7,10 @@
  *
  * (FlashAttention-3, section 3.2, arXiv:2407.08608, within a warpgroup). What counts is the time from
  * one question to the next: as long as it is shorter than all consumers' products of a tile, tensor
- * cores never stand still. So the way of an ordinary tile has no branch but for what is rare.
+ * cores never stand still. So ordinary tiles have a loop of their own, with no branch but for what is rare.
+ *
+ * All four warps of a warpgroup must ask for products, and wait for them, at the same place of the code: what
+ * a warp decides for itself, from its own scores, has neither in it.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
@@ -34,6 +37,16 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
 
 /* ---- Softmax of a tile ----------------------------------------------------------------------- */
 
+/* Weights by bases that fit this tile's scores. rescale: what all before are to be multiplied by. */
+FA_DEVICE void weigh_with_maxima(float *s, row_state *rows, units *u, float *sum, float *rescale)
+{
+#if HAS_SERIES
+    end_series(s, u);
+#endif
+    move_bases(s, rows, rescale, u);
+    weigh(s, rows, u, sum);
+}
+
 /* With maxima, and a mask: for the first tile that a row sees, and for those that it sees in part. */
 FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *p, progress *at,
                                const place *here, float *s, float *out, uint32_t *weights,
@@ -43,11 +56,7 @@ FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *
     float sum[2], rescale[2];
     if (at->tile < here->full_from || at->tile >= here->full_to)
         mask_scores(s, slot_of(pipe, at->number), consumer, at->tile * KEYS);
-#if HAS_SERIES
-    end_series(s, &u);
-#endif
-    move_bases(s, rows, rescale, &u);
-    weigh(s, rows, &u, sum);
+    weigh_with_maxima(s, rows, &u, sum, rescale);
     await_values(out, weights);
     if (at->tile > 0) rescale_outputs(out, rescale);
     add_sums(rows, sum);
@@ -67,12 +76,8 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, p
         float anew[2], rescale[2];
         multiply_again(p, slot_of(pipe, at->number), at->tile, s, consumer);
         units u = find_exponents(pipe, p, at, here, s, true, consumer);
-#if HAS_SERIES
-        end_series(s, &u);
-#endif
         rows->sum[0] = before[0], rows->sum[1] = before[1];
-        move_bases(s, rows, rescale, &u);
-        weigh(s, rows, &u, anew);
+        weigh_with_maxima(s, rows, &u, anew, rescale);
         rescale_outputs(out, rescale);
         add_sums(rows, anew);
     }
@@ -96,8 +101,8 @@ FA_DEVICE void weigh_group(float *s, const row_state *rows, const units *u, int 
 
 /* By the bases that there are. The special-function unit, which the consumers share, is to be at work from
  * the first moment: so a group's exponents are found only while the one before the last becomes weights.
- * Values of the tile before are waited for when most weights are there, and their place is given back at
- * once; the others are rounded in the time that exponentials leave. */
+ * Values of the tile before are waited for when EARLY_PAIRS of weights are there, and their place is given
+ * back at once; the other weights are rounded in the time that exponentials leave. */
 FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, progress *at,
                              const place *here, float *s, float *out, uint32_t *weights,
                              row_state *rows, int leader, int nothing, int consumer)
@@ -123,8 +128,7 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
         } else if (i >= EARLY_PAIRS) round_pairs(weights, s, i, to);
     }
     add_up(&sums, sum);
-    if (is_too_large(sum))
-        weigh_again(pipe, p, at, here, s, out, weights, rows, sum, consumer);
+    if (is_too_large(sum)) weigh_again(pipe, p, at, here, s, out, weights, rows, sum, consumer);
     else add_sums(rows, sum);
 }
 
@@ -286,7 +290,8 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int c
         if (!at.mine) pass_tile(pipe, &at, out, weights, &values, leader, consumer);
         for (at.tile = 0; at.tile < at.mine;) {
             if (at.tile >= here.plain_from && at.tile < here.plain_to)
-                do_plain_tiles(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, nothing, consumer);
+                do_plain_tiles(pipe, p, &at, &here, s, out, weights, &rows, &values, leader,
+                               nothing, consumer);
             else do_tile(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, consumer);
             if (++at.tile >= at.mine) break;
             at.count++;
