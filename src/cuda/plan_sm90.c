@@ -231,14 +231,27 @@ static int64_t count_pairs(const fa_cuda_plan *plan) { return (plan->tiles + 1) 
 
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
-/* Blocks stay and take piece after piece; but where lengths are known to the device alone, the hardware deals
- * them out. */
+/* Where lengths are known to the device alone, blocks take few tasks each, and the hardware deals them out. But
+ * only behind another task does a block get its first keys in time: so it takes several, as long as enough
+ * blocks are left to deal out. They lie evenly in a head's tasks, so that they are hardly of one sequence. On
+ * an H200, packed sequences: +4 to +20%, short ones up to twice as fast. */
+static int64_t count_shares(int64_t takers, const fa_cuda_plan *plan)
+{
+    const int64_t most = 8, plenty = 8 * takers;
+    const int64_t share = plan->tasks / plenty < most ? plan->tasks / plenty : most;
+    if (share == 0) return plan->tasks;
+    const int64_t each = share < 2 ? 2 : share;
+    const int64_t blocks = (plan->tasks + each - 1) / each, apart = (plan->tiles + each - 1) / each;
+    return blocks + (apart - blocks % plan->tiles + plan->tiles) % plan->tiles;
+}
+
+/* Blocks stay and take piece after piece. */
 static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
                              const fa_cuda_plan *plan)
 {
     int64_t clusters = ((int64_t)device->multiprocessors + plan->cluster - 1) / plan->cluster;
     if (has_own_lengths(p))
-        clusters = may_pair(p) ? count_heads(p) * count_pairs(plan) : plan->tasks;
+        clusters = may_pair(p) ? count_heads(p) * count_pairs(plan) : count_shares(clusters, plan);
     if (clusters > plan->tasks) clusters = plan->tasks;
     const int64_t most = fa_cuda_grid(INT64_MAX) / plan->cluster;
     return (uint32_t)(clusters < most ? clusters : most) * plan->cluster;

@@ -245,6 +245,34 @@ static void test_wide(void)
     }
 }
 
+/* On Hopper a block takes several tasks of packed sequences, which lie apart in their heads; but few tasks
+ * have a block each. */
+static void test_packed_shares(void)
+{
+    static const int32_t cu[5] = {0};
+    static const struct {
+        int64_t heads, rows;
+        int share;
+    } cases[] = {{2, 1000, 1},   {8, 8192, 1},   {16, 9000, 2},
+                 {16, 32768, 3}, {64, 65536, 8}, {1, 150000, 2}};
+    const fa_cuda_device *h200 = &devices[H200];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int share = cases[i].share;
+        fa_problem p = make_mapped(cases[i].heads, cases[i].rows, 128, 128);
+        p.batch = 4;
+        p.blocks_q = 1;
+        p.cu_seqlens_q = cu;
+        check_plan(&p, h200);
+        const fa_cuda_plan plan = plan_of(&p, h200);
+        const int64_t grid = plan.grid;
+        CHECK(strcmp(plan.family->name, "sm90") == 0, "%s", plan.image);
+        CHECK(grid * share >= plan.tasks && (grid - plan.tiles) * share < plan.tasks,
+              "%lld blocks for %lld tasks", (long long)grid, (long long)plan.tasks);
+        CHECK(share == 1 || grid % plan.tiles == (plan.tiles + share - 1) / share,
+              "%lld blocks, heads of %lld", (long long)grid, (long long)plan.tiles);
+    }
+}
+
 static void expect_refusal(const fa_problem *p, const fa_cuda_device *device, const char *family,
                            const char *because)
 {
@@ -347,6 +375,7 @@ int main(void)
     test_images();
     test_sizes();
     test_packed();
+    test_packed_shares();
     test_refusals();
     test_tensor_cores();
     test_forms();
