@@ -222,12 +222,18 @@ float cuda_shuffle_float(unsigned mask, float value, unsigned lane)
     return value;
 }
 
+/* What a lane has shown. */
+static uint32_t of_lane(const char *all, int lane)
+{
+    return *(const uint32_t *)(const void *)(all + lane * MOST_SHARED);
+}
+
 uint32_t __ballot_sync(unsigned mask, int predicate)
 {
     const char *all = show_all(mask, &predicate, sizeof predicate);
     uint32_t bits = 0;
     for (int lane = 0; lane < WARP; lane++)
-        if (*(const int *)(const void *)(all + lane * MOST_SHARED)) bits |= 1u << lane;
+        if (of_lane(all, lane)) bits |= 1u << lane;
     return bits;
 }
 
@@ -237,10 +243,8 @@ uint32_t __reduce_min_sync(unsigned mask, uint32_t value)
 {
     const char *all = show_all(mask, &value, sizeof value);
     uint32_t least = value;
-    for (int lane = 0; lane < WARP; lane++) {
-        const uint32_t x = *(const uint32_t *)(const void *)(all + lane * MOST_SHARED);
-        if (x < least) least = x;
-    }
+    for (int lane = 0; lane < WARP; lane++)
+        if (of_lane(all, lane) < least) least = of_lane(all, lane);
     return least;
 }
 
@@ -248,8 +252,7 @@ uint32_t __reduce_or_sync(unsigned mask, uint32_t value)
 {
     const char *all = show_all(mask, &value, sizeof value);
     uint32_t bits = 0;
-    for (int lane = 0; lane < WARP; lane++)
-        bits |= *(const uint32_t *)(const void *)(all + lane * MOST_SHARED);
+    for (int lane = 0; lane < WARP; lane++) bits |= of_lane(all, lane);
     return bits;
 }
 

@@ -150,8 +150,7 @@ FA_DEVICE float tanh_approximate(float x)
     return fa_bits_float((fa_float_bits(tanhf(x)) + 0x1000u) & ~0x1fffu);
 }
 
-/* Row l of the four matrices, one below the other, goes to the address that lane l gives; a lane holds
- * the elements 2t and 2t + 1 of row g of each. */
+/* Against the assembler's order of things: nothing to be done. */
 FA_DEVICE int find_nothing(void) { return 0; }
 FA_DEVICE float known_after(float x, float y, int nothing)
 {
@@ -166,6 +165,8 @@ FA_DEVICE void hold_until(float y, int nothing, void *shared)
     (void)shared;
 }
 
+/* Row l of the four matrices, one below the other, goes to the address that lane l gives; a lane holds
+ * the elements 2t and 2t + 1 of row g of each. */
 FA_DEVICE void store_matrix_x4(uint32_t address, const uint32_t r[4])
 {
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
