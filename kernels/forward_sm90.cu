@@ -58,10 +58,6 @@ enum {
     NO_TASK = -2
 };
 
-/* Of a tile's pairs of weights, so many at least are found while values are still being added (see
- * consumer.cuh): what was fastest on an H200. */
-#define EARLY_PAIRS (KEYS / 4 * (CONSUMERS == 3 ? 3 : 6) / 8)
-
 /* Registers of a thread that loads and of one that computes. */
 #if CONSUMERS == 3
 #define PRODUCER_REGISTERS 32

@@ -84,8 +84,10 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, p
     round_pairs(weights, s, 0, PAIRS);
 }
 
-/* Pairs of scores that are weighed together. */
+/* Pairs of scores that are weighed together; and of a tile's, so many at least are weighed while values are
+ * still being added: what was fastest on an H200. */
 #define GROUP (HAS_SERIES ? PAIRS : 4)
+#define EARLY_PAIRS (PAIRS * (CONSUMERS == 3 ? 3 : 6) / 8)
 
 FA_DEVICE void weigh_group(float *s, const row_state *rows, const units *u, int from, int to,
                            partial_sums *sums)
@@ -167,16 +169,18 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
                               row_state *rows, pending *values, int leader, int nothing,
                               int consumer)
 {
-    for (const int last = here->plain_to - 1;;) {
+    const int last = here->plain_to - 1;
+    for (;;) {
         barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
-        if (Q_PLACES == 1)
+        if (Q_PLACES == 1) /* the next piece's queries wait for it */
             barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
         weigh_plainly(pipe, p, at, here, s, out, weights, rows, leader, nothing, consumer);
         drop(pipe, p, at, here, weights, consumer);
         if (at->tile >= last) break;
+        const pending known = {true, at->count, 1}; /* this tile: constants, no branches */
         at->tile++;
         at->count++;
-        ask_again(pipe, out, s, weights, at, consumer);
+        ask(pipe, out, s, weights, at, &known, consumer);
     }
     if (Q_PLACES > 1)
         barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);

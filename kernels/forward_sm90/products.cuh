@@ -79,25 +79,6 @@ FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *w
     REGISTER_FENCE(s, KEYS / 2);
 }
 
-/* The same in the midst of a piece. */
-FA_DEVICE void ask_again(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
-                         const progress *at, int consumer)
-{
-    const tile_count count = at->count, before = count - 1;
-    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
-    wait_for_turn(consumer);
-    REGISTER_FENCE(out, OUTPUTS);
-    REGISTER_FENCE(s, KEYS / 2);
-    wgmma_fence();
-    multiply_qk(s, at->q, k_place(pipe, count));
-    barrier_wait(&pipe->state->v_full[stage_of(before)], parity_of(before));
-    wgmma_fence();
-    multiply_pv(out, weights, v_place(pipe, before), 1);
-    pass_turn(consumer);
-    wgmma_wait(1);
-    REGISTER_FENCE(s, KEYS / 2);
-}
-
 /* The product with values has ended: until here it read the weights. */
 FA_DEVICE void await_values(float *out, uint32_t *weights)
 {
