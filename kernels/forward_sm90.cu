@@ -67,6 +67,9 @@ enum {
 #define CONSUMER_REGISTERS 232
 #endif
 
+/* Whether a piece begins before the one before it ends: see consumer.cuh. */
+#define OVERLAPS (HEAD_DIM <= 64 && Q_PLACES > 1)
+
 #include "forward_sm90/piece.cuh"
 
 /* What the warps share. */
@@ -154,7 +157,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
                                                      const __grid_constant__ fa_sm90_params s)
 {
     FA_DYNAMIC_SHARED(raw);
-    __shared__ shared_state state;
+    __shared__ shared_state shared;
+    shared_state *state = (shared_state *)kept_place(&shared);
     char *q = (char *)raw + (-shared_address(raw) & 1023), *k = q + Q_PLACES * CONSUMERS * Q_BYTES;
     char *v = k + STAGES * K_BYTES, *staging = v + STAGES * V_BYTES;
     char *behind = staging + FA_SM90_STAGING(SHAPE);
@@ -164,16 +168,16 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         .v = v,
         .k_matrix = kept(matrix_place(k, 0)),
         .v_matrix = kept(matrix_place(v, KV_BLOCK)),
-        .staging = staging,
+        .staging = (char *)kept_place(staging),
 #if GENERAL & FA_SM90_BIAS
         .bias = behind,
-        .pieces = (piece *)(behind + CONSUMERS * BIAS_BYTES),
+        .pieces = (piece *)kept_place(behind + CONSUMERS * BIAS_BYTES),
 #else
-        .pieces = (piece *)behind,
+        .pieces = (piece *)kept_place(behind),
 #endif
-        .state = &state
+        .state = state
     };
-    if (threadIdx.x == 0) init_barriers(&state, count_loaders(&s));
+    if (threadIdx.x == 0) init_barriers(state, count_loaders(&s));
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         registers_give_back(PRODUCER_REGISTERS);

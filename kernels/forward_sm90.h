@@ -10,6 +10,7 @@
  *                              fewer, the less is wasted at the end of a row. FA_SM90_STAGES tiles
  *                              of keys and as many of values fit into shared memory beside the
  *                              queries; scores, weights and outputs into the consumers' registers
+ *   FA_SM90_SINGLE_TILES_<shape>  1: only for rows whose keys are one tile
  * The shapes called general are those of the kernels with every option; their tiles are multiples
  * of 32 keys, which is what a block of dropout bits covers.
  */
@@ -24,6 +25,7 @@
 #define FA_SM90_KEYS_d64 128
 #define FA_SM90_STAGES_d64 4
 #define FA_SM90_Q_PLACES_d64 2
+#define FA_SM90_SINGLE_TILES_d64 0
 
 /* For short rows, and those whose last 192 queries would be few. */
 #define FA_SM90_DIM_d64_two 64
@@ -32,6 +34,16 @@
 #define FA_SM90_KEYS_d64_two 128
 #define FA_SM90_STAGES_d64_two 4
 #define FA_SM90_Q_PLACES_d64_two 4
+#define FA_SM90_SINGLE_TILES_d64_two 0
+
+/* The same where no row has more than 128 keys. */
+#define FA_SM90_DIM_d64_one 64
+#define FA_SM90_DIM_V_d64_one 64
+#define FA_SM90_CONSUMERS_d64_one 2
+#define FA_SM90_KEYS_d64_one 128
+#define FA_SM90_STAGES_d64_one 4
+#define FA_SM90_Q_PLACES_d64_one 4
+#define FA_SM90_SINGLE_TILES_d64_one 1
 
 #define FA_SM90_DIM_d80 80
 #define FA_SM90_DIM_V_d80 80
@@ -39,6 +51,7 @@
 #define FA_SM90_KEYS_d80 96
 #define FA_SM90_STAGES_d80 3
 #define FA_SM90_Q_PLACES_d80 1
+#define FA_SM90_SINGLE_TILES_d80 0
 
 #define FA_SM90_DIM_d96 96
 #define FA_SM90_DIM_V_d96 96
@@ -46,6 +59,7 @@
 #define FA_SM90_KEYS_d96 80
 #define FA_SM90_STAGES_d96 3
 #define FA_SM90_Q_PLACES_d96 1
+#define FA_SM90_SINGLE_TILES_d96 0
 
 #define FA_SM90_DIM_d128 128
 #define FA_SM90_DIM_V_d128 128
@@ -53,6 +67,7 @@
 #define FA_SM90_KEYS_d128 128
 #define FA_SM90_STAGES_d128 2
 #define FA_SM90_Q_PLACES_d128 2
+#define FA_SM90_SINGLE_TILES_d128 0
 
 #define FA_SM90_DIM_d192_128 192
 #define FA_SM90_DIM_V_d192_128 128
@@ -60,6 +75,7 @@
 #define FA_SM90_KEYS_d192_128 112
 #define FA_SM90_STAGES_d192_128 2
 #define FA_SM90_Q_PLACES_d192_128 1
+#define FA_SM90_SINGLE_TILES_d192_128 0
 
 #define FA_SM90_DIM_d192 192
 #define FA_SM90_DIM_V_d192 192
@@ -67,6 +83,7 @@
 #define FA_SM90_KEYS_d192 96
 #define FA_SM90_STAGES_d192 2
 #define FA_SM90_Q_PLACES_d192 1
+#define FA_SM90_SINGLE_TILES_d192 0
 
 #define FA_SM90_DIM_d256 256
 #define FA_SM90_DIM_V_d256 256
@@ -74,6 +91,7 @@
 #define FA_SM90_KEYS_d256 80
 #define FA_SM90_STAGES_d256 2
 #define FA_SM90_Q_PLACES_d256 1
+#define FA_SM90_SINGLE_TILES_d256 0
 
 #define FA_SM90_DIM_general64 64
 #define FA_SM90_DIM_V_general64 64
@@ -81,6 +99,7 @@
 #define FA_SM90_KEYS_general64 128
 #define FA_SM90_STAGES_general64 4
 #define FA_SM90_Q_PLACES_general64 1
+#define FA_SM90_SINGLE_TILES_general64 0
 
 #define FA_SM90_DIM_general128 128
 #define FA_SM90_DIM_V_general128 128
@@ -88,6 +107,7 @@
 #define FA_SM90_KEYS_general128 128
 #define FA_SM90_STAGES_general128 2
 #define FA_SM90_Q_PLACES_general128 1
+#define FA_SM90_SINGLE_TILES_general128 0
 
 #define FA_SM90_DIM_general256 256
 #define FA_SM90_DIM_V_general256 256
@@ -95,6 +115,7 @@
 #define FA_SM90_KEYS_general256 64
 #define FA_SM90_STAGES_general256 2
 #define FA_SM90_Q_PLACES_general256 1
+#define FA_SM90_SINGLE_TILES_general256 0
 
 #define FA_SM90_LOOK_UP(field, shape) FA_SM90_##field##_##shape
 #define FA_SM90_DIM(shape) FA_SM90_LOOK_UP(DIM, shape)
@@ -103,6 +124,7 @@
 #define FA_SM90_KEYS(shape) FA_SM90_LOOK_UP(KEYS, shape)
 #define FA_SM90_STAGES(shape) FA_SM90_LOOK_UP(STAGES, shape)
 #define FA_SM90_Q_PLACES(shape) FA_SM90_LOOK_UP(Q_PLACES, shape)
+#define FA_SM90_SINGLE_TILES(shape) FA_SM90_LOOK_UP(SINGLE_TILES, shape)
 
 #define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
 #define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))

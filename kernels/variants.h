@@ -19,6 +19,8 @@ KERNEL(forward_simt_d512, forward_simt, 75, HEAD_DIM=512)
 
 KERNEL(forward_sm90_d64_f16, forward_sm90, 90, SHAPE=d64, BFLOAT16=0, GENERAL=0)
 KERNEL(forward_sm90_d64_bf16, forward_sm90, 90, SHAPE=d64, BFLOAT16=1, GENERAL=0)
+KERNEL(forward_sm90_d64_one_f16, forward_sm90, 90, SHAPE=d64_one, BFLOAT16=0, GENERAL=0)
+KERNEL(forward_sm90_d64_one_bf16, forward_sm90, 90, SHAPE=d64_one, BFLOAT16=1, GENERAL=0)
 KERNEL(forward_sm90_d64_two_f16, forward_sm90, 90, SHAPE=d64_two, BFLOAT16=0, GENERAL=0)
 KERNEL(forward_sm90_d64_two_bf16, forward_sm90, 90, SHAPE=d64_two, BFLOAT16=1, GENERAL=0)
 KERNEL(forward_sm90_d80_f16, forward_sm90, 90, SHAPE=d80, BFLOAT16=0, GENERAL=0)

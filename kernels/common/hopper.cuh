@@ -350,6 +350,14 @@ FA_DEVICE float exp2_fast(float x)
     return y;
 }
 
+/* 1 / x by the special-function unit, to 1 ulp; 0 for what is above 2^126. */
+FA_DEVICE float reciprocal_fast(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* tanh by the special-function unit, to 11 bits. */
 FA_DEVICE float tanh_approximate(float x)
 {
@@ -365,6 +373,28 @@ FA_DEVICE void store_matrix_x4(uint32_t address, const uint32_t r[4])
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
+}
+
+/* To global memory, which the compiler does not know the address to lead to. */
+FA_DEVICE void store_16_bytes(void *to, uint4 x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+FA_DEVICE void store_8_bytes(void *to, uint2 x)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x),
+                 "r"(x.y)
+                 : "memory");
+}
+
+/* The same place in shared memory, whose address the compiler would find anew wherever it is needed, by way
+ * of the block's number in its cluster. */
+FA_DEVICE void *kept_place(void *shared)
+{
+    return __cvta_shared_to_generic(__reduce_or_sync(0xffffffff, shared_address(shared)));
 }
 
 #endif /* FA_CUDA_ON_CPU */

@@ -8,7 +8,7 @@
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const fa_tile *t,
                             int consumer, int number)
 {
-    uint64_t *barrier = &pipe->state->q_full[number % Q_PLACES][consumer];
+    uint64_t *barrier = &pipe->state->q_full[q_stage(number)][consumer];
     const int row = (int)(t->start_q + t->first) + consumer * ROWS;
     barrier_expect(barrier, Q_BYTES);
 #pragma unroll
@@ -22,10 +22,10 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const piece *w,
                          int consumer, int number)
 {
-    barrier_wait(&pipe->state->q_empty[number % Q_PLACES][consumer], q_parity(number) ^ 1);
+    barrier_wait(&pipe->state->q_empty[q_stage(number)][consumer], q_parity(number) ^ 1);
     if (threadIdx.x % 32 != 0) return;
     if (w->tiles) load_queries(pipe, s, &w->tile, consumer, number);
-    else barrier_arrive(&pipe->state->q_full[number % Q_PLACES][consumer]);
+    else barrier_arrive(&pipe->state->q_full[q_stage(number)][consumer]);
 }
 
 /* So many keys or values from key `key` on, of so many blocks of 64 columns from `column` on. */

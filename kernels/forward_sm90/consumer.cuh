@@ -9,28 +9,66 @@
  * one question to the next: as long as it is shorter than all consumers' products of a tile, tensor
  * cores never stand still. So ordinary tiles have a loop of their own, with no branch but for what is rare.
  *
+ * How it gets from one piece to the next depends on the shape: at the end of this file.
+ *
  * All four warps of a warpgroup must ask for products, and wait for them, at the same place of the code: what
  * a warp decides for itself, from its own scores, has neither in it.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 
-FA_DEVICE void start_piece(const pipeline *pipe, const progress *at, int consumer, place *here,
-                           row_state *rows)
+/* What a consumer carries along, in registers. */
+typedef struct work {
+    int consumer; /* which one it is */
+    float out[OUTPUTS], s[KEYS / 2];
+    uint32_t weights[KEYS / 4];
+    row_state rows;
+    place here;
+    progress at;
+    pending values;
+    bool broken;         /* rows have to be done once more */
+    int leader, nothing; /* lane 0 of a warp: 1; 0: see hopper.cuh */
+} work;
+
+FA_DEVICE const piece *piece_of(const pipeline *pipe, const work *x)
 {
-    *here = find_place(slot_of(pipe, at->number), consumer);
-    rows->base[0] = rows->base[1] = NOTHING_SEEN;
-    rows->sum[0] = rows->sum[1] = 0;
+    return slot_of(pipe, x->at.number);
+}
+
+FA_DEVICE void start_piece(const pipeline *pipe, work *x)
+{
+    x->here = find_place(piece_of(pipe, x), x->consumer);
+    x->rows.base[0] = x->rows.base[1] = NOTHING_SEEN;
+    x->rows.sum[0] = x->rows.sum[1] = 0;
+}
+
+/* Gives places back: of keys and of values, and of the queries with a piece's last tile. */
+FA_DEVICE void release_keys(const pipeline *pipe, const work *x)
+{
+    barrier_arrive_if(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
+}
+
+FA_DEVICE void release_values(const pipeline *pipe, const work *x, tile_count count, bool any)
+{
+    barrier_arrive_if(&pipe->state->v_empty[stage_of(count)], x->leader && any);
+}
+
+FA_DEVICE void release_queries(const pipeline *pipe, const work *x, bool last)
+{
+    barrier_arrive_if(q_empty(pipe, &x->at, x->consumer), x->leader && last);
 }
 
 /* Scores become what the softmax takes, by the options; returns which exponents they stand for. again:
  * they were made once more. */
-FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                               const place *here, float *s, bool again, int consumer)
+FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *p, work *x,
+                               bool again)
 {
-    units u = {.scale = here->scale};
+    units u = {.scale = x->here.scale};
 #if GENERAL
-    if (here->options & CHANGES_SCORES) change_scores(pipe, p, at, here, s, &u, again, consumer);
+    if (x->here.options & CHANGES_SCORES)
+        change_scores(pipe, p, &x->at, &x->here, x->s, &u, again, x->consumer);
+#else
+    (void)pipe, (void)p, (void)again;
 #endif
     return u;
 }
@@ -48,40 +86,38 @@ FA_DEVICE void weigh_with_maxima(float *s, row_state *rows, units *u, float *sum
 }
 
 /* With maxima, and a mask: for the first tile that a row sees, and for those that it sees in part. */
-FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                               const place *here, float *s, float *out, uint32_t *weights,
-                               row_state *rows, int consumer)
+FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    units u = find_exponents(pipe, p, at, here, s, false, consumer);
+    units u = find_exponents(pipe, p, x, false);
     float sum[2], rescale[2];
-    if (at->tile < here->full_from || at->tile >= here->full_to)
-        mask_scores(s, slot_of(pipe, at->number), consumer, at->tile * KEYS);
-    weigh_with_maxima(s, rows, &u, sum, rescale);
-    await_values(out, weights);
-    if (at->tile > 0) rescale_outputs(out, rescale);
-    add_sums(rows, sum);
-    round_pairs(weights, s, 0, PAIRS);
+    const int tile = x->at.tile;
+    if (tile < x->here.full_from || tile >= x->here.full_to)
+        mask_scores(x->s, piece_of(pipe, x), x->consumer, tile * KEYS);
+    weigh_with_maxima(x->s, &x->rows, &u, sum, rescale);
+    await_values(x->out, x->weights);
+    if (tile > 0) rescale_outputs(x->out, rescale);
+    add_sums(&x->rows, sum);
+    round_pairs(x->weights, x->s, 0, PAIRS);
 }
 
 /* Weights of the tile are too large by the bases that there are: see softmax.cuh. Where they are immense,
  * infinite ones among them, they do not tell their scores any more: these are made once more, and weighed
  * with maxima. */
-FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                           const place *here, float *s, float *out, uint32_t *weights,
-                           row_state *rows, const float *sum, int consumer)
+FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, work *x,
+                           const float *sum)
 {
-    const float before[2] = {rows->sum[0], rows->sum[1]};
-    add_sums(rows, sum);
-    if (!lower_weights(s, out, rows)) {
+    const float before[2] = {x->rows.sum[0], x->rows.sum[1]};
+    add_sums(&x->rows, sum);
+    if (!lower_weights(x->s, x->out, &x->rows)) {
         float anew[2], rescale[2];
-        multiply_again(p, slot_of(pipe, at->number), at->tile, s, consumer);
-        units u = find_exponents(pipe, p, at, here, s, true, consumer);
-        rows->sum[0] = before[0], rows->sum[1] = before[1];
-        weigh_with_maxima(s, rows, &u, anew, rescale);
-        rescale_outputs(out, rescale);
-        add_sums(rows, anew);
+        multiply_again(p, piece_of(pipe, x), x->at.tile, x->s, x->consumer);
+        units u = find_exponents(pipe, p, x, true);
+        x->rows.sum[0] = before[0], x->rows.sum[1] = before[1];
+        weigh_with_maxima(x->s, &x->rows, &u, anew, rescale);
+        rescale_outputs(x->out, rescale);
+        add_sums(&x->rows, anew);
     }
-    round_pairs(weights, s, 0, PAIRS);
+    round_pairs(x->weights, x->s, 0, PAIRS);
 }
 
 /* Pairs of scores that are weighed together; and of a tile's, so many at least are weighed while values are
@@ -105,209 +141,216 @@ FA_DEVICE void weigh_group(float *s, const row_state *rows, const units *u, int 
  * the first moment: so a group's exponents are found only while the one before the last becomes weights.
  * Values of the tile before are waited for when EARLY_PAIRS of weights are there, and their place is given
  * back at once; the other weights are rounded in the time that exponentials leave. */
-FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                             const place *here, float *s, float *out, uint32_t *weights,
-                             row_state *rows, int leader, int nothing, int consumer)
+FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    const units u = find_exponents(pipe, p, at, here, s, false, consumer);
+    const units u = find_exponents(pipe, p, x, false);
     partial_sums sums = {{{0, 0}, {0, 0}}};
-    row_state paced = *rows;
+    row_state paced = x->rows;
     float sum[2];
 #pragma unroll
     for (int i = 0; i < PAIRS; i += GROUP) {
         const int to = i + GROUP < PAIRS ? i + GROUP : PAIRS;
         const partial_sums before = sums;
-        weigh_group(s, &paced, &u, i, to, &sums);
+        weigh_group(x->s, &paced, &u, i, to, &sums);
         if (i > 0 && to < PAIRS) {
-            paced.base[0] = known_after(paced.base[0], before.of[0][1], nothing);
-            paced.base[1] = known_after(paced.base[1], before.of[1][1], nothing);
+            paced.base[0] = known_after(paced.base[0], before.of[0][1], x->nothing);
+            paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
         }
         if (i < EARLY_PAIRS && to >= EARLY_PAIRS) {
-            hold_until(sums.of[1][1], nothing, pipe->state);
-            await_values(out, weights);
-            barrier_arrive_if(&pipe->state->v_empty[stage_of(at->count - 1)], leader);
-            round_pairs(weights, s, 0, to);
-        } else if (i >= EARLY_PAIRS) round_pairs(weights, s, i, to);
+            hold_until(sums.of[1][1], x->nothing, pipe->state);
+            await_values(x->out, x->weights);
+            release_values(pipe, x, x->at.count - 1, true);
+            round_pairs(x->weights, x->s, 0, to);
+        } else if (i >= EARLY_PAIRS) round_pairs(x->weights, x->s, i, to);
     }
     add_up(&sums, sum);
-    if (is_too_large(sum)) weigh_again(pipe, p, at, here, s, out, weights, rows, sum, consumer);
-    else add_sums(rows, sum);
+    if (is_too_large(sum)) weigh_again(pipe, p, x, sum);
+    else add_sums(&x->rows, sum);
 }
 
-FA_DEVICE void drop(const pipeline *pipe, const fa_attention_params *p, const progress *at,
-                    const place *here, uint32_t *weights, int consumer)
+FA_DEVICE void drop(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
 #if GENERAL
-    if (here->options & FA_SM90_DROPOUT)
-        drop_weights(p, slot_of(pipe, at->number), weights, consumer, at->tile);
+    if (x->here.options & FA_SM90_DROPOUT)
+        drop_weights(p, piece_of(pipe, x), x->weights, x->consumer, x->at.tile);
 #else
-    (void)pipe, (void)p, (void)at, (void)here, (void)weights, (void)consumer;
+    (void)pipe, (void)p, (void)x;
 #endif
 }
 
-/* ---- The walk -------------------------------------------------------------------------------- */
+/* ---- The tiles of a piece -------------------------------------------------------------------- */
 
 /* A tile whose scores are there; values of the one before are being added. */
-FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                       const place *here, float *s, float *out, uint32_t *weights, row_state *rows,
-                       pending *values, int leader, int consumer)
+FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
-    barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
-    weigh_carefully(pipe, p, at, here, s, out, weights, rows, consumer);
-    drop(pipe, p, at, here, weights, consumer);
-    barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
-    values->any = true;
-    values->count = at->count;
-    values->add = at->tile > 0;
+    release_keys(pipe, x);
+    release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
+    weigh_carefully(pipe, p, x);
+    drop(pipe, p, x);
+    release_values(pipe, x, x->values.count, x->values.any);
+    x->values.any = true;
+    x->values.count = x->at.count;
+    x->values.add = x->at.tile > 0;
 }
 
 /* Tiles that need no mask, from this one on: the way that is to be short. Behind the last one nothing has
  * been asked for yet. */
-FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, progress *at,
-                              const place *here, float *s, float *out, uint32_t *weights,
-                              row_state *rows, pending *values, int leader, int nothing,
-                              int consumer)
+FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    const int last = here->plain_to - 1;
+    const int last = x->here.plain_to - 1;
     for (;;) {
-        barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
+        release_keys(pipe, x);
         if (Q_PLACES == 1) /* the next piece's queries wait for it */
-            barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
-        weigh_plainly(pipe, p, at, here, s, out, weights, rows, leader, nothing, consumer);
-        drop(pipe, p, at, here, weights, consumer);
-        if (at->tile >= last) break;
-        const pending known = {true, at->count, 1}; /* this tile: constants, no branches */
-        at->tile++;
-        at->count++;
-        ask(pipe, out, s, weights, at, &known, consumer);
+            release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
+        weigh_plainly(pipe, p, x);
+        drop(pipe, p, x);
+        if (x->at.tile >= last) break;
+        const pending known = {true, x->at.count, 1}; /* this tile: constants, no branches */
+        x->at.tile++;
+        x->at.count++;
+        ask(pipe, x->out, x->s, x->weights, &x->at, &known, x->consumer);
     }
-    if (Q_PLACES > 1)
-        barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 1 == at->mine);
-    values->any = true;
-    values->count = at->count;
-    values->add = 1;
+    if (Q_PLACES > 1) release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
+    x->values.any = true;
+    x->values.count = x->at.count;
+    x->values.add = 1;
 }
 
 /* The first tile of a piece in which this consumer has nothing to do; scores of it were asked for all
  * the same. */
-FA_DEVICE void pass_tile(const pipeline *pipe, const progress *at, float *out, uint32_t *weights,
-                         pending *values, int leader, int consumer)
+FA_DEVICE void pass_tile(const pipeline *pipe, work *x)
 {
-    await_values(out, weights);
-    barrier_arrive_if(&pipe->state->v_empty[stage_of(values->count)], leader && values->any);
-    values->any = false;
-    barrier_arrive_if(&pipe->state->k_empty[stage_of(at->count)], leader);
-    barrier_arrive_if(q_empty(pipe, at, consumer), leader);
-    barrier_wait(&pipe->state->v_full[stage_of(at->count)], parity_of(at->count));
-    barrier_arrive_if(&pipe->state->v_empty[stage_of(at->count)], leader);
+    const tile_count count = x->at.count;
+    await_values(x->out, x->weights);
+    release_values(pipe, x, x->values.count, x->values.any);
+    x->values.any = false;
+    release_keys(pipe, x);
+    release_queries(pipe, x, true);
+    barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+    release_values(pipe, x, count, true);
 }
 
-/* The tiles of a piece behind those that this consumer needs: others do. Values of its last one wait
+/* The tiles of a piece, whose scores of the first one have been made. */
+FA_DEVICE void do_tiles(const pipeline *pipe, const fa_attention_params *p, work *x)
+{
+    start_piece(pipe, x);
+    if (!x->at.mine) pass_tile(pipe, x);
+    for (x->at.tile = 0; x->at.tile < x->at.mine;) {
+        if (x->at.tile >= x->here.plain_from && x->at.tile < x->here.plain_to)
+            do_plain_tiles(pipe, p, x);
+        else do_tile(pipe, p, x);
+        if (++x->at.tile >= x->at.mine) break;
+        x->at.count++;
+        ask(pipe, x->out, x->s, x->weights, &x->at, &x->values, x->consumer);
+    }
+}
+
+/* The tiles of a piece behind those that this consumer needs: others do. Values of its last one may wait
  * meanwhile in their place, for there is one such tile at most (or it needs none). */
-FA_DEVICE void skip_tiles(const pipeline *pipe, progress *at, int leader, int consumer)
+FA_DEVICE void skip_tiles(const pipeline *pipe, work *x)
 {
     static_assert(ROWS * (CONSUMERS - 1) <= KEYS * (STAGES - 1), "values must not be waited for");
-    while (++at->tile < at->tiles) {
-        const tile_count count = ++at->count;
+    for (int tile = max(x->at.mine, 1); tile < x->at.tiles; tile++) {
+        const tile_count count = ++x->at.count;
         barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
-        wait_for_turn(consumer);
-        pass_turn(consumer);
-        barrier_arrive_if(&pipe->state->k_empty[stage_of(count)], leader);
+        wait_for_turn(x->consumer);
+        pass_turn(x->consumer);
+        release_keys(pipe, x);
         barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
-        barrier_arrive_if(&pipe->state->v_empty[stage_of(count)], leader);
+        release_values(pipe, x, count, true);
+    }
+    x->at.count++;
+}
+
+/* ---- From piece to piece --------------------------------------------------------------------- */
+
+/* Values of a piece's last tile, which wait to be added: it may be that there are none. */
+FA_DEVICE void add_last(const pipeline *pipe, work *x)
+{
+    ask_values(pipe, x->out, x->weights, &x->values, x->consumer);
+    release_values(pipe, x, x->values.count, x->values.any);
+    x->values.any = false;
+}
+
+/* A piece whose outputs are complete. */
+FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, work *x, int number,
+                            const row_state *rows)
+{
+    x->broken |= finish(p, slot_of(pipe, number), pipe->staging, rows, x->out, x->consumer);
+    release_piece(pipe, number);
+}
+
+/* A piece comes to its end before the next one begins. That is all where queries have one place, for the next
+ * ones come late then; and d 128 is best done so, too. */
+FA_DEVICE void do_pieces(const pipeline *pipe, const fa_attention_params *p, work *x)
+{
+    for (next_piece(pipe, x->consumer, &x->at); x->at.tiles;
+         next_piece(pipe, x->consumer, &x->at)) {
+        ask_scores(pipe, x->s, &x->at, x->consumer);
+        do_tiles(pipe, p, x);
+        add_last(pipe, x);
+        finish_piece(pipe, p, x, x->at.number, &x->rows);
+        skip_tiles(pipe, x);
     }
 }
 
-/* The piece before, whose outputs are complete, but not yet written. */
-typedef struct unfinished {
-    bool any, broken; /* broken: of all so far, rows have to be done once more */
-    int number;
-    row_state rows;
-} unfinished;
-
-FA_DEVICE void finish_piece(const pipeline *pipe, const fa_attention_params *p, unfinished *before,
-                            float *out, int consumer)
+/* Results are written while the scores of the next piece's first tile are made. */
+FA_DEVICE void do_pieces_overlapped(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    before->broken |=
-        finish(p, slot_of(pipe, before->number), pipe->staging, &before->rows, out, consumer);
-    release_piece(pipe, before->number);
-    before->any = false;
+    for (next_piece(pipe, x->consumer, &x->at); x->at.tiles;
+         next_piece(pipe, x->consumer, &x->at)) {
+        ask_values_first(pipe, x->out, x->s, x->weights, &x->at, &x->values, x->consumer);
+        release_values(pipe, x, x->values.count, x->values.any);
+        x->values.any = false;
+        if (x->at.number > 0) finish_piece(pipe, p, x, x->at.number - 1, &x->rows);
+        await_scores(x->s);
+        do_tiles(pipe, p, x);
+        skip_tiles(pipe, x);
+    }
+    add_last(pipe, x);
+    if (x->at.number > 0) finish_piece(pipe, p, x, x->at.number - 1, &x->rows);
 }
 
-/* The second tile of a piece. Between asking for its scores and for the values of the first, which take
- * the place of the outputs of the piece before, these are written: that takes no time of the tensor
- * cores. */
-FA_DEVICE void ask_second(const pipeline *pipe, const fa_attention_params *p, float *out, float *s,
-                          const uint32_t *weights, const progress *at, unfinished *before,
-                          int consumer)
+/* Pieces of one tile. Values of each are added while the next one's softmax runs, so that results are written
+ * before the softmax of the one after. Where no values wait, because there is no such piece or nothing to do
+ * in it, they are asked for all the same, whatever they are: nobody reads the outputs, and the compiler has to
+ * see products running on each way to a tile. */
+FA_DEVICE void do_single_tiles(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    const tile_count count = at->count;
-    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
-    wait_for_turn(consumer);
-    REGISTER_FENCE(s, KEYS / 2);
-    wgmma_fence();
-    multiply_qk(s, at->q, k_place(pipe, count));
-    pass_turn(consumer);
-    if (before->any) finish_piece(pipe, p, before, out, consumer);
-    barrier_wait(&pipe->state->v_full[stage_of(count - 1)], parity_of(count - 1));
-    REGISTER_FENCE(out, OUTPUTS);
-    wgmma_fence();
-    multiply_pv(out, weights, v_place(pipe, count - 1), 0);
-    wgmma_wait(1);
-    REGISTER_FENCE(s, KEYS / 2);
+    row_state before = x->rows;
+    for (;;) {
+        next_piece(pipe, x->consumer, &x->at);
+        if (x->at.number > 1) finish_piece(pipe, p, x, x->at.number - 2, &before);
+        before = x->rows;
+        if (!x->at.tiles) break;
+        ask(pipe, x->out, x->s, x->weights, &x->at, &x->values, x->consumer);
+        do_tiles(pipe, p, x);
+        skip_tiles(pipe, x);
+    }
+    add_last(pipe, x);
+    if (x->at.number > 0) finish_piece(pipe, p, x, x->at.number - 1, &before);
 }
 
-/* All pieces. The scores of a piece's first tile are asked for together with the values of the last of
- * the piece before. Where there are none, because there is no such piece or nothing to do in it, values
- * are asked for all the same, whatever they are: nobody reads the outputs, and the compiler has to see
- * products running on each way to a tile. Returns whether rows have to be done once more. */
+/* All pieces. Returns whether rows have to be done once more. */
 FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
 {
-    float out[OUTPUTS], s[KEYS / 2];
-    uint32_t weights[KEYS / 4];
-    row_state rows;
-    place here;
-    progress at = {.number = -1};
-    pending values = {false, 0, 0};
-    unfinished before = {.number = -1};
-    int leader = threadIdx.x % 32 == 0;
-    bool done = false;
-    const int nothing = find_nothing();
-    asm volatile("" : "+r"(leader));
+    work x;
+    x.consumer = consumer;
+    x.broken = x.values.any = false;
+    x.values.add = x.values.count = x.at.count = 0;
+    x.at.number = -1;
+#if GENERAL & FA_SM90_BIAS
+    x.at.biases = 0;
+#endif
+    x.nothing = find_nothing();
+    x.leader = threadIdx.x % 32 == 0;
+    asm volatile("" : "+r"(x.leader));
     if (consumer == CONSUMERS - 1) pass_turn(consumer); /* consumer 0 begins */
-    for (;;) {
-        if (!done) next_piece(pipe, consumer, &at);
-        if (before.any) finish_piece(pipe, p, &before, out, consumer);
-        if (done) break;
-        before.any = at.number > 0;
-        before.number = at.number - 1;
-        before.rows = rows;
-        done = !at.tiles;
-        if (done) {
-            ask_values(pipe, out, weights, &values, consumer);
-            barrier_arrive_if(&pipe->state->v_empty[stage_of(values.count)], leader && values.any);
-            continue;
-        }
-        ask(pipe, out, s, weights, &at, &values, consumer);
-        start_piece(pipe, &at, consumer, &here, &rows);
-        if (!at.mine) pass_tile(pipe, &at, out, weights, &values, leader, consumer);
-        for (at.tile = 0; at.tile < at.mine;) {
-            if (at.tile >= here.plain_from && at.tile < here.plain_to)
-                do_plain_tiles(pipe, p, &at, &here, s, out, weights, &rows, &values, leader,
-                               nothing, consumer);
-            else do_tile(pipe, p, &at, &here, s, out, weights, &rows, &values, leader, consumer);
-            if (++at.tile >= at.mine) break;
-            at.count++;
-            if (at.tile == 1) ask_second(pipe, p, out, s, weights, &at, &before, consumer);
-            else ask(pipe, out, s, weights, &at, &values, consumer);
-        }
-        at.tile = max(at.mine, 1) - 1;
-        skip_tiles(pipe, &at, leader, consumer);
-        at.count++;
-    }
+    if (FA_SM90_SINGLE_TILES(SHAPE)) do_single_tiles(pipe, p, &x);
+    else if (OVERLAPS) do_pieces_overlapped(pipe, p, &x);
+    else do_pieces(pipe, p, &x);
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
-    return before.broken;
+    return x.broken;
 }
 
 #endif

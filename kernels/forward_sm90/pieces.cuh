@@ -256,21 +256,26 @@ FA_DEVICE bool find_piece(const fa_attention_params *p, const fa_sm90_params *s,
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
-FA_DEVICE piece *slot_of(const pipeline *pipe, int number) { return &pipe->pieces[number % SLOTS]; }
+/* Used in turn, by the piece's number. */
+FA_DEVICE uint32_t slot_number(int number) { return (uint32_t)number % SLOTS; }
+FA_DEVICE int slot_parity(int number) { return (int)((uint32_t)number / SLOTS & 1); }
 
-FA_DEVICE int slot_parity(int number) { return number / SLOTS & 1; }
+FA_DEVICE piece *slot_of(const pipeline *pipe, int number)
+{
+    return &pipe->pieces[slot_number(number)];
+}
 
 /* Waits for slots of so many pieces from number on: the whole warp. */
 FA_DEVICE void await_slots(const pipeline *pipe, int number, int count)
 {
     for (int i = number; i < number + count; i++)
-        barrier_wait(&pipe->state->piece_empty[i % SLOTS], slot_parity(i) ^ 1);
+        barrier_wait(&pipe->state->piece_empty[slot_number(i)], slot_parity(i) ^ 1);
 }
 
 FA_DEVICE void hand_out(const pipeline *pipe, int number, const piece *w)
 {
     *slot_of(pipe, number) = *w;
-    barrier_arrive(&pipe->state->piece_full[number % SLOTS]);
+    barrier_arrive(&pipe->state->piece_full[slot_number(number)]);
 }
 
 /* Describes pieces ahead, half of the slots at a time, a lane each: one warp, for this is a long chain of
@@ -300,7 +305,7 @@ FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, cons
 FA_DEVICE const piece *read_piece(const pipeline *pipe, int number)
 {
     __syncwarp();
-    barrier_wait(&pipe->state->piece_full[number % SLOTS], slot_parity(number));
+    barrier_wait(&pipe->state->piece_full[slot_number(number)], slot_parity(number));
     return slot_of(pipe, number);
 }
 
@@ -308,7 +313,7 @@ FA_DEVICE const piece *read_piece(const pipeline *pipe, int number)
 FA_DEVICE void release_piece(const pipeline *pipe, int number)
 {
     __syncwarp();
-    barrier_arrive_if(&pipe->state->piece_empty[number % SLOTS], threadIdx.x % 32 == 0);
+    barrier_arrive_if(&pipe->state->piece_empty[slot_number(number)], threadIdx.x % 32 == 0);
 }
 
 /* ---- A consumer's way through them ----------------------------------------------------------- */
@@ -328,7 +333,7 @@ typedef struct progress {
 FA_DEVICE void next_piece(const pipeline *pipe, int consumer, progress *at)
 {
     at->number++;
-    barrier_wait(&pipe->state->q_full[at->number % Q_PLACES][consumer], q_parity(at->number));
+    barrier_wait(&pipe->state->q_full[q_stage(at->number)][consumer], q_parity(at->number));
     const piece *w = slot_of(pipe, at->number);
     at->tiles = same_for_warp(w->tiles);
     at->mine = same_for_warp(w->mine[consumer]);
@@ -339,7 +344,7 @@ FA_DEVICE void next_piece(const pipeline *pipe, int consumer, progress *at)
 /* The barrier of its queries' place. */
 FA_DEVICE uint64_t *q_empty(const pipeline *pipe, const progress *at, int consumer)
 {
-    return &pipe->state->q_empty[at->number % Q_PLACES][consumer];
+    return &pipe->state->q_empty[q_stage(at->number)][consumer];
 }
 
 #endif

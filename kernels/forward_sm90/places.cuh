@@ -9,13 +9,13 @@ typedef uint32_t tile_count;
 FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }
 FA_DEVICE int parity_of(tile_count count) { return (int)(count / STAGES & 1); }
 
-/* Places of queries likewise, by the piece's number. */
+/* Places of queries likewise, by the piece's number. (Unsigned: a remainder is one instruction then.) */
+FA_DEVICE int q_stage(int number) { return (int)((uint32_t)number % Q_PLACES); }
+FA_DEVICE int q_parity(int number) { return (int)((uint32_t)number / Q_PLACES & 1); }
 FA_DEVICE char *q_place(const pipeline *pipe, int number, int consumer)
 {
-    return pipe->q + (number % Q_PLACES * CONSUMERS + consumer) * Q_BYTES;
+    return pipe->q + (q_stage(number) * CONSUMERS + consumer) * Q_BYTES;
 }
-
-FA_DEVICE int q_parity(int number) { return number / Q_PLACES & 1; }
 
 /* Lets the compiler know that a value is the same in all lanes. */
 FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }

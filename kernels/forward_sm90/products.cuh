@@ -61,6 +61,13 @@ FA_DEVICE void wait_for_values(const pipeline *pipe, const pending *values)
         barrier_wait(&pipe->state->v_full[stage_of(values->count)], parity_of(values->count));
 }
 
+/* REGISTER_FENCE for them: until here the product with values read them. */
+#define KEEP_WEIGHTS(weights)                                                                      \
+    do {                                                                                           \
+        _Pragma("unroll") for (int keep_i = 0; keep_i < KEYS / 4;                                  \
+                               keep_i++) asm volatile("" : "+r"((weights)[keep_i])::"memory");     \
+    } while (0)
+
 /* Asks for scores of a tile, and for values of the one before; returns when the scores are there. */
 FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
                    const progress *at, const pending *values, int consumer)
@@ -79,13 +86,49 @@ FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *w
     REGISTER_FENCE(s, KEYS / 2);
 }
 
+FA_DEVICE void await_scores(float *s)
+{
+    wgmma_wait(0);
+    REGISTER_FENCE(s, KEYS / 2);
+}
+
+/* Scores alone; returns when they are there. */
+FA_DEVICE void ask_scores(const pipeline *pipe, float *s, const progress *at, int consumer)
+{
+    barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
+    wait_for_turn(consumer);
+    REGISTER_FENCE(s, KEYS / 2);
+    wgmma_fence();
+    multiply_qk(s, at->q, k_place(pipe, at->count));
+    pass_turn(consumer);
+    await_scores(s);
+}
+
+/* Asks for the last values of a piece, and for the first scores of the next; returns when the values have
+ * been added. */
+FA_DEVICE void ask_values_first(const pipeline *pipe, float *out, float *s, uint32_t *weights,
+                                const progress *at, const pending *values, int consumer)
+{
+    barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
+    wait_for_values(pipe, values);
+    wait_for_turn(consumer);
+    REGISTER_FENCE(out, OUTPUTS);
+    REGISTER_FENCE(s, KEYS / 2);
+    wgmma_fence();
+    multiply_pv(out, weights, v_place(pipe, values->count), values->add);
+    multiply_qk(s, at->q, k_place(pipe, at->count));
+    pass_turn(consumer);
+    wgmma_wait(1);
+    REGISTER_FENCE(out, OUTPUTS);
+    KEEP_WEIGHTS(weights);
+}
+
 /* The product with values has ended: until here it read the weights. */
 FA_DEVICE void await_values(float *out, uint32_t *weights)
 {
     wgmma_wait(0);
     REGISTER_FENCE(out, OUTPUTS);
-#pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) asm volatile("" : "+r"(weights[i])::"memory");
+    KEEP_WEIGHTS(weights);
 }
 
 /* Values alone, behind the last piece. */

@@ -15,6 +15,12 @@ FA_DEVICE char *staged(char *staging, int row, int piece_of_16)
     return staging + row * 128 + (piece_of_16 ^ row % 8) * 16;
 }
 
+/* Two neighbours of a row's outputs, times its factor: 0 where that is 0, whatever they are. */
+FA_DEVICE uint32_t finished_pair(const float *x, float factor)
+{
+    return factor == 0.0f ? 0 : pack_pair(x[0] * factor, x[1] * factor);
+}
+
 /* 64 columns of the warp's 16 rows, as they lie in registers, to shared memory. */
 FA_DEVICE void stage_columns(char *staging, const float *out, const float *factor)
 {
@@ -23,33 +29,38 @@ FA_DEVICE void stage_columns(char *staging, const float *out, const float *facto
     for (int j = 0; j < 8; j += 2) {
         uint32_t r[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float *x = out + 4 * (j + i / 2) + 2 * (i % 2);
-            r[i] = pack_pair(x[0] * factor[i % 2], x[1] * factor[i % 2]);
-        }
+        for (int i = 0; i < 4; i++)
+            r[i] = finished_pair(out + 4 * (j + i / 2) + 2 * (i % 2), factor[i % 2]);
         store_matrix_x4(shared_address(staged(staging, lane % 16, j + lane / 16)), r);
     }
 }
 
 /* From there to the caller's rows: each lane 16 bytes, eight lanes a row. to: where the lane's first row
- * goes; four such rows follow each other in steps of step bytes, of which left are the caller's. */
-FA_DEVICE void write_staged(char *staging, char *to, int64_t step, int left)
+ * goes; four such rows follow each other in steps of step bytes, of which left are the caller's. whole: all
+ * rows of all lanes are, so that no lane has to ask. */
+FA_DEVICE void write_staged(char *staging, char *to, int64_t step, int left, bool whole)
 {
     const int lane = threadIdx.x % 32;
     uint4 x[4];
 #pragma unroll
     for (int part = 0; part < 4; part++)
         x[part] = *(const uint4 *)staged(staging, part * 4 + lane / 8, lane % 8);
+    if (whole) {
+#pragma unroll
+        for (int part = 0; part < 4; part++) store_16_bytes(to + part * step, x[part]);
+        return;
+    }
 #pragma unroll
     for (int part = 0; part < 4; part++)
-        if (part * 4 < left) *(uint4 *)(to + part * step) = x[part];
+        if (part * 4 < left) store_16_bytes(to + part * step, x[part]);
 }
 
 FA_DEVICE void store_staged(const fa_attention_params *p, const piece *w, char *staging,
                             const float *out, const float *factor, int first_row)
 {
     const int lane = threadIdx.x % 32, first_column = lane % 8 * 8;
-    const int row = first_row + lane / 8, left = w->room - row;
+    const int room = w->room, row = first_row + lane / 8, columns = columns_left(p);
+    const bool whole = room - first_row >= 16 && columns == VALUE_DIM;
     const int64_t stride = 2 * p->out.stride[1], step = 4 * stride;
     char *to = results_of(w) + row * stride + 2 * first_column;
 #pragma unroll
@@ -58,7 +69,7 @@ FA_DEVICE void store_staged(const fa_attention_params *p, const piece *w, char *
         stage_columns(staging, out + column / 2, factor);
         __syncwarp();
         write_staged(staging, to + 2 * column, step,
-                     first_column + column < columns_left(p) ? left : 0);
+                     first_column + column < columns ? room - row : 0, whole);
     }
 }
 
@@ -80,29 +91,36 @@ FA_DEVICE void store_each(uint16_t *row, int column, int columns, uint2 four)
     if (column + 3 < columns) row[column + 3] = (uint16_t)(four.y >> 16);
 }
 
-/* The thread's part of one row, times a factor. */
-FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, float factor,
-                         bool mine, char *row)
+/* The first of the four columns that a thread has of 16. */
+FA_DEVICE int first_of_four(void)
 {
-    const int first = (int)threadIdx.x % 2 * 8 + (int)threadIdx.x % 4 / 2 * 4;
-    uint2 fours[VALUE_DIM / 16];
+    return (int)threadIdx.x % 2 * 8 + (int)threadIdx.x % 4 / 2 * 4;
+}
+
+/* The thread's part of row r, times a factor. */
+FA_DEVICE void gather_row(uint2 *fours, const float *out, int r, float factor)
+{
 #pragma unroll
     for (int j = 0; j < VALUE_DIM / 16; j++) {
         const float *x = out + 8 * j + 2 * r;
-        fours[j] = gather_four(pack_pair(x[0] * factor, x[1] * factor),
-                               pack_pair(x[4] * factor, x[5] * factor));
+        fours[j] = gather_four(finished_pair(x, factor), finished_pair(x + 4, factor));
     }
-    if (!mine) return;
+}
+
+FA_DEVICE void store_row(const fa_attention_params *p, const uint2 *fours, char *row)
+{
+    const int first = first_of_four();
     if (p->out.vector && columns_left(p) == VALUE_DIM) {
-        uint2 *to = (uint2 *)(row + 2 * first);
 #pragma unroll
-        for (int j = 0; j < VALUE_DIM / 16; j++) to[4 * j] = fours[j];
+        for (int j = 0; j < VALUE_DIM / 16; j++)
+            store_8_bytes(row + 2 * (16 * j + first), fours[j]);
         return;
     }
     if (p->out.vector) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 16; j++)
-            if (16 * j + first < columns_left(p)) *(uint2 *)(row + 2 * (16 * j + first)) = fours[j];
+            if (16 * j + first < columns_left(p))
+                store_8_bytes(row + 2 * (16 * j + first), fours[j]);
         return;
     }
 #pragma unroll
@@ -110,64 +128,85 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
         store_each((uint16_t *)row, 16 * j + first, columns_left(p), fours[j]);
 }
 
+/* Both rows are gathered before one is stored: else the second would wait for the registers of the first. */
 FA_DEVICE void store_rows(const fa_attention_params *p, const piece *w, const float *out,
                           const float *factor, int consumer)
 {
+    const int first = row_of(consumer, 0), room = w->room;
+    char *row = results_of(w) + first * (2 * p->out.stride[1]);
+    uint2 fours[2][VALUE_DIM / 16];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int i = row_of(consumer, r);
-        store_row(p, out, r, factor[r], i < w->room, results_of(w) + i * (2 * p->out.stride[1]));
-    }
-}
-
-/* Rows of zeros, whatever out holds. */
-FA_DEVICE void clear_row(float *out, int r)
-{
-#pragma unroll
-    for (int i = 0; i < VALUE_DIM / 8; i++) out[4 * i + 2 * r] = out[4 * i + 2 * r + 1] = 0;
+    for (int r = 0; r < 2; r++) gather_row(fours[r], out, r, factor[r]);
+    if (first < room) store_row(p, fours[0], row);
+    if (first + 8 < room) store_row(p, fours[1], row + 8 * (2 * p->out.stride[1]));
 }
 
 #if HIDES_VALUES
 
-/* Whether what the warp has is finite: if not, see redo.cuh. */
-FA_DEVICE bool is_finite_for_warp(const float *out)
+/* Whether what the warp has is finite, but for rows of factor 0: if not, see redo.cuh. */
+FA_DEVICE bool is_finite_for_warp(const float *out, const float *factor)
 {
-    float seen = 0;
+    float seen[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / 2; i++) seen += out[i] * 0.0f;
-    return !__any_sync(0xffffffff, seen != 0.0f);
+    for (int i = 0; i < VALUE_DIM / 2; i++) seen[i / 2 % 2] += out[i] * 0.0f;
+    return !__any_sync(0xffffffff, (factor[0] != 0.0f && seen[0] != 0.0f) ||
+                                       (factor[1] != 0.0f && seen[1] != 0.0f));
 }
 
 #endif
 
-/* The sum of a row's weights. */
-FA_DEVICE float find_sum(const row_state *rows, int r)
+/* The sums of both rows' weights. */
+FA_DEVICE void find_sums(const row_state *rows, float *sum)
 {
-    const float pair = rows->sum[r] + __shfl_xor_sync(0xffffffff, rows->sum[r], 1);
-    return pair + __shfl_xor_sync(0xffffffff, pair, 2);
+#pragma unroll
+    for (int r = 0; r < 2; r++) sum[r] = rows->sum[r];
+#pragma unroll
+    for (int apart = 1; apart < 4; apart *= 2)
+#pragma unroll
+        for (int r = 0; r < 2; r++) sum[r] += __shfl_xor_sync(0xffffffff, sum[r], apart);
 }
 
-/* What row r's outputs are multiplied by; writes its log-sum-exp, if that is asked for. i: which row of
- * the piece it is. */
-FA_DEVICE float finish_row(const fa_attention_params *p, const piece *w, const row_state *rows,
-                           int r, int i)
+/* What a row's outputs are multiplied by where there is a sink, or the log-sum-exp is asked for, which it
+ * writes. base: the row's; i: which row of the piece it is. */
+FA_DEVICE float finish_row(const fa_attention_params *p, const piece *w, float base, float sum,
+                           int i)
 {
     const fa_tile *t = &w->tile;
     const float ln2 = 0.69314718055994530942f;
-    const float sum = find_sum(rows, r);
-    const bool unseen = rows->base[r] == NOTHING_SEEN;
-    float factor, lse;
-    if (!p->lse && !p->sinks) factor = unseen && sum == sum ? 0.0f : 1.0f / sum;
-    else {
-        const float top = unseen ? -INFINITY : rows->base[r] * ln2;
-        factor = fa_softmax_finish(top, sum, p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
-        if (i >= w->queries) lse = -INFINITY;
-        if (i < w->room && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
-            p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] =
-                lse;
+    const float top = base == NOTHING_SEEN ? -INFINITY : base * ln2;
+    float lse;
+    const float factor =
+        fa_softmax_finish(top, sum, p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
+    if (i >= w->queries) lse = -INFINITY;
+    if (i < w->room && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
+        p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] = lse;
+    return factor;
+}
+
+/* What the outputs of both rows are multiplied by. Ordinary ones are done without a branch, for the tensor
+ * cores wait. first: which row of the piece the thread's first one is. */
+FA_DEVICE void find_factors(const fa_attention_params *p, const piece *w, const row_state *rows,
+                            int first, float *factor)
+{
+    const int queries = w->queries;
+    float sum[2];
+    find_sums(rows, sum);
+    if (p->lse || p->sinks) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            factor[r] = finish_row(p, w, rows->base[r], sum[r], first + 8 * r);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool unseen = rows->base[r] == NOTHING_SEEN && sum[r] == sum[r];
+            factor[r] = unseen ? 0.0f : reciprocal_fast(sum[r]);
+        }
     }
-    if (GENERAL && p->dropout_threshold) factor *= p->dropout_scale;
-    return i < w->queries ? factor : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (GENERAL && p->dropout_threshold) factor[r] *= p->dropout_scale;
+        if (first + 8 * r >= queries) factor[r] = 0.0f;
+    }
 }
 
 /* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. Returns
@@ -176,15 +215,11 @@ FA_DEVICE bool finish(const fa_attention_params *p, const piece *w, char *stagin
                       const row_state *rows, float *out, int consumer)
 {
     const int first = row_of(consumer, 0);
-    const float factor[2] = {finish_row(p, w, rows, 0, first),
-                             finish_row(p, w, rows, 1, first + 8)};
-    if (__any_sync(0xffffffff, factor[0] == 0.0f || factor[1] == 0.0f)) {
-        if (factor[0] == 0.0f) clear_row(out, 0);
-        if (factor[1] == 0.0f) clear_row(out, 1);
-    }
+    float factor[2];
+    find_factors(p, w, rows, first, factor);
     const int warp_row = consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
 #if HIDES_VALUES
-    const bool broken = (p->bias.data || p->mask.data) && !is_finite_for_warp(out);
+    const bool broken = (p->bias.data || p->mask.data) && !is_finite_for_warp(out, factor);
 #else
     const bool broken = false;
 #endif

@@ -170,7 +170,8 @@ FA_DEVICE void start_piece(const pipeline *pipe, const progress *at, int consume
 /* The sums of rows over the block's keys, when all are weighed; tells them the peer. */
 FA_DEVICE void send_sums(const pipeline *pipe, softmax_state *state, int leader, int consumer)
 {
-    const float sum[2] = {find_sum(&state->rows, 0), find_sum(&state->rows, 1)};
+    float sum[2];
+    find_sums(&state->rows, sum);
     state->rows.sum[0] = sum[0], state->rows.sum[1] = sum[1];
     send_rows(pipe->from_peer->sums[consumer], &pipe->state->sums_full[consumer], sum, leader);
 }

@@ -17,6 +17,7 @@ typedef struct shape {
     int cluster;        /* blocks that share a piece of work */
     int options;        /* FA_SM90_SOFTCAP ...: all; one, which is there, alone; 0 */
     bool fewer_queries; /* only for short rows: see wants_fewer_queries */
+    bool single_tiles;  /* only for rows whose keys are one tile */
 } shape;
 
 #define SIZES(name) SIZES_AS(name, #name, FA_SM90_SMEM(name))
@@ -37,6 +38,7 @@ typedef struct shape {
 
 /* The first that fits is taken. */
 static const shape shapes[] = {
+    {SIZES(d64_one), .single_tiles = true},
     {SIZES(d64_two), .fewer_queries = true},
     {SIZES(d64)},
     {SIZES(d80)},
@@ -201,6 +203,7 @@ static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 static bool takes(const shape *s, const fa_problem *p, int options)
 {
     if (p->d > s->dim || p->d_v > s->dim_v) return false;
+    if (s->single_tiles && (has_own_lengths(p) || p->n_k > s->keys)) return false;
     if (s->options != options && !(options && s->options == FA_SM90_ALL)) return false;
     return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
 }
@@ -324,7 +327,7 @@ static void set_order(const fa_problem *p, const fa_cuda_plan *plan, fa_sm90_par
     params->order = FA_SM90_IN_ORDER;
     params->tasks = plan->tasks;
     params->mixed = 0;
-    if (!may_pair(p) || takers >= plan->tasks) return;
+    if (!may_pair(p) || plan->tiles == 1 || takers >= plan->tasks) return;
     params->order = FA_SM90_PAIRS;
     params->mixed = (int32_t)count_mixed(p, plan);
     params->tasks = (count_heads(p) - params->mixed) * count_pairs(plan);
