@@ -72,7 +72,7 @@
 #define FA_SM90_DIM_d192_128 192
 #define FA_SM90_DIM_V_d192_128 128
 #define FA_SM90_CONSUMERS_d192_128 2
-#define FA_SM90_KEYS_d192_128 112
+#define FA_SM90_KEYS_d192_128 128
 #define FA_SM90_STAGES_d192_128 2
 #define FA_SM90_Q_PLACES_d192_128 1
 #define FA_SM90_SINGLE_TILES_d192_128 0
@@ -156,7 +156,10 @@ enum {
 #define FA_SM90_STAGING(shape) (FA_SM90_DIM(shape) <= 192 ? FA_SM90_QUERIES(shape) * 128 : 0)
 
 /* Pieces that are described ahead, as many as there is room for: an even number; bytes of each, at most. */
-#define FA_SM90_SLOTS(shape) (FA_SM90_DIM(shape) <= 192 ? 16 : 6)
+#define FA_SM90_SLOTS(shape)                                                                       \
+    (FA_SM90_DIM(shape) > 192                                  ? 6                                 \
+     : FA_SM90_DIM(shape) > 128 && FA_SM90_DIM_V(shape) <= 128 ? 4                                 \
+                                                               : 16)
 #define FA_SM90_SLOT 192
 
 /* Bytes of dynamic shared memory for one place of queries, with room to align to 1024. */

@@ -1,5 +1,6 @@
 #include "reference.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -339,7 +340,8 @@ static void compute_row(const loaded *l, const ref_item *item, int64_t h, int64_
     if (isfinite(r->lse)) r->lse_error += rounding->sum * (1 + fabs(r->lse));
     for (int64_t j = 0; j < r->n_k; j++)
         r->p_error[j] = r->p[j] * (rounding->weight + r->x_error[j] + r->lse_error) +
-                        largest * rounding->weight_tiny;
+                        largest * rounding->weight_tiny +
+                        (r->p[j] < FLT_MIN ? r->p[j] : 0); /* subnormal: it may become 0 */
     r->p_sink_error = r->p_sink * (rounding->sum + r->lse_error);
 }
 

@@ -166,17 +166,28 @@ FA_DEVICE void find_sums(const row_state *rows, float *sum)
         for (int r = 0; r < 2; r++) sum[r] += __shfl_xor_sync(0xffffffff, sum[r], apart);
 }
 
+/* The power of two that x is in, and that power's inverse; 0 and 1 for what has none. */
+FA_DEVICE int exponent_of(float x)
+{
+    const int e = (__float_as_int(x) >> 23) - 127;
+    return e > -127 && e < 127 ? e : 0;
+}
+
+FA_DEVICE float inverse_power(int e) { return __int_as_float((127 - e) << 23); }
+
 /* What a row's outputs are multiplied by where there is a sink, or the log-sum-exp is asked for, which it
- * writes. base: the row's; i: which row of the piece it is. */
+ * writes. base: the row's; i: which row of the piece it is. The sum's power of two goes to the base, for each
+ * may be far from what their sum is: log-sum-exp would lose what cancels. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const piece *w, float base, float sum,
                            int i)
 {
     const fa_tile *t = &w->tile;
-    const float ln2 = 0.69314718055994530942f;
-    const float top = base == NOTHING_SEEN ? -INFINITY : base * ln2;
+    const float ln2 = 0.69314718055994530942f, sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    const int e = exponent_of(sum);
+    const float down = inverse_power(e);
+    const float top = base == NOTHING_SEEN ? -INFINITY : (base + (float)e) * ln2;
     float lse;
-    const float factor =
-        fa_softmax_finish(top, sum, p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
+    const float factor = fa_softmax_finish(top, sum * down, sink, &lse) * down;
     if (i >= w->queries) lse = -INFINITY;
     if (i < w->room && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
         p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] = lse;
