@@ -245,6 +245,28 @@ static void test_wide(void)
     }
 }
 
+/* On Hopper head dim 64 has a form for rows of one tile, one for short rows, one for long ones. Lengths that
+ * the device alone knows may be more than one tile. */
+static void test_short_rows(void)
+{
+    static const int32_t cu[5] = {0};
+    static const struct {
+        int64_t rows_q, n_k;
+        bool packed;
+        const char *image;
+    } cases[] = {{128, 128, false, "forward_sm90_d64_one_bf16"},
+                 {5000, 7, false, "forward_sm90_d64_one_bf16"},
+                 {128, 129, false, "forward_sm90_d64_two_bf16"},
+                 {128, 128, true, "forward_sm90_d64_bf16"},
+                 {4096, 4096, false, "forward_sm90_d64_bf16"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(3, cases[i].rows_q, 64, 64);
+        p.n_k = p.rows_k = cases[i].n_k;
+        if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
+        expect_image(&p, &devices[H200], cases[i].image);
+    }
+}
+
 /* On Hopper a block takes several tasks of packed sequences, which lie apart in their heads; but few tasks
  * have a block each. */
 static void test_packed_shares(void)
@@ -375,6 +397,7 @@ int main(void)
     test_images();
     test_sizes();
     test_packed();
+    test_short_rows();
     test_packed_shares();
     test_refusals();
     test_tensor_cores();
