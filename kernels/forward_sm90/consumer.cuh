@@ -53,6 +53,13 @@ FA_DEVICE void release_values(const pipeline *pipe, const work *x, tile_count co
     barrier_arrive_if(&pipe->state->v_empty[stage_of(count)], x->leader && any);
 }
 
+/* Of values that have been added, if there were any. */
+FA_DEVICE void release_added(const pipeline *pipe, work *x)
+{
+    release_values(pipe, x, x->values.count, x->values.any);
+    x->values.any = false;
+}
+
 FA_DEVICE void release_queries(const pipeline *pipe, const work *x, bool last)
 {
     barrier_arrive_if(q_empty(pipe, &x->at, x->consumer), x->leader && last);
@@ -222,11 +229,10 @@ FA_DEVICE void pass_tile(const pipeline *pipe, work *x)
 {
     const tile_count count = x->at.count;
     await_values(x->out, x->weights);
-    release_values(pipe, x, x->values.count, x->values.any);
-    x->values.any = false;
+    release_added(pipe, x);
     release_keys(pipe, x);
     release_queries(pipe, x, true);
-    barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+    wait_for_values(pipe, count);
     release_values(pipe, x, count, true);
 }
 
@@ -252,11 +258,11 @@ FA_DEVICE void skip_tiles(const pipeline *pipe, work *x)
     static_assert(ROWS * (CONSUMERS - 1) <= KEYS * (STAGES - 1), "values must not be waited for");
     for (int tile = max(x->at.mine, 1); tile < x->at.tiles; tile++) {
         const tile_count count = ++x->at.count;
-        barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
+        wait_for_keys(pipe, count);
         wait_for_turn(x->consumer);
         pass_turn(x->consumer);
         release_keys(pipe, x);
-        barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+        wait_for_values(pipe, count);
         release_values(pipe, x, count, true);
     }
     x->at.count++;
@@ -268,8 +274,7 @@ FA_DEVICE void skip_tiles(const pipeline *pipe, work *x)
 FA_DEVICE void add_last(const pipeline *pipe, work *x)
 {
     ask_values(pipe, x->out, x->weights, &x->values, x->consumer);
-    release_values(pipe, x, x->values.count, x->values.any);
-    x->values.any = false;
+    release_added(pipe, x);
 }
 
 /* A piece whose outputs are complete. */
@@ -300,8 +305,7 @@ FA_DEVICE void do_pieces_overlapped(const pipeline *pipe, const fa_attention_par
     for (next_piece(pipe, x->consumer, &x->at); x->at.tiles;
          next_piece(pipe, x->consumer, &x->at)) {
         ask_values_first(pipe, x->out, x->s, x->weights, &x->at, &x->values, x->consumer);
-        release_values(pipe, x, x->values.count, x->values.any);
-        x->values.any = false;
+        release_added(pipe, x);
         if (x->at.number > 0) finish_piece(pipe, p, x, x->at.number - 1, &x->rows);
         await_scores(x->s);
         do_tiles(pipe, p, x);

@@ -55,30 +55,35 @@ typedef struct pending {
     int add; /* 0: they are a piece's first */
 } pending;
 
-FA_DEVICE void wait_for_values(const pipeline *pipe, const pending *values)
+/* Until the tile's keys, or values, are there. */
+FA_DEVICE void wait_for_keys(const pipeline *pipe, tile_count count)
 {
-    if (values->any)
-        barrier_wait(&pipe->state->v_full[stage_of(values->count)], parity_of(values->count));
+    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
 }
 
-/* REGISTER_FENCE for them: until here the product with values read them. */
-#define KEEP_WEIGHTS(weights)                                                                      \
-    do {                                                                                           \
-        _Pragma("unroll") for (int keep_i = 0; keep_i < KEYS / 4;                                  \
-                               keep_i++) asm volatile("" : "+r"((weights)[keep_i])::"memory");     \
-    } while (0)
+FA_DEVICE void wait_for_values(const pipeline *pipe, tile_count count)
+{
+    barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+}
+
+/* REGISTER_FENCE for weights: until here the product with values read them. */
+FA_DEVICE void keep_weights(uint32_t *weights)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) asm volatile("" : "+r"(weights[i])::"memory");
+}
 
 /* Asks for scores of a tile, and for values of the one before; returns when the scores are there. */
 FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
                    const progress *at, const pending *values, int consumer)
 {
-    barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
+    wait_for_keys(pipe, at->count);
     wait_for_turn(consumer);
     REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
     multiply_qk(s, at->q, k_place(pipe, at->count));
-    wait_for_values(pipe, values);
+    if (values->any) wait_for_values(pipe, values->count);
     wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
@@ -95,7 +100,7 @@ FA_DEVICE void await_scores(float *s)
 /* Scores alone; returns when they are there. */
 FA_DEVICE void ask_scores(const pipeline *pipe, float *s, const progress *at, int consumer)
 {
-    barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
+    wait_for_keys(pipe, at->count);
     wait_for_turn(consumer);
     REGISTER_FENCE(s, KEYS / 2);
     wgmma_fence();
@@ -109,8 +114,8 @@ FA_DEVICE void ask_scores(const pipeline *pipe, float *s, const progress *at, in
 FA_DEVICE void ask_values_first(const pipeline *pipe, float *out, float *s, uint32_t *weights,
                                 const progress *at, const pending *values, int consumer)
 {
-    barrier_wait(&pipe->state->k_full[stage_of(at->count)], parity_of(at->count));
-    wait_for_values(pipe, values);
+    wait_for_keys(pipe, at->count);
+    if (values->any) wait_for_values(pipe, values->count);
     wait_for_turn(consumer);
     REGISTER_FENCE(out, OUTPUTS);
     REGISTER_FENCE(s, KEYS / 2);
@@ -120,7 +125,7 @@ FA_DEVICE void ask_values_first(const pipeline *pipe, float *out, float *s, uint
     pass_turn(consumer);
     wgmma_wait(1);
     REGISTER_FENCE(out, OUTPUTS);
-    KEEP_WEIGHTS(weights);
+    keep_weights(weights);
 }
 
 /* The product with values has ended: until here it read the weights. */
@@ -128,14 +133,14 @@ FA_DEVICE void await_values(float *out, uint32_t *weights)
 {
     wgmma_wait(0);
     REGISTER_FENCE(out, OUTPUTS);
-    KEEP_WEIGHTS(weights);
+    keep_weights(weights);
 }
 
 /* Values alone, behind the last piece. */
 FA_DEVICE void ask_values(const pipeline *pipe, float *out, uint32_t *weights,
                           const pending *values, int consumer)
 {
-    wait_for_values(pipe, values);
+    if (values->any) wait_for_values(pipe, values->count);
     wait_for_turn(consumer);
     REGISTER_FENCE(out, OUTPUTS);
     wgmma_fence();

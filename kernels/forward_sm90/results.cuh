@@ -91,12 +91,6 @@ FA_DEVICE void store_each(uint16_t *row, int column, int columns, uint2 four)
     if (column + 3 < columns) row[column + 3] = (uint16_t)(four.y >> 16);
 }
 
-/* The first of the four columns that a thread has of 16. */
-FA_DEVICE int first_of_four(void)
-{
-    return (int)threadIdx.x % 2 * 8 + (int)threadIdx.x % 4 / 2 * 4;
-}
-
 /* The thread's part of row r, times a factor. */
 FA_DEVICE void gather_row(uint2 *fours, const float *out, int r, float factor)
 {
@@ -109,7 +103,7 @@ FA_DEVICE void gather_row(uint2 *fours, const float *out, int r, float factor)
 
 FA_DEVICE void store_row(const fa_attention_params *p, const uint2 *fours, char *row)
 {
-    const int first = first_of_four();
+    const int first = (int)threadIdx.x % 2 * 8 + (int)threadIdx.x % 4 / 2 * 4;
     if (p->out.vector && columns_left(p) == VALUE_DIM) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 16; j++)

@@ -27,7 +27,8 @@ typedef struct shape {
     .image = {"forward_sm90_" image_name "_f16", "forward_sm90_" image_name "_bf16"},              \
     .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
     .keys = FA_SM90_KEYS(name), .rows_k = FA_SM90_KEYS(name), .rows_v = FA_SM90_KEYS(name),        \
-    .cluster = 1, .threads = FA_SM90_THREADS(name), .smem_bytes = bytes
+    .cluster = 1, .threads = FA_SM90_THREADS(name), .smem_bytes = bytes,                           \
+    .single_tiles = FA_SM90_SINGLE_TILES(name)
 #define WIDE(name)                                                                                 \
     .image = {"forward_sm90_wide_" #name "_f16", "forward_sm90_wide_" #name "_bf16"},              \
     .dim = FA_SM90_WIDE_DIM(name), .dim_v = FA_SM90_WIDE_DIM(name),                                \
@@ -38,7 +39,7 @@ typedef struct shape {
 
 /* The first that fits is taken. */
 static const shape shapes[] = {
-    {SIZES(d64_one), .single_tiles = true},
+    {SIZES(d64_one)},
     {SIZES(d64_two), .fewer_queries = true},
     {SIZES(d64)},
     {SIZES(d80)},
