@@ -23,6 +23,9 @@
  * whole and seen by all rows: their loop has no branch whose outcome the tile's number could tell, its
  * addresses wait in registers, and copies begin between products.
  *
+ * A block may have several tasks, tiles of queries. They are described ahead, several at a time, and the
+ * copies of a task's queries and of its first keys are under way while the one before it ends.
+ *
  * A warp leaves out tiles of which none of its rows sees a key. Only tiles of which a row sees some
  * keys and not others need masks.
  *
@@ -68,6 +71,7 @@ enum {
     PIECES = HEAD_DIM / 8,      /* of 16 bytes of a row    */
     PITCH = FA_SM80_PITCH(HEAD_DIM),
     TILE_BYTES = KEYS * PITCH,
+    AHEAD = FA_SM80_AHEAD(SMALL), /* tasks that are described at a time */
     WEIGHTS_PITCH = FA_SM80_WEIGHTS_PITCH(HEAD_DIM, SMALL)
 };
 static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
@@ -79,6 +83,7 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 #ifndef KEPT_STEPS
 #define KEPT_STEPS (GENERAL || (HEAD_DIM != 64 && HEAD_DIM != 256) ? 0 : 4)
 #endif
+#define ALL_KEPT (16 * KEPT_STEPS == HEAD_DIM)
 
 #define LOWEST (-3.402823466e38f)
 #define SMALLEST 1.175494351e-38f
@@ -140,7 +145,7 @@ typedef struct fa_seen {
     int from, to, all_from, all_to;
 } fa_seen;
 
-/* The keys of a tile of queries, found once for all and kept in shared memory: registers are for the
+/* The keys of a tile of queries, described ahead and kept in shared memory: registers are for the
  * products. Positions count from `start`, the first key of the first tile, a multiple of 32. */
 typedef struct fa_walk {
     int64_t start;
@@ -150,9 +155,24 @@ typedef struct fa_walk {
     int tiles, plain_from, plain_to, whole_to;
     fa_seen block, group[GROUPS];
     int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
-    int careful;            /* the tile's second time: values that are not finite are looked for */
-    int odd_values[WARPS];  /* whether this tile's values are not all finite; of each warp's own */
+    uint32_t careful; /* 1: the task's second time, values that are not finite are looked for */
+    int odd_values[WARPS]; /* whether this tile's values are not all finite; of each warp's own */
 } fa_walk;
+
+/* A task. Without queries and rows of its own: there is nothing to do. */
+typedef struct fa_task {
+    fa_tile tile;
+    fa_walk walk;
+} fa_task;
+static_assert(sizeof(fa_task) <= FA_SM80_TASK_BYTES, "room for descriptions");
+
+/* What a block has to do, in shared memory, for registers are scarce. */
+typedef struct fa_block {
+    fa_task now;    /* at a constant address: it is looked up between products */
+    fa_task *tasks; /* 2 * AHEAD of them: the one of turn i at i % (2 * AHEAD) */
+    uint32_t turn, turns;
+    int begun; /* whether the first copies of this turn's task are under way already */
+} fa_block;
 
 FA_DEVICE int lane_id(void) { return fa_thread_id() % 32; }
 FA_DEVICE int group_id(void) { return fa_thread_id() / (32 * SPLIT); }
@@ -173,7 +193,8 @@ FA_DEVICE int row_of(int m, int half) { return group_row() + 16 * m + 8 * half +
 
 /* Addresses in shared memory. */
 typedef struct fa_memory {
-    uint32_t q, k, v;
+    uint32_t q, k, v; /* of keys and values where the task's even tiles lie, */
+    uint32_t odd;     /* and from there to its odd ones */
     uint32_t weights; /* QUERIES x KEYS */
     uint32_t numbers; /* GROUPS x SPLIT x GROUP_ROWS */
 } fa_memory;
@@ -376,18 +397,6 @@ FA_DEVICE void clear_scores(fa_scores *s)
             for (int e = 0; e < 4; e++) s->at[m][n][e] = 0.0f;
 }
 
-/* Keys 16 * pair .. 16 * pair + 15 and columns 16 * step .. 16 * step + 15. */
-FA_DEVICE void add_scores(fa_scores *s, uint32_t a[M_TILES][4], uint32_t k, int step, int pair)
-{
-    uint32_t b[4];
-    fa_load_matrices(b, k + (uint32_t)(pair * 16 * PITCH + step * 32));
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-        fa_mma(s->at[m][2 * pair], a[m], b[0], b[1]);
-        fa_mma(s->at[m][2 * pair + 1], a[m], b[2], b[3]);
-    }
-}
-
 FA_DEVICE void get_query_part(uint32_t a[M_TILES][4], const fa_queries *q, int step)
 {
 #if KEPT_STEPS > 0
@@ -402,20 +411,38 @@ FA_DEVICE void get_query_part(uint32_t a[M_TILES][4], const fa_queries *q, int s
         fa_load_matrices(a[m], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
 }
 
-/* Columns 16 * step .. 16 * step + 15. */
-FA_DEVICE void make_scores_part(fa_scores *s, const fa_queries *q, uint32_t k, int step)
+/* Keys 16 * pair .. 16 * pair + 15 and columns 16 * step .. 16 * step + 15, as number step * KEY_PAIRS + pair. */
+enum { KEY_PAIRS = OWN_KEYS / 16 };
+
+FA_DEVICE void load_keys(uint32_t b[4], uint32_t k, int i)
 {
-    uint32_t a[M_TILES][4];
-    get_query_part(a, q, step);
+    fa_load_matrices(b, k + (uint32_t)(i % KEY_PAIRS * 16 * PITCH + i / KEY_PAIRS * 32));
+}
+
+/* Steps from .. to - 1 along d. Fragments are loaded while the products of those before run. */
+FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
+{
+    uint32_t a[2][M_TILES][4], b[2][4];
+    get_query_part(a[from % 2], q, from);
+    load_keys(b[0], k, from * KEY_PAIRS);
 #pragma unroll
-    for (int pair = 0; pair < OWN_KEYS / 16; pair++) add_scores(s, a, k, step, pair);
+    for (int i = 0; i < (to - from) * KEY_PAIRS; i++) {
+        const int step = from + i / KEY_PAIRS, pair = i % KEY_PAIRS;
+        const uint32_t *now = b[i % 2];
+        if (i + 1 < (to - from) * KEY_PAIRS) load_keys(b[(i + 1) % 2], k, from * KEY_PAIRS + i + 1);
+        if (pair == KEY_PAIRS - 1 && step + 1 < to) get_query_part(a[(step + 1) % 2], q, step + 1);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            fa_mma(s->at[m][2 * pair], a[step % 2][m], now[0], now[1]);
+            fa_mma(s->at[m][2 * pair + 1], a[step % 2][m], now[2], now[3]);
+        }
+    }
 }
 
 FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
 {
     clear_scores(s);
-#pragma unroll
-    for (int step = 0; step < D_STEPS; step++) make_scores_part(s, q, k, step);
+    add_scores(s, q, k, 0, D_STEPS);
 }
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
@@ -881,15 +908,15 @@ FA_DEVICE void plan_rows(const fa_attention_params *p, const fa_tile *t, int64_t
     w->v = fa_view_row(&p->v, t->block_k, t->start_k + start, t->head_kv);
 }
 
-/* What the block sees and each group, a lane for each. */
-FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_t start, fa_walk *w)
+/* What a group sees, or for part GROUPS the block. */
+FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_t start, int part,
+                          fa_walk *w)
 {
-    const bool group = lane_id() < GROUPS;
+    const bool group = part < GROUPS;
     const fa_seen seen =
-        find_seen(p, t, start, group ? lane_id() * GROUP_ROWS : 0, group ? GROUP_ROWS : QUERIES);
-    if (lane_id() > GROUPS) return;
+        find_seen(p, t, start, group ? part * GROUP_ROWS : 0, group ? GROUP_ROWS : QUERIES);
     if (group) {
-        w->group[lane_id()] = seen;
+        w->group[part] = seen;
         return;
     }
     const bool rows = !p->block_table && p->k.vector == 8 && p->v.vector == 8;
@@ -900,20 +927,21 @@ FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_
     w->whole_to = rows ? seen.to / KEYS : 0;
 }
 
-/* By two warps at once, for the block waits for it. */
-FA_DEVICE void plan_walk(const fa_attention_params *p, const fa_tile *t, fa_walk *w)
+/* Where the keys and values of tile number n lie; first: those of tile 0. */
+FA_DEVICE uint32_t stage(const fa_memory *at, uint32_t first, int n)
 {
-    const int warp = fa_thread_id() / 32;
-    if (warp > 1 || t->first >= t->n_q) return;
-    const int64_t start = fa_tile_visible(p, t, t->first).lo / 32 * 32;
-    if (warp == 0) plan_tiles(p, t, start, w);
-    else if (lane_id() == 0) plan_rows(p, t, start, w);
+    return STAGES == 1 ? first : first + (n & 1) * at->odd;
 }
 
-/* Where the keys and values of tile number n lie. */
-FA_DEVICE uint32_t stage(uint32_t first, int n)
+/* The memory of the task after one of so many tiles: its first goes to where there is room. */
+FA_DEVICE fa_memory next_memory(const fa_memory *at, int tiles)
 {
-    return STAGES == 1 ? first : first + (uint32_t)((n & 1) * TILE_BYTES);
+    fa_memory next = *at;
+    if (STAGES == 1 || tiles % 2 == 0) return next;
+    next.k += at->odd;
+    next.v += at->odd;
+    next.odd = 0 - at->odd;
+    return next;
 }
 
 /* The row and piece that this lane names when the fragments of a tile's first 16 rows and columns are
@@ -931,6 +959,54 @@ FA_DEVICE uint32_t own_values(uint32_t tile)
     return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
 }
 
+/* The task of the block's turn, as fa_find_tile counts; -1: there is none. A pair is a long and a short one
+ * of a head under a causal mask. */
+FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t turn)
+{
+    if (p->pairs == 0) {
+        const int64_t task = blockIdx.x + turn * gridDim.x;
+        return task < p->tasks ? task : -1;
+    }
+    const int64_t pair = blockIdx.x + turn / 2 * gridDim.x, head = fa_divide(pair, p->pairs);
+    const int64_t place = pair - head * p->pairs, other = p->tiles - 1 - place;
+    if (head >= p->batch * p->heads_q || (turn % 2 && place == other)) return -1;
+    return head * p->tiles + (turn % 2 ? other : place);
+}
+
+FA_DEVICE uint32_t count_turns(const fa_attention_params *p)
+{
+    const int64_t units = p->pairs ? p->pairs * p->batch * p->heads_q : p->tasks;
+    const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
+    return (uint32_t)(p->pairs ? 2 * mine : mine);
+}
+
+/* Part of a task's description: what a group sees, what the block does, or where rows lie. */
+FA_DEVICE void describe_part(const fa_attention_params *p, int64_t turn, int part, fa_task *to)
+{
+    const int64_t task = find_task(p, turn);
+    fa_tile t = {0};
+    if (task >= 0) t = fa_find_tile(p, task, QUERIES);
+    if (part == GROUPS) {
+        to->tile = t;
+        to->walk.tiles = to->walk.whole_to = 0;
+        to->walk.careful = 0;
+    }
+    if (t.first >= t.n_q) return;
+    const int64_t start = fa_tile_visible(p, &t, t.first).lo / 32 * 32;
+    if (part <= GROUPS) plan_tiles(p, &t, start, part, &to->walk);
+    else plan_rows(p, &t, start, &to->walk);
+}
+
+/* Describes the tasks of `count` turns, side by side: their arithmetic is long, and the block waits for it. */
+FA_DEVICE void describe_tasks(const fa_attention_params *p, int64_t turn, int count, fa_task *tasks)
+{
+    enum { PARTS = GROUPS + 2 };
+    static_assert(2 * AHEAD * PARTS <= THREADS, "a thread for each part");
+    const int i = fa_thread_id() / PARTS;
+    if (i >= count) return;
+    describe_part(p, turn + i, fa_thread_id() % PARTS, &tasks[(turn + i) % (2 * AHEAD)]);
+}
+
 FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
 {
     q->at = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane_id());
@@ -939,8 +1015,6 @@ FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
 FA_DEVICE void keep_queries(fa_queries *q, const fa_memory *at)
 {
 #if KEPT_STEPS > 0
-    fa_wait_for_copies();
-    __syncthreads();
     find_queries(q, at);
 #pragma unroll
     for (int i = 0; i < M_TILES * KEPT_STEPS; i++) {
@@ -960,11 +1034,11 @@ typedef struct fa_path {
     const char *k_row, *v_row; /* the piece of the first row of the tile to be copied next */
 } fa_path;
 
-/* n: the tile to be copied next. */
+/* keys, values: the tiles that are to be copied next. */
 FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, const fa_memory *at,
-                            int n)
+                            int keys, int values)
 {
-    const int row = n * KEYS + copied_row(), column = 8 * copied_piece(), lane = lane_id();
+    const int row = copied_row(), column = 8 * copied_piece(), lane = lane_id();
     fa_path path;
     path.q = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane);
     path.k = at->k + (uint32_t)(own_key() * PITCH) + key_lane(lane);
@@ -972,8 +1046,8 @@ FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, cons
     path.copy = copied_place(at->k);
     path.k_inside = is_copier() && column < p->d;
     path.v_inside = is_copier() && column < p->d_v;
-    path.k_row = w->k + 2 * (p->k.stride[1] * row + column);
-    path.v_row = w->v + 2 * (p->v.stride[1] * row + column);
+    path.k_row = w->k + 2 * (p->k.stride[1] * (row + keys * KEYS) + column);
+    path.v_row = w->v + 2 * (p->v.stride[1] * (row + values * KEYS) + column);
     return path;
 }
 
@@ -1010,34 +1084,36 @@ FA_DEVICE void start_whole_values(const fa_attention_params *p, fa_path *path, u
 /* block.from is below 32, so that tile 0 alone can be in front of it. */
 FA_DEVICE bool is_whole(const fa_walk *w, int n)
 {
-    return n < w->whole_to && (n > 0 || (n == 0 && w->block.from == 0));
+    return n < w->whole_to && (n > 0 || w->block.from == 0);
 }
 
 /* Starts the copy of keys n, as of tiles one after the other. */
-FA_DEVICE void start_keys(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
-                          const fa_memory *at, int n, fa_path *path)
+FA_DEVICE void start_keys(const fa_attention_params *p, const fa_task *task, const fa_memory *at,
+                          int n, fa_path *path)
 {
+    const fa_walk *w = &task->walk;
 #if GENERAL
-    fa_path found = find_path(p, w, at, n); /* options need the registers */
+    fa_path found = find_path(p, w, at, n, n); /* options need the registers */
     path = &found;
 #endif
-    if (is_whole(w, n)) start_whole_keys(p, path, stage(path->copy, n));
+    if (is_whole(w, n)) start_whole_keys(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
-        start_rows(p, &p->k, w->k, t, w, n * KEYS, p->d, stage(at->k, n));
+        start_rows(p, &p->k, w->k, &task->tile, w, n * KEYS, p->d, stage(at, at->k, n));
         path->k_row += 2 * p->k.stride[1] * KEYS;
     }
 }
 
-FA_DEVICE void start_values(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
-                            const fa_memory *at, int n, fa_path *path)
+FA_DEVICE void start_values(const fa_attention_params *p, const fa_task *task, const fa_memory *at,
+                            int n, fa_path *path)
 {
+    const fa_walk *w = &task->walk;
 #if GENERAL
-    fa_path found = find_path(p, w, at, n);
+    fa_path found = find_path(p, w, at, n, n);
     path = &found;
 #endif
-    if (is_whole(w, n)) start_whole_values(p, path, stage(path->copy, n));
-    else if (n >= 0 && n < w->tiles) {
-        start_rows(p, &p->v, w->v, t, w, n * KEYS, p->d_v, stage(at->v, n));
+    if (is_whole(w, n)) start_whole_values(p, path, stage(at, path->copy, n));
+    else if (n < w->tiles) {
+        start_rows(p, &p->v, w->v, &task->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
         path->v_row += 2 * p->v.stride[1] * KEYS;
     }
 }
@@ -1048,7 +1124,7 @@ FA_DEVICE void meet_block(fa_walk *w, const fa_memory *at, int n, bool searched)
 {
     fa_wait_for_copies();
     if (searched) {
-        const int found = __syncthreads_or(copied_not_finite(stage(at->v, n)));
+        const int found = __syncthreads_or(copied_not_finite(stage(at, at->v, n)));
         if (lane_id() == 0) w->odd_values[fa_thread_id() / 32] = found;
     } else __syncthreads();
 }
@@ -1081,7 +1157,7 @@ FA_DEVICE void follow_tile(const fa_attention_params *p, const fa_tile *t, const
     (void)p, (void)t, (void)w;
 #endif
     meet_group();
-    use_values(at, &weights, stage(at->v, n), odd, o);
+    use_values(at, &weights, stage(at, at->v, n), odd, o);
 }
 
 /* The scores of tile n, of whose keys some rows may not see some. Returns whether the warp's rows see some
@@ -1094,7 +1170,7 @@ FA_DEVICE bool score_tile(const fa_attention_params *p, const fa_tile *t, const 
     const fa_seen *mine = &w->group[group_id()];
     if (first >= mine->to || first + KEYS <= mine->from) return false;
     find_queries(q, at);
-    make_scores(s, q, stage(at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
+    make_scores(s, q, stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
 #if GENERAL
     make_general_logits(p, t, w, first + own_key(), logit_scale, s);
 #else
@@ -1105,79 +1181,120 @@ FA_DEVICE bool score_tile(const fa_attention_params *p, const fa_tile *t, const 
     return true;
 }
 
-/* Tile n from its copies to its scores; returns whether the warp's rows see some of it. Tile -1 stands for
- * what is done before the first: its copies begin. With two stages tile n + 1 is on its way to where tile
- * n - 1 was while tile n is used; with one stage values n replace those before once keys n are there, and
- * keys n + 1 replace keys n once values n are there. */
-FA_DEVICE bool bring_tile(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
-                          const fa_memory *at, int n, fa_path *path, fa_queries *q, bool searched,
-                          float logit_scale, fa_scores *s)
+/* A tile that is copied next: of the same task, or the first of the next one. */
+typedef struct fa_coming {
+    const fa_task *task;
+    fa_memory at;
+    int n;
+} fa_coming;
+
+/* Whether there are keys to be seen; then copies for the task after it are under way at its end. */
+FA_DEVICE bool has_keys(const fa_task *task)
 {
+    return task->tile.first < task->tile.n_q && task->walk.tiles > 0;
+}
+
+FA_DEVICE const fa_task *next_task(const fa_block *b)
+{
+    return &b->tasks[(b->turn + 1) % (2 * AHEAD)];
+}
+
+FA_DEVICE fa_coming find_coming(const fa_block *b, const fa_memory *at, int n)
+{
+    const bool last = n + 1 == b->now.walk.tiles;
+    const fa_coming c = {last ? next_task(b) : &b->now, last ? next_memory(at, n + 1) : *at,
+                         last ? 0 : n + 1};
+    return c;
+}
+
+/* Where the rows of a task's first tile lie, and where they go, is new. */
+FA_DEVICE void find_rows(const fa_attention_params *p, const fa_coming *c, fa_path *path)
+{
+    if (c->n > 0) return;
+    const fa_path first = find_path(p, &c->task->walk, &c->at, 0, 0);
+    if (STAGES == 2) path->copy = first.copy;
+    path->k_row = first.k_row;
+    path->v_row = first.v_row;
+}
+
+/* Tile n from its copies to its scores; returns whether the warp's rows see some of it. With two stages the
+ * tile after it is on its way to where the one before was while tile n is used; with one stage values n
+ * replace those before once keys n are there, and the next keys replace keys n once values n are there.
+ * Behind the last tile comes the next task's first. Tile -1 stands for what is done before the block's first. */
+FA_DEVICE bool bring_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at, int n,
+                          fa_path *path, fa_queries *q, bool searched, float logit_scale,
+                          fa_scores *s)
+{
+    const fa_coming c = find_coming(b, at, n);
+    fa_walk *w = &b->now.walk;
     bool here = false;
     if (n >= 0) meet_block(w, at, n, STAGES == 2 && searched);
-    if (STAGES == 2) start_keys(p, t, w, at, n + 1, path);
-    start_values(p, t, w, at, n + STAGES - 1, path);
-    if (n >= 0) here = score_tile(p, t, w, at, n, q, logit_scale, s);
+    if (n == 0) keep_queries(q, at);
+    if (STAGES == 2) {
+        find_rows(p, &c, path);
+        start_keys(p, c.task, &c.at, c.n, path);
+        start_values(p, c.task, &c.at, c.n, path);
+    } else if (n >= 0) start_values(p, &b->now, at, n, path);
+    if (n >= 0) here = score_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
     if (STAGES == 1) {
         if (n >= 0) meet_block(w, at, n, searched);
-        start_keys(p, t, w, at, n + 1, path);
-    }
+        find_rows(p, &c, path);
+        start_keys(p, c.task, &c.at, c.n, path);
+    } else if (c.n == 0) __syncthreads(); /* all are done with the queries */
     return here;
 }
 
 #if MAX_FREE
 /* Copies of tile n + 1 begin, of keys and, with two stages, of values. */
-FA_DEVICE void start_next(const fa_attention_params *p, int n, fa_path *path)
+FA_DEVICE void start_next(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path)
 {
-    const uint32_t to = stage(path->copy, n + 1);
+    const uint32_t to = stage(at, path->copy, n + 1);
     start_whole_keys(p, path, to);
     if (STAGES == 2) start_whole_values(p, path, to);
 }
 
 /* The scores. Once the first of their products are under way, copies begin: of this tile's values, or with
  * two stages of the next tile. */
-FA_DEVICE void make_scores_and_copy(const fa_attention_params *p, int n, fa_path *path,
-                                    const fa_queries *q, fa_scores *s)
+FA_DEVICE void make_scores_and_copy(const fa_attention_params *p, const fa_memory *at, int n,
+                                    fa_path *path, const fa_queries *q, fa_scores *s)
 {
+    const uint32_t k = stage(at, path->k, n);
     clear_scores(s);
-#pragma unroll
-    for (int step = 0; step < D_STEPS; step++) {
-        make_scores_part(s, q, stage(path->k, n), step);
-        if (step > 0) continue;
-        if (STAGES == 2) start_next(p, n, path);
-        else start_whole_values(p, path, path->copy);
-    }
+    add_scores(s, q, k, 0, 1);
+    if (STAGES == 2) start_next(p, at, n, path);
+    else start_whole_values(p, path, path->copy);
+    add_scores(s, q, k, 1, D_STEPS);
 }
 
 /* The softmax and O += P V; with one stage the next keys' copies begin. */
 FA_DEVICE int weigh_and_copy(const fa_attention_params *p, const fa_memory *at, int n,
                              fa_path *path, float scale, const fa_scores *s, fa_output *o)
 {
-    const uint32_t v = stage(path->v, n);
+    const uint32_t v = stage(at, path->v, n);
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) == 1
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
-    (void)at;
     weigh_first_chunk(&weights, s, o, scale, sum);
-    if (STAGES == 1) start_next(p, n, path);
+    if (STAGES == 1) start_next(p, at, n, path);
     return multiply_chunks(o, &weights, s, scale, v, sum, false);
 #else
-    if (STAGES == 1) start_next(p, n, path);
+    if (STAGES == 1) start_next(p, at, n, path);
     return weigh_tile(o, s, scale, at, v, false);
 #endif
 }
 
 /* Tile n, which all rows of the block see all of, as the next one. Returns how many chunks are done. */
-FA_DEVICE int walk_tile(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path,
-                        fa_queries *q, float scale, fa_scores *s, fa_output *o)
+FA_DEVICE int walk_tile(const fa_attention_params *p, const fa_walk *w, const fa_memory *at, int n,
+                        fa_path *path, fa_queries *q, float scale, fa_scores *s, fa_output *o)
 {
     fa_wait_for_copies();
     __syncthreads();
     q->at = path->q;
-    make_scores_and_copy(p, n, path, q, s);
+    make_scores_and_copy(p, at, n, path, q, s);
     if (STAGES == 1) {
         fa_wait_for_copies();
         __syncthreads();
+        scale += fa_bits_float(w->careful); /* nothing: but exponentials begin behind the barrier */
     }
     return weigh_and_copy(p, at, n, path, scale, s, o);
 }
@@ -1191,7 +1308,7 @@ FA_DEVICE int walk_tiles(const fa_attention_params *p, const fa_walk *w, const f
     const int to = w->plain_to - 1;
     int done;
 #pragma unroll 1
-    do done = walk_tile(p, at, *n, path, q, scale, s, o);
+    do done = walk_tile(p, w, at, *n, path, q, scale, s, o);
     while (done == CHUNKS && ++*n < to);
     if (done == CHUNKS) --*n;
     return done;
@@ -1215,9 +1332,10 @@ FA_DEVICE void finish_tile(fa_output *o, fa_scores *s, float scale, const fa_mem
 }
 #endif
 
-FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
-                      const fa_memory *at, fa_output *o)
+FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory *at, fa_output *o)
 {
+    const fa_tile *t = &b->now.tile;
+    fa_walk *w = &b->now.walk;
 #if GENERAL
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
@@ -1227,7 +1345,8 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
     const bool hides = false;
 #endif
     fa_queries q;
-    fa_path path = find_path(p, w, at, 0);
+    if (!b->begun) start_queries(p, t, at->q);
+    fa_path path = find_path(p, w, at, 1, STAGES - 1);
     if (MAX_FREE) keep_path(&path);
     const int tiles = w->tiles;
 #if MAX_FREE
@@ -1235,7 +1354,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
     const int plain_from = w->plain_from > 0 ? w->plain_from : 1, plain_to = w->plain_to - 1;
 #endif
 #pragma unroll 1
-    for (int n = -1; n < tiles; n++) {
+    for (int n = b->begun ? 0 : -1; n < tiles; n++) {
         fa_scores s;
         bool odd = false;
 #if MAX_FREE
@@ -1252,19 +1371,19 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, fa_walk *w
             const bool searched =
                 w->careful && n >= 0 &&
                 (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
-            const bool here = bring_tile(p, t, w, at, n, &path, &q, searched, logit_scale, &s);
-            if (n < 0) keep_queries(&q, at);
-            if (!here) continue;
+            if (!bring_tile(p, b, at, n, &path, &q, searched, logit_scale, &s)) continue;
             odd = searched && odd_values(w);
         }
 #if MAX_FREE
         if (!odd) {
-            finish_tile(o, &s, scale, at, own_values(stage(at->v, n)), done, sure);
+            finish_tile(o, &s, scale, at, own_values(stage(at, at->v, n)), done, sure);
             continue;
         }
 #endif
         follow_tile(p, t, w, at, n, odd, &s, scale, o);
     }
+    /* Not before: the copies of the first keys are still on their way. */
+    if (has_keys(next_task(b))) start_queries(p, &next_task(b)->tile, at->q);
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */
@@ -1337,68 +1456,99 @@ FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const
         factor[i / 2][i % 2] = __shfl_sync(0xffffffffu, mine, lane_id() / 4 * 4 + i);
 }
 
-/* Lays the warp's part of the output down in the same part of the tile of Q, which nobody needs any
- * more. A factor of 0 makes zeros of whatever the row holds. */
-FA_DEVICE void stage_output(const fa_attention_params *p, const fa_tile *t, const fa_output *o,
-                            uint32_t tile)
+/* Four lanes change words: lane t gets all lanes' words t. */
+FA_DEVICE void change_words(uint32_t x[4])
 {
-    const uint32_t lane = (uint32_t)(share_id() * COLUMNS * 2 + lane_id() % 4 * 4);
+    const int t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* first with the neighbour, then with the one after it */
+        const int bit = i < 2 ? 1 : 2, low = i == 0 ? 0 : i == 1 ? 2 : i - 2;
+        const bool upper = (t & bit) != 0;
+        const uint32_t mine = upper ? x[low] : x[low + bit];
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, mine, bit);
+        if (upper) x[low] = other;
+        else x[low + bit] = other;
+    }
+}
+
+/* Elements of a row that ends before column `columns`, one by one. */
+FA_DEVICE void scatter_pair(char *row, int column, int columns, uint32_t pair)
+{
+    if (column < columns) ((uint16_t *)row)[column] = (uint16_t)pair;
+    if (column + 1 < columns) ((uint16_t *)row)[column + 1] = (uint16_t)(pair >> 16);
+}
+
+/* Four pairs of a thread's part of a row, from column 32 * n of the warp's on. */
+FA_DEVICE void get_pairs(const fa_output *o, int m, int half, int n, float factor, uint32_t x[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *from = o->at[m][4 * n + i] + 2 * half;
+        x[i] = fa_pack_pair(from[0] * factor, from[1] * factor);
+    }
+}
+
+/* Sixteen bytes at a time. */
+FA_DEVICE void write_pieces(const fa_attention_params *p, const fa_output *o,
+                            float factors[M_TILES][2], char *rows, int count)
+{
+    const int column = share_id() * COLUMNS + lane_id() % 4 * 8;
+    char *row = rows + 2 * (row_of(0, 0) * p->out.stride[1] + column);
+    const int64_t ahead = 16 * p->out.stride[1];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++, row += ahead) {
+        const int columns = row_of(i / 2, i % 2) < count ? p->d_v : 0;
+#pragma unroll
+        for (int n = 0; n < D_TILES / 4; n++) {
+            uint32_t x[4];
+            get_pairs(o, i / 2, i % 2, n, factors[i / 2][i % 2], x);
+            change_words(x);
+            if (column + 32 * n < columns)
+                *(uint4 *)(row + 64 * n) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+/* One by one, and zeros for a factor of 0, whatever the row holds. The pairs wait in memory, for this must not
+ * become much code. */
+FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
+                              float factors[M_TILES][2], char *rows, int count)
+{
+    const int first = share_id() * COLUMNS + lane_id() % 4 * 2;
+    uint32_t waiting[M_TILES * 2 * D_TILES];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2 * D_TILES / 4; i++) {
+        const int row = i / (D_TILES / 4);
+        const float factor = factors[row / 2][row % 2];
+        get_pairs(o, row / 2, row % 2, i % (D_TILES / 4), factor, waiting + 4 * i);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (factor == 0.0f) waiting[4 * i + k] = 0;
+    }
+#pragma unroll 1
+    for (int i = 0; i < M_TILES * 2 * D_TILES; i++) {
+        const int row = i / D_TILES, r = row_of(row / 2, row % 2);
+        if (r >= count) return;
+        scatter_pair(rows + 2 * r * p->out.stride[1], first + i % D_TILES * 8, p->d_v, waiting[i]);
+    }
+}
+
+FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, const fa_output *o)
+{
+    char *rows = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
+    const int count = (int)fa_min64(t->room_q - t->first, QUERIES);
     float factors[M_TILES][2];
+    int zeros = 0;
     finish_rows(p, t, o, factors);
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float factor = factors[m][half];
-            const uint32_t to = tile + (uint32_t)(row_of(m, half) * PITCH) + lane;
-#pragma unroll
-            for (int n = 0; n < D_TILES; n++) {
-                const float *x = o->at[m][n] + 2 * half;
-                const uint32_t pair = fa_pack_pair(x[0] * factor, x[1] * factor);
-                fa_shared_store(to + (uint32_t)(16 * n), factor == 0.0f ? 0 : pair);
-            }
-        }
+    for (int i = 0; i < M_TILES * 2; i++) zeros |= factors[i / 2][i % 2] == 0.0f;
+    if (p->out.vector == 8 && !__any_sync(0xffffffffu, zeros))
+        write_pieces(p, o, factors, rows, count);
+    else write_elements(p, o, factors, rows, count);
 }
 
-/* Eight elements one by one. */
-FA_DEVICE void scatter_piece(char *row, int column, int columns, uint4 x)
-{
-    const uint32_t pair[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (column + i < columns)
-            ((uint16_t *)row)[column + i] = (uint16_t)(pair[i / 2] >> 16 * (i % 2));
-}
-
-FA_DEVICE void store_output(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
-{
-    enum { ROW_PIECES = COLUMNS / 8 };
-    const int64_t stride = 2 * p->out.stride[1], first = t->start_q + t->first + group_row();
-    char *rows = p->out.data + 2 * (t->block_q * p->out.stride[0] + t->head * p->out.stride[2]) +
-                 first * stride;
-    const int count = (int)fa_min64(t->room_q - t->first, QUERIES) - group_row();
-    if (p->out.vector != 8) {
-#pragma unroll 1
-        for (int n = lane_id(); n < GROUP_ROWS * ROW_PIECES; n += 32) {
-            const int r = n / ROW_PIECES, column = share_id() * COLUMNS + n % ROW_PIECES * 8;
-            if (r >= count || column >= p->d_v) continue;
-            scatter_piece(
-                rows + r * stride, column, p->d_v,
-                fa_shared_load4(tile + (uint32_t)((group_row() + r) * PITCH + column * 2)));
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < GROUP_ROWS * ROW_PIECES / 32; i++) {
-        const int n = lane_id() + 32 * i;
-        const int r = n / ROW_PIECES, column = share_id() * COLUMNS + n % ROW_PIECES * 8;
-        const uint4 x = fa_shared_load4(tile + (uint32_t)((group_row() + r) * PITCH + column * 2));
-        if (r < count && column < p->d_v) *(uint4 *)(rows + r * stride + 2 * column) = x;
-    }
-}
-
-/* Whether a value that is not finite may have reached a row that must not see it: times its weight of 0
- * it made a NaN. Rare, so nobody looks for such values before. The same for all threads. */
+/* Whether a value that is not finite may have reached one of the thread's rows that must not see it: times its
+ * weight of 0 it made a NaN. Rare, so nobody looks for such values before. */
 FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_walk *w, const fa_output *o)
 {
     float zero[4] = {0.0f};
@@ -1413,56 +1563,92 @@ FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_walk *w, const 
 #pragma unroll
     for (int i = 0; i < M_TILES * D_TILES * 4; i++)
         zero[i % 4] = fmaf(o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4], 0.0f, zero[i % 4]);
-    return __syncthreads_or(zero[0] + zero[1] + zero[2] + zero[3] != 0.0f) != 0;
+    return zero[0] + zero[1] + zero[2] + zero[3] != 0.0f;
 }
 
-/* Returns whether the tile must be done once more, carefully: nothing is written then. */
-FA_DEVICE bool run_tile(const fa_attention_params *p, const fa_tile *t, fa_walk *w,
-                        const fa_memory *at)
+/* Returns whether this thread saw that the task must be done once more. */
+FA_DEVICE bool run_task(const fa_attention_params *p, fa_block *b, const fa_memory *at)
 {
+    fa_task *now = &b->now;
     fa_output o;
-    if (t->first >= t->room_q) return false;
+    bool suspect = false;
+    if (now->tile.first >= now->tile.room_q) return false;
     clear_output(&o);
-    if (t->first < t->n_q && w->tiles > 0) {
-        attend(p, t, w, at, &o);
-        if (!w->careful && is_suspect(p, w, &o)) return true;
-    } else {
-        /* The queries may be on their way to where the results will lie. */
-        fa_wait_for_copies();
-        __syncthreads();
+    if (has_keys(now)) {
+        attend(p, b, at, &o);
+        suspect = !now->walk.careful && is_suspect(p, &now->walk, &o);
     }
     sum_rows(at, &o);
-    stage_output(p, t, &o, at->q);
-    __syncwarp();
-    store_output(p, t, at->q);
-    return false;
+    write_output(p, &now->tile, &o);
+    return suspect;
+}
+
+/* By words, for all warps wait. */
+FA_DEVICE void copy_task(const fa_task *from, fa_task *to)
+{
+    static_assert(sizeof(fa_task) % 4 == 0 && sizeof(fa_task) / 4 <= THREADS, "a word a thread");
+    const int i = fa_thread_id();
+    if (i < (int)sizeof(fa_task) / 4) ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
+}
+
+FA_DEVICE fa_memory find_memory(const void *memory)
+{
+    fa_memory at;
+    at.q = fa_keep(fa_shared_address(memory));
+    at.k = at.q + QUERIES * PITCH;
+    at.v = at.k + STAGES * TILE_BYTES;
+    at.odd = TILE_BYTES;
+    at.weights = at.v + STAGES * TILE_BYTES;
+    at.numbers = at.weights + QUERIES * WEIGHTS_PITCH;
+    return at;
+}
+
+/* The block's turns and its first tasks. */
+FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_task *tasks)
+{
+    if (fa_thread_id() == 0) {
+        b->tasks = tasks;
+        b->turn = 0;
+        b->turns = count_turns(p);
+        b->begun = 0;
+    }
+    describe_tasks(p, 0, 2 * AHEAD, tasks);
+    __syncthreads();
+    copy_task(&tasks[0], &b->now);
+    __syncthreads();
+}
+
+/* Goes on to the next task, or does this one again if any thread asks for it. */
+FA_DEVICE void end_turn(const fa_attention_params *p, fa_block *b, bool again)
+{
+    const uint32_t turn = b->turn + 1;
+    const bool keys = has_keys(&b->now);
+    fa_task *tasks = b->tasks;
+    if (__syncthreads_or(again)) {
+        fa_wait_for_copies(); /* of the next task, whose places are needed once more */
+        if (fa_thread_id() == 0) b->begun = 0, b->now.walk.careful = 1;
+    } else {
+        if (fa_thread_id() == 0) b->begun = keys, b->turn = turn;
+        copy_task(&tasks[turn % (2 * AHEAD)], &b->now);
+        if (turn % AHEAD == 0 &&
+            turn + AHEAD <= b->turns) /* also that there is none after the last */
+            describe_tasks(p, turn + AHEAD, AHEAD, tasks);
+    }
+    __syncthreads();
 }
 
 FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
     forward_sm80(const __grid_constant__ fa_attention_params p)
 {
     FA_DYNAMIC_SHARED(memory);
-    __shared__ fa_tile tile;
-    __shared__ fa_walk walk;
-    fa_memory at;
-    at.q = fa_keep(fa_shared_address(memory));
-    at.k = at.q + QUERIES * PITCH;
-    at.v = at.k + STAGES * TILE_BYTES;
-    at.weights = at.v + STAGES * TILE_BYTES;
-    at.numbers = at.weights + QUERIES * WEIGHTS_PITCH;
-    if (threadIdx.x == 0) walk.careful = 0;
+    __shared__ fa_block block;
+    fa_memory at = find_memory(memory);
+    begin_block(&p, &block,
+                (fa_task *)((char *)memory + FA_SM80_SMEM(HEAD_DIM, SMALL)) - 2 * AHEAD);
 #pragma unroll 1
-    for (uint32_t turn = 0;;) {
-        const int64_t task = blockIdx.x + (int64_t)turn * gridDim.x;
-        if (task >= p.tasks) break;
-        if (threadIdx.x == 0) tile = fa_find_tile(&p, task, QUERIES);
-        __syncthreads();
-        if (tile.first < tile.n_q) start_queries(&p, &tile, at.q);
-        plan_walk(&p, &tile, &walk);
-        __syncthreads();
-        const bool again = run_tile(&p, &tile, &walk, &at);
-        __syncthreads();
-        if (threadIdx.x == 0) walk.careful = again;
-        if (!again) turn++;
+    while (block.turn < block.turns) {
+        const bool again = run_task(&p, &block, &at);
+        at = next_memory(&at, block.now.walk.tiles);
+        end_turn(&p, &block, again);
     }
 }

@@ -54,10 +54,14 @@
          : FA_SM80_QUERIES(dim, small) * FA_SM80_WEIGHTS_PITCH(dim, small) +                       \
                4 * FA_SM80_ROWS(dim, small) * FA_SM80_WARPS(dim, small))
 
-/* Bytes of dynamic shared memory: queries, keys, values, what is passed. */
+/* Tasks are described so many at a time, at most twice as many ahead; and the bytes of a description. */
+#define FA_SM80_AHEAD(small) ((small) ? 4 : 8)
+#define FA_SM80_TASK_BYTES 288
+
+/* Bytes of dynamic shared memory: queries, keys, values, what is passed, descriptions. */
 #define FA_SM80_SMEM(dim, small)                                                                   \
     (FA_SM80_PITCH(dim) * (FA_SM80_QUERIES(dim, small) +                                           \
                            2 * FA_SM80_STAGES(dim, small) * FA_SM80_KEYS(dim, small)) +            \
-     FA_SM80_SHARED(dim, small))
+     FA_SM80_SHARED(dim, small) + 2 * FA_SM80_AHEAD(small) * FA_SM80_TASK_BYTES)
 
 #endif

@@ -23,6 +23,7 @@ FA_DEVICE int fa_thread_id(void)
 {
     int id;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
+    __builtin_assume(id >= 0); /* divisions by powers of two become shifts */
     return id;
 }
 

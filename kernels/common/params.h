@@ -55,6 +55,8 @@ typedef struct fa_attention_params {
 
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
+    int64_t
+        pairs; /* of tiles of a head, which a block takes one after the other; 0: single tiles */
 } fa_attention_params;
 
 #endif

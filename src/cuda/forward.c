@@ -78,12 +78,14 @@ void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
     params->v_descale = p->batch ? p->v_descale : NULL;
     params->tiles = tiles;
     params->tasks = tasks;
+    params->pairs = 0;
 }
 
 fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_plan *plan)
 {
     fa_attention_params params;
     fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
+    params.pairs = plan->pairs;
     return params;
 }
 
@@ -103,6 +105,7 @@ bool fa_cuda_launch_plain(void *kernel, const fa_problem *p, const fa_cuda_plan 
 {
     fa_attention_params params;
     fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
+    params.pairs = plan->pairs;
     void *parameters[] = {&params};
     return fa_cuda_queue(kernel, p, plan, parameters, fault);
 }

@@ -10,12 +10,12 @@
 /* A compiled form. plain: what masks by position and lengths only, needs; general: every option. */
 typedef struct shape {
     const char *image[2][2]; /* [bfloat16][general]; NULL: only the general one is compiled */
-    int dim, queries, keys, threads, smem_bytes;
+    int dim, queries, keys, threads, smem_bytes, blocks;
 } shape;
 
 #define SIZES(dim, small)                                                                          \
     dim, FA_SM80_QUERIES(dim, small), FA_SM80_KEYS(dim, small), FA_SM80_THREADS(dim, small),       \
-        FA_SM80_SMEM(dim, small)
+        FA_SM80_SMEM(dim, small), FA_SM80_BLOCKS(dim, small)
 #define SHAPE_SM80(dim)                                                                            \
     {                                                                                              \
         {{"forward_sm80_d" #dim "_f16", "forward_sm80_d" #dim "_f16_general"},                     \
@@ -64,6 +64,42 @@ static bool is_general(const fa_problem *p)
     return fa_cuda_changes_scores(p) || !(p->scale >= 0);
 }
 
+/* Blocks that a multiprocessor has room for. */
+static int count_places(const fa_cuda_device *device, const shape *s)
+{
+    const int bytes = s->smem_bytes + FA_CUDA_STATIC_SMEM + 1024; /* the driver's own */
+    const int fitting = device->smem_per_sm / bytes;
+    return fitting < 1 ? 1 : fitting < s->blocks ? fitting : s->blocks;
+}
+
+/* Tiles of keys of a task, on average. */
+static int64_t count_keys(const fa_problem *p, const shape *s)
+{
+    int64_t keys = p->n_k;
+    if (p->window_left >= 0 && p->window_left < keys) keys = p->window_left + s->queries;
+    else if (p->causal) keys = (keys + s->queries) / 2;
+    return keys / s->keys;
+}
+
+/* Where tasks are short, as many blocks as there are places do all of them: what a task needs is on its way
+ * while the one before it ends. Where they are long, the device starts a block where one has ended, for two
+ * blocks on a multiprocessor are not equally fast. Under a causal mask a long task and a short one are a
+ * pair. Where lengths are unknown each task has a block. */
+static void share_out(const fa_problem *p, const fa_cuda_device *device, const shape *s,
+                      fa_cuda_plan *plan)
+{
+    enum { LONG = 24 };
+    const bool unknown = p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
+    const bool differ = p->causal && p->window_left < 0 && plan->tiles > 1;
+    const int64_t pairs = differ ? (plan->tiles + 1) / 2 : 0;
+    const int64_t units = differ ? pairs * p->batch * p->heads_q : plan->tasks;
+    const int places = count_places(device, s);
+    const int64_t blocks = (int64_t)places * device->multiprocessors;
+    if (unknown || units <= blocks) return;
+    plan->pairs = pairs;
+    plan->grid = fa_cuda_grid(places > 1 && count_keys(p, s) >= LONG ? units : blocks);
+}
+
 /* Takes the first shape that is wide enough and whose shared memory the device has. */
 static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
                        const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
@@ -84,6 +120,7 @@ static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
         plan->tile_k = s->keys;
         plan->threads = (uint32_t)s->threads;
         fa_cuda_plan_tiles(p, s->queries, plan);
+        share_out(p, device, s, plan);
         return true;
     }
     return false;

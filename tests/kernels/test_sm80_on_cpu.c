@@ -54,10 +54,9 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     fa_cuda_plan plan;
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
-    const fa_cuda_device *device = &devices[number % 4 == 3   ? T4
-                                            : number % 4 == 2 ? RTX_4090
-                                                              : H200];
-    if (!fa_cuda_plan_make(&p, device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    fa_cuda_device device = devices[number % 4 == 3 ? T4 : number % 4 == 2 ? RTX_4090 : H200];
+    if (number % 5 < 2) device.multiprocessors = 1; /* then its blocks have several tasks each */
+    if (!fa_cuda_plan_make(&p, &device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
     if (plan.tasks && !launch(call, &p, &plan, number)) {
         snprintf(message, size, "no kernel %s", plan.image);
         return FA_ERROR_DEVICE;
