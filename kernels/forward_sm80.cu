@@ -81,7 +81,7 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 
 /* Of how many steps along d the warp's fragments of Q fit into registers. */
 #ifndef KEPT_STEPS
-#define KEPT_STEPS (GENERAL || (HEAD_DIM != 64 && HEAD_DIM != 256) ? 0 : 4)
+#define KEPT_STEPS (GENERAL ? 0 : HEAD_DIM == 64 ? 4 : HEAD_DIM == 256 ? 3 : 0)
 #endif
 #define ALL_KEPT (16 * KEPT_STEPS == HEAD_DIM)
 
@@ -553,6 +553,7 @@ FA_DEVICE float row_maximum(const fa_scores *s, int m, int half)
 /* Makes `top` the maximum of the rows where it has grown too far, and rescales what was summed. */
 FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
 {
+    int summed = 0;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -560,14 +561,15 @@ FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
             const float old = o->max[m][half];
             const float now = top[m][half] > old + RESCALE_ABOVE ? top[m][half] - HEADROOM : old;
             const float factor = fa_exp2_fast(old - now);
+            summed |= old != LOWEST;
             o->max[m][half] = now;
             o->sum[m][half] *= factor;
-#pragma unroll
-            for (int n = 0; n < D_TILES; n++) {
-                o->at[m][n][2 * half] *= factor;
-                o->at[m][n][2 * half + 1] *= factor;
-            }
+            top[m][half] = factor;
         }
+    if (!__any_sync(0xffffffffu, summed)) return; /* there is nothing to rescale */
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
 }
 
 /* A number for each row, which the warps of the group tell each other. Who calls has all four lanes
