@@ -160,10 +160,10 @@ static fa_status open_cuda(void)
 }
 
 /* Device memory can only have been made by the driver; without one the answer is cheap. */
-static bool lies_on_cuda(const void *data, int *ordinal)
+static bool lies_on_cuda(const void *data, fa_allocation *memory)
 {
-    *ordinal = data ? fa_cuda_device_of(data) : -1;
-    return *ordinal >= 0;
+    if (data) memory->ordinal = fa_cuda_allocation_of(data, &memory->first, &memory->bytes);
+    return memory->ordinal >= 0;
 }
 
 /* Device memory must not reach the CPU's engine. */
@@ -236,14 +236,24 @@ static fa_status check_gradient_places(const fa_gradients *g, const fa_cuda_devi
     return check_pointer("gradients.dsinks", g->dsinks, device);
 }
 
+/* What begins in the same allocation as q, which was asked about in this call, needs no question of its own:
+ * the driver takes 60 ns for one. */
+static fa_status check_part(const fa_arguments *a, const char *name, const fa_tensor *t,
+                            const fa_cuda_device *device)
+{
+    const fa_allocation *m = &a->q_memory;
+    const bool known = t && device && m->ordinal == device->ordinal;
+    if (known && (t == a->q || (uintptr_t)t->data - m->first < m->bytes)) return FA_OK;
+    return check_place(name, t, device);
+}
+
 static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
 {
     if (a->placed && a->place == (device ? device->ordinal : -1)) return FA_OK;
-    const bool q_known = device && a->q_ordinal == device->ordinal;
-    if (!q_known) FA_TRY(check_place("q.data", a->q, device));
-    FA_TRY(check_place("k.data", a->k, device));
-    FA_TRY(check_place("v.data", a->v, device));
-    FA_TRY(check_place("out.data", a->out, device));
+    FA_TRY(check_part(a, "q.data", a->q, device));
+    FA_TRY(check_part(a, "k.data", a->k, device));
+    FA_TRY(check_part(a, "v.data", a->v, device));
+    FA_TRY(check_part(a, "out.data", a->out, device));
     FA_TRY(check_place("weights.data", a->weights, device));
     FA_TRY(check_pointer("rows", a->rows, device));
     FA_TRY(check_gradient_places(a->gradients, device));
@@ -315,9 +325,9 @@ static fa_status open_cuda(void)
                    no_cuda);
 }
 
-static bool lies_on_cuda(const void *data, int *ordinal)
+static bool lies_on_cuda(const void *data, fa_allocation *memory)
 {
-    (void)data, (void)ordinal;
+    (void)data, (void)memory;
     return false;
 }
 
@@ -343,15 +353,15 @@ static fa_status check_host_array(const char *name, const void *array)
 
 /* ---- Devices and their backends -------------------------------------------------------------- */
 
-/* first: the tensor whose place decides for FA_DEVICE_AUTO; may be NULL. ordinal: of the CUDA
- * device on which its data was found to lie; -1: it was not asked for, or is no device memory. */
+/* first: the tensor whose place decides for FA_DEVICE_AUTO; may be NULL. memory: of which its data was found to
+ * be a part. */
 static fa_status choose_device(fa_device asked, const fa_tensor *first, fa_device *chosen,
-                               int *ordinal)
+                               fa_allocation *memory)
 {
-    *ordinal = -1;
+    *memory = (fa_allocation){.ordinal = -1};
     switch (asked) {
     case FA_DEVICE_AUTO:
-        *chosen = first && lies_on_cuda(first->data, ordinal) ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+        *chosen = first && lies_on_cuda(first->data, memory) ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
         return FA_OK;
     case FA_DEVICE_CPU: *chosen = FA_DEVICE_CPU; return FA_OK;
     case FA_DEVICE_CUDA: *chosen = FA_DEVICE_CUDA; return open_cuda();
@@ -594,7 +604,7 @@ static fa_status prepare(fa_arguments *a, const fa_options *given, fa_options *o
 {
     FA_TRY(complete_options(given, options));
     a->options = options;
-    FA_TRY(choose_device(options->device, a->q, &a->device, &a->q_ordinal));
+    FA_TRY(choose_device(options->device, a->q, &a->device, &a->q_memory));
     if (a->device == FA_DEVICE_CPU && !a->question) FA_TRY(check_host_places(a));
     return fa_problem_make(a, p);
 }
@@ -675,8 +685,8 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
                               .out = out,
                               .lse = lse,
                               .options = &complete};
-    int ordinal;
-    FA_TRY(choose_device(complete.device, out, &a.device, &ordinal));
+    fa_allocation memory;
+    FA_TRY(choose_device(complete.device, out, &a.device, &memory));
     FA_TRY(check_host_array("parts", parts));
     FA_TRY(check_host_array("part_lse", part_lse));
     fa_combine_problem c;

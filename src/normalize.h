@@ -9,14 +9,21 @@
 #include "cpu/engine.h"
 #include "problem.h"
 
+/* Memory of a CUDA device. ordinal -1: there is none, or nobody has asked. */
+typedef struct fa_allocation {
+    int ordinal;
+    uintptr_t first;
+    size_t bytes; /* 0: how many is not known */
+} fa_allocation;
+
 /* The arguments of fa_forward, fa_backward, fa_decode, fa_weights, or of a question about one of them.
  * options and gradients are complete copies: fields that the caller's version lacks are 0. */
 typedef struct fa_arguments {
     fa_pass pass;
-    fa_device device; /* the one chosen, never FA_DEVICE_AUTO */
-    int q_ordinal;    /* the CUDA device on which q's data was found; -1: none, or not asked */
-    bool placed;      /* the caller knows where all of its arrays lie */
-    int place;        /* if placed: on this CUDA device; -1: in host memory */
+    fa_device device;       /* the one chosen, never FA_DEVICE_AUTO */
+    fa_allocation q_memory; /* of which q's data was found to be a part */
+    bool placed;            /* the caller knows where all of its arrays lie */
+    int place;              /* if placed: on this CUDA device; -1: in host memory */
     /* fa_supported and the like: data may be NULL and is not followed, and the arguments below that a
      * question does not have are not checked. */
     bool question;

@@ -39,6 +39,8 @@ enum { /* cuPointerGetAttributes */
        CU_POINTER_MEMORY_TYPE = 2,
        CU_POINTER_IS_MANAGED = 8,
        CU_POINTER_DEVICE_ORDINAL = 9,
+       CU_POINTER_RANGE_START = 11,
+       CU_POINTER_RANGE_SIZE = 12,
        CU_MEMORY_DEVICE = 2
 };
 

@@ -259,6 +259,24 @@ static int place_of(const void *pointer, bool *managed)
 
 int fa_cuda_device_of(const void *pointer) { return place_of(pointer, NULL); }
 
+int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes)
+{
+    unsigned type = 0;
+    int ordinal = -1;
+    cu_address start = 0;
+    size_t size = 0;
+    int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_RANGE_START,
+                        CU_POINTER_RANGE_SIZE};
+    void *values[] = {&type, &ordinal, &start, &size};
+    *first = 0, *bytes = 0;
+    if (!fa_cuda_is_loaded() || !fa_cuda_open(NULL)) return -1;
+    cu_result code =
+        cu.cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)pointer);
+    if (code != CU_SUCCESS || type != CU_MEMORY_DEVICE) return -1;
+    *first = (uintptr_t)start, *bytes = size;
+    return ordinal;
+}
+
 int fa_cuda_out_of_reach(const void *pointer)
 {
     bool managed = false;

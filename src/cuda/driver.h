@@ -43,6 +43,9 @@ bool fa_cuda_current_device(int *ordinal, fa_cuda_fault *fault);
 /* The device on which memory lies; -1: host memory, or memory that the driver does not know. */
 int fa_cuda_device_of(const void *pointer);
 
+/* The same, and the allocation of which it is a part: `bytes` from `first` on, or 0 bytes. */
+int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes);
+
 /* Whether this process has loaded the driver, by whatever way. If not, no memory lies on a device, and
  * there is no need to open the driver to know. */
 bool fa_cuda_is_loaded(void);

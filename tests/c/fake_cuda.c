@@ -290,6 +290,10 @@ FAKE cu_result cuPointerGetAttributes(unsigned count, int *attributes, void **va
         else if (attributes[j] == CU_POINTER_DEVICE_ORDINAL)
             *(int *)values[j] = i < 0 ? -2 : allocations[i].device;
         else if (attributes[j] == CU_POINTER_IS_MANAGED) *(unsigned *)values[j] = 0;
+        else if (attributes[j] == CU_POINTER_RANGE_START)
+            *(cu_address *)values[j] = i < 0 ? 0 : (cu_address)(uintptr_t)allocations[i].memory;
+        else if (attributes[j] == CU_POINTER_RANGE_SIZE)
+            *(size_t *)values[j] = i < 0 ? 0 : allocations[i].bytes;
         else return INVALID_VALUE;
     }
     return 0;

@@ -344,6 +344,11 @@ static void test_questions(void)
         CHECK(record->pointers_asked - before == 5, "asked about %d pointers of 5",
               record->pointers_asked - before);
     }
+    const int before = record->pointers_asked;
+    s.k.data = s.q.data; /* the same allocation */
+    (void)forward(&s);
+    CHECK(record->pointers_asked - before == 4, "asked about %d pointers of 4",
+          record->pointers_asked - before);
 }
 
 /* No launch, no pointer is looked at. */

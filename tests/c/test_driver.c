@@ -196,6 +196,12 @@ static void test_memory(void)
     CHECK(fa_cuda_device_of(pointer) == 1 && fa_cuda_device_of((char *)pointer + 99) == 1,
           "memory of device 1 is on device %d", fa_cuda_device_of(pointer));
     CHECK(fa_cuda_device_of(in) == -1, "host memory is on device %d", fa_cuda_device_of(in));
+    uintptr_t first = 1;
+    size_t bytes = 1;
+    CHECK(fa_cuda_allocation_of((char *)pointer + 99, &first, &bytes) == 1 &&
+              first == (uintptr_t)pointer && bytes == 100,
+          "an allocation of %zu bytes", bytes);
+    CHECK(fa_cuda_allocation_of(in, &first, &bytes) == -1 && bytes == 0, "host memory: %zu", bytes);
     CHECK(fa_cuda_fill(pointer, 0xff, 100, &fault) && fa_cuda_copy_in(pointer, in, 4, &fault) &&
               fa_cuda_copy_out(out, pointer, 8, &fault),
           "copies");
