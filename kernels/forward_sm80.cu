@@ -961,23 +961,53 @@ FA_DEVICE uint32_t own_values(uint32_t tile)
     return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
 }
 
-/* The task of the block's turn, as fa_find_tile counts; -1: there is none. A pair is a long and a short one
- * of a head under a causal mask. */
-FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t turn)
+/* Under a causal mask tile number n of a head, counted from 1 on, is n tiles of work. Of most heads n and
+ * tiles + 1 - n are a pair; of the last ones n and tiles - n, if that lets the last round end earlier. */
+typedef struct fa_turn {
+    int64_t head;
+    int first, second; /* the numbers of a pair's tiles; 0: there is none */
+} fa_turn;
+
+/* Pairs as long as a head has tiles: of an even number the middle ones of two heads are a pair, between theirs. */
+FA_DEVICE fa_turn find_shorter(int64_t pair, int tiles, bool second)
 {
-    if (p->pairs == 0) {
-        const int64_t task = blockIdx.x + turn * gridDim.x;
-        return task < p->tasks ? task : -1;
+    const int own = (tiles + 1) / 2, middles = tiles % 2 == 0;
+    const int64_t two = fa_divide(pair, tiles + 1);
+    const int i = (int)(pair - two * (tiles + 1)), k = i < own ? i : i - own - middles;
+    fa_turn turn = {2 * two + (i >= own), tiles - k, k};
+    if (middles && i == own) turn.head = 2 * two + second, turn.first = turn.second = own;
+    return turn;
+}
+
+FA_DEVICE fa_turn find_pair(const fa_attention_params *p, int64_t pair, bool second)
+{
+    const int tiles = (int)p->tiles, own = (tiles + 1) / 2;
+    const int64_t rest = pair - p->paired_heads * own, head = fa_divide(pair, own);
+    if (rest >= 0) {
+        fa_turn turn = find_shorter(rest, tiles, second);
+        turn.head += p->paired_heads;
+        return turn;
     }
-    const int64_t pair = blockIdx.x + turn / 2 * gridDim.x, head = fa_divide(pair, p->pairs);
-    const int64_t place = pair - head * p->pairs, other = p->tiles - 1 - place;
-    if (head >= p->batch * p->heads_q || (turn % 2 && place == other)) return -1;
-    return head * p->tiles + (turn % 2 ? other : place);
+    const int k = (int)(pair - head * own);
+    const fa_turn turn = {head, tiles - k, 2 * k + 1 == tiles ? 0 : k + 1};
+    return turn;
+}
+
+/* The task of the block's turn, as fa_find_tile counts: from the last tile on; -1: there is none. */
+FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
+{
+    const int64_t unit = blockIdx.x + (p->pairs ? number / 2 : number) * gridDim.x;
+    if (unit >= (p->pairs ? p->pairs : p->tasks)) return -1;
+    if (p->pairs == 0) return unit;
+    const fa_turn turn = find_pair(p, unit, number % 2);
+    const int tile = number % 2 ? turn.second : turn.first;
+    if (tile == 0 || turn.head >= p->batch * p->heads_q) return -1;
+    return turn.head * p->tiles + p->tiles - tile;
 }
 
 FA_DEVICE uint32_t count_turns(const fa_attention_params *p)
 {
-    const int64_t units = p->pairs ? p->pairs * p->batch * p->heads_q : p->tasks;
+    const int64_t units = p->pairs ? p->pairs : p->tasks;
     const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
     return (uint32_t)(p->pairs ? 2 * mine : mine);
 }

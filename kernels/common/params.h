@@ -55,8 +55,9 @@ typedef struct fa_attention_params {
 
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
+    int64_t pairs; /* of tiles, which a block takes one after the other; 0: single tiles     */
     int64_t
-        pairs; /* of tiles of a head, which a block takes one after the other; 0: single tiles */
+        paired_heads; /* of all batch items: those behind them have shorter pairs (forward_sm80) */
 } fa_attention_params;
 
 #endif

@@ -78,7 +78,7 @@ void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
     params->v_descale = p->batch ? p->v_descale : NULL;
     params->tiles = tiles;
     params->tasks = tasks;
-    params->pairs = 0;
+    params->pairs = params->paired_heads = 0;
 }
 
 fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_plan *plan)
@@ -86,6 +86,7 @@ fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_
     fa_attention_params params;
     fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
     params.pairs = plan->pairs;
+    params.paired_heads = plan->paired_heads;
     return params;
 }
 
@@ -106,6 +107,7 @@ bool fa_cuda_launch_plain(void *kernel, const fa_problem *p, const fa_cuda_plan 
     fa_attention_params params;
     fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
     params.pairs = plan->pairs;
+    params.paired_heads = plan->paired_heads;
     void *parameters[] = {&params};
     return fa_cuda_queue(kernel, p, plan, parameters, fault);
 }

@@ -18,11 +18,11 @@ typedef struct fa_cuda_family fa_cuda_family; /* cuda/family.h */
 typedef struct fa_cuda_plan {
     const fa_cuda_family *family;
     const char *image, *entry;
-    const char *arithmetic; /* for fa_describe: "float32 sums on FMA units" */
-    int64_t tiles;          /* of queries: of a batch item, or of all tokens if packed */
-    int64_t tasks;          /* tiles times heads times batch items; 0: nothing to do   */
-    int64_t pairs; /* of a head's tiles, which are done one after the other; 0: single ones */
-    int device;    /* the ordinal */
+    const char *arithmetic;      /* for fa_describe: "float32 sums on FMA units" */
+    int64_t tiles;               /* of queries: of a batch item, or of all tokens if packed */
+    int64_t tasks;               /* tiles times heads times batch items; 0: nothing to do   */
+    int64_t pairs, paired_heads; /* as in fa_attention_params */
+    int device;                  /* the ordinal */
     uint32_t grid, threads, smem_bytes;
     uint32_t cluster; /* blocks that share a piece of work, as the kernel says itself; 0: 1 */
     size_t workspace_bytes;

@@ -81,6 +81,25 @@ static int64_t count_keys(const fa_problem *p, const shape *s)
     return keys / s->keys;
 }
 
+/* Pairs of so many heads: of the first as long as a head's tiles and one, of the rest a tile shorter, which are
+ * a few more (forward_sm80.cu). */
+static int64_t count_pairs(int64_t tiles, int64_t heads, int64_t paired_heads)
+{
+    const int64_t own = (tiles + 1) / 2, rest = heads - paired_heads;
+    return paired_heads * own + rest / 2 * (tiles + 1) + rest % 2 * (own + (tiles % 2 == 0));
+}
+
+/* The heads behind the last round that all blocks have pairs for get shorter ones, if that is no further
+ * round. */
+static void pair_tiles(int64_t tiles, int64_t heads, int64_t blocks, fa_cuda_plan *plan)
+{
+    const int64_t own = (tiles + 1) / 2, rounds = heads * own / blocks;
+    plan->paired_heads = rounds * blocks / own;
+    if (count_pairs(tiles, heads, plan->paired_heads) > (rounds + 1) * blocks)
+        plan->paired_heads = heads;
+    plan->pairs = count_pairs(tiles, heads, plan->paired_heads);
+}
+
 /* Where tasks are short, as many blocks as there are places do all of them: what a task needs is on its way
  * while the one before it ends. Where they are long, the device starts a block where one has ended, for two
  * blocks on a multiprocessor are not equally fast. Under a causal mask a long task and a short one are a
@@ -91,13 +110,13 @@ static void share_out(const fa_problem *p, const fa_cuda_device *device, const s
     enum { LONG = 24 };
     const bool unknown = p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
     const bool differ = p->causal && p->window_left < 0 && plan->tiles > 1;
-    const int64_t pairs = differ ? (plan->tiles + 1) / 2 : 0;
-    const int64_t units = differ ? pairs * p->batch * p->heads_q : plan->tasks;
     const int places = count_places(device, s);
     const int64_t blocks = (int64_t)places * device->multiprocessors;
-    if (unknown || units <= blocks) return;
-    plan->pairs = pairs;
-    plan->grid = fa_cuda_grid(places > 1 && count_keys(p, s) >= LONG ? units : blocks);
+    const int64_t heads = p->batch * p->heads_q;
+    if (unknown || (differ ? (plan->tiles + 1) / 2 * heads : plan->tasks) <= blocks) return;
+    if (differ) pair_tiles(plan->tiles, heads, blocks, plan);
+    const bool split = places > 1 && count_keys(p, s) >= LONG;
+    plan->grid = fa_cuda_grid(!split ? blocks : differ ? plan->pairs : plan->tasks);
 }
 
 /* Takes the first shape that is wide enough and whose shared memory the device has. */

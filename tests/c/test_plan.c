@@ -196,14 +196,16 @@ static void test_forms(void)
     CHECK(sm80 && plan_of(&p, a100).family == sm80, "family");
 }
 
-static void expect_share(const fa_problem *p, uint32_t grid, int64_t pairs)
+static void expect_share(const fa_problem *p, uint32_t grid, int64_t pairs, int64_t paired)
 {
     fa_cuda_plan plan;
     char why[320] = "";
     const fa_cuda_family *sm80 = fa_cuda_find_family("sm80");
     CHECK(fa_cuda_plan_make(p, &devices[H200], sm80, &plan, why, sizeof why), "%s", why);
-    CHECK(plan.grid == grid && plan.pairs == pairs, "grid %u, %lld pairs: expected %u, %lld",
-          plan.grid, (long long)plan.pairs, grid, (long long)pairs);
+    CHECK(plan.grid == grid && plan.pairs == pairs && plan.paired_heads == paired,
+          "grid %u, %lld pairs, %lld heads: expected %u, %lld, %lld", plan.grid,
+          (long long)plan.pairs, (long long)plan.paired_heads, grid, (long long)pairs,
+          (long long)paired);
 }
 
 /* Short tasks, all of whose lengths are known, are shared out among the blocks that have room. */
@@ -212,23 +214,26 @@ static void test_shares(void)
     static int32_t lengths[16];
     fa_problem p = make_problem(16, 16, 1024, 128, 128);
     set_dtype(&p, FA_BFLOAT16);
-    expect_share(&p, 264, 0);
+    expect_share(&p, 264, 0, 0);
     p.causal = true;
-    expect_share(&p, 264, 4);
+    expect_share(&p, 264, 198 * 4 + 58 / 2 * 9, 198); /* 1053 of 1056 */
+    p.heads_q = p.heads_kv = 8;
+    expect_share(&p, 264, 128 * 4, 128); /* shorter pairs would be a round more */
+    p.heads_q = p.heads_kv = 16;
     p.window_left = 100;
-    expect_share(&p, 264, 0);
+    expect_share(&p, 264, 0, 0);
     p.seqlens_k = lengths;
-    expect_share(&p, 16 * 16 * 8, 0);
+    expect_share(&p, 16 * 16 * 8, 0, 0);
     p = make_problem(1, 16, 16384, 128, 128); /* long ones */
     set_dtype(&p, FA_BFLOAT16);
-    expect_share(&p, 16 * 128, 0);
+    expect_share(&p, 16 * 128, 0, 0);
     p.causal = true;
-    expect_share(&p, 16 * 64, 64);
+    expect_share(&p, 12 * 64 + 2 * 129, 12 * 64 + 2 * 129, 12);
     p.d = p.d_v = 256; /* one block a multiprocessor */
-    expect_share(&p, 132, 64);
+    expect_share(&p, 132, 14 * 64 + 129, 14);
     p = make_problem(1, 16, 1024, 256, 256); /* a task for each */
     set_dtype(&p, FA_BFLOAT16);
-    expect_share(&p, 128, 0);
+    expect_share(&p, 128, 0, 0);
 }
 
 /* As a packed tensor of (batch, row, head, dim) has them: Hopper's copy engine asks for whole 16 bytes. */
