@@ -137,7 +137,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     const bool backward = call->pass == RANDOM_BACKWARD;
     const fa_arguments a = {.pass = backward ? FA_PASS_BACKWARD : FA_PASS_WEIGHTS,
                             .device = FA_DEVICE_CUDA,
-                            .q_ordinal = -1,
+                            .q_memory.ordinal = -1,
                             .q = &call->q,
                             .k = &call->k,
                             .v = backward ? &call->v : NULL,
