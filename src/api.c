@@ -238,8 +238,8 @@ static fa_status check_gradient_places(const fa_gradients *g, const fa_cuda_devi
 
 /* What begins in the same allocation as q, which was asked about in this call, needs no question of its own:
  * the driver takes 60 ns for one. */
-static fa_status check_part(const fa_arguments *a, const char *name, const fa_tensor *t,
-                            const fa_cuda_device *device)
+static fa_status check_beside_q(const fa_arguments *a, const char *name, const fa_tensor *t,
+                                const fa_cuda_device *device)
 {
     const fa_allocation *m = &a->q_memory;
     const bool known = t && device && m->ordinal == device->ordinal;
@@ -250,10 +250,10 @@ static fa_status check_part(const fa_arguments *a, const char *name, const fa_te
 static fa_status check_places(const fa_arguments *a, const fa_cuda_device *device)
 {
     if (a->placed && a->place == (device ? device->ordinal : -1)) return FA_OK;
-    FA_TRY(check_part(a, "q.data", a->q, device));
-    FA_TRY(check_part(a, "k.data", a->k, device));
-    FA_TRY(check_part(a, "v.data", a->v, device));
-    FA_TRY(check_part(a, "out.data", a->out, device));
+    FA_TRY(check_beside_q(a, "q.data", a->q, device));
+    FA_TRY(check_beside_q(a, "k.data", a->k, device));
+    FA_TRY(check_beside_q(a, "v.data", a->v, device));
+    FA_TRY(check_beside_q(a, "out.data", a->out, device));
     FA_TRY(check_place("weights.data", a->weights, device));
     FA_TRY(check_pointer("rows", a->rows, device));
     FA_TRY(check_gradient_places(a->gradients, device));

@@ -17,20 +17,13 @@
 #include "ampere_on_cpu.h"
 #else
 
-/* The thread's number in its block and in its warp, read anew each time: what is computed from them
- * would otherwise be kept in registers that the products need. */
+/* The thread's number in its block, read anew each time: what is computed from it would otherwise be kept in
+ * registers that the products need. */
 FA_DEVICE int fa_thread_id(void)
 {
     int id;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
     __builtin_assume(id >= 0); /* divisions by powers of two become shifts */
-    return id;
-}
-
-FA_DEVICE int fa_lane_id(void)
-{
-    int id;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(id));
     return id;
 }
 

@@ -55,9 +55,9 @@ typedef struct fa_attention_params {
 
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
-    int64_t pairs; /* of tiles, which a block takes one after the other; 0: single tiles     */
-    int64_t
-        paired_heads; /* of all batch items: those behind them have shorter pairs (forward_sm80) */
+    int64_t pairs; /* of tiles, which a block takes one after the other; 0: single tiles */
+    /* Of all batch items: the heads behind so many have shorter pairs (forward_sm80.cu). */
+    int64_t paired_heads;
 } fa_attention_params;
 
 #endif

@@ -240,47 +240,40 @@ bool fa_cuda_is_loaded(void)
     return s.found;
 }
 
-/* The device on which memory lies, and whether the host may use it too, if that is asked; -1:
- * memory that the driver does not know, which is no error here (its type is 0). Asked anew each
- * time: an address that has been freed may come back as any other memory. */
-static int place_of(const void *pointer, bool *managed)
+/* The device on which memory lies; -1: memory that the driver does not know, which is no error here (its type
+ * is 0). Asked anew each time: an address that has been freed may come back as any other memory. With it
+ * `count` more attributes, at most two, are asked for, whose values go to answers. */
+static int place_of(const void *pointer, unsigned count, const int *more, void *const *answers)
 {
     unsigned type = 0;
-    unsigned is_managed = 0;
     int ordinal = -1;
-    int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_IS_MANAGED};
-    void *values[] = {&type, &ordinal, &is_managed};
+    int attributes[4] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL};
+    void *values[4] = {&type, &ordinal};
     if (!fa_cuda_is_loaded() || !fa_cuda_open(NULL)) return -1;
-    cu_result code = cu.cuPointerGetAttributes(managed ? 3 : 2, attributes, values,
-                                               (cu_address)(uintptr_t)pointer);
-    if (managed) *managed = is_managed != 0;
+    for (unsigned i = 0; i < count; i++) attributes[2 + i] = more[i], values[2 + i] = answers[i];
+    cu_result code =
+        cu.cuPointerGetAttributes(2 + count, attributes, values, (cu_address)(uintptr_t)pointer);
     return code == CU_SUCCESS && type == CU_MEMORY_DEVICE ? ordinal : -1;
 }
 
-int fa_cuda_device_of(const void *pointer) { return place_of(pointer, NULL); }
+int fa_cuda_device_of(const void *pointer) { return place_of(pointer, 0, NULL, NULL); }
 
 int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes)
 {
-    unsigned type = 0;
-    int ordinal = -1;
+    static const int range[] = {CU_POINTER_RANGE_START, CU_POINTER_RANGE_SIZE};
     cu_address start = 0;
     size_t size = 0;
-    int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_RANGE_START,
-                        CU_POINTER_RANGE_SIZE};
-    void *values[] = {&type, &ordinal, &start, &size};
-    *first = 0, *bytes = 0;
-    if (!fa_cuda_is_loaded() || !fa_cuda_open(NULL)) return -1;
-    cu_result code =
-        cu.cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)pointer);
-    if (code != CU_SUCCESS || type != CU_MEMORY_DEVICE) return -1;
-    *first = (uintptr_t)start, *bytes = size;
+    const int ordinal = place_of(pointer, 2, range, (void *[]){&start, &size});
+    *first = ordinal < 0 ? 0 : (uintptr_t)start;
+    *bytes = ordinal < 0 ? 0 : size;
     return ordinal;
 }
 
 int fa_cuda_out_of_reach(const void *pointer)
 {
-    bool managed = false;
-    const int ordinal = place_of(pointer, &managed);
+    static const int question = CU_POINTER_IS_MANAGED;
+    unsigned managed = 0;
+    const int ordinal = place_of(pointer, 1, &question, (void *[]){&managed});
     return managed ? -1 : ordinal;
 }
 

@@ -54,6 +54,9 @@ bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t most, char *why, siz
 /* Whether an option changes scores or weights: more than a scale and masks by position. */
 bool fa_cuda_changes_scores(const fa_problem *problem);
 
+/* Whether sequences have lengths of their own, which the device alone knows. */
+bool fa_cuda_has_own_lengths(const fa_problem *problem);
+
 /* Blocks for so many tasks: one each; more than a grid holds are taken in turn. */
 uint32_t fa_cuda_grid(int64_t tasks);
 

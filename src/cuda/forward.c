@@ -81,12 +81,18 @@ void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
     params->pairs = params->paired_heads = 0;
 }
 
+/* Of a plan whose blocks may take pairs of tiles. */
+static void set_planned(const fa_problem *p, const fa_cuda_plan *plan, fa_attention_params *params)
+{
+    fa_cuda_set_params(p, plan->tiles, plan->tasks, params);
+    params->pairs = plan->pairs;
+    params->paired_heads = plan->paired_heads;
+}
+
 fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_plan *plan)
 {
     fa_attention_params params;
-    fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
-    params.pairs = plan->pairs;
-    params.paired_heads = plan->paired_heads;
+    set_planned(p, plan, &params);
     return params;
 }
 
@@ -105,9 +111,7 @@ bool fa_cuda_launch_plain(void *kernel, const fa_problem *p, const fa_cuda_plan 
                           fa_cuda_fault *fault)
 {
     fa_attention_params params;
-    fa_cuda_set_params(p, plan->tiles, plan->tasks, &params);
-    params.pairs = plan->pairs;
-    params.paired_heads = plan->paired_heads;
+    set_planned(p, plan, &params);
     void *parameters[] = {&params};
     return fa_cuda_queue(kernel, p, plan, parameters, fault);
 }

@@ -145,6 +145,11 @@ bool fa_cuda_changes_scores(const fa_problem *p)
            p->dropout_threshold;
 }
 
+bool fa_cuda_has_own_lengths(const fa_problem *p)
+{
+    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
+}
+
 uint32_t fa_cuda_grid(int64_t tasks)
 {
     const int64_t most = 2147483647; /* of a grid's first axis */

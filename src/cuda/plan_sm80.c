@@ -81,11 +81,14 @@ static int64_t count_keys(const fa_problem *p, const shape *s)
     return keys / s->keys;
 }
 
-/* Pairs of so many heads: of the first as long as a head's tiles and one, of the rest a tile shorter, which are
- * a few more (forward_sm80.cu). */
-static int64_t count_pairs(int64_t tiles, int64_t heads, int64_t paired_heads)
+/* Pairs of a head whose long and short tiles have as much work as all its tiles and one. */
+static int64_t count_pairs(int64_t tiles) { return (tiles + 1) / 2; }
+
+/* Of all heads, if those behind the first paired_heads have pairs that are a tile shorter, and so a few more
+ * (forward_sm80.cu). */
+static int64_t count_all_pairs(int64_t tiles, int64_t heads, int64_t paired_heads)
 {
-    const int64_t own = (tiles + 1) / 2, rest = heads - paired_heads;
+    const int64_t own = count_pairs(tiles), rest = heads - paired_heads;
     return paired_heads * own + rest / 2 * (tiles + 1) + rest % 2 * (own + (tiles % 2 == 0));
 }
 
@@ -93,11 +96,11 @@ static int64_t count_pairs(int64_t tiles, int64_t heads, int64_t paired_heads)
  * round. */
 static void pair_tiles(int64_t tiles, int64_t heads, int64_t blocks, fa_cuda_plan *plan)
 {
-    const int64_t own = (tiles + 1) / 2, rounds = heads * own / blocks;
+    const int64_t own = count_pairs(tiles), rounds = heads * own / blocks;
     plan->paired_heads = rounds * blocks / own;
-    if (count_pairs(tiles, heads, plan->paired_heads) > (rounds + 1) * blocks)
+    if (count_all_pairs(tiles, heads, plan->paired_heads) > (rounds + 1) * blocks)
         plan->paired_heads = heads;
-    plan->pairs = count_pairs(tiles, heads, plan->paired_heads);
+    plan->pairs = count_all_pairs(tiles, heads, plan->paired_heads);
 }
 
 /* Where tasks are short, as many blocks as there are places do all of them: what a task needs is on its way
@@ -108,12 +111,12 @@ static void share_out(const fa_problem *p, const fa_cuda_device *device, const s
                       fa_cuda_plan *plan)
 {
     enum { LONG = 24 };
-    const bool unknown = p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
     const bool differ = p->causal && p->window_left < 0 && plan->tiles > 1;
     const int places = count_places(device, s);
     const int64_t blocks = (int64_t)places * device->multiprocessors;
     const int64_t heads = p->batch * p->heads_q;
-    if (unknown || (differ ? (plan->tiles + 1) / 2 * heads : plan->tasks) <= blocks) return;
+    if (fa_cuda_has_own_lengths(p)) return;
+    if ((differ ? count_pairs(plan->tiles) * heads : plan->tasks) <= blocks) return;
     if (differ) pair_tiles(plan->tiles, heads, blocks, plan);
     const bool split = places > 1 && count_keys(p, s) >= LONG;
     plan->grid = fa_cuda_grid(!split ? blocks : differ ? plan->pairs : plan->tasks);

@@ -168,11 +168,6 @@ static fa_view bias_rows(const fa_problem *p)
     return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};
 }
 
-static bool has_own_lengths(const fa_problem *p)
-{
-    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
-}
-
 /* Whether the copy engine can load the bias: 16-bit elements, an axis for each query, a sequence in each
  * batch item. Where these have lengths of their own, the bias may end with the longest, and what is behind it
  * must not be read; but how long that is only the device knows. */
@@ -180,7 +175,7 @@ static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
 {
     const fa_view v = bias_rows(p);
     if (!v.data || (v.dtype != FA_FLOAT16 && v.dtype != FA_BFLOAT16)) return false;
-    if (has_own_lengths(p) || v.stride[3] != 1 || is_broadcast(&v, 1)) return false;
+    if (fa_cuda_has_own_lengths(p) || v.stride[3] != 1 || is_broadcast(&v, 1)) return false;
     set_map_shape(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
     return fa_tensor_map_fits(map, NULL);
 }
@@ -204,7 +199,7 @@ static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 static bool takes(const shape *s, const fa_problem *p, int options)
 {
     if (p->d > s->dim || p->d_v > s->dim_v) return false;
-    if (s->single_tiles && (has_own_lengths(p) || p->n_k > s->keys)) return false;
+    if (s->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > s->keys)) return false;
     if (s->options != options && !(options && s->options == FA_SM90_ALL)) return false;
     return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
 }
@@ -254,7 +249,7 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
                              const fa_cuda_plan *plan)
 {
     int64_t clusters = ((int64_t)device->multiprocessors + plan->cluster - 1) / plan->cluster;
-    if (has_own_lengths(p))
+    if (fa_cuda_has_own_lengths(p))
         clusters = may_pair(p) ? count_heads(p) * count_pairs(plan) : count_shares(clusters, plan);
     if (clusters > plan->tasks) clusters = plan->tasks;
     const int64_t most = fa_cuda_grid(INT64_MAX) / plan->cluster;
@@ -267,7 +262,7 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
 static bool wants_dealing(const fa_problem *p, const fa_cuda_plan *plan)
 {
     const int64_t many = 32;
-    if (has_own_lengths(p)) return false;
+    if (fa_cuda_has_own_lengths(p)) return false;
     if (plan->bias_mapped) return false; /* the warp that deals loads the bias there */
     if (plan->cluster > 1 || plan->grid > FA_SM90_MOST_DEALERS) return false;
     return plan->tasks <= INT32_MAX && (p->d <= 64 || plan->tiles >= many);

@@ -8,7 +8,6 @@
 #include <string.h>
 
 FA_DEVICE int fa_thread_id(void) { return (int)threadIdx.x; }
-FA_DEVICE int fa_lane_id(void) { return (int)threadIdx.x % 32; }
 
 FA_DEVICE uint32_t fa_shared_address(const void *pointer) { return cuda_shared_address(pointer); }
 
