@@ -30,6 +30,10 @@
 /* Whether an option hides values that products see all the same. */
 #define HIDES_VALUES (GENERAL & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
+/* Whether the bias of a tile is fetched before its scores are asked for; and plain tiles have maxima, too. */
+#define BIAS_AHEAD (GENERAL == FA_SM90_BIAS)
+#define MAXIMA_EVERYWHERE BIAS_AHEAD
+
 /* Of a thread, in registers. */
 #define OUTPUTS (VALUE_DIM / 2)
 

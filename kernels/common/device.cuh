@@ -43,6 +43,18 @@ FA_DEVICE uint64_t fa_wide_product(uint32_t a, uint32_t b)
 #include "mask.h"
 #include "philox.h"
 
+/* fa_half_to_float in one instruction. */
+FA_DEVICE float fa_widened_half(uint16_t h)
+{
+#ifdef FA_CUDA_ON_CPU
+    return fa_half_to_float(h);
+#else
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+#endif
+}
+
 FA_DEVICE int64_t fa_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 FA_DEVICE int64_t fa_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -27,6 +27,12 @@ typedef struct work {
     progress at;
     pending values;
     bool broken;         /* rows have to be done once more */
+#if HAS_SERIES
+    bool series; /* the warp's plain tiles take it in place of tanh */
+#endif
+#if BIAS_AHEAD
+    uint32_t bias[KEYS / 4]; /* of the tile whose scores are made: pairs like weights */
+#endif
     int leader, nothing; /* lane 0 of a warp: 1; 0: see hopper.cuh */
 } work;
 
@@ -65,12 +71,28 @@ FA_DEVICE void release_queries(const pipeline *pipe, const work *x, bool last)
     barrier_arrive_if(q_empty(pipe, &x->at, x->consumer), x->leader && last);
 }
 
+/* The bias of the tile whose scores have been asked for. */
+FA_DEVICE void fetch_tile_bias(const pipeline *pipe, work *x)
+{
+#if BIAS_AHEAD
+    if (x->at.mine) take_bias(pipe, &x->at, x->bias, x->consumer);
+#else
+    (void)pipe, (void)x;
+#endif
+}
+
 /* Scores become what the softmax takes, by the options; returns which exponents they stand for. again:
  * they were made once more. */
 FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *p, work *x,
                                bool again)
 {
     units u = {.scale = x->here.scale};
+#if BIAS_AHEAD
+    if (!again) {
+        add_bias(p, piece_of(pipe, x), x->bias, x->s);
+        return u;
+    }
+#endif
 #if GENERAL
     if (x->here.options & CHANGES_SCORES)
         change_scores(pipe, p, &x->at, &x->here, x->s, &u, again, x->consumer);
@@ -80,14 +102,35 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
     return u;
 }
 
+/* The same for a plain tile. */
+FA_DEVICE units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p, work *x)
+{
+#if HAS_SERIES
+    const units tanh = {.scale = x->here.scale, .third = 0, .fifth = 0};
+    const units series = {
+        .scale = x->here.first, .third = x->here.third, .fifth = x->here.fifth};
+    if (x->series) return series;
+    cap_scores(p, x->s, piece_of(pipe, x)->inner);
+    return tanh;
+#else
+    return find_exponents(pipe, p, x, false);
+#endif
+}
+
+/* Asks for scores of a tile and for values of the one before; returns when the scores are there. */
+FA_DEVICE void ask_and_wait(const pipeline *pipe, work *x, const pending *values)
+{
+    fetch_tile_bias(pipe, x);
+    ask(pipe, x->out, x->s, x->weights, &x->at, values, x->consumer);
+    await_first_scores(x->s);
+}
+
 /* ---- Softmax of a tile ----------------------------------------------------------------------- */
 
 /* Weights by bases that fit this tile's scores. rescale: what all before are to be multiplied by. */
-FA_DEVICE void weigh_with_maxima(float *s, row_state *rows, units *u, float *sum, float *rescale)
+FA_DEVICE void weigh_with_maxima(float *s, row_state *rows, const units *u, float *sum,
+                                 float *rescale)
 {
-#if HAS_SERIES
-    end_series(s, u);
-#endif
     move_bases(s, rows, rescale, u);
     weigh(s, rows, u, sum);
 }
@@ -101,10 +144,35 @@ FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *
     if (tile < x->here.full_from || tile >= x->here.full_to)
         mask_scores(x->s, piece_of(pipe, x), x->consumer, tile * KEYS);
     weigh_with_maxima(x->s, &x->rows, &u, sum, rescale);
+#if HAS_SERIES
+    x->series = allow_series(p, piece_of(pipe, x), &x->rows);
+#endif
     await_values(x->out, x->weights);
     if (tile > 0) rescale_outputs(x->out, rescale);
     add_sums(&x->rows, sum);
     round_pairs(x->weights, x->s, 0, PAIRS);
+}
+
+/* Whether weights are too large because a series was used where it is none. */
+FA_DEVICE bool is_beyond_series(const work *x)
+{
+#if HAS_SERIES
+    return x->series;
+#else
+    (void)x;
+    return false;
+#endif
+}
+
+/* What was beyond the series once, will be so again: the piece's other tiles do without it. */
+FA_DEVICE void end_series(work *x)
+{
+#if HAS_SERIES
+    x->series = false;
+    x->rows.bound[0] = x->rows.bound[1] = SUM_BOUND;
+#else
+    (void)x;
+#endif
 }
 
 /* Weights of the tile are too large by the bases that there are: see softmax.cuh. Where they are immense,
@@ -115,33 +183,35 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, w
 {
     const float before[2] = {x->rows.sum[0], x->rows.sum[1]};
     add_sums(&x->rows, sum);
-    if (!lower_weights(x->s, x->out, &x->rows)) {
+    if (is_beyond_series(x) || !lower_weights(x->s, x->out, &x->rows)) {
         float anew[2], rescale[2];
         multiply_again(p, piece_of(pipe, x), x->at.tile, x->s, x->consumer);
-        units u = find_exponents(pipe, p, x, true);
+        const units u = find_exponents(pipe, p, x, true);
         x->rows.sum[0] = before[0], x->rows.sum[1] = before[1];
         weigh_with_maxima(x->s, &x->rows, &u, anew, rescale);
         rescale_outputs(x->out, rescale);
         add_sums(&x->rows, anew);
     }
     round_pairs(x->weights, x->s, 0, PAIRS);
+    end_series(x);
 }
 
 /* Pairs of scores that are weighed together; and of a tile's, so many at least are weighed while values are
  * still being added: what was fastest on an H200. */
-#define GROUP (HAS_SERIES ? PAIRS : 4)
+#define GROUP (HAS_SERIES ? 8 : 4)
 #define EARLY_PAIRS (PAIRS * (CONSUMERS == 3 ? 3 : 6) / 8)
 
-FA_DEVICE void weigh_group(float *s, const row_state *rows, const units *u, int from, int to,
-                           partial_sums *sums)
+/* Bases of a plain tile that fit its maxima, where it has them. Returns whether some row's has moved, and outputs
+ * are to be multiplied. */
+FA_DEVICE bool move_plain_bases(work *x, const units *u, float *rescale)
 {
-#if HAS_SERIES
-    if (u->series) {
-        weigh_pairs(s, rows, u, true, from, to, sums);
-        return;
-    }
+#if MAXIMA_EVERYWHERE
+    move_bases(x->s, &x->rows, rescale, u);
+    return __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+#else
+    (void)x, (void)u, (void)rescale;
+    return false;
 #endif
-    weigh_pairs(s, rows, u, false, from, to, sums);
 }
 
 /* By the bases that there are. The special-function unit, which the consumers share, is to be at work from
@@ -150,15 +220,20 @@ FA_DEVICE void weigh_group(float *s, const row_state *rows, const units *u, int 
  * back at once; the other weights are rounded in the time that exponentials leave. */
 FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-    const units u = find_exponents(pipe, p, x, false);
+    const units u = find_plain_exponents(pipe, p, x);
     partial_sums sums = {{{0, 0}, {0, 0}}};
+    float sum[2], rescale[2];
+    const bool moved = move_plain_bases(x, &u, rescale);
     row_state paced = x->rows;
-    float sum[2];
 #pragma unroll
     for (int i = 0; i < PAIRS; i += GROUP) {
         const int to = i + GROUP < PAIRS ? i + GROUP : PAIRS;
         const partial_sums before = sums;
-        weigh_group(x->s, &paced, &u, i, to, &sums);
+#if HAS_SERIES
+        weigh_pairs_by_series(x->s, &paced, &u, i, to, &sums);
+#else
+        weigh_pairs(x->s, &paced, &u, i, to, &sums);
+#endif
         if (i > 0 && to < PAIRS) {
             paced.base[0] = known_after(paced.base[0], before.of[0][1], x->nothing);
             paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
@@ -167,11 +242,12 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
             hold_until(sums.of[1][1], x->nothing, pipe->state);
             await_values(x->out, x->weights);
             release_values(pipe, x, x->at.count - 1, true);
+            if (moved) rescale_outputs(x->out, rescale);
             round_pairs(x->weights, x->s, 0, to);
         } else if (i >= EARLY_PAIRS) round_pairs(x->weights, x->s, i, to);
     }
     add_up(&sums, sum);
-    if (is_too_large(sum)) weigh_again(pipe, p, x, sum);
+    if (!MAXIMA_EVERYWHERE && is_too_large(&x->rows, sum)) weigh_again(pipe, p, x, sum);
     else add_sums(&x->rows, sum);
 }
 
@@ -215,7 +291,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
         const pending known = {true, x->at.count, 1}; /* this tile: constants, no branches */
         x->at.tile++;
         x->at.count++;
-        ask(pipe, x->out, x->s, x->weights, &x->at, &known, x->consumer);
+        ask_and_wait(pipe, x, &known);
     }
     if (Q_PLACES > 1) release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
     x->values.any = true;
@@ -247,7 +323,7 @@ FA_DEVICE void do_tiles(const pipeline *pipe, const fa_attention_params *p, work
         else do_tile(pipe, p, x);
         if (++x->at.tile >= x->at.mine) break;
         x->at.count++;
-        ask(pipe, x->out, x->s, x->weights, &x->at, &x->values, x->consumer);
+        ask_and_wait(pipe, x, &x->values);
     }
 }
 
@@ -291,7 +367,9 @@ FA_DEVICE void do_pieces(const pipeline *pipe, const fa_attention_params *p, wor
 {
     for (next_piece(pipe, x->consumer, &x->at); x->at.tiles;
          next_piece(pipe, x->consumer, &x->at)) {
+        fetch_tile_bias(pipe, x);
         ask_scores(pipe, x->s, &x->at, x->consumer);
+        await_scores(x->s);
         do_tiles(pipe, p, x);
         add_last(pipe, x);
         finish_piece(pipe, p, x, x->at.number, &x->rows);
@@ -327,7 +405,7 @@ FA_DEVICE void do_single_tiles(const pipeline *pipe, const fa_attention_params *
         if (x->at.number > 1) finish_piece(pipe, p, x, x->at.number - 2, &before);
         before = x->rows;
         if (!x->at.tiles) break;
-        ask(pipe, x->out, x->s, x->weights, &x->at, &x->values, x->consumer);
+        ask_and_wait(pipe, x, &x->values);
         do_tiles(pipe, p, x);
         skip_tiles(pipe, x);
     }

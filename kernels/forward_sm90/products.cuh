@@ -73,7 +73,7 @@ FA_DEVICE void keep_weights(uint32_t *weights)
     for (int i = 0; i < KEYS / 4; i++) asm volatile("" : "+r"(weights[i])::"memory");
 }
 
-/* Asks for scores of a tile, and for values of the one before; returns when the scores are there. */
+/* Asks for scores of a tile, and for values of the one before, which may run on when the scores are there. */
 FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *weights,
                    const progress *at, const pending *values, int consumer)
 {
@@ -87,6 +87,10 @@ FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *w
     wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
+}
+
+FA_DEVICE void await_first_scores(float *s)
+{
     wgmma_wait(1);
     REGISTER_FENCE(s, KEYS / 2);
 }
@@ -97,7 +101,7 @@ FA_DEVICE void await_scores(float *s)
     REGISTER_FENCE(s, KEYS / 2);
 }
 
-/* Scores alone; returns when they are there. */
+/* Scores alone. */
 FA_DEVICE void ask_scores(const pipeline *pipe, float *s, const progress *at, int consumer)
 {
     wait_for_keys(pipe, at->count);
@@ -106,7 +110,6 @@ FA_DEVICE void ask_scores(const pipeline *pipe, float *s, const progress *at, in
     wgmma_fence();
     multiply_qk(s, at->q, k_place(pipe, at->count));
     pass_turn(consumer);
-    await_scores(s);
 }
 
 /* Asks for the last values of a piece, and for the first scores of the next; returns when the values have

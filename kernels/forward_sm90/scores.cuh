@@ -11,6 +11,9 @@ typedef struct place {
     int plain_from;         /* the first one whose rows have all seen something before; */
     int plain_to;           /* up to here, as far as the consumer needs them */
     float scale;            /* to exponents of 2 */
+#if HAS_SERIES
+    float first, third, fifth; /* of the series: see below */
+#endif
 #if GENERAL
     int options; /* few tests in each tile, for a test costs a warp some 15 clocks */
 #endif
@@ -46,12 +49,18 @@ FA_DEVICE place find_place(const piece *w, int consumer)
     at.plain_from = same_for_warp(w->plain_from[consumer]);
     at.plain_to = min(at.full_to, same_for_warp(w->mine[consumer]));
     at.scale = same_float(w->scale);
+#if HAS_SERIES
+    const float square = w->inner * w->inner, first = w->scale * w->inner;
+    at.first = same_float(0.99978f * first);
+    at.third = same_float(-0.32629f * square * first);
+    at.fifth = same_float(0.097347f * square * square * first);
+#endif
 #if GENERAL
     at.options = options_of(w);
     if (at.options & FA_SM90_ALIBI && is_steep(w)) at.plain_from = FAR;
     /* Weights are the more exact the more of the largest are 1, and a bias makes few of them large: without
      * maxima the error of a result is 9% larger. */
-    if (at.options & FA_SM90_BIAS) at.plain_from = FAR;
+    if (at.options & FA_SM90_BIAS && !MAXIMA_EVERYWHERE) at.plain_from = FAR;
     if (at.options & FA_SM90_BY_ROWS) at.plain_from = FAR; /* they may hide all of a tile */
 #endif
     return at;
@@ -99,27 +108,32 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *s, float inner)
 
 #if HAS_SERIES
 
-/* The largest score of the thread, without its sign; NaN counts for nothing. */
-FA_DEVICE float largest_score(const float *s)
-{
-    float top[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
-    return fmaxf(top[0], top[1]);
-}
+/* Where scores are small against the softcap, tanh is a short series, which becomes part of the exponent: by
+ * the special-function unit it would take as long as the exponentials themselves. It is right to 2^-12 of
+ * tanh(x) for |x| up to SERIES_END, and grows on behind it. So weights tell what lies beyond: one that is larger
+ * than that of SERIES_END has a score which is too large (the bound of the sums), and those of scores below
+ * -SERIES_END, which come out too small, are so small themselves that they do not count, if a row's largest score
+ * is not as low. */
+#define SERIES_END 0.75f
+#define SERIES_TOP 0.63514f /* tanh there */
 
-/* Where scores are small against the softcap, tanh is a short series, which becomes part of the
- * exponent: by the special-function unit it would take as long as the exponentials themselves. The
- * series is right to 2^-12 of tanh(x) up to 0.75. */
-FA_DEVICE bool find_series(const fa_attention_params *p, const float *s, float inner, units *u)
+/* Whether the warp's rows, whose bases have been found, may have the series from now on; and their bounds.
+ * All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At the upper
+ * end there is some room for what comes. */
+FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows)
 {
-    const float square = inner * inner;
-    if (p->lse || __any_sync(0xffffffff, largest_score(s) * fabsf(inner) > 0.75f)) return false;
-    u->scale *= inner;
-    u->third = -0.32629f * square * u->scale;
-    u->fifth = 0.097347f * square * square * u->scale;
-    u->scale *= 0.99978f;
-    return u->series = true;
+    const float end = SERIES_TOP * w->scale, bits = log2f(fmaxf((float)w->n_k, 1.0f));
+    bool fits = !p->lse && w->inner > 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float top = rows->base[r] + HEADROOM;
+        fits = fits && top >= bits + 11.0f - end && top <= 0.85f * end - 1.0f;
+    }
+    fits = !__any_sync(0xffffffff, !fits);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        rows->bound[r] = fits ? fminf(SUM_BOUND, exp2_fast(end - rows->base[r])) : SUM_BOUND;
+    return fits;
 }
 
 #endif
@@ -145,16 +159,6 @@ FA_DEVICE void subtract_alibi(float *s, const piece *w, int tile, units *u, int 
 
 #if GENERAL & FA_SM90_BIAS
 
-FA_DEVICE void add_pairs(const uint32_t *pairs, float *s, float unit, int dtype)
-{
-#pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) {
-        const float2 b = fa_float_pair(pairs[i], dtype);
-        s[2 * i] = fmaf(b.x, unit, s[2 * i]);
-        s[2 * i + 1] = fmaf(b.y, unit, s[2 * i + 1]);
-    }
-}
-
 /* The bias of the tile as the copy engine has laid it down: 64 rows, swizzled. */
 FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
 {
@@ -167,18 +171,33 @@ FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
                          from + j / 8 * BIAS_BLOCK + (piece_of_16 * 16 ^ j % 8 * 16));
 }
 
-/* Its place is given back at once: the next one's way from memory is long. */
-FA_DEVICE void take_bias(const pipeline *pipe, const fa_attention_params *p, progress *at, float *s,
-                         float unit, int consumer)
+/* A tile's bias, as soon as it is there. Its place is given back at once: the next one's way from memory is
+ * long. */
+FA_DEVICE void take_bias(const pipeline *pipe, progress *at, uint32_t *pairs, int consumer)
 {
-    uint32_t pairs[KEYS / 4];
     barrier_wait(&pipe->state->bias_full[consumer], at->biases & 1);
     fetch_bias(pipe->bias + consumer * BIAS_BYTES, pairs);
     __syncwarp();
     barrier_arrive_if(&pipe->state->bias_empty[consumer], threadIdx.x % 32 == 0);
     at->biases++;
-    if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_pairs(pairs, s, unit, FA_KERNEL_BFLOAT16);
-    else add_pairs(pairs, s, unit, FA_KERNEL_FLOAT16);
+}
+
+/* Adds it to scores; unit: what a logit of 1 is in their units. */
+FA_DEVICE void add_pairs(const uint32_t *pairs, float *s, float unit, int dtype)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const float2 b = fa_float_pair(pairs[i], dtype);
+        s[2 * i] = fmaf(b.x, unit, s[2 * i]);
+        s[2 * i + 1] = fmaf(b.y, unit, s[2 * i + 1]);
+    }
+}
+
+FA_DEVICE void add_bias(const fa_attention_params *p, const piece *w, const uint32_t *pairs,
+                        float *s)
+{
+    if (p->bias.dtype == FA_KERNEL_BFLOAT16) add_pairs(pairs, s, w->unit, FA_KERNEL_BFLOAT16);
+    else add_pairs(pairs, s, w->unit, FA_KERNEL_FLOAT16);
 }
 
 #endif
@@ -218,7 +237,9 @@ FA_DEVICE void add_biases(const pipeline *pipe, const fa_attention_params *p, pr
     bool read_bias = p->bias.data;
 #if GENERAL & FA_SM90_BIAS
     if (here->options & FA_SM90_BIAS && !again) {
-        take_bias(pipe, p, at, s, w->unit, consumer);
+        uint32_t pairs[KEYS / 4];
+        take_bias(pipe, at, pairs, consumer);
+        add_bias(p, w, pairs, s);
         read_bias = false;
     }
 #endif
@@ -234,9 +255,6 @@ FA_DEVICE void change_scores(const pipeline *pipe, const fa_attention_params *p,
 {
     const piece *w = slot_of(pipe, at->number);
     (void)again;
-#if HAS_SERIES
-    if (find_series(p, s, w->inner, u)) return;
-#endif
     if (here->options & FA_SM90_SOFTCAP) cap_scores(p, s, w->inner);
     else if (here->options & FA_SM90_SCALED) scale_scores(s, w->inner);
     if (here->options & FA_SM90_ALIBI) subtract_alibi(s, w, at->tile, u, consumer);

@@ -30,34 +30,28 @@
 /* The base of a row that has seen nothing: no score lies below it, and -infinity still gives 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
 
+/* Whether a series in the scores may take the place of a softcap's tanh: see scores.cuh. */
+#define HAS_SERIES (GENERAL == FA_SM90_SOFTCAP)
+
 /* What a row carries from tile to tile. Its weights are 2^(x - base), x = scale * score. */
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
+#if HAS_SERIES
+    float bound[2]; /* of a thread's sum of weights in a tile */
+#endif
 } row_state;
 
-/* Whether scores may come to the softmax as they are, for a series in them: see scores.cuh. */
-#define HAS_SERIES (GENERAL == FA_SM90_SOFTCAP)
-
-/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2, or where there is a
- * series, (scale + third * s^2 + fifth * s^4) * s. */
+/* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2; in plain tiles, where there
+ * is a series, (scale + third * s^2 + fifth * s^4) * s. */
 typedef struct units {
     float scale, shift[2];
 #if HAS_SERIES
-    bool series;
     float third, fifth;
 #endif
 } units;
 
 /* The exponent, less the row's base. */
-FA_DEVICE float exponent(float s, const units *u, float base, bool series)
-{
-#if HAS_SERIES
-    const float y = s * s;
-    if (series) return fmaf(s, fmaf(fmaf(u->fifth, y, u->third), y, u->scale), -base);
-#endif
-    (void)series;
-    return fmaf(s, u->scale, -base);
-}
+FA_DEVICE float exponent(float s, const units *u, float base) { return fmaf(s, u->scale, -base); }
 
 /* Over the four lanes that share a row. */
 FA_DEVICE float quad_maximum(float x)
@@ -105,9 +99,18 @@ typedef struct partial_sums {
     float of[2][2];
 } partial_sums;
 
-/* The pairs [from, to) of scores become weights. */
-FA_DEVICE void weigh_pairs(float *s, const row_state *rows, const units *u, bool series, int from,
-                           int to, partial_sums *sums)
+/* The pairs [from, to) of scores become weights, by their exponents. */
+FA_DEVICE void raise_pairs(float *s, int from, int to, partial_sums *sums)
+{
+#pragma unroll
+    for (int i = 2 * from; i < 2 * to; i++) {
+        s[i] = exp2_fast(s[i]);
+        sums->of[i / 2 % 2][i % 2] += s[i];
+    }
+}
+
+FA_DEVICE void weigh_pairs(float *s, const row_state *rows, const units *u, int from, int to,
+                           partial_sums *sums)
 {
 #if GENERAL
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
@@ -115,14 +118,25 @@ FA_DEVICE void weigh_pairs(float *s, const row_state *rows, const units *u, bool
     const float *base = rows->base;
 #endif
 #pragma unroll
-    for (int i = from; i < to; i++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const float weight = exp2_fast(exponent(s[2 * i + c], u, base[i % 2], series));
-            s[2 * i + c] = weight;
-            sums->of[i % 2][c] += weight;
-        }
+    for (int i = 2 * from; i < 2 * to; i++) s[i] = exponent(s[i], u, base[i / 2 % 2]);
+    raise_pairs(s, from, to, sums);
 }
+
+#if HAS_SERIES
+
+/* The same where the exponent is a series. */
+FA_DEVICE void weigh_pairs_by_series(float *s, const row_state *rows, const units *u, int from,
+                                     int to, partial_sums *sums)
+{
+#pragma unroll
+    for (int i = 2 * from; i < 2 * to; i++) {
+        const float y = s[i] * s[i], factor = fmaf(fmaf(u->fifth, y, u->third), y, u->scale);
+        s[i] = fmaf(s[i], factor, -rows->base[i / 2 % 2]);
+    }
+    raise_pairs(s, from, to, sums);
+}
+
+#endif
 
 FA_DEVICE void add_up(const partial_sums *sums, float *sum)
 {
@@ -134,29 +148,20 @@ FA_DEVICE void add_up(const partial_sums *sums, float *sum)
 FA_DEVICE void weigh(float *s, const row_state *rows, const units *u, float *sum)
 {
     partial_sums sums = {{{0, 0}, {0, 0}}};
-    weigh_pairs(s, rows, u, false, 0, PAIRS, &sums);
+    weigh_pairs(s, rows, u, 0, PAIRS, &sums);
     add_up(&sums, sum);
 }
 
 /* Whether some weight of the warp may be too large. */
-FA_DEVICE bool is_too_large(const float *sum)
+FA_DEVICE bool is_too_large(const row_state *rows, const float *sum)
 {
-    return __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > SUM_BOUND);
-}
-
 #if HAS_SERIES
-
-/* Scores become exponents, where there is a series. */
-FA_DEVICE void end_series(float *s, units *u)
-{
-    if (!u->series) return;
-#pragma unroll
-    for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = exponent(s[i], u, 0.0f, true);
-    u->series = false;
-    u->scale = 1.0f;
-}
-
+    return __any_sync(0xffffffff, sum[0] > rows->bound[0] || sum[1] > rows->bound[1]);
+#else
+    (void)rows;
+    return __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > SUM_BOUND);
 #endif
+}
 
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
 {
