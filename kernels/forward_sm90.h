@@ -195,6 +195,9 @@ typedef struct fa_sm90_steps {
     int32_t head, block;
 } fa_sm90_steps;
 
+/* Counters of an image, from which blocks draw pieces: one for launches that follow each other. */
+#define FA_SM90_COUNTERS 16384
+
 /* How blocks go through pieces: one by one; or those of a head in pairs of equal length under a causal mask,
  * the first and the last, the second and the last but one ... */
 enum { FA_SM90_IN_ORDER, FA_SM90_PAIRS };
@@ -210,6 +213,7 @@ typedef struct fa_sm90_params {
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
     int32_t mixed;       /* FA_SM90_PAIRS: last heads, no part of tasks (forward_sm90/pieces.cuh) */
+    int32_t counter;     /* from which blocks draw their pieces, FA_SM90_IN_ORDER; below 0: from none */
 } fa_sm90_params;
 
 #endif

@@ -278,9 +278,20 @@ FA_DEVICE void hand_out(const pipeline *pipe, int number, const piece *w)
     barrier_arrive(&pipe->state->piece_full[slot_number(number)]);
 }
 
+/* The last piece has no tiles. The whole warp. */
+FA_DEVICE void hand_out_end(const pipeline *pipe, int number)
+{
+    piece w;
+    w.tiles = 0;
+    for (int c = 0; c < CONSUMERS; c++) w.mine[c] = 0;
+    await_slots(pipe, number, 1);
+    if (threadIdx.x % 32 == 0) hand_out(pipe, number, &w);
+}
+
 /* Describes pieces ahead, half of the slots at a time, a lane each: one warp, for this is a long chain of
- * arithmetic, which nobody is to wait for. The last piece has no tiles. */
-FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
+ * arithmetic, which nobody is to wait for. */
+FA_DEVICE void describe_assigned(const pipeline *pipe, const fa_attention_params *p,
+                                 const fa_sm90_params *s)
 {
     const int lane = (int)threadIdx.x % 32;
     piece w;
@@ -295,10 +306,55 @@ FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, cons
         if (found) hand_out(pipe, number + __popc(all & ((1u << lane) - 1)), &w);
         number += __popc(all);
     }
-    w.tiles = 0;
-    for (int c = 0; c < CONSUMERS; c++) w.mine[c] = 0;
-    await_slots(pipe, number, 1);
-    if (lane == 0) hand_out(pipe, number, &w);
+    hand_out_end(pipe, number);
+}
+
+#if CLUSTER == 1 && !HIDES_VALUES
+
+/* Where memory bounds the rate, multiprocessors get unequal shares of it, and with equal shares of the work some
+ * end a third later than others. So blocks draw pieces, one by one and not far ahead, behind the first, which
+ * goes by the block's number. A counter is 0 before a launch and after it: each block that has a piece draws
+ * once in vain, which makes as many draws as there are pieces. */
+static __device__ uint32_t counters[FA_SM90_COUNTERS];
+
+FA_DEVICE int64_t draw_task(const fa_sm90_params *s)
+{
+    uint32_t drawn = 0;
+    if (threadIdx.x % 32 == 0) drawn = atomicInc(&counters[s->counter], (uint32_t)s->tasks - 1);
+    return (int64_t)gridDim.x + same_for_warp((int)drawn);
+}
+
+/* So many pieces are drawn before the first of them has ended. */
+enum { DRAWN = FA_SM90_SINGLE_TILES(SHAPE) ? 5 : 3 };
+
+FA_DEVICE void describe_drawn(const pipeline *pipe, const fa_attention_params *p,
+                              const fa_sm90_params *s)
+{
+    piece w;
+    int number = 0;
+    for (int64_t task = blockIdx.x; task < s->tasks; task = draw_task(s)) {
+        if (!find_piece(p, s, task, &w)) continue;
+        await_slots(pipe, number, 1);
+        if (threadIdx.x % 32 == 0) hand_out(pipe, number, &w);
+        number++;
+        if (number < DRAWN) continue;
+        const int before = number - DRAWN;
+        barrier_wait(&pipe->state->piece_empty[slot_number(before)], slot_parity(before));
+    }
+    hand_out_end(pipe, number);
+}
+
+#endif
+
+FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
+{
+#if CLUSTER == 1 && !HIDES_VALUES
+    if (s->counter >= 0) {
+        describe_drawn(pipe, p, s);
+        return;
+    }
+#endif
+    describe_assigned(pipe, p, s);
 }
 
 /* The description of a piece, when it is there. */

@@ -53,6 +53,7 @@ enum { /* cuKernelGetAttribute, cuKernelSetAttribute */
 
 enum { CU_LAUNCH_CLUSTER = 4 };
 enum { CU_CAPTURE_RELAXED = 2 };
+enum { CU_NOT_CAPTURING = 0 };
 enum { CU_STREAM_NON_BLOCKING = 1 }; /* does not wait for the default stream */
 
 enum { /* cuTensorMapEncodeTiled */
@@ -104,6 +105,8 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
     F(cuLibraryLoadData, "cuLibraryLoadData",                                                      \
       (cu_library * library, const void *code, int *jit_options, void **jit_values,                \
        unsigned num_jit, int *options, void **values, unsigned num_options))                       \
+    F(cuStreamIsCapturing, "cuStreamIsCapturing", (void *stream, int *status))                     \
+    F(cuStreamGetId, "cuStreamGetId", (void *stream, unsigned long long *id))                      \
     F(cuLibraryGetKernel, "cuLibraryGetKernel",                                                    \
       (cu_kernel * kernel, cu_library library, const char *name))                                  \
     F(cuLibraryGetGlobal, "cuLibraryGetGlobal",                                                    \

@@ -460,6 +460,45 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
     return CALL(cuLaunchKernelEx, fault, &config, known->handle, parameters, NULL);
 }
 
+/* ---- counters -------------------------------------------------------------------------------- */
+
+enum { COUNTED_STREAMS = 256, PROBES = 8 };
+
+/* A stream's number, which it keeps; streams' ids are never used again. */
+static int32_t number_of_stream(unsigned long long id)
+{
+    static atomic_ullong known[COUNTED_STREAMS]; /* id + 1; 0: free */
+    for (unsigned probe = 0; probe < PROBES; probe++) {
+        const unsigned at = (unsigned)((id + probe) % COUNTED_STREAMS);
+        unsigned long long there = atomic_load_explicit(&known[at], memory_order_relaxed);
+        if (there == 0 && atomic_compare_exchange_strong(&known[at], &there, id + 1))
+            return (int32_t)at;
+        if (there == id + 1) return (int32_t)at;
+    }
+    return -1;
+}
+
+/* The next of `count` numbers, each of which is given once. */
+static int32_t number_of_capture(int32_t count)
+{
+    static atomic_int given;
+    int32_t next = atomic_load_explicit(&given, memory_order_relaxed);
+    while (next < count && !atomic_compare_exchange_weak(&given, &next, next + 1)) continue;
+    return next < count ? next : -1;
+}
+
+int32_t fa_cuda_counter_of(void *stream, int32_t count)
+{
+    int status = 0;
+    unsigned long long id = 0;
+    if (cu.cuStreamIsCapturing(stream, &status) != CU_SUCCESS) return -1;
+    if (status != CU_NOT_CAPTURING) {
+        const int32_t number = number_of_capture(count - COUNTED_STREAMS);
+        return number < 0 ? -1 : COUNTED_STREAMS + number;
+    }
+    return cu.cuStreamGetId(stream, &id) == CU_SUCCESS ? number_of_stream(id) : -1;
+}
+
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
 /* Strides of single indices are not looked at, but must be such that the driver takes them. */

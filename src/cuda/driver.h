@@ -90,6 +90,11 @@ typedef struct fa_cuda_launch {
 bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **parameters,
                            fa_cuda_fault *fault);
 
+/* A number below count for launches that follow each other, and for no others: those of a stream, or what one
+ * captured call becomes, whose graph waits for its own last launch. Launches with different numbers may run at
+ * the same time. -1: there is none left, or the driver does not tell. */
+int32_t fa_cuda_counter_of(void *stream, int32_t count);
+
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
 
 /* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.

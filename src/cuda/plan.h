@@ -29,6 +29,7 @@ typedef struct fa_cuda_plan {
     int tile_q, tile_k;
     fa_tensor_map_shape maps[4]; /* of q, k, v and bias; set by families that use the copy engine */
     bool bias_mapped;            /* the last one is set: the copy engine loads the bias */
+    bool drawn;                  /* blocks draw their pieces from a counter, if there is one */
     char passed_over[240]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
 } fa_cuda_plan;
 

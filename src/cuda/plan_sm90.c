@@ -279,6 +279,18 @@ static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
     return mixed * plan->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? mixed : 0;
 }
 
+/* Whether blocks draw their pieces: where rows are so short that memory bounds the rate, which it gives to
+ * multiprocessors in unequal shares (on an H200, 8192 rows of 128 at head dim 128: the first block with its
+ * equal share of the work ended after 196 us, the last after 290). */
+static bool wants_drawing(const fa_problem *p, const fa_cuda_plan *plan, int options)
+{
+    const int64_t short_row = 256;
+    if (options || plan->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
+    if (may_pair(p) && plan->tiles > 1) return false;
+    return p->n_k <= short_row && plan->tasks >= 4 * (int64_t)plan->grid &&
+           plan->tasks < INT32_MAX;
+}
+
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
@@ -301,6 +313,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     fa_cuda_plan_tiles(p, s->queries, plan);
     plan->cluster = (uint32_t)s->cluster;
     plan->grid = count_blocks(p, device, plan);
+    plan->drawn = wants_drawing(p, plan, options);
     return true;
 }
 
@@ -323,6 +336,7 @@ static void set_order(const fa_problem *p, const fa_cuda_plan *plan, fa_sm90_par
     params->order = FA_SM90_IN_ORDER;
     params->tasks = plan->tasks;
     params->mixed = 0;
+    params->counter = -1; /* the launch may give it one */
     if (!may_pair(p) || plan->tiles == 1 || takers >= plan->tasks) return;
     params->order = FA_SM90_PAIRS;
     params->mixed = (int32_t)count_mixed(p, plan);
@@ -350,6 +364,7 @@ static bool launch_sm90(void *kernel, const fa_problem *p, const fa_cuda_plan *p
     fa_sm90_params params;
     fa_cuda_set_params(p, plan->tiles, plan->tasks, &attention);
     if (!fa_cuda_sm90_params(p, plan, fa_cuda_encode_map, &params, fault)) return false;
+    if (plan->drawn) params.counter = fa_cuda_counter_of(p->stream, FA_SM90_COUNTERS);
     void *parameters[] = {&attention, &params};
     return fa_cuda_queue(kernel, p, plan, parameters, fault);
 }

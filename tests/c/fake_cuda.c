@@ -310,7 +310,22 @@ FAKE cu_result cuThreadExchangeStreamCaptureMode(int *mode)
     return 0;
 }
 
+FAKE cu_result cuStreamIsCapturing(void *stream, int *status)
+{
+    BEGIN();
+    (void)stream;
+    *status = fake_cuda.capturing;
+    return 0;
+}
+
 #ifndef FAKE_CUDA_OLD
+
+FAKE cu_result cuStreamGetId(void *stream, unsigned long long *id)
+{
+    BEGIN();
+    *id = (unsigned long long)(uintptr_t)stream;
+    return 0;
+}
 
 /* While a stream is captured, loading needs the relaxed mode. */
 static int must_not_load(void) { return fake_cuda.capturing && capture_mode != CU_CAPTURE_RELAXED; }

@@ -393,6 +393,36 @@ static void test_capture(void)
     CHECK(exchange(&mode) == 0 && mode == 0, "the thread's capture mode is left at %d", mode);
 }
 
+/* Launches that may run at the same time have different counters. */
+static void test_counters(void)
+{
+    enum { COUNT = 300 };
+    bool taken[COUNT] = {false};
+    if (!use_fake(0)) return;
+    for (uintptr_t stream = 0; stream < 100; stream++) {
+        const int32_t number = fa_cuda_counter_of((void *)(stream * 64), COUNT);
+        CHECK(number == fa_cuda_counter_of((void *)(stream * 64), COUNT), "it changes");
+        CHECK(number < COUNT && (number < 0 || !taken[number]), "stream %d: %d", (int)stream,
+              number);
+        if (number >= 0) taken[number] = true;
+    }
+    CHECK(taken[0], "the default stream has none");
+    record->capturing = 1;
+    for (int call = 0; call < COUNT; call++) {
+        const int32_t number = fa_cuda_counter_of(NULL, COUNT);
+        CHECK(number < COUNT && (number < 0 || !taken[number]), "captured call %d: %d", call,
+              number);
+        CHECK(number >= 0 || call > 0, "the first captured call has none");
+        if (number >= 0) taken[number] = true;
+    }
+    record->capturing = 0;
+    setenv("FAKE_CUDA_FAIL", "cuStreamGetId=1", 1);
+    CHECK(fa_cuda_counter_of(NULL, COUNT) == -1, "of a stream without an id");
+    setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
+    CHECK(fa_cuda_counter_of(NULL, COUNT) == -1, "while another stream is captured");
+    unsetenv("FAKE_CUDA_FAIL");
+}
+
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
 static void test_maps(void)
@@ -571,6 +601,7 @@ static const struct {
     SCENARIO(test_memory),        SCENARIO(test_events),           SCENARIO(test_kernels),
     SCENARIO(test_load_fails),    SCENARIO(test_variables),        SCENARIO(test_launches),
     SCENARIO(test_shared_memory), SCENARIO(test_no_context),       SCENARIO(test_capture),
+        SCENARIO(test_counters),
     SCENARIO(test_maps),          SCENARIO(test_map_memory),       SCENARIO(test_threads),
     SCENARIO(test_tables),
 };

@@ -60,6 +60,7 @@ static const struct {
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 static int runs[KERNELS], most_runs = EACH;
+static int drawn; /* runs whose blocks drew their pieces, if they could */
 
 static int find_kernel(const char *image)
 {
@@ -209,6 +210,11 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
         return FA_ERROR_DEVICE;
     }
+    /* Also where the planner does not have them drawn; kernels that cannot do so pay no heed to it. */
+    if (a.plan.drawn || (a.number % 2 && a.parameters.more.order == FA_SM90_IN_ORDER)) {
+        a.parameters.more.counter = (int32_t)(a.number % FA_SM90_COUNTERS);
+        drawn++;
+    }
     return run_twice(&a, call, message, size);
 }
 
@@ -247,8 +253,9 @@ int main(int argc, char **argv)
     done += run_wide_problems(&settings, &number, argc > 2 ? atoll(argv[2]) : WIDE_PROBLEMS);
     for (int i = 0; i < KERNELS && argc == 1; i++)
         CHECK(runs[i], "no problem was for %s", kernels[i].image);
+    CHECK(drawn || argc > 1, "no problem had its pieces drawn");
     if (argc > 2) {
-        printf("%5d problems\n", done);
+        printf("%5d problems, of %d the pieces drawn\n", done, drawn);
         for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);
     }
     return test_end();
