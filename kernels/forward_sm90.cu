@@ -34,6 +34,10 @@
 #define BIAS_AHEAD (GENERAL == FA_SM90_BIAS)
 #define MAXIMA_EVERYWHERE BIAS_AHEAD
 
+/* Whether blocks can draw their pieces from a counter. Rows are done again by what is the block's; and head dim 64
+ * with three consumers, which is for long rows, has no register to spare. */
+#define DRAWS (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
+
 /* Of a thread, in registers. */
 #define OUTPUTS (VALUE_DIM / 2)
 

@@ -213,7 +213,7 @@ typedef struct fa_sm90_params {
     fa_sm90_steps bias_step;
     int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
     int32_t mixed;       /* FA_SM90_PAIRS: last heads, no part of tasks (forward_sm90/pieces.cuh) */
-    int32_t counter;     /* from which blocks draw their pieces, FA_SM90_IN_ORDER; below 0: from none */
+    int32_t counter; /* from which blocks draw their pieces, FA_SM90_IN_ORDER; below 0: from none */
 } fa_sm90_params;
 
 #endif

@@ -26,12 +26,12 @@ typedef struct work {
     place here;
     progress at;
     pending values;
-    bool broken;         /* rows have to be done once more */
+    bool broken; /* rows have to be done once more */
 #if HAS_SERIES
     bool series; /* the warp's plain tiles take it in place of tanh */
 #endif
 #if BIAS_AHEAD
-    uint32_t bias[KEYS / 4]; /* of the tile whose scores are made: pairs like weights */
+    uint32_t bias[KEYS / 4]; /* of the tile whose scores are made: pairs like weights' */
 #endif
     int leader, nothing; /* lane 0 of a warp: 1; 0: see hopper.cuh */
 } work;
@@ -71,7 +71,8 @@ FA_DEVICE void release_queries(const pipeline *pipe, const work *x, bool last)
     barrier_arrive_if(q_empty(pipe, &x->at, x->consumer), x->leader && last);
 }
 
-/* The bias of the tile whose scores have been asked for. */
+/* The bias of the tile whose scores are asked for next. It is asked for before them: behind a product that takes
+ * its weights from registers a warp gets on only when most of it has run. */
 FA_DEVICE void fetch_tile_bias(const pipeline *pipe, work *x)
 {
 #if BIAS_AHEAD
@@ -107,10 +108,10 @@ FA_DEVICE units find_plain_exponents(const pipeline *pipe, const fa_attention_pa
 {
 #if HAS_SERIES
     const units tanh = {.scale = x->here.scale, .third = 0, .fifth = 0};
-    const units series = {
-        .scale = x->here.first, .third = x->here.third, .fifth = x->here.fifth};
-    if (x->series) return series;
-    cap_scores(p, x->s, piece_of(pipe, x)->inner);
+    const units series = {.scale = x->here.first, .third = x->here.third, .fifth = x->here.fifth};
+    const float inner = piece_of(pipe, x)->inner;
+    if (x->series || are_in_series(p, x->s, inner)) return series;
+    cap_scores(p, x->s, inner);
     return tanh;
 #else
     return find_exponents(pipe, p, x, false);

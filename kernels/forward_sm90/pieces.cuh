@@ -1,8 +1,8 @@
 /*
  * A piece of work: queries of a head and the tiles of keys that they see; and who describes it.
  * Pieces are described ahead, by one thread, for the warps that load and the warpgroups that
- * compute. They are dealt out by the blocks' numbers: no counter in memory, which launches side by
- * side or a graph's replay would have to share.
+ * compute. They are dealt out by the blocks' numbers; only short rows
+ * have blocks draw from a counter, which launches that may run side by side must not share.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_PIECES_CUH
 #define FA_KERNELS_FORWARD_SM90_PIECES_CUH
@@ -309,7 +309,7 @@ FA_DEVICE void describe_assigned(const pipeline *pipe, const fa_attention_params
     hand_out_end(pipe, number);
 }
 
-#if CLUSTER == 1 && !HIDES_VALUES
+#if DRAWS
 
 /* Where memory bounds the rate, multiprocessors get unequal shares of it, and with equal shares of the work some
  * end a third later than others. So blocks draw pieces, one by one and not far ahead, behind the first, which
@@ -348,7 +348,7 @@ FA_DEVICE void describe_drawn(const pipeline *pipe, const fa_attention_params *p
 
 FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
-#if CLUSTER == 1 && !HIDES_VALUES
+#if DRAWS
     if (s->counter >= 0) {
         describe_drawn(pipe, p, s);
         return;

@@ -117,6 +117,21 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *s, float inner)
 #define SERIES_END 0.75f
 #define SERIES_TOP 0.63514f /* tanh there */
 
+/* The largest score of the thread, without its sign; NaN counts for nothing. */
+FA_DEVICE float largest_score(const float *s)
+{
+    float top[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    return fmaxf(top[0], top[1]);
+}
+
+/* Whether all of the warp's scores are: for a small softcap, of which weights do not tell enough. */
+FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float inner)
+{
+    return !p->lse && !__any_sync(0xffffffff, largest_score(s) * fabsf(inner) > SERIES_END);
+}
+
 /* Whether the warp's rows, whose bases have been found, may have the series from now on; and their bounds.
  * All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At the upper
  * end there is some room for what comes. */

@@ -61,7 +61,7 @@ enum { /* cuTensorMapEncodeTiled */
        CU_MAP_BFLOAT16 = 9,
        CU_MAP_NO_INTERLEAVE = 0,
        CU_MAP_SWIZZLE_128B = 3,
-       CU_MAP_L2_256B = 3,
+       CU_MAP_L2_128B = 2,
        CU_MAP_FILL_ZERO = 0
 };
 

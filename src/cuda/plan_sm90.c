@@ -287,8 +287,7 @@ static bool wants_drawing(const fa_problem *p, const fa_cuda_plan *plan, int opt
     const int64_t short_row = 256;
     if (options || plan->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
     if (may_pair(p) && plan->tiles > 1) return false;
-    return p->n_k <= short_row && plan->tasks >= 4 * (int64_t)plan->grid &&
-           plan->tasks < INT32_MAX;
+    return p->n_k <= short_row && plan->tasks >= 4 * (int64_t)plan->grid && plan->tasks < INT32_MAX;
 }
 
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

@@ -442,7 +442,7 @@ static void test_maps(void)
     fake_cuda_map seen;
     memcpy(&seen, &map, sizeof seen);
     CHECK(seen.type == CU_MAP_BFLOAT16 && seen.axes == 3, "type, axes");
-    CHECK(seen.swizzle == CU_MAP_SWIZZLE_128B && seen.promotion == CU_MAP_L2_256B, "swizzle");
+    CHECK(seen.swizzle == CU_MAP_SWIZZLE_128B && seen.promotion == CU_MAP_L2_128B, "swizzle");
     CHECK(seen.extent[0] == 100 && seen.extent[1] == 1000 && seen.extent[2] == 7, "extents");
     CHECK(seen.stride[0] == 256 && seen.stride[1] == 256000, "strides");
     CHECK(seen.box[0] == 64 && seen.box[1] == 128 && seen.box[2] == 1, "box");
@@ -594,15 +594,31 @@ static const struct {
     const char *name;
     void (*function)(void);
 } SCENARIOS[] = {
-    SCENARIO(test_no_driver),     SCENARIO(test_no_library),       SCENARIO(test_foreign_library),
-    SCENARIO(test_old_version),   SCENARIO(test_missing_function), SCENARIO(test_no_gpu),
-    SCENARIO(test_unknown_code),  SCENARIO(test_version_fails),    SCENARIO(test_no_fault_wanted),
-    SCENARIO(test_devices),       SCENARIO(test_device_fails),     SCENARIO(test_current_device),
-    SCENARIO(test_memory),        SCENARIO(test_events),           SCENARIO(test_kernels),
-    SCENARIO(test_load_fails),    SCENARIO(test_variables),        SCENARIO(test_launches),
-    SCENARIO(test_shared_memory), SCENARIO(test_no_context),       SCENARIO(test_capture),
-        SCENARIO(test_counters),
-    SCENARIO(test_maps),          SCENARIO(test_map_memory),       SCENARIO(test_threads),
+    SCENARIO(test_no_driver),
+    SCENARIO(test_no_library),
+    SCENARIO(test_foreign_library),
+    SCENARIO(test_old_version),
+    SCENARIO(test_missing_function),
+    SCENARIO(test_no_gpu),
+    SCENARIO(test_unknown_code),
+    SCENARIO(test_version_fails),
+    SCENARIO(test_no_fault_wanted),
+    SCENARIO(test_devices),
+    SCENARIO(test_device_fails),
+    SCENARIO(test_current_device),
+    SCENARIO(test_memory),
+    SCENARIO(test_events),
+    SCENARIO(test_kernels),
+    SCENARIO(test_load_fails),
+    SCENARIO(test_variables),
+    SCENARIO(test_launches),
+    SCENARIO(test_shared_memory),
+    SCENARIO(test_no_context),
+    SCENARIO(test_capture),
+    SCENARIO(test_counters),
+    SCENARIO(test_maps),
+    SCENARIO(test_map_memory),
+    SCENARIO(test_threads),
     SCENARIO(test_tables),
 };
 
