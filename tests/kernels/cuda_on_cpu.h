@@ -61,17 +61,19 @@ static inline float4 make_float4(float x, float y, float z, float w)
 
 static inline float2 make_float2(float x, float y) { return (float2){x, y}; }
 
-static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
-{
-    const uint32_t before = *address; /* all threads of a run are fibers of one */
-    *address = before >= most ? 0 : before + 1;
-    return before;
-}
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return (uint2){x, y}; }
 
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
     return (uint4){x, y, z, w};
+}
+
+/* All threads of a run are fibers of one: nobody comes between. */
+static inline uint32_t atomicInc(uint32_t *address, uint32_t most)
+{
+    const uint32_t before = *address;
+    *address = before >= most ? 0 : before + 1;
+    return before;
 }
 
 /* Dynamic shared memory: its first bytes as a launch asked for, NaN when a block begins. */
