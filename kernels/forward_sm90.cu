@@ -34,6 +34,9 @@
 #define BIAS_AHEAD (GENERAL == FA_SM90_BIAS)
 #define MAXIMA_EVERYWHERE BIAS_AHEAD
 
+/* Whether warpgroups choose between plain tiles with maxima and without (softmax.cuh). */
+#define ADAPTS (!MAXIMA_EVERYWHERE && !FA_SM90_SINGLE_TILES(SHAPE))
+
 /* Whether blocks can draw their pieces from a counter. Rows are done again by what is the block's; and head dim 64
  * with three consumers, which is for long rows, has no register to spare. */
 #define DRAWS (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
@@ -88,6 +91,7 @@ typedef struct shared_state {
     uint64_t v_raw; /* for values that are cleaned before consumers may see them */
     int32_t dealt[FA_SM90_MOST_DEALT], dealt_count;
     uint64_t dealt_full;
+    uint32_t moved[CONSUMERS][2]; /* counts of tiles in which a consumer's bases moved: consumer.cuh */
 #if GENERAL & FA_SM90_BIAS
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif
@@ -135,6 +139,7 @@ FA_DEVICE void init_barriers(shared_state *state, int loaders)
         barrier_init(&state->q_full[0][i], 1);
         barrier_init(&state->q_empty[0][i], WARPS);
     }
+    for (int i = 0; i < CONSUMERS * 2; i++) state->moved[0][i] = UINT32_MAX / 2;
     for (int stage = 0; stage < STAGES; stage++) {
         barrier_init(&state->k_full[stage], 1);
         barrier_init(&state->v_full[stage], 1);

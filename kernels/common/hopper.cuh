@@ -53,6 +53,25 @@ FA_DEVICE void barrier_arrive_if(uint64_t *barrier, int condition)
                  : "memory");
 }
 
+/* The same, for who wants it early: what depends on the result stays behind the arrival, which the assembler
+ * would otherwise put off. */
+FA_DEVICE uint32_t barrier_arrive_early(uint64_t *barrier, int condition)
+{
+    uint32_t state;
+    asm volatile("{\n"
+                 ".reg .pred yes;\n"
+                 ".reg .b64 state;\n"
+                 "setp.ne.b32 yes, %2, 0;\n"
+                 "mov.b64 state, 0;\n"
+                 "@yes mbarrier.arrive.shared::cta.b64 state, [%1];\n"
+                 "cvt.u32.u64 %0, state;\n"
+                 "}\n"
+                 : "=r"(state)
+                 : "r"(shared_address(barrier)), "r"(condition)
+                 : "memory");
+    return state;
+}
+
 /* Arrives, and says how many bytes this phase will receive. */
 FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
 {

@@ -23,6 +23,10 @@ typedef struct work {
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
+    int quiet;   /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
+    float bound; /* of a thread's sum of weights in a tile: beyond it, the warp's bases are renewed */
+    bool flat;   /* the warp's rows */
+    bool moved;  /* a base of the warpgroup has moved in the tile before: see tell_moved */
     place here;
     progress at;
     pending values;
@@ -46,6 +50,27 @@ FA_DEVICE void start_piece(const pipeline *pipe, work *x)
     x->here = find_place(piece_of(pipe, x), x->consumer);
     x->rows.base[0] = x->rows.base[1] = NOTHING_SEEN;
     x->rows.sum[0] = x->rows.sum[1] = 0;
+    x->quiet = 0;
+}
+
+/* The warps of a warpgroup track maxima together, since their products stand at one place of the code. Which of
+ * them moved a base in a tile, they tell each other by the tile's count in shared memory. It is there when all
+ * have come to the barrier at which they issue the next products; and it is read before they come to the one
+ * after, so two words are enough. */
+FA_DEVICE uint32_t *moved_word(const pipeline *pipe, const work *x, tile_count count)
+{
+    return &pipe->state->moved[x->consumer][count & 1];
+}
+
+FA_DEVICE void tell_moved(const pipeline *pipe, const work *x)
+{
+    if (x->leader) *(volatile uint32_t *)moved_word(pipe, x, x->at.count) = x->at.count;
+}
+
+FA_DEVICE bool read_moved(const pipeline *pipe, const work *x)
+{
+    const tile_count before = x->at.count - 1;
+    return kept(*(volatile uint32_t *)moved_word(pipe, x, before)) == before;
 }
 
 /* Gives places back: of keys and of values, and of the queries with a piece's last tile. */
@@ -103,14 +128,16 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
     return u;
 }
 
-/* The same for a plain tile. */
-FA_DEVICE units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p, work *x)
+/* The same for a plain tile. tracked: with maxima. */
+FA_DEVICE units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p, work *x,
+                                     bool tracked)
 {
+    (void)tracked;
 #if HAS_SERIES
     const units tanh = {.scale = x->here.scale, .third = 0, .fifth = 0};
     const units series = {.scale = x->here.first, .third = x->here.third, .fifth = x->here.fifth};
     const float inner = piece_of(pipe, x)->inner;
-    if (x->series || are_in_series(p, x->s, inner)) return series;
+    if ((x->series && !tracked) || are_in_series(p, x->s, inner)) return series;
     cap_scores(p, x->s, inner);
     return tanh;
 #else
@@ -123,6 +150,10 @@ FA_DEVICE void ask_and_wait(const pipeline *pipe, work *x, const pending *values
 {
     fetch_tile_bias(pipe, x);
     ask(pipe, x->out, x->s, x->weights, &x->at, values, x->consumer);
+    if (ADAPTS) {
+        x->moved = read_moved(pipe, x);
+        hold_until(x->moved ? 1.0f : 2.0f, x->nothing, pipe->state); /* known before the scores are */
+    }
     await_first_scores(x->s);
 }
 
@@ -136,6 +167,50 @@ FA_DEVICE void weigh_with_maxima(float *s, row_state *rows, const units *u, floa
     weigh(s, rows, u, sum);
 }
 
+/* The bound of a thread's sum of weights in a tile. */
+FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, work *x, float bound)
+{
+    x->bound = fminf(bound, SUM_BOUND);
+#if HAS_SERIES
+    x->series = allow_series(p, piece_of(pipe, x), &x->rows, x->bound);
+#else
+    (void)pipe, (void)p;
+#endif
+}
+
+/* Whether the warp's rows are flat, from their sums of a tile whose maxima are known. Under ALiBi maxima move
+ * on from tile to tile. */
+FA_DEVICE void judge_rows(const pipeline *pipe, const fa_attention_params *p, work *x,
+                          const float *sum)
+{
+    const float average = average_sum(sum);
+    x->flat = average >= FLAT_SUM * LARGEST;
+#if GENERAL
+    x->flat = x->flat && !(x->here.options & FA_SM90_ALIBI);
+#endif
+    if (!x->flat) tell_moved(pipe, x);
+    set_bound(pipe, p, x, LARGEST + FLAT_GROWTH * average);
+}
+
+/* The bound of rows that have had no new maximum for a while, from the average of all tiles so far. */
+FA_DEVICE void bound_quiet_rows(const pipeline *pipe, const fa_attention_params *p, work *x)
+{
+    const float share = 1.0f / (float)(x->at.tile + 1);
+    const float average[2] = {x->rows.sum[0] * share, x->rows.sum[1] * share};
+    x->flat = false;
+    set_bound(pipe, p, x, LARGEST + PEAKED_GROWTH * average_sum(average));
+}
+
+/* Moves the bases to the maxima of a plain tile. Returns whether some row's has moved: then outputs are to be
+ * multiplied. */
+FA_DEVICE bool track_maxima(const pipeline *pipe, work *x, const units *u, float *rescale)
+{
+    move_bases(x->s, &x->rows, rescale, u);
+    const bool moved = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+    if (ADAPTS && moved) tell_moved(pipe, x);
+    return moved;
+}
+
 /* With maxima, and a mask: for the first tile that a row sees, and for those that it sees in part. */
 FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
@@ -145,9 +220,8 @@ FA_DEVICE void weigh_carefully(const pipeline *pipe, const fa_attention_params *
     if (tile < x->here.full_from || tile >= x->here.full_to)
         mask_scores(x->s, piece_of(pipe, x), x->consumer, tile * KEYS);
     weigh_with_maxima(x->s, &x->rows, &u, sum, rescale);
-#if HAS_SERIES
-    x->series = allow_series(p, piece_of(pipe, x), &x->rows);
-#endif
+    if (ADAPTS && tile + 1 >= x->here.plain_from && tile + 1 < x->here.plain_to)
+        judge_rows(pipe, p, x, sum);
     await_values(x->out, x->weights);
     if (tile > 0) rescale_outputs(x->out, rescale);
     add_sums(&x->rows, sum);
@@ -165,36 +239,39 @@ FA_DEVICE bool is_beyond_series(const work *x)
 #endif
 }
 
-/* What was beyond the series once, will be so again: the piece's other tiles do without it. */
-FA_DEVICE void end_series(work *x)
+/* Whether a thread's sum of weights in the tile is beyond its bound. */
+FA_DEVICE bool is_too_large(const work *x, const float *sum)
 {
 #if HAS_SERIES
-    x->series = false;
-    x->rows.bound[0] = x->rows.bound[1] = SUM_BOUND;
+    return sum[0] > x->rows.bound[0] || sum[1] > x->rows.bound[1];
 #else
-    (void)x;
+    return fmaxf(sum[0], sum[1]) > x->bound;
 #endif
 }
 
-/* Weights of the tile are too large by the bases that there are: see softmax.cuh. Where they are immense,
- * infinite ones among them, they do not tell their scores any more: these are made once more, and weighed
- * with maxima. */
+/* Weights of the tile are too large by the bases that there are: these are renewed. Immense weights, infinite
+ * ones among them, do not tell their scores any more: these are made once more, and weighed with maxima. */
 FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, work *x,
                            const float *sum)
 {
-    const float before[2] = {x->rows.sum[0], x->rows.sum[1]};
+    const row_state before = x->rows;
     add_sums(&x->rows, sum);
-    if (is_beyond_series(x) || !lower_weights(x->s, x->out, &x->rows)) {
+    if (is_beyond_series(x) || !renew_bases(x->s, x->out, &x->rows)) {
         float anew[2], rescale[2];
         multiply_again(p, piece_of(pipe, x), x->at.tile, x->s, x->consumer);
         const units u = find_exponents(pipe, p, x, true);
-        x->rows.sum[0] = before[0], x->rows.sum[1] = before[1];
+        x->rows.sum[0] = before.sum[0], x->rows.sum[1] = before.sum[1];
         weigh_with_maxima(x->s, &x->rows, &u, anew, rescale);
         rescale_outputs(x->out, rescale);
         add_sums(&x->rows, anew);
     }
     round_pairs(x->weights, x->s, 0, PAIRS);
-    end_series(x);
+    const float growth = fmaxf(x->rows.base[0] - before.base[0], x->rows.base[1] - before.base[1]);
+    if (!__any_sync(0xffffffff, growth > 0.0f)) set_bound(pipe, p, x, 2.0f * x->bound);
+    else {
+        if (!x->flat || __any_sync(0xffffffff, growth > FLAT_LIMIT)) tell_moved(pipe, x);
+        set_bound(pipe, p, x, x->bound);
+    }
 }
 
 /* Pairs of scores that are weighed together; and of a tile's, so many at least are weighed while values are
@@ -202,29 +279,17 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, w
 #define GROUP (HAS_SERIES ? 8 : 4)
 #define EARLY_PAIRS (PAIRS * (CONSUMERS == 3 ? 3 : 6) / 8)
 
-/* Bases of a plain tile that fit its maxima, where it has them. Returns whether some row's has moved, and outputs
- * are to be multiplied. */
-FA_DEVICE bool move_plain_bases(work *x, const units *u, float *rescale)
-{
-#if MAXIMA_EVERYWHERE
-    move_bases(x->s, &x->rows, rescale, u);
-    return __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
-#else
-    (void)x, (void)u, (void)rescale;
-    return false;
-#endif
-}
-
 /* By the bases that there are. The special-function unit, which the consumers share, is to be at work from
  * the first moment: so a group's exponents are found only while the one before the last becomes weights.
  * Values of the tile before are waited for when EARLY_PAIRS of weights are there, and their place is given
- * back at once; the other weights are rounded in the time that exponentials leave. */
-FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, work *x)
+ * back at once; the other weights are rounded in the time that exponentials leave. tracked: with maxima. */
+FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, work *x,
+                             bool tracked)
 {
-    const units u = find_plain_exponents(pipe, p, x);
+    const units u = find_plain_exponents(pipe, p, x, tracked);
     partial_sums sums = {{{0, 0}, {0, 0}}};
     float sum[2], rescale[2];
-    const bool moved = move_plain_bases(x, &u, rescale);
+    const bool moved = tracked && track_maxima(pipe, x, &u, rescale);
     row_state paced = x->rows;
 #pragma unroll
     for (int i = 0; i < PAIRS; i += GROUP) {
@@ -240,15 +305,17 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
             paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
         }
         if (i < EARLY_PAIRS && to >= EARLY_PAIRS) {
-            hold_until(sums.of[1][1], x->nothing, pipe->state);
+            hold_until(known_after(sums.of[1][1], sums.of[0][0], ~0), x->nothing, pipe->state);
             await_values(x->out, x->weights);
-            release_values(pipe, x, x->at.count - 1, true);
+            const uint32_t arrived = barrier_arrive_early(
+                &pipe->state->v_empty[stage_of(x->at.count - 1)], x->leader);
+            paced.base[0] = known_after(paced.base[0], __int_as_float((int)arrived), x->nothing);
             if (moved) rescale_outputs(x->out, rescale);
             round_pairs(x->weights, x->s, 0, to);
         } else if (i >= EARLY_PAIRS) round_pairs(x->weights, x->s, i, to);
     }
     add_up(&sums, sum);
-    if (!MAXIMA_EVERYWHERE && is_too_large(&x->rows, sum)) weigh_again(pipe, p, x, sum);
+    if (!tracked && __any_sync(0xffffffff, is_too_large(x, sum))) weigh_again(pipe, p, x, sum);
     else add_sums(&x->rows, sum);
 }
 
@@ -277,24 +344,31 @@ FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, work 
     x->values.add = x->at.tile > 0;
 }
 
-/* Tiles that need no mask, from this one on: the way that is to be short. Behind the last one nothing has
- * been asked for yet. */
-FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, work *x)
+/* Tiles that need no mask, from this one on: the way that is to be short. Until the last one of them, or until
+ * the warpgroup begins to track maxima, or (tracked) ends it. Behind the last one nothing has been issued yet. */
+FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p, work *x,
+                              bool tracked)
 {
-    const int last = x->here.plain_to - 1;
+    int last = x->here.plain_to - 1;
     for (;;) {
         release_keys(pipe, x);
         if (Q_PLACES == 1) /* the next piece's queries wait for it */
             release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
-        weigh_plainly(pipe, p, x);
+        weigh_plainly(pipe, p, x, tracked);
         drop(pipe, p, x);
         if (x->at.tile >= last) break;
         const pending known = {true, x->at.count, 1}; /* this tile: constants, no branches */
         x->at.tile++;
         x->at.count++;
         ask_and_wait(pipe, x, &known);
+        if (ADAPTS && tracked) {
+            x->quiet = x->moved ? QUIET_TILES : x->quiet - 1;
+            if (!x->quiet) last = 0;
+        } else if (ADAPTS && x->moved) last = 0;
     }
     if (Q_PLACES > 1) release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
+    if (ADAPTS && tracked) bound_quiet_rows(pipe, p, x);
+    else if (ADAPTS && x->moved) x->quiet = QUIET_TILES;
     x->values.any = true;
     x->values.count = x->at.count;
     x->values.add = 1;
@@ -319,9 +393,11 @@ FA_DEVICE void do_tiles(const pipeline *pipe, const fa_attention_params *p, work
     start_piece(pipe, x);
     if (!x->at.mine) pass_tile(pipe, x);
     for (x->at.tile = 0; x->at.tile < x->at.mine;) {
-        if (x->at.tile >= x->here.plain_from && x->at.tile < x->here.plain_to)
-            do_plain_tiles(pipe, p, x);
-        else do_tile(pipe, p, x);
+        if (x->at.tile >= x->here.plain_from && x->at.tile < x->here.plain_to) {
+            if (ADAPTS && x->moved) x->quiet = QUIET_TILES;
+            if (MAXIMA_EVERYWHERE || x->quiet) do_plain_tiles(pipe, p, x, true);
+            else do_plain_tiles(pipe, p, x, false);
+        } else do_tile(pipe, p, x);
         if (++x->at.tile >= x->at.mine) break;
         x->at.count++;
         ask_and_wait(pipe, x, &x->values);

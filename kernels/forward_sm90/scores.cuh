@@ -32,13 +32,6 @@ FA_DEVICE int options_of(const piece *w)
     return GENERAL & (GENERAL - 1) ? same_for_warp(w->options) : GENERAL;
 }
 
-/* Whether ALiBi lets weights grow so much from tile to tile that bases had better be found anew in
- * each. */
-FA_DEVICE bool is_steep(const piece *w)
-{
-    return same_for_warp(fabsf(w->slope) * (KEYS * FA_LOG2E) > MOST_GROWTH);
-}
-
 #endif
 
 FA_DEVICE place find_place(const piece *w, int consumer)
@@ -57,9 +50,7 @@ FA_DEVICE place find_place(const piece *w, int consumer)
 #endif
 #if GENERAL
     at.options = options_of(w);
-    if (at.options & FA_SM90_ALIBI && is_steep(w)) at.plain_from = FAR;
-    /* Weights are the more exact the more of the largest are 1, and a bias makes few of them large: without
-     * maxima the error of a result is 9% larger. */
+    /* A bias makes few weights large: the error of a result would be 9% larger without maxima. */
     if (at.options & FA_SM90_BIAS && !MAXIMA_EVERYWHERE) at.plain_from = FAR;
     if (at.options & FA_SM90_BY_ROWS) at.plain_from = FAR; /* they may hide all of a tile */
 #endif
@@ -132,10 +123,10 @@ FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float
     return !p->lse && !__any_sync(0xffffffff, largest_score(s) * fabsf(inner) > SERIES_END);
 }
 
-/* Whether the warp's rows, whose bases have been found, may have the series from now on; and their bounds.
- * All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At the upper
- * end there is some room for what comes. */
-FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows)
+/* Whether the warp's rows, whose bases have been found, may have the series from now on; and their bounds,
+ * which are bound at most. All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At
+ * the upper end there is some room for what comes. */
+FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows, float bound)
 {
     const float end = SERIES_TOP * w->scale, bits = log2f(fmaxf((float)w->n_k, 1.0f));
     bool fits = !p->lse && w->inner > 0.0f;
@@ -147,7 +138,7 @@ FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_st
     fits = !__any_sync(0xffffffff, !fits);
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        rows->bound[r] = fits ? fminf(SUM_BOUND, exp2_fast(end - rows->base[r])) : SUM_BOUND;
+        rows->bound[r] = fits ? fminf(bound, exp2_fast(end - rows->base[r])) : bound;
     return fits;
 }
 

@@ -1,14 +1,16 @@
 /*
- * Softmax without maxima: a row's weights are 2^(x - base), where base fits the maximum of the first
- * tile that the row sees, and of masked ones, which are few. Other tiles need no maximum and no
- * rescaling as long as their weights stay below a bound, which their sum tells. All is exact: the
- * final division takes the base out again, and floating point does not care by which power of two
- * everything is larger.
+ * Softmax that finds maxima only where they matter. A row's weights are 2^(x - base). Any base is exact in
+ * float32, for the final division takes it out again. But weights are rounded to 16 bits for the product with
+ * the values, and a weight that is a power of two needs no rounding. So a row that a few keys dominate is as
+ * exact as it can be only if its largest weight is one: if its base is its maximum, as in the online softmax
+ * (FlashAttention-2, section 3.1, arXiv:2307.08691). In a row that many keys share, one weight hardly counts.
  *
- * Weights take the place of the scores, which are gone when the sum is known. Where it passes the
- * bound, the warp multiplies all it has by a power of two; where weights are immense, it makes the
- * tile's scores again, with maxima, as the online softmax does (FlashAttention-2, section 3.1,
- * arXiv:2307.08691).
+ * So a warpgroup tracks maxima while some of its rows are peaked, at the price of up to a sixth of the speed,
+ * and does without them while all are flat. The sum of a tile's weights, which is needed anyway,
+ * tells the two apart, and tells when a weight has grown beyond the others: then the warp's bases are renewed.
+ *
+ * Weights take the place of the scores, which are gone when the sum is known. Where weights are immense, the
+ * warp makes the tile's scores again.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
@@ -17,15 +19,28 @@
 #define ARCH 80
 #include "common/ampere.cuh"
 
-/* The bound of a thread's sum of weights in a tile: float16 ends at 2^16. */
-#define SUM_BOUND (BFLOAT16 ? 0x1p48f : 0x1p15f)
+/* The largest weight of a row is 2 to this when its base is its maximum. float16 loses what is small. */
+#define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
+#define LARGEST (BFLOAT16 ? 1.0f : 256.0f)
 
-/* By how many powers of two weights may grow from tile to tile before that is dear. */
-#define MOST_GROWTH (BFLOAT16 ? 40.0f : 16.0f)
+/* The bound of a thread's sum of weights in a tile, whatever the row is like: float16 ends at 2^16. */
+#define SUM_BOUND 0x1p15f
 
-/* The largest weight of a row is 2 to this when its base is found. float16 loses what is small; under
- * ALiBi there is to be room for what comes, which grows towards the diagonal. */
-#define HEADROOM (!BFLOAT16 ? 8.0f : GENERAL == FA_SM90_ALIBI ? -60.0f : 0.0f)
+/* A row is flat if a thread's weights of a tile, on average, add up to this times the largest. Standard normal
+ * scores give 4.2 with 128 keys a tile and 3.1 with 80; scores 1.15 times as large give 3.4 and 2.5. */
+#define FLAT_SUM (0.7f + KEYS / 56.0f)
+
+/* Of a thread's sum in a tile, in times the average: what is beyond it renews the bases of flat rows, and of
+ * peaked ones, each on top of the largest weight. */
+#define FLAT_GROWTH 6.0f
+#define PEAKED_GROWTH 2.0f
+
+/* By how many powers of two the base of a flat row may grow at once. Beyond that it is flat no longer: one key
+ * is all of it. */
+#define FLAT_LIMIT 20.0f
+
+/* For so many tiles without a new maximum a warpgroup goes on tracking them. */
+enum { QUIET_TILES = 4 };
 
 /* The base of a row that has seen nothing: no score lies below it, and -infinity still gives 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
@@ -37,7 +52,7 @@
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
 #if HAS_SERIES
-    float bound[2]; /* of a thread's sum of weights in a tile */
+    float bound[2]; /* of a thread's sum of weights in a tile: see allow_series */
 #endif
 } row_state;
 
@@ -52,6 +67,17 @@ typedef struct units {
 
 /* The exponent, less the row's base. */
 FA_DEVICE float exponent(float s, const units *u, float base) { return fmaf(s, u->scale, -base); }
+
+#if HAS_SERIES
+
+/* The same where it is a series, which grows with the score. */
+FA_DEVICE float series_exponent(float s, const units *u, float base)
+{
+    const float y = s * s;
+    return fmaf(s, fmaf(fmaf(u->fifth, y, u->third), y, u->scale), -base);
+}
+
+#endif
 
 /* Over the four lanes that share a row. */
 FA_DEVICE float quad_maximum(float x)
@@ -71,13 +97,24 @@ FA_DEVICE float row_maximum(const float *s, int r, float scale, float shift)
     return quad_maximum(fmaf(fmaxf(top[0], top[1]), scale, -shift));
 }
 
+/* The exponent of a row's largest score. */
+FA_DEVICE float top_exponent(const float *s, int r, const units *u)
+{
+#if HAS_SERIES
+    const float top = row_maximum(s, r, 1.0f, 0.0f);
+    return series_exponent(top, u, 0.0f);
+#else
+    return row_maximum(s, r, u->scale, u->shift[r]);
+#endif
+}
+
 /* Bases that fit this tile's scores, and by what earlier outputs are to be multiplied. A row
  * without scores keeps NOTHING_SEEN, below which is no score but -infinity. */
 FA_DEVICE void move_bases(const float *s, row_state *rows, float *rescale, const units *u)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float top = row_maximum(s, r, u->scale, u->shift[r]);
+        const float top = top_exponent(s, r, u);
         const float base = fmaxf(rows->base[r], top - HEADROOM);
         rescale[r] = exp2_fast(rows->base[r] - base);
         rows->base[r] = base;
@@ -129,10 +166,7 @@ FA_DEVICE void weigh_pairs_by_series(float *s, const row_state *rows, const unit
                                      int to, partial_sums *sums)
 {
 #pragma unroll
-    for (int i = 2 * from; i < 2 * to; i++) {
-        const float y = s[i] * s[i], factor = fmaf(fmaf(u->fifth, y, u->third), y, u->scale);
-        s[i] = fmaf(s[i], factor, -rows->base[i / 2 % 2]);
-    }
+    for (int i = 2 * from; i < 2 * to; i++) s[i] = series_exponent(s[i], u, rows->base[i / 2 % 2]);
     raise_pairs(s, from, to, sums);
 }
 
@@ -152,15 +186,13 @@ FA_DEVICE void weigh(float *s, const row_state *rows, const units *u, float *sum
     add_up(&sums, sum);
 }
 
-/* Whether some weight of the warp may be too large. */
-FA_DEVICE bool is_too_large(const row_state *rows, const float *sum)
+/* A thread's sum of weights in a row of a tile: the average over the warp. */
+FA_DEVICE float average_sum(const float *sum)
 {
-#if HAS_SERIES
-    return __any_sync(0xffffffff, sum[0] > rows->bound[0] || sum[1] > rows->bound[1]);
-#else
-    (void)rows;
-    return __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > SUM_BOUND);
-#endif
+    const float unit = 1024.0f / LARGEST, most = 0x1p20f;
+    const uint32_t all = __reduce_add_sync(
+        0xffffffff, (uint32_t)fminf((sum[0] + sum[1]) * unit, most));
+    return (float)all * (1.0f / (64.0f * unit));
 }
 
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
@@ -226,29 +258,22 @@ FA_DEVICE void rescale_rows(float *s, float *out, row_state *rows, const float *
     rescale_outputs(out, factor);
 }
 
-/* By what power of two a row's weights are too large, from its largest. */
-FA_DEVICE int excess(float largest)
-{
-    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127;
-    return max(0, exponent + 1 - (int)HEADROOM);
-}
-
 /* Weights from here on lose others when they are multiplied by what makes them small enough. */
 #define IMMENSE 1e30f
 
-/* Larger bases, for weights that are too large: all is multiplied by a power of two. Returns false,
- * and does nothing, if some are immense. NaN, which nothing helps, counts for nothing. */
-FA_DEVICE bool lower_weights(float *s, float *out, row_state *rows)
+/* Bases that fit the largest weights s, where these have grown: all is multiplied accordingly. Returns
+ * false, and does nothing, if some are immense. NaN, which nothing helps, counts for nothing. */
+FA_DEVICE bool renew_bases(float *s, float *out, row_state *rows)
 {
     float largest[2], factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) largest[r] = fmaxf(row_maximum(s, r, 1.0f, 0.0f), 0.0f);
+    for (int r = 0; r < 2; r++) largest[r] = fmaxf(row_maximum(s, r, 1.0f, 0.0f), LARGEST);
     if (__any_sync(0xffffffff, fmaxf(largest[0], largest[1]) >= IMMENSE)) return false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int k = excess(largest[r]);
-        factor[r] = exp2_fast((float)-k);
-        rows->base[r] += (float)k;
+        const float base = rows->base[r] + (log2f(largest[r]) - HEADROOM);
+        factor[r] = exp2_fast(rows->base[r] - base);
+        rows->base[r] = base;
     }
     rescale_rows(s, out, rows, factor);
     return true;

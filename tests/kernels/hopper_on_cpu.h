@@ -33,6 +33,11 @@ FA_DEVICE void barrier_arrive_if(uint64_t *barrier, int condition)
 {
     if (condition) hopper_barrier_arrive(barrier);
 }
+FA_DEVICE uint32_t barrier_arrive_early(uint64_t *barrier, int condition)
+{
+    barrier_arrive_if(barrier, condition);
+    return 0;
+}
 FA_DEVICE void barrier_expect(uint64_t *barrier, int bytes)
 {
     hopper_barrier_expect(barrier, bytes);
