@@ -541,8 +541,8 @@ def flash_attn_with_kvcache(
         k, v: (batch, n_new, heads_kv, dim): written behind the cache's cache_seqlens keys.
         rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim: turn k by its
             positions cache_seqlens + i, and q by the same if causal or with a window, else all of q
-            by the position cache_seqlens. With cache_leftpad, positions count from behind it.
-            Need k and v.
+            by the position cache_seqlens. Positions count from the start of the cache's row, with
+            cache_leftpad too. Need k and v.
         rotary_interleaved: pairs are neighbours (2i, 2i + 1), else (i, i + rotary dim / 2).
         cache_seqlens: int, or int32 (batch): how many keys the cache holds.
         cache_batch_idx: int32 (batch): the cache's row of each item.
@@ -572,12 +572,11 @@ def flash_attn_with_kvcache(
         rows = cache_batch_idx if cache_batch_idx is not None else _arange(xp, q.shape[0], q)
         at = _as_int64(xp, lengths)[:, None] + _arange(xp, k.shape[1], q)
         if rotary_cos is not None:
-            left = 0 if cache_leftpad is None else _as_int64(xp, cache_leftpad)[:, None]
             turn = _as_int64(xp, lengths)[:, None] + _arange(xp, q.shape[1], q) * bool(
                 causal or tuple(window_size) != (-1, -1)
             )
-            q = _rotate(xp, q, rotary_cos, rotary_sin, turn - left, rotary_interleaved)
-            k = _rotate(xp, k, rotary_cos, rotary_sin, at - left, rotary_interleaved)
+            q = _rotate(xp, q, rotary_cos, rotary_sin, turn, rotary_interleaved)
+            k = _rotate(xp, k, rotary_cos, rotary_sin, at, rotary_interleaved)
         _append(xp, k_cache, k, rows, at, table)
         _append(xp, v_cache, v, rows, at, table)
         lengths = lengths + k.shape[1]

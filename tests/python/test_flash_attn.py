@@ -177,10 +177,10 @@ def test_kvcache(rng, give, cache, rotary, causal):
                 q[b],
                 cos,
                 sin,
-                lengths[b] - left[b] + np.arange(n_q) * causal,
+                lengths[b] + np.arange(n_q) * causal,
                 rotary == "interleaved",
             )
-            turned_k = rotate(k[b], cos, sin, at - left[b], rotary == "interleaved")
+            turned_k = rotate(k[b], cos, sin, at, rotary == "interleaved")
         if cache == "paged":
             keys, values = (x[table[b]].reshape(-1, heads_kv, dim) for x in (k_cache, v_cache))
             old_keys = before[0][table[b]].reshape(-1, heads_kv, dim)
