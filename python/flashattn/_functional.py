@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arrays import kind_of, lse_shape, out_shape
-from ._options import Options, documented
+from ._arrays import as_integers, kind_of, lse_shape, out_shape
+from ._options import Options, check_integer, documented, draw_dropout, take_lists
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# On CUDA more parts take several launches, which keep their sums in a float32 out and an lse.
+MOST_PARTS = 640
 
 _ndarray = np.ndarray
 _plain_forward = _core.plain_forward
@@ -45,6 +48,7 @@ def _run(function, name, q, k, v, layout, out, return_lse, options):
     kind = kind_of(q)
     if kind is None:
         return _torch().attend(name, q, k, v, layout, out, return_lse, options)
+    draw_dropout(options, q)
     result = kind.empty(out_shape(q, v), kind.out_dtype(q), q) if out is None else out
     lse = kind.empty(lse_shape(q, layout), kind.float32, q) if return_lse else None
     kind.call(function, q, k, v, result, lse, layout, **options)
@@ -137,19 +141,21 @@ def combine(
     """Merges attention over disjoint sets of keys into attention over their union.
 
     Args:
-        parts: arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's order.
-        lses: their log-sum-exps, float32 (batch, heads, n_q), contiguous. A part whose lse is
-            -infinity is empty.
+        parts: arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's order; as many as
+            there are, or one array with the parts along its first axis.
+        lses: their log-sum-exps, float32 (batch, heads, n_q), of any strides. A part whose lse is
+            -infinity is empty. An lse whose axes are in another order is refused where the shape
+            tells; where heads is n_q it cannot.
         layout, out, return_lse, and the other options: as attention's.
 
     Returns:
         out, or (out, lse): sum of exp(lse_p - lse) * part_p, lse = log(sum of exp(lse_p)).
 
-    Errors: as attention's. At least one part is needed, at most 14.
+    Errors: as attention's. At least one part is needed. No gradients.
     """
     parts, lses = tuple(parts), tuple(lses)
     if not parts:
-        raise ValueError("parts is empty: expected at least one")
+        raise ValueError("len(parts) is 0: expected at least one part")
     options = {
         "deterministic": deterministic,
         "batch_invariant": batch_invariant,
@@ -157,16 +163,24 @@ def combine(
         "stream": stream,
     }
     first = parts[0]
-    kind = kind_of(first)
+    kind = kind_of(first, "parts[0]")
     if kind is None:
         return _torch().combine(parts, lses, layout, out, return_lse, options)
+    lses = tuple(map(kind.in_order, lses))
     result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
-    lse = kind.empty(lse_shape(first, layout), kind.float32, first) if return_lse else None
+    lse = None
+    if return_lse or len(parts) > MOST_PARTS:
+        lse = kind.empty(lse_shape(first, layout, "parts[0]"), kind.float32, first)
+    sums = result
+    if len(parts) > MOST_PARTS and kind.merges_in_steps(result):
+        sums = kind.empty(tuple(result.shape), kind.float32, first)
 
     def merge(first, *arguments, **options):
         _core.combine(parts, lses, *arguments, **options)
 
-    kind.call(merge, first, result, lse, layout, **options)
+    kind.call(merge, first, sums, lse, layout, **options)
+    if sums is not result:
+        result[...] = sums.astype(result.dtype)
     if out is None:
         result = kind.finish(result, first)
     return (result, kind.finish(lse, first)) if return_lse else result
@@ -196,7 +210,8 @@ def weights(
     Args:
         q, k, layout: as attention's. Packed sequences need max_seqlen_k, and max_seqlen_q if rows
             is None.
-        rows: int64 (rows): positions in [0, n_q), the same for all items and heads; None: all.
+        rows: int64 (rows), or a list: positions in [0, n_q), the same for all items and heads;
+            None: all.
         out: where to write them; its last axis must be contiguous.
 
     Returns:
@@ -204,6 +219,9 @@ def weights(
         behind a sequence's own keys or queries is 0. No gradients.
     """
     kind = kind_of(q)
+    if isinstance(rows, (list, tuple)):
+        rows = as_integers("rows", rows, 64, q)
+    take_lists(options, q)
     if kind is None:
         return _torch().weights(q, k, rows, layout, out, options)
     result = out
@@ -213,7 +231,33 @@ def weights(
     return kind.finish(result, q) if out is None else out
 
 
+def _check_axes(name, array, axes):
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) not in axes:
+        what = f"of type {type(array).__name__}" if shape is None else f"of shape {tuple(shape)}"
+        raise ValueError(f"{name} is {what}: expected {' or '.join(map(str, axes))} axes")
+
+
+def _check_weights(q, k, rows, layout, options):
+    """What the result's shape follows from."""
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f"layout is {layout!r}: expected 'bshd' or 'bhsd'")
+    arrays = [("q", q, (3, 4)), ("k", k, (3, 4)), ("rows", rows, (1,))]
+    for name, axes in (("cu_seqlens_q", (1,)), ("cu_seqlens_k", (1,)), ("block_table", (2,))):
+        arrays.append((name, options.get(name), axes))
+    for name, array, axes in arrays:
+        if array is not None or name in ("q", "k"):
+            _check_axes(name, array, axes)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        value = options.get(name)
+        if value is not None:
+            check_integer(name, value)
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{name} is {value}: expected 0 to 2^63 - 1")
+
+
 def weights_shape(q, k, rows, layout, options):
+    _check_weights(q, k, rows, layout, options)
     batch_of = options.get("cu_seqlens_q")
     if batch_of is None:
         batch_of = options.get("cu_seqlens_k")

@@ -16,7 +16,8 @@ import torch
 
 from . import _core
 from ._arrays import lse_shape, out_shape
-from ._functional import weights_shape
+from ._functional import MOST_PARTS, weights_shape
+from ._options import check_types, complete
 
 # ---- The operators' arguments -------------------------------------------------------------------
 
@@ -105,8 +106,8 @@ def _empty_like(q, v):
     return _empty_out(q, v)
 
 
-def _empty_lse(q, layout):
-    return q.new_empty(lse_shape(q, layout), dtype=torch.float32)
+def _empty_lse(q, layout, name="q"):
+    return q.new_empty(lse_shape(q, layout, name), dtype=torch.float32)
 
 
 def _allocate(size, q):
@@ -498,6 +499,7 @@ def _by_operator(q, k, v, layout, options):
     unknown = [name for name in options if name not in _OPTIONS and name != "stream"]
     if unknown:
         raise TypeError(f"there is no option {unknown[0]!r}")
+    check_types(options)
     values = []
     for name in _OPTIONS:
         value = options.get(name)
@@ -525,6 +527,7 @@ def _prepare(q, k, v, options):
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise TypeError("q is a tensor of PyTorch: expected k and v to be, too")
     _refuse_stream(options)
+    complete(options, q)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = _under_autocast(q, k, v)
     if options.get("sinks") is not None and options["sinks"].dtype != torch.float32:
@@ -571,19 +574,40 @@ def ladder(name, q, k, v, causal, scale):
     return torch.ops.flashattn.ladder(name, q, k, v, causal, scale)
 
 
+def _check_parts(parts, lses):
+    for name, arrays in (("parts", parts), ("lses", lses)):
+        for i, x in enumerate(arrays):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(
+                    f"{name}[{i}] is of type {type(x).__name__}: expected a tensor of PyTorch, "
+                    "as parts[0]"
+                )
+            if x.requires_grad and torch.is_grad_enabled():
+                raise NotImplementedError(
+                    f"{name}[{i}].requires_grad is True, and combine has no gradients: use "
+                    "torch.no_grad() or detach()"
+                )
+
+
 def combine(parts, lses, layout, out, return_lse, options):
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *lses)):
-        raise NotImplementedError("combine has no gradients: use torch.no_grad() or detach()")
+    _check_parts(parts, lses)
     _refuse_stream(options)
     first = parts[0]
     result = first.new_empty(first.shape) if out is None else out
-    lse = _empty_lse(first, layout) if return_lse else None
+    many = first.is_cuda and len(parts) > MOST_PARTS
+    lse = _empty_lse(first, layout, "parts[0]") if return_lse or many else None
+    sums = result
+    if many and result.dtype != torch.float32:
+        sums = torch.empty(result.shape, dtype=torch.float32, device=result.device)
     parts = tuple(_rows(x) for x in parts)
+    lses = tuple(x.contiguous() for x in lses)
 
     def merge(first, *arguments, **options):
         _core.combine(parts, lses, *arguments, **options)
 
-    _call(merge, first, result, lse, layout, **options)
+    _call(merge, first, sums, lse, layout, **options)
+    if sums is not result:
+        result.copy_(sums)
     return (result, lse) if return_lse else result
 
 
