@@ -518,8 +518,7 @@ static int read_alibi(call *c, PyObject *value)
     int64_t heads = c->q.shape[2], batch = call_batch(c);
     bool per_item = a->ndim == 2 && a->shape[0] != 1;
     if (a->shape[a->ndim - 1] != heads || (per_item && a->shape[0] != batch)) {
-        PyErr_Format(PyExc_ValueError,
-                     "alibi_slopes.shape is %s: expected (%lld,) or (%lld, %lld)",
+        PyErr_Format(PyExc_ValueError, "alibi_slopes.shape is %s: expected (%lld,) or (%lld, %lld)",
                      array_shape_text(a).text, (long long)heads, (long long)batch,
                      (long long)heads);
         return -1;
@@ -561,12 +560,16 @@ static int read_number_option(call *c, option which, PyObject *value)
     fa_options *o = &c->options;
     switch (which) {
     case OPTION_causal: return read_flag("causal", value, FA_CAUSAL, &o->flags);
-    case OPTION_deterministic: return read_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
-    case OPTION_batch_invariant: return read_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
+    case OPTION_deterministic:
+        return read_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
+    case OPTION_batch_invariant:
+        return read_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
     case OPTION_scale: o->flags |= FA_SCALE; return read_float("scale", value, &o->scale);
     case OPTION_softcap: return read_float("softcap", value, &o->softcap);
     case OPTION_window: return read_window(value, o);
-    case OPTION_diagonal: o->flags |= FA_DIAGONAL; return read_int64("diagonal", value, &o->diagonal);
+    case OPTION_diagonal:
+        o->flags |= FA_DIAGONAL;
+        return read_int64("diagonal", value, &o->diagonal);
     case OPTION_dropout_p: return read_float("dropout_p", value, &o->dropout_p);
     case OPTION_seed: return read_uint64("seed", value, &o->dropout_seed);
     case OPTION_offset: return read_uint64("offset", value, &o->dropout_offset);

@@ -17,8 +17,8 @@ def lse_shape(q, layout, name="q"):
     shape = q.shape
     if len(shape) not in (3, 4):
         raise ValueError(
-            f"{name}.ndim is {len(shape)}: expected 4 (batch, sequence and heads in the layout's order, "
-            "dim), or 3 without a batch"
+            f"{name}.ndim is {len(shape)}: expected 4 (batch, sequence and heads in the layout's "
+            "order, dim), or 3 without a batch"
         )
     *batch, first, second, _ = shape
     return (*batch, second, first) if layout == "bshd" else (*batch, first, second)

@@ -110,14 +110,21 @@ def check_flag(name, value, hint=""):
     raise TypeError(f"{name} is {shown(value)}: expected True or False{hint}")
 
 
+# Python's own first: torch.compile cannot ask its stand-ins for them what they have.
+
+
 def check_number(name, value, hint=""):
-    number = hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+    number = isinstance(value, (int, float)) or (
+        hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+    )
     if not number or _is_truth_value(value):
         raise TypeError(f"{name} is {shown(value)}: expected a number{hint}")
 
 
 def check_integer(name, value, hint=""):
-    number = hasattr(value, "__index__") and getattr(value, "shape", ()) == ()
+    number = isinstance(value, int) or (
+        hasattr(value, "__index__") and getattr(value, "shape", ()) == ()
+    )
     if not number or _is_truth_value(value):
         raise TypeError(f"{name} is {shown(value)}: expected an integer{hint}")
 
