@@ -438,6 +438,13 @@ def _is_watched(q, k, v):
     return not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
 
 
+def is_traced(*tensors):
+    """Whether a compiler or a transform stands between a call and the tensors' numbers."""
+    if _compiling() or _functorch_level() is not None:
+        return True
+    return not all(type(x) in _PLAIN for x in tensors)
+
+
 def _records_gradients(q, k, v, options):
     if not torch.is_grad_enabled():
         return False
