@@ -419,7 +419,7 @@ static PyObject *run_weights(call *c, PyObject *const *args, PyObject *names)
     if (call_rows(c, args[2], &w.rows, &w.num_rows) < 0) return NULL;
     if (call_scores(c, "weights", args[3], true, &w.weights) < 0) return NULL;
     if (call_options(c, args + 5, names) < 0) return NULL;
-    if (args[2] == Py_None) w.num_rows = w.weights.shape[2];
+    if (args[2] == Py_None && c->options.cu_seqlens_q) w.num_rows = w.weights.shape[2];
     return run(c, &w, args[0]);
 }
 

@@ -75,9 +75,9 @@ def as_integers(name, value, bits, like):
         if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool:
             raise TypeError(f"{name}.dtype is {value.dtype}: expected integers")
         if value.device.type == "cpu":
-            _check_fits(name, value, bits)
-        elif value.element_size() * 8 > bits:
-            value = value.clamp(*limits)
+            _check_fits(name, value.numpy(), bits)
+        elif value.element_size() * 8 >= bits:
+            value = value.long().clamp(*limits)
         return value.to(getattr(torch, f"int{bits}"))
     if is_cupy(value):
         if value.dtype.kind not in "iu":

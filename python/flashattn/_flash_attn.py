@@ -330,8 +330,8 @@ def flash_attn_varlen_func(
         q: (total_q, heads, dim). k, v: (total_k, heads_kv, dim); with block_table
             (pages, page size, heads_kv, dim).
         cu_seqlens_q, cu_seqlens_k: int32 (batch + 1): where each sequence begins, and the end;
-            lists and other integers are converted. With block_table, the differences of cu_seqlens_k
-            are the lengths.
+            lists and other integers are converted. With block_table, the differences of
+            cu_seqlens_k are the lengths.
         max_seqlen_q, max_seqlen_k: the longest sequence; on the CPU a smaller bound is an error.
         block_table: int32 (batch, pages per sequence).
         extras: FlashAttention 3's seqused_q and seqused_k (int32 (batch): only the first rows of

@@ -157,7 +157,9 @@ def _as_traced(values, q):
     torch = sys.modules["torch"]
     if not is_tensor(values):
         return torch.as_tensor(values, dtype=torch.int32, device=q.device)
-    return values.clamp(-(2**31), 2**31 - 1).int() if values.dtype != torch.int32 else values
+    if values.dtype.is_floating_point or values.dtype is torch.int32:
+        return values  # of floats the operator words what is wrong
+    return values.long().clamp(-(2**31), 2**31 - 1).int()
 
 
 class _Integers:
