@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._arrays import as_integers, kind_of, lse_shape, out_shape
+from ._arrays import as_integers, kind_of, lse_shape, out_shape, shown
 from ._options import Options, check_integer, documented, draw_dropout, take_lists
 
 if TYPE_CHECKING:
@@ -126,6 +126,13 @@ def decode(
     return _run(_core.decode, "decode", q, k, v, layout, out, return_lse, options)
 
 
+def _as_tuple(name, values):
+    try:
+        return tuple(values)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(values)}: expected arrays") from None
+
+
 def combine(
     parts: Any,
     lses: Any,
@@ -153,7 +160,7 @@ def combine(
 
     Errors: as attention's. At least one part is needed. No gradients.
     """
-    parts, lses = tuple(parts), tuple(lses)
+    parts, lses = _as_tuple("parts", parts), _as_tuple("lses", lses)
     if not parts:
         raise ValueError("len(parts) is 0: expected at least one part")
     options = {
@@ -164,13 +171,14 @@ def combine(
     }
     first = parts[0]
     kind = kind_of(first, "parts[0]")
+    wanted_lse = lse_shape(first, layout, "parts[0]")
     if kind is None:
         return _torch().combine(parts, lses, layout, out, return_lse, options)
     lses = tuple(map(kind.in_order, lses))
     result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
     lse = None
     if return_lse or len(parts) > MOST_PARTS:
-        lse = kind.empty(lse_shape(first, layout, "parts[0]"), kind.float32, first)
+        lse = kind.empty(wanted_lse, kind.float32, first)
     sums = result
     if len(parts) > MOST_PARTS and kind.merges_in_steps(result):
         sums = kind.empty(tuple(result.shape), kind.float32, first)

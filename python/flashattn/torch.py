@@ -84,7 +84,7 @@ def _rows(x):
     """x with its last axis contiguous, and its numbers in memory as they are."""
     if x.is_neg():
         x = x.resolve_neg()
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return x if x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 _FP8 = torch.float8_e4m3fn
@@ -529,16 +529,26 @@ def _refuse_stream(options):
         raise ValueError("stream is given with tensors of PyTorch: use torch.cuda.stream")
 
 
+def _check_tensor(name, x):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"{name} is of type {type(x).__name__}: expected a tensor of PyTorch, as q is"
+        )
+    if x.dim() not in (3, 4):
+        raise ValueError(f"{name}.ndim is {x.dim()}: expected 4, or 3 without a batch")
+
+
 def _prepare(q, k, v, options):
     """What PyTorch's users expect to happen by itself; options may be changed."""
-    if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
-        raise TypeError("q is a tensor of PyTorch: expected k and v to be, too")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x)
     _refuse_stream(options)
     complete(options, q)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = _under_autocast(q, k, v)
-    if options.get("sinks") is not None and options["sinks"].dtype != torch.float32:
-        options["sinks"] = options["sinks"].float()
+    sinks = options.get("sinks")
+    if isinstance(sinks, torch.Tensor) and sinks.is_floating_point():
+        options["sinks"] = sinks.float()
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return q, k, v
@@ -619,6 +629,7 @@ def combine(parts, lses, layout, out, return_lse, options):
 
 
 def weights(q, k, rows, layout, out, options):
+    _check_tensor("k", k)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise NotImplementedError("weights has no gradients: use torch.no_grad() or detach()")
     _refuse_stream(options)
