@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ._options import Options, check_integer, documented, draw_dropout, take_lis
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# Arrays of one library: the results are of q's.
+_Array = TypeVar("_Array")
 
 # On CUDA more parts take several launches, which keep their sums in a float32 out and an lse.
 MOST_PARTS = 640
@@ -57,6 +60,43 @@ def _run(function, name, q, k, v, layout, out, return_lse, options):
     return (result, kind.finish(lse, q)) if return_lse else result
 
 
+@overload
+def attention(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> _Array: ...
+
+
+@overload
+def attention(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array]: ...
+
+
+@overload
+def attention(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: bool,
+    **options: Unpack[Options],
+) -> Any: ...
 @documented
 def attention(
     q: Any,
@@ -101,6 +141,43 @@ def attention(
     return _run(_core.forward, "forward", q, k, v, layout, out, return_lse, options)
 
 
+@overload
+def decode(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> _Array: ...
+
+
+@overload
+def decode(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array]: ...
+
+
+@overload
+def decode(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: bool,
+    **options: Unpack[Options],
+) -> Any: ...
 @documented
 def decode(
     q: Any,
@@ -205,14 +282,14 @@ def longest_keys(k, layout, options):
 
 @documented
 def weights(
-    q: Any,
+    q: _Array,
     k: Any,
     *,
     rows: Any = None,
     layout: str = "bshd",
     out: Any = None,
     **options: Unpack[Options],
-) -> Any:
+) -> _Array:
     """The attention weights (before dropout) of chosen queries.
 
     Args:
@@ -318,8 +395,8 @@ def describe(
 
 
 def ladder(
-    name: str, q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None
-) -> Any:
+    name: str, q: _Array, k: _Array, v: _Array, *, causal: bool = False, scale: float | None = None
+) -> _Array:
     """Attention by one rung of the ladder, the kernels that show how a fast one is made.
 
     For tensors of PyTorch on CUDA, on the current stream. Also torch.ops.flashattn.ladder.
@@ -341,7 +418,7 @@ def ladder(
     return _torch().ladder(name, q, k, v, causal, scale)
 
 
-def ladder_rungs() -> list[dict]:
+def ladder_rungs() -> list[dict[str, Any]]:
     """The rungs from the bottom up: {"number": int, "name": str, "architecture": 80 (from Ampere
     on) or 90 (Hopper only), "types": str, "largest_dim": int, "idea": str}.
 
@@ -350,7 +427,7 @@ def ladder_rungs() -> list[dict]:
     return _core.ladder_rungs()
 
 
-def info() -> dict:
+def info() -> dict[str, Any]:
     """What this machine has: {"version": ..., "cpu": {...}, "cuda": {...}}.
 
     Errors: RuntimeError if FA_CPU_ISA asks for what this processor cannot run.
