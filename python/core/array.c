@@ -148,6 +148,19 @@ static bool has_foreign_bytes(PyObject *object)
     return foreign;
 }
 
+/* PyTorch's errors go on with where in its sources they come from. A new reference, or NULL. */
+static PyObject *first_line(PyObject *error)
+{
+    PyObject *text = PyObject_Str(error);
+    PyObject *parts = text ? PyObject_CallMethod(text, "partition", "s", "\n") : NULL;
+    PyObject *line = parts ? PyTuple_GetItem(parts, 0) : NULL;
+    Py_XINCREF(line);
+    Py_XDECREF(parts);
+    Py_XDECREF(text);
+    PyErr_Clear();
+    return line;
+}
+
 /* An array's own library says why it does not hand it out, but not which argument it is. */
 static void name_error(const char *name, PyObject *object)
 {
@@ -157,12 +170,14 @@ static void name_error(const char *name, PyObject *object)
     PyErr_Fetch(&type, &value, &trace);
     PyObject *dtype = PyObject_GetAttr(object, name_dtype);
     PyErr_Clear();
+    PyObject *why = first_line(value ? value : type);
     if (has_foreign_bytes(object))
         PyErr_Format(PyExc_ValueError, "%s.dtype is %S: expected this machine's byte order", name,
                      dtype);
     else
         PyErr_Format(PyExc_ValueError, "%s (%S, dtype %S) cannot be read through DLPack: %S", name,
-                     (PyObject *)Py_TYPE(object), dtype ? dtype : Py_None, value ? value : type);
+                     (PyObject *)Py_TYPE(object), dtype ? dtype : Py_None, why ? why : type);
+    Py_XDECREF(why);
     Py_XDECREF(dtype);
     Py_XDECREF(type);
     Py_XDECREF(value);

@@ -40,16 +40,13 @@ _PASSED_ON = {
 }
 
 
-class CacheExtras(TypedDict, total=False):
+class _AllExtras(TypedDict, total=False):
     """FlashAttention 3's and 4's arguments, as keywords."""
 
     q_descale: Any
     k_descale: Any
     v_descale: Any
     learnable_sink: Any
-    seqused_q: Any
-    seqused_k: Any
-    page_table: Any
     pack_gqa: Any
     sm_margin: Any
     scheduler_metadata: Any
@@ -58,8 +55,14 @@ class CacheExtras(TypedDict, total=False):
     cu_seqlens_k_new: Any
 
 
-class Extras(CacheExtras, total=False):
+class Extras(_AllExtras, total=False):
+    seqused_q: Any
+    seqused_k: Any
     num_splits: Any
+
+
+class CacheExtras(_AllExtras, total=False):
+    page_table: Any
 
 
 def add_extras(options, extras, function):
@@ -71,8 +74,8 @@ def add_extras(options, extras, function):
             neutral, meaning = _UNSUPPORTED[name]
             if value is not None and not (isinstance(value, int) and value == neutral):
                 raise UnsupportedError(
-                    f"{name} is {shown(value)}: expected {neutral} in {function}, where "
-                    f"{meaning} is not supported"
+                    f"{name} is {shown(value)}: expected {neutral}, for {function} does not have "
+                    f"{meaning}"
                 )
         elif name not in _HINTS:
             raise TypeError(f"{function} has no argument {name!r}")
@@ -156,10 +159,24 @@ def attend(
         options["deterministic"] = True
     if type(q) is np.ndarray:
         q, k, v = _rows(q), _rows(k), _rows(v)
-    if not return_attn_probs:
-        return attention(q, k, v, **options)
-    result = attention(q, k, v, return_lse=True, **options)
-    return (*result, None)
+    if extras:
+        try:
+            result = attention(q, k, v, return_lse=return_attn_probs, **options)
+        except (TypeError, ValueError, UnsupportedError) as error:
+            raise with_their_names(error, extras) from None
+    else:
+        result = attention(q, k, v, return_lse=return_attn_probs, **options)
+    return (*result, None) if return_attn_probs else result
+
+
+def with_their_names(error, extras):
+    """The error, with the caller's name for the argument."""
+    sentence = str(error)
+    for name in extras:
+        ours = _PASSED_ON.get(name, name)
+        if ours != name and sentence.removeprefix("options.").startswith(ours):
+            return type(error)(sentence.replace(ours, name, 1))
+    return error
 
 
 def flash_attn_func(

@@ -16,7 +16,7 @@ import numpy as np
 from . import _core, _functional
 from ._arrays import as_integers, is_tensor
 from ._core import UnsupportedError
-from ._flash_attn import CacheExtras, add_extras, attend, check_call, read_window
+from ._flash_attn import CacheExtras, add_extras, attend, check_call, read_window, with_their_names
 from ._options import check_flag, check_integer
 
 if TYPE_CHECKING:
@@ -418,10 +418,14 @@ def _check_attention(q, keys, values, arguments, options, traced):
     """Whether the attention that follows would run, before the cache is written."""
     if traced:
         return
-    scale, causal, window, softcap, slopes = arguments
+    scale, causal, window, softcap, slopes, extras = arguments
     given = {"scale": scale, "causal": causal, "window": window, "softcap": softcap or None}
     given.update(options, alibi_slopes=slopes)
-    if _core.supported("forward", q, keys, values, None, "bshd", **given) is not None:
+    try:
+        reason = _core.supported("forward", q, keys, values, None, "bshd", **given)
+    except (TypeError, ValueError) as error:
+        raise with_their_names(error, extras) from None
+    if reason is not None:
         # The call itself has the right exception; autocast, and strides that are copied first, may
         # make that it runs.
         attend(q, keys, values, 0.0, scale, causal, window or (-1, -1), softcap, slopes,
@@ -488,6 +492,9 @@ def flash_attn_with_kvcache(
     page_table = extras.pop("page_table", None)
     if page_table is not None and block_table is not None:
         raise ValueError("page_table is given with block_table: expected one of them")
+    for name in ("seqused_q", "seqused_k"):
+        if name in extras:
+            raise TypeError(f"flash_attn_with_kvcache has no argument {name!r}")
     add_extras(options, extras, "flash_attn_with_kvcache")
     check_call(0.0, softmax_scale, causal, softcap, False, False)
     check_flag("return_softmax_lse", return_softmax_lse)
@@ -525,7 +532,7 @@ def flash_attn_with_kvcache(
         one_by_one = causal or window is not None
         q, k = _turn(xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, places, one_by_one)
     if k is not None:
-        arguments = softmax_scale, causal, window, softcap, alibi_slopes
+        arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
         _check_attention(q, keys, values, arguments, options, traced)
         places.append(xp, q, ((k_cache, k), (v_cache, v)))
     result = attend(
@@ -541,7 +548,7 @@ def flash_attn_with_kvcache(
         False,
         return_softmax_lse,
         "flash_attn_with_kvcache",
-        {},
+        extras,
         **options,
     )
     return result[:2] if return_softmax_lse else result

@@ -555,3 +555,26 @@ def test_combine_of_many_parts_and_strides():
     with pytest.raises(ValueError, match=r"^lse.shape is \(2, 5, 3\)"):
         wanted = [True, True, True, False, False]
         torch.ops.flashattn.backward(out, None, q, k, v, out, lse.mT, wanted)
+
+
+def test_tensors_that_cannot_be_read_are_named():
+    q = torch.randn(1, 4, 2, 8)
+    leaf = q.clone().requires_grad_()
+    others = [
+        (q.to_sparse(), "sparse|DLPack"),
+        (torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), "qint8"),
+        (q.to(torch.complex64).conj(), "complex64"),
+        (q.double(), "float64"),
+    ]
+    for x, words in others:
+        for call in (
+            lambda: flashattn.attention(q, x, q),
+            lambda: flashattn.attention(leaf, x, q),
+            lambda: flashattn.decode(q, x, q),
+            lambda: flashattn.weights(q, x),
+            lambda: flashattn.flash_attn_func(q, x, q),
+        ):
+            flashattn.attention(q, q, q)
+            with pytest.raises((TypeError, ValueError), match=rf"^k\b.*({words})") as caught:
+                call()
+            assert "\n" not in str(caught.value)
