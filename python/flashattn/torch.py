@@ -534,6 +534,8 @@ def _check_tensor(name, x):
         raise TypeError(
             f"{name} is of type {type(x).__name__}: expected a tensor of PyTorch, as q is"
         )
+    if x.layout not in (torch.strided, torch.jagged):
+        raise ValueError(f"{name}.layout is {x.layout}: expected torch.strided")
     if x.dim() not in (3, 4):
         raise ValueError(f"{name}.ndim is {x.dim()}: expected 4, or 3 without a batch")
 
@@ -629,6 +631,7 @@ def combine(parts, lses, layout, out, return_lse, options):
 
 
 def weights(q, k, rows, layout, out, options):
+    _check_tensor("q", q)
     _check_tensor("k", k)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise NotImplementedError("weights has no gradients: use torch.no_grad() or detach()")
