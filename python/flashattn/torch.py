@@ -262,6 +262,9 @@ torch.library.register_autograd("flashattn::ladder", _no_gradients)
 # ---- Autograd -----------------------------------------------------------------------------------
 
 
+_forward_mode = torch.autograd.forward_ad
+
+
 def _setup(ctx, inputs, output):
     q, k, v, layout, *values = inputs if len(inputs) > 3 else (*inputs, "bshd")
     values = _positional(values, {})
@@ -279,7 +282,7 @@ def _differentiate(ctx, dout, dlse):
     wanted = [*needs[:3], needs[4 + _BIAS], needs[4 + _SINKS]]
     if dout is None:
         dout = torch.zeros_like(out)
-    operator = _TransformableBackward.apply if _transformed() else torch.ops.flashattn.backward
+    operator = _Backward.apply if _transformed() else torch.ops.flashattn.backward
     gradients = operator(dout, dlse, q, k, v, out, lse, wanted, ctx.layout, *tensors, *ctx.numbers)
     dq, dk, dv, dbias, dsinks = (g if want else None for g, want in zip(gradients, wanted))
     options = [None] * len(_OPTIONS)
@@ -287,41 +290,75 @@ def _differentiate(ctx, dout, dlse):
     return (dq, dk, dv, None, *options)[:count]
 
 
-def _setup_nothing(ctx, inputs, output):
-    pass
-
-
 def _no_second_derivative(ctx, *gradients):
     raise NotImplementedError("flashattn: the second derivative of attention is not there")
 
 
-torch.library.register_autograd("flashattn::forward", _differentiate, setup_context=_setup)
-torch.library.register_autograd(
-    "flashattn::backward", _no_second_derivative, setup_context=_setup_nothing
-)
+def _no_tangent(ctx, *tangents):
+    raise NotImplementedError("flashattn: attention has no forward-mode derivative")
 
 
-class _Transformable(torch.autograd.Function):
-    """For torch.func, whose transforms do not look into an operator's autograd."""
+def _setup_nothing(ctx, inputs, output):
+    pass
+
+
+class _Forward(torch.autograd.Function):
+    """The operator's derivatives. torch.func, whose transforms do not look into an operator's
+    autograd, applies it by itself."""
 
     generate_vmap_rule = True
     setup_context = staticmethod(_setup)
     backward = staticmethod(_differentiate)
+    jvp = staticmethod(_no_tangent)
 
     @staticmethod
     def forward(*arguments):
         return torch.ops.flashattn.forward(*arguments)
 
 
-class _TransformableBackward(torch.autograd.Function):
+class _Backward(torch.autograd.Function):
     generate_vmap_rule = True
     setup_context = staticmethod(_setup_nothing)
     backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_tangent)
 
     @staticmethod
     def forward(*arguments):
         return torch.ops.flashattn.backward(*arguments)
 
+
+def _has_tangent(tensors):
+    """Whether forward-mode differentiation goes through one of them."""
+    if _forward_mode._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    return any(
+        isinstance(x, torch.Tensor) and _forward_mode.unpack_dual(x).tangent is not None
+        for x in tensors
+    )
+
+
+def _register_autograd(name, function):
+    """As torch.library.register_autograd, which knows no forward mode and drops tangents."""
+    operator = getattr(torch.ops.flashattn, name).default
+
+    def dispatch(keyset, *arguments):
+        if _transformed():
+            raise NotImplementedError(
+                f"torch.ops.flashattn.{name} in a transform of torch.func: call flashattn.attention"
+            )
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return function.apply(*arguments)
+        if _has_tangent(arguments):
+            return function.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    _library.impl(name, dispatch, "Autograd", with_keyset=True)
+
+
+_library = torch.library.Library("flashattn", "FRAGMENT")
+_register_autograd("forward", _Forward)
+_register_autograd("backward", _Backward)
 
 _compiling = torch.compiler.is_compiling
 _functorch_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -424,7 +461,6 @@ if _tells_stream or torch.version.cuda is None:
 # ---- What flashattn's functions call ------------------------------------------------------------
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_forward_mode = torch.autograd.forward_ad
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
@@ -456,36 +492,32 @@ class _Attention(torch.autograd.Function):
         out, lse = _empty_like(q, v), _empty_lse(q, layout)
         _call(_core.forward, q, k, v, out, lse, layout, bias=bias, sinks=sinks, **options)
         ctx.set_materialize_grads(False)
-        ctx.layout, ctx.options = layout, options
-        ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+        # Saved as all tensors are: autograd then notices if one is changed before the backward.
+        ctx.names = [name for name, x in options.items() if isinstance(x, torch.Tensor)]
+        tensors = [options[name] for name in ctx.names]
+        ctx.layout = layout
+        ctx.numbers = {name: x for name, x in options.items() if name not in ctx.names}
+        ctx.save_for_backward(q, k, v, bias, sinks, out, lse, *tensors)
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        *inputs, out, lse = ctx.saved_tensors
-        q, k, v, bias, sinks = inputs
-        dout = torch.zeros_like(out) if dout is None else _rows(dout)
+        q, k, v, bias, sinks, out, lse, *tensors = ctx.saved_tensors
+        options = dict(ctx.numbers, bias=bias, sinks=sinks, **dict(zip(ctx.names, tensors)))
+        dout = torch.zeros_like(out) if dout is None else dout
+        inputs, needs = (q, k, v, bias, sinks), ctx.needs_input_grad[:5]
+        if torch.is_grad_enabled():  # the gradients are to be differentiated
+            values = _values(options)
+            given = (dout, dlse, q, k, v, out.detach(), lse.detach(), list(needs))
+            gradients = _Backward.apply(*given, ctx.layout, *values)
+            return *(g if need else None for g, need in zip(gradients, needs)), None, None
         dlse = None if dlse is None else dlse.contiguous()
         gradients = [
             torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None
-            for x, need in zip(inputs, ctx.needs_input_grad)
+            for x, need in zip(inputs, needs)
         ]
-        _call(
-            _core.backward,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            dout,
-            dlse,
-            *gradients,
-            ctx.layout,
-            bias=bias,
-            sinks=sinks,
-            **ctx.options,
-        )
+        arguments = (q, k, v, out, lse, _rows(dout), dlse, *gradients, ctx.layout)
+        _call(_core.backward, *arguments, **options)
         return *gradients, None, None
 
 
@@ -494,7 +526,8 @@ def _by_function(q, k, v, layout, options):
     return _Attention.apply(q, k, v, bias, sinks, layout, options)
 
 
-def _by_operator(q, k, v, layout, options):
+def _values(options):
+    """All options in the operators' order."""
     unknown = [name for name in options if name not in _OPTIONS and name != "stream"]
     if unknown:
         raise TypeError(f"there is no option {unknown[0]!r}")
@@ -506,8 +539,12 @@ def _by_operator(q, k, v, layout, options):
         i = _OPTIONS.index(name)
         if values[i] >= 1 << 63:
             values[i] -= 1 << 64
-    operator = _Transformable.apply if _transformed() else torch.ops.flashattn.forward
-    return operator(q, k, v, layout, *values)
+    return values
+
+
+def _by_operator(q, k, v, layout, options):
+    operator = _Forward.apply if _transformed() else torch.ops.flashattn.forward
+    return operator(q, k, v, layout, *_values(options))
 
 
 def _under_autocast(q, k, v):
