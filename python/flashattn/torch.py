@@ -22,6 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import _core
 from ._arrays import lse_shape, out_shape
+from ._derivatives import Directions, derivatives
 from ._functional import weights_shape
 
 # ---- The operators' arguments -------------------------------------------------------------------
@@ -412,13 +413,34 @@ torch.library.register_autograd("flashattn::ladder", _no_gradients)
 # ---- Autograd -----------------------------------------------------------------------------------
 
 
+class _Sealed:
+    """A list among a function's arguments that torch.func must not look into: it counts one place
+    for a list when it asks for tangents, and one for each item when it gets them."""
+
+    def __init__(self, items):
+        self.items = list(items)
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+def _apply(function, *arguments):
+    return function.apply(*(_Sealed(x) if isinstance(x, (list, tuple)) else x for x in arguments))
+
+
+def _unsealed(arguments):
+    return [x.items if isinstance(x, _Sealed) else x for x in arguments]
+
+
 def _setup(ctx, inputs, output):
     q, k, v, layout, *values = inputs if len(inputs) > 3 else (*inputs, "bshd")
     values = _positional(values, {})
     ctx.set_materialize_grads(False)
     ctx.layout = layout
     ctx.numbers = values[len(_TENSORS) :]
-    ctx.save_for_backward(q, k, v, *output, *values[: len(_TENSORS)])
+    saved = (q, k, v, *output, *values[: len(_TENSORS)])
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
 
 
 def _differentiate(ctx, dout, dlse):
@@ -429,24 +451,72 @@ def _differentiate(ctx, dout, dlse):
     wanted = [*needs[:3], needs[4 + _BIAS], needs[4 + _SINKS]]
     if dout is None:
         dout = torch.zeros_like(out)
-    operator = _Backward.apply if _transformed() else torch.ops.flashattn.backward
-    gradients = operator(dout, dlse, q, k, v, out, lse, wanted, ctx.layout, *tensors, *ctx.numbers)
+    arguments = (dout, dlse, q, k, v, out, lse, wanted, ctx.layout, *tensors, *ctx.numbers)
+    if _transformed():
+        gradients = _apply(_Backward, *arguments)
+    else:
+        gradients = torch.ops.flashattn.backward(*_unsealed(arguments))
     dq, dk, dv, dbias, dsinks = (g if want else None for g, want in zip(gradients, wanted))
     options = [None] * len(_OPTIONS)
     options[_BIAS], options[_SINKS] = dbias, dsinks
     return (dq, dk, dv, None, *options)[:count]
 
 
-def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError("flashattn: the second derivative of attention is not there")
+def _directions(q, k, v, options):
+    """Tangents of an operator's arguments; its defaults at the end may be left out."""
+    options = (*options, *[None] * len(_OPTIONS))
+    return Directions(q, k, v, options[_BIAS], options[_SINKS])
 
 
-def _no_tangent(ctx, *tangents):
-    raise NotImplementedError("flashattn: attention has no forward-mode derivative")
+def _push_forward(ctx, q, k, v, layout=None, *options):
+    """The tangents of (out, lse)."""
+    *inputs, _, _ = saved = ctx.saved_tensors[:5]
+    given = dict(zip(_OPTIONS, (*ctx.saved_tensors[len(saved) :], *ctx.numbers)))
+    return derivatives(*inputs, ctx.layout, given, _directions(q, k, v, options))[0]
 
 
-def _setup_nothing(ctx, inputs, output):
-    pass
+def _setup_backward(ctx, inputs, output):
+    dout, dlse, q, k, v, out, lse, wanted, layout, *values = (*inputs, "bshd")[: max(9, len(inputs))]
+    values = _positional(values, {})
+    ctx.set_materialize_grads(False)
+    ctx.layout, ctx.wanted = layout, wanted
+    ctx.numbers = values[len(_TENSORS) :]
+    saved = (dout, dlse, q, k, v, out, lse, *values[: len(_TENSORS)])
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
+
+
+def _differentiate_backward(ctx, *cotangents):
+    """The gradient of the gradient: out and lse count as what they are, functions of the others."""
+    dout, dlse, q, k, v, _, _, *tensors = ctx.saved_tensors
+    given = dict(zip(_OPTIONS, (*tensors, *ctx.numbers)))
+    along = Directions(*(u if want else None for u, want in zip(cotangents, ctx.wanted)))
+    (ddout, ddlse), (dq, dk, dv, dbias, dsinks) = derivatives(
+        q, k, v, ctx.layout, given, along, dout, dlse, second=True
+    )
+    options = [None] * len(_OPTIONS)
+    options[_BIAS], options[_SINKS] = dbias, dsinks
+    ddlse = None if dlse is None else ddlse
+    ddout = ddout.to(dout.dtype)
+    results = (ddout, ddlse, dq, dk, dv, None, None, None, None, *options)
+    return results[: len(ctx.needs_input_grad)]
+
+
+def _push_backward(ctx, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1):
+    """The tangents of the gradients: the gradients for the tangents of dout and dlse, and how those
+    for dout and dlse change with the inputs."""
+    dout, dlse, q, k, v, out, lse, *tensors = ctx.saved_tensors
+    values = (*tensors, *ctx.numbers)
+    along = _directions(q1, k1, v1, options1)
+    _, tangents = derivatives(
+        q, k, v, ctx.layout, dict(zip(_OPTIONS, values)), along, dout, dlse, second=True
+    )
+    if dout1 is not None or dlse1 is not None:
+        dout1 = torch.zeros_like(dout) if dout1 is None else dout1
+        arguments = (dout1, dlse1, q, k, v, out, lse, ctx.wanted, ctx.layout, *values)
+        first = _apply(_Backward, *arguments)
+        tangents = [a + b if w else None for a, b, w in zip(tangents, first, ctx.wanted)]
+    return tuple(x if want else q.new_zeros(0) for x, want in zip(tangents, ctx.wanted))
 
 
 class _Forward(torch.autograd.Function):
@@ -456,22 +526,22 @@ class _Forward(torch.autograd.Function):
     generate_vmap_rule = True
     setup_context = staticmethod(_setup)
     backward = staticmethod(_differentiate)
-    jvp = staticmethod(_no_tangent)
+    jvp = staticmethod(_push_forward)
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.flashattn.forward(*arguments)
+        return torch.ops.flashattn.forward(*_unsealed(arguments))
 
 
 class _Backward(torch.autograd.Function):
     generate_vmap_rule = True
-    setup_context = staticmethod(_setup_nothing)
-    backward = staticmethod(_no_second_derivative)
-    jvp = staticmethod(_no_tangent)
+    setup_context = staticmethod(_setup_backward)
+    backward = staticmethod(_differentiate_backward)
+    jvp = staticmethod(_push_backward)
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.flashattn.backward(*arguments)
+        return torch.ops.flashattn.backward(*_unsealed(arguments))
 
 
 def _has_tangent(tensors):
@@ -540,8 +610,8 @@ def _refusal(name, advice):
 
 
 _library = torch.library.Library("flashattn", "FRAGMENT")
-_register_autograd("forward", 4, _Forward.apply)
-_register_autograd("backward", 9, _Backward.apply)
+_register_autograd("forward", 4, functools.partial(_apply, _Forward))
+_register_autograd("backward", 9, functools.partial(_apply, _Backward))
 _register_autograd("decode", 4, _refusal("decode", _DECODE_ADVICE))
 _register_autograd("weights", 4, _refusal("weights", _DETACH_ADVICE))
 _register_autograd("combine", 6, _refusal("combine", _DETACH_ADVICE))
@@ -819,7 +889,7 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradients are to be differentiated
             values = _values(options)
             given = (dout, dlse, q, k, v, out.detach(), lse.detach(), list(needs))
-            gradients = _Backward.apply(*given, ctx.layout, *values)
+            gradients = _apply(_Backward, *given, ctx.layout, *values)
             return *(g if need else None for g, need in zip(gradients, needs)), None, None
         dlse = None if dlse is None else _resolved(dlse).contiguous()
         gradients = [
@@ -854,7 +924,7 @@ def _values(options):
 
 def _by_operator(operator, q, k, v, layout, options):
     if _transformed() and operator is torch.ops.flashattn.forward:
-        operator = _Forward.apply
+        operator = functools.partial(_apply, _Forward)
     return operator(q, k, v, layout, *_values(options))
 
 
@@ -1049,11 +1119,20 @@ def ladder(name, q, k, v, causal, scale):
     return torch.ops.flashattn.ladder(name, q, k, v, causal, scale)
 
 
+def _refuse_nested(function, named):
+    for name, x in named:
+        if x.is_nested:
+            raise ValueError(
+                f"{name} is nested: {function} takes dense tensors; packed ones are its values()"
+            )
+
+
 def combine(parts, lses, layout, out, return_lse, options):
     _refuse_stream(options)
     tensors = (*parts, *lses)
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         raise TypeError("parts holds tensors of PyTorch: expected only those in parts and lses")
+    _refuse_nested("combine", [("a part", x) for x in parts] + [("a part's lse", x) for x in lses])
     if _differentiated(tensors):
         raise _no_derivatives("combine", _DETACH_ADVICE)
     if torch.are_deterministic_algorithms_enabled():
@@ -1080,6 +1159,7 @@ def combine(parts, lses, layout, out, return_lse, options):
 def weights(q, k, rows, layout, out, options):
     if not isinstance(k, torch.Tensor):
         raise TypeError("q is a tensor of PyTorch: expected k to be, too")
+    _refuse_nested("weights", [("q", q), ("k", k)])
     _refuse_stream(options)
     _clean(options)
     _check_devices(q, (("k", k), ("rows", rows), *options.items()))
