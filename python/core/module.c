@@ -181,13 +181,16 @@ static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
     return out;
 }
 
-/* out and lse: new or the caller's; lse NULL: not wanted. */
+/* out and lse: new or the caller's; lse NULL: not wanted. What cannot be read is left to the long
+ * way, which knows more about its arrays and says what is wrong. */
 static PyObject *run_into(call *c, work *w, PyObject *q, const keywords *given, PyObject *out,
                           PyObject *lse)
 {
-    if (call_tensor(c, "out", out, true, &w->out) < 0) return NULL;
-    if (call_lse(c, "lse", lse ? lse : Py_None, true, &w->lse) < 0) return NULL;
-    if (call_keywords(c, given) < 0) return NULL;
+    if (call_tensor(c, "out", out, true, &w->out) < 0 ||
+        call_lse(c, "lse", lse ? lse : Py_None, true, &w->lse) < 0 || call_keywords(c, given) < 0) {
+        PyErr_Clear();
+        Py_RETURN_NOTIMPLEMENTED;
+    }
     return give_results(run(c, w, q), out, lse);
 }
 
@@ -219,9 +222,20 @@ static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywor
     if (out && wants_lse) lse = torch_new_lse(c);
     if (!numpy) c->allocator = torch_allocator();
     if (out && (lse || !wants_lse)) result = run_into(c, w, args[0], given, out, lse);
+    const bool wrote = result && result != Py_NotImplemented && args[PLAIN_OUT] != Py_None;
+    if (wrote && !numpy && torch_count_write(out) < 0) Py_CLEAR(result);
     Py_XDECREF(out);
     Py_XDECREF(lse);
     return result;
+}
+
+/* What NumPy's arrays need no question for. */
+static bool are_plain_arguments(PyObject *out, const keywords *given)
+{
+    if (out != Py_None && !torch_is_plain_argument(out)) return false;
+    for (int i = 0; given->any && i < OPTIONS_MAX; i++)
+        if (given->values[i] && !torch_is_plain_argument(given->values[i])) return false;
+    return true;
 }
 
 static PyObject *plain_forward_or_decode(const char *name, fa_pass pass, PyObject *const *args,
@@ -237,6 +251,7 @@ static PyObject *plain_forward_or_decode(const char *name, fa_pass pass, PyObjec
     if (wants_lse < 0) return NULL;
     if (numpy ? wants_lse : !torch_is_plain(args)) Py_RETURN_NOTIMPLEMENTED;
     if (!keywords_are_plain(args[PLAIN_OPTIONS], &given)) Py_RETURN_NOTIMPLEMENTED;
+    if (!numpy && !are_plain_arguments(args[PLAIN_OUT], &given)) Py_RETURN_NOTIMPLEMENTED;
     w.pass = pass;
     if (call_begin(&c, args[PLAIN_LAYOUT], NULL, NULL) == 0)
         result = run_plain(&c, &w, args, &given, numpy, wants_lse);

@@ -448,7 +448,14 @@ static int read_threads(PyObject *value, int32_t *threads)
     return 0;
 }
 
-/* (left, right); -1 in both places means no window at all. */
+static int read_side(const char *name, PyObject *value, int64_t *side)
+{
+    if (value != Py_None) return read_int64(name, value, side);
+    *side = -1;
+    return 0;
+}
+
+/* (left, right); -1 or None in both places means no window at all. */
 static int read_window(PyObject *value, fa_options *o)
 {
     int status = -1;
@@ -461,8 +468,8 @@ static int read_window(PyObject *value, fa_options *o)
         wrong_value(PyExc_ValueError, "window", value, "a pair (left, right)");
     } else {
         o->flags |= FA_WINDOW;
-        if (read_int64("window[0]", left, &o->window_left) == 0)
-            status = read_int64("window[1]", right, &o->window_right);
+        if (read_side("window[0]", left, &o->window_left) == 0)
+            status = read_side("window[1]", right, &o->window_right);
     }
     Py_XDECREF(left);
     Py_XDECREF(right);

@@ -15,7 +15,7 @@ from ._arrays import as_integers, shown
 from ._core import UnsupportedError
 from ._core import plain_forward as _plain_forward
 from ._functional import attention
-from ._options import check_flag, check_integer, check_number
+from ._options import check_flag, check_integer, check_number, read_window
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,30 +87,6 @@ def _rows(x):
     return np.ascontiguousarray(x) if copied else x
 
 
-def read_window(window_size):
-    """(left, right), or None: no limit on either side."""
-    try:
-        sides = tuple(window_size)
-    except TypeError:
-        sides = ()
-    if len(sides) != 2:
-        raise TypeError(
-            f"window_size is {shown(window_size)}: expected a pair (left, right), -1: no limit"
-        )
-    left, right = (_read_side(i, side) for i, side in enumerate(sides))
-    return None if left == -1 and right == -1 else (left, right)
-
-
-def _read_side(i, side):
-    if side is None:
-        return -1
-    check_integer(f"window_size[{i}]", side)
-    side = int(side)
-    if not -1 <= side < 2**63:
-        raise ValueError(f"window_size[{i}] is {side}: expected -1 (no limit) or 0 to 2^63 - 1")
-    return side
-
-
 def check_call(dropout_p, softmax_scale, causal, softcap, deterministic, return_attn_probs):
     """Whether each may be meant: FlashAttention 3 has another order of positional arguments."""
     check_number("dropout_p", dropout_p, _ORDER)
@@ -140,7 +116,7 @@ def attend(
 ):
     """attention with the options that are not at their defaults: each one given costs time."""
     check_call(dropout_p, softmax_scale, causal, softcap, deterministic, return_attn_probs)
-    window = read_window(window_size)
+    window = read_window("window_size", window_size)
     if extras:
         add_extras(options, extras, function)
     if dropout_p:
@@ -149,7 +125,7 @@ def attend(
         options["scale"] = softmax_scale
     if causal:
         options["causal"] = True
-    if window is not None:
+    if window != (-1, -1):
         options["window"] = window
     if softcap:
         options["softcap"] = softcap

@@ -16,8 +16,8 @@ import numpy as np
 from . import _core, _functional
 from ._arrays import as_integers, is_tensor
 from ._core import UnsupportedError
-from ._flash_attn import CacheExtras, add_extras, attend, check_call, read_window, with_their_names
-from ._options import check_flag, check_integer
+from ._flash_attn import CacheExtras, add_extras, attend, check_call, with_their_names
+from ._options import check_flag, check_integer, read_window
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -428,7 +428,7 @@ def _check_attention(q, keys, values, arguments, options, traced):
     if reason is not None:
         # The call itself has the right exception; autocast, and strides that are copied first, may
         # make that it runs.
-        attend(q, keys, values, 0.0, scale, causal, window or (-1, -1), softcap, slopes,
+        attend(q, keys, values, 0.0, scale, causal, window, softcap, slopes,
                False, False, "flash_attn_with_kvcache", {}, **options)  # fmt: skip
 
 
@@ -499,7 +499,7 @@ def flash_attn_with_kvcache(
     check_call(0.0, softmax_scale, causal, softcap, False, False)
     check_flag("return_softmax_lse", return_softmax_lse)
     check_flag("rotary_interleaved", rotary_interleaved)
-    window = read_window(window_size)
+    window = read_window("window_size", window_size)
     if (k is None) != (v is None):
         raise ValueError(
             f"{'k' if k is None else 'v'} is None: expected both or neither of k and v"
@@ -529,7 +529,7 @@ def flash_attn_with_kvcache(
     keys, values, where = places.options(xp, k_cache, v_cache)
     options.update(where)
     if rotary_cos is not None:
-        one_by_one = causal or window is not None
+        one_by_one = causal or window != (-1, -1)
         q, k = _turn(xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, places, one_by_one)
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
@@ -542,7 +542,7 @@ def flash_attn_with_kvcache(
         0.0,
         softmax_scale,
         causal,
-        window or (-1, -1),
+        window,
         softcap,
         alibi_slopes,
         False,

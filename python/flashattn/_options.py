@@ -19,7 +19,7 @@ class Options(TypedDict, total=False):
     causal: bool
     scale: Optional[float]
     softcap: Optional[float]
-    window: Optional[Tuple[int, int]]
+    window: Optional[Tuple[Optional[int], Optional[int]]]
     diagonal: Optional[int]
     bias: Any
     mask: Any
@@ -62,7 +62,7 @@ TEXT = """
         scale: of the scores; default 1 / sqrt(dim).
         softcap: scores become softcap * tanh(score / softcap).
         window: (left, right): query i sees keys i + diagonal - left to i + diagonal + right;
-            -1: no limit on that side.
+            -1 or None: no limit on that side.
         diagonal: where the masks lie; default n_k - n_q: the last query sees the last key.
         bias: added to the scores; broadcasts to (batch, heads, n_q, n_k); float32, float16 or
             bfloat16.
@@ -127,6 +127,28 @@ def check_integer(name, value, hint=""):
     )
     if not number or _is_truth_value(value):
         raise TypeError(f"{name} is {shown(value)}: expected an integer{hint}")
+
+
+def read_window(name, value):
+    """(left, right), two integers."""
+    try:
+        sides = tuple(value)
+    except TypeError:
+        sides = ()
+    if len(sides) != 2:
+        raise TypeError(f"{name} is {shown(value)}: expected a pair (left, right), -1: no limit")
+    left, right = (_read_side(f"{name}[{i}]", side) for i, side in enumerate(sides))
+    return left, right
+
+
+def _read_side(name, side):
+    if side is None:
+        return -1
+    check_integer(name, side)
+    side = int(side)
+    if not -1 <= side < 2**63:
+        raise ValueError(f"{name} is {side}: expected -1 (no limit) or 0 to 2^63 - 1")
+    return side
 
 
 _FLAGS = ("causal", "deterministic", "batch_invariant")
