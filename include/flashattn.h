@@ -253,7 +253,18 @@ typedef struct fa_options {
     size_t workspace_size; /* its size in bytes                                                    */
 } fa_options;
 
+/* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */
+#ifdef __cplusplus
+static inline fa_options fa_options_init(void)
+{
+    fa_options options = fa_options();
+    options.size = sizeof options;
+    return options;
+}
+#define FA_OPTIONS_INIT fa_options_init()
+#else
 #define FA_OPTIONS_INIT {.size = sizeof(fa_options)}
+#endif
 
 /* ------------------------------------------------------------------------------------------------
  * 5. The calls
@@ -301,7 +312,17 @@ typedef struct fa_gradients {
     float *dsinks;   /* out: float32 (Hq). Needs options->sinks                                    */
 } fa_gradients;
 
+#ifdef __cplusplus
+static inline fa_gradients fa_gradients_init(void)
+{
+    fa_gradients gradients = fa_gradients();
+    gradients.size = sizeof gradients;
+    return gradients;
+}
+#define FA_GRADIENTS_INIT fa_gradients_init()
+#else
 #define FA_GRADIENTS_INIT {.size = sizeof(fa_gradients)}
+#endif
 
 /*
  * Backward: the gradients of a scalar loss, given those of out and lse. out and lse are those that
