@@ -30,6 +30,9 @@
  *   - Thread safety: every function may be called from any number of threads at once, also from
  *     inside OpenMP regions, as long as no two calls write the same memory. fa_last_error() is kept
  *     per thread.
+ *   - Processes: calls on the CPU work, with threads, in the child of a fork, whatever the parent's
+ *     threads were doing. (CUDA itself does not work in the child of a process that has used it.) A
+ *     shared library that has been loaded stays: dlclose does not take it away from its threads.
  *   - Aliasing: outputs must not overlap inputs or each other. Inputs may overlap each other.
  *   - Alignment: data pointers must be aligned to their element's size; nothing more is needed.
  *   - Sizes and strides are 64-bit and count elements, never bytes. Tensors may hold more than 2^31
@@ -244,7 +247,9 @@ typedef struct fa_options {
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads; /* CPU: how many threads; 0: OpenMP's choice, fewer for tiny problems. Never
+    int32_t threads; /* CPU: the most threads that work at once; 0: OpenMP's choice (one without
+                      * OpenMP, or inside a parallel region), fewer for tiny problems. Fewer where
+                      * there is less to do, or more cannot be started; never more than 1024. Never
                       * changes a bit of a result                                                  */
     int32_t reserved; /* 0 */
 

@@ -43,20 +43,31 @@ static void combine_row(const fa_combine_problem *p, float *row, float *sum, int
     if (p->lse) p->lse[at] = empty ? top : top + logf(total);
 }
 
+typedef struct fa_combine_job {
+    const fa_combine_problem *p;
+    char *scratch;
+    size_t row_bytes; /* two rows for each thread */
+} fa_combine_job;
+
+static void combine_item(void *context, int64_t index, int thread)
+{
+    const fa_combine_job *job = context;
+    const fa_combine_problem *p = job->p;
+    char *mine = job->scratch + (size_t)thread * 2 * job->row_bytes;
+    combine_row(p, (float *)(void *)mine, (float *)(void *)(mine + job->row_bytes),
+                index / (p->heads * p->n_q), index / p->n_q % p->heads, index % p->n_q);
+}
+
 fa_status FA_NAME(combine)(const fa_combine_problem *p)
 {
     const double values = (double)p->batch * (double)p->heads * (double)p->n_q * (double)p->d_v;
-    const int threads = fa_cpu_threads(p->threads, values * (double)p->num_parts);
-    const size_t row_bytes = fa_lines((size_t)p->d_v * sizeof(float));
-    char *scratch = fa_allocate((size_t)threads * 2 * row_bytes);
-    if (!scratch) return FA_ERROR_MEMORY;
+    const int wanted = fa_cpu_threads(p->threads, values * (double)p->num_parts);
     const int64_t rows = p->batch * p->heads * p->n_q;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) {
-        char *mine = scratch + (size_t)fa_thread_index() * 2 * row_bytes;
-        combine_row(p, (float *)(void *)mine, (float *)(void *)(mine + row_bytes),
-                    r / (p->heads * p->n_q), r / p->n_q % p->heads, r % p->n_q);
-    }
-    free(scratch);
+    const int threads = fa_team_reserve((int)fa_min(wanted, rows));
+    fa_combine_job job = {p, NULL, fa_lines((size_t)p->d_v * sizeof(float))};
+    job.scratch = fa_allocate((size_t)threads * 2 * job.row_bytes);
+    if (!job.scratch) return FA_ERROR_MEMORY;
+    fa_team_run(threads, rows, fa_team_share(threads, rows), combine_item, &job);
+    free(job.scratch);
     return FA_OK;
 }

@@ -10,13 +10,7 @@
 #include "../problem.h"
 #include "engine.h"
 #include "rows.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-static inline int fa_thread_index(void) { return omp_get_thread_num(); }
-#else
-static inline int fa_thread_index(void) { return 0; }
-#endif
+#include "team.h"
 
 /* Bytes rounded up to whole cache lines. */
 static inline size_t fa_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
