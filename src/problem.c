@@ -610,6 +610,18 @@ static fa_status set_out(const fa_arguments *a, fa_problem *p)
     return FA_OK;
 }
 
+/* Batch item b's slopes lie b strides from the first one's. */
+static fa_status check_alibi_stride(const fa_options *o, const fa_problem *p)
+{
+    int64_t last = 0;
+    const bool fits = p->batch < 2 || multiply(p->batch - 1, o->alibi_batch_stride, &last);
+    FA_REQUIRE(fits && last >= -EXTENT_MAX && last <= EXTENT_MAX,
+               "options.alibi_batch_stride is %" PRId64 " with a batch of %" PRId64
+               ": expected slopes within 2^60 elements",
+               o->alibi_batch_stride, p->batch);
+    return FA_OK;
+}
+
 /* Whoever counts (batch, head, row) triples must not overflow, with 4 bytes for each. */
 static fa_status check_counts(const fa_problem *p)
 {
@@ -672,6 +684,7 @@ static fa_status set_shapes(const fa_arguments *a, fa_problem *p)
     FA_TRY(set_values(a, p));
     FA_TRY(set_out(a, p));
     FA_TRY(check_counts(p));
+    FA_TRY(check_alibi_stride(a->options, p));
     FA_TRY(set_lse(a, p));
     return check_fp8(a);
 }
@@ -956,7 +969,9 @@ static void add_outputs(const fa_arguments *a, const fa_problem *p, regions *r)
     add_tensor(r, "out", a->out, !backward);
     add_array(r, "lse", a->lse, lse_bytes, !backward);
     add_tensor(r, "weights", a->weights, true);
-    if (a->rows) add_array(r, "rows", a->rows, a->num_rows * (int64_t)sizeof(int64_t), false);
+    int64_t row_bytes;
+    if (a->rows && multiply(a->num_rows, (int64_t)sizeof(int64_t), &row_bytes))
+        add_array(r, "rows", a->rows, row_bytes, false);
     const fa_gradients *g = a->gradients;
     if (!g) return;
     add_tensor(r, "gradients.dout", &g->dout, false);

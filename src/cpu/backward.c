@@ -61,7 +61,8 @@ typedef struct fa_backward_job {
     fa_tasks rows;      /* rows of dq of each sequence and head: its queries, padded */
     float *dq;          /* rows * heads_q rows of pitch_d */
     atomic_llong *turn; /* blocks * heads_q: how many tiles have added to this block */
-    float *paged;       /* paged keys: batch * n_k * heads_kv rows of dK and dV; else NULL */
+    fa_tasks keys;      /* paged keys: the keys of each sequence */
+    float *paged;       /* keys * heads_kv rows of dK and dV; else NULL */
     char *scratch;
 } fa_backward_job;
 
@@ -112,6 +113,12 @@ static fa_backward_plan make_plan(const fa_problem *p)
 static int64_t k_tile_count(const fa_problem *p, const fa_sequence *s)
 {
     return (s->n_k + k_tile_rows(p) - 1) / k_tile_rows(p);
+}
+
+static int64_t key_count(const fa_problem *p, const fa_sequence *s)
+{
+    (void)p;
+    return s->n_k;
 }
 
 static int64_t q_block_count(const fa_problem *p, const fa_sequence *s)
@@ -373,7 +380,7 @@ static void walk_queries(const fa_backward_job *job, fa_backward_tiles *t, const
 static float *paged_row(const fa_backward_job *job, int64_t b, int64_t j, int64_t head_kv)
 {
     const fa_problem *p = job->p;
-    return job->paged + ((b * p->n_k + j) * p->heads_kv + head_kv) * (p->d + p->d_v);
+    return job->paged + ((job->keys.first[b] + j) * p->heads_kv + head_kv) * (p->d + p->d_v);
 }
 
 static void store_key_gradients(const fa_backward_job *job, const fa_backward_tiles *t,
@@ -488,8 +495,10 @@ static int64_t pages_used(const fa_problem *p, int64_t b)
 static bool find_page_uses(const fa_problem *p, fa_page_uses *u)
 {
     const int64_t pages = p->blocks_k;
-    u->first = fa_allocate((size_t)(pages + 1) * sizeof *u->first);
-    u->uses = fa_allocate((size_t)(p->batch * p->block_table_stride) * sizeof *u->uses);
+    int64_t used = 0;
+    for (int64_t b = 0; b < p->batch; b++) used += pages_used(p, b);
+    u->first = fa_allocate(fa_bytes(pages + 1, sizeof *u->first));
+    u->uses = fa_allocate(fa_bytes(used, sizeof *u->uses));
     if (!u->first || !u->uses) return false;
     memset(u->first, 0, (size_t)(pages + 1) * sizeof *u->first);
     for (int64_t b = 0; b < p->batch; b++)
@@ -630,12 +639,21 @@ static void store_bias(const fa_problem *p, const float *sum)
     }
 }
 
+/* Of the longest sequence: n_k, where pages hold the keys, says how far apart the table's rows are. */
+static int64_t most_tiles(const fa_backward_job *job)
+{
+    int64_t most = 0;
+    for (int64_t b = 0; b < job->p->batch; b++)
+        most = fa_max(most, job->tiles.first[b + 1] - job->tiles.first[b]);
+    return most;
+}
+
 static fa_status find_dbias(const fa_backward_job *job, int threads)
 {
     const fa_problem *p = job->p;
     const int64_t *n = p->dbias_shape;
-    fa_bias_job bias = {job, NULL, (p->n_k + job->plan.k_tile - 1) / job->plan.k_tile};
-    const size_t bytes = (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float);
+    fa_bias_job bias = {job, NULL, most_tiles(job)};
+    const size_t bytes = fa_bytes(n[0] * n[1] * n[2] * n[3], sizeof(float));
     bias.sum = fa_allocate(bytes);
     if (!bias.sum) return FA_ERROR_MEMORY;
     memset(bias.sum, 0, bytes);
@@ -718,19 +736,18 @@ static bool allocate(fa_backward_job *job, int *threads)
         return false;
     *threads = fa_team_reserve((int)fa_min(fa_problem_threads(p), most_items(job)));
     const int64_t blocks = fa_tasks_total(&job->blocks) * p->heads_q;
-    const size_t dq_bytes =
-        p->dq.data
-            ? (size_t)(fa_tasks_total(&job->rows) * p->heads_q * job->plan.pitch_d) * sizeof(float)
-            : 0;
-    const size_t turn_bytes = (size_t)blocks * sizeof *job->turn;
-    const size_t paged_bytes =
-        (size_t)(p->batch * p->n_k * p->heads_kv * (p->d + p->d_v)) * sizeof(float);
+    const int64_t dq_rows = p->dq.data ? fa_times(fa_tasks_total(&job->rows), p->heads_q) : 0;
+    const size_t dq_bytes = fa_bytes(fa_times(dq_rows, job->plan.pitch_d), sizeof(float));
     job->scratch = fa_allocate((size_t)*threads * job->plan.scratch);
-    job->delta = fa_allocate((size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float));
+    job->delta = fa_allocate(fa_bytes(p->blocks_q * p->heads_q * p->rows_q, sizeof(float)));
     job->dq = fa_allocate(dq_bytes);
-    job->turn = fa_allocate(turn_bytes);
+    job->turn = fa_allocate(fa_bytes(blocks, sizeof *job->turn));
     const bool paged = p->block_table && (p->dk.data || p->dv.data);
-    if (paged) job->paged = fa_allocate(paged_bytes);
+    if (paged) {
+        if (!fa_tasks_make(&job->keys, p, key_count)) return false;
+        const int64_t rows = fa_times(fa_tasks_total(&job->keys), p->heads_kv);
+        job->paged = fa_allocate(fa_bytes(fa_times(rows, p->d + p->d_v), sizeof(float)));
+    }
     if (!job->scratch || !job->delta || !job->dq || !job->turn || (paged && !job->paged))
         return false;
     memset(job->dq, 0, dq_bytes);
@@ -748,6 +765,7 @@ fa_status FA_NAME(backward)(const fa_problem *p)
     free(job.dq);
     free(job.delta);
     free(job.scratch);
+    free(job.keys.first);
     free(job.rows.first);
     free(job.blocks.first);
     free(job.tiles.first);

@@ -665,13 +665,13 @@ fa_status FA_NAME(decode)(const fa_problem *p)
         status = FA_OK;
         const int64_t rows = fa_tasks_total(&job.partials) * p->heads_kv;
         if (rows > 0) {
-            const size_t scalars = fa_lines((size_t)rows * sizeof(float));
+            const size_t scalars = fa_lines(fa_bytes(rows, sizeof(float)));
             const int wanted = fa_problem_threads(p);
             choose_heads(&job, wanted);
             const int64_t tasks = fa_tasks_total(&job.splits) * head_tasks(&job);
             const int threads = fa_team_reserve((int)fa_min(wanted, tasks));
             const size_t tiles = fa_lines((size_t)threads * job.plan.scratch);
-            const size_t values = (size_t)(rows * job.plan.v.padded) * sizeof(float);
+            const size_t values = fa_bytes(fa_times(rows, job.plan.v.padded), sizeof(float));
             job.scratch = fa_allocate(tiles + 2 * scalars + values);
             if (job.scratch) {
                 char *results = job.scratch + tiles;

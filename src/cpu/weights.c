@@ -71,11 +71,12 @@ fa_status FA_NAME(weights)(const fa_problem *p)
     const double scores =
         (double)p->batch * (double)p->heads_q * (double)p->num_weight_rows * (double)p->n_k;
     const int64_t total = p->batch * p->heads_q * p->num_weight_rows;
+    if (total == 0) return FA_OK;
     const int wanted = fa_cpu_threads(p->threads, 2 * scores * (double)p->d);
     const int threads = fa_team_reserve((int)fa_min(wanted, total));
     const int64_t row = fa_round_up(p->n_k, VL) + VL + 2 * fa_round_up(p->d, VL);
-    fa_weights_job job = {p, NULL, fa_lines((size_t)row * sizeof(float))};
-    job.scratch = fa_allocate((size_t)threads * job.bytes);
+    fa_weights_job job = {p, NULL, fa_lines(fa_bytes(row, sizeof(float)))};
+    job.scratch = fa_allocate(fa_bytes(threads, job.bytes));
     if (!job.scratch) return FA_ERROR_MEMORY;
     fa_team_run(threads, total, 4, weights_item, &job);
     free(job.scratch);

@@ -583,6 +583,15 @@ static void test_ranges(void)
     ACCEPTS(forward, s.o.flags = FA_CAUSAL | FA_DIAGONAL; s.o.diagonal = -((int64_t)1 << 62));
     ACCEPTS(forward, s.o.dropout_p = nextafterf(1.0f, 0.0f));
     ACCEPTS(forward, s.o.scale = -0.5f);
+
+    static float slopes[64];
+    REFUSES(forward, s.o.alibi_slopes = slopes; s.o.alibi_batch_stride = INT64_MAX,
+                                                "options.alibi_batch_stride is 9223372036854775807",
+                                                "expected slopes within 2^60 elements");
+    REFUSES(forward, s.o.alibi_slopes = slopes;
+            s.o.alibi_batch_stride = INT64_MIN,
+            "options.alibi_batch_stride is -9223372036854775808",
+            "expected slopes within 2^60 elements");
 }
 
 /* A struct of a later version, and what a caller of that version left in its new fields. */

@@ -89,8 +89,9 @@ static void *fork_elsewhere(void *argument)
 static void check_other_thread(void)
 {
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, fork_elsewhere, NULL) == 0, "pthread_create failed");
-    pthread_join(thread, NULL);
+    const int failed = pthread_create(&thread, NULL, fork_elsewhere, NULL);
+    if (!failed) pthread_join(thread, NULL);
+    CHECK(!failed, "pthread_create failed");
 }
 
 static atomic_bool stop, started;
