@@ -6,11 +6,11 @@
 #include "work.h"
 
 /* The largest log-sum-exp of one query's parts; NaN if any is. */
-static float largest_lse(const fa_combine_problem *p, int64_t at)
+static float largest_lse(const fa_combine_problem *p, int64_t b, int64_t h, int64_t i)
 {
     float top = -INFINITY;
     for (int64_t part = 0; part < p->num_parts; part++) {
-        const float lse = p->part_lse[part][at];
+        const float lse = p->part_lse[part][fa_part_lse_offset(p, part, b, h, i)];
         if (isnan(lse)) return lse;
         top = fmaxf(top, lse);
     }
@@ -22,12 +22,11 @@ static float largest_lse(const fa_combine_problem *p, int64_t at)
 static void combine_row(const fa_combine_problem *p, float *row, float *sum, int64_t b, int64_t h,
                         int64_t i)
 {
-    const int64_t at = (b * p->heads + h) * p->n_q + i;
-    const float top = largest_lse(p, at);
+    const float top = largest_lse(p, b, h, i);
     float total = 0;
     memset(sum, 0, (size_t)p->d_v * sizeof *sum);
     for (int64_t part = 0; part < p->num_parts; part++) {
-        const float part_lse = p->part_lse[part][at];
+        const float part_lse = p->part_lse[part][fa_part_lse_offset(p, part, b, h, i)];
         if (part_lse == -INFINITY) continue;
         const fa_tensor *t = &p->parts[part];
         const fa_view view = {
@@ -40,7 +39,7 @@ static void combine_row(const fa_combine_problem *p, float *row, float *sum, int
     const bool empty = top == -INFINITY;
     fa_store_row(fa_view_row(&p->out, b, i, h), p->out.dtype, sum, empty ? 0.0f : 1.0f / total,
                  p->d_v);
-    if (p->lse) p->lse[at] = empty ? top : top + logf(total);
+    if (p->lse) p->lse[(b * p->heads + h) * p->n_q + i] = empty ? top : top + logf(total);
 }
 
 typedef struct fa_combine_job {
