@@ -317,6 +317,9 @@ static void test_combine_arrays(void)
            "expected an array in host memory");
     EXPECT(fa_combine(on_the_host, device_array, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT,
            "part_lse at 0x", "expected an array in host memory");
+    const fa_options strided = {.size = sizeof o, .part_lse_stride = device_array};
+    EXPECT(fa_combine(on_the_host, lse, 1, &h.out, NULL, &strided), FA_ERROR_ARGUMENT,
+           "options.part_lse_stride at 0x", "expected an array in host memory");
     fa_tensor empty = h.out, part = d.q;
     empty.shape[1] = part.shape[1] = 0;
     CHECK(fa_combine(&part, &lse[1], 1, &empty, NULL, &o) == FA_OK, "nothing to merge: %s",
