@@ -82,13 +82,28 @@ static fa_status run_work(const call *c, const work *w)
     }
 }
 
+/* The caller's allocator gives so much workspace, which the result keeps. NULL: a Python error. */
+static PyObject *allocate(call *c, size_t bytes, PyObject *q)
+{
+    array a;
+    PyObject *memory = PyObject_CallFunction(c->allocator, "nO", (Py_ssize_t)bytes, q);
+    if (!memory) return NULL;
+    if (array_read(&a, "workspace", memory, &c->where) < 0) {
+        Py_DECREF(memory);
+        return NULL;
+    }
+    c->options.workspace = a.data;
+    c->options.workspace_size = (size_t)array_count(&a) * (a.dtype.bits / 8u);
+    array_release(&a);
+    return memory;
+}
+
 /* Has the caller's allocator give what the call needs. 1: there is more than before; 0: there is
  * not; -1: a Python error. *memory keeps it. */
 static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
 {
     const bool weights = w->pass == FA_PASS_WEIGHTS;
     size_t bytes = 0;
-    array a;
     fa_status status = fa_workspace_size(w->pass, &c->q, &c->k, weights ? NULL : &c->v,
                                          weights ? NULL : &w->out, &c->options, &bytes);
     if (status != FA_OK) {
@@ -97,12 +112,8 @@ static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
     }
     workspace_expected[w->pass] = bytes > 0;
     if (bytes <= c->options.workspace_size) return 0;
-    *memory = PyObject_CallFunction(c->allocator, "nO", (Py_ssize_t)bytes, q);
-    if (!*memory || array_read(&a, "workspace", *memory, &c->where) < 0) return -1;
-    c->options.workspace = a.data;
-    c->options.workspace_size = (size_t)array_count(&a) * (a.dtype.bits / 8u);
-    array_release(&a);
-    return 1;
+    *memory = allocate(c, bytes, q);
+    return *memory ? 1 : -1;
 }
 
 /* The library's call, without Python's lock. None, or NULL with a Python error. q: whose library's
@@ -331,6 +342,7 @@ typedef struct parts {
     part *each;
     fa_tensor *tensors;
     const float **lses;
+    int64_t (*lse_strides)[3];
 } parts;
 
 static int parts_begin(parts *p, PyObject *tensors, PyObject *lses)
@@ -349,7 +361,8 @@ static int parts_begin(parts *p, PyObject *tensors, PyObject *lses)
     p->each = PyMem_Malloc(count * sizeof *p->each);
     p->tensors = PyMem_Malloc(count * sizeof *p->tensors);
     p->lses = PyMem_Malloc(count * sizeof *p->lses);
-    if (p->each && p->tensors && p->lses) return 0;
+    p->lse_strides = PyMem_Malloc(count * sizeof *p->lse_strides);
+    if (p->each && p->tensors && p->lses && p->lse_strides) return 0;
     PyErr_NoMemory();
     return -1;
 }
@@ -360,6 +373,7 @@ static void parts_end(parts *p)
     PyMem_Free(p->each);
     PyMem_Free(p->tensors);
     PyMem_Free(p->lses);
+    PyMem_Free(p->lse_strides);
 }
 
 /* The names are only put together for a part that is wrong. */
@@ -387,22 +401,41 @@ static int read_parts(call *c, PyObject *tensors, PyObject *lses, parts *p)
         p->read = i + 1;
         p->tensors[i] = one->tensor;
         p->lses[i] = one->lse;
+        memcpy(p->lse_strides[i], one->lse_stride, sizeof one->lse_stride);
     }
     return 0;
 }
 
+static fa_status merge(const call *c, const parts *p, float *lse)
+{
+    fa_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = fa_combine(p->tensors, p->lses, p->count, &c->q, lse, &c->options);
+    Py_END_ALLOW_THREADS;
+    return status;
+}
+
+/* On CUDA, more parts than one launch takes may need workspace; nothing tells how much but the
+ * header. */
 static PyObject *run_combine(call *c, parts *p, PyObject *const *args, PyObject *names)
 {
     float *lse;
-    fa_status status;
+    PyObject *memory = NULL;
     if (call_tensor(c, "out", args[2], true, &c->q) < 0) return NULL;
     c->k = c->v = c->q;
     if (read_parts(c, args[0], args[1], p) < 0) return NULL;
     if (call_lse(c, "lse", args[3], true, &lse) < 0) return NULL;
     if (call_options(c, args + 5, names) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = fa_combine(p->tensors, p->lses, p->count, &c->q, lse, &c->options);
-    Py_END_ALLOW_THREADS;
+    c->options.part_lse_stride = p->lse_strides[0];
+    fa_status status = merge(c, p, lse);
+    if (status == FA_ERROR_WORKSPACE && c->allocator) {
+        const int64_t *n = c->q.shape;
+        const size_t rows = (size_t)n[0] * (size_t)n[1] * (size_t)n[2];
+        memory = allocate(c, rows * ((size_t)n[3] + 1) * sizeof(float), args[2]);
+        if (!memory) return NULL;
+        status = merge(c, p, lse);
+    }
+    Py_XDECREF(memory);
     return finish(status);
 }
 

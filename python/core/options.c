@@ -258,8 +258,9 @@ int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool
 }
 
 /* (batch, heads, n_q); of one item (heads, n_q) will do. */
-static int check_lse(const array *a, const fa_tensor *q)
+static int read_lse(const array *a, const fa_tensor *q, float **data)
 {
+    if (!array_is(a, kDLFloat, 32)) return wrong_dtype(a, "float32");
     const int64_t expected[3] = {q->shape[0], q->shape[2], q->shape[1]};
     const int skipped = 3 - a->ndim;
     bool same = skipped == 0 || (skipped == 1 && q->shape[0] == 1);
@@ -271,14 +272,8 @@ static int check_lse(const array *a, const fa_tensor *q)
                      (long long)expected[1], (long long)expected[2]);
         return -1;
     }
-    return check_plain(a, -1);
-}
-
-static int read_lse(const array *a, const fa_tensor *q, float **data)
-{
-    if (!array_is(a, kDLFloat, 32)) return wrong_dtype(a, "float32");
     *data = a->data;
-    return check_lse(a, q);
+    return 0;
 }
 
 int call_lse(call *c, const char *name, PyObject *object, bool written, float **data)
@@ -286,7 +281,8 @@ int call_lse(call *c, const char *name, PyObject *object, bool written, float **
     *data = NULL;
     if (object == Py_None) return 0;
     const array *a = add_array(c, name, object, written);
-    return a ? read_lse(a, &c->q, data) : -1;
+    if (!a || read_lse(a, &c->q, data) < 0) return -1;
+    return check_plain(a, -1);
 }
 
 int call_part(call *c, part *p, PyObject *tensor, PyObject *lse)
@@ -298,6 +294,10 @@ int call_part(call *c, part *p, PyObject *tensor, PyObject *lse)
     if (read_array(c, &p->arrays[1], p->lse_name, lse, false) < 0) return -1;
     if (read_lse(&p->arrays[1], &p->tensor, &data) < 0) return -1;
     p->lse = data;
+    for (int i = 0; i < 3; i++) {
+        const int axis = i - (3 - p->arrays[1].ndim);
+        p->lse_stride[i] = axis < 0 ? 0 : p->arrays[1].stride[axis];
+    }
     return 0;
 }
 

@@ -59,6 +59,7 @@ typedef struct part {
     array arrays[2];             /* of the call, but as many as the caller has */
     fa_tensor tensor;
     const float *lse;
+    int64_t lse_stride[3]; /* batch, heads, n_q */
 } part;
 
 /* Whatever it returns, part_release must follow. */

@@ -107,13 +107,6 @@ class NumPy:
 
     float32 = np.float32
     finish = staticmethod(lambda array, like: array)
-    merges_in_steps = staticmethod(lambda out: False)
-
-    @staticmethod
-    def in_order(array):
-        """In C order, copied if it is not."""
-        return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
-
     call = staticmethod(
         lambda function, q, *arguments, **options: function(q, *arguments, **options)
     )
@@ -125,11 +118,6 @@ class CuPy:
     float32 = np.float32
     out_dtype = staticmethod(NumPy.out_dtype)
     finish = staticmethod(lambda array, like: array)
-    merges_in_steps = staticmethod(lambda out: out.dtype != np.float32)
-
-    @staticmethod
-    def in_order(array):
-        return sys.modules["cupy"].ascontiguousarray(array) if is_cupy(array) else array
 
     @staticmethod
     def empty(shape, dtype, like):
@@ -163,13 +151,6 @@ class Others(NumPy):
                 "give out=, or use PyTorch or CuPy; for JAX use flashattn.jax.attention"
             )
         return np.empty(shape, dtype)
-
-    @staticmethod
-    def in_order(array):
-        try:
-            return np.ascontiguousarray(np.from_dlpack(array))
-        except (AttributeError, BufferError, RuntimeError, TypeError):
-            return array  # the extension words what is wrong
 
     @staticmethod
     def out_dtype(q):

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 # Arrays of one library: the results are of q's.
 _Array = TypeVar("_Array")
 
-# On CUDA more parts take several launches, which keep their sums in a float32 out and an lse.
-MOST_PARTS = 640
-
 _ndarray = np.ndarray
 _plain_forward = _core.plain_forward
 
@@ -251,21 +248,13 @@ def combine(
     wanted_lse = lse_shape(first, layout, "parts[0]")
     if kind is None:
         return _torch().combine(parts, lses, layout, out, return_lse, options)
-    lses = tuple(map(kind.in_order, lses))
     result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
-    lse = None
-    if return_lse or len(parts) > MOST_PARTS:
-        lse = kind.empty(wanted_lse, kind.float32, first)
-    sums = result
-    if len(parts) > MOST_PARTS and kind.merges_in_steps(result):
-        sums = kind.empty(tuple(result.shape), kind.float32, first)
+    lse = kind.empty(wanted_lse, kind.float32, first) if return_lse else None
 
     def merge(first, *arguments, **options):
         _core.combine(parts, lses, *arguments, **options)
 
-    kind.call(merge, first, sums, lse, layout, **options)
-    if sums is not result:
-        result[...] = sums.astype(result.dtype)
+    kind.call(merge, first, result, lse, layout, **options)
     if out is None:
         result = kind.finish(result, first)
     return (result, kind.finish(lse, first)) if return_lse else result

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 from . import _core
 from ._arrays import lse_shape, out_shape
 from ._derivatives import Directions, derivatives
-from ._functional import MOST_PARTS, weights_shape
+from ._functional import weights_shape
 from ._options import check_types, complete, read_window
 
 # ---- The operators' arguments -------------------------------------------------------------------
@@ -302,23 +302,14 @@ torch.library.define(
 )
 
 
-def _merges_in_steps(parts):
-    return parts[0].is_cuda and len(parts) > MOST_PARTS
-
-
 def _merge(parts, lses, out, lse, layout, call, **options):
     parts = tuple(_rows(x) for x in parts)
-    lses = tuple(_resolved(x).contiguous() for x in lses)
-    sums = out
-    if _merges_in_steps(parts) and out.dtype != torch.float32:
-        sums = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    lses = tuple(_resolved(x) for x in lses)
 
     def merge(first, *arguments, **options):
         _core.combine(parts, lses, *arguments, **options)
 
-    call(merge, sums, lse, layout, **options)
-    if sums is not out:
-        out.copy_(sums)
+    call(merge, out, lse, layout, **options)
 
 
 @torch.library.impl("flashattn::combine", ("cpu", "cuda"))
@@ -1182,8 +1173,7 @@ def combine(parts, lses, layout, out, return_lse, options):
     if out is not None:
         _check_out(out)
     result = first.new_empty(first.shape) if out is None else out
-    wants_lse = return_lse or _merges_in_steps(parts)
-    lse = _empty_lse(first, layout, "parts[0]") if wants_lse else None
+    lse = _empty_lse(first, layout, "parts[0]") if return_lse else None
 
     def call(merge, *arguments, **options):
         _named_call("combine", merge, first, *arguments, **options)

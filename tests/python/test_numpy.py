@@ -151,6 +151,13 @@ def test_combine_takes_any_number_of_parts(rng, count):
     # Log-sum-exps with other strides, as a kernel with another layout writes them.
     rows_first = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in lses]
     assert np.array_equal(flashattn.combine(parts, rows_first), out)
+    reversed_rows = [np.ascontiguousarray(x[..., ::-1])[..., ::-1] for x in lses]
+    assert np.array_equal(flashattn.combine(parts, reversed_rows), out)
+    shared = np.broadcast_to(lses[0][:1, :1, :1], lses[0].shape)
+    assert np.array_equal(
+        flashattn.combine(parts, [shared] * count),
+        flashattn.combine(parts, [shared.copy()] * count),
+    )
 
 
 def test_combine_refuses_other_layouts_of_lse(rng):

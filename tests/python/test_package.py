@@ -69,7 +69,6 @@ def streams(monkeypatch):
     current = types.SimpleNamespace(ptr=4711)
     fake = types.SimpleNamespace(
         empty=lambda shape, dtype: OfCuPy(*shape),
-        ascontiguousarray=lambda array: array,
         cuda=types.SimpleNamespace(get_current_stream=lambda: current),
     )
     monkeypatch.setitem(sys.modules, "cupy", fake)
