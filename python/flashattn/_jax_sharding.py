@@ -204,15 +204,17 @@ def _split_axes(sharding, shape, mesh):
     where the parts are not those of whole axes of the mesh."""
     if not shape or sharding is None:
         return ((),) * len(shape)
-    places = sharding.devices_indices_map(tuple(shape))
+    # Of an array whose axes all the devices can split equally.
+    places = sharding.devices_indices_map((mesh.size,) * len(shape))
     starts = np.array(
         [[part.start or 0 for part in places[device]] for device in mesh.devices.flat]
     ).reshape(*mesh.devices.shape, len(shape))
-    return tuple(_axes_of(starts[..., i], mesh.axis_names, n) for i, n in enumerate(shape))
+    return tuple(_axes_of(starts[..., i], mesh.axis_names) for i in range(len(shape)))
 
 
-def _axes_of(starts, names, extent):
-    """starts: where the part of each device of the mesh begins."""
+def _axes_of(starts, names):
+    """starts: where the part of each device of the mesh begins, on an axis as long as the mesh has
+    devices."""
     origin = (0,) * starts.ndim
     steps = {}
     for i, name in enumerate(names):
@@ -221,12 +223,9 @@ def _axes_of(starts, names, extent):
             steps[name] = int(along[1] - along[0])
     axes = tuple(sorted(steps, key=lambda name: -steps[name]))
     sizes = dict(zip(names, starts.shape))
-    parts = math.prod(sizes[axis] for axis in axes)
-    if extent % parts:
-        return ()
     # Where the parts would lie, if these axes split it.
     expected = np.zeros(starts.shape, starts.dtype)
-    step = extent
+    step = starts.size
     for axis in axes:
         step //= sizes[axis]
         at = names.index(axis)

@@ -104,14 +104,15 @@ def attention(
     static = (layout, tuple((n, x) for n, x in numbers.items() if x is not None))
     _check(q, k, v, static, arrays)
     no_batch = q.ndim == 3
-    q, k, v = (x if x.ndim == 4 else x[None] for x in (q, k, v))
+    q, k, v = (x if x.ndim == 4 else jnp.expand_dims(x, 0) for x in (q, k, v))
     arrays = {name: _all_axes(name, x) for name, x in arrays.items()}
     q, k, v, *values = _varying_alike(q, k, v, *arrays.values())
     arrays = dict(zip(arrays, values))
     differentiable = {name: arrays.pop(name) for name in DIFFERENTIABLE if name in arrays}
-    out, lse = _attend(static, q, k, v, differentiable, arrays)
+    attend = _with_explicit_axes(functools.partial(_attend, static), layout, q, k, v)
+    out, lse = attend(q, k, v, differentiable, arrays)
     if no_batch:
-        out, lse = out[0], lse[0]
+        out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
 
@@ -135,7 +136,7 @@ def _as_array(name, x):
 def _all_axes(name, x):
     """As _jax_call wants it: with the axes that broadcasting adds in front."""
     count = {"bias": 4, "mask": 4, "alibi_slopes": 2}.get(name, x.ndim)
-    return x.reshape((1,) * (count - x.ndim) + x.shape)
+    return jnp.expand_dims(x, tuple(range(count - x.ndim)))
 
 
 def _varying_alike(*arrays):
@@ -151,6 +152,37 @@ def _varying(x, axes):
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(x, axes, to="varying")
     return jax.lax.pvary(x, axes)
+
+
+def _with_explicit_axes(attend, layout, *qkv):
+    """attend, where shardings are part of types (a mesh whose axes have AxisType.Explicit): results
+    are sharded over batch and heads like the first of q, k, v that is."""
+    if not hasattr(jax.sharding, "auto_axes"):  # JAX 0.6
+        return attend
+    types = [jax.typeof(x).sharding for x in qkv]
+    explicit = jax.sharding.AxisType.Explicit
+    meshes = [x.mesh for x in types if explicit in x.mesh.axis_types]
+    if not meshes:
+        return attend
+    batch = _split_by(types, 0, ())
+    heads = _split_by(types, 2 if layout == "bshd" else 1, batch)
+    out = (batch, (), heads) if layout == "bshd" else (batch, heads)
+    shardings = tuple(
+        jax.sharding.NamedSharding(meshes[0], jax.sharding.PartitionSpec(*(x or None for x in axes)))
+        for axes in (out, (batch, heads))
+    )
+    return jax.sharding.auto_axes(attend, out_sharding=shardings)
+
+
+def _split_by(shardings, axis, taken):
+    """The axes of the mesh that split an axis of the first array that they do split."""
+    for sharding in shardings:
+        names = sharding.spec[axis] or ()
+        names = (names,) if isinstance(names, str) else names
+        names = tuple(name for name in names if name not in taken)
+        if names:
+            return names
+    return ()
 
 
 # ---- Checks while tracing ------------------------------------------------------------------------
