@@ -33,9 +33,29 @@ Shapes = Tuple[Tuple[int, ...], ...]
 
 def partitioned(call, *operands):
     """compute(call, *operands), in which XLA's partitioner knows which axes can be split."""
+    if _partly_manual():
+        return compute(call, *operands)
     shapes = tuple(tuple(x.shape) for x in operands)
     results = jax.eval_shape(functools.partial(compute, call), *operands)
     return _operation(call, shapes, tuple(x.shape for x in results))(*operands)
+
+
+def _partly_manual():
+    """Whether this is inside of a shard_map over some axes of a mesh only. A partition's sums over
+    devices would not know of the other axes; XLA gathers arrays over those that are not manual."""
+    if not hasattr(jax.sharding, "get_abstract_mesh"):  # JAX 0.5
+        return False
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = [jax.sharding.AxisType.Manual == kind for kind in mesh.axis_types or ()]
+    if not any(manual) or all(manual):
+        return False
+    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        raise NotImplementedError(
+            f"flashattn.jax inside of shard_map over some axes of {mesh} only: GSPMD ends the process "
+            "at any foreign call there; expected a shard_map over all axes, or Shardy: "
+            'jax.config.update("jax_use_shardy_partitioner", True)'
+        )
+    return True
 
 
 @functools.lru_cache(None)
@@ -46,7 +66,7 @@ def _operation(call, shapes: Shapes, results: Shapes):
         return compute(call, *operands)
 
     def partition(mesh, operands, results):
-        if mesh.empty:  # some axes are manual, and JAX does not say which: no device can be told
+        if mesh.empty:  # JAX does not know it: no device can be told its place
             alone = [_replicated(x.sharding) for x in (*operands, *results)]
             return mesh, function, tuple(alone[len(operands) :]), tuple(alone[: len(operands)])
         plan = _plan(arrays, mesh, (*operands, *results))

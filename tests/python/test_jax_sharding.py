@@ -210,16 +210,17 @@ def test_q_stays_where_it_is(heads_kv, sharding, layout):
     text = run.lower(sharded, {}).compile().as_text()
     own = (batch, N_Q, heads, DIM) if layout == "bshd" else (batch, heads, N_Q, DIM)
     assert first_operands(text) == {("forward", own), ("backward", own)}
-    # dk and dv are added up over devices that share a group, and gathered as the caller has k and v.
-    expected = {"all-reduce"} if parts < 8 or heads_kv in (1, 8) else {"all-reduce", "all-gather"}
-    assert set(collectives(text)) <= expected
+    # dk and dv are added up over devices that share a group. Where only one of two axes splits the
+    # keys' heads, Shardy gathers them over the other, as the caller has k and v; GSPMD leaves them.
+    in_part = parts == 8 and heads_kv in (2, 4)
+    assert set(collectives(text)) <= {"all-reduce", *["all-gather"] * in_part}
     forward = jax.jit(functools.partial(attention, layout=layout, return_lse=True))
     assert collectives(forward.lower(**sharded).compile().as_text()) == []
 
     out, lse = results
     assert placed_as(out, where, *specs[0]) and placed_as(lse, where, *axes)
     for name, spec in zip("qkv", specs):
-        assert placed_as(gradients[name], where, *spec)
+        assert (in_part and name != "q") or placed_as(gradients[name], where, *spec)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -351,7 +352,7 @@ def test_what_cannot_be_split_is_gathered(spec):
 def test_heads_that_come_out_of_a_sharded_projection():
     """Three groups over eight devices: XLA splits key/value heads and dims by parts of one axis."""
     where = Mesh(np.array(jax.devices()), ("t",))
-    x, w_q, w_k = normal(5, (BATCH, N_Q, 24), (24, 16 * DIM), (24, 2 * DIM))
+    x, w_q, w_k = (x / 3 for x in normal(5, (BATCH, N_Q, 24), (24, 16 * DIM), (24, 2 * DIM)))
 
     def layer(x, w_q, w_k):
         q, k = ((x @ w).reshape(BATCH, N_Q, -1, DIM) for w in (w_q, w_k))
@@ -359,7 +360,7 @@ def test_heads_that_come_out_of_a_sharded_projection():
 
     run = jax.jit(jax.value_and_grad(lambda *x: jnp.sin(layer(*x)).sum(), argnums=(0, 1, 2)))
     sharded = [jax.device_put(w, NamedSharding(where, P(None, "t"))) for w in (w_q, w_k)]
-    same(run(x, *sharded), run(x, w_q, w_k), 1e-4)
+    same(run(x, *sharded), run(x, w_q, w_k), 2e-5)
     called = first_operands(run.lower(x, *sharded).compile().as_text())
     assert called == {(which, (BATCH, N_Q, 2, DIM)) for which in ("forward", "backward")}
 
@@ -533,7 +534,16 @@ def test_shard_map_over_one_axis_of_the_mesh(check):
 
     over_heads = mapped(both, (specs,), P(None, None, "h"), check, axis_names={"h"})
     sharded = place(mesh(), P("b", None, "h"), arrays)
-    same(gradient(over_heads)(sharded), gradient(both)(arrays), 5e-6)
+    before = jax.config.jax_use_shardy_partitioner
+    try:
+        jax.config.update("jax_use_shardy_partitioner", False)
+        with pytest.raises(NotImplementedError, match="Shardy"):
+            gradient(over_heads)(sharded)
+        jax.config.update("jax_use_shardy_partitioner", True)
+        result = gradient(over_heads)(sharded)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    same(result, gradient(both)(arrays), 5e-6)
 
 
 def test_pmap():
