@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
+from ._arrays import as_integers, shown
 from ._jax_call import ARRAYS, DIFFERENTIABLE, LENGTHS, Call, interface, manual_axes
 from ._jax_sharding import partitioned
 from ._jax_vmap import batching_rule, compute
+from ._options import check_types, read_window
 
 __all__ = ["attention", "interface"]
 
@@ -76,18 +78,20 @@ def attention(
     cu_seqlens, what a GPU has no kernel for) is an error when the program runs. The message says
     what was expected.
     """
-    q, k, v = (jnp.asarray(x) for x in (q, k, v))
+    q, k, v = (_as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     numbers = {
-        "causal": bool(causal),
+        "causal": causal,
         "scale": scale,
         "softcap": softcap,
-        "window": None if window is None else tuple(int(n) for n in window),
+        "window": None if window is None else read_window("window", window),
         "diagonal": diagonal,
-        "dropout_p": float(dropout_p),
+        "dropout_p": dropout_p,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
-        "threads": int(threads),
+        "threads": threads,
     }
+    check_types(numbers)
+    numbers.update(causal=bool(causal), dropout_p=float(dropout_p), threads=int(threads))
     arrays = {
         "bias": bias,
         "sinks": sinks,
@@ -126,11 +130,27 @@ def _dropout_state(p, key):
 
 
 def _as_array(name, x):
-    if name in LENGTHS:
-        return jnp.asarray(x, jnp.int32)
-    if name in ("sinks", "alibi_slopes"):
-        return jnp.asarray(x, jnp.float32)
-    return jnp.asarray(x)
+    try:
+        if name in LENGTHS:
+            return _as_lengths(name, x)
+        if name in ("sinks", "alibi_slopes"):
+            return jnp.asarray(x, jnp.float32)
+        return jnp.asarray(x)
+    except (OverflowError, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        if why.startswith(name):
+            raise
+        raise TypeError(f"{name} is {shown(x)}: expected an array of numbers ({why})") from None
+
+
+def _as_lengths(name, x):
+    if not isinstance(x, jax.Array):  # which may be traced
+        return jnp.asarray(as_integers(name, x, 32, None))
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{name}.dtype is {x.dtype}: expected integers")
+    if x.dtype.itemsize >= 4 and x.dtype != jnp.int32:
+        x = jnp.clip(x, max=2**31 - 1)
+    return x.astype(jnp.int32)
 
 
 def _all_axes(name, x):
@@ -168,7 +188,9 @@ def _with_explicit_axes(attend, layout, *qkv):
     heads = _split_by(types, 2 if layout == "bshd" else 1, batch)
     out = (batch, (), heads) if layout == "bshd" else (batch, heads)
     shardings = tuple(
-        jax.sharding.NamedSharding(meshes[0], jax.sharding.PartitionSpec(*(x or None for x in axes)))
+        jax.sharding.NamedSharding(
+            meshes[0], jax.sharding.PartitionSpec(*(x or None for x in axes))
+        )
         for axes in (out, (batch, heads))
     )
     return jax.sharding.auto_axes(attend, out_sharding=shardings)
@@ -221,7 +243,8 @@ def _check(q, k, v, static, arrays):
     _expect(arrays, "seqlens_q", [(batch,)])
     _expect(arrays, "seqlens_k", [(batch,)])
     if "block_table" in arrays:
-        _expect(arrays, "block_table", [(batch, arrays["block_table"].shape[-1])])
+        pages = arrays["block_table"].shape[-1:] or (1,)
+        _expect(arrays, "block_table", [(batch, *pages)])
     for name in ("bias", "mask"):
         if name in arrays:
             _expect_scores(name, arrays[name], batch, heads)

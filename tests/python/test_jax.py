@@ -531,7 +531,7 @@ def test_outside_of_jit_it_is_flashattn_attention():
         ({"mask": jnp.ones((1, 1, 33, 47))}, "expected bool"),
         ({"mask": jnp.ones((1, 1, 33, 46), bool)}, "mask"),
         ({"alibi_slopes": jnp.zeros((3, 4))}, "alibi_slopes.shape"),
-        ({"seqlens_k": jnp.zeros(3)}, "seqlens_k.shape"),
+        ({"seqlens_k": jnp.zeros(3, int)}, "seqlens_k.shape"),
         ({"dropout_p": 0.5}, "dropout_key"),
         ({"v": jnp.zeros((BATCH, 40, HEADS_KV, DIM))}, r"v.shape\[1\] is 40"),
         ({"q": jnp.zeros((BATCH, 33, HEADS, DIM), jnp.int32)}, "expected float32"),
