@@ -350,11 +350,7 @@ def _shifted(state, by):
 def _item_by_item(call, given, place):
     """A call for each batch item, whose place in the counter is place(item)."""
     batch = given["q"].shape[0]
-    taken = {
-        name
-        for name, x in given.items()
-        if call.axes(name)[0] == "b" and x.shape[0] == batch
-    }
+    taken = {name for name, x in given.items() if call.axes(name)[0] == "b" and x.shape[0] == batch}
 
     def one(inputs):
         item, mapped = inputs

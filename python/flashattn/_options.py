@@ -119,6 +119,8 @@ def check_number(name, value, hint=""):
     )
     if not number or _is_truth_value(value):
         raise TypeError(f"{name} is {shown(value)}: expected a number{hint}")
+    if isinstance(value, int) and not -(2**128) < value < 2**128:
+        raise ValueError(f"{name} is {shown(value)}: expected a number that fits into float32")
 
 
 def check_integer(name, value, hint=""):
@@ -153,16 +155,30 @@ def _read_side(name, side):
 
 _FLAGS = ("causal", "deterministic", "batch_invariant")
 _NUMBERS = ("scale", "softcap", "dropout_p")
-_INTEGERS = ("diagonal", "seed", "offset", "max_seqlen_q", "max_seqlen_k", "threads")
+_INTEGERS = {
+    "diagonal": (-(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"),
+    "seed": (0, 2**64 - 1, "0 to 2^64 - 1"),
+    "offset": (0, 2**64 - 1, "0 to 2^64 - 1"),
+    "max_seqlen_q": (0, 2**63 - 1, "0 to 2^63 - 1"),
+    "max_seqlen_k": (0, 2**63 - 1, "0 to 2^63 - 1"),
+    "threads": (0, 2**31 - 1, "0 to 2^31 - 1"),
+}
 
 
 def check_types(options):
-    """For callers that turn options into an operator's arguments."""
-    checks = ((_FLAGS, check_flag), (_NUMBERS, check_number), (_INTEGERS, check_integer))
-    for names, check in checks:
+    """For callers that turn options into another call's arguments, of one type each."""
+    for names, check in (
+        (_FLAGS, check_flag),
+        (_NUMBERS, check_number),
+        (_INTEGERS, check_integer),
+    ):
         for name in names:
             if options.get(name) is not None:
                 check(name, options[name])
+    for name, (least, most, expected) in _INTEGERS.items():
+        value = options.get(name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{name} is {value}: expected {expected}")
 
 
 def draw_dropout(options, q):

@@ -270,3 +270,43 @@ def test_unknown_options(function):
     call = arguments_of(function, "q")
     with pytest.raises(TypeError, match="there is no option 'causl'"):
         getattr(flashattn, function)(**call, causl=True)
+
+
+# Not arrays that JAX converts: a list of floats is an array for it.
+JAX_TYPES = ("bias", "mask", "alibi_slopes", "sinks")
+JAX_NAMES = [n for n in FUNCTIONS["attention"] if n not in ("deterministic", "batch_invariant")]
+JAX_NAMES = [n for n in JAX_NAMES if n not in ("out", "stream", "seed", "offset", "dropout_state")]
+JAX_NAMES = [n for n in JAX_NAMES if not n.endswith("descale")]
+
+
+@pytest.mark.parametrize("name", JAX_NAMES)
+def test_jax(name):
+    pytest.importorskip("jax", reason="JAX is not installed: its test is skipped")
+    import jax
+
+    import flashattn.jax
+
+    call = arguments_of("attention", name)
+    call["dropout_key"] = jax.random.key(1)
+    flashattn.jax.attention(**call)
+    faults = []
+    for value in KINDS[name]:
+        if name in JAX_TYPES and isinstance(value, (list, np.ndarray)):
+            continue
+        if isinstance(value, np.ndarray) and value.dtype in (np.int32, np.float64):
+            continue  # what lengths hold is known when the program runs; JAX takes float64 for float32
+        if isinstance(value, list) and value == [1, 2, 3, 4, 5]:
+            continue
+        fault = None
+        try:
+            flashattn.jax.attention(**{**call, name: value})
+            fault = "no error"
+        except (TypeError, ValueError) as error:
+            words = [name, *ALSO.get(name, name).split("|")]
+            if not any(word in str(error) for word in words):
+                fault = str(error)
+        except Exception as error:
+            fault = repr(error)
+        if fault:
+            faults.append((value, fault[:300]))
+    assert not faults
