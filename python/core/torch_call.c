@@ -184,6 +184,9 @@ static bool is_of_kind(PyObject *test, PyObject *tensors)
 static bool are_of_a_kept_kind(PyObject *tensors)
 {
     const Py_ssize_t count = PyTuple_Size(tensors);
+    /* PyTorch's test ends the process where a tensor is nested. */
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!has_not(IS_NESTED, PyTuple_GetItem(tensors, i))) return false;
     for (int i = 0; i < kinds_kept; i++)
         if (plain_kinds[i].count == count && is_of_kind(plain_kinds[i].test, tensors)) return true;
     return false;

@@ -1075,6 +1075,12 @@ def attend(name, q, k, v, layout, out, return_lse, options):
 _GIVEN_BY_NESTED = ("cu_seqlens", "seqlens", "max_seqlen", "block_table")
 
 
+def _longest(x):
+    """A bound on a nested tensor's lengths; while it is compiled, only what is known without asking
+    the device."""
+    return x._maybe_max_seqlen if _compiling() else x._get_max_seqlen()
+
+
 def _packed(name, x, layout, options):
     """A nested tensor's numbers, and where its sequences lie in them."""
     if not isinstance(x, torch.Tensor) or not x.is_nested:
@@ -1092,7 +1098,7 @@ def _packed(name, x, layout, options):
         )
     side = "q" if name == "q" else "k"
     options["cu_seqlens_" + side] = x.offsets().to(torch.int32)
-    options["max_seqlen_" + side] = x._get_max_seqlen()
+    options["max_seqlen_" + side] = _longest(x)
     if x.lengths() is not None:
         options["seqlens_" + side] = x.lengths().to(torch.int32)
     return x.values()
@@ -1100,7 +1106,7 @@ def _packed(name, x, layout, options):
 
 def _nested_like(q, values, axis):
     return torch.nested.nested_tensor_from_jagged(
-        values, q.offsets(), q.lengths(), jagged_dim=axis, max_seqlen=q._get_max_seqlen()
+        values, q.offsets(), q.lengths(), jagged_dim=axis, max_seqlen=_longest(q)
     )
 
 
