@@ -203,6 +203,12 @@ enum {
  * Paged keys and values: with block_table, k and v have shape (pages, page_size, Hkv, dim), and key j
  * of batch item b is row j % page_size of page block_table[b*block_table_stride + j/page_size].
  * seqlens_k is then required, and table entries behind a sequence's last page are not read.
+ *
+ * Wrong lengths, cumulative lengths, table entries and rows of fa_weights are an error on the CPU, which
+ * names the array, the index and the value. On CUDA they lie in device memory, which the host does not
+ * read: kernels take a length below 0 as 0 and one beyond the room that the tensor or the block table
+ * has as that room, so that reads and writes stay inside; page numbers are followed as they are, and
+ * max_seqlen_q and max_seqlen_k are believed. FA_CHECK=1 (section 7) finds them there, too.
  */
 typedef struct fa_options {
     /* sizeof(fa_options) as the caller compiled it; 0 is read as the size in version 0.1. Fields
@@ -426,6 +432,14 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * of Ampere and later), "sm75" (of Turing: float16 only) or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
  * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
  * call fail with FA_ERROR_DEVICE.
+ *
+ * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
+ * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the
+ * call does nothing else and fails with FA_ERROR_ARGUMENT, in the words that the CPU has for it. The
+ * call then waits for its stream once, and for the first call in a context 16 KiB of pinned memory are
+ * allocated. In a stream that is being captured nothing waits: the check becomes a part of the graph,
+ * and what a launch of the graph finds is the error of the next call on CUDA in that context, which
+ * does nothing else.
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fa_cpu_info {

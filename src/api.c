@@ -14,6 +14,7 @@
 
 #ifdef FA_HAVE_CUDA
 #include "cuda/backend.h"
+#include "cuda/checks.h"
 #include "cuda/images.h"
 #include "cuda/passes.h"
 #endif
@@ -487,6 +488,35 @@ static fa_status find_kernel(const char *name, const char *entry, const fa_cuda_
                    fa_cuda_architectures);
 }
 
+static fa_status word_check(const fa_check_report *found, bool earlier,
+                            const fa_cuda_device *device)
+{
+    char where[120];
+    (void)snprintf(
+        where, sizeof where, "FA_CHECK found it on CUDA device %d%s", (int)device->ordinal,
+        earlier ? " in an earlier call, which a graph replayed; this call did nothing" : "");
+    return fa_problem_report(found, where);
+}
+
+/* FA_CHECK: what graphs have reported, then this call's own arrays. p NULL: it has none. */
+static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
+                                 const fa_cuda_device *device)
+{
+    fa_cuda_fault fault = {0};
+    fa_check_report found;
+    fa_check_params params;
+    void *kernel = NULL;
+    if (!fa_cuda_checks_wanted()) return FA_OK;
+    fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+    if (!checks) return cuda_failed(&fault, device->ordinal);
+    if (fa_cuda_checks_take(checks, &found)) return word_check(&found, true, device);
+    if (!p || !fa_cuda_check_params(p, a->options, &params)) return FA_OK;
+    FA_TRY(find_kernel("check_simt", "check_simt", device, &kernel));
+    if (!fa_cuda_check(checks, kernel, device->ordinal, &params, p->stream, &found, &fault))
+        return cuda_failed(&fault, device->ordinal);
+    return found.kind == FA_CHECK_FINE ? FA_OK : word_check(&found, false, device);
+}
+
 static fa_status plan_passes(const fa_problem *p, const fa_cuda_device *device,
                              fa_cuda_passes *passes)
 {
@@ -505,6 +535,7 @@ static fa_status run_passes_on_cuda(const fa_arguments *a, const fa_problem *p,
     FA_TRY(plan_passes(p, device, &passes));
     FA_TRY(check_places(a, device));
     FA_TRY(check_problem_workspace(p, passes.workspace_bytes, device));
+    FA_TRY(check_on_device(a, p, device));
     for (int i = 0; i < FA_CUDA_STEPS; i++)
         if (fa_cuda_step_runs(p, &passes, i))
             FA_TRY(find_kernel(passes.steps[i].image, passes.steps[i].entry, device, &kernels[i]));
@@ -524,6 +555,7 @@ static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
     FA_TRY(plan_cuda(p, &device, false, &plan));
     FA_TRY(check_places(a, &device));
     FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
+    FA_TRY(check_on_device(a, p, &device));
     if (plan.tasks == 0) return FA_OK;
     FA_TRY(find_kernel(plan.image, plan.entry, &device, &kernel));
     return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
@@ -578,6 +610,7 @@ static fa_status combine_on_cuda(const fa_combine_arguments *a, const fa_combine
                                  .stream = a->options->stream};
     FA_TRY(find_device(false, &device, &current));
     FA_TRY(check_combine_places(a, &device));
+    FA_TRY(check_on_device(NULL, NULL, &device));
     if (!fa_cuda_combine_make(&parts, &device, &how, why, sizeof why))
         return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
     if (how.step.tasks == 0) return FA_OK;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../kernels/checks.h"
 #include "error.h"
 #include "normalize.h"
 
@@ -779,6 +780,60 @@ static fa_status check_pages(const fa_problem *p)
         }
     }
     return FA_OK;
+}
+
+/* What is wrong, in the words of the checks above. */
+static void word_report(const fa_check_report *r, char *text, size_t size)
+{
+    const char letter = r->side ? 'k' : 'q';
+    switch (r->kind) {
+    case FA_CHECK_FIRST:
+        (void)snprintf(text, size, "options.cu_seqlens_%c[0] is %" PRId64 ": expected >= 0", letter,
+                       r->value);
+        return;
+    case FA_CHECK_ORDER:
+        (void)snprintf(text, size,
+                       "options.cu_seqlens_%c[%" PRId64 "] is %" PRId64 ": expected >= %" PRId64
+                       ", the entry before it",
+                       letter, r->index, r->value, r->low);
+        return;
+    case FA_CHECK_LAST:
+        (void)snprintf(text, size,
+                       "options.cu_seqlens_%c[%" PRId64 "] is %" PRId64 ": expected <= %" PRId64
+                       " (%c.shape[1])",
+                       letter, r->index, r->value, r->high, letter);
+        return;
+    case FA_CHECK_LENGTH:
+        (void)snprintf(text, size,
+                       "options.seqlens_%c[%" PRId64 "] is %" PRId64 ": expected 0 to %" PRId64,
+                       letter, r->index, r->value, r->high);
+        return;
+    case FA_CHECK_MOST:
+        (void)snprintf(text, size,
+                       "options.max_seqlen_%c is %" PRId64 ": expected at least %" PRId64
+                       ", the length of sequence %" PRId64,
+                       letter, r->value, r->low, r->index);
+        return;
+    case FA_CHECK_PAGE:
+        (void)snprintf(text, size,
+                       "options.block_table[%" PRId64 "] (batch item %" PRId64 ", entry %" PRId64
+                       ") is %" PRId64 ": expected 0 <= page < %" PRId64 " (k.shape[0])",
+                       r->index, r->index / r->block_table_stride, r->index % r->block_table_stride,
+                       r->value, r->high);
+        return;
+    default:
+        (void)snprintf(text, size,
+                       "rows[%" PRId64 "] is %" PRId64 ": expected 0 <= row < %" PRId64
+                       " (q.shape[1])",
+                       r->index, r->value, r->high);
+    }
+}
+
+fa_status fa_problem_report(const fa_check_report *r, const char *where)
+{
+    char text[320];
+    word_report(r, text, sizeof text);
+    return fa_fail(FA_ERROR_ARGUMENT, "%s; %s", text, where);
 }
 
 static fa_status check_lengths(const fa_arguments *a, const fa_problem *p, lengths *queries,
