@@ -245,9 +245,9 @@ def combine(
     }
     first = parts[0]
     kind = kind_of(first, "parts[0]")
-    wanted_lse = lse_shape(first, layout, "parts[0]")
     if kind is None:
         return _torch().combine(parts, lses, layout, out, return_lse, options)
+    wanted_lse = lse_shape(first, layout, "parts[0]")
     result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
     lse = kind.empty(wanted_lse, kind.float32, first) if return_lse else None
 

@@ -331,11 +331,15 @@ class _Places:
         if self.leftpad is not None:
             return self.skip_left(xp, k_cache, v_cache, lengths)
         options = {"seqlens_k": lengths}
-        if self.table is not None:
-            options["block_table"] = self.table.array
-        elif self.batch_idx is not None:
+        table = None if self.table is None else self.table.array
+        if self.batch_idx is not None and table is None:
             # Each row of the cache is one page.
-            options["block_table"] = self.batch_idx.array.reshape(-1, 1)
+            table = self.batch_idx.array.reshape(-1, 1)
+        if table is not None:
+            # A kernel follows page numbers as they are.
+            options["block_table"] = (
+                table if self.known else table.clamp(0, self.cache_shape[0] - 1)
+            )
         return k_cache, v_cache, options
 
     def skip_left(self, xp, k_cache, v_cache, lengths):
@@ -483,9 +487,10 @@ def flash_attn_with_kvcache(
     Errors: as flash_attn_func's; the cache is then as it was. Lengths, rows, page numbers and
     positions are checked where the host knows them: all on the CPU; on CUDA those that are given as
     numbers, lists or arrays in host memory. Of those in CUDA's memory, new keys beyond the
-    capacity, or whose row or page is not in the cache, are not written, an item with a negative
-    length sees no key, longer ones see the capacity, and positions beyond rotary_cos take its last
-    row. With the environment variable FA_CHECK=1 they are checked too, which waits for the device.
+    capacity, or whose row or page is not in the cache, are not written; an item with a negative
+    length sees no key, and longer ones see the capacity; rows and pages that are not in the cache
+    are read as the nearest that is, and positions beyond rotary_cos as its last. With the
+    environment variable FA_CHECK=1 they are checked too, which waits for the device.
     """
     xp = _namespace("q", q)
     options: dict[str, Any] = {}

@@ -1151,7 +1151,7 @@ def _refuse_nested(function, named):
             )
 
 
-def _check_parts(parts, lses):
+def _check_parts(parts, lses, layout):
     for name, arrays in (("parts", parts), ("lses", lses)):
         for i, x in enumerate(arrays):
             if not isinstance(x, torch.Tensor):
@@ -1160,11 +1160,12 @@ def _check_parts(parts, lses):
                     "as parts[0]"
                 )
             _refuse_nested("combine", ((f"{name}[{i}]", x),))
+    lse_shape(parts[0], layout, "parts[0]")
 
 
 def combine(parts, lses, layout, out, return_lse, options):
     _refuse_stream(options)
-    _check_parts(parts, lses)
+    _check_parts(parts, lses, layout)
     tensors = (*parts, *lses)
     if _differentiated(tensors):
         raise _no_derivatives("combine", _DETACH_ADVICE)

@@ -294,7 +294,7 @@ def test_jax(name):
         if name in JAX_TYPES and isinstance(value, (list, np.ndarray)):
             continue
         if isinstance(value, np.ndarray) and value.dtype in (np.int32, np.float64):
-            continue  # what lengths hold is known when the program runs; JAX takes float64 for float32
+            continue  # what lengths hold is known when the program runs; float64 becomes float32
         if isinstance(value, list) and value == [1, 2, 3, 4, 5]:
             continue
         fault = None

@@ -402,12 +402,8 @@ def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, rotary)
         assert all(map(torch.equal, run(lengths)[1:], caches))
     if cache == "paged":
         bad = torch.tensor([[7, -1], [-3, 8], [100, 1], [5, 2**31 - 1]]).int()
-        # The attention that follows reads pages: the CPU refuses it, a GPU reads inside.
-        with pytest.raises(ValueError, match="block_table"):
-            run(right, block_table=bad)
-        mine = [x.clone() for x in caches]
-        monkeypatch.setattr(flashattn._kvcache, "attend", lambda q, *_, **__: q)
-        call(q, *mine, k, v, cache_seqlens=torch.tensor(right), **{**options, "block_table": bad})
+        out, *mine = run(right, block_table=bad)
+        assert not out.isnan().any()
         at = [(7, 4), (1, 2), (1, 3), (1, 4)]
         untouched = torch.ones(shape[:2], dtype=torch.bool)
         untouched[tuple(zip(*at))] = False
