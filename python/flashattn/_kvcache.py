@@ -170,6 +170,8 @@ class _Integers:
         self.name = name
         if traced:
             array = _as_traced(values, q)
+        elif is_tensor(values) and values.dtype is sys.modules["torch"].int32:
+            array = values
         else:
             array = as_integers(name, values, 32, None)
         meaning = "(batch, pages per item)" if axes == 2 else "(batch)"
@@ -177,8 +179,10 @@ class _Integers:
         self.host = _on_host(array, traced)
         self.array = array
         if is_tensor(q):
-            tensor = array if is_tensor(array) else sys.modules["torch"].from_numpy(array)
-            self.array = tensor.to(q.device)
+            if not is_tensor(array):
+                self.array = sys.modules["torch"].from_numpy(array)
+            if self.array.device != q.device:
+                self.array = self.array.to(q.device)
         elif is_tensor(array):
             if self.host is None:
                 raise ValueError(f"{name} lies on {array.device}: expected cpu, where q lies")
@@ -232,8 +236,10 @@ class _Places:
             raise ValueError(
                 f"k.shape[1] is {new}: expected at most {self.capacity} (the cache's capacity)"
             )
-        self.check_lengths()
-        self.check_rows()
+        # Where nothing is written, the CPU engine's own checks come in time.
+        if new or leftpad is not None or (is_tensor(q) and q.is_cuda):
+            self.check_lengths()
+            self.check_rows()
 
     def check_lengths(self):
         most = self.capacity - self.new
@@ -279,7 +285,7 @@ class _Places:
         """int32: with the new keys, and within the cache."""
         lengths = self.lengths.array
         if self.known:
-            return lengths + self.new
+            return lengths + self.new if self.new else lengths
         ends = (lengths.long() + self.new).clamp(max=self.capacity)
         return xp.where(lengths < 0, 0, ends).int()
 
@@ -415,6 +421,12 @@ def _turn(xp, q, k, cos, sin, interleaved, places, one_by_one):
     )
 
 
+# As the library calls them.
+_NAMES = {
+    "seqlens_k": "cache_seqlens",
+    "block_table": "the table of block_table or cache_batch_idx",
+}
+
 # ---- The call -----------------------------------------------------------------------------------
 
 
@@ -540,20 +552,28 @@ def flash_attn_with_kvcache(
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
         _check_attention(q, keys, values, arguments, options, traced)
         places.append(xp, q, ((k_cache, k), (v_cache, v)))
-    result = attend(
-        q,
-        keys,
-        values,
-        0.0,
-        softmax_scale,
-        causal,
-        window,
-        softcap,
-        alibi_slopes,
-        False,
-        return_softmax_lse,
-        "flash_attn_with_kvcache",
-        extras,
-        **options,
-    )
+    try:
+        result = attend(
+            q,
+            keys,
+            values,
+            0.0,
+            softmax_scale,
+            causal,
+            window,
+            softcap,
+            alibi_slopes,
+            False,
+            return_softmax_lse,
+            "flash_attn_with_kvcache",
+            extras,
+            **options,
+        )
+    except ValueError as error:
+        if k is not None:
+            raise
+        sentence = str(error)
+        for ours, theirs in _NAMES.items():
+            sentence = sentence.replace(f"options.{ours}[", f"{theirs}[")
+        raise type(error)(sentence) from None
     return result[:2] if return_softmax_lse else result

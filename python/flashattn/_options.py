@@ -105,6 +105,8 @@ def _is_truth_value(value):
 def check_flag(name, value, hint=""):
     """True or False, also NumPy's, 0 and 1: what else has a truth value was meant for another
     argument."""
+    if value is True or value is False:
+        return
     if _is_truth_value(value) or isinstance(value, int) and value in (0, 1):
         return
     raise TypeError(f"{name} is {shown(value)}: expected True or False{hint}")
@@ -114,6 +116,8 @@ def check_flag(name, value, hint=""):
 
 
 def check_number(name, value, hint=""):
+    if type(value) is float:
+        return
     number = isinstance(value, (int, float)) or (
         hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
     )
@@ -133,6 +137,8 @@ def check_integer(name, value, hint=""):
 
 def read_window(name, value):
     """(left, right), two integers."""
+    if type(value) is tuple and value == (-1, -1):
+        return value
     try:
         sides = tuple(value)
     except TypeError:

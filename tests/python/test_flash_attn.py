@@ -334,6 +334,23 @@ def test_a_wrong_call_leaves_the_cache_alone(rng, give, changed, words):
         assert np.array_equal(cache, old)
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"cache_seqlens": ints(3, 10)}, r"^cache_seqlens\[1\] is 10: expected 0 to 9"),
+        ({"cache_seqlens": [-1, 1]}, r"^cache_seqlens\[0\] is -1: expected 0 to 9"),
+        ({"cache_seqlens": ints(3, 1), "cache_batch_idx": ints(0, 5)}, "cache_batch_idx"),
+        ({"cache_seqlens": ints(3, 19), **PAGED}, r"^cache_seqlens\[1\] is 19: expected 0 to 18"),
+        ({"cache_seqlens": ints(3, 9), "block_table": ints([0, 1], [-1, 1])}, "block_table"),
+    ],
+)
+def test_wrong_lengths_are_refused_without_new_keys_too(rng, give, options, words):
+    paged = options.keys() & {"block_table", "cache_batch_idx"}
+    q, cache = draw(rng, (2, 1, 2, 8), (4 if paged else 2, 9, 2, 8))
+    with pytest.raises(ValueError, match=words):
+        flashattn.flash_attn_with_kvcache(*give(q, cache, cache), **given(give, options))
+
+
 def given(give, named):
     return {n: give(x) if isinstance(x, np.ndarray) else x for n, x in named.items()}
 
