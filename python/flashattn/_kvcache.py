@@ -87,14 +87,24 @@ def _check_written(xp, name, cache):
         raise ValueError(f"{name}.strides are {tuple(strides)}: expected a place for each element")
 
 
-def _check_arrays(xp, q, k_cache, v_cache, k, v):
-    for name, array in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
-        if array is not None:
-            _namespace(name, array, q)
+def _check_caches(q, k_cache, v_cache):
+    shape, keys, values = q.shape, k_cache.shape, v_cache.shape
+    if len(shape) == len(keys) == len(values) == 4 and shape[3] == keys[3]:
+        if keys[:3] == values[:3]:
+            return  # nothing below would be wrong
     _expect_shape("q", q, (None,) * 4, "(batch, n_q, heads, dim)")
     rows = "(cache batch or pages, capacity or page size, heads_kv, dim)"
     _expect_shape("k_cache", k_cache, (None, None, None, q.shape[3]), rows)
     _expect_shape("v_cache", v_cache, (*k_cache.shape[:3], None), rows + " as k_cache, but its dim")
+
+
+def _check_arrays(xp, q, k_cache, v_cache, k, v):
+    for name, array in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if array is None and name in ("k", "v"):
+            continue
+        if type(array) is not type(q) or (xp is not np and array.device != q.device):
+            _namespace(name, array, q)
+    _check_caches(q, k_cache, v_cache)
     if k is None:
         return
     new = "(batch, n_new, heads_kv, dim)"
