@@ -266,7 +266,7 @@ typedef struct region {
     bool written;
 } region;
 
-enum { REGIONS_MAX = 24 };
+enum { REGIONS_MAX = 32 };
 
 typedef struct regions {
     region list[REGIONS_MAX];
@@ -1013,6 +1013,21 @@ static fa_status set_weights(const fa_arguments *a, const score_axes *axes, fa_p
 
 /* ---- The whole problem ----------------------------------------------------------------------- */
 
+/* An output over one of these would lead the call elsewhere while it runs. */
+static void add_index_arrays(const fa_options *o, const fa_problem *p, regions *r)
+{
+    const int64_t entry = (int64_t)sizeof(int32_t);
+    int64_t
+        table; /* up to the first entry of the last batch item: what lies behind it is for lengths to say */
+    add_array(r, "options.cu_seqlens_q", o->cu_seqlens_q, (p->batch + 1) * entry, false);
+    add_array(r, "options.cu_seqlens_k", o->cu_seqlens_k, (p->batch + 1) * entry, false);
+    add_array(r, "options.seqlens_q", o->seqlens_q, p->batch * entry, false);
+    add_array(r, "options.seqlens_k", o->seqlens_k, p->batch * entry, false);
+    if (p->batch == 0 || !o->block_table) return;
+    if (!multiply(p->batch - 1, o->block_table_stride, &table) || table >= EXTENT_MAX) return;
+    add_array(r, "options.block_table", o->block_table, (table + 1) * entry, false);
+}
+
 static void add_inputs(const fa_arguments *a, const fa_problem *p, regions *r)
 {
     const fa_options *o = a->options;
@@ -1024,6 +1039,8 @@ static void add_inputs(const fa_arguments *a, const fa_problem *p, regions *r)
     add_tensor(r, "options.mask", o->mask, false);
     add_array(r, "options.sinks", o->sinks, p->heads_q * per_head, false);
     add_array(r, "options.alibi_slopes", o->alibi_slopes, p->heads_q * per_head, false);
+    add_index_arrays(o, p, r);
+    add_array(r, "options.dropout_state", o->dropout_state, 2 * (int64_t)sizeof(uint64_t), false);
 }
 
 static void add_outputs(const fa_arguments *a, const fa_problem *p, regions *r)

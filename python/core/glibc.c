@@ -4,25 +4,17 @@
  * (cmake/Python.cmake) leads calls of them here, where they are bound to the version that every glibc
  * has: a wheel then fits manylinux_2_28.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* pthread_setaffinity_np */
-#endif
 #include <dlfcn.h>
 #include <pthread.h>
-#include <sched.h>
 
 #if defined(__x86_64__)
 #define FIRST_VERSION "GLIBC_2.2.5"
-#define AFFINITY_VERSION "GLIBC_2.3.4" /* from which on it has its second argument */
 #else
 #define FIRST_VERSION "GLIBC_2.17" /* aarch64 */
-#define AFFINITY_VERSION FIRST_VERSION
 #endif
 
 #define BIND(type, name, parameters, arguments)                                                    \
-    BIND_TO(FIRST_VERSION, type, name, parameters, arguments)
-#define BIND_TO(version, type, name, parameters, arguments)                                        \
-    __asm__(".symver first_" #name "," #name "@" version);                                         \
+    __asm__(".symver first_" #name "," #name "@" FIRST_VERSION);                                   \
     type first_##name parameters;                                                                  \
     type __wrap_##name parameters;                                                                 \
     type __wrap_##name parameters { return first_##name arguments; }
@@ -32,13 +24,12 @@ BIND(void *, dlsym, (void *restrict handle, const char *restrict name), (handle,
 BIND(char *, dlerror, (void), ())
 BIND(int, pthread_once, (pthread_once_t * control, void (*function)(void)), (control, function))
 BIND(int, pthread_create,
-     (pthread_t *restrict thread, const pthread_attr_t *restrict attr, void *(*run)(void *),
-      void *restrict argument),
-     (thread, attr, run, argument))
+     (pthread_t * thread, const pthread_attr_t *attributes, void *(*function)(void *),
+      void *argument),
+     (thread, attributes, function, argument))
 BIND(int, pthread_join, (pthread_t thread, void **result), (thread, result))
-BIND(int, pthread_attr_setstacksize, (pthread_attr_t * attr, size_t size), (attr, size))
-BIND(int, pthread_key_create, (pthread_key_t * key, void (*end)(void *)), (key, end))
-BIND(int, pthread_setspecific, (pthread_key_t key, const void *value), (key, value))
+BIND(int, pthread_attr_setstacksize, (pthread_attr_t * attributes, size_t bytes),
+     (attributes, bytes))
+BIND(int, pthread_key_create, (pthread_key_t * key, void (*destructor)(void *)), (key, destructor))
 BIND(void *, pthread_getspecific, (pthread_key_t key), (key))
-BIND_TO(AFFINITY_VERSION, int, pthread_setaffinity_np,
-        (pthread_t thread, size_t size, const cpu_set_t *set), (thread, size, set))
+BIND(int, pthread_setspecific, (pthread_key_t key, const void *value), (key, value))

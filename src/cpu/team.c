@@ -169,7 +169,7 @@ static void go_to_place(int place)
     CPU_ZERO(&set);
     for (int i = 0; i < count; i++)
         if (processors[i] >= 0 && processors[i] < CPU_SETSIZE) CPU_SET((size_t)processors[i], &set);
-    (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+    (void)sched_setaffinity(0, sizeof set, &set); /* of this thread */
 #else
     (void)place;
 #endif

@@ -897,6 +897,22 @@ static void test_weights(void)
     ACCEPTS(weights, pack_queries(&s); pack_keys(&s); s.weights.shape[3] = 3);
 }
 
+/* Lengths and tables are inputs like any other. */
+static void test_index_overlap(void)
+{
+    int32_t *lse = (int32_t *)(void *)buffer[LSE], *out = (int32_t *)(void *)buffer[OUT];
+    memset(buffer[LSE], 0, 64);
+    REFUSES(forward, s.o.seqlens_k = lse + 2, "lse at 0x", "overlaps options.seqlens_k at 0x");
+    REFUSES(decode, s.o.seqlens_q = lse, "lse at 0x", "overlaps options.seqlens_q at 0x");
+    REFUSES(forward, pack_queries(&s); pack_keys(&s);
+            s.o.cu_seqlens_k = lse, "lse at 0x", "overlaps options.cu_seqlens_k at 0x");
+    memset(buffer[OUT], 0, 256);
+    REFUSES(forward, page_keys(&s);
+            s.o.block_table = out + 4, "out at 0x", "overlaps options.block_table at 0x");
+    REFUSES(forward, s.o.dropout_p = 0.5f; s.o.dropout_state = (uint64_t *)(void *)out, "out at 0x",
+                                           "overlaps options.dropout_state at 0x");
+}
+
 static void test_combine(void)
 {
     REFUSES(combine, s.null_out = true, "out is NULL", "expected a tensor");
@@ -1083,6 +1099,7 @@ int main(void)
     test_gradients();
     test_weights();
     test_combine();
+    test_index_overlap();
     test_unused_by_combine();
     test_part_lse_stride();
     test_questions();
