@@ -65,8 +65,7 @@ bool keywords_are_plain(PyObject *dict, keywords *given)
         given->any = true;
         const int which = find_option(name, i);
         if (which < 0) PyErr_Clear();
-        if (which < 0 || which == OPTION_bias || which == OPTION_sinks) return false;
-        if (which == OPTION_stream || which == OPTION_allocate) return false;
+        if (which < 0 || which == OPTION_stream || which == OPTION_allocate) return false;
         if (value != Py_None) given->values[which] = value;
     }
     return !given->any || !must_draw(given);

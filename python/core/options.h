@@ -74,7 +74,7 @@ int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
 int call_options(call *c, PyObject *const *values, PyObject *names);
 
 /* The options of a plain call, from a dict. False: one is unknown, or needs more than the library's
- * call: it chooses memory or a stream, may get a gradient, or wants random numbers. No error is set. */
+ * call: it chooses memory or a stream, or wants random numbers. No error is set. */
 bool keywords_are_plain(PyObject *dict, keywords *given);
 
 /* As call_options. */

@@ -115,9 +115,11 @@ static PyObject *ask(borrowed question)
     return function ? function(direct_self[question], NULL) : PyObject_CallNoArgs(torch[question]);
 }
 
+/* False or 0. A look at the object decides nearly always. */
 static bool is_false(PyObject *value)
 {
-    const bool result = value && PyObject_IsTrue(value) == 0;
+    const bool result =
+        value == Py_False || (value && value != Py_True && PyObject_IsTrue(value) == 0);
     Py_XDECREF(value);
     return result;
 }
@@ -206,8 +208,18 @@ static void keep_kind(PyObject *tensors)
     }
 }
 
+static bool want_gradients(PyObject *tensors)
+{
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    bool wanted = false;
+    for (Py_ssize_t i = 0; i < count; i++)
+        wanted = wanted || !has_not(REQUIRES_GRAD, PyTuple_GetItem(tensors, i));
+    return wanted && !says_no(GRAD_ENABLED);
+}
+
 static bool are_ordinary(PyObject *tensors)
 {
+    if (want_gradients(tensors)) return false;
     PyObject *answer = PyObject_CallObject(torch[IS_ORDINARY], tensors);
     Py_XDECREF(answer);
     return answer == Py_True;
@@ -250,7 +262,10 @@ bool torch_is_plain_argument(PyObject *object)
 
 int torch_count_write(PyObject *tensor)
 {
-    PyObject *none = PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensor, NULL);
+    PyObject *tensors = PyTuple_Pack(1, tensor);
+    PyObject *none =
+        tensors ? PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensors, NULL) : NULL;
+    Py_XDECREF(tensors);
     Py_XDECREF(none);
     return none ? 0 : -1;
 }

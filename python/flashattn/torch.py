@@ -92,6 +92,7 @@ torch.library.define(
 # ---- What may stand between a call and what it calls ---------------------------------------------
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_strided = torch.strided
 _forward_mode = torch.autograd.forward_ad
 _compiling = torch.compiler.is_compiling
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
@@ -753,12 +754,11 @@ _ORDINARY_THREAD = {"BackendSelect", "ADInplaceOrView"}
 
 def _is_ordinary(*tensors):
     """Whether the library can be called on them and nobody would miss the operator. Asked for the
-    first tensors of each kind: it takes its time. Modes and profilers have been asked before."""
+    first tensors of each kind: it takes its time. Modes, profilers and gradients have been asked
+    for before."""
     if _functorch_level() is not None or _tracing_state() is not None:
         return False
     if getattr(torch._C, "_is_any_autocast_enabled", lambda: True)():
-        return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
     if not _names(torch._C._dispatch_tls_local_include_set()) <= _ORDINARY_THREAD:
         return False
@@ -794,10 +794,8 @@ def _kind_of(*tensors):
         return None
 
 
-def _count_write(out):
-    """Autograd must know: out may have been saved for another operation's backward."""
-    torch.autograd.graph.increment_version(out)
-
+# Of tensors; autograd must know: out may have been saved for another operation's backward.
+_count_writes = torch._C._increment_version
 
 # Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
 # Where tensors on CUDA do not tell their stream, they must not be read without it.
@@ -816,7 +814,7 @@ if _tells_stream or torch.version.cuda is None:
         torch._C._get_deterministic_algorithms,
         _is_ordinary,
         _kind_of,
-        _count_write,
+        _count_writes,
         _current_device or (lambda: -1),
         _empty_strided("cpu"),
         _empty_strided("cuda"),
@@ -839,20 +837,30 @@ def _intercepting_mode():
 
 def _is_dense(x):
     """Numbers in memory that the library can read."""
-    return (x.is_cpu or x.is_cuda) and x.layout is torch.strided and type(x) in _PLAIN
+    if type(x) not in _PLAIN or x.is_nested or x.layout is not _strided:
+        return False
+    return x.is_cpu or x.is_cuda
 
 
-def _is_watched(q, k, v, options):
-    """Whether a compiler, a transform, a mode or a tensor of another kind needs the operator."""
+def _are_foreign(options):
+    """Whether an option is of a kind that the operator must see, or refuse."""
+    for x in options.values():
+        if isinstance(x, torch.Tensor) and (type(x) not in _PLAIN or x.is_meta):
+            return True
+    return False
+
+
+def _is_intercepted():
+    """Whether a compiler, a transform or a mode needs the operator."""
     if _compiling() or _dispatch_modes() or _functorch_level() is not None:
         return True
     if _forward_mode._current_level >= 0 or _tracing_state() is not None:
         return True
-    if _function_modes() and _intercepting_mode():
-        return True
-    if not (_is_dense(q) and _is_dense(k) and (v is None or _is_dense(v))):
-        return True
-    return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in options.values())
+    return bool(_function_modes()) and _intercepting_mode()
+
+
+def _is_watched(tensors, options):
+    return _is_intercepted() or not all(map(_is_dense, tensors)) or _are_foreign(options)
 
 
 def is_traced(*tensors):
@@ -879,15 +887,18 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q, k, v, bias, sinks, layout, options):
         q, k, v = _rows(q), _rows(k), _rows(v)
         out, lse = _empty_like(q, v), _empty_lse(q, layout)
-        given = dict(options, bias=bias, sinks=sinks)
-        _named_call("forward", _core.forward, q, k, v, out, lse, layout, **given)
+        _named_call(
+            "forward", _core.forward, q, k, v, out, lse, layout, bias=bias, sinks=sinks, **options
+        )
         ctx.set_materialize_grads(False)
+        ctx.layout, ctx.numbers = layout, options
+        ctx.names = names = [n for n, x in options.items() if isinstance(x, torch.Tensor)]
+        if not names:
+            ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+            return out, lse
         # Saved as all tensors are: autograd then notices if one is changed before the backward.
-        ctx.names = [name for name, x in options.items() if isinstance(x, torch.Tensor)]
-        tensors = [options[name] for name in ctx.names]
-        ctx.layout = layout
-        ctx.numbers = {name: x for name, x in options.items() if name not in ctx.names}
-        ctx.save_for_backward(q, k, v, bias, sinks, out, lse, *tensors)
+        ctx.numbers = {n: x for n, x in options.items() if n not in names}
+        ctx.save_for_backward(q, k, v, bias, sinks, out, lse, *(options[n] for n in names))
         return out, lse
 
     @staticmethod
@@ -964,6 +975,7 @@ def _clean_tensor(name, x):
     if x.is_nested or x.layout is not torch.strided:
         kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
         raise ValueError(f"{name} is {kind}: expected a dense one")
+    _refuse_gradients_of_options([(name, x)])
     if name not in _TENSORS:
         return x.item() if x.dim() == 0 else x  # the extension words what is wrong
     return x if _compiling() else _resolved(x)
@@ -971,7 +983,6 @@ def _clean_tensor(name, x):
 
 def _clean(options):
     """What PyTorch's users may give: numbers as tensors or of NumPy, views that negate."""
-    _refuse_gradients_of_options(options.items())
     for name, x in options.items():
         if isinstance(x, torch.Tensor):
             options[name] = _clean_tensor(name, x)
@@ -1006,10 +1017,11 @@ def _prepare(q, k, v, options):
     """What PyTorch's users expect to happen by itself; options may be changed."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, x)
-    _refuse_stream(options)
-    complete(options, q)
-    _clean(options)
-    _check_devices(q, (("k", k), ("v", v), *options.items()))
+    if options:
+        _refuse_stream(options)
+        complete(options, q)
+        _clean(options)
+        _float_sinks(options)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = _under_autocast(q, k, v)
     if torch.are_deterministic_algorithms_enabled():
@@ -1039,17 +1051,17 @@ def _direct(name, q, k, v, layout, out, return_lse, options):
     function = _core.decode if name == "decode" else _core.forward
     _named_call(name, function, q, k, v, result, lse, layout, **options)
     if out is not None:
-        _count_write(out)
+        _count_writes((out,))
     return (result, lse) if return_lse else result
 
 
 def attend(name, q, k, v, layout, out, return_lse, options):
     """attention (name "forward") and decode, where _core.plain_forward and its like do not do."""
-    if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
+    dense = _is_dense(q) and _is_dense(k) and _is_dense(v)
+    if not dense and any(getattr(x, "is_nested", False) for x in (q, k, v)):
         return _attend_nested(name, q, k, v, layout, out, return_lse, options)
     q, k, v = _prepare(q, k, v, options)
-    _float_sinks(options)
-    watched = _is_watched(q, k, v, options)
+    watched = not dense or _is_intercepted() or _are_foreign(options)
     recorded = _records_gradients(q, k, v, options)
     if not watched and not recorded:
         return _direct(name, q, k, v, layout, out, return_lse, options)
@@ -1059,7 +1071,8 @@ def attend(name, q, k, v, layout, out, return_lse, options):
         raise ValueError(
             "out is given where gradients are recorded: leave it out, or use torch.no_grad()"
         )
-    _own_all(options)
+    if options:
+        _own_all(options)
     if not watched:
         result, lse = _by_function(q, k, v, layout, options)
     else:
@@ -1172,7 +1185,7 @@ def combine(parts, lses, layout, out, return_lse, options):
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     first = parts[0]
-    if any(_is_watched(x, x, None, {}) for x in tensors):
+    if _is_watched(tensors, {}):
         check_types(options)
         result, lse = torch.ops.flashattn.combine(list(parts), list(lses), layout, **options)
         result = result if out is None else out.copy_(result)
@@ -1187,7 +1200,7 @@ def combine(parts, lses, layout, out, return_lse, options):
 
     _merge(parts, lses, result, lse, layout, call, **options)
     if out is not None:
-        _count_write(out)
+        _count_writes((out,))
     return (result, lse) if return_lse else result
 
 
@@ -1197,13 +1210,12 @@ def weights(q, k, rows, layout, out, options):
     _refuse_nested("weights", [("q", q), ("k", k)])
     _refuse_stream(options)
     _clean(options)
-    _check_devices(q, (("k", k), ("rows", rows), *options.items()))
     if _differentiated([q, k, options.get("bias"), options.get("sinks")]):
         raise _no_derivatives("weights", _DETACH_ADVICE)
     _float_sinks(options)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
-    if _is_watched(q, k, None, dict(options, rows=rows)):
+    if _is_watched((q, k), dict(options, rows=rows)):
         _own_all(options)
         result = torch.ops.flashattn.weights(q, k, rows, layout, *_values(options))
         return result if out is None else out.copy_(result)
@@ -1213,5 +1225,5 @@ def weights(q, k, rows, layout, out, options):
     result = _empty_weights(q, k, rows, layout, options) if out is None else out
     _named_call("weights", _core.weights, q, k, rows, result, layout, **options)
     if out is not None:
-        _count_write(out)
+        _count_writes((out,))
     return result

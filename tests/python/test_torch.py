@@ -363,8 +363,18 @@ def test_what_is_not_plain_goes_the_long_way():
         assert torch.equal(plain(*wanted), expected)
     with torch.inference_mode():
         assert plain(q, k, v).is_inference()
-    for name, value in (("bias", None), ("sinks", None), ("stream", 1), ("unknown", 1)):
+    for name, value in (("stream", 1), ("unknown", 1)):
         assert plain(q, k, v, **{name: value}) is NotImplemented
+    for name, value in (("bias", randn(6, 6)), ("sinks", randn(2)), ("alibi_slopes", randn(2))):
+        assert torch.equal(
+            plain(q, k, v, **{name: value}), flashattn.attention(q, k, v, **{name: value})
+        )
+        for other in (value.clone().requires_grad_(), torch._neg_view(value), value.to("meta")):
+            assert plain(q, k, v, **{name: other}) is NotImplemented
+        parameter = torch.nn.Parameter(value)
+        with torch.no_grad():
+            expected_too = flashattn.attention(q, k, v, **{name: value})
+            assert torch.equal(flashattn.attention(q, k, v, **{name: parameter}), expected_too)
     with pytest.raises(TypeError, match="no option 'unknown'"):
         flashattn.attention(q, k, v, unknown=1)
     assert plain(*(x.to(torch.float8_e4m3fn) for x in (q, k, v))) is NotImplemented
