@@ -1,9 +1,9 @@
 """Out of a compiled JAX program into the library: one call on the arrays of one device.
 
 The forward pass takes q, k, v and the arrays among the options, and gives out and lse. The backward
-pass takes q, k, v, out, lse, dout, dlse and the same arrays, and gives dq, dk, dv, and the gradients of
-bias and sinks where those are given. All of q, k, v, out, bias, mask have four axes, alibi_slopes
-have two: broadcast axes have extent 1.
+pass takes q, k, v, out, lse, dout, dlse and the same arrays, and gives dq, dk, dv, and the gradient
+of bias and of sinks where those are given. Here q, k, v, out, bias and mask always have four axes, and
+alibi_slopes two; axes that are broadcast have extent 1.
 """
 
 from __future__ import annotations

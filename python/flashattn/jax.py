@@ -140,8 +140,8 @@ def _all_axes(name, x):
 
 
 def _varying_alike(*arrays):
-    """Inside shard_map JAX tracks over which axes of the mesh an array varies, and wants one answer for
-    all operands of a call. The gradients of those that did not vary are then added up by JAX."""
+    """Inside shard_map JAX tracks over which axes of the mesh an array varies; the operands of a
+    call must agree. JAX then sums the gradients of those arrays that did not vary."""
     varies = frozenset().union(*map(manual_axes, arrays))
     return [_varying(x, tuple(sorted(varies - manual_axes(x)))) for x in arrays]
 
@@ -168,7 +168,9 @@ def _with_explicit_axes(attend, layout, *qkv):
     heads = _split_by(types, 2 if layout == "bshd" else 1, batch)
     out = (batch, (), heads) if layout == "bshd" else (batch, heads)
     shardings = tuple(
-        jax.sharding.NamedSharding(meshes[0], jax.sharding.PartitionSpec(*(x or None for x in axes)))
+        jax.sharding.NamedSharding(
+            meshes[0], jax.sharding.PartitionSpec(*(x or None for x in axes))
+        )
         for axes in (out, (batch, heads))
     )
     return jax.sharding.auto_axes(attend, out_sharding=shardings)

@@ -337,6 +337,7 @@ VMAPPED = {  # name: (mapped, not mapped)
     "pages": ("q block_table seqlens_k", "pages k|pages v"),
     "pages of its own": ("q|pages k|pages v", "block_table seqlens_k"),
     "keys of its own": ("q|pages k", "pages v|block_table seqlens_k"),
+    "pages and sinks": ("q sinks", "pages k|pages v|block_table seqlens_k"),
 }
 
 
@@ -414,6 +415,27 @@ def test_vmap_of_vmap_and_along_other_axes():
             close(result[:, i, ..., j], expected, 1e-6)
     text = run.lower(q, k, v, bias).compile().as_text()
     assert calls_of_the_library(text) == 1 and " while(" not in text
+
+
+def test_vmap_of_the_other_layout():
+    drawn = mappable()
+    names = ("q", "k", "v", "bias", "sinks")
+    arrays = {n: drawn[n].swapaxes(-2, -3) if n in "qkv" else drawn[n] for n in names}
+
+    def gradients(arrays):
+        def loss(x):
+            out, lse = attention(**x, layout="bhsd", causal=True, return_lse=True)
+            return jnp.sin(out).sum() + lse.sum()
+
+        return jax.grad(loss)(arrays)
+
+    for chosen in (names, names[:-1]):  # as more heads, and as more batch items
+        given = {n: arrays[n] for n in chosen}
+        results, run_one = jax.jit(jax.vmap(gradients))(given), jax.jit(gradients)
+        for i in range(3):
+            expected = run_one({n: x[i] for n, x in given.items()})
+            for name in chosen:
+                close(results[name][i], expected[name], 1e-5)
 
 
 def test_vmap_of_packed_sequences():
