@@ -58,7 +58,6 @@ def _partly_manual():
     return True
 
 
-@functools.lru_cache(None)
 def _operation(call, shapes: Shapes, results: Shapes):
     arrays = _Arrays(call, shapes, results)
 
