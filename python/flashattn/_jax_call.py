@@ -1,9 +1,11 @@
 """Out of a compiled JAX program into the library: one call on the arrays of one device.
 
 The forward pass takes q, k, v and the arrays among the options, and gives out and lse. The backward
-pass takes q, k, v, out, lse, dout, dlse and the same arrays, and gives dq, dk, dv, and the gradients of
-bias and sinks where those are given. All of q, k, v, out, bias, mask have four axes, alibi_slopes
-have two: broadcast axes have extent 1.
+pass takes q, k, v, out, lse, dout, dlse and the same arrays, and gives dq, dk, dv, and the gradient
+of bias and of sinks where those are given.
+
+Here q, k, v, out, bias and mask always have four axes, and alibi_slopes two; broadcast axes have
+extent 1.
 """
 
 from __future__ import annotations
@@ -109,12 +111,12 @@ def manual_axes(x):
 def _array(shape, dtype, varies):
     if not varies:
         return jax.ShapeDtypeStruct(shape, dtype)
+    mesh = jax.sharding.get_abstract_mesh()
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     if hasattr(jax.sharding, "ManualAxisType"):
-        mesh = jax.sharding.get_abstract_mesh()
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         varying = jax.sharding.ManualAxisType(varying=varies)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=varying)
-    return jax.ShapeDtypeStruct(shape, dtype, vma=varies)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, vma=varies)
 
 
 def _results(call, operands):

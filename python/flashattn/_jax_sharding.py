@@ -1,17 +1,17 @@
-"""Partitioning: arrays that are sharded over batch items and heads stay so.
+"""Partitioning: arrays that are sharded over batch and heads stay sharded.
 
-Each device computes the attention of its own batch items and query heads; nothing of q, out or their
-gradients moves between devices. What else is needed:
-  - key/value heads: sharded like the query heads as far as whole groups allow. Devices that share a
-    group of query heads hold all of its keys and values, take their part, and add up dk and dv;
-  - gradients of what has no batch axis (or a broadcast one), or no head axis, are added up over the
-    devices that share it: sinks, a broadcast bias, pages;
-  - dropout: the bits depend on the place in the whole batch. A device that has whole batch items adds
-    its place to the offset; one that has some of the heads calls the library for each batch item.
+Each device computes the attention of its own batch items and query heads. q, out and their
+gradients do not move between devices. The rest of the arrays:
+  - Key/value heads are sharded like the query heads as far as groups stay whole. Devices that share
+    a group of query heads each get its keys and values, and dk and dv are summed over them.
+  - The gradient of an array is summed over the axes of the mesh that do not split the array: sinks
+    and pages have no batch axis, and a bias may be broadcast.
+  - Dropout bits depend on the position in the whole batch. A device with whole batch items adds its
+    position to the offset; a device with some of the heads calls the library once per batch item.
 Other axes (positions, dims, packed sequences) are never split: XLA gathers them.
 
-This uses jax.experimental.custom_partitioning, for Shardy by a sharding rule, for GSPMD (JAX 0.6 and
-older) by a callback.
+This uses jax.experimental.custom_partitioning: a sharding rule for Shardy, a callback for GSPMD
+(the default until JAX 0.6).
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ def _partly_manual():
         return False
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
         raise NotImplementedError(
-            f"flashattn.jax inside of shard_map over some axes of {mesh} only: GSPMD ends the process "
-            "at any foreign call there; expected a shard_map over all axes, or Shardy: "
-            'jax.config.update("jax_use_shardy_partitioner", True)'
+            f"flashattn.jax inside of shard_map over only some axes of {mesh}: expected all axes, "
+            'or Shardy, by jax.config.update("jax_use_shardy_partitioner", True); GSPMD would end '
+            "the process"
         )
     return True
 
 
-@functools.lru_cache(None)
 def _operation(call, shapes: Shapes, results: Shapes):
     arrays = _Arrays(call, shapes, results)
 
@@ -134,9 +133,10 @@ class _Arrays(NamedTuple):
         )
 
     def rule(self):
-        """For Shardy, in the notation of einsum. Other axes have names that nothing else has, and are
-        not propagated. Query heads and key/value heads are one kind where there is one for each:
-        otherwise Shardy would split an axis of the mesh between heads and groups."""
+        """For Shardy, in the notation of einsum. An axis that cannot be split has a name of its
+        own, so that its sharding is not propagated. Query heads and key/value heads have one name
+        only where there are equally many: as a product of groups and heads within a group they
+        would make Shardy split an axis of the mesh between the two."""
         extents, count = self.extents(), 0
         kinds = {k: f"lead{k}" if k.isdigit() else k for k in extents}
         if extents["g"] == extents["h"]:

@@ -1,8 +1,8 @@
 """vmap in one call: the mapped axis becomes more batch items or more heads of the library.
 
-Until the arrays of one device are handed to the library, mapped axes stand in front of each array's
-own (Call.lead), with extent 1 where the array is not mapped: so the partitioner sees them as axes of
-their own, which can lie on other devices than the batch does.
+Mapped axes stand in front of each array's own axes (Call.lead), with extent 1 where an array is not
+mapped, until the arrays of one device are handed to the library. So the partitioner sees a mapped
+axis and the batch as two axes, and can split either.
 """
 
 from __future__ import annotations

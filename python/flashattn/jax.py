@@ -1,4 +1,4 @@
-"""Attention for JAX programs, under jit, grad and vmap.
+"""Attention for JAX programs, under jit, grad, vmap and shard_map, on one device or many.
 
     import flashattn.jax
     out = jax.jit(flashattn.jax.attention, static_argnames="causal")(q, k, v, causal=True)
@@ -8,6 +8,32 @@ XLA's own stream and memory; interface() says whether this build has it. Where i
 for the CPU call back into Python by jax.pure_callback: the same results, at the price of that
 callback (more than a hundred microseconds a call) and of the GIL while arguments are handed over.
 On CUDA that would be a copy to the host and is an error, not done in silence.
+
+Sharding. Under jit, arrays that are sharded over batch and heads stay sharded, in both passes and
+with every option; q, out and their gradients do not move between devices. Key/value heads are
+sharded with the query heads as far as groups stay whole. Where devices share a group, each takes
+the keys and values that its heads need, and dk and dv are summed over these devices; so are
+gradients of other arrays that devices share (sinks, a broadcast bias, pages). XLA gathers arrays
+that are sharded over other axes (positions, dims, packed sequences), or whose batch or heads
+cannot be split evenly. All this holds for Shardy and GSPMD, and for meshes with explicit axes
+since JAX 0.9. With the callback everything is gathered.
+
+In shard_map each device computes the attention of its own arrays, with check_vma or without. In a
+shard_map over only some axes of a mesh, arrays are gathered over the other axes. JAX 0.5 needs
+check_rep=False.
+
+vmap makes one call of the library: the mapped axis becomes more batch items or more heads, and
+may be sharded. These are a loop of calls instead: dropout; mapped lengths of packed sequences;
+and mapped lengths together with sinks that are mapped or get a gradient.
+
+Dropout bits do not depend on the sharding, and each element of a vmap has the bits that it has
+alone. Where heads are sharded, each batch item is a call of its own; with packed sequences, heads
+are gathered. In shard_map all devices get the same bits from the same key: fold
+jax.lax.axis_index into the key.
+
+There are first derivatives in reverse mode (grad, vjp); any other derivative is an error.
+jax.export takes programs for one device, and on a mesh those with a shard_map over all of its
+axes.
 
 flashattn.attention takes JAX's arrays on the CPU as well, outside of jit and without gradients.
 """
@@ -160,8 +186,8 @@ def _all_axes(name, x):
 
 
 def _varying_alike(*arrays):
-    """Inside shard_map JAX tracks over which axes of the mesh an array varies, and wants one answer for
-    all operands of a call. The gradients of those that did not vary are then added up by JAX."""
+    """Inside shard_map JAX tracks over which axes of the mesh an array varies; the operands of a
+    call must agree. JAX then sums the gradients of those arrays that did not vary."""
     varies = frozenset().union(*map(manual_axes, arrays))
     return [_varying(x, tuple(sorted(varies - manual_axes(x)))) for x in arrays]
 

@@ -7,8 +7,8 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-# JAX reads this when it is imported. Several devices, for the tests of sharding; and compiling takes
-# nearly all of the time, while small arrays need no fast programs.
+# For JAX, before it is imported: several devices, which the tests of sharding need, and no
+# optimization, since compiling takes nearly all of the time of tests.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),

@@ -14,7 +14,6 @@ jax = pytest.importorskip("jax", reason="needs JAX")
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from jax import export  # noqa: E402
 
 import flashattn  # noqa: E402
 import flashattn.jax as module  # noqa: E402
@@ -337,6 +336,7 @@ VMAPPED = {  # name: (mapped, not mapped)
     "pages": ("q block_table seqlens_k", "pages k|pages v"),
     "pages of its own": ("q|pages k|pages v", "block_table seqlens_k"),
     "keys of its own": ("q|pages k", "pages v|block_table seqlens_k"),
+    "pages and sinks": ("q sinks", "pages k|pages v|block_table seqlens_k"),
 }
 
 
@@ -384,7 +384,8 @@ def test_vmap_with_options_mapped_or_not(case, interface):
         for result, expected in zip(jax.tree.leaves(results), jax.tree.leaves(expected)):
             close_or_infinite(result[i], expected, 1e-5)
     text = run.lower(arrays).compile().as_text()
-    # One forward and one backward. Sinks are per head and lengths per batch item: a loop.
+    # One forward and one backward, in a loop where sinks (per head) and lengths (per batch item)
+    # are mapped.
     assert calls_of_the_library(text) == 2
     assert (" while(" in text) == (case == "lengths and sinks")
 
@@ -414,6 +415,27 @@ def test_vmap_of_vmap_and_along_other_axes():
             close(result[:, i, ..., j], expected, 1e-6)
     text = run.lower(q, k, v, bias).compile().as_text()
     assert calls_of_the_library(text) == 1 and " while(" not in text
+
+
+def test_vmap_of_the_other_layout():
+    drawn = mappable()
+    names = ("q", "k", "v", "bias", "sinks")
+    arrays = {n: drawn[n].swapaxes(-2, -3) if n in "qkv" else drawn[n] for n in names}
+
+    def gradients(arrays):
+        def loss(x):
+            out, lse = attention(**x, layout="bhsd", causal=True, return_lse=True)
+            return jnp.sin(out).sum() + lse.sum()
+
+        return jax.grad(loss)(arrays)
+
+    for chosen in (names, names[:-1]):  # as more heads, and as more batch items
+        given = {n: arrays[n] for n in chosen}
+        results, run_one = jax.jit(jax.vmap(gradients))(given), jax.jit(gradients)
+        for i in range(3):
+            expected = run_one({n: x[i] for n, x in given.items()})
+            for name in chosen:
+                close(results[name][i], expected[name], 1e-5)
 
 
 def test_vmap_of_packed_sequences():
@@ -484,6 +506,7 @@ def test_export():
     """A program for one device can be stored; XLA wants the names of the library's calls."""
     if module.interface() != "ffi":
         pytest.skip("a callback cannot be stored")
+    export = pytest.importorskip("jax.export")  # JAX 0.5 needs absl for it
     q, k, v = draw()
     run = jax.jit(functools.partial(attention, causal=True))
     with pytest.raises(ValueError, match="flashattn_forward"):

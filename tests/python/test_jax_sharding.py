@@ -1,4 +1,4 @@
-"""flashattn.jax over several devices: jit over sharded arrays, shard_map, vmap over sharded batches.
+"""flashattn.jax over several devices: jit over sharded arrays, shard_map, vmap of sharded batches.
 
 Arrays that are sharded over batch items and heads stay so, nothing of q is gathered, and values and
 gradients are those of one device. conftest.py asks XLA for eight devices on the CPU.
@@ -187,9 +187,11 @@ def qkv_spec(axes, layout="bshd"):
     return P(axes[0], None, axes[1]) if layout == "bshd" else P(axes[0], axes[1])
 
 
-@pytest.mark.parametrize("heads_kv", [8, 4, 2, 1])
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+PLACES = [(n, sharding, "bshd") for n in (8, 4, 2, 1) for sharding in SHARDINGS]
+PLACES += [(n, "both", "bhsd") for n in (4, 2)]
+
+
+@pytest.mark.parametrize("heads_kv, sharding, layout", PLACES)
 def test_q_stays_where_it_is(heads_kv, sharding, layout):
     """Keys and values, too, where whole groups fit; else they are there on every device that needs
     them, as a caller with fewer key/value heads than devices has them."""
@@ -223,8 +225,11 @@ def test_q_stays_where_it_is(heads_kv, sharding, layout):
         assert (in_part and name != "q") or placed_as(gradients[name], where, *spec)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("placed", ["sharded", "on every device"])
+PLACED = [(option, "sharded") for option in OPTIONS]
+PLACED += [(option, "on every device") for option in ("bias", "sinks", "together")]
+
+
+@pytest.mark.parametrize("option, placed", PLACED)
 def test_options(option, placed):
     axes = ("b", "h")
     where, static = mesh(), STATIC.get(option, {})
@@ -409,7 +414,7 @@ def test_the_older_partitioner():
     assert set(collectives(text)) <= {"all-reduce"}
 
 
-@pytest.mark.skipif(not hasattr(jax.sharding, "auto_axes"), reason="needs JAX 0.7")
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX 0.9 can add up there")
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_shardings_that_are_part_of_types(layout):
     """jax.make_mesh makes such axes by default since JAX 0.9."""
@@ -573,3 +578,29 @@ def test_vmap_over_and_under_a_sharded_batch():
         text = run.lower(*sharded).compile().as_text()
         assert first_operands(text) == {("forward", own), ("backward", own)}
         assert set(collectives(text)) <= {"all-reduce"}
+
+
+@pytest.mark.parametrize("heads_kv", [4, 2])
+def test_vmap_of_sinks(heads_kv):
+    """The mapped axis becomes more heads of the library, on each device of its own ones."""
+    q, k, v = (jnp.stack([x, x / 2]) for x in draw(heads_kv))
+    (sinks,) = normal(6, (2, HEADS))
+
+    def loss(*x):
+        def one(q, k, v, sinks):
+            return attention(q, k, v, sinks=sinks, causal=True)
+
+        return jnp.sin(jax.vmap(one)(*x)).sum()
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=range(4)))
+    for over, batch in (("b", None), (None, "b")):
+        spec = P(over, batch, None, "h")
+        sharded = [jax.device_put(x, NamedSharding(mesh(), spec)) for x in (q,)]
+        sharded += [jax.device_put(x, NamedSharding(mesh(), P(over, batch))) for x in (k, v)]
+        sharded.append(jax.device_put(sinks, NamedSharding(mesh(), P(over, "h"))))
+        result = run(*sharded)
+        same(result, run(q, k, v, sinks), 5e-6)
+        assert placed_as(result[1][0], mesh(), *spec)
+        text = run.lower(*sharded).compile().as_text()
+        own = (BATCH, N_Q, 2, DIM) if over else (BATCH // 2, N_Q, 4, DIM)
+        assert first_operands(text) == {("forward", own), ("backward", own)}
