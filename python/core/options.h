@@ -22,7 +22,7 @@ typedef struct call {
     int count;
     fa_options options;
     fa_tensor q, k, v, bias, mask;
-    PyObject *like;      /* borrowed: of whose library, and where, converted integers are; or NULL */
+    PyObject *like; /* borrowed: of whose library, and where, converted integers are; or NULL */
     PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;
 

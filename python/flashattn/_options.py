@@ -80,7 +80,10 @@ TEXT = """
             of three axes; max_seqlen_q, max_seqlen_k: a bound on their lengths.
         seqlens_q, seqlens_k: int32 (batch): how many rows of each batch item count.
         block_table: int32 (batch, pages per item): k and v are pages; needs seqlens_k.
-            Lists, and integers of another width, are converted to int32.
+            Lists, and integers of another width, are converted to int32. Lengths and page numbers
+            that are wrong are an error on the CPU. On CUDA nobody waits for them: a length counts
+            as the nearest that the array or the block table has room for, and page numbers are
+            followed; the environment variable FA_CHECK=1 finds them there.
         q_descale, k_descale, v_descale: float32 (batch, heads_kv), for float8 inputs.
         deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
         threads: of the CPU; 0: OpenMP's choice. Never changes a result.
