@@ -61,6 +61,7 @@ class Options(C.Structure):
         ("stream", C.c_void_p),
         ("workspace", C.c_void_p),
         ("workspace_size", C.c_size_t),
+        ("part_lse_stride", C.c_void_p),
     ]
 
 

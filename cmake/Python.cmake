@@ -29,7 +29,9 @@ if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_
     if(FA_HAVE_GLIBC)
         target_sources(flashattn_python PRIVATE python/core/glibc.c)
         target_link_options(flashattn_python PRIVATE
-            LINKER:--wrap=dlopen,--wrap=dlsym,--wrap=dlerror,--wrap=pthread_once)
+            LINKER:--wrap=dlopen,--wrap=dlsym,--wrap=dlerror,--wrap=pthread_once
+            LINKER:--wrap=pthread_create,--wrap=pthread_join,--wrap=pthread_attr_setstacksize
+            LINKER:--wrap=pthread_key_create,--wrap=pthread_getspecific,--wrap=pthread_setspecific)
     endif()
 endif()
 set_target_properties(flashattn_python PROPERTIES OUTPUT_NAME _core)

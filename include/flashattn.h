@@ -30,6 +30,9 @@
  *   - Thread safety: every function may be called from any number of threads at once, also from
  *     inside OpenMP regions, as long as no two calls write the same memory. fa_last_error() is kept
  *     per thread.
+ *   - Processes: calls on the CPU work, with threads, in the child of a fork, whatever the parent's
+ *     threads were doing. (CUDA itself does not work in the child of a process that has used it.) A
+ *     shared library that has been loaded stays: dlclose does not take it away from its threads.
  *   - Aliasing: outputs must not overlap inputs or each other. Inputs may overlap each other.
  *   - Alignment: data pointers must be aligned to their element's size; nothing more is needed.
  *   - Sizes and strides are 64-bit and count elements, never bytes. Tensors may hold more than 2^31
@@ -200,6 +203,12 @@ enum {
  * Paged keys and values: with block_table, k and v have shape (pages, page_size, Hkv, dim), and key j
  * of batch item b is row j % page_size of page block_table[b*block_table_stride + j/page_size].
  * seqlens_k is then required, and table entries behind a sequence's last page are not read.
+ *
+ * Wrong lengths, cumulative lengths, table entries and rows of fa_weights are an error on the CPU, which
+ * names the array, the index and the value. On CUDA they lie in device memory, which the host does not
+ * read: kernels take a length below 0 as 0 and one beyond the room that the tensor or the block table
+ * has as that room, so that reads and writes stay inside; page numbers are followed as they are, and
+ * max_seqlen_q and max_seqlen_k are believed. FA_CHECK=1 (section 7) finds them there, too.
  */
 typedef struct fa_options {
     /* sizeof(fa_options) as the caller compiled it; 0 is read as the size in version 0.1. Fields
@@ -244,16 +253,34 @@ typedef struct fa_options {
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads; /* CPU: how many threads; 0: OpenMP's choice, fewer for tiny problems. Never
+    int32_t threads; /* CPU: the most threads that work at once; 0: OpenMP's choice (one without
+                      * OpenMP, or inside a parallel region), fewer for tiny problems. Fewer where
+                      * there is less to do, or more cannot be started; never more than 1024. Never
                       * changes a bit of a result                                                  */
     int32_t reserved; /* 0 */
 
     void *stream;          /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
     void *workspace;       /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
     size_t workspace_size; /* its size in bytes                                                    */
+
+    /* fa_combine: (num_parts, 3) in host memory: the elements from one batch item, head and query of a
+     * part_lse to the next; any that stay inside 63 bits. NULL: all are contiguous. Not in version
+     * 0.1, so size must be set                                                                       */
+    const int64_t *part_lse_stride;
 } fa_options;
 
+/* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */
+#ifdef __cplusplus
+static inline fa_options fa_options_init(void)
+{
+    fa_options options = fa_options();
+    options.size = sizeof options;
+    return options;
+}
+#define FA_OPTIONS_INIT fa_options_init()
+#else
 #define FA_OPTIONS_INIT {.size = sizeof(fa_options)}
+#endif
 
 /* ------------------------------------------------------------------------------------------------
  * 5. The calls
@@ -301,7 +328,17 @@ typedef struct fa_gradients {
     float *dsinks;   /* out: float32 (Hq). Needs options->sinks                                    */
 } fa_gradients;
 
+#ifdef __cplusplus
+static inline fa_gradients fa_gradients_init(void)
+{
+    fa_gradients gradients = fa_gradients();
+    gradients.size = sizeof gradients;
+    return gradients;
+}
+#define FA_GRADIENTS_INIT fa_gradients_init()
+#else
 #define FA_GRADIENTS_INIT {.size = sizeof(fa_gradients)}
+#endif
 
 /*
  * Backward: the gradients of a scalar loss, given those of out and lse. out and lse are those that
@@ -326,13 +363,16 @@ FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tens
 /*
  * Combine: merges attention over disjoint sets of keys into attention over their union.
  *   parts      num_parts tensors of out's shape (B, n_q, Hq, d_v); float32, float16 or bfloat16
- *   part_lse   num_parts pointers to float32 (B, Hq, n_q), contiguous
+ *   part_lse   num_parts pointers to float32 (B, Hq, n_q), contiguous, or with the strides of
+ *              options->part_lse_stride
  *   out, lse   as in fa_forward; lse may be NULL
  *       lse = log sum_p exp(part_lse_p),   out = sum_p exp(part_lse_p - lse) * parts_p
  * A part whose lse is -infinity is empty: its values are not read. If all parts are empty, out = 0 and
- * lse = -infinity. num_parts may be 0; on CUDA more than 640 parts need a float32 out and an lse, in
- * which sums are kept between launches. A sink belongs into exactly one of the parts. Of the options,
- * only size, device, threads, stream, FA_DETERMINISTIC and FA_BATCH_INVARIANT may be set.
+ * lse = -infinity. num_parts may be any number, 0 too. On CUDA a launch takes 448; between the launches
+ * for more, sums are kept in out and lse if out is float32 and lse is wanted, else in
+ * options->workspace: B * Hq * n_q * (d_v + 1) * 4 bytes. A sink belongs into exactly one of the parts.
+ * Of the options, only size, device, threads, stream, workspace, workspace_size, part_lse_stride,
+ * FA_DETERMINISTIC and FA_BATCH_INVARIANT may be set.
  */
 FA_API fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64_t num_parts,
                             const fa_tensor *out, float *lse, const fa_options *options);
@@ -392,6 +432,14 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * of Ampere and later), "sm75" (of Turing: float16 only) or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
  * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
  * call fail with FA_ERROR_DEVICE.
+ *
+ * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
+ * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the
+ * call does nothing else and fails with FA_ERROR_ARGUMENT, in the words that the CPU has for it. The
+ * call then waits for its stream once, and for the first call in a context 16 KiB of pinned memory are
+ * allocated. In a stream that is being captured nothing waits: the check becomes a part of the graph,
+ * and what a launch of the graph finds is the error of the next call on CUDA in that context, which
+ * does nothing else.
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fa_cpu_info {

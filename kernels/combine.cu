@@ -5,12 +5,19 @@
  * A warp takes a row (batch item, query, head), a lane four columns at a time. Bound by reading.
  * Where the parts lie comes with the parameters, so that nothing has to be copied to the device
  * first. More parts than fit take several launches, each of which takes what the one before has
- * left in out and lse as its first part.
+ * left, in out and lse or in workspace, as its first part.
  *
- * Compiled with MOST_PARTS 64 and 640.
+ * Compiled with MOST_PARTS 48 and 448.
  */
 #include "common/rows.cuh"
 #include "passes.h"
+
+/* What a launch can be told, with drivers up to CUDA 12.0 and since. */
+#if MOST_PARTS == FA_COMBINE_FEW
+#define PARAMETER_BYTES 4096
+#else
+#define PARAMETER_BYTES 32764
+#endif
 
 enum {
     THREADS = FA_PASS_THREADS,
@@ -22,8 +29,9 @@ typedef struct fa_combine_params {
     fa_combine_head head;
     fa_combine_part parts[MOST_PARTS];
 } fa_combine_params;
+static_assert(sizeof(fa_combine_params) <= PARAMETER_BYTES, "parameters of a launch");
 
-/* A row's place: in the log-sum-exps, and in a tensor. */
+/* A row's place: in a tensor, and in the log-sum-exp that is written. */
 typedef struct fa_place {
     int64_t batch, row, head, lse;
 } fa_place;
@@ -38,13 +46,19 @@ FA_DEVICE fa_place find_place(const fa_combine_head *h, int64_t n)
     return at;
 }
 
+FA_DEVICE float part_lse(const fa_combine_part *part, const fa_place *at)
+{
+    return part->lse[at->batch * part->lse_stride[0] + at->head * part->lse_stride[1] +
+                     at->row * part->lse_stride[2]];
+}
+
 /* The largest log-sum-exp, the lanes taking parts in turn; NaN if any is. */
-FA_DEVICE float largest_lse(const fa_combine_params *p, int64_t at)
+FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_place *at)
 {
     float top = -INFINITY, bad = 0.0f;
 #pragma unroll 1
     for (int n = (int)threadIdx.x % 32; n < p->head.parts; n += 32) {
-        const float lse = p->parts[n].lse[at];
+        const float lse = part_lse(&p->parts[n], at);
         top = fmaxf(top, lse);
         if (isnan(lse)) bad = 1.0f;
     }
@@ -58,12 +72,12 @@ FA_DEVICE float largest_lse(const fa_combine_params *p, int64_t at)
 
 /* Weights are taken relative to the largest: the joint log-sum-exp itself is rounded, and where it
  * is large that would show. */
-FA_DEVICE float sum_weights(const fa_combine_params *p, int64_t at, float top)
+FA_DEVICE float sum_weights(const fa_combine_params *p, const fa_place *at, float top)
 {
     float sum = 0.0f;
 #pragma unroll 1
     for (int n = (int)threadIdx.x % 32; n < p->head.parts; n += 32) {
-        const float lse = p->parts[n].lse[at];
+        const float lse = part_lse(&p->parts[n], at);
         if (lse != -INFINITY) sum += expf(lse - top);
     }
 #pragma unroll
@@ -87,7 +101,7 @@ FA_DEVICE float4 sum_parts(const fa_combine_params *p, const fa_place *at, float
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
     for (int n = 0; n < p->head.parts; n++) {
-        const float lse = p->parts[n].lse[at->lse];
+        const float lse = part_lse(&p->parts[n], at);
         if (lse == -INFINITY) continue;
         const float w = expf(lse - top);
         const float4 x = fetch_part(&p->parts[n], at, column, p->head.columns);
@@ -102,9 +116,9 @@ FA_DEVICE float4 sum_parts(const fa_combine_params *p, const fa_place *at, float
 FA_DEVICE void combine_row(const fa_combine_params *p, const fa_place *at)
 {
     const fa_combine_head *h = &p->head;
-    const float top = largest_lse(p, at->lse);
+    const float top = largest_lse(p, at);
     const bool empty = top == -INFINITY;
-    const float total = empty ? 1.0f : sum_weights(p, at->lse, top);
+    const float total = empty ? 1.0f : sum_weights(p, at, top);
     char *row = fa_view_row(&h->out, at->batch, at->row, at->head);
 #pragma unroll 1
     for (int c = (int)threadIdx.x % 32 * 4; c < h->columns; c += STEP) {

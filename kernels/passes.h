@@ -31,13 +31,14 @@ typedef struct fa_weights_params {
 /* ---- Combine --------------------------------------------------------------------------------- */
 
 /* Parameters of a kernel end at 4 KiB; from CUDA 12.1 on at 32764 bytes. */
-#define FA_COMBINE_FEW 64
-#define FA_COMBINE_MANY 640
+#define FA_COMBINE_FEW 48
+#define FA_COMBINE_MANY 448
 
 typedef struct fa_combine_part {
     char *data;
     const float *lse;
     int64_t stride[3];
+    int64_t lse_stride[3]; /* of batch, head, query */
     int32_t dtype, vector;
 } fa_combine_part;
 

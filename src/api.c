@@ -14,6 +14,7 @@
 
 #ifdef FA_HAVE_CUDA
 #include "cuda/backend.h"
+#include "cuda/checks.h"
 #include "cuda/images.h"
 #include "cuda/passes.h"
 #endif
@@ -422,18 +423,26 @@ static fa_status find_device(bool question, fa_cuda_device *device, bool *curren
 
 enum { WORKSPACE_ALIGNMENT = 256 };
 
-static fa_status check_workspace(const fa_problem *p, size_t bytes, const fa_cuda_device *device)
+/* why: for whom so many bytes are. */
+static fa_status check_workspace(const void *workspace, size_t size, size_t bytes, const char *why,
+                                 const fa_cuda_device *device)
 {
     if (bytes == 0) return FA_OK;
-    if (p->workspace_size < bytes)
+    if (size < bytes)
         return fa_fail(FA_ERROR_WORKSPACE,
-                       "options.workspace_size is %zu: expected at least %zu bytes, as "
-                       "fa_workspace_size says",
-                       p->workspace_size, bytes);
-    FA_REQUIRE((uintptr_t)p->workspace % WORKSPACE_ALIGNMENT == 0,
-               "options.workspace is %p: expected an address aligned to %d bytes", p->workspace,
+                       "options.workspace_size is %zu: expected at least %zu bytes, %s", size,
+                       bytes, why);
+    FA_REQUIRE((uintptr_t)workspace % WORKSPACE_ALIGNMENT == 0,
+               "options.workspace is %p: expected an address aligned to %d bytes", workspace,
                WORKSPACE_ALIGNMENT);
-    return check_pointer("options.workspace", p->workspace, device);
+    return check_pointer("options.workspace", workspace, device);
+}
+
+static fa_status check_problem_workspace(const fa_problem *p, size_t bytes,
+                                         const fa_cuda_device *device)
+{
+    return check_workspace(p->workspace, p->workspace_size, bytes, "as fa_workspace_size says",
+                           device);
 }
 
 static fa_status find_asked_family(const fa_cuda_family **asked)
@@ -479,6 +488,35 @@ static fa_status find_kernel(const char *name, const char *entry, const fa_cuda_
                    fa_cuda_architectures);
 }
 
+static fa_status word_check(const fa_check_report *found, bool earlier,
+                            const fa_cuda_device *device)
+{
+    char where[120];
+    (void)snprintf(
+        where, sizeof where, "FA_CHECK found it on CUDA device %d%s", (int)device->ordinal,
+        earlier ? " in an earlier call, which a graph replayed; this call did nothing" : "");
+    return fa_problem_report(found, where);
+}
+
+/* FA_CHECK: what graphs have reported, then this call's own arrays. p NULL: it has none. */
+static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
+                                 const fa_cuda_device *device)
+{
+    fa_cuda_fault fault = {0};
+    fa_check_report found;
+    fa_check_params params;
+    void *kernel = NULL;
+    if (!fa_cuda_checks_wanted()) return FA_OK;
+    fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+    if (!checks) return cuda_failed(&fault, device->ordinal);
+    if (fa_cuda_checks_take(checks, &found)) return word_check(&found, true, device);
+    if (!p || !fa_cuda_check_params(p, a->options, &params)) return FA_OK;
+    FA_TRY(find_kernel("check_simt", "check_simt", device, &kernel));
+    if (!fa_cuda_check(checks, kernel, device->ordinal, &params, p->stream, &found, &fault))
+        return cuda_failed(&fault, device->ordinal);
+    return found.kind == FA_CHECK_FINE ? FA_OK : word_check(&found, false, device);
+}
+
 static fa_status plan_passes(const fa_problem *p, const fa_cuda_device *device,
                              fa_cuda_passes *passes)
 {
@@ -496,7 +534,8 @@ static fa_status run_passes_on_cuda(const fa_arguments *a, const fa_problem *p,
     void *kernels[FA_CUDA_STEPS] = {NULL};
     FA_TRY(plan_passes(p, device, &passes));
     FA_TRY(check_places(a, device));
-    FA_TRY(check_workspace(p, passes.workspace_bytes, device));
+    FA_TRY(check_problem_workspace(p, passes.workspace_bytes, device));
+    FA_TRY(check_on_device(a, p, device));
     for (int i = 0; i < FA_CUDA_STEPS; i++)
         if (fa_cuda_step_runs(p, &passes, i))
             FA_TRY(find_kernel(passes.steps[i].image, passes.steps[i].entry, device, &kernels[i]));
@@ -515,7 +554,8 @@ static fa_status run_on_cuda(const fa_arguments *a, const fa_problem *p)
     if (fa_cuda_has_passes(p)) return run_passes_on_cuda(a, p, &device);
     FA_TRY(plan_cuda(p, &device, false, &plan));
     FA_TRY(check_places(a, &device));
-    FA_TRY(check_workspace(p, plan.workspace_bytes, &device));
+    FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
+    FA_TRY(check_on_device(a, p, &device));
     if (plan.tasks == 0) return FA_OK;
     FA_TRY(find_kernel(plan.image, plan.entry, &device, &kernel));
     return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
@@ -551,9 +591,8 @@ static fa_status ask_passes(const fa_problem *p, const fa_cuda_device *device, b
 static fa_status combine_on_cuda(const fa_combine_arguments *a, const fa_combine_problem *c)
 {
     fa_cuda_device device = {0};
-    fa_cuda_step step;
+    fa_cuda_combining how;
     fa_cuda_fault fault = {0};
-    int64_t most;
     void *kernel = NULL;
     bool current = false;
     char why[320];
@@ -564,18 +603,26 @@ static fa_status combine_on_cuda(const fa_combine_arguments *a, const fa_combine
                                  .num_parts = c->num_parts,
                                  .parts = c->parts,
                                  .part_lse = c->part_lse,
+                                 .part_lse_stride = c->part_lse_stride,
                                  .out = c->out,
                                  .lse = c->lse,
+                                 .workspace = c->workspace,
                                  .stream = a->options->stream};
     FA_TRY(find_device(false, &device, &current));
     FA_TRY(check_combine_places(a, &device));
-    if (!fa_cuda_combine_make(&parts, &device, &step, &most, why, sizeof why))
+    FA_TRY(check_on_device(NULL, NULL, &device));
+    if (!fa_cuda_combine_make(&parts, &device, &how, why, sizeof why))
         return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
-    if (step.tasks == 0) return FA_OK;
-    FA_TRY(find_kernel(step.image, step.entry, &device, &kernel));
-    return fa_cuda_combine(kernel, &parts, &step, most, &fault)
-               ? FA_OK
-               : cuda_failed(&fault, device.ordinal);
+    if (how.step.tasks == 0) return FA_OK;
+    (void)snprintf(why, sizeof why,
+                   "as num_parts is %" PRId64
+                   " and out not float32, or lse NULL, so that sums must "
+                   "be kept between launches of %" PRId64 " parts",
+                   c->num_parts, how.most);
+    FA_TRY(check_workspace(c->workspace, c->workspace_size, how.workspace_bytes, why, &device));
+    FA_TRY(find_kernel(how.step.image, how.step.entry, &device, &kernel));
+    return fa_cuda_combine(kernel, &parts, &how, &fault) ? FA_OK
+                                                         : cuda_failed(&fault, device.ordinal);
 }
 
 #else
@@ -689,6 +736,7 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
     FA_TRY(choose_device(complete.device, out, &a.device, &memory));
     FA_TRY(check_host_array("parts", parts));
     FA_TRY(check_host_array("part_lse", part_lse));
+    FA_TRY(check_host_array("options.part_lse_stride", complete.part_lse_stride));
     fa_combine_problem c;
     FA_TRY(fa_combine_problem_make(&a, &c));
     if (a.device == FA_DEVICE_CUDA) return combine_on_cuda(&a, &c);

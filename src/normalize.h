@@ -39,6 +39,11 @@ typedef struct fa_arguments {
 /* Checks every argument and fills in the problem; FA_ERROR_ARGUMENT or FA_ERROR_UNSUPPORTED. */
 fa_status fa_problem_make(const fa_arguments *arguments, fa_problem *problem);
 
+struct fa_check_report; /* kernels/checks.h */
+
+/* Words what FA_CHECK has found on a device as the same fault gets worded on the CPU. where: ends the sentence. */
+fa_status fa_problem_report(const struct fa_check_report *report, const char *where);
+
 /* The arguments of fa_combine. */
 typedef struct fa_combine_arguments {
     fa_device device;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../kernels/checks.h"
 #include "error.h"
 #include "normalize.h"
 
@@ -265,7 +266,7 @@ typedef struct region {
     bool written;
 } region;
 
-enum { REGIONS_MAX = 24 };
+enum { REGIONS_MAX = 32 };
 
 typedef struct regions {
     region list[REGIONS_MAX];
@@ -336,6 +337,14 @@ static fa_status check_flags(const fa_options *o)
     return FA_OK;
 }
 
+static fa_status check_workspace_given(const fa_options *o)
+{
+    FA_REQUIRE(o->workspace || o->workspace_size == 0,
+               "options.workspace is NULL with workspace_size %zu: expected memory of that size",
+               o->workspace_size);
+    return FA_OK;
+}
+
 /* Fields that mean nothing without another one: set alone they are a mistake. */
 static fa_status check_companions(const fa_options *o)
 {
@@ -364,9 +373,9 @@ static fa_status check_companions(const fa_options *o)
     FA_REQUIRE(o->block_table || o->block_table_stride == 0,
                "options.block_table_stride is %" PRId64 ": expected 0 without options.block_table",
                o->block_table_stride);
-    FA_REQUIRE(o->workspace || o->workspace_size == 0,
-               "options.workspace is NULL with workspace_size %zu: expected memory of that size",
-               o->workspace_size);
+    FA_TRY(check_workspace_given(o));
+    FA_REQUIRE(!o->part_lse_stride,
+               "options.part_lse_stride is set: expected NULL, as only fa_combine uses it");
     FA_REQUIRE(!o->dropout_state || (o->dropout_seed == 0 && o->dropout_offset == 0),
                "options.dropout_seed is %" PRIu64 " and dropout_offset %" PRIu64
                ": expected 0, as options.dropout_state stands for them",
@@ -426,6 +435,7 @@ static const struct option_array {
     {"options.q_descale", offsetof(fa_options, q_descale), sizeof(float)},
     {"options.k_descale", offsetof(fa_options, k_descale), sizeof(float)},
     {"options.v_descale", offsetof(fa_options, v_descale), sizeof(float)},
+    {"options.part_lse_stride", offsetof(fa_options, part_lse_stride), sizeof(int64_t)},
 };
 
 static fa_status check_option_arrays(const fa_options *o)
@@ -610,6 +620,18 @@ static fa_status set_out(const fa_arguments *a, fa_problem *p)
     return FA_OK;
 }
 
+/* Batch item b's slopes lie b strides from the first one's. */
+static fa_status check_alibi_stride(const fa_options *o, const fa_problem *p)
+{
+    int64_t last = 0;
+    const bool fits = p->batch < 2 || multiply(p->batch - 1, o->alibi_batch_stride, &last);
+    FA_REQUIRE(fits && last >= -EXTENT_MAX && last <= EXTENT_MAX,
+               "options.alibi_batch_stride is %" PRId64 " with a batch of %" PRId64
+               ": expected slopes within 2^60 elements",
+               o->alibi_batch_stride, p->batch);
+    return FA_OK;
+}
+
 /* Whoever counts (batch, head, row) triples must not overflow, with 4 bytes for each. */
 static fa_status check_counts(const fa_problem *p)
 {
@@ -672,6 +694,7 @@ static fa_status set_shapes(const fa_arguments *a, fa_problem *p)
     FA_TRY(set_values(a, p));
     FA_TRY(set_out(a, p));
     FA_TRY(check_counts(p));
+    FA_TRY(check_alibi_stride(a->options, p));
     FA_TRY(set_lse(a, p));
     return check_fp8(a);
 }
@@ -757,6 +780,60 @@ static fa_status check_pages(const fa_problem *p)
         }
     }
     return FA_OK;
+}
+
+/* What is wrong, in the words of the checks above. */
+static void word_report(const fa_check_report *r, char *text, size_t size)
+{
+    const char letter = r->side ? 'k' : 'q';
+    switch (r->kind) {
+    case FA_CHECK_FIRST:
+        (void)snprintf(text, size, "options.cu_seqlens_%c[0] is %" PRId64 ": expected >= 0", letter,
+                       r->value);
+        return;
+    case FA_CHECK_ORDER:
+        (void)snprintf(text, size,
+                       "options.cu_seqlens_%c[%" PRId64 "] is %" PRId64 ": expected >= %" PRId64
+                       ", the entry before it",
+                       letter, r->index, r->value, r->low);
+        return;
+    case FA_CHECK_LAST:
+        (void)snprintf(text, size,
+                       "options.cu_seqlens_%c[%" PRId64 "] is %" PRId64 ": expected <= %" PRId64
+                       " (%c.shape[1])",
+                       letter, r->index, r->value, r->high, letter);
+        return;
+    case FA_CHECK_LENGTH:
+        (void)snprintf(text, size,
+                       "options.seqlens_%c[%" PRId64 "] is %" PRId64 ": expected 0 to %" PRId64,
+                       letter, r->index, r->value, r->high);
+        return;
+    case FA_CHECK_MOST:
+        (void)snprintf(text, size,
+                       "options.max_seqlen_%c is %" PRId64 ": expected at least %" PRId64
+                       ", the length of sequence %" PRId64,
+                       letter, r->value, r->low, r->index);
+        return;
+    case FA_CHECK_PAGE:
+        (void)snprintf(text, size,
+                       "options.block_table[%" PRId64 "] (batch item %" PRId64 ", entry %" PRId64
+                       ") is %" PRId64 ": expected 0 <= page < %" PRId64 " (k.shape[0])",
+                       r->index, r->index / r->block_table_stride, r->index % r->block_table_stride,
+                       r->value, r->high);
+        return;
+    default:
+        (void)snprintf(text, size,
+                       "rows[%" PRId64 "] is %" PRId64 ": expected 0 <= row < %" PRId64
+                       " (q.shape[1])",
+                       r->index, r->value, r->high);
+    }
+}
+
+fa_status fa_problem_report(const fa_check_report *r, const char *where)
+{
+    char text[320];
+    word_report(r, text, sizeof text);
+    return fa_fail(FA_ERROR_ARGUMENT, "%s; %s", text, where);
 }
 
 static fa_status check_lengths(const fa_arguments *a, const fa_problem *p, lengths *queries,
@@ -936,6 +1013,21 @@ static fa_status set_weights(const fa_arguments *a, const score_axes *axes, fa_p
 
 /* ---- The whole problem ----------------------------------------------------------------------- */
 
+/* An output over one of these would lead the call elsewhere while it runs. */
+static void add_index_arrays(const fa_options *o, const fa_problem *p, regions *r)
+{
+    const int64_t entry = (int64_t)sizeof(int32_t);
+    int64_t
+        table; /* up to the first entry of the last batch item: what lies behind it is for lengths to say */
+    add_array(r, "options.cu_seqlens_q", o->cu_seqlens_q, (p->batch + 1) * entry, false);
+    add_array(r, "options.cu_seqlens_k", o->cu_seqlens_k, (p->batch + 1) * entry, false);
+    add_array(r, "options.seqlens_q", o->seqlens_q, p->batch * entry, false);
+    add_array(r, "options.seqlens_k", o->seqlens_k, p->batch * entry, false);
+    if (p->batch == 0 || !o->block_table) return;
+    if (!multiply(p->batch - 1, o->block_table_stride, &table) || table >= EXTENT_MAX) return;
+    add_array(r, "options.block_table", o->block_table, (table + 1) * entry, false);
+}
+
 static void add_inputs(const fa_arguments *a, const fa_problem *p, regions *r)
 {
     const fa_options *o = a->options;
@@ -947,6 +1039,8 @@ static void add_inputs(const fa_arguments *a, const fa_problem *p, regions *r)
     add_tensor(r, "options.mask", o->mask, false);
     add_array(r, "options.sinks", o->sinks, p->heads_q * per_head, false);
     add_array(r, "options.alibi_slopes", o->alibi_slopes, p->heads_q * per_head, false);
+    add_index_arrays(o, p, r);
+    add_array(r, "options.dropout_state", o->dropout_state, 2 * (int64_t)sizeof(uint64_t), false);
 }
 
 static void add_outputs(const fa_arguments *a, const fa_problem *p, regions *r)
@@ -956,7 +1050,9 @@ static void add_outputs(const fa_arguments *a, const fa_problem *p, regions *r)
     add_tensor(r, "out", a->out, !backward);
     add_array(r, "lse", a->lse, lse_bytes, !backward);
     add_tensor(r, "weights", a->weights, true);
-    if (a->rows) add_array(r, "rows", a->rows, a->num_rows * (int64_t)sizeof(int64_t), false);
+    int64_t row_bytes;
+    if (a->rows && multiply(a->num_rows, (int64_t)sizeof(int64_t), &row_bytes))
+        add_array(r, "rows", a->rows, row_bytes, false);
     const fa_gradients *g = a->gradients;
     if (!g) return;
     add_tensor(r, "gradients.dout", &g->dout, false);
@@ -1008,7 +1104,6 @@ static const struct unused_option {
     UNUSED(num_sequences), UNUSED(cu_seqlens_q), UNUSED(cu_seqlens_k), UNUSED(seqlens_q),
     UNUSED(seqlens_k), UNUSED(max_seqlen_q), UNUSED(max_seqlen_k), UNUSED(block_table),
     UNUSED(block_table_stride), UNUSED(q_descale), UNUSED(k_descale), UNUSED(v_descale),
-    UNUSED(workspace), UNUSED(workspace_size),
 #undef UNUSED
     /* clang-format on */
 };
@@ -1029,6 +1124,8 @@ static fa_status check_combine_options(const fa_options *o, fa_device device)
                        unused_by_combine[i].name);
     }
     FA_TRY(check_ranges(o));
+    FA_TRY(check_workspace_given(o));
+    FA_TRY(check_alignment("options.part_lse_stride", o->part_lse_stride, sizeof(int64_t)));
     return check_stream(o, device);
 }
 
@@ -1041,6 +1138,18 @@ static void add_combine_outputs(const fa_combine_arguments *a, regions *r, int64
     add_array(r, "lse", a->lse, *lse_bytes, true);
 }
 
+/* Part i's log-sum-exp, with the axes (batch, head, query, 1). */
+static fa_tensor part_lse_tensor(const fa_combine_arguments *a, int64_t i)
+{
+    const int64_t *out = a->out->shape, *stride = a->options->part_lse_stride;
+    fa_tensor t = {(void *)a->part_lse[i], /* only read */
+                   FA_FLOAT32,
+                   {out[0], out[2], out[1], 1},
+                   {out[2] * out[1], out[1], 1, 1}};
+    for (int axis = 0; stride && axis < 3; axis++) t.stride[axis] = stride[3 * i + axis];
+    return t;
+}
+
 static fa_status check_part_as(const char *name, const char *lse_name,
                                const fa_combine_arguments *a, int64_t i)
 {
@@ -1050,13 +1159,21 @@ static fa_status check_part_as(const char *name, const char *lse_name,
     FA_REQUIRE(a->part_lse[i] || is_empty(a->out), "%s is NULL: expected the log-sum-exp of %s",
                lse_name, name);
     FA_TRY(check_alignment(lse_name, a->part_lse[i], sizeof(float)));
+    const fa_tensor lse = part_lse_tensor(a, i);
+    int64_t low, high;
+    FA_REQUIRE(is_empty(&lse) || find_span(&lse, &low, &high),
+               "options.part_lse_stride of %s is (%" PRId64 ", %" PRId64 ", %" PRId64
+               ") with batch %" PRId64 ", %" PRId64 " heads and %" PRId64
+               " queries: expected byte offsets within 63 bits",
+               lse_name, lse.stride[0], lse.stride[1], lse.stride[2], lse.shape[0], lse.shape[1],
+               lse.shape[2]);
 
     regions r;
     int64_t lse_bytes;
     r.count = 0;
     add_combine_outputs(a, &r, &lse_bytes);
     add_tensor(&r, name, part, false);
-    add_array(&r, lse_name, a->part_lse[i], lse_bytes, false);
+    add_tensor(&r, lse_name, &lse, false);
     return check_apart(&r);
 }
 
@@ -1104,8 +1221,11 @@ fa_status fa_combine_problem_make(const fa_combine_arguments *a, fa_combine_prob
                               .num_parts = a->num_parts,
                               .parts = a->parts,
                               .part_lse = a->part_lse,
+                              .part_lse_stride = a->options->part_lse_stride,
                               .lse = a->lse,
-                              .threads = a->options->threads};
+                              .threads = a->options->threads,
+                              .workspace = a->options->workspace,
+                              .workspace_size = a->options->workspace_size};
     set_row_view(&c->out, a->out);
     return FA_OK;
 }

@@ -37,6 +37,18 @@ dtype_text array_dtype_text(const array *a)
     return t;
 }
 
+shape_text array_shape_text(const array *a)
+{
+    shape_text t;
+    size_t at = 0;
+    t.text[at++] = '(';
+    for (int i = 0; i < a->ndim; i++)
+        at += (size_t)snprintf(t.text + at, sizeof t.text - at, i ? ", %lld" : "%lld",
+                               (long long)a->shape[i]);
+    (void)snprintf(t.text + at, sizeof t.text - at, a->ndim == 1 ? ",)" : ")");
+    return t;
+}
+
 bool array_is(const array *a, uint8_t code, uint8_t bits)
 {
     return a->dtype.code == code && a->dtype.bits == bits && a->dtype.lanes == 1;
@@ -123,6 +135,55 @@ static int read_view(array *a, const DLTensor *t, place *where)
     return 0;
 }
 
+/* ---- Errors of other libraries --------------------------------------------------------------- */
+
+static bool has_foreign_bytes(PyObject *object)
+{
+    PyObject *dtype = PyObject_GetAttr(object, name_dtype);
+    PyObject *native = dtype ? PyObject_GetAttrString(dtype, "isnative") : NULL;
+    const bool foreign = native == Py_False;
+    Py_XDECREF(native);
+    Py_XDECREF(dtype);
+    PyErr_Clear();
+    return foreign;
+}
+
+/* PyTorch's errors go on with where in its sources they come from. A new reference, or NULL. */
+static PyObject *first_line(PyObject *error)
+{
+    PyObject *text = PyObject_Str(error);
+    PyObject *parts = text ? PyObject_CallMethod(text, "partition", "s", "\n") : NULL;
+    PyObject *line = parts ? PyTuple_GetItem(parts, 0) : NULL;
+    Py_XINCREF(line);
+    Py_XDECREF(parts);
+    Py_XDECREF(text);
+    PyErr_Clear();
+    return line;
+}
+
+/* An array's own library says why it does not hand it out, but not which argument it is. */
+static void name_error(const char *name, PyObject *object)
+{
+    PyObject *type, *value, *trace;
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError))
+        return;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *dtype = PyObject_GetAttr(object, name_dtype);
+    PyErr_Clear();
+    PyObject *why = first_line(value ? value : type);
+    if (has_foreign_bytes(object))
+        PyErr_Format(PyExc_ValueError, "%s.dtype is %S: expected this machine's byte order", name,
+                     dtype);
+    else
+        PyErr_Format(PyExc_ValueError, "%s (%S, dtype %S) cannot be read through DLPack: %S", name,
+                     (PyObject *)Py_TYPE(object), dtype ? dtype : Py_None, why ? why : type);
+    Py_XDECREF(why);
+    Py_XDECREF(dtype);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+}
+
 /* ---- By the exchange table: no Python object is made ----------------------------------------- */
 
 /* The table of a type, or NULL without an error. */
@@ -164,7 +225,10 @@ static const DLPackExchangeAPI *find_exchange(PyObject *object, place *where)
 static int read_by_exchange(array *a, PyObject *object, const DLPackExchangeAPI *api, place *where)
 {
     DLTensor view;
-    if (api->dltensor_from_py_object_no_sync(object, &view) < 0) return -1;
+    if (api->dltensor_from_py_object_no_sync(object, &view) < 0) {
+        name_error(a->name, object);
+        return -1;
+    }
     if (read_view(a, &view, where) < 0) return -1;
     if (where->cuda && !where->stream_known) {
         if (api->current_work_stream(kDLCUDA, where->device_id, &where->stream) < 0) return -1;
@@ -330,6 +394,7 @@ static PyObject *get_capsule(const char *name, PyObject *object, place *where)
         if (keywords) capsule = call_dlpack(method, keywords);
         Py_XDECREF(keywords);
     }
+    if (!capsule) name_error(name, object);
     Py_DECREF(method);
     return capsule;
 }

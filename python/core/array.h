@@ -66,6 +66,13 @@ typedef struct dtype_text {
 
 dtype_text array_dtype_text(const array *a);
 
+/* How errors show a shape, for example "(2, 3)". */
+typedef struct shape_text {
+    char text[AXES_MAX * 22 + 3];
+} shape_text;
+
+shape_text array_shape_text(const array *a);
+
 bool array_is(const array *a, uint8_t code, uint8_t bits);
 
 /* The number of elements; the producer has such an array, so it cannot overflow. */

@@ -23,3 +23,13 @@ BIND(void *, dlopen, (const char *file, int mode), (file, mode))
 BIND(void *, dlsym, (void *restrict handle, const char *restrict name), (handle, name))
 BIND(char *, dlerror, (void), ())
 BIND(int, pthread_once, (pthread_once_t * control, void (*function)(void)), (control, function))
+BIND(int, pthread_create,
+     (pthread_t * thread, const pthread_attr_t *attributes, void *(*function)(void *),
+      void *argument),
+     (thread, attributes, function, argument))
+BIND(int, pthread_join, (pthread_t thread, void **result), (thread, result))
+BIND(int, pthread_attr_setstacksize, (pthread_attr_t * attributes, size_t bytes),
+     (attributes, bytes))
+BIND(int, pthread_key_create, (pthread_key_t * key, void (*destructor)(void *)), (key, destructor))
+BIND(void *, pthread_getspecific, (pthread_key_t key), (key))
+BIND(int, pthread_setspecific, (pthread_key_t key, const void *value), (key, value))

@@ -8,6 +8,7 @@
 #include "placed.h"
 #include "torch_call.h"
 
+#include <stdio.h>
 #include <string.h>
 
 PyObject *unsupported_error;
@@ -44,12 +45,11 @@ static int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected)
 
 static int read_inputs(call *c, PyObject *const *args)
 {
+    c->like = args[0];
     if (call_tensor(c, "q", args[0], false, &c->q) < 0) return -1;
     if (call_tensor(c, "k", args[1], false, &c->k) < 0) return -1;
     return call_tensor(c, "v", args[2], false, &c->v);
 }
-
-static int64_t lse_count(const call *c) { return c->q.shape[0] * c->q.shape[1] * c->q.shape[2]; }
 
 /* ---- Workspace on CUDA ----------------------------------------------------------------------- */
 
@@ -82,13 +82,28 @@ static fa_status run_work(const call *c, const work *w)
     }
 }
 
+/* The caller's allocator gives so much workspace, which the result keeps. NULL: a Python error. */
+static PyObject *allocate(call *c, size_t bytes, PyObject *q)
+{
+    array a;
+    PyObject *memory = PyObject_CallFunction(c->allocator, "nO", (Py_ssize_t)bytes, q);
+    if (!memory) return NULL;
+    if (array_read(&a, "workspace", memory, &c->where) < 0) {
+        Py_DECREF(memory);
+        return NULL;
+    }
+    c->options.workspace = a.data;
+    c->options.workspace_size = (size_t)array_count(&a) * (a.dtype.bits / 8u);
+    array_release(&a);
+    return memory;
+}
+
 /* Has the caller's allocator give what the call needs. 1: there is more than before; 0: there is
  * not; -1: a Python error. *memory keeps it. */
 static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
 {
     const bool weights = w->pass == FA_PASS_WEIGHTS;
     size_t bytes = 0;
-    array a;
     fa_status status = fa_workspace_size(w->pass, &c->q, &c->k, weights ? NULL : &c->v,
                                          weights ? NULL : &w->out, &c->options, &bytes);
     if (status != FA_OK) {
@@ -97,12 +112,8 @@ static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
     }
     workspace_expected[w->pass] = bytes > 0;
     if (bytes <= c->options.workspace_size) return 0;
-    *memory = PyObject_CallFunction(c->allocator, "nO", (Py_ssize_t)bytes, q);
-    if (!*memory || array_read(&a, "workspace", *memory, &c->where) < 0) return -1;
-    c->options.workspace = a.data;
-    c->options.workspace_size = (size_t)array_count(&a) * (a.dtype.bits / 8u);
-    array_release(&a);
-    return 1;
+    *memory = allocate(c, bytes, q);
+    return *memory ? 1 : -1;
 }
 
 /* The library's call, without Python's lock. None, or NULL with a Python error. q: whose library's
@@ -134,7 +145,7 @@ static PyObject *run_forward(call *c, work *w, PyObject *const *args, PyObject *
 {
     if (read_inputs(c, args) < 0) return NULL;
     if (call_tensor(c, "out", args[3], true, &w->out) < 0) return NULL;
-    if (call_floats(c, "lse", args[4], lse_count(c), true, &w->lse) < 0) return NULL;
+    if (call_lse(c, "lse", args[4], true, &w->lse) < 0) return NULL;
     if (call_options(c, args + 6, names) < 0) return NULL;
     return run(c, w, args[0]);
 }
@@ -181,13 +192,16 @@ static PyObject *give_results(PyObject *done, PyObject *out, PyObject *lse)
     return out;
 }
 
-/* out and lse: new or the caller's; lse NULL: not wanted. */
+/* out and lse: new or the caller's; lse NULL: not wanted. What cannot be read is left to the long
+ * way, which knows more about its arrays and says what is wrong. */
 static PyObject *run_into(call *c, work *w, PyObject *q, const keywords *given, PyObject *out,
                           PyObject *lse)
 {
-    if (call_tensor(c, "out", out, true, &w->out) < 0) return NULL;
-    if (call_floats(c, "lse", lse ? lse : Py_None, lse_count(c), true, &w->lse) < 0) return NULL;
-    if (call_keywords(c, given) < 0) return NULL;
+    if (call_tensor(c, "out", out, true, &w->out) < 0 ||
+        call_lse(c, "lse", lse ? lse : Py_None, true, &w->lse) < 0 || call_keywords(c, given) < 0) {
+        PyErr_Clear();
+        Py_RETURN_NOTIMPLEMENTED;
+    }
     return give_results(run(c, w, q), out, lse);
 }
 
@@ -219,9 +233,20 @@ static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywor
     if (out && wants_lse) lse = torch_new_lse(c);
     if (!numpy) c->allocator = torch_allocator();
     if (out && (lse || !wants_lse)) result = run_into(c, w, args[0], given, out, lse);
+    const bool wrote = result && result != Py_NotImplemented && args[PLAIN_OUT] != Py_None;
+    if (wrote && !numpy && torch_count_write(out) < 0) Py_CLEAR(result);
     Py_XDECREF(out);
     Py_XDECREF(lse);
     return result;
+}
+
+/* What NumPy's arrays need no question for. */
+static bool are_plain_arguments(PyObject *out, const keywords *given)
+{
+    if (out != Py_None && !torch_is_plain_argument(out)) return false;
+    for (int i = 0; given->any && i < OPTIONS_MAX; i++)
+        if (given->values[i] && !torch_is_plain_argument(given->values[i])) return false;
+    return true;
 }
 
 static PyObject *plain_forward_or_decode(const char *name, fa_pass pass, PyObject *const *args,
@@ -237,6 +262,7 @@ static PyObject *plain_forward_or_decode(const char *name, fa_pass pass, PyObjec
     if (wants_lse < 0) return NULL;
     if (numpy ? wants_lse : !torch_is_plain(args)) Py_RETURN_NOTIMPLEMENTED;
     if (!keywords_are_plain(args[PLAIN_OPTIONS], &given)) Py_RETURN_NOTIMPLEMENTED;
+    if (!numpy && !are_plain_arguments(args[PLAIN_OUT], &given)) Py_RETURN_NOTIMPLEMENTED;
     w.pass = pass;
     if (call_begin(&c, args[PLAIN_LAYOUT], NULL, NULL) == 0)
         result = run_plain(&c, &w, args, &given, numpy, wants_lse);
@@ -273,7 +299,7 @@ static int read_gradients(call *c, PyObject *const *args, fa_gradients *g)
     memset(g, 0, sizeof *g);
     g->size = sizeof *g;
     if (call_tensor(c, "dout", args[DOUT], false, &g->dout) < 0) return -1;
-    if (call_floats(c, "dlse", args[DLSE], lse_count(c), false, &dlse) < 0) return -1;
+    if (call_lse(c, "dlse", args[DLSE], false, &dlse) < 0) return -1;
     g->dlse = dlse;
     if (read_gradient(c, "dq", args[DQ], &g->dq) < 0) return -1;
     if (read_gradient(c, "dk", args[DK], &g->dk) < 0) return -1;
@@ -289,7 +315,7 @@ static PyObject *run_backward(call *c, PyObject *const *args, PyObject *names)
     w.pass = FA_PASS_BACKWARD;
     if (read_inputs(c, args) < 0) return NULL;
     if (call_tensor(c, "out", args[OUT], false, &w.out) < 0) return NULL;
-    if (call_floats(c, "lse", args[LSE], lse_count(c), false, &w.lse) < 0) return NULL;
+    if (call_lse(c, "lse", args[LSE], false, &w.lse) < 0) return NULL;
     if (read_gradients(c, args, &w.gradients) < 0) return NULL;
     if (call_options(c, args + BACKWARD_COUNT, names) < 0) return NULL;
     return run(c, &w, args[Q]);
@@ -310,56 +336,106 @@ static PyObject *core_backward(PyObject *self, PyObject *const *args, Py_ssize_t
 
 /* ---- Combine --------------------------------------------------------------------------------- */
 
-/* More parts than any split makes; each needs two arrays of a call. */
-enum { PARTS_MAX = (ARRAYS_MAX - 4) / 2 };
-
+/* The library's arguments, as many as there are parts. */
 typedef struct parts {
-    fa_tensor tensors[PARTS_MAX];
-    const float *lse[PARTS_MAX];
+    Py_ssize_t count, read;
+    part *each;
+    fa_tensor *tensors;
+    const float **lses;
+    int64_t (*lse_strides)[3];
 } parts;
 
-static int read_parts(call *c, PyObject *tensors, PyObject *lses, Py_ssize_t count, parts *p)
+static int parts_begin(parts *p, PyObject *tensors, PyObject *lses)
 {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *tensor = PyTuple_GetItem(tensors, i), *lse = PyTuple_GetItem(lses, i);
-        float *data;
-        if (call_tensor(c, "part", tensor, false, &p->tensors[i]) < 0) return -1;
-        const int64_t *shape = p->tensors[i].shape;
-        if (call_floats(c, "part_lse", lse, shape[0] * shape[1] * shape[2], false, &data) < 0)
+    if (!PyTuple_Check(tensors) || !PyTuple_Check(lses)) {
+        PyErr_SetString(PyExc_TypeError, "parts and lses: expected tuples");
+        return -1;
+    }
+    p->count = PyTuple_Size(tensors);
+    if (PyTuple_Size(lses) != p->count) {
+        PyErr_Format(PyExc_ValueError, "len(lses) is %zd: expected %zd, as many as parts",
+                     PyTuple_Size(lses), p->count);
+        return -1;
+    }
+    const size_t count = p->count > 0 ? (size_t)p->count : 1;
+    p->each = PyMem_Malloc(count * sizeof *p->each);
+    p->tensors = PyMem_Malloc(count * sizeof *p->tensors);
+    p->lses = PyMem_Malloc(count * sizeof *p->lses);
+    p->lse_strides = PyMem_Malloc(count * sizeof *p->lse_strides);
+    if (p->each && p->tensors && p->lses && p->lse_strides) return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+static void parts_end(parts *p)
+{
+    for (Py_ssize_t i = 0; i < p->read; i++) part_release(&p->each[i]);
+    PyMem_Free(p->each);
+    PyMem_Free(p->tensors);
+    PyMem_Free(p->lses);
+    PyMem_Free(p->lse_strides);
+}
+
+/* The names are only put together for a part that is wrong. */
+static int read_part(call *c, part *p, PyObject *tensor, PyObject *lse, Py_ssize_t i)
+{
+    char name[32], lse_name[32];
+    p->name = "parts", p->lse_name = "lses";
+    if (call_part(c, p, tensor, lse) == 0) return 0;
+    (void)snprintf(name, sizeof name, "parts[%zd]", i);
+    (void)snprintf(lse_name, sizeof lse_name, "lses[%zd]", i);
+    part_release(p);
+    PyErr_Clear();
+    p->name = name, p->lse_name = lse_name;
+    if (call_part(c, p, tensor, lse) == 0) PyErr_SetString(PyExc_RuntimeError, "parts changed");
+    part_release(p);
+    return -1;
+}
+
+static int read_parts(call *c, PyObject *tensors, PyObject *lses, parts *p)
+{
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        part *one = &p->each[i];
+        if (read_part(c, one, PyTuple_GetItem(tensors, i), PyTuple_GetItem(lses, i), i) < 0)
             return -1;
-        p->lse[i] = data;
+        p->read = i + 1;
+        p->tensors[i] = one->tensor;
+        p->lses[i] = one->lse;
+        memcpy(p->lse_strides[i], one->lse_stride, sizeof one->lse_stride);
     }
     return 0;
 }
 
-static int count_parts(PyObject *tensors, PyObject *lses, Py_ssize_t *count)
+static fa_status merge(const call *c, const parts *p, float *lse)
 {
-    *count = PyTuple_Check(tensors) ? PyTuple_Size(tensors) : -1;
-    if (*count < 0 || !PyTuple_Check(lses) || PyTuple_Size(lses) != *count) {
-        PyErr_SetString(PyExc_ValueError, "expected as many parts as log-sum-exps");
-        return -1;
-    }
-    if (*count <= PARTS_MAX) return 0;
-    PyErr_Format(PyExc_ValueError, "%zd parts: expected at most %d in one call", *count,
-                 (int)PARTS_MAX);
-    return -1;
+    fa_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = fa_combine(p->tensors, p->lses, p->count, &c->q, lse, &c->options);
+    Py_END_ALLOW_THREADS;
+    return status;
 }
 
-static PyObject *run_combine(call *c, PyObject *const *args, PyObject *names)
+/* On CUDA, more parts than one launch takes may need workspace; nothing tells how much but the
+ * header. */
+static PyObject *run_combine(call *c, parts *p, PyObject *const *args, PyObject *names)
 {
-    parts p;
     float *lse;
-    Py_ssize_t count;
-    fa_status status;
-    if (count_parts(args[0], args[1], &count) < 0) return NULL;
+    PyObject *memory = NULL;
     if (call_tensor(c, "out", args[2], true, &c->q) < 0) return NULL;
     c->k = c->v = c->q;
-    if (read_parts(c, args[0], args[1], count, &p) < 0) return NULL;
-    if (call_floats(c, "lse", args[3], lse_count(c), true, &lse) < 0) return NULL;
+    if (read_parts(c, args[0], args[1], p) < 0) return NULL;
+    if (call_lse(c, "lse", args[3], true, &lse) < 0) return NULL;
     if (call_options(c, args + 5, names) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = fa_combine(p.tensors, p.lse, count, &c->q, lse, &c->options);
-    Py_END_ALLOW_THREADS;
+    c->options.part_lse_stride = p->lse_strides[0];
+    fa_status status = merge(c, p, lse);
+    if (status == FA_ERROR_WORKSPACE && c->allocator) {
+        const int64_t *n = c->q.shape;
+        const size_t rows = (size_t)n[0] * (size_t)n[1] * (size_t)n[2];
+        memory = allocate(c, rows * ((size_t)n[3] + 1) * sizeof(float), args[2]);
+        if (!memory) return NULL;
+        status = merge(c, p, lse);
+    }
+    Py_XDECREF(memory);
     return finish(status);
 }
 
@@ -368,9 +444,13 @@ static PyObject *core_combine(PyObject *self, PyObject *const *args, Py_ssize_t 
 {
     (void)self;
     call c;
+    parts p;
     PyObject *result = NULL;
+    memset(&p, 0, sizeof p);
     if (check_count("combine", count, 5) < 0) return NULL;
-    if (call_begin(&c, args[4], args + 5, names) == 0) result = run_combine(&c, args, names);
+    if (call_begin(&c, args[4], args + 5, names) == 0 && parts_begin(&p, args[0], args[1]) == 0)
+        result = run_combine(&c, &p, args, names);
+    parts_end(&p);
     call_end(&c);
     return result;
 }
@@ -381,12 +461,13 @@ static PyObject *run_weights(call *c, PyObject *const *args, PyObject *names)
 {
     work w;
     w.pass = FA_PASS_WEIGHTS;
+    c->like = args[0];
     if (call_tensor(c, "q", args[0], false, &c->q) < 0) return NULL;
     if (call_tensor(c, "k", args[1], false, &c->k) < 0) return NULL;
     if (call_rows(c, args[2], &w.rows, &w.num_rows) < 0) return NULL;
     if (call_scores(c, "weights", args[3], true, &w.weights) < 0) return NULL;
     if (call_options(c, args + 5, names) < 0) return NULL;
-    if (args[2] == Py_None) w.num_rows = w.weights.shape[2];
+    if (args[2] == Py_None && c->options.cu_seqlens_q) w.num_rows = w.weights.shape[2];
     return run(c, &w, args[0]);
 }
 
@@ -429,6 +510,7 @@ static int read_question(question *x, PyObject *const *args, PyObject *names)
     call *c = &x->c;
     x->v_given = x->out_given = NULL;
     if (read_pass(args[0], &x->pass) < 0) return -1;
+    c->like = args[1];
     if (call_tensor(c, "q", args[1], false, &c->q) < 0) return -1;
     if (call_tensor(c, "k", args[2], false, &c->k) < 0) return -1;
     if (args[3] != Py_None) {

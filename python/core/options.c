@@ -45,6 +45,15 @@ static int find_option(PyObject *name, int guess)
     return -1;
 }
 
+/* Whether the caller leaves the dropout's seed to a generator of random numbers. */
+static bool must_draw(const keywords *given)
+{
+    PyObject *p = given->values[OPTION_dropout_p];
+    if (!p || (PyFloat_Check(p) && PyFloat_AsDouble(p) == 0.0)) return false;
+    return !given->values[OPTION_seed] && !given->values[OPTION_offset] &&
+           !given->values[OPTION_dropout_state];
+}
+
 bool keywords_are_plain(PyObject *dict, keywords *given)
 {
     PyObject *name, *value;
@@ -56,11 +65,10 @@ bool keywords_are_plain(PyObject *dict, keywords *given)
         given->any = true;
         const int which = find_option(name, i);
         if (which < 0) PyErr_Clear();
-        if (which < 0 || which == OPTION_bias || which == OPTION_sinks) return false;
-        if (which == OPTION_stream || which == OPTION_allocate) return false;
+        if (which < 0 || which == OPTION_stream || which == OPTION_allocate) return false;
         if (value != Py_None) given->values[which] = value;
     }
-    return true;
+    return !given->any || !must_draw(given);
 }
 
 /* ---- A call's arrays ------------------------------------------------------------------------- */
@@ -78,12 +86,14 @@ static int read_layout(PyObject *order, layout *result)
     return -1;
 }
 
+static int read_uint64(const char *name, PyObject *value, uint64_t *result);
+
 static int read_stream(call *c, PyObject *value)
 {
     if (value == Py_None) return 0;
-    void *stream = PyLong_AsVoidPtr(value);
-    if (!stream && PyErr_Occurred()) return -1;
-    c->where.stream = stream;
+    uint64_t address;
+    if (read_uint64("stream", value, &address) < 0) return -1;
+    c->where.stream = (void *)(uintptr_t)address;
     c->where.stream_known = true;
     return 0;
 }
@@ -102,7 +112,7 @@ int call_begin(call *c, PyObject *order, PyObject *const *values, PyObject *name
     memset(&c->where, 0, sizeof c->where);
     memset(&c->options, 0, sizeof c->options);
     c->count = 0;
-    c->allocator = NULL;
+    c->allocator = c->like = NULL;
     c->options.size = sizeof c->options;
     if (read_layout(order, &c->order) < 0) return -1;
     return find_stream(c, values, names);
@@ -114,6 +124,15 @@ void call_end(call *c)
     c->count = 0;
 }
 
+static int read_array(call *c, array *a, const char *name, PyObject *object, bool written)
+{
+    if (array_read(a, name, object, &c->where) < 0) return -1;
+    if (!written || !a->read_only) return 0;
+    array_release(a);
+    PyErr_Format(PyExc_ValueError, "%s is read-only: expected an array to write to", name);
+    return -1;
+}
+
 /* The array lives until call_end. */
 static array *add_array(call *c, const char *name, PyObject *object, bool written)
 {
@@ -122,12 +141,8 @@ static array *add_array(call *c, const char *name, PyObject *object, bool writte
         return NULL;
     }
     array *a = &c->arrays[c->count];
-    if (array_read(a, name, object, &c->where) < 0) return NULL;
+    if (read_array(c, a, name, object, written) < 0) return NULL;
     c->count++;
-    if (written && a->read_only) {
-        PyErr_Format(PyExc_ValueError, "%s is read-only: expected an array to write to", name);
-        return NULL;
-    }
     return a;
 }
 
@@ -166,11 +181,10 @@ static void set_axes(fa_tensor *t, const array *a, const int axes[4])
     }
 }
 
-int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_tensor *t)
+static int make_tensor(const call *c, const array *a, fa_tensor *t)
 {
     static const int axes[2][2][4] = {{{-1, 0, 1, 2}, {0, 1, 2, 3}}, {{-1, 1, 0, 2}, {0, 2, 1, 3}}};
-    const array *a = add_array(c, name, object, written);
-    if (!a || get_float_dtype(a, &t->dtype) < 0) return -1;
+    if (get_float_dtype(a, &t->dtype) < 0) return -1;
     if (a->ndim != 3 && a->ndim != 4)
         return wrong_axes(a, c->order == LAYOUT_BSHD
                                  ? "4 (batch, sequence, head, dim), or 3 without a "
@@ -179,6 +193,12 @@ int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_te
                                    "batch");
     set_axes(t, a, axes[c->order][a->ndim - 3]);
     return 0;
+}
+
+int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_tensor *t)
+{
+    const array *a = add_array(c, name, object, written);
+    return a ? make_tensor(c, a, t) : -1;
 }
 
 static void set_score_axes(fa_tensor *t, const array *a)
@@ -236,13 +256,82 @@ int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool
     return check_plain(a, count);
 }
 
+/* (batch, heads, n_q); of one item (heads, n_q) will do. */
+static int read_lse(const array *a, const fa_tensor *q, float **data)
+{
+    if (!array_is(a, kDLFloat, 32)) return wrong_dtype(a, "float32");
+    const int64_t expected[3] = {q->shape[0], q->shape[2], q->shape[1]};
+    const int skipped = 3 - a->ndim;
+    bool same = skipped == 0 || (skipped == 1 && q->shape[0] == 1);
+    for (int i = 0; same && i < a->ndim; i++) same = a->shape[i] == expected[i + skipped];
+    if (!same) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s.shape is %s: expected (%lld, %lld, %lld), that is (batch, heads, n_q)",
+                     a->name, array_shape_text(a).text, (long long)expected[0],
+                     (long long)expected[1], (long long)expected[2]);
+        return -1;
+    }
+    *data = a->data;
+    return 0;
+}
+
+int call_lse(call *c, const char *name, PyObject *object, bool written, float **data)
+{
+    *data = NULL;
+    if (object == Py_None) return 0;
+    const array *a = add_array(c, name, object, written);
+    if (!a || read_lse(a, &c->q, data) < 0) return -1;
+    return check_plain(a, -1);
+}
+
+int call_part(call *c, part *p, PyObject *tensor, PyObject *lse)
+{
+    float *data = NULL;
+    p->arrays[0].owner = p->arrays[1].owner = NULL;
+    if (read_array(c, &p->arrays[0], p->name, tensor, false) < 0) return -1;
+    if (make_tensor(c, &p->arrays[0], &p->tensor) < 0) return -1;
+    if (read_array(c, &p->arrays[1], p->lse_name, lse, false) < 0) return -1;
+    if (read_lse(&p->arrays[1], &p->tensor, &data) < 0) return -1;
+    p->lse = data;
+    for (int i = 0; i < 3; i++) {
+        const int axis = i - (3 - p->arrays[1].ndim);
+        p->lse_stride[i] = axis < 0 ? 0 : p->arrays[1].stride[axis];
+    }
+    return 0;
+}
+
+void part_release(part *p)
+{
+    array_release(&p->arrays[0]);
+    array_release(&p->arrays[1]);
+}
+
+/* Integers of so many bits are read where they lie; what else may hold integers is converted by
+ * flashattn._arrays. */
+static const array *add_integers(call *c, const char *name, PyObject *object, int bits)
+{
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        array *a = add_array(c, name, object, false);
+        if (!a || array_is(a, kDLInt, (uint8_t)bits)) return a;
+        array_release(a);
+        c->count--;
+    }
+    PyObject *module = PyImport_ImportModule("flashattn._arrays");
+    if (!module) return NULL;
+    PyObject *converted = PyObject_CallMethod(module, "as_integers", "sOiO", name, object, bits,
+                                              c->like ? c->like : Py_None);
+    Py_DECREF(module);
+    const array *a = converted ? add_array(c, name, converted, false) : NULL;
+    Py_XDECREF(converted);
+    return a;
+}
+
 /* count < 0: any. Gives how many there are. */
 static int read_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
                      const int32_t **data, const array **read)
 {
-    const array *a = add_array(c, name, object, false);
+    const array *a = add_integers(c, name, object, 32);
     if (!a) return -1;
-    if (!array_is(a, kDLInt, 32)) return wrong_dtype(a, "int32");
     if (a->ndim != axes) return wrong_axes(a, axes == 1 ? "1" : "2");
     *data = a->data;
     *read = a;
@@ -254,9 +343,8 @@ int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count)
     *rows = NULL;
     *count = c->q.shape[1];
     if (object == Py_None) return 0;
-    const array *a = add_array(c, "rows", object, false);
+    const array *a = add_integers(c, "rows", object, 64);
     if (!a) return -1;
-    if (!array_is(a, kDLInt, 64)) return wrong_dtype(a, "int64");
     if (a->ndim != 1) return wrong_axes(a, "1");
     /* An empty choice of rows must not look like none. */
     static const int64_t no_row = 0;
@@ -273,52 +361,100 @@ int64_t call_batch(const call *c)
 
 /* ---- Options that are numbers ---------------------------------------------------------------- */
 
-static int read_flag(PyObject *value, uint32_t bit, uint32_t *flags)
+static int wrong_value(PyObject *error, const char *name, PyObject *value, const char *expected)
 {
-    int truth = PyObject_IsTrue(value);
+    PyErr_Clear();
+    PyErr_Format(error, "%s is %.100R: expected %s", name, value, expected);
+    return -1;
+}
+
+/* Python's or NumPy's. */
+static bool is_truth_value(PyObject *value)
+{
+    if (PyBool_Check(value)) return true;
+    if (PyFloat_Check(value) || PyLong_Check(value)) return false;
+    PyObject *type = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__");
+    const bool found = type && (PyUnicode_CompareWithASCIIString(type, "bool") == 0 ||
+                                PyUnicode_CompareWithASCIIString(type, "bool_") == 0);
+    Py_XDECREF(type);
+    PyErr_Clear();
+    return found;
+}
+
+/* 0 and 1 will do; what else has a truth value, a pair for one, was meant for another argument. */
+static int read_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags)
+{
+    int truth = value == Py_True;
+    if (!truth && value != Py_False) {
+        const long number = PyLong_Check(value) ? PyLong_AsLong(value) : -1;
+        if (is_truth_value(value)) truth = PyObject_IsTrue(value);
+        else if (number == 0 || number == 1) truth = (int)number;
+        else return wrong_value(PyExc_TypeError, name, value, "True or False");
+    }
     if (truth > 0) *flags |= bit;
     return truth < 0 ? -1 : 0;
 }
 
-static int read_float(PyObject *value, float *result)
+static int read_float(const char *name, PyObject *value, float *result)
 {
+    if (!PyFloat_Check(value) && is_truth_value(value))
+        return wrong_value(PyExc_TypeError, name, value, "a number");
     double number = PyFloat_AsDouble(value);
-    if (number == -1.0 && PyErr_Occurred()) return -1;
+    if (number == -1.0 && PyErr_Occurred()) {
+        const bool large = PyErr_ExceptionMatches(PyExc_OverflowError);
+        return wrong_value(large ? PyExc_ValueError : PyExc_TypeError, name, value,
+                           large ? "a number that fits into float32" : "a number");
+    }
     *result = (float)number;
     return 0;
 }
 
-static int read_int64(PyObject *value, int64_t *result)
+/* A new reference. */
+static PyObject *get_integer(const char *name, PyObject *value)
 {
-    PyObject *index = PyNumber_Index(value);
+    PyObject *index = is_truth_value(value) ? NULL : PyNumber_Index(value);
+    if (!index) wrong_value(PyExc_TypeError, name, value, "an integer");
+    return index;
+}
+
+static int read_int64(const char *name, PyObject *value, int64_t *result)
+{
+    PyObject *index = get_integer(name, value);
     if (!index) return -1;
     *result = PyLong_AsLongLong(index);
     Py_DECREF(index);
-    return PyErr_Occurred() ? -1 : 0;
+    if (!PyErr_Occurred()) return 0;
+    return wrong_value(PyExc_ValueError, name, value, "-2^63 to 2^63 - 1");
 }
 
-static int read_uint64(PyObject *value, uint64_t *result)
+static int read_uint64(const char *name, PyObject *value, uint64_t *result)
 {
-    PyObject *index = PyNumber_Index(value);
+    PyObject *index = get_integer(name, value);
     if (!index) return -1;
     *result = PyLong_AsUnsignedLongLong(index);
     Py_DECREF(index);
-    return PyErr_Occurred() ? -1 : 0;
+    if (!PyErr_Occurred()) return 0;
+    return wrong_value(PyExc_ValueError, name, value, "0 to 2^64 - 1");
 }
 
 static int read_threads(PyObject *value, int32_t *threads)
 {
     int64_t number;
-    if (read_int64(value, &number) < 0) return -1;
-    if (number > INT32_MAX || number < INT32_MIN) {
-        PyErr_SetString(PyExc_ValueError, "threads does not fit into 32 bits");
-        return -1;
-    }
+    if (read_int64("threads", value, &number) < 0) return -1;
+    if (number < 0 || number > INT32_MAX)
+        return wrong_value(PyExc_ValueError, "threads", value, "0 to 2^31 - 1");
     *threads = (int32_t)number;
     return 0;
 }
 
-/* (left, right); -1 in both places means no window at all. */
+static int read_side(const char *name, PyObject *value, int64_t *side)
+{
+    if (value != Py_None) return read_int64(name, value, side);
+    *side = -1;
+    return 0;
+}
+
+/* (left, right); -1 or None in both places means no window at all. */
 static int read_window(PyObject *value, fa_options *o)
 {
     int status = -1;
@@ -327,11 +463,12 @@ static int read_window(PyObject *value, fa_options *o)
         left = PySequence_GetItem(value, 0);
         right = PySequence_GetItem(value, 1);
     }
-    if (left && right) {
+    if (!left || !right) {
+        wrong_value(PyExc_ValueError, "window", value, "a pair (left, right)");
+    } else {
         o->flags |= FA_WINDOW;
-        if (read_int64(left, &o->window_left) == 0) status = read_int64(right, &o->window_right);
-    } else if (!PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "window is %R: expected a pair (left, right)", value);
+        if (read_side("window[0]", left, &o->window_left) == 0)
+            status = read_side("window[1]", right, &o->window_right);
     }
     Py_XDECREF(left);
     Py_XDECREF(right);
@@ -387,9 +524,9 @@ static int read_alibi(call *c, PyObject *value)
     int64_t heads = c->q.shape[2], batch = call_batch(c);
     bool per_item = a->ndim == 2 && a->shape[0] != 1;
     if (a->shape[a->ndim - 1] != heads || (per_item && a->shape[0] != batch)) {
-        PyErr_Format(PyExc_ValueError,
-                     "alibi_slopes has the wrong shape: expected (%lld) or (%lld, %lld)",
-                     (long long)heads, (long long)batch, (long long)heads);
+        PyErr_Format(PyExc_ValueError, "alibi_slopes.shape is %s: expected (%lld,) or (%lld, %lld)",
+                     array_shape_text(a).text, (long long)heads, (long long)batch,
+                     (long long)heads);
         return -1;
     }
     if (!array_is_contiguous(a, a->ndim - 1)) {
@@ -428,18 +565,22 @@ static int read_number_option(call *c, option which, PyObject *value)
 {
     fa_options *o = &c->options;
     switch (which) {
-    case OPTION_causal: return read_flag(value, FA_CAUSAL, &o->flags);
-    case OPTION_deterministic: return read_flag(value, FA_DETERMINISTIC, &o->flags);
-    case OPTION_batch_invariant: return read_flag(value, FA_BATCH_INVARIANT, &o->flags);
-    case OPTION_scale: o->flags |= FA_SCALE; return read_float(value, &o->scale);
-    case OPTION_softcap: return read_float(value, &o->softcap);
+    case OPTION_causal: return read_flag("causal", value, FA_CAUSAL, &o->flags);
+    case OPTION_deterministic:
+        return read_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
+    case OPTION_batch_invariant:
+        return read_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
+    case OPTION_scale: o->flags |= FA_SCALE; return read_float("scale", value, &o->scale);
+    case OPTION_softcap: return read_float("softcap", value, &o->softcap);
     case OPTION_window: return read_window(value, o);
-    case OPTION_diagonal: o->flags |= FA_DIAGONAL; return read_int64(value, &o->diagonal);
-    case OPTION_dropout_p: return read_float(value, &o->dropout_p);
-    case OPTION_seed: return read_uint64(value, &o->dropout_seed);
-    case OPTION_offset: return read_uint64(value, &o->dropout_offset);
-    case OPTION_max_seqlen_q: return read_int64(value, &o->max_seqlen_q);
-    case OPTION_max_seqlen_k: return read_int64(value, &o->max_seqlen_k);
+    case OPTION_diagonal:
+        o->flags |= FA_DIAGONAL;
+        return read_int64("diagonal", value, &o->diagonal);
+    case OPTION_dropout_p: return read_float("dropout_p", value, &o->dropout_p);
+    case OPTION_seed: return read_uint64("seed", value, &o->dropout_seed);
+    case OPTION_offset: return read_uint64("offset", value, &o->dropout_offset);
+    case OPTION_max_seqlen_q: return read_int64("max_seqlen_q", value, &o->max_seqlen_q);
+    case OPTION_max_seqlen_k: return read_int64("max_seqlen_k", value, &o->max_seqlen_k);
     case OPTION_threads: return read_threads(value, &o->threads);
     case OPTION_allocate: c->allocator = value; return 0;
     default: return 0; /* the stream: call_begin has read it */

@@ -22,6 +22,7 @@ typedef struct call {
     int count;
     fa_options options;
     fa_tensor q, k, v, bias, mask;
+    PyObject *like; /* borrowed: of whose library, and where, converted integers are; or NULL */
     PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;
 
@@ -49,7 +50,23 @@ int call_scores(call *c, const char *name, PyObject *object, bool written, fa_te
 int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool written,
                 float **data);
 
-/* int64 with one axis; None gives NULL. */
+/* A log-sum-exp for c->q: contiguous float32 (batch, heads, n_q); None gives NULL. */
+int call_lse(call *c, const char *name, PyObject *object, bool written, float **data);
+
+/* One of the parts that are merged. */
+typedef struct part {
+    const char *name, *lse_name; /* for errors */
+    array arrays[2];             /* of the call, but as many as the caller has */
+    fa_tensor tensor;
+    const float *lse;
+    int64_t lse_stride[3]; /* batch, heads, n_q */
+} part;
+
+/* Whatever it returns, part_release must follow. */
+int call_part(call *c, part *p, PyObject *tensor, PyObject *lse);
+void part_release(part *p);
+
+/* Integers with one axis; None gives NULL. */
 int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
 
 /* The keywords behind the positional arguments; comes after q and k. `values` are the arguments
@@ -57,7 +74,7 @@ int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);
 int call_options(call *c, PyObject *const *values, PyObject *names);
 
 /* The options of a plain call, from a dict. False: one is unknown, or needs more than the library's
- * call: it chooses memory or a stream, or may get a gradient. No error is set. */
+ * call: it chooses memory or a stream, or wants random numbers. No error is set. */
 bool keywords_are_plain(PyObject *dict, keywords *given);
 
 /* As call_options. */

@@ -7,13 +7,17 @@ typedef enum borrowed {
     TENSOR,
     PARAMETER,
     REQUIRES_GRAD,
-    FORWARD_AD,
-    GRAD_ENABLED,
-    DISPATCH_MODES,
-    FUNCTORCH_LEVEL,
-    ANY_AUTOCAST,
-    DETERMINISM,
+    IS_NESTED,
     IS_NEG,
+    FORWARD_AD,
+    PROFILER,
+    DISPATCH_MODES,
+    FUNCTION_MODES,
+    GRAD_ENABLED,
+    DETERMINISM,
+    IS_ORDINARY,
+    KIND_OF,
+    COUNT_WRITE,
     CURRENT_DEVICE,
     EMPTY_CPU,
     EMPTY_CUDA,
@@ -21,7 +25,6 @@ typedef enum borrowed {
     FLOAT16,
     BFLOAT16,
     ALLOCATE,
-    KIND_OF,
     BORROWED_COUNT
 } borrowed;
 
@@ -34,15 +37,16 @@ enum { KEEPS = 1 };
 
 /* Set once, when flashattn.torch is imported, and held from then on. */
 static PyObject *torch[BORROWED_COUNT];
-static PyObject *forward_ad; /* that module's names */
-static PyObject *name_current_level;
-static descrgetfunc
-    get_requires_grad; /* of torch[REQUIRES_GRAD]: it spares the search for the name */
+static PyObject *forward_ad, *profiler; /* those modules' names */
+static PyObject *name_current_level, *name_is_enabled;
 
 /* What stands behind those that take no arguments, for Python's way to call takes as long as the
  * answer. NULL: there is no other way. */
 static PyCFunction direct[BORROWED_COUNT];
 static PyObject *direct_self[BORROWED_COUNT];
+
+/* Of the properties: it spares the search for the name. */
+static descrgetfunc get_property[BORROWED_COUNT];
 
 static _Thread_local bool thread_has_context;
 static _Thread_local bool only_device; /* that PyTorch knows: it must be the current one */
@@ -55,16 +59,24 @@ static void find_direct(borrowed which)
     direct_self[which] = PyCFunction_GetSelf(function);
 }
 
+static int find_getter(borrowed which, PyObject *property)
+{
+    void *get = PyType_GetSlot(Py_TYPE(property), Py_tp_descr_get);
+    if (!get && !PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%R is no descriptor", property);
+    if (PyErr_Occurred()) return -1;
+    memcpy(&get_property[which], &get, sizeof get);
+    return 0;
+}
+
 static int find_names(PyObject *const *args)
 {
-    void *get = PyType_GetSlot(Py_TYPE(args[REQUIRES_GRAD]), Py_tp_descr_get);
-    if (!get && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "Tensor.requires_grad is no descriptor");
-    if (PyErr_Occurred()) return -1;
-    memcpy(&get_requires_grad, &get, sizeof get);
+    if (find_getter(REQUIRES_GRAD, args[REQUIRES_GRAD]) < 0) return -1;
+    if (find_getter(IS_NESTED, args[IS_NESTED]) < 0) return -1;
     name_current_level = PyUnicode_InternFromString("_current_level");
+    name_is_enabled = PyUnicode_InternFromString("_is_profiler_enabled");
     forward_ad = PyObject_GetAttrString(args[FORWARD_AD], "__dict__");
-    return name_current_level && forward_ad ? 0 : -1;
+    profiler = PyObject_GetAttrString(args[PROFILER], "__dict__");
+    return name_current_level && name_is_enabled && forward_ad && profiler ? 0 : -1;
 }
 
 PyObject *core_use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -103,34 +115,26 @@ static PyObject *ask(borrowed question)
     return function ? function(direct_self[question], NULL) : PyObject_CallNoArgs(torch[question]);
 }
 
+/* False or 0. A look at the object decides nearly always. */
 static bool is_false(PyObject *value)
 {
-    const bool result = value && PyObject_IsTrue(value) == 0;
+    const bool result =
+        value == Py_False || (value && value != Py_True && PyObject_IsTrue(value) == 0);
     Py_XDECREF(value);
     return result;
 }
 
 static bool says_no(borrowed question) { return is_false(ask(question)); }
 
+static bool has_not(borrowed property, PyObject *tensor)
+{
+    return is_false(get_property[property](torch[property], tensor, (PyObject *)Py_TYPE(tensor)));
+}
+
 static bool is_plain_type(PyObject *object)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     return type == torch[TENSOR] || type == torch[PARAMETER];
-}
-
-static bool is_plain_tensor(PyObject *tensor)
-{
-    return is_false(PyObject_CallFunctionObjArgs(torch[IS_NEG], tensor, NULL));
-}
-
-static bool wants_gradient(PyObject *tensor)
-{
-    return !is_false(get_requires_grad(torch[REQUIRES_GRAD], tensor, (PyObject *)Py_TYPE(tensor)));
-}
-
-static bool wants_gradients(PyObject *const *qkv)
-{
-    return wants_gradient(qkv[0]) || wants_gradient(qkv[1]) || wants_gradient(qkv[2]);
 }
 
 static bool has_no_forward_mode(void)
@@ -139,67 +143,131 @@ static bool has_no_forward_mode(void)
     return level && PyLong_AsLong(level) < 0;
 }
 
+static bool has_no_profiler(void)
+{
+    return PyDict_GetItemWithError(profiler, name_is_enabled) == Py_False;
+}
+
+/* What may stand between a call and what it calls, whatever its tensors are. */
 static bool is_undisturbed(void)
 {
-    return says_no(DISPATCH_MODES) && says_no(FUNCTORCH_LEVEL) && says_no(ANY_AUTOCAST);
+    return has_no_forward_mode() && has_no_profiler() && says_no(DISPATCH_MODES) &&
+           says_no(FUNCTION_MODES) && says_no(DETERMINISM);
 }
 
-static bool are_plain(PyObject *const *qkv)
-{
-    if (wants_gradients(qkv) && !says_no(GRAD_ENABLED)) return false;
-    return is_plain_tensor(qkv[0]) && is_plain_tensor(qkv[1]) && is_plain_tensor(qkv[2]);
-}
+/* ---- The tensors' kind ----------------------------------------------------------------------- */
 
-/* ---- ... all of it asked at once ------------------------------------------------------------- */
-
-/* PyTorch's own test, made for torch.compile, whether three tensors are of the kind of three others:
- * of their types and device, without gradients, and dispatched the same, which modes, transforms and
- * autocast would change. One question in place of nine. First come, first kept. */
-enum { KINDS = 4 };
-static PyObject *plain_kinds[KINDS];
+/* PyTorch's own test, made for torch.compile, whether tensors are of the kind of others: of their
+ * types and device, without gradients, and dispatched the same, which transforms, tracing and
+ * autocast would change (but not all modes). One question in place of many. First come, first kept. */
+enum { KINDS = 4, KINDS_TRIED = 4 * KINDS };
+static struct {
+    PyObject *test;
+    Py_ssize_t count; /* of the tensors that it takes */
+} plain_kinds[KINDS];
 static int kinds_tried, kinds_kept;
 
-static bool is_of_kind(PyObject *kind, PyObject *qkv)
+/* The test takes no tensor twice. */
+static PyObject *without_twins(PyObject *const *qkv)
 {
-    PyObject *answer = PyObject_CallObject(kind, qkv);
+    PyObject *q = qkv[0], *k = qkv[1], *v = qkv[2];
+    if (q == k) return k == v ? PyTuple_Pack(1, q) : PyTuple_Pack(2, q, v);
+    return k == v || q == v ? PyTuple_Pack(2, q, k) : PyTuple_Pack(3, q, k, v);
+}
+
+static bool is_of_kind(PyObject *test, PyObject *tensors)
+{
+    PyObject *answer = PyObject_CallObject(test, tensors);
     if (!answer) PyErr_Clear();
     Py_XDECREF(answer);
     return answer == Py_True;
 }
 
-static bool are_of_a_plain_kind(PyObject *const *args)
+static bool are_of_a_kept_kind(PyObject *tensors)
 {
-    if (kinds_kept == 0) return false;
-    PyObject *qkv = PyTuple_Pack(3, args[0], args[1], args[2]);
-    bool found = false;
-    for (int i = 0; qkv && !found && i < kinds_kept; i++) found = is_of_kind(plain_kinds[i], qkv);
-    Py_XDECREF(qkv);
-    return found;
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    /* PyTorch's test ends the process where a tensor is nested. */
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!has_not(IS_NESTED, PyTuple_GetItem(tensors, i))) return false;
+    for (int i = 0; i < kinds_kept; i++)
+        if (plain_kinds[i].count == count && is_of_kind(plain_kinds[i].test, tensors)) return true;
+    return false;
 }
 
-/* For plain tensors. The test takes no tensor twice. */
-static void keep_kind(PyObject *const *args)
+/* For ordinary tensors. */
+static void keep_kind(PyObject *tensors)
 {
-    PyObject *q = args[0], *k = args[1], *v = args[2];
-    if (!KEEPS || kinds_tried == KINDS || q == k || q == v || k == v || wants_gradients(args))
-        return;
+    if (!KEEPS || kinds_kept == KINDS || kinds_tried == KINDS_TRIED) return;
     kinds_tried++;
-    PyObject *kind = PyObject_CallFunctionObjArgs(torch[KIND_OF], q, k, v, NULL);
-    if (kind && kind != Py_None) plain_kinds[kinds_kept++] = kind;
-    else Py_XDECREF(kind);
+    PyObject *test = PyObject_CallObject(torch[KIND_OF], tensors);
+    if (test && test != Py_None) {
+        plain_kinds[kinds_kept].test = test;
+        plain_kinds[kinds_kept++].count = PyTuple_Size(tensors);
+    } else {
+        Py_XDECREF(test);
+    }
+}
+
+static bool want_gradients(PyObject *tensors)
+{
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    bool wanted = false;
+    for (Py_ssize_t i = 0; i < count; i++)
+        wanted = wanted || !has_not(REQUIRES_GRAD, PyTuple_GetItem(tensors, i));
+    return wanted && !says_no(GRAD_ENABLED);
+}
+
+static bool are_ordinary(PyObject *tensors)
+{
+    if (want_gradients(tensors)) return false;
+    PyObject *answer = PyObject_CallObject(torch[IS_ORDINARY], tensors);
+    Py_XDECREF(answer);
+    return answer == Py_True;
 }
 
 bool torch_is_plain(PyObject *const *qkv)
 {
     if (!torch[TENSOR]) return false;
     if (!is_plain_type(qkv[0]) || !is_plain_type(qkv[1]) || !is_plain_type(qkv[2])) return false;
-    bool plain = has_no_forward_mode() && says_no(DETERMINISM);
-    if (plain && !are_of_a_plain_kind(qkv)) {
-        plain = is_undisturbed() && are_plain(qkv);
-        if (plain) keep_kind(qkv);
+    bool plain = is_undisturbed();
+    PyObject *tensors = plain ? without_twins(qkv) : NULL;
+    if (tensors && !are_of_a_kept_kind(tensors)) {
+        plain = are_ordinary(tensors);
+        if (plain) keep_kind(tensors);
     }
+    plain = plain && tensors;
+    Py_XDECREF(tensors);
     PyErr_Clear();
     return plain;
+}
+
+/* ---- Other arguments ------------------------------------------------------------------------- */
+
+static bool is_read_as_it_lies(PyObject *tensor)
+{
+    if (!has_not(IS_NESTED, tensor)) return false;
+    if (!is_false(PyObject_CallFunctionObjArgs(torch[IS_NEG], tensor, NULL))) return false;
+    return has_not(REQUIRES_GRAD, tensor) || says_no(GRAD_ENABLED);
+}
+
+bool torch_is_plain_argument(PyObject *object)
+{
+    if (PyLong_Check(object) || PyFloat_Check(object) || PyTuple_Check(object)) return true;
+    const bool plain = (PyObject *)Py_TYPE(object) == torch[TENSOR]
+                           ? is_read_as_it_lies(object)
+                           : PyObject_IsInstance(object, torch[TENSOR]) == 0;
+    PyErr_Clear();
+    return plain;
+}
+
+int torch_count_write(PyObject *tensor)
+{
+    PyObject *tensors = PyTuple_Pack(1, tensor);
+    PyObject *none =
+        tensors ? PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensors, NULL) : NULL;
+    Py_XDECREF(tensors);
+    Py_XDECREF(none);
+    return none ? 0 : -1;
 }
 
 /* ---- Can the library work here? -------------------------------------------------------------- */

@@ -17,7 +17,6 @@ from ._flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
 )
 from ._functional import (
     attention,
@@ -30,6 +29,7 @@ from ._functional import (
     supported,
     weights,
 )
+from ._kvcache import flash_attn_with_kvcache
 
 __version__ = _core.version()
 

@@ -12,13 +12,13 @@ def out_shape(q, v):
     return (*q.shape[:-1], v.shape[-1])
 
 
-def lse_shape(q, layout):
+def lse_shape(q, layout, name="q"):
     """(batch, heads, n_q), or (heads, n_q) for arrays without a batch."""
     shape = q.shape
     if len(shape) not in (3, 4):
         raise ValueError(
-            f"q.ndim is {len(shape)}: expected 4 (batch, sequence and heads in the layout's order, "
-            "dim), or 3 without a batch"
+            f"{name}.ndim is {len(shape)}: expected 4 (batch, sequence and heads in the layout's "
+            "order, dim), or 3 without a batch"
         )
     *batch, first, second, _ = shape
     return (*batch, second, first) if layout == "bshd" else (*batch, first, second)
@@ -26,6 +26,72 @@ def lse_shape(q, layout):
 
 def is_fp8(array):
     return str(array.dtype).endswith("float8_e4m3fn")
+
+
+def is_tensor(array):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_cupy(array):
+    return type(array).__module__.split(".")[0] == "cupy"
+
+
+def _to_numpy(name, value):
+    """Integers in host memory; a TypeError or ValueError with the argument's name."""
+    try:
+        if isinstance(value, (list, tuple)) or not hasattr(value, "__dlpack__"):
+            array = np.asarray(value)
+        else:
+            array = np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} is {shown(value)}: expected integers ({error})") from None
+    if array.dtype.kind in "iu" or isinstance(value, (list, tuple)) and array.size == 0:
+        return array
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"{name}.dtype is {array.dtype}: expected integers")
+    raise TypeError(f"{name} is {shown(value)}: expected integers")
+
+
+def shown(value):
+    """A value in an error's sentence."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _check_fits(name, array, bits):
+    for value in () if 0 in array.shape else (int(array.min()), int(array.max())):
+        if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+            raise ValueError(f"{name} holds {value}: expected integers that fit into {bits} bits")
+
+
+def as_integers(name, value, bits, like):
+    """A list, or an array of integers of another width, as int32 or int64 where `like` lies. Values
+    that do not fit are an error, but on a device, where they become the nearest that does: waiting
+    for it would cost more than the call, and a length so large is beyond every array."""
+    limits = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if is_tensor(value):
+        torch = sys.modules["torch"]
+        if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool:
+            raise TypeError(f"{name}.dtype is {value.dtype}: expected integers")
+        if value.device.type == "cpu":
+            _check_fits(name, value.numpy(), bits)
+        elif value.element_size() * 8 >= bits:
+            value = value.long().clamp(*limits)
+        return value.to(getattr(torch, f"int{bits}"))
+    if is_cupy(value):
+        if value.dtype.kind not in "iu":
+            raise TypeError(f"{name}.dtype is {value.dtype}: expected integers")
+        return value.clip(*limits).astype(f"int{bits}")
+    array = _to_numpy(name, value)
+    _check_fits(name, array, bits)
+    array = array.astype(f"int{bits}")
+    if is_tensor(like):
+        return sys.modules["torch"].from_numpy(array).to(like.device)
+    if is_cupy(like):
+        with like.device:
+            return sys.modules["cupy"].asarray(array)
+    return array
 
 
 class NumPy:
@@ -106,18 +172,17 @@ class Others(NumPy):
         return convert(array)
 
 
-def kind_of(array):
+def kind_of(array, name="q"):
     """NumPy, CuPy, Others, or None for PyTorch's tensors, which flashattn.torch serves."""
     if isinstance(array, np.ndarray):
         return NumPy
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    if is_tensor(array):
         return None
-    if type(array).__module__.split(".")[0] == "cupy":
+    if is_cupy(array):
         return CuPy
     if not hasattr(array, "__dlpack__"):
         raise TypeError(
-            f"q is of type {type(array).__name__}: expected an array that speaks DLPack "
+            f"{name} is of type {type(array).__name__}: expected an array that speaks DLPack "
             "(__dlpack__), as those of NumPy, PyTorch, CuPy and JAX do"
         )
     return Others

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
 from . import _core
-from ._arrays import kind_of, lse_shape, out_shape
-from ._options import Options, documented
+from ._arrays import as_integers, kind_of, lse_shape, out_shape, shown
+from ._options import Options, check_integer, documented, draw_dropout, take_lists
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# Arrays of one library: the results are of q's.
+_Array = TypeVar("_Array")
 
 _ndarray = np.ndarray
 _plain_forward = _core.plain_forward
@@ -45,6 +48,7 @@ def _run(function, name, q, k, v, layout, out, return_lse, options):
     kind = kind_of(q)
     if kind is None:
         return _torch().attend(name, q, k, v, layout, out, return_lse, options)
+    draw_dropout(options, q)
     result = kind.empty(out_shape(q, v), kind.out_dtype(q), q) if out is None else out
     lse = kind.empty(lse_shape(q, layout), kind.float32, q) if return_lse else None
     kind.call(function, q, k, v, result, lse, layout, **options)
@@ -53,6 +57,43 @@ def _run(function, name, q, k, v, layout, out, return_lse, options):
     return (result, kind.finish(lse, q)) if return_lse else result
 
 
+@overload
+def attention(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> _Array: ...
+
+
+@overload
+def attention(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array]: ...
+
+
+@overload
+def attention(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: bool,
+    **options: Unpack[Options],
+) -> Any: ...
 @documented
 def attention(
     q: Any,
@@ -97,6 +138,43 @@ def attention(
     return _run(_core.forward, "forward", q, k, v, layout, out, return_lse, options)
 
 
+@overload
+def decode(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> _Array: ...
+
+
+@overload
+def decode(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array]: ...
+
+
+@overload
+def decode(
+    q: _Array,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = ...,
+    out: Any = ...,
+    return_lse: bool,
+    **options: Unpack[Options],
+) -> Any: ...
 @documented
 def decode(
     q: Any,
@@ -122,6 +200,13 @@ def decode(
     return _run(_core.decode, "decode", q, k, v, layout, out, return_lse, options)
 
 
+def _as_tuple(name, values):
+    try:
+        return tuple(values)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(values)}: expected arrays") from None
+
+
 def combine(
     parts: Any,
     lses: Any,
@@ -137,19 +222,21 @@ def combine(
     """Merges attention over disjoint sets of keys into attention over their union.
 
     Args:
-        parts: arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's order.
-        lses: their log-sum-exps, float32 (batch, heads, n_q), contiguous. A part whose lse is
-            -infinity is empty.
+        parts: arrays of out's shape, (batch, n_q, heads, dim_v) in the layout's order; as many as
+            there are, or one array with the parts along its first axis.
+        lses: their log-sum-exps, float32 (batch, heads, n_q), of any strides. A part whose lse is
+            -infinity is empty. An lse whose axes are in another order is refused where the shape
+            tells; where heads is n_q it cannot.
         layout, out, return_lse, and the other options: as attention's.
 
     Returns:
         out, or (out, lse): sum of exp(lse_p - lse) * part_p, lse = log(sum of exp(lse_p)).
 
-    Errors: as attention's. At least one part is needed, at most 14.
+    Errors: as attention's. At least one part is needed. No gradients.
     """
-    parts, lses = tuple(parts), tuple(lses)
+    parts, lses = _as_tuple("parts", parts), _as_tuple("lses", lses)
     if not parts:
-        raise ValueError("parts is empty: expected at least one")
+        raise ValueError("len(parts) is 0: expected at least one part")
     options = {
         "deterministic": deterministic,
         "batch_invariant": batch_invariant,
@@ -157,11 +244,12 @@ def combine(
         "stream": stream,
     }
     first = parts[0]
-    kind = kind_of(first)
+    kind = kind_of(first, "parts[0]")
     if kind is None:
         return _torch().combine(parts, lses, layout, out, return_lse, options)
+    wanted_lse = lse_shape(first, layout, "parts[0]")
     result = kind.empty(tuple(first.shape), kind.out_dtype(first), first) if out is None else out
-    lse = kind.empty(lse_shape(first, layout), kind.float32, first) if return_lse else None
+    lse = kind.empty(wanted_lse, kind.float32, first) if return_lse else None
 
     def merge(first, *arguments, **options):
         _core.combine(parts, lses, *arguments, **options)
@@ -183,20 +271,21 @@ def longest_keys(k, layout, options):
 
 @documented
 def weights(
-    q: Any,
+    q: _Array,
     k: Any,
     *,
     rows: Any = None,
     layout: str = "bshd",
     out: Any = None,
     **options: Unpack[Options],
-) -> Any:
+) -> _Array:
     """The attention weights (before dropout) of chosen queries.
 
     Args:
         q, k, layout: as attention's. Packed sequences need max_seqlen_k, and max_seqlen_q if rows
             is None.
-        rows: int64 (rows): positions in [0, n_q), the same for all items and heads; None: all.
+        rows: int64 (rows), or a list: positions in [0, n_q), the same for all items and heads;
+            None: all.
         out: where to write them; its last axis must be contiguous.
 
     Returns:
@@ -204,6 +293,9 @@ def weights(
         behind a sequence's own keys or queries is 0. No gradients.
     """
     kind = kind_of(q)
+    if isinstance(rows, (list, tuple)):
+        rows = as_integers("rows", rows, 64, q)
+    take_lists(options, q)
     if kind is None:
         return _torch().weights(q, k, rows, layout, out, options)
     result = out
@@ -213,7 +305,33 @@ def weights(
     return kind.finish(result, q) if out is None else out
 
 
+def _check_axes(name, array, axes):
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) not in axes:
+        what = f"of type {type(array).__name__}" if shape is None else f"of shape {tuple(shape)}"
+        raise ValueError(f"{name} is {what}: expected {' or '.join(map(str, axes))} axes")
+
+
+def _check_weights(q, k, rows, layout, options):
+    """What the result's shape follows from."""
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f"layout is {layout!r}: expected 'bshd' or 'bhsd'")
+    arrays = [("q", q, (3, 4)), ("k", k, (3, 4)), ("rows", rows, (1,))]
+    for name, axes in (("cu_seqlens_q", (1,)), ("cu_seqlens_k", (1,)), ("block_table", (2,))):
+        arrays.append((name, options.get(name), axes))
+    for name, array, axes in arrays:
+        if array is not None or name in ("q", "k"):
+            _check_axes(name, array, axes)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        value = options.get(name)
+        if value is not None:
+            check_integer(name, value)
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{name} is {value}: expected 0 to 2^63 - 1")
+
+
 def weights_shape(q, k, rows, layout, options):
+    _check_weights(q, k, rows, layout, options)
     batch_of = options.get("cu_seqlens_q")
     if batch_of is None:
         batch_of = options.get("cu_seqlens_k")
@@ -266,8 +384,8 @@ def describe(
 
 
 def ladder(
-    name: str, q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None
-) -> Any:
+    name: str, q: _Array, k: _Array, v: _Array, *, causal: bool = False, scale: float | None = None
+) -> _Array:
     """Attention by one rung of the ladder, the kernels that show how a fast one is made.
 
     For tensors of PyTorch on CUDA, on the current stream. Also torch.ops.flashattn.ladder.
@@ -289,7 +407,7 @@ def ladder(
     return _torch().ladder(name, q, k, v, causal, scale)
 
 
-def ladder_rungs() -> list[dict]:
+def ladder_rungs() -> list[dict[str, Any]]:
     """The rungs from the bottom up: {"number": int, "name": str, "architecture": 80 (from Ampere
     on) or 90 (Hopper only), "types": str, "largest_dim": int, "idea": str}.
 
@@ -298,7 +416,7 @@ def ladder_rungs() -> list[dict]:
     return _core.ladder_rungs()
 
 
-def info() -> dict:
+def info() -> dict[str, Any]:
     """What this machine has: {"version": ..., "cpu": {...}, "cuda": {...}}.
 
     Errors: RuntimeError if FA_CPU_ISA asks for what this processor cannot run.

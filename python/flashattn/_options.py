@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Optional, Tuple, TypedDict
+import sys
+from typing import Any, Callable, Optional, Tuple, TypedDict, TypeVar
+
+import numpy as np
+
+from ._arrays import as_integers, is_tensor, shown
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Options(TypedDict, total=False):
@@ -12,15 +19,15 @@ class Options(TypedDict, total=False):
     causal: bool
     scale: Optional[float]
     softcap: Optional[float]
-    window: Optional[Tuple[int, int]]
+    window: Optional[Tuple[Optional[int], Optional[int]]]
     diagonal: Optional[int]
     bias: Any
     mask: Any
     alibi_slopes: Any
     sinks: Any
     dropout_p: float
-    seed: int
-    offset: int
+    seed: Optional[int]
+    offset: Optional[int]
     dropout_state: Any
     cu_seqlens_q: Any
     cu_seqlens_k: Any
@@ -44,7 +51,7 @@ DEFAULTS = {
     else 0.0
     if name == "dropout_p"
     else 0
-    if name in ("seed", "offset", "threads")
+    if name == "threads"
     else None
     for name in Options.__annotations__
 }
@@ -55,7 +62,7 @@ TEXT = """
         scale: of the scores; default 1 / sqrt(dim).
         softcap: scores become softcap * tanh(score / softcap).
         window: (left, right): query i sees keys i + diagonal - left to i + diagonal + right;
-            -1: no limit on that side.
+            -1 or None: no limit on that side.
         diagonal: where the masks lie; default n_k - n_q: the last query sees the last key.
         bias: added to the scores; broadcasts to (batch, heads, n_q, n_k); float32, float16 or
             bfloat16.
@@ -63,12 +70,20 @@ TEXT = """
         alibi_slopes: float32 (heads) or (batch, heads): adds -slope * |i + diagonal - j|.
         sinks: float32 (heads): a logit without a value.
         dropout_p: the probability, 0 <= p < 1, that a weight is dropped.
-        seed, offset: of the dropout's random bits (64 bits each); or
-        dropout_state: an array of these two, uint64 or int64 (2), read when the call runs.
+        seed, offset: of the dropout's random bits (0 to 2^64 - 1 each); one that is left out is 0;
+            or
+        dropout_state: an array of these two, uint64 or int64 (2), read when the call runs. If none
+            of the three is given, attention and decode draw both: for tensors of PyTorch from its
+            generator of the tensor's device, for all other arrays from NumPy's global one, so that
+            torch.manual_seed (numpy.random.seed) decides.
         cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1): sequences one behind the other in arrays
             of three axes; max_seqlen_q, max_seqlen_k: a bound on their lengths.
         seqlens_q, seqlens_k: int32 (batch): how many rows of each batch item count.
         block_table: int32 (batch, pages per item): k and v are pages; needs seqlens_k.
+            Lists, and integers of another width, are converted to int32. Lengths and page numbers
+            that are wrong are an error on the CPU. On CUDA nobody waits for them: a length counts
+            as the nearest that the array or the block table has room for, and page numbers are
+            followed; the environment variable FA_CHECK=1 finds them there.
         q_descale, k_descale, v_descale: float32 (batch, heads_kv), for float8 inputs.
         deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
         threads: of the CPU; 0: OpenMP's choice. Never changes a result.
@@ -81,7 +96,138 @@ TEXT = """
 """
 
 
-def documented(function):
+# ---- What Python checks -------------------------------------------------------------------------
+# The library checks ranges, and the extension types. These are for where another argument's value
+# would be taken for a number before they see it, or where the caller knows another name.
+
+
+def _is_truth_value(value):
+    return isinstance(value, (bool, np.bool_))
+
+
+def check_flag(name, value, hint=""):
+    """True or False, also NumPy's, 0 and 1: what else has a truth value was meant for another
+    argument."""
+    if value is True or value is False:
+        return
+    if _is_truth_value(value) or isinstance(value, int) and value in (0, 1):
+        return
+    raise TypeError(f"{name} is {shown(value)}: expected True or False{hint}")
+
+
+# Python's own first: torch.compile cannot ask its stand-ins for them what they have.
+
+
+def check_number(name, value, hint=""):
+    if type(value) is float:
+        return
+    number = isinstance(value, (int, float)) or (
+        hasattr(value, "__float__") and getattr(value, "shape", ()) == ()
+    )
+    if not number or _is_truth_value(value):
+        raise TypeError(f"{name} is {shown(value)}: expected a number{hint}")
+    if isinstance(value, int) and not -(2**128) < value < 2**128:
+        raise ValueError(f"{name} is {shown(value)}: expected a number that fits into float32")
+
+
+def check_integer(name, value, hint=""):
+    number = isinstance(value, int) or (
+        hasattr(value, "__index__") and getattr(value, "shape", ()) == ()
+    )
+    if not number or _is_truth_value(value):
+        raise TypeError(f"{name} is {shown(value)}: expected an integer{hint}")
+
+
+def read_window(name, value):
+    """(left, right), two integers."""
+    if type(value) is tuple and value == (-1, -1):
+        return value
+    try:
+        sides = tuple(value)
+    except TypeError:
+        sides = ()
+    if len(sides) != 2:
+        raise TypeError(f"{name} is {shown(value)}: expected a pair (left, right), -1: no limit")
+    left, right = (_read_side(f"{name}[{i}]", side) for i, side in enumerate(sides))
+    return left, right
+
+
+def _read_side(name, side):
+    if side is None:
+        return -1
+    check_integer(name, side)
+    side = int(side)
+    if not -1 <= side < 2**63:
+        raise ValueError(f"{name} is {side}: expected -1 (no limit) or 0 to 2^63 - 1")
+    return side
+
+
+_FLAGS = ("causal", "deterministic", "batch_invariant")
+_NUMBERS = ("scale", "softcap", "dropout_p")
+_INTEGERS = {
+    "diagonal": (-(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"),
+    "seed": (0, 2**64 - 1, "0 to 2^64 - 1"),
+    "offset": (0, 2**64 - 1, "0 to 2^64 - 1"),
+    "max_seqlen_q": (0, 2**63 - 1, "0 to 2^63 - 1"),
+    "max_seqlen_k": (0, 2**63 - 1, "0 to 2^63 - 1"),
+    "threads": (0, 2**31 - 1, "0 to 2^31 - 1"),
+}
+
+
+def check_types(options):
+    """For callers that turn options into another call's arguments, of one type each."""
+    for names, check in (
+        (_FLAGS, check_flag),
+        (_NUMBERS, check_number),
+        (_INTEGERS, check_integer),
+    ):
+        for name in names:
+            if options.get(name) is not None:
+                check(name, options[name])
+    for name, (least, most, expected) in _INTEGERS.items():
+        value = options.get(name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{name} is {value}: expected {expected}")
+
+
+def draw_dropout(options, q):
+    """Seed and offset where dropout has none: from the generator of q's library, whose manual seed
+    then decides."""
+    p = options.get("dropout_p")
+    if p is None or isinstance(p, (int, float)) and p == 0:
+        return
+    if any(options.get(name) is not None for name in ("seed", "offset", "dropout_state")):
+        return
+    if is_tensor(q):
+        torch = sys.modules["torch"]
+        options["dropout_state"] = torch.randint(
+            -(2**62), 2**62, (2,), dtype=torch.int64, device=q.device
+        )
+    else:
+        seed, offset = np.random.randint(0, 2**62, 2, dtype=np.int64)
+        options["seed"], options["offset"] = int(seed), int(offset)
+
+
+_INTEGER_ARRAYS = ("cu_seqlens_q", "cu_seqlens_k", "seqlens_q", "seqlens_k", "block_table")
+
+
+def take_lists(options, q):
+    """Lists become arrays of q's library."""
+    for name in _INTEGER_ARRAYS:
+        if isinstance(options.get(name), (list, tuple)):
+            options[name] = as_integers(name, options[name], 32, q)
+
+
+def complete(options, q):
+    """For tensors of PyTorch, before an operator or autograd sees the options."""
+    take_lists(options, q)
+    draw_dropout(options, q)
+
+
+# ---- The docstrings -----------------------------------------------------------------------------
+
+
+def documented(function: _Function) -> _Function:
     """Adds the options to a function's docstring and to the signature that help() shows."""
     function.__doc__ = inspect.cleandoc((function.__doc__ or "") + TEXT)
     signature = inspect.signature(function)
@@ -92,5 +238,5 @@ def documented(function):
         for name, default in DEFAULTS.items()
         if name not in given
     ]
-    function.__signature__ = signature.replace(parameters=kept)
+    function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return function

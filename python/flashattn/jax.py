@@ -1,4 +1,4 @@
-"""Attention for JAX programs, under jit, grad and vmap.
+"""Attention for JAX programs, under jit, grad, vmap and shard_map, on one device or many.
 
     import flashattn.jax
     out = jax.jit(flashattn.jax.attention, static_argnames="causal")(q, k, v, causal=True)
@@ -9,12 +9,37 @@ for the CPU call back into Python by jax.pure_callback: the same results, at the
 callback (more than a hundred microseconds a call) and of the GIL while arguments are handed over.
 On CUDA that would be a copy to the host and is an error, not done in silence.
 
+Sharding. Under jit, arrays that are sharded over batch and heads stay sharded, in both passes and
+with every option; q, out and their gradients do not move between devices. Key/value heads are
+sharded with the query heads as far as groups stay whole. Where devices share a group, each takes
+the keys and values that its heads need, and dk and dv are summed over these devices; so are
+gradients of other arrays that devices share (sinks, a broadcast bias, pages). XLA gathers arrays
+that are sharded over other axes (positions, dims, packed sequences), or whose batch or heads
+cannot be split evenly. All this holds for Shardy and GSPMD, and for meshes with explicit axes
+since JAX 0.9. With the callback everything is gathered.
+
+In shard_map each device computes the attention of its own arrays, with check_vma or without. In a
+shard_map over only some axes of a mesh, arrays are gathered over the other axes. JAX 0.5 needs
+check_rep=False.
+
+vmap makes one call of the library: the mapped axis becomes more batch items or more heads, and
+may be sharded. These are a loop of calls instead: dropout; mapped lengths of packed sequences;
+and mapped lengths together with sinks that are mapped or get a gradient.
+
+Dropout bits do not depend on the sharding, and each element of a vmap has the bits that it has
+alone. Where heads are sharded, each batch item is a call of its own; with packed sequences, heads
+are gathered. In shard_map all devices get the same bits from the same key: fold
+jax.lax.axis_index into the key.
+
+There are first derivatives in reverse mode (grad, vjp); any other derivative is an error.
+jax.export takes programs for one device, and on a mesh those with a shard_map over all of its
+axes.
+
 flashattn.attention takes JAX's arrays on the CPU as well, outside of jit and without gradients.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Any, Optional, Tuple
 
@@ -23,21 +48,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
+from ._arrays import as_integers, shown
+from ._jax_call import ARRAYS, DIFFERENTIABLE, LENGTHS, Call, interface, manual_axes
+from ._jax_sharding import partitioned
+from ._jax_vmap import batching_rule, compute
+from ._options import check_types, read_window
 
-# The arrays among the options, in the order in which they follow q, k and v.
-_ARRAYS = (
-    "bias",
-    "sinks",
-    "mask",
-    "alibi_slopes",
-    "dropout_state",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqlens_q",
-    "seqlens_k",
-    "block_table",
-)
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqlens_q", "seqlens_k", "block_table")
+__all__ = ["attention", "interface"]
 
 
 def attention(
@@ -87,18 +104,20 @@ def attention(
     cu_seqlens, what a GPU has no kernel for) is an error when the program runs. The message says
     what was expected.
     """
-    q, k, v = (jnp.asarray(x) for x in (q, k, v))
+    q, k, v = (_as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     numbers = {
-        "causal": bool(causal),
+        "causal": causal,
         "scale": scale,
         "softcap": softcap,
-        "window": None if window is None else tuple(int(n) for n in window),
+        "window": None if window is None else read_window("window", window),
         "diagonal": diagonal,
-        "dropout_p": float(dropout_p),
+        "dropout_p": dropout_p,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
-        "threads": int(threads),
+        "threads": threads,
     }
+    check_types(numbers)
+    numbers.update(causal=bool(causal), dropout_p=float(dropout_p), threads=int(threads))
     arrays = {
         "bias": bias,
         "sinks": sinks,
@@ -114,8 +133,16 @@ def attention(
     arrays = {name: _as_array(name, x) for name, x in arrays.items() if x is not None}
     static = (layout, tuple((n, x) for n, x in numbers.items() if x is not None))
     _check(q, k, v, static, arrays)
-    differentiable = {name: arrays.pop(name) for name in ("bias", "sinks") if name in arrays}
-    out, lse = _attend(static, q, k, v, differentiable, arrays)
+    no_batch = q.ndim == 3
+    q, k, v = (x if x.ndim == 4 else jnp.expand_dims(x, 0) for x in (q, k, v))
+    arrays = {name: _all_axes(name, x) for name, x in arrays.items()}
+    q, k, v, *values = _varying_alike(q, k, v, *arrays.values())
+    arrays = dict(zip(arrays, values))
+    differentiable = {name: arrays.pop(name) for name in DIFFERENTIABLE if name in arrays}
+    attend = _with_explicit_axes(functools.partial(_attend, static), layout, q, k, v)
+    out, lse = attend(q, k, v, differentiable, arrays)
+    if no_batch:
+        out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
 
@@ -129,11 +156,81 @@ def _dropout_state(p, key):
 
 
 def _as_array(name, x):
-    if name in _LENGTHS:
-        return jnp.asarray(x, jnp.int32)
-    if name in ("sinks", "alibi_slopes"):
-        return jnp.asarray(x, jnp.float32)
-    return jnp.asarray(x)
+    try:
+        if name in LENGTHS:
+            return _as_lengths(name, x)
+        if name in ("sinks", "alibi_slopes"):
+            return jnp.asarray(x, jnp.float32)
+        return jnp.asarray(x)
+    except (OverflowError, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        if why.startswith(name):
+            raise
+        raise TypeError(f"{name} is {shown(x)}: expected an array of numbers ({why})") from None
+
+
+def _as_lengths(name, x):
+    if not isinstance(x, jax.Array):  # which may be traced
+        return jnp.asarray(as_integers(name, x, 32, None))
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{name}.dtype is {x.dtype}: expected integers")
+    if x.dtype.itemsize >= 4 and x.dtype != jnp.int32:
+        x = jnp.clip(x, max=2**31 - 1)
+    return x.astype(jnp.int32)
+
+
+def _all_axes(name, x):
+    """As _jax_call wants it: with the axes that broadcasting adds in front."""
+    count = {"bias": 4, "mask": 4, "alibi_slopes": 2}.get(name, x.ndim)
+    return jnp.expand_dims(x, tuple(range(count - x.ndim)))
+
+
+def _varying_alike(*arrays):
+    """Inside shard_map JAX tracks over which axes of the mesh an array varies; the operands of a
+    call must agree. JAX then sums the gradients of those arrays that did not vary."""
+    varies = frozenset().union(*map(manual_axes, arrays))
+    return [_varying(x, tuple(sorted(varies - manual_axes(x)))) for x in arrays]
+
+
+def _varying(x, axes):
+    if not axes:
+        return x
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)
+
+
+def _with_explicit_axes(attend, layout, *qkv):
+    """attend, where shardings are part of types (a mesh whose axes have AxisType.Explicit): results
+    are sharded over batch and heads like the first of q, k, v that is."""
+    if not hasattr(jax.sharding, "auto_axes"):  # JAX 0.6
+        return attend
+    types = [jax.typeof(x).sharding for x in qkv]
+    explicit = jax.sharding.AxisType.Explicit
+    meshes = [x.mesh for x in types if explicit in x.mesh.axis_types]
+    if not meshes:
+        return attend
+    batch = _split_by(types, 0, ())
+    heads = _split_by(types, 2 if layout == "bshd" else 1, batch)
+    out = (batch, (), heads) if layout == "bshd" else (batch, heads)
+    shardings = tuple(
+        jax.sharding.NamedSharding(
+            meshes[0], jax.sharding.PartitionSpec(*(x or None for x in axes))
+        )
+        for axes in (out, (batch, heads))
+    )
+    return jax.sharding.auto_axes(attend, out_sharding=shardings)
+
+
+def _split_by(shardings, axis, taken):
+    """The axes of the mesh that split an axis of the first array that they do split."""
+    for sharding in shardings:
+        names = sharding.spec[axis] or ()
+        names = (names,) if isinstance(names, str) else names
+        names = tuple(name for name in names if name not in taken)
+        if names:
+            return names
+    return ()
 
 
 # ---- Checks while tracing ------------------------------------------------------------------------
@@ -172,8 +269,22 @@ def _check(q, k, v, static, arrays):
     _expect(arrays, "seqlens_q", [(batch,)])
     _expect(arrays, "seqlens_k", [(batch,)])
     if "block_table" in arrays:
-        _expect(arrays, "block_table", [(batch, arrays["block_table"].shape[-1])])
+        pages = arrays["block_table"].shape[-1:] or (1,)
+        _expect(arrays, "block_table", [(batch, *pages)])
+    for name in ("bias", "mask"):
+        if name in arrays:
+            _expect_scores(name, arrays[name], batch, heads)
     _ask_library(q, k, v, static, arrays)
+
+
+def _expect_scores(name, x, batch, heads):
+    """Of an array over (batch, heads, n_q, n_k). Of n_q and n_k only the library may know."""
+    extents = (1,) * (4 - x.ndim) + x.shape
+    if x.ndim > 4 or extents[0] not in (1, batch) or extents[1] not in (1, heads):
+        raise ValueError(
+            f"{name}.shape is {x.shape}: expected one that broadcasts to "
+            f"({batch}, {heads}, n_q, n_k)"
+        )
 
 
 def _expect(arrays, name, shapes):
@@ -185,7 +296,7 @@ def _expect(arrays, name, shapes):
 def _ask_library(q, k, v, static, arrays):
     """Its own sentence, before anything runs. Lengths count as absent: they are not known yet."""
     layout, numbers = static
-    if any(name in arrays for name in _LENGTHS):
+    if any(name in arrays for name in LENGTHS):
         return
     known = {n: _unread(x) for n, x in arrays.items() if n in ("bias", "mask")}
     reason = _core.supported(
@@ -200,136 +311,54 @@ def _ask_library(q, k, v, static, arrays):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(static, q, k, v, differentiable, others):
-    return _forward(static, q, k, v, {**differentiable, **others})
+    return _pass("forward", static, (q, k, v), {**differentiable, **others})
 
 
 def _attend_forward(static, q, k, v, differentiable, others):
-    out, lse = _forward(static, q, k, v, {**differentiable, **others})
+    out, lse = _attend(static, q, k, v, differentiable, others)
     return (out, lse), (q, k, v, differentiable, others, out, lse)
 
 
 def _attend_backward(static, saved, gradients):
     q, k, v, differentiable, others, out, lse = saved
-    dout, dlse = gradients
-    arrays = {**differentiable, **others}
-    results = _backward(static, (q, k, v, out, lse, dout, dlse), arrays)
-    dq, dk, dv, *rest = results
-    return dq, dk, dv, dict(zip(differentiable, rest)), None
+    tensors = (q, k, v, out, lse, *gradients)
+    dq, dk, dv, *rest = _pass("backward", static, tensors, {**differentiable, **others})
+    names = [name for name in DIFFERENTIABLE if name in differentiable]
+    return dq, dk, dv, dict(zip(names, rest)), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _like(x):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+def _pass(which, static, tensors, arrays):
+    names = tuple(name for name in ARRAYS if name in arrays)
+    call = Call(which, *static, names, interface())
+    return _execute(call, *tensors, *(arrays[name] for name in names))
 
 
-def _ordered(arrays):
-    return [name for name in _ARRAYS if name in arrays]
+@functools.partial(jax.jit, static_argnums=0)
+def _execute(call, *operands):
+    """The results of a call under every transformation: jit caches what the others trace."""
+    return _not_differentiable(call, operands)
 
 
-def _forward(static, q, k, v, arrays):
-    *batch, first, second, _ = q.shape
-    rows = (second, first) if static[0] == "bshd" else (first, second)
-    results = (
-        jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-        jax.ShapeDtypeStruct((*batch, *rows), jnp.float32),
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _not_differentiable(call, operands):
+    @jax.custom_batching.custom_vmap
+    def mappable(*operands):
+        # Nothing that calls back into Python can be partitioned: XLA gathers the arrays for it.
+        return (partitioned if call.interface == "ffi" else compute)(call, *operands)
+
+    @mappable.def_vmap
+    def rule(size, in_batched, *operands):
+        return batching_rule(call, _execute, size, in_batched, operands)
+
+    return mappable(*operands)
+
+
+@_not_differentiable.defjvp
+def _refuse(call, primals, tangents):
+    raise NotImplementedError(
+        f"flashattn.jax.attention: the derivative of its {call.which} pass was asked for; expected "
+        "first derivatives by jax.grad or jax.vjp only (no jvp or jacfwd of a gradient, no hessian)"
     )
-    return _call("forward", results, static, (q, k, v), arrays)
-
-
-def _backward(static, tensors, arrays):
-    q, k, v = tensors[:3]
-    wanted = [arrays[name] for name in ("bias", "sinks") if name in arrays]
-    results = tuple(_like(x) for x in (q, k, v, *wanted))
-    return _call("backward", results, static, tensors, arrays)
-
-
-# ---- Out of the compiled program into the library ------------------------------------------------
-
-
-def interface() -> str:
-    """How compiled programs call the library: "ffi" or "callback"."""
-    return "ffi" if _ffi_targets() else "callback"
-
-
-def _call(which, results, static, tensors, arrays):
-    names = _ordered(arrays)
-    operands = (*tensors, *(arrays[name] for name in names))
-    if _ffi_targets():
-        return _call_ffi(which, results, static, names, operands)
-    return _call_back(which, results, static, names, operands)
-
-
-@functools.lru_cache(None)
-def _ffi_targets():
-    """Registers the handlers that _core was built with; False if it, or this JAX, has none."""
-    if not hasattr(jax, "ffi"):
-        return False
-    library = ctypes.CDLL(_core.__file__)
-    for which in ("forward", "backward"):
-        for platform, suffix in (("cpu", ""), ("CUDA", "_cuda")):
-            handler = getattr(library, f"fa_xla_{which}{suffix}", None)
-            if handler is None:
-                return False
-            capsule = jax.ffi.pycapsule(handler)
-            jax.ffi.register_ffi_target(f"flashattn_{which}", capsule, platform=platform)
-    return True
-
-
-def _attributes(static, names):
-    """The numbers among the options, as xla_ffi.c reads them."""
-    layout, numbers = static[0], dict(static[1])
-    window = numbers.get("window")
-    flags = (
-        numbers["causal"]
-        | ("diagonal" in numbers) << 1
-        | (window is not None) << 2
-        | ("scale" in numbers) << 3
-    )
-    integers = [
-        layout == "bhsd",
-        flags,
-        numbers.get("diagonal", 0),
-        *(window or (0, 0)),
-        numbers.get("max_seqlen_q", 0),
-        numbers.get("max_seqlen_k", 0),
-        numbers["threads"],
-    ]
-    floats = [numbers.get("scale", 0.0), numbers.get("softcap", 0.0), numbers["dropout_p"]]
-    return {
-        "arrays": np.array([_ARRAYS.index(name) for name in names], np.int64),
-        "floats": np.array(floats, np.float32),
-        "integers": np.array(integers, np.int64),
-    }
-
-
-def _call_ffi(which, results, static, names, operands):
-    call = jax.ffi.ffi_call(f"flashattn_{which}", results, vmap_method="sequential")
-    return call(*operands, **_attributes(static, names))
-
-
-def _call_back(which, results, static, names, operands):
-    run = functools.partial(_run, which, results, static, names)
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(
-            "this JAX has no jax.ffi (0.5 has): flashattn.jax then runs on the CPU only, and the "
-            f"default backend is {jax.default_backend()!r}"
-        )
-    return jax.pure_callback(run, results, *operands, vmap_method="sequential")
-
-
-def _run(which, results, static, names, *operands):
-    operands = [np.asarray(x) for x in operands]
-    count = len(operands) - len(names)
-    tensors, arrays = operands[:count], dict(zip(names, operands[count:]))
-    if "dropout_state" in arrays:
-        arrays["dropout_state"] = arrays["dropout_state"].view(np.uint64)
-    layout, numbers = static
-    given = [np.empty(x.shape, x.dtype) for x in results]
-    targets = given
-    if which == "backward":
-        wanted = iter(given[3:])
-        targets = given[:3] + [next(wanted) if n in arrays else None for n in ("bias", "sinks")]
-    getattr(_core, which)(*tensors, *targets, layout, **arrays, **dict(numbers))
-    return tuple(given)

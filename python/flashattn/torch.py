@@ -10,13 +10,21 @@ attention does. Second derivatives are not there, and asking for them is an erro
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 
+import numpy as np
 import torch
+import torch.autograd.profiler as _profiler
+from torch.utils._device import DeviceContext
+from torch.utils.flop_counter import register_flop_formula
 
 from . import _core
 from ._arrays import lse_shape, out_shape
+from ._derivatives import Directions, derivatives
 from ._functional import weights_shape
+from ._options import check_types, complete, read_window
 
 # ---- The operators' arguments -------------------------------------------------------------------
 
@@ -69,12 +77,38 @@ torch.library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
+    "flashattn::decode",
+    f'(Tensor q, Tensor k, Tensor v, str layout="bshd", {_schema()}) -> (Tensor out, Tensor lse)',
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
     "flashattn::backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f'bool[] wanted, str layout="bshd", {_schema()}) -> '
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
     tags=torch.Tag.pt2_compliant_tag,
 )
+
+# ---- What may stand between a call and what it calls ---------------------------------------------
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_strided = torch.strided
+_forward_mode = torch.autograd.forward_ad
+_compiling = torch.compiler.is_compiling
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_function_modes = torch._C._len_torch_function_stack
+_functorch_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+_tracing_state = torch._C._get_tracing_state
+
+
+def _transformed():
+    """Whether a transform of torch.func differentiates or maps the call; to functionalize, an
+    operator needs no help."""
+    if _compiling() or _functorch_level() is None:
+        return False
+    functorch = torch._C._functorch
+    return functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize
+
 
 # ---- Calling the library ------------------------------------------------------------------------
 
@@ -83,7 +117,7 @@ def _rows(x):
     """x with its last axis contiguous, and its numbers in memory as they are."""
     if x.is_neg():
         x = x.resolve_neg()
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return x if x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 _FP8 = torch.float8_e4m3fn
@@ -105,8 +139,8 @@ def _empty_like(q, v):
     return _empty_out(q, v)
 
 
-def _empty_lse(q, layout):
-    return q.new_empty(lse_shape(q, layout), dtype=torch.float32)
+def _empty_lse(q, layout, name="q"):
+    return q.new_empty(lse_shape(q, layout, name), dtype=torch.float32)
 
 
 def _allocate(size, q):
@@ -143,20 +177,27 @@ def _call(function, q, *arguments, **options):
         function(q, *arguments, **options)
 
 
+def _named_call(name, function, q, *arguments, **options):
+    """As _call, with a name in profiles: for calls that do not come through an operator."""
+    if not _profiler._is_profiler_enabled:
+        _call(function, q, *arguments, **options)
+        return
+    inputs = [x for x in (q, *arguments) if isinstance(x, torch.Tensor)]
+    with torch._C._profiler._RecordFunctionFast("flashattn::" + name, inputs):
+        _call(function, q, *arguments, **options)
+
+
+def _resolved(x):
+    """x with its numbers in memory as they are; the library knows nothing of views that negate."""
+    return x.resolve_neg() if isinstance(x, torch.Tensor) and x.is_neg() else x
+
+
 def _given(values):
     """The options of an operator's call. Its seed is signed, as all of PyTorch's numbers."""
-    options = {n: v for n, v in zip(_OPTIONS, values) if v is not None}
+    options = {n: _resolved(v) for n, v in zip(_OPTIONS, values) if v is not None}
     for name in ("seed", "offset"):
         options[name] = options.get(name, 0) & 0xFFFFFFFFFFFFFFFF
     return options
-
-
-@torch.library.impl("flashattn::forward", ("cpu", "cuda"))
-def _forward(q, k, v, layout="bshd", *values, **named):
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    out, lse = _empty_out(q, v), _empty_lse(q, layout)
-    _call(_core.forward, q, k, v, out, lse, layout, **_given(_positional(values, named)))
-    return out, lse
 
 
 def _positional(values, named):
@@ -167,8 +208,33 @@ def _positional(values, named):
     return tuple(given[name] for name in _OPTIONS)
 
 
+def _run_forward(function, q, k, v, layout, values, named):
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    out, lse = _empty_out(q, v), _empty_lse(q, layout)
+    _call(function, q, k, v, out, lse, layout, **_given(_positional(values, named)))
+    return out, lse
+
+
+@torch.library.impl("flashattn::forward", ("cpu", "cuda"))
+def _forward(q, k, v, layout="bshd", *values, **named):
+    return _run_forward(_core.forward, q, k, v, layout, values, named)
+
+
+@torch.library.impl("flashattn::decode", ("cpu", "cuda"))
+def _decode(q, k, v, layout="bshd", *values, **named):
+    return _run_forward(_core.decode, q, k, v, layout, values, named)
+
+
+def _check_devices(q, named):
+    for name, x in named:
+        if isinstance(x, torch.Tensor) and x.device != q.device:
+            raise ValueError(f"{name} lies on {x.device}: expected {q.device}, where q lies")
+
+
 @torch.library.register_fake("flashattn::forward")
+@torch.library.register_fake("flashattn::decode")
 def _forward_fake(q, k, v, layout="bshd", *values, **named):
+    _check_devices(q, (("k", k), ("v", v), *zip(_OPTIONS, values), *named.items()))
     return _empty_out(q, v), _empty_lse(q, layout)
 
 
@@ -181,14 +247,34 @@ def _empty_gradients(q, k, v, values, wanted):
     )
 
 
+def _check_backward(dout, dlse, q, k, v, out, lse, layout):
+    """The library sees only how many numbers lse has, and takes the shape of out for granted."""
+    rows = (out_shape(q, v), "(batch, n_q, heads, dim_v) in the layout's order, as forward gives")
+    sums = (lse_shape(q, layout), "(batch, heads, n_q), as forward gives")
+    for name, x, (shape, meaning) in (
+        ("out", out, rows),
+        ("dout", dout, rows),
+        ("lse", lse, sums),
+        ("dlse", dlse, sums),
+    ):
+        if x is not None and tuple(x.shape) != tuple(shape):
+            raise ValueError(
+                f"{name}.shape is {tuple(x.shape)}: expected {tuple(shape)}, {meaning}"
+            )
+    for name, x in (("lse", lse), ("dlse", dlse)):
+        if x is not None and x.dtype != torch.float32:
+            raise ValueError(f"{name}.dtype is {x.dtype}: expected torch.float32")
+
+
 @torch.library.impl("flashattn::backward", ("cpu", "cuda"))
 def _backward(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **named):
+    _check_backward(dout, dlse, q, k, v, out, lse, layout)
     values = _positional(values, named)
     q, k, v, dout, out = (_rows(x) for x in (q, k, v, dout, out))
     gradients = _empty_gradients(q, k, v, values, wanted)
     given = [g if want else None for g, want in zip(gradients, wanted)]
-    dlse = None if dlse is None else dlse.contiguous()
-    lse = lse.contiguous()
+    dlse = None if dlse is None else _resolved(dlse).contiguous()
+    lse = _resolved(lse).contiguous()
     options = _given(values)
     _call(_core.backward, q, k, v, out, lse, dout, dlse, *given, layout, **options)
     return gradients
@@ -196,7 +282,74 @@ def _backward(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **n
 
 @torch.library.register_fake("flashattn::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, **named):
+    _check_backward(dout, dlse, q, k, v, out, lse, layout)
+    given = {"dout": dout, "dlse": dlse, "k": k, "v": v, "out": out, "lse": lse}
+    _check_devices(q, (*given.items(), *zip(_OPTIONS, values), *named.items()))
     return _empty_gradients(q, k, v, _positional(values, named), wanted)
+
+
+# ---- Combine and weights ------------------------------------------------------------------------
+
+torch.library.define(
+    "flashattn::combine",
+    '(Tensor[] parts, Tensor[] lses, str layout="bshd", bool deterministic=False, '
+    "bool batch_invariant=False, int threads=0) -> (Tensor out, Tensor lse)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "flashattn::weights",
+    f'(Tensor q, Tensor k, Tensor? rows=None, str layout="bshd", {_schema()}) -> Tensor',
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def _merge(parts, lses, out, lse, layout, call, **options):
+    parts = tuple(_rows(x) for x in parts)
+    lses = tuple(_resolved(x) for x in lses)
+
+    def merge(first, *arguments, **options):
+        _core.combine(parts, lses, *arguments, **options)
+
+    call(merge, out, lse, layout, **options)
+
+
+@torch.library.impl("flashattn::combine", ("cpu", "cuda"))
+def _combine(parts, lses, layout="bshd", *flags, **named):
+    options = {**dict(zip(("deterministic", "batch_invariant", "threads"), flags)), **named}
+    out, lse = _combine_fake(parts, lses, layout)
+
+    def call(merge, *arguments, **options):
+        _call(merge, parts[0], *arguments, **options)
+
+    _merge(parts, lses, out, lse, layout, call, **options)
+    return out, lse
+
+
+@torch.library.register_fake("flashattn::combine")
+def _combine_fake(parts, lses, layout="bshd", *flags, **named):
+    first = parts[0]
+    _check_devices(first, (("a part", x) for x in parts))
+    _check_devices(first, (("a part's lse", x) for x in lses))
+    return first.new_empty(first.shape), _empty_lse(first, layout)
+
+
+def _empty_weights(q, k, rows, layout, options):
+    return q.new_empty(weights_shape(q, k, rows, layout, options), dtype=_out_dtype(q))
+
+
+@torch.library.impl("flashattn::weights", ("cpu", "cuda"))
+def _weights(q, k, rows=None, layout="bshd", *values, **named):
+    options = _given(_positional(values, named))
+    q, k = _rows(q), _rows(k)
+    out = _empty_weights(q, k, rows, layout, options)
+    _call(_core.weights, q, k, rows, out, layout, **options)
+    return out
+
+
+@torch.library.register_fake("flashattn::weights")
+def _weights_fake(q, k, rows=None, layout="bshd", *values, **named):
+    _check_devices(q, (("k", k), ("rows", rows), *zip(_OPTIONS, values), *named.items()))
+    return _empty_weights(q, k, rows, layout, dict(zip(_OPTIONS, _positional(values, named))))
 
 
 # ---- The ladder ---------------------------------------------------------------------------------
@@ -262,13 +415,34 @@ torch.library.register_autograd("flashattn::ladder", _no_gradients)
 # ---- Autograd -----------------------------------------------------------------------------------
 
 
+class _Sealed:
+    """A list among a function's arguments that torch.func must not look into: it counts one place
+    for a list when it asks for tangents, and one for each item when it gets them."""
+
+    def __init__(self, items):
+        self.items = list(items)
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+def _apply(function, *arguments):
+    return function.apply(*(_Sealed(x) if isinstance(x, (list, tuple)) else x for x in arguments))
+
+
+def _unsealed(arguments):
+    return [x.items if isinstance(x, _Sealed) else x for x in arguments]
+
+
 def _setup(ctx, inputs, output):
     q, k, v, layout, *values = inputs if len(inputs) > 3 else (*inputs, "bshd")
     values = _positional(values, {})
     ctx.set_materialize_grads(False)
     ctx.layout = layout
     ctx.numbers = values[len(_TENSORS) :]
-    ctx.save_for_backward(q, k, v, *output, *values[: len(_TENSORS)])
+    saved = (q, k, v, *output, *values[: len(_TENSORS)])
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
 
 
 def _differentiate(ctx, dout, dlse):
@@ -279,70 +453,190 @@ def _differentiate(ctx, dout, dlse):
     wanted = [*needs[:3], needs[4 + _BIAS], needs[4 + _SINKS]]
     if dout is None:
         dout = torch.zeros_like(out)
-    operator = _TransformableBackward.apply if _transformed() else torch.ops.flashattn.backward
-    gradients = operator(dout, dlse, q, k, v, out, lse, wanted, ctx.layout, *tensors, *ctx.numbers)
+    arguments = (dout, dlse, q, k, v, out, lse, wanted, ctx.layout, *tensors, *ctx.numbers)
+    if _transformed():
+        gradients = _apply(_Backward, *arguments)
+    else:
+        gradients = torch.ops.flashattn.backward(*_unsealed(arguments))
     dq, dk, dv, dbias, dsinks = (g if want else None for g, want in zip(gradients, wanted))
     options = [None] * len(_OPTIONS)
     options[_BIAS], options[_SINKS] = dbias, dsinks
     return (dq, dk, dv, None, *options)[:count]
 
 
-def _setup_nothing(ctx, inputs, output):
-    pass
+def _directions(q, k, v, options):
+    """Tangents of an operator's arguments; its defaults at the end may be left out."""
+    options = (*options, *[None] * len(_OPTIONS))
+    return Directions(q, k, v, options[_BIAS], options[_SINKS])
 
 
-def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError("flashattn: the second derivative of attention is not there")
+def _push_forward(ctx, q, k, v, layout=None, *options):
+    """The tangents of (out, lse)."""
+    *inputs, _, _ = saved = ctx.saved_tensors[:5]
+    given = dict(zip(_OPTIONS, (*ctx.saved_tensors[len(saved) :], *ctx.numbers)))
+    return derivatives(*inputs, ctx.layout, given, _directions(q, k, v, options))[0]
 
 
-torch.library.register_autograd("flashattn::forward", _differentiate, setup_context=_setup)
-torch.library.register_autograd(
-    "flashattn::backward", _no_second_derivative, setup_context=_setup_nothing
-)
+def _setup_backward(ctx, inputs, output):
+    dout, dlse, q, k, v, out, lse, wanted, layout, *values = (*inputs, "bshd")[
+        : max(9, len(inputs))
+    ]
+    values = _positional(values, {})
+    ctx.set_materialize_grads(False)
+    ctx.layout, ctx.wanted = layout, wanted
+    ctx.numbers = values[len(_TENSORS) :]
+    saved = (dout, dlse, q, k, v, out, lse, *values[: len(_TENSORS)])
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
 
 
-class _Transformable(torch.autograd.Function):
-    """For torch.func, whose transforms do not look into an operator's autograd."""
+def _differentiate_backward(ctx, *cotangents):
+    """The gradient of the gradient: out and lse count as what they are, functions of the others."""
+    dout, dlse, q, k, v, _, _, *tensors = ctx.saved_tensors
+    given = dict(zip(_OPTIONS, (*tensors, *ctx.numbers)))
+    along = Directions(*(u if want else None for u, want in zip(cotangents, ctx.wanted)))
+    (ddout, ddlse), (dq, dk, dv, dbias, dsinks) = derivatives(
+        q, k, v, ctx.layout, given, along, dout, dlse, second=True
+    )
+    options = [None] * len(_OPTIONS)
+    options[_BIAS], options[_SINKS] = dbias, dsinks
+    ddlse = None if dlse is None else ddlse
+    ddout = ddout.to(dout.dtype)
+    results = (ddout, ddlse, dq, dk, dv, None, None, None, None, *options)
+    return results[: len(ctx.needs_input_grad)]
+
+
+def _push_backward(ctx, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1):
+    """The tangents of the gradients: the gradients for the tangents of dout and dlse, and how those
+    for dout and dlse change with the inputs."""
+    dout, dlse, q, k, v, out, lse, *tensors = ctx.saved_tensors
+    values = (*tensors, *ctx.numbers)
+    along = _directions(q1, k1, v1, options1)
+    _, tangents = derivatives(
+        q, k, v, ctx.layout, dict(zip(_OPTIONS, values)), along, dout, dlse, second=True
+    )
+    if dout1 is not None or dlse1 is not None:
+        dout1 = torch.zeros_like(dout) if dout1 is None else dout1
+        arguments = (dout1, dlse1, q, k, v, out, lse, ctx.wanted, ctx.layout, *values)
+        first = _apply(_Backward, *arguments)
+        tangents = [a + b if w else None for a, b, w in zip(tangents, first, ctx.wanted)]
+    return tuple(x if want else q.new_zeros(0) for x, want in zip(tangents, ctx.wanted))
+
+
+class _Forward(torch.autograd.Function):
+    """The operator's derivatives. torch.func, whose transforms do not look into an operator's
+    autograd, applies it by itself."""
 
     generate_vmap_rule = True
     setup_context = staticmethod(_setup)
     backward = staticmethod(_differentiate)
+    jvp = staticmethod(_push_forward)
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.flashattn.forward(*arguments)
+        return torch.ops.flashattn.forward(*_unsealed(arguments))
 
 
-class _TransformableBackward(torch.autograd.Function):
+class _Backward(torch.autograd.Function):
     generate_vmap_rule = True
-    setup_context = staticmethod(_setup_nothing)
-    backward = staticmethod(_no_second_derivative)
+    setup_context = staticmethod(_setup_backward)
+    backward = staticmethod(_differentiate_backward)
+    jvp = staticmethod(_push_backward)
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.flashattn.backward(*arguments)
+        return torch.ops.flashattn.backward(*_unsealed(arguments))
 
 
-_compiling = torch.compiler.is_compiling
-_functorch_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+def _has_tangent(tensors):
+    """Whether forward-mode differentiation goes through one of them."""
+    if _forward_mode._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    return any(
+        isinstance(x, torch.Tensor) and _forward_mode.unpack_dual(x).tangent is not None
+        for x in tensors
+    )
 
 
-def _transformed():
-    return not _compiling() and _functorch_level() is not None
+def _differentiated(tensors):
+    """Whether anybody wants a derivative with respect to one of them."""
+    if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors):
+        return True
+    return _has_tangent(tensors)
 
+
+def _no_derivatives(name, advice):
+    return NotImplementedError(
+        f"flashattn.{name} has no gradients and no forward-mode derivative: {advice}"
+    )
+
+
+_DECODE_ADVICE = "use attention, which takes decode's algorithm by itself, or torch.no_grad()"
+_DETACH_ADVICE = "use torch.no_grad() or detach()"
+
+
+def _refuse_gradients_of_options(named):
+    """Of tensors that the library has no gradients for: else they would be missing in silence."""
+    for name, x in named:
+        if name not in ("bias", "sinks") and isinstance(x, torch.Tensor) and _differentiated([x]):
+            raise NotImplementedError(
+                f"{name} requires a gradient: attention has none for it; detach it, or add what "
+                "it stands for to q or bias"
+            )
+
+
+def _register_autograd(name, first_option, differentiate):
+    """As torch.library.register_autograd, which knows no forward mode and drops tangents.
+    first_option: its place among the operator's arguments."""
+    operator = getattr(torch.ops.flashattn, name).default
+
+    def dispatch(keyset, *arguments):
+        flat = [y for x in arguments for y in (x if isinstance(x, (list, tuple)) else (x,))]
+        if _differentiated(flat):
+            if _transformed():
+                raise NotImplementedError(
+                    f"torch.ops.flashattn.{name} is called in a transform of torch.func: call "
+                    "flashattn.attention, which can be differentiated there"
+                )
+            _refuse_gradients_of_options(zip(_OPTIONS, arguments[first_option:]))
+            return differentiate(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    _library.impl(name, dispatch, "Autograd", with_keyset=True)
+
+
+def _refusal(name, advice):
+    def refuse(*arguments):
+        raise _no_derivatives(name, advice)
+
+    return refuse
+
+
+_library = torch.library.Library("flashattn", "FRAGMENT")
+_register_autograd("forward", 4, functools.partial(_apply, _Forward))
+_register_autograd("backward", 9, functools.partial(_apply, _Backward))
+_register_autograd("decode", 4, _refusal("decode", _DECODE_ADVICE))
+_register_autograd("weights", 4, _refusal("weights", _DETACH_ADVICE))
+_register_autograd("combine", 6, _refusal("combine", _DETACH_ADVICE))
 
 # ---- vmap ---------------------------------------------------------------------------------------
 
 
 def _one_by_one(operator, info, in_dims, arguments):
     """Right for every option: each element sees what it would see alone, dropout included."""
-    results = []
-    for i in range(info.batch_size):
-        # The place of a list is a list, too.
-        item = [
-            a.select(dim, i) if isinstance(dim, int) else a for a, dim in zip(arguments, in_dims)
-        ]
-        results.append(operator(*item))
+
+    def select(x, dim, i):
+        if isinstance(dim, (list, tuple)):
+            return [select(y, d, i) for y, d in zip(x, dim)]
+        return x if dim is None else x.select(dim, i)
+
+    results = [
+        operator(*(select(x, dim, i) for x, dim in zip(arguments, in_dims)))
+        for i in range(info.batch_size)
+    ]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
     outputs = tuple(torch.stack(tensors) for tensors in zip(*results))
     return outputs, (0,) * len(outputs)
 
@@ -364,12 +658,75 @@ def _vmap_forward(info, in_dims, q, k, v, layout="bshd", *values):
     return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0)
 
 
-def _vmap_backward(info, in_dims, *arguments):
-    return _one_by_one(torch.ops.flashattn.backward, info, in_dims, arguments)
+def _register_vmap_one_by_one(name):
+    operator = getattr(torch.ops.flashattn, name)
+
+    def rule(info, in_dims, *arguments):
+        return _one_by_one(operator, info, in_dims, arguments)
+
+    torch.library.register_vmap("flashattn::" + name, rule)
 
 
 torch.library.register_vmap("flashattn::forward", _vmap_forward)
-torch.library.register_vmap("flashattn::backward", _vmap_backward)
+for _name in ("backward", "decode", "weights", "combine"):
+    _register_vmap_one_by_one(_name)
+
+# ---- Flops --------------------------------------------------------------------------------------
+
+
+def _lengths(x, axis, cu_seqlens, seqlens, batch):
+    """Of each sequence; where the numbers are not there, as many as there can be."""
+    known = cu_seqlens if seqlens is None else seqlens
+    if known is None:
+        return [x.shape[axis]] * batch
+    if type(known) not in _PLAIN or known.is_meta:
+        return [x.shape[axis]] * (known.shape[0] - (known is cu_seqlens))
+    return (known.diff() if known is cu_seqlens else known).tolist()
+
+
+def _scores_count(q, k, layout, options):
+    """How many scores there are for one head. As PyTorch does for its own attention, masks do not
+    count, and lengths do."""
+    axis = -3 if layout == "bshd" else -2
+    batch = q.shape[0] if q.dim() == 4 else 1
+    n_q = _lengths(q, axis, options["cu_seqlens_q"], options["seqlens_q"], batch)
+    if options["cu_seqlens_q"] is not None or options["cu_seqlens_k"] is not None:
+        batch = len(n_q)
+    n_k = _lengths(k, axis, options["cu_seqlens_k"], options["seqlens_k"], batch)
+    return sum(a * b for a, b in zip(n_q, n_k))
+
+
+def _flops(q, k, v, layout, options, products_of_dim, products_of_dim_v):
+    heads = q.shape[-2 if layout == "bshd" else -3]
+    dims = products_of_dim * q.shape[-1] + products_of_dim_v * (0 if v is None else v.shape[-1])
+    return 2 * heads * dims * _scores_count(q, k, layout, options)
+
+
+def _named_options(values, named):
+    named = {name: x for name, x in named.items() if name in _OPTIONS}
+    return dict(zip(_OPTIONS, _positional(values, named)))
+
+
+@register_flop_formula([torch.ops.flashattn.forward, torch.ops.flashattn.decode], get_raw=True)
+def _forward_flops(q, k, v, layout="bshd", *values, out_val=None, **named):
+    return _flops(q, k, v, layout, _named_options(values, named), 1, 1)
+
+
+@register_flop_formula(torch.ops.flashattn.backward, get_raw=True)
+def _backward_flops(
+    dout, dlse, q, k, v, out, lse, wanted, layout="bshd", *values, out_val=None, **named
+):
+    """The scores once more, dq and dk; dv and the gradient of the weights."""
+    return _flops(q, k, v, layout, _named_options(values, named), 3, 2)
+
+
+@register_flop_formula(torch.ops.flashattn.weights, get_raw=True)
+def _weights_flops(q, k, rows=None, layout="bshd", *values, out_val=None, **named):
+    options = _named_options(values, named)
+    flops = _flops(q, k, None, layout, options, 1, 0)
+    n_q = q.shape[-3 if layout == "bshd" else -2]
+    return flops if rows is None else flops * rows.shape[0] // max(n_q, 1)
+
 
 # ---- Plain calls --------------------------------------------------------------------------------
 
@@ -383,19 +740,62 @@ def _empty_strided(device):
     )
 
 
-def _kind_of(q, k, v):
-    """What tells whether three tensors are of the same kind as these, or None."""
-    any_length = [[None] * x.dim() for x in (q, k, v)]
+def _names(keyset):
+    """DispatchKeySet(CPU, ADInplaceOrView) -> {"CPU", "ADInplaceOrView"}"""
+    return set(re.findall(r"\w+", str(keyset))) - {"DispatchKeySet"}
+
+
+# How PyTorch dispatches on tensors that are just numbers in memory, and in a thread where nothing
+# is intercepted.
+_ORDINARY = {"CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA"}
+_ORDINARY |= {"AutocastCPU", "AutocastCUDA"}
+_ORDINARY_THREAD = {"BackendSelect", "ADInplaceOrView"}
+
+
+def _is_ordinary(*tensors):
+    """Whether the library can be called on them and nobody would miss the operator. Asked for the
+    first tensors of each kind: it takes its time. Modes, profilers and gradients have been asked
+    for before."""
+    if _functorch_level() is not None or _tracing_state() is not None:
+        return False
+    if getattr(torch._C, "_is_any_autocast_enabled", lambda: True)():
+        return False
+    if not _names(torch._C._dispatch_tls_local_include_set()) <= _ORDINARY_THREAD:
+        return False
+    return all(_names(torch._C._dispatch_keys(x)) <= _ORDINARY for x in tensors)
+
+
+def _guards(*tensors):
+    any_length = [[None] * x.dim() for x in tensors]
+    return torch._C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=any_length, dynamic_dims_strides=any_length
+    ).check
+
+
+@functools.cache
+def _guards_see_all():
+    """Whether that test, which is no public interface, sees what it must."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros(1, 1)
+        is_same = _guards(x)
+        others = (x.requires_grad_(), torch._neg_view(torch.zeros(1, 1)), torch.zeros(1))
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = is_same(torch.zeros(1, 1))
+        return is_same(torch.zeros(1, 1)) and not cast and not any(map(is_same, others))
+
+
+def _kind_of(*tensors):
+    """What tells whether others are of the same kind as these ordinary ones, or None."""
+    if any(x.requires_grad for x in tensors):  # without a gradient only as long as none is recorded
+        return None
     try:
-        is_same = torch._C._dynamo.guards.TensorGuards(
-            q, k, v, dynamic_dims_sizes=any_length, dynamic_dims_strides=any_length
-        ).check
-        # It is no public interface: trusted if it sees what it must.
-        inputs = (q, torch._neg_view(q), q.detach().requires_grad_())
-        return is_same if [is_same(x, k, v) for x in inputs] == [True, False, False] else None
+        return _guards(*tensors) if _guards_see_all() else None
     except (AttributeError, RuntimeError, TypeError):
         return None
 
+
+# Of tensors; autograd must know: out may have been saved for another operation's backward.
+_count_writes = torch._C._increment_version
 
 # Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
 # Where tensors on CUDA do not tell their stream, they must not be read without it.
@@ -404,13 +804,17 @@ if _tells_stream or torch.version.cuda is None:
         torch.Tensor,
         torch.nn.Parameter,
         torch.Tensor.requires_grad,
-        torch.autograd.forward_ad,
-        torch.is_grad_enabled,
-        getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0),
-        _functorch_level,
-        getattr(torch._C, "_is_any_autocast_enabled", lambda: True),
-        torch._C._get_deterministic_algorithms,
+        torch.Tensor.is_nested,
         torch.Tensor.is_neg,
+        _forward_mode,
+        _profiler,
+        _dispatch_modes,
+        _function_modes,
+        torch.is_grad_enabled,
+        torch._C._get_deterministic_algorithms,
+        _is_ordinary,
+        _kind_of,
+        _count_writes,
         _current_device or (lambda: -1),
         _empty_strided("cpu"),
         _empty_strided("cuda"),
@@ -418,23 +822,52 @@ if _tells_stream or torch.version.cuda is None:
         torch.float16,
         torch.bfloat16,
         _allocate,
-        _kind_of,
     )
 
 # ---- What flashattn's functions call ------------------------------------------------------------
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_forward_mode = torch.autograd.forward_ad
-_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+def _intercepting_mode():
+    """Whether a mode wants to see calls; one that only sets the default device does not."""
+    for i in range(_function_modes()):
+        if not isinstance(torch._C._get_function_stack_at(i), DeviceContext):
+            return True
+    return False
 
 
-def _is_watched(q, k, v):
-    """Whether a compiler, a transform or a tensor of another kind needs the operator."""
+def _is_dense(x):
+    """Numbers in memory that the library can read."""
+    if type(x) not in _PLAIN or x.is_nested or x.layout is not _strided:
+        return False
+    return x.is_cpu or x.is_cuda
+
+
+def _are_foreign(options):
+    """Whether an option is of a kind that the operator must see, or refuse."""
+    for x in options.values():
+        if isinstance(x, torch.Tensor) and (type(x) not in _PLAIN or x.is_meta):
+            return True
+    return False
+
+
+def _is_intercepted():
+    """Whether a compiler, a transform or a mode needs the operator."""
     if _compiling() or _dispatch_modes() or _functorch_level() is not None:
         return True
-    if _forward_mode._current_level >= 0:
+    if _forward_mode._current_level >= 0 or _tracing_state() is not None:
         return True
-    return not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)
+    return bool(_function_modes()) and _intercepting_mode()
+
+
+def _is_watched(tensors, options):
+    return _is_intercepted() or not all(map(_is_dense, tensors)) or _are_foreign(options)
+
+
+def is_traced(*tensors):
+    """Whether a compiler or a transform stands between a call and the tensors' numbers."""
+    if _compiling() or _functorch_level() is not None:
+        return True
+    return not all(type(x) in _PLAIN for x in tensors)
 
 
 def _records_gradients(q, k, v, options):
@@ -454,38 +887,38 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q, k, v, bias, sinks, layout, options):
         q, k, v = _rows(q), _rows(k), _rows(v)
         out, lse = _empty_like(q, v), _empty_lse(q, layout)
-        _call(_core.forward, q, k, v, out, lse, layout, bias=bias, sinks=sinks, **options)
+        _named_call(
+            "forward", _core.forward, q, k, v, out, lse, layout, bias=bias, sinks=sinks, **options
+        )
         ctx.set_materialize_grads(False)
-        ctx.layout, ctx.options = layout, options
-        ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+        ctx.layout, ctx.numbers = layout, options
+        ctx.names = names = [n for n, x in options.items() if isinstance(x, torch.Tensor)]
+        if not names:
+            ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+            return out, lse
+        # Saved as all tensors are: autograd then notices if one is changed before the backward.
+        ctx.numbers = {n: x for n, x in options.items() if n not in names}
+        ctx.save_for_backward(q, k, v, bias, sinks, out, lse, *(options[n] for n in names))
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        *inputs, out, lse = ctx.saved_tensors
-        q, k, v, bias, sinks = inputs
-        dout = torch.zeros_like(out) if dout is None else _rows(dout)
-        dlse = None if dlse is None else dlse.contiguous()
+        q, k, v, bias, sinks, out, lse, *tensors = ctx.saved_tensors
+        options = dict(ctx.numbers, bias=bias, sinks=sinks, **dict(zip(ctx.names, tensors)))
+        dout = torch.zeros_like(out) if dout is None else dout
+        inputs, needs = (q, k, v, bias, sinks), ctx.needs_input_grad[:5]
+        if torch.is_grad_enabled():  # the gradients are to be differentiated
+            values = _values(options)
+            given = (dout, dlse, q, k, v, out.detach(), lse.detach(), list(needs))
+            gradients = _apply(_Backward, *given, ctx.layout, *values)
+            return *(g if need else None for g, need in zip(gradients, needs)), None, None
+        dlse = None if dlse is None else _resolved(dlse).contiguous()
         gradients = [
             torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None
-            for x, need in zip(inputs, ctx.needs_input_grad)
+            for x, need in zip(inputs, needs)
         ]
-        _call(
-            _core.backward,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            dout,
-            dlse,
-            *gradients,
-            ctx.layout,
-            bias=bias,
-            sinks=sinks,
-            **ctx.options,
-        )
+        arguments = (q, k, v, out, lse, _rows(dout), dlse, *gradients, ctx.layout)
+        _named_call("backward", _core.backward, *arguments, **options)
         return *gradients, None, None
 
 
@@ -494,10 +927,12 @@ def _by_function(q, k, v, layout, options):
     return _Attention.apply(q, k, v, bias, sinks, layout, options)
 
 
-def _by_operator(q, k, v, layout, options):
+def _values(options):
+    """All options in the operators' order."""
     unknown = [name for name in options if name not in _OPTIONS and name != "stream"]
     if unknown:
         raise TypeError(f"there is no option {unknown[0]!r}")
+    check_types(options)
     values = []
     for name in _OPTIONS:
         value = options.get(name)
@@ -506,8 +941,13 @@ def _by_operator(q, k, v, layout, options):
         i = _OPTIONS.index(name)
         if values[i] >= 1 << 63:
             values[i] -= 1 << 64
-    operator = _Transformable.apply if _transformed() else torch.ops.flashattn.forward
-    return operator(q, k, v, layout, *values)
+    return values
+
+
+def _by_operator(operator, q, k, v, layout, options):
+    if _transformed() and operator is torch.ops.flashattn.forward:
+        operator = functools.partial(_apply, _Forward)
+    return operator(q, k, v, layout, *_values(options))
 
 
 def _under_autocast(q, k, v):
@@ -520,79 +960,270 @@ def _refuse_stream(options):
         raise ValueError("stream is given with tensors of PyTorch: use torch.cuda.stream")
 
 
+def _check_tensor(name, x):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"{name} is of type {type(x).__name__}: expected a tensor of PyTorch, as q is"
+        )
+    if x.layout not in (torch.strided, torch.jagged):
+        raise ValueError(f"{name}.layout is {x.layout}: expected torch.strided")
+    if x.dim() not in (3, 4):
+        raise ValueError(f"{name}.ndim is {x.dim()}: expected 4, or 3 without a batch")
+
+
+def _clean_tensor(name, x):
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
+        raise ValueError(f"{name} is {kind}: expected a dense one")
+    _refuse_gradients_of_options([(name, x)])
+    if name not in _TENSORS:
+        return x.item() if x.dim() == 0 else x  # the extension words what is wrong
+    return x if _compiling() else _resolved(x)
+
+
+def _clean(options):
+    """What PyTorch's users may give: numbers as tensors or of NumPy, views that negate."""
+    for name, x in options.items():
+        if isinstance(x, torch.Tensor):
+            options[name] = _clean_tensor(name, x)
+        elif isinstance(x, np.generic):
+            options[name] = x.item()
+
+
+def _own(name, x):
+    """An array of another library as a tensor of our own: autograd cannot know when it changes."""
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"{name} is of type {type(x).__name__}: expected a tensor of PyTorch")
+    try:
+        return torch.from_dlpack(x).clone()
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        dtype = getattr(x, "dtype", None)
+        raise ValueError(f"{name} (dtype {dtype}) cannot be read through DLPack: {why}") from None
+
+
+def _own_all(options):
+    """For calls that outlive their arguments, and for operators, which take tensors alone."""
+    for name, x in options.items():
+        if name in _TENSORS:
+            options[name] = _own(name, x)
+        elif name == "window" and x is not None:
+            options[name] = read_window("window", x)
+
+
 def _prepare(q, k, v, options):
     """What PyTorch's users expect to happen by itself; options may be changed."""
-    if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
-        raise TypeError("q is a tensor of PyTorch: expected k and v to be, too")
-    _refuse_stream(options)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x)
+    if options:
+        _refuse_stream(options)
+        complete(options, q)
+        _clean(options)
+        _float_sinks(options)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = _under_autocast(q, k, v)
-    if options.get("sinks") is not None and options["sinks"].dtype != torch.float32:
-        options["sinks"] = options["sinks"].float()
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return q, k, v
 
 
-def _direct(function, q, k, v, layout, out, return_lse, options):
+def _float_sinks(options):
+    sinks = options.get("sinks")
+    if isinstance(sinks, torch.Tensor) and sinks.is_floating_point():
+        options["sinks"] = sinks.float()
+
+
+def _check_out(out):
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is of type {type(out).__name__}: expected a tensor, as q is")
+    if out.is_neg() or out.is_nested:
+        raise ValueError("out is a nested tensor or a view that negates: expected a dense one")
+
+
+def _direct(name, q, k, v, layout, out, return_lse, options):
+    if out is not None:
+        _check_out(out)
+    q, k, v = _rows(q), _rows(k), _rows(v)
     result = _empty_like(q, v) if out is None else out
     lse = _empty_lse(q, layout) if return_lse else None
-    if q.is_cuda:
-        _on_cuda(function, q, k, v, result, lse, layout, **options)
-    else:
-        function(q, k, v, result, lse, layout, **options)
+    function = _core.decode if name == "decode" else _core.forward
+    _named_call(name, function, q, k, v, result, lse, layout, **options)
+    if out is not None:
+        _count_writes((out,))
     return (result, lse) if return_lse else result
 
 
 def attend(name, q, k, v, layout, out, return_lse, options):
     """attention (name "forward") and decode, where _core.plain_forward and its like do not do."""
-    function = _core.decode if name == "decode" else _core.forward
+    dense = _is_dense(q) and _is_dense(k) and _is_dense(v)
+    if not dense and any(getattr(x, "is_nested", False) for x in (q, k, v)):
+        return _attend_nested(name, q, k, v, layout, out, return_lse, options)
     q, k, v = _prepare(q, k, v, options)
-    watched = _is_watched(q, k, v)
-    if not watched and not _records_gradients(q, k, v, options):
-        q, k, v = _rows(q), _rows(k), _rows(v)
-        return _direct(function, q, k, v, layout, out, return_lse, options)
-    if name == "decode":
-        raise NotImplementedError(
-            "decode has no gradients and no transforms: use attention, which takes decode's "
-            "algorithm by itself, or torch.no_grad()"
-        )
-    if out is not None:
+    watched = not dense or _is_intercepted() or _are_foreign(options)
+    recorded = _records_gradients(q, k, v, options)
+    if not watched and not recorded:
+        return _direct(name, q, k, v, layout, out, return_lse, options)
+    if recorded and name == "decode":
+        raise _no_derivatives("decode", _DECODE_ADVICE)
+    if recorded and out is not None:
         raise ValueError(
-            "out is given where gradients are recorded or the call is traced: leave it out, or use "
-            "torch.no_grad()"
+            "out is given where gradients are recorded: leave it out, or use torch.no_grad()"
         )
-    call = _by_operator if watched else _by_function
-    result, lse = call(q, k, v, layout, options)
+    if options:
+        _own_all(options)
+    if not watched:
+        result, lse = _by_function(q, k, v, layout, options)
+    else:
+        operator = torch.ops.flashattn.decode if name == "decode" else torch.ops.flashattn.forward
+        result, lse = _by_operator(operator, q, k, v, layout, options)
+    if out is not None:
+        result = out.copy_(result)
     return (result, lse) if return_lse else result
+
+
+# ---- Nested tensors -----------------------------------------------------------------------------
+
+_GIVEN_BY_NESTED = ("cu_seqlens", "seqlens", "max_seqlen", "block_table")
+
+
+def _longest(x):
+    """A bound on a nested tensor's lengths; while it is compiled, only what is known without asking
+    the device."""
+    return x._maybe_max_seqlen if _compiling() else x._get_max_seqlen()
+
+
+def _packed(name, x, layout, options):
+    """A nested tensor's numbers, and where its sequences lie in them."""
+    if not isinstance(x, torch.Tensor) or not x.is_nested:
+        raise ValueError(f"{name} is not nested: expected q, k and v all nested, or none")
+    if x.layout is not torch.jagged:
+        raise ValueError(
+            f"{name} is a nested tensor of layout {x.layout}: expected torch.jagged, as "
+            "torch.nested.nested_tensor(..., layout=torch.jagged) makes"
+        )
+    axis = 1 if layout == "bshd" else 2
+    if x.dim() != 4 or x._ragged_idx != axis:
+        raise ValueError(
+            f"{name} is nested, has {x.dim()} axes and is ragged along axis {x._ragged_idx}: "
+            f"expected 4 and {axis}, as layout is {layout!r}"
+        )
+    side = "q" if name == "q" else "k"
+    options["cu_seqlens_" + side] = x.offsets().to(torch.int32)
+    options["max_seqlen_" + side] = _longest(x)
+    if x.lengths() is not None:
+        options["seqlens_" + side] = x.lengths().to(torch.int32)
+    return x.values()
+
+
+def _nested_like(q, values, axis):
+    return torch.nested.nested_tensor_from_jagged(
+        values, q.offsets(), q.lengths(), jagged_dim=axis, max_seqlen=_longest(q)
+    )
+
+
+def _attend_nested(name, q, k, v, layout, out, return_lse, options):
+    """Sequences of different lengths, as packed ones; the results are nested as q is."""
+    for option in options:
+        if option.startswith(_GIVEN_BY_NESTED) and options[option] is not None:
+            raise ValueError(f"{option} is given with nested tensors, which know their lengths")
+    if out is not None:
+        raise ValueError("out is given with nested tensors: leave it out")
+    keys = _packed("k", k, layout, options)
+    lengths = (options["cu_seqlens_k"], options.get("seqlens_k"))
+    values = _packed("v", v, layout, options)
+    if k.offsets() is not v.offsets() or k.lengths() is not v.lengths():
+        _check_same_lengths(lengths, (options["cu_seqlens_k"], options.get("seqlens_k")))
+    queries = _packed("q", q, layout, options)
+    result = attend(name, queries, keys, values, layout, None, return_lse, options)
+    if not return_lse:
+        return _nested_like(q, result, 1 if layout == "bshd" else 2)
+    result, lse = result
+    return _nested_like(q, result, 1 if layout == "bshd" else 2), _nested_like(q, lse, 2)
+
+
+def _check_same_lengths(k, v):
+    for name, a, b in zip(("offsets", "lengths"), k, v):
+        if (a is None) != (b is None) or (a is not None and not torch.equal(a, b)):
+            raise ValueError(f"k and v are nested with different {name}: expected the same")
+
+
+# ---- The other functions ------------------------------------------------------------------------
 
 
 def ladder(name, q, k, v, causal, scale):
     return torch.ops.flashattn.ladder(name, q, k, v, causal, scale)
 
 
+def _refuse_nested(function, named):
+    for name, x in named:
+        if x.is_nested:
+            raise ValueError(
+                f"{name} is nested: {function} takes dense tensors; packed ones are its values()"
+            )
+
+
+def _check_parts(parts, lses, layout):
+    for name, arrays in (("parts", parts), ("lses", lses)):
+        for i, x in enumerate(arrays):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(
+                    f"{name}[{i}] is of type {type(x).__name__}: expected a tensor of PyTorch, "
+                    "as parts[0]"
+                )
+            _refuse_nested("combine", ((f"{name}[{i}]", x),))
+    lse_shape(parts[0], layout, "parts[0]")
+
+
 def combine(parts, lses, layout, out, return_lse, options):
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, *lses)):
-        raise NotImplementedError("combine has no gradients: use torch.no_grad() or detach()")
     _refuse_stream(options)
+    _check_parts(parts, lses, layout)
+    tensors = (*parts, *lses)
+    if _differentiated(tensors):
+        raise _no_derivatives("combine", _DETACH_ADVICE)
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
     first = parts[0]
+    if _is_watched(tensors, {}):
+        check_types(options)
+        result, lse = torch.ops.flashattn.combine(list(parts), list(lses), layout, **options)
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
+    if out is not None:
+        _check_out(out)
     result = first.new_empty(first.shape) if out is None else out
-    lse = _empty_lse(first, layout) if return_lse else None
-    parts = tuple(_rows(x) for x in parts)
+    lse = _empty_lse(first, layout, "parts[0]") if return_lse else None
 
-    def merge(first, *arguments, **options):
-        _core.combine(parts, lses, *arguments, **options)
+    def call(merge, *arguments, **options):
+        _named_call("combine", merge, first, *arguments, **options)
 
-    _call(merge, first, result, lse, layout, **options)
+    _merge(parts, lses, result, lse, layout, call, **options)
+    if out is not None:
+        _count_writes((out,))
     return (result, lse) if return_lse else result
 
 
 def weights(q, k, rows, layout, out, options):
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        raise NotImplementedError("weights has no gradients: use torch.no_grad() or detach()")
+    _check_tensor("q", q)
+    _check_tensor("k", k)
+    _refuse_nested("weights", [("q", q), ("k", k)])
     _refuse_stream(options)
+    _clean(options)
+    if _differentiated([q, k, options.get("bias"), options.get("sinks")]):
+        raise _no_derivatives("weights", _DETACH_ADVICE)
+    _float_sinks(options)
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    if _is_watched((q, k), dict(options, rows=rows)):
+        _own_all(options)
+        result = torch.ops.flashattn.weights(q, k, rows, layout, *_values(options))
+        return result if out is None else out.copy_(result)
     q, k = _rows(q), _rows(k)
-    if out is None:
-        out = q.new_empty(weights_shape(q, k, rows, layout, options), dtype=_out_dtype(q))
-    _call(_core.weights, q, k, rows, out, layout, **options)
-    return out
+    if out is not None:
+        _check_out(out)
+    result = _empty_weights(q, k, rows, layout, options) if out is None else out
+    _named_call("weights", _core.weights, q, k, rows, result, layout, **options)
+    if out is not None:
+        _count_writes((out,))
+    return result

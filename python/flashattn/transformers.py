@@ -82,7 +82,7 @@ def _accept_as_it_is(name):
 # ---- The mask that models hand to attention_function ---------------------------------------------
 
 
-def attention_mask_function(**arguments):
+def attention_mask_function(**arguments: Any) -> Any:
     """For Transformers' AttentionMaskInterface, whose arguments it takes.
 
     Returns:
@@ -171,22 +171,22 @@ def _with_bounds(mask, arguments):
 
 
 def attention_function(
-    module,
-    query,
-    key,
-    value,
-    attention_mask,
-    scaling=None,
-    dropout=0.0,
-    is_causal=None,
-    sliding_window=None,
-    softcap=None,
-    s_aux=None,
-    sinks=None,
-    position_bias=None,
-    cache=None,
-    **kwargs,
-):
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    sinks: Any = None,
+    position_bias: Any = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
     """For Transformers' AttentionInterface.
 
     Args:

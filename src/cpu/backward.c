@@ -61,9 +61,9 @@ typedef struct fa_backward_job {
     fa_tasks rows;      /* rows of dq of each sequence and head: its queries, padded */
     float *dq;          /* rows * heads_q rows of pitch_d */
     atomic_llong *turn; /* blocks * heads_q: how many tiles have added to this block */
-    float *paged;       /* paged keys: batch * n_k * heads_kv rows of dK and dV; else NULL */
+    fa_tasks keys;      /* paged keys: the keys of each sequence */
+    float *paged;       /* keys * heads_kv rows of dK and dV; else NULL */
     char *scratch;
-    atomic_llong next;
 } fa_backward_job;
 
 static fa_backward_tiles carve(const fa_backward_plan *plan, int64_t d, int64_t d_v, char *scratch,
@@ -89,6 +89,13 @@ static fa_backward_tiles carve(const fa_backward_plan *plan, int64_t d, int64_t 
     return t;
 }
 
+static fa_backward_tiles thread_tiles(const fa_backward_job *job, int thread)
+{
+    size_t bytes;
+    return carve(&job->plan, job->p->d, job->p->d_v,
+                 job->scratch + (size_t)thread * job->plan.scratch, &bytes);
+}
+
 static int64_t k_tile_rows(const fa_problem *p)
 {
     return p->d + p->d_v <= 384 ? FA_K_TILE_MAX : FA_K_TILE_MAX / 2;
@@ -106,6 +113,12 @@ static fa_backward_plan make_plan(const fa_problem *p)
 static int64_t k_tile_count(const fa_problem *p, const fa_sequence *s)
 {
     return (s->n_k + k_tile_rows(p) - 1) / k_tile_rows(p);
+}
+
+static int64_t key_count(const fa_problem *p, const fa_sequence *s)
+{
+    (void)p;
+    return s->n_k;
 }
 
 static int64_t q_block_count(const fa_problem *p, const fa_sequence *s)
@@ -367,7 +380,7 @@ static void walk_queries(const fa_backward_job *job, fa_backward_tiles *t, const
 static float *paged_row(const fa_backward_job *job, int64_t b, int64_t j, int64_t head_kv)
 {
     const fa_problem *p = job->p;
-    return job->paged + ((b * p->n_k + j) * p->heads_kv + head_kv) * (p->d + p->d_v);
+    return job->paged + ((job->keys.first[b] + j) * p->heads_kv + head_kv) * (p->d + p->d_v);
 }
 
 static void store_key_gradients(const fa_backward_job *job, const fa_backward_tiles *t,
@@ -482,8 +495,10 @@ static int64_t pages_used(const fa_problem *p, int64_t b)
 static bool find_page_uses(const fa_problem *p, fa_page_uses *u)
 {
     const int64_t pages = p->blocks_k;
-    u->first = fa_allocate((size_t)(pages + 1) * sizeof *u->first);
-    u->uses = fa_allocate((size_t)(p->batch * p->block_table_stride) * sizeof *u->uses);
+    int64_t used = 0;
+    for (int64_t b = 0; b < p->batch; b++) used += pages_used(p, b);
+    u->first = fa_allocate(fa_bytes(pages + 1, sizeof *u->first));
+    u->uses = fa_allocate(fa_bytes(used, sizeof *u->uses));
     if (!u->first || !u->uses) return false;
     memset(u->first, 0, (size_t)(pages + 1) * sizeof *u->first);
     for (int64_t b = 0; b < p->batch; b++)
@@ -521,6 +536,21 @@ static void sum_page_row(const fa_backward_job *job, const fa_page_uses *u, int6
         fa_store_row(fa_view_row(&p->dv, page, t, head_kv), p->dv.dtype, row + p->d, 1.0f, p->d_v);
 }
 
+typedef struct fa_page_job {
+    const fa_backward_job *job;
+    const fa_page_uses *uses;
+} fa_page_job;
+
+/* One row of a page, of all heads. */
+static void sum_page_rows(void *context, int64_t row, int thread)
+{
+    const fa_page_job *pages = context;
+    const fa_problem *p = pages->job->p;
+    (void)thread;
+    for (int64_t h = 0; h < p->heads_kv; h++)
+        sum_page_row(pages->job, pages->uses, row / p->rows_k, row % p->rows_k, h);
+}
+
 static fa_status sum_pages(const fa_backward_job *job, int threads)
 {
     const fa_problem *p = job->p;
@@ -529,10 +559,8 @@ static fa_status sum_pages(const fa_backward_job *job, int threads)
     if (find_page_uses(p, &u)) {
         status = FA_OK;
         const int64_t rows = p->blocks_k * p->rows_k;
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t h = 0; h < p->heads_kv; h++)
-                sum_page_row(job, &u, r / p->rows_k, r % p->rows_k, h);
+        fa_page_job pages = {job, &u};
+        fa_team_run(threads, rows, fa_team_share(threads, rows), sum_page_rows, &pages);
     }
     free(u.uses);
     free(u.first);
@@ -584,8 +612,10 @@ static void bias_tile(const fa_bias_job *bias, fa_backward_tiles *t, int64_t b, 
     }
 }
 
-static void bias_task(const fa_bias_job *bias, fa_backward_tiles *t, int64_t task)
+static void bias_task(void *context, int64_t task, int thread)
 {
+    const fa_bias_job *bias = context;
+    fa_backward_tiles t = thread_tiles(bias->job, thread);
     const fa_problem *p = bias->job->p;
     const int64_t *shape = p->dbias_shape;
     const int64_t tiles = shape[3] == 1 ? 1 : bias->tiles;
@@ -595,7 +625,7 @@ static void bias_task(const fa_bias_job *bias, fa_backward_tiles *t, int64_t tas
     const int64_t t0 = shape[3] == 1 ? 0 : task % tiles, t1 = shape[3] == 1 ? bias->tiles : t0 + 1;
     for (int64_t tile = t0; tile < t1; tile++)
         for (int64_t b = b0; b < b1; b++)
-            for (int64_t h = h0; h < h1; h++) bias_tile(bias, t, b, h, tile);
+            for (int64_t h = h0; h < h1; h++) bias_tile(bias, &t, b, h, tile);
 }
 
 static void store_bias(const fa_problem *p, const float *sum)
@@ -609,28 +639,26 @@ static void store_bias(const fa_problem *p, const float *sum)
     }
 }
 
-static fa_backward_tiles my_tiles(const fa_backward_job *job)
+/* Of the longest sequence: n_k, where pages hold the keys, says how far apart the table's rows are. */
+static int64_t most_tiles(const fa_backward_job *job)
 {
-    size_t bytes;
-    return carve(&job->plan, job->p->d, job->p->d_v,
-                 job->scratch + (size_t)fa_thread_index() * job->plan.scratch, &bytes);
+    int64_t most = 0;
+    for (int64_t b = 0; b < job->p->batch; b++)
+        most = fa_max(most, job->tiles.first[b + 1] - job->tiles.first[b]);
+    return most;
 }
 
 static fa_status find_dbias(const fa_backward_job *job, int threads)
 {
     const fa_problem *p = job->p;
     const int64_t *n = p->dbias_shape;
-    fa_bias_job bias = {job, NULL, (p->n_k + job->plan.k_tile - 1) / job->plan.k_tile};
-    const size_t bytes = (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float);
+    fa_bias_job bias = {job, NULL, most_tiles(job)};
+    const size_t bytes = fa_bytes(n[0] * n[1] * n[2] * n[3], sizeof(float));
     bias.sum = fa_allocate(bytes);
     if (!bias.sum) return FA_ERROR_MEMORY;
     memset(bias.sum, 0, bytes);
     const int64_t tasks = bytes ? n[0] * n[1] * (n[3] == 1 ? 1 : bias.tiles) : 0;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t task = 0; task < tasks; task++) {
-        fa_backward_tiles t = my_tiles(job);
-        bias_task(&bias, &t, task);
-    }
+    fa_team_run(threads, tasks, 1, bias_task, &bias);
     store_bias(p, bias.sum);
     free(bias.sum);
     return FA_OK;
@@ -638,33 +666,39 @@ static fa_status find_dbias(const fa_backward_job *job, int threads)
 
 /* --- The whole --- */
 
-/* Tasks are taken in order, whatever the OpenMP runtime's idea of a dynamic schedule: a task may wait
- * only for earlier ones. */
-static void run_tasks(fa_backward_job *job)
+/* A tile of keys of one head: it may wait for tiles before it, which have been started (team.h). */
+static void run_task(void *context, int64_t index, int thread)
 {
+    const fa_backward_job *job = context;
     const fa_problem *p = job->p;
-    const long long total = fa_tasks_total(&job->tiles) * p->heads_kv;
-    fa_backward_tiles t = my_tiles(job);
-    for (;;) {
-        const long long index = atomic_fetch_add(&job->next, 1);
-        if (index >= total) return;
-        const int64_t task = index / p->heads_kv, b = fa_tasks_sequence(&job->tiles, task);
-        backward_task(job, &t, b, task - job->tiles.first[b], index % p->heads_kv);
-    }
+    fa_backward_tiles t = thread_tiles(job, thread);
+    const int64_t task = index / p->heads_kv, b = fa_tasks_sequence(&job->tiles, task);
+    backward_task(job, &t, b, task - job->tiles.first[b], index % p->heads_kv);
 }
 
 /* The block of queries and head that index counts to. */
 typedef void fa_block_function(const fa_backward_job *job, int64_t b, int64_t n, int64_t head);
 
+typedef struct fa_block_job {
+    const fa_backward_job *job;
+    fa_block_function *f;
+} fa_block_job;
+
+static void run_block(void *context, int64_t index, int thread)
+{
+    const fa_block_job *blocks = context;
+    const fa_backward_job *job = blocks->job;
+    const int64_t heads = job->p->heads_q, task = index / heads;
+    const int64_t b = fa_tasks_sequence(&job->blocks, task);
+    (void)thread;
+    blocks->f(job, b, task - job->blocks.first[b], index % heads);
+}
+
 static void each_block(const fa_backward_job *job, fa_block_function *f, int threads)
 {
-    const fa_problem *p = job->p;
-    const int64_t total = fa_tasks_total(&job->blocks) * p->heads_q;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t index = 0; index < total; index++) {
-        const int64_t task = index / p->heads_q, b = fa_tasks_sequence(&job->blocks, task);
-        f(job, b, task - job->blocks.first[b], index % p->heads_q);
-    }
+    const int64_t total = fa_tasks_total(&job->blocks) * job->p->heads_q;
+    fa_block_job blocks = {job, f};
+    fa_team_run(threads, total, fa_team_share(threads, total), run_block, &blocks);
 }
 
 static fa_status run(fa_backward_job *job, int threads)
@@ -673,10 +707,8 @@ static fa_status run(fa_backward_job *job, int threads)
     fa_status status = FA_OK;
     clear_unused(p);
     each_block(job, find_delta, threads);
-    if (p->dq.data || p->dk.data || p->dv.data) {
-#pragma omp parallel num_threads(threads)
-        run_tasks(job);
-    }
+    if (p->dq.data || p->dk.data || p->dv.data)
+        fa_team_run(threads, fa_tasks_total(&job->tiles) * p->heads_kv, 1, run_task, job);
     if (p->dq.data) each_block(job, store_dq, threads);
     if (job->paged) status = sum_pages(job, threads);
     for (int64_t h = 0; p->dsinks && h < p->heads_q; h++) find_dsink(job, h);
@@ -684,28 +716,38 @@ static fa_status run(fa_backward_job *job, int threads)
     return status;
 }
 
-/* Everything that a call allocates; what fails stays NULL. */
-static bool allocate(fa_backward_job *job, int threads)
+/* The most pieces that any part of the work comes in. */
+static int64_t most_items(const fa_backward_job *job)
+{
+    const fa_problem *p = job->p;
+    const int64_t blocks = fa_tasks_total(&job->blocks) * p->heads_q;
+    const int64_t tiles = fa_tasks_total(&job->tiles) * p->heads_q;
+    const int64_t rows = p->block_table ? p->blocks_k * p->rows_k : 0;
+    return fa_max(fa_max(blocks, tiles), rows);
+}
+
+/* Everything that a call allocates, and its threads; what fails stays NULL. */
+static bool allocate(fa_backward_job *job, int *threads)
 {
     const fa_problem *p = job->p;
     if (!fa_tasks_make(&job->tiles, p, k_tile_count) ||
         !fa_tasks_make(&job->blocks, p, q_block_count) ||
         !fa_tasks_make(&job->rows, p, padded_rows))
         return false;
+    *threads = fa_team_reserve((int)fa_min(fa_problem_threads(p), most_items(job)));
     const int64_t blocks = fa_tasks_total(&job->blocks) * p->heads_q;
-    const size_t dq_bytes =
-        p->dq.data
-            ? (size_t)(fa_tasks_total(&job->rows) * p->heads_q * job->plan.pitch_d) * sizeof(float)
-            : 0;
-    const size_t turn_bytes = (size_t)blocks * sizeof *job->turn;
-    const size_t paged_bytes =
-        (size_t)(p->batch * p->n_k * p->heads_kv * (p->d + p->d_v)) * sizeof(float);
-    job->scratch = fa_allocate((size_t)threads * job->plan.scratch);
-    job->delta = fa_allocate((size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float));
+    const int64_t dq_rows = p->dq.data ? fa_times(fa_tasks_total(&job->rows), p->heads_q) : 0;
+    const size_t dq_bytes = fa_bytes(fa_times(dq_rows, job->plan.pitch_d), sizeof(float));
+    job->scratch = fa_allocate((size_t)*threads * job->plan.scratch);
+    job->delta = fa_allocate(fa_bytes(p->blocks_q * p->heads_q * p->rows_q, sizeof(float)));
     job->dq = fa_allocate(dq_bytes);
-    job->turn = fa_allocate(turn_bytes);
+    job->turn = fa_allocate(fa_bytes(blocks, sizeof *job->turn));
     const bool paged = p->block_table && (p->dk.data || p->dv.data);
-    if (paged) job->paged = fa_allocate(paged_bytes);
+    if (paged) {
+        if (!fa_tasks_make(&job->keys, p, key_count)) return false;
+        const int64_t rows = fa_times(fa_tasks_total(&job->keys), p->heads_kv);
+        job->paged = fa_allocate(fa_bytes(fa_times(rows, p->d + p->d_v), sizeof(float)));
+    }
     if (!job->scratch || !job->delta || !job->dq || !job->turn || (paged && !job->paged))
         return false;
     memset(job->dq, 0, dq_bytes);
@@ -716,13 +758,14 @@ static bool allocate(fa_backward_job *job, int threads)
 fa_status FA_NAME(backward)(const fa_problem *p)
 {
     fa_backward_job job = {.p = p, .plan = make_plan(p)};
-    const int threads = fa_problem_threads(p);
-    const fa_status status = allocate(&job, threads) ? run(&job, threads) : FA_ERROR_MEMORY;
+    int threads = 1;
+    const fa_status status = allocate(&job, &threads) ? run(&job, threads) : FA_ERROR_MEMORY;
     free(job.paged);
     free(job.turn);
     free(job.dq);
     free(job.delta);
     free(job.scratch);
+    free(job.keys.first);
     free(job.rows.first);
     free(job.blocks.first);
     free(job.tiles.first);

@@ -582,8 +582,9 @@ static int64_t head_tasks(const fa_decode_job *job)
     return (job->p->heads_kv + job->plan.heads - 1) / job->plan.heads;
 }
 
-static void run_split(const fa_decode_job *job, int64_t index, int thread)
+static void run_split(void *context, int64_t index, int thread)
 {
+    const fa_decode_job *job = context;
     const fa_problem *p = job->p;
     size_t bytes;
     fa_decode_tiles t =
@@ -601,8 +602,9 @@ static void run_split(const fa_decode_job *job, int64_t index, int thread)
 }
 
 /* One of batch * heads_kv. */
-static void merge_pair(const fa_decode_job *job, int64_t pair, int thread)
+static void merge_pair(void *context, int64_t pair, int thread)
 {
+    const fa_decode_job *job = context;
     const fa_problem *p = job->p;
     const int64_t b = pair / p->heads_kv, head_kv = pair % p->heads_kv;
     float *out = (float *)(void *)(job->scratch + (size_t)thread * job->plan.scratch);
@@ -617,23 +619,12 @@ static void merge_pair(const fa_decode_job *job, int64_t pair, int thread)
     }
 }
 
-/* A region of one thread would take longer to enter and leave than a short sequence to decode. */
-static void run(const fa_decode_job *job, int threads)
+static void run(fa_decode_job *job, int threads)
 {
     const int64_t tasks = fa_tasks_total(&job->splits) * head_tasks(job);
     const int64_t pairs = job->p->batch * job->p->heads_kv;
-    if (threads == 1) {
-        for (int64_t index = 0; index < tasks; index++) run_split(job, index, 0);
-        for (int64_t pair = 0; pair < pairs; pair++) merge_pair(job, pair, 0);
-        return;
-    }
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t index = 0; index < tasks; index++) run_split(job, index, fa_thread_index());
-#pragma omp for schedule(static)
-        for (int64_t pair = 0; pair < pairs; pair++) merge_pair(job, pair, fa_thread_index());
-    }
+    fa_team_run(threads, tasks, 1, run_split, job);
+    fa_team_run(threads, pairs, fa_team_share(threads, pairs), merge_pair, job);
 }
 
 /* Whether heads lie side by side, and rows of one head do not. */
@@ -668,17 +659,19 @@ static void choose_heads(fa_decode_job *job, int threads)
 fa_status FA_NAME(decode)(const fa_problem *p)
 {
     fa_decode_job job = {p, make_plan(p), {0}, {0}, {0}, NULL};
-    const int threads = fa_problem_threads(p);
     fa_status status = FA_ERROR_MEMORY;
     if (fa_tasks_make(&job.splits, p, split_count) &&
         fa_tasks_make(&job.partials, p, partial_count)) {
         status = FA_OK;
         const int64_t rows = fa_tasks_total(&job.partials) * p->heads_kv;
         if (rows > 0) {
-            const size_t scalars = fa_lines((size_t)rows * sizeof(float));
-            choose_heads(&job, threads);
+            const size_t scalars = fa_lines(fa_bytes(rows, sizeof(float)));
+            const int wanted = fa_problem_threads(p);
+            choose_heads(&job, wanted);
+            const int64_t tasks = fa_tasks_total(&job.splits) * head_tasks(&job);
+            const int threads = fa_team_reserve((int)fa_min(wanted, tasks));
             const size_t tiles = fa_lines((size_t)threads * job.plan.scratch);
-            const size_t values = (size_t)(rows * job.plan.v.padded) * sizeof(float);
+            const size_t values = fa_bytes(fa_times(rows, job.plan.v.padded), sizeof(float));
             job.scratch = fa_allocate(tiles + 2 * scalars + values);
             if (job.scratch) {
                 char *results = job.scratch + tiles;

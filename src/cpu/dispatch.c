@@ -85,16 +85,21 @@ void fa_cpu_engine_names(char *text, size_t size)
 /* Waking a thread takes some 5 us, in which one that is awake does about this much. */
 #define OPERATIONS_PER_THREAD 250e3
 
-int fa_cpu_threads(int asked, double operations)
+/* What a parallel region would get here: one thread inside of another one, unless regions nest. */
+static int default_threads(void)
 {
 #ifdef _OPENMP
-    if (asked > 0) return asked;
-    const int most = omp_get_max_threads();
-    const double useful = 1.0 + operations / OPERATIONS_PER_THREAD;
-    return useful < most ? (int)useful : most;
+    const bool nested = omp_in_parallel() && omp_get_active_level() >= omp_get_max_active_levels();
+    return nested ? 1 : omp_get_max_threads();
 #else
-    (void)asked;
-    (void)operations;
     return 1;
 #endif
+}
+
+int fa_cpu_threads(int asked, double operations)
+{
+    if (asked > 0) return asked;
+    const int most = default_threads();
+    const double useful = 1.0 + operations / OPERATIONS_PER_THREAD;
+    return useful < most ? (int)useful : most;
 }

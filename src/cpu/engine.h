@@ -12,10 +12,22 @@ typedef struct fa_combine_problem {
     int64_t batch, heads, n_q, d_v, num_parts;
     const fa_tensor *parts;
     const float *const *part_lse;
+    const int64_t *part_lse_stride; /* (num_parts, 3); NULL: contiguous */
     fa_view out;
     float *lse;
     int threads;
+    void *workspace;
+    size_t workspace_size;
 } fa_combine_problem;
+
+/* Where the log-sum-exp of a part's (batch, head, query) lies. */
+static inline int64_t fa_part_lse_offset(const fa_combine_problem *p, int64_t part, int64_t b,
+                                         int64_t h, int64_t i)
+{
+    if (!p->part_lse_stride) return (b * p->heads + h) * p->n_q + i;
+    const int64_t *stride = p->part_lse_stride + 3 * part;
+    return b * stride[0] + h * stride[1] + i * stride[2];
+}
 
 /* Every function returns FA_OK or FA_ERROR_MEMORY. */
 typedef struct fa_cpu_engine {
@@ -38,8 +50,9 @@ const fa_cpu_engine *fa_cpu_engine_get(char *why, size_t size);
 /* The names of all engines that this build has and this processor runs, space-separated. */
 void fa_cpu_engine_names(char *text, size_t size);
 
-/* How many threads a call uses: as many as it asked for; where it left that open (0), OpenMP's choice,
- * but only one where starting more would cost more than so many operations. */
+/* How many threads a call wants: as many as it asked for; where it left that open (0), OpenMP's choice,
+ * but only one where starting more would cost more than so many operations. fa_team_reserve says how
+ * many it gets. */
 int fa_cpu_threads(int asked, double operations);
 
 #endif

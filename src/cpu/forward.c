@@ -330,46 +330,45 @@ static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_fo
     finish(p, plan, t, s, b, head, i0, rows, scale);
 }
 
+/* What all tiles of a call share. */
+typedef struct fa_forward_job {
+    const fa_problem *p;
+    fa_forward_plan plan;
+    fa_tasks tasks;
+    char *scratch;
+} fa_forward_job;
+
 /* One tile of queries of one head, of all sequences'. */
-static void forward_tile(const fa_problem *p, const fa_forward_plan *plan, const fa_tasks *tasks,
-                         char *scratch, int64_t index, int thread)
+static void forward_tile(void *context, int64_t index, int thread)
 {
+    const fa_forward_job *job = context;
+    const fa_problem *p = job->p;
     size_t bytes;
-    fa_forward_tiles t = carve(plan, scratch + (size_t)thread * plan->scratch, &bytes);
+    fa_forward_tiles t =
+        carve(&job->plan, job->scratch + (size_t)thread * job->plan.scratch, &bytes);
     const int64_t task = index / p->heads_q, head = index % p->heads_q;
-    const int64_t b = fa_tasks_sequence(tasks, task);
+    const int64_t b = fa_tasks_sequence(&job->tasks, task);
     const fa_sequence s = fa_problem_sequence(p, b);
     /* Last tile first: under a causal mask it is the longest. */
-    const int64_t rows = q_tile_rows(p, &s), i0 = (tasks->first[b + 1] - 1 - task) * rows;
-    forward_task(p, plan, &t, b, &s, head, i0, fa_min(rows, s.n_q - i0));
+    const int64_t rows = q_tile_rows(p, &s), i0 = (job->tasks.first[b + 1] - 1 - task) * rows;
+    forward_task(p, &job->plan, &t, b, &s, head, i0, fa_min(rows, s.n_q - i0));
 }
 
 fa_status FA_NAME(forward)(const fa_problem *p)
 {
-    const fa_forward_plan plan = make_plan(p);
-    const int threads = fa_problem_threads(p);
-    fa_tasks tasks;
-    if (!fa_tasks_make(&tasks, p, q_tile_count)) return FA_ERROR_MEMORY;
-    const int64_t total = fa_tasks_total(&tasks) * p->heads_q;
+    fa_forward_job job = {p, make_plan(p), {0}, NULL};
+    if (!fa_tasks_make(&job.tasks, p, q_tile_count)) return FA_ERROR_MEMORY;
+    const int64_t total = fa_tasks_total(&job.tasks) * p->heads_q;
     if (total == 0) {
-        free(tasks.first);
+        free(job.tasks.first);
         return FA_OK;
     }
-    char *scratch = fa_allocate((size_t)threads * plan.scratch);
-    if (!scratch) {
-        free(tasks.first);
-        return FA_ERROR_MEMORY;
-    }
-    if (threads == 1) { /* no region: entering one costs more than a short sequence */
-        for (int64_t index = 0; index < total; index++)
-            forward_tile(p, &plan, &tasks, scratch, index, 0);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-        for (int64_t index = 0; index < total; index++)
-            forward_tile(p, &plan, &tasks, scratch, index, fa_thread_index());
-    }
-    free(scratch);
-    free(tasks.first);
+    const int threads = fa_team_reserve((int)fa_min(fa_problem_threads(p), total));
+    job.scratch = fa_allocate((size_t)threads * job.plan.scratch);
+    if (job.scratch) fa_team_run(threads, total, 1, forward_tile, &job);
+    free(job.tasks.first);
+    if (!job.scratch) return FA_ERROR_MEMORY;
+    free(job.scratch);
     return FA_OK;
 }
 

@@ -51,21 +51,34 @@ static void weight_row(const fa_problem *p, int64_t b, int64_t head, int64_t r, 
                  n);
 }
 
+typedef struct fa_weights_job {
+    const fa_problem *p;
+    char *scratch;
+    size_t bytes; /* of it for each thread */
+} fa_weights_job;
+
+static void weights_item(void *context, int64_t index, int thread)
+{
+    const fa_weights_job *job = context;
+    const fa_problem *p = job->p;
+    weight_row(p, index / (p->heads_q * p->num_weight_rows),
+               index / p->num_weight_rows % p->heads_q, index % p->num_weight_rows,
+               (float *)(void *)(job->scratch + (size_t)thread * job->bytes));
+}
+
 fa_status FA_NAME(weights)(const fa_problem *p)
 {
     const double scores =
         (double)p->batch * (double)p->heads_q * (double)p->num_weight_rows * (double)p->n_k;
-    const int threads = fa_cpu_threads(p->threads, 2 * scores * (double)p->d);
-    const int64_t row = fa_round_up(p->n_k, VL) + VL + 2 * fa_round_up(p->d, VL);
-    const size_t bytes = fa_lines((size_t)row * sizeof(float));
-    char *scratch = fa_allocate((size_t)threads * bytes);
-    if (!scratch) return FA_ERROR_MEMORY;
     const int64_t total = p->batch * p->heads_q * p->num_weight_rows;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(threads)
-    for (int64_t index = 0; index < total; index++)
-        weight_row(p, index / (p->heads_q * p->num_weight_rows),
-                   index / p->num_weight_rows % p->heads_q, index % p->num_weight_rows,
-                   (float *)(void *)(scratch + (size_t)fa_thread_index() * bytes));
-    free(scratch);
+    if (total == 0) return FA_OK;
+    const int wanted = fa_cpu_threads(p->threads, 2 * scores * (double)p->d);
+    const int threads = fa_team_reserve((int)fa_min(wanted, total));
+    const int64_t row = fa_round_up(p->n_k, VL) + VL + 2 * fa_round_up(p->d, VL);
+    fa_weights_job job = {p, NULL, fa_lines(fa_bytes(row, sizeof(float)))};
+    job.scratch = fa_allocate(fa_bytes(threads, job.bytes));
+    if (!job.scratch) return FA_ERROR_MEMORY;
+    fa_team_run(threads, total, 4, weights_item, &job);
+    free(job.scratch);
     return FA_OK;
 }

@@ -10,16 +10,27 @@
 #include "../problem.h"
 #include "engine.h"
 #include "rows.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-static inline int fa_thread_index(void) { return omp_get_thread_num(); }
-#else
-static inline int fa_thread_index(void) { return 0; }
-#endif
+#include "team.h"
 
 /* Bytes rounded up to whole cache lines. */
 static inline size_t fa_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* More than there can be, with room for rounding up and adding. */
+enum { FA_TOO_MANY_BITS = 61 };
+
+/* a * b of counts that are not negative; at most 2^61, which no allocation gives. */
+static inline int64_t fa_times(int64_t a, int64_t b)
+{
+    const int64_t most = (int64_t)1 << FA_TOO_MANY_BITS;
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) || product > most ? most : product;
+}
+
+/* Bytes for count items, likewise. */
+static inline size_t fa_bytes(int64_t count, size_t size)
+{
+    return (size_t)fa_times(count, (int64_t)size);
+}
 
 static inline void *fa_allocate(size_t bytes)
 {
@@ -61,7 +72,7 @@ typedef int64_t fa_tile_count(const fa_problem *p, const fa_sequence *s);
 static inline bool fa_tasks_make(fa_tasks *t, const fa_problem *p, fa_tile_count *count)
 {
     t->batch = p->batch;
-    t->first = malloc((size_t)(p->batch + 1) * sizeof(int64_t));
+    t->first = malloc(fa_bytes(p->batch + 1, sizeof(int64_t)));
     if (!t->first) return false;
     t->first[0] = 0;
     for (int64_t b = 0; b < p->batch; b++) {

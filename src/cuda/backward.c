@@ -71,12 +71,14 @@ bool fa_cuda_run_passes(void *const kernels[FA_CUDA_STEPS], const fa_problem *p,
 
 /* ---- Combine --------------------------------------------------------------------------------- */
 
-static fa_combine_part make_part(const fa_view *view, const float *lse, int64_t columns)
+/* A tensor of out's shape and its log-sum-exp, as one of the parts. */
+static fa_combine_part make_part(const fa_cuda_parts *c, const fa_view *view, const float *lse)
 {
-    const fa_kernel_view v = fa_cuda_view(view, columns);
+    const fa_kernel_view v = fa_cuda_view(view, c->d_v);
     return (fa_combine_part){.data = v.data,
                              .lse = lse,
                              .stride = {v.stride[0], v.stride[1], v.stride[2]},
+                             .lse_stride = {c->heads * c->n_q, c->n_q, 1},
                              .dtype = v.dtype,
                              .vector = v.vector};
 }
@@ -86,35 +88,51 @@ static fa_combine_part make_tensor_part(const fa_cuda_parts *c, int64_t n)
     const fa_tensor *t = &c->parts[n];
     const fa_view view = {
         t->data, t->dtype, {t->stride[0], t->stride[1], t->stride[2], t->stride[3]}};
-    return make_part(&view, c->part_lse[n], c->d_v);
+    fa_combine_part part = make_part(c, &view, c->part_lse[n]);
+    for (int axis = 0; c->part_lse_stride && axis < 3; axis++)
+        part.lse_stride[axis] = c->part_lse_stride[3 * n + axis];
+    return part;
 }
 
-int64_t fa_cuda_combine_params(const fa_cuda_parts *c, const fa_cuda_step *step, int64_t most,
-                               int64_t done, fa_combine_launch *params)
+/* Where sums are kept between launches. */
+static fa_view kept_sums(const fa_cuda_parts *c, const fa_cuda_combining *how, float **lse)
+{
+    *lse = c->lse;
+    if (how->workspace_bytes == 0) return c->out;
+    *lse = (float *)c->workspace + c->batch * c->n_q * c->heads * c->d_v;
+    return (fa_view){
+        c->workspace, FA_FLOAT32, {c->n_q * c->heads * c->d_v, c->heads * c->d_v, c->d_v, 1}};
+}
+
+int64_t fa_cuda_combine_params(const fa_cuda_parts *c, const fa_cuda_combining *how, int64_t done,
+                               fa_combine_launch *params)
 {
     int64_t n = 0;
-    params->head = (fa_combine_head){.out = fa_cuda_view(&c->out, c->d_v),
-                                     .lse = c->lse,
+    float *sums_lse;
+    const fa_view sums = kept_sums(c, how, &sums_lse);
+    if (done > 0) params->parts[n++] = make_part(c, &sums, sums_lse);
+    while (n < how->most && done < c->num_parts) params->parts[n++] = make_tensor_part(c, done++);
+    const bool last = done == c->num_parts;
+    params->head = (fa_combine_head){.out = fa_cuda_view(last ? &c->out : &sums, c->d_v),
+                                     .lse = last ? c->lse : sums_lse,
                                      .batch = c->batch,
                                      .heads = c->heads,
                                      .rows = c->n_q,
-                                     .tasks = step->tasks,
-                                     .columns = (int32_t)c->d_v};
-    if (done > 0) params->parts[n++] = make_part(&c->out, c->lse, c->d_v);
-    while (n < most && done < c->num_parts) params->parts[n++] = make_tensor_part(c, done++);
-    params->head.parts = (int32_t)n;
+                                     .tasks = how->step.tasks,
+                                     .columns = (int32_t)c->d_v,
+                                     .parts = (int32_t)n};
     return done;
 }
 
 /* Without parts there is one launch all the same: it writes zeros. */
-bool fa_cuda_combine(void *kernel, const fa_cuda_parts *c, const fa_cuda_step *step, int64_t most,
+bool fa_cuda_combine(void *kernel, const fa_cuda_parts *c, const fa_cuda_combining *how,
                      fa_cuda_fault *fault)
 {
     fa_combine_launch params;
     int64_t done = 0;
     do {
-        done = fa_cuda_combine_params(c, step, most, done, &params);
-        if (!launch(kernel, step, c->stream, &params, fault)) return false;
+        done = fa_cuda_combine_params(c, how, done, &params);
+        if (!launch(kernel, &how->step, c->stream, &params, fault)) return false;
     } while (done < c->num_parts);
     return true;
 }

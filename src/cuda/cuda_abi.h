@@ -54,6 +54,7 @@ enum { /* cuKernelGetAttribute, cuKernelSetAttribute */
 enum { CU_LAUNCH_CLUSTER = 4 };
 enum { CU_CAPTURE_RELAXED = 2 };
 enum { CU_NOT_CAPTURING = 0 };
+enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2 };
 enum { CU_STREAM_NON_BLOCKING = 1 }; /* does not wait for the default stream */
 
 enum { /* cuTensorMapEncodeTiled */
@@ -98,6 +99,7 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
       (cu_context * context, cu_device device))                                                    \
     F(cuCtxSetCurrent, "cuCtxSetCurrent", (cu_context context))                                    \
     F(cuCtxGetDevice, "cuCtxGetDevice", (cu_device * device))                                      \
+    F(cuCtxGetId, "cuCtxGetId", (cu_context context, unsigned long long *id))                      \
     F(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                \
     F(cuPointerGetAttributes, "cuPointerGetAttributes",                                            \
       (unsigned count, int *attributes, void **values, cu_address pointer))                        \
@@ -123,6 +125,7 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
        int swizzle, int promotion, int fill))                                                      \
     F(cuMemAlloc, "cuMemAlloc_v2", (cu_address * pointer, size_t bytes))                           \
     F(cuMemFree, "cuMemFree_v2", (cu_address pointer))                                             \
+    F(cuMemHostAlloc, "cuMemHostAlloc", (void **pointer, size_t bytes, unsigned flags))            \
     F(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (cu_address to, const void *from, size_t bytes))            \
     F(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, cu_address from, size_t bytes))                  \
     F(cuMemsetD8, "cuMemsetD8_v2", (cu_address to, unsigned char byte, size_t bytes))              \

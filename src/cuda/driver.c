@@ -499,6 +499,28 @@ int32_t fa_cuda_counter_of(void *stream, int32_t count)
     return cu.cuStreamGetId(stream, &id) == CU_SUCCESS ? number_of_stream(id) : -1;
 }
 
+/* ---- for checks ------------------------------------------------------------------------------ */
+
+bool fa_cuda_is_capturing(void *stream)
+{
+    int status = CU_NOT_CAPTURING;
+    return cu.cuStreamIsCapturing(stream, &status) != CU_SUCCESS || status != CU_NOT_CAPTURING;
+}
+
+bool fa_cuda_context_number(unsigned long long *number, fa_cuda_fault *fault)
+{
+    return fa_cuda_open(fault) && CALL(cuCtxGetId, fault, NULL, number);
+}
+
+bool fa_cuda_allocate_pinned(void **memory, size_t bytes, fa_cuda_fault *fault)
+{
+    if (!fa_cuda_open(fault)) return false;
+    const int mode = allow_loading();
+    const bool fine = CALL(cuMemHostAlloc, fault, memory, bytes, CU_HOST_PORTABLE | CU_HOST_MAPPED);
+    restore_capture_mode(mode);
+    return fine;
+}
+
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
 /* Strides of single indices are not looked at, but must be such that the driver takes them. The second-level

@@ -95,13 +95,26 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
  * the same time. -1: there is none left, or the driver does not tell. */
 int32_t fa_cuda_counter_of(void *stream, int32_t count);
 
+/* Whether launches on the stream become part of a graph, so that nothing may wait for it. Also true where the
+ * driver does not tell. */
+bool fa_cuda_is_capturing(void *stream);
+
+/* Waits until all that has been queued on the stream is done. */
+bool fa_cuda_stream_wait(void *stream, fa_cuda_fault *fault);
+
+/* The current context's number, which no other one ever gets. */
+bool fa_cuda_context_number(unsigned long long *number, fa_cuda_fault *fault);
+
+/* Host memory that kernels write to by the same address; it lives as long as the current context. */
+bool fa_cuda_allocate_pinned(void **memory, size_t bytes, fa_cuda_fault *fault);
+
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
 
 /* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.
  * A thread's latest maps are remembered; they depend on nothing but the shape. */
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
 
-/* ---- Memory, time: for the command, which owns its buffers; the library calls none of these --- */
+/* ---- Memory, time: for the command, which owns its buffers; the library calls none of these ---- */
 
 /* Makes the device's primary context current in the calling thread. */
 bool fa_cuda_use_device(int ordinal, fa_cuda_fault *fault);
@@ -117,7 +130,6 @@ bool fa_cuda_synchronize(fa_cuda_fault *fault);
 /* A stream apart from the default one; copies and calls on it run in their order. */
 bool fa_cuda_stream_new(void **stream, fa_cuda_fault *fault);
 void fa_cuda_stream_free(void *stream);
-bool fa_cuda_stream_wait(void *stream, fa_cuda_fault *fault);
 bool fa_cuda_queue_copy_in(void *device, const void *host, size_t bytes, void *stream,
                            fa_cuda_fault *fault);
 bool fa_cuda_queue_copy_out(void *host, const void *device, size_t bytes, void *stream,

@@ -155,23 +155,20 @@ bool fa_cuda_step_runs(const fa_problem *p, const fa_cuda_passes *passes, int st
     }
 }
 
-/* Each launch but the first takes what the one before has left as one of its parts. */
-bool fa_cuda_combine_make(const fa_cuda_parts *c, const fa_cuda_device *device, fa_cuda_step *step,
-                          int64_t *most, char *why, size_t size)
+/* Each launch but the first takes what the one before has left as one of its parts: from out and lse,
+ * if those keep sums unrounded, else from workspace. */
+bool fa_cuda_combine_make(const fa_cuda_parts *c, const fa_cuda_device *device,
+                          fa_cuda_combining *how, char *why, size_t size)
 {
     const bool few = c->num_parts <= FA_COMBINE_FEW;
-    *most = few ? FA_COMBINE_FEW : FA_COMBINE_MANY;
-    if (c->num_parts > *most && (c->out.dtype != FA_FLOAT32 || !c->lse)) {
-        snprintf(why, size,
-                 "num_parts is %" PRId64 ": expected at most %d on CUDA, or a float32 out and an "
-                 "lse, in which sums can be kept from one launch to the next",
-                 c->num_parts, FA_COMBINE_MANY);
-        return false;
-    }
-    if (!set_step(step, few ? "combine_few" : "combine_many", FA_PASS_THREADS, 0, device, why,
+    const int64_t rows = c->batch * c->heads * c->n_q, tiles = tiles_of(rows, FA_COMBINE_ROWS);
+    how->most = few ? FA_COMBINE_FEW : FA_COMBINE_MANY;
+    how->workspace_bytes = 0;
+    if (c->num_parts > how->most && (c->out.dtype != FA_FLOAT32 || !c->lse))
+        how->workspace_bytes = (size_t)rows * (size_t)(c->d_v + 1) * sizeof(float);
+    if (!set_step(&how->step, few ? "combine_few" : "combine_many", FA_PASS_THREADS, 0, device, why,
                   size))
         return false;
-    const int64_t tiles = tiles_of(c->batch * c->heads * c->n_q, FA_COMBINE_ROWS);
-    set_tasks(step, tiles, tiles);
+    set_tasks(&how->step, tiles, tiles);
     return true;
 }

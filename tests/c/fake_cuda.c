@@ -248,7 +248,31 @@ FAKE cu_result cuStreamSynchronize(void *stream)
     BEGIN();
     (void)stream;
     NEED_CONTEXT();
+    if (fake_cuda.capturing) return CAPTURE_UNSUPPORTED;
+    atomic_fetch_add(&fake_cuda.waits, 1);
     return 0;
+}
+
+FAKE cu_result cuCtxGetId(cu_context context, unsigned long long *id)
+{
+    BEGIN();
+    NEED_CONTEXT();
+    *id = 100u + (unsigned)(context ? (int)(uintptr_t)context - 1 : current);
+    return 0;
+}
+
+/* Not given back before the process ends, as in the library. */
+FAKE cu_result cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
+{
+    BEGIN();
+    NEED_CONTEXT();
+    if (flags != (CU_HOST_PORTABLE | CU_HOST_MAPPED)) return INVALID_VALUE;
+    if (fake_cuda.capturing && capture_mode != CU_CAPTURE_RELAXED) return CAPTURE_UNSUPPORTED;
+    static void *pinned[FAKE_CUDA_DEVICES];
+    const int i = atomic_fetch_add(&fake_cuda.pinned, 1);
+    if (i >= FAKE_CUDA_DEVICES) return CU_OUT_OF_MEMORY;
+    *pointer = pinned[i] = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    return pinned[i] ? 0 : CU_OUT_OF_MEMORY;
 }
 
 FAKE cu_result cuMemcpyHtoDAsync_v2(cu_address to, const void *from, size_t bytes, void *stream)
@@ -411,6 +435,10 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_kernel kernel
     last->smem_bytes = config->smem_bytes;
     last->stream = config->stream;
     last->first_parameter = *(const int *)parameters[0];
+    if (strcmp(known->name, "check_simt") == 0) {
+        fake_cuda.reported = ((const fa_check_params *)parameters[0])->report;
+        if (!fake_cuda.capturing) *fake_cuda.reported = fake_cuda.finds;
+    }
     last->num_attributes = (int)config->num_attributes;
     for (int i = 0; i < 3; i++)
         last->cluster[i] = config->num_attributes && config->attributes[0].id == CU_LAUNCH_CLUSTER

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "../../kernels/checks.h"
+
 enum { FAKE_CUDA_DEVICES = 8 };
 
 typedef struct fake_cuda_launch {
@@ -16,9 +18,12 @@ typedef struct fake_cuda_launch {
 
 typedef struct fake_cuda_record {
     atomic_int inits, attributes_read, loads, kernels, opt_ins, launches, synchronizations,
-        allocations, maps, pointers_asked, contexts_asked, streams;
+        allocations, maps, pointers_asked, contexts_asked, streams, waits, pinned;
     int capturing;       /* set by the test: loading fails unless the thread's mode is relaxed */
     double milliseconds; /* set by the test: the device's clock */
+    fa_check_report
+        finds; /* set by the test: what check_simt reports, at once or when it is replayed */
+    fa_check_report *reported; /* where to */
     fake_cuda_launch last;
 } fake_cuda_record;
 

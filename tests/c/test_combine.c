@@ -105,9 +105,43 @@ static void check_large(void)
     CHECK(fabs((double)lse - (30001 + log1p(exp(-1.0)))) < 0.01, "lse %g", (double)lse);
 }
 
+/* Log-sum-exps in the order (query, batch, head), and one for all heads: the same bits as contiguous. */
+static void check_strides(void)
+{
+    enum { B = 2, H = 3, N = 4, D = 5, PARTS = 40, COUNT = B * H * N };
+    static float values[PARTS][COUNT * D], lse[PARTS][COUNT], other[PARTS][COUNT];
+    static float want[COUNT * D], got[COUNT * D], want_lse[COUNT], got_lse[COUNT];
+    static int64_t strides[PARTS][3];
+    fa_tensor parts[PARTS];
+    const float *dense[PARTS], *strided[PARTS];
+    ref_random random = {3};
+    for (int p = 0; p < PARTS; p++) {
+        const bool shared = p % 3 == 0;
+        strides[p][0] = shared ? 1 : H, strides[p][1] = shared ? 0 : 1;
+        strides[p][2] = shared ? B : H * B;
+        for (int i = 0; i < COUNT * D; i++) values[p][i] = (float)ref_random_normal(&random);
+        for (int i = 0; i < COUNT; i++) other[p][i] = (float)ref_random_normal(&random);
+        for (int i = 0; i < COUNT; i++)
+            lse[p][i] = other[p][i / N / H * strides[p][0] + i / N % H * strides[p][1] +
+                                 i % N * strides[p][2]];
+        parts[p] = fa_bshd(values[p], FA_FLOAT32, B, N, H, D);
+        dense[p] = lse[p], strided[p] = other[p];
+    }
+    const fa_tensor to = fa_bshd(want, FA_FLOAT32, B, N, H, D);
+    const fa_tensor to_other = fa_bshd(got, FA_FLOAT32, B, N, H, D);
+    fa_options o = FA_OPTIONS_INIT;
+    CHECK(fa_combine(parts, dense, PARTS, &to, want_lse, &o) == FA_OK, "%s", fa_last_error());
+    o.part_lse_stride = strides[0];
+    CHECK(fa_combine(parts, strided, PARTS, &to_other, got_lse, &o) == FA_OK, "%s",
+          fa_last_error());
+    CHECK(memcmp(want, got, sizeof got) == 0 && memcmp(want_lse, got_lse, sizeof got_lse) == 0,
+          "strided log-sum-exps give another result");
+}
+
 int main(void)
 {
     test_begin();
+    check_strides();
     static const shape shapes[] = {{2, 4, 2, 5, 300, 16, 24},
                                    {1, 2, 1, 70, 90, 8, 8},
                                    {1, 1, 1, 20, 9, 64, 33},

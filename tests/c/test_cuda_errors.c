@@ -317,6 +317,9 @@ static void test_combine_arrays(void)
            "expected an array in host memory");
     EXPECT(fa_combine(on_the_host, device_array, 2, &h.out, NULL, &o), FA_ERROR_ARGUMENT,
            "part_lse at 0x", "expected an array in host memory");
+    const fa_options strided = {.size = sizeof o, .part_lse_stride = device_array};
+    EXPECT(fa_combine(on_the_host, lse, 1, &h.out, NULL, &strided), FA_ERROR_ARGUMENT,
+           "options.part_lse_stride at 0x", "expected an array in host memory");
     fa_tensor empty = h.out, part = d.q;
     empty.shape[1] = part.shape[1] = 0;
     CHECK(fa_combine(&part, &lse[1], 1, &empty, NULL, &o) == FA_OK, "nothing to merge: %s",
@@ -402,6 +405,36 @@ static void test_launch(void)
     EXPECT(forward(&s), FA_ERROR_MEMORY, "cuLaunchKernelEx failed", "out of memory");
 }
 
+/* FA_CHECK: nothing is computed if the check finds something; a graph's report comes with the next call. */
+static void test_checked_lengths(void)
+{
+    setenv("FA_CHECK", "1", 1);
+    use(0);
+    setup s = on_device();
+    fake_cuda_record *record = find_record();
+    CHECK(forward(&s) == FA_OK && record->launches == 1 && record->waits == 0,
+          "nothing to look at: %s", fa_last_error());
+    s.o.seqlens_k = allocate(BATCH * sizeof(int32_t));
+    CHECK(forward(&s) == FA_OK && record->launches == 3 && record->waits == 1, "fine: %s",
+          fa_last_error());
+    record->finds = (fa_check_report){FA_CHECK_LENGTH, 1, 1, 900, 0, ROWS, 0};
+    EXPECT(forward(&s), FA_ERROR_ARGUMENT, "options.seqlens_k[1] is 900: expected 0 to 5; ",
+           "FA_CHECK found it on CUDA device 0");
+    EXPECT(weights(&s, allocate(sizeof(float) * BATCH * HEADS * ROWS * ROWS)), FA_ERROR_ARGUMENT,
+           "options.seqlens_k[1] is 900", "FA_CHECK found it");
+    CHECK(record->launches == 5 && strcmp(record->last.name, "check_simt") == 0, "%d launches, %s",
+          record->launches, record->last.name);
+    record->capturing = 1;
+    CHECK(forward(&s) == FA_OK && record->launches == 7, "captured: %s", fa_last_error());
+    record->capturing = 0;
+    *record->reported = record->finds;
+    record->finds = (fa_check_report){0};
+    EXPECT(combine(&s), FA_ERROR_ARGUMENT, "options.seqlens_k[1] is 900",
+           "in an earlier call, which a graph replayed");
+    CHECK(record->launches == 7, "the call did something");
+    CHECK(forward(&s) == FA_OK && record->launches == 9, "afterwards: %s", fa_last_error());
+}
+
 /* Kernels of another architecture only. */
 static void test_other_architecture(void)
 {
@@ -450,6 +483,7 @@ int main(void)
         failures += run_alone(scenarios[i]) != 0;
     if (fa_cuda_architectures[0]) {
         failures += run_alone(test_launch) != 0;
+        failures += run_alone(test_checked_lengths) != 0;
         failures += run_alone(test_other_architecture) != 0;
     } else {
         failures += run_alone(test_no_kernels) != 0;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "cuda/checks.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/driver.h"
 #include "cuda/images.h"
@@ -584,6 +585,142 @@ static void test_tables(void)
               image->name);
 }
 
+/* ---- checks of lengths ----------------------------------------------------------------------- */
+
+static void test_checks_wanted(void)
+{
+    setenv("FA_CHECK", "1", 1);
+    CHECK(fa_cuda_checks_wanted(), "FA_CHECK=1 asks for nothing");
+    unsetenv("FA_CHECK");
+    CHECK(fa_cuda_checks_wanted(), "the environment is read once");
+}
+
+static const fa_check_report wrong_length = {FA_CHECK_LENGTH, 1, 3, 900, 0, 512, 0};
+static fa_cuda_image check_image = {.name = "check", .data = (const unsigned char *)"check"};
+
+static void *find_check_kernel(void)
+{
+    void *kernel = NULL;
+    fa_cuda_fault fault;
+    CHECK(fa_cuda_find_kernel(&check_image, "check_simt", &kernel, &fault), "no kernel");
+    return kernel;
+}
+
+static bool same_report(const fa_check_report *a, const fa_check_report *b)
+{
+    return a->kind == b->kind && a->side == b->side && a->index == b->index &&
+           a->value == b->value && a->high == b->high;
+}
+
+/* A call that may wait gets its own report; the buffer is made once for a context. */
+static void test_checks(void)
+{
+    fa_cuda_fault fault;
+    const fa_check_params params = {.batch = 1};
+    fa_check_report found;
+    unsetenv("FA_CHECK");
+    CHECK(use_fake(0) && !fa_cuda_checks_wanted(), "checks that nobody asked for");
+    void *kernel = find_check_kernel();
+    fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+    CHECK(checks && checks == fa_cuda_checks_here(&fault) && record->pinned == 1, "%d buffers",
+          record->pinned);
+    for (int i = 0; i < 200; i++) {
+        record->finds = i % 3 == 1 ? wrong_length : (fa_check_report){0};
+        const bool fine = fa_cuda_check(checks, kernel, 0, &params, (void *)8, &found, &fault);
+        CHECK(fine && record->waits == i + 1 && record->last.stream == (void *)8, "check %d", i);
+        CHECK(same_report(&found, &record->finds), "check %d found %d", i, (int)found.kind);
+    }
+    CHECK(!fa_cuda_checks_take(checks, &found), "a report of a call that had it itself");
+    CHECK(record->last.grid[0] == 1 && record->last.block[0] == FA_CHECK_THREADS &&
+              record->last.smem_bytes == FA_CHECK_SMEM,
+          "%u threads", record->last.block[0]);
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    CHECK(fa_cuda_use_device(1, &fault) && fa_cuda_checks_here(&fault) != checks &&
+              record->pinned == 2,
+          "another context has the same buffer");
+}
+
+/* Nothing waits in a capture, not even for the first buffer; what a replay finds is taken once. */
+static void test_captured_checks(void)
+{
+    fa_cuda_fault fault;
+    const fa_check_params params = {.batch = 1};
+    fa_check_report found;
+    fa_check_report *places[300];
+    CHECK(use_fake(0), "no driver");
+    record->capturing = 1;
+    void *kernel = find_check_kernel();
+    fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+    for (int i = 0; i < 300; i++) {
+        CHECK(checks && fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault) &&
+                  found.kind == FA_CHECK_FINE,
+              "captured check %d", i);
+        places[i] = record->reported;
+        for (int j = 0; i < 190 && j < i; j++)
+            CHECK(places[j] != places[i], "calls %d and %d report to one place", i, j);
+    }
+    CHECK(record->waits == 0 && record->synchronizations == 0, "a captured call waited");
+    CHECK(!fa_cuda_checks_take(checks, &found), "a report before any launch of the graph");
+    record->capturing = 0;
+    *places[1] = *places[299] = wrong_length;
+    for (int i = 0; i < 2; i++)
+        CHECK(fa_cuda_checks_take(checks, &found) && same_report(&found, &wrong_length),
+              "report %d of 2", i);
+    CHECK(!fa_cuda_checks_take(checks, &found), "a report twice");
+}
+
+static void test_checks_fail(void)
+{
+    fa_cuda_fault fault;
+    const fa_check_params params = {.batch = 1};
+    fa_check_report found;
+    CHECK(use_fake(0), "no driver");
+    void *kernel = find_check_kernel();
+    setenv("FAKE_CUDA_FAIL", "cuMemHostAlloc=2", 1);
+    CHECK(!fa_cuda_checks_here(&fault) && fault.code == 2, "%s", fault.call);
+    unsetenv("FAKE_CUDA_FAIL");
+    fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+    CHECK(checks, "a failed allocation is remembered");
+    for (int i = 0; i < 100; i++) { /* more often than there are places */
+        setenv("FAKE_CUDA_FAIL", i % 2 ? "cuStreamSynchronize=2" : "cuLaunchKernelEx=2", 1);
+        CHECK(!fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault) && fault.code == 2,
+              "a failure is not handed on");
+    }
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault), "%s", fault.call);
+}
+
+enum { CHECKERS = 8 };
+
+static void *check_often(void *kernel)
+{
+    fa_cuda_fault fault;
+    const fa_check_params params = {.batch = 1};
+    fa_check_report found;
+    long failed = !fa_cuda_use_device(0, &fault);
+    for (int i = 0; i < 500 && !failed; i++) {
+        fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+        failed += !checks || !fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault) ||
+                  found.kind != FA_CHECK_FINE;
+    }
+    return (void *)(intptr_t)failed;
+}
+
+static void test_checks_in_threads(void)
+{
+    pthread_t threads[CHECKERS];
+    CHECK(use_fake(0), "no driver");
+    void *kernel = find_check_kernel();
+    for (int i = 0; i < CHECKERS; i++)
+        if (pthread_create(&threads[i], NULL, check_often, kernel) != 0) abort();
+    for (int i = 0; i < CHECKERS; i++) {
+        void *failed;
+        pthread_join(threads[i], &failed);
+        CHECK(!failed, "thread %d", i);
+    }
+    CHECK(record->pinned == 1, "%d buffers", record->pinned);
+}
+
 /* ---- running them ---------------------------------------------------------------------------- */
 
 #define SCENARIO(name)                                                                             \
@@ -620,6 +757,11 @@ static const struct {
     SCENARIO(test_map_memory),
     SCENARIO(test_threads),
     SCENARIO(test_tables),
+    SCENARIO(test_checks_wanted),
+    SCENARIO(test_checks),
+    SCENARIO(test_captured_checks),
+    SCENARIO(test_checks_fail),
+    SCENARIO(test_checks_in_threads),
 };
 
 enum { NUM_SCENARIOS = sizeof SCENARIOS / sizeof *SCENARIOS };

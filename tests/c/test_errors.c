@@ -92,6 +92,7 @@ static setup valid(void)
                   fa_bshd(buffer[PART1], f, B, NQ, HQ, DV)},
         .part_lse = {buffer[PART_LSE0], buffer[PART_LSE1]},
         .num_parts = PARTS,
+        .o = {.size = sizeof(fa_options)},
     };
 }
 
@@ -583,6 +584,15 @@ static void test_ranges(void)
     ACCEPTS(forward, s.o.flags = FA_CAUSAL | FA_DIAGONAL; s.o.diagonal = -((int64_t)1 << 62));
     ACCEPTS(forward, s.o.dropout_p = nextafterf(1.0f, 0.0f));
     ACCEPTS(forward, s.o.scale = -0.5f);
+
+    static float slopes[64];
+    REFUSES(forward, s.o.alibi_slopes = slopes; s.o.alibi_batch_stride = INT64_MAX,
+                                                "options.alibi_batch_stride is 9223372036854775807",
+                                                "expected slopes within 2^60 elements");
+    REFUSES(forward, s.o.alibi_slopes = slopes;
+            s.o.alibi_batch_stride = INT64_MIN,
+            "options.alibi_batch_stride is -9223372036854775808",
+            "expected slopes within 2^60 elements");
 }
 
 /* A struct of a later version, and what a caller of that version left in its new fields. */
@@ -887,6 +897,22 @@ static void test_weights(void)
     ACCEPTS(weights, pack_queries(&s); pack_keys(&s); s.weights.shape[3] = 3);
 }
 
+/* Lengths and tables are inputs like any other. */
+static void test_index_overlap(void)
+{
+    int32_t *lse = (int32_t *)(void *)buffer[LSE], *out = (int32_t *)(void *)buffer[OUT];
+    memset(buffer[LSE], 0, 64);
+    REFUSES(forward, s.o.seqlens_k = lse + 2, "lse at 0x", "overlaps options.seqlens_k at 0x");
+    REFUSES(decode, s.o.seqlens_q = lse, "lse at 0x", "overlaps options.seqlens_q at 0x");
+    REFUSES(forward, pack_queries(&s); pack_keys(&s);
+            s.o.cu_seqlens_k = lse, "lse at 0x", "overlaps options.cu_seqlens_k at 0x");
+    memset(buffer[OUT], 0, 256);
+    REFUSES(forward, page_keys(&s);
+            s.o.block_table = out + 4, "out at 0x", "overlaps options.block_table at 0x");
+    REFUSES(forward, s.o.dropout_p = 0.5f; s.o.dropout_state = (uint64_t *)(void *)out, "out at 0x",
+                                           "overlaps options.dropout_state at 0x");
+}
+
 static void test_combine(void)
 {
     REFUSES(combine, s.null_out = true, "out is NULL", "expected a tensor");
@@ -945,8 +971,30 @@ static void test_unused_by_combine(void)
     COMBINE_REFUSES(q_descale, buffer[DESCALE]);
     COMBINE_REFUSES(k_descale, buffer[DESCALE]);
     COMBINE_REFUSES(v_descale, buffer[DESCALE]);
-    COMBINE_REFUSES(workspace, buffer[0]);
-    COMBINE_REFUSES(workspace_size, 64);
+    ACCEPTS(combine, s.o.workspace = buffer[0]; s.o.workspace_size = 64);
+    REFUSES(combine, s.o.workspace_size = 64, "options.workspace is NULL with workspace_size 64");
+}
+
+static void test_part_lse_stride(void)
+{
+    static int64_t strides[PARTS][3];
+    const int64_t dense[3] = {HQ * NQ, NQ, 1}, far[3] = {INT64_MAX, 1, 1},
+                  sum[3] = {1LL << 61, 0, 1};
+    const int64_t backwards[3] = {0, 0, -1};
+#define SET(part, to)                                                                              \
+    memcpy(strides[part], to, sizeof strides[part]), s.o.part_lse_stride = strides[0]
+    memcpy(strides[0], dense, sizeof dense);
+    ACCEPTS(combine, SET(1, dense));
+    ACCEPTS(combine, SET(1, backwards); s.part_lse[1] += NQ);
+    REFUSES(combine, SET(1, far),
+            "options.part_lse_stride of part_lse[1] is (9223372036854775807, ",
+            "batch 2, 4 heads and 3 queries", "expected byte offsets within 63 bits");
+    REFUSES(combine, SET(1, sum), "options.part_lse_stride of part_lse[1]", "within 63 bits");
+    REFUSES(combine, s.o.part_lse_stride = (int64_t *)(void *)((char *)strides + 4),
+            "options.part_lse_stride is 0x", "aligned to 8 bytes");
+    REFUSES(forward, s.o.part_lse_stride = strides[0], "options.part_lse_stride is set",
+            "only fa_combine uses it");
+#undef SET
 }
 
 /* ---- Questions, names and the error text itself ---------------------------------------------- */
@@ -1051,7 +1099,9 @@ int main(void)
     test_gradients();
     test_weights();
     test_combine();
+    test_index_overlap();
     test_unused_by_combine();
+    test_part_lse_stride();
     test_questions();
     test_names();
     test_text_stays();

@@ -158,24 +158,29 @@ static void test_steps(void)
 static void test_combine(void)
 {
     static float lse[4];
-    fa_cuda_step step;
-    int64_t most;
+    fa_cuda_combining how;
     char why[320] = "";
-    fa_cuda_parts c = {.batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = 64};
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &step, &most, why, sizeof why), "%s", why);
-    CHECK(most == 64 && strcmp(step.image, "combine_few") == 0 && step.tasks == 8, "%s: %lld tasks",
-          step.image, (long long)step.tasks);
-    c.num_parts = 640;
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &step, &most, why, sizeof why), "%s", why);
-    CHECK(most == 640 && strcmp(step.image, "combine_many") == 0, "%s", step.image);
-    c.num_parts = 641;
-    CHECK(!fa_cuda_combine_make(&c, &devices[0], &step, &most, why, sizeof why) &&
-              strstr(why, "num_parts is 641: expected at most 640 on CUDA"),
-          "%s", why);
+    fa_cuda_parts c = {.batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = FA_COMBINE_FEW};
+    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
+    CHECK(how.most == FA_COMBINE_FEW && strcmp(how.step.image, "combine_few") == 0 &&
+              how.step.tasks == 8 && how.workspace_bytes == 0,
+          "%s: %lld tasks", how.step.image, (long long)how.step.tasks);
+    c.num_parts = FA_COMBINE_MANY;
+    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
+    CHECK(how.most == FA_COMBINE_MANY && strcmp(how.step.image, "combine_many") == 0 &&
+              how.workspace_bytes == 0,
+          "%s", how.step.image);
+    c.num_parts = FA_COMBINE_MANY + 1;
+    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
+    CHECK(how.workspace_bytes == 30 * 65 * sizeof(float), "without lse: %zu bytes of workspace",
+          how.workspace_bytes);
     c.lse = lse;
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &step, &most, why, sizeof why), "%s", why);
+    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
+    CHECK(how.workspace_bytes == 0, "%zu bytes of workspace", how.workspace_bytes);
     c.out.dtype = FA_BFLOAT16;
-    CHECK(!fa_cuda_combine_make(&c, &devices[0], &step, &most, why, sizeof why), "rounded sums");
+    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
+    CHECK(how.workspace_bytes == 30 * 65 * sizeof(float), "rounded sums: %zu bytes of workspace",
+          how.workspace_bytes);
 }
 
 static void test_refusals(void)

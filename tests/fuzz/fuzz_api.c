@@ -92,7 +92,7 @@ typedef struct fuzz_case {
     int32_t lengths[4][ARRAY], table[ARRAY];
     float floats[4][ARRAY];
     uint64_t state[2];
-    int64_t rows[ARRAY];
+    int64_t rows[ARRAY], lse_stride[2][3];
     fa_tensor q, k, v, out, bias, mask, weights;
     fa_gradients g;
     uint8_t newer_gradients[NEWER]; /* behind each struct: the fields of a later version */
@@ -122,6 +122,43 @@ static const float *take_floats(input *in, float *array, int64_t count)
     return array;
 }
 
+/* Slopes of all batch items lie in their array, or so far off that the call must refuse them. */
+static int64_t take_slope_stride(input *in, const fuzz_case *c)
+{
+    const int64_t stride = take_integer(in), batch = c->q.shape[0], heads = c->q.shape[2];
+    const bool inside = stride >= 0 && stride <= ARRAY && batch >= 0 && batch <= ARRAY &&
+                        batch * stride + heads <= ARRAY;
+    const int64_t far = (int64_t)1 << 61;
+    return inside || (batch > 1 && (stride > far || stride < -far)) ? stride : 0;
+}
+
+/* One sequence, whose pages are in the table whatever its distance from a next one. */
+static bool reads_few_pages(const fuzz_case *c)
+{
+    const fa_options *o = &c->o;
+    return c->q.shape[0] == 1 && !o->cu_seqlens_q && !o->cu_seqlens_k && o->seqlens_k &&
+           o->seqlens_k[0] <= ARRAY;
+}
+
+/* Strides of the two log-sum-exps of fa_combine that stay within `room` elements either way, or are
+ * such that the call must refuse them. */
+static const int64_t *take_lse_strides(input *in, fuzz_case *c, int64_t room)
+{
+    static const int axes[3] = {0, 2, 1};
+    if (take(in) % 4) return NULL;
+    for (int part = 0; part < 2; part++) {
+        __int128 reach = 0;
+        for (int n = 0; n < 3; n++) {
+            const int64_t extent = c->out.shape[axes[n]];
+            c->lse_stride[part][n] = take_integer(in);
+            const __int128 step = (__int128)c->lse_stride[part][n] * (extent > 0 ? extent - 1 : 0);
+            reach += step < 0 ? -step : step;
+        }
+        if (reach > room && reach < (__int128)1 << 64) return NULL;
+    }
+    return c->lse_stride[0];
+}
+
 static void take_options(input *in, fuzz_case *c)
 {
     fa_options *o = &c->o;
@@ -138,6 +175,7 @@ static void take_options(input *in, fuzz_case *c)
     if (c->bias.data) o->bias = &c->bias;
     if (c->mask.data) o->mask = &c->mask;
     o->alibi_slopes = take_floats(in, c->floats[0], heads);
+    if (o->alibi_slopes && take(in) % 4 == 1) o->alibi_batch_stride = take_slope_stride(in, c);
     o->sinks = take_floats(in, c->floats[1], heads);
     if (take(in) % 4 == 1) o->dropout_p = take_float(in);
     if (take(in) % 8 == 1) o->dropout_state = c->state;
@@ -151,7 +189,8 @@ static void take_options(input *in, fuzz_case *c)
     o->threads = take(in) % 4;
     if (take(in) % 4 == 1) {
         int64_t stride = take_integer(in), count;
-        if (!__builtin_mul_overflow(stride, batch, &count) && count <= ARRAY) {
+        if ((!__builtin_mul_overflow(stride, batch, &count) && count <= ARRAY) ||
+            reads_few_pages(c)) {
             o->block_table_stride = stride;
             o->block_table = c->table;
             for (int n = 0; n < ARRAY; n++) c->table[n] = (int32_t)take_integer(in);
@@ -197,12 +236,14 @@ static int64_t count_lse(const fa_tensor *t)
     return count;
 }
 
+enum { LSE_ROOM = 1024 }; /* in front of the middle and behind it */
+
 /* Enough for attention and for combine; NULL if that is too much. */
 static float *make_lse(const fuzz_case *c)
 {
     int64_t q = count_lse(&c->q), out = count_lse(&c->out);
     if (q < 0 || out < 0) return NULL;
-    return calloc((size_t)(q > out ? q : out) + 1, sizeof(float));
+    return calloc((size_t)(q > out ? q : out) + 1 + 2 * LSE_ROOM, sizeof(float));
 }
 
 /* Extents of empty axes may be huge: a case must end within a second. */
@@ -226,7 +267,7 @@ static void ask(fuzz_case *c)
     }
 }
 
-static void call(fuzz_case *c, float *lse, uint8_t choice)
+static void call(input *in, fuzz_case *c, float *lse, uint8_t choice)
 {
     switch (choice % 5) {
     case 0: must_say_why(fa_forward(&c->q, &c->k, &c->v, &c->out, lse, &c->o)); break;
@@ -237,9 +278,11 @@ static void call(fuzz_case *c, float *lse, uint8_t choice)
         break;
     default: {
         const fa_tensor parts[2] = {c->v, c->q};
-        const float *part_lse[2] = {lse, lse};
+        const float *part_lse[2] = {lse + LSE_ROOM, lse + LSE_ROOM};
+        fa_options o = {.size = sizeof o, .threads = take(in) % 4};
+        o.part_lse_stride = take_lse_strides(in, c, LSE_ROOM);
         must_say_why(
-            fa_combine(parts, part_lse, choice % 3, &c->out, NULL, choice & 64 ? &c->o : NULL));
+            fa_combine(parts, part_lse, choice % 3, &c->out, NULL, choice & 64 ? &c->o : &o));
     }
     }
 }
@@ -253,7 +296,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     float *lse = make_lse(c);
     bool small = is_small(&c->q) && is_small(&c->k) && is_small(&c->v) && is_small(&c->out) &&
                  is_small(&c->weights) && c->q.shape[0] < ARRAY && c->o.num_sequences < ARRAY;
-    if (small && lse) call(c, lse, choice);
+    if (small && lse) call(&in, c, lse, choice);
     free(lse);
     free(c);
     return 0;

@@ -89,6 +89,7 @@ uint32_t __reduce_min_sync(unsigned mask, uint32_t value);
 uint32_t __reduce_or_sync(unsigned mask, uint32_t value);
 static inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 void __syncwarp(void);
+static inline void __threadfence_system(void) {}
 
 /* 32 bits of any type, from one lane, or from the one whose number differs in lane_mask. */
 #define __shfl_sync(mask, value, lane) CUDA_SHUFFLE(value)(mask, value, (unsigned)(lane))

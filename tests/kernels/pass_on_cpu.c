@@ -1,4 +1,4 @@
-/* A kernel of backward, weights or combine compiled for the host: SOURCE, its ENTRY's name and its
+/* A kernel of backward, weights, combine or FA_CHECK compiled for the host: SOURCE, its ENTRY's name and its
  * constants come from the build. */
 #define FA_CUDA_ON_CPU 1
 #define backward_delta ENTRY
@@ -8,5 +8,6 @@
 #define backward_dsinks ENTRY
 #define weights_simt ENTRY
 #define combine ENTRY
+#define check_simt ENTRY
 
 #include SOURCE

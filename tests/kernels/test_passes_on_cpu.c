@@ -16,6 +16,7 @@
 #include "normalize.h"
 #include "outputs.h"
 #include "random_problem.h"
+#include "scalar.h"
 
 enum { PROBLEMS = 60 };
 
@@ -180,17 +181,23 @@ static fa_status merge(machine *m, const random_call *call, char *message, size_
                                  .num_parts = c.num_parts,
                                  .parts = c.parts,
                                  .part_lse = c.part_lse,
+                                 .part_lse_stride = c.part_lse_stride,
                                  .out = c.out,
-                                 .lse = c.lse};
-    fa_cuda_step step;
-    int64_t most, done = 0;
-    if (!fa_cuda_combine_make(&parts, &devices[T4], &step, &most, message, size))
+                                 .lse = c.lse,
+                                 .workspace = c.workspace};
+    fa_cuda_combining how;
+    int64_t done = 0;
+    if (!fa_cuda_combine_make(&parts, &devices[T4], &how, message, size))
         return FA_ERROR_UNSUPPORTED;
-    if (step.tasks == 0) return FA_OK;
+    if (how.step.tasks == 0) return FA_OK;
+    if (c.workspace_size < how.workspace_bytes) {
+        snprintf(message, size, "%zu bytes of workspace", how.workspace_bytes);
+        return FA_ERROR_WORKSPACE;
+    }
     do {
         static fa_combine_launch params;
-        done = fa_cuda_combine_params(&parts, &step, most, done, &params);
-        launch(m, &step, &params);
+        done = fa_cuda_combine_params(&parts, &how, done, &params);
+        launch(m, &how.step, &params);
     } while (done < parts.num_parts);
     return FA_OK;
 }
@@ -235,48 +242,101 @@ static fa_status compute(void *context, const random_call *given, char *message,
     return status;
 }
 
-/* ---- More parts than one launch takes -------------------------------------------------------- */
+/* ---- More parts than one launch takes, log-sum-exps with strides ----------------------------- */
 
-enum { MANY = 2 * FA_COMBINE_MANY + 100, ROWS = 3, COLUMNS = 5 };
+enum { MANY = 2 * FA_COMBINE_MANY + 100, BATCH = 2, ROWS = 3, HEADS = 2, COLUMNS = 5 };
+enum { COUNT = BATCH * ROWS * HEADS, VALUES = COUNT * COLUMNS, SPACED = 3 * COUNT };
+
+static float values[MANY][VALUES], dense_lse[MANY][COUNT], spaced_lse[MANY][SPACED];
+static int64_t strides[MANY][3];
+static float workspace[COUNT * (COLUMNS + 1)];
+
+/* The same numbers contiguous, and in another order with gaps of NaN. */
+static void make_parts(fa_tensor *parts)
+{
+    ref_random random = {7};
+    for (int n = 0; n < MANY; n++) {
+        for (int i = 0; i < VALUES; i++) values[n][i] = (float)ref_random_normal(&random);
+        for (int i = 0; i < SPACED; i++) spaced_lse[n][i] = NAN;
+        strides[n][0] = 3, strides[n][1] = 3 * BATCH * ROWS, strides[n][2] = 3 * BATCH;
+        for (int b = 0; b < BATCH; b++)
+            for (int h = 0; h < HEADS; h++)
+                for (int i = 0; i < ROWS; i++) {
+                    const float lse = (float)ref_random_normal(&random);
+                    dense_lse[n][(b * HEADS + h) * ROWS + i] = lse;
+                    spaced_lse[n][b * strides[n][0] + h * strides[n][1] + i * strides[n][2]] = lse;
+                }
+        parts[n] = fa_bshd(values[n], FA_FLOAT32, BATCH, ROWS, HEADS, COLUMNS);
+    }
+}
+
+/* Against the definition, in float64. */
+static void check_merged(int64_t count, const fa_tensor *out, const float *lse, double tolerance,
+                         const char *what)
+{
+    for (int r = 0; r < COUNT; r++) {
+        const int b = r / (HEADS * ROWS), h = r / ROWS % HEADS, i = r % ROWS;
+        double sum = 0, want[COLUMNS] = {0};
+        for (int64_t n = 0; n < count; n++) {
+            const double weight = exp((double)dense_lse[n][r]);
+            sum += weight;
+            for (int c = 0; c < COLUMNS; c++)
+                want[c] += weight * (double)values[n][((b * ROWS + i) * HEADS + h) * COLUMNS + c];
+        }
+        for (int c = 0; c < COLUMNS; c++)
+            CHECK(fabs(ref_load(out, b, i, h, c) - want[c] / sum) <= tolerance,
+                  "%s, %lld parts: %g, not %g", what, (long long)count, ref_load(out, b, i, h, c),
+                  want[c] / sum);
+        CHECK(!lse || fabs((double)lse[r] - log(sum)) <= 1e-5, "%s, %lld parts: lse %g, not %g",
+              what, (long long)count, lse ? (double)lse[r] : 0, log(sum));
+    }
+}
+
+static void check_parts_once(const fa_tensor *parts, int64_t count, bool spaced, fa_dtype dtype,
+                             bool wants_lse)
+{
+    static float data[VALUES], lse[COUNT];
+    static const float *part_lse[MANY];
+    const fa_tensor out = fa_bshd(data, dtype, BATCH, ROWS, HEADS, COLUMNS);
+    const double tolerance = dtype == FA_FLOAT32 ? 1e-5 : 8e-3;
+    const char *what = spaced ? "spaced" : "contiguous";
+    char why[320] = "";
+    machine m = {.number = count};
+    for (int64_t n = 0; n < count; n++) part_lse[n] = spaced ? spaced_lse[n] : dense_lse[n];
+    random_call call = {.pass = RANDOM_COMBINE,
+                        .out = out,
+                        .lse = wants_lse ? lse : NULL,
+                        .parts = parts,
+                        .part_lse = part_lse,
+                        .num_parts = count};
+    call.options.size = sizeof call.options;
+    if (spaced) call.options.part_lse_stride = strides[0];
+    memset(data, 0xff, sizeof data);
+    const bool needs = count > FA_COMBINE_MANY && !(dtype == FA_FLOAT32 && wants_lse);
+    CHECK(merge(&m, &call, why, sizeof why) == (needs ? FA_ERROR_WORKSPACE : FA_OK), "%s", why);
+    if (needs) {
+        memset(workspace, 0xff, sizeof workspace);
+        call.options.workspace = workspace;
+        call.options.workspace_size = sizeof workspace;
+        CHECK(merge(&m, &call, why, sizeof why) == FA_OK, "%s", why);
+    }
+    check_merged(count, &out, call.lse, tolerance, what);
+    memset(data, 0xff, sizeof data);
+    CHECK(fa_combine(parts, part_lse, count, &out, call.lse, &call.options) == FA_OK, "%s",
+          fa_last_error());
+    check_merged(count, &out, call.lse, tolerance, what);
+}
 
 static void check_many_parts(void)
 {
-    static float values[MANY][ROWS * COLUMNS], lse[MANY][ROWS], out[ROWS * COLUMNS], out_lse[ROWS];
-    static float want[ROWS * COLUMNS], want_lse[ROWS];
     static fa_tensor parts[MANY];
-    static const float *part_lse[MANY];
-    ref_random random = {7};
-    for (int n = 0; n < MANY; n++) {
-        for (int i = 0; i < ROWS * COLUMNS; i++) values[n][i] = (float)ref_random_normal(&random);
-        for (int i = 0; i < ROWS; i++) lse[n][i] = (float)ref_random_normal(&random);
-        parts[n] = fa_bshd(values[n], FA_FLOAT32, 1, ROWS, 1, COLUMNS);
-        part_lse[n] = lse[n];
-    }
-    const fa_tensor to = fa_bshd(out, FA_FLOAT32, 1, ROWS, 1, COLUMNS);
-    const fa_tensor right = fa_bshd(want, FA_FLOAT32, 1, ROWS, 1, COLUMNS);
-    random_call call = {
-        .pass = RANDOM_COMBINE, .out = to, .lse = out_lse, .parts = parts, .part_lse = part_lse};
-    static const int64_t counts[] = {FA_COMBINE_FEW, FA_COMBINE_FEW + 1, FA_COMBINE_MANY,
-                                     FA_COMBINE_MANY + 1, MANY};
-    for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++) {
-        machine m = {.number = (int64_t)n};
-        char why[320] = "";
-        call.num_parts = counts[n];
-        CHECK(merge(&m, &call, why, sizeof why) == FA_OK, "%s", why);
-        CHECK(fa_combine(parts, part_lse, counts[n], &right, want_lse, NULL) == FA_OK, "%s",
-              fa_last_error());
-        for (int i = 0; i < ROWS * COLUMNS; i++)
-            CHECK(fabsf(out[i] - want[i]) <= 1e-5f, "%lld parts: %g, not %g", (long long)counts[n],
-                  (double)out[i], (double)want[i]);
-        for (int i = 0; i < ROWS; i++)
-            CHECK(fabsf(out_lse[i] - want_lse[i]) <= 1e-5f, "%lld parts: lse %g, not %g",
-                  (long long)counts[n], (double)out_lse[i], (double)want_lse[i]);
-    }
-    char why[320] = "";
-    machine m = {0};
-    call.lse = NULL;
-    CHECK(merge(&m, &call, why, sizeof why) == FA_ERROR_UNSUPPORTED && strstr(why, "num_parts is"),
-          "%s", why);
+    static const int64_t counts[] = {
+        1, FA_COMBINE_FEW, FA_COMBINE_FEW + 1, FA_COMBINE_MANY, FA_COMBINE_MANY + 1, MANY};
+    make_parts(parts);
+    for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++)
+        for (int how = 0; how < 8; how++)
+            check_parts_once(parts, counts[n], how & 1, how & 2 ? FA_BFLOAT16 : FA_FLOAT32,
+                             how & 4);
 }
 
 int main(int argc, char **argv)

@@ -7,6 +7,17 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
+# For JAX, before it is imported: several devices, which the tests of sharding need, and no
+# optimization, since compiling takes nearly all of the time of tests.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+)
+
 # Reproducible, and never a failure because the machine was busy.
 hypothesis.settings.register_profile(
     "default",

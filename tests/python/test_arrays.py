@@ -93,17 +93,17 @@ def test_memory_is_not_copied(qkv):
         ({"layout": "sbhd"}, ValueError, "layout is 'sbhd': expected 'bshd' or 'bhsd'"),
         ({"layout": 3}, ValueError, "layout is 3"),
         ({"colour": 1}, TypeError, "no option 'colour'"),
-        ({"scale": "x"}, TypeError, "must be real number"),
+        ({"scale": "x"}, TypeError, "scale is 'x': expected a number"),
         ({"scale": float("nan")}, ValueError, "options.scale is nan"),
         ({"softcap": -1.0}, ValueError, "options.softcap is -1"),
         ({"window": 3}, ValueError, r"window is 3: expected a pair \(left, right\)"),
         ({"window": (-2, 0)}, ValueError, "options.window_left is -2"),
-        ({"window": (1.5, 0)}, TypeError, "float"),
-        ({"diagonal": 2**63}, OverflowError, "too"),
+        ({"window": (1.5, 0)}, TypeError, r"window\[0\] is 1.5: expected an integer"),
+        ({"diagonal": 2**63}, ValueError, f"diagonal is {2**63}: expected"),
         ({"dropout_p": 1.0}, ValueError, "options.dropout_p is 1"),
-        ({"dropout_p": 0.5, "seed": -1}, OverflowError, "negative"),
-        ({"threads": -1}, ValueError, "options.threads is -1"),
-        ({"threads": 2**40}, ValueError, "threads does not fit"),
+        ({"dropout_p": 0.5, "seed": -1}, ValueError, "seed is -1: expected 0 to"),
+        ({"threads": -1}, ValueError, "threads is -1: expected 0 to"),
+        ({"threads": 2**40}, ValueError, f"threads is {2**40}: expected 0 to"),
         ({"bias": np.zeros((3, 4), np.float32)}, ValueError, r"options.bias.shape\[2\] is 3"),
         ({"bias": np.zeros((4, 4), np.int32)}, ValueError, "bias.dtype is int32"),
         (
@@ -116,7 +116,7 @@ def test_memory_is_not_copied(qkv):
         (
             {"alibi_slopes": np.zeros(3, np.float32)},
             ValueError,
-            r"alibi_slopes .* expected \(2\) or \(1, 2\)",
+            r"alibi_slopes.shape is \(3,\): expected \(2,\) or \(1, 2\)",
         ),
         (
             {"alibi_slopes": np.zeros(2)},
@@ -128,7 +128,7 @@ def test_memory_is_not_copied(qkv):
             ValueError,
             "seqlens_k has 2 elements: expected 1",
         ),
-        ({"seqlens_k": np.array([3])}, ValueError, "seqlens_k.dtype is int64: expected int32"),
+        ({"seqlens_k": np.array([2**40])}, ValueError, f"seqlens_k holds {2**40}: expected"),
         (
             {"seqlens_k": np.array([5], np.int32)},
             ValueError,
@@ -184,13 +184,13 @@ def test_errors_of_outputs(qkv):
         flashattn.attention(q, k, v, out=out)
     with pytest.raises(ValueError, match="out.shape"):
         flashattn.attention(q, k, v, out=np.empty((1, 3, 2, 16), np.float32))
-    with pytest.raises(ValueError, match="lse has 3 elements: expected 8"):
+    with pytest.raises(ValueError, match=r"lse.shape is \(3,\): expected \(1, 2, 4\)"):
         _core.forward(q, k, v, np.empty_like(q), np.empty(3, np.float32), "bshd")
     with pytest.raises(TypeError, match="forward takes 6 positional arguments, not 2"):
         _core.forward(q, k)
     with pytest.raises(ValueError, match="at least one"):
         flashattn.combine([], [])
-    with pytest.raises(ValueError, match="as many parts"):
+    with pytest.raises(ValueError, match=r"len\(lses\) is 0: expected 1, as many as parts"):
         flashattn.combine([q], [])
 
 

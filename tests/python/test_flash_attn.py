@@ -177,10 +177,10 @@ def test_kvcache(rng, give, cache, rotary, causal):
                 q[b],
                 cos,
                 sin,
-                lengths[b] - left[b] + np.arange(n_q) * causal,
+                lengths[b] + np.arange(n_q) * causal,
                 rotary == "interleaved",
             )
-            turned_k = rotate(k[b], cos, sin, at - left[b], rotary == "interleaved")
+            turned_k = rotate(k[b], cos, sin, at, rotary == "interleaved")
         if cache == "paged":
             keys, values = (x[table[b]].reshape(-1, heads_kv, dim) for x in (k_cache, v_cache))
             old_keys = before[0][table[b]].reshape(-1, heads_kv, dim)
@@ -254,6 +254,284 @@ def test_kvcache_errors(rng, give):
         )
 
 
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+def floats(*shape):
+    return np.ones(shape, np.float32)
+
+
+PAGED = {"block_table": ints([1, 3], [0, 2])}
+# What is changed in a call that is right: page size or capacity 9, two items, one new key each.
+WRONG_CALLS = [
+    ({"cache_seqlens": ints(-1, 5)}, r"cache_seqlens\[0\] is -1: expected 0 to 8"),
+    ({"cache_seqlens": ints(3, 9)}, r"cache_seqlens\[1\] is 9: expected 0 to 8"),
+    ({"cache_seqlens": [3, 9]}, r"cache_seqlens\[1\] is 9: expected 0 to 8"),
+    ({"cache_seqlens": 9}, r"cache_seqlens\[0\] is 9: expected 0 to 8"),
+    ({"cache_seqlens": -1}, "cache_seqlens is -1: expected 0 to"),
+    ({"cache_seqlens": 2.0}, "cache_seqlens is 2.0: expected an integer"),
+    ({"cache_seqlens": True}, "cache_seqlens is True: expected an integer"),
+    ({"cache_seqlens": [1, 2.5]}, r"cache_seqlens is \[1, 2.5\]: expected integers"),
+    ({"cache_seqlens": [1, 2**40]}, f"cache_seqlens holds {2**40}"),
+    ({"cache_seqlens": floats(2)}, "cache_seqlens.dtype is .*float32: expected integers"),
+    ({"cache_seqlens": ints(1, 2, 3)}, r"cache_seqlens.shape is \(3,\): expected \(2\)"),
+    ({"cache_seqlens": None}, "cache_seqlens is None: expected where to append"),
+    ({"cache_seqlens": ints(1, 18), **PAGED}, r"cache_seqlens\[1\] is 18: expected 0 to 17"),
+    ({"block_table": ints([1, 3], [0, -1]), "cache_seqlens": ints(3, 9)}, r"block_table\[1, 1\]"),
+    ({"block_table": ints([1, 4], [0, 2]), "cache_seqlens": ints(9, 3)}, "is 4: expected a page"),
+    ({"page_table": ints([7, 3], [0, 2])}, r"page_table\[0, 0\] is 7: expected a page, 0 to 3"),
+    ({"block_table": ints([1, 3])}, r"block_table.shape is \(1, 2\): expected \(2, any\)"),
+    ({"block_table": ints(1, 3)}, r"block_table.shape is \(2,\): expected \(2, any\)"),
+    ({"page_table": PAGED["block_table"], **PAGED}, "page_table is given with block_table"),
+    ({"cache_batch_idx": ints(0, 4)}, r"cache_batch_idx\[1\] is 4: expected 0 to 3"),
+    ({"cache_batch_idx": ints(-1, 0)}, r"cache_batch_idx\[0\] is -1"),
+    ({"cache_leftpad": ints(0, 7)}, r"cache_leftpad\[1\] is 7: expected 0 to 6"),
+    ({"cache_leftpad": ints(-1, 0)}, r"cache_leftpad\[0\] is -1: expected 0 to 4"),
+    ({"softcap": -1.0}, "softcap is -1"),
+    ({"softcap": "a"}, "softcap is 'a': expected a number"),
+    ({"softmax_scale": float("nan")}, "scale is nan"),
+    ({"softmax_scale": True}, "softmax_scale is True: expected a number"),
+    ({"causal": (-1, -1)}, r"causal is \(-1, -1\): expected True or False"),
+    ({"window_size": None}, r"window_size is None: expected a pair \(left, right\)"),
+    ({"window_size": (2, "b")}, r"window_size\[1\] is 'b': expected an integer"),
+    ({"window_size": (-2, 0)}, r"window_size\[0\] is -2"),
+    ({"rotary_interleaved": None}, "rotary_interleaved is None: expected True or False"),
+    ({"return_softmax_lse": 0.5}, "return_softmax_lse is 0.5: expected True or False"),
+    ({"alibi_slopes": floats(3)}, "alibi_slopes.shape"),
+    ({"learnable_sink": floats(3)}, "learnable_sink has 3 elements: expected 2"),
+    ({"seqused_k": ints(1, 1)}, "no argument 'seqused_k'"),
+    ({"q": floats(2, 1, 3, 8)}, r"multiple of k.shape\[2\]"),
+    ({"q": floats(2, 1, 8)}, r"q.shape is \(2, 1, 8\): expected"),
+    ({"k": floats(2, 1, 2, 7)}, r"k.shape is \(2, 1, 2, 7\): expected \(2, any, 2, 8\)"),
+    ({"v": floats(2, 2, 2, 8)}, r"v.shape is \(2, 2, 2, 8\): expected \(2, 1, 2, 8\)"),
+    ({"v": floats(2, 1, 2, 5)}, r"v.shape is \(2, 1, 2, 5\): expected \(2, 1, 2, 8\)"),
+    ({"v": None}, "v is None: expected both"),
+    ({"v": [1.0]}, "v is of type list: expected"),
+    ({"k": ints(*[0] * 32).reshape(2, 1, 2, 8)}, "k.dtype is .*int32"),
+    ({"rotary_cos": floats(5, 4), "rotary_sin": floats(5, 4)}, r"rotary_cos.shape\[0\] is 5: .* 6"),
+    ({"rotary_cos": floats(9, 4)}, "rotary_sin is None"),
+    ({"rotary_cos": floats(9, 5), "rotary_sin": floats(9, 5)}, "rotary_cos and rotary_sin have"),
+    ({"rotary_cos": None, "rotary_sin": floats(9, 4)}, "rotary_cos is None"),
+    ({"colour": 1}, "no argument 'colour'"),
+]
+
+
+@pytest.mark.parametrize("changed, words", WRONG_CALLS)
+def test_a_wrong_call_leaves_the_cache_alone(rng, give, changed, words):
+    named = {"q": floats(2, 1, 2, 8), "k": floats(2, 1, 2, 8), "v": floats(2, 1, 2, 8)}
+    pages = 4 if changed.keys() & {"block_table", "page_table", "cache_batch_idx"} else 2
+    caches = draw(rng, *[(pages, 9, 2, 8)] * 2)
+    before = [x.copy() for x in caches]
+    named["cache_seqlens"] = ints(3, 5)
+    named.update(k_cache=caches[0], v_cache=caches[1])
+    flashattn.flash_attn_with_kvcache(**given(give, named | {"cache_batch_idx": ints(0, 1)}))
+    for cache, old in zip(caches, before):
+        cache[...] = old
+    with pytest.raises((TypeError, ValueError), match=words):
+        flashattn.flash_attn_with_kvcache(**given(give, named | changed))
+    for cache, old in zip(caches, before):
+        assert np.array_equal(cache, old)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"cache_seqlens": ints(3, 10)}, r"^cache_seqlens\[1\] is 10: expected 0 to 9"),
+        ({"cache_seqlens": [-1, 1]}, r"^cache_seqlens\[0\] is -1: expected 0 to 9"),
+        ({"cache_seqlens": ints(3, 1), "cache_batch_idx": ints(0, 5)}, "cache_batch_idx"),
+        ({"cache_seqlens": ints(3, 19), **PAGED}, r"^cache_seqlens\[1\] is 19: expected 0 to 18"),
+        ({"cache_seqlens": ints(3, 9), "block_table": ints([0, 1], [-1, 1])}, "block_table"),
+    ],
+)
+def test_wrong_lengths_are_refused_without_new_keys_too(rng, give, options, words):
+    paged = options.keys() & {"block_table", "cache_batch_idx"}
+    q, cache = draw(rng, (2, 1, 2, 8), (4 if paged else 2, 9, 2, 8))
+    with pytest.raises(ValueError, match=words):
+        flashattn.flash_attn_with_kvcache(*give(q, cache, cache), **given(give, options))
+
+
+def given(give, named):
+    return {n: give(x) if isinstance(x, np.ndarray) else x for n, x in named.items()}
+
+
+def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):
+    q, k, keys, values = draw(rng, *[(2, 1, 2, 8)] * 2, *[(2, 9, 2, 8)] * 2)
+    values.flags.writeable = False
+    before = keys.copy()
+    with pytest.raises(ValueError, match="v_cache is read-only"):
+        flashattn.flash_attn_with_kvcache(q, keys, values, k, k, cache_seqlens=1)
+    assert np.array_equal(keys, before)
+
+
+@pytest.mark.parametrize("cache", ["rows", "batch_idx", "leftpad", "paged"])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, rotary):
+    """As on CUDA, where lengths and tables are not read before: what is right gives what it gives
+    on the host, what is not writes nothing anywhere else."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    import flashattn._kvcache
+
+    call = flashattn.flash_attn_with_kvcache
+    shape = (4, 5, 2, 8) if cache == "paged" else (4, 10, 2, 8)
+    q, k, v = (torch.tensor(x) for x in draw(rng, (4, 2, 2, 8), (4, 3, 2, 8), (4, 3, 2, 8)))
+    caches = [torch.tensor(x) for x in draw(rng, shape, shape)]
+    options = {}
+    if cache == "paged":
+        shape = (8, 5, 2, 8)
+        caches = [torch.tensor(x) for x in draw(rng, shape, shape)]
+        options["block_table"] = torch.tensor([[7, 3], [0, 2], [6, 1], [5, 4]]).int()
+    if cache == "batch_idx":
+        options["cache_batch_idx"] = torch.tensor([2, 1, 3, 0])
+    if cache == "leftpad":
+        options["cache_leftpad"] = torch.tensor([1, 0, 2, 0])
+    if rotary:
+        angles = torch.rand(10, 3)
+        options.update(rotary_cos=angles.cos(), rotary_sin=angles.sin(), causal=True)
+
+    def run(lengths, **changed):
+        mine = [x.clone() for x in caches]
+        lengths = torch.tensor(lengths, dtype=torch.int32)
+        return call(q, *mine, k, v, cache_seqlens=lengths, **{**options, **changed}), *mine
+
+    right = [4, 0, 7, 5]
+    expected = run(right)
+    monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
+    assert all(map(torch.equal, run(right), expected))
+    # Items 1 and 3 have no room for all their new keys, or a negative length.
+    out, *changed = run([4, 9, 7, -2])
+    whole = run([4, 7, 7, 0])  # writes item 1's first key to place 7, not 9
+    if cache == "paged":
+        at = [(7, 4), (3, 0), (3, 1), (2, 4), (1, 2), (1, 3), (1, 4)]
+    else:
+        row = {"batch_idx": [2, 1, 3]}.get(cache, [0, 1, 2])
+        at = [(row[0], i) for i in (4, 5, 6)] + [(row[1], 9)] + [(row[2], i) for i in (7, 8, 9)]
+    untouched = torch.ones(shape[:2], dtype=torch.bool)
+    untouched[tuple(zip(*at))] = False
+    for new, old in zip(changed, caches):
+        assert torch.equal(new[untouched], old[untouched])
+        assert (new[~untouched] != old[~untouched]).any(-1).all()
+    for b in (0, 2):
+        assert torch.equal(out[b], expected[0][b]) and torch.equal(out[b], whole[0][b])
+    assert not out[3].any() and not out.isnan().any()
+    # Nobody has room.
+    for lengths in ([10, 11, 2**31 - 1, -(2**31)], [-1, -5, 12, 10]):
+        assert all(map(torch.equal, run(lengths)[1:], caches))
+    if cache == "paged":
+        bad = torch.tensor([[7, -1], [-3, 8], [100, 1], [5, 2**31 - 1]]).int()
+        out, *mine = run(right, block_table=bad)
+        assert not out.isnan().any()
+        at = [(7, 4), (1, 2), (1, 3), (1, 4)]
+        untouched = torch.ones(shape[:2], dtype=torch.bool)
+        untouched[tuple(zip(*at))] = False
+        for new, old in zip(mine, caches):
+            assert torch.equal(new[untouched], old[untouched])
+            assert (new[~untouched] != old[~untouched]).any(-1).all()
+
+
+def test_kvcache_compiles_in_one_piece(rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+    call = torch.compile(flashattn.flash_attn_with_kvcache, backend="eager", fullgraph=True)
+    q, k, v, *caches = (
+        torch.tensor(x) for x in draw(rng, *[(2, 1, 2, 8)] * 3, *[(2, 9, 2, 8)] * 2)
+    )
+    for lengths in (torch.tensor([3, 8]), torch.tensor([3, 8]).int(), 8):
+        mine, others = ([x.clone() for x in caches] for _ in range(2))
+        expected = flashattn.flash_attn_with_kvcache(q, *mine, k, v, cache_seqlens=lengths)
+        assert torch.equal(call(q, *others, k, v, cache_seqlens=lengths), expected)
+        assert all(map(torch.equal, mine, others))
+
+
+FLASH3 = [  # (arguments behind v as FlashAttention 3 orders them, the argument that tells)
+    ((None,), "dropout_p is None"),
+    ((None, True), "dropout_p is None"),
+    ((0.125, True), "softmax_scale is True"),
+    ((0.125, False), "softmax_scale is False"),
+    ((0.0, None, (-1, -1)), "causal is"),
+    ((0.0, None, 0.5), "causal is 0.5"),
+    ((0.0, None, None), "causal is None"),
+    ((True,), "dropout_p is True"),
+    (("a",), "dropout_p is 'a'"),
+    (((1, 2),), r"dropout_p is \(1, 2\)"),
+    ((0.0, "a"), "softmax_scale is 'a'"),
+    ((0.0, None, False, None), "window_size is None"),
+    ((0.0, None, False, 3), "window_size is 3"),
+    ((0.0, None, False, (1, 2, 3)), r"window_size is \(1, 2, 3\)"),
+    ((0.0, None, False, (True, 0)), r"window_size\[0\] is True"),
+    ((0.0, None, False, (2**63, 0)), rf"window_size\[0\] is {2**63}"),
+    ((0.0, None, False, (-1, -1), True), "softcap is True"),
+    ((0.0, None, False, (-1, -1), None), "softcap is None"),
+    ((0.0, None, False, (-1, -1), 0.0, None, (0, 1)), r"deterministic is \(0, 1\)"),
+    ((0.0, None, False, (-1, -1), 0.0, None, False, 2), "return_attn_probs is 2"),
+]
+
+
+@pytest.mark.parametrize("behind, words", FLASH3)
+def test_what_cannot_be_meant_is_refused(rng, give, behind, words):
+    q, k, v = give(*draw(rng, *[(2, 4, 2, 8)] * 3))
+    flat = q[0], k[0], v[0]
+    cu = give(ints(0, 4))
+    xp = np if isinstance(q, np.ndarray) else torch
+    calls = (
+        (flashattn.flash_attn_func, (q, k, v)),
+        (flashattn.flash_attn_qkvpacked_func, (xp.stack([q, k, v], 2),)),
+        (flashattn.flash_attn_kvpacked_func, (q, xp.stack([k, v], 2))),
+        (flashattn.flash_attn_varlen_func, (*flat, cu, cu, 4, 4)),
+        (flashattn.flash_attn_varlen_qkvpacked_func, (xp.stack(flat, 1), cu, 4)),
+        (flashattn.flash_attn_varlen_kvpacked_func, (flat[0], xp.stack(flat[1:], 1), cu, cu, 4, 4)),
+    )
+    for function, arrays in calls:
+        function(*arrays)  # the short way is warm
+        with pytest.raises((TypeError, ValueError), match=words):
+            function(*arrays, *behind)
+
+
+WRONG_VARLEN = [
+    ({"cu_seqlens_q": None}, "cu_seqlens_q is of type NoneType"),
+    ({"cu_seqlens_k": None}, "cu_seqlens_k is of type NoneType"),
+    ({"cu_seqlens_q": [0, 4.5, 9]}, r"cu_seqlens_q is \[0, 4.5, 9\]: expected integers"),
+    ({"cu_seqlens_k": ints([0, 9])}, r"cu_seqlens_k is of shape \(1, 2\)"),
+    ({"max_seqlen_q": "a"}, "max_seqlen_q is 'a': expected an integer"),
+    ({"max_seqlen_q": True}, "max_seqlen_q is True: expected an integer"),
+    ({"max_seqlen_k": 5.0}, "max_seqlen_k is 5.0: expected an integer"),
+    ({"max_seqlen_k": 2}, "max_seqlen_k is 2: expected at least 4"),
+    ({"block_table": [[0]]}, r"block_table.shape\[0\] is 1: expected 2"),
+    ({"seqused_k": [1]}, "seqused_k has 1 elements: expected 2"),
+    ({"seqused_k": [1, -1]}, r"seqused_k\[1\] is -1"),
+    ({"seqused_q": floats(2)}, "seqused_q.dtype is .*float32: expected integers"),
+    ({"learnable_sink": [1.0]}, "learnable_sink is of type list"),
+    ({"q_descale": 1.0}, "q_descale is of type float"),
+    ({"attention_chunk": 3}, "attention_chunk is 3: expected 0"),
+    ({"cu_seqlens_k_new": [0]}, r"cu_seqlens_k_new is \[0\]: expected None"),
+    ({"page_table": [[0]]}, "no argument 'page_table'"),
+]
+
+
+@pytest.mark.parametrize("changed, words", WRONG_VARLEN)
+def test_wrong_calls_of_varlen(rng, give, changed, words):
+    q = give(draw(rng, (9, 2, 8))[0])
+    call = {"cu_seqlens_q": [0, 4, 9], "cu_seqlens_k": (0, 4, 9)}
+    call |= {"max_seqlen_q": 5, "max_seqlen_k": give(np.array(5))}
+    right = flashattn.flash_attn_varlen_func(q, q, q, **call)
+    arrays = {n: give(ints(*x)) for n, x in call.items() if n.startswith("cu")}
+    assert (flashattn.flash_attn_varlen_func(q, q, q, **{**call, **arrays}) == right).all()
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=words):
+        flashattn.flash_attn_varlen_func(q, q, q, **{**call, **given(give, changed)})
+
+
+def test_numbers_of_other_types_are_taken(rng, give):
+    q, k, v = give(*draw(rng, *[(2, 4, 2, 8)] * 3))
+    expected = flashattn.flash_attn_func(q, k, v, 0.0, 0.5, True, (2, 0))
+    same = [
+        (0, np.float32(0.5), 1, [2, 0]),
+        (np.float64(0), np.float64(0.5), np.bool_(True), np.array([2, 0])),
+    ]
+    if not isinstance(q, np.ndarray):
+        same.append((torch.tensor(0.0), torch.tensor(0.5), True, torch.tensor([2, 0])))
+    for arguments in same:
+        assert (flashattn.flash_attn_func(q, k, v, *arguments) == expected).all()
+
+
 def test_what_the_page_of_differences_says(rng):
     """docs/python-differences.md, where no other test shows it."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
@@ -275,5 +553,5 @@ def test_what_the_page_of_differences_says(rng):
     lengths = torch.tensor([0, 2, 5], dtype=torch.int32)
     with pytest.raises(ValueError, match="max_seqlen_q is 2: expected at least 3"):
         flashattn.flash_attn_varlen_func(q[0], k[0], v[0], lengths, lengths, 2, 2)
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="cache_seqlens.* is 3: expected 0 to 0"):
         flashattn.flash_attn_with_kvcache(q, k.clone(), v.clone(), k=k, v=v, cache_seqlens=3)

@@ -5,15 +5,10 @@ build has it, and the callback into Python.
 """
 
 import functools
-import os
+import re
+from importlib.util import find_spec
 
 import pytest
-
-# Compiling takes nearly all of the time, and small arrays need no fast programs.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-)
 
 jax = pytest.importorskip("jax", reason="needs JAX")
 
@@ -22,6 +17,7 @@ import numpy as np  # noqa: E402
 
 import flashattn  # noqa: E402
 import flashattn.jax as module  # noqa: E402
+from flashattn import _jax_call  # noqa: E402
 from flashattn.jax import attention  # noqa: E402
 
 BATCH, HEADS, HEADS_KV, DIM, DIM_V = 2, 4, 2, 16, 24
@@ -32,10 +28,9 @@ BUILT = module.interface()
 @pytest.fixture(autouse=True, params=["ffi", "callback"])
 def interface(request, monkeypatch):
     if request.param == "callback":
-        monkeypatch.setattr(module, "_ffi_targets", lambda: False)
+        monkeypatch.setattr(_jax_call, "ffi_targets", lambda: False)
     elif BUILT != "ffi":
         pytest.skip("this build has no XLA FFI handlers")
-    jax.clear_caches()
     assert module.interface() == request.param
     return request.param
 
@@ -285,6 +280,245 @@ def test_vmap():
     close(result, expected, 2e-5)
 
 
+# Arrays of one element of the mapped axis; each test stacks some of them.
+def mappable(batch=2):
+    shapes = {
+        "q": (batch, 9, 4, 8),
+        "k": (batch, 12, 2, 8),
+        "v": (batch, 12, 2, 16),
+        "bias": (1, 4, 9, 12),
+        "batch bias": (batch, 1, 9, 12),
+        "mask": (12,),
+        "sinks": (4,),
+        "alibi_slopes": (4,),
+        "batch slopes": (batch, 4),
+    }
+    drawn = {name: normal(n, (3, *shape))[0] for n, (name, shape) in enumerate(shapes.items())}
+    drawn["mask"] = (drawn["mask"] > -0.5) | (jnp.arange(12) == 0)
+    drawn["alibi_slopes"], drawn["batch slopes"] = (
+        jnp.abs(drawn[name]) for name in ("alibi_slopes", "batch slopes")
+    )
+    drawn["seqlens_k"] = jnp.array([[12, 5], [7, 0], [3, 12]])[:, :batch]
+    drawn["block_table"] = jnp.array(
+        [[[0, 1, 2], [3, 4, 5]], [[5, 4, 3], [2, 1, 0]], [[0, 2, 4], [1, 3, 5]]]
+    )
+    drawn["pages k"], drawn["pages v"] = normal(20, (3, 6, 4, 2, 8), (3, 6, 4, 2, 16))
+    return drawn
+
+
+def argument_name(name):
+    return {"batch bias": "bias", "batch slopes": "alibi_slopes"}.get(name, name.split()[-1])
+
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+VMAPPED = {  # name: (mapped, not mapped)
+    "q alone": ("q", "k v"),
+    "keys alone": ("k v", "q"),
+    "v alone": ("v", "q k"),
+    "bias": ("q k v bias", ""),
+    "bias alone": ("bias", "q k v"),
+    "the same bias": ("q k v", "bias"),
+    "bias of the batch": ("q|batch bias", "k v"),
+    "the same bias of the batch": ("q k v", "batch bias"),
+    "mask": ("mask", "q k v"),
+    "the same mask": ("q k v", "mask"),
+    "sinks": ("q k v sinks", ""),
+    "sinks alone": ("sinks", "q k v"),
+    "the same sinks": ("q k v", "sinks"),
+    "sinks, bias, slopes": ("q sinks bias", "k v|batch slopes"),
+    "slopes": ("q alibi_slopes", "k v"),
+    "slopes of the batch": ("q|batch slopes", "k v"),
+    "the same slopes of the batch": ("q k v", "batch slopes"),
+    "lengths": ("q k v seqlens_k", ""),
+    "lengths alone": ("seqlens_k", "q k v"),
+    "the same lengths": ("q k v", "seqlens_k"),
+    "lengths and sinks": ("q k v seqlens_k sinks", ""),
+    "pages": ("q block_table seqlens_k", "pages k|pages v"),
+    "pages of its own": ("q|pages k|pages v", "block_table seqlens_k"),
+    "keys of its own": ("q|pages k", "pages v|block_table seqlens_k"),
+    "pages and sinks": ("q sinks", "pages k|pages v|block_table seqlens_k"),
+}
+
+
+def words(text):
+    """Names of two words stand behind a bar."""
+    first, *rest = text.split("|")
+    known = {"batch bias", "batch slopes", "pages k", "pages v"}
+    words = [] if not first else [first] if first in known else first.split()
+    for part in rest:
+        whole = next((name for name in known if part.startswith(name)), "")
+        words += [whole] * bool(whole) + part[len(whole) :].split()
+    return words
+
+
+def differentiated(arrays):
+    """The results of attention, and their gradients, for one element."""
+    names = [name for name in DIFFERENTIABLE if name in arrays]
+    others = {name: x for name, x in arrays.items() if name not in names}
+
+    def loss(given):
+        out, lse = attention(**given, **others, return_lse=True)
+        weight = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
+        return (out * weight).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum(), (out, lse)
+
+    return jax.value_and_grad(loss, has_aux=True)({name: arrays[name] for name in names})
+
+
+def calls_of_the_library(text):
+    return len(re.findall(r'custom_call_target="(flashattn|xla_(ffi_)?python)', text))
+
+
+@pytest.mark.parametrize("case", VMAPPED)
+def test_vmap_with_options_mapped_or_not(case, interface):
+    drawn = mappable()
+    mapped, shared = (words(text) for text in VMAPPED[case])
+    arrays = {argument_name(name): drawn[name] for name in mapped}
+    arrays.update({argument_name(name): drawn[name][1] for name in shared})
+    axes = {argument_name(n): 0 for n in mapped} | {argument_name(n): None for n in shared}
+    run = jax.jit(jax.vmap(differentiated, in_axes=(axes,)))
+    results = run(arrays)
+    run_one = jax.jit(differentiated)
+    for i in range(3):
+        element = {name: x if axes[name] is None else x[i] for name, x in arrays.items()}
+        expected = run_one(element)
+        for result, expected in zip(jax.tree.leaves(results), jax.tree.leaves(expected)):
+            close_or_infinite(result[i], expected, 1e-5)
+    text = run.lower(arrays).compile().as_text()
+    # One forward and one backward, in a loop where sinks (per head) and lengths (per batch item)
+    # are mapped.
+    assert calls_of_the_library(text) == 2
+    assert (" while(" in text) == (case == "lengths and sinks")
+
+
+def close_or_infinite(result, expected, tolerance):
+    result, expected = np.array(result), np.array(expected)
+    infinite = np.isinf(expected)
+    assert np.array_equal(np.isinf(result), infinite)
+    result[infinite] = expected[infinite] = 0
+    close(result, expected, tolerance)
+
+
+def test_vmap_of_vmap_and_along_other_axes():
+    q, k, v = (normal(n, (3, 2, *x.shape))[0] for n, x in enumerate(draw(n_q=5, n_k=6)))
+    (bias,) = normal(7, (2, HEADS, 5, 6))
+    k, v = k.transpose(1, 2, 0, 3, 4, 5), v.transpose(2, 3, 4, 5, 1, 0)
+
+    def one(q, k, v, bias):
+        return attention(q, k, v, bias=bias, causal=True)
+
+    run = jax.jit(jax.vmap(jax.vmap(one, (0, 0, 4, 0), 4), (0, 2, 5, None), 1))
+    result, run_one = run(q, k, v, bias), jax.jit(one)
+    assert result.shape == (BATCH, 3, 5, HEADS, DIM_V, 2)
+    for i in range(3):
+        for j in range(2):
+            expected = run_one(q[i, j], k[j, :, i], v[..., j, i], bias[j])
+            close(result[:, i, ..., j], expected, 1e-6)
+    text = run.lower(q, k, v, bias).compile().as_text()
+    assert calls_of_the_library(text) == 1 and " while(" not in text
+
+
+def test_vmap_of_the_other_layout():
+    drawn = mappable()
+    names = ("q", "k", "v", "bias", "sinks")
+    arrays = {n: drawn[n].swapaxes(-2, -3) if n in "qkv" else drawn[n] for n in names}
+
+    def gradients(arrays):
+        def loss(x):
+            out, lse = attention(**x, layout="bhsd", causal=True, return_lse=True)
+            return jnp.sin(out).sum() + lse.sum()
+
+        return jax.grad(loss)(arrays)
+
+    for chosen in (names, names[:-1]):  # as more heads, and as more batch items
+        given = {n: arrays[n] for n in chosen}
+        results, run_one = jax.jit(jax.vmap(gradients))(given), jax.jit(gradients)
+        for i in range(3):
+            expected = run_one({n: x[i] for n, x in given.items()})
+            for name in chosen:
+                close(results[name][i], expected[name], 1e-5)
+
+
+def test_vmap_of_packed_sequences():
+    """As more heads, as long as all elements have the same lengths."""
+    q, k, v = (normal(n, (3, 20, *x.shape[2:]))[0] for n, x in enumerate(draw()))
+    slopes, sinks = normal(5, (3, HEADS), (3, HEADS))
+    slopes = jnp.abs(slopes)
+    starts = jnp.array([0, 4, 4, 17])
+    other_starts = jnp.array([[0, 4, 4, 17], [0, 1, 2, 20], [0, 7, 8, 9]])
+
+    def gradients(q, k, v, sinks, slopes, starts):
+        def loss(*x):
+            *qkv, sinks = x
+            options = {"alibi_slopes": slopes, "cu_seqlens_q": starts, "cu_seqlens_k": starts}
+            return jnp.sin(attention(*qkv, sinks=sinks, causal=True, **options)).sum()
+
+        return jax.grad(loss, argnums=range(4))(q, k, v, sinks)
+
+    for lengths, axis in ((starts, None), (other_starts, 0)):
+        run = jax.jit(jax.vmap(gradients, (0, 0, 0, 0, 0, axis)))
+        results, run_one = run(q, k, v, sinks, slopes, lengths), jax.jit(gradients)
+        for i in range(3):
+            own = lengths if axis is None else lengths[i]
+            expected = run_one(q[i], k[i], v[i], sinks[i], slopes[i], own)
+            for result, gradient in zip(results, expected):
+                close(result[i], gradient, 1e-5)
+        text = run.lower(q, k, v, sinks, slopes, lengths).compile().as_text()
+        assert (" while(" in text) == (axis == 0)
+
+
+@pytest.mark.parametrize("own_keys", [True, False])
+def test_vmap_of_dropout(own_keys):
+    """Each element drops what it would drop alone."""
+    q, k, v = (normal(n, (3, *x.shape))[0] for n, x in enumerate(draw()))
+    keys = jax.random.split(jax.random.key(1), 3) if own_keys else jax.random.key(1)
+
+    def one(q, k, v, key):
+        return attention(q, k, v, dropout_p=0.4, dropout_key=key)
+
+    result = jax.jit(jax.vmap(one, (0, 0, 0, 0 if own_keys else None)))(q, k, v, keys)
+    for i in range(3):
+        close(result[i], one(q[i], k[i], v[i], keys[i] if own_keys else keys), 1e-6)
+
+
+SECOND = {
+    "grad of grad": lambda f: jax.grad(lambda x: jax.grad(f)(x).sum()),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,)),
+    "hessian": jax.hessian,
+    "grad of vjp": lambda f: jax.grad(lambda x: jax.vjp(f, x)[1](1.0)[0].sum()),
+    "jacfwd": jax.jacfwd,
+    "of a vmap": lambda f: jax.grad(lambda x: jax.vmap(jax.grad(f))(x[None]).sum()),
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("which", SECOND)
+def test_what_has_no_derivative_is_an_error(which, compiled):
+    q, k, v = draw(n_q=3, n_k=4)
+    attention(q, k, v)  # what an earlier call has cached changes nothing
+    jax.grad(lambda q: attention(q, k, v).sum())(q)
+    function = SECOND[which](lambda q: attention(q, k, v).sum())
+    with pytest.raises((NotImplementedError, TypeError), match="first derivatives|forward-mode"):
+        (jax.jit(function) if compiled else function)(q)
+
+
+def test_export():
+    """A program for one device can be stored; XLA wants the names of the library's calls."""
+    if module.interface() != "ffi":
+        pytest.skip("a callback cannot be stored")
+    export = pytest.importorskip("jax.export")  # JAX 0.5 needs absl for it
+    q, k, v = draw()
+    run = jax.jit(functools.partial(attention, causal=True))
+    with pytest.raises(ValueError, match="flashattn_forward"):
+        export.export(run)(q, k, v)
+    allowed = [export.DisabledSafetyCheck.custom_call("flashattn_forward")]
+    exported = export.export(run, disabled_checks=allowed)(q, k, v)
+    close(jax.jit(exported.call)(q, k, v), run(q, k, v), 1e-7)
+    if find_spec("flatbuffers"):
+        exported = export.deserialize(exported.serialize())
+        close(jax.jit(exported.call)(q, k, v), run(q, k, v), 1e-7)
+
+
 def test_inside_a_larger_program():
     """A loop of layers, rematerialized in the backward."""
     q, k, v = draw(n_q=47)
@@ -320,7 +554,7 @@ def test_outside_of_jit_it_is_flashattn_attention():
         ({"mask": jnp.ones((1, 1, 33, 47))}, "expected bool"),
         ({"mask": jnp.ones((1, 1, 33, 46), bool)}, "mask"),
         ({"alibi_slopes": jnp.zeros((3, 4))}, "alibi_slopes.shape"),
-        ({"seqlens_k": jnp.zeros(3)}, "seqlens_k.shape"),
+        ({"seqlens_k": jnp.zeros(3, int)}, "seqlens_k.shape"),
         ({"dropout_p": 0.5}, "dropout_key"),
         ({"v": jnp.zeros((BATCH, 40, HEADS_KV, DIM))}, r"v.shape\[1\] is 40"),
         ({"q": jnp.zeros((BATCH, 33, HEADS, DIM), jnp.int32)}, "expected float32"),

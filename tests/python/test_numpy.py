@@ -135,6 +135,49 @@ def test_combine(rng, dtype):
     close(lse, expected_lse)
 
 
+@pytest.mark.parametrize("count", [1, 15, 128, 700])
+def test_combine_takes_any_number_of_parts(rng, count):
+    q, k, v = (draw(rng, (2, n, 4, 16), np.float32) for n in (5, 2 * count, 2 * count))
+    expected, expected_lse = flashattn.attention(q, k, v, return_lse=True)
+    parts, lses = zip(
+        *(
+            flashattn.attention(q, k[:, i : i + 2], v[:, i : i + 2], return_lse=True)
+            for i in range(0, 2 * count, 2)
+        )
+    )
+    out, lse = flashattn.combine(np.stack(parts), np.stack(lses), return_lse=True)
+    close(out, expected)
+    close(lse, expected_lse)
+    # Log-sum-exps with other strides, as a kernel with another layout writes them.
+    rows_first = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in lses]
+    assert np.array_equal(flashattn.combine(parts, rows_first), out)
+    reversed_rows = [np.ascontiguousarray(x[..., ::-1])[..., ::-1] for x in lses]
+    assert np.array_equal(flashattn.combine(parts, reversed_rows), out)
+    shared = np.broadcast_to(lses[0][:1, :1, :1], lses[0].shape)
+    assert np.array_equal(
+        flashattn.combine(parts, [shared] * count),
+        flashattn.combine(parts, [shared.copy()] * count),
+    )
+
+
+def test_combine_refuses_other_layouts_of_lse(rng):
+    q, k, v = (draw(rng, (2, n, 4, 16), np.float32) for n in (5, 9, 9))
+    out, lse = flashattn.attention(q, k, v, return_lse=True)
+    with pytest.raises(ValueError, match=r"lses\[1\].shape is \(2, 5, 4\): expected \(2, 4, 5\)"):
+        flashattn.combine([out, out], [lse, lse.swapaxes(1, 2)])
+    with pytest.raises(ValueError, match=r"lses\[0\].dtype is float64"):
+        flashattn.combine([out], [lse.astype(np.float64)])
+    with pytest.raises(ValueError, match=r"parts\[2\].shape"):
+        flashattn.combine([out, out, out[:, :3]], [lse, lse, lse[:, :, :3]])
+    grads = [np.empty_like(x) for x in (q, k, v)]
+    with pytest.raises(ValueError, match=r"^lse.shape is \(2, 5, 4\)"):
+        flashattn._core.backward(
+            q, k, v, out, lse.swapaxes(1, 2).copy(), out, None, *grads, None, None, "bshd"
+        )
+    with pytest.raises(ValueError, match=r"^dlse.shape is \(40,\)"):
+        flashattn._core.backward(q, k, v, out, lse, out, lse.ravel(), *grads, None, None, "bshd")
+
+
 def test_packed_is_each_sequence_alone(rng):
     lengths = [(3, 9), (0, 4), (7, 0), (5, 5)]
     cu_q, cu_k = (np.cumsum([0, *x]).astype(np.int32) for x in zip(*lengths))
@@ -201,6 +244,51 @@ def test_dropout_state_is_seed_and_offset(rng):
     )
 
 
+@pytest.mark.parametrize("function", [flashattn.attention, flashattn.decode])
+def test_dropout_draws_its_seed(rng, function):
+    q, k, v = (draw(rng, (1, n, 2, 16), np.float32) for n in (4, 40, 40))
+    outs = []
+    for s in (1, 1, 2):
+        np.random.seed(s)
+        outs += [function(q, k, v, dropout_p=0.5) for _ in range(2)]
+    assert np.array_equal(outs[0], outs[2]) and np.array_equal(outs[1], outs[3])
+    assert not np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[0], outs[4])
+    given = [function(q, k, v, dropout_p=0.5, seed=3) for _ in range(2)]
+    assert np.array_equal(given[0], given[1])
+    assert np.array_equal(given[0], function(q, k, v, dropout_p=0.5, seed=3, offset=0))
+    assert np.array_equal(
+        function(q, k, v, dropout_p=0.5, seed=0), function(q, k, v, dropout_p=0.5, offset=0)
+    )
+    state = np.random.get_state()[2]
+    function(q, k, v, dropout_p=0.0)
+    assert np.random.get_state()[2] == state
+
+
+def test_lengths_may_be_lists_and_of_any_integers(rng):
+    pages_k, pages_v = (draw(rng, (7, 4, 2, 8), np.float32) for _ in range(2))
+    q = draw(rng, (2, 3, 2, 8), np.float32)
+    table, lengths = [[6, 0, 3], [2, 5, 1]], [11, 6]
+    exact = {"block_table": np.array(table, np.int32), "seqlens_k": np.array(lengths, np.int32)}
+    expected = flashattn.attention(q, pages_k, pages_v, **exact)
+    lists = {"block_table": table, "seqlens_k": tuple(lengths)}
+    assert np.array_equal(flashattn.attention(q, pages_k, pages_v, **lists), expected)
+    for dtype in (np.int64, np.uint8, np.int16, np.uint64):
+        converted = {name: np.array(x, dtype) for name, x in lists.items()}
+        assert np.array_equal(flashattn.attention(q, pages_k, pages_v, **converted), expected)
+    assert flashattn.supported(q, pages_k, pages_v, **lists) is None
+    weights = flashattn.weights(q, pages_k, rows=[2, 0], **lists)
+    assert np.array_equal(
+        weights, flashattn.weights(q, pages_k, rows=np.array([2, 0], np.int32), **exact)
+    )
+    flat = [x.reshape(-1, 2, 8) for x in (q, pages_k, pages_v)]
+    cu = {"cu_seqlens_q": [0, 2, 6], "cu_seqlens_k": [0, 9, 28]}
+    assert np.array_equal(
+        flashattn.attention(*flat, **cu),
+        flashattn.attention(*flat, **{name: np.array(x, np.int32) for name, x in cu.items()}),
+    )
+    assert flashattn.weights(*flat[:2], max_seqlen_q=4, max_seqlen_k=19, **cu).shape[0] == 2
+
+
 def test_out_and_read_only_inputs(rng):
     q, k, v = (draw(rng, (1, n, 2, 16), np.float32) for n in (4, 9, 9))
     expected = flashattn.attention(q, k, v)
@@ -239,7 +327,7 @@ def test_plain_calls(rng):
             flashattn.attention(*arrays)
     assert plain(q, k, v, return_lse=True) is NotImplemented
     assert plain(*(x.astype(ml_dtypes.float8_e4m3fn) for x in (q, k, v))) is NotImplemented
-    for name in ("bias", "sinks", "stream", "unknown"):
+    for name in ("stream", "unknown"):
         assert plain(q, k, v, **{name: None}) is NotImplemented
     with pytest.raises(TypeError, match="no option 'unknown'"):
         flashattn.attention(q, k, v, unknown=1)

@@ -313,17 +313,6 @@ def test_vmap_of_options_and_of_gradients():
         close(mine[1][i], expected[1])
 
 
-def test_second_derivative_is_an_error():
-    q, k, v = (randn(1, 4, 1, 8, grad=True) for _ in range(3))
-    (dq,) = torch.autograd.grad(flashattn.attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|second derivative"):
-        dq.sum().backward()
-    out, _ = torch.ops.flashattn.forward(q, k, v)
-    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        dq.sum().backward()
-
-
 def test_views_that_need_care():
     q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
     expected = flashattn.attention(q, k, v)
@@ -374,8 +363,18 @@ def test_what_is_not_plain_goes_the_long_way():
         assert torch.equal(plain(*wanted), expected)
     with torch.inference_mode():
         assert plain(q, k, v).is_inference()
-    for name, value in (("bias", None), ("sinks", None), ("stream", 1), ("unknown", 1)):
+    for name, value in (("stream", 1), ("unknown", 1)):
         assert plain(q, k, v, **{name: value}) is NotImplemented
+    for name, value in (("bias", randn(6, 6)), ("sinks", randn(2)), ("alibi_slopes", randn(2))):
+        assert torch.equal(
+            plain(q, k, v, **{name: value}), flashattn.attention(q, k, v, **{name: value})
+        )
+        for other in (value.clone().requires_grad_(), torch._neg_view(value), value.to("meta")):
+            assert plain(q, k, v, **{name: other}) is NotImplemented
+        parameter = torch.nn.Parameter(value)
+        with torch.no_grad():
+            expected_too = flashattn.attention(q, k, v, **{name: value})
+            assert torch.equal(flashattn.attention(q, k, v, **{name: parameter}), expected_too)
     with pytest.raises(TypeError, match="no option 'unknown'"):
         flashattn.attention(q, k, v, unknown=1)
     assert plain(*(x.to(torch.float8_e4m3fn) for x in (q, k, v))) is NotImplemented
@@ -494,3 +493,87 @@ def test_importing_flashattn_does_not_import_torch():
 
     code = "import sys, flashattn; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_dropout_follows_the_manual_seed():
+    q, k, v = (torch.randn(1, n, 2, 16) for n in (6, 40, 40))
+    leaf = q.clone().requires_grad_()
+    compiled = torch.compile(
+        lambda x: flashattn.attention(x, k, v, dropout_p=0.5), backend="eager", fullgraph=True
+    )
+    for call in (
+        lambda: flashattn.attention(q, k, v, dropout_p=0.5),
+        lambda: flashattn.decode(q, k, v, dropout_p=0.5),
+        lambda: flashattn.attention(leaf, k, v, dropout_p=0.5),
+        lambda: compiled(q),
+    ):
+        outs = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            outs += [call().detach() for _ in range(2)]
+        assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3])
+        assert not torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[4])
+    fixed = [flashattn.attention(q, k, v, dropout_p=0.5, seed=4) for _ in range(2)]
+    assert torch.equal(*fixed)
+
+
+def test_lengths_may_be_lists_and_int64():
+    q, k, v = (torch.randn(9, 2, 16) for _ in range(3))
+    cu = [0, 4, 9]
+    expected = flashattn.attention(
+        q, k, v, cu_seqlens_q=torch.tensor(cu).int(), cu_seqlens_k=torch.tensor(cu).int()
+    )
+    leaf = q.clone().requires_grad_()
+    for give in (list, tuple, torch.tensor):
+        options = {"cu_seqlens_q": give(cu), "cu_seqlens_k": give(cu)}
+        assert torch.equal(flashattn.attention(q, k, v, **options), expected)
+        flashattn.attention(leaf, k, v, **options).sum().backward()
+    compiled = torch.compile(flashattn.attention, backend="eager", fullgraph=True)
+    options = {"cu_seqlens_q": torch.tensor(cu), "cu_seqlens_k": torch.tensor(cu)}
+    assert torch.equal(compiled(q, k, v, **options), expected)
+    with pytest.raises(ValueError, match=f"cu_seqlens_q holds {2**40}"):
+        flashattn.attention(q, k, v, cu_seqlens_q=torch.tensor([0, 2**40]))
+    weights = flashattn.weights(q[None], k[None], rows=[1, 3])
+    assert torch.equal(weights, flashattn.weights(q[None], k[None])[:, :, [1, 3]])
+
+
+def test_combine_of_many_parts_and_strides():
+    q, k, v = (torch.randn(2, n, 3, 16) for n in (5, 200, 200))
+    parts, lses = zip(
+        *(flashattn.attention(q, k[:, [i]], v[:, [i]], return_lse=True) for i in range(200))
+    )
+    expected, expected_lse = flashattn.attention(q, k, v, return_lse=True)
+    for wanted in (lses, [x.mT.contiguous().mT for x in lses], torch.stack(lses, -1).unbind(-1)):
+        out, lse = flashattn.combine(parts, wanted, return_lse=True)
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"lses\[0\].shape is \(2, 5, 3\): expected \(2, 3, 5\)"):
+        flashattn.combine(parts, [x.mT for x in lses])
+    with pytest.raises(TypeError, match=r"lses\[1\] is of type list: expected a tensor"):
+        flashattn.combine(parts[:2], [lses[0], [1.0]])
+    with pytest.raises(ValueError, match=r"^lse.shape is \(2, 5, 3\)"):
+        wanted = [True, True, True, False, False]
+        torch.ops.flashattn.backward(out, None, q, k, v, out, lse.mT, wanted)
+
+
+def test_tensors_that_cannot_be_read_are_named():
+    q = torch.randn(1, 4, 2, 8)
+    leaf = q.clone().requires_grad_()
+    others = [
+        (q.to_sparse(), "sparse|DLPack"),
+        (torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), "qint8"),
+        (q.to(torch.complex64).conj(), "complex64"),
+        (q.double(), "float64"),
+    ]
+    for x, words in others:
+        for call in (
+            lambda: flashattn.attention(q, x, q),
+            lambda: flashattn.attention(leaf, x, q),
+            lambda: flashattn.decode(q, x, q),
+            lambda: flashattn.weights(q, x),
+            lambda: flashattn.flash_attn_func(q, x, q),
+        ):
+            flashattn.attention(q, q, q)
+            with pytest.raises((TypeError, ValueError), match=rf"^k\b.*({words})") as caught:
+                call()
+            assert "\n" not in str(caught.value)

@@ -1,0 +1,33 @@
+/*
+ * FA_CHECK=1: a kernel looks at a call's lengths, block table and rows before the call's own kernels, and
+ * reports to pinned host memory of the context. Outside of a capture the call waits for the report; in
+ * a captured call nothing may wait, and what a launch of the graph finds is read by a later call.
+ */
+#ifndef FA_CUDA_CHECKS_H
+#define FA_CUDA_CHECKS_H
+
+#include "../../kernels/checks.h"
+#include "cuda/driver.h"
+#include "problem.h"
+
+/* The reports of one context. */
+typedef struct fa_cuda_checks fa_cuda_checks;
+
+/* Whether the environment asks for checks; read once. */
+bool fa_cuda_checks_wanted(void);
+
+/* Those of the current context, made when first asked for. NULL: a fault. */
+fa_cuda_checks *fa_cuda_checks_here(fa_cuda_fault *fault);
+
+/* What launches of graphs have found since, one report at a time; false: nothing. */
+bool fa_cuda_checks_take(fa_cuda_checks *checks, fa_check_report *found);
+
+/* What the kernel is told, but where to report. False: there is nothing to look at. rows: of fa_weights. */
+bool fa_cuda_check_params(const fa_problem *problem, const fa_options *options,
+                          fa_check_params *params);
+
+/* Queues the check. found: what is wrong; FA_CHECK_FINE, too, if it is for a later call to say. */
+bool fa_cuda_check(fa_cuda_checks *checks, void *kernel, int device, const fa_check_params *params,
+                   void *stream, fa_check_report *found, fa_cuda_fault *fault);
+
+#endif
