@@ -136,8 +136,11 @@ static bool time_layer(layer_run *r)
 static void check_with_float64(layer_run *r)
 {
     fa_dtype dtype = r->tensors[0].view.dtype;
-    ref_inputs in = {r->tensors[0].view, r->tensors[1].view, r->tensors[2].view, r->options,
-                     ref_rounding_for(dtype, dtype, dtype, dtype)};
+    ref_inputs in = {.q = r->tensors[0].view,
+                     .k = r->tensors[1].view,
+                     .v = r->tensors[2].view,
+                     .options = r->options};
+    in.rounding = ref_rounding_for(&in, dtype, false);
     ref_array out, lse;
     ref_forward(&in, &out, &lse);
     ref_check_tensor(&r->report, "out", &r->tensors[3].view, &out);

@@ -41,22 +41,33 @@ static void write_inputs(void)
     v_tensor = fa_bshd(v, FA_FLOAT32, B, NK, HKV, DV);
 }
 
-static ref_inputs inputs(fa_dtype dtype)
+/* The device that the command chooses by itself; asked for once. */
+static fa_device device;
+
+static void find_device(void)
 {
-    return (ref_inputs){.q = q_tensor,
-                        .k = k_tensor,
-                        .v = v_tensor,
-                        .rounding = ref_rounding_for(dtype, dtype, dtype, dtype)};
+    const outcome *o = EXPECT_FINE("info", "--json");
+    const char *cuda = "\"dtype\": \"float32\", \"device\": \"cuda\", \"supported\": true";
+    device = strstr(o->out, cuda) ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
+}
+
+static ref_inputs inputs(void)
+{
+    ref_inputs in = {.q = q_tensor, .k = k_tensor, .v = v_tensor};
+    in.options.device = device;
+    return in;
 }
 
 /* Compares o.npy and l.npy, whose shapes are given, with the reference. */
-static void check_forward(const char *what, const ref_inputs *in, fa_tensor out, const char *type,
+static void check_forward(const char *what, const ref_inputs *given, fa_tensor out, const char *type,
                           const char *out_shape, const char *lse_shape)
 {
+    ref_inputs in = *given;
     ref_array want, want_lse;
     ref_report report = REF_REPORT_INIT;
     int64_t rows = out.shape[0] * out.shape[1] * out.shape[2];
-    ref_forward(in, &want, &want_lse);
+    in.rounding = ref_rounding_for(&in, out.dtype, true);
+    ref_forward(&in, &want, &want_lse);
     out.data = harness_read_npy("o.npy", type, out_shape,
                                 (size_t)(rows * out.shape[3]) * fa_dtype_size(out.dtype));
     float *lse = harness_read_npy("l.npy", "<f4", lse_shape, (size_t)rows * sizeof *lse);
@@ -86,7 +97,7 @@ static void check_usual(const char *what, const ref_inputs *in)
 
 static void test_options(void)
 {
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     EXPECT_FINE("run", FILES, OUTPUTS);
     check_usual("no option", &in);
 
@@ -99,42 +110,42 @@ static void test_options(void)
     EXPECT_FINE("run", FILES, OUTPUTS, "--causal", "--diagonal", "-2");
     check_usual("--diagonal", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     in.options.flags = FA_WINDOW;
     in.options.window_left = 2;
     in.options.window_right = -1;
     EXPECT_FINE("run", FILES, OUTPUTS, "--window=2,-1");
     check_usual("--window", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     in.options.flags = FA_SCALE;
     EXPECT_FINE("run", FILES, OUTPUTS, "--scale", "0");
     check_usual("--scale 0", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     in.options.scale = 0.75f;
     in.options.softcap = 1.5f;
     EXPECT_FINE("run", FILES, OUTPUTS, "--scale", "0.75", "--softcap", "1.5");
     check_usual("--softcap", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     in.options.alibi_slopes = alibi;
     in.options.alibi_batch_stride = HQ;
     EXPECT_FINE("run", FILES, OUTPUTS, "--alibi", "alibi.npy");
     check_usual("--alibi", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     in.options.sinks = sinks;
     EXPECT_FINE("run", FILES, OUTPUTS, "--sinks", "sinks.npy");
     check_usual("--sinks", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     in.options.dropout_p = 0.25f;
     in.options.dropout_seed = 0x123456789abcdefu;
     EXPECT_FINE("run", FILES, OUTPUTS, "--dropout", "0.25", "--seed", "0x123456789abcdef");
     check_usual("--dropout", &in);
 
-    in = inputs(FA_FLOAT32);
+    in = inputs();
     fa_tensor m = fa_bshd(mask, FA_BOOL, B, 1, NQ, NK),
               b = fa_bshd(bias, FA_FLOAT32, 1, HQ, NQ, NK);
     in.options.mask = &m;
@@ -149,7 +160,7 @@ static void test_integer_masks(void)
 {
     int32_t mask4[B * NQ * NK];
     int64_t mask8[B * NQ * NK];
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     fa_tensor m = fa_bshd(mask, FA_BOOL, B, 1, NQ, NK);
     in.options.mask = &m;
     for (int i = 0; i < B * NQ * NK; i++) {
@@ -171,7 +182,7 @@ static void test_integer_masks(void)
 /* One batch item in 3 axes, one head of it in 2. */
 static void test_axes(void)
 {
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     harness_write_npy("q3.npy", "<f4", "(5, 4, 8)", q, sizeof q / B);
     harness_write_npy("k3.npy", "<f4", "(7, 2, 8)", k, sizeof k / B);
     harness_write_npy("v3.npy", "<f4", "(7, 2, 3)", v, sizeof v / B);
@@ -201,7 +212,7 @@ static void test_axes(void)
 /* The same numbers read as (batch, heads, sequence, dim): 5 heads of 4 queries. */
 static void test_layout(void)
 {
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     in.q = fa_bhsd(q, FA_FLOAT32, B, 4, 5, D);
     in.k = fa_bhsd(k, FA_FLOAT32, B, 14, 1, D);
     in.v = fa_bhsd(v, FA_FLOAT32, B, 14, 1, DV);
@@ -229,7 +240,7 @@ static void test_formats(void)
 {
     const int64_t shape[4] = {B, NQ, HQ, D};
     unsigned char wide[8 * Q_COUNT];
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     for (int i = 0; i < Q_COUNT; i++) {
         double x = (double)q[i];
         uint64_t bits;
@@ -254,7 +265,7 @@ static uint16_t q16[Q_COUNT], k16[K_COUNT], v16[V_COUNT];
 
 static ref_inputs narrow_inputs(fa_dtype dtype)
 {
-    ref_inputs in = inputs(dtype);
+    ref_inputs in = inputs();
     bool half = dtype == FA_FLOAT16;
     for (int i = 0; i < Q_COUNT; i++)
         q16[i] = half ? fa_float_to_half(q[i]) : fa_float_to_bfloat(q[i]);
@@ -280,7 +291,7 @@ static void test_float16(void)
     check_forward("--dtype f16", &in, out, "<f2", "(2, 5, 4, 3)", "(2, 4, 5)");
 
     /* One file of float32 among them: everything in float32. */
-    ref_inputs mixed = inputs(FA_FLOAT32);
+    ref_inputs mixed = inputs();
     mixed.q = in.q;
     EXPECT_FINE("run", "--q", "qh.npy", "--k", "k.npy", "--v", "v.npy", OUTPUTS);
     check_usual("mixed", &mixed);
@@ -295,6 +306,7 @@ static void test_bfloat16(void)
     uint16_t narrow[OUT_COUNT];
     ref_array want, want_lse;
     ref_report report = REF_REPORT_INIT;
+    in.rounding = ref_rounding_for(&in, FA_BFLOAT16, true);
     ref_forward(&in, &want, &want_lse);
     for (int i = 0; bits && i < OUT_COUNT; i++) {
         if (bits[i] & 0xffffu) ref_fail(&report, "element %d is no bfloat16", i);
@@ -338,7 +350,7 @@ static void check_gradient(const char *path, const char *shape, fa_tensor got,
 
 static void test_grad(void)
 {
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     fa_tensor b = fa_bshd(bias, FA_FLOAT32, 1, HQ, NQ, NK),
               d = fa_bshd(dout, FA_FLOAT32, B, NQ, HQ, DV);
     const int64_t bias_shape[4] = {1, HQ, NQ, NK};
@@ -347,6 +359,7 @@ static void test_grad(void)
     in.options.softcap = 3;
     in.options.bias = &b;
     in.options.sinks = sinks;
+    in.rounding = ref_rounding_for(&in, FA_FLOAT32, true);
     ref_backward(&in, &d, NULL, bias_shape, &want);
     EXPECT_FINE("grad", FILES, OUTPUTS, "--dout", "dout.npy", "--causal", "--softcap", "3",
                 "--bias", "bias.npy", "--sinks", "sinks.npy", "--dq", "dq.npy", "--dk", "dk.npy",
@@ -372,7 +385,7 @@ static void test_empty(void)
     EXPECT_FINE("run", "--q", "q0.npy", "--k", "k.npy", "--v", "v.npy", OUTPUTS);
     free(harness_read_npy("o.npy", "<f4", "(2, 0, 4, 3)", 0));
     free(harness_read_npy("l.npy", "<f4", "(2, 4, 0)", 0));
-    ref_inputs in = inputs(FA_FLOAT32);
+    ref_inputs in = inputs();
     in.k.shape[1] = in.v.shape[1] = 0;
     EXPECT_FINE("run", "--q", "q.npy", "--k", "k0.npy", "--v", "v0.npy", OUTPUTS);
     check_usual("no keys", &in);
@@ -382,6 +395,7 @@ int main(int argc, char **argv)
 {
     harness_begin(argc, argv);
     write_inputs();
+    find_device();
     test_options();
     test_integer_masks();
     test_axes();
