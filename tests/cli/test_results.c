@@ -59,8 +59,8 @@ static ref_inputs inputs(void)
 }
 
 /* Compares o.npy and l.npy, whose shapes are given, with the reference. */
-static void check_forward(const char *what, const ref_inputs *given, fa_tensor out, const char *type,
-                          const char *out_shape, const char *lse_shape)
+static void check_forward(const char *what, const ref_inputs *given, fa_tensor out,
+                          const char *type, const char *out_shape, const char *lse_shape)
 {
     ref_inputs in = *given;
     ref_array want, want_lse;
