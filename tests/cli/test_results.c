@@ -297,11 +297,10 @@ static void test_float16(void)
     check_usual("mixed", &mixed);
 }
 
-/* The file holds float32, each a bfloat16. */
-static void test_bfloat16(void)
+/* o.npy holds float32, each a bfloat16. */
+static void check_bfloat16(const char *what, const ref_inputs *given)
 {
-    ref_inputs in = narrow_inputs(FA_BFLOAT16);
-    EXPECT_FINE("run", FILES, OUTPUTS, "--dtype", "bf16");
+    ref_inputs in = *given;
     uint32_t *bits = harness_read_npy("o.npy", "<f4", "(2, 5, 4, 3)", sizeof(float) * OUT_COUNT);
     uint16_t narrow[OUT_COUNT];
     ref_array want, want_lse;
@@ -314,10 +313,43 @@ static void test_bfloat16(void)
     }
     fa_tensor out = fa_bshd(narrow, FA_BFLOAT16, B, NQ, HQ, DV);
     if (bits) ref_check_tensor(&report, "out", &out, &want);
-    CHECK(bits && report.ok, "--dtype bf16: %s", report.message);
+    CHECK(bits && report.ok, "%s: %s", what, report.message);
     free(bits);
     ref_array_free(&want);
     ref_array_free(&want_lse);
+    remove("o.npy");
+}
+
+/* Files of ml_dtypes' bfloat16, as numpy.save writes it ('<V2'), as it writes it again when it has read that ('|V2'),
+ * and in the other byte order; and as others name it. */
+static void test_bfloat16(void)
+{
+    static const char *const types[] = {"<V2", "|V2", "=V2", "bfloat16", ">V2"};
+    ref_inputs in = narrow_inputs(FA_BFLOAT16);
+    EXPECT_FINE("run", FILES, OUTPUTS, "--dtype", "bf16");
+    check_bfloat16("--dtype bf16", &in);
+    harness_write_npy("kb.npy", "<V2", "(2, 7, 2, 8)", k16, sizeof k16);
+    harness_write_npy("vb.npy", "<V2", "(2, 7, 2, 3)", v16, sizeof v16);
+    for (int t = 0; t < 5; t++) {
+        uint16_t bytes[Q_COUNT];
+        for (int i = 0; i < Q_COUNT; i++)
+            bytes[i] = t == 4 ? (uint16_t)(q16[i] << 8 | q16[i] >> 8) : q16[i];
+        harness_write_npy("qb.npy", types[t], "(2, 5, 4, 8)", bytes, sizeof bytes);
+        EXPECT_FINE("run", "--q", "qb.npy", "--k", "kb.npy", "--v", "vb.npy", OUTPUTS);
+        check_bfloat16(types[t], &in);
+    }
+    /* With a file of another type, all in float32; a bias in bfloat16 stays that. */
+    ref_inputs mixed = inputs();
+    uint16_t bias16[BIAS_COUNT];
+    for (int i = 0; i < BIAS_COUNT; i++) bias16[i] = fa_float_to_bfloat(bias[i]);
+    fa_tensor b = fa_bshd(bias16, FA_BFLOAT16, 1, HQ, NQ, NK);
+    harness_write_npy("qb.npy", "<V2", "(2, 5, 4, 8)", q16, sizeof q16);
+    harness_write_npy("biasb.npy", "<V2", "(4, 5, 7)", bias16, sizeof bias16);
+    mixed.q = in.q;
+    mixed.options.bias = &b;
+    EXPECT_FINE("run", "--q", "qb.npy", "--k", "k.npy", "--v", "v.npy", OUTPUTS, "--bias",
+                "biasb.npy");
+    check_usual("bfloat16 and float32", &mixed);
 }
 
 /* float64 to 16 bits rounds once: 1 + 2^-11 + 2^-40 lies above the middle of two float16 and rounds
@@ -333,6 +365,78 @@ static void test_rounding_once(void)
     uint16_t *out = harness_read_npy("o.npy", "<f2", "(1, 1)", 2);
     CHECK(out && out[0] == 0x3c01, "1 + 2^-11 + 2^-40 became %04x", out ? out[0] : 0u);
     free(out);
+}
+
+/* ---- lengths and pages ----------------------------------------------------------------------- */
+
+static void test_padded(void)
+{
+    const int32_t queries[B] = {3, 5}, keys[B] = {7, 0};
+    const int64_t wide[B] = {7, 0};
+    ref_inputs in = inputs();
+    in.options.seqlens_q = queries;
+    in.options.seqlens_k = keys;
+    in.options.flags = FA_CAUSAL;
+    harness_write_npy("nq.npy", "<i4", "(2,)", queries, sizeof queries);
+    harness_write_npy("nk.npy", "<i8", "(2,)", wide, sizeof wide);
+    EXPECT_FINE("run", FILES, OUTPUTS, "--causal", "--seqlens-q", "nq.npy", "--seqlens-k",
+                "nk.npy");
+    check_usual("--seqlens", &in);
+}
+
+/* Three sequences in the rows of one batch item: files of 3 axes. */
+static void test_packed(void)
+{
+    const int32_t cu_q[4] = {0, 4, 4, 10}, cu_k[4] = {1, 6, 8, 14}, used[3] = {5, 2, 3};
+    float slopes[3 * HQ];
+    harness_fill(slopes, 3 * HQ, 0.5f, 8);
+    harness_write_npy("qp.npy", "<f4", "(10, 4, 8)", q, sizeof q);
+    harness_write_npy("kp.npy", "<f4", "(14, 2, 8)", k, sizeof k);
+    harness_write_npy("vp.npy", "<f4", "(14, 2, 3)", v, sizeof v);
+    harness_write_npy("cq.npy", "<i4", "(4,)", cu_q, sizeof cu_q);
+    harness_write_npy("ck.npy", "<i4", "(4,)", cu_k, sizeof cu_k);
+    harness_write_npy("uk.npy", "<i4", "(3,)", used, sizeof used);
+    harness_write_npy("slopes.npy", "<f4", "(3, 4)", slopes, sizeof slopes);
+    ref_inputs in = inputs();
+    in.q = fa_bshd(q, FA_FLOAT32, 1, B * NQ, HQ, D);
+    in.k = fa_bshd(k, FA_FLOAT32, 1, B * NK, HKV, D);
+    in.v = fa_bshd(v, FA_FLOAT32, 1, B * NK, HKV, DV);
+    in.options.num_sequences = 3;
+    in.options.cu_seqlens_q = cu_q;
+    in.options.cu_seqlens_k = cu_k;
+    in.options.seqlens_k = used;
+    in.options.alibi_slopes = slopes;
+    in.options.alibi_batch_stride = HQ;
+    EXPECT_FINE("run", "--q", "qp.npy", "--k", "kp.npy", "--v", "vp.npy", OUTPUTS, "--cu-seqlens-q",
+                "cq.npy", "--cu-seqlens-k", "ck.npy", "--seqlens-k", "uk.npy", "--alibi",
+                "slopes.npy");
+    check_forward("--cu-seqlens", &in, fa_bshd(NULL, FA_FLOAT32, 1, B * NQ, HQ, DV), "<f4",
+                  "(10, 4, 3)", "(4, 10)");
+}
+
+/* The 14 rows of keys as 7 pages of 2; packed queries of 3 axes beside. */
+static void test_paged(void)
+{
+    const int32_t cu_q[4] = {0, 4, 4, 10}, keys[3] = {5, 0, 4};
+    const int32_t table[3 * 3] = {6, 2, 0, -1, -1, -1, 4, 5, 99}; /* behind the lengths: not read */
+    harness_write_npy("k7.npy", "<f4", "(7, 2, 2, 8)", k, sizeof k);
+    harness_write_npy("v7.npy", "<f4", "(7, 2, 2, 3)", v, sizeof v);
+    harness_write_npy("n7.npy", "<i4", "(3,)", keys, sizeof keys);
+    harness_write_npy("t7.npy", "<i4", "(3, 3)", table, sizeof table);
+    ref_inputs in = inputs();
+    in.q = fa_bshd(q, FA_FLOAT32, 1, B * NQ, HQ, D);
+    in.k = fa_bshd(k, FA_FLOAT32, 7, 2, HKV, D);
+    in.v = fa_bshd(v, FA_FLOAT32, 7, 2, HKV, DV);
+    in.options.flags = FA_CAUSAL;
+    in.options.num_sequences = 3;
+    in.options.cu_seqlens_q = cu_q;
+    in.options.seqlens_k = keys;
+    in.options.block_table = table;
+    in.options.block_table_stride = 3;
+    EXPECT_FINE("run", "--q", "qp.npy", "--k", "k7.npy", "--v", "v7.npy", OUTPUTS, "--causal",
+                "--cu-seqlens-q", "cq.npy", "--seqlens-k", "n7.npy", "--block-table", "t7.npy");
+    check_forward("--block-table", &in, fa_bshd(NULL, FA_FLOAT32, 1, B * NQ, HQ, DV), "<f4",
+                  "(10, 4, 3)", "(4, 10)");
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -376,6 +480,35 @@ static void test_grad(void)
     CHECK(!harness_read_file("dq.npy", &(size_t){0}), "dq.npy was written unasked");
 }
 
+/* Of packed queries and paged keys. */
+static void test_grad_of_pages(void)
+{
+    const int32_t cu_q[4] = {0, 4, 4, 10}, keys[3] = {5, 0, 4};
+    const int32_t table[3 * 3] = {6, 2, 0, 0, 0, 0, 4, 2, 0}; /* two sequences share page 2 */
+    harness_write_npy("dp.npy", "<f4", "(10, 4, 3)", dout, sizeof dout);
+    harness_write_npy("t7.npy", "<i4", "(3, 3)", table, sizeof table);
+    ref_inputs in = inputs();
+    ref_gradients want;
+    in.q = fa_bshd(q, FA_FLOAT32, 1, B * NQ, HQ, D);
+    in.k = fa_bshd(k, FA_FLOAT32, 7, 2, HKV, D);
+    in.v = fa_bshd(v, FA_FLOAT32, 7, 2, HKV, DV);
+    in.options.num_sequences = 3;
+    in.options.cu_seqlens_q = cu_q;
+    in.options.seqlens_k = keys;
+    in.options.block_table = table;
+    in.options.block_table_stride = 3;
+    in.rounding = ref_rounding_for(&in, FA_FLOAT32, true);
+    fa_tensor d = fa_bshd(dout, FA_FLOAT32, 1, B * NQ, HQ, DV);
+    ref_backward(&in, &d, NULL, NULL, &want);
+    EXPECT_FINE("grad", "--q", "qp.npy", "--k", "k7.npy", "--v", "v7.npy", "--dout", "dp.npy",
+                "--cu-seqlens-q", "cq.npy", "--seqlens-k", "n7.npy", "--block-table", "t7.npy",
+                "--dq", "dq.npy", "--dk", "dk.npy", "--dv", "dv.npy");
+    check_gradient("dq.npy", "(10, 4, 8)", in.q, &want.dq);
+    check_gradient("dk.npy", "(7, 2, 2, 8)", in.k, &want.dk);
+    check_gradient("dv.npy", "(7, 2, 2, 3)", in.v, &want.dv);
+    ref_gradients_free(&want);
+}
+
 /* No queries: files of no elements come and go. No keys: zeros and -inf. */
 static void test_empty(void)
 {
@@ -404,7 +537,11 @@ int main(int argc, char **argv)
     test_float16();
     test_bfloat16();
     test_rounding_once();
+    test_padded();
+    test_packed();
+    test_paged();
     test_grad();
+    test_grad_of_pages();
     test_empty();
     return harness_end();
 }
