@@ -244,24 +244,16 @@ static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h,
  * One row of the attention matrix: query i of head h of a batch item
  * ---------------------------------------------------------------------------------------------- */
 
+enum { SUMS = 4 };
+
 /* Everything that is read again and again, as doubles. */
 typedef struct loaded {
     const ref_inputs *in;
     ref_array q, k, v;
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
-    ref_column *columns; /* (d_v): of the row in work */
+    double *sums; /* (SUMS, d_v): for add_weights_error */
 } loaded;
-
-static ref_column *new_columns(int64_t n)
-{
-    ref_column *columns = calloc(n > 0 ? (size_t)n : 1, sizeof *columns);
-    if (!columns) {
-        fprintf(stderr, "reference: cannot allocate %lld columns\n", (long long)n);
-        abort();
-    }
-    return columns;
-}
 
 static loaded load_inputs(const ref_inputs *in)
 {
@@ -276,7 +268,7 @@ static loaded load_inputs(const ref_inputs *in)
                 0,
                 NULL};
     if (in->v.data) l.v = unpack(&in->v);
-    l.columns = new_columns(l.d_v);
+    l.sums = zeros(SUMS * l.d_v);
     bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
     l.scale = given ? (double)in->options.scale : 1 / sqrt((double)l.d);
     return l;
@@ -287,7 +279,7 @@ static void unload_inputs(loaded *l)
     ref_array_free(&l->q);
     ref_array_free(&l->k);
     ref_array_free(&l->v);
-    free(l->columns);
+    free(l->sums);
 }
 
 /* The factor that an fp8 tensor's data stands for. */
@@ -426,26 +418,36 @@ static double largest_of(const double *p, int64_t n)
     return largest;
 }
 
-/* What rounding the weights of the row adds to its errors. */
+/* What rounding the weights of the row adds to its errors. Sums for all columns lie side by side, so that they are
+ * vectors to the compiler. */
 static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
-                              double factor, double *error_row)
+                              double factor, const double *out_row, double *restrict error_row)
 {
     const ref_rounding *rounding = &l->in->rounding;
     const double tiny = rounding->weight_tiny * largest_of(r->p, r->n_k);
+    double *restrict magnitude = l->sums, *restrict square = magnitude + l->d_v;
+    double *restrict p2_x = square + l->d_v, *restrict p2_square = p2_x + l->d_v, p2 = 0;
     int64_t block, key_row;
-    memset(l->columns, 0, (size_t)l->d_v * sizeof *l->columns);
+    memset(l->sums, 0, (size_t)(SUMS * l->d_v) * sizeof *l->sums);
     for (int64_t j = 0; j < r->n_k; j++) {
         if (r->x[j] == -INFINITY) continue;
         ref_key_place(l->in, item, j, &block, &key_row);
         const double *v = row_of(&l->v, block, key_row, head_kv);
+        const double p = r->p[j], scale = r->keep[j] * factor;
+        p2 += p * p;
         for (int64_t c = 0; c < l->d_v; c++) {
-            double x = r->keep[j] * factor * v[c];
-            ref_column_add(&l->columns[c], r->p[j], x);
+            const double x = scale * v[c], px = p * x;
+            magnitude[c] += fabs(px);
+            square[c] += px * x;
+            p2_x[c] += p * px;
+            p2_square[c] += px * px;
             error_row[c] += tiny * fabs(x);
         }
     }
-    for (int64_t c = 0; c < l->d_v; c++)
-        error_row[c] += ref_weights_error(rounding, &l->columns[c]);
+    for (int64_t c = 0; c < l->d_v; c++) {
+        const ref_column column = {out_row[c], magnitude[c], square[c], p2, p2_x[c], p2_square[c]};
+        error_row[c] += ref_weights_error(rounding, &column);
+    }
 }
 
 /* Step 9 for one query, into out_row and its error (d_v). */
@@ -465,7 +467,8 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
                 (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor * v[c]);
         }
     }
-    if (l->in->rounding.weight > 0) add_weights_error(l, item, head_kv, r, factor, error_row);
+    if (l->in->rounding.weight > 0)
+        add_weights_error(l, item, head_kv, r, factor, out_row, error_row);
 }
 
 void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
