@@ -20,7 +20,8 @@ typedef struct lengths {
     int64_t table_entries;
 } lengths;
 
-/* Reads the files for a problem whose q and k these are, and sets the options. False after a message on stderr. */
+/* Reads the files for a problem whose q and k these are, and sets the options. False after a message on
+ * stderr. */
 bool lengths_load(lengths *l, const lengths_paths *paths, const fa_tensor *q, const fa_tensor *k,
                   fa_options *options);
 

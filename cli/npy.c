@@ -90,9 +90,9 @@ static bool parse_string(header *h, char *text, size_t size)
 }
 
 /*
- * descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. ml_dtypes' bfloat16 becomes
- * '<V2' in a file, and '|V2' when NumPy has read that and saved it again. Its 8-bit floats all become '<V1', so that
- * nobody can know which one a file holds.
+ * descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. bfloat16 of ml_dtypes
+ * becomes '<V2' in a file, and '|V2' when NumPy has read that and saved it again. Its 8-bit floats all become
+ * '<V1', so nobody can know which one a file holds.
  */
 static bool parse_type(header *h)
 {

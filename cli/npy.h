@@ -42,8 +42,8 @@ typedef struct npy_array {
 const char *npy_type_name(npy_type type);
 size_t npy_type_size(npy_type type);
 
-/* Reads a file, "-": standard input; on failure returns false with a sentence that names the file in error (size
- * NPY_ERROR_SIZE). The caller frees array->data. */
+/* Reads a file, "-": standard input; on failure returns false with a sentence that names the file in error
+ * (size NPY_ERROR_SIZE). The caller frees array->data. */
 bool npy_read(const char *path, npy_array *array, char *error);
 
 /* The same for a file's bytes that are in memory; name stands for the path in messages. */
@@ -55,8 +55,9 @@ typedef struct npy_output {
     npy_array array;
 } npy_output;
 
-/* Writes all of them, or none: on failure no path has changed and no temporary file is left. (A path that names a
- * device or a pipe is written to directly, when all others are safely on disk; so is "-", standard output.) */
+/* Writes all of them, or none: on failure no path has changed and no temporary file is left. (A path that
+ * names a device or a pipe is written to directly, when all others are safely on disk; so is "-", standard
+ * output.) */
 bool npy_write(const npy_output *outputs, int count, char *error);
 
 #endif

@@ -288,7 +288,7 @@ static bool measure_gpu(peak_table *table)
     rungs_ceiling c;
     if (!rungs_open_device(&device)) return false;
     if (device.major < 8) return true;
-    if (!rungs_measure_ceiling(&device, &c)) return false;
+    if (!rungs_measure_rates(&device, &c)) return false;
     table->float32 = (peak_rate){c.ffma, "float32 multiply-adds (FFMA)"};
     table->bfloat16 =
         c.wgmma_bf16 > c.mma_bf16

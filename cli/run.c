@@ -278,8 +278,8 @@ static fa_dtype choose_dtype(const arguments *a, const npy_array *arrays, int co
     return cli_dtype_of(arrays[0].type);
 }
 
-/* The input whose number of axes the i-th of q, k, v and dout must share. Keys that are packed or paged, and queries
- * that are packed, may have a batch where the others have none. */
+/* The input whose number of axes the i-th of q, k, v and dout must share. Keys that are packed or paged, and
+ * queries that are packed, may have a batch where the others have none. */
 static int like_which(const arguments *a, int i)
 {
     const lengths_paths *l = &a->lengths;

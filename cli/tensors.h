@@ -43,7 +43,8 @@ bool cli_read_array(const char *option, const char *path, npy_array *array);
 bool cli_tensor_take(cli_tensor *t, npy_array *array, const char *option, const char *path,
                      cli_layout layout, fa_dtype dtype);
 
-/* The dtype in which floats of a file are computed without being told: float16 and bfloat16 stay, else float32. */
+/* The dtype in which floats of a file are computed without being told: float16 and bfloat16 stay, else
+ * float32. */
 fa_dtype cli_dtype_of(npy_type type);
 
 /* From an array of the axes ([[batch,] head,] query, key): floats in the file's own dtype; with

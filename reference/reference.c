@@ -63,8 +63,8 @@ static double *error_row_of(const ref_array *array, int64_t a, int64_t b, int64_
     return array->error + ref_array_index(array, a, b, c, 0);
 }
 
-/* Tensor cores, and bfloat16 dot products of CPUs, take weights in the 16 bits of the values. All of them want
- * one dtype for q, k and v. (A CPU without such instructions is exacter; the same is asked of it.) */
+/* Tensor cores, and bfloat16 dot products of CPUs, take weights in the 16 bits of the values. All of them
+ * want one dtype for q, k and v. (A CPU without such instructions is more exact; it is held to the same.) */
 static bool rounds_weights(const ref_inputs *in, bool cuda)
 {
     fa_dtype dtype = in->v.dtype;
@@ -112,14 +112,14 @@ void ref_column_scale(ref_column *c, double factor)
 
 /*
  * Weight j becomes p_j (1 + e_j), |e_j| <= u. Divided by the sum of the rounded weights, out moves by
- * sum e_j p_j (x_j - out) to first order: what all weights have in common cancels, and nothing is left in a row
- * that one key dominates. Divided by the exact sum it moves by out * sum e_j p_j besides, at most u |out|.
+ * sum e_j p_j (x_j - out) to first order: what all weights have in common cancels, and nothing is left in a
+ * row that one key dominates. Divided by the exact sum it moves by out * sum e_j p_j besides, at most u |out|.
  *
- * At worst all e_j have the sign of their x_j - out: at most u sum p_j |x_j - out| <= u sqrt(sum p_j (x_j - out)^2),
- * by Cauchy and Schwarz, as the sum of p is at most 1. But rounding errors are independent and have the mean 0: each
- * is spread evenly over at most (-u, u), so their sum has a standard deviation of at most
- * u sqrt(sum p_j^2 (x_j - out)^2 / 3). It is not beyond 4 sqrt(3) = 6.9 times that in any number of tests that
- * can be run. This is what finds a lost key among hundreds.
+ * At worst every e_j has the sign of x_j - out: out moves by at most u sum p_j |x_j - out|, which is at most
+ * u sqrt(sum p_j (x_j - out)^2) by Cauchy and Schwarz, as the sum of p is at most 1. But rounding errors are
+ * independent with mean 0: each is spread evenly over at most (-u, u), so their sum has a standard deviation
+ * of at most u sqrt(sum p_j^2 (x_j - out)^2 / 3). The chance of 4 sqrt(3) = 6.9 times that is below 1e-11.
+ * This second bound is what finds a lost key among hundreds.
  */
 double ref_weights_error(const ref_rounding *rounding, const ref_column *c)
 {
@@ -418,8 +418,8 @@ static double largest_of(const double *p, int64_t n)
     return largest;
 }
 
-/* What rounding the weights of the row adds to its errors. Sums for all columns lie side by side, so that they are
- * vectors to the compiler. */
+/* What rounding the weights of the row adds to its errors. Sums for all columns lie side by side, so that the
+ * compiler can use vectors. */
 static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                               double factor, const double *out_row, double *restrict error_row)
 {

@@ -16,8 +16,8 @@
 
 #include "flashattn.h"
 
-/* What rounding an implementation may do. ref_rounding_for says it for this library, and is the one place that
- * does: job, verify and the tests all take their tolerances from it. */
+/* What rounding an implementation may do. ref_rounding_for says it for this library, and is the one place
+ * that does: job, verify and the tests all take their tolerances from it. */
 typedef struct ref_rounding {
     double sum;    /* of a float32 sum of products, relative to the sum of their magnitudes       */
     double weight; /* of a softmax weight as it is multiplied with values: half an epsilon of the
@@ -36,7 +36,8 @@ struct ref_inputs;
  * for log-sum-exps. in->rounding is not read. */
 ref_rounding ref_rounding_for(const struct ref_inputs *in, fa_dtype out, bool lse);
 
-/* Sums over the keys of a row for one column of out. p: the weights; x: the values, scaled and kept or dropped. */
+/* Sums over the keys of a row for one column of out. p: the weights; x: the values, scaled and kept or
+ * dropped. */
 typedef struct ref_column {
     double out, magnitude;      /* sum of p x, of p |x|  */
     double square;              /* of p x^2              */

@@ -1,6 +1,6 @@
 /*
- * What rounding allows (ref_rounding_for): kernels that round as the library's do pass, by a margin; errors that
- * are a little larger do not. The kernels are simulated here, in float64 but for the roundings themselves.
+ * What rounding allows (ref_rounding_for): kernels that round as the library's do pass, by a margin; errors
+ * that are a little larger do not. The kernels are simulated here, in float64 but for the roundings themselves.
  */
 #include <math.h>
 #include <stdlib.h>

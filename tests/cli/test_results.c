@@ -320,8 +320,8 @@ static void check_bfloat16(const char *what, const ref_inputs *given)
     remove("o.npy");
 }
 
-/* Files of ml_dtypes' bfloat16, as numpy.save writes it ('<V2'), as it writes it again when it has read that ('|V2'),
- * and in the other byte order; and as others name it. */
+/* Files of ml_dtypes' bfloat16, as numpy.save writes it ('<V2'), as it writes it again when it has read that
+ * ('|V2'), and in the other byte order; and as others name it. */
 static void test_bfloat16(void)
 {
     static const char *const types[] = {"<V2", "|V2", "=V2", "bfloat16", ">V2"};
