@@ -1,6 +1,6 @@
 /*
  * `flashattn job`: (1) attention of a real model's layer, checked against float64 and against what
- * the model itself computed; (2) a sweep over sequence lengths.
+ * the model itself computed; (2) a sweep over sequence lengths, in float32 and bfloat16 side by side.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -22,6 +22,7 @@
 typedef struct arguments {
     const char *directory;
     int dtype, device;
+    bool dtype_given;
     int64_t threads, seconds;
 } arguments;
 
@@ -136,8 +137,11 @@ static bool time_layer(layer_run *r)
 static void check_with_float64(layer_run *r)
 {
     fa_dtype dtype = r->tensors[0].view.dtype;
-    ref_inputs in = {r->tensors[0].view, r->tensors[1].view, r->tensors[2].view, r->options,
-                     ref_rounding_for(dtype, dtype, dtype, dtype)};
+    ref_inputs in = {.q = r->tensors[0].view,
+                     .k = r->tensors[1].view,
+                     .v = r->tensors[2].view,
+                     .options = r->options};
+    in.rounding = ref_rounding_for(&in, dtype, false);
     ref_array out, lse;
     ref_forward(&in, &out, &lse);
     ref_check_tensor(&r->report, "out", &r->tensors[3].view, &out);
@@ -214,14 +218,39 @@ static int run_model(const arguments *a)
 
 /* ---- 2. the sweep ---------------------------------------------------------------------------- */
 
-enum { SHORTEST = 256, LONGEST = 8192, MAX_POINTS = 6, HEADS = 16, DIM = 64, BAR = 50 };
+enum { SHORTEST = 256, MAX_POINTS = 7, MAX_SERIES = 2, HEADS = 16, BAR = 50 };
 
 typedef struct point {
-    int64_t n;
-    double rate[2], milliseconds[2]; /* full, causal; operations per second */
+    double rate[2], milliseconds; /* operations per second, full and causal; of full */
 } point;
 
-static measure_case sweep_case(const arguments *a, int64_t n, bool causal)
+/* The points of one dtype. */
+typedef struct series {
+    fa_dtype dtype;
+    peak_rate peak;
+    char kernel[256]; /* of the longest sequences */
+    point points[MAX_POINTS];
+} series;
+
+typedef struct sweeping {
+    const arguments *a;
+    int count; /* of series */
+    series list[MAX_SERIES];
+} sweeping;
+
+/* What a GPU needs to be busy is more than what a CPU does in the time. */
+static bool on_cuda(const arguments *a) { return a->device == FA_DEVICE_CUDA; }
+
+static int64_t sweep_dim(const arguments *a) { return on_cuda(a) ? 128 : 64; }
+
+static int64_t longest(const arguments *a) { return on_cuda(a) ? 16384 : 8192; }
+
+/* Rates are printed in these units. */
+static double unit(const arguments *a) { return on_cuda(a) ? 1e12 : 1e9; }
+
+static const char *unit_name(const arguments *a) { return on_cuda(a) ? "TFLOP/s" : "GFLOP/s"; }
+
+static measure_case sweep_case(const arguments *a, fa_dtype dtype, int64_t n, bool causal)
 {
     return (measure_case){.pass = FA_PASS_FORWARD,
                           .batch = 1,
@@ -229,9 +258,9 @@ static measure_case sweep_case(const arguments *a, int64_t n, bool causal)
                           .heads_kv = HEADS,
                           .n_q = n,
                           .n_k = n,
-                          .d = DIM,
-                          .d_v = DIM,
-                          .dtype = (fa_dtype)a->dtype,
+                          .d = sweep_dim(a),
+                          .d_v = sweep_dim(a),
+                          .dtype = dtype,
                           .layout = CLI_BSHD,
                           .causal = causal,
                           .window_left = -1,
@@ -241,95 +270,132 @@ static measure_case sweep_case(const arguments *a, int64_t n, bool causal)
                           .repeat = n <= 1024 ? 7 : 3};
 }
 
-static bool measure_point(const arguments *a, point *p, char *kernel, size_t size)
+static bool measure_point(const arguments *a, series *s, int64_t n, point *p)
 {
     for (int causal = 0; causal < 2; causal++) {
-        measure_case c = sweep_case(a, p->n, causal);
+        measure_case c = sweep_case(a, s->dtype, n, causal);
         measure_times times;
-        cli_progress("n = %" PRId64 ", %s", p->n, causal ? "causal" : "full");
-        if (!measure_run(&c, &times, kernel, size)) return false;
-        p->milliseconds[causal] = 1e3 * times.median;
+        cli_progress("%s, n = %" PRId64 ", %s", fa_dtype_name(s->dtype), n,
+                     causal ? "causal" : "full");
+        if (!measure_run(&c, &times, s->kernel, sizeof s->kernel)) return false;
+        if (!causal) p->milliseconds = 1e3 * times.median;
         p->rate[causal] = measure_flops(&c) / times.median;
     }
     cli_progress_clear();
     return true;
 }
 
-static void print_bar(const char *name, char mark, double rate, double peak)
+/* The dtypes to measure, and the rates to compare them with. */
+static bool start_sweep(sweeping *w)
 {
-    int length = peak > 0 ? (int)(BAR * fmin(rate / peak, 1) + 0.5) : 0;
-    printf(" %-6s |", name);
-    for (int i = 0; i < BAR; i++) putchar(i < length ? mark : ' ');
-    printf("| %.1f\n", 1e-9 * rate);
+    const arguments *a = w->a;
+    peak_table peaks;
+    w->count = a->dtype_given ? 1 : 2;
+    w->list[0].dtype = a->dtype_given ? (fa_dtype)a->dtype : FA_FLOAT32;
+    w->list[1].dtype = FA_BFLOAT16;
+    cli_progress("measuring what the machine can do");
+    bool fine = peak_measure_device((fa_device)a->device, (int)a->threads, &peaks);
+    cli_progress_clear();
+    for (int i = 0; i < w->count; i++) w->list[i].peak = peak_for(&peaks, w->list[i].dtype);
+    return fine;
 }
 
-static void print_chart(const point *points, int count, double peak)
+static void print_heading(const sweeping *w)
 {
-    double best = 0;
-    for (int i = 0; i < 2 * count; i++) best = fmax(best, points[i / 2].rate[i % 2]);
-    printf("\n   GFLOP/s against n; a full bar is %s, %.1f GFLOP/s\n\n",
-           peak > 0 ? "the CPU's peak" : "the best here", 1e-9 * (peak > 0 ? peak : best));
-    if (!(peak > 0)) peak = best;
-    for (int i = 0; i < count; i++) {
-        printf("  %6" PRId64, points[i].n);
-        print_bar("full", '#', points[i].rate[0], peak);
-        printf("        ");
-        print_bar("causal", '=', points[i].rate[1], peak);
-    }
+    const arguments *a = w->a;
+    printf("\n2. Forward pass over sequence lengths: batch 1, %d heads of dim %d, %s\n\n  %6s",
+           (int)HEADS, (int)sweep_dim(a), unit_name(a), "");
+    for (int i = 0; i < w->count; i++) printf("  %-43s", fa_dtype_name(w->list[i].dtype));
+    printf("\n  %6s", "n");
+    for (int i = 0; i < w->count; i++)
+        printf("  %9s %9s %6s %9s %6s", "full ms", unit_name(a), "peak", "causal", "peak");
+    putchar('\n');
 }
 
-static void print_point(const point *p, double peak)
+static void print_rate(const series *s, double rate, double unit)
 {
-    printf("  %6" PRId64, p->n);
-    for (int i = 0; i < 2; i++) {
-        char share[16] = "-";
-        if (peak > 0) snprintf(share, sizeof share, "%.1f%%", 1e2 * p->rate[i] / peak);
-        printf("  %11.3f %9.1f %7s", p->milliseconds[i], 1e-9 * p->rate[i], share);
+    char share[16] = "-";
+    if (s->peak.rate > 0) snprintf(share, sizeof share, "%.1f%%", 1e2 * rate / s->peak.rate);
+    printf(" %9.1f %6s", rate / unit, share);
+}
+
+static void print_row(const sweeping *w, int64_t n, int at)
+{
+    printf("  %6" PRId64, n);
+    for (int i = 0; i < w->count; i++) {
+        const point *p = &w->list[i].points[at];
+        printf("  %9.3f", p->milliseconds);
+        for (int causal = 0; causal < 2; causal++)
+            print_rate(&w->list[i], p->rate[causal], unit(w->a));
     }
     putchar('\n');
     fflush(stdout);
 }
 
-/* The rate to compare with, on the CPU: of bfloat16 dot products for bf16 where there are any. 0:
- * there is none. */
-static double sweep_peak(const arguments *a)
+static double best_of(const series *s, int count)
 {
-    fa_cpu_info info = {0};
-    int threads = (int)a->threads;
-    if (a->device == FA_DEVICE_CUDA) return 0;
-    if (threads == 0 && fa_get_cpu_info(&info) == FA_OK) threads = info.threads;
-    cli_progress("measuring what the machine can do");
-    peak_rates peak = peak_measure(threads > 0 ? threads : 1, false);
-    cli_progress_clear();
-    bool dot = a->dtype == FA_BFLOAT16 && peak.dot_bfloat16 > 0;
-    return dot ? peak.dot_bfloat16 : peak.fma_float32;
+    double best = 0;
+    for (int i = 0; i < count; i++) best = fmax(best, s->points[i].rate[0]);
+    return best;
+}
+
+/* A full bar is each dtype's own peak; without one, the best of all. */
+static void print_chart(const sweeping *w, int count)
+{
+    double best = 0;
+    for (int i = 0; i < w->count; i++) best = fmax(best, best_of(&w->list[i], count));
+    printf("\n   full attention against n; a full bar is %s\n\n",
+           w->list[0].peak.rate > 0 ? "the peak of the dtype" : "the best here");
+    for (int at = 0; at < count; at++)
+        for (int i = 0; i < w->count; i++) {
+            const series *s = &w->list[i];
+            const double rate = s->points[at].rate[0];
+            const double bar = s->peak.rate > 0 ? s->peak.rate : best;
+            const int length = bar > 0 ? (int)(BAR * fmin(rate / bar, 1) + 0.5) : 0;
+            if (i == 0) printf("  %6d", (int)SHORTEST << at);
+            else printf("  %6s", "");
+            printf(" %-8s |", fa_dtype_name(s->dtype));
+            for (int c = 0; c < BAR; c++) putchar(c < length ? "#="[i] : ' ');
+            printf("| %.1f\n", rate / unit(w->a));
+        }
+}
+
+/* The headline: of each dtype its best rate, what that is compared with, and the kernel. */
+static void print_best(const sweeping *w, int count)
+{
+    for (int i = 0; i < w->count; i++) {
+        const series *s = &w->list[i];
+        const double best = best_of(s, count);
+        printf("\n   %-8s %.1f %s", fa_dtype_name(s->dtype), best / unit(w->a), unit_name(w->a));
+        if (s->peak.rate > 0)
+            printf(", %.1f%% of the peak: %.1f by %s, measured", 1e2 * best / s->peak.rate,
+                   s->peak.rate / unit(w->a), s->peak.by);
+        printf("\n            %s\n", s->kernel);
+    }
 }
 
 /* Doubles n while the next point, some four times the last one's time, fits the time given. */
 static int sweep(const arguments *a)
 {
-    point points[MAX_POINTS];
-    char kernel[256];
-    double peak = sweep_peak(a), begin = cli_seconds(), last = 0;
+    sweeping w = {.a = a};
+    if (!start_sweep(&w)) return CLI_BAD;
+    double begin = cli_seconds(), last = 0;
     int count = 0;
-    printf("\n2. Forward pass over sequence lengths: batch 1, %d heads of dim %d, %s\n\n"
-           "  %6s  %11s %9s %7s  %11s %9s %7s\n",
-           (int)HEADS, (int)DIM, fa_dtype_name((fa_dtype)a->dtype), "n", "full ms", "GFLOP/s",
-           "peak", "causal ms", "GFLOP/s", "peak");
-    for (int64_t n = SHORTEST; n <= LONGEST; n *= 2) {
+    print_heading(&w);
+    for (int64_t n = SHORTEST; n <= longest(a); n *= 2, count++) {
         double now = cli_seconds();
         if (count > 0 && now - begin + 4 * last > (double)a->seconds) {
             printf("  stopped before n = %" PRId64 ": it would not fit %" PRId64 " s\n", n,
                    a->seconds);
             break;
         }
-        points[count].n = n;
-        if (!measure_point(a, &points[count], kernel, sizeof kernel)) return CLI_BAD;
-        print_point(&points[count++], peak);
+        for (int i = 0; i < w.count; i++)
+            if (!measure_point(a, &w.list[i], n, &w.list[i].points[count])) return CLI_BAD;
+        print_row(&w, n, count);
         last = cli_seconds() - now;
     }
-    print_chart(points, count, peak);
-    printf("\n   kernel: %s\n", kernel);
+    print_chart(&w, count);
+    print_best(&w, count);
     return CLI_FINE;
 }
 
@@ -351,7 +417,8 @@ int cmd_job(int argc, char **argv)
          .value = &a.dtype,
          .meta = "NAME",
          .choices = CLI_DTYPE_NAMES,
-         .help = "of the sweep: f32 (default), f16 or bf16"},
+         .given = &a.dtype_given,
+         .help = "of the sweep: f32, f16 or bf16 (default: f32 and bf16 side\nby side)"},
         {.name = "--device",
          .kind = CLI_CHOICE,
          .value = &a.device,
@@ -369,10 +436,14 @@ int cmd_job(int argc, char **argv)
     const cli_command command = {
         .name = "job",
         .usage = "[DIR] [OPTIONS]",
-        .about = "1. Computes attention of a real model's layer from DIR/q.npy, k.npy and v.npy\n"
-                 "   (default: " DEFAULT_DIRECTORY ") and checks it against float64, and against\n"
-                 "   DIR/out.npy, what the model itself computed.\n"
-                 "2. Measures the forward pass for sequence lengths 256 to 8192.",
+        .about =
+            "1. Computes attention of a real model's layer from DIR/q.npy, k.npy and v.npy\n"
+            "   (default: " DEFAULT_DIRECTORY ") and checks it against float64, and against\n"
+            "   DIR/out.npy, what the model itself computed.\n"
+            "2. Measures the forward pass for sequence lengths from 256 on, in float32 and\n"
+            "   bfloat16, beside what the machine can do at best, which is measured, too: on a\n"
+            "   CPU fused multiply-adds in float32 or dot products in bfloat16, on a GPU\n"
+            "   multiply-adds in float32 or the tensor cores' products in bfloat16.",
         .options = options,
         .num_options = CLI_COUNT(options),
         .operand = &a.directory,

@@ -7,7 +7,14 @@
 
 int cmd_ladder(int argc, char **argv)
 {
-    (void)argc, (void)argv;
+    const cli_command command = {.name = "ladder",
+                                 .usage = "list | run | bench | ceiling",
+                                 .about =
+                                     "The CUDA kernels from naive to Hopper, one optimization a "
+                                     "rung. This command was built\nwithout CUDA: make CUDA=all "
+                                     "builds it in."};
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
+        return cli_parse(&command, argc, argv);
     cli_error("this command was built without CUDA (make CUDA=all builds it in)");
     return CLI_BAD;
 }

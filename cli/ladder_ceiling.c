@@ -97,16 +97,23 @@ static bool measure_copy(const fa_cuda_device *device, double *rate)
     return fine;
 }
 
-bool rungs_measure_ceiling(const fa_cuda_device *device, rungs_ceiling *ceiling)
+bool rungs_measure_rates(const fa_cuda_device *device, rungs_ceiling *ceiling)
 {
     *ceiling = (rungs_ceiling){0};
     cli_progress("measuring what %s can do", device->name);
-    bool fine = measure_copy(device, &ceiling->copy) &&
-                measure_rate(device, &FFMA, &ceiling->ffma) &&
+    bool fine = measure_rate(device, &FFMA, &ceiling->ffma) &&
                 measure_rate(device, &MMA_TF32, &ceiling->mma_tf32) &&
                 measure_rate(device, &MMA_BF16, &ceiling->mma_bf16) &&
                 (device->major != 9 || measure_rate(device, &WGMMA_BF16, &ceiling->wgmma_bf16));
     cli_progress_clear();
+    return fine;
+}
+
+bool rungs_measure_ceiling(const fa_cuda_device *device, rungs_ceiling *ceiling)
+{
+    double copy;
+    bool fine = measure_copy(device, &copy) && rungs_measure_rates(device, ceiling);
+    if (fine) ceiling->copy = copy;
     return fine;
 }
 

@@ -51,6 +51,9 @@ typedef struct rungs_ceiling {
 
 bool rungs_measure_ceiling(const fa_cuda_device *device, rungs_ceiling *ceiling);
 
+/* The same but for copy, which takes 2 GiB of the device's memory. */
+bool rungs_measure_rates(const fa_cuda_device *device, rungs_ceiling *ceiling);
+
 /* The rate that a rung of these types is compared with. */
 double rungs_ceiling_of(const rungs_ceiling *ceiling, ladder_types types);
 

@@ -1,4 +1,5 @@
 /* The command `flashattn`: picks the subcommand. */
+#include <signal.h>
 #include <string.h>
 
 #include "cli.h"
@@ -68,9 +69,11 @@ static int dispatch(int argc, char **argv)
     return CLI_FINE;
 }
 
-/* Output that did not reach its file (a full disk, say) must not pass for success. */
+/* Output that did not reach its file (a full disk, say) must not pass for success. Beyond the limit of a
+ * file's size (ulimit -f) writing fails like on a full disk, and does not end the command. */
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN);
     int code = dispatch(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         cli_error("standard output could not be written in full");

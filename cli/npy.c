@@ -20,8 +20,8 @@ static const struct {
     const char *name, *code;
     size_t size;
 } TYPES[NPY_NUM_TYPES] = {
-    {"float32", "f4", 4}, {"float16", "f2", 2}, {"float64", "f8", 8}, {"bool", "b1", 1},
-    {"uint8", "u1", 1},   {"int32", "i4", 4},   {"int64", "i8", 8},
+    {"float32", "f4", 4}, {"float16", "f2", 2}, {"bfloat16", "V2", 2}, {"float64", "f8", 8},
+    {"bool", "b1", 1},    {"uint8", "u1", 1},   {"int32", "i4", 4},    {"int64", "i8", 8},
 };
 
 const char *npy_type_name(npy_type type) { return TYPES[type].name; }
@@ -89,27 +89,39 @@ static bool parse_string(header *h, char *text, size_t size)
     return true;
 }
 
-/* descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. */
+/*
+ * descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. bfloat16 of ml_dtypes
+ * becomes '<V2' in a file, and '|V2' when NumPy has read that and saved it again. Its 8-bit floats all become
+ * '<V1', so nobody can know which one a file holds.
+ */
 static bool parse_type(header *h)
 {
     char text[32], *error = h->error;
     skip_space(h);
     if (*h->cursor == '[')
-        return FAIL("%s: holds records (a structured type); expected float32, float16, float64, "
-                    "bool, uint8, int32 or int64",
+        return FAIL("%s: holds records (a structured type); expected float32, float16, bfloat16, "
+                    "float64, bool, uint8, int32 or int64",
                     h->name);
     if (!parse_string(h, text, sizeof text)) return false;
+    if (strcmp(text, "bfloat16") == 0) {
+        h->array->type = NPY_BFLOAT16;
+        return true;
+    }
+    if (text[0] != '\0' && strcmp(text + 1, "V1") == 0)
+        return FAIL("%s: holds elements of type '%s', bytes that do not say which 8-bit type of "
+                    "ml_dtypes they are; expected float32, float16, bfloat16 or float64",
+                    h->name, text);
     for (int t = 0; t < NPY_NUM_TYPES && text[0] != '\0'; t++) {
         if (strcmp(text + 1, TYPES[t].code) != 0) continue;
-        bool one_byte = TYPES[t].size == 1;
-        if (!strchr("<>=", text[0]) && !(one_byte && text[0] == '|')) break;
+        bool one_byte = TYPES[t].size == 1, no_order = one_byte || t == NPY_BFLOAT16;
+        if (!strchr("<>=", text[0]) && !(no_order && text[0] == '|')) break;
         h->array->type = (npy_type)t;
-        h->swapped = !one_byte && text[0] != '=' && (text[0] == '<') != native_is_little();
+        h->swapped = !one_byte && strchr("<>", text[0]) && (text[0] == '<') != native_is_little();
         return true;
     }
     return FAIL(
-        "%s: holds elements of type '%s'; expected float32 ('<f4'), float16 ('<f2'), float64 "
-        "('<f8'), bool ('|b1'), uint8 ('|u1'), int32 ('<i4') or int64 ('<i8')",
+        "%s: holds elements of type '%s'; expected float32 ('<f4'), float16 ('<f2'), bfloat16 "
+        "('<V2'), float64 ('<f8'), bool ('|b1'), uint8 ('|u1'), int32 ('<i4') or int64 ('<i8')",
         h->name, text);
 }
 
@@ -358,6 +370,7 @@ static bool read_stream(FILE *file, const char *name, npy_array *array, char *er
 bool npy_read(const char *path, npy_array *array, char *error)
 {
     array->data = NULL;
+    if (strcmp(path, "-") == 0) return read_stream(stdin, "standard input", array, error);
     FILE *file = fopen(path, "rb");
     if (!file) return FAIL("%s: cannot be opened: %s", path, strerror(errno));
     struct stat status;
@@ -388,14 +401,15 @@ enum { MAX_OUTPUTS = 16, HEADER_ALIGNMENT = 64 };
 
 /* A temporary file, or a device to write to directly; target and temporary are malloc'd. */
 typedef struct pending {
-    char *target;
+    char *target;    /* NULL: standard output */
     char *temporary; /* NULL: written to target directly */
+    bool direct;
     mode_t mode;
 } pending;
 
 /* The paths that a signal must remove: written before the file exists, cleared after it is gone. */
 static char *volatile leftovers[MAX_OUTPUTS];
-static const int SIGNALS[] = {SIGINT, SIGTERM, SIGHUP};
+static const int SIGNALS[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXCPU};
 
 static void remove_leftovers(int number)
 {
@@ -483,16 +497,18 @@ static char *resolve_new(const char *path)
 }
 
 /* Where the bytes go: through a symbolic link to the file behind it, which is replaced. */
-static bool resolve_target(const char *path, pending *p, bool *direct, char *error)
+static bool resolve_target(const char *path, pending *p, char *error)
 {
     struct stat status;
+    p->direct = strcmp(path, "-") == 0;
+    if (p->direct) return true;
     bool exists = stat(path, &status) == 0;
-    *direct = exists && !S_ISREG(status.st_mode);
+    p->direct = exists && !S_ISREG(status.st_mode);
     p->mode = exists ? status.st_mode & 07777 : new_file_mode();
     if ((exists && S_ISDIR(status.st_mode)) || (*path && path[strlen(path) - 1] == '/'))
         return FAIL("%s: is a directory; expected a file name", path);
     if (!exists || access(path, W_OK) == 0)
-        p->target = *direct ? strdup(path) : exists ? realpath(path, NULL) : resolve_new(path);
+        p->target = p->direct ? strdup(path) : exists ? realpath(path, NULL) : resolve_new(path);
     return p->target ? true : FAIL("%s: cannot be written: %s", path, strerror(errno));
 }
 
@@ -520,11 +536,11 @@ static int open_temporary(pending *p, int slot)
 
 static bool write_pending(const npy_output *o, pending *p, int slot, char *error)
 {
-    bool direct;
-    if (!resolve_target(o->path, p, &direct, error)) return false;
-    int file = direct ? open(p->target, O_WRONLY) : open_temporary(p, slot);
+    int file = !p->direct  ? open_temporary(p, slot)
+               : p->target ? open(p->target, O_WRONLY)
+                           : dup(STDOUT_FILENO);
     if (file < 0) return FAIL("%s: cannot be written: %s", o->path, strerror(errno));
-    if (!direct && fchmod(file, p->mode) != 0) {
+    if (!p->direct && fchmod(file, p->mode) != 0) {
         int reason = errno;
         close(file);
         return FAIL("%s: cannot be written: %s", o->path, strerror(reason));
@@ -576,7 +592,8 @@ static bool check_distinct(const npy_output *outputs, const pending *p, int coun
 {
     for (int i = 0; i < count; i++)
         for (int j = 0; j < i; j++)
-            if (p[i].temporary && p[j].temporary && strcmp(p[i].target, p[j].target) == 0)
+            if ((!p[i].target && !p[j].target) ||
+                (!p[i].direct && !p[j].direct && strcmp(p[i].target, p[j].target) == 0))
                 return FAIL("%s: is named for two outputs; expected different files",
                             outputs[i].path);
     return true;
@@ -588,8 +605,13 @@ bool npy_write(const npy_output *outputs, int count, char *error)
     if (count > MAX_OUTPUTS) return FAIL("more than %d outputs", (int)MAX_OUTPUTS);
     watch_signals(true);
     bool fine = true;
-    for (int i = 0; i < count && fine; i++) fine = write_pending(&outputs[i], &files[i], i, error);
+    for (int i = 0; i < count && fine; i++)
+        fine = resolve_target(outputs[i].path, &files[i], error);
     fine = fine && check_distinct(outputs, files, count, error);
+    for (int direct = 0; direct < 2; direct++) /* what cannot be taken back comes last */
+        for (int i = 0; i < count && fine; i++)
+            if (files[i].direct == (direct == 1))
+                fine = write_pending(&outputs[i], &files[i], i, error);
     for (int i = 0; i < count && fine; i++) fine = rename_pending(&outputs[i], &files[i], i, error);
     for (int i = 0; i < count; i++) remove_pending(&files[i], i);
     watch_signals(false);

@@ -15,7 +15,8 @@
 typedef enum npy_type {
     NPY_FLOAT32 = 0,
     NPY_FLOAT16,
-    NPY_FLOAT64,
+    NPY_BFLOAT16, /* of ml_dtypes: NumPy itself takes it for 2 bytes of no type ('<V2')           */
+    NPY_FLOAT64,  /* the last type of floats                                                      */
     NPY_BOOL,
     NPY_UINT8,
     NPY_INT32,
@@ -41,8 +42,8 @@ typedef struct npy_array {
 const char *npy_type_name(npy_type type);
 size_t npy_type_size(npy_type type);
 
-/* Reads a file; on failure returns false with a sentence that names the file in error (size
- * NPY_ERROR_SIZE). The caller frees array->data. */
+/* Reads a file, "-": standard input; on failure returns false with a sentence that names the file in error
+ * (size NPY_ERROR_SIZE). The caller frees array->data. */
 bool npy_read(const char *path, npy_array *array, char *error);
 
 /* The same for a file's bytes that are in memory; name stands for the path in messages. */
@@ -54,8 +55,9 @@ typedef struct npy_output {
     npy_array array;
 } npy_output;
 
-/* Writes all of them, or none: on failure no path has changed and no temporary file is left. (A
- * path that names a device or a pipe is written to directly.) */
+/* Writes all of them, or none: on failure no path has changed and no temporary file is left. (A path that
+ * names a device or a pipe is written to directly, when all others are safely on disk; so is "-", standard
+ * output.) */
 bool npy_write(const npy_output *outputs, int count, char *error);
 
 #endif

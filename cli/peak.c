@@ -13,6 +13,9 @@
 
 #include "cli.h"
 #include "measure.h"
+#ifdef FA_HAVE_CUDA
+#include "ladder_command.h"
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -262,4 +265,56 @@ peak_rates peak_measure(int threads, bool bandwidth)
                         .dot_bfloat16 = measure_compute(widest_dot(), threads),
                         .read = bandwidth ? measure_read(threads) : 0,
                         .fma_isa = fma.isa};
+}
+
+/* ---- a device -------------------------------------------------------------------------------- */
+
+static void measure_cpu(int threads, peak_table *table)
+{
+    fa_cpu_info info = {0};
+    if (threads == 0 && fa_get_cpu_info(&info) == FA_OK) threads = info.threads;
+    const peak_rates rates = peak_measure(threads > 0 ? threads : 1, false);
+    const peak_rate fma = {rates.fma_float32, "float32 multiply-adds"};
+    *table = (peak_table){fma, fma, fma};
+    if (rates.dot_bfloat16 > 0)
+        table->bfloat16 = (peak_rate){rates.dot_bfloat16, "bfloat16 dot products"};
+}
+
+#ifdef FA_HAVE_CUDA
+/* The tensor cores have one rate for float16 and bfloat16. */
+static bool measure_gpu(peak_table *table)
+{
+    fa_cuda_device device;
+    rungs_ceiling c;
+    if (!rungs_open_device(&device)) return false;
+    if (device.major < 8) return true;
+    if (!rungs_measure_rates(&device, &c)) return false;
+    table->float32 = (peak_rate){c.ffma, "float32 multiply-adds (FFMA)"};
+    table->bfloat16 =
+        c.wgmma_bf16 > c.mma_bf16
+            ? (peak_rate){c.wgmma_bf16, "the tensor cores' bfloat16 products (wgmma)"}
+            : (peak_rate){c.mma_bf16, "the tensor cores' bfloat16 products (mma.sync)"};
+    table->float16 = table->bfloat16;
+    return true;
+}
+#else
+static bool measure_gpu(peak_table *table)
+{
+    (void)table;
+    return true;
+}
+#endif
+
+bool peak_measure_device(fa_device device, int threads, peak_table *table)
+{
+    *table = (peak_table){{0, NULL}, {0, NULL}, {0, NULL}};
+    if (device == FA_DEVICE_CUDA) return measure_gpu(table);
+    measure_cpu(threads, table);
+    return true;
+}
+
+peak_rate peak_for(const peak_table *table, fa_dtype dtype)
+{
+    if (dtype == FA_FLOAT16) return table->float16;
+    return dtype == FA_BFLOAT16 ? table->bfloat16 : table->float32;
 }

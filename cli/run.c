@@ -4,10 +4,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "device.h"
 #include "flashattn.h"
+#include "lengths.h"
 #include "npy.h"
 #include "tensors.h"
 
@@ -16,6 +18,7 @@
 typedef struct arguments {
     const char *q, *k, *v, *out, *lse, *mask, *bias, *alibi, *sinks;
     const char *dout, *dq, *dk, *dv, *dbias, *dsinks;
+    lengths_paths lengths;
     bool causal, diagonal_given, window_given, scale_given, dropout_given, seed_given, dtype_given;
     int64_t diagonal, window[2], threads;
     double scale, softcap, dropout;
@@ -46,6 +49,19 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
                     "means \"may see\"; extents of 1 broadcast"),                                  \
         FILE_OPTION("--bias", (a)->bias, false,                                                    \
                     "numbers added to the logits, shaped like a mask"),                            \
+        FILE_OPTION("--seqlens-q", (a)->lengths.seqlens_q, false,                                  \
+                    "integers (batch): how many queries of each batch item\n"                      \
+                    "count; the rest are padding"),                                                \
+        FILE_OPTION("--seqlens-k", (a)->lengths.seqlens_k, false, "the same for keys and values"), \
+        FILE_OPTION("--cu-seqlens-q", (a)->lengths.cu_seqlens_q, false,                            \
+                    "integers (sequences + 1): the queries are packed,\n"                          \
+                    "sequence b in rows cu[b] to cu[b+1] - 1"),                                    \
+        FILE_OPTION("--cu-seqlens-k", (a)->lengths.cu_seqlens_k, false,                            \
+                    "the same for keys and values"),                                               \
+        FILE_OPTION("--block-table", (a)->lengths.block_table, false,                              \
+                    "integers (batch, pages of a sequence): keys and values\n"                     \
+                    "lie in pages, (pages, page size, heads, dim), and\n"                          \
+                    "this tells which; needs --seqlens-k"),                                        \
         {.name = "--causal",                                                                       \
          .kind = CLI_FLAG,                                                                         \
          .value = &(a)->causal,                                                                    \
@@ -112,8 +128,9 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
          .meta = "NAME",                                                                           \
          .choices = CLI_DTYPE_NAMES,                                                               \
          .given = &(a)->dtype_given,                                                               \
-         .help = "computes in f32, f16 or bf16 (default: f16 if all\n"                             \
-                 "inputs are float16 files, else f32)"},                                           \
+         .help = "computes in f32, f16 or bf16 (default: that of the\n"                            \
+                 "files if all of them hold float16 or all bfloat16,\n"                            \
+                 "else f32)"},                                                                     \
         {.name = "--device",                                                                       \
          .kind = CLI_CHOICE,                                                                       \
          .value = &(a)->device,                                                                    \
@@ -133,14 +150,88 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
     }
 
 #define NOTES                                                                                      \
-    "Files are .npy with 2 to 4 axes, float32, float16 or float64, of any byte order, C or\n"      \
-    "Fortran order. 4 axes are (batch, sequence, heads, dim), or (batch, heads, sequence, dim)\n"  \
-    "with --layout bhsd; 3 axes lack the batch, 2 axes (sequence, dim) the heads too. Results\n"   \
-    "have the axes and the layout of q. A mask or bias of 3 axes lacks the batch, one of 2 axes\n" \
-    "(query, key) the heads too.\n\n"                                                              \
+    "Files are .npy with 2 to 4 axes, float32, float16, bfloat16 (as ml_dtypes writes it) or\n"    \
+    "float64, of any byte order, C or Fortran order. 4 axes are (batch, sequence, heads, dim),\n"  \
+    "or (batch, heads, sequence, dim) with --layout bhsd; 3 axes lack the batch, 2 axes\n"         \
+    "(sequence, dim) the heads too. Results have the axes and the layout of q. A mask or bias "    \
+    "of\n"                                                                                         \
+    "3 axes lacks the batch, one of 2 axes (query, key) the heads too. One input may be \"-\",\n"  \
+    "standard input, and one result, standard output; there is no report then.\n\n"                \
     "Inputs are rounded once to --dtype. Results are written as float16 for f16, and as float32\n" \
-    "for f32 and for bf16, for which .npy has no type. Log-sum-exps and the gradients of bias\n"   \
-    "and sinks are always float32. Files are written whole or not at all."
+    "for f32 and for bf16, for which .npy has no type of its own. Log-sum-exps and the\n"          \
+    "gradients of bias and sinks are always float32. Rows of no sequence are 0, their\n"           \
+    "log-sum-exps -infinity. Files are written whole or not at all."
+
+static bool is_stream(const char *path) { return path && strcmp(path, "-") == 0; }
+
+/* Of count options at most one may be "-". */
+static bool check_streams(const char *const *options, const char *const *paths, int count,
+                          const char *stream)
+{
+    int first = -1;
+    for (int i = 0; i < count; i++) {
+        if (!is_stream(paths[i])) continue;
+        if (first >= 0) {
+            cli_error("%s and %s are both \"-\"; expected %s for one of them", options[first],
+                      options[i], stream);
+            return false;
+        }
+        first = i;
+    }
+    return true;
+}
+
+/* The report would stand in the file's midst, and a terminal is no place for a file. */
+static bool check_output_stream(const arguments *a, const char *const *options,
+                                const char *const *paths, int count)
+{
+    if (!check_streams(options, paths, count, "standard output")) return false;
+    for (int i = 0; i < count; i++) {
+        if (!is_stream(paths[i])) continue;
+        if (!a->json && !isatty(STDOUT_FILENO)) return true;
+        cli_error("%s is \"-\", standard output, %s", options[i],
+                  a->json ? "and so is --json; expected one of them"
+                          : "which is a terminal; expected a file or a pipe behind it");
+        return false;
+    }
+    return true;
+}
+
+static const char *const OUTPUTS[] = {"--out", "--lse",   "--dq",    "--dk",
+                                      "--dv",  "--dbias", "--dsinks"};
+
+static void output_paths(const arguments *a, const char *paths[CLI_COUNT(OUTPUTS)])
+{
+    const char *const all[] = {a->out, a->lse, a->dq, a->dk, a->dv, a->dbias, a->dsinks};
+    memcpy(paths, all, sizeof all);
+}
+
+static bool check_all_streams(const arguments *a)
+{
+    static const char *const inputs[] = {
+        "--q",          "--k",     "--v",         "--dout",      "--mask",         "--bias",
+        "--alibi",      "--sinks", "--seqlens-q", "--seqlens-k", "--cu-seqlens-q", "--cu-seqlens-k",
+        "--block-table"};
+    const lengths_paths *l = &a->lengths;
+    const char *const paths[] = {
+        a->q,          a->k,     a->v,         a->dout,      a->mask,         a->bias,
+        a->alibi,      a->sinks, l->seqlens_q, l->seqlens_k, l->cu_seqlens_q, l->cu_seqlens_k,
+        l->block_table};
+    const char *results[CLI_COUNT(OUTPUTS)];
+    output_paths(a, results);
+    return check_streams(inputs, paths, CLI_COUNT(inputs), "standard input") &&
+           check_output_stream(a, OUTPUTS, results, CLI_COUNT(OUTPUTS));
+}
+
+/* Whether a result goes to standard output, in place of the report. */
+static bool writes_to_stdout(const arguments *a)
+{
+    const char *paths[CLI_COUNT(OUTPUTS)];
+    output_paths(a, paths);
+    for (int i = 0; i < CLI_COUNT(OUTPUTS); i++)
+        if (is_stream(paths[i])) return true;
+    return false;
+}
 
 /* Options that would be ignored without others are refused. */
 static bool check_arguments(const arguments *a)
@@ -150,7 +241,7 @@ static bool check_arguments(const arguments *a)
     if (a->dbias && !a->bias) option = "--dbias", needed = "--bias";
     if (a->dsinks && !a->sinks) option = "--dsinks", needed = "--sinks";
     if (option) cli_error("%s is given without %s; expected both", option, needed);
-    return !option;
+    return !option && check_all_streams(a);
 }
 
 /* ---- the problem ----------------------------------------------------------------------------- */
@@ -158,6 +249,7 @@ static bool check_arguments(const arguments *a)
 typedef struct problem {
     cli_tensor q, k, v, out, bias, mask, dout, dq, dk, dv, dbias;
     float *lse, *alibi, *sinks, *dsinks;
+    lengths lengths;
     fa_device device; /* the one chosen */
     device_copies copies;
     void *workspace; /* on the GPU */
@@ -175,26 +267,27 @@ static void free_problem(problem *p)
     free(p->alibi);
     free(p->sinks);
     free(p->dsinks);
-}
-
-static bool read_array(const char *option, const char *path, npy_array *array)
-{
-    char error[NPY_ERROR_SIZE];
-    cli_progress("reading %s", path);
-    if (npy_read(path, array, error)) return true;
-    cli_error("%s %s", option, error);
-    return false;
+    lengths_free(&p->lengths);
 }
 
 static fa_dtype choose_dtype(const arguments *a, const npy_array *arrays, int count)
 {
     if (a->dtype_given) return (fa_dtype)a->dtype;
-    for (int i = 0; i < count; i++)
-        if (arrays[i].type != NPY_FLOAT16) return FA_FLOAT32;
-    return FA_FLOAT16;
+    for (int i = 1; i < count; i++)
+        if (arrays[i].type != arrays[0].type) return FA_FLOAT32;
+    return cli_dtype_of(arrays[0].type);
 }
 
-/* q, k, v and dout; all have as many axes as q. */
+/* The input whose number of axes the i-th of q, k, v and dout must share. Keys that are packed or paged, and
+ * queries that are packed, may have a batch where the others have none. */
+static int like_which(const arguments *a, int i)
+{
+    const lengths_paths *l = &a->lengths;
+    const bool apart = l->cu_seqlens_q || l->cu_seqlens_k || l->block_table;
+    return apart && (i == 1 || i == 2) ? 1 : 0;
+}
+
+/* q, k, v and dout. */
 static bool load_main(const arguments *a, problem *p)
 {
     const char *options[] = {"--q", "--k", "--v", "--dout"};
@@ -204,10 +297,11 @@ static bool load_main(const arguments *a, problem *p)
     int count = a->dout ? 4 : 3;
     bool fine = true;
     for (int i = 0; i < count && fine; i++) {
-        fine = read_array(options[i], paths[i], &arrays[i]);
-        if (fine && arrays[i].axes != arrays[0].axes) {
-            cli_error("%s %s has %d axes, --q %s has %d; expected the same number", options[i],
-                      paths[i], arrays[i].axes, a->q, arrays[0].axes);
+        fine = cli_read_array(options[i], paths[i], &arrays[i]);
+        const int other = like_which(a, i);
+        if (fine && arrays[i].axes != arrays[other].axes) {
+            cli_error("%s %s has %d axes, %s %s has %d; expected the same number", options[i],
+                      paths[i], arrays[i].axes, options[other], paths[other], arrays[other].axes);
             fine = false;
         }
     }
@@ -223,7 +317,7 @@ static bool load_scores(const char *option, const char *path, bool mask, cli_ten
 {
     npy_array array;
     if (!path) return true;
-    if (!read_array(option, path, &array)) return false;
+    if (!cli_read_array(option, path, &array)) return false;
     bool fine = cli_tensor_take_scores(t, &array, option, path, mask);
     free(array.data);
     return fine;
@@ -232,9 +326,9 @@ static bool load_scores(const char *option, const char *path, bool mask, cli_ten
 static bool load_alibi(const arguments *a, problem *p)
 {
     npy_array array;
-    int64_t batch = p->q.view.shape[0], heads = p->q.view.shape[2];
+    int64_t batch = p->lengths.batch, heads = p->q.view.shape[2];
     if (!a->alibi) return true;
-    if (!read_array("--alibi", a->alibi, &array)) return false;
+    if (!cli_read_array("--alibi", a->alibi, &array)) return false;
     bool per_batch = array.axes == 2 && array.shape[0] == batch;
     bool fine = array.axes == 1 || per_batch;
     if (!fine)
@@ -252,7 +346,7 @@ static bool load_sinks(const arguments *a, problem *p)
 {
     npy_array array;
     if (!a->sinks) return true;
-    if (!read_array("--sinks", a->sinks, &array)) return false;
+    if (!cli_read_array("--sinks", a->sinks, &array)) return false;
     bool fine = array.axes == 1;
     if (!fine) cli_error("--sinks %s has %d axes; expected 1: (heads)", a->sinks, array.axes);
     if (fine) p->sinks = cli_floats_take(&array, "--sinks", a->sinks, p->q.view.shape[2]);
@@ -282,7 +376,9 @@ static void set_options(const arguments *a, problem *p)
 static bool load_problem(const arguments *a, problem *p)
 {
     p->options.size = sizeof p->options;
-    if (!load_main(a, p) || !load_scores("--bias", a->bias, false, &p->bias) ||
+    if (!load_main(a, p) ||
+        !lengths_load(&p->lengths, &a->lengths, &p->q.view, &p->k.view, &p->options) ||
+        !load_scores("--bias", a->bias, false, &p->bias) ||
         !load_scores("--mask", a->mask, true, &p->mask) || !load_alibi(a, p) || !load_sinks(a, p))
         return false;
     set_options(a, p);
@@ -339,8 +435,9 @@ static bool move_to_device(problem *p)
     device_copies_add_tensor(&p->copies, &p->out, true);
     device_copies_add(&p->copies, &p->lse, float_bytes(s[0] * s[1] * s[2]), true);
     device_copies_add(&p->copies, &p->options.sinks, float_bytes(s[2]), false);
-    const int64_t slopes = p->options.alibi_batch_stride ? s[0] * s[2] : s[2];
+    const int64_t slopes = p->options.alibi_batch_stride ? p->lengths.batch * s[2] : s[2];
     device_copies_add(&p->copies, &p->options.alibi_slopes, float_bytes(slopes), false);
+    lengths_add_copies(&p->lengths, &p->copies, &p->options);
     return device_copies_in(&p->copies);
 }
 
@@ -460,7 +557,7 @@ static int finish(results *r, bool fine, const arguments *a, const char *command
 {
     fine = fine && write_results(r);
     if (fine && a->json) report_json(r, command, CLI_DTYPE_NAMES[dtype]);
-    else if (fine) report_text(r);
+    else if (fine && !writes_to_stdout(a)) report_text(r);
     free_results(r);
     cli_progress_clear();
     return fine ? CLI_FINE : CLI_BAD;

@@ -27,6 +27,7 @@ static double load_element(npy_type type, const char *data, int64_t i)
     switch (type) {
     case NPY_FLOAT32: memcpy(&f4, p, 4); return (double)f4;
     case NPY_FLOAT16: memcpy(&f2, p, 2); return (double)fa_half_to_float(f2);
+    case NPY_BFLOAT16: memcpy(&f2, p, 2); return (double)fa_bfloat_to_float(f2);
     case NPY_FLOAT64: memcpy(&f8, p, 8); return f8;
     case NPY_INT32: memcpy(&i4, p, 4); return (double)i4;
     case NPY_INT64: memcpy(&i8, p, 8); return (double)i8;
@@ -59,7 +60,14 @@ static void store_element(fa_dtype dtype, char *data, int64_t i, double x)
 static bool same_format(npy_type type, fa_dtype dtype)
 {
     return (type == NPY_FLOAT32 && dtype == FA_FLOAT32) ||
-           (type == NPY_FLOAT16 && dtype == FA_FLOAT16);
+           (type == NPY_FLOAT16 && dtype == FA_FLOAT16) ||
+           (type == NPY_BFLOAT16 && dtype == FA_BFLOAT16);
+}
+
+fa_dtype cli_dtype_of(npy_type type)
+{
+    if (type == NPY_FLOAT16) return FA_FLOAT16;
+    return type == NPY_BFLOAT16 ? FA_BFLOAT16 : FA_FLOAT32;
 }
 
 /* The array's elements in dtype; the array is used up. NULL after a message. */
@@ -75,6 +83,15 @@ static void *take_elements(npy_array *array, fa_dtype dtype)
         store_element(dtype, to, i, load_element(array->type, data, i));
     free(data);
     return to;
+}
+
+bool cli_read_array(const char *option, const char *path, npy_array *array)
+{
+    char error[NPY_ERROR_SIZE];
+    cli_progress("reading %s", path);
+    if (npy_read(path, array, error)) return true;
+    cli_error("%s %s", option, error);
+    return false;
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -132,7 +149,7 @@ static bool check_axes(const npy_array *array, const char *option, const char *p
 static bool check_float(const npy_array *array, const char *option, const char *path)
 {
     if (array->type <= NPY_FLOAT64) return true;
-    cli_error("%s %s holds %s; expected float32, float16 or float64", option, path,
+    cli_error("%s %s holds %s; expected float32, float16, bfloat16 or float64", option, path,
               npy_type_name(array->type));
     return false;
 }
@@ -167,7 +184,7 @@ bool cli_tensor_take_scores(cli_tensor *t, npy_array *array, const char *option,
     }
     if ((!mask && !check_float(array, option, path)) || !check_axes(array, option, path))
         return false;
-    fa_dtype dtype = mask ? FA_BOOL : array->type == NPY_FLOAT16 ? FA_FLOAT16 : FA_FLOAT32;
+    fa_dtype dtype = mask ? FA_BOOL : cli_dtype_of(array->type);
     int64_t s[4] = {1, 1, 1, 1};
     memcpy(s + 4 - array->axes, array->shape, (size_t)array->axes * sizeof s[0]);
     void *data = take_elements(array, dtype);
@@ -188,6 +205,28 @@ float *cli_floats_take(npy_array *array, const char *option, const char *path, i
               " query heads",
               option, path, found, heads);
     return NULL;
+}
+
+int32_t *cli_integers_take(const npy_array *array, const char *option, const char *path)
+{
+    if (array->type != NPY_INT32 && array->type != NPY_INT64) {
+        cli_error("%s %s holds %s; expected int32 or int64", option, path,
+                  npy_type_name(array->type));
+        return NULL;
+    }
+    int32_t *data = malloc(array->count ? (size_t)array->count * sizeof *data : 1);
+    if (!data) cli_error("out of memory for %" PRId64 " integers", array->count);
+    for (int64_t i = 0; data && i < array->count; i++) {
+        const int64_t x = array->type == NPY_INT32 ? ((const int32_t *)array->data)[i]
+                                                   : ((const int64_t *)array->data)[i];
+        data[i] = (int32_t)x;
+        if (x >= INT32_MIN && x <= INT32_MAX) continue;
+        cli_error("%s %s: element %" PRId64 " is %" PRId64 "; expected an integer of 32 bits",
+                  option, path, i, x);
+        free(data);
+        return NULL;
+    }
+    return data;
 }
 
 bool cli_tensor_to_array(cli_tensor *t, npy_array *array)

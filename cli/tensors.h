@@ -36,18 +36,28 @@ bool cli_tensor_new(cli_tensor *t, int axes, cli_layout layout, fa_dtype dtype, 
                     int64_t sequence, int64_t heads, int64_t dim);
 void cli_tensor_free(cli_tensor *t);
 
+/* Reads a .npy file. */
+bool cli_read_array(const char *option, const char *path, npy_array *array);
+
 /* From a float array with 2 to 4 axes, rounded once to dtype. The array is used up. */
 bool cli_tensor_take(cli_tensor *t, npy_array *array, const char *option, const char *path,
                      cli_layout layout, fa_dtype dtype);
 
-/* From an array of the axes ([[batch,] head,] query, key): floats to float16 if the file holds
- * that, else float32; with mask set, bool or integers to FA_BOOL. The array is used up. */
+/* The dtype in which floats of a file are computed without being told: float16 and bfloat16 stay, else
+ * float32. */
+fa_dtype cli_dtype_of(npy_type type);
+
+/* From an array of the axes ([[batch,] head,] query, key): floats in the file's own dtype; with
+ * mask set, bool or integers to FA_BOOL. The array is used up. */
 bool cli_tensor_take_scores(cli_tensor *t, npy_array *array, const char *option, const char *path,
                             bool mask);
 
 /* A new float32 array from count floats of the file's array, whose last axis must be heads; NULL on
  * failure. The array is used up. */
 float *cli_floats_take(npy_array *array, const char *option, const char *path, int64_t heads);
+
+/* A new array of the file's integers, which must fit 32 bits; NULL on failure. */
+int32_t *cli_integers_take(const npy_array *array, const char *option, const char *path);
 
 /* The array to write for a tensor: its axes and layout, float16 for float16, else float32. The
  * tensor's memory passes to the array (bfloat16: a new one). */

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "cli.h"
 #include "cuda/driver.h"
 #include "device.h"
@@ -143,7 +144,7 @@ static bool put_arrays(large *p)
     p->reference.options.block_table = p->table, p->options.block_table = p->device_table;
     if (p->bias.shape[0]) p->options.bias = &p->bias;
     p->reference.q = p->q, p->reference.k = p->k, p->reference.v = p->v;
-    p->reference.rounding = ref_rounding_for(FA_BFLOAT16, FA_BFLOAT16, FA_BFLOAT16, FA_BFLOAT16);
+    p->reference.rounding = ref_rounding_for(&p->reference, p->out.dtype, true);
     return true;
 }
 
@@ -178,9 +179,10 @@ static void load_numbers(int64_t number, int64_t count, double *row)
     for (int64_t c = 0; c < count; c++) row[c] = numbers[(number + c) % BLOCK];
 }
 
-/* What a picked row should be. magnitude: the sum of weight times |value|. */
+/* What a picked row should be. */
 typedef struct expected {
-    double out[DIM_MAX], magnitude[DIM_MAX], lse, logit_error;
+    ref_column columns[DIM_MAX];
+    double lse, logit_error;
 } expected;
 
 static double bias_of(const large *p, const ref_item *item, int64_t h, int64_t i, int64_t j)
@@ -207,19 +209,20 @@ static void compute_row(const large *p, const ref_item *item, int64_t h, int64_t
         for (int64_t c = 0; c < d; c++) dot += q[c] * k[c], size += fabs(q[c] * k[c]);
         const double x = scale * dot + bias_of(p, item, h, i, j);
         if (scale * size > most) most = scale * size;
-        const double shrink = x > top ? exp(top - x) : 1;
-        if (x > top) top = x;
-        const double weight = exp(x - top);
-        sum = sum * shrink + weight;
-        for (int64_t c = 0; c < d; c++) {
-            e->out[c] = e->out[c] * shrink + weight * v[c];
-            e->magnitude[c] = e->magnitude[c] * shrink + weight * fabs(v[c]);
+        if (x > top) {
+            const double shrink = exp(top - x);
+            for (int64_t c = 0; c < d; c++) ref_column_scale(&e->columns[c], shrink);
+            sum *= shrink;
+            top = x;
         }
+        const double weight = exp(x - top);
+        sum += weight;
+        for (int64_t c = 0; c < d; c++) ref_column_add(&e->columns[c], weight, v[c]);
     }
     if (sum == 0) return;
     e->lse = top + log(sum);
     e->logit_error = p->reference.rounding.sum * (most + 2);
-    for (int64_t c = 0; c < d; c++) e->out[c] /= sum, e->magnitude[c] /= sum;
+    for (int64_t c = 0; c < d; c++) ref_column_scale(&e->columns[c], 1 / sum);
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
@@ -295,13 +298,16 @@ static bool check_sample(const large *p, const sample *x, char *wrong, size_t si
                  x->b, x->h, x->i, (double)lse, x->want.lse);
     for (int64_t c = 0; c < d && !wrong[0]; c++) {
         const double value = ref_decode_small(got[c], 8, 7, 1);
-        const double relative = p->reference.rounding.weight + 2 * x->want.logit_error + lse_error;
-        const double allowed = x->want.magnitude[c] * relative + fabs(x->want.out[c]) / 256;
-        if (!(fabs(value - x->want.out[c]) <= allowed))
+        const ref_rounding *rounding = &p->reference.rounding;
+        const ref_column *want = &x->want.columns[c];
+        const double relative = 2 * rounding->sum + 2 * x->want.logit_error + lse_error;
+        const double error = want->magnitude * relative + ref_weights_error(rounding, want);
+        const double allowed = ref_allowance(p->out.dtype, want->out, error);
+        if (!(fabs(value - want->out) <= allowed))
             snprintf(wrong, size,
                      "out of item %" PRId64 ", head %" PRId64 ", query %" PRId64 ", column %" PRId64
                      " is %.9g, expected %.9g +- %.2g",
-                     x->b, x->h, x->i, c, value, x->want.out[c], allowed);
+                     x->b, x->h, x->i, c, value, want->out, allowed);
     }
     return true;
 }

@@ -17,15 +17,19 @@ void ref_fail(ref_report *report, const char *format, ...)
     report->ok = false;
 }
 
+double ref_allowance(fa_dtype dtype, double want, double error)
+{
+    double rounding = ref_epsilon(dtype) / 2 * (fabs(want) + error) + ref_smallest(dtype);
+    return error + rounding + 1e-35; /* weights below 2^-126 may be flushed to 0 */
+}
+
 /* NULL if got is near enough to want; else what is wrong. */
 static const char *compare(ref_report *report, fa_dtype dtype, double got, double want,
                            double error)
 {
     if (isnan(want)) return isnan(got) ? NULL : "expected NaN";
     if (isinf(want)) return got == want ? NULL : "expected an infinity";
-    double rounding = ref_epsilon(dtype) / 2 * (fabs(want) + error) + ref_smallest(dtype);
-    double allowed = error + rounding + 1e-35; /* weights below 2^-126 may be flushed to 0 */
-    double difference = fabs(got - want);
+    double allowed = ref_allowance(dtype, want, error), difference = fabs(got - want);
     if (!(difference <= report->worst_absolute)) report->worst_absolute = difference;
     if (!(difference / allowed <= report->worst)) report->worst = difference / allowed;
     return difference <= allowed ? NULL : "too far away";

@@ -22,6 +22,9 @@ typedef struct ref_report {
 /* Counts a failure; the first one's message is kept. */
 void ref_fail(ref_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* How far a finite element of this dtype may be from want, whose error is given: that, and its own rounding. */
+double ref_allowance(fa_dtype dtype, double want, double error);
+
 /* All elements of a tensor of want's shape. */
 void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got,
                       const ref_array *want);

@@ -1049,15 +1049,7 @@ static void make_attention(problem *p, const random_settings *settings)
             p->lse = make_output_floats(p, "lse", blocks_q * p->heads_q * rows_q);
     }
     if (p->pass == RANDOM_BACKWARD) make_gradients(p);
-    p->in.rounding = ref_rounding_for(p->in.q.dtype, p->in.k.dtype, p->in.v.dtype, p->out.dtype);
-    /* On tensor cores float16 weights meet float16 values; the smallest lose bits. A row's largest is at
-     * least 2^7 in all kernels, and float16 ends in steps of 2^-24. */
-    if (settings->attend && p->in.v.dtype == FA_FLOAT16) {
-        p->in.rounding.weight = fmax(p->in.rounding.weight, 0.75 * ref_epsilon(FA_FLOAT16));
-        p->in.rounding.weight_tiny = 0x1p-31;
-    }
-    /* They take the tanh of a softcap from the special-function unit where no log-sum-exp is asked for. */
-    if (settings->attend && p->in.v.dtype != FA_FLOAT32 && !p->lse) p->in.rounding.cap = 0x1p-11;
+    p->in.rounding = ref_rounding_for(&p->in, p->out.dtype, p->lse != NULL);
     fill_inputs(p);
 }
 

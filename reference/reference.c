@@ -63,14 +63,73 @@ static double *error_row_of(const ref_array *array, int64_t a, int64_t b, int64_
     return array->error + ref_array_index(array, a, b, c, 0);
 }
 
-ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out)
+/* Tensor cores, and bfloat16 dot products of CPUs, take weights in the 16 bits of the values. All of them
+ * want one dtype for q, k and v. (A CPU without such instructions is more exact; it is held to the same.) */
+static bool rounds_weights(const ref_inputs *in, bool cuda)
 {
-    const double sum = 16 * ref_epsilon(FA_FLOAT32);
-    bool bfloat = q == FA_BFLOAT16 || k == FA_BFLOAT16 || v == FA_BFLOAT16;
-    /* Where bfloat16 dot products are used, weights are rounded to bfloat16: half an epsilon each. */
-    double weight = bfloat ? 0.75 * ref_epsilon(FA_BFLOAT16) : sum;
-    ref_rounding r = {weight, sum, ref_epsilon(out) / 2, ref_smallest(out), 0, sum};
+    fa_dtype dtype = in->v.dtype;
+    if (in->q.dtype != dtype || in->k.dtype != dtype) return false;
+    return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
+}
+
+ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
+{
+    bool cuda = in->options.device == FA_DEVICE_CUDA;
+    ref_rounding r = {.sum = 16 * ref_epsilon(FA_FLOAT32),
+                      .out = ref_epsilon(out) / 2,
+                      .out_tiny = ref_smallest(out)};
+    r.cap = r.sum;
+    if (!rounds_weights(in, cuda)) return r;
+    r.weight = ref_epsilon(in->v.dtype) / 2;
+    /* The smallest weights in float16 lose bits: it ends in steps of 2^-24, and a row's largest weight is at
+     * least 2^7 in all kernels. */
+    if (in->v.dtype == FA_FLOAT16) r.weight_tiny = 0x1p-31;
+    /* These kernels take the tanh of a softcap from the special-function unit where no log-sum-exp is asked
+     * for. */
+    if (cuda && !lse) r.cap = 0x1p-11;
     return r;
+}
+
+void ref_column_add(ref_column *c, double p, double x)
+{
+    c->out += p * x;
+    c->magnitude += p * fabs(x);
+    c->square += p * x * x;
+    c->p2 += p * p;
+    c->p2_x += p * p * x;
+    c->p2_square += p * p * x * x;
+}
+
+void ref_column_scale(ref_column *c, double factor)
+{
+    c->out *= factor;
+    c->magnitude *= factor;
+    c->square *= factor;
+    c->p2 *= factor * factor;
+    c->p2_x *= factor * factor;
+    c->p2_square *= factor * factor;
+}
+
+/*
+ * Weight j becomes p_j (1 + e_j), |e_j| <= u. Divided by the sum of the rounded weights, out moves by
+ * sum e_j p_j (x_j - out) to first order: what all weights have in common cancels, and nothing is left in a
+ * row that one key dominates. Divided by the exact sum it moves by out * sum e_j p_j besides, at most u |out|.
+ *
+ * At worst every e_j has the sign of x_j - out: out moves by at most u sum p_j |x_j - out|, which is at most
+ * u sqrt(sum p_j (x_j - out)^2) by Cauchy and Schwarz, as the sum of p is at most 1. But rounding errors are
+ * independent with mean 0: each is spread evenly over at most (-u, u), so their sum has a standard deviation
+ * of at most u sqrt(sum p_j^2 (x_j - out)^2 / 3). The chance of 4 sqrt(3) = 6.9 times that is below 1e-11.
+ * This second bound is what finds a lost key among hundreds.
+ */
+double ref_weights_error(const ref_rounding *rounding, const ref_column *c)
+{
+    double spread = c->square - c->out * c->out;
+    double independent = c->p2_square - 2 * c->out * c->p2_x + c->out * c->out * c->p2;
+    /* Where there is a sink, or values were dropped, the sum of p is not 1: sum p (x - out)^2 is
+     * square - 2 out^2 + out^2 sum p <= square - out^2. */
+    double moved = fmin(sqrt(fmax(spread, 0)), 4 * sqrt(fmax(independent, 0)));
+    if (!rounding->sum_rounded) moved = fmin(moved + fabs(c->out), c->magnitude);
+    return rounding->weight * moved;
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -185,12 +244,15 @@ static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h,
  * One row of the attention matrix: query i of head h of a batch item
  * ---------------------------------------------------------------------------------------------- */
 
+enum { SUMS = 4 };
+
 /* Everything that is read again and again, as doubles. */
 typedef struct loaded {
     const ref_inputs *in;
     ref_array q, k, v;
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
+    double *sums; /* (SUMS, d_v): for add_weights_error */
 } loaded;
 
 static loaded load_inputs(const ref_inputs *in)
@@ -203,8 +265,10 @@ static loaded load_inputs(const ref_inputs *in)
                 in->v.shape[3],
                 in->q.shape[2],
                 in->k.shape[2],
-                0};
+                0,
+                NULL};
     if (in->v.data) l.v = unpack(&in->v);
+    l.sums = zeros(SUMS * l.d_v);
     bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
     l.scale = given ? (double)in->options.scale : 1 / sqrt((double)l.d);
     return l;
@@ -215,6 +279,7 @@ static void unload_inputs(loaded *l)
     ref_array_free(&l->q);
     ref_array_free(&l->k);
     ref_array_free(&l->v);
+    free(l->sums);
 }
 
 /* The factor that an fp8 tensor's data stands for. */
@@ -330,17 +395,14 @@ static void compute_row(const loaded *l, const ref_item *item, int64_t h, int64_
 
     r->p_sink = weight_of(sink, r->lse);
     r->lse_error = 0;
-    double largest = 0;
     for (int64_t j = 0; j < r->n_k; j++) {
         r->p[j] = weight_of(r->x[j], r->lse);
-        largest = fmax(largest, r->p[j]);
         r->keep[j] = keep_factor(l->in, item, h, i, j);
         r->lse_error += r->p[j] * r->x_error[j];
     }
     if (isfinite(r->lse)) r->lse_error += rounding->sum * (1 + fabs(r->lse));
     for (int64_t j = 0; j < r->n_k; j++)
-        r->p_error[j] = r->p[j] * (rounding->weight + r->x_error[j] + r->lse_error) +
-                        largest * rounding->weight_tiny +
+        r->p_error[j] = r->p[j] * (rounding->sum + r->x_error[j] + r->lse_error) +
                         (r->p[j] < FLT_MIN ? r->p[j] : 0); /* subnormal: it may become 0 */
     r->p_sink_error = r->p_sink * (rounding->sum + r->lse_error);
 }
@@ -348,6 +410,45 @@ static void compute_row(const loaded *l, const ref_item *item, int64_t h, int64_
 /* ------------------------------------------------------------------------------------------------
  * Forward
  * ---------------------------------------------------------------------------------------------- */
+
+static double largest_of(const double *p, int64_t n)
+{
+    double largest = 0;
+    for (int64_t j = 0; j < n; j++) largest = fmax(largest, p[j]);
+    return largest;
+}
+
+/* What rounding the weights of the row adds to its errors. Sums for all columns lie side by side, so that the
+ * compiler can use vectors. */
+static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
+                              double factor, const double *out_row, double *restrict error_row)
+{
+    const ref_rounding *rounding = &l->in->rounding;
+    const double tiny = rounding->weight_tiny * largest_of(r->p, r->n_k);
+    double *restrict magnitude = l->sums, *restrict square = magnitude + l->d_v;
+    double *restrict p2_x = square + l->d_v, *restrict p2_square = p2_x + l->d_v, p2 = 0;
+    int64_t block, key_row;
+    memset(l->sums, 0, (size_t)(SUMS * l->d_v) * sizeof *l->sums);
+    for (int64_t j = 0; j < r->n_k; j++) {
+        if (r->x[j] == -INFINITY) continue;
+        ref_key_place(l->in, item, j, &block, &key_row);
+        const double *v = row_of(&l->v, block, key_row, head_kv);
+        const double p = r->p[j], scale = r->keep[j] * factor;
+        p2 += p * p;
+        for (int64_t c = 0; c < l->d_v; c++) {
+            const double x = scale * v[c], px = p * x;
+            magnitude[c] += fabs(px);
+            square[c] += px * x;
+            p2_x[c] += p * px;
+            p2_square[c] += px * px;
+            error_row[c] += tiny * fabs(x);
+        }
+    }
+    for (int64_t c = 0; c < l->d_v; c++) {
+        const ref_column column = {out_row[c], magnitude[c], square[c], p2, p2_x[c], p2_square[c]};
+        error_row[c] += ref_weights_error(rounding, &column);
+    }
+}
 
 /* Step 9 for one query, into out_row and its error (d_v). */
 static void compute_output(const loaded *l, const ref_item *item, int64_t h, const row *r,
@@ -366,6 +467,8 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
                 (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor * v[c]);
         }
     }
+    if (l->in->rounding.weight > 0)
+        add_weights_error(l, item, head_kv, r, factor, out_row, error_row);
 }
 
 void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)

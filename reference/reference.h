@@ -16,18 +16,42 @@
 
 #include "flashattn.h"
 
-/* Relative errors of an implementation. */
+/* What rounding an implementation may do. ref_rounding_for says it for this library, and is the one place
+ * that does: job, verify and the tests all take their tolerances from it. */
 typedef struct ref_rounding {
-    double weight; /* of a softmax weight as it enters the products: 2^-8 if rounded to bfloat16  */
     double sum;    /* of a float32 sum of products, relative to the sum of their magnitudes       */
-    double out;    /* of an element of out as stored (backward reads it back)                     */
+    double weight; /* of a softmax weight as it is multiplied with values: half an epsilon of the
+                    * 16-bit type that it is rounded to, relatively; 0: it stays float32          */
+    double weight_tiny; /* the same absolutely, in parts of the row's largest weight; mostly 0    */
+    bool sum_rounded;   /* rows are divided by the sum of the rounded weights, not the exact ones */
+    double out;         /* of an element of out as stored (backward reads it back)                */
     double out_tiny; /* the same absolutely: what the smallest subnormal number leaves            */
-    double weight_tiny; /* absolutely, of a weight, in parts of the row's largest one; mostly 0   */
     double cap; /* of a capped logit: 2^-11 by the tanh of GPUs' special-function units           */
 } ref_rounding;
 
-/* The roundings to expect for inputs of these dtypes and this dtype of out. */
-ref_rounding ref_rounding_for(fa_dtype q, fa_dtype k, fa_dtype v, fa_dtype out);
+struct ref_inputs;
+
+/* The roundings to expect of the library for these inputs and out. The device counts: in->options.device is
+ * the one that computes (FA_DEVICE_AUTO: the CPU, as for arrays in host memory). lse: whether the call asks
+ * for log-sum-exps. in->rounding is not read. */
+ref_rounding ref_rounding_for(const struct ref_inputs *in, fa_dtype out, bool lse);
+
+/* Sums over the keys of a row for one column of out. p: the weights; x: the values, scaled and kept or
+ * dropped. */
+typedef struct ref_column {
+    double out, magnitude;      /* sum of p x, of p |x|  */
+    double square;              /* of p x^2              */
+    double p2, p2_x, p2_square; /* of p^2, p^2 x, p^2 x^2 */
+} ref_column;
+
+/* Adds a key of weight p and value x. */
+void ref_column_add(ref_column *column, double p, double x);
+
+/* Multiplies all weights so far by a factor. */
+void ref_column_scale(ref_column *column, double factor);
+
+/* How far rounding the row's weights may move that column's element of out. */
+double ref_weights_error(const ref_rounding *rounding, const ref_column *column);
 
 /* A contiguous 4-D array of doubles, and the error of each. */
 typedef struct ref_array {

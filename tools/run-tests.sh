@@ -1,8 +1,10 @@
 #!/bin/sh
 # Runs CTest in a build directory, then the Python package's tests if asked to, and ends with one line that
-# counts both: "N passed, M failed", and how many were skipped.
+# counts both: "N passed, M failed", and how many were skipped. The counts come from the JUnit reports of both,
+# never from what they print for people, which changes from version to version.
 # Usage: tools/run-tests.sh [--with-python] BUILD_DIR [JOBS [CTEST_OPTION...]]
 set -u
+tools=$(cd "$(dirname "$0")" && pwd)
 python=no
 if [ "$1" = --with-python ]; then
     python=yes
@@ -11,41 +13,69 @@ fi
 build=$1
 jobs=${2:-2}
 [ $# -ge 2 ] && shift 2 || shift 1
-log=$build/tests.log
+# A relative path would be taken from the build directory.
+report=$(cd "$build" && pwd)/tests.xml
 
+# The same as count_tests.py on machines without Python, for CTest's reports alone: a bare "<" is only ever the
+# beginning of a tag, for within text and attributes it is written "&lt;".
+count_by_awk() { # REPORT
+    awk 'BEGIN { RS = "<"; disabled = failed = skipped = passed = 0 }
+        function close_test() {
+            if (status == "run") passed++
+            else if (status == "disabled" || (status == "notrun" && skip)) skipped++
+            else if (status != "") failed++
+            status = ""
+        }
+        $1 == "testcase" {
+            close_test()
+            skip = 0
+            status = $0
+            sub(/.* status="/, "", status)
+            sub(/".*/, "", status)
+        }
+        $1 == "skipped" && $2 ~ /^message="SKIP_/ { skip = 1 }
+        END { close_test(); if (passed + failed + skipped) print passed, failed, skipped }' "$1"
+}
+
+# Prints "PASSED FAILED SKIPPED"; nothing if the report is missing or broken.
+count() { # REPORT
+    [ -s "$1" ] || return
+    if command -v python3 >/dev/null 2>&1; then python3 "$tools/count_tests.py" "$1"; else count_by_awk "$1"; fi
+}
+
+rm -f "$report"
 ctest --test-dir "$build" --parallel "$jobs" --output-on-failure --no-tests=error \
-      --output-log "$log" "$@"
+      --output-junit "$report" "$@"
 status=$?
-
-# CTest's last line: "87% tests passed, 2 tests failed out of 15".
-counts=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1 \2/p' "$log")
-failed=${counts% *}
-total=${counts#* }
-if [ -z "$counts" ]; then
-    echo "0 passed, 1 failed (no test ran)"
+# shellcheck disable=SC2046
+set -- $(count "$report")
+if [ $# -ne 3 ]; then
+    echo "0 passed, 1 failed (CTest ended with code $status and left no report of tests)"
     exit 1
 fi
-# CTest counts skipped tests among the passed ones.
-skipped=$(grep -c '(Skipped)$' "$log")
-passed=$((total - failed - skipped))
+passed=$1 failed=$2 skipped=$3
 why=""
-[ "$skipped" -eq 0 ] || why=", $skipped skipped (no CUDA device)"
+[ "$skipped" -eq 0 ] || why=", $skipped skipped (this machine lacks what they need)"
 
-# Its last line: "Python: N passed, M failed, K skipped", or why nothing could be tested (77).
+# Its last line says the same for people, or why nothing could be tested (77).
 if [ $python = yes ]; then
-    tools/test-python.sh "$build" >"$build/python-tests.log" 2>&1
-    case $? in
+    "$tools/test-python.sh" "$build" >"$build/python-tests.log" 2>&1
+    code=$?
+    case $code in
     0 | 77) tail -n 1 "$build/python-tests.log" ;;
     *)
         cat "$build/python-tests.log"
         status=1
         ;;
     esac
-    count() { # WHAT
-        tail -n 1 "$build/python-tests.log" | grep -o "[0-9][0-9]* $1" | grep -o '[0-9]*' || echo 0
-    }
-    passed=$((passed + $(count passed)))
-    failed=$((failed + $(count failed)))
+    if [ $code -ne 77 ]; then
+        # shellcheck disable=SC2046
+        set -- $(count "$build/python-tests.xml")
+        [ $# -eq 3 ] || set -- 0 1 0 # not even built
+        passed=$((passed + $1))
+        failed=$((failed + $2))
+        [ $code -eq 0 ] || [ "$2" -ne 0 ] || failed=$((failed + 1)) # pytest itself failed
+    fi
 fi
 
 echo "$passed passed, $failed failed$why"

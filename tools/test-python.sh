@@ -17,6 +17,7 @@ shift
 venv=$build/venv
 python=$venv/bin/python
 log=$build/python.log
+report=$build/python-tests.xml
 mkdir -p "$build"
 
 not_tested() { # WHY
@@ -69,21 +70,20 @@ install_package() {
     mv "$stamp.new" "$stamp"
 }
 
-count() { # WHAT: how many tests pytest's last line counts as that
-    tail -n 1 "$log" | grep -o "[0-9][0-9]* $1" | grep -o '[0-9]*' || echo 0
-}
-
+rm -f "$report"
 make_environment
 install_tools
 [ $prepare = no ] || exit 0
 install_package
 
-"$python" -m pytest -q -rs -p no:cacheprovider -n "$(nproc 2>/dev/null || echo 2)" "$@" tests/python >"$log" 2>&1
+"$python" -m pytest -q -rs -p no:cacheprovider -n "$(nproc 2>/dev/null || echo 2)" --junitxml="$report" "$@" \
+    tests/python >"$log" 2>&1
 status=$?
-grep -q ' in [0-9.]*s' "$log" || fail "pytest exited with code $status"
-failed=$(($(count failed) + $(count error)))
+counts=$("$python" tools/count_tests.py "$report") || fail "pytest exited with code $status"
+# shellcheck disable=SC2086
+set -- $counts
 [ $status -eq 0 ] || cat "$log"
-line="Python: $(count passed) passed, $failed failed, $(count skipped) skipped"
+line="Python: $1 passed, $2 failed, $3 skipped"
 without=$("$python" - <<'EOF'
 from importlib.util import find_spec
 

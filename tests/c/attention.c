@@ -71,8 +71,8 @@ void attention_make_as(attention *a, uint64_t seed, shape s, fa_dtype dtype, con
     a->random.state = seed;
     a->in.options.size = sizeof a->in.options;
     a->in.options.threads = 1 + (int32_t)(seed % 3);
-    a->in.rounding = ref_rounding_for(dtype, dtype, dtype, dtype);
     make_inputs(a, q_shape, k_shape, v_shape, dtype, q, k, v);
+    a->in.rounding = ref_rounding_for(&a->in, dtype, true);
     a->out = make_tensor(a, "out", dtype, out_shape, &lo);
     a->dout = make_tensor(a, "dout", dtype, out_shape, out);
     attention_fill(a, &a->dout, 1);

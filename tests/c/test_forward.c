@@ -68,7 +68,7 @@ static void check_mixed_dtypes(void)
         attention_make(&d, (uint64_t)n, s, dtypes[3]);
         a.in.v = c.in.v;
         a.out = d.out;
-        a.in.rounding = ref_rounding_for(dtypes[0], dtypes[1], dtypes[2], dtypes[3]);
+        a.in.rounding = ref_rounding_for(&a.in, dtypes[3], true);
         snprintf(what, sizeof what, "q %s, k %s, v %s, out %s", fa_dtype_name(dtypes[0]),
                  fa_dtype_name(dtypes[1]), fa_dtype_name(dtypes[2]), fa_dtype_name(dtypes[3]));
         attention_check_forward(&a, what);

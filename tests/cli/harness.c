@@ -125,6 +125,27 @@ const outcome *harness_run_to_full_disk(const char *const *arguments)
     return run_to("/dev/full", arguments);
 }
 
+const outcome *harness_run_to(const char *path, const char *const *arguments)
+{
+    result.out[0] = '\0';
+    return run_to(path, arguments);
+}
+
+static int open_terminal(void)
+{
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) give_up("a terminal");
+    return terminal;
+}
+
+const outcome *harness_run_to_terminal(const char *const *arguments)
+{
+    int terminal = open_terminal();
+    const outcome *o = harness_run_to(ptsname(terminal), arguments);
+    close(terminal);
+    return o;
+}
+
 /* Reads until the last writer has closed the terminal, which Linux tells as EIO. */
 static void drain_terminal(int terminal)
 {
@@ -138,8 +159,7 @@ static void drain_terminal(int terminal)
 
 const outcome *harness_run_on_terminal(const char *const *arguments)
 {
-    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-    if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) give_up("a terminal");
+    int terminal = open_terminal();
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);

@@ -36,6 +36,10 @@ const outcome *harness_run(const char *const *arguments);
 /* The same, with standard output a device that is always full. */
 const outcome *harness_run_to_full_disk(const char *const *arguments);
 
+/* The same, with standard output this file, or a terminal. */
+const outcome *harness_run_to(const char *path, const char *const *arguments);
+const outcome *harness_run_to_terminal(const char *const *arguments);
+
 /* The same, with standard error a terminal. */
 const outcome *harness_run_on_terminal(const char *const *arguments);
 

@@ -19,6 +19,18 @@ static void write_inputs(void)
     harness_write_npy("b5.npy", "<f4", "(1, 1, 3, 2, 2)", data, sizeof data);
     harness_write_npy("ints.npy", "<i4", "(1, 3, 2, 2)", data, sizeof data);
     harness_write_npy("heads3.npy", "<f4", "(1, 2, 3, 2)", data, sizeof data);
+    const int32_t lengths[4] = {3, 0, 3, 1};
+    const int64_t wide[1] = {INT64_C(1) << 40};
+    const int32_t pages[6] = {0, -1, 0, 0, 1, 0};
+    harness_write_npy("one.npy", "<i4", "(1,)", lengths, 4);
+    harness_write_npy("two.npy", "<i4", "(2,)", lengths, 8);
+    harness_write_npy("zero_three.npy", "<i4", "(2,)", lengths + 1, 8);
+    const int32_t cu[3] = {0, 1, 3};
+    harness_write_npy("zero_one_three.npy", "<i4", "(3,)", cu, sizeof cu);
+    harness_write_npy("long.npy", "<i4", "(1,)", "\x04\0\0", 4);
+    harness_write_npy("wide.npy", "<i8", "(1,)", wide, sizeof wide);
+    harness_write_npy("pages.npy", "<i4", "(1, 2)", pages, 8);
+    harness_write_npy("far.npy", "<i4", "(1, 2)", pages + 3, 8);
     harness_write_npy("dim1.npy", "<f4", "(1, 3, 4, 1)", data, sizeof data);
 }
 
@@ -49,9 +61,12 @@ static void test_help(void)
     }
     const outcome *o = EXPECT_FINE("run", "--nonsense", "--help");
     static const char *const OPTIONS[] = {
-        "--q",       "--k",        "--v",      "--out",   "--lse",     "--mask",    "--bias",
-        "--causal",  "--diagonal", "--window", "--scale", "--softcap", "--alibi",   "--sinks",
-        "--dropout", "--seed",     "--layout", "--dtype", "--device",  "--threads", "--json"};
+        "--q",          "--k",         "--v",         "--out",          "--lse",
+        "--mask",       "--bias",      "--causal",    "--diagonal",     "--window",
+        "--scale",      "--softcap",   "--alibi",     "--sinks",        "--dropout",
+        "--seed",       "--layout",    "--dtype",     "--device",       "--threads",
+        "--json",       "--seqlens-q", "--seqlens-k", "--cu-seqlens-q", "--cu-seqlens-k",
+        "--block-table"};
     for (size_t i = 0; i < sizeof OPTIONS / sizeof OPTIONS[0]; i++)
         CHECK(strstr(o->out, OPTIONS[i]) != NULL, "help of run lacks %s", OPTIONS[i]);
 }
@@ -132,8 +147,8 @@ static void test_shapes(void)
                  "b0.npy", "--v", "b0.npy", "--out", "o.npy");
     EXPECT_ERROR("--q b5.npy has 5 axes; expected 2, 3 or 4", "run", "--q", "b5.npy", "--k",
                  "b5.npy", "--v", "b5.npy", "--out", "o.npy");
-    EXPECT_ERROR("--v ints.npy holds int32; expected float32, float16 or float64", "run", "--q",
-                 "a.npy", "--k", "a.npy", "--v", "ints.npy", "--out", "o.npy");
+    EXPECT_ERROR("--v ints.npy holds int32; expected float32, float16, bfloat16 or float64", "run",
+                 "--q", "a.npy", "--k", "a.npy", "--v", "ints.npy", "--out", "o.npy");
     EXPECT_ERROR("q.shape[2] is 2: expected a multiple", "run", "--q", "a.npy", "--k", "heads3.npy",
                  "--v", "heads3.npy", "--out", "o.npy");
     EXPECT_ERROR("k.shape[3] is 1: expected 2", "run", "--q", "a.npy", "--k", "dim1.npy", "--v",
@@ -152,7 +167,50 @@ static void test_shapes(void)
                  "run", FILES, "--alibi", "b2.npy");
     EXPECT_ERROR("dout.shape[1] is 2: expected 3", "grad", INPUTS, "--dout", "heads3.npy", "--dq",
                  "d.npy");
-    CHECK(harness_count_entries(".") == 9, "a file was written");
+}
+
+/* Lengths and pages: the file, the entry, its value and what was expected. */
+static void test_lengths(void)
+{
+    EXPECT_ERROR("--seqlens-q a.npy has 4 axes; expected 1", "run", FILES, "--seqlens-q", "a.npy");
+    EXPECT_ERROR("--seqlens-q b1.npy holds float32; expected int32 or int64", "run", FILES,
+                 "--seqlens-q", "b1.npy");
+    EXPECT_ERROR("--seqlens-q two.npy has 2 entries; expected 1, one for each sequence", "run",
+                 FILES, "--seqlens-q", "two.npy");
+    EXPECT_ERROR("--seqlens-k long.npy: entry 0 is 4; expected 0 to 3", "run", FILES, "--seqlens-k",
+                 "long.npy");
+    EXPECT_ERROR("--seqlens-k wide.npy: element 0 is 1099511627776; expected an integer of 32 bits",
+                 "run", FILES, "--seqlens-k", "wide.npy");
+    EXPECT_ERROR("--cu-seqlens-q two.npy: entry 1 is 0; expected 3 to 3", "run", FILES,
+                 "--cu-seqlens-q", "two.npy", "--cu-seqlens-k", "two.npy");
+    EXPECT_ERROR("--cu-seqlens-k one.npy has 1 entry; expected 2, one more than sequences", "run",
+                 FILES, "--cu-seqlens-q", "zero_three.npy", "--cu-seqlens-k", "one.npy");
+    EXPECT_ERROR("--block-table is given without --seqlens-k; expected both", "run", FILES,
+                 "--block-table", "pages.npy");
+    EXPECT_ERROR("--block-table one.npy has 1 axis; expected 2", "run", FILES, "--seqlens-k",
+                 "one.npy", "--block-table", "one.npy");
+    EXPECT_ERROR("--block-table is given with --cu-seqlens-k", "run", FILES, "--block-table",
+                 "pages.npy", "--cu-seqlens-k", "zero_three.npy");
+    EXPECT_ERROR("--block-table far.npy: entry (0, 1) is 1; expected 0 to 0, the pages of --k",
+                 "run", FILES, "--seqlens-k", "long.npy", "--block-table", "far.npy");
+    EXPECT_ERROR("--block-table pages.npy: entry (0, 1) is -1; expected 0 to 0", "run", FILES,
+                 "--seqlens-k", "long.npy", "--block-table", "pages.npy");
+    EXPECT_ERROR("--k has a batch of 1; expected 2", "run", "--q", "a.npy", "--k", "a.npy", "--v",
+                 "a.npy", "--out", "o.npy", "--cu-seqlens-q", "zero_one_three.npy");
+}
+
+/* "-", and what cannot be. */
+static void test_streams(void)
+{
+    EXPECT_ERROR("--q and --v are both \"-\"; expected standard input for one of them", "run",
+                 "--q", "-", "--k", "a.npy", "--v", "-", "--out", "o.npy");
+    EXPECT_ERROR("--out and --lse are both \"-\"; expected standard output", "run", INPUTS, "--out",
+                 "-", "--lse", "-");
+    EXPECT_ERROR("--out is \"-\", standard output, and so is --json", "run", INPUTS, "--out", "-",
+                 "--json");
+    const outcome *o =
+        harness_run_to_terminal((const char *const[]){"run", INPUTS, "--out", "-", NULL});
+    CHECK(o->code == 2 && strstr(o->err, "which is a terminal"), "to a terminal: %s", o->err);
 }
 
 int main(int argc, char **argv)
@@ -164,5 +222,8 @@ int main(int argc, char **argv)
     test_options();
     test_values();
     test_shapes();
+    test_lengths();
+    test_streams();
+    CHECK(harness_count_entries(".") == 17, "a file was written");
     return harness_end();
 }

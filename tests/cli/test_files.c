@@ -1,4 +1,5 @@
 /* The .npy reader's error paths, and writing whole or not at all. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,9 @@ static void test_headers(void)
     expect_header(WITH_SHAPE("(12,)") " x",
                   "the header is malformed at its byte 57; expected nothing");
     expect_header(WITH_TYPE("'<c8'"), "holds elements of type '<c8'; expected float32 ('<f4')");
+    expect_header(WITH_TYPE("'<V1'"),
+                  "holds elements of type '<V1', bytes that do not say which 8-bit");
+    expect_header(WITH_TYPE("'<V4'"), "holds elements of type '<V4'; expected float32");
     expect_header(WITH_TYPE("'f4'"), "holds elements of type 'f4'");
     expect_header(WITH_TYPE("'|f4'"), "holds elements of type '|f4'");
     expect_header(WITH_TYPE("''"), "holds elements of type ''");
@@ -130,6 +134,40 @@ static void test_pipe(void)
     unlink("pipe");
 }
 
+/* "-": standard input and output. A file that does not fit leaves nothing of the others. */
+static void test_streams(void)
+{
+    const char *to_stdout[] = {"run",   "--q",   "-", "--k",   "a.npy",     "--v",
+                               "a.npy", "--out", "-", "--lse", "dir/l.npy", NULL};
+    size_t piped_size, size;
+    int keyboard = dup(0), file = open("a.npy", O_RDONLY);
+    EXPECT_FINE(RUN_INPUTS("a.npy"), "--out", "o.npy");
+    dup2(file, 0);
+    const outcome *o = harness_run_to("piped.npy", to_stdout);
+    CHECK(o->code == 0 && o->err[0] == '\0', "--out -: %d %s", o->code, o->err);
+    char *piped = harness_read_file("piped.npy", &piped_size);
+    char *bytes = harness_read_file("o.npy", &size);
+    CHECK(piped && bytes && piped_size == size && memcmp(piped, bytes, size) == 0,
+          "standard output and the file differ");
+    CHECK(access("-", F_OK) != 0, "a file called - was written");
+    CHECK(access("dir/l.npy", F_OK) == 0, "--lse was not written beside");
+    unlink("dir/l.npy");
+    lseek(0, 0, SEEK_SET);
+    o = harness_run_to("/dev/full", to_stdout);
+    CHECK(o->code == 2 && strstr(o->err, "-: cannot be written: No space left"), "full: %s",
+          o->err);
+    CHECK(harness_count_entries("dir") == 0, "something was left in dir");
+    lseek(0, 0, SEEK_END);
+    EXPECT_ERROR("--q standard input: is no .npy file", RUN_INPUTS("-"), "--out", "o.npy");
+    dup2(keyboard, 0);
+    close(keyboard);
+    close(file);
+    free(piped);
+    free(bytes);
+    unlink("piped.npy");
+    unlink("o.npy");
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static void test_unwritable(void)
@@ -163,7 +201,6 @@ static void test_file_too_large(void)
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
     small.rlim_cur = 16384;
-    signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);
     EXPECT_ERROR("dir/o.npy: cannot be written: File too large", "run", "--q", "big.npy", "--k",
                  "big.npy", "--v", "big.npy", "--lse", "dir/l.npy", "--out", "dir/o.npy");
@@ -220,6 +257,7 @@ int main(int argc, char **argv)
     test_headers();
     test_prefixes();
     test_pipe();
+    test_streams();
     test_unwritable();
     test_file_too_large();
     test_signal();

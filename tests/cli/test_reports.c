@@ -1,4 +1,5 @@
 /* What the command prints: JSON, tables, progress only on a terminal, and full disks. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +108,25 @@ static void test_info(void)
     unsetenv("FA_CPU_ISA");
 }
 
+/* Of each dtype a rate, its share of a peak, and the kernel. */
+static void check_headlines(const char *text)
+{
+    static const char *const NAMES[] = {"\n   float32  ", "\n   bfloat16 "};
+    for (int i = 0; i < 2; i++) {
+        const char *line = strstr(text, NAMES[i]);
+        double rate = 0, share = 0, peak = 0;
+        char unit[16] = "", kernel[16] = "";
+        CHECK(line != NULL, "job: %s is missing: %s", NAMES[i], text);
+        if (!line || !strstr(text, "the peak of the dtype")) continue; /* a GPU before Ampere */
+        const int found = sscanf(line + strlen(NAMES[i]),
+                                 "%lf %15[TG]FLOP/s, %lf%% of the peak: %lf by %*[^\n] %15s", &rate,
+                                 unit, &share, &peak, kernel);
+        CHECK(found == 5 && rate > 0 && share >= 0 && peak > 0, "job: %d: %s", found, line);
+        CHECK(fabs(1e2 * rate / peak - share) <= 0.06 + 6 * share / rate, "job: %s", line);
+        CHECK(strcmp(kernel, "cpu") == 0 || strcmp(kernel, "cuda") == 0, "job: \"%s\"", kernel);
+    }
+}
+
 /* The example's layer, then the same with one wrong number in the model's output. */
 static void test_job(void)
 {
@@ -114,8 +134,8 @@ static void test_job(void)
     static const char *const NAMES[] = {"q.npy", "k.npy", "v.npy", "out.npy"};
     const outcome *o = EXPECT_FINE("job", example ? example : "", "--seconds", "1");
     CHECK(strstr(o->out, "right") && !strstr(o->out, "WRONG"), "job: %s", o->out);
-    CHECK(strstr(o->out, "GFLOP/s against n") && strstr(o->out, "256 full   |#"), "job: %s",
-          o->out);
+    CHECK(strstr(o->out, "256 float32  |") && strstr(o->out, "   bfloat16 |"), "job: %s", o->out);
+    check_headlines(o->out);
     for (int i = 0; i < 4; i++) {
         char path[4096];
         size_t size;

@@ -1,0 +1,174 @@
+/*
+ * What rounding allows (ref_rounding_for): kernels that round as the library's do pass, by a margin; errors
+ * that are a little larger do not. The kernels are simulated here, in float64 but for the roundings themselves.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "attention.h"
+
+enum { HEADS = 2, QUERIES = 16, DIM = 64, MOST_KEYS = 1000 };
+
+/* What a simulated kernel does. */
+typedef struct kernel {
+    fa_dtype weights; /* to which it rounds them */
+    double base;      /* a row's largest weight */
+    bool sum_rounded; /* divides by the sum of the rounded weights */
+    bool drops_key;   /* loses a key */
+    double error;     /* multiplies all errors by this */
+} kernel;
+
+/* Rounded as ref_store does it, to a 16-bit type. */
+static double rounded(fa_dtype dtype, double x)
+{
+    uint16_t bits = 0;
+    const fa_tensor t = fa_bshd(&bits, dtype, 1, 1, 1, 1);
+    ref_store(&t, 0, 0, 0, 0, x);
+    return ref_load(&t, 0, 0, 0, 0);
+}
+
+static double keys[MOST_KEYS][DIM], values[MOST_KEYS][DIM];
+
+static void load_head(const attention *a, int64_t h)
+{
+    for (int64_t j = 0; j < a->s.n_k; j++)
+        for (int64_t c = 0; c < DIM; c++) {
+            keys[j][c] = ref_load(&a->in.k, 0, j, h, c);
+            values[j][c] = ref_load(&a->in.v, 0, j, h, c);
+        }
+}
+
+/* Row i of head h, which is loaded, into a->out. exact: by the definition. */
+static void simulate_row(attention *a, const kernel *k, const ref_array *exact, int64_t h,
+                         int64_t i)
+{
+    static double x[MOST_KEYS];
+    const int64_t n = a->s.n_k, lost = k->drops_key ? n / 2 : -1;
+    double out[DIM] = {0}, largest = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        x[j] = 0;
+        for (int64_t c = 0; c < DIM; c++) x[j] += ref_load(&a->in.q, 0, i, h, c) * keys[j][c];
+        x[j] /= sqrt((double)DIM);
+        largest = fmax(largest, x[j]);
+    }
+    for (int64_t j = 0; j < n; j++) {
+        const double weight = j == lost ? 0 : k->base * exp(x[j] - largest);
+        const double p = rounded(k->weights, weight);
+        sum += k->sum_rounded ? p : weight;
+        for (int64_t c = 0; c < DIM; c++) out[c] += p * values[j][c];
+    }
+    for (int64_t c = 0; c < DIM; c++) {
+        const double want = exact->value[ref_array_index(exact, 0, i, h, c)];
+        ref_store(&a->out, 0, i, h, c, want + k->error * (out[c] / sum - want));
+    }
+}
+
+/* The report of such a kernel on random inputs, queries multiplied by peak. */
+static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak, bool sum_rounded)
+{
+    attention a;
+    const shape s = {1, HEADS, HEADS, QUERIES, n, DIM, DIM};
+    ref_report report = REF_REPORT_INIT;
+    ref_array out, lse;
+    attention_make(&a, (uint64_t)n, s, dtype);
+    attention_fill(&a, &a.in.q, peak);
+    a.in.options.device = FA_DEVICE_CUDA;
+    a.in.rounding = ref_rounding_for(&a.in, dtype, true);
+    a.in.rounding.sum_rounded = sum_rounded;
+    ref_forward(&a.in, &out, &lse);
+    for (int64_t h = 0; h < HEADS; h++) {
+        load_head(&a, h);
+        for (int64_t i = 0; i < QUERIES; i++) simulate_row(&a, k, &out, h, i);
+    }
+    ref_check_tensor(&report, "out", &a.out, &out);
+    ref_array_free(&out);
+    ref_array_free(&lse);
+    attention_free(&a);
+    return report;
+}
+
+static const int64_t lengths[] = {1, 2, 7, 64, 200, MOST_KEYS};
+static const double peaks[] = {1, 16};
+enum {
+    LENGTHS = (int)(sizeof lengths / sizeof *lengths),
+    PEAKS = (int)(sizeof peaks / sizeof *peaks)
+};
+
+/* Weights rounded at the row's maximum, or at any base, divided by either sum. */
+static void check_roundings(fa_dtype dtype)
+{
+    const double bases[] = {1, 1.37};
+    for (int n = 0; n < LENGTHS; n++)
+        for (int b = 0; b < 2; b++)
+            for (int p = 0; p < PEAKS; p++)
+                for (int sum = 0; sum < 2; sum++) {
+                    const kernel k = {dtype, bases[b], sum, false, 1};
+                    const ref_report r = check(&k, dtype, lengths[n], peaks[p], sum);
+                    CHECK(r.ok, "%s, %lld keys, base %g, queries times %g, sum of %s weights: %s",
+                          fa_dtype_name(dtype), (long long)lengths[n], bases[b], peaks[p],
+                          sum ? "rounded" : "exact", r.message);
+                }
+}
+
+/* Such errors several times: the largest of a few thousand is then beyond what is allowed. */
+enum { TIMES = 6 };
+
+static void check_larger_errors(fa_dtype dtype)
+{
+    for (int n = 2; n < LENGTHS; n++)
+        for (int sum = 0; sum < 2; sum++) {
+            const kernel k = {dtype, 1.37, sum, false, TIMES};
+            const ref_report r = check(&k, dtype, lengths[n], 1, sum);
+            CHECK(!r.ok, "%s, %lld keys, sum of %s weights: %d times the errors pass (%.0f%%)",
+                  fa_dtype_name(dtype), (long long)lengths[n], sum ? "rounded" : "exact", TIMES,
+                  1e2 * r.worst);
+        }
+}
+
+static void check_lost_key(fa_dtype dtype)
+{
+    for (int n = 1; n < LENGTHS; n++) {
+        const kernel k = {dtype, 1, false, true, 1};
+        const ref_report r = check(&k, dtype, lengths[n], 1, false);
+        CHECK(!r.ok, "%s, %lld keys: one may be lost (%.0f%% of what is allowed)",
+              fa_dtype_name(dtype), (long long)lengths[n], 1e2 * r.worst);
+    }
+}
+
+/* A row that one key dominates: divided by the exact sum, a weight between two numbers keeps its rounding
+ * error; divided by the sum of the rounded weights it has none, and none is allowed. */
+static void check_dominated_rows(fa_dtype dtype)
+{
+    const kernel k = {dtype, 1 + 0.49 * ref_epsilon(dtype), false, false, 1};
+    const ref_report exact = check(&k, dtype, 64, 16, false);
+    const ref_report strict = check(&k, dtype, 64, 16, true);
+    CHECK(exact.ok, "%s: %s", fa_dtype_name(dtype), exact.message);
+    CHECK(!strict.ok, "%s: the rounding of the largest weight passes (%.0f%%)",
+          fa_dtype_name(dtype), 1e2 * strict.worst);
+}
+
+/* The CPU in float16, and all in float32, keep weights in float32: those of tensor cores do not pass. */
+static void check_devices(void)
+{
+    ref_inputs in = {.q.dtype = FA_FLOAT16, .k.dtype = FA_FLOAT16, .v.dtype = FA_FLOAT16};
+    CHECK(ref_rounding_for(&in, FA_FLOAT16, true).weight == 0, "float16 on the CPU");
+    in.options.device = FA_DEVICE_CUDA;
+    CHECK(ref_rounding_for(&in, FA_FLOAT16, true).weight == 0x1p-11, "float16 on tensor cores");
+    in.k.dtype = in.q.dtype = in.v.dtype = FA_BFLOAT16;
+    CHECK(ref_rounding_for(&in, FA_FLOAT16, true).weight == 0x1p-8, "bfloat16 on tensor cores");
+    in.v.dtype = FA_FLOAT32;
+    CHECK(ref_rounding_for(&in, FA_FLOAT16, true).weight == 0, "float32 values");
+}
+
+int main(void)
+{
+    const fa_dtype dtypes[] = {FA_FLOAT16, FA_BFLOAT16};
+    for (int n = 0; n < 2; n++) {
+        check_roundings(dtypes[n]);
+        check_larger_errors(dtypes[n]);
+        check_lost_key(dtypes[n]);
+        check_dominated_rows(dtypes[n]);
+    }
+    check_devices();
+    return test_end();
+}
