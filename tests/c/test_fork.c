@@ -11,7 +11,7 @@
 
 enum { THREADS = 4, SECONDS = 60 /* after which a child counts as hanging */ };
 
-static const shape size = {2, 4, 2, 300, 290, 24, 24};
+static const shape size = {2, 4, 2, 40, 140, 8, 8};
 static attention expected, actual; /* expected: made before any fork */
 
 static bool matches(void)
