@@ -1,11 +1,20 @@
-"""PyTorch: the operators torch.ops.flashattn.forward, .backward and .ladder, and what uses them.
+"""PyTorch: the operators torch.ops.flashattn.forward, .backward, .decode, .combine, .weights and
+.ladder, and what uses them.
 
-The operators have fake kernels (torch.compile, export, meta tensors), autograd (also of bias, sinks
-and the log-sum-exp) and a rule for torch.func.vmap. They run on the CPU and on CUDA. Where nothing
-of this is needed, attention() calls the library without them, which costs less.
+The operators have fake kernels (torch.compile, export, meta tensors), a rule for torch.func.vmap
+and a count of flops. forward has derivatives by q, k, v, bias and sinks, also of the log-sum-exp:
+of any order, by autograd and by torch.func, reverse and forward mode. The gradient is the
+library's; what goes beyond it is computed by PyTorch's own operations (_derivatives.py) for every
+option, and takes memory that grows with n_q * n_k if it is differentiated once more. What has no
+derivative says so.
+The operators run on the CPU and on CUDA. Where nothing of this is needed, attention() calls the
+library without them, which costs less.
+
+Every tensor that the backward reads is saved by autograd: one that was changed in between is an
+error. Nested tensors of jagged layout are packed sequences, and the results are nested as q is.
 
 Where the last axis of q, k, v or of a gradient is not contiguous, it is copied, as PyTorch's own
-attention does. Second derivatives are not there, and asking for them is an error.
+attention does.
 """
 
 from __future__ import annotations
@@ -477,7 +486,9 @@ def _push_forward(ctx, q, k, v, layout=None, *options):
 
 
 def _setup_backward(ctx, inputs, output):
-    dout, dlse, q, k, v, out, lse, wanted, layout, *values = (*inputs, "bshd")[: max(9, len(inputs))]
+    dout, dlse, q, k, v, out, lse, wanted, layout, *values = (*inputs, "bshd")[
+        : max(9, len(inputs))
+    ]
     values = _positional(values, {})
     ctx.set_materialize_grads(False)
     ctx.layout, ctx.wanted = layout, wanted
@@ -622,6 +633,7 @@ _register_autograd("combine", 6, _refusal("combine", _DETACH_ADVICE))
 
 def _one_by_one(operator, info, in_dims, arguments):
     """Right for every option: each element sees what it would see alone, dropout included."""
+
     def select(x, dim, i):
         if isinstance(dim, (list, tuple)):
             return [select(y, d, i) for y, d in zip(x, dim)]
@@ -703,9 +715,7 @@ def _named_options(values, named):
     return dict(zip(_OPTIONS, _positional(values, named)))
 
 
-@register_flop_formula(
-    [torch.ops.flashattn.forward, torch.ops.flashattn.decode], get_raw=True
-)
+@register_flop_formula([torch.ops.flashattn.forward, torch.ops.flashattn.decode], get_raw=True)
 def _forward_flops(q, k, v, layout="bshd", *values, out_val=None, **named):
     return _flops(q, k, v, layout, _named_options(values, named), 1, 1)
 
@@ -823,6 +833,7 @@ if _tells_stream or torch.version.cuda is None:
     )
 
 # ---- What flashattn's functions call ------------------------------------------------------------
+
 
 def _intercepting_mode():
     """Whether a mode wants to see calls; one that only sets the default device does not."""

@@ -239,7 +239,7 @@ def test_plain_calls(rng):
             flashattn.attention(*arrays)
     assert plain(q, k, v, return_lse=True) is NotImplemented
     assert plain(*(x.astype(ml_dtypes.float8_e4m3fn) for x in (q, k, v))) is NotImplemented
-    for name in ("bias", "sinks", "stream", "unknown"):
+    for name in ("stream", "unknown"):
         assert plain(q, k, v, **{name: None}) is NotImplemented
     with pytest.raises(TypeError, match="no option 'unknown'"):
         flashattn.attention(q, k, v, unknown=1)

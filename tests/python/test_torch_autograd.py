@@ -1,5 +1,5 @@
-"""What autograd asks of an operator beyond first derivatives: higher derivatives, forward mode, and an
-error where a tensor that the backward needs was changed."""
+"""What autograd asks of an operator beyond first derivatives: higher derivatives, forward mode, and
+an error where a tensor that the backward needs was changed."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,8 @@ def test_a_changed_input_or_result_is_an_error(which):
 
 
 def test_arrays_that_have_no_version_are_copied():
-    """Changes to NumPy's arrays and to lists go unnoticed by autograd: the gradient must not see them."""
+    """Autograd does not notice changes to NumPy's arrays and to lists: the gradient must not see
+    them."""
     q, k, v = (randn(1, 6, 2, 8, grad=True) for _ in range(3))
     mask = np.tri(6, dtype=bool)
     tensor = torch.tensor(mask)
@@ -315,16 +316,24 @@ def hessian_product(function, tensors, directions):
     return torch.autograd.grad(product, leaves)
 
 
-@pytest.fixture(params=[None, 1], ids=["whole", "tiles"])
-def tiles(request, monkeypatch):
-    """The weights at once, or row by row."""
+@pytest.fixture
+def tile(request, monkeypatch):
+    """How many weights at once; 1: row by row."""
     if request.param:
         monkeypatch.setattr(flashattn._derivatives, "_TILE", request.param)
 
 
-@pytest.mark.parametrize("way", WAYS)
+WHOLE_AND_TILES = pytest.mark.parametrize("tile", [None, 1], ids=["whole", "tiles"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    "way, tile",
+    [("attention", None), ("attention", 1), ("bhsd", None), ("operator", None)],
+    ids=["attention", "tiles", "bhsd", "operator"],
+    indirect=["tile"],
+)
 @pytest.mark.parametrize("shapes, options, expected", cases())
-def test_second_derivatives(shapes, options, expected, way, tiles):
+def test_second_derivatives(shapes, options, expected, way, tile):
     tensors, of = inputs_of(shapes, options)
     directions = [randn(*x.shape) for x in tensors]
     mine = hessian_product(of(WAYS[way]), tensors, directions)
@@ -333,8 +342,9 @@ def test_second_derivatives(shapes, options, expected, way, tiles):
         close(a, b)
 
 
+@WHOLE_AND_TILES
 @pytest.mark.parametrize("shapes, options, expected", cases())
-def test_forward_mode(shapes, options, expected, tiles):
+def test_forward_mode(shapes, options, expected, tile):
     tensors, of = inputs_of(shapes, options)
     directions = [randn(*x.shape) for x in tensors]
     theirs = torch.func.jvp(of(expected), tuple(double(tensors)), tuple(double(directions)))[1]
@@ -382,7 +392,9 @@ def small():
     return [randn(1, 3, 2, 4), randn(1, 4, 1, 4), randn(1, 4, 1, 3)]
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True, "window": [1, 0], "softcap": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "window": [1, 0], "softcap": 1.0}], ids=str
+)
 def test_whole_hessians(options):
     tensors = tuple(small())
 
@@ -401,7 +413,9 @@ def test_whole_hessians(options):
             close(a, b)
     directions = tuple(randn(*x.shape) for x in tensors)
     _, product = torch.autograd.functional.hvp(mine, tensors, directions)
-    _, theirs = torch.autograd.functional.hvp(theirs, tuple(double(tensors)), tuple(double(directions)))
+    _, theirs = torch.autograd.functional.hvp(
+        theirs, tuple(double(tensors)), tuple(double(directions))
+    )
     for a, b in zip(product, theirs):
         close(a, b)
 

@@ -1,5 +1,5 @@
-"""What may stand between a call and the library: modes, tracing, profilers, tensors of other kinds. Every
-case comes after calls that warm the short way, which is where such things are forgotten."""
+"""What may stand between a call and the library: modes, tracing, profilers, tensors of other kinds.
+Every case comes after calls that warm the short way, which is where such things are forgotten."""
 
 import subprocess
 import sys
@@ -167,7 +167,13 @@ def test_fake_tensors(call, tensors):
 @pytest.mark.parametrize("name", ["mask", "bias", "alibi_slopes", "sinks", "seqlens_k"])
 def test_options_of_another_kind(tensors, name):
     """A tensor without numbers among the options must not be read."""
-    shapes = {"mask": (6, 6), "bias": (6, 6), "alibi_slopes": (2,), "sinks": (2,), "seqlens_k": (1,)}
+    shapes = {
+        "mask": (6, 6),
+        "bias": (6, 6),
+        "alibi_slopes": (2,),
+        "sinks": (2,),
+        "seqlens_k": (1,),
+    }
     dtype = {"mask": torch.bool, "seqlens_k": torch.int32}.get(name, torch.float32)
     value = torch.ones(shapes[name], dtype=dtype)
     for _ in range(3):
