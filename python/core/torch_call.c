@@ -265,10 +265,7 @@ bool torch_is_plain_argument(PyObject *object)
 
 int torch_count_write(PyObject *tensor)
 {
-    PyObject *tensors = PyTuple_Pack(1, tensor);
-    PyObject *none =
-        tensors ? PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensors, NULL) : NULL;
-    Py_XDECREF(tensors);
+    PyObject *none = PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensor, NULL);
     Py_XDECREF(none);
     return none ? 0 : -1;
 }

@@ -802,8 +802,11 @@ def _kind_of(*tensors):
         return None
 
 
-# Of tensors; autograd must know: out may have been saved for another operation's backward.
-_count_writes = torch._C._increment_version
+def _count_write(out):
+    """Autograd must know: out may have been saved for another operation's backward."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
 
 # Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
 # Where tensors on CUDA do not tell their stream, they must not be read without it.
@@ -822,7 +825,7 @@ if _tells_stream or torch.version.cuda is None:
         torch._C._get_deterministic_algorithms,
         _is_ordinary,
         _kind_of,
-        _count_writes,
+        _count_write,
         _current_device or (lambda: -1),
         _empty_strided("cpu"),
         _empty_strided("cuda"),
@@ -1044,7 +1047,7 @@ def _direct(name, q, k, v, layout, out, return_lse, options):
     function = _core.decode if name == "decode" else _core.forward
     _named_call(name, function, q, k, v, result, lse, layout, **options)
     if out is not None:
-        _count_writes((out,))
+        _count_write(out)
     return (result, lse) if return_lse else result
 
 
@@ -1182,7 +1185,7 @@ def combine(parts, lses, layout, out, return_lse, options):
 
     _merge(parts, lses, result, lse, layout, call, **options)
     if out is not None:
-        _count_writes((out,))
+        _count_write(out)
     return (result, lse) if return_lse else result
 
 
@@ -1207,5 +1210,5 @@ def weights(q, k, rows, layout, out, options):
     result = _empty_weights(q, k, rows, layout, options) if out is None else out
     _named_call("weights", _core.weights, q, k, rows, result, layout, **options)
     if out is not None:
-        _count_writes((out,))
+        _count_write(out)
     return result

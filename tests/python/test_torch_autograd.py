@@ -517,3 +517,12 @@ def test_what_has_no_derivatives_says_so():
         x = q.to(torch.float8_e4m3fn)
         with fwAD.dual_level():
             flashattn.attention(x, x, fwAD.make_dual(x, x))
+
+
+def test_writing_to_out_in_inference_mode():
+    q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
+    expected = flashattn.attention(q, k, v)
+    with torch.inference_mode():
+        out = torch.empty_like(q)
+        assert torch.equal(flashattn.attention(q, k, v, out=out), expected)
+    assert torch.equal(flashattn.attention(q, k, v, out=torch.empty_like(q)), expected)
