@@ -224,8 +224,7 @@ static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywor
     if (!numpy) c->allocator = torch_allocator();
     if (out && (lse || !wants_lse)) result = run_into(c, w, args[0], given, out, lse);
     const bool wrote = result && result != Py_NotImplemented && args[PLAIN_OUT] != Py_None;
-    if (wrote && !numpy && torch_count_write(out) < 0)
-        Py_CLEAR(result);
+    if (wrote && !numpy && torch_count_write(out) < 0) Py_CLEAR(result);
     Py_XDECREF(out);
     Py_XDECREF(lse);
     return result;
