@@ -131,6 +131,8 @@ static bool has_not(borrowed property, PyObject *tensor)
     return is_false(get_property[property](torch[property], tensor, (PyObject *)Py_TYPE(tensor)));
 }
 
+static bool is_not_nested(PyObject *tensor) { return has_not(IS_NESTED, tensor); }
+
 static bool is_plain_type(PyObject *object)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
@@ -186,9 +188,6 @@ static bool is_of_kind(PyObject *test, PyObject *tensors)
 static bool are_of_a_kept_kind(PyObject *tensors)
 {
     const Py_ssize_t count = PyTuple_Size(tensors);
-    /* PyTorch's test ends the process where a tensor is nested. */
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!has_not(IS_NESTED, PyTuple_GetItem(tensors, i))) return false;
     for (int i = 0; i < kinds_kept; i++)
         if (plain_kinds[i].count == count && is_of_kind(plain_kinds[i].test, tensors)) return true;
     return false;
@@ -229,7 +228,10 @@ bool torch_is_plain(PyObject *const *qkv)
 {
     if (!torch[TENSOR]) return false;
     if (!is_plain_type(qkv[0]) || !is_plain_type(qkv[1]) || !is_plain_type(qkv[2])) return false;
-    bool plain = is_undisturbed();
+    /* The tests to come end the process where a tensor is nested. */
+    bool plain = is_undisturbed() && is_not_nested(qkv[0]) &&
+                 (qkv[1] == qkv[0] || is_not_nested(qkv[1])) &&
+                 (qkv[2] == qkv[0] || qkv[2] == qkv[1] || is_not_nested(qkv[2]));
     PyObject *tensors = plain ? without_twins(qkv) : NULL;
     if (tensors && !are_of_a_kept_kind(tensors)) {
         plain = are_ordinary(tensors);
@@ -262,10 +264,7 @@ bool torch_is_plain_argument(PyObject *object)
 
 int torch_count_write(PyObject *tensor)
 {
-    PyObject *tensors = PyTuple_Pack(1, tensor);
-    PyObject *none =
-        tensors ? PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensors, NULL) : NULL;
-    Py_XDECREF(tensors);
+    PyObject *none = PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensor, NULL);
     Py_XDECREF(none);
     return none ? 0 : -1;
 }

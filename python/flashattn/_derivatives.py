@@ -1,20 +1,21 @@
-"""Attention's derivatives beyond the gradient, by PyTorch's own operations: the directional derivative
-(forward mode) and the derivatives of the gradient.
+"""Attention's derivatives beyond the gradient, by PyTorch's own operations: the directional
+derivative (forward mode) and the derivatives of the gradient.
 
 Both follow the numbered definition in include/flashattn.h. With x the scores after step 5, p the
 weights, m the dropout's factors (step 8), and a dash for the derivative along a direction:
 
     lse' = sum_j p x'          p' = p (x' - lse')          out' = (p' m) v + (p m) v'
 
-The gradient of L = <dout, out> + <dlse, lse> has the derivative along a direction that, as second
-derivatives are symmetric, is the gradient of L' = <dout, out'> + <dlse, lse'>. With
-g = m (dout v^T), h = m (dout v'^T), c = dlse - sum_j p g, it is found from the derivative of L' by p,
+Second derivatives are symmetric. So the derivative along a direction of the gradient of
+L = <dout, out> + <dlse, lse> is the gradient of L' = <dout, out'> + <dlse, lse'>. With
+g = m (dout v^T), h = m (dout v'^T), c = dlse - sum_j p g, it follows from the derivative of L'
+by p,
 
     a = x' (g + c) - lse' g + h,    e = p (a - sum_j p a)   (by x, where x' stays),
 
 and that by x', which is p (g + c). Everything here can be differentiated again, by autograd and by
-torch.func. Rows of queries are worked on in tiles, each against all keys; while autograd records,
-all tiles' weights stay.
+torch.func. Queries are worked on in tiles of rows, each against all keys. While autograd records,
+the weights of all tiles are kept: memory then grows with n_q * n_k.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class _Rows:
         return x if self.used is None else x.where(self.used, 0)
 
     def scatter(self, x, dtype):
-        """The inverse, in the layout; 0 where nothing is used; rows that are used twice are summed."""
+        """The inverse, in the layout: 0 where nothing is used, sums where a row is used twice."""
         return self._in_layout(self._scatter(x)).to(dtype)
 
     def scatter_sums(self, x):
@@ -266,8 +267,8 @@ class _Problem:
 
 
 class _Tile:
-    """Rows start to stop of all sequences and heads: scores, weights and their derivatives along the
-    problem's direction, (batch, heads, rows, n_k)."""
+    """Rows start to stop of all sequences and heads: scores, weights and their derivatives along
+    the problem's direction, (batch, heads, rows, n_k)."""
 
     def __init__(self, problem, start, stop):
         p, o = problem, problem.options
@@ -352,8 +353,8 @@ class _Tile:
         return self.weights.new_zeros(*self.weights.shape[:-1], 1) if mean is None else mean
 
     def second(self, dout, dlse):
-        """The derivative of L' by (s, along s, x, the sinks), where x is as after step 5 and s before
-        the softcap; after forward_mode. dout, dlse: these rows'."""
+        """The derivative of L' by (s, along s, x, the sinks), where x is as after step 5 and s
+        before the softcap; after forward_mode. dout, dlse: these rows'."""
         p, w, x1 = self.problem, self.weights, self.along_x
         g = self.dropped(dout @ p.v.mT)
         c = (0 if dlse is None else dlse) - (w * g).sum(-1, keepdim=True)
@@ -376,8 +377,8 @@ class _Tile:
 
 
 def _reduce_to(x, bias, start):
-    """Sums a tile's (batch, heads, rows, n_k) over the axes along which the bias broadcasts; the rest
-    of its rows and columns are 0."""
+    """Sums a tile's (batch, heads, rows, n_k) over the axes along which the bias broadcasts; the
+    rest of its rows and columns are 0."""
     shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     axes = [i for i in range(4) if shape[i] == 1]
     x = x.sum(axes, keepdim=True) if axes else x
@@ -401,9 +402,9 @@ def derivatives(
     dlse: Any = None,
     second: bool = False,
 ):
-    """((out', lse'), gradients): the derivative of attention along a direction; and, if second, the
-    derivative of its gradient for dout and dlse along it, by q, k, v, bias and sinks (bias and sinks
-    None where they are not given).
+    """((out', lse'), gradients): the derivative of attention along a direction; and, if second,
+    the derivative along it of the gradient for dout and dlse, by q, k, v, bias and sinks (the last
+    two None where they are not given).
 
     options: all of them, by name, absent ones at their defaults.
     """

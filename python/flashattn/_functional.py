@@ -109,7 +109,9 @@ def attention(
 
     Arrays of NumPy, PyTorch, CuPy, JAX or whoever speaks DLPack, read in place, on their own device
     and current stream; the result is an array of the same library. Tensors of PyTorch that require
-    gradients get them, also for bias and sinks, also through the log-sum-exp.
+    gradients get them, also for bias and sinks, also through the log-sum-exp, and derivatives of
+    any order (flashattn.torch). PyTorch's nested tensors of jagged layout, (batch, ragged, heads,
+    dim), give nested results; they know their lengths.
 
     Args:
         q: (batch, n_q, heads, dim); float32, float16, bfloat16 or float8_e4m3fn. The last axis must

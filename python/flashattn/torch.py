@@ -1,11 +1,20 @@
-"""PyTorch: the operators torch.ops.flashattn.forward, .backward and .ladder, and what uses them.
+"""PyTorch: the operators torch.ops.flashattn.forward, .backward, .decode, .combine, .weights and
+.ladder, and what uses them.
 
-The operators have fake kernels (torch.compile, export, meta tensors), autograd (also of bias, sinks
-and the log-sum-exp) and a rule for torch.func.vmap. They run on the CPU and on CUDA. Where nothing
-of this is needed, attention() calls the library without them, which costs less.
+The operators have fake kernels (torch.compile, export, meta tensors), a rule for torch.func.vmap
+and a count of flops. forward has derivatives by q, k, v, bias and sinks, also of the log-sum-exp:
+of any order, by autograd and by torch.func, reverse and forward mode. The gradient is the
+library's; what goes beyond it is computed by PyTorch's own operations (_derivatives.py) for every
+option, and takes memory that grows with n_q * n_k if it is differentiated once more. What has no
+derivative says so.
+The operators run on the CPU and on CUDA. Where nothing of this is needed, attention() calls the
+library without them, which costs less.
+
+Every tensor that the backward reads is saved by autograd: one that was changed in between is an
+error. Nested tensors of jagged layout are packed sequences, and the results are nested as q is.
 
 Where the last axis of q, k, v or of a gradient is not contiguous, it is copied, as PyTorch's own
-attention does. Second derivatives are not there, and asking for them is an error.
+attention does.
 """
 
 from __future__ import annotations
@@ -794,8 +803,11 @@ def _kind_of(*tensors):
         return None
 
 
-# Of tensors; autograd must know: out may have been saved for another operation's backward.
-_count_writes = torch._C._increment_version
+def _count_write(out):
+    """Autograd must know: out may have been saved for another operation's backward."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
 
 # Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.
 # Where tensors on CUDA do not tell their stream, they must not be read without it.
@@ -814,7 +826,7 @@ if _tells_stream or torch.version.cuda is None:
         torch._C._get_deterministic_algorithms,
         _is_ordinary,
         _kind_of,
-        _count_writes,
+        _count_write,
         _current_device or (lambda: -1),
         _empty_strided("cpu"),
         _empty_strided("cuda"),
@@ -1051,7 +1063,7 @@ def _direct(name, q, k, v, layout, out, return_lse, options):
     function = _core.decode if name == "decode" else _core.forward
     _named_call(name, function, q, k, v, result, lse, layout, **options)
     if out is not None:
-        _count_writes((out,))
+        _count_write(out)
     return (result, lse) if return_lse else result
 
 
@@ -1200,7 +1212,7 @@ def combine(parts, lses, layout, out, return_lse, options):
 
     _merge(parts, lses, result, lse, layout, call, **options)
     if out is not None:
-        _count_writes((out,))
+        _count_write(out)
     return (result, lse) if return_lse else result
 
 
@@ -1225,5 +1237,5 @@ def weights(q, k, rows, layout, out, options):
     result = _empty_weights(q, k, rows, layout, options) if out is None else out
     _named_call("weights", _core.weights, q, k, rows, result, layout, **options)
     if out is not None:
-        _count_writes((out,))
+        _count_write(out)
     return result

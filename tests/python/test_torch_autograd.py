@@ -1,5 +1,5 @@
-"""What autograd asks of an operator beyond first derivatives: higher derivatives, forward mode, and an
-error where a tensor that the backward needs was changed."""
+"""What autograd asks of an operator beyond first derivatives: higher derivatives, forward mode, and
+an error where a tensor that the backward needs was changed."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,8 @@ def test_a_changed_input_or_result_is_an_error(which):
 
 
 def test_arrays_that_have_no_version_are_copied():
-    """Changes to NumPy's arrays and to lists go unnoticed by autograd: the gradient must not see them."""
+    """Autograd does not notice changes to NumPy's arrays and to lists: the gradient must not see
+    them."""
     q, k, v = (randn(1, 6, 2, 8, grad=True) for _ in range(3))
     mask = np.tri(6, dtype=bool)
     tensor = torch.tensor(mask)
@@ -320,16 +321,24 @@ def hessian_product(function, tensors, directions):
     return torch.autograd.grad(product, leaves)
 
 
-@pytest.fixture(params=[None, 1], ids=["whole", "tiles"])
-def tiles(request, monkeypatch):
-    """The weights at once, or row by row."""
+@pytest.fixture
+def tile(request, monkeypatch):
+    """How many weights at once; 1: row by row."""
     if request.param:
         monkeypatch.setattr(flashattn._derivatives, "_TILE", request.param)
 
 
-@pytest.mark.parametrize("way", WAYS)
+WHOLE_AND_TILES = pytest.mark.parametrize("tile", [None, 1], ids=["whole", "tiles"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    "way, tile",
+    [("attention", None), ("attention", 1), ("bhsd", None), ("operator", None)],
+    ids=["attention", "tiles", "bhsd", "operator"],
+    indirect=["tile"],
+)
 @pytest.mark.parametrize("shapes, options, expected", cases())
-def test_second_derivatives(shapes, options, expected, way, tiles):
+def test_second_derivatives(shapes, options, expected, way, tile):
     tensors, of = inputs_of(shapes, options)
     directions = [randn(*x.shape) for x in tensors]
     mine = hessian_product(of(WAYS[way]), tensors, directions)
@@ -338,8 +347,9 @@ def test_second_derivatives(shapes, options, expected, way, tiles):
         close(a, b)
 
 
+@WHOLE_AND_TILES
 @pytest.mark.parametrize("shapes, options, expected", cases())
-def test_forward_mode(shapes, options, expected, tiles):
+def test_forward_mode(shapes, options, expected, tile):
     tensors, of = inputs_of(shapes, options)
     directions = [randn(*x.shape) for x in tensors]
     theirs = torch.func.jvp(of(expected), tuple(double(tensors)), tuple(double(directions)))[1]
@@ -512,3 +522,12 @@ def test_what_has_no_derivatives_says_so():
         x = q.to(torch.float8_e4m3fn)
         with fwAD.dual_level():
             flashattn.attention(x, x, fwAD.make_dual(x, x))
+
+
+def test_writing_to_out_in_inference_mode():
+    q, k, v = (randn(1, 6, 2, 8) for _ in range(3))
+    expected = flashattn.attention(q, k, v)
+    with torch.inference_mode():
+        out = torch.empty_like(q)
+        assert torch.equal(flashattn.attention(q, k, v, out=out), expected)
+    assert torch.equal(flashattn.attention(q, k, v, out=torch.empty_like(q)), expected)

@@ -1,5 +1,5 @@
-"""What may stand between a call and the library: modes, tracing, profilers, tensors of other kinds. Every
-case comes after calls that warm the short way, which is where such things are forgotten."""
+"""What may stand between a call and the library: modes, tracing, profilers, tensors of other kinds.
+Every case comes after calls that warm the short way, which is where such things are forgotten."""
 
 import subprocess
 import sys
