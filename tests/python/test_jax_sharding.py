@@ -35,13 +35,20 @@ BATCH, HEADS, N_Q, N_K, DIM, DIM_V = 4, 8, 9, 13, 8, 16
 TOLERANCE = 2e-6  # of the largest; sums over devices are made in another order
 
 
+def devices():
+    """Also on a machine with GPUs."""
+    return jax.devices("cpu")
+
+
 @pytest.fixture(autouse=True)
 def eight_devices():
-    assert jax.device_count() == 8, "XLA_FLAGS of conftest.py came too late"
+    assert len(devices()) == 8, "XLA_FLAGS of conftest.py came too late"
+    with jax.default_device(devices()[0]):
+        yield
 
 
 def mesh(batch=2, heads=4):
-    return Mesh(np.array(jax.devices()[: batch * heads]).reshape(batch, heads), ("b", "h"))
+    return Mesh(np.array(devices()[: batch * heads]).reshape(batch, heads), ("b", "h"))
 
 
 def normal(seed, *shapes):
@@ -356,7 +363,7 @@ def test_what_cannot_be_split_is_gathered(spec):
 
 def test_heads_that_come_out_of_a_sharded_projection():
     """Three groups over eight devices: XLA splits key/value heads and dims by parts of one axis."""
-    where = Mesh(np.array(jax.devices()), ("t",))
+    where = Mesh(np.array(devices()), ("t",))
     x, w_q, w_k = (x / 3 for x in normal(5, (BATCH, N_Q, 24), (24, 16 * DIM), (24, 2 * DIM)))
 
     def layer(x, w_q, w_k):
@@ -419,7 +426,7 @@ def test_the_older_partitioner():
 def test_shardings_that_are_part_of_types(layout):
     """jax.make_mesh makes such axes by default since JAX 0.9."""
     explicit = (jax.sharding.AxisType.Explicit,) * 2
-    where = jax.make_mesh((2, 4), ("b", "h"), axis_types=explicit)
+    where = jax.make_mesh((2, 4), ("b", "h"), axis_types=explicit, devices=devices())
     arrays = dict(zip("qkv", draw(2, layout)))
     expected = jax.jit(loss_and_gradients(layout=layout, causal=True))(arrays, {})
     spec = qkv_spec(("b", "h"), layout)
@@ -554,7 +561,8 @@ def test_shard_map_over_one_axis_of_the_mesh(check):
 def test_pmap():
     arrays = [x.repeat(2, axis=0) for x in draw(heads_kv=4)]
     expected = attention(*arrays, causal=True)
-    result = jax.pmap(lambda *x: attention(*x, causal=True))(*(x[:, None] for x in arrays))
+    mapped = jax.pmap(lambda *x: attention(*x, causal=True), devices=devices())
+    result = mapped(*(x[:, None] for x in arrays))
     close(result[:, 0], expected)
 
 
