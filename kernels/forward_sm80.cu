@@ -89,15 +89,17 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 #define SMALLEST 1.175494351e-38f
 #define LN2 0.69314718055994530942f
 
-/* Weights are 2^(logit - max), with the largest logit of a row up to RESCALE_ABOVE above max and at
- * least HEADROOM: float16 keeps more of the small weights if the large ones come near its end, 2^16. */
+/* Weights are 2^(logit - max). A row's largest one is LARGEST = 2^HEADROOM when its max is found: float16 keeps
+ * more of the small weights if the large ones come near its end, 2^16. A power of two needs no rounding, so max
+ * follows the largest logit where that counts (see forward_sm90/softmax.cuh), but for RESCALE_ABOVE. */
 #if BFLOAT16
 #define HEADROOM 0.0f
-#define RESCALE_ABOVE 8.0f
+#define LARGEST 1.0f
 #else
 #define HEADROOM 7.0f
-#define RESCALE_ABOVE 12.0f
+#define LARGEST 128.0f
 #endif
+#define RESCALE_ABOVE (HEADROOM + 0.5f)
 
 /* Whether weights are made without maxima, and of how many of a warp's keys at once. */
 #define MAX_FREE (!GENERAL && FA_SM80_SPLIT(HEAD_DIM, SMALL) <= 2)
@@ -105,8 +107,12 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 #define WEIGHED_KEYS (FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1 ? OWN_KEYS : HEAD_DIM == 192 ? 16 : 32)
 #endif
 
-/* Of the sum of a thread's weights among WEIGHED_KEYS keys of a row, of which it holds a quarter.
- * Where it is passed, one of them is above 2^RESCALE_ABOVE, and float16 ends at 2^16. */
+/* Rows are flat if a thread's weights of a tile add up to this, on average: that is about 0.7 of what standard
+ * normal logits give. Flat rows need no maxima in each tile, until the sum of a thread's weights among WEIGHED_KEYS
+ * keys of a row is beyond a bound: so many times the average on top of the largest weight, but within
+ * SUM_BOUND, for float16 ends at 2^16. */
+#define FLAT_SUM (LARGEST * (0.7f + KEYS / 56.0f) / FA_SM80_SPLIT(HEAD_DIM, SMALL))
+#define FLAT_GROWTH 6.0f
 #define SUM_BOUND 32768.0f
 static_assert(!MAX_FREE || WEIGHED_KEYS <= 32, "at most 8 weights a thread and row");
 
@@ -675,6 +681,17 @@ FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t shown, uin
 }
 
 #if MAX_FREE
+/* The average of a thread's sums of the rows' weights so far. */
+FA_DEVICE float average_sum(const fa_output *o)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) sum += o->sum[i / 2][i % 2];
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    return sum / (32 * M_TILES * 2);
+}
+
 /* Keys are weighed CHUNKS times in a tile. A chunk has UNITS pairs of weights; while it is made,
  * the mma of the chunk before go on, PARTS times one ldmatrix and what multiplies with it. */
 enum {
@@ -714,11 +731,11 @@ FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores
 
 /* Whether all rows' sums of a chunk are in bounds, and no NaN; if so, or if they are sure to be as good as
  * can be, they are counted. */
-FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], bool sure)
+FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool sure)
 {
     int large = 0;
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= SUM_BOUND);
+    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
     if (__any_sync(0xffffffffu, large && !sure)) return false;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
@@ -731,11 +748,11 @@ FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], bool sure)
 /* The softmax of a tile and O += P V; before, the first chunk has been weighed. Returns how many
  * chunks are done: not all if the weights of the one after are too large for its rows' bases. */
 FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
-                              uint32_t v, float sum[M_TILES][2], bool sure)
+                              uint32_t v, float sum[M_TILES][2], float bound, bool sure)
 {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        if (!take_sums(o, sum, sure)) return chunk;
+        if (!take_sums(o, sum, bound, sure)) return chunk;
         add_values_and_weigh(o, p, s, scale, v, chunk, sum);
     }
     return CHUNKS;
@@ -751,19 +768,19 @@ FA_DEVICE void weigh_first_chunk(fa_weights *p, const fa_scores *s, const fa_out
 /* The softmax of a tile and O += P V without maxima. Returns how many chunks are done: none if a row has
  * no base yet, for its weights are infinite then. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
-                         uint32_t v, bool sure)
+                         uint32_t v, float bound, bool sure)
 {
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
     (void)at;
     weigh_first_chunk(&weights, s, o, scale, sum);
-    return multiply_chunks(o, &weights, s, scale, v, sum, sure);
+    return multiply_chunks(o, &weights, s, scale, v, sum, bound, sure);
 }
 #else
 /* The same for warps that share rows: they lay down all weights before the first product, and where one
  * has a weight too large, none goes on. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
-                         uint32_t v, bool sure)
+                         uint32_t v, float bound, bool sure)
 {
     fa_weights weights = place_weights(at);
     float sum[M_TILES][2] = {{0.0f}};
@@ -774,7 +791,7 @@ FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa
         for (int i = 0; i < M_TILES * 2; i++)
             make_weight_pair(&weights, s, o, scale, i / 2, n, i % 2, sum);
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= SUM_BOUND);
+    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
     if (fa_named_barrier_or(1 + group_id(), 32 * SPLIT, large && !sure)) return 0;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
@@ -1064,6 +1081,8 @@ typedef struct fa_path {
     uint32_t copy;             /* where this thread's pieces of keys go */
     bool k_inside, v_inside;   /* whether those pieces are of the rows */
     const char *k_row, *v_row; /* the piece of the first row of the tile to be copied next */
+    float bound;               /* of a thread's sum of weights among WEIGHED_KEYS keys of a row */
+    bool peaked;               /* the warp's rows have maxima in each tile */
 } fa_path;
 
 /* keys, values: the tiles that are to be copied next. */
@@ -1080,6 +1099,8 @@ FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, cons
     path.v_inside = is_copier() && column < p->d_v;
     path.k_row = w->k + 2 * (p->k.stride[1] * (row + keys * KEYS) + column);
     path.v_row = w->v + 2 * (p->v.stride[1] * (row + values * KEYS) + column);
+    path.bound = SUM_BOUND;
+    path.peaked = true;
     return path;
 }
 
@@ -1298,20 +1319,31 @@ FA_DEVICE void make_scores_and_copy(const fa_attention_params *p, const fa_memor
     add_scores(s, q, k, 1, D_STEPS);
 }
 
+/* Whether the warp's rows are peaked, from the tiles so far, whose maxima are known; warps that share rows
+ * agree. */
+FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
+{
+    const float average = average_sum(o) / (float)tiles;
+    path->peaked = !(average >= FLAT_SUM);
+    if (SPLIT > 1) path->peaked = fa_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
+    path->bound = fminf(LARGEST + FLAT_GROWTH * average * WEIGHED_KEYS / OWN_KEYS, SUM_BOUND);
+}
+
 /* The softmax and O += P V; with one stage the next keys' copies begin. */
 FA_DEVICE int weigh_and_copy(const fa_attention_params *p, const fa_memory *at, int n,
                              fa_path *path, float scale, const fa_scores *s, fa_output *o)
 {
     const uint32_t v = stage(at, path->v, n);
+    if (path->peaked) follow_maximum(at, o, s, scale);
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) == 1
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
     weigh_first_chunk(&weights, s, o, scale, sum);
     if (STAGES == 1) start_next(p, at, n, path);
-    return multiply_chunks(o, &weights, s, scale, v, sum, false);
+    return multiply_chunks(o, &weights, s, scale, v, sum, path->bound, path->peaked);
 #else
     if (STAGES == 1) start_next(p, at, n, path);
-    return weigh_tile(o, s, scale, at, v, false);
+    return weigh_tile(o, s, scale, at, v, path->bound, path->peaked);
 #endif
 }
 
@@ -1349,7 +1381,7 @@ FA_DEVICE int walk_tiles(const fa_attention_params *p, const fa_walk *w, const f
 /* The softmax of a tile and O += P V, but for the keys of the chunks that are done; sure: some row is known to
  * need another base. */
 FA_DEVICE void finish_tile(fa_output *o, fa_scores *s, float scale, const fa_memory *at, uint32_t v,
-                           int done, bool sure)
+                           int done, float bound, bool sure)
 {
 #pragma unroll 1
     for (;;) {
@@ -1357,7 +1389,7 @@ FA_DEVICE void finish_tile(fa_output *o, fa_scores *s, float scale, const fa_mem
             if (done > 0) hide_chunks(s, done);
             follow_maximum(at, o, s, scale);
         }
-        done = weigh_tile(o, s, scale, at, v, sure);
+        done = weigh_tile(o, s, scale, at, v, bound, sure);
         if (sure || done == CHUNKS) return;
         sure = true;
     }
@@ -1391,7 +1423,8 @@ FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory
         bool odd = false;
 #if MAX_FREE
         int done = 0;
-        bool sure = n == 0;
+        bool sure = n == 0 || path.peaked;
+        if (n == plain_from) judge_rows(o, n, &path);
         if (n >= plain_from && n < plain_to) {
             done = walk_tiles(p, w, at, &n, &path, &q, scale, &s, o);
             if (done == CHUNKS) continue;
@@ -1408,7 +1441,8 @@ FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory
         }
 #if MAX_FREE
         if (!odd) {
-            finish_tile(o, &s, scale, at, own_values(stage(at, at->v, n)), done, sure);
+            finish_tile(o, &s, scale, at, own_values(stage(at, at->v, n)), done, path.bound,
+                        sure);
             continue;
         }
 #endif

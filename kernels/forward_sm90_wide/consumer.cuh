@@ -11,9 +11,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_CONSUMER_CUH
 
-/* How far maxima may grow beyond a row's base before outputs are rescaled: weights are larger by 2 to
- * this at most, and few tiles have to rescale. */
-#define SLACK 4.0f
+/* By how many powers of two maxima may grow beyond a row's base before outputs are rescaled. A largest weight that
+ * is no power of two is rounded, which counts in rows that few keys dominate. */
+#define SLACK 0.5f
 
 /* What a consumer carries from tile to tile. */
 typedef struct softmax_state {

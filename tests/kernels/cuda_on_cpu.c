@@ -248,6 +248,14 @@ uint32_t __reduce_min_sync(unsigned mask, uint32_t value)
     return least;
 }
 
+uint32_t __reduce_add_sync(unsigned mask, uint32_t value)
+{
+    const char *all = show_all(mask, &value, sizeof value);
+    uint32_t sum = 0;
+    for (int lane = 0; lane < WARP; lane++) sum += of_lane(all, lane);
+    return sum;
+}
+
 uint32_t __reduce_or_sync(unsigned mask, uint32_t value)
 {
     const char *all = show_all(mask, &value, sizeof value);
