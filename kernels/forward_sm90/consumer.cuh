@@ -305,7 +305,9 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
             paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
         }
         if (i < EARLY_PAIRS && to >= EARLY_PAIRS) {
-            hold_until(known_after(sums.of[1][1], sums.of[0][0], ~0), x->nothing, pipe->state);
+            /* Of two sums: behind one alone the assembler waits too early, behind four too late. */
+            const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
+            hold_until(__int_as_float(two), x->nothing, pipe->state);
             await_values(x->out, x->weights);
             const uint32_t arrived = barrier_arrive_early(
                 &pipe->state->v_empty[stage_of(x->at.count - 1)], x->leader);
