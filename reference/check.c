@@ -60,6 +60,65 @@ void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got
                 }
 }
 
+static ref_distance distance_of(const double *got, const double *exact, int64_t count)
+{
+    double errors = 0, all = 0;
+    ref_distance d = {0, 0};
+    for (int64_t n = 0; n < count; n++) {
+        const double error = fabs(got[n] - exact[n]);
+        errors += error * error;
+        all += exact[n] * exact[n];
+        if (!(error <= d.largest)) d.largest = error;
+    }
+    if (errors != 0) d.relative = sqrt(errors / all);
+    return d;
+}
+
+static int64_t count_of(const ref_array *array)
+{
+    return array->shape[0] * array->shape[1] * array->shape[2] * array->shape[3];
+}
+
+ref_distance ref_distance_of(const fa_tensor *got, const ref_array *exact)
+{
+    const int64_t *s = exact->shape;
+    ref_array values = ref_array_new(s[0], s[1], s[2], s[3]);
+    int64_t n = 0;
+    for (int64_t a = 0; a < s[0]; a++)
+        for (int64_t b = 0; b < s[1]; b++)
+            for (int64_t c = 0; c < s[2]; c++)
+                for (int64_t d = 0; d < s[3]; d++) values.value[n++] = ref_load(got, a, b, c, d);
+    const ref_distance distance = distance_of(values.value, exact->value, n);
+    ref_array_free(&values);
+    return distance;
+}
+
+/* Of the exact result's largest element. */
+static double largest_of(const ref_array *exact)
+{
+    double largest = 0;
+    for (int64_t n = 0; n < count_of(exact); n++) largest = fmax(largest, fabs(exact->value[n]));
+    return largest;
+}
+
+void ref_check_exactness(ref_report *report, const char *name, const fa_tensor *got,
+                         const ref_array *exact, const ref_array *rounded)
+{
+    const double most_norm = 1.10, most_largest = 1.35, single = 16 * ref_epsilon(FA_FLOAT32);
+    const ref_distance best = distance_of(rounded->value, exact->value, count_of(exact));
+    const ref_distance ours = ref_distance_of(got, exact);
+    if (!(ours.relative <= most_norm * best.relative + single))
+        ref_fail(report,
+                 "%s: the relative error is %.3g, that of weights rounded at each row's maximum %.3g: "
+                 "%.2f times, expected at most %.2f",
+                 name, ours.relative, best.relative, ours.relative / best.relative, most_norm);
+    if (!(ours.largest <= most_largest * best.largest + single * largest_of(exact)))
+        ref_fail(report,
+                 "%s: the largest error is %.3g, that of weights rounded at each row's maximum %.3g: "
+                 "%.2f times, expected at most %.2f",
+                 name, ours.largest, best.largest, ours.largest / best.largest, most_largest);
+}
+
 void ref_check_floats(ref_report *report, const char *name, const float *got, const ref_array *want)
 {
     const int64_t *s = want->shape;

@@ -33,4 +33,18 @@ void ref_check_tensor(ref_report *report, const char *name, const fa_tensor *got
 void ref_check_floats(ref_report *report, const char *name, const float *got,
                       const ref_array *want);
 
+/* How far a whole result is from the exact one: the norm of all errors, relative to that of all elements, and
+ * the largest error. */
+typedef struct ref_distance {
+    double relative, largest;
+} ref_distance;
+
+ref_distance ref_distance_of(const fa_tensor *got, const ref_array *exact);
+
+/* Whether got is as exact as the best: at most 1.10 times as far from exact as `rounded`, which is what
+ * ref_forward_rounded makes of the same inputs, and its largest error at most 1.35 times that one's. (Two largest
+ * errors of one draw differ more than two norms.) Errors that float32 makes do not count. */
+void ref_check_exactness(ref_report *report, const char *name, const fa_tensor *got,
+                         const ref_array *exact, const ref_array *rounded);
+
 #endif

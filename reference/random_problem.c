@@ -40,6 +40,8 @@ typedef struct problem {
     bool strided;                 /* many axes are broadcast */
     bool shows_dropout;
     double amplitude, bias_holes;
+    bool checks_exactness; /* RANDOM_PEAKED */
+    random_peak peak;
     int64_t first_shown; /* RANDOM_DROPOUT: the key that column 0 of the values shows */
     fa_tensor parts[MAX_PARTS];
     float *part_lse[MAX_PARTS];
@@ -233,9 +235,50 @@ static void draw_wide_sizes(problem *p)
     p->d_v = once_in(p, 4) ? 8 * between(p, 1, 64) : p->d;
 }
 
+/* The options of RANDOM_PEAKED: one in each problem, or none. */
+typedef enum peaked_option {
+    PEAKED_FULL = 0,
+    PEAKED_CAUSAL,
+    PEAKED_ALIBI,
+    PEAKED_WINDOW,
+    PEAKED_SOFTCAP,
+    PEAKED_BIAS,
+    PEAKED_SINKS,
+    PEAKED_GROUPS,
+    PEAKED_LENGTHS,
+    NUM_PEAKED_OPTIONS
+} peaked_option;
+
+static peaked_option peaked_option_of(const problem *p)
+{
+    return (peaked_option)(p->number % NUM_PEAKED_OPTIONS);
+}
+
+/* As many rows as it takes until two errors can be compared, and keys of several tiles. */
+static void draw_peaked_sizes(problem *p, const random_settings *settings)
+{
+    static const int64_t dims[] = {64, 128, 96, 256, 320, 192, 512};
+    enum { DIMS = sizeof dims / sizeof dims[0] };
+    _Static_assert(NUM_PEAKED_OPTIONS == 9 && DIMS == 7 && RANDOM_NUM_PEAKS == 13,
+                   "without common divisors, and odd, for there are two types");
+    const double work = settings->few_queries ? 4e7 : 2e8;
+    p->checks_exactness = true;
+    p->peak = (random_peak)(p->number % RANDOM_NUM_PEAKS);
+    p->batch = 1;
+    p->heads_kv = 1;
+    p->heads_q = peaked_option_of(p) == PEAKED_GROUPS ? 4 : 1;
+    p->d = p->d_v = dims[p->number % DIMS];
+    if (p->d == 192 && once_in(p, 3)) p->d_v = 128;
+    p->n_k = settings->few_queries ? between(p, 512, 1024) : between(p, 512, 2048);
+    p->n_q = settings->few_queries ? between(p, 64, 128) : between(p, 256, 768);
+    if (once_in(p, 2)) p->n_k -= p->n_k % 128;
+    while (work_of(p) > work && p->n_q > 64) p->n_q = p->n_q * 3 / 4;
+}
+
 static void focus_sizes(problem *p, const random_settings *settings)
 {
     switch (settings->focus) {
+    case RANDOM_PEAKED: draw_peaked_sizes(p, settings); break;
     case RANDOM_GRID: draw_grid_sizes(p); break;
     case RANDOM_TAILS: draw_tail_sizes(p); break;
     case RANDOM_WIDE: draw_wide_sizes(p); break;
@@ -270,6 +313,7 @@ static int64_t draw_length_kind(problem *p, const random_settings *settings)
     case RANDOM_UNUSED:
     case RANDOM_LENGTHS: return between(p, 1, 6);
     case RANDOM_TAILS: return 0;
+    case RANDOM_PEAKED: return peaked_option_of(p) == PEAKED_LENGTHS ? 5 : 0;
     case RANDOM_GRID: return p->batch > 1 ? between(p, 0, 1) * between(p, 0, 6) : 0;
     default: return once_in(p, 2) ? 0 : between(p, 1, 6);
     }
@@ -278,6 +322,7 @@ static int64_t draw_length_kind(problem *p, const random_settings *settings)
 /* One length of a batch; those that matter are drawn more often where they are looked for. */
 static int64_t draw_ragged_length(problem *p, const random_settings *settings, int64_t most)
 {
+    if (settings->focus == RANDOM_PEAKED) return between(p, most - most / 4, most);
     const bool edges = settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_LENGTHS;
     if (edges && once_in(p, 3)) return 0;
     if (edges && once_in(p, 4)) return most > 0 ? 1 : 0;
@@ -335,6 +380,11 @@ static fa_dtype draw_dtype(problem *p) { return (fa_dtype)between(p, FA_FLOAT32,
 static void draw_dtypes(problem *p, const random_settings *settings)
 {
     fa_dtype common = draw_dtype(p);
+    if (p->checks_exactness) {
+        common = p->number % 2 ? FA_FLOAT16 : FA_BFLOAT16;
+        p->in.q.dtype = p->in.k.dtype = p->in.v.dtype = p->out.dtype = p->bias.dtype = common;
+        return;
+    }
     if (settings->tiles && common == FA_FLOAT32 &&
         !once_in(p, 4)) /* tensor cores are for 16 bits */
         common = once_in(p, 2) ? FA_FLOAT16 : FA_BFLOAT16;
@@ -370,7 +420,7 @@ static void set_shape(fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
 static void make_tensor(problem *p, const char *name, fa_tensor *t, bool input, bool any_last)
 {
     ref_layout layout = ref_layout_random(&p->random, input, any_last);
-    if (p->plain && !once_in(p, 3)) /* most callers' */
+    if (p->checks_exactness || (p->plain && !once_in(p, 3))) /* most callers' */
         layout = (ref_layout){.order = {0, 1, 2, 3}, .aligned_data = true, .aligned_strides = true};
     for (int axis = 0; p->strided && input && axis < (any_last ? 4 : 3); axis++)
         if (once_in(p, 4)) layout.broadcast[axis] = true;
@@ -607,12 +657,49 @@ static bool weighs_otherwise(problem *p, const random_settings *settings, int64_
     return settings->focus != RANDOM_WIDE && once_in(p, n);
 }
 
+static void draw_peaked_options(problem *p)
+{
+    fa_options *o = &p->in.options;
+    const peaked_option option = peaked_option_of(p);
+    if (option == PEAKED_CAUSAL || option == PEAKED_ALIBI || option == PEAKED_GROUPS) {
+        o->flags |= FA_CAUSAL;
+        say(p, " causal");
+    }
+    if (option == PEAKED_ALIBI) {
+        o->alibi_slopes = make_random_floats(p, "alibi_slopes", p->heads_q, 0, 0.05);
+        say(p, " alibi=%g", (double)o->alibi_slopes[0]);
+    }
+    if (option == PEAKED_WINDOW) {
+        o->flags |= FA_WINDOW;
+        o->window_left = between(p, p->n_k / 4, p->n_k / 2);
+        o->window_right = between(p, 0, 100);
+        say(p, " window=%lld,%lld", (long long)o->window_left, (long long)o->window_right);
+    }
+    if (option == PEAKED_SOFTCAP) {
+        o->softcap = (float)uniform(p, 15, 50);
+        say(p, " softcap=%g", (double)o->softcap);
+    }
+    if (option == PEAKED_BIAS) {
+        set_score_shape(p, &p->bias);
+        make_tensor(p, "bias", &p->bias, true, false);
+        o->bias = &p->bias;
+    }
+    if (option == PEAKED_SINKS) {
+        o->sinks = make_random_floats(p, "sinks", p->heads_q, -3, 3);
+        say(p, " sinks");
+    }
+}
+
 static void draw_options(problem *p, const random_settings *settings)
 {
     fa_options *o = &p->in.options;
     o->size = sizeof *o;
     o->device = settings->device;
     o->threads = settings->threads ? settings->threads : (int32_t)between(p, 1, 3);
+    if (p->checks_exactness) {
+        draw_peaked_options(p);
+        return;
+    }
     if (once_in(p, 8)) o->flags |= FA_DETERMINISTIC;
     if (once_in(p, 8) || settings->focus == RANDOM_INVARIANCE) o->flags |= FA_BATCH_INVARIANT;
     say(p, " threads=%d", (int)o->threads);
@@ -739,10 +826,117 @@ static void fill_bias(problem *p, const ref_item *item)
             }
 }
 
+/* ---- Peaked rows ----------------------------------------------------------------------------- */
+
+static void scale_row(const fa_tensor *t, int64_t a, int64_t b, int64_t c, double factor)
+{
+    for (int64_t e = 0; e < t->shape[3]; e++)
+        ref_store(t, a, b, c, e, factor * ref_load(t, a, b, c, e));
+}
+
+/* A key that the query may see; -1 if none is found. */
+static int64_t draw_seen_key(problem *p, const ref_item *item, int64_t h, int64_t i)
+{
+    for (int tries = 0; tries < 64; tries++) {
+        const int64_t j = between(p, 0, item->n_k - 1);
+        if (ref_may_see(&p->in, item, h, i, j)) return j;
+    }
+    return -1;
+}
+
+/* A fifth of the query, and a key. */
+static void aim_query(problem *p, const ref_item *item, int64_t h, int64_t i)
+{
+    const int64_t j = draw_seen_key(p, item, h, i), row_q = item->start_q + i;
+    int64_t block, row;
+    if (j < 0) return;
+    ref_key_place(&p->in, item, j, &block, &row);
+    for (int64_t e = 0; e < p->d; e++)
+        ref_store(&p->in.q, item->block_q, row_q, h, e,
+                  0.2 * ref_load(&p->in.q, item->block_q, row_q, h, e) +
+                      ref_load(&p->in.k, block, row, h / (p->heads_q / p->heads_kv), e));
+}
+
+/* What all queries have in common, so that one key can be large for all of them: +1 or -1. */
+static double common_part(int64_t e) { return e * 2654435761u >> 7 & 1 ? 1 : -1; }
+static const double common_share = 0.7;
+
+/* Key j is one by which all queries' scores are about so many powers of two. */
+static void raise_key(problem *p, const ref_item *item, int64_t j, double bits)
+{
+    const double each = bits / (1.4427 * common_share * sqrt((double)p->d));
+    int64_t block, row;
+    ref_key_place(&p->in, item, j, &block, &row);
+    for (int64_t h = 0; h < p->heads_kv; h++) {
+        if (p->hide_unseen && !p->seen[(item->b * p->heads_kv + h) * p->longest_k + j]) continue;
+        for (int64_t e = 0; e < p->d; e++)
+            ref_store(&p->in.k, block, row, h, e, each * common_part(e));
+    }
+}
+
+static void shape_query(problem *p, const ref_item *item, int64_t h, int64_t i)
+{
+    const int64_t row = item->start_q + i;
+    static const double factors[RANDOM_NUM_PEAKS] = {
+        [PEAK_4] = 4, [PEAK_16] = 16, [PEAK_64] = 64, [PEAK_2] = 2};
+    switch (p->peak) {
+    case PEAK_SPIKE: aim_query(p, item, h, i); break;
+    case PEAK_FEW:
+        if (i % 8 == 5) aim_query(p, item, h, i);
+        break;
+    case PEAK_EQUAL: scale_row(&p->in.q, item->block_q, row, h, 0); break;
+    case PEAK_GROWN:
+    case PEAK_IMMENSE:
+    case PEAK_FIRST:
+    case PEAK_SECOND:
+        for (int64_t e = 0; e < p->d; e++)
+            ref_store(&p->in.q, item->block_q, row, h, e,
+                      common_share * (common_part(e) +
+                                      ref_load(&p->in.q, item->block_q, row, h, e)));
+        break;
+    case PEAK_NONE:
+    case PEAK_LATE:
+    case RANDOM_NUM_PEAKS: break;
+    case PEAK_2:
+    case PEAK_4:
+    case PEAK_16:
+    case PEAK_64: scale_row(&p->in.q, item->block_q, row, h, factors[p->peak]); break;
+    }
+}
+
+static void shape_keys(problem *p, const ref_item *item)
+{
+    const double first = uniform(p, 12, 25);
+    const int64_t late = between(p, item->n_k / 2, item->n_k - 1);
+    if (p->peak == PEAK_FIRST || p->peak == PEAK_SECOND) raise_key(p, item, 0, first);
+    if (p->peak == PEAK_GROWN) raise_key(p, item, late, uniform(p, 4, 30));
+    if (p->peak == PEAK_IMMENSE) raise_key(p, item, late, uniform(p, 80, 180));
+    if (p->peak == PEAK_SECOND) raise_key(p, item, late, first + uniform(p, 0.1, 4));
+    if (p->peak != PEAK_LATE) return;
+    for (int64_t j = item->n_k / 2; j < item->n_k; j++)
+        for (int64_t h = 0; h < p->heads_kv; h++) {
+            int64_t block, row;
+            if (p->hide_unseen && !p->seen[(item->b * p->heads_kv + h) * p->longest_k + j])
+                continue;
+            ref_key_place(&p->in, item, j, &block, &row);
+            scale_row(&p->in.k, block, row, h, 8);
+        }
+}
+
+/* Makes scores what p->peak says. */
+static void shape_scores(problem *p, const ref_item *item)
+{
+    if (item->n_k == 0) return;
+    shape_keys(p, item);
+    for (int64_t i = 0; i < item->n_q; i++)
+        for (int64_t h = 0; h < p->heads_q; h++) shape_query(p, item, h, i);
+}
+
 static void fill_inputs(problem *p)
 {
     p->hide_unseen = !once_in(p, 4);
     p->amplitude = once_in(p, 4) ? 3 : 1;
+    if (p->checks_exactness) p->amplitude = 1;
     if (p->shows_dropout) p->amplitude = 0.5; /* no weight so small that it rounds to 0 */
     p->first_shown = p->n_k > p->d_v ? between(p, 0, p->n_k - p->d_v) : 0;
     find_seen_keys(p);
@@ -751,6 +945,7 @@ static void fill_inputs(problem *p)
         fill_keys(p, &item);
         fill_queries(p, &item);
         if (p->in.options.bias) fill_bias(p, &item);
+        if (p->checks_exactness) shape_scores(p, &item);
     }
 }
 
@@ -909,6 +1104,12 @@ static void check_forward(problem *p, const random_settings *settings, random_re
     ref_forward(&p->in, &out, &lse);
     ref_check_tensor(&result->report, "out", &p->out, &out);
     if (p->lse) ref_check_floats(&result->report, "lse", p->lse, &lse);
+    if (p->checks_exactness) {
+        ref_array rounded;
+        ref_forward_rounded(&p->in, p->out.dtype, &rounded);
+        ref_check_exactness(&result->report, "out", &p->out, &out, &rounded);
+        ref_array_free(&rounded);
+    }
     ref_array_free(&out);
     ref_array_free(&lse);
 }
@@ -1127,6 +1328,17 @@ static void say_how_to_reproduce(uint64_t number, const random_settings *setting
                                                 : "");
 }
 
+static void say_peak(problem *p)
+{
+    static const char *const names[RANDOM_NUM_PEAKS] = {
+        [PEAK_4] = "4",           [PEAK_16] = "16",         [PEAK_64] = "64",
+        [PEAK_SPIKE] = "spike",   [PEAK_2] = "2",           [PEAK_NONE] = "none",
+        [PEAK_LATE] = "late",     [PEAK_GROWN] = "grown",   [PEAK_IMMENSE] = "immense",
+        [PEAK_FIRST] = "first",   [PEAK_SECOND] = "second", [PEAK_EQUAL] = "equal",
+        [PEAK_FEW] = "few"};
+    say(p, " peak=%s", names[p->peak]);
+}
+
 void random_problem_run(uint64_t number, const random_settings *settings, random_result *result)
 {
     problem *p = calloc(1, sizeof *p);
@@ -1145,6 +1357,7 @@ void random_problem_run(uint64_t number, const random_settings *settings, random
     say(p, "%s batch=%lld heads=%lld/%lld n=%lldx%lld d=%lld d_v=%lld", random_pass_name(p->pass),
         (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->n_q,
         (long long)p->n_k, (long long)p->d, (long long)p->d_v);
+    if (p->checks_exactness) say_peak(p);
     if (p->pass == RANDOM_COMBINE) make_parts(p, settings);
     else make_attention(p, settings);
     result->pass = p->pass;

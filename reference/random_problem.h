@@ -33,8 +33,28 @@ typedef enum random_focus {
     RANDOM_SPLIT,      /* few queries, many keys, more than one batch item                        */
     RANDOM_INVARIANCE, /* FA_BATCH_INVARIANT: each item alone has the same bits                   */
     RANDOM_DROPOUT,    /* values from which every bit of the dropout mask can be read             */
-    RANDOM_WIDE        /* head dims of 257 to 512, without options that change scores             */
+    RANDOM_WIDE,       /* head dims of 257 to 512, without options that change scores             */
+    RANDOM_PEAKED      /* rows that few keys dominate, by number: as exact as the best kernels    */
 } random_focus;
+
+/* What the scores of RANDOM_PEAKED are like. Problem n has kind n % RANDOM_NUM_PEAKS, so that the numbers,
+ * having no common divisor with those of head dims, options and types, go through all that there are. */
+typedef enum random_peak {
+    PEAK_4 = 0,   /* queries are 4 times as large as usual */
+    PEAK_16,      /* 16 times */
+    PEAK_64,      /* 64 times */
+    PEAK_SPIKE,   /* each query has the direction of one key */
+    PEAK_2,       /* 2 times */
+    PEAK_NONE,    /* standard normal scores: flat rows */
+    PEAK_LATE,    /* flat in the first half of the keys, peaked behind */
+    PEAK_GROWN,   /* flat but for one key of the second half, which dominates */
+    PEAK_IMMENSE, /* the same, by 2^80 to 2^180 */
+    PEAK_FIRST,   /* the first key dominates all, as an attention sink does */
+    PEAK_SECOND,  /* the first key does, and a little more so one of the second half */
+    PEAK_EQUAL,   /* all scores are 0 */
+    PEAK_FEW,     /* one query of 8 is peaked among flat ones */
+    RANDOM_NUM_PEAKS
+} random_peak;
 
 /* The problems of RANDOM_TAILS that differ. */
 enum { RANDOM_NUM_TAILS = 256 + 64 + 80 + 96 + 128 + 176 + 192 };
@@ -67,6 +87,7 @@ typedef struct random_settings {
     bool tiles;      /* what kernels with tensor cores branch on: 16 bits, their head dims, many
                       * tiles. Takes the reference some ten times as long */
     random_focus focus;
+    bool few_queries; /* RANDOM_PEAKED: for kernels that are interpreted */
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
     bool one_pass;          /* only problems of this pass */
     random_pass pass;

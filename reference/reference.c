@@ -253,6 +253,7 @@ typedef struct loaded {
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
     double *sums; /* (SUMS, d_v): for add_weights_error */
+    bool coarse;  /* a softcap's tanh has the bits that rounding.cap says: for ref_forward_rounded */
 } loaded;
 
 static loaded load_inputs(const ref_inputs *in)
@@ -266,7 +267,8 @@ static loaded load_inputs(const ref_inputs *in)
                 in->q.shape[2],
                 in->k.shape[2],
                 0,
-                NULL};
+                NULL,
+                false};
     if (in->v.data) l.v = unpack(&in->v);
     l.sums = zeros(SUMS * l.d_v);
     bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
@@ -318,6 +320,14 @@ static void row_free(row *r)
     free(r->keep);
 }
 
+/* To so many bits that half a step of the last one is at most error, a power of two: relatively. */
+static double round_coarsely(double x, double error)
+{
+    int exponent;
+    const double mantissa = frexp(x, &exponent), steps = 0.5 / error; /* 0.5 <= |mantissa| < 1 */
+    return ldexp(nearbyint(mantissa * 2 * steps) / (2 * steps), exponent);
+}
+
 /* Steps 1 to 5 for one key. */
 static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int64_t i, int64_t j,
                           row *r)
@@ -346,6 +356,7 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
         double cap = (double)o->softcap, t = tanh(x / cap);
         r->slope[j] = 1 - t * t;
         r->slope_error[j] = eps + 2 * fabs(t) * (error / cap);
+        if (l->coarse) t = round_coarsely(t, l->in->rounding.cap);
         x = cap * t;
         error = error + l->in->rounding.cap * fabs(x);
     }
@@ -491,6 +502,49 @@ void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
                                error_row_of(out, item.block_q, token, h));
                 lse->value[place] = r.lse;
                 lse->error[place] = r.lse_error;
+            }
+        row_free(&r);
+    }
+    unload_inputs(&l);
+}
+
+/* One query of ref_forward_rounded, from the logits in r. */
+static void compute_rounded(const loaded *l, const ref_item *item, int64_t h, const row *r,
+                            fa_dtype dtype, double *out_row)
+{
+    const int64_t head_kv = h / (l->heads_q / l->heads_kv);
+    const double factor = descale(l, l->in->options.v_descale, item->b, head_kv);
+    const double sink = l->in->options.sinks ? (double)l->in->options.sinks[h] : -INFINITY;
+    double top = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < r->n_k; j++) top = fmax(top, r->x[j]);
+    if (top == -INFINITY) return;
+    for (int64_t j = 0; j < r->n_k; j++) {
+        if (r->x[j] == -INFINITY) continue;
+        int64_t block, key_row;
+        ref_key_place(l->in, item, j, &block, &key_row);
+        const double *v = row_of(&l->v, block, key_row, head_kv);
+        const double weight = exp(r->x[j] - top), scale = r->keep[j] * factor;
+        const double rounded = ref_round(l->in->v.dtype, weight) * scale;
+        sum += weight;
+        for (int64_t c = 0; c < l->d_v; c++) out_row[c] += rounded * v[c];
+    }
+    sum += exp(sink - top);
+    for (int64_t c = 0; c < l->d_v; c++) out_row[c] = ref_round(dtype, out_row[c] / sum);
+}
+
+void ref_forward_rounded(const ref_inputs *in, fa_dtype dtype, ref_array *rounded)
+{
+    loaded l = load_inputs(in);
+    l.coarse = in->rounding.cap > in->rounding.sum;
+    *rounded = ref_array_new(in->q.shape[0], in->q.shape[1], l.heads_q, l.d_v);
+    for (int64_t b = 0; b < ref_batch(in); b++) {
+        ref_item item = ref_item_of(in, b);
+        row r = row_new(item.n_k);
+        for (int64_t h = 0; h < l.heads_q; h++)
+            for (int64_t i = 0; i < item.n_q; i++) {
+                compute_row(&l, &item, h, i, &r);
+                compute_rounded(&l, &item, h, &r, dtype,
+                                row_of(rounded, item.block_q, item.start_q + i, h));
             }
         row_free(&r);
     }

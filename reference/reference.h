@@ -97,6 +97,13 @@ void ref_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4
  * caller. */
 void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse);
 
+/* What the most exact kernels for 16 bits compute, where q, k and v have one such dtype: a row's weights
+ * 2^(x - max) by its maximum, so that the largest one is 1, rounded to that dtype for the product with values,
+ * divided by the sum of the weights before they were rounded; all else in float64, and the result rounded to
+ * out. Where rounding.cap is that of GPUs' special-function units, so is a softcap's tanh. In the shape of
+ * ref_forward's out, without errors: ref_distance_of says what these are. Made here, freed by the caller. */
+void ref_forward_rounded(const ref_inputs *in, fa_dtype out, ref_array *rounded);
+
 typedef struct ref_gradients {
     ref_array dq, dk, dv, dbias, dsinks; /* dsinks: (1, 1, 1, Hq) */
 } ref_gradients;

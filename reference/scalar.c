@@ -101,6 +101,14 @@ void ref_store(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d, d
     }
 }
 
+double ref_round(fa_dtype dtype, double x)
+{
+    uint32_t room = 0;
+    const fa_tensor one = {.data = &room, .dtype = dtype, .shape = {1, 1, 1, 1}};
+    ref_store(&one, 0, 0, 0, 0, x);
+    return ref_load(&one, 0, 0, 0, 0);
+}
+
 double ref_epsilon(fa_dtype dtype) { return ldexp(1, -format_of(dtype).fraction_bits); }
 
 double ref_smallest(fa_dtype dtype)

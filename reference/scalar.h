@@ -18,6 +18,9 @@ double ref_load(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d);
 /* Writes x, rounded to nearest even, to element (a, b, c, d). float8_e4m3 saturates at 448. */
 void ref_store(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d, double x);
 
+/* x rounded to nearest even in a dtype. */
+double ref_round(fa_dtype dtype, double x);
+
 /* The distance from 1 to the next number: 2^-23 for float32. */
 double ref_epsilon(fa_dtype dtype);
 

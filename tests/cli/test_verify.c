@@ -6,7 +6,7 @@
 #include "harness.h"
 
 static const char *const classes[] = {"empty", "unused", "lengths",    "strides", "tails", "masks",
-                                      "split", "grid",   "invariance", "dropout", "wide"};
+                                      "split", "grid",   "invariance", "dropout", "wide", "peaked"};
 
 /* A few problems of each class, and the line that counts them. */
 static void test_classes(void)

@@ -87,4 +87,23 @@ static inline int run_forward_problems(random_settings *settings, int64_t *numbe
     return done;
 }
 
+/* Rows that few keys dominate, numbers [*number, end): results are as exact as those of the best kernels. Returns
+ * how many problems the planner did not give to another family. */
+static inline int run_peaked_problems(const random_settings *settings, int64_t *number, int64_t end)
+{
+    static random_result result;
+    random_settings peaked = *settings;
+    int done = 0;
+    peaked.focus = RANDOM_PEAKED;
+    peaked.tiles = peaked.few_queries = true;
+    for (; *number < end; ++*number) {
+        random_problem_run((uint64_t)*number, &peaked, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "peaked number %lld: %s\n  %s", (long long)*number,
+              result.report.message, result.description);
+    }
+    return done;
+}
+
 #endif

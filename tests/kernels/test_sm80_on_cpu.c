@@ -70,6 +70,10 @@ int main(int argc, char **argv)
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
     test_begin();
+    if (argc > 3 && strcmp(argv[3], "peaked") == 0) {
+        printf("%d problems\n", run_peaked_problems(&settings, &number, end));
+        return test_end();
+    }
     const int done = run_forward_problems(&settings, &number, end);
     CHECK(done > 0, "no problem was for these kernels");
     if (argc > 2)

@@ -236,6 +236,7 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
 
 int main(int argc, char **argv)
 {
+    const bool peaked_only = argc > 3 && strcmp(argv[3], "peaked") == 0;
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     random_settings settings = {.device = FA_DEVICE_CUDA,
@@ -245,6 +246,10 @@ int main(int argc, char **argv)
                                 .context = &number};
     test_begin();
     if (argc > 2) most_runs = INT_MAX;
+    if (peaked_only) {
+        printf("%d problems\n", run_peaked_problems(&settings, &number, end));
+        return test_end();
+    }
     int done = run_forward_problems(&settings, &number, end);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0] && argc == 1; i++) {
         number = rare[i];
