@@ -170,8 +170,8 @@ FA_DEVICE int find_nothing(void) { return 0; }
 FA_DEVICE float known_after(float x, float y, int nothing)
 {
     (void)y;
-    if (nothing && nothing != ~0) cuda_die("a number that is not 0 where nothing was meant");
-    return x; /* ~0: of x and y, only for hold_until, which does not look at bits */
+    if (nothing) cuda_die("a number that is not 0 where nothing was meant");
+    return x;
 }
 
 FA_DEVICE void hold_until(float y, int nothing, void *shared)
