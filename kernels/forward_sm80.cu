@@ -1441,8 +1441,7 @@ FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory
         }
 #if MAX_FREE
         if (!odd) {
-            finish_tile(o, &s, scale, at, own_values(stage(at, at->v, n)), done, path.bound,
-                        sure);
+            finish_tile(o, &s, scale, at, own_values(stage(at, at->v, n)), done, path.bound, sure);
             continue;
         }
 #endif

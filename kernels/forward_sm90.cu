@@ -91,7 +91,8 @@ typedef struct shared_state {
     uint64_t v_raw; /* for values that are cleaned before consumers may see them */
     int32_t dealt[FA_SM90_MOST_DEALT], dealt_count;
     uint64_t dealt_full;
-    uint32_t moved[CONSUMERS][2]; /* counts of tiles in which a consumer's bases moved: consumer.cuh */
+    uint32_t moved[CONSUMERS]
+                  [2]; /* counts of tiles in which a consumer's bases moved: consumer.cuh */
 #if GENERAL & FA_SM90_BIAS
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif

@@ -23,10 +23,11 @@ typedef struct work {
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
-    int quiet;   /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
-    float bound; /* of a thread's sum of weights in a tile: beyond it, the warp's bases are renewed */
-    bool flat;   /* the warp's rows */
-    bool moved;  /* a base of the warpgroup has moved in the tile before: see tell_moved */
+    int quiet; /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
+    float
+        bound; /* of a thread's sum of weights in a tile: beyond it, the warp's bases are renewed */
+    bool flat; /* the warp's rows */
+    bool moved; /* a base of the warpgroup has moved in the tile before: see tell_moved */
     place here;
     progress at;
     pending values;
@@ -152,7 +153,8 @@ FA_DEVICE void ask_and_wait(const pipeline *pipe, work *x, const pending *values
     ask(pipe, x->out, x->s, x->weights, &x->at, values, x->consumer);
     if (ADAPTS) {
         x->moved = read_moved(pipe, x);
-        hold_until(x->moved ? 1.0f : 2.0f, x->nothing, pipe->state); /* known before the scores are */
+        hold_until(x->moved ? 1.0f : 2.0f, x->nothing,
+                   pipe->state); /* known before the scores are */
     }
     await_first_scores(x->s);
 }
@@ -309,8 +311,8 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
             const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
             hold_until(__int_as_float(two), x->nothing, pipe->state);
             await_values(x->out, x->weights);
-            const uint32_t arrived = barrier_arrive_early(
-                &pipe->state->v_empty[stage_of(x->at.count - 1)], x->leader);
+            const uint32_t arrived =
+                barrier_arrive_early(&pipe->state->v_empty[stage_of(x->at.count - 1)], x->leader);
             paced.base[0] = known_after(paced.base[0], __int_as_float((int)arrived), x->nothing);
             if (moved) rescale_outputs(x->out, rescale);
             round_pairs(x->weights, x->s, 0, to);

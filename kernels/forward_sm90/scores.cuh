@@ -126,7 +126,8 @@ FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float
 /* Whether the warp's rows, whose bases have been found, may have the series from now on; and their bounds,
  * which are bound at most. All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At
  * the upper end there is some room for what comes. */
-FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows, float bound)
+FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows,
+                            float bound)
 {
     const float end = SERIES_TOP * w->scale, bits = log2f(fmaxf((float)w->n_k, 1.0f));
     bool fits = !p->lse && w->inner > 0.0f;

@@ -190,8 +190,8 @@ FA_DEVICE void weigh(float *s, const row_state *rows, const units *u, float *sum
 FA_DEVICE float average_sum(const float *sum)
 {
     const float unit = 1024.0f / LARGEST, most = 0x1p20f;
-    const uint32_t all = __reduce_add_sync(
-        0xffffffff, (uint32_t)fminf((sum[0] + sum[1]) * unit, most));
+    const uint32_t all =
+        __reduce_add_sync(0xffffffff, (uint32_t)fminf((sum[0] + sum[1]) * unit, most));
     return (float)all * (1.0f / (64.0f * unit));
 }
 

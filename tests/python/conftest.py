@@ -18,7 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
-# Several test processes share a GPU: none may take most of its memory at once, which is JAX's default.
+# Several test processes share a GPU: none may take most of its memory, which is JAX's default.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # Reproducible, and never a failure because the machine was busy.

@@ -20,7 +20,9 @@ import flashattn.jax as module  # noqa: E402
 from flashattn import _jax_call  # noqa: E402
 from flashattn.jax import attention  # noqa: E402
 
-jax.config.update("jax_default_matmul_precision", "highest")  # of the definition: on a GPU it is tf32 else
+# Of the definition, which would be computed in tf32 on a GPU.
+jax.config.update("jax_default_matmul_precision", "highest")
+
 BATCH, HEADS, HEADS_KV, DIM, DIM_V = 2, 4, 2, 16, 24
 TOLERANCE = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 3e-2}
 BUILT = module.interface()
