@@ -41,10 +41,9 @@ typedef struct ref_distance {
 
 ref_distance ref_distance_of(const fa_tensor *got, const ref_array *exact);
 
-/* Whether got is as exact as the best: at most 1.10 times as far from exact as `rounded`, which is what
- * ref_forward_rounded makes of the same inputs, and its largest error at most 1.35 times that one's. (Two largest
- * errors of one draw differ more than two norms.) Errors that float32 makes do not count. */
+/* Whether got is as exact as the best: no further from exact than so many times `rounded`, which is what
+ * ref_forward_rounded makes of the same inputs. Errors that float32 makes do not count. */
 void ref_check_exactness(ref_report *report, const char *name, const fa_tensor *got,
-                         const ref_array *exact, const ref_array *rounded);
+                         const ref_array *exact, const ref_array *rounded, ref_distance times);
 
 #endif

@@ -882,7 +882,7 @@ static void shape_query(problem *p, const ref_item *item, int64_t h, int64_t i)
     switch (p->peak) {
     case PEAK_SPIKE: aim_query(p, item, h, i); break;
     case PEAK_FEW:
-        if (i % 8 == 5) aim_query(p, item, h, i);
+        if (i % 8 == 5) scale_row(&p->in.q, item->block_q, row, h, 6);
         break;
     case PEAK_EQUAL: scale_row(&p->in.q, item->block_q, row, h, 0); break;
     case PEAK_GROWN:
@@ -1096,6 +1096,16 @@ static void check_invariance(problem *p, const random_settings *settings, random
     free(among_others);
 }
 
+/* In times that of weights rounded at each row's maximum; 1 would be ideal, but two largest errors of one draw differ
+ * by more than two norms. Rounding the largest weight at any other base makes it 1.25 to 2 times. Kernels that do
+ * not look for maxima in flat rows may do so where one key grows beyond the others, but by so little that it takes
+ * few powers of two to hold it: there they may be a little worse. */
+static ref_distance allowed_distance(const problem *p)
+{
+    const bool little = p->peak == PEAK_GROWN || p->peak == PEAK_SECOND || p->peak == PEAK_FEW;
+    return little ? (ref_distance){1.35, 2.1} : (ref_distance){1.10, 1.35};
+}
+
 static void check_forward(problem *p, const random_settings *settings, random_result *result)
 {
     const random_call call = whole_call(p);
@@ -1107,7 +1117,7 @@ static void check_forward(problem *p, const random_settings *settings, random_re
     if (p->checks_exactness) {
         ref_array rounded;
         ref_forward_rounded(&p->in, p->out.dtype, &rounded);
-        ref_check_exactness(&result->report, "out", &p->out, &out, &rounded);
+        ref_check_exactness(&result->report, "out", &p->out, &out, &rounded, allowed_distance(p));
         ref_array_free(&rounded);
     }
     ref_array_free(&out);

@@ -52,7 +52,7 @@ typedef enum random_peak {
     PEAK_FIRST,   /* the first key dominates all, as an attention sink does */
     PEAK_SECOND,  /* the first key does, and a little more so one of the second half */
     PEAK_EQUAL,   /* all scores are 0 */
-    PEAK_FEW,     /* one query of 8 is peaked among flat ones */
+    PEAK_FEW,     /* one query of 8 is 6 times as large as the others */
     RANDOM_NUM_PEAKS
 } random_peak;
 

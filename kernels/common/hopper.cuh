@@ -16,6 +16,9 @@
 
 #define FA_DEVICE static __device__ __forceinline__
 
+/* Of a tile, for tests (hopper_units.h). */
+#define COUNT_PATH(path) (void)0
+
 FA_DEVICE uint32_t shared_address(const void *pointer)
 {
     return (uint32_t)__cvta_generic_to_shared(pointer);

@@ -198,6 +198,7 @@ FA_DEVICE void judge_rows(const pipeline *pipe, const fa_attention_params *p, wo
 FA_DEVICE void bound_quiet_rows(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
     const float share = 1.0f / (float)(x->at.tile + 1);
+    if (!x->quiet) COUNT_PATH(HOPPER_QUIET);
     const float average[2] = {x->rows.sum[0] * share, x->rows.sum[1] * share};
     x->flat = false;
     set_bound(pipe, p, x, LARGEST + PEAKED_GROWTH * average_sum(average));
@@ -257,9 +258,11 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, w
                            const float *sum)
 {
     const row_state before = x->rows;
+    COUNT_PATH(HOPPER_RENEWED);
     add_sums(&x->rows, sum);
     if (is_beyond_series(x) || !renew_bases(x->s, x->out, &x->rows)) {
         float anew[2], rescale[2];
+        COUNT_PATH(HOPPER_AGAIN);
         multiply_again(p, piece_of(pipe, x), x->at.tile, x->s, x->consumer);
         const units u = find_exponents(pipe, p, x, true);
         x->rows.sum[0] = before.sum[0], x->rows.sum[1] = before.sum[1];
@@ -293,6 +296,7 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
     float sum[2], rescale[2];
     const bool moved = tracked && track_maxima(pipe, x, &u, rescale);
     row_state paced = x->rows;
+    COUNT_PATH(tracked ? HOPPER_TRACKED : HOPPER_UNTRACKED);
 #pragma unroll
     for (int i = 0; i < PAIRS; i += GROUP) {
         const int to = i + GROUP < PAIRS ? i + GROUP : PAIRS;

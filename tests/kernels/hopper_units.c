@@ -23,6 +23,8 @@ enum {
     REGISTERS = 65536
 };
 
+int64_t hopper_paths[HOPPER_PATHS];
+
 static const uint32_t poison = 0x7fc0dead; /* a NaN of which nobody else has the bits */
 
 typedef struct barrier {

@@ -48,6 +48,17 @@ void hopper_products_fence(void);
 void hopper_products_commit(void);
 void hopper_products_wait(int pending);
 
+/* Ways that a warp's tile may go through the softmax, and how many went each. */
+typedef enum hopper_path {
+    HOPPER_UNTRACKED, /* without maxima */
+    HOPPER_TRACKED,   /* with maxima */
+    HOPPER_QUIET,     /* the last one with maxima: there have been no new ones for long */
+    HOPPER_RENEWED,   /* weights were too large: bases are renewed */
+    HOPPER_AGAIN,     /* so large that their scores were made again */
+    HOPPER_PATHS
+} hopper_path;
+extern int64_t hopper_paths[HOPPER_PATHS];
+
 /* setmaxnreg: from now on the warp has so many registers a thread, fewer or more than before. */
 void hopper_registers(int count, bool more);
 

@@ -13,6 +13,9 @@
 
 enum { PROBLEMS = 150 };
 
+/* Rows that few keys dominate, without what takes long here: wide heads. */
+static const int64_t peaked[] = {0, 1, 8, 15, 29};
+
 /* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
 #define FORM(name)                                                                                 \
     void name(fa_attention_params p);                                                              \
@@ -70,11 +73,11 @@ int main(int argc, char **argv)
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
     test_begin();
-    if (argc > 3 && strcmp(argv[3], "peaked") == 0) {
-        printf("%d problems\n", run_peaked_problems(&settings, &number, end));
-        return test_end();
-    }
     const int done = run_forward_problems(&settings, &number, end);
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++) {
+        number = peaked[i];
+        run_peaked_problems(&settings, &number, peaked[i] + 1);
+    }
     CHECK(done > 0, "no problem was for these kernels");
     if (argc > 2)
         for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);

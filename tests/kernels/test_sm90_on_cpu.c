@@ -7,6 +7,8 @@
  * Each call is made twice, with other turns of the threads, other delays and other numbers of blocks, for
  * which the bits must be the same.
  *
+ * Rows that few keys dominate have problems of their own, which also go every way through the softmax.
+ *
  * Each compiled form runs a few times. Arguments: the first problem's number, how many; then all run, and
  * the runs of each form are printed.
  */
@@ -25,6 +27,7 @@
 enum {
     PROBLEMS = 1800,
     WIDE_PROBLEMS = 60,
+    PEAKED_PROBLEMS = 52,
     EACH = 5,
     LONG_ROWS = 8192,
     MOST_SHUFFLES = 200000,
@@ -234,9 +237,21 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
     return done;
 }
 
+/* Whether tiles went every way through the softmax: print says how many each. */
+static void check_paths(bool print)
+{
+    static const char *const names[HOPPER_PATHS] = {
+        [HOPPER_UNTRACKED] = "without maxima",       [HOPPER_TRACKED] = "with maxima",
+        [HOPPER_QUIET] = "no new maximum any more",  [HOPPER_RENEWED] = "bases renewed",
+        [HOPPER_AGAIN] = "immense: scores made again"};
+    for (int i = 0; i < HOPPER_PATHS; i++) {
+        if (print) printf("%8lld warps' tiles: %s\n", (long long)hopper_paths[i], names[i]);
+        else CHECK(hopper_paths[i] > 0, "no tile went this way: %s", names[i]);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    const bool peaked_only = argc > 3 && strcmp(argv[3], "peaked") == 0;
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     random_settings settings = {.device = FA_DEVICE_CUDA,
@@ -246,16 +261,17 @@ int main(int argc, char **argv)
                                 .context = &number};
     test_begin();
     if (argc > 2) most_runs = INT_MAX;
-    if (peaked_only) {
-        printf("%d problems\n", run_peaked_problems(&settings, &number, end));
-        return test_end();
-    }
     int done = run_forward_problems(&settings, &number, end);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0] && argc == 1; i++) {
         number = rare[i];
         run_forward_problems(&settings, &number, rare[i] + 1);
     }
     done += run_wide_problems(&settings, &number, argc > 2 ? atoll(argv[2]) : WIDE_PROBLEMS);
+    most_runs = INT_MAX;
+    number = argc > 1 ? atoll(argv[1]) : 0;
+    memset(hopper_paths, 0, sizeof hopper_paths);
+    done += run_peaked_problems(&settings, &number, argc > 2 ? end : PEAKED_PROBLEMS);
+    check_paths(argc > 2);
     for (int i = 0; i < KERNELS && argc == 1; i++)
         CHECK(runs[i], "no problem was for %s", kernels[i].image);
     CHECK(drawn || argc > 1, "no problem had its pieces drawn");
