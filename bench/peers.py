@@ -3,7 +3,7 @@
 
     python3 bench/peers.py [--set main,...] [--device cuda|cpu] [--dtype bf16] [--backends NAME,...]
                            [--cell TEXT] [--rounds N] [--seconds S] [--ceiling TFLOPS]
-                           [--fa3 FILE] [--site FOLDER] [--out FOLDER]
+                           [--fa3 FILE] [--site FOLDER] [--out FOLDER] [--draws N]
 
 The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     main      d 64, 128, 256; full, causal; n 1k, 4k, 16k; bf16, 16384 tokens, hidden size 2048
@@ -11,6 +11,7 @@ The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     options   window, softcap, ALiBi, sinks, dropout, packed lengths, bias
     backward  the cells of main        decode  one query on a long cache, as GB/s of keys and values
     host      what one small call costs the caller
+    peaked    errors, and some times, where few keys dominate a row (peers_peaked.py)
 
 Beside stand, where they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3
 (the library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked
@@ -22,11 +23,12 @@ sample of queries, and what is wrong is not timed. Then all take turns in changi
 is several milliseconds of calls, on CUDA in one graph between two events; a figure is the median.
 TFLOP/s count 2 * (dim + dim_v) for each query, head and key that the mask leaves, n * n / 2 of them
 for causal, 2.5 times that for backward. Results have all raw samples. A whole set is written to
-bench/results/peers-<device>[-<set>].json; with --out each set to that folder, after every cell.
+bench/results/peers-<device>[-<set>].json; with --out each set to that folder, again and again.
 Exit codes: 0 fine, 1 flashattn was wrong or failed, 2 it could not be run.
 """
 
 import argparse
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -45,8 +47,10 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import peers_libraries as libraries  # noqa: E402
-from peers_cells import CPU_SETS, CUDA_SETS, cells_of  # noqa: E402
+import peers_peaked as peaked  # noqa: E402
+from peers_cells import CPU_SETS, CUDA_SETS, DRAWS, cells_of  # noqa: E402
 from peers_exact import DTYPES, Inputs, error_of, exact_heads, is_right  # noqa: E402
+from peers_libraries import as_torch, first_line  # noqa: E402
 from peers_tables import OWN  # noqa: E402
 from peers_timing import HostTimer, Timer, take_turns, wait  # noqa: E402
 from source_hash import ROOT, cuda_hash, source_hash  # noqa: E402
@@ -61,13 +65,11 @@ USUAL = {"cuda": ("flashattn", "flashattn-sm80", "fa2", "cudnn", "fa3", "fa4"),
 MORE = {"options": ("flex", "efficient"), "host": ("package",)}  # on CUDA
 
 
+WRITE_EVERY = 1.0  # seconds, while a set runs
+
+
 class Stop(Exception):
     """The run cannot go on; the text says why."""
-
-
-def first_line(error):
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 
 # ---- One cell ------------------------------------------------------------------------------------
@@ -108,10 +110,6 @@ def checked_here(backend, cell, sets, expected, device):
             return row | {"state": "wrong", "why": f"error {row['error']}"}, None
     make = HostTimer if cell.which == "host" else Timer
     return row, make(backend, functions, device)
-
-
-def as_torch(x):
-    return x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
 
 
 def still_usable(device):
@@ -288,6 +286,14 @@ def held_against_plain(cells):
 
 
 def print_summary(cells):
+    drawn, timed = ([c for c in cells if bool(c["draws"]) is wanted] for wanted in (True, False))
+    if drawn:
+        peaked.print_summary(drawn)
+    if timed:
+        print_timed_summary(timed)
+
+
+def print_timed_summary(cells):
     print_ratios("to the best peer", [(c["name"], c["ratio"]) for c in cells if c["ratio"]], 1.0)
     pairs = [(c["name"], of_median(c, "fa2"), of_median(c, "flashattn-sm80")) for c in cells]
     print_ratios("flashattn-sm80 to fa2", [(n, a / b) for n, a, b in pairs if a and b], SM80_BAR)
@@ -313,6 +319,12 @@ def names(allowed):
     return parse
 
 
+def positive(text):
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
+    return int(text)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      epilog="More is said at the top of the file.")
@@ -328,13 +340,17 @@ def arguments():
     add("--seconds", type=float, default=math.inf, help="begin no cell after this time")
     add("--ceiling", type=float, metavar="TFLOPS",
         help="what shares are of (flashattn ladder ceiling); default: a matrix product's rate")
+    add("--draws", type=positive, metavar="N",
+        help=f"draws of the inputs of each cell of the set peaked; default {DRAWS}")
+    add("--compile-seconds", type=float, default=20, metavar="S",
+        help="how long FlashAttention-4 may compile for those cells; default 20")
     add("--seed", type=int, default=secrets.randbits(31), help="default: another one each time")
     add("--library", type=pathlib.Path, default=ROOT / "build/libflashattn.so", help="ours")
     add("--package", type=pathlib.Path, help="the folder to import the package flashattn from")
     add("--fa3", help="FlashAttention-3 as vLLM builds it: _vllm_fa3_C.abi3.so")
     add("--site", action="append", default=[], metavar="FOLDER",
         help="a folder of unpacked wheels, as of FlashAttention-4; may be repeated")
-    add("--out", type=pathlib.Path, metavar="FOLDER", help="where results go, after every cell")
+    add("--out", type=pathlib.Path, metavar="FOLDER", help="where results go, also those of part of a set")
     return parser.parse_args()
 
 
@@ -406,19 +422,33 @@ def write(path, result):
 
 def run_set(name, args, shelf, fixed, begun):
     cells = [c for c in cells_of(name, args.device, args.dtype) if args.cell in c.name]
+    if args.draws:
+        cells = [dataclasses.replace(c, draws=args.draws) if c.draws else c for c in cells]
     backends, rows = shelf.get(wanted_backends(args, name)), []
+    compiling, written = peaked.Compiling(args.compile_seconds), time.monotonic()
+
+    def save():
+        left_out = [c.name for c in cells[len(rows):]]
+        path = target_of(args, name, fixed["machine"], not left_out)
+        if path and rows:
+            write(path, {"set": name, **fixed, "missing": shelf.missing, "left_out": left_out,
+                         "cells": rows})
+
     print(f"== {name}: {len(cells)} cells, {', '.join(b.name for b in backends)}")
     for cell in cells:
         if time.monotonic() - begun > args.seconds:
             break
-        rows.append(run_cell(cell, backends, args, fixed["ceiling"]))
-        print_cell(rows[-1], begun)
-        left_out = [c.name for c in cells[len(rows):]]
-        result = {"set": name, **fixed, "missing": shelf.missing, "left_out": left_out,
-                  "cells": rows}
-        path = target_of(args, name, fixed["machine"], not left_out)
-        if path:
-            write(path, result)
+        if cell.draws:
+            rows.append(peaked.run_cell(cell, backends, args, compiling))
+            still_usable(args.device)
+            peaked.print_cell(rows[-1], begun)
+        else:
+            rows.append(run_cell(cell, backends, args, fixed["ceiling"]))
+            print_cell(rows[-1], begun)
+        if time.monotonic() - written > WRITE_EVERY:
+            save()
+            written = time.monotonic()
+    save()
     print_summary(rows)
     if len(rows) < len(cells):
         print(f"out of time: {len(cells) - len(rows)} cells left out")

@@ -10,6 +10,9 @@ TOKENS_CPU, HIDDEN_CPU = 1024, 512
 
 SOFTCAP, DROPOUT, WINDOW = 30.0, 0.1, 1024
 
+PEAKS = ("s=1", "s=4", "s=16", "s=64", "spike")
+DRAWS = 4  # of the inputs of an exactness cell: the largest error of a single draw is noisy
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
@@ -31,6 +34,8 @@ class Cell:
     dropout: float = 0.0
     lengths: tuple = ()  # packed: of the sequences; batch is then 1 and n_q = n_k their sum
     like: str = ""  # the plain cell whose rate per useful operation this one is held against
+    peak: str = ""  # "s=4": queries are multiplied by 4; "spike": each points at one key
+    draws: int = 0  # above 0: errors are measured in so many draws of the inputs, and no time is
 
     @property
     def options(self):
@@ -51,6 +56,7 @@ class Cell:
             words.append(f"b{self.batch} h{self.heads}{group}")
         words += [] if self.dtype == "bf16" else [self.dtype]
         words += [self.text_of(option) for option in self.options if option != "dim_v"]
+        words += [self.peak] if self.peak else []
         return " ".join(words)
 
     def is_usual(self):
@@ -182,6 +188,55 @@ def host_cells(dtype):
     yield shaped(1, 2, 128, 64, False, which="host", dtype=dtype)
 
 
+def exactness(dim, causal, dtype, peak, n=2048, **more):
+    return shaped(1, 4, n, dim, causal, dtype=dtype, peak=peak, draws=DRAWS, **more)
+
+
+def exactness_cells(dims, dtype, peaks=PEAKS, n=2048, **more):
+    for dim, causal, peak in itertools.product(dims, KINDS, peaks):
+        yield exactness(dim, causal, dtype, peak, n, **more)
+
+
+def exactness_options(dtype, n=2048, dim=128):
+    """Causal ones but for the bias, as in the set options."""
+    for more, peak in itertools.product(
+            (dict(alibi=True), dict(window=n // 8), dict(softcap=SOFTCAP), dict(bias="batch")),
+            ("s=4", "spike")):
+        yield exactness(dim, "bias" not in more, dtype, peak, n, **more)
+
+
+def peaked_speed(dtype):
+    """What peaked inputs cost, each after the plain cell that it is held against."""
+    for dim in (128, 64, 256):
+        plain = usual(dim, 4096, False, dtype=dtype)
+        yield plain
+        for peak in ("s=4", "spike"):
+            yield dataclasses.replace(plain, peak=peak, like=plain.name)
+
+
+def peaked_cells(dtype):
+    """Exactness where few keys dominate a row: results, gradients; and the speed there."""
+    types = tuple(dict.fromkeys((dtype, "fp16")))
+    yield from exactness_cells((128, 64, 256), dtype)
+    yield from peaked_speed(dtype)
+    for dim, peak in itertools.product((128, 64, 256), PEAKS):
+        yield exactness(dim, False, dtype, peak, which="backward")
+    yield from exactness_options(dtype)
+    yield from exactness_cells((96, 192), dtype)
+    yield from exactness_cells((320, 512), dtype)
+    for other in types[1:]:
+        yield from exactness_cells((128, 64, 256, 96, 192, 320, 512), other)
+        yield from exactness_options(other)
+
+
+def small_peaked(dtype):
+    """The set peaked for a CPU."""
+    yield from exactness_cells((64,), dtype, n=256)
+    for peak in PEAKS:
+        yield exactness(64, False, dtype, peak, n=256, which="backward")
+    yield from exactness_options(dtype, n=256, dim=64)
+
+
 def small_cells(dtype, which="forward"):
     """The main set for a CPU."""
     for n, dim, causal in itertools.product((1024, 256), (64, 128), KINDS):
@@ -199,10 +254,11 @@ def small_options(dtype):
 
 CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
              "backward": lambda dtype: main_cells(dtype, "backward"), "decode": decode_cells,
-             "host": host_cells}
+             "host": host_cells, "peaked": peaked_cells}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
-            "decode": lambda dtype: decode_cells(dtype, DECODE_CPU), "host": host_cells}
+            "decode": lambda dtype: decode_cells(dtype, DECODE_CPU), "host": host_cells,
+            "peaked": small_peaked}
 
 
 def cells_of(name, device, dtype):

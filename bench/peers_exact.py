@@ -17,15 +17,17 @@ SEED, OFFSET = 5, 7  # of flashattn's dropout
 
 
 class Inputs:
-    """The same numbers in both orders of axes, each contiguous. What a cell's options need:
+    """The same numbers in both orders of axes, each contiguous: normal ones, but for the queries of
+    a cell with peaked rows. What a cell's options need:
     bias (b or 1, h or 1, n_q, n_k) in its dtype, slopes and sinks float32 (h), starts int32
     (sequences + 1)."""
 
     def __init__(self, cell, device, generator=None):
         self.device, self.dtype, self.generator = device, DTYPES[cell.dtype], generator
-        self.bshd = (self.draw(cell.batch, cell.n_q, cell.heads, cell.dim),
-                     self.draw(cell.batch, cell.n_k, cell.heads_kv, cell.dim),
-                     self.draw(cell.batch, cell.n_k, cell.heads_kv, cell.dim_v))
+        q, k, v = (self.draw(cell.batch, cell.n_q, cell.heads, cell.dim),
+                   self.draw(cell.batch, cell.n_k, cell.heads_kv, cell.dim),
+                   self.draw(cell.batch, cell.n_k, cell.heads_kv, cell.dim_v))
+        self.bshd = (self.peaked(cell, q, k) if cell.peak else q, k, v)
         self.bhsd = tuple(x.transpose(1, 2).contiguous() for x in self.bshd)
         self.dout = (self.draw(cell.batch, cell.n_q, cell.heads, cell.dim_v)
                      if cell.which == "backward" else None)
@@ -38,6 +40,22 @@ class Inputs:
 
     def draw(self, *shape):
         return torch.randn(*shape, device=self.device, generator=self.generator).to(self.dtype)
+
+    def peaked(self, cell, q, k):
+        """Queries whose rows few keys dominate: multiplied by s; or a fifth of them plus a key that
+        is drawn for each, of those in its window if there is one, else of all (a causal mask then
+        hides some)."""
+        if cell.peak != "spike":
+            return (q.float() * float(cell.peak.removeprefix("s="))).to(self.dtype)
+        shape = (cell.batch, cell.n_q, cell.heads)
+        key = torch.randint(cell.window or cell.n_k, shape, device=self.device,
+                            generator=self.generator)
+        if cell.window:
+            last = torch.arange(cell.n_q, device=self.device) + cell.n_k - cell.n_q
+            key = (last[:, None] - key).clamp(min=0)
+        item = torch.arange(cell.batch, device=self.device)[:, None, None]
+        head = torch.arange(cell.heads, device=self.device) // (cell.heads // cell.heads_kv)
+        return (0.2 * q.float() + k[item, key, head].float()).to(self.dtype)
 
     def starts_of(self, lengths):
         ends = np.cumsum([0, *lengths]).tolist()
@@ -74,14 +92,15 @@ def part_of(cell, sequence):
     return 0, slice(begin, begin + cell.lengths[sequence])
 
 
-def exact(cell, inputs, sequence, head):
-    """One head's queries `rows` in float64: (out, lse); backward: whole (dq, dk, dv)."""
+def exact(cell, inputs, sequence, head, rows=None):
+    """One head's queries `rows` (None: a sample) in float64: them, and (out, lse); backward: whole
+    (dq, dk, dv)."""
     wanted = cell.which == "backward"
     item, part = part_of(cell, sequence)
     head_kv = head // (cell.heads // cell.heads_kv)
     q, k, v = (x[item, part, h].double().requires_grad_(wanted)
                for x, h in zip(inputs.bshd, (head, head_kv, head_kv)))
-    rows = rows_of(cell, sequence, q.device)
+    rows = rows_of(cell, sequence, q.device) if rows is None else rows
     with torch.set_grad_enabled(wanted):
         x = logits(cell, inputs, q, k, (sequence, head), rows)
         lse = torch.logsumexp(x if inputs.sinks is None else torch.cat(

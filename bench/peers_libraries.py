@@ -7,6 +7,7 @@ which options, `clock` how it can be timed.
 
 import contextlib
 import ctypes as C
+import dataclasses
 import functools
 import importlib
 import math
@@ -25,6 +26,15 @@ from peers_exact import OFFSET, SEED
 ALL_OPTIONS = ("packed", "dim_v", "window", "softcap", "alibi", "sinks", "bias", "dropout")
 
 
+def first_line(error):
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+
+
+def as_torch(x):
+    return x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+
+
 class Missing(Exception):
     """A library is not here; the text says why."""
 
@@ -33,6 +43,7 @@ class Backend:
     layout = "bshd"
     clock = "events"
     takes = ()
+    compiles = False  # a kernel for each type, head dim, mask and option, when it is first needed
 
     def __init__(self, name):
         self.name = name
@@ -49,6 +60,10 @@ class Backend:
         if cell.which == "backward":
             return self.gradient(attend, tensors, inputs.dout)
         return lambda: self.results(attend(*tensors))
+
+    def training_forward(self, cell, inputs):
+        """(out,) or (out, lse) of a backward cell, as the forward pass before it computes them."""
+        return self.function(dataclasses.replace(cell, which="forward"), inputs)()
 
     def results(self, out):
         out = out[0] if isinstance(out, tuple) else out
@@ -133,10 +148,20 @@ class Ours(Backend):
         self.library.call(which, *arguments)
 
     def function(self, cell, inputs):
+        # Without gradients the others make no log-sum-exp either.
+        forward, views = self.forward_of(cell, inputs, with_lse=cell.which == "backward")
+        return self.gradient_of(cell, inputs, views, forward()) if cell.which == "backward" else (
+            forward)
+
+    def training_forward(self, cell, inputs):
+        return self.forward_of(cell, inputs, with_lse=True)[0]()
+
+    def forward_of(self, cell, inputs, with_lse):
+        """The forward pass of a cell, and the views of its tensors."""
         q, k, v = inputs.bshd
         out = torch.full((*q.shape[:3], cell.dim_v), math.nan, dtype=q.dtype, device=q.device)
-        # Without gradients the others make no log-sum-exp either.
-        lse = None if cell.which != "backward" else torch.full((cell.batch, cell.heads, cell.n_q), math.nan, device=q.device)
+        lse = torch.full((cell.batch, cell.heads, cell.n_q), math.nan,
+                         device=q.device) if with_lse else None
         views = [fa.of_torch(x) for x in (q, k, v, out)]
         o, keep = self.options(cell, inputs)
         memory = self.workspace(o, fa.FORWARD, views)
@@ -146,10 +171,7 @@ class Ours(Backend):
             self.call("fa_forward", o, arguments)
             return (out,) if lse is None else (out, lse)
 
-        if cell.which != "backward":
-            return forward
-        forward()
-        return self.gradient_of(cell, inputs, views, (out, lse))
+        return forward, views
 
     def gradient_of(self, cell, inputs, views, forward):
         results = [torch.full_like(x, math.nan) for x in inputs.bshd]
@@ -249,6 +271,7 @@ class Flex(Backend):
 
     layout = "bhsd"
     takes = ("packed", "window", "softcap", "alibi", "sinks", "bias")
+    compiles = True
 
     def __init__(self):
         super().__init__("flex")
@@ -351,6 +374,7 @@ class Fa4(Backend):
     """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel when it first needs one."""
 
     takes = ("packed", "dim_v", "window", "softcap", "alibi", "sinks")
+    compiles = True
 
     def __init__(self):
         super().__init__("fa4")

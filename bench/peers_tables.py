@@ -5,6 +5,7 @@ import statistics
 
 NOT_YET = "Not measured yet.\n"
 OWN = ("flashattn", "flashattn-sm80", "package")  # not peers
+SIMULATION = "simulation"  # of weights rounded at the row's maximum (peers_peaked.py)
 TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex": "FlexAttention",
           "flashattn-sm80": "flashattn, Ampere kernels"}
 SM80_BAR, OPTION_BAR, ERROR_MARGIN = 1.05, 0.85, 1.05
