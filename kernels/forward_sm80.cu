@@ -113,6 +113,8 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
  * SUM_BOUND, for float16 ends at 2^16. */
 #define FLAT_SUM (LARGEST * (0.7f + KEYS / 56.0f) / FA_SM80_SPLIT(HEAD_DIM, SMALL))
 #define FLAT_GROWTH 6.0f
+/* A row that has less than twice its largest weight makes the rows of its warp count as peaked. */
+#define PEAKED_SUM (0.5f * LARGEST / FA_SM80_SPLIT(HEAD_DIM, SMALL))
 #define SUM_BOUND 32768.0f
 static_assert(!MAX_FREE || WEIGHED_KEYS <= 32, "at most 8 weights a thread and row");
 
@@ -681,15 +683,25 @@ FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t shown, uin
 }
 
 #if MAX_FREE
-/* The average of a thread's sums of the rows' weights so far. */
-FA_DEVICE float average_sum(const fa_output *o)
+/* The average of a thread's sums of the rows' weights so far, and the smallest one of a quarter of a row. */
+FA_DEVICE float average_sum(const fa_output *o, float *least)
 {
     float sum = 0.0f;
+    *least = INFINITY;
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) sum += o->sum[i / 2][i % 2];
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float row = o->sum[i / 2][i % 2];
+        row += __shfl_xor_sync(0xffffffffu, row, 1);
+        row += __shfl_xor_sync(0xffffffffu, row, 2);
+        *least = fminf(*least, 0.25f * row);
+        sum += 0.25f * row;
+    }
 #pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    return sum / (32 * M_TILES * 2);
+    for (int lanes = 4; lanes < 32; lanes *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+        *least = fminf(*least, __shfl_xor_sync(0xffffffffu, *least, lanes));
+    }
+    return sum / (8 * M_TILES * 2);
 }
 
 /* Keys are weighed CHUNKS times in a tile. A chunk has UNITS pairs of weights; while it is made,
@@ -1323,8 +1335,9 @@ FA_DEVICE void make_scores_and_copy(const fa_attention_params *p, const fa_memor
  * agree. */
 FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
 {
-    const float average = average_sum(o) / (float)tiles;
-    path->peaked = !(average >= FLAT_SUM);
+    float least;
+    const float average = average_sum(o, &least) / (float)tiles;
+    path->peaked = !(average >= FLAT_SUM && least >= PEAKED_SUM * (float)tiles);
     if (SPLIT > 1) path->peaked = fa_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
     path->bound = fminf(LARGEST + FLAT_GROWTH * average * WEIGHED_KEYS / OWN_KEYS, SUM_BOUND);
 }
