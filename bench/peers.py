@@ -23,7 +23,7 @@ sample of queries, and what is wrong is not timed. Then all take turns in changi
 is several milliseconds of calls, on CUDA in one graph between two events; a figure is the median.
 TFLOP/s count 2 * (dim + dim_v) for each query, head and key that the mask leaves, n * n / 2 of them
 for causal, 2.5 times that for backward. Results have all raw samples. A whole set is written to
-bench/results/peers-<device>[-<set>].json; with --out each set to that folder, again and again.
+bench/results/peers-<device>[-<set>].json; with --out each set to that folder, while it runs.
 Exit codes: 0 fine, 1 flashattn was wrong or failed, 2 it could not be run.
 """
 
