@@ -156,6 +156,14 @@ def run_cell(cell, backends, args, ceiling):
             **compared(rows)}
 
 
+def run_drawn(cell, backends, args, compiling):
+    try:
+        return peaked.run_cell(cell, backends, args, compiling)
+    except RuntimeError:  # after a library's failure: the GPU's, or a mistake of this script
+        still_usable(args.device)
+        raise
+
+
 def compared(rows):
     """Ours beside the fastest and the most exact of the others; None: there is none."""
     found = {name: row for name, row in rows.items() if row["state"] == "measured"}
@@ -439,8 +447,7 @@ def run_set(name, args, shelf, fixed, begun):
         if time.monotonic() - begun > args.seconds:
             break
         if cell.draws:
-            rows.append(peaked.run_cell(cell, backends, args, compiling))
-            still_usable(args.device)
+            rows.append(run_drawn(cell, backends, args, compiling))
             peaked.print_cell(rows[-1], begun)
         else:
             rows.append(run_cell(cell, backends, args, fixed["ceiling"]))
