@@ -248,6 +248,14 @@ def test_gradients_of_peaked_cells():
     assert all(0 < errors[name]["relative"] < 0.05 for name in ("dq", "dk", "dv"))
 
 
+def test_the_kernel_of_a_gradient_is_that_of_its_result():
+    """Kernels that are forced exist for the forward pass alone."""
+    ours = Stub("flashattn-sm80")
+    ours.describe = lambda cell, inputs: {"forward": "forward_sm80"}[cell.which]
+    row = run_peaked(exactness("s=4", causal=False, which="backward"), ours)
+    assert row["results"]["flashattn-sm80"]["kernel"] == "forward_sm80"
+
+
 def test_time_to_compile_is_limited():
     """When it is spent, what was compiled is still called."""
     compiler = Stub("fa4")
