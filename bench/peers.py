@@ -23,7 +23,7 @@ sample of queries, and what is wrong is not timed. Then all take turns in changi
 is several milliseconds of calls, on CUDA in one graph between two events; a figure is the median.
 TFLOP/s count 2 * (dim + dim_v) for each query, head and key that the mask leaves, n * n / 2 of them
 for causal, 2.5 times that for backward. Results have all raw samples. A whole set is written to
-bench/results/peers-<device>[-<set>].json; with --out each set to that folder, again and again.
+bench/results/peers-<device>[-<set>].json; with --out each set to that folder, while it runs.
 Exit codes: 0 fine, 1 flashattn was wrong or failed, 2 it could not be run.
 """
 
@@ -154,6 +154,14 @@ def run_cell(cell, backends, args, ceiling):
                        **rate_of(cell, median, ceiling), "samples_ms": timer.samples}
     return {"name": cell.name, **vars(cell), "flops": cell.flops(), "results": rows,
             **compared(rows)}
+
+
+def run_drawn(cell, backends, args, compiling):
+    try:
+        return peaked.run_cell(cell, backends, args, compiling)
+    except RuntimeError:  # after a library's failure: the GPU's, or a mistake of this script
+        still_usable(args.device)
+        raise
 
 
 def compared(rows):
@@ -439,8 +447,7 @@ def run_set(name, args, shelf, fixed, begun):
         if time.monotonic() - begun > args.seconds:
             break
         if cell.draws:
-            rows.append(peaked.run_cell(cell, backends, args, compiling))
-            still_usable(args.device)
+            rows.append(run_drawn(cell, backends, args, compiling))
             peaked.print_cell(rows[-1], begun)
         else:
             rows.append(run_cell(cell, backends, args, fixed["ceiling"]))

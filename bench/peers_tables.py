@@ -92,29 +92,55 @@ def error_text(cell):
     return text if ratio is None else f"{text} {mark(ratio <= ERROR_MARGIN)} {ratio:.2f}x"
 
 
-def row_of(cell, cells, names, has_plain, share):
+def worst_peaked(peaked, cell):
+    """Of ours over the most exact peer, either error, in the cells of a result of the set peaked
+    with this head dim, mask and type, and no option; None: there are none."""
+    ratios = [ratio for other in peaked["cells"] if other["draws"] and is_like(other, cell)
+              for ratio in other["exactness"].get("out", {}).get("flashattn", {}).values()]
+    return max(ratios, default=None)
+
+
+def is_like(other, cell):
+    same = ("which", "dim", "dim_v", "causal", "dtype")
+    options = ("window", "softcap", "alibi", "bias")
+    return (all(other[key] == cell[key] for key in same) and
+            not any(other[key] for key in options))
+
+
+def peaked_text(peaked, cell):
+    worst = worst_peaked(peaked, cell)
+    return "-" if worst is None else f"{mark(worst <= ERROR_MARGIN)} {worst:.2f}x"
+
+
+def row_of(cell, cells, names, has_plain, share, bar, peaked):
     ratio = cell["ratio"]
     parts = [cell["name"], *(figure(cell, name) for name in names)]
     parts.append(f"{mark(ratio >= 1)} **{ratio:.3f}** ({TITLES.get(cell['best'], cell['best'])})"
                  if ratio else "-")
     if has_plain:
         plain = plain_ratio(cells, cell)
-        parts.append(f"{mark(plain >= OPTION_BAR)} {plain:.2f}" if plain else "")
+        sign = f"{mark(plain >= bar)} " if plain and bar else ""
+        parts.append(f"{sign}{plain:.2f}" if plain else "")
     own = cell["results"].get("flashattn", {})
     parts += [f"{own['share']:.0%}" if "share" in own else "-"] if share else []
-    return "| " + " | ".join([*parts, error_text(cell)]) + " |"
+    parts += [error_text(cell)] + ([peaked_text(peaked, cell)] if peaked else [])
+    return "| " + " | ".join(parts) + " |"
 
 
-def cells_table(result):
+def cells_table(result, peaked=None):
+    """A row for each cell that was timed. peaked: a result of that set, of which a column shows the
+    worst for each head dim and mask."""
     cells = sorted(result["cells"], key=order_of) if result["set"] != "options" else (
         result["cells"])
+    bar = OPTION_BAR if result["set"] != "peaked" else None  # no bar for that set's times
     names, has_plain = names_of(result), any(c["like"] for c in cells)
     share = unit_of(result) != "µs a call"
     titles = ["cell", *(TITLES.get(name, name) for name in names), "to the best peer"]
     titles += (["to plain"] if has_plain else []) + (["of ceiling"] if share else [])
-    lines = ["| " + " | ".join([*titles, "error"]) + " |",
-             "|---|" + "---:|" * len(titles)]
-    return "\n".join(lines + [row_of(c, cells, names, has_plain, share) for c in cells]) + "\n"
+    titles += ["error"] + (["peaked"] if peaked else [])
+    lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
+    rows = [row_of(c, cells, names, has_plain, share, bar, peaked) for c in cells]
+    return "\n".join(lines + rows) + "\n"
 
 
 def text_above(result):
@@ -143,10 +169,12 @@ def charts_text():
     return "".join(f"![{text}](charts/{name}.png)\n\n" for name, text in CHARTS.items())
 
 
-def peers_table(result, name):
-    """The table of a result's cells, or the pictures made of it; result None: there is none."""
+def peers_table(result, name, peaked=None):
+    """The table of a result's cells, or the pictures made of it; result None: there is none.
+    peaked: the result of that set, for a column of the main table."""
     if name not in ("cells", "charts"):
         raise SystemExit(f'tables: results of peers.py have no "{name}"; expected cells, charts')
     if result is None:
         return NOT_YET
-    return charts_text() if name == "charts" else text_above(result) + cells_table(result)
+    return charts_text() if name == "charts" else (
+        text_above(result) + cells_table(result, peaked))

@@ -5,7 +5,8 @@ A table stands between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
 The last word says which: of a result of peers_cpu.py the cases whose name begins with it, of a
-result of ladder.py or peers.py the table of that name (ladder_tables.py, peers_tables.py). Each
+result of ladder.py or peers.py the table of that name (ladder_tables.py, peers_tables.py,
+peers_peaked_tables.py). The main table of peers.py has a column of peers-<device>-peaked.json. Each
 rung's header has a line ` * Measured`, of bench/results/ladder-h200.json. Without arguments both
 are rewritten; with --check nothing is written and the exit code is 1 if one differs from its file.
 Results that are older than the sources are named either way. The tables of ladder.py and peers.py
@@ -20,6 +21,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from ladder_tables import headers, ladder_table  # noqa: E402
+from peers_peaked_tables import peaked_table  # noqa: E402
 from peers_tables import peers_table  # noqa: E402
 from source_hash import ROOT, cuda_hash, ladder_hash, source_hash  # noqa: E402
 
@@ -27,6 +29,8 @@ DOCUMENTS = ("README.md", "docs/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "ladde
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n)(.*?)(<!-- end of table -->)", re.S)
 LADDER = re.compile(r"bench/results/ladder-\S+\.json")
 PEERS = re.compile(r"bench/results/peers-\S+\.json")
+PEAKED = re.compile(r"bench/results/peers-\S+-peaked\.json")
+MAIN = re.compile(r"(bench/results/peers-\w+)\.json")
 LADDER_RESULT = "bench/results/ladder-h200.json"  # of the bars and of the rungs' headers
 
 
@@ -62,8 +66,11 @@ def table(name, which):
     result = load(name)
     if LADDER.fullmatch(name):
         return ladder_table(result, which)
+    if PEAKED.fullmatch(name):
+        return peaked_table(result, which)
     if PEERS.fullmatch(name):
-        return peers_table(result, which)
+        main = MAIN.fullmatch(name)
+        return peers_table(result, which, main and load(f"{main[1]}-peaked.json"))
     if result is None:
         raise SystemExit(f"tables: {name}, which a table names, is not there")
     return cpu_table(result, which)

@@ -14,6 +14,8 @@ import peers  # noqa: E402
 import peers_cells  # noqa: E402
 import peers_exact  # noqa: E402
 import peers_libraries  # noqa: E402
+import peers_peaked  # noqa: E402
+import peers_peaked_tables  # noqa: E402
 import peers_tables  # noqa: E402
 
 CELL = peers_cells.shaped(2, 4, 96, 32, True, heads_kv=2, dtype="fp32")
@@ -121,3 +123,198 @@ def test_a_table_of_results():
     assert "| cell | flashattn | FA-2 | to the best peer |" in text
     assert CELL.name in text and "Left out: another." in text
     assert peers_tables.peers_table(None, "cells") == peers_tables.NOT_YET
+
+
+# ---- The set peaked ------------------------------------------------------------------------------
+
+
+def exactness(peak, dtype="bf16", causal=True, **more):
+    cell = peers_cells.exactness(16, causal, dtype, peak, n=24, **more)
+    return peers_cells.dataclasses.replace(cell, heads=2, heads_kv=2, draws=2)
+
+
+def run_peaked(cell, *stubs):
+    with torch.no_grad():
+        return peers_peaked.run_cell(cell, stubs, ARGS, peers_peaked.Compiling(0))
+
+
+def inputs_of(cell):
+    return peers_exact.Inputs(cell, "cpu", torch.Generator().manual_seed(5))
+
+
+def test_queries_of_peaked_cells():
+    plain, scaled = inputs_of(exactness("s=1")), inputs_of(exactness("s=16"))
+    assert torch.equal(scaled.bshd[0], plain.bshd[0] * 16)
+    assert torch.equal(scaled.bhsd[0].transpose(1, 2), scaled.bshd[0])
+    q, k, _ = inputs_of(exactness("spike")).bshd
+    rest = q.double() - 0.2 * plain.bshd[0].double()  # one key each, but for rounding
+    distance = (rest[0, :, None] - k.double()[0]).norm(dim=-1)  # (query, key, head)
+    assert bool((distance.amin(1) < 0.05 * k.double()[0].norm(dim=-1).amin()).all())
+    assert len(set(distance.argmin(1).flatten().tolist())) > 5
+
+
+def test_spikes_lie_in_the_window():
+    q, k, _ = inputs_of(exactness("spike", window=3)).bshd
+    plain = inputs_of(exactness("s=1", window=3)).bshd[0]
+    rest = q.double() - 0.2 * plain.double()
+    key = (rest[0, :, None] - k.double()[0]).norm(dim=-1).argmin(1)
+    behind = torch.arange(24)[:, None] - key
+    assert int(behind.min()) == 0 and int(behind.max()) == 2
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("option", [{}, {"softcap": 2.0}, {"alibi": True}, {"bias": "batch"}])
+def test_the_simulation_rounds_weights_at_the_maximum(dtype, option):
+    """Against loops over queries and keys."""
+    cell = exactness("s=4", dtype, **option)
+    inputs = inputs_of(cell)
+    found = peers_peaked.simulated(cell, inputs)["out"]
+    q, k, v = (x.double() for x in inputs.bshd)
+    for head in range(cell.heads):
+        for i in range(cell.n_q):
+            scores = []
+            for j in range(i + 1):
+                x = float(q[0, i, head] @ k[0, j, head]) / cell.dim**0.5
+                x = 2 * np.tanh(x / 2) if cell.softcap else x
+                x -= float(inputs.slopes[head]) * (i - j) if cell.alibi else 0
+                x += float(inputs.bias[0, head, i, j]) if cell.bias else 0
+                scores.append(x)
+            weights = torch.tensor(scores, dtype=torch.float64)
+            weights = torch.exp(weights - weights.max()).float()
+            assert float(weights.max()) == 1
+            out = sum(
+                float(w.to(inputs.dtype)) * v[0, j, head] for j, w in enumerate(weights)
+            ) / float(weights.sum())
+            close = (found[0, i, head].double() - out).abs() <= 2.0**-8 * out.abs() + 1e-7
+            assert bool(close.all())
+    error = peers_peaked.error_between(found, peers_peaked.exact_results(cell, inputs)["out"])
+    assert 1e-5 < error[0] < peers_exact.TOLERANCE[dtype]
+
+
+def test_errors_are_of_all_rows():
+    """One wrong entry of one query, which a sample could miss."""
+    cell = exactness("s=4")
+    expected = peers_peaked.exact_results(cell, inputs_of(cell))["out"]
+    result = expected.clone()
+    result[0, 13, 1, 7] += 0.5
+    relative, largest = peers_peaked.error_between(result, expected)
+    assert largest == pytest.approx(0.5) and relative == pytest.approx(0.5 / float(expected.norm()))
+    assert peers_peaked.error_between(result * float("nan"), expected) == [float("inf")] * 2
+
+
+def test_ours_is_held_against_the_most_exact_peer():
+    row = run_peaked(
+        exactness("spike"),
+        Stub("flashattn", 1 + 4e-3),
+        Stub("fa2"),
+        Stub("fa3", 1 + 2e-3),
+        Stub("fa4", 2.0),
+        Broken("cudnn"),
+    )
+    states = {name: r["state"] for name, r in row["results"].items()}
+    assert states == {
+        "flashattn": "measured",
+        "fa2": "measured",
+        "fa3": "measured",
+        "fa4": "wrong",
+        "cudnn": "failed",
+        "simulation": "measured",
+    }
+    over = row["exactness"]["out"]
+    errors = [row["results"][name]["error"]["out"]["relative"] for name in ("flashattn", "fa2")]
+    assert over["peer"] == "fa2"
+    assert over["flashattn"]["relative"] == pytest.approx(errors[0] / errors[1], rel=1e-3)
+    draws = row["results"]["fa2"]["draws"]["out"]["largest"]
+    assert len(draws) == 2 and draws[0] != draws[1]
+    assert row["results"]["fa2"]["error"]["out"]["largest"] == pytest.approx(sum(draws) / 2)
+
+
+def test_without_peers_the_simulation_stands_in():
+    cell = exactness("s=4")
+    row = run_peaked(cell, Stub("flashattn"), Broken("fa2"))
+    assert row["exactness"]["out"]["peer"] == "simulation"
+    wide = peers_cells.dataclasses.replace(cell, dim=320, dim_v=320)
+    assert run_peaked(wide, Stub("flashattn"), Stub("fa2"))["results"]["fa2"]["state"] == "cannot"
+
+
+def test_gradients_of_peaked_cells():
+    row = run_peaked(
+        exactness("s=4", causal=False, which="backward"), Stub("flashattn"), Stub("fa2")
+    )
+    assert list(row["exactness"]) == ["out", "dq", "dk", "dv"]
+    for over in row["exactness"].values():
+        assert over["flashattn"] == {"relative": 1.0, "largest": 1.0}
+    errors = row["results"]["fa2"]["error"]
+    assert all(0 < errors[name]["relative"] < 0.05 for name in ("dq", "dk", "dv"))
+
+
+def test_the_kernel_of_a_gradient_is_that_of_its_result():
+    """Kernels that are forced exist for the forward pass alone."""
+    ours = Stub("flashattn-sm80")
+    ours.describe = lambda cell, inputs: {"forward": "forward_sm80"}[cell.which]
+    row = run_peaked(exactness("s=4", causal=False, which="backward"), ours)
+    assert row["results"]["flashattn-sm80"]["kernel"] == "forward_sm80"
+
+
+def test_time_to_compile_is_limited():
+    """When it is spent, what was compiled is still called."""
+    compiler = Stub("fa4")
+    compiler.compiles = True
+    compiling = peers_peaked.Compiling(1e-9)
+    cells = [exactness("s=4"), exactness("spike"), exactness("s=4", causal=False)]
+    with torch.no_grad():
+        rows = [peers_peaked.run_cell(cell, [compiler], ARGS, compiling) for cell in cells]
+    states = [row["results"]["fa4"]["state"] for row in rows]
+    assert states == ["measured", "measured", "cannot"]
+
+
+def peaked_result(*rows):
+    return {
+        "set": "peaked",
+        "machine": {"device": "a GPU"},
+        "versions": {"torch": "2"},
+        "date": "today",
+        "ceiling": {**CEILING, "given": True, "gemm_size": 1},
+        "missing": {"fa4": "no such module"},
+        "left_out": [],
+        "cells": list(rows),
+    }
+
+
+def test_tables_of_the_set_peaked():
+    stubs = Stub("flashattn", 1 + 4e-3), Stub("fa2")
+    rows = [run_peaked(exactness(peak), *stubs) for peak in ("s=4", "spike")]
+    alone = exactness("s=4", causal=False, bias="batch")
+    rows.append(run_peaked(alone, Stub("flashattn", takes=("bias",))))
+    rows.append(run_peaked(exactness("s=16", causal=False, which="backward"), *stubs))
+    timed = peers_cells.dataclasses.replace(CELL, peak="spike")
+    rows.append(run(timed, Stub("flashattn"), Stub("fa2")))
+    result = peaked_result(*rows)
+    text = peers_peaked_tables.peaked_table(result, "exactness")
+    assert "| case | s=1 | s=4 | s=16 | s=64 | spike |" in text and "Not there: FA-4." in text
+    ratios = rows[0]["exactness"]["out"]["flashattn"]
+    shown = f"✗ {ratios['relative']:.2f} / {ratios['largest']:.2f} (FA-2 "
+    line = next(x for x in text.splitlines() if x.startswith("| bf16 d16 causal |"))
+    assert line.count("✗") == 2 and shown in line
+    assert "| bf16 d16 full bias |" in text and "(simulation " in text
+    assert "| bf16 d16 full s=16 | ✗" in peers_peaked_tables.peaked_table(result, "gradients")
+    assert timed.name in peers_peaked_tables.peaked_table(result, "speed")
+    absent = peers_peaked_tables.peaked_table(result, "exactness-sm80")
+    assert "was not measured" in absent
+    assert peers_peaked_tables.peaked_table(None, "speed") == peers_tables.NOT_YET
+    with pytest.raises(SystemExit):
+        peers_peaked_tables.peaked_table(result, "cells")
+
+
+def test_the_main_table_has_a_column_of_the_worst():
+    main = peers_cells.shaped(1, 2, 24, 16, True, dtype="bf16")
+    row = run(main, Stub("flashattn"), Stub("fa2"))
+    result = peaked_result(row) | {"set": "main"}
+    stubs = Stub("flashattn", 1 + 4e-3), Stub("fa2")
+    peaked = peaked_result(*(run_peaked(exactness(peak), *stubs) for peak in ("s=4", "s=16")))
+    worst = max(
+        x for cell in peaked["cells"] for x in cell["exactness"]["out"]["flashattn"].values()
+    )
+    lines = peers_tables.peers_table(result, "cells", peaked).splitlines()
+    assert lines[-1].endswith(f"| ✗ {worst:.2f}x |") and lines[-3].endswith("| error | peaked |")
+    assert peers_tables.peers_table(result, "cells").splitlines()[-3].endswith("| error |")
