@@ -184,7 +184,7 @@ FA_DEVICE void judge_rows(const pipeline *pipe, const fa_attention_params *p, wo
                           const float *sum)
 {
     const float average = average_sum(sum);
-    x->flat = average >= FLAT_SUM * LARGEST;
+    x->flat = average >= FLAT_SUM * LARGEST && !has_peaked_row(sum);
 #if GENERAL
     x->flat = x->flat && !(x->here.options & FA_SM90_ALIBI);
 #endif

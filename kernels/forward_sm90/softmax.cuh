@@ -30,6 +30,10 @@
  * scores give 4.2 with 128 keys a tile and 3.1 with 80; scores 1.15 times as large give 3.4 and 2.5. */
 #define FLAT_SUM (0.7f + KEYS / 56.0f)
 
+/* But no row of a warp is, if the weights of one of them add up to less than this times its largest. Of standard
+ * normal rows one in a thousand does. */
+#define PEAKED_SUM 2.5f
+
 /* Of a thread's sum in a tile, in times the average: what is beyond it renews the bases of flat rows, and of
  * peaked ones, each on top of the largest weight. */
 #define FLAT_GROWTH 6.0f
@@ -193,6 +197,20 @@ FA_DEVICE float average_sum(const float *sum)
     const uint32_t all = __reduce_add_sync(
         0xffffffff, (uint32_t)fminf((sum[0] + sum[1]) * unit, most));
     return (float)all * (1.0f / (64.0f * unit));
+}
+
+/* Whether some row of the warp is peaked, however flat the others are: its outputs are the larger ones. Rows behind
+ * the last query, whose scores are all the same, are the flattest of all. */
+FA_DEVICE bool has_peaked_row(const float *sum)
+{
+    float least = INFINITY;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float whole = sum[r] + __shfl_xor_sync(0xffffffff, sum[r], 1);
+        whole += __shfl_xor_sync(0xffffffff, whole, 2);
+        least = fminf(least, whole);
+    }
+    return __any_sync(0xffffffff, least < PEAKED_SUM * LARGEST);
 }
 
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
