@@ -37,6 +37,9 @@ enum {
 /* Problems of which there are few: those with a bias alone, for a form of their own. */
 static const int64_t rare[] = {2833, 12644};
 
+/* Peaked rows beside others that are flat: those behind the last query, or of other queries. */
+static const int64_t beside_flat[] = {64, 78, 143, 168};
+
 /* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
 typedef struct parameters {
     fa_attention_params attention;
@@ -272,6 +275,10 @@ int main(int argc, char **argv)
     memset(hopper_paths, 0, sizeof hopper_paths);
     done += run_peaked_problems(&settings, &number, argc > 2 ? end : PEAKED_PROBLEMS);
     check_paths(argc > 2);
+    for (size_t i = 0; i < sizeof beside_flat / sizeof beside_flat[0] && argc == 1; i++) {
+        number = beside_flat[i];
+        run_peaked_problems(&settings, &number, beside_flat[i] + 1);
+    }
     for (int i = 0; i < KERNELS && argc == 1; i++)
         CHECK(runs[i], "no problem was for %s", kernels[i].image);
     CHECK(drawn || argc > 1, "no problem had its pieces drawn");
