@@ -108,15 +108,17 @@ void ref_check_exactness(ref_report *report, const char *name, const fa_tensor *
     const ref_distance best = distance_of(rounded->value, exact->value, count_of(exact));
     const ref_distance ours = ref_distance_of(got, exact);
     if (!(ours.relative <= times.relative * best.relative + single))
-        ref_fail(report,
-                 "%s: the relative error is %.3g, that of weights rounded at each row's maximum %.3g: "
-                 "%.2f times, expected at most %.2f",
-                 name, ours.relative, best.relative, ours.relative / best.relative, times.relative);
+        ref_fail(
+            report,
+            "%s: the relative error is %.3g, that of weights rounded at each row's maximum %.3g: "
+            "%.2f times, expected at most %.2f",
+            name, ours.relative, best.relative, ours.relative / best.relative, times.relative);
     if (!(ours.largest <= times.largest * best.largest + single * largest_of(exact)))
-        ref_fail(report,
-                 "%s: the largest error is %.3g, that of weights rounded at each row's maximum %.3g: "
-                 "%.2f times, expected at most %.2f",
-                 name, ours.largest, best.largest, ours.largest / best.largest, times.largest);
+        ref_fail(
+            report,
+            "%s: the largest error is %.3g, that of weights rounded at each row's maximum %.3g: "
+            "%.2f times, expected at most %.2f",
+            name, ours.largest, best.largest, ours.largest / best.largest, times.largest);
 }
 
 void ref_check_floats(ref_report *report, const char *name, const float *got, const ref_array *want)

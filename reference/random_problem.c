@@ -271,7 +271,8 @@ static void draw_peaked_sizes(problem *p, const random_settings *settings)
     if (p->d == 192 && once_in(p, 3)) p->d_v = 128;
     p->n_k = settings->few_queries ? between(p, 512, 1024) : between(p, 512, 2048);
     p->n_q = settings->few_queries ? between(p, 64, 128) : between(p, 256, 768);
-    if (p->number % 5 == 3) { /* most rows of a tile are behind the last query: they must not count */
+    if (p->number % 5 ==
+        3) { /* most rows of a tile are behind the last query: they must not count */
         p->n_q = between(p, 2, 6);
         p->heads_q *= settings->few_queries ? 2 : 16;
         p->heads_kv = p->heads_q / (peaked_option_of(p) == PEAKED_GROUPS ? 4 : 1);
@@ -896,8 +897,8 @@ static void shape_query(problem *p, const ref_item *item, int64_t h, int64_t i)
     case PEAK_SECOND:
         for (int64_t e = 0; e < p->d; e++)
             ref_store(&p->in.q, item->block_q, row, h, e,
-                      common_share * (common_part(e) +
-                                      ref_load(&p->in.q, item->block_q, row, h, e)));
+                      common_share *
+                          (common_part(e) + ref_load(&p->in.q, item->block_q, row, h, e)));
         break;
     case PEAK_NONE:
     case PEAK_LATE:
@@ -1346,10 +1347,10 @@ static void say_how_to_reproduce(uint64_t number, const random_settings *setting
 static void say_peak(problem *p)
 {
     static const char *const names[RANDOM_NUM_PEAKS] = {
-        [PEAK_4] = "4",           [PEAK_16] = "16",         [PEAK_64] = "64",
-        [PEAK_SPIKE] = "spike",   [PEAK_2] = "2",           [PEAK_NONE] = "none",
-        [PEAK_LATE] = "late",     [PEAK_GROWN] = "grown",   [PEAK_IMMENSE] = "immense",
-        [PEAK_FIRST] = "first",   [PEAK_SECOND] = "second", [PEAK_EQUAL] = "equal",
+        [PEAK_4] = "4",         [PEAK_16] = "16",         [PEAK_64] = "64",
+        [PEAK_SPIKE] = "spike", [PEAK_2] = "2",           [PEAK_NONE] = "none",
+        [PEAK_LATE] = "late",   [PEAK_GROWN] = "grown",   [PEAK_IMMENSE] = "immense",
+        [PEAK_FIRST] = "first", [PEAK_SECOND] = "second", [PEAK_EQUAL] = "equal",
         [PEAK_FEW] = "few"};
     say(p, " peak=%s", names[p->peak]);
 }

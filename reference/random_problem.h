@@ -87,7 +87,7 @@ typedef struct random_settings {
     bool tiles;      /* what kernels with tensor cores branch on: 16 bits, their head dims, many
                       * tiles. Takes the reference some ten times as long */
     random_focus focus;
-    bool few_queries; /* RANDOM_PEAKED: for kernels that are interpreted */
+    bool few_queries;       /* RANDOM_PEAKED: for kernels that are interpreted */
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
     bool one_pass;          /* only problems of this pass */
     random_pass pass;

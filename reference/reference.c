@@ -253,7 +253,7 @@ typedef struct loaded {
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
     double *sums; /* (SUMS, d_v): for add_weights_error */
-    bool coarse;  /* a softcap's tanh has the bits that rounding.cap says: for ref_forward_rounded */
+    bool coarse; /* a softcap's tanh has the bits that rounding.cap says: for ref_forward_rounded */
 } loaded;
 
 static loaded load_inputs(const ref_inputs *in)

@@ -5,8 +5,9 @@
 
 #include "harness.h"
 
-static const char *const classes[] = {"empty", "unused", "lengths",    "strides", "tails", "masks",
-                                      "split", "grid",   "invariance", "dropout", "wide", "peaked"};
+static const char *const classes[] = {"empty",      "unused",  "lengths", "strides",
+                                      "tails",      "masks",   "split",   "grid",
+                                      "invariance", "dropout", "wide",    "peaked"};
 
 /* A few problems of each class, and the line that counts them. */
 static void test_classes(void)
