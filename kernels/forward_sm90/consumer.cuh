@@ -73,9 +73,19 @@ FA_DEVICE bool read_moved(const pipeline *pipe, const work *x)
 }
 
 /* Gives places back: of keys and of values, and of the queries with a piece's last tile. */
-FA_DEVICE uint32_t release_keys(const pipeline *pipe, const work *x)
+FA_DEVICE void release_keys(const pipeline *pipe, const work *x)
 {
-    return barrier_arrive_early(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
+    barrier_arrive_if(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
+}
+
+/* The same in plain tiles. At head dim 128 the assembler would put it off by 100 instructions, and two stages do not
+ * allow for that; elsewhere waiting for the result would cost more than it gains. */
+FA_DEVICE uint32_t release_plain_keys(const pipeline *pipe, const work *x)
+{
+    if (HEAD_DIM == 128)
+        return barrier_arrive_early(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
+    release_keys(pipe, x);
+    return 0;
 }
 
 FA_DEVICE void release_values(const pipeline *pipe, const work *x, tile_count count, bool any)
@@ -312,9 +322,11 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
 #else
         weigh_pairs(x->s, &paced, &u, i, to, &sums);
 #endif
-        if (i == 0)
-            paced.base[1] = known_after(paced.base[1], __int_as_float((int)released), x->nothing);
-        else if (to < PAIRS) {
+        if (i == 0) {
+            if (HEAD_DIM == 128)
+                paced.base[1] =
+                    known_after(paced.base[1], __int_as_float((int)released), x->nothing);
+        } else if (to < PAIRS) {
             paced.base[0] = known_after(paced.base[0], before.of[0][1], x->nothing);
             paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
         }
@@ -367,7 +379,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
 {
     int last = x->here.plain_to - 1;
     for (;;) {
-        const uint32_t released = release_keys(pipe, x);
+        const uint32_t released = release_plain_keys(pipe, x);
         if (Q_PLACES == 1) /* the next piece's queries wait for it */
             release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
         weigh_plainly(pipe, p, x, released, tracked);
