@@ -214,6 +214,7 @@ FA_DEVICE void judge_rows(const pipeline *pipe, const fa_attention_params *p, wo
 FA_DEVICE void bound_quiet_rows(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
     const float share = 1.0f / (float)(x->at.tile + 1);
+    if (!x->quiet) COUNT_PATH(HOPPER_QUIET);
     const float average[2] = {x->rows.sum[0] * share, x->rows.sum[1] * share};
     x->flat = false;
     set_bounds(pipe, p, x, average);
