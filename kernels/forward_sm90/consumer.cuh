@@ -23,8 +23,10 @@ typedef struct work {
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
-    int quiet;  /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
-    bool flat;  /* the warp's rows */
+    int quiet; /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
+    float
+        bound; /* of a thread's sum of weights in a tile: beyond it, the warp's bases are renewed */
+    bool flat; /* the warp's rows */
     bool moved; /* a base of the warpgroup has moved in the tile before: see tell_moved */
     place here;
     progress at;
@@ -76,16 +78,6 @@ FA_DEVICE bool read_moved(const pipeline *pipe, const work *x)
 FA_DEVICE void release_keys(const pipeline *pipe, const work *x)
 {
     barrier_arrive_if(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
-}
-
-/* The same in plain tiles. At head dim 128 the assembler would put it off by 100 instructions, and two stages do not
- * allow for that; elsewhere waiting for the result would cost more than it gains. */
-FA_DEVICE uint32_t release_plain_keys(const pipeline *pipe, const work *x)
-{
-    if (HEAD_DIM == 128)
-        return barrier_arrive_early(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
-    release_keys(pipe, x);
-    return 0;
 }
 
 FA_DEVICE void release_values(const pipeline *pipe, const work *x, tile_count count, bool any)
@@ -177,19 +169,12 @@ FA_DEVICE void weigh_with_maxima(float *s, row_state *rows, const units *u, floa
     weigh(s, rows, u, sum);
 }
 
-/* The bounds of a thread's sums of weights in a tile, from those of one tile, or their averages: each row has its
- * own, since few peaked rows may stand among flat ones. */
-FA_DEVICE void set_bounds(const pipeline *pipe, const fa_attention_params *p, work *x,
-                          const float *sum)
+/* The bound of a thread's sum of weights in a tile. */
+FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, work *x, float bound)
 {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float share = quad_sum(sum[r]) * (0.25f / LARGEST);
-        const float growth = x->flat ? FLAT_GROWTH * share : PEAKED_GROWTH;
-        x->rows.bound[r] = fminf(LARGEST * fmaf(growth, share, 1.0f), SUM_BOUND);
-    }
+    x->bound = fminf(bound, SUM_BOUND);
 #if HAS_SERIES
-    x->series = allow_series(p, piece_of(pipe, x), &x->rows);
+    x->series = allow_series(p, piece_of(pipe, x), &x->rows, x->bound);
 #else
     (void)pipe, (void)p;
 #endif
@@ -200,24 +185,23 @@ FA_DEVICE void set_bounds(const pipeline *pipe, const fa_attention_params *p, wo
 FA_DEVICE void judge_rows(const pipeline *pipe, const fa_attention_params *p, work *x,
                           const float *sum)
 {
-    const float least = fminf(quad_sum(sum[0]), quad_sum(sum[1]));
-    x->flat = average_sum(sum) >= FLAT_SUM * LARGEST &&
-              !__any_sync(0xffffffff, least < PEAKED_SUM * LARGEST);
+    const float average = average_sum(sum);
+    x->flat = average >= FLAT_SUM * LARGEST && !has_peaked_row(sum);
 #if GENERAL
     x->flat = x->flat && !(x->here.options & FA_SM90_ALIBI);
 #endif
     if (!x->flat) tell_moved(pipe, x);
-    set_bounds(pipe, p, x, sum);
+    set_bound(pipe, p, x, LARGEST + FLAT_GROWTH * average);
 }
 
-/* The bounds of rows that have had no new maximum for a while, from the average of all tiles so far. */
+/* The bound of rows that have had no new maximum for a while, from the average of all tiles so far. */
 FA_DEVICE void bound_quiet_rows(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
     const float share = 1.0f / (float)(x->at.tile + 1);
     if (!x->quiet) COUNT_PATH(HOPPER_QUIET);
     const float average[2] = {x->rows.sum[0] * share, x->rows.sum[1] * share};
     x->flat = false;
-    set_bounds(pipe, p, x, average);
+    set_bound(pipe, p, x, LARGEST + PEAKED_GROWTH * average_sum(average));
 }
 
 /* Moves the bases to the maxima of a plain tile. Returns whether some row's has moved: then outputs are to be
@@ -261,7 +245,11 @@ FA_DEVICE bool is_beyond_series(const work *x)
 /* Whether a thread's sum of weights in the tile is beyond its bound. */
 FA_DEVICE bool is_too_large(const work *x, const float *sum)
 {
+#if HAS_SERIES
     return sum[0] > x->rows.bound[0] || sum[1] > x->rows.bound[1];
+#else
+    return fmaxf(sum[0], sum[1]) > x->bound;
+#endif
 }
 
 /* Weights of the tile are too large by the bases that there are: these are renewed. Immense weights, infinite
@@ -283,15 +271,11 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, w
         add_sums(&x->rows, anew);
     }
     round_pairs(x->weights, x->s, 0, PAIRS);
-    const float growth[2] = {x->rows.base[0] - before.base[0], x->rows.base[1] - before.base[1]};
-    const float most = fmaxf(growth[0], growth[1]);
-    if (__any_sync(0xffffffff, most > 0.0f)) {
-        if (!x->flat || __any_sync(0xffffffff, most > FLAT_LIMIT)) tell_moved(pipe, x);
-        const float now[2] = {sum[0] * exp2_fast(-growth[0]), sum[1] * exp2_fast(-growth[1])};
-        set_bounds(pipe, p, x, now);
-    } else { /* many weights as large as the largest */
-        x->rows.bound[0] = fminf(2.0f * before.bound[0], SUM_BOUND);
-        x->rows.bound[1] = fminf(2.0f * before.bound[1], SUM_BOUND);
+    const float growth = fmaxf(x->rows.base[0] - before.base[0], x->rows.base[1] - before.base[1]);
+    if (!__any_sync(0xffffffff, growth > 0.0f)) set_bound(pipe, p, x, 2.0f * x->bound);
+    else {
+        if (!x->flat || __any_sync(0xffffffff, growth > FLAT_LIMIT)) tell_moved(pipe, x);
+        set_bound(pipe, p, x, x->bound);
     }
 }
 
@@ -303,10 +287,9 @@ FA_DEVICE void weigh_again(const pipeline *pipe, const fa_attention_params *p, w
 /* By the bases that there are. The special-function unit, which the consumers share, is to be at work from
  * the first moment: so a group's exponents are found only while the one before the last becomes weights.
  * Values of the tile before are waited for when EARLY_PAIRS of weights are there, and their place is given
- * back at once; the other weights are rounded in the time that exponentials leave. released: what the release of
- * the keys gave; tracked: with maxima. */
+ * back at once; the other weights are rounded in the time that exponentials leave. tracked: with maxima. */
 FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p, work *x,
-                             uint32_t released, bool tracked)
+                             bool tracked)
 {
     const units u = find_plain_exponents(pipe, p, x, tracked);
     partial_sums sums = {{{0, 0}, {0, 0}}};
@@ -323,11 +306,7 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
 #else
         weigh_pairs(x->s, &paced, &u, i, to, &sums);
 #endif
-        if (i == 0) {
-            if (HEAD_DIM == 128)
-                paced.base[1] =
-                    known_after(paced.base[1], __int_as_float((int)released), x->nothing);
-        } else if (to < PAIRS) {
+        if (i > 0 && to < PAIRS) {
             paced.base[0] = known_after(paced.base[0], before.of[0][1], x->nothing);
             paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
         }
@@ -380,10 +359,10 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
 {
     int last = x->here.plain_to - 1;
     for (;;) {
-        const uint32_t released = release_plain_keys(pipe, x);
+        release_keys(pipe, x);
         if (Q_PLACES == 1) /* the next piece's queries wait for it */
             release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
-        weigh_plainly(pipe, p, x, released, tracked);
+        weigh_plainly(pipe, p, x, tracked);
         drop(pipe, p, x);
         if (x->at.tile >= last) break;
         const pending known = {true, x->at.count, 1}; /* this tile: constants, no branches */

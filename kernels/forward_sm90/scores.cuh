@@ -123,10 +123,11 @@ FA_DEVICE bool are_in_series(const fa_attention_params *p, const float *s, float
     return !p->lse && !__any_sync(0xffffffff, largest_score(s) * fabsf(inner) > SERIES_END);
 }
 
-/* Whether the warp's rows, whose bases have been found, may have the series from now on; and lowers
- * their bounds. All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At
+/* Whether the warp's rows, whose bases have been found, may have the series from now on; and their bounds,
+ * which are bound at most. All keys' weights may be lost at the lower end, if they are 2^-11 of the sum. At
  * the upper end there is some room for what comes. */
-FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows)
+FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_state *rows,
+                            float bound)
 {
     const float end = SERIES_TOP * w->scale, bits = log2f(fmaxf((float)w->n_k, 1.0f));
     bool fits = !p->lse && w->inner > 0.0f;
@@ -138,7 +139,7 @@ FA_DEVICE bool allow_series(const fa_attention_params *p, const piece *w, row_st
     fits = !__any_sync(0xffffffff, !fits);
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        if (fits) rows->bound[r] = fminf(rows->bound[r], exp2_fast(end - rows->base[r]));
+        rows->bound[r] = fits ? fminf(bound, exp2_fast(end - rows->base[r])) : bound;
     return fits;
 }
 

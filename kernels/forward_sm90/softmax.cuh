@@ -30,14 +30,13 @@
  * scores give 4.2 with 128 keys a tile and 3.1 with 80; scores 1.15 times as large give 3.4 and 2.5. */
 #define FLAT_SUM (0.7f + KEYS / 56.0f)
 
-/* A row whose weights of a tile add up to less, in times the largest, makes all rows of its warp count as peaked:
- * among standard normal scores one row in 5,000. */
-#define PEAKED_SUM 2.0f
+/* But no row of a warp is, if the weights of one of them add up to less than this times its largest. Of standard
+ * normal rows one in a thousand does. */
+#define PEAKED_SUM 2.5f
 
-/* The bound of a thread's sum in a tile, beyond which bases are renewed, on top of the largest weight: in peaked
- * rows so many times the row's average, in flat ones so many times its square (in times the largest weight). The
- * smaller the average of a flat row, the less it has to grow. */
-#define FLAT_GROWTH 1.5f
+/* Of a thread's sum in a tile, in times the average: what is beyond it renews the bases of flat rows, and of
+ * peaked ones, each on top of the largest weight. */
+#define FLAT_GROWTH 6.0f
 #define PEAKED_GROWTH 2.0f
 
 /* By how many powers of two the base of a flat row may grow at once. Beyond that it is flat no longer: one key
@@ -56,7 +55,9 @@ enum { QUIET_TILES = 4 };
 /* What a row carries from tile to tile. Its weights are 2^(x - base), x = scale * score. */
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
-    float bound[2];        /* of a thread's sum of weights in a tile */
+#if HAS_SERIES
+    float bound[2]; /* of a thread's sum of weights in a tile: see allow_series */
+#endif
 } row_state;
 
 /* A thread's score s of row r stands for the exponent scale * s - shift[r] of 2; in plain tiles, where there
@@ -87,12 +88,6 @@ FA_DEVICE float quad_maximum(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
-FA_DEVICE float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 /* Of scale * s - shift, with scale > 0; each thread has its shift. */
@@ -202,6 +197,20 @@ FA_DEVICE float average_sum(const float *sum)
     const uint32_t all =
         __reduce_add_sync(0xffffffff, (uint32_t)fminf((sum[0] + sum[1]) * unit, most));
     return (float)all * (1.0f / (64.0f * unit));
+}
+
+/* Whether some row of the warp is peaked, however flat the others are: its outputs are the larger ones. Rows behind
+ * the last query, whose scores are all the same, are the flattest of all. */
+FA_DEVICE bool has_peaked_row(const float *sum)
+{
+    float least = INFINITY;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float whole = sum[r] + __shfl_xor_sync(0xffffffff, sum[r], 1);
+        whole += __shfl_xor_sync(0xffffffff, whole, 2);
+        least = fminf(least, whole);
+    }
+    return __any_sync(0xffffffff, least < PEAKED_SUM * LARGEST);
 }
 
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
