@@ -39,9 +39,11 @@
 #define FLAT_GROWTH 6.0f
 #define PEAKED_GROWTH 2.0f
 
-/* By how many powers of two the base of a flat row may grow at once. Beyond that it is flat no longer: one key
- * is all of it. */
-#define FLAT_LIMIT 20.0f
+/* The average that counts, at most: rows behind the last query, whose scores are all the same, have a larger one. */
+#define MOST_SUM (KEYS / 25.0f)
+
+/* By how many powers of two the base of a flat row may grow at once. Beyond that it is flat no longer. */
+#define FLAT_LIMIT 7.0f
 
 /* For so many tiles without a new maximum a warpgroup goes on tracking them. */
 enum { QUIET_TILES = 4 };
@@ -190,13 +192,13 @@ FA_DEVICE void weigh(float *s, const row_state *rows, const units *u, float *sum
     add_up(&sums, sum);
 }
 
-/* A thread's sum of weights in a row of a tile: the average over the warp. */
+/* A thread's sum of weights in a row of a tile: the average over the warp, but MOST_SUM at most. */
 FA_DEVICE float average_sum(const float *sum)
 {
     const float unit = 1024.0f / LARGEST, most = 0x1p20f;
     const uint32_t all =
         __reduce_add_sync(0xffffffff, (uint32_t)fminf((sum[0] + sum[1]) * unit, most));
-    return (float)all * (1.0f / (64.0f * unit));
+    return fminf((float)all * (1.0f / (64.0f * unit)), MOST_SUM * LARGEST);
 }
 
 /* Whether some row of the warp is peaked, however flat the others are: its outputs are the larger ones. Rows behind
