@@ -185,7 +185,7 @@ typedef struct worker {
 static void work_once(const crew *c, const char *memory)
 {
     if (c->compute.run) c->compute.run();
-    else widest_read()(memory, c->bytes);
+    else if (memory) widest_read()(memory, c->bytes);
 }
 
 /* Each thread writes its own memory first, so that it lies near the core that reads it. */

@@ -380,14 +380,6 @@ FA_DEVICE float reciprocal_fast(float x)
     return y;
 }
 
-/* tanh by the special-function unit, to 11 bits. */
-FA_DEVICE float tanh_approximate(float x)
-{
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* Stores four 8 x 8 matrices of 16-bit elements, which lie in registers as wgmma leaves them; each lane
  * gives the address of one row of 16 bytes. */
 FA_DEVICE void store_matrix_x4(uint32_t address, const uint32_t r[4])

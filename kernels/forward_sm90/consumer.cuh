@@ -139,7 +139,7 @@ FA_DEVICE units find_plain_exponents(const pipeline *pipe, const fa_attention_pa
     const units series = {.scale = x->here.first, .third = x->here.third, .fifth = x->here.fifth};
     const float inner = piece_of(pipe, x)->inner;
     if ((x->series && !tracked) || are_in_series(p, x->s, inner)) return series;
-    cap_scores(p, x->s, inner);
+    cap_scores(x->s, inner);
     return tanh;
 #else
     return find_exponents(pipe, p, x, false);

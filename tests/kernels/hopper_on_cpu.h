@@ -155,12 +155,6 @@ FA_DEVICE float reciprocal_fast(float x)
     return y < FLT_MIN ? 0.0f : y;
 }
 
-/* As inexact as the special-function unit: its result has 11 bits. */
-FA_DEVICE float tanh_approximate(float x)
-{
-    return fa_bits_float((fa_float_bits(tanhf(x)) + 0x1000u) & ~0x1fffu);
-}
-
 FA_DEVICE void store_16_bytes(void *to, uint4 x) { memcpy(to, &x, sizeof x); }
 FA_DEVICE void store_8_bytes(void *to, uint2 x) { memcpy(to, &x, sizeof x); }
 FA_DEVICE void *kept_place(void *shared) { return shared; }
