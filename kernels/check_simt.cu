@@ -136,7 +136,7 @@ FA_DEVICE int64_t find_most_pages(const fa_check_params *p, int64_t *numbers)
     return -find_least(numbers, -most);
 }
 
-FA_KERNEL __launch_bounds__(THREADS) check_simt(const __grid_constant__ fa_check_params p)
+FA_KERNEL __launch_bounds__(THREADS, 1) check_simt(const __grid_constant__ fa_check_params p)
 {
     FA_DYNAMIC_SHARED(memory);
     int64_t *numbers = (int64_t *)(void *)memory;
