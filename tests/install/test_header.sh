@@ -22,7 +22,7 @@ int main(void)
     for (i = 0; i < 4; i++) set += gradients.dbias.stride[i] != 0;
     options.flags = FA_CAUSAL;
     return set == 0 && options.size == sizeof options && gradients.size == sizeof gradients &&
-                   shared_options.size == sizeof options && gradients.dq.data == NULL
+                   shared_options.size == sizeof options && !gradients.dq.data
                ? 0
                : 1;
 }
