@@ -23,11 +23,10 @@ typedef struct work {
     float out[OUTPUTS], s[KEYS / 2];
     uint32_t weights[KEYS / 4];
     row_state rows;
-    int quiet; /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
-    float
-        bound; /* of a thread's sum of weights in a tile: beyond it, the warp's bases are renewed */
-    bool flat; /* the warp's rows */
-    bool moved; /* a base of the warpgroup has moved in the tile before: see tell_moved */
+    int quiet;   /* above 0: the warpgroup tracks maxima, for so many tiles without a new one */
+    float bound; /* of a thread's sum of weights in a tile: beyond it, bases are renewed */
+    bool flat;   /* the warp's rows */
+    bool moved;  /* a base of the warpgroup moved in the tile before: see tell_moved */
     place here;
     progress at;
     pending values;
@@ -152,9 +151,9 @@ FA_DEVICE void ask_and_wait(const pipeline *pipe, work *x, const pending *values
     fetch_tile_bias(pipe, x);
     ask(pipe, x->out, x->s, x->weights, &x->at, values, x->consumer);
     if (ADAPTS) {
+        /* Held, so that it is known before the scores are. */
         x->moved = read_moved(pipe, x);
-        hold_until(x->moved ? 1.0f : 2.0f, x->nothing,
-                   pipe->state); /* known before the scores are */
+        hold_until(x->moved ? 1.0f : 2.0f, x->nothing, pipe->state);
     }
     await_first_scores(x->s);
 }
