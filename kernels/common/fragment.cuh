@@ -50,7 +50,7 @@ FA_DEVICE float2 fa_float_pair(uint32_t two, int dtype)
 {
     if (dtype == FA_KERNEL_BFLOAT16)
         return make_float2(fa_bits_float(two << 16), fa_bits_float(two & 0xffff0000u));
-    return make_float2(fa_widened_half((uint16_t)two), fa_widened_half((uint16_t)(two >> 16)));
+    return make_float2(ptx_half_to_float((uint16_t)two), ptx_half_to_float((uint16_t)(two >> 16)));
 }
 
 /* Keys outside the row's are not read; their scores are hidden afterwards, so any number does for them. The

@@ -169,7 +169,7 @@ FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
     const uint32_t from = shared_address(bias) + row * 128;
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j += 2)
-        fa_load_matrices(pairs + 2 * j,
+        ptx_ldmatrix_x4(pairs + 2 * j,
                          from + j / 8 * BIAS_BLOCK + (piece_of_16 * 16 ^ j % 8 * 16));
 }
 

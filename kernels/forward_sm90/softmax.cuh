@@ -16,8 +16,8 @@
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 
 /* A warp's own products, by mma.sync: accumulators lie as wgmma's do. */
-#define ARCH 80
-#include "common/ampere.cuh"
+#include "common/mma.cuh"
+#include "ptx/ldmatrix.cuh"
 
 /* The largest weight of a row is 2 to this when its base is its maximum. float16 loses what is small. */
 #define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
