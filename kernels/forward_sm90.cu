@@ -15,6 +15,18 @@
  * 0: masks by position and lengths alone.
  */
 #include "common/hopper.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/order.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/store.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+/* Counts ways through the softmax, for tests. */
+#ifndef COUNT_PATH
+#define COUNT_PATH(path) (void)0
+#endif
 #include "forward_sm90.h"
 
 #define HEAD_DIM FA_SM90_DIM(SHAPE)
@@ -137,29 +149,29 @@ static_assert(sizeof(piece) <= FA_SM90_SLOT, "as the planner counts shared memor
 FA_DEVICE void init_barriers(shared_state *state, int loaders)
 {
     for (int i = 0; i < Q_PLACES * CONSUMERS; i++) {
-        barrier_init(&state->q_full[0][i], 1);
-        barrier_init(&state->q_empty[0][i], WARPS);
+        ptx_mbarrier_init(&state->q_full[0][i], 1);
+        ptx_mbarrier_init(&state->q_empty[0][i], WARPS);
     }
     for (int i = 0; i < CONSUMERS * 2; i++) state->moved[0][i] = UINT32_MAX / 2;
     for (int stage = 0; stage < STAGES; stage++) {
-        barrier_init(&state->k_full[stage], 1);
-        barrier_init(&state->v_full[stage], 1);
-        barrier_init(&state->k_empty[stage], CONSUMERS * WARPS);
-        barrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->k_full[stage], 1);
+        ptx_mbarrier_init(&state->v_full[stage], 1);
+        ptx_mbarrier_init(&state->k_empty[stage], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
     }
-    barrier_init(&state->v_raw, 1);
-    barrier_init(&state->dealt_full, 1);
+    ptx_mbarrier_init(&state->v_raw, 1);
+    ptx_mbarrier_init(&state->dealt_full, 1);
     for (int slot = 0; slot < SLOTS; slot++) {
-        barrier_init(&state->piece_full[slot], 1);
-        barrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + loaders);
+        ptx_mbarrier_init(&state->piece_full[slot], 1);
+        ptx_mbarrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + loaders);
     }
 #if GENERAL & FA_SM90_BIAS
     for (int c = 0; c < CONSUMERS; c++) {
-        barrier_init(&state->bias_full[c], 1);
-        barrier_init(&state->bias_empty[c], WARPS);
+        ptx_mbarrier_init(&state->bias_full[c], 1);
+        ptx_mbarrier_init(&state->bias_empty[c], WARPS);
     }
 #endif
-    barrier_init_fence();
+    ptx_mbarrier_init_fence();
 }
 
 FA_DEVICE int count_loaders(const fa_sm90_params *s)
@@ -172,29 +184,30 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
 {
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state shared;
-    shared_state *state = (shared_state *)kept_place(&shared);
-    char *q = (char *)raw + (-shared_address(raw) & 1023), *k = q + Q_PLACES * CONSUMERS * Q_BYTES;
+    shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
+    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023),
+         *k = q + Q_PLACES * CONSUMERS * Q_BYTES;
     char *v = k + STAGES * K_BYTES, *staging = v + STAGES * V_BYTES;
     char *behind = staging + FA_SM90_STAGING(SHAPE);
     const pipeline pipe = {
         .q = q,
         .k = k,
         .v = v,
-        .k_matrix = kept(matrix_place(k, 0)),
-        .v_matrix = kept(matrix_place(v, KV_BLOCK)),
-        .staging = (char *)kept_place(staging),
+        .k_matrix = ptx_uniform(ptx_descriptor_low(k, 0)),
+        .v_matrix = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
+        .staging = (char *)ptx_uniform_pointer(staging),
 #if GENERAL & FA_SM90_BIAS
         .bias = behind,
-        .pieces = (piece *)kept_place(behind + CONSUMERS * BIAS_BYTES),
+        .pieces = (piece *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
 #else
-        .pieces = (piece *)kept_place(behind),
+        .pieces = (piece *)ptx_uniform_pointer(behind),
 #endif
         .state = state
     };
     if (threadIdx.x == 0) init_barriers(state, count_loaders(&s));
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        registers_give_back(PRODUCER_REGISTERS);
+        ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32) produce_keys(&pipe, &p, &s);
         else if (threadIdx.x < 64) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 96) describe(&pipe, &p, &s);
@@ -203,7 +216,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         else if (s.bias_mapped) produce_biases(&pipe, &s);
 #endif
     } else {
-        registers_take(CONSUMER_REGISTERS);
+        ptx_increase_registers(CONSUMER_REGISTERS);
         const int consumer = same_for_warp(threadIdx.x / WARPGROUP - 1);
         const bool broken = consume(&pipe, &p, consumer);
 #if HIDES_VALUES

@@ -17,6 +17,13 @@
 #define GENERAL 0 /* of what is shared with forward_sm90: without options that change scores */
 
 #include "common/hopper.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/order.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/store.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 #include "forward_sm90_wide.h"
 
 #define HEAD_DIM FA_SM90_WIDE_DIM(SHAPE)
@@ -136,23 +143,23 @@ typedef struct pipeline {
 FA_DEVICE void init_barriers(shared_state *state)
 {
     for (int c = 0; c < CONSUMERS; c++) {
-        barrier_init(&state->q_full[0][c], 1);
-        barrier_init(&state->q_empty[0][c], WARPS);
-        barrier_init(&state->maxima_full[c], WARPS);
-        barrier_init(&state->sums_full[c], WARPS);
-        barrier_init(&state->weights_full[c], WARPS);
-        barrier_init(&state->weights_empty[c], CLUSTER * WARPS);
+        ptx_mbarrier_init(&state->q_full[0][c], 1);
+        ptx_mbarrier_init(&state->q_empty[0][c], WARPS);
+        ptx_mbarrier_init(&state->maxima_full[c], WARPS);
+        ptx_mbarrier_init(&state->sums_full[c], WARPS);
+        ptx_mbarrier_init(&state->weights_full[c], WARPS);
+        ptx_mbarrier_init(&state->weights_empty[c], CLUSTER * WARPS);
     }
     for (int stage = 0; stage < STAGES; stage++) {
-        barrier_init(&state->full[stage], 1);
-        barrier_init(&state->empty[stage], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->full[stage], 1);
+        ptx_mbarrier_init(&state->empty[stage], CONSUMERS * WARPS);
     }
-    barrier_init(&state->v_raw, 1);
+    ptx_mbarrier_init(&state->v_raw, 1);
     for (int slot = 0; slot < SLOTS; slot++) {
-        barrier_init(&state->piece_full[slot], 1);
-        barrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + 2);
+        ptx_mbarrier_init(&state->piece_full[slot], 1);
+        ptx_mbarrier_init(&state->piece_empty[slot], CONSUMERS * WARPS + 2);
     }
-    barrier_init_fence();
+    ptx_mbarrier_init_fence();
 }
 
 FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
@@ -161,7 +168,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 {
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state state;
-    char *q = (char *)raw + (-shared_address(raw) & 1023), *ring = q + CONSUMERS * Q_BYTES;
+    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023), *ring = q + CONSUMERS * Q_BYTES;
     char *weights = ring + STAGES * CHUNK;
     const pipeline pipe = {.q = q,
                            .ring = ring,
@@ -170,15 +177,15 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                            .pieces = state.pieces,
                            .state = &state};
     if (threadIdx.x == 0) init_barriers(&state);
-    cluster_sync(); /* the peer's barriers are there as well */
+    ptx_cluster_sync(); /* the peer's barriers are there as well */
     if (threadIdx.x < WARPGROUP) {
-        registers_give_back(PRODUCER_REGISTERS);
+        ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32) produce_chunks(&pipe, &p, &s);
         else if (threadIdx.x < 64) produce_queries(&pipe, &s);
         else if (threadIdx.x < 96) describe(&pipe, &p, &s);
     } else {
-        registers_take(CONSUMER_REGISTERS);
+        ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, same_for_warp(threadIdx.x / WARPGROUP - 1));
     }
-    cluster_sync(); /* the peer may still send something here */
+    ptx_cluster_sync(); /* the peer may still send something here */
 }

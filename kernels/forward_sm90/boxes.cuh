@@ -10,11 +10,12 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 {
     uint64_t *barrier = &pipe->state->q_full[q_stage(number)][consumer];
     const int row = (int)(t->start_q + t->first) + consumer * ROWS;
-    barrier_expect(barrier, Q_BYTES);
+    ptx_mbarrier_arrive_expect(barrier, Q_BYTES);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
-        tma_load_4d(q_place(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier, 64 * block,
-                    row, (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
+        ptx_tma_load_4d(q_place(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,
+                        64 * block, row, (int)t->head * s->q_step.head,
+                        (int)t->block_q * s->q_step.block);
 }
 
 /* Hands a piece over to a consumer, and asks for its queries; the barrier of these tells that both
@@ -22,10 +23,10 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 FA_DEVICE void hand_over(const pipeline *pipe, const fa_sm90_params *s, const piece *w,
                          int consumer, int number)
 {
-    barrier_wait(&pipe->state->q_empty[q_stage(number)][consumer], q_parity(number) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->q_empty[q_stage(number)][consumer], q_parity(number) ^ 1);
     if (threadIdx.x % 32 != 0) return;
     if (w->tiles) load_queries(pipe, s, &w->tile, consumer, number);
-    else barrier_arrive(&pipe->state->q_full[q_stage(number)][consumer]);
+    else ptx_mbarrier_arrive(&pipe->state->q_full[q_stage(number)][consumer]);
 }
 
 /* So many keys or values from key `key` on, of so many blocks of 64 columns from `column` on. */
@@ -38,7 +39,7 @@ FA_DEVICE void load_part(char *shared, const fa_sm90_map *map, const fa_sm90_ste
                          uint64_t *barrier, const part *from, const fa_attention_params *p,
                          const fa_sm90_params *s, const fa_tile *t)
 {
-    barrier_expect(barrier, from->blocks * from->rows * 128);
+    ptx_mbarrier_arrive_expect(barrier, from->blocks * from->rows * 128);
     for (int at = 0; at < from->rows; at += s->box_rows) {
         int row = (int)t->start_k + from->key + at, outer = (int)t->block_k;
         if (p->block_table) {
@@ -50,9 +51,9 @@ FA_DEVICE void load_part(char *shared, const fa_sm90_map *map, const fa_sm90_ste
             outer = t->n_k ? p->block_table[t->batch * p->block_table_stride + page] : 0;
         }
         for (int block = 0; block < from->blocks; block++)
-            tma_load_4d(shared + (block * from->rows + at) * 128, map, barrier,
-                        from->column + 64 * block, row, (int)t->head_kv * step->head,
-                        outer * step->block);
+            ptx_tma_load_4d(shared + (block * from->rows + at) * 128, map, barrier,
+                            from->column + 64 * block, row, (int)t->head_kv * step->head,
+                            outer * step->block);
     }
 }
 
@@ -67,7 +68,7 @@ FA_DEVICE void clean_values(char *shared, int rows, int64_t from, int64_t to)
         for (int at = lane * 16; at < rows * 128; at += 32 * 16)
             if (at / 128 < from || at / 128 >= to)
                 *(float4 *)(shared + block * rows * 128 + at) = make_float4(0, 0, 0, 0);
-    async_proxy_fence();
+    ptx_fence_proxy_async();
     __syncwarp();
 }
 
@@ -100,10 +101,10 @@ FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
     }
     uint64_t *raw = &pipe->state->v_raw;
     if (leader) load_part(shared, &s->v, &s->v_step, raw, from, p, s, t);
-    barrier_wait(raw, *cleaned & 1);
+    ptx_mbarrier_wait(raw, *cleaned & 1);
     *cleaned += 1;
     clean_values(shared, from->rows, seen.lo - from->key, seen.hi - from->key);
-    if (leader) barrier_arrive(full);
+    if (leader) ptx_mbarrier_arrive(full);
 }
 
 #endif

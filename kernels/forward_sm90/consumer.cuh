@@ -70,18 +70,18 @@ FA_DEVICE void tell_moved(const pipeline *pipe, const work *x)
 FA_DEVICE bool read_moved(const pipeline *pipe, const work *x)
 {
     const tile_count before = x->at.count - 1;
-    return kept(*(volatile uint32_t *)moved_word(pipe, x, before)) == before;
+    return ptx_uniform(*(volatile uint32_t *)moved_word(pipe, x, before)) == before;
 }
 
 /* Gives places back: of keys and of values, and of the queries with a piece's last tile. */
 FA_DEVICE void release_keys(const pipeline *pipe, const work *x)
 {
-    barrier_arrive_if(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->k_empty[stage_of(x->at.count)], x->leader);
 }
 
 FA_DEVICE void release_values(const pipeline *pipe, const work *x, tile_count count, bool any)
 {
-    barrier_arrive_if(&pipe->state->v_empty[stage_of(count)], x->leader && any);
+    ptx_mbarrier_arrive_if(&pipe->state->v_empty[stage_of(count)], x->leader && any);
 }
 
 /* Of values that have been added, if there were any. */
@@ -93,7 +93,7 @@ FA_DEVICE void release_added(const pipeline *pipe, work *x)
 
 FA_DEVICE void release_queries(const pipeline *pipe, const work *x, bool last)
 {
-    barrier_arrive_if(q_empty(pipe, &x->at, x->consumer), x->leader && last);
+    ptx_mbarrier_arrive_if(q_empty(pipe, &x->at, x->consumer), x->leader && last);
 }
 
 /* The bias of the tile whose scores are asked for next. It is asked for before them: behind a product that takes
@@ -153,7 +153,7 @@ FA_DEVICE void ask_and_wait(const pipeline *pipe, work *x, const pending *values
     if (ADAPTS) {
         /* Held, so that it is known before the scores are. */
         x->moved = read_moved(pipe, x);
-        hold_until(x->moved ? 1.0f : 2.0f, x->nothing, pipe->state);
+        ptx_order_after(x->moved ? 1.0f : 2.0f, x->nothing, pipe->state);
     }
     await_first_scores(x->s);
 }
@@ -306,17 +306,17 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
         weigh_pairs(x->s, &paced, &u, i, to, &sums);
 #endif
         if (i > 0 && to < PAIRS) {
-            paced.base[0] = known_after(paced.base[0], before.of[0][1], x->nothing);
-            paced.base[1] = known_after(paced.base[1], before.of[1][1], x->nothing);
+            paced.base[0] = ptx_depend_on(paced.base[0], before.of[0][1], x->nothing);
+            paced.base[1] = ptx_depend_on(paced.base[1], before.of[1][1], x->nothing);
         }
         if (i < EARLY_PAIRS && to >= EARLY_PAIRS) {
             /* Of two sums: behind one alone the assembler waits too early, behind four too late. */
             const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
-            hold_until(__int_as_float(two), x->nothing, pipe->state);
+            ptx_order_after(__int_as_float(two), x->nothing, pipe->state);
             await_values(x->out, x->weights);
-            const uint32_t arrived =
-                barrier_arrive_early(&pipe->state->v_empty[stage_of(x->at.count - 1)], x->leader);
-            paced.base[0] = known_after(paced.base[0], __int_as_float((int)arrived), x->nothing);
+            const uint32_t arrived = ptx_mbarrier_arrive_token_if(
+                &pipe->state->v_empty[stage_of(x->at.count - 1)], x->leader);
+            paced.base[0] = ptx_depend_on(paced.base[0], __int_as_float((int)arrived), x->nothing);
             if (moved) rescale_outputs(x->out, rescale);
             round_pairs(x->weights, x->s, 0, to);
         } else if (i >= EARLY_PAIRS) round_pairs(x->weights, x->s, i, to);
@@ -508,9 +508,9 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int c
 #if GENERAL & FA_SM90_BIAS
     x.at.biases = 0;
 #endif
-    x.nothing = find_nothing();
+    x.nothing = ptx_opaque_zero();
     x.leader = threadIdx.x % 32 == 0;
-    asm volatile("" : "+r"(x.leader));
+    __asm__ volatile("" : "+r"(x.leader));
     if (consumer == CONSUMERS - 1) pass_turn(consumer); /* consumer 0 begins */
     if (FA_SM90_SINGLE_TILES(SHAPE)) do_single_tiles(pipe, p, &x);
     else if (OVERLAPS) do_pieces_overlapped(pipe, p, &x);

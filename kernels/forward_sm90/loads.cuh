@@ -18,7 +18,7 @@ FA_DEVICE void load_tile_keys(const pipeline *pipe, const fa_attention_params *p
     const piece *w = at->w;
     const int stage = stage_of(at->count);
     __syncwarp(); /* no lane comes two phases late to a barrier */
-    barrier_wait(&pipe->state->k_empty[stage], parity_of(at->count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->k_empty[stage], parity_of(at->count) ^ 1);
     const part from = {w->start + at->tile * KEYS, KEYS, 0, K_BLOCKS};
     if (threadIdx.x == 0)
         load_part(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage], &from,
@@ -31,7 +31,7 @@ FA_DEVICE void load_tile_values(const pipeline *pipe, const fa_attention_params 
 {
     const int stage = stage_of(at->count);
     __syncwarp();
-    barrier_wait(&pipe->state->v_empty[stage], parity_of(at->count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->v_empty[stage], parity_of(at->count) ^ 1);
     const part from = {at->w->start + at->tile * KEYS, KEYS, 0, V_BLOCKS};
     load_values(pipe, p, s, &at->w->tile, &from, pipe->v + stage * V_BYTES,
                 &pipe->state->v_full[stage], cleaned);
@@ -79,15 +79,15 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const pi
     uint64_t *full = &pipe->state->bias_full[consumer];
     const int row = (int)w->tile.first + consumer * ROWS, key = w->start + tile * KEYS;
     if (tile >= w->mine[consumer]) return;
-    barrier_wait(&pipe->state->bias_empty[consumer], (*loaded & 1) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->bias_empty[consumer], (*loaded & 1) ^ 1);
     *loaded += 1;
     if (threadIdx.x % 32 != 0) return;
-    barrier_expect(full, BIAS_BYTES);
+    ptx_mbarrier_arrive_expect(full, BIAS_BYTES);
 #pragma unroll
     for (int block = 0; block < KEYS / 64; block++)
-        tma_load_4d(pipe->bias + consumer * BIAS_BYTES + block * BIAS_BLOCK, &s->bias, full,
-                    key + 64 * block, row, (int)w->tile.head * s->bias_step.head,
-                    (int)w->tile.batch * s->bias_step.block);
+        ptx_tma_load_4d(pipe->bias + consumer * BIAS_BYTES + block * BIAS_BLOCK, &s->bias, full,
+                        key + 64 * block, row, (int)w->tile.head * s->bias_step.head,
+                        (int)w->tile.batch * s->bias_step.block);
 }
 
 /* A bias that the copy engine can load, by a warp of its own: it comes from further away than keys and

@@ -187,7 +187,7 @@ FA_DEVICE void deal_out(const pipeline *pipe, const fa_attention_params *p, cons
     }
     if (leader) {
         pipe->state->dealt_count = count;
-        barrier_arrive(&pipe->state->dealt_full);
+        ptx_mbarrier_arrive(&pipe->state->dealt_full);
     }
 }
 
@@ -207,7 +207,7 @@ FA_DEVICE int64_t find_dealt(const pipeline *pipe, const fa_attention_params *p,
     const int64_t blocks = gridDim.x, block = blockIdx.x;
     if (s->mixed == 0) return NO_TASK;
     if (s->tasks == 0) return find_mixed(p, s, i);
-    barrier_wait(&pipe->state->dealt_full, 0);
+    ptx_mbarrier_wait(&pipe->state->dealt_full, 0);
     const int64_t dealt = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);
     return dealt < pipe->state->dealt_count ? pipe->state->dealt[dealt] : NO_TASK;
 }
@@ -269,13 +269,13 @@ FA_DEVICE piece *slot_of(const pipeline *pipe, int number)
 FA_DEVICE void await_slots(const pipeline *pipe, int number, int count)
 {
     for (int i = number; i < number + count; i++)
-        barrier_wait(&pipe->state->piece_empty[slot_number(i)], slot_parity(i) ^ 1);
+        ptx_mbarrier_wait(&pipe->state->piece_empty[slot_number(i)], slot_parity(i) ^ 1);
 }
 
 FA_DEVICE void hand_out(const pipeline *pipe, int number, const piece *w)
 {
     *slot_of(pipe, number) = *w;
-    barrier_arrive(&pipe->state->piece_full[slot_number(number)]);
+    ptx_mbarrier_arrive(&pipe->state->piece_full[slot_number(number)]);
 }
 
 /* The last piece has no tiles. The whole warp. */
@@ -339,7 +339,7 @@ FA_DEVICE void describe_drawn(const pipeline *pipe, const fa_attention_params *p
         number++;
         if (number < DRAWN) continue;
         const int before = number - DRAWN;
-        barrier_wait(&pipe->state->piece_empty[slot_number(before)], slot_parity(before));
+        ptx_mbarrier_wait(&pipe->state->piece_empty[slot_number(before)], slot_parity(before));
     }
     hand_out_end(pipe, number);
 }
@@ -361,7 +361,7 @@ FA_DEVICE void describe(const pipeline *pipe, const fa_attention_params *p, cons
 FA_DEVICE const piece *read_piece(const pipeline *pipe, int number)
 {
     __syncwarp();
-    barrier_wait(&pipe->state->piece_full[slot_number(number)], slot_parity(number));
+    ptx_mbarrier_wait(&pipe->state->piece_full[slot_number(number)], slot_parity(number));
     return slot_of(pipe, number);
 }
 
@@ -369,7 +369,7 @@ FA_DEVICE const piece *read_piece(const pipeline *pipe, int number)
 FA_DEVICE void release_piece(const pipeline *pipe, int number)
 {
     __syncwarp();
-    barrier_arrive_if(&pipe->state->piece_empty[slot_number(number)], threadIdx.x % 32 == 0);
+    ptx_mbarrier_arrive_if(&pipe->state->piece_empty[slot_number(number)], threadIdx.x % 32 == 0);
 }
 
 /* ---- A consumer's way through them ----------------------------------------------------------- */
@@ -389,12 +389,12 @@ typedef struct progress {
 FA_DEVICE void next_piece(const pipeline *pipe, int consumer, progress *at)
 {
     at->number++;
-    barrier_wait(&pipe->state->q_full[q_stage(at->number)][consumer], q_parity(at->number));
+    ptx_mbarrier_wait(&pipe->state->q_full[q_stage(at->number)][consumer], q_parity(at->number));
     const piece *w = slot_of(pipe, at->number);
     at->tiles = same_for_warp(w->tiles);
     at->mine = same_for_warp(w->mine[consumer]);
     at->tile = 0;
-    at->q = matrix_place(q_place(pipe, at->number, consumer), 0);
+    at->q = ptx_descriptor_low(q_place(pipe, at->number, consumer), 0);
 }
 
 /* The barrier of its queries' place. */

@@ -20,9 +20,6 @@ FA_DEVICE char *q_place(const pipeline *pipe, int number, int consumer)
 /* Lets the compiler know that a value is the same in all lanes. */
 FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
-/* The same for what the compiler would otherwise find anew in each tile, by a long chain. */
-FA_DEVICE uint32_t kept(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
-
 /* Rows r of a thread, of a piece's queries. */
 FA_DEVICE int row_of(int consumer, int r)
 {

@@ -6,35 +6,35 @@
 #define FA_KERNELS_FORWARD_SM90_PRODUCTS_CUH
 
 /* The consumers' turns at asking for products: barrier 1 + c is consumer c's. */
-FA_DEVICE void wait_for_turn(int consumer) { named_barrier_sync(1 + consumer, 2 * WARPGROUP); }
+FA_DEVICE void wait_for_turn(int consumer) { ptx_named_barrier_sync(1 + consumer, 2 * WARPGROUP); }
 
 FA_DEVICE void pass_turn(int consumer)
 {
-    named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
+    ptx_named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
 }
 
 /* Asks for s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for
  * every tile: the compiler would keep one descriptor a step in registers that it does not have. */
 FA_DEVICE void multiply_qk(float *s, uint32_t q, uint32_t k)
 {
-    asm volatile("" : "+r"(q));
+    __asm__ volatile("" : "+r"(q));
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
         const int block = step / 4, byte = step % 4 * 32;
-        WGMMA(qk, KEYS)
-        (s, matrix_at(q + (block * Q_BLOCK + byte) / 16),
-         matrix_at(k + (block * KV_BLOCK + byte) / 16), step > 0);
+        PTX_WGMMA(qk, KEYS)
+        (s, ptx_descriptor(q + (block * Q_BLOCK + byte) / 16),
+         ptx_descriptor(k + (block * KV_BLOCK + byte) / 16), step > 0);
     }
-    wgmma_commit();
+    ptx_wgmma_commit();
 }
 
 /* Asks for out = P V, or out += P V. */
 FA_DEVICE void multiply_pv(float *out, const uint32_t *p, uint32_t v, int add)
 {
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) WGMMA(pv, VALUE_DIM)
-    (out, p + 4 * step, matrix_at(v + step * 16 * 128 / 16), step > 0 || add);
-    wgmma_commit();
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(pv, VALUE_DIM)
+    (out, p + 4 * step, ptx_descriptor(v + step * 16 * 128 / 16), step > 0 || add);
+    ptx_wgmma_commit();
 }
 
 /* Where they lie. */
@@ -58,19 +58,19 @@ typedef struct pending {
 /* Until the tile's keys, or values, are there. */
 FA_DEVICE void wait_for_keys(const pipeline *pipe, tile_count count)
 {
-    barrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
+    ptx_mbarrier_wait(&pipe->state->k_full[stage_of(count)], parity_of(count));
 }
 
 FA_DEVICE void wait_for_values(const pipeline *pipe, tile_count count)
 {
-    barrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+    ptx_mbarrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
 }
 
-/* REGISTER_FENCE for weights: until here the product with values read them. */
+/* ptx_register_fence for weights: until here the product with values read them. */
 FA_DEVICE void keep_weights(uint32_t *weights)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) asm volatile("" : "+r"(weights[i])::"memory");
+    for (int i = 0; i < KEYS / 4; i++) __asm__ volatile("" : "+r"(weights[i])::"memory");
 }
 
 /* Asks for scores of a tile, and for values of the one before, which may run on when the scores are there. */
@@ -79,26 +79,26 @@ FA_DEVICE void ask(const pipeline *pipe, float *out, float *s, const uint32_t *w
 {
     wait_for_keys(pipe, at->count);
     wait_for_turn(consumer);
-    REGISTER_FENCE(out, OUTPUTS);
-    REGISTER_FENCE(s, KEYS / 2);
-    wgmma_fence();
+    ptx_register_fence(out, OUTPUTS);
+    ptx_register_fence(s, KEYS / 2);
+    ptx_wgmma_fence();
     multiply_qk(s, at->q, k_place(pipe, at->count));
     if (values->any) wait_for_values(pipe, values->count);
-    wgmma_fence();
+    ptx_wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
 }
 
 FA_DEVICE void await_first_scores(float *s)
 {
-    wgmma_wait(1);
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(s, KEYS / 2);
 }
 
 FA_DEVICE void await_scores(float *s)
 {
-    wgmma_wait(0);
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(s, KEYS / 2);
 }
 
 /* Scores alone. */
@@ -106,8 +106,8 @@ FA_DEVICE void ask_scores(const pipeline *pipe, float *s, const progress *at, in
 {
     wait_for_keys(pipe, at->count);
     wait_for_turn(consumer);
-    REGISTER_FENCE(s, KEYS / 2);
-    wgmma_fence();
+    ptx_register_fence(s, KEYS / 2);
+    ptx_wgmma_fence();
     multiply_qk(s, at->q, k_place(pipe, at->count));
     pass_turn(consumer);
 }
@@ -120,22 +120,22 @@ FA_DEVICE void ask_values_first(const pipeline *pipe, float *out, float *s, uint
     wait_for_keys(pipe, at->count);
     if (values->any) wait_for_values(pipe, values->count);
     wait_for_turn(consumer);
-    REGISTER_FENCE(out, OUTPUTS);
-    REGISTER_FENCE(s, KEYS / 2);
-    wgmma_fence();
+    ptx_register_fence(out, OUTPUTS);
+    ptx_register_fence(s, KEYS / 2);
+    ptx_wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     multiply_qk(s, at->q, k_place(pipe, at->count));
     pass_turn(consumer);
-    wgmma_wait(1);
-    REGISTER_FENCE(out, OUTPUTS);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(out, OUTPUTS);
     keep_weights(weights);
 }
 
 /* The product with values has ended: until here it read the weights. */
 FA_DEVICE void await_values(float *out, uint32_t *weights)
 {
-    wgmma_wait(0);
-    REGISTER_FENCE(out, OUTPUTS);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(out, OUTPUTS);
     keep_weights(weights);
 }
 
@@ -145,8 +145,8 @@ FA_DEVICE void ask_values(const pipeline *pipe, float *out, uint32_t *weights,
 {
     if (values->any) wait_for_values(pipe, values->count);
     wait_for_turn(consumer);
-    REGISTER_FENCE(out, OUTPUTS);
-    wgmma_fence();
+    ptx_register_fence(out, OUTPUTS);
+    ptx_wgmma_fence();
     multiply_pv(out, weights, v_place(pipe, values->count), values->add);
     pass_turn(consumer);
     await_values(out, weights);

@@ -31,7 +31,7 @@ FA_DEVICE void stage_columns(char *staging, const float *out, const float *facto
 #pragma unroll
         for (int i = 0; i < 4; i++)
             r[i] = finished_pair(out + 4 * (j + i / 2) + 2 * (i % 2), factor[i % 2]);
-        store_matrix_x4(shared_address(staged(staging, lane % 16, j + lane / 16)), r);
+        ptx_stmatrix_x4(ptx_shared_address(staged(staging, lane % 16, j + lane / 16)), r);
     }
 }
 
@@ -47,12 +47,12 @@ FA_DEVICE void write_staged(char *staging, char *to, int64_t step, int left, boo
         x[part] = *(const uint4 *)staged(staging, part * 4 + lane / 8, lane % 8);
     if (whole) {
 #pragma unroll
-        for (int part = 0; part < 4; part++) store_16_bytes(to + part * step, x[part]);
+        for (int part = 0; part < 4; part++) ptx_store_global_16(to + part * step, x[part]);
         return;
     }
 #pragma unroll
     for (int part = 0; part < 4; part++)
-        if (part * 4 < left) store_16_bytes(to + part * step, x[part]);
+        if (part * 4 < left) ptx_store_global_16(to + part * step, x[part]);
 }
 
 FA_DEVICE void store_staged(const fa_attention_params *p, const piece *w, char *staging,
@@ -107,14 +107,14 @@ FA_DEVICE void store_row(const fa_attention_params *p, const uint2 *fours, char 
     if (p->out.vector && columns_left(p) == VALUE_DIM) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 16; j++)
-            store_8_bytes(row + 2 * (16 * j + first), fours[j]);
+            ptx_store_global_8(row + 2 * (16 * j + first), fours[j]);
         return;
     }
     if (p->out.vector) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 16; j++)
             if (16 * j + first < columns_left(p))
-                store_8_bytes(row + 2 * (16 * j + first), fours[j]);
+                ptx_store_global_8(row + 2 * (16 * j + first), fours[j]);
         return;
     }
 #pragma unroll

@@ -68,7 +68,7 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
         const bounds b = find_bounds(w, row_of(consumer, r));
         int lo = b.lo - column, hi = b.hi - column;
         /* As if they changed: or columns would be kept in registers, to compare with. */
-        asm volatile("" : "+r"(lo), "+r"(hi));
+        __asm__ volatile("" : "+r"(lo), "+r"(hi));
         if (left) fa_hide_fragment(s, r, lo, hi);
         else fa_hide_behind(s, r, hi);
     }
@@ -166,7 +166,7 @@ FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
 {
     const int lane = (int)threadIdx.x % 32, piece_of_16 = lane / 16 ^ lane % 8;
     const int row = (int)threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
-    const uint32_t from = shared_address(bias) + row * 128;
+    const uint32_t from = ptx_shared_address(bias) + row * 128;
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j += 2)
         ptx_ldmatrix_x4(pairs + 2 * j,
@@ -177,10 +177,10 @@ FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
  * long. */
 FA_DEVICE void take_bias(const pipeline *pipe, progress *at, uint32_t *pairs, int consumer)
 {
-    barrier_wait(&pipe->state->bias_full[consumer], at->biases & 1);
+    ptx_mbarrier_wait(&pipe->state->bias_full[consumer], at->biases & 1);
     fetch_bias(pipe->bias + consumer * BIAS_BYTES, pairs);
     __syncwarp();
-    barrier_arrive_if(&pipe->state->bias_empty[consumer], threadIdx.x % 32 == 0);
+    ptx_mbarrier_arrive_if(&pipe->state->bias_empty[consumer], threadIdx.x % 32 == 0);
     at->biases++;
 }
 

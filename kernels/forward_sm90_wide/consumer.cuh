@@ -71,7 +71,7 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const place *here, float *s, uin
 /* The products of the chunk before the last one that was asked for are done. */
 FA_DEVICE void release_before(const pipeline *pipe, const progress *at, int leader)
 {
-    wgmma_wait(1);
+    ptx_wgmma_wait(1);
     release_chunk(pipe, at->count - 2, leader);
 }
 
@@ -79,16 +79,16 @@ FA_DEVICE void release_before(const pipeline *pipe, const progress *at, int lead
 FA_DEVICE void find_first_scores(const pipeline *pipe, progress *at, float *s, int leader,
                                  int consumer)
 {
-    REGISTER_FENCE(s, FRAGMENT_KEYS / 2);
+    ptx_register_fence(s, FRAGMENT_KEYS / 2);
 #pragma unroll
     for (int chunk = 0; chunk < K_CHUNKS; chunk++) {
         multiply_keys(pipe, s, chunk, at->count++, consumer);
         if (chunk) release_before(pipe, at, leader);
     }
-    wgmma_wait(0);
-    REGISTER_FENCE(s, FRAGMENT_KEYS / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(s, FRAGMENT_KEYS / 2);
     release_chunk(pipe, at->count - 1, leader);
-    barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tiles == 1);
+    ptx_mbarrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tiles == 1);
 }
 
 /* Before values of a tile are asked for: its weights are sent, and the outputs made to fit its bases. */
@@ -104,22 +104,22 @@ FA_DEVICE void begin_values(const pipeline *pipe, float *out, const uint32_t *we
 FA_DEVICE void end_values(const pipeline *pipe, const progress *at, float *out, int leader,
                           int consumer)
 {
-    wgmma_wait(0);
-    REGISTER_FENCE(out, OUTPUTS);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(out, OUTPUTS);
     release_chunk(pipe, at->count - 1, leader);
     release_weights(pipe, leader, consumer);
 }
 
 FA_DEVICE void wait_for_weights(const pipeline *pipe, const softmax_state *state, int consumer)
 {
-    barrier_wait_for_peer(&pipe->state->weights_full[consumer], (int)(state->number & 1) ^ 1);
+    ptx_mbarrier_wait_cluster(&pipe->state->weights_full[consumer], (int)(state->number & 1) ^ 1);
 }
 
 /* Values of a tile; scores, maxima and weights of the next one. */
 FA_DEVICE void do_tile(const pipeline *pipe, progress *at, const place *here, float *s, float *out,
                        uint32_t *weights, softmax_state *state, int leader, int consumer)
 {
-    REGISTER_FENCE(s, FRAGMENT_KEYS / 2);
+    ptx_register_fence(s, FRAGMENT_KEYS / 2);
     multiply_keys(pipe, s, 0, at->count++, consumer);
     begin_values(pipe, out, weights, state, leader, consumer);
 #pragma unroll
@@ -128,14 +128,14 @@ FA_DEVICE void do_tile(const pipeline *pipe, progress *at, const place *here, fl
         release_before(pipe, at, leader);
     }
     wait_for_weights(pipe, state, consumer);
-    REGISTER_FENCE(out, OUTPUTS);
+    ptx_register_fence(out, OUTPUTS);
 #pragma unroll
     for (int chunk = 0; chunk < V_CHUNKS; chunk++) {
         multiply_values(pipe, out, chunk, at->count++, at->tile > 0, consumer);
         release_before(pipe, at, leader);
         if (chunk > 0) continue;
-        REGISTER_FENCE(s, FRAGMENT_KEYS / 2);
-        barrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 2 == at->tiles);
+        ptx_register_fence(s, FRAGMENT_KEYS / 2);
+        ptx_mbarrier_arrive_if(q_empty(pipe, at, consumer), leader && at->tile + 2 == at->tiles);
         find_maxima(pipe, at, here, at->tile + 1, s, state, leader, consumer);
     }
     weigh_tile(pipe, here, s, weights, state, consumer);
@@ -148,7 +148,7 @@ FA_DEVICE void do_last_tile(const pipeline *pipe, progress *at, float *out, cons
 {
     begin_values(pipe, out, weights, state, leader, consumer);
     wait_for_weights(pipe, state, consumer);
-    REGISTER_FENCE(out, OUTPUTS);
+    ptx_register_fence(out, OUTPUTS);
 #pragma unroll
     for (int chunk = 0; chunk < V_CHUNKS; chunk++) {
         multiply_values(pipe, out, chunk, at->count++, at->tile > 0, consumer);
@@ -194,7 +194,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int c
     place here;
     progress at = {.number = -1};
     int leader = threadIdx.x % 32 == 0;
-    asm volatile("" : "+r"(leader));
+    __asm__ volatile("" : "+r"(leader));
     for (next_piece(pipe, consumer, &at); at.tiles; next_piece(pipe, consumer, &at)) {
         start_piece(pipe, &at, consumer, &here, &state);
         find_first_scores(pipe, &at, s, leader, consumer);

@@ -11,15 +11,15 @@ FA_DEVICE void send_rows(float *rows, uint64_t *full, const float x[2], int lead
 {
     const int row = row_of(0, 0), peer = peer_block();
     __syncwarp(); /* no lane still waits for the phase before */
-    if (leader) barrier_expect(full, 16 * (int)sizeof *rows);
+    if (leader) ptx_mbarrier_arrive_expect(full, 16 * (int)sizeof *rows);
     if (threadIdx.x % 4 != 0) return;
-    send_float(rows + row, full, peer, x[0]);
-    send_float(rows + row + 8, full, peer, x[1]);
+    ptx_store_to_peer(rows + row, full, peer, x[0]);
+    ptx_store_to_peer(rows + row + 8, full, peer, x[1]);
 }
 
 FA_DEVICE void receive_rows(const float *rows, uint64_t *full, int parity, float x[2])
 {
-    barrier_wait_for_peer(full, parity);
+    ptx_mbarrier_wait_cluster(full, parity);
     x[0] = rows[row_of(0, 0)];
     x[1] = rows[row_of(0, 1)];
 }
@@ -38,7 +38,7 @@ FA_DEVICE void store_weights(char *to, const uint32_t *weights)
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j += 2)
-        store_matrix_x4(shared_address(staged(to, lane % 16, j + lane / 16)), weights + 2 * j);
+        ptx_stmatrix_x4(ptx_shared_address(staged(to, lane % 16, j + lane / 16)), weights + 2 * j);
 }
 
 /* Weights of the block's keys into both blocks. number: of tiles so far, through all pieces. */
@@ -49,21 +49,21 @@ FA_DEVICE void share_weights(const pipeline *pipe, const uint32_t *weights, uint
     uint64_t *full = &pipe->state->weights_full[consumer];
     char *to = weights_of(pipe, consumer) + this_block() * Q_BLOCK +
                (int)threadIdx.x % WARPGROUP / 32 * bytes;
-    barrier_wait_for_peer(&pipe->state->weights_empty[consumer], (int)(number & 1) ^ 1);
+    ptx_mbarrier_wait_cluster(&pipe->state->weights_empty[consumer], (int)(number & 1) ^ 1);
     store_weights(to, weights);
-    async_proxy_fence();
+    ptx_fence_proxy_async();
     __syncwarp();
     if (!leader) return;
-    barrier_expect(full, bytes);
-    send_bytes(to, full, peer_block(), bytes);
+    ptx_mbarrier_arrive_expect(full, bytes);
+    ptx_copy_to_peer(to, full, peer_block(), bytes);
 }
 
 /* The weights that are there are not needed any more: both blocks are told. */
 FA_DEVICE void release_weights(const pipeline *pipe, int leader, int consumer)
 {
     uint64_t *empty = &pipe->state->weights_empty[consumer];
-    barrier_arrive_if(empty, leader);
-    barrier_arrive_at_peer_if(empty, peer_block(), leader);
+    ptx_mbarrier_arrive_if(empty, leader);
+    ptx_mbarrier_arrive_peer_if(empty, peer_block(), leader);
 }
 
 #endif

@@ -39,7 +39,7 @@ FA_DEVICE source find_source(const fa_attention_params *p, const fa_sm90_params 
 FA_DEVICE void wait_for_place(const pipeline *pipe, tile_count count)
 {
     __syncwarp(); /* no lane comes two phases late to a barrier */
-    barrier_wait(&pipe->state->empty[stage_of(count)], parity_of(count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->empty[stage_of(count)], parity_of(count) ^ 1);
 }
 
 /* The block's half of a tile's keys, by blocks of columns. */
@@ -59,11 +59,11 @@ FA_DEVICE void load_tile_keys(const pipeline *pipe, const fa_attention_params *p
             load_part(to, &s->k, &s->k_step, full, &chunk, p, s, &from->w->tile);
             continue;
         }
-        barrier_expect(full, chunk.blocks * K_BLOCK);
+        ptx_mbarrier_arrive_expect(full, chunk.blocks * K_BLOCK);
 #pragma unroll
         for (int block = 0; block < chunk.blocks; block++)
-            tma_load_4d(to + block * K_BLOCK, &s->k, full, chunk.column + 64 * block,
-                        from->start_k + key, from->head_k, from->block_k);
+            ptx_tma_load_4d(to + block * K_BLOCK, &s->k, full, chunk.column + 64 * block,
+                            from->start_k + key, from->head_k, from->block_k);
     }
 }
 
@@ -87,11 +87,11 @@ FA_DEVICE void load_tile_values(const pipeline *pipe, const fa_attention_params 
             load_part(to, &s->v, &s->v_step, full, &chunk, p, s, &from->w->tile);
             continue;
         }
-        barrier_expect(full, V_BLOCKS * V_BLOCK);
+        ptx_mbarrier_arrive_expect(full, V_BLOCKS * V_BLOCK);
 #pragma unroll
         for (int block = 0; block < V_BLOCKS; block++)
-            tma_load_4d(to + block * V_BLOCK, &s->v, full, chunk.column + 64 * block,
-                        from->start_k + chunk.key, from->head_v, from->block_v);
+            ptx_tma_load_4d(to + block * V_BLOCK, &s->v, full, chunk.column + 64 * block,
+                            from->start_k + chunk.key, from->head_v, from->block_v);
     }
 }
 

@@ -7,51 +7,51 @@
 
 FA_DEVICE void wait_for_chunk(const pipeline *pipe, tile_count count)
 {
-    barrier_wait(&pipe->state->full[stage_of(count)], parity_of(count));
+    ptx_mbarrier_wait(&pipe->state->full[stage_of(count)], parity_of(count));
 }
 
 FA_DEVICE void release_chunk(const pipeline *pipe, tile_count count, int leader)
 {
-    barrier_arrive_if(&pipe->state->empty[stage_of(count)], leader);
+    ptx_mbarrier_arrive_if(&pipe->state->empty[stage_of(count)], leader);
 }
 
 /* Asks for chunk `chunk` of s = Q K^T, 64 x FRAGMENT_KEYS. */
 FA_DEVICE void multiply_keys(const pipeline *pipe, float *s, int chunk, tile_count count,
                              int consumer)
 {
-    const uint32_t k = matrix_place_in_cluster(ring_place(pipe, count), 0);
-    uint32_t q = matrix_place_in_cluster(pipe->q + consumer * Q_BYTES, 0);
-    asm volatile("" : "+r"(q)); /* or each step's place would be kept in a register */
+    const uint32_t k = ptx_descriptor_low_in_cluster(ring_place(pipe, count), 0);
+    uint32_t q = ptx_descriptor_low_in_cluster(pipe->q + consumer * Q_BYTES, 0);
+    __asm__ volatile("" : "+r"(q)); /* or each step's place would be kept in a register */
     wait_for_chunk(pipe, count);
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4 * K_CHUNK_BLOCKS; step++) {
         const int column = chunk * K_CHUNK_BLOCKS + step / 4, byte = step % 4 * 32;
         if (column >= K_BLOCKS) break;
-        WGMMA(qk, FRAGMENT_KEYS)
-        (s, matrix_at(q + (column * Q_BLOCK + byte) / 16),
-         matrix_at(k + (step / 4 * K_BLOCK + byte) / 16), chunk > 0 || step > 0);
+        PTX_WGMMA(qk, FRAGMENT_KEYS)
+        (s, ptx_descriptor(q + (column * Q_BLOCK + byte) / 16),
+         ptx_descriptor(k + (step / 4 * K_BLOCK + byte) / 16), chunk > 0 || step > 0);
     }
-    wgmma_commit();
+    ptx_wgmma_commit();
 }
 
 /* Asks for chunk `chunk` of out = P V, or out += P V. */
 FA_DEVICE void multiply_values(const pipeline *pipe, float *out, int chunk, tile_count count,
                                int add, int consumer)
 {
-    const uint32_t v = matrix_place_in_cluster(ring_place(pipe, count), V_BLOCK);
-    uint32_t p = matrix_place_in_cluster(weights_of(pipe, consumer), 0);
-    asm volatile("" : "+r"(p));
+    const uint32_t v = ptx_descriptor_low_in_cluster(ring_place(pipe, count), V_BLOCK);
+    uint32_t p = ptx_descriptor_low_in_cluster(weights_of(pipe, consumer), 0);
+    __asm__ volatile("" : "+r"(p));
     wait_for_chunk(pipe, count);
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int step = 0; step < V_ROWS / 16; step++) {
         const int key = chunk * V_ROWS + 16 * step;
-        WGMMA(shared_pv, VALUE_DIM)
-        (out, matrix_at(p + (key / 64 * Q_BLOCK + key % 64 * 2) / 16),
-         matrix_at(v + step * 16 * 128 / 16), key > 0 || add);
+        PTX_WGMMA(shared_pv, VALUE_DIM)
+        (out, ptx_descriptor(p + (key / 64 * Q_BLOCK + key % 64 * 2) / 16),
+         ptx_descriptor(v + step * 16 * 128 / 16), key > 0 || add);
     }
-    wgmma_commit();
+    ptx_wgmma_commit();
 }
 
 #endif
