@@ -51,9 +51,10 @@
 
 #include "common/mma.cuh"
 #include "common/x2.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/named_barrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/thread.cuh"
 #include "forward_sm80.h"

@@ -7,7 +7,7 @@
 #include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
-#include "ampere_on_cpu.h"
+#include "ptx_on_cpu/convert.h"
 #else
 
 /* Two floats rounded to float16; low goes to the lower half. From Ampere on. */

@@ -7,7 +7,7 @@
 #include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
-#include "ampere_on_cpu.h"
+#include "ptx_on_cpu/cp_async.h"
 #else
 
 /* Issues a copy of 16 bytes. Without `wanted` it writes zeros and reads nothing. */

@@ -1,5 +1,5 @@
 /*
- * 8 x 8 matrices of 16-bit elements between shared memory and registers (PTX ISA: ldmatrix, stmatrix), four at
+ * 8 x 8 matrices of 16-bit elements from shared memory to registers (PTX ISA: ldmatrix), four at
  * a time. Lane l gives the address of row l % 8 of matrix l / 8, which is 16 bytes. With g = lane / 4 and
  * t = lane % 4 the lane holds of each matrix the elements 2t and 2t + 1 of row g.
  */
@@ -9,7 +9,7 @@
 #include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
-#include "ampere_on_cpu.h"
+#include "ptx_on_cpu/ldmatrix.h"
 #else
 
 FA_DEVICE void ptx_ldmatrix_x4(uint32_t x[4], uint32_t address)
@@ -26,14 +26,6 @@ FA_DEVICE void ptx_ldmatrix_x4_trans(uint32_t x[4], uint32_t address)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(address)
-                 : "memory");
-}
-
-/* The opposite of ptx_ldmatrix_x4, from Hopper on. */
-FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t x[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
 

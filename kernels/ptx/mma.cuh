@@ -12,7 +12,7 @@
 #include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
-#include "ampere_on_cpu.h"
+#include "ptx_on_cpu/mma.h"
 #else
 
 /* c (16 x 8) += a (16 x 16) b (16 x 8), of float16. */

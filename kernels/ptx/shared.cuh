@@ -1,5 +1,5 @@
 /*
- * Shared memory by 32-bit addresses (PTX ISA: ld.shared, st.shared).
+ * Shared memory by the addresses of ptx/address.cuh (PTX ISA: ld.shared, st.shared).
  */
 #ifndef FA_KERNELS_PTX_SHARED_CUH
 #define FA_KERNELS_PTX_SHARED_CUH
@@ -7,13 +7,8 @@
 #include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
-#include "ampere_on_cpu.h"
+#include "ptx_on_cpu/shared.h"
 #else
-
-FA_DEVICE uint32_t ptx_shared_address(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
 
 FA_DEVICE uint32_t ptx_ld_shared_u32(uint32_t from)
 {

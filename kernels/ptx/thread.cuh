@@ -7,7 +7,7 @@
 #include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
-#include "ampere_on_cpu.h"
+#include "ptx_on_cpu/thread.h"
 #else
 
 /* Read anew at each call. The compiler would keep what it computes from threadIdx.x in registers that
