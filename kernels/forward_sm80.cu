@@ -84,7 +84,7 @@ enum {
 static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
 static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "whole fragments");
 
-#include "common/fragment.cuh"
+#include "common/score_fragments.cuh"
 
 /* Of how many steps along d the warp's fragments of Q fit into registers. */
 #ifndef KEPT_STEPS
@@ -517,7 +517,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
             int lo, hi;
             const int r = row_of(m, half);
             visible_part(w, r, first + column, &lo, &hi);
-            if (fa_changes_rows(p)) {
+            if (fa_has_row_options(p)) {
                 const int64_t i = fa_min64(t->first + r, t->n_q - 1);
                 const fa_fragment_row row = {fa_logit_row_of(p, t, i), w->start + first + column,
                                              lo, hi};
@@ -543,9 +543,7 @@ FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], i
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
         const uint32_t bits = COUNT == 4 || key == 0 ? block[n] : block[n + 4 - COUNT];
-        const uint32_t low = (bits & 0xffffu) >= p->dropout_threshold;
-        const uint32_t high = (bits >> 16) >= p->dropout_threshold;
-        const uint32_t kept = low * 0xffffu | high * 0xffff0000u;
+        const uint32_t kept = fa_dropout_mask_x2(p, bits);
         set_pair(weights, m, first + n, half, get_pair(weights, m, first + n, half) & kept);
     }
 }

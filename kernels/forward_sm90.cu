@@ -37,7 +37,7 @@
 #define FIRST_COLUMN 0 /* of the results that a block computes */
 
 #define FRAGMENT_KEYS KEYS
-#include "common/fragment.cuh"
+#include "common/score_fragments.cuh"
 
 /* Whether an option hides values that products see all the same. */
 #define HIDES_VALUES (GENERAL & (FA_SM90_BIAS | FA_SM90_BY_ROWS))

@@ -43,7 +43,7 @@ static_assert(CLUSTER * VALUE_DIM == HEAD_DIM, "each block has its part of the c
 /* Keys of a tile whose scores a block finds. */
 #define FRAGMENT_KEYS 64
 static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the keys");
-#include "common/fragment.cuh"
+#include "common/score_fragments.cuh"
 
 /* Of a thread, in registers. */
 #define OUTPUTS (VALUE_DIM / 2)

@@ -189,7 +189,7 @@ FA_DEVICE void add_pairs(const uint32_t *pairs, float *s, float unit, int dtype)
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
-        const float2 b = fa_float_pair(pairs[i], dtype);
+        const float2 b = fa_unpack_x2(pairs[i], dtype);
         s[2 * i] = fmaf(b.x, unit, s[2 * i]);
         s[2 * i + 1] = fmaf(b.y, unit, s[2 * i + 1]);
     }
