@@ -75,7 +75,7 @@ enum {
     D_TILES = COLUMNS / 8,      /* of 8 columns of O       */
     KEY_STEPS = KEYS / 16,      /* of mma along keys, P V  */
     KEY_TILES = OWN_KEYS / 8,   /* of 8 columns of S       */
-    PIECES = HEAD_DIM / 8,      /* of 16 bytes of a row    */
+    ROW_VECTORS = HEAD_DIM / 8,      /* of 16 bytes of a row    */
     PITCH = FA_SM80_PITCH(HEAD_DIM),
     TILE_BYTES = KEYS * PITCH,
     AHEAD = FA_SM80_AHEAD(SMALL), /* tasks that are described at a time */
@@ -87,13 +87,13 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 #include "common/score_fragments.cuh"
 
 /* Of how many steps along d the warp's fragments of Q fit into registers. */
-#ifndef KEPT_STEPS
-#define KEPT_STEPS (GENERAL ? 0 : HEAD_DIM == 64 ? 4 : HEAD_DIM == 256 ? 3 : 0)
+#ifndef REGISTER_STEPS
+#define REGISTER_STEPS (GENERAL ? 0 : HEAD_DIM == 64 ? 4 : HEAD_DIM == 256 ? 3 : 0)
 #endif
-#define ALL_KEPT (16 * KEPT_STEPS == HEAD_DIM)
+#define ALL_KEPT (16 * REGISTER_STEPS == HEAD_DIM)
 
-#define LOWEST (-3.402823466e38f)
-#define SMALLEST 1.175494351e-38f
+#define NOTHING_SEEN (-3.402823466e38f)
+#define MIN_SCALE 1.175494351e-38f
 #define LN2 0.69314718055994530942f
 
 /* Weights are 2^(logit - max). A row's largest one is LARGEST = 2^HEADROOM when its max is found: float16 keeps
@@ -149,8 +149,8 @@ typedef struct fa_output {
 
 /* The warp's fragments of Q: those that are kept, and where in shared memory this lane's rows begin. */
 typedef struct fa_queries {
-#if KEPT_STEPS > 0
-    uint32_t kept[M_TILES][KEPT_STEPS][4];
+#if REGISTER_STEPS > 0
+    uint32_t fragments[M_TILES][REGISTER_STEPS][4];
 #endif
     uint32_t at;
 } fa_queries;
@@ -162,7 +162,7 @@ typedef struct fa_seen {
 
 /* The keys of a tile of queries, described ahead and kept in shared memory: registers are for the
  * products. Positions count from `start`, the first key of the first tile, a multiple of 32. */
-typedef struct fa_walk {
+typedef struct fa_key_tiles {
     int64_t start;
     const char *k, *v; /* rows `start` of keys and values, unless there are pages */
     /* How many tiles there are; [plain_from, plain_to) every row sees all of; below whole_to, and not in
@@ -171,20 +171,20 @@ typedef struct fa_walk {
     fa_seen block, group[GROUPS];
     int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
     uint32_t careful; /* 1: the task's second time, values that are not finite are looked for */
-    int odd_values[WARPS]; /* whether this tile's values are not all finite; of each warp's own */
-} fa_walk;
+    int nonfinite_values[WARPS]; /* whether this tile's values are not all finite; of each warp's own */
+} fa_key_tiles;
 
 /* A task. Without queries and rows of its own: there is nothing to do. */
-typedef struct fa_task {
+typedef struct fa_work_tile {
     fa_tile tile;
-    fa_walk walk;
-} fa_task;
-static_assert(sizeof(fa_task) <= FA_SM80_TASK_BYTES, "room for descriptions");
+    fa_key_tiles walk;
+} fa_work_tile;
+static_assert(sizeof(fa_work_tile) <= FA_SM80_TASK_BYTES, "room for descriptions");
 
 /* What a block has to do, in shared memory, for registers are scarce. */
 typedef struct fa_block {
-    fa_task now;    /* at a constant address: it is looked up between products */
-    fa_task *tasks; /* 2 * AHEAD of them: the one of turn i at i % (2 * AHEAD) */
+    fa_work_tile now;    /* at a constant address: it is looked up between products */
+    fa_work_tile *tasks; /* 2 * AHEAD of them: the one of turn i at i % (2 * AHEAD) */
     uint32_t turn, turns;
     int begun; /* whether the first copies of this turn's task are under way already */
 } fa_block;
@@ -198,7 +198,7 @@ FA_DEVICE int share_id(void) { return ptx_thread_id() / 32 % SPLIT; }
 FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first in a tile */
 
 /* All warps of the group meet. */
-FA_DEVICE void meet_group(void)
+FA_DEVICE void sync_group(void)
 {
     if (SPLIT > 1) ptx_named_barrier_sync(1 + group_id(), 32 * SPLIT);
 }
@@ -220,12 +220,12 @@ FA_DEVICE uint32_t group_weights(const fa_memory *at)
 }
 
 /* Where this lane's row of the group's weights begins, as A fragments are loaded. */
-FA_DEVICE uint32_t shown_weights(const fa_memory *at)
+FA_DEVICE uint32_t weight_rows(const fa_memory *at)
 {
     return group_weights(at) + (uint32_t)(lane_id() % 16 * WEIGHTS_PITCH + lane_id() / 16 * 16);
 }
 
-FA_DEVICE fa_weights place_weights(const fa_memory *at)
+FA_DEVICE fa_weights find_weights(const fa_memory *at)
 {
     fa_weights p = {0};
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
@@ -238,7 +238,7 @@ FA_DEVICE fa_weights place_weights(const fa_memory *at)
 }
 
 #if GENERAL
-FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
+FA_DEVICE uint32_t get_x2(const fa_weights *p, int m, int n, int half)
 {
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
     return ptx_ld_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n));
@@ -248,7 +248,7 @@ FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
 }
 #endif
 
-FA_DEVICE void set_pair(fa_weights *p, int m, int n, int half, uint32_t pair)
+FA_DEVICE void set_x2(fa_weights *p, int m, int n, int half, uint32_t pair)
 {
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
     ptx_st_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
@@ -261,27 +261,27 @@ FA_DEVICE void set_pair(fa_weights *p, int m, int n, int half, uint32_t pair)
 
 /* Threads that copy: the same piece of every row that they copy, so many rows at a time. */
 enum {
-    FITTING_ROWS = THREADS / PIECES,
-    ROWS_A_PASS = FITTING_ROWS >= 32   ? 32
-                  : FITTING_ROWS >= 16 ? 16
-                  : FITTING_ROWS >= 8  ? 8
-                  : FITTING_ROWS >= 4  ? 4
+    MAX_ROWS_A_PASS = THREADS / ROW_VECTORS,
+    ROWS_A_PASS = MAX_ROWS_A_PASS >= 32   ? 32
+                  : MAX_ROWS_A_PASS >= 16 ? 16
+                  : MAX_ROWS_A_PASS >= 8  ? 8
+                  : MAX_ROWS_A_PASS >= 4  ? 4
                                        : 2,
-    COPIERS = ROWS_A_PASS * PIECES
+    COPIERS = ROWS_A_PASS * ROW_VECTORS
 };
 static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
 static_assert(KEYS % 32 == 0, "dropout's blocks cover 32 keys");
 
-FA_DEVICE int copied_piece(void) { return ptx_thread_id() % PIECES; }
-FA_DEVICE int copied_row(void) { return ptx_thread_id() / PIECES; }
+FA_DEVICE int copied_vector(void) { return ptx_thread_id() % ROW_VECTORS; }
+FA_DEVICE int copied_row(void) { return ptx_thread_id() / ROW_VECTORS; }
 FA_DEVICE bool is_copier(void) { return (int)COPIERS == (int)THREADS || ptx_thread_id() < COPIERS; }
-FA_DEVICE uint32_t copied_place(uint32_t tile)
+FA_DEVICE uint32_t copied_address(uint32_t tile)
 {
-    return tile + (uint32_t)(copied_row() * PITCH + copied_piece() * 16);
+    return tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
 }
 
 /* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a piece. */
-FA_DEVICE uint4 gather_piece(const char *row, int column, int columns)
+FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
     uint32_t pair[4];
 #pragma unroll
@@ -311,37 +311,37 @@ FA_DEVICE void wait_for_copies(void)
 #endif
 }
 
-FA_DEVICE bool is_seen(const fa_walk *w, int j) { return j >= w->block.from && j < w->block.to; }
+FA_DEVICE bool is_seen(const fa_key_tiles *w, int j) { return j >= w->block.from && j < w->block.to; }
 
 FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
-                           const fa_walk *w, int first, int columns, uint32_t tile)
+                           const fa_key_tiles *w, int first, int columns, uint32_t tile)
 {
-    const int column = 8 * copied_piece();
+    const int column = 8 * copied_vector();
 #pragma unroll 1
     for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS) {
         const int j = first + r;
         uint4 x = make_uint4(0, 0, 0, 0);
         if (is_seen(w, j) && column < columns)
-            x = gather_piece(fa_key_row(p, v, t, w->start + j), column, columns);
+            x = gather_vector(fa_key_row(p, v, t, w->start + j), column, columns);
         ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
     }
 }
 
 /* j: the position of this thread's first row, which goes to `to`. inside: its piece is one of a row. */
-FA_DEVICE void start_paged_rows(const fa_attention_params *p, const fa_kernel_view *v,
-                                const fa_tile *t, const fa_walk *w, int j, bool inside, uint32_t to)
+FA_DEVICE void issue_paged_rows(const fa_attention_params *p, const fa_kernel_view *v,
+                                const fa_tile *t, const fa_key_tiles *w, int j, bool inside, uint32_t to)
 {
 #pragma unroll 4
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, j += ROWS_A_PASS) {
         const bool wanted = inside && is_seen(w, j);
         const char *row = v->data;
-        if (wanted) row = fa_key_row(p, v, t, w->start + j) + 16 * copied_piece();
+        if (wanted) row = fa_key_row(p, v, t, w->start + j) + 16 * copied_vector();
         copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, wanted);
     }
 }
 
 /* rows: this thread's piece of row 0, and the bytes from one row to the next. */
-FA_DEVICE void start_plain_rows(const char *rows, int64_t pitch, const fa_walk *w, int j,
+FA_DEVICE void issue_plain_rows(const char *rows, int64_t pitch, const fa_key_tiles *w, int j,
                                 bool inside, uint32_t to)
 {
     const char *row = rows + pitch * j;
@@ -353,37 +353,37 @@ FA_DEVICE void start_plain_rows(const char *rows, int64_t pitch, const fa_walk *
 
 /* Starts the copy of the tile of keys or values whose first is at `first`. Zeros take the place of
  * what no query of the block sees. */
-FA_DEVICE void start_rows(const fa_attention_params *p, const fa_kernel_view *v, const char *rows,
-                          const fa_tile *t, const fa_walk *w, int first, int columns, uint32_t tile)
+FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v, const char *rows,
+                          const fa_tile *t, const fa_key_tiles *w, int first, int columns, uint32_t tile)
 {
     if (!is_copier()) return;
     if (v->vector != 8) {
         gather_rows(p, v, t, w, first, columns, tile);
         return;
     }
-    const uint32_t to = copied_place(tile);
-    const bool inside = 8 * copied_piece() < columns;
+    const uint32_t to = copied_address(tile);
+    const bool inside = 8 * copied_vector() < columns;
     const int j = first + copied_row();
-    if (p->block_table) start_paged_rows(p, v, t, w, j, inside, to);
-    else start_plain_rows(rows + 16 * copied_piece(), 2 * v->stride[1], w, j, inside, to);
+    if (p->block_table) issue_paged_rows(p, v, t, w, j, inside, to);
+    else issue_plain_rows(rows + 16 * copied_vector(), 2 * v->stride[1], w, j, inside, to);
 }
 
 /* Queries one by one, of rows that are not aligned. */
 FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, int64_t count,
                               uint32_t tile)
 {
-    const int column = 8 * copied_piece();
+    const int column = 8 * copied_vector();
 #pragma unroll 1
     for (int r = copied_row(); r < QUERIES; r += ROWS_A_PASS) {
         uint4 x = make_uint4(0, 0, 0, 0);
         if (r < count && column < p->d)
-            x = gather_piece(fa_view_row(&p->q, t->block_q, t->start_q + t->first + r, t->head),
+            x = gather_vector(fa_view_row(&p->q, t->block_q, t->start_q + t->first + r, t->head),
                              column, p->d);
         ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
     }
 }
 
-FA_DEVICE void start_queries(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
+FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
 {
     if (!is_copier()) return;
     const int64_t count = t->n_q - t->first;
@@ -391,7 +391,7 @@ FA_DEVICE void start_queries(const fa_attention_params *p, const fa_tile *t, uin
         gather_queries(p, t, count, tile);
         return;
     }
-    const int column = 8 * copied_piece();
+    const int column = 8 * copied_vector();
     const int64_t first = t->start_q + t->first + copied_row();
     const int64_t ahead = 2 * ROWS_A_PASS * p->q.stride[1];
     const char *row = p->q.data + 2 * (t->block_q * p->q.stride[0] + first * p->q.stride[1] +
@@ -399,7 +399,7 @@ FA_DEVICE void start_queries(const fa_attention_params *p, const fa_tile *t, uin
     const int rows = column < p->d ? (int)fa_min64(count, QUERIES) : 0;
 #pragma unroll
     for (int r = 0; r < QUERIES; r += ROWS_A_PASS, row += ahead)
-        copy_async(copied_place(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
+        copy_async(copied_address(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
 }
 
 /* Whether something in the pieces of a tile that this thread copied is not finite. */
@@ -410,7 +410,7 @@ FA_DEVICE bool copied_not_finite(uint32_t tile)
 #pragma unroll 1
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++) {
         const uint4 x =
-            ptx_ld_shared_v4(copied_place(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
+            ptx_ld_shared_v4(copied_address(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
         seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
                 fa_x2_not_finite(x.w);
     }
@@ -429,12 +429,12 @@ FA_DEVICE void clear_scores(fa_scores *s)
             for (int e = 0; e < 4; e++) s->at[m][n][e] = 0.0f;
 }
 
-FA_DEVICE void get_query_part(uint32_t a[M_TILES][4], const fa_queries *q, int step)
+FA_DEVICE void get_query_fragments(uint32_t a[M_TILES][4], const fa_queries *q, int step)
 {
-#if KEPT_STEPS > 0
-    if (step < KEPT_STEPS) {
+#if REGISTER_STEPS > 0
+    if (step < REGISTER_STEPS) {
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = q->kept[i / 4][step][i % 4];
+        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = q->fragments[i / 4][step][i % 4];
         return;
     }
 #endif
@@ -446,7 +446,7 @@ FA_DEVICE void get_query_part(uint32_t a[M_TILES][4], const fa_queries *q, int s
 /* Keys 16 * pair .. 16 * pair + 15 and columns 16 * step .. 16 * step + 15, as number step * KEY_PAIRS + pair. */
 enum { KEY_PAIRS = OWN_KEYS / 16 };
 
-FA_DEVICE void load_keys(uint32_t b[4], uint32_t k, int i)
+FA_DEVICE void load_key_fragments(uint32_t b[4], uint32_t k, int i)
 {
     ptx_ldmatrix_x4(b, k + (uint32_t)(i % KEY_PAIRS * 16 * PITCH + i / KEY_PAIRS * 32));
 }
@@ -455,14 +455,14 @@ FA_DEVICE void load_keys(uint32_t b[4], uint32_t k, int i)
 FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
 {
     uint32_t a[2][M_TILES][4], b[2][4];
-    get_query_part(a[from % 2], q, from);
-    load_keys(b[0], k, from * KEY_PAIRS);
+    get_query_fragments(a[from % 2], q, from);
+    load_key_fragments(b[0], k, from * KEY_PAIRS);
 #pragma unroll
     for (int i = 0; i < (to - from) * KEY_PAIRS; i++) {
         const int step = from + i / KEY_PAIRS, pair = i % KEY_PAIRS;
         const uint32_t *now = b[i % 2];
-        if (i + 1 < (to - from) * KEY_PAIRS) load_keys(b[(i + 1) % 2], k, from * KEY_PAIRS + i + 1);
-        if (pair == KEY_PAIRS - 1 && step + 1 < to) get_query_part(a[(step + 1) % 2], q, step + 1);
+        if (i + 1 < (to - from) * KEY_PAIRS) load_key_fragments(b[(i + 1) % 2], k, from * KEY_PAIRS + i + 1);
+        if (pair == KEY_PAIRS - 1 && step + 1 < to) get_query_fragments(a[(step + 1) % 2], q, step + 1);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             fa_mma(s->at[m][2 * pair], a[step % 2][m], now[0], now[1]);
@@ -481,7 +481,7 @@ FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
 
 /* What row r of the block's tile sees, counted from `first` on. Rows behind the last query count as
  * it. */
-FA_DEVICE void visible_part(const fa_walk *w, int r, int first, int *lo, int *hi)
+FA_DEVICE void visible_keys(const fa_key_tiles *w, int r, int first, int *lo, int *hi)
 {
     const int row = r < w->last ? r : w->last, end = w->hi + row;
     *lo = w->lo + row - first;
@@ -490,7 +490,7 @@ FA_DEVICE void visible_part(const fa_walk *w, int r, int first, int *lo, int *hi
 
 #if !GENERAL
 /* left: whether some rows do not see the first of the keys. */
-FA_DEVICE void mask_scores(const fa_walk *w, int first, bool left, fa_scores *s)
+FA_DEVICE void hide_by_position(const fa_key_tiles *w, int first, bool left, fa_scores *s)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
@@ -498,14 +498,14 @@ FA_DEVICE void mask_scores(const fa_walk *w, int first, bool left, fa_scores *s)
         for (int half = 0; half < 2; half++) {
             int lo, hi;
             const int column = 2 * (lane_id() % 4);
-            visible_part(w, row_of(m, half), first + column, &lo, &hi);
+            visible_keys(w, row_of(m, half), first + column, &lo, &hi);
             if (left) fa_hide_fragment(s->at[m][0], half, lo, hi);
             else fa_hide_behind(s->at[m][0], half, hi);
         }
 }
 #else
 /* Scores become exponents of 2. */
-FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+FA_DEVICE void apply_options(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                                    int first, float scale, fa_scores *s)
 {
     const int column = 2 * (lane_id() % 4);
@@ -516,7 +516,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
         for (int half = 0; half < 2; half++) {
             int lo, hi;
             const int r = row_of(m, half);
-            visible_part(w, r, first + column, &lo, &hi);
+            visible_keys(w, r, first + column, &lo, &hi);
             if (fa_has_row_options(p)) {
                 const int64_t i = fa_min64(t->first + r, t->n_q - 1);
                 const fa_fragment_row row = {fa_logit_row_of(p, t, i), w->start + first + column,
@@ -544,7 +544,7 @@ FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], i
     for (int n = 0; n < COUNT; n++) {
         const uint32_t bits = COUNT == 4 || key == 0 ? block[n] : block[n + 4 - COUNT];
         const uint32_t kept = fa_dropout_mask_x2(p, bits);
-        set_pair(weights, m, first + n, half, get_pair(weights, m, first + n, half) & kept);
+        set_x2(weights, m, first + n, half, get_x2(weights, m, first + n, half) & kept);
     }
 }
 
@@ -570,7 +570,7 @@ FA_DEVICE void drop_weights(const fa_attention_params *p, const fa_tile *t, int6
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
 /* The largest of this tile's scores in row g (half 0) or g + 8, the same in all four lanes. */
-FA_DEVICE float row_maximum(const fa_scores *s, int m, int half)
+FA_DEVICE float row_max(const fa_scores *s, int m, int half)
 {
     float top = s->at[m][0][2 * half];
 #pragma unroll
@@ -581,7 +581,7 @@ FA_DEVICE float row_maximum(const fa_scores *s, int m, int half)
 }
 
 /* Makes `top` the maximum of the rows where it has grown too far, and rescales what was summed. */
-FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
+FA_DEVICE void raise_max(fa_output *o, float top[M_TILES][2])
 {
     int summed = 0;
 #pragma unroll
@@ -591,7 +591,7 @@ FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
             const float old = o->max[m][half];
             const float now = top[m][half] > old + RESCALE_ABOVE ? top[m][half] - HEADROOM : old;
             const float factor = ptx_ex2(old - now);
-            summed |= old != LOWEST;
+            summed |= old != NOTHING_SEEN;
             o->max[m][half] = now;
             o->sum[m][half] *= factor;
             top[m][half] = factor;
@@ -604,54 +604,54 @@ FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
 
 /* A number for each row, which the warps of the group tell each other. Who calls has all four lanes
  * of a row hold the same. */
-FA_DEVICE void tell_group(const fa_memory *at, float x[M_TILES][2])
+FA_DEVICE void share_with_group(const fa_memory *at, float x[M_TILES][2])
 {
     const uint32_t to = at->numbers + (uint32_t)(ptx_thread_id() / 32 * GROUP_ROWS * 4);
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         if (lane_id() % 4 == 0)
             ptx_st_shared_f32(to + (uint32_t)(4 * (8 * i + lane_id() / 4)), x[i / 2][i % 2]);
-    meet_group();
+    sync_group();
 }
 
 /* What the warp number `share` has told of row 8 * i + g. */
-FA_DEVICE float ask_group(const fa_memory *at, int share, int i)
+FA_DEVICE float read_from_group(const fa_memory *at, int share, int i)
 {
     const int row = (group_id() * SPLIT + share) * GROUP_ROWS + 8 * i + lane_id() / 4;
     return ptx_ld_shared_f32(at->numbers + (uint32_t)(4 * row));
 }
 
-FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
+FA_DEVICE void update_max(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
 {
     float top[M_TILES][2];
     int grown = 0;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) top[m][half] = row_maximum(s, m, half) * scale;
+        for (int half = 0; half < 2; half++) top[m][half] = row_max(s, m, half) * scale;
     if (SPLIT > 1) {
-        tell_group(at, top);
+        share_with_group(at, top);
 #pragma unroll
         for (int i = 0; i < M_TILES * 2; i++)
 #pragma unroll
             for (int share = 0; share < SPLIT; share++)
-                top[i / 2][i % 2] = fmaxf(top[i / 2][i % 2], ask_group(at, share, i));
+                top[i / 2][i % 2] = fmaxf(top[i / 2][i % 2], read_from_group(at, share, i));
     }
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         grown |= top[i / 2][i % 2] > o->max[i / 2][i % 2] + RESCALE_ABOVE;
-    if (__any_sync(0xffffffffu, grown)) raise_maximum(o, top);
+    if (__any_sync(0xffffffffu, grown)) raise_max(o, top);
 }
 
 /* Two weights of the thread. */
-FA_DEVICE void make_weight_pair(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+FA_DEVICE void make_weight_x2(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
                                 int m, int n, int half, float sum[M_TILES][2])
 {
     const float *x = s->at[m][n] + 2 * half;
     const float even = ptx_ex2(fmaf(x[0], scale, -o->max[m][half]));
     const float odd = ptx_ex2(fmaf(x[1], scale, -o->max[m][half]));
     sum[m][half] += even + odd;
-    set_pair(p, m, n, half, fa_pack_x2(even, odd));
+    set_x2(p, m, n, half, fa_pack_x2(even, odd));
 }
 
 FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, float scale)
@@ -660,29 +660,29 @@ FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, flo
     for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
         for (int i = 0; i < M_TILES * 2; i++)
-            make_weight_pair(p, s, o, scale, i / 2, n, i % 2, o->sum);
+            make_weight_x2(p, s, o, scale, i / 2, n, i % 2, o->sum);
 }
 
 /* ---- P V ------------------------------------------------------------------------------------- */
 
-/* The A fragments of 16 keys. shown: where this lane's row of the group's weights begins. */
-FA_DEVICE void get_weights(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t shown, int step)
+/* The A fragments of 16 keys. rows: where this lane's row of the group's weights begins. */
+FA_DEVICE void get_weight_fragments(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t rows, int step)
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
-        ptx_ldmatrix_x4(a[m], shown + (uint32_t)(m * 16 * WEIGHTS_PITCH + 32 * step));
+        ptx_ldmatrix_x4(a[m], rows + (uint32_t)(m * 16 * WEIGHTS_PITCH + 32 * step));
     (void)p;
 #else
 #pragma unroll
         for (int i = 0; i < 4; i++) a[m][i] = p->at[m][2 * step + i / 2][i % 2];
-    (void)shown;
+    (void)rows;
 #endif
 }
 
 /* The products of 16 keys and of columns 16 * pair .. 16 * pair + 15. One transposed ldmatrix
  * gives the B fragments of both. */
-FA_DEVICE void add_values_part(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step, int pair)
+FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step, int pair)
 {
     uint32_t b[4];
     ptx_ldmatrix_x4_trans(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
@@ -693,35 +693,35 @@ FA_DEVICE void add_values_part(fa_output *o, uint32_t a[M_TILES][4], uint32_t v,
     }
 }
 
-FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
+FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
 {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
         uint32_t a[M_TILES][4];
-        get_weights(a, p, shown, step);
+        get_weight_fragments(a, p, rows, step);
 #pragma unroll
-        for (int pair = 0; pair < D_TILES / 2; pair++) add_values_part(o, a, v, step, pair);
+        for (int pair = 0; pair < D_TILES / 2; pair++) add_values_step(o, a, v, step, pair);
     }
 }
 
 #if MAX_FREE
 /* The average of a thread's sums of the rows' weights so far, and the smallest one of a quarter of a row. */
-FA_DEVICE float average_sum(const fa_output *o, float *least)
+FA_DEVICE float average_sum(const fa_output *o, float *min_row)
 {
     float sum = 0.0f;
-    *least = INFINITY;
+    *min_row = INFINITY;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
         float row = o->sum[i / 2][i % 2];
         row += __shfl_xor_sync(0xffffffffu, row, 1);
         row += __shfl_xor_sync(0xffffffffu, row, 2);
-        *least = fminf(*least, 0.25f * row);
+        *min_row = fminf(*min_row, 0.25f * row);
         sum += 0.25f * row;
     }
 #pragma unroll
     for (int lanes = 4; lanes < 32; lanes *= 2) {
         sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-        *least = fminf(*least, __shfl_xor_sync(0xffffffffu, *least, lanes));
+        *min_row = fminf(*min_row, __shfl_xor_sync(0xffffffffu, *min_row, lanes));
     }
     return sum / (8 * M_TILES * 2);
 }
@@ -742,7 +742,7 @@ FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o,
                           int chunk, int unit, float sum[M_TILES][2])
 {
     const int n = chunk * (WEIGHED_KEYS / 8) + unit / (2 * M_TILES);
-    make_weight_pair(p, s, o, scale, unit / 2 % M_TILES, n, unit % 2, sum);
+    make_weight_x2(p, s, o, scale, unit / 2 % M_TILES, n, unit % 2, sum);
 }
 
 /* O += P V of one chunk, in between the weights of the next. */
@@ -753,8 +753,8 @@ FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores
     for (int part = 0; part < PARTS; part++) {
         const int step = chunk * CHUNK_STEPS + part / (D_TILES / 2);
         uint32_t a[M_TILES][4];
-        get_weights(a, p, 0, step);
-        add_values_part(o, a, v, step, part % (D_TILES / 2));
+        get_weight_fragments(a, p, 0, step);
+        add_values_step(o, a, v, step, part % (D_TILES / 2));
         if (chunk + 1 == CHUNKS) continue;
 #pragma unroll
         for (int i = 0; i < UNITS_A_PART; i++)
@@ -763,14 +763,14 @@ FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores
     }
 }
 
-/* Whether all rows' sums of a chunk are in bounds, and no NaN; if so, or if they are sure to be as good as
+/* Whether all rows' sums of a chunk are in bounds, and no NaN; if so, or if they are tracked to be as good as
  * can be, they are counted. */
-FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool sure)
+FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool tracked)
 {
     int large = 0;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
-    if (__any_sync(0xffffffffu, large && !sure)) return false;
+    if (__any_sync(0xffffffffu, large && !tracked)) return false;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
         o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
@@ -782,11 +782,11 @@ FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool 
 /* The softmax of a tile and O += P V; before, the first chunk has been weighed. Returns how many
  * chunks are done: not all if the weights of the one after are too large for its rows' bases. */
 FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
-                              uint32_t v, float sum[M_TILES][2], float bound, bool sure)
+                              uint32_t v, float sum[M_TILES][2], float bound, bool tracked)
 {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        if (!take_sums(o, sum, bound, sure)) return chunk;
+        if (!take_sums(o, sum, bound, tracked)) return chunk;
         add_values_and_weigh(o, p, s, scale, v, chunk, sum);
     }
     return CHUNKS;
@@ -802,34 +802,34 @@ FA_DEVICE void weigh_first_chunk(fa_weights *p, const fa_scores *s, const fa_out
 /* The softmax of a tile and O += P V without maxima. Returns how many chunks are done: none if a row has
  * no base yet, for its weights are infinite then. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
-                         uint32_t v, float bound, bool sure)
+                         uint32_t v, float bound, bool tracked)
 {
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
     (void)at;
     weigh_first_chunk(&weights, s, o, scale, sum);
-    return multiply_chunks(o, &weights, s, scale, v, sum, bound, sure);
+    return multiply_chunks(o, &weights, s, scale, v, sum, bound, tracked);
 }
 #else
 /* The same for warps that share rows: they lay down all weights before the first product, and where one
  * has a weight too large, none goes on. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
-                         uint32_t v, float bound, bool sure)
+                         uint32_t v, float bound, bool tracked)
 {
-    fa_weights weights = place_weights(at);
+    fa_weights weights = find_weights(at);
     float sum[M_TILES][2] = {{0.0f}};
     int large = 0;
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
         for (int i = 0; i < M_TILES * 2; i++)
-            make_weight_pair(&weights, s, o, scale, i / 2, n, i % 2, sum);
+            make_weight_x2(&weights, s, o, scale, i / 2, n, i % 2, sum);
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
-    if (ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, large && !sure)) return 0;
+    if (ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, large && !tracked)) return 0;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
-    add_values(o, &weights, shown_weights(at), v);
+    add_values(o, &weights, weight_rows(at), v);
     return CHUNKS;
 }
 #endif
@@ -845,7 +845,7 @@ FA_DEVICE void hide_chunks(fa_scores *s, int done)
 #endif
 
 /* Ones where a half is not finite, but for the infinity of sign `without`; else zeros. */
-FA_DEVICE uint32_t mark_pair(uint32_t b, uint32_t without)
+FA_DEVICE uint32_t mark_x2(uint32_t b, uint32_t without)
 {
     const uint32_t other = b ^ (FA_X2_EXPONENTS | without);
     return FA_X2_ONES & fa_x2_spread(fa_x2_not_finite(b)) &
@@ -886,7 +886,7 @@ FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t
         uint32_t b[4];
         ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
 #pragma unroll
-        for (int i = 0; i < 4; i++) b[i] = mark_pair(b[i], without);
+        for (int i = 0; i < 4; i++) b[i] = mark_x2(b[i], without);
 #pragma unroll
         for (int i = 0; i < M_TILES * 2; i++) {
             float count[4] = {0.0f};
@@ -901,17 +901,17 @@ FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t
 /* O += P V where values are not finite: sums of what is finite; then infinities of both signs,
  * which make NaN where they meet. The weights wait in memory, for the rare use of this path must
  * not take registers from the others. */
-FA_DEVICE void add_values_carefully(fa_output *o, const fa_weights *p, uint32_t shown, uint32_t v)
+FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
 {
     uint32_t waiting[KEY_STEPS][M_TILES][4];
 #pragma unroll
     for (int step = 0; step < KEY_STEPS && SPLIT == 1; step++)
-        get_weights(waiting[step], p, shown, step);
+        get_weight_fragments(waiting[step], p, rows, step);
 #pragma unroll 1
     for (int step = 0; step < KEY_STEPS; step++) {
         const uint32_t values = v + (uint32_t)(step * 16 * PITCH);
         uint32_t a[M_TILES][4];
-        if (SPLIT > 1) get_weights(a, p, shown + (uint32_t)(32 * step), 0);
+        if (SPLIT > 1) get_weight_fragments(a, p, rows + (uint32_t)(32 * step), 0);
 #pragma unroll
         for (int i = 0; i < M_TILES * 4 && SPLIT == 1; i++)
             a[i / 4][i % 4] = waiting[step][i / 4][i % 4];
@@ -943,7 +943,7 @@ FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int6
 }
 
 /* What single rows see, and where keys and values lie. Far away is a tile beyond what a sequence has. */
-FA_DEVICE void plan_rows(const fa_attention_params *p, const fa_tile *t, int64_t start, fa_walk *w)
+FA_DEVICE void plan_rows(const fa_attention_params *p, const fa_tile *t, int64_t start, fa_key_tiles *w)
 {
     enum { TILE = 4096, FAR = 0x7fffffff - TILE };
     const int64_t center = t->first + t->diagonal - start;
@@ -963,7 +963,7 @@ FA_DEVICE void plan_rows(const fa_attention_params *p, const fa_tile *t, int64_t
 
 /* What a group sees, or for part GROUPS the block. */
 FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_t start, int part,
-                          fa_walk *w)
+                          fa_key_tiles *w)
 {
     const bool group = part < GROUPS;
     const fa_seen seen =
@@ -1007,7 +1007,7 @@ FA_DEVICE uint32_t key_lane(int lane)
 }
 
 /* Where this lane's fragments of values begin. */
-FA_DEVICE uint32_t own_values(uint32_t tile)
+FA_DEVICE uint32_t value_fragments(uint32_t tile)
 {
     return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
 }
@@ -1056,7 +1056,7 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
     return turn.head * p->tiles + p->tiles - tile;
 }
 
-FA_DEVICE uint32_t count_turns(const fa_attention_params *p)
+FA_DEVICE uint32_t count_work_tiles(const fa_attention_params *p)
 {
     const int64_t units = p->pairs ? p->pairs : p->tasks;
     const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
@@ -1064,7 +1064,7 @@ FA_DEVICE uint32_t count_turns(const fa_attention_params *p)
 }
 
 /* Part of a task's description: what a group sees, what the block does, or where rows lie. */
-FA_DEVICE void describe_part(const fa_attention_params *p, int64_t turn, int part, fa_task *to)
+FA_DEVICE void describe_part(const fa_attention_params *p, int64_t turn, int part, fa_work_tile *to)
 {
     const int64_t task = find_task(p, turn);
     fa_tile t = {0};
@@ -1081,7 +1081,7 @@ FA_DEVICE void describe_part(const fa_attention_params *p, int64_t turn, int par
 }
 
 /* Describes the tasks of `count` turns, side by side: their arithmetic is long, and the block waits for it. */
-FA_DEVICE void describe_tasks(const fa_attention_params *p, int64_t turn, int count, fa_task *tasks)
+FA_DEVICE void describe_work_tiles(const fa_attention_params *p, int64_t turn, int count, fa_work_tile *tasks)
 {
     enum { PARTS = GROUPS + 2 };
     static_assert(2 * AHEAD * PARTS <= THREADS, "a thread for each part");
@@ -1095,14 +1095,14 @@ FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
     q->at = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane_id());
 }
 
-FA_DEVICE void keep_queries(fa_queries *q, const fa_memory *at)
+FA_DEVICE void load_query_fragments(fa_queries *q, const fa_memory *at)
 {
-#if KEPT_STEPS > 0
+#if REGISTER_STEPS > 0
     find_queries(q, at);
 #pragma unroll
-    for (int i = 0; i < M_TILES * KEPT_STEPS; i++) {
-        const int m = i / KEPT_STEPS, step = i % KEPT_STEPS;
-        ptx_ldmatrix_x4(q->kept[m][step], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
+    for (int i = 0; i < M_TILES * REGISTER_STEPS; i++) {
+        const int m = i / REGISTER_STEPS, step = i % REGISTER_STEPS;
+        ptx_ldmatrix_x4(q->fragments[m][step], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
     }
 #else
     (void)q, (void)at;
@@ -1120,15 +1120,15 @@ typedef struct fa_path {
 } fa_path;
 
 /* keys, values: the tiles that are to be copied next. */
-FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, const fa_memory *at,
+FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_key_tiles *w, const fa_memory *at,
                             int keys, int values)
 {
-    const int row = copied_row(), column = 8 * copied_piece(), lane = lane_id();
+    const int row = copied_row(), column = 8 * copied_vector(), lane = lane_id();
     fa_path path;
     path.q = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane);
     path.k = at->k + (uint32_t)(own_key() * PITCH) + key_lane(lane);
-    path.v = own_values(at->v);
-    path.copy = copied_place(at->k);
+    path.v = value_fragments(at->v);
+    path.copy = copied_address(at->k);
     path.k_inside = is_copier() && column < p->d;
     path.v_inside = is_copier() && column < p->d_v;
     path.k_row = w->k + 2 * (p->k.stride[1] * (row + keys * KEYS) + column);
@@ -1138,7 +1138,7 @@ FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, cons
     return path;
 }
 
-FA_DEVICE void keep_path(fa_path *path)
+FA_DEVICE void hold_path(fa_path *path)
 {
     path->q = fa_opaque(path->q);
     path->k = fa_opaque(path->k);
@@ -1147,7 +1147,7 @@ FA_DEVICE void keep_path(fa_path *path)
 }
 
 /* Starts the copy of a whole tile; returns where the next begins. */
-FA_DEVICE const char *start_whole(const char *row, int64_t pitch, bool inside, uint32_t to)
+FA_DEVICE const char *issue_whole(const char *row, int64_t pitch, bool inside, uint32_t to)
 {
     const int64_t ahead = pitch * ROWS_A_PASS;
     if (!is_copier()) return row;
@@ -1157,99 +1157,99 @@ FA_DEVICE const char *start_whole(const char *row, int64_t pitch, bool inside, u
     return row;
 }
 
-FA_DEVICE void start_whole_keys(const fa_attention_params *p, fa_path *path, uint32_t to)
+FA_DEVICE void issue_whole_keys(const fa_attention_params *p, fa_path *path, uint32_t to)
 {
-    path->k_row = start_whole(path->k_row, 2 * p->k.stride[1], path->k_inside, to);
+    path->k_row = issue_whole(path->k_row, 2 * p->k.stride[1], path->k_inside, to);
 }
 
-FA_DEVICE void start_whole_values(const fa_attention_params *p, fa_path *path, uint32_t to)
+FA_DEVICE void issue_whole_values(const fa_attention_params *p, fa_path *path, uint32_t to)
 {
     path->v_row =
-        start_whole(path->v_row, 2 * p->v.stride[1], path->v_inside, to + STAGES * TILE_BYTES);
+        issue_whole(path->v_row, 2 * p->v.stride[1], path->v_inside, to + STAGES * TILE_BYTES);
 }
 
 /* block.from is below 32, so that tile 0 alone can be in front of it. */
-FA_DEVICE bool is_whole(const fa_walk *w, int n)
+FA_DEVICE bool is_whole(const fa_key_tiles *w, int n)
 {
     return n < w->whole_to && (n > 0 || w->block.from == 0);
 }
 
 /* Starts the copy of keys n, as of tiles one after the other. */
-FA_DEVICE void start_keys(const fa_attention_params *p, const fa_task *task, const fa_memory *at,
+FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_work_tile *task, const fa_memory *at,
                           int n, fa_path *path)
 {
-    const fa_walk *w = &task->walk;
+    const fa_key_tiles *w = &task->walk;
 #if GENERAL
     fa_path found = find_path(p, w, at, n, n); /* options need the registers */
     path = &found;
 #endif
-    if (is_whole(w, n)) start_whole_keys(p, path, stage(at, path->copy, n));
+    if (is_whole(w, n)) issue_whole_keys(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
-        start_rows(p, &p->k, w->k, &task->tile, w, n * KEYS, p->d, stage(at, at->k, n));
+        issue_rows(p, &p->k, w->k, &task->tile, w, n * KEYS, p->d, stage(at, at->k, n));
         path->k_row += 2 * p->k.stride[1] * KEYS;
     }
 }
 
-FA_DEVICE void start_values(const fa_attention_params *p, const fa_task *task, const fa_memory *at,
+FA_DEVICE void issue_values(const fa_attention_params *p, const fa_work_tile *task, const fa_memory *at,
                             int n, fa_path *path)
 {
-    const fa_walk *w = &task->walk;
+    const fa_key_tiles *w = &task->walk;
 #if GENERAL
     fa_path found = find_path(p, w, at, n, n);
     path = &found;
 #endif
-    if (is_whole(w, n)) start_whole_values(p, path, stage(at, path->copy, n));
+    if (is_whole(w, n)) issue_whole_values(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
-        start_rows(p, &p->v, w->v, &task->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
+        issue_rows(p, &p->v, w->v, &task->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
         path->v_row += 2 * p->v.stride[1] * KEYS;
     }
 }
 
 /* Waits for this thread's copies, and for the other threads to come here, too. Whether values n
  * are all finite is looked up where `searched`. */
-FA_DEVICE void meet_block(fa_walk *w, const fa_memory *at, int n, bool searched)
+FA_DEVICE void sync_block(fa_key_tiles *w, const fa_memory *at, int n, bool searched)
 {
     wait_for_copies();
     if (searched) {
         const int found = __syncthreads_or(copied_not_finite(stage(at, at->v, n)));
-        if (lane_id() == 0) w->odd_values[ptx_thread_id() / 32] = found;
+        if (lane_id() == 0) w->nonfinite_values[ptx_thread_id() / 32] = found;
     } else __syncthreads();
 }
 
-FA_DEVICE bool odd_values(const fa_walk *w)
+FA_DEVICE bool nonfinite_values(const fa_key_tiles *w)
 {
     __syncwarp();
-    return w->odd_values[ptx_thread_id() / 32];
+    return w->nonfinite_values[ptx_thread_id() / 32];
 }
 
-FA_DEVICE void use_values(const fa_memory *at, const fa_weights *p, uint32_t tile, bool odd,
+FA_DEVICE void add_tracked_values(const fa_memory *at, const fa_weights *p, uint32_t tile, bool odd,
                           fa_output *o)
 {
-    const uint32_t shown = shown_weights(at);
-    if (odd || MAX_FREE) add_values_carefully(o, p, shown, own_values(tile));
-    else add_values(o, p, shown, own_values(tile));
+    const uint32_t rows = weight_rows(at);
+    if (odd || MAX_FREE) add_nonfinite_values(o, p, rows, value_fragments(tile));
+    else add_values(o, p, rows, value_fragments(tile));
 }
 
 /* The online softmax of a tile, and O += P V. odd: not all values are finite. */
-FA_DEVICE void follow_tile(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+FA_DEVICE void add_tracked_tile(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                            const fa_memory *at, int n, bool odd, const fa_scores *s, float scale,
                            fa_output *o)
 {
-    fa_weights weights = place_weights(at);
-    follow_maximum(at, o, s, scale);
+    fa_weights weights = find_weights(at);
+    update_max(at, o, s, scale);
     make_weights(&weights, s, o, scale);
 #if GENERAL
     if (p->dropout_threshold) drop_weights(p, t, w->start + n * KEYS + own_key(), &weights);
 #else
     (void)p, (void)t, (void)w;
 #endif
-    meet_group();
-    use_values(at, &weights, stage(at, at->v, n), odd, o);
+    sync_group();
+    add_tracked_values(at, &weights, stage(at, at->v, n), odd, o);
 }
 
 /* The scores of tile n, of whose keys some rows may not see some. Returns whether the warp's rows see some
  * of it. */
-FA_DEVICE bool score_tile(const fa_attention_params *p, const fa_tile *t, const fa_walk *w,
+FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                           const fa_memory *at, int n, fa_queries *q, float logit_scale,
                           fa_scores *s)
 {
@@ -1259,43 +1259,43 @@ FA_DEVICE bool score_tile(const fa_attention_params *p, const fa_tile *t, const 
     find_queries(q, at);
     make_scores(s, q, stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
 #if GENERAL
-    make_general_logits(p, t, w, first + own_key(), logit_scale, s);
+    apply_options(p, t, w, first + own_key(), logit_scale, s);
 #else
     (void)p, (void)t, (void)logit_scale;
     if (first < mine->all_from || first + KEYS > mine->all_to)
-        mask_scores(w, first + own_key(), first < mine->all_from, s);
+        hide_by_position(w, first + own_key(), first < mine->all_from, s);
 #endif
     return true;
 }
 
 /* A tile that is copied next: of the same task, or the first of the next one. */
-typedef struct fa_coming {
-    const fa_task *task;
+typedef struct fa_next_tile {
+    const fa_work_tile *task;
     fa_memory at;
     int n;
-} fa_coming;
+} fa_next_tile;
 
 /* Whether there are keys to be seen; then copies for the task after it are under way at its end. */
-FA_DEVICE bool has_keys(const fa_task *task)
+FA_DEVICE bool has_keys(const fa_work_tile *task)
 {
     return task->tile.first < task->tile.n_q && task->walk.tiles > 0;
 }
 
-FA_DEVICE const fa_task *next_task(const fa_block *b)
+FA_DEVICE const fa_work_tile *next_work_tile(const fa_block *b)
 {
     return &b->tasks[(b->turn + 1) % (2 * AHEAD)];
 }
 
-FA_DEVICE fa_coming find_coming(const fa_block *b, const fa_memory *at, int n)
+FA_DEVICE fa_next_tile find_next_tile(const fa_block *b, const fa_memory *at, int n)
 {
     const bool last = n + 1 == b->now.walk.tiles;
-    const fa_coming c = {last ? next_task(b) : &b->now, last ? next_memory(at, n + 1) : *at,
+    const fa_next_tile c = {last ? next_work_tile(b) : &b->now, last ? next_memory(at, n + 1) : *at,
                          last ? 0 : n + 1};
     return c;
 }
 
 /* Where the rows of a task's first tile lie, and where they go, is new. */
-FA_DEVICE void find_rows(const fa_attention_params *p, const fa_coming *c, fa_path *path)
+FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa_path *path)
 {
     if (c->n > 0) return;
     const fa_path first = find_path(p, &c->task->walk, &c->at, 0, 0);
@@ -1308,48 +1308,48 @@ FA_DEVICE void find_rows(const fa_attention_params *p, const fa_coming *c, fa_pa
  * tile after it is on its way to where the one before was while tile n is used; with one stage values n
  * replace those before once keys n are there, and the next keys replace keys n once values n are there.
  * Behind the last tile comes the next task's first. Tile -1 stands for what is done before the block's first. */
-FA_DEVICE bool bring_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at, int n,
+FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, const fa_memory *at, int n,
                           fa_path *path, fa_queries *q, bool searched, float logit_scale,
                           fa_scores *s)
 {
-    const fa_coming c = find_coming(b, at, n);
-    fa_walk *w = &b->now.walk;
+    const fa_next_tile c = find_next_tile(b, at, n);
+    fa_key_tiles *w = &b->now.walk;
     bool here = false;
-    if (n >= 0) meet_block(w, at, n, STAGES == 2 && searched);
-    if (n == 0) keep_queries(q, at);
+    if (n >= 0) sync_block(w, at, n, STAGES == 2 && searched);
+    if (n == 0) load_query_fragments(q, at);
     if (STAGES == 2) {
         find_rows(p, &c, path);
-        start_keys(p, c.task, &c.at, c.n, path);
-        start_values(p, c.task, &c.at, c.n, path);
-    } else if (n >= 0) start_values(p, &b->now, at, n, path);
-    if (n >= 0) here = score_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
+        issue_keys(p, c.task, &c.at, c.n, path);
+        issue_values(p, c.task, &c.at, c.n, path);
+    } else if (n >= 0) issue_values(p, &b->now, at, n, path);
+    if (n >= 0) here = multiply_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
     if (STAGES == 1) {
-        if (n >= 0) meet_block(w, at, n, searched);
+        if (n >= 0) sync_block(w, at, n, searched);
         find_rows(p, &c, path);
-        start_keys(p, c.task, &c.at, c.n, path);
+        issue_keys(p, c.task, &c.at, c.n, path);
     } else if (c.n == 0) __syncthreads(); /* all are done with the queries */
     return here;
 }
 
 #if MAX_FREE
 /* Copies of tile n + 1 begin, of keys and, with two stages, of values. */
-FA_DEVICE void start_next(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path)
+FA_DEVICE void issue_next(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path)
 {
     const uint32_t to = stage(at, path->copy, n + 1);
-    start_whole_keys(p, path, to);
-    if (STAGES == 2) start_whole_values(p, path, to);
+    issue_whole_keys(p, path, to);
+    if (STAGES == 2) issue_whole_values(p, path, to);
 }
 
 /* The scores. Once the first of their products are under way, copies begin: of this tile's values, or with
  * two stages of the next tile. */
-FA_DEVICE void make_scores_and_copy(const fa_attention_params *p, const fa_memory *at, int n,
+FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
                                     fa_path *path, const fa_queries *q, fa_scores *s)
 {
     const uint32_t k = stage(at, path->k, n);
     clear_scores(s);
     add_scores(s, q, k, 0, 1);
-    if (STAGES == 2) start_next(p, at, n, path);
-    else start_whole_values(p, path, path->copy);
+    if (STAGES == 2) issue_next(p, at, n, path);
+    else issue_whole_values(p, path, path->copy);
     add_scores(s, q, k, 1, D_STEPS);
 }
 
@@ -1357,76 +1357,76 @@ FA_DEVICE void make_scores_and_copy(const fa_attention_params *p, const fa_memor
  * agree. */
 FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
 {
-    float least;
-    const float average = average_sum(o, &least) / (float)tiles;
-    path->peaked = !(average >= FLAT_SUM && least >= PEAKED_SUM * (float)tiles);
+    float min_row;
+    const float average = average_sum(o, &min_row) / (float)tiles;
+    path->peaked = !(average >= FLAT_SUM && min_row >= PEAKED_SUM * (float)tiles);
     if (SPLIT > 1) path->peaked = ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
     path->bound = fminf(LARGEST + FLAT_GROWTH * average * WEIGHED_KEYS / OWN_KEYS, SUM_BOUND);
 }
 
 /* The softmax and O += P V; with one stage the next keys' copies begin. */
-FA_DEVICE int weigh_and_copy(const fa_attention_params *p, const fa_memory *at, int n,
+FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
                              fa_path *path, float scale, const fa_scores *s, fa_output *o)
 {
     const uint32_t v = stage(at, path->v, n);
-    if (path->peaked) follow_maximum(at, o, s, scale);
+    if (path->peaked) update_max(at, o, s, scale);
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) == 1
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
     weigh_first_chunk(&weights, s, o, scale, sum);
-    if (STAGES == 1) start_next(p, at, n, path);
+    if (STAGES == 1) issue_next(p, at, n, path);
     return multiply_chunks(o, &weights, s, scale, v, sum, path->bound, path->peaked);
 #else
-    if (STAGES == 1) start_next(p, at, n, path);
+    if (STAGES == 1) issue_next(p, at, n, path);
     return weigh_tile(o, s, scale, at, v, path->bound, path->peaked);
 #endif
 }
 
 /* Tile n, which all rows of the block see all of, as the next one. Returns how many chunks are done. */
-FA_DEVICE int walk_tile(const fa_attention_params *p, const fa_walk *w, const fa_memory *at, int n,
+FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w, const fa_memory *at, int n,
                         fa_path *path, fa_queries *q, float scale, fa_scores *s, fa_output *o)
 {
     wait_for_copies();
     __syncthreads();
     q->at = path->q;
-    make_scores_and_copy(p, at, n, path, q, s);
+    multiply_and_issue(p, at, n, path, q, s);
     if (STAGES == 1) {
         wait_for_copies();
         __syncthreads();
         scale += fa_bits_float(w->careful); /* nothing: but exponentials begin behind the barrier */
     }
-    return weigh_and_copy(p, at, n, path, scale, s, o);
+    return weigh_and_issue(p, at, n, path, scale, s, o);
 }
 
 /* Tiles from *n on to the last that all rows see all of, and of the next one too, or to one that is left to
- * finish_tile. *n is the last of them; returns how many of its chunks are done. */
-FA_DEVICE int walk_tiles(const fa_attention_params *p, const fa_walk *w, const fa_memory *at,
+ * add_max_free_tile. *n is the last of them; returns how many of its chunks are done. */
+FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *w, const fa_memory *at,
                          int *n, fa_path *path, fa_queries *q, float scale, fa_scores *s,
                          fa_output *o)
 {
     const int to = w->plain_to - 1;
     int done;
 #pragma unroll 1
-    do done = walk_tile(p, w, at, *n, path, q, scale, s, o);
+    do done = add_plain_tile(p, w, at, *n, path, q, scale, s, o);
     while (done == CHUNKS && ++*n < to);
     if (done == CHUNKS) --*n;
     return done;
 }
 
-/* The softmax of a tile and O += P V, but for the keys of the chunks that are done; sure: some row is known to
+/* The softmax of a tile and O += P V, but for the keys of the chunks that are done; tracked: some row is known to
  * need another base. */
-FA_DEVICE void finish_tile(fa_output *o, fa_scores *s, float scale, const fa_memory *at, uint32_t v,
-                           int done, float bound, bool sure)
+FA_DEVICE void add_max_free_tile(fa_output *o, fa_scores *s, float scale, const fa_memory *at, uint32_t v,
+                           int done, float bound, bool tracked)
 {
 #pragma unroll 1
     for (;;) {
-        if (sure) {
+        if (tracked) {
             if (done > 0) hide_chunks(s, done);
-            follow_maximum(at, o, s, scale);
+            update_max(at, o, s, scale);
         }
-        done = weigh_tile(o, s, scale, at, v, bound, sure);
-        if (sure || done == CHUNKS) return;
-        sure = true;
+        done = weigh_tile(o, s, scale, at, v, bound, tracked);
+        if (tracked || done == CHUNKS) return;
+        tracked = true;
     }
 }
 #endif
@@ -1434,19 +1434,19 @@ FA_DEVICE void finish_tile(fa_output *o, fa_scores *s, float scale, const fa_mem
 FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory *at, fa_output *o)
 {
     const fa_tile *t = &b->now.tile;
-    fa_walk *w = &b->now.walk;
+    fa_key_tiles *w = &b->now.walk;
 #if GENERAL
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
 #else
     /* Above 0, so that -infinity stays -infinity. */
-    const float scale = fmaxf(p->scale * FA_LOG2E, SMALLEST), logit_scale = 1.0f;
+    const float scale = fmaxf(p->scale * FA_LOG2E, MIN_SCALE), logit_scale = 1.0f;
     const bool hides = false;
 #endif
     fa_queries q;
-    if (!b->begun) start_queries(p, t, at->q);
+    if (!b->begun) issue_queries(p, t, at->q);
     fa_path path = find_path(p, w, at, 1, STAGES - 1);
-    if (MAX_FREE) keep_path(&path);
+    if (MAX_FREE) hold_path(&path);
     const int tiles = w->tiles;
 #if MAX_FREE
     /* Not the first tile, which finds the bases. */
@@ -1458,12 +1458,12 @@ FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory
         bool odd = false;
 #if MAX_FREE
         int done = 0;
-        bool sure = n == 0 || path.peaked;
+        bool tracked = n == 0 || path.peaked;
         if (n == plain_from) judge_rows(o, n, &path);
         if (n >= plain_from && n < plain_to) {
-            done = walk_tiles(p, w, at, &n, &path, &q, scale, &s, o);
+            done = add_plain_tiles(p, w, at, &n, &path, &q, scale, &s, o);
             if (done == CHUNKS) continue;
-            sure = true;
+            tracked = true;
         } else
 #endif
         {
@@ -1471,19 +1471,19 @@ FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory
             const bool searched =
                 w->careful && n >= 0 &&
                 (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
-            if (!bring_tile(p, b, at, n, &path, &q, searched, logit_scale, &s)) continue;
-            odd = searched && odd_values(w);
+            if (!load_and_multiply(p, b, at, n, &path, &q, searched, logit_scale, &s)) continue;
+            odd = searched && nonfinite_values(w);
         }
 #if MAX_FREE
         if (!odd) {
-            finish_tile(o, &s, scale, at, own_values(stage(at, at->v, n)), done, path.bound, sure);
+            add_max_free_tile(o, &s, scale, at, value_fragments(stage(at, at->v, n)), done, path.bound, tracked);
             continue;
         }
 #endif
-        follow_tile(p, t, w, at, n, odd, &s, scale, o);
+        add_tracked_tile(p, t, w, at, n, odd, &s, scale, o);
     }
     /* Not before: the copies of the first keys are still on their way. */
-    if (has_keys(next_task(b))) start_queries(p, &next_task(b)->tile, at->q);
+    if (has_keys(next_work_tile(b))) issue_queries(p, &next_work_tile(b)->tile, at->q);
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */
@@ -1494,7 +1494,7 @@ FA_DEVICE void clear_output(fa_output *o)
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            o->max[m][half] = LOWEST; /* not -infinity: 2^(-infinity - LOWEST) is 0 and not NaN */
+            o->max[m][half] = NOTHING_SEEN; /* not -infinity: 2^(-infinity - NOTHING_SEEN) is 0 and not NaN */
             o->sum[m][half] = 0.0f;
         }
 #pragma unroll
@@ -1514,12 +1514,12 @@ FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
         *sum += __shfl_xor_sync(0xffffffffu, *sum, 2);
     }
     if (SPLIT == 1) return;
-    tell_group(at, o->sum);
+    share_with_group(at, o->sum);
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
         o->sum[i / 2][i % 2] = 0.0f;
 #pragma unroll
-        for (int share = 0; share < SPLIT; share++) o->sum[i / 2][i % 2] += ask_group(at, share, i);
+        for (int share = 0; share < SPLIT; share++) o->sum[i / 2][i % 2] += read_from_group(at, share, i);
     }
 }
 
@@ -1529,7 +1529,7 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, float
 {
     const int64_t row = t->first + group_row() + 8 * i + lane_id() / 4;
     const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
-    float lse, factor = fa_softmax_finish(max == LOWEST ? -INFINITY : max * LN2, sum, sink, &lse);
+    float lse, factor = fa_softmax_finish(max == NOTHING_SEEN ? -INFINITY : max * LN2, sum, sink, &lse);
     if (row >= t->n_q) lse = -INFINITY, factor = 0.0f;
     if (row < t->room_q && p->lse && lane_id() % 4 == i && share_id() == 0)
         p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + row] = lse;
@@ -1557,7 +1557,7 @@ FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const
 }
 
 /* Four lanes change words: lane t gets all lanes' words t. */
-FA_DEVICE void change_words(uint32_t x[4])
+FA_DEVICE void exchange_words(uint32_t x[4])
 {
     const int t = lane_id() % 4;
 #pragma unroll
@@ -1572,14 +1572,14 @@ FA_DEVICE void change_words(uint32_t x[4])
 }
 
 /* Elements of a row that ends before column `columns`, one by one. */
-FA_DEVICE void scatter_pair(char *row, int column, int columns, uint32_t pair)
+FA_DEVICE void scatter_x2(char *row, int column, int columns, uint32_t pair)
 {
     if (column < columns) ((uint16_t *)row)[column] = (uint16_t)pair;
     if (column + 1 < columns) ((uint16_t *)row)[column + 1] = (uint16_t)(pair >> 16);
 }
 
 /* Four pairs of a thread's part of a row, from column 32 * n of the warp's on. */
-FA_DEVICE void get_pairs(const fa_output *o, int m, int half, int n, float factor, uint32_t x[4])
+FA_DEVICE void get_output_x2(const fa_output *o, int m, int half, int n, float factor, uint32_t x[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -1589,7 +1589,7 @@ FA_DEVICE void get_pairs(const fa_output *o, int m, int half, int n, float facto
 }
 
 /* Sixteen bytes at a time. */
-FA_DEVICE void write_pieces(const fa_attention_params *p, const fa_output *o,
+FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
                             float factors[M_TILES][2], char *rows, int count)
 {
     const int column = share_id() * COLUMNS + lane_id() % 4 * 8;
@@ -1601,8 +1601,8 @@ FA_DEVICE void write_pieces(const fa_attention_params *p, const fa_output *o,
 #pragma unroll
         for (int n = 0; n < D_TILES / 4; n++) {
             uint32_t x[4];
-            get_pairs(o, i / 2, i % 2, n, factors[i / 2][i % 2], x);
-            change_words(x);
+            get_output_x2(o, i / 2, i % 2, n, factors[i / 2][i % 2], x);
+            exchange_words(x);
             if (column + 32 * n < columns)
                 *(uint4 *)(row + 64 * n) = make_uint4(x[0], x[1], x[2], x[3]);
         }
@@ -1620,7 +1620,7 @@ FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
     for (int i = 0; i < M_TILES * 2 * D_TILES / 4; i++) {
         const int row = i / (D_TILES / 4);
         const float factor = factors[row / 2][row % 2];
-        get_pairs(o, row / 2, row % 2, i % (D_TILES / 4), factor, waiting + 4 * i);
+        get_output_x2(o, row / 2, row % 2, i % (D_TILES / 4), factor, waiting + 4 * i);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             if (factor == 0.0f) waiting[4 * i + k] = 0;
@@ -1629,7 +1629,7 @@ FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
     for (int i = 0; i < M_TILES * 2 * D_TILES; i++) {
         const int row = i / D_TILES, r = row_of(row / 2, row % 2);
         if (r >= count) return;
-        scatter_pair(rows + 2 * r * p->out.stride[1], first + i % D_TILES * 8, p->d_v, waiting[i]);
+        scatter_x2(rows + 2 * r * p->out.stride[1], first + i % D_TILES * 8, p->d_v, waiting[i]);
     }
 }
 
@@ -1643,13 +1643,13 @@ FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, cons
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) zeros |= factors[i / 2][i % 2] == 0.0f;
     if (p->out.vector == 8 && !__any_sync(0xffffffffu, zeros))
-        write_pieces(p, o, factors, rows, count);
+        write_vectors(p, o, factors, rows, count);
     else write_elements(p, o, factors, rows, count);
 }
 
 /* Whether a value that is not finite may have reached one of the thread's rows that must not see it: times its
  * weight of 0 it made a NaN. Rare, so nobody looks for such values before. */
-FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_walk *w, const fa_output *o)
+FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_key_tiles *w, const fa_output *o)
 {
     float zero[4] = {0.0f};
 #if GENERAL
@@ -1667,9 +1667,9 @@ FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_walk *w, const 
 }
 
 /* Returns whether this thread saw that the task must be done once more. */
-FA_DEVICE bool run_task(const fa_attention_params *p, fa_block *b, const fa_memory *at)
+FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at)
 {
-    fa_task *now = &b->now;
+    fa_work_tile *now = &b->now;
     fa_output o;
     bool suspect = false;
     if (now->tile.first >= now->tile.room_q) return false;
@@ -1684,11 +1684,11 @@ FA_DEVICE bool run_task(const fa_attention_params *p, fa_block *b, const fa_memo
 }
 
 /* By words, for all warps wait. */
-FA_DEVICE void copy_task(const fa_task *from, fa_task *to)
+FA_DEVICE void copy_work_tile(const fa_work_tile *from, fa_work_tile *to)
 {
-    static_assert(sizeof(fa_task) % 4 == 0 && sizeof(fa_task) / 4 <= THREADS, "a word a thread");
+    static_assert(sizeof(fa_work_tile) % 4 == 0 && sizeof(fa_work_tile) / 4 <= THREADS, "a word a thread");
     const int i = ptx_thread_id();
-    if (i < (int)sizeof(fa_task) / 4) ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
+    if (i < (int)sizeof(fa_work_tile) / 4) ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
 FA_DEVICE fa_memory find_memory(const void *memory)
@@ -1704,35 +1704,35 @@ FA_DEVICE fa_memory find_memory(const void *memory)
 }
 
 /* The block's turns and its first tasks. */
-FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_task *tasks)
+FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_work_tile *tasks)
 {
     if (ptx_thread_id() == 0) {
         b->tasks = tasks;
         b->turn = 0;
-        b->turns = count_turns(p);
+        b->turns = count_work_tiles(p);
         b->begun = 0;
     }
-    describe_tasks(p, 0, 2 * AHEAD, tasks);
+    describe_work_tiles(p, 0, 2 * AHEAD, tasks);
     __syncthreads();
-    copy_task(&tasks[0], &b->now);
+    copy_work_tile(&tasks[0], &b->now);
     __syncthreads();
 }
 
 /* Goes on to the next task, or does this one again if any thread asks for it. */
-FA_DEVICE void end_turn(const fa_attention_params *p, fa_block *b, bool again)
+FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool again)
 {
     const uint32_t turn = b->turn + 1;
     const bool keys = has_keys(&b->now);
-    fa_task *tasks = b->tasks;
+    fa_work_tile *tasks = b->tasks;
     if (__syncthreads_or(again)) {
         wait_for_copies(); /* of the next task, whose places are needed once more */
         if (ptx_thread_id() == 0) b->begun = 0, b->now.walk.careful = 1;
     } else {
         if (ptx_thread_id() == 0) b->begun = keys, b->turn = turn;
-        copy_task(&tasks[turn % (2 * AHEAD)], &b->now);
+        copy_work_tile(&tasks[turn % (2 * AHEAD)], &b->now);
         if (turn % AHEAD == 0 &&
             turn + AHEAD <= b->turns) /* also that there is none after the last */
-            describe_tasks(p, turn + AHEAD, AHEAD, tasks);
+            describe_work_tiles(p, turn + AHEAD, AHEAD, tasks);
     }
     __syncthreads();
 }
@@ -1744,11 +1744,11 @@ FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
     __shared__ fa_block block;
     fa_memory at = find_memory(memory);
     begin_block(&p, &block,
-                (fa_task *)((char *)memory + FA_SM80_SMEM(HEAD_DIM, SMALL)) - 2 * AHEAD);
+                (fa_work_tile *)((char *)memory + FA_SM80_SMEM(HEAD_DIM, SMALL)) - 2 * AHEAD);
 #pragma unroll 1
     while (block.turn < block.turns) {
-        const bool again = run_task(&p, &block, &at);
+        const bool again = run_work_tile(&p, &block, &at);
         at = next_memory(&at, block.now.walk.tiles);
-        end_turn(&p, &block, again);
+        end_work_tile(&p, &block, again);
     }
 }
