@@ -1,16 +1,22 @@
 /*
- * Values that a boolean mask or a bias of -infinity hides may hold NaN or infinities, which a
- * weight of 0 does not keep out of a product: then results are not finite. Rows that are not are
- * done once more, key by key, without the keys of weight 0; but only when the block has done all of
- * its work, for loops over keys beside those over tiles make the compiler take the whole for
- * divergent, at half the speed.
+ * Rows that are computed again. A key that a boolean mask or a bias of -infinity hides has the weight 0, but its value
+ * may be NaN or infinite, and then a product makes NaN of it. So rows whose outputs are not finite are computed again,
+ * key by key, without the values of keys of weight 0. This happens when the block has done all of its work: with loops
+ * over keys beside those over tiles, the compiler takes the main loop for divergent, at half the speed.
  */
-#ifndef FA_KERNELS_FORWARD_SM90_REDO_CUH
-#define FA_KERNELS_FORWARD_SM90_REDO_CUH
+#ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
+#define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 
-/* The exponent of 2 of one key's weight; every lane gets it. */
-FA_DEVICE float score_again(const fa_attention_params *p, const fa_tile *t, const fa_logit_row *row,
-                            const char *q, int64_t j)
+#include "common/fragment.cuh"
+#include "common/hopper.cuh"
+#include "forward_sm90/config.cuh"
+#include "forward_sm90/pipeline.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/work_tile.cuh"
+
+/* The logit of one key, as an exponent of 2; every lane gets it. */
+FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
+                                const fa_logit_row *row, const char *q, int64_t j)
 {
     const char *k = fa_key_row(p, &p->k, t, j);
     float sum = 0;
@@ -27,7 +33,7 @@ FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int
     return fa_dropout_bits(d->seed, d->offset, d->batch_head, i, j) < p->dropout_threshold;
 }
 
-/* out += weight * value, of the lane's columns: so many in steps of 32. */
+/* out += weight * value, of the lane's columns: every 32nd. */
 FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight, const char *v)
 {
 #pragma unroll
@@ -37,7 +43,8 @@ FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight,
     }
 }
 
-FA_DEVICE void redo_row(const fa_attention_params *p, const fa_tile *t, int64_t i, char *to)
+/* Query i of a sequence: a warp's work. */
+FA_DEVICE void recompute_row(const fa_attention_params *p, const fa_tile *t, int64_t i, char *to)
 {
     const fa_dropout d = fa_dropout_of(p, t);
     const fa_range visible = fa_tile_visible(p, t, i);
@@ -45,9 +52,9 @@ FA_DEVICE void redo_row(const fa_attention_params *p, const fa_tile *t, int64_t 
     const char *q = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
     float out[VALUE_DIM / 32] = {0}, top = -INFINITY, sum = 0, lse;
     for (int64_t j = visible.lo; j < visible.hi; j++)
-        top = fmaxf(top, score_again(p, t, &row, q, j));
+        top = fmaxf(top, recompute_logit(p, t, &row, q, j));
     for (int64_t j = visible.lo; j < visible.hi; j++) {
-        const float weight = exp2_fast(score_again(p, t, &row, q, j) - fa_softmax_base(top));
+        const float weight = exp2_fast(recompute_logit(p, t, &row, q, j) - fa_softmax_base(top));
         sum += weight;
         if (weight != 0.0f && !is_dropped(p, &d, i, j))
             add_value(p, out, weight, fa_key_row(p, &p->v, t, j));
@@ -71,21 +78,21 @@ FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
     return !__any_sync(0xffffffff, seen != 0.0f);
 }
 
-/* The warp's rows of all of the block's pieces. */
-FA_DEVICE void redo_rows(const pipeline *pipe, const fa_attention_params *p,
-                         const fa_sm90_params *s, int consumer)
+/* The warp's rows of all of the block's work tiles. */
+FA_DEVICE void recompute_rows(const pipeline *pipe, const fa_attention_params *p,
+                              const fa_sm90_params *s, int consumer)
 {
-    piece w;
+    work_tile w;
     int64_t task = 0;
-    __syncwarp(); /* other lanes' results can be read */
-    for (int64_t number = 0; task != NO_TASK; number++) {
+    __syncwarp(); /* outputs of the other lanes can be read */
+    for (int64_t number = 0; task != TASK_END; number++) {
         task = find_task(pipe, p, s, number);
-        if (!find_piece(p, s, task, &w)) continue;
-        const fa_tile *t = &w.tile;
+        if (!describe_work_tile(p, s, task, &w)) continue;
+        const fa_tile *t = &w.query_tile;
         const int64_t first = t->first + consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
         for (int64_t i = first; i < fa_min64(first + 16, t->n_q); i++) {
             char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
-            if (!is_finite_row(p, row)) redo_row(p, t, i, row);
+            if (!is_finite_row(p, row)) recompute_row(p, t, i, row);
         }
     }
 }
