@@ -14,7 +14,7 @@
  *
  * Compiled with HEAD_DIM 64, 128, 256 or 512: the larger of d and d_v, rounded up.
  */
-#include "common/logits.cuh"
+#include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "forward_simt.h"
 
@@ -238,7 +238,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
         for (int c = 0; c < COLUMNS; c++) {
             float *x = mine + r * DOWN * WEIGHTS_PITCH + c * ACROSS;
             const int64_t j = start + across() + c * ACROSS;
-            *x = j >= visible.lo && j < visible.hi ? fa_general_logit(p, t, i, j, *x) : -INFINITY;
+            *x = j >= visible.lo && j < visible.hi ? fa_logit(p, t, i, j, *x) : -INFINITY;
         }
     }
 #pragma unroll
@@ -389,7 +389,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_s
         float scores[ROWS][COLUMNS];
         make_scores(p, t, shared, &keys, scores);
         const bool full = start >= last_row.lo && start + KEYS <= first_row.hi;
-        if (fa_is_general(p)) make_general_logits(p, t, shared, start, scale, scores);
+        if (fa_has_score_options(p)) make_general_logits(p, t, shared, start, scale, scores);
         else make_plain_logits(p, t, start, full, scale, scores);
         make_weights(shared, scores, state);
         if (p->dropout_threshold) drop_weights(p, t, shared, start);

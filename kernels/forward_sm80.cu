@@ -49,7 +49,14 @@
 
 #define FRAGMENT_KEYS OWN_KEYS
 
-#include "common/ampere.cuh"
+#include "common/mma.cuh"
+#include "common/x2.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/thread.cuh"
 #include "forward_sm80.h"
 
 enum {
@@ -77,7 +84,7 @@ enum {
 static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
 static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "whole fragments");
 
-#include "common/fragment.cuh"
+#include "common/score_fragments.cuh"
 
 /* Of how many steps along d the warp's fragments of Q fit into registers. */
 #ifndef KEPT_STEPS
@@ -182,18 +189,18 @@ typedef struct fa_block {
     int begun; /* whether the first copies of this turn's task are under way already */
 } fa_block;
 
-FA_DEVICE int lane_id(void) { return fa_thread_id() % 32; }
-FA_DEVICE int group_id(void) { return fa_thread_id() / (32 * SPLIT); }
+FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
+FA_DEVICE int group_id(void) { return ptx_thread_id() / (32 * SPLIT); }
 FA_DEVICE int group_row(void) { return group_id() * GROUP_ROWS; } /* its first */
 
 /* The warp's number in its group: its share of keys and columns. */
-FA_DEVICE int share_id(void) { return fa_thread_id() / 32 % SPLIT; }
+FA_DEVICE int share_id(void) { return ptx_thread_id() / 32 % SPLIT; }
 FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first in a tile */
 
 /* All warps of the group meet. */
 FA_DEVICE void meet_group(void)
 {
-    if (SPLIT > 1) fa_named_barrier(1 + group_id(), 32 * SPLIT);
+    if (SPLIT > 1) ptx_named_barrier_sync(1 + group_id(), 32 * SPLIT);
 }
 
 /* The row of the block's tile that element [m][..][2 * half] belongs to. */
@@ -234,7 +241,7 @@ FA_DEVICE fa_weights place_weights(const fa_memory *at)
 FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
 {
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
-    return fa_shared_load(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n));
+    return ptx_ld_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n));
 #else
     return p->at[m][n][half];
 #endif
@@ -244,7 +251,7 @@ FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
 FA_DEVICE void set_pair(fa_weights *p, int m, int n, int half, uint32_t pair)
 {
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
-    fa_shared_store(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
+    ptx_st_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
 #else
     p->at[m][n][half] = pair;
 #endif
@@ -265,9 +272,9 @@ enum {
 static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
 static_assert(KEYS % 32 == 0, "dropout's blocks cover 32 keys");
 
-FA_DEVICE int copied_piece(void) { return fa_thread_id() % PIECES; }
-FA_DEVICE int copied_row(void) { return fa_thread_id() / PIECES; }
-FA_DEVICE bool is_copier(void) { return (int)COPIERS == (int)THREADS || fa_thread_id() < COPIERS; }
+FA_DEVICE int copied_piece(void) { return ptx_thread_id() % PIECES; }
+FA_DEVICE int copied_row(void) { return ptx_thread_id() / PIECES; }
+FA_DEVICE bool is_copier(void) { return (int)COPIERS == (int)THREADS || ptx_thread_id() < COPIERS; }
 FA_DEVICE uint32_t copied_place(uint32_t tile)
 {
     return tile + (uint32_t)(copied_row() * PITCH + copied_piece() * 16);
@@ -287,6 +294,23 @@ FA_DEVICE uint4 gather_piece(const char *row, int column, int columns)
     return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
 
+/* Issues a copy of 16 bytes, or of zeros where it is not wanted. */
+FA_DEVICE void copy_async(uint32_t to, const void *from, bool wanted)
+{
+#if ARCH >= 80
+    ptx_cp_async_16(to, from, wanted);
+#else
+    ptx_st_shared_v4(to, wanted ? *(const uint4 *)from : make_uint4(0, 0, 0, 0));
+#endif
+}
+
+FA_DEVICE void wait_for_copies(void)
+{
+#if ARCH >= 80
+    ptx_cp_async_wait_all();
+#endif
+}
+
 FA_DEVICE bool is_seen(const fa_walk *w, int j) { return j >= w->block.from && j < w->block.to; }
 
 FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
@@ -299,7 +323,7 @@ FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v
         uint4 x = make_uint4(0, 0, 0, 0);
         if (is_seen(w, j) && column < columns)
             x = gather_piece(fa_key_row(p, v, t, w->start + j), column, columns);
-        fa_shared_store4(tile + (uint32_t)(r * PITCH + column * 2), x);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
     }
 }
 
@@ -312,7 +336,7 @@ FA_DEVICE void start_paged_rows(const fa_attention_params *p, const fa_kernel_vi
         const bool wanted = inside && is_seen(w, j);
         const char *row = v->data;
         if (wanted) row = fa_key_row(p, v, t, w->start + j) + 16 * copied_piece();
-        fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, wanted);
+        copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, wanted);
     }
 }
 
@@ -324,7 +348,7 @@ FA_DEVICE void start_plain_rows(const char *rows, int64_t pitch, const fa_walk *
     const int64_t ahead = pitch * ROWS_A_PASS;
 #pragma unroll 4
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead, j += ROWS_A_PASS)
-        fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside && is_seen(w, j));
+        copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside && is_seen(w, j));
 }
 
 /* Starts the copy of the tile of keys or values whose first is at `first`. Zeros take the place of
@@ -355,7 +379,7 @@ FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, in
         if (r < count && column < p->d)
             x = gather_piece(fa_view_row(&p->q, t->block_q, t->start_q + t->first + r, t->head),
                              column, p->d);
-        fa_shared_store4(tile + (uint32_t)(r * PITCH + column * 2), x);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
     }
 }
 
@@ -375,7 +399,7 @@ FA_DEVICE void start_queries(const fa_attention_params *p, const fa_tile *t, uin
     const int rows = column < p->d ? (int)fa_min64(count, QUERIES) : 0;
 #pragma unroll
     for (int r = 0; r < QUERIES; r += ROWS_A_PASS, row += ahead)
-        fa_copy_async(copied_place(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
+        copy_async(copied_place(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
 }
 
 /* Whether something in the pieces of a tile that this thread copied is not finite. */
@@ -386,9 +410,9 @@ FA_DEVICE bool copied_not_finite(uint32_t tile)
 #pragma unroll 1
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++) {
         const uint4 x =
-            fa_shared_load4(copied_place(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
-        seen |= fa_pair_not_finite(x.x) | fa_pair_not_finite(x.y) | fa_pair_not_finite(x.z) |
-                fa_pair_not_finite(x.w);
+            ptx_ld_shared_v4(copied_place(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
+        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                fa_x2_not_finite(x.w);
     }
     return seen != 0;
 }
@@ -416,7 +440,7 @@ FA_DEVICE void get_query_part(uint32_t a[M_TILES][4], const fa_queries *q, int s
 #endif
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
-        fa_load_matrices(a[m], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
+        ptx_ldmatrix_x4(a[m], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
 }
 
 /* Keys 16 * pair .. 16 * pair + 15 and columns 16 * step .. 16 * step + 15, as number step * KEY_PAIRS + pair. */
@@ -424,7 +448,7 @@ enum { KEY_PAIRS = OWN_KEYS / 16 };
 
 FA_DEVICE void load_keys(uint32_t b[4], uint32_t k, int i)
 {
-    fa_load_matrices(b, k + (uint32_t)(i % KEY_PAIRS * 16 * PITCH + i / KEY_PAIRS * 32));
+    ptx_ldmatrix_x4(b, k + (uint32_t)(i % KEY_PAIRS * 16 * PITCH + i / KEY_PAIRS * 32));
 }
 
 /* Steps from .. to - 1 along d. Fragments are loaded while the products of those before run. */
@@ -493,7 +517,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
             int lo, hi;
             const int r = row_of(m, half);
             visible_part(w, r, first + column, &lo, &hi);
-            if (fa_changes_rows(p)) {
+            if (fa_has_row_options(p)) {
                 const int64_t i = fa_min64(t->first + r, t->n_q - 1);
                 const fa_fragment_row row = {fa_logit_row_of(p, t, i), w->start + first + column,
                                              lo, hi};
@@ -519,9 +543,7 @@ FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], i
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
         const uint32_t bits = COUNT == 4 || key == 0 ? block[n] : block[n + 4 - COUNT];
-        const uint32_t low = (bits & 0xffffu) >= p->dropout_threshold;
-        const uint32_t high = (bits >> 16) >= p->dropout_threshold;
-        const uint32_t kept = low * 0xffffu | high * 0xffff0000u;
+        const uint32_t kept = fa_dropout_mask_x2(p, bits);
         set_pair(weights, m, first + n, half, get_pair(weights, m, first + n, half) & kept);
     }
 }
@@ -568,7 +590,7 @@ FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
         for (int half = 0; half < 2; half++) {
             const float old = o->max[m][half];
             const float now = top[m][half] > old + RESCALE_ABOVE ? top[m][half] - HEADROOM : old;
-            const float factor = fa_exp2_fast(old - now);
+            const float factor = ptx_ex2(old - now);
             summed |= old != LOWEST;
             o->max[m][half] = now;
             o->sum[m][half] *= factor;
@@ -584,11 +606,11 @@ FA_DEVICE void raise_maximum(fa_output *o, float top[M_TILES][2])
  * of a row hold the same. */
 FA_DEVICE void tell_group(const fa_memory *at, float x[M_TILES][2])
 {
-    const uint32_t to = at->numbers + (uint32_t)(fa_thread_id() / 32 * GROUP_ROWS * 4);
+    const uint32_t to = at->numbers + (uint32_t)(ptx_thread_id() / 32 * GROUP_ROWS * 4);
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         if (lane_id() % 4 == 0)
-            fa_shared_store_float(to + (uint32_t)(4 * (8 * i + lane_id() / 4)), x[i / 2][i % 2]);
+            ptx_st_shared_f32(to + (uint32_t)(4 * (8 * i + lane_id() / 4)), x[i / 2][i % 2]);
     meet_group();
 }
 
@@ -596,7 +618,7 @@ FA_DEVICE void tell_group(const fa_memory *at, float x[M_TILES][2])
 FA_DEVICE float ask_group(const fa_memory *at, int share, int i)
 {
     const int row = (group_id() * SPLIT + share) * GROUP_ROWS + 8 * i + lane_id() / 4;
-    return fa_shared_load_float(at->numbers + (uint32_t)(4 * row));
+    return ptx_ld_shared_f32(at->numbers + (uint32_t)(4 * row));
 }
 
 FA_DEVICE void follow_maximum(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
@@ -626,10 +648,10 @@ FA_DEVICE void make_weight_pair(fa_weights *p, const fa_scores *s, const fa_outp
                                 int m, int n, int half, float sum[M_TILES][2])
 {
     const float *x = s->at[m][n] + 2 * half;
-    const float even = fa_exp2_fast(fmaf(x[0], scale, -o->max[m][half]));
-    const float odd = fa_exp2_fast(fmaf(x[1], scale, -o->max[m][half]));
+    const float even = ptx_ex2(fmaf(x[0], scale, -o->max[m][half]));
+    const float odd = ptx_ex2(fmaf(x[1], scale, -o->max[m][half]));
     sum[m][half] += even + odd;
-    set_pair(p, m, n, half, fa_pack_pair(even, odd));
+    set_pair(p, m, n, half, fa_pack_x2(even, odd));
 }
 
 FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, float scale)
@@ -649,7 +671,7 @@ FA_DEVICE void get_weights(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
-        fa_load_matrices(a[m], shown + (uint32_t)(m * 16 * WEIGHTS_PITCH + 32 * step));
+        ptx_ldmatrix_x4(a[m], shown + (uint32_t)(m * 16 * WEIGHTS_PITCH + 32 * step));
     (void)p;
 #else
 #pragma unroll
@@ -663,7 +685,7 @@ FA_DEVICE void get_weights(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t
 FA_DEVICE void add_values_part(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step, int pair)
 {
     uint32_t b[4];
-    fa_load_matrices_transposed(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+    ptx_ldmatrix_x4_trans(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
         fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
@@ -804,7 +826,7 @@ FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa
             make_weight_pair(&weights, s, o, scale, i / 2, n, i % 2, sum);
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
-    if (fa_named_barrier_or(1 + group_id(), 32 * SPLIT, large && !sure)) return 0;
+    if (ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, large && !sure)) return 0;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
     add_values(o, &weights, shown_weights(at), v);
@@ -825,15 +847,15 @@ FA_DEVICE void hide_chunks(fa_scores *s, int done)
 /* Ones where a half is not finite, but for the infinity of sign `without`; else zeros. */
 FA_DEVICE uint32_t mark_pair(uint32_t b, uint32_t without)
 {
-    const uint32_t other = b ^ (FA_PAIR_EXPONENTS | without);
-    return FA_PAIR_ONES & fa_pair_spread(fa_pair_not_finite(b)) &
-           fa_pair_spread(fa_pair_not_zero(other) | (other & 0x80008000u));
+    const uint32_t other = b ^ (FA_X2_EXPONENTS | without);
+    return FA_X2_ONES & fa_x2_spread(fa_x2_not_finite(b)) &
+           fa_x2_spread(fa_x2_not_zero(other) | (other & 0x80008000u));
 }
 
 /* Ones where a weight is not 0. */
 FA_DEVICE uint32_t mark_weights(uint32_t pair)
 {
-    return FA_PAIR_ONES & fa_pair_spread(fa_pair_not_zero(pair));
+    return FA_X2_ONES & fa_x2_spread(fa_x2_not_zero(pair));
 }
 
 /* O += P V of 16 keys and of what is finite. v: where this lane's fragments of these keys begin. */
@@ -842,9 +864,9 @@ FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t 
 #pragma unroll
     for (int pair = 0; pair < D_TILES / 2; pair++) {
         uint32_t b[4];
-        fa_load_matrices_transposed(b, v + (uint32_t)(pair * 32));
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
 #pragma unroll
-        for (int i = 0; i < 4; i++) b[i] &= ~fa_pair_spread(fa_pair_not_finite(b[i]));
+        for (int i = 0; i < 4; i++) b[i] &= ~fa_x2_spread(fa_x2_not_finite(b[i]));
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
@@ -862,7 +884,7 @@ FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t
 #pragma unroll
     for (int pair = 0; pair < D_TILES / 2; pair++) {
         uint32_t b[4];
-        fa_load_matrices_transposed(b, v + (uint32_t)(pair * 32));
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] = mark_pair(b[i], without);
 #pragma unroll
@@ -1063,9 +1085,9 @@ FA_DEVICE void describe_tasks(const fa_attention_params *p, int64_t turn, int co
 {
     enum { PARTS = GROUPS + 2 };
     static_assert(2 * AHEAD * PARTS <= THREADS, "a thread for each part");
-    const int i = fa_thread_id() / PARTS;
+    const int i = ptx_thread_id() / PARTS;
     if (i >= count) return;
-    describe_part(p, turn + i, fa_thread_id() % PARTS, &tasks[(turn + i) % (2 * AHEAD)]);
+    describe_part(p, turn + i, ptx_thread_id() % PARTS, &tasks[(turn + i) % (2 * AHEAD)]);
 }
 
 FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
@@ -1080,7 +1102,7 @@ FA_DEVICE void keep_queries(fa_queries *q, const fa_memory *at)
 #pragma unroll
     for (int i = 0; i < M_TILES * KEPT_STEPS; i++) {
         const int m = i / KEPT_STEPS, step = i % KEPT_STEPS;
-        fa_load_matrices(q->kept[m][step], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
+        ptx_ldmatrix_x4(q->kept[m][step], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
     }
 #else
     (void)q, (void)at;
@@ -1118,10 +1140,10 @@ FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_walk *w, cons
 
 FA_DEVICE void keep_path(fa_path *path)
 {
-    path->q = fa_keep(path->q);
-    path->k = fa_keep(path->k);
-    path->v = fa_keep(path->v);
-    path->copy = fa_keep(path->copy);
+    path->q = fa_opaque(path->q);
+    path->k = fa_opaque(path->k);
+    path->v = fa_opaque(path->v);
+    path->copy = fa_opaque(path->copy);
 }
 
 /* Starts the copy of a whole tile; returns where the next begins. */
@@ -1131,7 +1153,7 @@ FA_DEVICE const char *start_whole(const char *row, int64_t pitch, bool inside, u
     if (!is_copier()) return row;
 #pragma unroll
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead)
-        fa_copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside);
+        copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside);
     return row;
 }
 
@@ -1187,17 +1209,17 @@ FA_DEVICE void start_values(const fa_attention_params *p, const fa_task *task, c
  * are all finite is looked up where `searched`. */
 FA_DEVICE void meet_block(fa_walk *w, const fa_memory *at, int n, bool searched)
 {
-    fa_wait_for_copies();
+    wait_for_copies();
     if (searched) {
         const int found = __syncthreads_or(copied_not_finite(stage(at, at->v, n)));
-        if (lane_id() == 0) w->odd_values[fa_thread_id() / 32] = found;
+        if (lane_id() == 0) w->odd_values[ptx_thread_id() / 32] = found;
     } else __syncthreads();
 }
 
 FA_DEVICE bool odd_values(const fa_walk *w)
 {
     __syncwarp();
-    return w->odd_values[fa_thread_id() / 32];
+    return w->odd_values[ptx_thread_id() / 32];
 }
 
 FA_DEVICE void use_values(const fa_memory *at, const fa_weights *p, uint32_t tile, bool odd,
@@ -1338,7 +1360,7 @@ FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
     float least;
     const float average = average_sum(o, &least) / (float)tiles;
     path->peaked = !(average >= FLAT_SUM && least >= PEAKED_SUM * (float)tiles);
-    if (SPLIT > 1) path->peaked = fa_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
+    if (SPLIT > 1) path->peaked = ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
     path->bound = fminf(LARGEST + FLAT_GROWTH * average * WEIGHED_KEYS / OWN_KEYS, SUM_BOUND);
 }
 
@@ -1364,12 +1386,12 @@ FA_DEVICE int weigh_and_copy(const fa_attention_params *p, const fa_memory *at, 
 FA_DEVICE int walk_tile(const fa_attention_params *p, const fa_walk *w, const fa_memory *at, int n,
                         fa_path *path, fa_queries *q, float scale, fa_scores *s, fa_output *o)
 {
-    fa_wait_for_copies();
+    wait_for_copies();
     __syncthreads();
     q->at = path->q;
     make_scores_and_copy(p, at, n, path, q, s);
     if (STAGES == 1) {
-        fa_wait_for_copies();
+        wait_for_copies();
         __syncthreads();
         scale += fa_bits_float(w->careful); /* nothing: but exponentials begin behind the barrier */
     }
@@ -1562,7 +1584,7 @@ FA_DEVICE void get_pairs(const fa_output *o, int m, int half, int n, float facto
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float *from = o->at[m][4 * n + i] + 2 * half;
-        x[i] = fa_pack_pair(from[0] * factor, from[1] * factor);
+        x[i] = fa_pack_x2(from[0] * factor, from[1] * factor);
     }
 }
 
@@ -1665,14 +1687,14 @@ FA_DEVICE bool run_task(const fa_attention_params *p, fa_block *b, const fa_memo
 FA_DEVICE void copy_task(const fa_task *from, fa_task *to)
 {
     static_assert(sizeof(fa_task) % 4 == 0 && sizeof(fa_task) / 4 <= THREADS, "a word a thread");
-    const int i = fa_thread_id();
+    const int i = ptx_thread_id();
     if (i < (int)sizeof(fa_task) / 4) ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
 FA_DEVICE fa_memory find_memory(const void *memory)
 {
     fa_memory at;
-    at.q = fa_keep(fa_shared_address(memory));
+    at.q = fa_opaque(ptx_shared_address(memory));
     at.k = at.q + QUERIES * PITCH;
     at.v = at.k + STAGES * TILE_BYTES;
     at.odd = TILE_BYTES;
@@ -1684,7 +1706,7 @@ FA_DEVICE fa_memory find_memory(const void *memory)
 /* The block's turns and its first tasks. */
 FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_task *tasks)
 {
-    if (fa_thread_id() == 0) {
+    if (ptx_thread_id() == 0) {
         b->tasks = tasks;
         b->turn = 0;
         b->turns = count_turns(p);
@@ -1703,10 +1725,10 @@ FA_DEVICE void end_turn(const fa_attention_params *p, fa_block *b, bool again)
     const bool keys = has_keys(&b->now);
     fa_task *tasks = b->tasks;
     if (__syncthreads_or(again)) {
-        fa_wait_for_copies(); /* of the next task, whose places are needed once more */
-        if (fa_thread_id() == 0) b->begun = 0, b->now.walk.careful = 1;
+        wait_for_copies(); /* of the next task, whose places are needed once more */
+        if (ptx_thread_id() == 0) b->begun = 0, b->now.walk.careful = 1;
     } else {
-        if (fa_thread_id() == 0) b->begun = keys, b->turn = turn;
+        if (ptx_thread_id() == 0) b->begun = keys, b->turn = turn;
         copy_task(&tasks[turn % (2 * AHEAD)], &b->now);
         if (turn % AHEAD == 0 &&
             turn + AHEAD <= b->turns) /* also that there is none after the last */

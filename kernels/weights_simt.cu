@@ -71,7 +71,7 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const fa_tile *t, const
         const int64_t i = chosen->query[r], j = start + c;
         float *x = shared->weights + r * PITCH + c;
         const bool visible = j >= chosen->low[r] && j < chosen->high[r];
-        *x = visible ? fa_general_logit(p, t, i, j, scale * *x) : -INFINITY;
+        *x = visible ? fa_logit(p, t, i, j, scale * *x) : -INFINITY;
     }
 }
 

@@ -6,8 +6,7 @@
 #ifndef FA_KERNELS_FORWARD_SM90_OPTIONS_CUH
 #define FA_KERNELS_FORWARD_SM90_OPTIONS_CUH
 
-#include "common/fragment.cuh"
-#include "common/hopper.cuh"
+#include "common/score_fragments.cuh"
 #include "forward_sm90/config.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/pipeline.cuh"
@@ -16,6 +15,8 @@
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
 
 /* Hides the keys that a row must not see. key: the tile's first one. */
 FA_DEVICE void mask_scores(float *s, const work_tile *w, int consumer, int key)
@@ -96,7 +97,7 @@ FA_DEVICE bool allow_series(const fa_attention_params *p, const work_tile *w, ro
     fits = !__any_sync(0xffffffff, !fits);
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        rows->bound[r] = fits ? fminf(bound, exp2_fast(end - rows->base[r])) : bound;
+        rows->bound[r] = fits ? fminf(bound, ptx_ex2(end - rows->base[r])) : bound;
     return fits;
 }
 
@@ -136,7 +137,7 @@ FA_DEVICE void load_bias_x2(const char *bias, uint32_t *x2)
     const uint32_t from = ptx_shared_address(bias) + row * 128;
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j += 2)
-        fa_load_matrices(x2 + 2 * j, from + j / 8 * BIAS_BLOCK + (chunk * 16 ^ j % 8 * 16));
+        ptx_ldmatrix_x4(x2 + 2 * j, from + j / 8 * BIAS_BLOCK + (chunk * 16 ^ j % 8 * 16));
 }
 
 /* Acquires a tile's bias, loads it, and releases its buffer at once: the next one has a long way from memory. */
@@ -154,9 +155,9 @@ FA_DEVICE void add_x2(const uint32_t *x2, float *s, float unit, int dtype)
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
-        const float2 b = fa_float_pair(x2[i], dtype);
-        s[2 * i] = fmaf(b.x, unit, s[2 * i]);
-        s[2 * i + 1] = fmaf(b.y, unit, s[2 * i + 1]);
+        const float2 b = fa_unpack_x2(x2[i], dtype);
+        s[2 * i] = fa_bias_score(s[2 * i], b.x, unit);
+        s[2 * i + 1] = fa_bias_score(s[2 * i + 1], b.y, unit);
     }
 }
 
@@ -236,12 +237,12 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
-/* All bits of the halves of x that are not smaller, unsigned, than those of threshold: the lower 15 bits are compared by
- * a subtraction that ends in the top bit, and then the top bits. */
+/* All bits of the halves of x that are not smaller, unsigned, than those of threshold: fa_dropout_mask_x2 in fewer
+ * instructions. The lower 15 bits are compared by a subtraction that ends in the top bit, and then the top bits. */
 FA_DEVICE uint32_t mask_at_least_x2(uint32_t x, uint32_t threshold)
 {
     const uint32_t sign = 0x80008000u, rest = (x | sign) - (threshold & ~sign);
-    return spread_signs((x & rest) | (~threshold & (x | rest)));
+    return ptx_spread_signs((x & rest) | (~threshold & (x | rest)));
 }
 
 /* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a row take their

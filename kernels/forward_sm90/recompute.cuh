@@ -7,12 +7,12 @@
 #ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 #define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 
-#include "common/fragment.cuh"
-#include "common/hopper.cuh"
+#include "common/score_fragments.cuh"
 #include "forward_sm90/config.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/work_tile.cuh"
+#include "ptx/convert.cuh"
 
 /* The logit of one key, as an exponent of 2; every lane gets it. */
 FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
@@ -54,7 +54,7 @@ FA_DEVICE void recompute_row(const fa_attention_params *p, const fa_tile *t, int
     for (int64_t j = visible.lo; j < visible.hi; j++)
         top = fmaxf(top, recompute_logit(p, t, &row, q, j));
     for (int64_t j = visible.lo; j < visible.hi; j++) {
-        const float weight = exp2_fast(recompute_logit(p, t, &row, q, j) - fa_softmax_base(top));
+        const float weight = ptx_ex2(recompute_logit(p, t, &row, q, j) - fa_softmax_base(top));
         sum += weight;
         if (weight != 0.0f && !is_dropped(p, &d, i, j))
             add_value(p, out, weight, fa_key_row(p, &p->v, t, j));

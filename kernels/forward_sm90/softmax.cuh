@@ -16,15 +16,13 @@
 #ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 
-#include "common/hopper.cuh"
+#include "common/mma.cuh"
 #include "common/sequence.cuh"
+#include "common/x2.cuh"
 #include "forward_sm90/config.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
-
-/* For a warp's own products by mma.sync, whose accumulators are laid out as wgmma's. */
-#define ARCH 80
-#include "common/ampere.cuh"
+#include "ptx/convert.cuh"
 
 /* A row's largest weight is 2 to this power when its base is its max. float16 loses small numbers, so its
  * weights are larger. */
@@ -132,7 +130,7 @@ FA_DEVICE void raise_bases(const float *s, row_state *rows, float *rescale, cons
     for (int r = 0; r < 2; r++) {
         const float top = max_exponent(s, r, u);
         const float base = fmaxf(rows->base[r], top - HEADROOM);
-        rescale[r] = exp2_fast(rows->base[r] - base);
+        rescale[r] = ptx_ex2(rows->base[r] - base);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
     }
@@ -160,7 +158,7 @@ FA_DEVICE void exponentiate(float *s, int from, int to, partial_sums *sums)
 {
 #pragma unroll
     for (int i = 2 * from; i < 2 * to; i++) {
-        s[i] = exp2_fast(s[i]);
+        s[i] = ptx_ex2(s[i]);
         sums->of[i / 2 % 2][i % 2] += s[i];
     }
 }
@@ -216,7 +214,7 @@ FA_DEVICE void add_sums(row_state *rows, const float *sum)
 FA_DEVICE void pack_weights(uint32_t *weights, const float *s, int from, int to)
 {
 #pragma unroll
-    for (int i = from; i < to; i++) weights[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = from; i < to; i++) weights[i] = fa_pack_x2(s[2 * i], s[2 * i + 1]);
 }
 
 /* ---- Flat or peaked -------------------------------------------------------------------------- */
@@ -310,7 +308,7 @@ FA_DEVICE bool renew_bases(float *s, float *out, row_state *rows)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float base = rows->base[r] + (log2f(largest[r]) - HEADROOM);
-        factor[r] = exp2_fast(rows->base[r] - base);
+        factor[r] = ptx_ex2(rows->base[r] - base);
         rows->base[r] = base;
     }
     rescale_rows(s, out, rows, factor);

@@ -6,13 +6,14 @@
 #ifndef FA_KERNELS_FORWARD_SM90_STORE_CUH
 #define FA_KERNELS_FORWARD_SM90_STORE_CUH
 
-#include "common/hopper.cuh"
 #include "common/softmax.cuh"
+#include "common/x2.cuh"
 #include "forward_sm90/config.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/address.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/store.cuh"
 
 /* The output's columns from the block's first one on, and where this one is in the work tile's first row. */
@@ -22,7 +23,7 @@ FA_DEVICE char *first_output(const work_tile *w) { return w->out + 2 * FIRST_COL
 /* Two neighbours of a row's outputs, times its factor. A factor of 0 makes 0, whatever they are. */
 FA_DEVICE uint32_t pack_outputs(const float *x, float factor)
 {
-    return factor == 0.0f ? 0 : pack_pair(x[0] * factor, x[1] * factor);
+    return factor == 0.0f ? 0 : fa_pack_x2(x[0] * factor, x[1] * factor);
 }
 
 /* ---- Through shared memory ------------------------------------------------------------------- */
@@ -221,7 +222,7 @@ FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, co
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool unseen = rows->base[r] == NO_KEY_SEEN && sum[r] == sum[r];
-            factor[r] = unseen ? 0.0f : reciprocal_fast(sum[r]);
+            factor[r] = unseen ? 0.0f : ptx_rcp(sum[r]);
         }
     }
 #pragma unroll

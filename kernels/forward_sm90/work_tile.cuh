@@ -6,7 +6,7 @@
 #ifndef FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
 #define FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
 
-#include "common/fragment.cuh"
+#include "common/score_fragments.cuh"
 #include "common/sequence.cuh"
 #include "forward_sm90/config.cuh"
 

@@ -63,7 +63,7 @@ FA_DEVICE void raise_common_bases(const pipeline *pipe, softmax_state *state, in
         const float before = state->rows.base[r];
         const float wanted = fmaxf(state->top[r], of_peer[r]) - HEADROOM;
         const float base = wanted > before + SLACK ? wanted : before;
-        state->rescale[r] = exp2_fast(before - base);
+        state->rescale[r] = ptx_ex2(before - base);
         state->rows.base[r] = base;
         state->rows.sum[r] *= state->rescale[r];
     }

@@ -6,7 +6,7 @@
 #ifndef FA_KERNELS_PTX_WGMMA_CUH
 #define FA_KERNELS_PTX_WGMMA_CUH
 
-#include "common/device.cuh"
+#include "common/dialect.h"
 #include "ptx/address.cuh"
 
 #ifndef BFLOAT16

@@ -1,16 +1,20 @@
 /*
- * Options that change scores, for kernels on tensor cores: a thread holds of two rows r of a tile the
- * elements 4j + 2r + c, which are the keys 8j + c from its first one on (the accumulators of wgmma and of
- * mma.m16n8k16 alike).
+ * The score options for kernels on tensor cores, on fragments. Of two rows r of a tile a thread holds the elements
+ * 4j + 2r + c, which are the keys 8j + c from its first one on (c 0 or 1; accumulators of wgmma and of mma.m16n8k16
+ * alike).
  *
- * Option by option, so that each loop has one thing to do, and without branches for single keys: they would
- * cost more than what they leave out. Who includes this has defined FRAGMENT_KEYS, the keys of a tile.
+ * Each option has a loop of its own, and no branches for single keys: they would cost more than they save. The
+ * arithmetic of one score is in score_options.cuh. Who includes this has defined FRAGMENT_KEYS, the keys of a tile.
  */
-#ifndef FA_KERNEL_FRAGMENT_H
-#define FA_KERNEL_FRAGMENT_H
+#ifndef FA_KERNELS_COMMON_SCORE_FRAGMENTS_CUH
+#define FA_KERNELS_COMMON_SCORE_FRAGMENTS_CUH
 
-#include "common/logits.cuh"
+#include "common/score_options.cuh"
 #include "common/softmax.cuh"
+
+#ifndef FRAGMENT_KEYS
+#error "common/score_fragments.cuh: FRAGMENT_KEYS is missing"
+#endif
 
 /* One row of a thread: its query, the first key that the thread holds, and the keys that the row may see,
  * counted from there on. */
@@ -26,7 +30,7 @@ FA_DEVICE void fa_scale_fragment(const fa_attention_params *p, float scale, floa
     if (p->softcap > 0.0f) {
         const float inner = scale / p->softcap, cap = p->softcap * FA_LOG2E;
 #pragma unroll
-        for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = cap * fa_tanh_fast(s[i] * inner);
+        for (int i = 0; i < FRAGMENT_KEYS / 2; i++) s[i] = fa_softcap_score_fast(s[i] * inner, cap);
         return;
     }
 #pragma unroll
@@ -41,21 +45,21 @@ FA_DEVICE void fa_add_alibi(float *s, int r, float slope, float distance)
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             float *x = s + 4 * j + 2 * r + c;
-            *x = fmaf(-slope, fabsf(distance - (float)(8 * j + c)), *x);
+            *x = fa_alibi_score(*x, -slope, distance - (float)(8 * j + c));
         }
 }
 
-/* Two 16-bit numbers that lie side by side. */
-FA_DEVICE float2 fa_float_pair(uint32_t two, int dtype)
+/* Two 16-bit numbers as floats. */
+FA_DEVICE float2 fa_unpack_x2(uint32_t x2, int dtype)
 {
     if (dtype == FA_KERNEL_BFLOAT16)
-        return make_float2(fa_bits_float(two << 16), fa_bits_float(two & 0xffff0000u));
-    return make_float2(fa_widened_half((uint16_t)two), fa_widened_half((uint16_t)(two >> 16)));
+        return make_float2(fa_bits_float(x2 << 16), fa_bits_float(x2 & 0xffff0000u));
+    return make_float2(ptx_half_to_float((uint16_t)x2), ptx_half_to_float((uint16_t)(x2 >> 16)));
 }
 
-/* Keys outside the row's are not read; their scores are hidden afterwards, so any number does for them. The
- * nearest that the row sees stands in for them, which a row that sees none does not have: under a causal
- * mask, where there are more queries than keys, its window [lo, hi) ends in front of key 0. */
+/* The bias and the mask of keys that the row does not see are not read. Their scores are hidden afterwards, so any
+ * number does: the nearest key that the row sees is read instead. A row that sees no key has none: with a causal mask
+ * and more queries than keys its window [lo, hi) ends in front of key 0. */
 
 FA_DEVICE bool fa_sees_nothing(const fa_fragment_row *row)
 {
@@ -68,32 +72,33 @@ FA_DEVICE int fa_inside(const fa_fragment_row *row, int i)
     return last > row->lo ? last : row->lo;
 }
 
-/* Elements 8j and 8j + 1 of a row of the bias, which lie side by side if pairs is true. Keys are inside. */
+/* Elements 8j and 8j + 1 of a row of the bias. side_by_side: both are loaded at once; the row sees them. */
 FA_DEVICE float2 fa_fetch_two(const char *first, int dtype, int64_t stride,
-                              const fa_fragment_row *row, int j, bool pairs)
+                              const fa_fragment_row *row, int j, bool side_by_side)
 {
     const int size = fa_element_size(dtype);
-    if (pairs && dtype == FA_KERNEL_FLOAT32) return *(const float2 *)(first + 8 * j * size);
-    if (pairs) return fa_float_pair(*(const uint32_t *)(first + 8 * j * size), dtype);
+    if (side_by_side && dtype == FA_KERNEL_FLOAT32) return *(const float2 *)(first + 8 * j * size);
+    if (side_by_side) return fa_unpack_x2(*(const uint32_t *)(first + 8 * j * size), dtype);
     return make_float2(fa_element(first, dtype, fa_inside(row, 8 * j) * stride),
                        fa_element(first, dtype, fa_inside(row, 8 * j + 1) * stride));
 }
 
-/* dtype and pairs are known to the compiler; unit is what a logit of 1 is in the units of the scores. */
+/* The compiler knows dtype and side_by_side. unit: a logit of 1 in the units of the scores. */
 FA_DEVICE void fa_add_bias_of(float *s, int r, const fa_fragment_row *row, const char *first,
-                              int64_t stride, float unit, int dtype, bool pairs)
+                              int64_t stride, float unit, int dtype, bool side_by_side)
 {
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++) {
-        const float2 b = fa_fetch_two(first, dtype, stride, row, j, pairs);
+        const float2 b = fa_fetch_two(first, dtype, stride, row, j, side_by_side);
         float *x = s + 4 * j + 2 * r;
-        x[0] = fmaf(b.x, unit, x[0]);
-        x[1] = fmaf(b.y, unit, x[1]);
+        x[0] = fa_bias_score(x[0], b.x, unit);
+        x[1] = fa_bias_score(x[1], b.y, unit);
     }
 }
 
-/* Whether pairs of neighbours can be fetched at once: the warp sees the whole tile, and they are aligned. */
-FA_DEVICE bool fa_has_pairs(const fa_fragment_row *row, const char *first, int64_t stride, int size)
+/* Whether two neighbours can be loaded at once: the warp sees the whole tile, and they are aligned. */
+FA_DEVICE bool fa_is_side_by_side(const fa_fragment_row *row, const char *first, int64_t stride,
+                                  int size)
 {
     const bool whole = row->lo <= 0 && row->hi >= FRAGMENT_KEYS;
     const bool aligned = stride == 1 && (uintptr_t)first % (uintptr_t)(2 * size) == 0;
@@ -106,17 +111,17 @@ FA_DEVICE void fa_add_bias(const fa_kernel_view *bias, float *s, int r, const fa
     const int64_t stride = bias->stride[3];
     const int size = fa_element_size(bias->dtype);
     const char *first = row->logit.bias + row->j * stride * size;
-    const bool pairs = fa_has_pairs(row, first, stride, size);
+    const bool side_by_side = fa_is_side_by_side(row, first, stride, size);
     if (fa_sees_nothing(row)) return;
-    if (bias->dtype == FA_KERNEL_BFLOAT16 && pairs)
+    if (bias->dtype == FA_KERNEL_BFLOAT16 && side_by_side)
         fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_BFLOAT16, true);
     else if (bias->dtype == FA_KERNEL_BFLOAT16)
         fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_BFLOAT16, false);
-    else if (bias->dtype == FA_KERNEL_FLOAT16 && pairs)
+    else if (bias->dtype == FA_KERNEL_FLOAT16 && side_by_side)
         fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_FLOAT16, true);
     else if (bias->dtype == FA_KERNEL_FLOAT16)
         fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_FLOAT16, false);
-    else if (pairs) fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_FLOAT32, true);
+    else if (side_by_side) fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_FLOAT32, true);
     else fa_add_bias_of(s, r, row, first, stride, unit, FA_KERNEL_FLOAT32, false);
 }
 
@@ -128,12 +133,13 @@ FA_DEVICE void fa_apply_mask(const fa_kernel_view *mask, float *s, int r,
 #pragma unroll
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-            if (!first[fa_inside(row, 8 * j + c) * mask->stride[3]])
-                s[4 * j + 2 * r + c] = -INFINITY;
+        for (int c = 0; c < 2; c++) {
+            float *x = s + 4 * j + 2 * r + c;
+            *x = fa_mask_score(*x, first[fa_inside(row, 8 * j + c) * mask->stride[3]] != 0);
+        }
 }
 
-/* Hides the keys that row r must not see, those outside [lo, hi) from the thread's first one on. */
+/* The mask by position: hides keys outside [lo, hi), counted from the thread's first one, from row r. */
 FA_DEVICE void fa_hide_fragment(float *s, int r, int lo, int hi)
 {
 #pragma unroll
@@ -153,13 +159,13 @@ FA_DEVICE void fa_hide_behind(float *s, int r, int hi)
             if (8 * j + c >= hi) s[4 * j + 2 * r + c] = -INFINITY;
 }
 
-/* Whether an option changes single rows. */
-FA_DEVICE bool fa_changes_rows(const fa_attention_params *p)
+/* Whether there are options that fa_change_row applies. */
+FA_DEVICE bool fa_has_row_options(const fa_attention_params *p)
 {
     return p->alibi_slopes || p->bias.data || p->mask.data;
 }
 
-/* What is read or computed row by row. s: exponents of 2. */
+/* The options that are read or computed row by row. s: exponents of 2. */
 FA_DEVICE void fa_change_row(const fa_attention_params *p, float *s, int r,
                              const fa_fragment_row *row)
 {
