@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/family.h"
 
 typedef struct shape {
