@@ -157,7 +157,7 @@ bool fa_cuda_step_runs(const fa_problem *p, const fa_cuda_passes *passes, int st
 
 /* Each launch but the first takes what the one before has left as one of its parts: from out and lse,
  * if those keep sums unrounded, else from workspace. */
-bool fa_cuda_combine_make(const fa_cuda_parts *c, const fa_cuda_device *device,
+bool fa_cuda_combine_make(const fa_combine_problem *c, const fa_cuda_device *device,
                           fa_cuda_combining *how, char *why, size_t size)
 {
     const bool few = c->num_parts <= FA_COMBINE_FEW;

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/family.h"
 
 /* What of a variant differs between forward_sm90 and forward_sm90_wide, whose blocks are in clusters. */

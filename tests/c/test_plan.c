@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/family.h"
 #include "flashattn.h"
 #include "gpus.h"

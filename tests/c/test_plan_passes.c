@@ -163,7 +163,8 @@ static void test_combine(void)
     static float lse[4];
     fa_cuda_combining how;
     char why[320] = "";
-    fa_cuda_parts c = {.batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = FA_COMBINE_FEW};
+    fa_combine_problem c = {
+        .batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = FA_COMBINE_FEW};
     CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
     CHECK(how.most == FA_COMBINE_FEW && how.step.variant == FA_VARIANT_combine_few &&
               how.step.tasks == 8 && how.workspace_bytes == 0,

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "check.h"
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda_on_cpu.h"
 #include "gpus.h"
 #include "normalize.h"
