@@ -220,14 +220,14 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int c
     c.recompute = c.values.any = false;
     c.values.accumulate = c.values.count = c.at.count = 0;
     c.at.number = -1;
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     c.at.biases = 0;
 #endif
     c.zero = ptx_opaque_zero();
     c.leader = threadIdx.x % 32 == 0;
     __asm__ volatile("" : "+r"(c.leader));
     if (consumer == CONSUMERS - 1) pingpong_next(consumer); /* consumer 0 begins */
-    if (SINGLE_KEY_TILE) consume_single_tiles(pipe, p, &c);
+    if (SINGLE_TILES) consume_single_tiles(pipe, p, &c);
     else if (OVERLAPPED) consume_overlapped(pipe, p, &c);
     else consume_in_sequence(pipe, p, &c);
     if (consumer == 0) pingpong_wait(consumer); /* for the arrival that is left over */

@@ -22,7 +22,7 @@ typedef struct cursor {
     int needed;          /* how many of them this consumer needs */
     uint32_t q;          /* descriptor of its queries */
     tile_count count;    /* of tiles so far, through all work tiles */
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     int biases; /* tiles of the bias so far */
 #endif
 } cursor;
@@ -54,17 +54,17 @@ typedef struct tile_limits {
 #if HAS_SERIES
     float first, third, fifth; /* of the series that takes the place of tanh: options.cuh */
 #endif
-#if GENERAL
+#if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */
 #endif
 } tile_limits;
 
-#if GENERAL
+#if OPTIONS
 
 /* A kernel with one option is launched only for problems with this option. */
 FA_DEVICE int find_tile_options(const work_tile *w)
 {
-    return GENERAL & (GENERAL - 1) ? warp_uniform(w->options) : GENERAL;
+    return OPTIONS & (OPTIONS - 1) ? warp_uniform(w->options) : OPTIONS;
 }
 
 #endif
@@ -83,7 +83,7 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
     at.third = warp_uniform_float(-0.32629f * square * first);
     at.fifth = warp_uniform_float(0.097347f * square * square * first);
 #endif
-#if GENERAL
+#if OPTIONS
     at.options = find_tile_options(w);
     /* A bias makes few weights large: without the running max, the error of a result would be 9% larger. */
     if (at.options & FA_SM90_BIAS && !ALWAYS_TRACKED) at.plain_from = UNBOUNDED;

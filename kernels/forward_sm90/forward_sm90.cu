@@ -37,7 +37,7 @@ enum { WARP_QUERIES_AND_KEYS, WARP_VALUES, WARP_SCHEDULER, WARP_BALANCE_OR_BIAS 
 /* Warps that read the queue, besides the consumers'. */
 FA_DEVICE int count_queue_readers(const fa_sm90_params *s)
 {
-    return GENERAL & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
+    return OPTIONS & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
 }
 
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
@@ -56,7 +56,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
         .v_descriptor = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
         .out_buffer = (char *)ptx_uniform_pointer(out_buffer),
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
         .bias = behind,
         .queue = (work_tile *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
 #else
@@ -72,7 +72,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
         else if (s.mixed && s.tasks) balance_last_heads(&pipe, &p, &s);
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif
     } else {

@@ -34,7 +34,7 @@ FA_DEVICE void mask_scores(float *s, const work_tile *w, int consumer, int key)
     }
 }
 
-#if GENERAL
+#if OPTIONS
 
 /* Options that change scores. */
 #define CHANGES_SCORES (FA_SM90_ALL & ~FA_SM90_DROPOUT)
@@ -127,7 +127,7 @@ FA_DEVICE void subtract_alibi(float *s, const work_tile *w, int tile, exponent_u
 
 /* ---- Bias ------------------------------------------------------------------------------------ */
 
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
 
 /* A tile's bias from shared memory, where TMA has put it: 64 rows, swizzled. */
 FA_DEVICE void load_bias_x2(const char *bias, uint32_t *x2)
@@ -205,7 +205,7 @@ FA_DEVICE void apply_bias_and_mask(const pipeline *pipe, const fa_attention_para
     const work_tile *w = queue_entry(pipe, at->number);
     const int column = at->tile * KEYS + (int)threadIdx.x % 4 * 2;
     bool read_bias = p->bias.data;
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     if (limits->options & FA_SM90_BIAS && !recomputed) {
         uint32_t x2[KEYS / 4];
         consume_bias(pipe, at, x2, consumer);

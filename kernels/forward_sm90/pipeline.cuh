@@ -34,7 +34,7 @@ typedef struct shared_state {
     int32_t balanced[FA_SM90_MOST_DEALT], balanced_count;
     uint64_t balanced_full;
     uint32_t new_max[CONSUMERS][2]; /* counts of tiles that had a new max: consumer.cuh */
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif
 } shared_state;
@@ -43,7 +43,7 @@ typedef struct pipeline {
     char *q, *k, *v; /* Q_STAGES times CONSUMERS tiles of q, STAGES tiles of k and of v */
     uint32_t k_descriptor, v_descriptor; /* of the first ones, for wgmma */
     char *out_buffer;                    /* OUT_BUFFER bytes */
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     char *bias; /* a tile of it for each consumer */
 #endif
     work_tile *queue; /* QUEUE_ENTRIES work tiles, described ahead */
@@ -70,7 +70,7 @@ FA_DEVICE void init_barriers(shared_state *state, int queue_readers)
         ptx_mbarrier_init(&state->entry_full[entry], 1);
         ptx_mbarrier_init(&state->entry_empty[entry], CONSUMERS * WARPS + queue_readers);
     }
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     for (int c = 0; c < CONSUMERS; c++) {
         ptx_mbarrier_init(&state->bias_full[c], 1);
         ptx_mbarrier_init(&state->bias_empty[c], WARPS);

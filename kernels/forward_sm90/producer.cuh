@@ -81,7 +81,7 @@ FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p
     }
 }
 
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
 
 /* The bias of a key tile, for a consumer that needs the tile. loaded: counts those that it has got so far. */
 FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const work_tile *w,

@@ -134,7 +134,7 @@ FA_DEVICE int64_t take_task(const fa_sm90_params *s)
 }
 
 /* Tasks that are taken before the first of them has ended. */
-enum { TASKS_AHEAD = SINGLE_KEY_TILE ? 5 : 3 };
+enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
 
 FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params *p,
                                 const fa_sm90_params *s)

@@ -26,8 +26,8 @@
 
 /* A row's largest weight is 2 to this power when its base is its max. float16 loses small numbers, so its
  * weights are larger. */
-#define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
-#define MAX_WEIGHT (BFLOAT16 ? 1.0f : 256.0f)
+#define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 8.0f)
+#define MAX_WEIGHT (ELEMENT == FA_ELEMENT_BFLOAT16 ? 1.0f : 256.0f)
 
 /* Bound of a thread's sum of weights in a tile, whatever the row is like: float16 ends at 2^16. */
 #define SUM_BOUND 0x1p15f
@@ -167,7 +167,7 @@ FA_DEVICE void exponentiate(float *s, int from, int to, partial_sums *sums)
 FA_DEVICE void weigh_range(float *s, const row_state *rows, const exponent_units *u, int from,
                            int to, partial_sums *sums)
 {
-#if GENERAL
+#if OPTIONS
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
 #else
     const float *base = rows->base;

@@ -46,7 +46,7 @@ FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention
         return u;
     }
 #endif
-#if GENERAL
+#if OPTIONS
     if (c->limits.options & CHANGES_SCORES)
         apply_score_options(pipe, p, &c->at, &c->limits, c->scores, &u, recomputed, c->number);
 #else
@@ -75,7 +75,7 @@ FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_att
 
 FA_DEVICE void apply_dropout(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
-#if GENERAL
+#if OPTIONS
     if (c->limits.options & FA_SM90_DROPOUT)
         drop_weights(p, this_work_tile(pipe, c), c->weights, c->number, c->at.tile);
 #else
@@ -103,7 +103,7 @@ FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p,
 {
     const float average = average_sum(sum);
     c->flat = average >= FLAT_SUM * MAX_WEIGHT && !has_peaked_row(sum);
-#if GENERAL
+#if OPTIONS
     c->flat = c->flat && !(c->limits.options & FA_SM90_ALIBI);
 #endif
     if (!c->flat) announce_new_max(pipe, c);

@@ -26,8 +26,8 @@ typedef struct work_tile {
         unmasked_to[CONSUMERS];    /* key tiles that all rows see whole */
     int32_t plain_from[CONSUMERS]; /* the first key tile before which all rows have seen a key */
     float scale;                   /* from what comes to the softmax to exponents of 2 */
-#if GENERAL
-    int32_t options; /* which of GENERAL it has */
+#if OPTIONS
+    int32_t options; /* which of OPTIONS it has */
     float inner;     /* factor of scores, before their tanh or alone */
     float unit;      /* a logit of 1, in the units of what comes to the softmax */
     float slope;     /* ALiBi's */
@@ -93,7 +93,7 @@ FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
     for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c);
 }
 
-#if GENERAL
+#if OPTIONS
 
 /* Scores come to the softmax in units of the scale or the softcap, because the softmax multiplies by one
  * number anyway. A scale below FA_SM90_LEAST_SCALE is multiplied by at once: a bias in such units could

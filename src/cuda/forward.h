@@ -1,8 +1,8 @@
 /*
- * The CUDA backend's seam: what api.c calls once a problem is checked and planned.
+ * The forward launch: what kernels are told of a problem, and the queuing of a plan.
  */
-#ifndef FA_CUDA_BACKEND_H
-#define FA_CUDA_BACKEND_H
+#ifndef FA_CUDA_FORWARD_H
+#define FA_CUDA_FORWARD_H
 
 #include "../../kernels/common/params.h"
 #include "cuda/driver.h"

@@ -4,7 +4,7 @@
  * In this order: single tensors, aliasing, options, shapes, lengths, bias and mask, gradients, weights,
  * the whole problem, and combine.
  */
-#include "problem.h"
+#include "normalize.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -13,7 +13,6 @@
 
 #include "../kernels/checks.h"
 #include "error.h"
-#include "normalize.h"
 
 /* Largest extent. Leaves room for sums of positions and a diagonal in 64 bits, see mask.h. */
 #define EXTENT_MAX ((int64_t)1 << 60)
@@ -182,10 +181,10 @@ static fa_status check_alignment(const char *name, const void *data, size_t size
     return FA_OK;
 }
 
-static fa_status check_data(const char *name, const fa_tensor *t, bool question)
+static fa_status check_data(const char *name, const fa_tensor *t, bool dry_run)
 {
     const size_t size = element_size(t->dtype);
-    FA_REQUIRE(t->data || question || is_empty(t), "%s.data is NULL: expected data of shape %s",
+    FA_REQUIRE(t->data || dry_run || is_empty(t), "%s.data is NULL: expected data of shape %s",
                name, show(t->shape).text);
     FA_REQUIRE(is_aligned(t->data, size), "%s.data is %p: expected an address aligned to %zu bytes",
                name, t->data, size);
@@ -193,13 +192,13 @@ static fa_status check_data(const char *name, const fa_tensor *t, bool question)
 }
 
 /* All that can be said about a tensor by itself. */
-static fa_status check_tensor(const char *name, const fa_tensor *t, role r, bool question)
+static fa_status check_tensor(const char *name, const fa_tensor *t, role r, bool dry_run)
 {
     FA_REQUIRE(t, "%s is NULL: expected a tensor", name);
     FA_TRY(check_dtype(name, t->dtype, r));
     FA_TRY(check_extents(name, t));
     FA_TRY(check_strides(name, t, r));
-    return check_data(name, t, question);
+    return check_data(name, t, dry_run);
 }
 
 static fa_status check_axis(const char *name, const fa_tensor *t, int axis, int64_t expected,
@@ -221,7 +220,7 @@ static fa_status check_like(const char *name, const fa_tensor *t, const char *ot
     return FA_OK;
 }
 
-/* An address that nobody reads or writes. A tensor without data is either empty or part of a question;
+/* An address that nobody reads or writes. A tensor without data is either empty or part of a dry run;
  * the engines then still see that it is there, and may do arithmetic on its address and look at its
  * alignment. */
 static _Alignas(256) char no_data;
@@ -480,7 +479,7 @@ static void set_dropout(const fa_arguments *a, fa_problem *p)
     p->dropout_offset = o->dropout_offset;
     if (p->device != FA_DEVICE_CPU) {
         p->dropout_state = o->dropout_state;
-    } else if (o->dropout_state && !a->question) {
+    } else if (o->dropout_state && !a->dry_run) {
         p->dropout_seed = o->dropout_state[0];
         p->dropout_offset = o->dropout_state[1];
     }
@@ -533,7 +532,7 @@ static fa_status set_queries(const fa_arguments *a, fa_problem *p)
 {
     const fa_tensor *q = a->q;
     const fa_options *o = a->options;
-    FA_TRY(check_tensor("q", q, ROLE_INPUT, a->question));
+    FA_TRY(check_tensor("q", q, ROLE_INPUT, a->dry_run));
     FA_TRY(check_head_dim("q", q));
     p->batch = o->cu_seqlens_q || o->cu_seqlens_k ? o->num_sequences : q->shape[0];
     if (o->cu_seqlens_q) FA_TRY(check_axis("q", q, 0, 1, "packed by options.cu_seqlens_q"));
@@ -575,7 +574,7 @@ static fa_status set_key_rows(const fa_arguments *a, fa_problem *p)
 static fa_status set_keys(const fa_arguments *a, fa_problem *p)
 {
     const fa_tensor *k = a->k;
-    FA_TRY(check_tensor("k", k, ROLE_INPUT, a->question));
+    FA_TRY(check_tensor("k", k, ROLE_INPUT, a->dry_run));
     FA_TRY(set_key_rows(a, p));
     FA_TRY(check_axis("k", k, 3, p->d, "q.shape[3]"));
     p->heads_kv = k->shape[2];
@@ -587,13 +586,13 @@ static fa_status set_keys(const fa_arguments *a, fa_problem *p)
     return FA_OK;
 }
 
-/* fa_weights needs no values, and a question about it may leave them out. */
+/* fa_weights needs no values, and a dry run of it may leave them out. */
 static fa_status set_values(const fa_arguments *a, fa_problem *p)
 {
     const fa_tensor *v = a->v;
     p->d_v = p->d;
     if (!v && p->pass == FA_PASS_WEIGHTS) return FA_OK;
-    FA_TRY(check_tensor("v", v, ROLE_INPUT, a->question));
+    FA_TRY(check_tensor("v", v, ROLE_INPUT, a->dry_run));
     FA_TRY(check_like("v", v, "k", a->k, 3));
     FA_TRY(check_head_dim("v", v));
     p->d_v = v->shape[3];
@@ -609,12 +608,12 @@ static fa_status check_out_shape(const char *name, const fa_tensor *t, const fa_
     return a->v ? check_axis(name, t, 3, p->d_v, "v.shape[3]") : check_head_dim(name, t);
 }
 
-/* fa_weights has no out, and a question need not give one. */
+/* fa_weights has no out, and a dry run need not give one. */
 static fa_status set_out(const fa_arguments *a, fa_problem *p)
 {
-    if (!a->out && (a->question || p->pass == FA_PASS_WEIGHTS)) return FA_OK;
+    if (!a->out && (a->dry_run || p->pass == FA_PASS_WEIGHTS)) return FA_OK;
     role r = p->pass == FA_PASS_BACKWARD ? ROLE_RESULT : ROLE_OUTPUT;
-    FA_TRY(check_tensor("out", a->out, r, a->question));
+    FA_TRY(check_tensor("out", a->out, r, a->dry_run));
     FA_TRY(check_out_shape("out", a->out, a, p));
     set_row_view(&p->out, a->out);
     return FA_OK;
@@ -651,7 +650,7 @@ static fa_status check_counts(const fa_problem *p)
 
 static fa_status set_lse(const fa_arguments *a, fa_problem *p)
 {
-    bool needed = p->pass == FA_PASS_BACKWARD && !a->question && !is_empty(a->q);
+    bool needed = p->pass == FA_PASS_BACKWARD && !a->dry_run && !is_empty(a->q);
     FA_REQUIRE(a->lse || !needed, "lse is NULL: expected the log-sum-exp that fa_forward wrote");
     p->lse = (float *)a->lse; /* const in fa_backward, whose engine only reads it */
     return check_alignment("lse", a->lse, sizeof(float));
@@ -840,7 +839,7 @@ static fa_status check_lengths(const fa_arguments *a, const fa_problem *p, lengt
                                lengths *keys)
 {
     const fa_options *o = a->options;
-    bool follow = !a->question && p->device == FA_DEVICE_CPU;
+    bool follow = !a->dry_run && p->device == FA_DEVICE_CPU;
     const side q = {'q', o->cu_seqlens_q, o->seqlens_q, o->max_seqlen_q, p->batch, p->n_q};
     const side k = {'k', o->cu_seqlens_k, o->seqlens_k, o->max_seqlen_k, p->batch, p->n_k};
     FA_TRY(read_lengths(&q, follow, queries));
@@ -889,12 +888,12 @@ static fa_status set_bias_and_mask(const fa_arguments *a, const score_axes *axes
 {
     const fa_tensor *bias = a->options->bias, *mask = a->options->mask;
     if (bias) {
-        FA_TRY(check_tensor("options.bias", bias, ROLE_BIAS, a->question));
+        FA_TRY(check_tensor("options.bias", bias, ROLE_BIAS, a->dry_run));
         FA_TRY(check_score_shape("options.bias", bias, axes));
         set_broadcast_view(&p->bias, bias);
     }
     if (mask) {
-        FA_TRY(check_tensor("options.mask", mask, ROLE_MASK, a->question));
+        FA_TRY(check_tensor("options.mask", mask, ROLE_MASK, a->dry_run));
         FA_TRY(check_score_shape("options.mask", mask, axes));
         set_broadcast_view(&p->mask, mask);
     }
@@ -998,8 +997,8 @@ static fa_status check_weights_shape(const fa_arguments *a, const score_axes *ax
 static fa_status set_weights(const fa_arguments *a, const score_axes *axes, fa_problem *p)
 {
     if (p->pass != FA_PASS_WEIGHTS) return FA_OK;
-    p->num_weight_rows = a->question ? p->n_q : a->num_rows;
-    if (a->question) return FA_OK;
+    p->num_weight_rows = a->dry_run ? p->n_q : a->num_rows;
+    if (a->dry_run) return FA_OK;
     FA_REQUIRE(a->num_rows >= 0 && a->num_rows <= EXTENT_MAX,
                "num_rows is %" PRId64 ": expected 0 to 2^60", a->num_rows);
     if (a->rows) FA_TRY(check_rows(a, p));
@@ -1130,36 +1129,37 @@ static fa_status check_combine_options(const fa_options *o, fa_device device)
 }
 
 /* What every part must stay clear of, and the size of each log-sum-exp. */
-static void add_combine_outputs(const fa_combine_arguments *a, regions *r, int64_t *lse_bytes)
+static void add_combine_outputs(const fa_combine_problem *c, const fa_tensor *out, regions *r,
+                                int64_t *lse_bytes)
 {
-    const int64_t *shape = a->out->shape;
+    const int64_t *shape = out->shape;
     *lse_bytes = shape[0] * shape[1] * shape[2] * (int64_t)sizeof(float);
-    add_tensor(r, "out", a->out, true);
-    add_array(r, "lse", a->lse, *lse_bytes, true);
+    add_tensor(r, "out", out, true);
+    add_array(r, "lse", c->lse, *lse_bytes, true);
 }
 
 /* Part i's log-sum-exp, with the axes (batch, head, query, 1). */
-static fa_tensor part_lse_tensor(const fa_combine_arguments *a, int64_t i)
+static fa_tensor part_lse_tensor(const fa_combine_problem *c, int64_t i)
 {
-    const int64_t *out = a->out->shape, *stride = a->options->part_lse_stride;
-    fa_tensor t = {(void *)a->part_lse[i], /* only read */
+    const int64_t *stride = c->part_lse_stride;
+    fa_tensor t = {(void *)c->part_lse[i], /* only read */
                    FA_FLOAT32,
-                   {out[0], out[2], out[1], 1},
-                   {out[2] * out[1], out[1], 1, 1}};
+                   {c->batch, c->heads, c->n_q, 1},
+                   {c->heads * c->n_q, c->n_q, 1, 1}};
     for (int axis = 0; stride && axis < 3; axis++) t.stride[axis] = stride[3 * i + axis];
     return t;
 }
 
-static fa_status check_part_as(const char *name, const char *lse_name,
-                               const fa_combine_arguments *a, int64_t i)
+static fa_status check_part_as(const char *name, const char *lse_name, const fa_combine_problem *c,
+                               const fa_tensor *out, int64_t i)
 {
-    const fa_tensor *part = &a->parts[i];
+    const fa_tensor *part = &c->parts[i];
     FA_TRY(check_tensor(name, part, ROLE_RESULT, false));
-    FA_TRY(check_like(name, part, "out", a->out, 4));
-    FA_REQUIRE(a->part_lse[i] || is_empty(a->out), "%s is NULL: expected the log-sum-exp of %s",
+    FA_TRY(check_like(name, part, "out", out, 4));
+    FA_REQUIRE(c->part_lse[i] || is_empty(out), "%s is NULL: expected the log-sum-exp of %s",
                lse_name, name);
-    FA_TRY(check_alignment(lse_name, a->part_lse[i], sizeof(float)));
-    const fa_tensor lse = part_lse_tensor(a, i);
+    FA_TRY(check_alignment(lse_name, c->part_lse[i], sizeof(float)));
+    const fa_tensor lse = part_lse_tensor(c, i);
     int64_t low, high;
     FA_REQUIRE(is_empty(&lse) || find_span(&lse, &low, &high),
                "options.part_lse_stride of %s is (%" PRId64 ", %" PRId64 ", %" PRId64
@@ -1171,25 +1171,24 @@ static fa_status check_part_as(const char *name, const char *lse_name,
     regions r;
     int64_t lse_bytes;
     r.count = 0;
-    add_combine_outputs(a, &r, &lse_bytes);
+    add_combine_outputs(c, out, &r, &lse_bytes);
     add_tensor(&r, name, part, false);
     add_tensor(&r, lse_name, &lse, false);
     return check_apart(&r);
 }
 
 /* The names are only put together for a part that is wrong. */
-static fa_status check_part(const fa_combine_arguments *a, int64_t i)
+static fa_status check_part(const fa_combine_problem *c, const fa_tensor *out, int64_t i)
 {
     char name[48], lse_name[48];
-    if (check_part_as("parts", "part_lse", a, i) == FA_OK) return FA_OK;
+    if (check_part_as("parts", "part_lse", c, out, i) == FA_OK) return FA_OK;
     (void)snprintf(name, sizeof name, "parts[%" PRId64 "]", i);
     (void)snprintf(lse_name, sizeof lse_name, "part_lse[%" PRId64 "]", i);
-    return check_part_as(name, lse_name, a, i);
+    return check_part_as(name, lse_name, c, out, i);
 }
 
-static fa_status check_combine_out(const fa_combine_arguments *a)
+static fa_status check_combine_out(const fa_combine_problem *c, const fa_tensor *out)
 {
-    const fa_tensor *out = a->out;
     FA_TRY(check_tensor("out", out, ROLE_OUTPUT, false));
     FA_TRY(check_head_dim("out", out));
     const int64_t rows[4] = {out->shape[0], out->shape[1], out->shape[2], (int64_t)sizeof(float)};
@@ -1197,35 +1196,33 @@ static fa_status check_combine_out(const fa_combine_arguments *a)
     FA_REQUIRE(count_elements(rows, &lse_bytes),
                "out.shape is %s: expected a product of the first three extents below 2^61",
                show(out->shape).text);
-    FA_TRY(check_alignment("lse", a->lse, sizeof(float)));
+    FA_TRY(check_alignment("lse", c->lse, sizeof(float)));
     regions r;
     r.count = 0;
-    add_combine_outputs(a, &r, &lse_bytes);
+    add_combine_outputs(c, out, &r, &lse_bytes);
     return check_apart(&r);
 }
 
-fa_status fa_combine_problem_make(const fa_combine_arguments *a, fa_combine_problem *c)
+fa_status fa_combine_problem_make(const fa_tensor *out, const fa_options *options,
+                                  fa_combine_problem *c)
 {
-    FA_TRY(check_combine_options(a->options, a->device));
-    FA_TRY(check_combine_out(a));
-    FA_REQUIRE(a->num_parts >= 0, "num_parts is %" PRId64 ": expected >= 0", a->num_parts);
-    FA_REQUIRE(a->parts || a->num_parts == 0,
-               "parts is NULL: expected %" PRId64 " tensors (num_parts)", a->num_parts);
-    FA_REQUIRE(a->part_lse || a->num_parts == 0,
-               "part_lse is NULL: expected %" PRId64 " pointers (num_parts)", a->num_parts);
-    for (int64_t i = 0; i < a->num_parts; i++) FA_TRY(check_part(a, i));
-    *c = (fa_combine_problem){.batch = a->out->shape[0],
-                              .heads = a->out->shape[2],
-                              .n_q = a->out->shape[1],
-                              .d_v = a->out->shape[3],
-                              .num_parts = a->num_parts,
-                              .parts = a->parts,
-                              .part_lse = a->part_lse,
-                              .part_lse_stride = a->options->part_lse_stride,
-                              .lse = a->lse,
-                              .threads = a->options->threads,
-                              .workspace = a->options->workspace,
-                              .workspace_size = a->options->workspace_size};
-    set_row_view(&c->out, a->out);
+    FA_TRY(check_combine_options(options, c->device));
+    FA_TRY(check_combine_out(c, out));
+    FA_REQUIRE(c->num_parts >= 0, "num_parts is %" PRId64 ": expected >= 0", c->num_parts);
+    FA_REQUIRE(c->parts || c->num_parts == 0,
+               "parts is NULL: expected %" PRId64 " tensors (num_parts)", c->num_parts);
+    FA_REQUIRE(c->part_lse || c->num_parts == 0,
+               "part_lse is NULL: expected %" PRId64 " pointers (num_parts)", c->num_parts);
+    c->batch = out->shape[0];
+    c->heads = out->shape[2];
+    c->n_q = out->shape[1];
+    c->d_v = out->shape[3];
+    set_row_view(&c->out, out);
+    c->part_lse_stride = options->part_lse_stride;
+    c->threads = options->threads;
+    c->stream = options->stream;
+    c->workspace = options->workspace;
+    c->workspace_size = options->workspace_size;
+    for (int64_t i = 0; i < c->num_parts; i++) FA_TRY(check_part(c, out, i));
     return FA_OK;
 }
