@@ -19,8 +19,9 @@
  * alternation would be near the peak; they meet by chance, so 60% of 790: 450 to 500 TFLOP/s.
  * Measured (H200, bf16, d 128, n 16384): 521 TFLOP/s full, 510 causal.
  */
-#include "common/hopper.cuh"
+#include "common/x2.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "rung.h"
@@ -120,7 +121,7 @@ FA_DEVICE void softmax_tile(float *s, float *out, softmax_state *state, float sc
             maximum = fmaxf(maximum, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
-        const float rescale = exp2_fast((state->maximum[r] - maximum) * scale);
+        const float rescale = ptx_ex2((state->maximum[r] - maximum) * scale);
         const float shift = maximum * scale;
         float sum = state->sum[r] * rescale;
 #pragma unroll
@@ -128,7 +129,7 @@ FA_DEVICE void softmax_tile(float *s, float *out, softmax_state *state, float sc
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int i = 4 * j + 2 * r + c;
-                s[i] = exp2_fast(s[i] * scale - shift);
+                s[i] = ptx_ex2(s[i] * scale - shift);
                 sum += s[i];
             }
         state->maximum[r] = maximum;
@@ -144,7 +145,7 @@ FA_DEVICE void softmax_tile(float *s, float *out, softmax_state *state, float sc
 FA_DEVICE void pack_weights(uint32_t *p, const float *s)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) p[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < KEYS / 4; i++) p[i] = fa_pack_x2(s[2 * i], s[2 * i + 1]);
 }
 
 /* Divides by the sums and writes two rows; pairs of columns may reach into the padding of a row. */
@@ -165,7 +166,7 @@ FA_DEVICE void store_rows(const float *out, const softmax_state *state, int head
             const int c = column + 8 * j;
             if (c < p->d)
                 *(uint32_t *)(to + c) =
-                    pack_pair(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
+                    fa_pack_x2(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
         }
     }
 }

@@ -55,15 +55,15 @@ FA_SHARED_FUNCTION fa_causal_pair fa_causal_short_pair(int64_t pair, int tiles, 
     return found;
 }
 
-/* Pair number `pair` of all heads. */
-FA_SHARED_FUNCTION fa_causal_pair fa_find_causal_pair(int64_t pair, int tiles, int64_t full_heads,
-                                                      bool second)
+/* Pair number `pair` of all heads. full_heads is a parameter of the kernel, loaded where it is needed. */
+FA_SHARED_FUNCTION fa_causal_pair fa_find_causal_pair(int64_t pair, int tiles,
+                                                      const int64_t *full_heads, bool second)
 {
     const int own = (tiles + 1) / 2;
-    const int64_t rest = pair - full_heads * own, head = fa_divide(pair, own);
+    const int64_t rest = pair - *full_heads * own, head = fa_divide(pair, own);
     if (rest >= 0) {
         fa_causal_pair found = fa_causal_short_pair(rest, tiles, second);
-        found.head += full_heads;
+        found.head += *full_heads;
         return found;
     }
     const int k = (int)(pair - head * own);

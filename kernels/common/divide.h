@@ -6,6 +6,10 @@
 
 #include <stdint.h>
 
+#if defined(__CUDACC__) || defined(FA_CUDA_ON_CPU)
+#include "dialect.h"
+#endif
+
 #ifndef FA_SHARED_FUNCTION
 #define FA_SHARED_FUNCTION static inline
 #endif

@@ -79,8 +79,8 @@ FA_DEVICE float2 fa_fetch_two(const char *first, int dtype, int64_t stride,
     const int size = fa_element_size(dtype);
     if (side_by_side && dtype == FA_KERNEL_FLOAT32) return *(const float2 *)(first + 8 * j * size);
     if (side_by_side) return fa_unpack_x2(*(const uint32_t *)(first + 8 * j * size), dtype);
-    return make_float2(fa_element(first, dtype, fa_inside(row, 8 * j) * stride),
-                       fa_element(first, dtype, fa_inside(row, 8 * j + 1) * stride));
+    return make_float2(fa_load_element(first, dtype, fa_inside(row, 8 * j) * stride),
+                       fa_load_element(first, dtype, fa_inside(row, 8 * j + 1) * stride));
 }
 
 /* The compiler knows dtype and side_by_side. unit: a logit of 1 in the units of the scores. */

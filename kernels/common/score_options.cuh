@@ -110,7 +110,7 @@ FA_DEVICE float fa_logit(const fa_attention_params *p, const fa_tile *t, int64_t
         x = fa_alibi_score(x, -slope, (float)(i + t->diagonal - j));
     }
     if (p->bias.data)
-        x += fa_element(p->bias.data, p->bias.dtype, fa_score_index(&p->bias, t, i, j));
+        x += fa_load_element(p->bias.data, p->bias.dtype, fa_score_index(&p->bias, t, i, j));
     if (p->mask.data)
         x = fa_mask_score(x,
                           ((const uint8_t *)p->mask.data)[fa_score_index(&p->mask, t, i, j)] != 0);
@@ -148,7 +148,7 @@ FA_DEVICE float fa_row_logit(const fa_attention_params *p, const fa_logit_row *r
 {
     if (p->softcap > 0.0f) x = fa_softcap_score_fast(x / p->softcap, p->softcap);
     if (p->alibi_slopes) x = fa_alibi_score(x, -row->slope, distance);
-    if (row->bias) x += fa_element(row->bias, p->bias.dtype, j * p->bias.stride[3]);
+    if (row->bias) x += fa_load_element(row->bias, p->bias.dtype, j * p->bias.stride[3]);
     if (row->mask) x = fa_mask_score(x, row->mask[j * p->mask.stride[3]] != 0);
     return x;
 }

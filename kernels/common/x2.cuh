@@ -1,18 +1,19 @@
 /*
- * Two 16-bit numbers in a register ("x2"), in the kernel's element type. Who includes this has defined BFLOAT16
- * (1 or 0).
+ * Two 16-bit numbers in a register ("x2"), in the kernel's element type. Who includes this has defined ELEMENT
+ * (common/element.h).
  */
 #ifndef FA_KERNELS_COMMON_X2_CUH
 #define FA_KERNELS_COMMON_X2_CUH
 
+#include "common/element.h"
 #include "ptx/convert.cuh"
 
-#ifndef BFLOAT16
-#error "common/x2.cuh: BFLOAT16 is missing"
+#ifndef ELEMENT
+#error "common/x2.cuh: ELEMENT is missing"
 #endif
 
 /* Of both numbers: the exponent's bits, its lowest bit, and one. */
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define FA_X2_EXPONENTS 0x7f807f80u
 #define FA_X2_CARRY 0x00800080u
 #define FA_X2_ONES 0x3f803f80u
@@ -28,7 +29,7 @@ FA_DEVICE uint32_t fa_pack_x2(float low, float high)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     return ptx_pack_f16x2_turing(low, high);
 #else
-    return BFLOAT16 ? ptx_pack_bf16x2(low, high) : ptx_pack_f16x2(low, high);
+    return ELEMENT == FA_ELEMENT_BFLOAT16 ? ptx_pack_bf16x2(low, high) : ptx_pack_f16x2(low, high);
 #endif
 }
 

@@ -8,7 +8,7 @@
 #ifndef FA_KERNELS_PTX_BARRIER_CUH
 #define FA_KERNELS_PTX_BARRIER_CUH
 
-#include "common/device.cuh"
+#include "common/dialect.h"
 #include "ptx/address.cuh"
 
 #ifdef FA_CUDA_ON_CPU

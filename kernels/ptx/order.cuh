@@ -7,7 +7,7 @@
 #ifndef FA_KERNELS_PTX_ORDER_CUH
 #define FA_KERNELS_PTX_ORDER_CUH
 
-#include "common/device.cuh"
+#include "common/dialect.h"
 #include "ptx/address.cuh"
 
 #ifdef FA_CUDA_ON_CPU

@@ -4,7 +4,7 @@
 #ifndef FA_KERNELS_PTX_STORE_CUH
 #define FA_KERNELS_PTX_STORE_CUH
 
-#include "common/device.cuh"
+#include "common/dialect.h"
 
 #ifdef FA_CUDA_ON_CPU
 #include "ptx_on_cpu/store.h"

@@ -1,16 +1,19 @@
 /*
  * wgmma: asynchronous products of a warpgroup, D (64 x N, float32, in registers) += A (64 x 16) B (16 x N).
  *
- * Takes BFLOAT16: 1 if the elements of A and B are bfloat16, 0 if they are float16.
+ * Takes ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16.
  */
 #ifndef FA_KERNELS_PTX_WGMMA_CUH
 #define FA_KERNELS_PTX_WGMMA_CUH
 
-#include "common/device.cuh"
+#include "common/dialect.h"
+#include "common/element.h"
 #include "ptx/address.cuh"
 
-#ifndef BFLOAT16
-#error "define BFLOAT16 as 1 or 0 before ptx/wgmma.cuh"
+#ifndef ELEMENT
+#error "ptx/wgmma.cuh: ELEMENT is missing"
+#elif ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
+#error "ptx/wgmma.cuh: ELEMENT is no 16-bit type"
 #endif
 
 #ifdef FA_CUDA_ON_CPU
@@ -39,7 +42,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
                                fence_i++) asm volatile("" : "+f"((registers)[fence_i])::"memory"); \
     } while (0)
 
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define PTX_WGMMA_TYPES "f32.bf16.bf16"
 #else
 #define PTX_WGMMA_TYPES "f32.f16.f16"
