@@ -10,9 +10,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 
+#include "forward_sm90/config.cuh"
 #include "common/causal_schedule.h"
 #include "common/device.cuh"
-#include "forward_sm90/config.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
@@ -41,6 +41,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
 #if CLUSTER == 1
     return find_balanced_task(pipe, p, s, i);
 #else
+    (void)pipe;
     return TASK_END;
 #endif
 }

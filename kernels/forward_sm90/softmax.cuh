@@ -11,11 +11,11 @@
 #ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 
+#include "forward_sm90/config.cuh"
 #include "common/flat_rows.h"
 #include "common/mma.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
-#include "forward_sm90/config.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"

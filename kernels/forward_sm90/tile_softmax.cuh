@@ -10,9 +10,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
 
+#include "forward_sm90/config.cuh"
 #include "common/device.cuh"
 #include "common/flat_rows.h"
-#include "forward_sm90/config.cuh"
 #include "forward_sm90/consumer_state.cuh"
 #include "forward_sm90/multiply.cuh"
 #include "forward_sm90/options.cuh"
