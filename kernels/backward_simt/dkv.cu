@@ -11,7 +11,7 @@
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 0
-#include "common/gradient.cuh"
+#include "backward_simt/gradient.cuh"
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
@@ -111,8 +111,8 @@ FA_DEVICE int64_t first_query(const fa_attention_params *p, const fa_tile *t, in
 FA_DEVICE void add_chunk(const fa_shared *shared, const float *weights, int count, bool bad,
                          float result[ROWS][GROUPS][4])
 {
-    if (bad) add_rows_skip_zeros(weights, shared->other, count, result);
-    else add_rows(weights, shared->other, count, result);
+    if (bad) add_rows_skip_zeros(weights, shared->other, count, 0, result);
+    else add_rows(weights, shared->other, count, 0, result);
 }
 
 /* dK += dS^T Q and dV += P^T dO, chunk by chunk from the last one of Q on, which is there; bad: of
@@ -146,7 +146,7 @@ FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const 
 /* Sequence b's part of the tile: the keys from `first` on, and the queries that see some. */
 FA_DEVICE void find_work(const fa_attention_params *p, fa_work *w, int64_t b, int64_t first)
 {
-    fa_place_sequence(p, b, w->keys.head_kv * (p->heads_q / p->heads_kv), &w->tile);
+    fa_locate_sequence(p, b, w->keys.head_kv * (p->heads_q / p->heads_kv), &w->tile);
     w->first = first;
     w->end = fa_min64(first + w->keys.count, w->tile.n_k);
     w->from = w->to = 0;
