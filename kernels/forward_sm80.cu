@@ -995,13 +995,20 @@ FA_DEVICE fa_turn find_shorter(int64_t pair, int tiles, bool second)
     return turn;
 }
 
+/* The kernel's parameter, of which p is the first member. */
+FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
+{
+    return (const fa_sm80_params *)p;
+}
+
 FA_DEVICE fa_turn find_pair(const fa_attention_params *p, int64_t pair, bool second)
 {
     const int tiles = (int)p->tiles, own = (tiles + 1) / 2;
-    const int64_t rest = pair - p->paired_heads * own, head = fa_divide(pair, own);
+    const int64_t paired_heads = own_params(p)->paired_heads;
+    const int64_t rest = pair - paired_heads * own, head = fa_divide(pair, own);
     if (rest >= 0) {
         fa_turn turn = find_shorter(rest, tiles, second);
-        turn.head += p->paired_heads;
+        turn.head += paired_heads;
         return turn;
     }
     const int k = (int)(pair - head * own);
@@ -1012,9 +1019,10 @@ FA_DEVICE fa_turn find_pair(const fa_attention_params *p, int64_t pair, bool sec
 /* The task of the block's turn, as fa_find_tile counts: from the last tile on; -1: there is none. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 {
-    const int64_t unit = blockIdx.x + (p->pairs ? number / 2 : number) * gridDim.x;
-    if (unit >= (p->pairs ? p->pairs : p->tasks)) return -1;
-    if (p->pairs == 0) return unit;
+    const int64_t pairs = own_params(p)->causal_pairs;
+    const int64_t unit = blockIdx.x + (pairs ? number / 2 : number) * gridDim.x;
+    if (unit >= (pairs ? pairs : p->tasks)) return -1;
+    if (pairs == 0) return unit;
     const fa_turn turn = find_pair(p, unit, number % 2);
     const int tile = number % 2 ? turn.second : turn.first;
     if (tile == 0 || turn.head >= p->batch * p->heads_q) return -1;
@@ -1023,9 +1031,9 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 
 FA_DEVICE uint32_t count_turns(const fa_attention_params *p)
 {
-    const int64_t units = p->pairs ? p->pairs : p->tasks;
+    const int64_t pairs = own_params(p)->causal_pairs, units = pairs ? pairs : p->tasks;
     const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
-    return (uint32_t)(p->pairs ? 2 * mine : mine);
+    return (uint32_t)(pairs ? 2 * mine : mine);
 }
 
 /* Part of a task's description: what a group sees, what the block does, or where rows lie. */
@@ -1703,19 +1711,20 @@ FA_DEVICE void end_turn(const fa_attention_params *p, fa_block *b, bool again)
 }
 
 FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
-    forward_sm80(const __grid_constant__ fa_attention_params p)
+    forward_sm80(const __grid_constant__ fa_sm80_params s)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_block block;
+    const fa_attention_params *p = &s.attention;
     fa_memory at = find_memory(memory);
-    begin_block(&p, &block,
+    begin_block(p, &block,
                 (fa_task *)((char *)memory + FA_SM80_SMEM(ELEMENT, HEAD_DIM, WARPS, SPLIT,
                                                           GROUP_ROWS, KEYS, STAGES, AHEAD)) -
                     2 * AHEAD);
 #pragma unroll 1
     while (block.turn < block.turns) {
-        const bool again = run_task(&p, &block, &at);
+        const bool again = run_task(p, &block, &at);
         at = next_memory(&at, block.now.walk.tiles);
-        end_turn(&p, &block, again);
+        end_turn(p, &block, again);
     }
 }

@@ -15,6 +15,15 @@
 #define FA_KERNEL_FORWARD_SM80_H
 
 #include "common/element.h"
+#include "common/params.h"
+
+/* The kernel's parameter. */
+typedef struct fa_sm80_params {
+    fa_attention_params attention;
+    int64_t causal_pairs; /* which a block takes one after the other; 0: single work tiles */
+    /* Of all batch items: the heads behind so many have shorter pairs. */
+    int64_t paired_heads;
+} fa_sm80_params;
 
 /* Every option that changes scores or weights may be there; without it, none. */
 #define FA_SM80_ALL 1
