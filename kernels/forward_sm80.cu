@@ -1004,11 +1004,10 @@ FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
 FA_DEVICE fa_turn find_pair(const fa_attention_params *p, int64_t pair, bool second)
 {
     const int tiles = (int)p->tiles, own = (tiles + 1) / 2;
-    const int64_t paired_heads = own_params(p)->paired_heads;
-    const int64_t rest = pair - paired_heads * own, head = fa_divide(pair, own);
+    const int64_t rest = pair - own_params(p)->paired_heads * own, head = fa_divide(pair, own);
     if (rest >= 0) {
         fa_turn turn = find_shorter(rest, tiles, second);
-        turn.head += paired_heads;
+        turn.head += own_params(p)->paired_heads;
         return turn;
     }
     const int k = (int)(pair - head * own);
@@ -1019,10 +1018,10 @@ FA_DEVICE fa_turn find_pair(const fa_attention_params *p, int64_t pair, bool sec
 /* The task of the block's turn, as fa_find_tile counts: from the last tile on; -1: there is none. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 {
-    const int64_t pairs = own_params(p)->causal_pairs;
-    const int64_t unit = blockIdx.x + (pairs ? number / 2 : number) * gridDim.x;
-    if (unit >= (pairs ? pairs : p->tasks)) return -1;
-    if (pairs == 0) return unit;
+    const fa_sm80_params *s = own_params(p);
+    const int64_t unit = blockIdx.x + (s->causal_pairs ? number / 2 : number) * gridDim.x;
+    if (unit >= (s->causal_pairs ? s->causal_pairs : p->tasks)) return -1;
+    if (s->causal_pairs == 0) return unit;
     const fa_turn turn = find_pair(p, unit, number % 2);
     const int tile = number % 2 ? turn.second : turn.first;
     if (tile == 0 || turn.head >= p->batch * p->heads_q) return -1;
@@ -1031,9 +1030,10 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 
 FA_DEVICE uint32_t count_turns(const fa_attention_params *p)
 {
-    const int64_t pairs = own_params(p)->causal_pairs, units = pairs ? pairs : p->tasks;
+    const fa_sm80_params *s = own_params(p);
+    const int64_t units = s->causal_pairs ? s->causal_pairs : p->tasks;
     const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
-    return (uint32_t)(pairs ? 2 * mine : mine);
+    return (uint32_t)(s->causal_pairs ? 2 * mine : mine);
 }
 
 /* Part of a task's description: what a group sees, what the block does, or where rows lie. */
@@ -1710,8 +1710,7 @@ FA_DEVICE void end_turn(const fa_attention_params *p, fa_block *b, bool again)
     __syncthreads();
 }
 
-FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
-    forward_sm80(const __grid_constant__ fa_sm80_params s)
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS) forward_sm80(const __grid_constant__ fa_sm80_params s)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_block block;
