@@ -57,19 +57,19 @@ FA_DEVICE int64_t packed_keys(const fa_attention_params *p, int64_t s)
     return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
 }
 
-/* Places of packed tiles are dealt out as sequence.cuh says for queries. */
+/* How tiles of packed keys are numbered, common/packed.h says. */
 FA_DEVICE void place_packed(const fa_attention_params *p, int64_t place, fa_key_tile *k)
 {
     int64_t low = 0, high = p->batch + 2;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (packed_keys(p, middle) / OWN + middle <= place) low = middle;
+        if (FA_PACKED_FIRST_TILE(packed_keys(p, middle), OWN, middle) <= place) low = middle;
         else high = middle;
     }
     const int64_t start = packed_keys(p, low), room = fa_max64(0, packed_keys(p, low + 1) - start);
     k->batch = low > 0 && low <= p->batch ? low - 1 : -1;
     k->block = 0;
-    k->first = (place - (start / OWN + low)) * OWN;
+    k->first = (place - FA_PACKED_FIRST_TILE(start, OWN, low)) * OWN;
     k->row = start + k->first;
     k->count = fa_max64(0, fa_min64(OWN, room - k->first));
 }
