@@ -89,10 +89,13 @@ static void vary(cuda_run *run, const attempt *a, bool otherwise)
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    const unsigned cluster = cuda_cluster_size(run), clusters = a->plan.grid / cluster;
+    const unsigned cluster = cuda_cluster_size(run), clusters = a->plan.launches[0].grid / cluster;
     const unsigned room = MOST_BLOCKS / cluster;
     run->grid = (clusters < most ? clusters : most) * cluster;
-    if (otherwise) run->grid = (a->plan.tasks < room ? (unsigned)a->plan.tasks : room) * cluster;
+    if (otherwise)
+        run->grid =
+            (a->plan.launches[0].tasks < room ? (unsigned)a->plan.launches[0].tasks : room) *
+            cluster;
 }
 
 /* A slow warp, often one of the three that load or describe pieces; all of it, its leader, all others,
@@ -111,15 +114,15 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
 {
     char name[160];
     cuda_run run = make_run(call, &a->parameters.attention, &a->plan, a->number);
-    run.kernel = kernels[a->plan.variant];
+    run.kernel = kernels[a->plan.launches[0].variant];
     run.parameters = &a->parameters;
     run.units = &hopper_units;
-    run.cluster = a->plan.cluster;
+    run.cluster = a->plan.launches[0].cluster;
     vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
              "number %lld: %s, %u blocks, %s, %s copies, %s products, lanes %x of warp %u slow",
-             (long long)a->number, fa_variants[a->plan.variant].name, run.grid,
+             (long long)a->number, fa_variants[a->plan.launches[0].variant].name, run.grid,
              run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     run.name = name;
@@ -160,15 +163,16 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
     fa_cuda_plan other;
     longer.rows_q += LONG_ROWS;
     if (!fa_cuda_plan_make(&longer, &devices[H200], family, &other, NULL, 0)) return;
-    const uint32_t grid = a->plan.grid;
-    if (runs[other.variant] >= runs[a->plan.variant]) return;
-    if (other.tile_k != a->plan.tile_k || other.cluster != a->plan.cluster)
+    const uint32_t grid = a->plan.launches[0].grid;
+    if (runs[other.launches[0].variant] >= runs[a->plan.launches[0].variant]) return;
+    if (other.launches[0].tile_k != a->plan.launches[0].tile_k ||
+        other.launches[0].cluster != a->plan.launches[0].cluster)
         return; /* the maps are for tiles of so many keys */
-    a->plan.variant = other.variant;
-    a->plan.threads = other.threads;
-    a->plan.smem_bytes = other.smem_bytes;
-    fa_cuda_plan_tiles(p, other.tile_q, &a->plan);
-    if (a->plan.grid > grid) a->plan.grid = grid;
+    a->plan.launches[0].variant = other.launches[0].variant;
+    a->plan.launches[0].threads = other.launches[0].threads;
+    a->plan.launches[0].smem_bytes = other.launches[0].smem_bytes;
+    fa_cuda_set_query_tasks(p, other.launches[0].tile_q, &a->plan.launches[0]);
+    if (a->plan.launches[0].grid > grid) a->plan.launches[0].grid = grid;
 }
 
 /* Whether the problem is one for the kernel, in a form that has not run often enough. */
@@ -178,7 +182,7 @@ static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
     const fa_cuda_device device = small_device(a->number);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     plan_as_longer(family, p, a);
-    return runs[a->plan.variant] < most_runs;
+    return runs[a->plan.launches[0].variant] < most_runs;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -189,20 +193,22 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
     if (!plan_call(&p, &a, message, size)) return FA_ERROR_UNSUPPORTED;
-    if (a.plan.tasks == 0) return FA_OK;
-    if (!kernels[a.plan.variant]) {
-        snprintf(message, size, "no kernel %s", fa_variants[a.plan.variant].name);
+    if (a.plan.launches[0].tasks == 0) return FA_OK;
+    if (!kernels[a.plan.launches[0].variant]) {
+        snprintf(message, size, "no kernel %s", fa_variants[a.plan.launches[0].variant].name);
         return FA_ERROR_DEVICE;
     }
     if (takes_long(&p)) return FA_ERROR_UNSUPPORTED;
-    runs[a.plan.variant]++;
-    a.parameters.attention = fa_cuda_attention_params(&p, &a.plan);
-    if (!fa_cuda_sm90_params(&p, &a.plan, hopper_encode_map, &a.parameters.more, &fault)) {
+    runs[a.plan.launches[0].variant]++;
+    fa_cuda_set_params(&p, &a.plan.launches[0], &a.parameters.attention);
+    if (!fa_cuda_sm90_params(&p, &a.plan.launches[0], hopper_encode_map, &a.parameters.more,
+                             &fault)) {
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
         return FA_ERROR_DEVICE;
     }
     /* Also where the planner does not have them drawn; kernels that cannot do so pay no heed to it. */
-    if (a.plan.drawn || (a.number % 2 && a.parameters.more.order == FA_SM90_IN_ORDER)) {
+    if (a.plan.launches[0].sm90.dynamic ||
+        (a.number % 2 && a.parameters.more.order == FA_SM90_IN_ORDER)) {
         a.parameters.more.counter = (int32_t)(a.number % FA_SM90_COUNTERS);
         drawn++;
     }
