@@ -55,7 +55,7 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
-#define OUT_BUFFER FA_SM90_STAGING(HEAD_DIM, CONSUMERS)
+#define OUT_BUFFER FA_SM90_OUT_BUFFER(HEAD_DIM, CONSUMERS)
 
 /* Whether an option may hide values that products read all the same. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
@@ -95,7 +95,7 @@ enum {
     V_BYTES = V_BLOCKS * KV_BLOCK,
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
-    QUEUE_ENTRIES = FA_SM90_SLOTS(HEAD_DIM, VALUE_DIM),
+    QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
     TASK_NONE = -1, /* in place of a task: scheduler.cuh */
     TASK_END = -2
 };

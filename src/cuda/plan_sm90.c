@@ -56,7 +56,7 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
  * the position of a work tile's first key. */
 static int32_t find_box(const fa_problem *p, int max)
 {
-    int32_t box = FA_SM90_ALIGN;
+    int32_t box = FA_SM90_KEY_ALIGNMENT;
     if (!p->block_table) return max;
     while (p->rows_k % box || max % box) box /= 2;
     return box;
@@ -164,7 +164,7 @@ static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
     if (mapped) options |= FA_SM90_BIAS;
     if (p->mask.data || (p->bias.data && !mapped)) options |= FA_SM90_BY_ROWS;
     if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
-    if (!(p->scale > 0) || (options && p->scale < FA_SM90_LEAST_SCALE)) options |= FA_SM90_SCALED;
+    if (!(p->scale > 0) || (options && p->scale < FA_SM90_MIN_SCALE)) options |= FA_SM90_SCALED;
     return options;
 }
 
@@ -245,7 +245,7 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     const int64_t many = 32;
     if (fa_cuda_has_own_lengths(p)) return false;
     if (l->sm90.bias_mapped) return false; /* the warp that balances loads the bias there */
-    if (l->cluster > 1 || l->grid > FA_SM90_MOST_DEALERS) return false;
+    if (l->cluster > 1 || l->grid > FA_SM90_MAX_BALANCED_BLOCKS) return false;
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
@@ -257,7 +257,7 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
     if (!wants_balance(p, l)) return 0;
     const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
     if ((heads - balanced) * fa_causal_pairs(l->tiles) < blocks) return heads;
-    return balanced * l->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? balanced : 0;
+    return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
 }
 
 /* Whether the schedule is dynamic: where rows are so short that memory bounds the rate, which it gives to
@@ -289,14 +289,14 @@ static bool encode_maps(const fa_cuda_sm90_launch *l, fa_cuda_encoder *encode,
 static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
 {
     const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
-    params->order = FA_SM90_IN_ORDER;
+    params->task_kind = FA_SM90_WORK_TILES;
     params->tasks = l->tasks;
-    params->mixed = 0;
+    params->balanced_heads = 0;
     params->counter = -1; /* the launch may give it one */
     if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
-    params->order = FA_SM90_PAIRS;
-    params->mixed = (int32_t)count_balanced_heads(p, l);
-    params->tasks = (count_heads(p) - params->mixed) * fa_causal_pairs(l->tiles);
+    params->task_kind = FA_SM90_CAUSAL_PAIRS;
+    params->balanced_heads = (int32_t)count_balanced_heads(p, l);
+    params->tasks = (count_heads(p) - params->balanced_heads) * fa_causal_pairs(l->tiles);
 }
 
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
