@@ -151,8 +151,8 @@ static fa_cuda_device small_device(int64_t number)
     return device;
 }
 
-/* Some variants are for rows of so many queries that a test cannot wait for them. They take the place of the variant that
- * the planner chooses, if they have run less often. */
+/* Some variants are for rows of so many queries that a test cannot wait for them. They replace the variant that the
+ * planner chooses, if they have run less often. */
 static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, attempt *a)
 {
     fa_problem longer = *p;
