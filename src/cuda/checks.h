@@ -6,7 +6,7 @@
 #ifndef FA_CUDA_CHECKS_H
 #define FA_CUDA_CHECKS_H
 
-#include "../../kernels/checks.h"
+#include "../../kernels/check/check.h"
 #include "cuda/driver.h"
 #include "cuda/plan.h"
 #include "problem.h"

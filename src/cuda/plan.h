@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "../../kernels/checks.h"
+#include "../../kernels/check/check.h"
 #include "cuda/device.h"
 #include "cuda/driver.h"
 #include "cuda/variants.h"
@@ -43,7 +43,7 @@ typedef struct fa_cuda_sm90_launch {
 
 /* Of forward_sm80: as in fa_sm80_params. */
 typedef struct fa_cuda_sm80_launch {
-    int64_t causal_pairs, paired_heads;
+    int64_t causal_pairs, full_heads;
 } fa_cuda_sm80_launch;
 
 /* One launch of a kernel. */

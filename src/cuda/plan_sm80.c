@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 
+#include "../../kernels/common/causal_schedule.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
@@ -57,28 +58,6 @@ static int64_t count_keys(const fa_problem *p, const fa_variant *v)
     return keys / v->keys;
 }
 
-/* Causal pairs of a head, whose long and short tiles have as much work as all its tiles and one. */
-static int64_t count_pairs(int64_t tiles) { return (tiles + 1) / 2; }
-
-/* Of all heads, if those behind the first paired_heads have pairs that are a tile shorter, and so a few more
- * (forward_sm80.cu). */
-static int64_t count_all_pairs(int64_t tiles, int64_t heads, int64_t paired_heads)
-{
-    const int64_t own = count_pairs(tiles), rest = heads - paired_heads;
-    return paired_heads * own + rest / 2 * (tiles + 1) + rest % 2 * (own + (tiles % 2 == 0));
-}
-
-/* The heads behind the last round that all blocks have pairs for get shorter ones, if that is no further
- * round. */
-static void pair_tiles(int64_t tiles, int64_t heads, int64_t blocks, fa_cuda_sm80_launch *s)
-{
-    const int64_t own = count_pairs(tiles), rounds = heads * own / blocks;
-    s->paired_heads = rounds * blocks / own;
-    if (count_all_pairs(tiles, heads, s->paired_heads) > (rounds + 1) * blocks)
-        s->paired_heads = heads;
-    s->causal_pairs = count_all_pairs(tiles, heads, s->paired_heads);
-}
-
 /* Where tasks are short, as many blocks as there is room for do all of them: what a task needs is on its way
  * while the one before it ends. Where they are long, the device starts a block where one has ended, for two
  * blocks on a multiprocessor are not equally fast. Under a causal mask a long task and a short one are a
@@ -91,10 +70,13 @@ static void share_out(const fa_problem *p, const fa_cuda_device *device, const f
     const int room = count_room(device, v);
     const int64_t blocks = (int64_t)room * device->multiprocessors;
     const int64_t heads = p->batch * p->heads_q;
-    l->sm80.causal_pairs = l->sm80.paired_heads = 0;
+    l->sm80.causal_pairs = l->sm80.full_heads = 0;
     if (fa_cuda_has_own_lengths(p)) return;
-    if ((differ ? count_pairs(l->tiles) * heads : l->tasks) <= blocks) return;
-    if (differ) pair_tiles(l->tiles, heads, blocks, &l->sm80);
+    if ((differ ? fa_causal_pairs(l->tiles) * heads : l->tasks) <= blocks) return;
+    if (differ) {
+        l->sm80.full_heads = fa_causal_full_heads(l->tiles, heads, blocks);
+        l->sm80.causal_pairs = fa_causal_pairs_of_heads(l->tiles, heads, l->sm80.full_heads);
+    }
     const bool split = room > 1 && count_keys(p, v) >= LONG;
     l->grid = fa_cuda_grid(!split ? blocks : differ ? l->sm80.causal_pairs : l->tasks);
 }
@@ -106,7 +88,7 @@ void fa_cuda_set_sm80_params(const fa_problem *p, const fa_cuda_plan_launch *l,
 {
     fa_cuda_set_params(p, l, &params->attention);
     params->causal_pairs = l->sm80.causal_pairs;
-    params->paired_heads = l->sm80.paired_heads;
+    params->full_heads = l->sm80.full_heads;
 }
 
 static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,

@@ -4,7 +4,7 @@
 #ifndef FA_CUDA_PLAN_SM80_H
 #define FA_CUDA_PLAN_SM80_H
 
-#include "../../kernels/forward_sm80.h"
+#include "../../kernels/forward_sm80/forward_sm80.h"
 #include "cuda/plan.h"
 
 void fa_cuda_set_sm80_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "../../kernels/common/causal_schedule.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
@@ -210,9 +211,6 @@ static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t siz
 
 static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
 
-/* Causal pairs of a head. */
-static int64_t count_pairs(const fa_cuda_plan_launch *l) { return (l->tiles + 1) / 2; }
-
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
 /* Where lengths are known to the device alone, blocks take few tasks each, and the hardware starts one where another has
@@ -235,7 +233,8 @@ static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
 {
     int64_t clusters = ((int64_t)device->multiprocessors + l->cluster - 1) / l->cluster;
     if (fa_cuda_has_own_lengths(p))
-        clusters = may_pair(p) ? count_heads(p) * count_pairs(l) : count_shares(clusters, l);
+        clusters =
+            may_pair(p) ? count_heads(p) * fa_causal_pairs(l->tiles) : count_shares(clusters, l);
     if (clusters > l->tasks) clusters = l->tasks;
     const int64_t max = fa_cuda_grid(INT64_MAX) / l->cluster;
     return (uint32_t)(clusters < max ? clusters : max) * l->cluster;
@@ -260,7 +259,7 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
     const int64_t heads = count_heads(p), blocks = l->grid;
     if (!wants_balance(p, l)) return 0;
     const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
-    if ((heads - balanced) * count_pairs(l) < blocks) return heads;
+    if ((heads - balanced) * fa_causal_pairs(l->tiles) < blocks) return heads;
     return balanced * l->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? balanced : 0;
 }
 
@@ -300,7 +299,7 @@ static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90
     if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
     params->order = FA_SM90_PAIRS;
     params->mixed = (int32_t)count_balanced_heads(p, l);
-    params->tasks = (count_heads(p) - params->mixed) * count_pairs(l);
+    params->tasks = (count_heads(p) - params->mixed) * fa_causal_pairs(l->tiles);
 }
 
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,

@@ -218,10 +218,10 @@ static void expect_share(const fa_problem *p, uint32_t grid, int64_t pairs, int6
     const fa_cuda_family *sm80 = fa_cuda_find_family("sm80");
     CHECK(fa_cuda_plan_make(p, &devices[H200], sm80, &plan, why, sizeof why), "%s", why);
     CHECK(plan.launches[0].grid == grid && plan.launches[0].sm80.causal_pairs == pairs &&
-              plan.launches[0].sm80.paired_heads == paired,
+              plan.launches[0].sm80.full_heads == paired,
           "grid %u, %lld pairs, %lld heads: expected %u, %lld, %lld", plan.launches[0].grid,
           (long long)plan.launches[0].sm80.causal_pairs,
-          (long long)plan.launches[0].sm80.paired_heads, grid, (long long)pairs, (long long)paired);
+          (long long)plan.launches[0].sm80.full_heads, grid, (long long)pairs, (long long)paired);
 }
 
 /* Short tasks, all of whose lengths are known, are shared out among the blocks that have room. */
