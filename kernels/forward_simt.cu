@@ -12,7 +12,7 @@
  * that weights never leave the warp that made them. Rows in shared memory lie 4 words more than a
  * power of two apart: then the 128-bit accesses of a warp meet no bank twice.
  *
- * Compiled with HEAD_DIM 64, 128, 256 or 512: the larger of d and d_v, rounded up.
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, KEYS, CHUNK and ROWS (kernels/variants.h).
  */
 #include "common/logits.cuh"
 #include "common/softmax.cuh"
@@ -22,15 +22,12 @@ enum {
     THREADS = FA_SIMT_THREADS,
     ACROSS = FA_SIMT_ACROSS,
     DOWN = FA_SIMT_DOWN,
-    CHUNK = FA_SIMT_CHUNK(HEAD_DIM),
     CHUNKS = HEAD_DIM / CHUNK,
-    ROWS = FA_SIMT_ROWS(HEAD_DIM),
-    QUERIES = FA_SIMT_QUERIES(HEAD_DIM),
-    KEYS = FA_SIMT_KEYS(HEAD_DIM),
+    QUERIES = FA_SIMT_QUERIES(ROWS),
     COLUMNS = KEYS / ACROSS, /* scores of a thread's row */
     GROUPS = CHUNK / 32,     /* of 4 output columns of a thread's row */
-    PITCH = FA_SIMT_PITCH(HEAD_DIM),
-    WEIGHTS_PITCH = FA_SIMT_WEIGHTS_PITCH(HEAD_DIM),
+    PITCH = FA_SIMT_PITCH(CHUNK),
+    WEIGHTS_PITCH = FA_SIMT_WEIGHTS_PITCH(KEYS),
     BATCH = 4 /* loads that a thread has in flight */
 };
 

@@ -1,7 +1,7 @@
 /*
  * Attention forward on tensor cores by mma.sync, for Ampere and what follows: FlashAttention-2,
  * algorithm 1 (arXiv:2307.08691, section 3.1), in float16 or bfloat16 with float32 sums, with every
- * option of the API. Compiled with ARCH 75 it runs on Turing, in float16.
+ * option of the API. Compiled with ARCHITECTURE 75 it runs on Turing, in float16.
  *
  * A block of WARPS warps computes a tile of queries of one head and walks over the keys in
  * tiles. A warp has 32 rows where their accumulator fits into the registers, up to 128 columns,
@@ -36,43 +36,30 @@
  * searched, and where a value is not finite, the product is made from what is finite, and infinities
  * and NaN are added where the weight is not 0.
  *
- * Compiled with HEAD_DIM 64, 96, 128, 192, 256 or 512 (the larger of d and d_v, rounded up), BFLOAT16,
- * GENERAL (0: masks by position and lengths only, a scale that is not negative) and SMALL (see
- * forward_sm80.h).
+ * Compiled with the numbers of a row of kernels/variants.h: ARCHITECTURE, ELEMENT, HEAD_DIM (the larger of d and d_v,
+ * rounded up), OPTIONS (0: masks by position and lengths only, a scale that is not negative), WARPS, SPLIT, GROUP_ROWS,
+ * KEYS, STAGES, BLOCKS, AHEAD (see forward_sm80.h).
  */
-#ifndef ARCH
-#define ARCH 80
-#endif
-#ifndef SMALL
-#define SMALL 0
-#endif
-
 #define FRAGMENT_KEYS OWN_KEYS
 
 #include "common/ampere.cuh"
 #include "forward_sm80.h"
 
 enum {
-    WARPS = FA_SM80_WARPS(HEAD_DIM, SMALL),
-    THREADS = 32 * WARPS,
-    SPLIT = FA_SM80_SPLIT(HEAD_DIM, SMALL), /* warps that share rows: a group */
-    GROUPS = WARPS / SPLIT,
-    M_TILES = FA_SM80_ROWS(HEAD_DIM, SMALL) / 16,
-    GROUP_ROWS = 16 * M_TILES,
+    THREADS = FA_SM80_THREADS(WARPS),
+    GROUPS = WARPS / SPLIT, /* of warps that share rows */
+    M_TILES = GROUP_ROWS / 16,
     QUERIES = GROUPS * GROUP_ROWS,
-    KEYS = FA_SM80_KEYS(HEAD_DIM, SMALL),
-    OWN_KEYS = KEYS / SPLIT, /* whose scores a warp makes  */
-    STAGES = FA_SM80_STAGES(HEAD_DIM, SMALL),
+    OWN_KEYS = KEYS / SPLIT,    /* whose scores a warp makes  */
     COLUMNS = HEAD_DIM / SPLIT, /* of O that a warp makes  */
     D_STEPS = HEAD_DIM / 16,    /* of mma along d in Q K^T */
     D_TILES = COLUMNS / 8,      /* of 8 columns of O       */
     KEY_STEPS = KEYS / 16,      /* of mma along keys, P V  */
     KEY_TILES = OWN_KEYS / 8,   /* of 8 columns of S       */
     PIECES = HEAD_DIM / 8,      /* of 16 bytes of a row    */
-    PITCH = FA_SM80_PITCH(HEAD_DIM),
+    PITCH = FA_SM80_PITCH(HEAD_DIM, ELEMENT),
     TILE_BYTES = KEYS * PITCH,
-    AHEAD = FA_SM80_AHEAD(SMALL), /* tasks that are described at a time */
-    WEIGHTS_PITCH = FA_SM80_WEIGHTS_PITCH(HEAD_DIM, SMALL)
+    WEIGHTS_PITCH = FA_SM80_WEIGHTS_PITCH(KEYS, ELEMENT)
 };
 static_assert(SPLIT == 1 || GROUPS <= 15, "named barriers are numbered to 15");
 static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "whole fragments");
@@ -81,7 +68,7 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 
 /* Of how many steps along d the warp's fragments of Q fit into registers. */
 #ifndef KEPT_STEPS
-#define KEPT_STEPS (GENERAL ? 0 : HEAD_DIM == 64 ? 4 : HEAD_DIM == 256 ? 3 : 0)
+#define KEPT_STEPS (OPTIONS ? 0 : HEAD_DIM == 64 ? 4 : HEAD_DIM == 256 ? 3 : 0)
 #endif
 #define ALL_KEPT (16 * KEPT_STEPS == HEAD_DIM)
 
@@ -92,7 +79,7 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 /* Weights are 2^(logit - max). A row's largest one is LARGEST = 2^HEADROOM when its max is found: float16 keeps
  * more of the small weights if the large ones come near its end, 2^16. A power of two needs no rounding, so max
  * follows the largest logit where that counts (see forward_sm90/softmax.cuh), but for RESCALE_ABOVE. */
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define HEADROOM 0.0f
 #define LARGEST 1.0f
 #else
@@ -102,19 +89,19 @@ static_assert(WARPS % SPLIT == 0 && OWN_KEYS % 16 == 0 && COLUMNS % 16 == 0, "wh
 #define RESCALE_ABOVE (HEADROOM + 0.5f)
 
 /* Whether weights are made without maxima, and of how many of a warp's keys at once. */
-#define MAX_FREE (!GENERAL && FA_SM80_SPLIT(HEAD_DIM, SMALL) <= 2)
+#define MAX_FREE (!OPTIONS && SPLIT <= 2)
 #ifndef WEIGHED_KEYS
-#define WEIGHED_KEYS (FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1 ? OWN_KEYS : HEAD_DIM == 192 ? 16 : 32)
+#define WEIGHED_KEYS (SPLIT > 1 ? OWN_KEYS : HEAD_DIM == 192 ? 16 : 32)
 #endif
 
 /* Rows are flat if a thread's weights of a tile add up to this, on average: that is about 0.7 of what standard
  * normal logits give. Flat rows need no maxima in each tile, until the sum of a thread's weights among WEIGHED_KEYS
  * keys of a row is beyond a bound: so many times the average on top of the largest weight, but within
  * SUM_BOUND, for float16 ends at 2^16. */
-#define FLAT_SUM (LARGEST * (0.7f + KEYS / 56.0f) / FA_SM80_SPLIT(HEAD_DIM, SMALL))
+#define FLAT_SUM (LARGEST * (0.7f + KEYS / 56.0f) / SPLIT)
 #define FLAT_GROWTH 6.0f
 /* A row that has less than twice its largest weight makes the rows of its warp count as peaked. */
-#define PEAKED_SUM (0.5f * LARGEST / FA_SM80_SPLIT(HEAD_DIM, SMALL))
+#define PEAKED_SUM (0.5f * LARGEST / SPLIT)
 #define SUM_BOUND 32768.0f
 static_assert(!MAX_FREE || WEIGHED_KEYS <= 32, "at most 8 weights a thread and row");
 
@@ -127,7 +114,7 @@ typedef struct fa_scores {
 /* P, rounded: [m][n][h] the pair. Two tiles in a row are an A fragment. Warps that share rows need
  * the weights of all keys: they lay theirs down in shared memory. */
 typedef struct fa_weights {
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) == 1
+#if SPLIT == 1
     uint32_t at[M_TILES][KEY_TILES][2];
 #else
     uint32_t at; /* where this lane's pair [0][0][0] lies */
@@ -221,7 +208,7 @@ FA_DEVICE uint32_t shown_weights(const fa_memory *at)
 FA_DEVICE fa_weights place_weights(const fa_memory *at)
 {
     fa_weights p = {0};
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
+#if SPLIT > 1
     p.at = group_weights(at) +
            (uint32_t)(lane_id() / 4 * WEIGHTS_PITCH + own_key() * 2 + lane_id() % 4 * 4);
 #else
@@ -230,10 +217,10 @@ FA_DEVICE fa_weights place_weights(const fa_memory *at)
     return p;
 }
 
-#if GENERAL
+#if OPTIONS
 FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
 {
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
+#if SPLIT > 1
     return fa_shared_load(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n));
 #else
     return p->at[m][n][half];
@@ -243,7 +230,7 @@ FA_DEVICE uint32_t get_pair(const fa_weights *p, int m, int n, int half)
 
 FA_DEVICE void set_pair(fa_weights *p, int m, int n, int half, uint32_t pair)
 {
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
+#if SPLIT > 1
     fa_shared_store(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
 #else
     p->at[m][n][half] = pair;
@@ -464,7 +451,7 @@ FA_DEVICE void visible_part(const fa_walk *w, int r, int first, int *lo, int *hi
     *hi = (end < w->keys ? end : w->keys) - first;
 }
 
-#if !GENERAL
+#if !OPTIONS
 /* left: whether some rows do not see the first of the keys. */
 FA_DEVICE void mask_scores(const fa_walk *w, int first, bool left, fa_scores *s)
 {
@@ -648,7 +635,7 @@ FA_DEVICE void get_weights(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t
 {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) > 1
+#if SPLIT > 1
         fa_load_matrices(a[m], shown + (uint32_t)(m * 16 * WEIGHTS_PITCH + 32 * step));
     (void)p;
 #else
@@ -714,7 +701,7 @@ enum {
     UNITS_A_PART = (UNITS + PARTS - 1) / PARTS
 };
 
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) == 1
+#if SPLIT == 1
 
 FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
                           int chunk, int unit, float sum[M_TILES][2])
@@ -1157,7 +1144,7 @@ FA_DEVICE void start_keys(const fa_attention_params *p, const fa_task *task, con
                           int n, fa_path *path)
 {
     const fa_walk *w = &task->walk;
-#if GENERAL
+#if OPTIONS
     fa_path found = find_path(p, w, at, n, n); /* options need the registers */
     path = &found;
 #endif
@@ -1172,7 +1159,7 @@ FA_DEVICE void start_values(const fa_attention_params *p, const fa_task *task, c
                             int n, fa_path *path)
 {
     const fa_walk *w = &task->walk;
-#if GENERAL
+#if OPTIONS
     fa_path found = find_path(p, w, at, n, n);
     path = &found;
 #endif
@@ -1216,7 +1203,7 @@ FA_DEVICE void follow_tile(const fa_attention_params *p, const fa_tile *t, const
     fa_weights weights = place_weights(at);
     follow_maximum(at, o, s, scale);
     make_weights(&weights, s, o, scale);
-#if GENERAL
+#if OPTIONS
     if (p->dropout_threshold) drop_weights(p, t, w->start + n * KEYS + own_key(), &weights);
 #else
     (void)p, (void)t, (void)w;
@@ -1236,7 +1223,7 @@ FA_DEVICE bool score_tile(const fa_attention_params *p, const fa_tile *t, const 
     if (first >= mine->to || first + KEYS <= mine->from) return false;
     find_queries(q, at);
     make_scores(s, q, stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
-#if GENERAL
+#if OPTIONS
     make_general_logits(p, t, w, first + own_key(), logit_scale, s);
 #else
     (void)p, (void)t, (void)logit_scale;
@@ -1348,7 +1335,7 @@ FA_DEVICE int weigh_and_copy(const fa_attention_params *p, const fa_memory *at, 
 {
     const uint32_t v = stage(at, path->v, n);
     if (path->peaked) follow_maximum(at, o, s, scale);
-#if FA_SM80_SPLIT(HEAD_DIM, SMALL) == 1
+#if SPLIT == 1
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
     weigh_first_chunk(&weights, s, o, scale, sum);
@@ -1413,7 +1400,7 @@ FA_DEVICE void attend(const fa_attention_params *p, fa_block *b, const fa_memory
 {
     const fa_tile *t = &b->now.tile;
     fa_walk *w = &b->now.walk;
-#if GENERAL
+#if OPTIONS
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
 #else
@@ -1511,7 +1498,7 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, float
     if (row >= t->n_q) lse = -INFINITY, factor = 0.0f;
     if (row < t->room_q && p->lse && lane_id() % 4 == i && share_id() == 0)
         p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + row] = lse;
-#if GENERAL
+#if OPTIONS
     if (p->dropout_threshold) factor *= p->dropout_scale;
 #endif
     return factor;
@@ -1630,7 +1617,7 @@ FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, cons
 FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_walk *w, const fa_output *o)
 {
     float zero[4] = {0.0f};
-#if GENERAL
+#if OPTIONS
     const bool hides = hides_keys(p);
 #else
     const bool hides = false;
@@ -1715,14 +1702,16 @@ FA_DEVICE void end_turn(const fa_attention_params *p, fa_block *b, bool again)
     __syncthreads();
 }
 
-FA_KERNEL __launch_bounds__(THREADS, FA_SM80_BLOCKS(HEAD_DIM, SMALL))
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     forward_sm80(const __grid_constant__ fa_attention_params p)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_block block;
     fa_memory at = find_memory(memory);
     begin_block(&p, &block,
-                (fa_task *)((char *)memory + FA_SM80_SMEM(HEAD_DIM, SMALL)) - 2 * AHEAD);
+                (fa_task *)((char *)memory + FA_SM80_SMEM(ELEMENT, HEAD_DIM, WARPS, SPLIT,
+                                                          GROUP_ROWS, KEYS, STAGES, AHEAD)) -
+                    2 * AHEAD);
 #pragma unroll 1
     while (block.turn < block.turns) {
         const bool again = run_task(&p, &block, &at);

@@ -1,139 +1,33 @@
 /*
- * The shapes that forward_sm90 is compiled for, and what it is told besides fa_attention_params.
- * Shared by the kernel and the planner.
+ * What follows from the numbers of a variant of forward_sm90, and what it is told besides fa_attention_params. Shared by
+ * the kernel and the planner.
  *
- * A shape has a name, SHAPE in the kernel's definitions, and
- *   FA_SM90_DIM_<shape>        the widest head dim of queries and keys, a multiple of 16
- *   FA_SM90_DIM_V_<shape>      the same of values
- *   FA_SM90_CONSUMERS_<shape>  warpgroups that compute, 64 queries each; one more loads
- *   FA_SM90_KEYS_<shape>       keys of a tile, a multiple of 16: the more, the fewer barriers; the
- *                              fewer, the less is wasted at the end of a row. FA_SM90_STAGES tiles
- *                              of keys and as many of values fit into shared memory beside the
- *                              queries; scores, weights and outputs into the consumers' registers
- *   FA_SM90_SINGLE_TILES_<shape>  1: only for rows whose keys are one tile
- * The shapes called general are those of the kernels with every option; their tiles are multiples
- * of 32 keys, which is what a block of dropout bits covers.
+ * Of kernels/variants.h:
+ *   head_dim, value_dim  multiples of 16
+ *   consumers            warpgroups that compute, 64 queries each; one more loads
+ *   keys                 a multiple of 16: the more, the fewer barriers; the fewer, the less is wasted at the end of a
+ *                        row. `stages` tiles of keys and as many of values fit into shared memory beside the queries;
+ *                        scores, weights and outputs into the consumers' registers
+ *   q_stages             with more than one, the queries of the next work tiles are there when they are needed. 1 with
+ *                        a bias, of which each consumer has a tile instead
+ *   single_tiles         1: only for rows whose keys are one tile
+ *   short_rows           1: only for rows that are short, or whose last queries would be few (src/cuda/plan_sm90.c)
  */
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H
 
 #include <stdint.h>
 
-#define FA_SM90_DIM_d64 64
-#define FA_SM90_DIM_V_d64 64
-#define FA_SM90_CONSUMERS_d64 3
-#define FA_SM90_KEYS_d64 128
-#define FA_SM90_STAGES_d64 4
-#define FA_SM90_Q_PLACES_d64 2
-#define FA_SM90_SINGLE_TILES_d64 0
+#include "common/element.h"
 
-/* For short rows, and those whose last 192 queries would be few. */
-#define FA_SM90_DIM_d64_two 64
-#define FA_SM90_DIM_V_d64_two 64
-#define FA_SM90_CONSUMERS_d64_two 2
-#define FA_SM90_KEYS_d64_two 128
-#define FA_SM90_STAGES_d64_two 4
-#define FA_SM90_Q_PLACES_d64_two 4
-#define FA_SM90_SINGLE_TILES_d64_two 0
-
-/* The same where no row has more than 128 keys. */
-#define FA_SM90_DIM_d64_one 64
-#define FA_SM90_DIM_V_d64_one 64
-#define FA_SM90_CONSUMERS_d64_one 2
-#define FA_SM90_KEYS_d64_one 128
-#define FA_SM90_STAGES_d64_one 4
-#define FA_SM90_Q_PLACES_d64_one 4
-#define FA_SM90_SINGLE_TILES_d64_one 1
-
-#define FA_SM90_DIM_d80 80
-#define FA_SM90_DIM_V_d80 80
-#define FA_SM90_CONSUMERS_d80 3
-#define FA_SM90_KEYS_d80 96
-#define FA_SM90_STAGES_d80 3
-#define FA_SM90_Q_PLACES_d80 1
-#define FA_SM90_SINGLE_TILES_d80 0
-
-#define FA_SM90_DIM_d96 96
-#define FA_SM90_DIM_V_d96 96
-#define FA_SM90_CONSUMERS_d96 3
-#define FA_SM90_KEYS_d96 80
-#define FA_SM90_STAGES_d96 3
-#define FA_SM90_Q_PLACES_d96 1
-#define FA_SM90_SINGLE_TILES_d96 0
-
-#define FA_SM90_DIM_d128 128
-#define FA_SM90_DIM_V_d128 128
-#define FA_SM90_CONSUMERS_d128 2
-#define FA_SM90_KEYS_d128 128
-#define FA_SM90_STAGES_d128 2
-#define FA_SM90_Q_PLACES_d128 2
-#define FA_SM90_SINGLE_TILES_d128 0
-
-#define FA_SM90_DIM_d192_128 192
-#define FA_SM90_DIM_V_d192_128 128
-#define FA_SM90_CONSUMERS_d192_128 2
-#define FA_SM90_KEYS_d192_128 128
-#define FA_SM90_STAGES_d192_128 2
-#define FA_SM90_Q_PLACES_d192_128 1
-#define FA_SM90_SINGLE_TILES_d192_128 0
-
-#define FA_SM90_DIM_d192 192
-#define FA_SM90_DIM_V_d192 192
-#define FA_SM90_CONSUMERS_d192 2
-#define FA_SM90_KEYS_d192 96
-#define FA_SM90_STAGES_d192 2
-#define FA_SM90_Q_PLACES_d192 1
-#define FA_SM90_SINGLE_TILES_d192 0
-
-#define FA_SM90_DIM_d256 256
-#define FA_SM90_DIM_V_d256 256
-#define FA_SM90_CONSUMERS_d256 2
-#define FA_SM90_KEYS_d256 80
-#define FA_SM90_STAGES_d256 2
-#define FA_SM90_Q_PLACES_d256 1
-#define FA_SM90_SINGLE_TILES_d256 0
-
-#define FA_SM90_DIM_general64 64
-#define FA_SM90_DIM_V_general64 64
-#define FA_SM90_CONSUMERS_general64 2
-#define FA_SM90_KEYS_general64 128
-#define FA_SM90_STAGES_general64 4
-#define FA_SM90_Q_PLACES_general64 1
-#define FA_SM90_SINGLE_TILES_general64 0
-
-#define FA_SM90_DIM_general128 128
-#define FA_SM90_DIM_V_general128 128
-#define FA_SM90_CONSUMERS_general128 2
-#define FA_SM90_KEYS_general128 128
-#define FA_SM90_STAGES_general128 2
-#define FA_SM90_Q_PLACES_general128 1
-#define FA_SM90_SINGLE_TILES_general128 0
-
-#define FA_SM90_DIM_general256 256
-#define FA_SM90_DIM_V_general256 256
-#define FA_SM90_CONSUMERS_general256 2
-#define FA_SM90_KEYS_general256 64
-#define FA_SM90_STAGES_general256 2
-#define FA_SM90_Q_PLACES_general256 1
-#define FA_SM90_SINGLE_TILES_general256 0
-
-#define FA_SM90_LOOK_UP(field, shape) FA_SM90_##field##_##shape
-#define FA_SM90_DIM(shape) FA_SM90_LOOK_UP(DIM, shape)
-#define FA_SM90_DIM_V(shape) FA_SM90_LOOK_UP(DIM_V, shape)
-#define FA_SM90_CONSUMERS(shape) FA_SM90_LOOK_UP(CONSUMERS, shape)
-#define FA_SM90_KEYS(shape) FA_SM90_LOOK_UP(KEYS, shape)
-#define FA_SM90_STAGES(shape) FA_SM90_LOOK_UP(STAGES, shape)
-#define FA_SM90_Q_PLACES(shape) FA_SM90_LOOK_UP(Q_PLACES, shape)
-#define FA_SM90_SINGLE_TILES(shape) FA_SM90_LOOK_UP(SINGLE_TILES, shape)
-
-#define FA_SM90_QUERIES(shape) (64 * FA_SM90_CONSUMERS(shape)) /* of a piece of work */
-#define FA_SM90_THREADS(shape) (128 * (1 + FA_SM90_CONSUMERS(shape)))
+#define FA_SM90_QUERIES(consumers) (64 * (consumers)) /* of a work tile */
+#define FA_SM90_THREADS(consumers) (128 * (1 + (consumers)))
 
 /* Options that change scores and weights. */
 #define FA_SM90_SOFTCAP 1
 #define FA_SM90_SCALED 2 /* a scale that scores are multiplied by on their own */
 #define FA_SM90_ALIBI 4
-#define FA_SM90_BIAS 8     /* one that the copy engine loads */
+#define FA_SM90_BIAS 8     /* one that TMA loads */
 #define FA_SM90_BY_ROWS 16 /* a boolean mask, any other bias */
 #define FA_SM90_DROPOUT 32
 #define FA_SM90_ALL 63
@@ -149,34 +43,26 @@ enum {
     FA_SM90_MOST_DEALT = 64     /* of these pieces, so many a block */
 };
 
-/* Bytes of a row in shared memory: blocks of 64 columns. */
-#define FA_SM90_ROW_BYTES(dim) (((dim) + 63) / 64 * 128)
+/* Bytes of a row in shared memory: blocks of 128 bytes, over which the swizzle goes. */
+#define FA_SM90_ROW_BYTES(dim, element) (((dim)*FA_ELEMENT_BYTES(element) + 127) / 128 * 128)
 
 /* Bytes through which a consumer's results go out, 64 columns at a time, where there is room. */
-#define FA_SM90_STAGING(shape) (FA_SM90_DIM(shape) <= 192 ? FA_SM90_QUERIES(shape) * 128 : 0)
+#define FA_SM90_STAGING(dim, consumers) ((dim) <= 192 ? FA_SM90_QUERIES(consumers) * 128 : 0)
 
-/* Pieces that are described ahead, as many as there is room for: an even number; bytes of each, at most. */
-#define FA_SM90_SLOTS(shape)                                                                       \
-    (FA_SM90_DIM(shape) > 192                                  ? 6                                 \
-     : FA_SM90_DIM(shape) > 128 && FA_SM90_DIM_V(shape) <= 128 ? 4                                 \
-                                                               : 16)
+/* Work tiles that are described ahead, as many as there is room for: an even number; bytes of each, at most. */
+#define FA_SM90_SLOTS(dim, dim_v) ((dim) > 192 ? 6 : (dim) > 128 && (dim_v) <= 128 ? 4 : 16)
 #define FA_SM90_SLOT 192
 
-/* Bytes of dynamic shared memory for one place of queries, with room to align to 1024. */
-#define FA_SM90_SMEM_LEAST(shape)                                                                  \
-    (FA_SM90_QUERIES(shape) * FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) +                              \
-     FA_SM90_STAGES(shape) * FA_SM90_KEYS(shape) *                                                 \
-         (FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)) + FA_SM90_ROW_BYTES(FA_SM90_DIM_V(shape))) +       \
-     FA_SM90_STAGING(shape) + FA_SM90_SLOTS(shape) * FA_SM90_SLOT + 1024)
+/* Bytes of a consumer's tile of the bias, in 16 bits, for all consumers. */
+#define FA_SM90_BIAS_BYTES(consumers, keys, options)                                               \
+    ((options)&FA_SM90_BIAS ? FA_SM90_QUERIES(consumers) * (keys)*2 : 0)
 
-/* With more places, queries of the pieces ahead are there when they are needed: FA_SM90_Q_PLACES. */
-#define FA_SM90_SMEM(shape)                                                                        \
-    (FA_SM90_SMEM_LEAST(shape) + (FA_SM90_Q_PLACES(shape) - 1) * FA_SM90_QUERIES(shape) *          \
-                                     FA_SM90_ROW_BYTES(FA_SM90_DIM(shape)))
-
-/* The same of a kernel with a bias: a tile of it, in 16 bits, for each consumer, and one place of queries. */
-#define FA_SM90_SMEM_BIAS(shape)                                                                   \
-    (FA_SM90_SMEM_LEAST(shape) + FA_SM90_QUERIES(shape) * FA_SM90_KEYS(shape) * 2)
+/* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, results, work tiles, bias. */
+#define FA_SM90_SMEM(element, dim, dim_v, options, consumers, keys, stages, q_stages)              \
+    ((q_stages)*FA_SM90_QUERIES(consumers) * FA_SM90_ROW_BYTES(dim, element) +                     \
+     (stages) * (keys) * (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(dim_v, element)) +   \
+     FA_SM90_STAGING(dim, consumers) + FA_SM90_SLOTS(dim, dim_v) * FA_SM90_SLOT +                  \
+     FA_SM90_BIAS_BYTES(consumers, keys, options) + 1024)
 
 /* A map of the copy engine with the axes (dim, row, head, block), that is the axes (3, 1, 2, 0) of
  * the caller's tensors; boxes of 64 columns. */

@@ -12,25 +12,12 @@
  * come in chunks, through one ring of STAGES places (loads.cuh), for two whole tiles would not
  * fit beside the queries.
  *
- * Compiled with SHAPE (see forward_sm90_wide.h), BFLOAT16 (1 or 0).
+ * Compiled with the numbers of a row of kernels/variants.h: ELEMENT, HEAD_DIM, VALUE_DIM (the columns of the outputs that
+ * a block computes), OPTIONS (0), CLUSTER, CONSUMERS, KEYS, STAGES, Q_STAGES, CHUNK, V_ROWS (see forward_sm90_wide.h).
  */
-#define GENERAL 0 /* of what is shared with forward_sm90: without options that change scores */
-
 #include "common/hopper.cuh"
 #include "forward_sm90_wide.h"
 
-#define HEAD_DIM FA_SM90_WIDE_DIM(SHAPE)
-#define CONSUMERS FA_SM90_WIDE_CONSUMERS
-#define KEYS FA_SM90_WIDE_KEYS
-#define CLUSTER FA_SM90_WIDE_CLUSTER
-
-/* Columns of the outputs that a block computes: half of them. */
-#define VALUE_DIM_d320 160
-#define VALUE_DIM_d384 192
-#define VALUE_DIM_d512 256
-#define VALUE_DIM_OF(shape) VALUE_DIM_##shape
-#define VALUE_DIM_AS(shape) VALUE_DIM_OF(shape)
-#define VALUE_DIM VALUE_DIM_AS(SHAPE)
 static_assert(CLUSTER * VALUE_DIM == HEAD_DIM, "each block has its part of the columns");
 
 /* Keys of a tile whose scores a block finds. */
@@ -46,23 +33,19 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
-    THREADS = FA_SM90_WIDE_THREADS,
-    QUERIES = FA_SM90_WIDE_QUERIES,
-    ROWS = 64, /* queries of a consumer */
-    STAGES = FA_SM90_WIDE_STAGES(SHAPE),
+    THREADS = FA_SM90_THREADS(CONSUMERS),
+    QUERIES = FA_SM90_QUERIES(CONSUMERS),
+    ROWS = 64,                /* queries of a consumer */
     K_BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
-    V_BLOCKS = FA_SM90_WIDE_V_BYTES(SHAPE) / 128,
+    V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries or weights */
     K_BLOCK = FRAGMENT_KEYS * 128,
     Q_BYTES = K_BLOCKS * Q_BLOCK,
     P_BYTES = CLUSTER * Q_BLOCK, /* weights of a consumer: a block of columns of each block */
-    CHUNK = FA_SM90_WIDE_CHUNK(SHAPE),
     K_CHUNK_BLOCKS = CHUNK / K_BLOCK,
     K_CHUNKS = (K_BLOCKS + K_CHUNK_BLOCKS - 1) / K_CHUNK_BLOCKS,
-    V_ROWS = FA_SM90_WIDE_V_ROWS(SHAPE), /* of a chunk */
     V_CHUNKS = KEYS / V_ROWS,
     V_BLOCK = V_ROWS * 128,
-    Q_PLACES = 1,
     SLOTS = 2, /* pieces described ahead: one at a time, for there is no room for more */
     NO_PIECE = -1,
     NO_TASK = -2
@@ -89,7 +72,7 @@ FA_DEVICE int peer_block(void) { return this_block() ^ 1; }
 typedef struct shared_state {
     piece pieces[SLOTS];
     uint64_t piece_full[SLOTS], piece_empty[SLOTS];
-    uint64_t q_full[Q_PLACES][CONSUMERS], q_empty[Q_PLACES][CONSUMERS];
+    uint64_t q_full[Q_STAGES][CONSUMERS], q_empty[Q_STAGES][CONSUMERS];
     uint64_t full[STAGES], empty[STAGES];
     uint64_t v_raw; /* for values that are cleaned before consumers may see them */
     /* What the peer's consumer of the same queries has sent; and whether both blocks are done with
@@ -102,7 +85,7 @@ typedef struct shared_state {
 typedef struct received {
     float maxima[CONSUMERS][ROWS], sums[CONSUMERS][ROWS];
 } received;
-static_assert(sizeof(received) == FA_SM90_WIDE_EXCHANGE, "they fit");
+static_assert(sizeof(received) == FA_SM90_WIDE_EXCHANGE(CONSUMERS), "they fit");
 
 typedef struct pipeline {
     char *q, *ring, *weights; /* CONSUMERS tiles of q and of weights, STAGES chunks */

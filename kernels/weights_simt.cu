@@ -5,7 +5,6 @@
  * A block takes 64 rows of one batch item and head. It walks over the keys twice: the first time
  * for each row's maximum and sum, the second time for the weights themselves, which need both.
  */
-#define OWN FA_PASS_OWN
 #include "common/simt.cuh"
 
 /* What is known of a tile's rows: their queries, n_q where there is none, and the keys that each of

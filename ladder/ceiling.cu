@@ -7,7 +7,7 @@
  * numbers once, and nothing else. ladder_bench.c knows how many operations a round is.
  */
 #if HOPPER
-#define BFLOAT16 1
+#define ELEMENT FA_ELEMENT_BFLOAT16
 #include "common/hopper.cuh"
 #endif
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /*
  * The instructions that tensor cores are used with from Turing and Ampere on (PTX ISA: ldmatrix,
- * mma.sync, cp.async), each in one small function. Who includes this has defined BFLOAT16 (1 or 0: the
- * 16-bit type of the operands) and ARCH (80 or 75: without cp.async and bfloat16).
+ * mma.sync, cp.async), each in one small function. ELEMENT is the type of
+ * the operands, ARCHITECTURE the oldest one that the kernel runs on (75: without cp.async and bfloat16).
  *
  * With g = lane / 4 and t = lane % 4, mma.m16n8k16 holds
  *   A (16 x 16)  in a[0..3] the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
@@ -11,6 +11,7 @@
 #ifndef FA_KERNEL_AMPERE_H
 #define FA_KERNEL_AMPERE_H
 
+#include "common/element.h"
 #include "common/rows.cuh"
 
 #ifdef FA_CUDA_ON_CPU
@@ -96,7 +97,7 @@ FA_DEVICE void fa_shared_store(uint32_t to, uint32_t x)
 /* Starts a copy of 16 bytes, or of zeros where it is not wanted: then nothing is read. */
 FA_DEVICE void fa_copy_async(uint32_t to, const void *from, bool wanted)
 {
-#if ARCH >= 80
+#if ARCHITECTURE >= 80
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(wanted ? 16 : 0)
                  : "memory");
@@ -108,7 +109,7 @@ FA_DEVICE void fa_copy_async(uint32_t to, const void *from, bool wanted)
 /* Waits for the copies that this thread started. Other threads see them after a barrier. */
 FA_DEVICE void fa_wait_for_copies(void)
 {
-#if ARCH >= 80
+#if ARCHITECTURE >= 80
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
@@ -136,8 +137,8 @@ FA_DEVICE void fa_load_matrices_transposed(uint32_t x[4], uint32_t address)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-#if ARCH >= 80
-#if BFLOAT16
+#if ARCHITECTURE >= 80
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define FA_MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
 #define FA_MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -173,9 +174,9 @@ FA_DEVICE void fa_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 FA_DEVICE uint32_t fa_pack_pair(float low, float high)
 {
     uint32_t pair;
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#elif ARCH >= 80
+#elif ARCHITECTURE >= 80
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #else
     asm("{\n.reg .b16 l, h;\ncvt.rn.f16.f32 l, %1;\ncvt.rn.f16.f32 h, %2;\nmov.b32 %0, {l, h};\n}"
@@ -204,7 +205,7 @@ FA_DEVICE uint32_t fa_keep(uint32_t x)
 
 /* ---- Pairs that are not finite --------------------------------------------------------------- */
 
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define FA_PAIR_EXPONENTS 0x7f807f80u
 #define FA_PAIR_CARRY 0x00800080u
 #define FA_PAIR_ONES 0x3f803f80u

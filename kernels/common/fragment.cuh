@@ -75,8 +75,8 @@ FA_DEVICE float2 fa_fetch_two(const char *first, int dtype, int64_t stride,
     const int size = fa_element_size(dtype);
     if (pairs && dtype == FA_KERNEL_FLOAT32) return *(const float2 *)(first + 8 * j * size);
     if (pairs) return fa_float_pair(*(const uint32_t *)(first + 8 * j * size), dtype);
-    return make_float2(fa_element(first, dtype, fa_inside(row, 8 * j) * stride),
-                       fa_element(first, dtype, fa_inside(row, 8 * j + 1) * stride));
+    return make_float2(fa_load_element(first, dtype, fa_inside(row, 8 * j) * stride),
+                       fa_load_element(first, dtype, fa_inside(row, 8 * j + 1) * stride));
 }
 
 /* dtype and pairs are known to the compiler; unit is what a logit of 1 is in the units of the scores. */

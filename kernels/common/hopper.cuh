@@ -3,12 +3,14 @@
  * (mbarrier), the copy engine (TMA), products of a warpgroup (wgmma), registers moved between
  * warpgroups (setmaxnreg), named barriers.
  *
- * 16-bit operands are bfloat16 or float16 as BFLOAT16 says (1 or 0).
+ * ELEMENT is the type of 16-bit operands: FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16.
  */
 #ifndef FA_KERNELS_HOPPER_CUH
 #define FA_KERNELS_HOPPER_CUH
 
 #include <stdint.h>
+
+#include "common/element.h"
 
 #ifdef FA_CUDA_ON_CPU
 #include "hopper_on_cpu.h"
@@ -221,7 +223,7 @@ FA_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
                                fence_i++) asm volatile("" : "+f"((registers)[fence_i])::"memory"); \
     } while (0)
 
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define WGMMA_TYPES "f32.bf16.bf16"
 #else
 #define WGMMA_TYPES "f32.f16.f16"
@@ -348,7 +350,7 @@ FA_DEVICE void hold_until(float y, int nothing, void *shared)
 FA_DEVICE uint32_t pack_pair(float low, float high)
 {
     uint32_t pair;
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -42,7 +42,7 @@ FA_DEVICE float fa_general_logit(const fa_attention_params *p, const fa_tile *t,
         x = fmaf(-slope, fabsf((float)(i + t->diagonal - j)), x);
     }
     if (p->bias.data)
-        x += fa_element(p->bias.data, p->bias.dtype, fa_score_index(&p->bias, t, i, j));
+        x += fa_load_element(p->bias.data, p->bias.dtype, fa_score_index(&p->bias, t, i, j));
     if (p->mask.data && !((const uint8_t *)p->mask.data)[fa_score_index(&p->mask, t, i, j)])
         x = -INFINITY;
     return x;
@@ -90,7 +90,7 @@ FA_DEVICE float fa_row_logit(const fa_attention_params *p, const fa_logit_row *r
 {
     if (p->softcap > 0.0f) x = p->softcap * fa_tanh_fast(x / p->softcap);
     if (p->alibi_slopes) x = fmaf(-row->slope, fabsf(distance), x);
-    if (row->bias) x += fa_element(row->bias, p->bias.dtype, j * p->bias.stride[3]);
+    if (row->bias) x += fa_load_element(row->bias, p->bias.dtype, j * p->bias.stride[3]);
     if (row->mask && !row->mask[j * p->mask.stride[3]]) x = -INFINITY;
     return x;
 }

@@ -119,7 +119,7 @@ FA_DEVICE units find_exponents(const pipeline *pipe, const fa_attention_params *
         return u;
     }
 #endif
-#if GENERAL
+#if OPTIONS
     if (x->here.options & CHANGES_SCORES)
         change_scores(pipe, p, &x->at, &x->here, x->s, &u, again, x->consumer);
 #else
@@ -186,7 +186,7 @@ FA_DEVICE void judge_rows(const pipeline *pipe, const fa_attention_params *p, wo
 {
     const float average = average_sum(sum);
     x->flat = average >= FLAT_SUM * LARGEST && !has_peaked_row(sum);
-#if GENERAL
+#if OPTIONS
     x->flat = x->flat && !(x->here.options & FA_SM90_ALIBI);
 #endif
     if (!x->flat) tell_moved(pipe, x);
@@ -328,7 +328,7 @@ FA_DEVICE void weigh_plainly(const pipeline *pipe, const fa_attention_params *p,
 
 FA_DEVICE void drop(const pipeline *pipe, const fa_attention_params *p, work *x)
 {
-#if GENERAL
+#if OPTIONS
     if (x->here.options & FA_SM90_DROPOUT)
         drop_weights(p, piece_of(pipe, x), x->weights, x->consumer, x->at.tile);
 #else
@@ -359,7 +359,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
     int last = x->here.plain_to - 1;
     for (;;) {
         release_keys(pipe, x);
-        if (Q_PLACES == 1) /* the next piece's queries wait for it */
+        if (Q_STAGES == 1) /* the next piece's queries wait for it */
             release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
         weigh_plainly(pipe, p, x, tracked);
         drop(pipe, p, x);
@@ -373,7 +373,7 @@ FA_DEVICE void do_plain_tiles(const pipeline *pipe, const fa_attention_params *p
             if (!x->quiet) last = 0;
         } else if (ADAPTS && x->moved) last = 0;
     }
-    if (Q_PLACES > 1) release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
+    if (Q_STAGES > 1) release_queries(pipe, x, x->at.tile + 1 == x->at.mine);
     if (ADAPTS && tracked) bound_quiet_rows(pipe, p, x);
     else if (ADAPTS && x->moved) x->quiet = QUIET_TILES;
     x->values.any = true;
@@ -505,14 +505,14 @@ FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int c
     x.broken = x.values.any = false;
     x.values.add = x.values.count = x.at.count = 0;
     x.at.number = -1;
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     x.at.biases = 0;
 #endif
     x.nothing = find_nothing();
     x.leader = threadIdx.x % 32 == 0;
     asm volatile("" : "+r"(x.leader));
     if (consumer == CONSUMERS - 1) pass_turn(consumer); /* consumer 0 begins */
-    if (FA_SM90_SINGLE_TILES(SHAPE)) do_single_tiles(pipe, p, &x);
+    if (SINGLE_TILES) do_single_tiles(pipe, p, &x);
     else if (OVERLAPS) do_pieces_overlapped(pipe, p, &x);
     else do_pieces(pipe, p, &x);
     if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */

@@ -70,7 +70,7 @@ FA_DEVICE void produce_values(const pipeline *pipe, const fa_attention_params *p
     }
 }
 
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
 
 /* The bias of a tile, for a consumer that needs the tile. loaded: how many it was given so far. */
 FA_DEVICE void load_bias(const pipeline *pipe, const fa_sm90_params *s, const piece *w, int tile,

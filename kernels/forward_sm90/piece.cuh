@@ -18,8 +18,8 @@ typedef struct piece {
     int32_t full_from[CONSUMERS], full_to[CONSUMERS]; /* tiles that all its rows see as a whole */
     int32_t plain_from[CONSUMERS]; /* the first one before which all have seen something */
     float scale;                   /* to exponents of 2, from what comes to the softmax */
-#if GENERAL
-    int32_t options; /* which of GENERAL */
+#if OPTIONS
+    int32_t options; /* which of OPTIONS */
     float inner;     /* what scores are multiplied by, before their tanh or alone */
     float unit;      /* what makes exponents of e what comes to the softmax */
     float slope;     /* ALiBi's */

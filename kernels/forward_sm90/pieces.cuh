@@ -41,7 +41,7 @@ FA_DEVICE void find_tiles(piece *w, int consumer)
     w->full_to[consumer] = find_bounds(w, first).hi / KEYS;
 }
 
-#if GENERAL
+#if OPTIONS
 
 FA_DEVICE void find_units(const fa_attention_params *p, piece *w)
 {
@@ -325,7 +325,7 @@ FA_DEVICE int64_t draw_task(const fa_sm90_params *s)
 }
 
 /* So many pieces are drawn before the first of them has ended. */
-enum { DRAWN = FA_SM90_SINGLE_TILES(SHAPE) ? 5 : 3 };
+enum { DRAWN = SINGLE_TILES ? 5 : 3 };
 
 FA_DEVICE void describe_drawn(const pipeline *pipe, const fa_attention_params *p,
                               const fa_sm90_params *s)
@@ -380,7 +380,7 @@ typedef struct progress {
     int mine;         /* how many of them this consumer needs */
     uint32_t q;       /* its queries, as wgmma finds them */
     tile_count count; /* tiles so far, through all pieces */
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     int biases; /* tiles of the bias so far */
 #endif
 } progress;

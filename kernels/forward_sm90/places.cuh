@@ -10,8 +10,8 @@ FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }
 FA_DEVICE int parity_of(tile_count count) { return (int)(count / STAGES & 1); }
 
 /* Places of queries likewise, by the piece's number. (Unsigned: a remainder is one instruction then.) */
-FA_DEVICE int q_stage(int number) { return (int)((uint32_t)number % Q_PLACES); }
-FA_DEVICE int q_parity(int number) { return (int)((uint32_t)number / Q_PLACES & 1); }
+FA_DEVICE int q_stage(int number) { return (int)((uint32_t)number % Q_STAGES); }
+FA_DEVICE int q_parity(int number) { return (int)((uint32_t)number / Q_STAGES & 1); }
 FA_DEVICE char *q_place(const pipeline *pipe, int number, int consumer)
 {
     return pipe->q + (q_stage(number) * CONSUMERS + consumer) * Q_BYTES;

@@ -15,7 +15,7 @@ FA_DEVICE float score_again(const fa_attention_params *p, const fa_tile *t, cons
     const char *k = fa_key_row(p, &p->k, t, j);
     float sum = 0;
     for (int c = threadIdx.x % 32; c < p->d; c += 32)
-        sum = fmaf(fa_element(q, p->q.dtype, c), fa_element(k, p->k.dtype, c), sum);
+        sum = fmaf(fa_load_element(q, p->q.dtype, c), fa_load_element(k, p->k.dtype, c), sum);
     for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
     const float distance = (float)(row->center - j);
     return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
@@ -33,7 +33,7 @@ FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight,
 #pragma unroll
     for (int n = 0; n < VALUE_DIM / 32; n++) {
         const int c = 32 * n + (int)threadIdx.x % 32;
-        if (c < p->d_v) out[n] = fmaf(weight, fa_element(v, p->v.dtype, c), out[n]);
+        if (c < p->d_v) out[n] = fmaf(weight, fa_load_element(v, p->v.dtype, c), out[n]);
     }
 }
 
@@ -67,7 +67,7 @@ FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
 {
     float seen = 0;
     for (int c = threadIdx.x % 32; c < p->d_v; c += 32)
-        seen += fa_element(row, p->out.dtype, c) * 0.0f;
+        seen += fa_load_element(row, p->out.dtype, c) * 0.0f;
     return !__any_sync(0xffffffff, seen != 0.0f);
 }
 

@@ -209,7 +209,7 @@ FA_DEVICE void find_factors(const fa_attention_params *p, const piece *w, const 
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        if (GENERAL && p->dropout_threshold) factor[r] *= p->dropout_scale;
+        if (OPTIONS && p->dropout_threshold) factor[r] *= p->dropout_scale;
         if (first + 8 * r >= queries) factor[r] = 0.0f;
     }
 }

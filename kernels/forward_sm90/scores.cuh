@@ -14,14 +14,14 @@ typedef struct place {
 #if HAS_SERIES
     float first, third, fifth; /* of the series: see below */
 #endif
-#if GENERAL
+#if OPTIONS
     int options; /* few tests in each tile, for a test costs a warp some 15 clocks */
 #endif
 } place;
 
 FA_DEVICE float same_float(float x) { return __int_as_float(same_for_warp(__float_as_int(x))); }
 
-#if GENERAL
+#if OPTIONS
 
 /* Options that change scores. */
 #define CHANGES_SCORES (FA_SM90_ALL & ~FA_SM90_DROPOUT)
@@ -29,7 +29,7 @@ FA_DEVICE float same_float(float x) { return __int_as_float(same_for_warp(__floa
 /* A kernel with one option alone is launched for nothing else. */
 FA_DEVICE int options_of(const piece *w)
 {
-    return GENERAL & (GENERAL - 1) ? same_for_warp(w->options) : GENERAL;
+    return OPTIONS & (OPTIONS - 1) ? same_for_warp(w->options) : OPTIONS;
 }
 
 #endif
@@ -48,7 +48,7 @@ FA_DEVICE place find_place(const piece *w, int consumer)
     at.third = same_float(-0.32629f * square * first);
     at.fifth = same_float(0.097347f * square * square * first);
 #endif
-#if GENERAL
+#if OPTIONS
     at.options = options_of(w);
     /* A bias makes few weights large: the error of a result would be 9% larger without maxima. */
     if (at.options & FA_SM90_BIAS && !MAXIMA_EVERYWHERE) at.plain_from = FAR;
@@ -74,7 +74,7 @@ FA_DEVICE void mask_scores(float *s, const piece *w, int consumer, int key)
     }
 }
 
-#if GENERAL
+#if OPTIONS
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
@@ -159,7 +159,7 @@ FA_DEVICE void subtract_alibi(float *s, const piece *w, int tile, units *u, int 
     for (int i = 0; i < KEYS / 2; i++) s[i] = fmaf(slope, (float)(i / 4 * 8 + i % 2), s[i]);
 }
 
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
 
 /* The bias of the tile as the copy engine has laid it down: 64 rows, swizzled. */
 FA_DEVICE void fetch_bias(const char *bias, uint32_t *pairs)
@@ -237,7 +237,7 @@ FA_DEVICE void add_biases(const pipeline *pipe, const fa_attention_params *p, pr
     const piece *w = slot_of(pipe, at->number);
     const int column = at->tile * KEYS + (int)threadIdx.x % 4 * 2;
     bool read_bias = p->bias.data;
-#if GENERAL & FA_SM90_BIAS
+#if OPTIONS & FA_SM90_BIAS
     if (here->options & FA_SM90_BIAS && !again) {
         uint32_t pairs[KEYS / 4];
         take_bias(pipe, at, pairs, consumer);

@@ -16,12 +16,11 @@
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 
 /* A warp's own products, by mma.sync: accumulators lie as wgmma's do. */
-#define ARCH 80
 #include "common/ampere.cuh"
 
 /* The largest weight of a row is 2 to this when its base is its maximum. float16 loses what is small. */
-#define HEADROOM (BFLOAT16 ? 0.0f : 8.0f)
-#define LARGEST (BFLOAT16 ? 1.0f : 256.0f)
+#define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 8.0f)
+#define LARGEST (ELEMENT == FA_ELEMENT_BFLOAT16 ? 1.0f : 256.0f)
 
 /* The bound of a thread's sum of weights in a tile, whatever the row is like: float16 ends at 2^16. */
 #define SUM_BOUND 0x1p15f
@@ -52,7 +51,7 @@ enum { QUIET_TILES = 4 };
 #define NOTHING_SEEN (-3.402823466e38f)
 
 /* Whether a series in the scores may take the place of a softcap's tanh: see scores.cuh. */
-#define HAS_SERIES (GENERAL == FA_SM90_SOFTCAP)
+#define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
 
 /* What a row carries from tile to tile. Its weights are 2^(x - base), x = scale * score. */
 typedef struct row_state {
@@ -155,7 +154,7 @@ FA_DEVICE void raise_pairs(float *s, int from, int to, partial_sums *sums)
 FA_DEVICE void weigh_pairs(float *s, const row_state *rows, const units *u, int from, int to,
                            partial_sums *sums)
 {
-#if GENERAL
+#if OPTIONS
     const float base[2] = {rows->base[0] + u->shift[0], rows->base[1] + u->shift[1]};
 #else
     const float *base = rows->base;

@@ -113,21 +113,21 @@ static fa_status plan_forward(const fa_problem *p, const fa_cuda_device *device,
     return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
 }
 
-static fa_status find_image(const char *name, fa_cuda_image **image)
+static fa_status find_image(int variant, fa_cuda_image **image)
 {
     char why[320];
-    *image = fa_cuda_find_image(fa_cuda_images, name);
+    *image = fa_cuda_image_of(variant);
     if (*image) return FA_OK;
-    fa_cuda_explain_missing_image(name, why, sizeof why);
+    fa_cuda_explain_missing_image(fa_variants[variant].name, why, sizeof why);
     return fa_fail(FA_ERROR_UNSUPPORTED, "options.device is FA_DEVICE_CUDA, but %s", why);
 }
 
-static fa_status find_kernel(const char *name, const char *entry, const fa_cuda_device *device,
-                             void **kernel)
+static fa_status find_kernel(int variant, const fa_cuda_device *device, void **kernel)
 {
+    const char *entry = fa_variants[variant].kernel;
     fa_cuda_image *image = NULL;
     fa_cuda_fault fault;
-    FA_TRY(find_image(name, &image));
+    FA_TRY(find_image(variant, &image));
     if (fa_cuda_find_kernel(image, entry, kernel, &fault)) return FA_OK;
     if (fault.code != FA_CUDA_NO_BINARY_FOR_GPU) return cuda_failed(&fault, device->ordinal);
     return fa_fail(FA_ERROR_UNSUPPORTED,
@@ -168,7 +168,7 @@ static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
     if (!checks) return cuda_failed(&fault, device->ordinal);
     if (fa_cuda_checks_take(checks, &found)) return word_check(&found, true, device);
     if (!p || !fa_cuda_check_params(p, a->options, &params)) return FA_OK;
-    FA_TRY(find_kernel("check_simt", "check_simt", device, &kernel));
+    FA_TRY(find_kernel(FA_VARIANT_check_simt, device, &kernel));
     if (!fa_cuda_check(checks, kernel, device->ordinal, &params, p->stream, &found, &fault))
         return cuda_failed(&fault, device->ordinal);
     return found.kind == FA_CHECK_FINE ? FA_OK : word_check(&found, false, device);
@@ -188,7 +188,7 @@ static fa_status run_passes(const fa_arguments *a, const fa_problem *p,
     FA_TRY(check_on_device(a, p, device));
     for (int i = 0; i < FA_CUDA_STEPS; i++)
         if (fa_cuda_step_runs(p, &passes, i))
-            FA_TRY(find_kernel(passes.steps[i].image, passes.steps[i].entry, device, &kernels[i]));
+            FA_TRY(find_kernel(passes.steps[i].variant, device, &kernels[i]));
     return fa_cuda_run_passes(kernels, p, &passes, &fault) ? FA_OK
                                                            : cuda_failed(&fault, device->ordinal);
 }
@@ -207,7 +207,7 @@ static fa_status run(const fa_arguments *a, const fa_problem *p)
     FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
     FA_TRY(check_on_device(a, p, &device));
     if (plan.tasks == 0) return FA_OK;
-    FA_TRY(find_kernel(plan.image, plan.entry, &device, &kernel));
+    FA_TRY(find_kernel(plan.variant, &device, &kernel));
     return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
 }
 static fa_status combine(const fa_combine_problem *c)
@@ -230,18 +230,17 @@ static fa_status combine(const fa_combine_problem *c)
                    "be kept between launches of %" PRId64 " parts",
                    c->num_parts, how.most);
     FA_TRY(check_workspace(c->workspace, c->workspace_size, how.workspace_bytes, why, &device));
-    FA_TRY(find_kernel(how.step.image, how.step.entry, &device, &kernel));
+    FA_TRY(find_kernel(how.step.variant, &device, &kernel));
     return fa_cuda_combine(kernel, c, &how, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
 }
 /* ---- Dry runs -------------------------------------------------------------------------------- */
 
 /* Whether there is a kernel. Without a context only its image can be looked for. */
-static fa_status check_kernel(const char *name, const char *entry, const fa_cuda_device *device,
-                              bool current)
+static fa_status check_kernel(int variant, const fa_cuda_device *device, bool current)
 {
     fa_cuda_image *image = NULL;
     void *kernel = NULL;
-    return current ? find_kernel(name, entry, device, &kernel) : find_image(name, &image);
+    return current ? find_kernel(variant, device, &kernel) : find_image(variant, &image);
 }
 
 static fa_status dry_run_passes(const fa_problem *p, const fa_cuda_device *device, bool current,
@@ -250,8 +249,8 @@ static fa_status dry_run_passes(const fa_problem *p, const fa_cuda_device *devic
     fa_cuda_passes passes;
     FA_TRY(plan_passes(p, device, &passes));
     for (int i = 0; i < FA_CUDA_STEPS; i++)
-        if (passes.steps[i].image)
-            FA_TRY(check_kernel(passes.steps[i].image, passes.steps[i].entry, device, current));
+        if (passes.steps[i].variant != FA_NO_VARIANT)
+            FA_TRY(check_kernel(passes.steps[i].variant, device, current));
     if (answer->wants_text)
         fa_cuda_passes_describe(p, device, &passes, answer->text, sizeof answer->text);
     answer->workspace_bytes = passes.workspace_bytes;
@@ -266,7 +265,7 @@ static fa_status dry_run(const fa_problem *p, fa_answer *answer)
     FA_TRY(find_device(true, &device, &current));
     if (fa_cuda_has_passes(p)) return dry_run_passes(p, &device, current, answer);
     FA_TRY(plan_forward(p, &device, answer->wants_text, &plan));
-    FA_TRY(check_kernel(plan.image, plan.entry, &device, current));
+    FA_TRY(check_kernel(plan.variant, &device, current));
     if (answer->wants_text)
         fa_cuda_plan_describe(p, &device, &plan, answer->text, sizeof answer->text);
     answer->workspace_bytes = plan.workspace_bytes;

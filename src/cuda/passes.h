@@ -22,10 +22,10 @@ enum {
 
 /* One launch. */
 typedef struct fa_cuda_step {
-    const char *image, *entry; /* NULL: not of this pass          */
-    int64_t tiles;             /* of a batch item or packed batch */
-    int64_t tasks;             /* 0: nothing to do                */
-    int device;                /* the ordinal */
+    int variant;   /* its id; FA_NO_VARIANT: not of this pass */
+    int64_t tiles; /* of a batch item or packed batch         */
+    int64_t tasks; /* 0: nothing to do                        */
+    int device;    /* the ordinal */
     uint32_t grid, threads, smem_bytes;
 } fa_cuda_step;
 

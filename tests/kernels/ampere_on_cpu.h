@@ -24,7 +24,7 @@ FA_DEVICE int fa_named_barrier_or(int number, int threads, int predicate)
     return cuda_named_barrier_or(number, threads, predicate);
 }
 
-#if ARCH >= 80
+#if ARCHITECTURE >= 80
 FA_DEVICE void fa_copy_async(uint32_t to, const void *from, bool wanted)
 {
     cuda_copy_async(to, from, wanted);
@@ -72,7 +72,7 @@ FA_DEVICE void fa_load_matrices_transposed(uint32_t x[4], uint32_t address)
 FA_DEVICE float fa_half_of_pair(uint32_t pair, int half)
 {
     const uint16_t bits = (uint16_t)(half ? pair >> 16 : pair & 0xffffu);
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
     return fa_bfloat_to_float(bits);
 #else
     return fa_half_to_float(bits);
@@ -109,7 +109,8 @@ FA_DEVICE void fa_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 
 FA_DEVICE uint32_t fa_pack_pair(float low, float high)
 {
-    return fa_pack(BFLOAT16 ? FA_KERNEL_BFLOAT16 : FA_KERNEL_FLOAT16, low, high);
+    return fa_pack(ELEMENT == FA_ELEMENT_BFLOAT16 ? FA_KERNEL_BFLOAT16 : FA_KERNEL_FLOAT16, low,
+                   high);
 }
 
 FA_DEVICE float fa_exp2_fast(float x) { return exp2f(x); }

@@ -94,7 +94,7 @@ FA_DEVICE void wgmma_commit(void) { hopper_products_commit(); }
     FA_DEVICE void wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)            \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
-                                  .bfloat = BFLOAT16,                                              \
+                                  .bfloat = ELEMENT == FA_ELEMENT_BFLOAT16,                        \
                                   .across = over,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
@@ -109,7 +109,7 @@ FA_DEVICE void wgmma_commit(void) { hopper_products_commit(); }
     FA_DEVICE void wgmma_pv_##N(float *d, const uint32_t *a, uint64_t b, int accumulate)           \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
-                                  .bfloat = BFLOAT16,                                              \
+                                  .bfloat = ELEMENT == FA_ELEMENT_BFLOAT16,                        \
                                   .across = true,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
@@ -134,7 +134,7 @@ DEFINE_WGMMA(232) DEFINE_WGMMA(240) DEFINE_WGMMA(248) DEFINE_WGMMA(256)
 
 FA_DEVICE uint32_t pack_pair(float low, float high)
 {
-    return fa_pack(BFLOAT16 ? FA_KERNEL_BFLOAT16 : FA_KERNEL_FLOAT16, low, high);
+    return fa_pack(ELEMENT == FA_ELEMENT_BFLOAT16 ? FA_KERNEL_BFLOAT16 : FA_KERNEL_FLOAT16, low, high);
 }
 /* clang-format on */
 

@@ -43,27 +43,23 @@ typedef struct few_parts {
 } few_parts;
 DECLARE(combine_few, few_parts)
 
-#define KERNEL(name)                                                                               \
-    {                                                                                              \
-#name, run_##name                                                                          \
-    }
-static const struct {
-    const char *image;
-    void (*run)(const void *parameters);
-} kernels[] = {KERNEL(backward_delta),
-               KERNEL(backward_dq_simt_d64),
-               KERNEL(backward_dq_simt_d128),
-               KERNEL(backward_dq_simt_d256),
-               KERNEL(backward_dq_simt_d512),
-               KERNEL(backward_dkv_simt_d64),
-               KERNEL(backward_dkv_simt_d128),
-               KERNEL(backward_dkv_simt_d256),
-               KERNEL(backward_dkv_simt_d512),
-               KERNEL(backward_dbias_simt),
-               KERNEL(backward_dsinks),
-               KERNEL(weights_simt),
-               KERNEL(combine_few),
-               KERNEL(combine_many)};
+#define KERNEL(name) [FA_VARIANT_##name] = run_##name
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+    KERNEL(backward_delta),
+    KERNEL(backward_dq_simt_d64),
+    KERNEL(backward_dq_simt_d128),
+    KERNEL(backward_dq_simt_d256),
+    KERNEL(backward_dq_simt_d512),
+    KERNEL(backward_dkv_simt_d64),
+    KERNEL(backward_dkv_simt_d128),
+    KERNEL(backward_dkv_simt_d256),
+    KERNEL(backward_dkv_simt_d512),
+    KERNEL(backward_dbias_simt),
+    KERNEL(backward_dsinks),
+    KERNEL(weights_simt),
+    KERNEL(combine_few),
+    KERNEL(combine_many),
+};
 
 /* Sometimes so few blocks that each has several tasks, and threads in either order. */
 typedef struct machine {
@@ -75,7 +71,8 @@ typedef struct machine {
 static void launch(const machine *m, const fa_cuda_step *step, const void *params)
 {
     char name[80];
-    snprintf(name, sizeof name, "number %lld: %s", (long long)m->number, step->image);
+    snprintf(name, sizeof name, "number %lld: %s", (long long)m->number,
+             fa_variants[step->variant].name);
     cuda_run run = {.name = name,
                     .memory = m->memory.count ? &m->memory : NULL,
                     .parameters = params,
@@ -83,8 +80,7 @@ static void launch(const machine *m, const fa_cuda_step *step, const void *param
                     .threads = step->threads,
                     .smem_bytes = step->smem_bytes,
                     .backwards = m->backwards};
-    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
-        if (strcmp(kernels[i].image, step->image) == 0) run.kernel = kernels[i].run;
+    run.kernel = kernels[step->variant];
     if (!run.kernel) abort();
     cuda_run_kernel(&run);
 }
