@@ -194,7 +194,6 @@ static fa_cuda_counter take_for_capture(void *stream, int32_t count)
     const fa_cuda_counter counter = {FA_CUDA_STREAM_COUNTERS + c->number, NULL};
     if (c->number < 0) free(c);
     else if (fa_cuda_graph_keep(stream, give_back, c)) return counter;
-    else give_back(c);
     return none;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cuda/forward.h"
+#include "cuda/counters.h"
 #include "cuda/family.h"
 
 /* What of a variant differs between forward_sm90 and forward_sm90_wide, whose blocks are in clusters. */
@@ -344,9 +345,13 @@ static bool launch_sm90(void *kernel, const fa_problem *p, const fa_cuda_plan *p
     fa_sm90_params params;
     fa_cuda_set_params(p, plan->tiles, plan->tasks, &attention);
     if (!fa_cuda_sm90_params(p, plan, fa_cuda_encode_map, &params, fault)) return false;
-    if (plan->drawn) params.counter = fa_cuda_counter_of(p->stream, FA_SM90_COUNTERS);
     void *parameters[] = {&attention, &params};
-    return fa_cuda_queue(kernel, p, plan, parameters, fault);
+    if (!plan->drawn) return fa_cuda_queue(kernel, p, plan, parameters, fault);
+    const fa_cuda_counter counter = fa_cuda_counter_take(p->stream, FA_SM90_COUNTERS);
+    params.counter = counter.number;
+    const bool fine = fa_cuda_queue(kernel, p, plan, parameters, fault);
+    fa_cuda_counter_release(counter, p->stream);
+    return fine;
 }
 
 const fa_cuda_family fa_cuda_family_sm90 = {
