@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "cuda/device.h"
+#include "cuda/tensor_map.h"
 
 /* What failed: the driver's function (or "dlopen", "dlsym"), its code with the driver's name and text
  * for it. */

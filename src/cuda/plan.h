@@ -11,6 +11,7 @@
 #include <stddef.h>
 
 #include "cuda/device.h"
+#include "cuda/tensor_map.h"
 #include "cuda/variants.h"
 #include "problem.h"
 
