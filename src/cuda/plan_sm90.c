@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../../kernels/common/causal_schedule.h"
+#include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
@@ -323,8 +324,13 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_sm90_params params;
     fa_cuda_set_params(call->problem, l, &attention);
     if (!fa_cuda_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault)) return false;
-    if (l->sm90.dynamic) params.counter = fa_cuda_counter_of(call->stream, FA_SM90_COUNTERS);
-    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+    void *parameters[] = {&attention, &params};
+    if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    params.counter = counter.number;
+    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    fa_cuda_counter_release(counter, call->stream);
+    return fine;
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
