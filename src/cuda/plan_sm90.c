@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../../kernels/common/causal_schedule.h"
+#include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
@@ -70,25 +71,28 @@ static fa_sm90_steps find_steps(const fa_view *v)
     return (fa_sm90_steps){.head = !is_broadcast(v, 2), .block = !is_broadcast(v, 0)};
 }
 
-/* stride: in elements */
-static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, int64_t stride,
+/* Without a sign, for no stride is too large here: fa_tensor_map_fits looks at it. */
+static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, uint64_t stride_bytes,
                      int32_t box)
 {
     map->extent[axis] = (uint64_t)extent;
-    map->stride[axis] = (uint64_t)stride * (uint64_t)FA_ELEMENT_BYTES(map->element);
+    map->stride[axis] = stride_bytes;
     map->box[axis] = (uint32_t)box;
 }
 
+/* Boxes are as wide as the swizzle, 128 bytes. */
 static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int64_t rows,
                           int64_t heads, int64_t blocks, int32_t box_rows)
 {
+    const fa_element element = (fa_element)v->dtype;
+    const uint64_t bytes = (uint64_t)FA_ELEMENT_BYTES(element);
     map->base = v->data;
-    map->element = (fa_element)v->dtype;
+    map->element = element;
     map->axes = 4;
-    set_axis(map, 0, d, v->stride[3], 128 / FA_ELEMENT_BYTES(map->element)); /* the swizzle's */
-    set_axis(map, 1, rows, v->stride[1], box_rows);
-    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, v->stride[2], 1);
-    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, v->stride[0], 1);
+    set_axis(map, 0, d, bytes * (uint64_t)v->stride[3], (int32_t)(128 / bytes));
+    set_axis(map, 1, rows, bytes * (uint64_t)v->stride[1], box_rows);
+    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, bytes * (uint64_t)v->stride[2], 1);
+    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, bytes * (uint64_t)v->stride[0], 1);
 }
 
 static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
@@ -320,8 +324,13 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_sm90_params params;
     fa_cuda_set_params(call->problem, l, &attention);
     if (!fa_cuda_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault)) return false;
-    if (l->sm90.dynamic) params.counter = fa_cuda_counter_of(call->stream, FA_SM90_COUNTERS);
-    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+    void *parameters[] = {&attention, &params};
+    if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    params.counter = counter.number;
+    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    fa_cuda_counter_release(counter, call->stream);
+    return fine;
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
