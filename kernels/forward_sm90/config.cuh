@@ -85,7 +85,8 @@ enum {
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
     ROWS = 64, /* queries of a consumer */
-    K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM, ELEMENT) / 128, /* of 64 columns: the swizzle spans 128 bytes */
+    /* Blocks of 64 columns: the swizzle spans 128 bytes. */
+    K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM, ELEMENT) / 128,
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     KV_BLOCK = KEYS * 128,
@@ -95,7 +96,7 @@ enum {
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
     QUEUE_ENTRIES = FA_SM90_SLOTS(HEAD_DIM, VALUE_DIM),
-    TASK_NONE = -1,
+    TASK_NONE = -1, /* in place of a task: scheduler.cuh */
     TASK_END = -2
 };
 

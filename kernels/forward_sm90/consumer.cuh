@@ -15,8 +15,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 #include "forward_sm90/consumer_state.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/multiply.cuh"

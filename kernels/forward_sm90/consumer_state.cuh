@@ -4,8 +4,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_STATE_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_STATE_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/multiply.cuh"
 #include "forward_sm90/pipeline.cuh"

@@ -2,7 +2,7 @@
  * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
  *
  * One block a multiprocessor stays (a persistent kernel) and computes one work tile after the other: QUERIES queries of a
- * head, and the key tiles that they see. Its warps have roles, which this file gives them:
+ * head, and the key tiles that they see. Its warps have roles:
  *
  *     producer     warp 0 loads queries and keys, warp 1 values, by TMA          producer.cuh, load.cuh
  *     scheduler    warp 2 describes the block's work tiles ahead                 scheduler.cuh, work_tile.cuh

@@ -7,8 +7,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 #define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 
-#include "common/score_fragments.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/score_options.cuh"
+#include "common/softmax.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/work_tile.cuh"

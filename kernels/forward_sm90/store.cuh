@@ -6,9 +6,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_STORE_CUH
 #define FA_KERNELS_FORWARD_SM90_STORE_CUH
 
+#include "forward_sm90/config.cuh"
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
-#include "forward_sm90/config.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"

@@ -6,9 +6,10 @@
 #ifndef FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
 #define FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
 
-#include "common/score_fragments.cuh"
-#include "common/sequence.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/score_options.cuh"
+#include "common/sequence.cuh"
+#include "common/softmax.cuh"
 
 /* Query i of the work tile may see the keys [lo + i, hi + i) as far as they are in [0, n_k). Keys are counted
  * from first_key on. */
@@ -19,13 +20,13 @@ typedef struct work_tile {
      * others. 0: its rows see nothing, or it has no rows. */
     int32_t needed[CONSUMERS];
     int32_t lo, hi, n_k;
-    int32_t queries,
-        rows;  /* its queries; rows of the outputs that are its sequence's, and are written */
-    char *out; /* the first row of its outputs */
-    int32_t unmasked_from[CONSUMERS],
-        unmasked_to[CONSUMERS];    /* key tiles that all rows see whole */
-    int32_t plain_from[CONSUMERS]; /* the first key tile before which all rows have seen a key */
-    float scale;                   /* from what comes to the softmax to exponents of 2 */
+    int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
+    char *out;             /* the first row of its outputs */
+    /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
+     * seen a key. */
+    int32_t unmasked_from[CONSUMERS], unmasked_to[CONSUMERS];
+    int32_t plain_from[CONSUMERS];
+    float scale; /* from what comes to the softmax to exponents of 2 */
 #if OPTIONS
     int32_t options; /* which of OPTIONS it has */
     float inner;     /* factor of scores, before their tanh or alone */

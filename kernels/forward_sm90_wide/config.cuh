@@ -89,7 +89,7 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
-    ROWS = 64, /* queries of a consumer */
+    ROWS = 64,                /* queries of a consumer */
     K_BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries or weights */

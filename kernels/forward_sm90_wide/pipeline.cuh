@@ -35,7 +35,8 @@ typedef struct shared_state {
 typedef struct received_rows {
     float max[CONSUMERS][ROWS], sums[CONSUMERS][ROWS];
 } received_rows;
-static_assert(sizeof(received_rows) == FA_SM90_WIDE_EXCHANGE(CONSUMERS), "the planner reserves so many bytes");
+static_assert(sizeof(received_rows) == FA_SM90_WIDE_EXCHANGE(CONSUMERS),
+              "the planner reserves so many bytes");
 
 typedef struct pipeline {
     char *q, *chunks, *weights; /* CONSUMERS tiles of q and of weights, STAGES chunks */

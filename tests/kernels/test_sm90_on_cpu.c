@@ -234,11 +234,12 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
 /* Whether tiles went every way through the softmax: print says how many each. */
 static void check_paths(bool print)
 {
-    static const char *const names[HOPPER_PATHS] = {[HOPPER_UNTRACKED] = "without maxima",
-                                                    [HOPPER_TRACKED] = "with maxima",
-                                                    [HOPPER_QUIET] = "no new maximum any more",
-                                                    [HOPPER_RENEWED] = "bases renewed",
-                                                    [HOPPER_AGAIN] = "immense: scores made again"};
+    static const char *const names[HOPPER_PATHS] = {
+        [HOPPER_UNTRACKED] = "without the max",
+        [HOPPER_TRACKED] = "with the max",
+        [HOPPER_TRACKING_ENDED] = "no new max for a while",
+        [HOPPER_RENEWED] = "bases renewed",
+        [HOPPER_RECOMPUTED] = "immense: scores recomputed"};
     for (int i = 0; i < HOPPER_PATHS; i++) {
         if (print) printf("%8lld warps' tiles: %s\n", (long long)hopper_paths[i], names[i]);
         else CHECK(hopper_paths[i] > 0, "no tile went this way: %s", names[i]);
