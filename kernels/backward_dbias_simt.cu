@@ -5,7 +5,6 @@
  * A block owns a tile of dbias (one batch item and head of it, 64 queries by 64 keys, or 1 where an
  * axis broadcasts) and walks over everything that adds to it, so sums have one order.
  */
-#define OWN FA_PASS_OWN
 #define QUERIES_OWN 1
 #include "common/gradient.cuh"
 

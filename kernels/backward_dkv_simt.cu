@@ -8,9 +8,8 @@
  * transposed: a row belongs to a key. Paged keys: a block owns rows of one page and walks over the
  * sequences that use it, in their order; a page that nobody uses gets zeros by itself.
  *
- * Compiled with HEAD_DIM 64, 128, 256 or 512: the larger of d and d_v, rounded up.
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
-#define OWN FA_DKV_OWN(HEAD_DIM)
 #define QUERIES_OWN 0
 #include "common/gradient.cuh"
 

@@ -7,9 +7,8 @@
  * one order and no atomics. Three products a tile: dP = dO V^T, S = Q K^T, dQ += dS K; the last
  * chunk of the keys, still in shared memory, is used first.
  *
- * Compiled with HEAD_DIM 64, 128, 256 or 512: the larger of d and d_v, rounded up.
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
-#define OWN FA_DQ_OWN(HEAD_DIM)
 #define QUERIES_OWN 1
 #include "common/gradient.cuh"
 

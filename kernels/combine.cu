@@ -7,13 +7,13 @@
  * first. More parts than fit take several launches, each of which takes what the one before has
  * left, in out and lse or in workspace, as its first part.
  *
- * Compiled with MOST_PARTS 48 and 448.
+ * Compiled with MAX_PARTS, the most that a launch takes (kernels/variants.h).
  */
 #include "common/rows.cuh"
 #include "passes.h"
 
 /* What a launch can be told, with drivers up to CUDA 12.0 and since. */
-#if MOST_PARTS == FA_COMBINE_FEW
+#if MAX_PARTS == FA_COMBINE_FEW
 #define PARAMETER_BYTES 4096
 #else
 #define PARAMETER_BYTES 32764
@@ -27,7 +27,7 @@ enum {
 
 typedef struct fa_combine_params {
     fa_combine_head head;
-    fa_combine_part parts[MOST_PARTS];
+    fa_combine_part parts[MAX_PARTS];
 } fa_combine_params;
 static_assert(sizeof(fa_combine_params) <= PARAMETER_BYTES, "parameters of a launch");
 

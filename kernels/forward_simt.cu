@@ -12,9 +12,9 @@
  * that weights never leave the warp that made them. Rows in shared memory lie 4 words more than a
  * power of two apart: then the 128-bit accesses of a warp meet no bank twice.
  *
- * Compiled with HEAD_DIM 64, 128, 256 or 512: the larger of d and d_v, rounded up.
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, KEYS, CHUNK and ROWS (kernels/variants.h).
  */
-#include "common/logits.cuh"
+#include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "forward_simt.h"
 
@@ -22,15 +22,12 @@ enum {
     THREADS = FA_SIMT_THREADS,
     ACROSS = FA_SIMT_ACROSS,
     DOWN = FA_SIMT_DOWN,
-    CHUNK = FA_SIMT_CHUNK(HEAD_DIM),
     CHUNKS = HEAD_DIM / CHUNK,
-    ROWS = FA_SIMT_ROWS(HEAD_DIM),
-    QUERIES = FA_SIMT_QUERIES(HEAD_DIM),
-    KEYS = FA_SIMT_KEYS(HEAD_DIM),
+    QUERIES = FA_SIMT_QUERIES(ROWS),
     COLUMNS = KEYS / ACROSS, /* scores of a thread's row */
     GROUPS = CHUNK / 32,     /* of 4 output columns of a thread's row */
-    PITCH = FA_SIMT_PITCH(HEAD_DIM),
-    WEIGHTS_PITCH = FA_SIMT_WEIGHTS_PITCH(HEAD_DIM),
+    PITCH = FA_SIMT_PITCH(CHUNK),
+    WEIGHTS_PITCH = FA_SIMT_WEIGHTS_PITCH(KEYS),
     BATCH = 4 /* loads that a thread has in flight */
 };
 
@@ -238,7 +235,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
         for (int c = 0; c < COLUMNS; c++) {
             float *x = mine + r * DOWN * WEIGHTS_PITCH + c * ACROSS;
             const int64_t j = start + across() + c * ACROSS;
-            *x = j >= visible.lo && j < visible.hi ? fa_general_logit(p, t, i, j, *x) : -INFINITY;
+            *x = j >= visible.lo && j < visible.hi ? fa_logit(p, t, i, j, *x) : -INFINITY;
         }
     }
 #pragma unroll
@@ -389,7 +386,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_s
         float scores[ROWS][COLUMNS];
         make_scores(p, t, shared, &keys, scores);
         const bool full = start >= last_row.lo && start + KEYS <= first_row.hi;
-        if (fa_is_general(p)) make_general_logits(p, t, shared, start, scale, scores);
+        if (fa_has_score_options(p)) make_general_logits(p, t, shared, start, scale, scores);
         else make_plain_logits(p, t, start, full, scale, scores);
         make_weights(shared, scores, state);
         if (p->dropout_threshold) drop_weights(p, t, shared, start);

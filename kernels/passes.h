@@ -63,11 +63,7 @@ typedef struct fa_combine_launch {
 #define FA_PASS_OTHERS 64 /* rows of the tile that is walked over */
 #define FA_PASS_CHUNK 64  /* columns in shared memory at a time */
 #define FA_PASS_PITCH 68  /* words from one row to the next */
-
-/* Rows that a block computes results for. As many as registers have room for. */
-#define FA_DQ_OWN(dim) ((dim) > 256 ? 32 : 64)
-#define FA_DKV_OWN(dim) ((dim) > 256 ? 16 : (dim) > 128 ? 32 : 64)
-#define FA_PASS_OWN 64 /* where it does not depend on the head dim */
+/* `own` of kernels/variants.h: the rows that a block computes results for, as many as registers have room for. */
 
 /* Bytes of dynamic shared memory: own rows, other rows, weights, what is known of each query, where
  * operands lie, flags of the threads. */
@@ -77,7 +73,7 @@ typedef struct fa_combine_launch {
      FA_PASS_OPERANDS)
 
 /* The same for weights_simt, and three numbers of 64 bits for each row. */
-#define FA_WEIGHTS_SMEM (FA_PASS_SMEM(FA_PASS_OWN) + 3 * 8 * FA_PASS_OWN)
+#define FA_WEIGHTS_SMEM(own) (FA_PASS_SMEM(own) + 3 * 8 * (own))
 
 #define FA_DELTA_ROWS 32      /* of a block of FA_PASS_THREADS */
 #define FA_DSINKS_THREADS 512 /* a block for each head */

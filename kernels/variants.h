@@ -1,99 +1,219 @@
 /*
- * The library's compiled kernels, one line each: the one source of truth for the build, which reads
- * these lines, and for the planner, which includes them.
+ * The library's compiled kernels: the one table from which the build, the planner and the kernels' constants come.
  *
- *     KERNEL(name, file, architecture, definition...)
+ *     VARIANT(name, .field = value, ...)                       one kernel
+ *     VARIANT_16BIT(name, ...)                                 two: name_f16 and name_bf16, of that element type
+ *     VARIANT_16BIT_SUFFIX(name, suffix, ...)                  two: name_f16<suffix> and name_bf16<suffix>
+ *     FAMILY(pass, name) ... END(pass, name)                   the rows among which one planner chooses, in the order
+ *                                                              in which it tries them: the first that fits is taken
  *
- *   name          of the image, and what plans call it
- *   file          kernels/<file>.cu; the kernel in it is called <file>
- *   architecture  the oldest one that it runs on. 75: any; its PTX is that of compute_75.
- *                 80: the same from compute_80. 90: sm_90a alone, which has no PTX
- *   definition    what the file is compiled with, one or more. The file is read once, as of the
- *                 oldest architecture, and with EACH_ARCHITECTURE=1 anew for each: only then
- *                 __CUDA_ARCH__ tells them apart
+ * The build (cmake/Cuda.cmake) reads the rows as text and compiles kernels/<file>.cu for each, with -D<FIELD>=<value>
+ * for each field that is no string. The host includes this file in src/cuda/variants.h, where a row's id is
+ * FA_VARIANT_<name>, and in src/cuda/variants.c, which has the rows as structs. A value is a number or a name that the
+ * kernel and the host know, without commas and parentheses.
+ *
+ *   file, kernel      the source, and the name of the kernel in it
+ *   architecture      the oldest one that it runs on. 75: any; its PTX is that of compute_75. 80: the same from
+ *                     compute_80 on. 90: sm_90a alone, which has no PTX
+ *   each_architecture 1: the source is read anew for each architecture, so that __CUDA_ARCH__ tells them apart.
+ *                     Otherwise it is read once, as of the oldest one
+ *   element           of the operands of products (common/element.h). Kernels on FMA units multiply in float32,
+ *                     whatever type they load
+ *   head_dim          the widest head dim of queries and keys, or, without value_dim, of values as well
+ *   value_dim         the widest head dim of values that a block computes: of all of them, but for a cluster's share
+ *   options           bits of the options that change scores or weights. All of them: each may be there or not.
+ *                     One: it is there, alone. 0: masks by position and lengths alone
+ *   keys              of a key tile
+ *   stages, q_stages  buffers of the pipeline in shared memory, for keys and for values; for queries
+ *   max_parts         of a launch of combine
+ * The others are explained by the header of their family, kernels/<family>.h or passes.h, which also has the formulas
+ * of the numbers that follow from them (queries, threads, shared memory).
  */
-KERNEL(forward_simt_d64, forward_simt, 75, HEAD_DIM=64)
-KERNEL(forward_simt_d128, forward_simt, 75, HEAD_DIM=128, EACH_ARCHITECTURE=1)
-KERNEL(forward_simt_d256, forward_simt, 75, HEAD_DIM=256)
-KERNEL(forward_simt_d512, forward_simt, 75, HEAD_DIM=512)
 
-KERNEL(forward_sm90_d64_f16, forward_sm90, 90, SHAPE=d64, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d64_bf16, forward_sm90, 90, SHAPE=d64, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d64_one_f16, forward_sm90, 90, SHAPE=d64_one, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d64_one_bf16, forward_sm90, 90, SHAPE=d64_one, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d64_two_f16, forward_sm90, 90, SHAPE=d64_two, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d64_two_bf16, forward_sm90, 90, SHAPE=d64_two, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d80_f16, forward_sm90, 90, SHAPE=d80, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d80_bf16, forward_sm90, 90, SHAPE=d80, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d96_f16, forward_sm90, 90, SHAPE=d96, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d96_bf16, forward_sm90, 90, SHAPE=d96, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d128_f16, forward_sm90, 90, SHAPE=d128, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d128_bf16, forward_sm90, 90, SHAPE=d128, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d192_128_f16, forward_sm90, 90, SHAPE=d192_128, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d192_128_bf16, forward_sm90, 90, SHAPE=d192_128, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d192_f16, forward_sm90, 90, SHAPE=d192, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d192_bf16, forward_sm90, 90, SHAPE=d192, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d256_f16, forward_sm90, 90, SHAPE=d256, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm90_d256_bf16, forward_sm90, 90, SHAPE=d256, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm90_d128_softcap_f16, forward_sm90, 90, SHAPE=d128, BFLOAT16=0, GENERAL=FA_SM90_SOFTCAP)
-KERNEL(forward_sm90_d128_softcap_bf16, forward_sm90, 90, SHAPE=d128, BFLOAT16=1, GENERAL=FA_SM90_SOFTCAP)
-KERNEL(forward_sm90_d128_alibi_f16, forward_sm90, 90, SHAPE=d128, BFLOAT16=0, GENERAL=FA_SM90_ALIBI)
-KERNEL(forward_sm90_d128_alibi_bf16, forward_sm90, 90, SHAPE=d128, BFLOAT16=1, GENERAL=FA_SM90_ALIBI)
-KERNEL(forward_sm90_d128_bias_f16, forward_sm90, 90, SHAPE=d128, BFLOAT16=0, GENERAL=FA_SM90_BIAS)
-KERNEL(forward_sm90_d128_bias_bf16, forward_sm90, 90, SHAPE=d128, BFLOAT16=1, GENERAL=FA_SM90_BIAS)
-KERNEL(forward_sm90_general64_f16, forward_sm90, 90, SHAPE=general64, BFLOAT16=0, GENERAL=FA_SM90_ALL)
-KERNEL(forward_sm90_general64_bf16, forward_sm90, 90, SHAPE=general64, BFLOAT16=1, GENERAL=FA_SM90_ALL)
-KERNEL(forward_sm90_general128_f16, forward_sm90, 90, SHAPE=general128, BFLOAT16=0, GENERAL=FA_SM90_ALL)
-KERNEL(forward_sm90_general128_bf16, forward_sm90, 90, SHAPE=general128, BFLOAT16=1, GENERAL=FA_SM90_ALL)
-KERNEL(forward_sm90_general256_f16, forward_sm90, 90, SHAPE=general256, BFLOAT16=0, GENERAL=FA_SM90_ALL)
-KERNEL(forward_sm90_general256_bf16, forward_sm90, 90, SHAPE=general256, BFLOAT16=1, GENERAL=FA_SM90_ALL)
-KERNEL(forward_sm90_wide_d320_f16, forward_sm90_wide, 90, SHAPE=d320, BFLOAT16=0)
-KERNEL(forward_sm90_wide_d320_bf16, forward_sm90_wide, 90, SHAPE=d320, BFLOAT16=1)
-KERNEL(forward_sm90_wide_d384_f16, forward_sm90_wide, 90, SHAPE=d384, BFLOAT16=0)
-KERNEL(forward_sm90_wide_d384_bf16, forward_sm90_wide, 90, SHAPE=d384, BFLOAT16=1)
-KERNEL(forward_sm90_wide_d512_f16, forward_sm90_wide, 90, SHAPE=d512, BFLOAT16=0)
-KERNEL(forward_sm90_wide_d512_bf16, forward_sm90_wide, 90, SHAPE=d512, BFLOAT16=1)
+#define VARIANT_16BIT(name, ...) VARIANT_16BIT_SUFFIX(name, , __VA_ARGS__)
+#define VARIANT_16BIT_SUFFIX(name, suffix, ...)                                                    \
+    VARIANT(name##_f16##suffix, .element = FA_ELEMENT_FLOAT16, __VA_ARGS__)                        \
+    VARIANT(name##_bf16##suffix, .element = FA_ELEMENT_BFLOAT16, __VA_ARGS__)
 
-KERNEL(forward_sm80_d64_f16, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm80_d64_f16_general, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=0, GENERAL=1)
-KERNEL(forward_sm80_d64_bf16, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm80_d64_bf16_general, forward_sm80, 80, HEAD_DIM=64, BFLOAT16=1, GENERAL=1)
-KERNEL(forward_sm80_d96_f16, forward_sm80, 80, HEAD_DIM=96, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm80_d96_f16_general, forward_sm80, 80, HEAD_DIM=96, BFLOAT16=0, GENERAL=1)
-KERNEL(forward_sm80_d96_bf16, forward_sm80, 80, HEAD_DIM=96, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm80_d96_bf16_general, forward_sm80, 80, HEAD_DIM=96, BFLOAT16=1, GENERAL=1)
-KERNEL(forward_sm80_d128_f16, forward_sm80, 80, HEAD_DIM=128, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm80_d128_f16_general, forward_sm80, 80, HEAD_DIM=128, BFLOAT16=0, GENERAL=1)
-KERNEL(forward_sm80_d128_bf16, forward_sm80, 80, HEAD_DIM=128, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm80_d128_bf16_general, forward_sm80, 80, HEAD_DIM=128, BFLOAT16=1, GENERAL=1)
-KERNEL(forward_sm80_d192_f16, forward_sm80, 80, HEAD_DIM=192, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm80_d192_f16_general, forward_sm80, 80, HEAD_DIM=192, BFLOAT16=0, GENERAL=1)
-KERNEL(forward_sm80_d192_bf16, forward_sm80, 80, HEAD_DIM=192, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm80_d192_bf16_general, forward_sm80, 80, HEAD_DIM=192, BFLOAT16=1, GENERAL=1)
-KERNEL(forward_sm80_d256_f16, forward_sm80, 80, HEAD_DIM=256, BFLOAT16=0, GENERAL=0)
-KERNEL(forward_sm80_d256_f16_general, forward_sm80, 80, HEAD_DIM=256, BFLOAT16=0, GENERAL=1)
-KERNEL(forward_sm80_d256_bf16, forward_sm80, 80, HEAD_DIM=256, BFLOAT16=1, GENERAL=0)
-KERNEL(forward_sm80_d256_bf16_general, forward_sm80, 80, HEAD_DIM=256, BFLOAT16=1, GENERAL=1)
-KERNEL(forward_sm80_d512_f16, forward_sm80, 80, HEAD_DIM=512, BFLOAT16=0, GENERAL=1)
-KERNEL(forward_sm80_d512_bf16, forward_sm80, 80, HEAD_DIM=512, BFLOAT16=1, GENERAL=1)
-KERNEL(forward_sm80_d256_f16_small, forward_sm80, 80, HEAD_DIM=256, BFLOAT16=0, GENERAL=1, SMALL=1)
-KERNEL(forward_sm80_d256_bf16_small, forward_sm80, 80, HEAD_DIM=256, BFLOAT16=1, GENERAL=1, SMALL=1)
-KERNEL(forward_sm75_d64_f16, forward_sm80, 75, HEAD_DIM=64, BFLOAT16=0, GENERAL=1, SMALL=2, ARCH=75)
-KERNEL(forward_sm75_d128_f16, forward_sm80, 75, HEAD_DIM=128, BFLOAT16=0, GENERAL=1, SMALL=2, ARCH=75)
-KERNEL(forward_sm75_d256_f16, forward_sm80, 75, HEAD_DIM=256, BFLOAT16=0, GENERAL=1, SMALL=2, ARCH=75)
+FAMILY(forward, sm90)
+/* Where no row has more than 128 keys. */
+VARIANT_16BIT(forward_sm90_d64_one, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 1, .short_rows = 0)
+/* For short rows, and those whose last 192 queries would be few. */
+VARIANT_16BIT(forward_sm90_d64_two, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 1)
+VARIANT_16BIT(forward_sm90_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
+              .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d80, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 80, .value_dim = 80, .options = 0, .cluster = 1, .consumers = 3,
+              .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
+              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d192_128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 192, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+/* Two blocks, a cluster, share a work tile and have half of the values' columns each. */
+VARIANT_16BIT(forward_sm90_wide_d320, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
+              .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
+              .stages = 4, .q_stages = 1, .chunk = 24576, .v_rows = 64)
+VARIANT_16BIT(forward_sm90_wide_d384, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
+              .head_dim = 384, .value_dim = 192, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
+              .stages = 4, .q_stages = 1, .chunk = 24576, .v_rows = 64)
+VARIANT_16BIT(forward_sm90_wide_d512, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
+              .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
+              .stages = 4, .q_stages = 1, .chunk = 16384, .v_rows = 32)
+/* With options. The tiles of those with all of them are multiples of 32 keys, which a block of dropout bits covers. */
+VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d128_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d128_alibi, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALIBI, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_d128_bias, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = FA_SM90_BIAS, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
+              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+END(forward, sm90)
 
-KERNEL(backward_dq_simt_d64, backward_dq_simt, 75, HEAD_DIM=64)
-KERNEL(backward_dq_simt_d128, backward_dq_simt, 75, HEAD_DIM=128)
-KERNEL(backward_dq_simt_d256, backward_dq_simt, 75, HEAD_DIM=256)
-KERNEL(backward_dq_simt_d512, backward_dq_simt, 75, HEAD_DIM=512)
-KERNEL(backward_dkv_simt_d64, backward_dkv_simt, 75, HEAD_DIM=64)
-KERNEL(backward_dkv_simt_d128, backward_dkv_simt, 75, HEAD_DIM=128)
-KERNEL(backward_dkv_simt_d256, backward_dkv_simt, 75, HEAD_DIM=256)
-KERNEL(backward_dkv_simt_d512, backward_dkv_simt, 75, HEAD_DIM=512)
-KERNEL(backward_delta, backward_delta, 75, ANY_HEAD_DIM=1)
-KERNEL(backward_dbias_simt, backward_dbias_simt, 75, ANY_HEAD_DIM=1)
-KERNEL(backward_dsinks, backward_dsinks, 75, ANY_HEAD_DIM=1)
-KERNEL(weights_simt, weights_simt, 75, ANY_HEAD_DIM=1)
-KERNEL(combine_few, combine, 75, MOST_PARTS=48)
-KERNEL(combine_many, combine, 75, MOST_PARTS=448)
-KERNEL(check_simt, check_simt, 75, ANY_HEAD_DIM=1)
+FAMILY(forward, sm80)
+VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 2, .blocks = 2, .ahead = 8)
+VARIANT_16BIT_SUFFIX(forward_sm80_d64, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 64, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 2, .blocks = 2, .ahead = 8)
+VARIANT_16BIT(forward_sm80_d96, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 96, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT_16BIT_SUFFIX(forward_sm80_d96, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 96, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT_16BIT(forward_sm80_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT_16BIT_SUFFIX(forward_sm80_d128, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 128, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT_16BIT(forward_sm80_d192, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 192, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT_16BIT_SUFFIX(forward_sm80_d192, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 192, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT_16BIT(forward_sm80_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
+VARIANT_16BIT_SUFFIX(forward_sm80_d256, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 256, .options = FA_SM80_ALL, .warps = 8, .split = 2, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
+/* For shared memory of 99 KiB (Ada). */
+VARIANT_16BIT_SUFFIX(forward_sm80_d256, _small, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 256, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 16,
+              .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
+VARIANT_16BIT(forward_sm80_d512, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+              .head_dim = 512, .options = FA_SM80_ALL, .warps = 8, .split = 4, .group_rows = 32,
+              .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
+END(forward, sm80)
+
+FAMILY(forward, sm75)
+/* The same source without asynchronous copies, for shared memory of 64 KiB. */
+VARIANT(forward_sm75_d64_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT16, .head_dim = 64, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
+VARIANT(forward_sm75_d128_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT16, .head_dim = 128, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
+VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT16, .head_dim = 256, .options = FA_SM80_ALL,
+        .warps = 3, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
+END(forward, sm75)
+
+FAMILY(forward, simt)
+VARIANT(forward_simt_d64, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .keys = 64, .chunk = 64, .rows = 4)
+VARIANT(forward_simt_d128, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .keys = 32, .chunk = 128, .rows = 4)
+VARIANT(forward_simt_d256, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .keys = 32, .chunk = 128, .rows = 4)
+VARIANT(forward_simt_d512, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .keys = 32, .chunk = 128, .rows = 2)
+END(forward, simt)
+
+FAMILY(backward_delta, simt)
+VARIANT(backward_delta, .file = "backward_delta", .kernel = "backward_delta", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32)
+END(backward_delta, simt)
+
+FAMILY(backward_dq, simt)
+VARIANT(backward_dq_simt_d64, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .own = 64)
+VARIANT(backward_dq_simt_d128, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .own = 64)
+VARIANT(backward_dq_simt_d256, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .own = 64)
+VARIANT(backward_dq_simt_d512, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .own = 32)
+END(backward_dq, simt)
+
+FAMILY(backward_dkv, simt)
+VARIANT(backward_dkv_simt_d64, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .own = 64)
+VARIANT(backward_dkv_simt_d128, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .own = 64)
+VARIANT(backward_dkv_simt_d256, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .own = 32)
+VARIANT(backward_dkv_simt_d512, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .own = 16)
+END(backward_dkv, simt)
+
+FAMILY(backward_dbias, simt)
+VARIANT(backward_dbias_simt, .file = "backward_dbias_simt", .kernel = "backward_dbias_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .own = 64)
+END(backward_dbias, simt)
+
+FAMILY(backward_dsinks, simt)
+VARIANT(backward_dsinks, .file = "backward_dsinks", .kernel = "backward_dsinks", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32)
+END(backward_dsinks, simt)
+
+FAMILY(weights, simt)
+VARIANT(weights_simt, .file = "weights_simt", .kernel = "weights_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .own = 64)
+END(weights, simt)
+
+FAMILY(combine, simt)
+/* Parameters of a kernel end at 4 KiB; from CUDA 12.1 on at 32764 bytes. */
+VARIANT(combine_few, .file = "combine", .kernel = "combine", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_FEW)
+VARIANT(combine_many, .file = "combine", .kernel = "combine", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_MANY)
+END(combine, simt)
+
+FAMILY(check, simt)
+VARIANT(check_simt, .file = "check_simt", .kernel = "check_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32)
+END(check, simt)
+
+#undef VARIANT_16BIT
+#undef VARIANT_16BIT_SUFFIX

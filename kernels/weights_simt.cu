@@ -5,7 +5,6 @@
  * A block takes 64 rows of one batch item and head. It walks over the keys twice: the first time
  * for each row's maximum and sum, the second time for the weights themselves, which need both.
  */
-#define OWN FA_PASS_OWN
 #include "common/simt.cuh"
 
 /* What is known of a tile's rows: their queries, n_q where there is none, and the keys that each of
@@ -71,7 +70,7 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const fa_tile *t, const
         const int64_t i = chosen->query[r], j = start + c;
         float *x = shared->weights + r * PITCH + c;
         const bool visible = j >= chosen->low[r] && j < chosen->high[r];
-        *x = visible ? fa_general_logit(p, t, i, j, scale * *x) : -INFINITY;
+        *x = visible ? fa_logit(p, t, i, j, scale * *x) : -INFINITY;
     }
 }
 

@@ -2,8 +2,8 @@
  * Rung 13, mma_fp16: 16-bit operands. This is FlashAttention-2 as it runs on Ampere.
  *
  * What changed since rung 12
- *   - Q, K, V and out are bfloat16 (-DBFLOAT16=1) or float16 (0). Sums, maxima and the scores
- *     before their rounding stay float32.
+ *   - Q, K, V and out are bfloat16 or float16, as ELEMENT says. Sums, maxima and the scores before
+ *     their rounding stay float32.
  *   - mma.m16n8k16 multiplies twice as much as m16n8k8 in the same time, with fragments of the same
  *     size: half the bytes for a product, in shared memory as in L2.
  *   - ldmatrix loads every fragment, with .trans those of V; nothing is rounded on the way. The
@@ -25,13 +25,14 @@
  * Predicted: 55 % of the tensor cores' rate: 340 TFLOP/s at d = 128, n = 16384.
  * Measured (H200, bf16, d 128, n 16384): 334 TFLOP/s full, 305 causal.
  */
+#include "common/element.h"
 #include "rung.h"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
-#ifndef BFLOAT16
-#define BFLOAT16 1
+#ifndef ELEMENT
+#define ELEMENT FA_ELEMENT_BFLOAT16
 #endif
 
 #if HEAD_DIM <= 128
@@ -88,7 +89,7 @@ static __device__ inline float exp2_fast(float x)
 static __device__ inline uint32_t pack(float low, float high)
 {
     uint32_t pair;
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -131,7 +132,7 @@ static __device__ inline void load_matrices_transposed(uint32_t x[4], uint32_t a
                  : "r"(address));
 }
 
-#if BFLOAT16
+#if ELEMENT == FA_ELEMENT_BFLOAT16
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "

@@ -107,9 +107,10 @@ static bool check_device(const ladder_rung *rung, char error[LADDER_ERROR])
 
 static fa_cuda_image *find_image(const char *name, char error[LADDER_ERROR])
 {
-    fa_cuda_image *image = fa_cuda_find_image(ladder_images, name);
-    if (!image) fa_cuda_explain_missing_image(name, error, LADDER_ERROR);
-    return image;
+    for (fa_cuda_image *image = ladder_images; image->name; image++)
+        if (strcmp(image->name, name) == 0) return image;
+    fa_cuda_explain_missing_image(name, error, LADDER_ERROR);
+    return NULL;
 }
 
 /* A kernel's own description must make sense, or the launch would not. */
@@ -266,7 +267,7 @@ static bool encode_map(const ladder_kernel *kernel, const rung_problem *p, const
     uint64_t row_bytes = (uint64_t)p->pitch * 2;
     const fa_tensor_map_shape shape = {
         .base = (void *)(uintptr_t)base,
-        .bfloat = kernel->dtype == FA_BFLOAT16,
+        .element = (fa_element)kernel->dtype,
         .axes = 3,
         .extent = {(uint64_t)p->d, (uint64_t)p->n, (uint64_t)p->heads},
         .stride = {2, row_bytes, row_bytes * (uint64_t)p->n},

@@ -7,7 +7,7 @@
  *   types          FLOAT32: float32 in and out, float32 arithmetic; TF32: float32 in and out, products
  *                  rounded to tf32; HALVES: bfloat16 and float16
  * A file is compiled once for each head dim of 64, 128 and 256 up to its largest, as -DHEAD_DIM=..., and
- * for HALVES once with -DBFLOAT16=1 and once with -DBFLOAT16=0.
+ * for HALVES once with -DELEMENT=FA_ELEMENT_BFLOAT16 and once with -DELEMENT=FA_ELEMENT_FLOAT16.
  */
 RUNG(00, reference, 80, FLOAT32, 256, "unfused: scores, softmax, values as three kernels")
 RUNG(01, flash_naive, 80, FLOAT32, 256, "one block a head, one thread a row, online softmax")

@@ -1,6 +1,6 @@
 /*
- * One attention problem, checked and normalized. api.c makes it from the caller's arguments; the
- * engines below read it and trust it.
+ * One attention problem, checked and normalized. normalize.c makes it from the caller's arguments; the
+ * backends read it and trust it.
  */
 #ifndef FA_PROBLEM_H
 #define FA_PROBLEM_H
@@ -74,7 +74,7 @@ typedef struct fa_problem {
     fa_view weights;
 } fa_problem;
 
-/* One batch item's place in the tensors. */
+/* Where the rows of one batch item are in the tensors. */
 typedef struct fa_sequence {
     int64_t block_q, start_q, n_q; /* axis-0 index, first row of axis 1, number of queries */
     int64_t block_k, start_k, n_k; /* the same for keys; paged: block_k and start_k are unused */
@@ -122,6 +122,29 @@ static inline char *fa_key_row(const fa_problem *p, const fa_view *v, const fa_s
 static inline int64_t fa_lse_offset(const fa_problem *p, const fa_sequence *s, int64_t head)
 {
     return (s->block_q * p->heads_q + head) * p->rows_q + s->start_q;
+}
+
+/* What fa_combine merges: float32 log-sum-exps and values of any float type. */
+typedef struct fa_combine_problem {
+    fa_device device; /* FA_DEVICE_CPU or FA_DEVICE_CUDA, never AUTO */
+    int64_t batch, heads, n_q, d_v, num_parts;
+    const fa_tensor *parts; /* this array and the next two lie in host memory */
+    const float *const *part_lse;
+    const int64_t *part_lse_stride; /* (num_parts, 3); NULL: contiguous */
+    fa_view out;
+    float *lse;
+    int threads; /* as in fa_problem */
+    void *stream, *workspace;
+    size_t workspace_size;
+} fa_combine_problem;
+
+/* Where the log-sum-exp of a part's (batch, head, query) lies. */
+static inline int64_t fa_part_lse_offset(const fa_combine_problem *p, int64_t part, int64_t b,
+                                         int64_t h, int64_t i)
+{
+    if (!p->part_lse_stride) return (b * p->heads + h) * p->n_q + i;
+    const int64_t *stride = p->part_lse_stride + 3 * part;
+    return b * stride[0] + h * stride[1] + i * stride[2];
 }
 
 #endif

@@ -62,38 +62,6 @@ FA_DEVICE void set_operands(const fa_backward_params *p, const fa_shared *shared
 
 /* ---- Weights and gradients ------------------------------------------------------------------- */
 
-/* The random bits that a thread made last. */
-typedef struct fa_bits {
-    fa_dropout dropout;
-    int64_t i, j; /* of the block's first column; -1: none yet */
-    uint32_t block[4];
-} fa_bits;
-
-FA_DEVICE fa_bits no_bits(const fa_attention_params *p, const fa_tile *t)
-{
-    fa_bits bits;
-    bits.dropout = fa_dropout_of(p, t);
-    bits.i = bits.j = -1;
-    bits.block[0] = bits.block[1] = bits.block[2] = bits.block[3] = 0;
-    return bits;
-}
-
-/* The dropout factor of a weight. Neighbours in turn mostly share a block of bits. */
-FA_DEVICE float keep_factor(const fa_attention_params *p, fa_bits *bits, int64_t i, int64_t j)
-{
-    const int64_t first = j & ~(int64_t)25; /* bits 0, 3 and 4 choose within the block */
-    if (bits->i != i || bits->j != first) {
-        fa_dropout_block(bits->dropout.seed, bits->dropout.offset, bits->dropout.batch_head, i,
-                         j >> 5, (int)(j >> 1) & 3, bits->block);
-        bits->i = i;
-        bits->j = first;
-    }
-    const uint32_t low = j & 8 ? bits->block[1] : bits->block[0];
-    const uint32_t high = j & 8 ? bits->block[3] : bits->block[2];
-    const uint32_t word = j & 16 ? high : low;
-    return fa_dropout_factor(p, j & 1 ? word >> 16 : word & 0xffffu);
-}
-
 /* The weight of a logit; 0 where it is masked, whatever the row's log-sum-exp. */
 FA_DEVICE float weigh(float logit, float lse)
 {
@@ -130,16 +98,12 @@ FA_DEVICE void make_plain_gradients(const fa_attention_params *p, const fa_share
 /* One element of which everything may be asked. *weight: what multiplies dO, dropped out. */
 FA_DEVICE float general_gradient(const fa_attention_params *p, const fa_tile *t, float4 query,
                                  int64_t i, int64_t j, float score, float dp, bool behind_softcap,
-                                 fa_bits *bits, float *weight)
+                                 fa_dropout_cache *cache, float *weight)
 {
     const float x = p->scale * score;
-    float w = weigh(fa_general_logit(p, t, i, j, x), query.x);
-    float keep = 1.0f, slope = 1.0f;
-    if (p->dropout_threshold) keep = keep_factor(p, bits, i, j);
-    if (p->softcap > 0.0f && !behind_softcap) {
-        const float y = tanhf(x / p->softcap);
-        slope = 1.0f - y * y;
-    }
+    float w = weigh(fa_logit(p, t, i, j, x), query.x);
+    const float keep = p->dropout_threshold ? fa_dropout_factor_of(p, cache, i, j) : 1.0f;
+    const float slope = behind_softcap ? 1.0f : fa_logit_slope(p, x);
     *weight = w * keep;
     w = gradient_of(w, dp * keep, query.y);
     return w == 0.0f ? 0.0f : w * slope;
@@ -152,7 +116,7 @@ FA_DEVICE void make_general_gradients(const fa_attention_params *p, const fa_til
 {
     const int64_t own = shared->of[1].own.start, other = shared->of[1].other.start;
     const int mine = row_of(0) * PITCH + across();
-    fa_bits bits = no_bits(p, t);
+    fa_dropout_cache cache = fa_dropout_cache_of(p, t);
     put_scores(shared->own, scores);
 #pragma unroll 1
     for (int n = 0; n < ROWS * COLUMNS; n++) { /* keys are the inner loop */
@@ -166,7 +130,7 @@ FA_DEVICE void make_general_gradients(const fa_attention_params *p, const fa_til
         if ((float)key >= query.z && (float)key < query.w)
             gradient =
                 general_gradient(p, t, query, i, (QUERIES_OWN ? other : own) + key, shared->own[at],
-                                 shared->weights[at], behind_softcap, &bits, &weight);
+                                 shared->weights[at], behind_softcap, &cache, &weight);
         shared->weights[at] = weight;
         shared->own[at] = gradient;
     }
@@ -192,7 +156,7 @@ FA_DEVICE bool make_gradients(const fa_backward_params *p, const fa_tile *t,
         if (n == 0) put_scores(shared->weights, scores);
     }
     __syncthreads(); /* own rows have been used */
-    if (fa_is_general(a) || a->dropout_threshold)
+    if (fa_has_score_options(a) || a->dropout_threshold)
         make_general_gradients(a, t, shared, behind_softcap, scores);
     else make_plain_gradients(a, shared, scores);
     __syncthreads();

@@ -12,7 +12,7 @@ FA_DEVICE int fa_element_size(int dtype)
     return dtype == FA_KERNEL_FLOAT32 ? 4 : dtype <= FA_KERNEL_BFLOAT16 ? 2 : 1;
 }
 
-FA_DEVICE float fa_element(const char *data, int dtype, int64_t index)
+FA_DEVICE float fa_load_element(const char *data, int dtype, int64_t index)
 {
     switch (dtype) {
     case FA_KERNEL_FLOAT32: return ((const float *)data)[index];
@@ -48,10 +48,10 @@ FA_DEVICE int fa_fetch_kind(const fa_kernel_view *v)
 FA_DEVICE float4 fa_fetch_each(const char *row, int dtype, int column, int columns)
 {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (column < columns) x.x = fa_element(row, dtype, column);
-    if (column + 1 < columns) x.y = fa_element(row, dtype, column + 1);
-    if (column + 2 < columns) x.z = fa_element(row, dtype, column + 2);
-    if (column + 3 < columns) x.w = fa_element(row, dtype, column + 3);
+    if (column < columns) x.x = fa_load_element(row, dtype, column);
+    if (column + 1 < columns) x.y = fa_load_element(row, dtype, column + 1);
+    if (column + 2 < columns) x.z = fa_load_element(row, dtype, column + 2);
+    if (column + 3 < columns) x.w = fa_load_element(row, dtype, column + 3);
     return x;
 }
 

@@ -11,6 +11,7 @@
 #ifndef FA_KERNEL_SEQUENCE_H
 #define FA_KERNEL_SEQUENCE_H
 
+#include "common/divide.h"
 #include "common/rows.cuh"
 
 typedef struct fa_tile {
@@ -22,13 +23,6 @@ typedef struct fa_tile {
     int64_t block_k, start_k, n_k;
     int64_t diagonal;
 } fa_tile;
-
-/* a / b for numbers from 0 on: a division of 32 bits is much cheaper. */
-FA_DEVICE int64_t fa_divide(int64_t a, int64_t b)
-{
-    if (((uint64_t)a | (uint64_t)b) >> 32) return a / b;
-    return (uint32_t)a / (uint32_t)b;
-}
 
 /* The first row of packed sequence s - 1; s = 0 and s = batch + 1 are the rows of no sequence. */
 FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)

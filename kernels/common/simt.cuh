@@ -13,7 +13,7 @@
 #ifndef FA_KERNEL_SIMT_H
 #define FA_KERNEL_SIMT_H
 
-#include "common/logits.cuh"
+#include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "passes.h"
 

@@ -5,7 +5,7 @@
  */
 #include "ladder_call.h"
 #include "options.h"
-#include "placed.h"
+#include "api.h"
 #include "torch_call.h"
 
 #include <stdio.h>
@@ -74,8 +74,8 @@ static fa_status run_work(const call *c, const work *w)
     switch (w->pass) {
     case FA_PASS_FORWARD:
     case FA_PASS_DECODE:
-        return fa_forward_placed(w->pass, &c->q, &c->k, &c->v, &w->out, w->lse, o,
-                                 c->where.cuda ? c->where.device_id : -1);
+        return fa_forward_located(w->pass, &c->q, &c->k, &c->v, &w->out, w->lse, o,
+                                  c->where.cuda ? c->where.device_id : -1);
     case FA_PASS_BACKWARD:
         return fa_backward(&c->q, &c->k, &c->v, &w->out, w->lse, &w->gradients, o);
     default: return fa_weights(&c->q, &c->k, w->rows, w->num_rows, &w->weights, o);

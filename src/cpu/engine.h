@@ -1,33 +1,11 @@
 /*
- * The CPU engine's seam: what one instruction set's build of the engine offers, and how api.c gets
- * at the one to use. forward.c, backward.c, decode.c are compiled once per instruction set.
+ * The CPU engine's seam: what one instruction set's build of the engine offers, and how to get
+ * the one to use. forward.c, backward.c, decode.c are compiled once per instruction set.
  */
 #ifndef FA_CPU_ENGINE_H
 #define FA_CPU_ENGINE_H
 
 #include "../problem.h"
-
-/* What fa_combine merges: float32 log-sum-exps and values of any float type. */
-typedef struct fa_combine_problem {
-    int64_t batch, heads, n_q, d_v, num_parts;
-    const fa_tensor *parts;
-    const float *const *part_lse;
-    const int64_t *part_lse_stride; /* (num_parts, 3); NULL: contiguous */
-    fa_view out;
-    float *lse;
-    int threads;
-    void *workspace;
-    size_t workspace_size;
-} fa_combine_problem;
-
-/* Where the log-sum-exp of a part's (batch, head, query) lies. */
-static inline int64_t fa_part_lse_offset(const fa_combine_problem *p, int64_t part, int64_t b,
-                                         int64_t h, int64_t i)
-{
-    if (!p->part_lse_stride) return (b * p->heads + h) * p->n_q + i;
-    const int64_t *stride = p->part_lse_stride + 3 * part;
-    return b * stride[0] + h * stride[1] + i * stride[2];
-}
 
 /* Every function returns FA_OK or FA_ERROR_MEMORY. */
 typedef struct fa_cpu_engine {

@@ -1,7 +1,7 @@
 /* From a problem and its plan to the launches of backward, weights and combine. */
 #include <string.h>
 
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/passes.h"
 
 static bool launch(void *kernel, const fa_cuda_step *step, void *stream, void *params,
@@ -72,7 +72,7 @@ bool fa_cuda_run_passes(void *const kernels[FA_CUDA_STEPS], const fa_problem *p,
 /* ---- Combine --------------------------------------------------------------------------------- */
 
 /* A tensor of out's shape and its log-sum-exp, as one of the parts. */
-static fa_combine_part make_part(const fa_cuda_parts *c, const fa_view *view, const float *lse)
+static fa_combine_part make_part(const fa_combine_problem *c, const fa_view *view, const float *lse)
 {
     const fa_kernel_view v = fa_cuda_view(view, c->d_v);
     return (fa_combine_part){.data = v.data,
@@ -83,7 +83,7 @@ static fa_combine_part make_part(const fa_cuda_parts *c, const fa_view *view, co
                              .vector = v.vector};
 }
 
-static fa_combine_part make_tensor_part(const fa_cuda_parts *c, int64_t n)
+static fa_combine_part make_tensor_part(const fa_combine_problem *c, int64_t n)
 {
     const fa_tensor *t = &c->parts[n];
     const fa_view view = {
@@ -95,7 +95,7 @@ static fa_combine_part make_tensor_part(const fa_cuda_parts *c, int64_t n)
 }
 
 /* Where sums are kept between launches. */
-static fa_view kept_sums(const fa_cuda_parts *c, const fa_cuda_combining *how, float **lse)
+static fa_view kept_sums(const fa_combine_problem *c, const fa_cuda_combining *how, float **lse)
 {
     *lse = c->lse;
     if (how->workspace_bytes == 0) return c->out;
@@ -104,8 +104,8 @@ static fa_view kept_sums(const fa_cuda_parts *c, const fa_cuda_combining *how, f
         c->workspace, FA_FLOAT32, {c->n_q * c->heads * c->d_v, c->heads * c->d_v, c->d_v, 1}};
 }
 
-int64_t fa_cuda_combine_params(const fa_cuda_parts *c, const fa_cuda_combining *how, int64_t done,
-                               fa_combine_launch *params)
+int64_t fa_cuda_combine_params(const fa_combine_problem *c, const fa_cuda_combining *how,
+                               int64_t done, fa_combine_launch *params)
 {
     int64_t n = 0;
     float *sums_lse;
@@ -125,7 +125,7 @@ int64_t fa_cuda_combine_params(const fa_cuda_parts *c, const fa_cuda_combining *
 }
 
 /* Without parts there is one launch all the same: it writes zeros. */
-bool fa_cuda_combine(void *kernel, const fa_cuda_parts *c, const fa_cuda_combining *how,
+bool fa_cuda_combine(void *kernel, const fa_combine_problem *c, const fa_cuda_combining *how,
                      fa_cuda_fault *fault)
 {
     fa_combine_launch params;

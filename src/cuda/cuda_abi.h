@@ -58,8 +58,11 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2 };
 enum { CU_STREAM_NON_BLOCKING = 1 }; /* does not wait for the default stream */
 
 enum { /* cuTensorMapEncodeTiled */
+       CU_MAP_UINT8 = 0,
        CU_MAP_FLOAT16 = 6,
+       CU_MAP_FLOAT32 = 7,
        CU_MAP_BFLOAT16 = 9,
+       CU_MAP_TF32 = 11,
        CU_MAP_NO_INTERLEAVE = 0,
        CU_MAP_SWIZZLE_128B = 3,
        CU_MAP_L2_128B = 2,

@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../../kernels/common/element.h"
+
 typedef struct fa_cuda_device {
     int32_t ordinal;
     int32_t major, minor; /* compute capability */
@@ -20,7 +22,7 @@ typedef struct fa_cuda_device {
     char name[128];
 } fa_cuda_device;
 
-/* A tensor map of the copy engine (CUtensorMap): 128 opaque bytes that a kernel takes as a
+/* A tensor map of TMA (CUtensorMap): 128 opaque bytes that a kernel takes as a
  * __grid_constant__ parameter. */
 typedef struct fa_tensor_map {
     _Alignas(64) uint64_t opaque[16];
@@ -29,7 +31,7 @@ typedef struct fa_tensor_map {
 enum { FA_TENSOR_MAP_AXES = 5 };
 
 /*
- * A tensor of 16-bit elements for the copy engine, innermost axis first. A box is stored in shared
+ * A tensor for TMA, innermost axis first. A box is stored in shared
  * memory with the 128-byte swizzle; what lies outside the extents reads as zero and is not written.
  * Lines of 256 bytes are fetched into the second-level cache.
  *
@@ -41,13 +43,13 @@ enum { FA_TENSOR_MAP_AXES = 5 };
  *               will do: axis 2 may be nearer than axis 1. Of an axis of extent 1 not looked at.
  *               Numbers without a sign: a negative stride cannot be said. 0 is not forbidden by the
  *               documentation, nor promised; fa_tensor_map_fits refuses it, and a caller whose axis
- *               is broadcast gives it extent 1 and always asks for index 0.
- *   box[i]      1 to 256; box[0] * 2 bytes a multiple of 16, at most 128 because of the swizzle
+ *               is broadcast gives it extent 1 and always takes index 0.
+ *   box[i]      1 to 256; box[0] elements are a multiple of 16 bytes, at most 128 because of the swizzle
  * A box may be longer than its extent, and start in front of index 0.
  */
 typedef struct fa_tensor_map_shape {
     void *base;
-    bool bfloat;
+    fa_element element;
     int axes;
     uint64_t extent[FA_TENSOR_MAP_AXES];
     uint64_t stride

@@ -523,6 +523,18 @@ bool fa_cuda_allocate_pinned(void **memory, size_t bytes, fa_cuda_fault *fault)
 
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
+/* float8 has no type of its own: a copy moves bytes. */
+static int map_type(fa_element element)
+{
+    switch (element) {
+    case FA_ELEMENT_FLOAT32: return CU_MAP_FLOAT32;
+    case FA_ELEMENT_TF32: return CU_MAP_TF32;
+    case FA_ELEMENT_FLOAT16: return CU_MAP_FLOAT16;
+    case FA_ELEMENT_BFLOAT16: return CU_MAP_BFLOAT16;
+    default: return CU_MAP_UINT8;
+    }
+}
+
 /* Strides of single indices are not looked at, but must be such that the driver takes them. The second-level
  * cache fetches no more than the 128 bytes of a box's row: 256 would be the next head's, too, at head dim 64 (on
  * an H200, rows of 128: 4% slower). */
@@ -531,8 +543,7 @@ static bool encode(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda
     static const uint32_t every[FA_TENSOR_MAP_AXES] = {1, 1, 1, 1, 1};
     uint64_t stride[FA_TENSOR_MAP_AXES] = {0};
     for (int i = 1; i < shape->axes; i++) stride[i] = shape->extent[i] > 1 ? shape->stride[i] : 16;
-    return CALL(cuTensorMapEncodeTiled, fault, map,
-                shape->bfloat ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16, (uint32_t)shape->axes,
+    return CALL(cuTensorMapEncodeTiled, fault, map, map_type(shape->element), (uint32_t)shape->axes,
                 shape->base, shape->extent, stride + 1, shape->box, every, CU_MAP_NO_INTERLEAVE,
                 CU_MAP_SWIZZLE_128B, CU_MAP_L2_128B, CU_MAP_FILL_ZERO);
 }
@@ -558,7 +569,7 @@ __attribute__((noinline)) static known_map *place_of_map(const fa_tensor_map_sha
 static bool is_known(const fa_tensor_map_shape *known, const fa_tensor_map_shape *shape)
 {
     if (known->axes == 0 || known->axes != shape->axes) return false;
-    bool same = known->base == shape->base && known->bfloat == shape->bfloat;
+    bool same = known->base == shape->base && known->element == shape->element;
     for (int i = 0; i < known->axes; i++) {
         const bool stepped = i > 0 && shape->extent[i] > 1;
         same &= known->extent[i] == shape->extent[i] && known->box[i] == shape->box[i] &&

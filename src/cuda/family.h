@@ -41,10 +41,10 @@ __attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, c
 /* All families, space-separated. */
 void fa_cuda_family_names(char *text, size_t size);
 
-/* Names the image and its entry. False if the device is none that it runs on, or has too little
- * shared memory for a block of it (smem_bytes: the dynamic part). */
-bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device *device,
-                        fa_cuda_plan *plan, char *why, size_t size);
+/* Sets the variant. False if the device is none that it runs on, or has too little shared memory for a block of it
+ * (smem_bytes: the dynamic part). */
+bool fa_cuda_plan_variant(const fa_variant *variant, int smem_bytes, const fa_cuda_device *device,
+                          fa_cuda_plan *plan, char *why, size_t size);
 
 /* Reasons that families of tensor cores share. Types: q, k, v and out must all be float16, or all
  * bfloat16 if the family has it. Rows: the kernel counts no more of them in a sequence. */

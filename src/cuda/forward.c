@@ -1,5 +1,5 @@
 /* From a problem and its plan to a launch. */
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/family.h"
 
 static const int8_t element_size[] = {4, 2, 2, 1, 1};

@@ -1,5 +1,5 @@
 /*
- * The compiled kernels that a build embeds: tables of images (cmake/Cuda.cmake makes them).
+ * The compiled kernels that a build embeds: arrays of images (cmake/Cuda.cmake makes them).
  */
 #ifndef FA_CUDA_IMAGES_H
 #define FA_CUDA_IMAGES_H
@@ -7,21 +7,22 @@
 #include <stddef.h>
 
 #include "cuda/driver.h"
+#include "cuda/variants.h"
 
-/* The library's images; an entry without a name ends the table. */
-extern fa_cuda_image fa_cuda_images[];
+/* The images of the library's variants, by their ids. One that this build has not compiled has no data. */
+extern fa_cuda_image fa_cuda_images[FA_VARIANTS];
 
-/* What they and the ladder's are compiled for, "80 90a and PTX"; "": nothing, the tables are empty. */
+/* What they and the ladder's are compiled for, "80 90a and PTX"; "": nothing, there are no images. */
 extern const char fa_cuda_architectures[];
 
-/* The image of that name in a table; NULL: this build has none. */
-fa_cuda_image *fa_cuda_find_image(fa_cuda_image *table, const char *name);
+/* The image of a variant; NULL: this build has none. */
+fa_cuda_image *fa_cuda_image_of(int variant);
 
-/* Why a table lacks an image, and which option of the build brings it: no sentence, but the rest of
+/* Why there is no image of that name, and which option of the build brings it: no sentence, but the rest of
  * one. "this build has no CUDA kernels (make CUDA=all compiles them)" */
 void fa_cuda_explain_missing_image(const char *name, char *text, size_t size);
 
-/* ---- For the generated tables ---------------------------------------------------------------- */
+/* ---- For the generated arrays ---------------------------------------------------------------- */
 
 /* A file's bytes between the labels `symbol` and `symbol`_end. */
 #define FA_CUDA_EMBED(symbol, path)                                                                \
@@ -35,9 +36,13 @@ void fa_cuda_explain_missing_image(const char *name, char *text, size_t size);
             ".popsection\n");                                                                      \
     extern const unsigned char symbol[], symbol##_end[];
 
-#define FA_CUDA_IMAGE_ROW(name, symbol)                                                            \
+#define FA_CUDA_IMAGE(name, symbol)                                                                \
     {                                                                                              \
         name, symbol, symbol##_end, NULL                                                           \
+    }
+#define FA_CUDA_NO_IMAGE                                                                           \
+    {                                                                                              \
+        NULL, NULL, NULL, NULL                                                                     \
     }
 
 #endif

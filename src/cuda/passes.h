@@ -22,10 +22,10 @@ enum {
 
 /* One launch. */
 typedef struct fa_cuda_step {
-    const char *image, *entry; /* NULL: not of this pass          */
-    int64_t tiles;             /* of a batch item or packed batch */
-    int64_t tasks;             /* 0: nothing to do                */
-    int device;                /* the ordinal */
+    int variant;   /* its id; FA_NO_VARIANT: not of this pass */
+    int64_t tiles; /* of a batch item or packed batch         */
+    int64_t tasks; /* 0: nothing to do                        */
+    int device;    /* the ordinal */
     uint32_t grid, threads, smem_bytes;
 } fa_cuda_step;
 
@@ -58,17 +58,6 @@ bool fa_cuda_run_passes(void *const kernels[FA_CUDA_STEPS], const fa_problem *pr
 
 /* ---- Combine --------------------------------------------------------------------------------- */
 
-/* What fa_combine merges; the arrays lie on the host, what they lead to on the device. */
-typedef struct fa_cuda_parts {
-    int64_t batch, heads, n_q, d_v, num_parts;
-    const fa_tensor *parts;
-    const float *const *part_lse;
-    const int64_t *part_lse_stride; /* (num_parts, 3); NULL: contiguous */
-    fa_view out;
-    float *lse;
-    void *workspace, *stream;
-} fa_cuda_parts;
-
 typedef struct fa_cuda_combining {
     fa_cuda_step step;
     int64_t most; /* parts of a launch */
@@ -77,15 +66,15 @@ typedef struct fa_cuda_combining {
 } fa_cuda_combining;
 
 /* False if the device cannot; why then says so in a sentence. */
-bool fa_cuda_combine_make(const fa_cuda_parts *parts, const fa_cuda_device *device,
+bool fa_cuda_combine_make(const fa_combine_problem *parts, const fa_cuda_device *device,
                           fa_cuda_combining *how, char *why, size_t size);
 
 /* What one launch is told: of the parts from number `done` on, as many as it takes. Returns how
  * many are done then. */
-int64_t fa_cuda_combine_params(const fa_cuda_parts *parts, const fa_cuda_combining *how,
+int64_t fa_cuda_combine_params(const fa_combine_problem *parts, const fa_cuda_combining *how,
                                int64_t done, fa_combine_launch *params);
 
-bool fa_cuda_combine(void *kernel, const fa_cuda_parts *parts, const fa_cuda_combining *how,
+bool fa_cuda_combine(void *kernel, const fa_combine_problem *parts, const fa_cuda_combining *how,
                      fa_cuda_fault *fault);
 
 #endif

@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,18 +11,6 @@
 static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm80,
                                                  &fa_cuda_family_sm75, &fa_cuda_family_simt};
 enum { FAMILIES = sizeof families / sizeof families[0] };
-
-/* What the build compiles, kernels/variants.h. */
-typedef struct variant {
-    const char *name, *file;
-    int architecture;
-} variant;
-
-#define KERNEL(name, file, architecture, ...) {#name, #file, architecture},
-static const variant variants[] = {
-#include "../../kernels/variants.h"
-};
-#undef KERNEL
 
 const fa_cuda_family *fa_cuda_find_family(const char *name)
 {
@@ -50,34 +37,12 @@ void fa_cuda_say(char *why, size_t size, const char *format, ...)
     va_end(arguments);
 }
 
-static const variant *search(const char *name)
-{
-    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
-        if (strcmp(variants[i].name, name) == 0) return &variants[i];
-    return NULL;
-}
-
-/* As fa_cuda_find_image: the same few constants are asked for again and again, so the place that
- * their address leads to holds a guess, which the name itself confirms. */
-enum { PLACES = 64 };
-
-static const variant *find_variant(const char *name)
-{
-    static _Atomic(const variant *) found[PLACES];
-    _Atomic(const variant *) *place = &found[(uintptr_t)name / 8 % PLACES];
-    const variant *v = atomic_load_explicit(place, memory_order_relaxed);
-    if (v && strcmp(v->name, name) == 0) return v;
-    v = search(name);
-    atomic_store_explicit(place, v, memory_order_relaxed);
-    return v;
-}
-
 static int architecture_of(const fa_cuda_device *device)
 {
     return 10 * device->major + device->minor;
 }
 
-static bool refuse_architecture(const variant *v, const fa_cuda_device *device, char *why,
+static bool refuse_architecture(const fa_variant *v, const fa_cuda_device *device, char *why,
                                 size_t size)
 {
     const bool hopper_alone = v->architecture == 90;
@@ -90,8 +55,8 @@ static bool refuse_architecture(const variant *v, const fa_cuda_device *device, 
     return true;
 }
 
-static bool refuse_smem(const variant *v, int smem_bytes, const fa_cuda_device *device, char *why,
-                        size_t size)
+static bool refuse_smem(const fa_variant *v, int smem_bytes, const fa_cuda_device *device,
+                        char *why, size_t size)
 {
     const int needed = smem_bytes + FA_CUDA_STATIC_SMEM;
     if (needed <= device->smem_per_block) return false;
@@ -102,15 +67,13 @@ static bool refuse_smem(const variant *v, int smem_bytes, const fa_cuda_device *
     return true;
 }
 
-bool fa_cuda_plan_image(const char *image, int smem_bytes, const fa_cuda_device *device,
-                        fa_cuda_plan *plan, char *why, size_t size)
+bool fa_cuda_plan_variant(const fa_variant *v, int smem_bytes, const fa_cuda_device *device,
+                          fa_cuda_plan *plan, char *why, size_t size)
 {
-    const variant *v = find_variant(image);
     if (refuse_architecture(v, device, why, size) || refuse_smem(v, smem_bytes, device, why, size))
         return false;
     plan->device = device->ordinal;
-    plan->image = v->name;
-    plan->entry = v->file;
+    plan->variant = (int)(v - fa_variants);
     plan->smem_bytes = (uint32_t)smem_bytes;
     return true;
 }
@@ -214,7 +177,8 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
     snprintf(text, size,
              "cuda %s %s: %s, query tile %d, key tile %d, %" PRIu32 " blocks of %" PRIu32
              " threads on sm_%d%d%s%s",
-             decode ? "decode" : "forward", plan->image, plan->arithmetic, plan->tile_q,
-             plan->tile_k, plan->grid, plan->threads, (int)device->major, (int)device->minor,
-             decode ? ", the forward kernel: keys are not split yet" : "", plan->passed_over);
+             decode ? "decode" : "forward", fa_variants[plan->variant].name, plan->arithmetic,
+             plan->tile_q, plan->tile_k, plan->grid, plan->threads, (int)device->major,
+             (int)device->minor, decode ? ", the forward kernel: keys are not split yet" : "",
+             plan->passed_over);
 }

@@ -11,13 +11,14 @@
 #include <stddef.h>
 
 #include "cuda/device.h"
+#include "cuda/variants.h"
 #include "problem.h"
 
 typedef struct fa_cuda_family fa_cuda_family; /* cuda/family.h */
 
 typedef struct fa_cuda_plan {
     const fa_cuda_family *family;
-    const char *image, *entry;
+    int variant;                 /* its id */
     const char *arithmetic;      /* for fa_describe: "float32 sums on FMA units" */
     int64_t tiles;               /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks;               /* tiles times heads times batch items; 0: nothing to do   */

@@ -5,38 +5,34 @@
 #include "cuda/family.h"
 #include "cuda/passes.h"
 
-/* The images of backward's two kernels that know the head dim, narrowest first. */
-#define SHAPE(dim)                                                                                 \
-    {                                                                                              \
-        dim, "backward_dq_simt_d" #dim, FA_DQ_OWN(dim), "backward_dkv_simt_d" #dim,                \
-            FA_DKV_OWN(dim)                                                                        \
-    }
-static const struct shape {
-    int dim;
-    const char *dq;
-    int queries;
-    const char *dkv;
-    int keys;
-} shapes[] = {SHAPE(64), SHAPE(128), SHAPE(256), SHAPE(512)};
-
-static const struct shape *find_shape(const fa_problem *p)
+/* The narrowest of a family, whose first variant is given, that both head dims fit into. */
+static const fa_variant *find_variant(const fa_problem *p, int first)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    size_t i = 0;
-    while (shapes[i].dim < dim) i++; /* head dims end at 512 */
-    return &shapes[i];
+    const fa_variant *v = &fa_variants[first];
+    while (v->head_dim < dim) v++; /* head dims end at 512, the widest variant's */
+    return v;
+}
+
+static const fa_variant *dq_variant(const fa_problem *p)
+{
+    return find_variant(p, FA_FIRST_backward_dq_simt);
+}
+
+static const fa_variant *dkv_variant(const fa_problem *p)
+{
+    return find_variant(p, FA_FIRST_backward_dkv_simt);
 }
 
 static int64_t tiles_of(int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; }
 
-/* Names a step's kernel, or says why this device has none. */
-static bool set_step(fa_cuda_step *step, const char *image, int threads, int smem_bytes,
+/* Sets a step's variant, or says why this device has none. */
+static bool set_step(fa_cuda_step *step, const fa_variant *v, int threads, int smem_bytes,
                      const fa_cuda_device *device, char *why, size_t size)
 {
     fa_cuda_plan plan;
-    if (!fa_cuda_plan_image(image, smem_bytes, device, &plan, why, size)) return false;
-    *step = (fa_cuda_step){.image = plan.image,
-                           .entry = plan.entry,
+    if (!fa_cuda_plan_variant(v, smem_bytes, device, &plan, why, size)) return false;
+    *step = (fa_cuda_step){.variant = plan.variant,
                            .device = plan.device,
                            .threads = (uint32_t)threads,
                            .smem_bytes = plan.smem_bytes};
@@ -67,31 +63,33 @@ static void set_key_tasks(fa_cuda_step *step, const fa_problem *p, int tile)
     set_tasks(step, tiles, tiles * p->heads_kv * outer);
 }
 
+static const fa_variant *const dbias_variant = &fa_variants[FA_VARIANT_backward_dbias_simt];
+
 static void set_bias_tasks(fa_cuda_step *step, const fa_problem *p)
 {
     const int64_t *n = p->dbias_shape;
-    const int64_t tiles = tiles_of(n[2], FA_PASS_OWN) * tiles_of(n[3], FA_PASS_OTHERS);
+    const int64_t tiles = tiles_of(n[2], dbias_variant->own) * tiles_of(n[3], FA_PASS_OTHERS);
     set_tasks(step, tiles, tiles * n[0] * n[1]);
 }
 
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_passes *passes,
                           char *why, size_t size)
 {
-    const struct shape *shape = find_shape(p);
+    const fa_variant *dq = dq_variant(p), *dkv = dkv_variant(p);
     fa_cuda_step *s = passes->steps;
-    if (!set_step(&s[FA_STEP_DELTA], "backward_delta", FA_PASS_THREADS, 0, device, why, size) ||
-        !set_step(&s[FA_STEP_DQ], shape->dq, FA_PASS_THREADS, FA_PASS_SMEM(shape->queries), device,
-                  why, size) ||
-        !set_step(&s[FA_STEP_DKV], shape->dkv, FA_PASS_THREADS, FA_PASS_SMEM(shape->keys), device,
-                  why, size) ||
-        !set_step(&s[FA_STEP_DBIAS], "backward_dbias_simt", FA_PASS_THREADS,
-                  FA_PASS_SMEM(FA_PASS_OWN), device, why, size) ||
-        !set_step(&s[FA_STEP_DSINKS], "backward_dsinks", FA_DSINKS_THREADS, FA_DSINKS_SMEM, device,
-                  why, size))
+    if (!set_step(&s[FA_STEP_DELTA], &fa_variants[FA_VARIANT_backward_delta], FA_PASS_THREADS, 0,
+                  device, why, size) ||
+        !set_step(&s[FA_STEP_DQ], dq, FA_PASS_THREADS, FA_PASS_SMEM(dq->own), device, why, size) ||
+        !set_step(&s[FA_STEP_DKV], dkv, FA_PASS_THREADS, FA_PASS_SMEM(dkv->own), device, why,
+                  size) ||
+        !set_step(&s[FA_STEP_DBIAS], dbias_variant, FA_PASS_THREADS,
+                  FA_PASS_SMEM(dbias_variant->own), device, why, size) ||
+        !set_step(&s[FA_STEP_DSINKS], &fa_variants[FA_VARIANT_backward_dsinks], FA_DSINKS_THREADS,
+                  FA_DSINKS_SMEM, device, why, size))
         return false;
     set_query_tasks(&s[FA_STEP_DELTA], p, FA_DELTA_ROWS);
-    set_query_tasks(&s[FA_STEP_DQ], p, shape->queries);
-    set_key_tasks(&s[FA_STEP_DKV], p, shape->keys);
+    set_query_tasks(&s[FA_STEP_DQ], p, dq->own);
+    set_key_tasks(&s[FA_STEP_DKV], p, dkv->own);
     set_bias_tasks(&s[FA_STEP_DBIAS], p);
     set_tasks(&s[FA_STEP_DSINKS], 1, p->heads_q);
     passes->workspace_bytes = (size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float);
@@ -102,9 +100,9 @@ static bool plan_weights(const fa_problem *p, const fa_cuda_device *device, fa_c
                          char *why, size_t size)
 {
     fa_cuda_step *s = &passes->steps[FA_STEP_WEIGHTS];
-    const int64_t tiles = tiles_of(p->num_weight_rows, FA_PASS_OWN);
-    if (!set_step(s, "weights_simt", FA_PASS_THREADS, FA_WEIGHTS_SMEM, device, why, size))
-        return false;
+    const fa_variant *v = &fa_variants[FA_VARIANT_weights_simt];
+    const int64_t tiles = tiles_of(p->num_weight_rows, v->own);
+    if (!set_step(s, v, FA_PASS_THREADS, FA_WEIGHTS_SMEM(v->own), device, why, size)) return false;
     set_tasks(s, tiles, p->n_k > 0 ? tiles * p->heads_q * p->batch : 0);
     return true;
 }
@@ -118,6 +116,7 @@ bool fa_cuda_passes_make(const fa_problem *p, const fa_cuda_device *device, fa_c
                          char *why, size_t size)
 {
     memset(passes, 0, sizeof *passes);
+    for (int i = 0; i < FA_CUDA_STEPS; i++) passes->steps[i].variant = FA_NO_VARIANT;
     return (p->pass == FA_PASS_BACKWARD ? plan_backward : plan_weights)(p, device, passes, why,
                                                                         size);
 }
@@ -125,20 +124,21 @@ bool fa_cuda_passes_make(const fa_problem *p, const fa_cuda_device *device, fa_c
 void fa_cuda_passes_describe(const fa_problem *p, const fa_cuda_device *device,
                              const fa_cuda_passes *passes, char *text, size_t size)
 {
-    const fa_cuda_step *s = passes->steps;
+    const fa_cuda_step *s = passes->steps, *weights = &s[FA_STEP_WEIGHTS];
     if (p->pass == FA_PASS_WEIGHTS)
         snprintf(text, size,
                  "cuda weights %s: float32 sums on FMA units, row tile %d, key tile %d, %" PRIu32
                  " blocks of %" PRIu32 " threads on sm_%d%d",
-                 s[FA_STEP_WEIGHTS].image, FA_PASS_OWN, FA_PASS_OTHERS, s[FA_STEP_WEIGHTS].grid,
-                 s[FA_STEP_WEIGHTS].threads, (int)device->major, (int)device->minor);
+                 fa_variants[weights->variant].name, fa_variants[weights->variant].own,
+                 FA_PASS_OTHERS, weights->grid, weights->threads, (int)device->major,
+                 (int)device->minor);
     else
         snprintf(text, size,
                  "cuda backward %s and %s: float32 sums on FMA units, query tiles %d and %d, key "
                  "tiles %d and %d, deterministic, %" PRIu32 " and %" PRIu32 " blocks on sm_%d%d",
-                 s[FA_STEP_DQ].image, s[FA_STEP_DKV].image, find_shape(p)->queries, FA_PASS_OTHERS,
-                 FA_PASS_OTHERS, find_shape(p)->keys, s[FA_STEP_DQ].grid, s[FA_STEP_DKV].grid,
-                 (int)device->major, (int)device->minor);
+                 fa_variants[s[FA_STEP_DQ].variant].name, fa_variants[s[FA_STEP_DKV].variant].name,
+                 dq_variant(p)->own, FA_PASS_OTHERS, FA_PASS_OTHERS, dkv_variant(p)->own,
+                 s[FA_STEP_DQ].grid, s[FA_STEP_DKV].grid, (int)device->major, (int)device->minor);
 }
 
 bool fa_cuda_step_runs(const fa_problem *p, const fa_cuda_passes *passes, int step)
@@ -157,18 +157,17 @@ bool fa_cuda_step_runs(const fa_problem *p, const fa_cuda_passes *passes, int st
 
 /* Each launch but the first takes what the one before has left as one of its parts: from out and lse,
  * if those keep sums unrounded, else from workspace. */
-bool fa_cuda_combine_make(const fa_cuda_parts *c, const fa_cuda_device *device,
+bool fa_cuda_combine_make(const fa_combine_problem *c, const fa_cuda_device *device,
                           fa_cuda_combining *how, char *why, size_t size)
 {
     const bool few = c->num_parts <= FA_COMBINE_FEW;
     const int64_t rows = c->batch * c->heads * c->n_q, tiles = tiles_of(rows, FA_COMBINE_ROWS);
-    how->most = few ? FA_COMBINE_FEW : FA_COMBINE_MANY;
+    const fa_variant *v = &fa_variants[few ? FA_VARIANT_combine_few : FA_VARIANT_combine_many];
+    how->most = v->max_parts;
     how->workspace_bytes = 0;
     if (c->num_parts > how->most && (c->out.dtype != FA_FLOAT32 || !c->lse))
         how->workspace_bytes = (size_t)rows * (size_t)(c->d_v + 1) * sizeof(float);
-    if (!set_step(&how->step, few ? "combine_few" : "combine_many", FA_PASS_THREADS, 0, device, why,
-                  size))
-        return false;
+    if (!set_step(&how->step, v, FA_PASS_THREADS, 0, device, why, size)) return false;
     set_tasks(&how->step, tiles, tiles);
     return true;
 }

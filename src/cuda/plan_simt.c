@@ -2,33 +2,25 @@
 #include "../../kernels/forward_simt.h"
 #include "cuda/family.h"
 
-/* The shapes that it is compiled for, narrowest first. */
-#define SHAPE(dim)                                                                                 \
-    {                                                                                              \
-        "forward_simt_d" #dim, dim, FA_SIMT_QUERIES(dim), FA_SIMT_KEYS(dim), FA_SIMT_SMEM(dim)     \
-    }
-static const struct shape {
-    const char *image;
-    int dim, queries, keys, smem_bytes;
-} shapes[] = {SHAPE(64), SHAPE(128), SHAPE(256), SHAPE(512)};
-
-static const struct shape *find_shape(const fa_problem *p)
+/* The narrowest that both head dims fit into; the widest takes the largest head dim that there is. */
+static const fa_variant *find_variant(const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    size_t i = 0;
-    while (shapes[i].dim < dim) i++; /* head dims end at 512 */
-    return &shapes[i];
+    const fa_variant *v = &fa_variants[FA_FIRST_forward_simt];
+    while (v->head_dim < dim) v++;
+    return v;
 }
 
 static bool plan_simt(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const struct shape *shape = find_shape(p);
-    if (!fa_cuda_plan_image(shape->image, shape->smem_bytes, device, plan, why, size)) return false;
+    const fa_variant *v = find_variant(p);
+    const int smem_bytes = FA_SIMT_SMEM(v->keys, v->chunk, v->rows);
+    if (!fa_cuda_plan_variant(v, smem_bytes, device, plan, why, size)) return false;
     plan->arithmetic = "float32 sums on FMA units";
-    plan->tile_k = shape->keys;
+    plan->tile_k = v->keys;
     plan->threads = FA_SIMT_THREADS;
-    fa_cuda_plan_tiles(p, shape->queries, plan);
+    fa_cuda_plan_tiles(p, FA_SIMT_QUERIES(v->rows), plan);
     return true;
 }
 

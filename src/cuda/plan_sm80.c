@@ -4,45 +4,19 @@
  */
 #include <inttypes.h>
 
-#include "../../kernels/forward_sm80.h"
+#include "../../kernels/forward_sm80/forward_sm80.h"
 #include "cuda/family.h"
 
-/* A compiled form. plain: what masks by position and lengths only, needs; general: every option. */
-typedef struct shape {
-    const char *image[2][2]; /* [bfloat16][general]; NULL: only the general one is compiled */
-    int dim, queries, keys, threads, smem_bytes, blocks;
-} shape;
+static int count_queries(const fa_variant *v)
+{
+    return FA_SM80_QUERIES(v->warps, v->split, v->group_rows);
+}
 
-#define SIZES(dim, small)                                                                          \
-    dim, FA_SM80_QUERIES(dim, small), FA_SM80_KEYS(dim, small), FA_SM80_THREADS(dim, small),       \
-        FA_SM80_SMEM(dim, small), FA_SM80_BLOCKS(dim, small)
-#define SHAPE_SM80(dim)                                                                            \
-    {                                                                                              \
-        {{"forward_sm80_d" #dim "_f16", "forward_sm80_d" #dim "_f16_general"},                     \
-         {"forward_sm80_d" #dim "_bf16", "forward_sm80_d" #dim "_bf16_general"}},                  \
-            SIZES(dim, 0)                                                                          \
-    }
-
-/* Narrowest first, of the same width the faster one first. */
-static const shape shapes_sm80[] = {
-    SHAPE_SM80(64),
-    SHAPE_SM80(96),
-    SHAPE_SM80(128),
-    SHAPE_SM80(192),
-    SHAPE_SM80(256),
-    {{{NULL, "forward_sm80_d256_f16_small"}, {NULL, "forward_sm80_d256_bf16_small"}},
-     SIZES(256, 1)},
-    {{{NULL, "forward_sm80_d512_f16"}, {NULL, "forward_sm80_d512_bf16"}}, SIZES(512, 0)},
-};
-static const shape shapes_sm75[] = {
-    {{{NULL, "forward_sm75_d64_f16"}}, SIZES(64, 2)},
-    {{{NULL, "forward_sm75_d128_f16"}}, SIZES(128, 2)},
-    {{{NULL, "forward_sm75_d256_f16"}}, SIZES(256, 2)},
-};
-enum {
-    SHAPES_SM80 = sizeof shapes_sm80 / sizeof shapes_sm80[0],
-    SHAPES_SM75 = sizeof shapes_sm75 / sizeof shapes_sm75[0]
-};
+static int count_smem(const fa_variant *v)
+{
+    return FA_SM80_SMEM(v->element, v->head_dim, v->warps, v->split, v->group_rows, v->keys,
+                        v->stages, v->ahead);
+}
 
 /* The kernel counts rows of a sequence in 32 bits, and a tile more. */
 static const int64_t most_rows = INT32_MAX - 4096;
@@ -65,20 +39,20 @@ static bool is_general(const fa_problem *p)
 }
 
 /* Blocks that a multiprocessor has room for. */
-static int count_places(const fa_cuda_device *device, const shape *s)
+static int count_places(const fa_cuda_device *device, const fa_variant *v)
 {
-    const int bytes = s->smem_bytes + FA_CUDA_STATIC_SMEM + 1024; /* the driver's own */
+    const int bytes = count_smem(v) + FA_CUDA_STATIC_SMEM + 1024; /* the driver's own */
     const int fitting = device->smem_per_sm / bytes;
-    return fitting < 1 ? 1 : fitting < s->blocks ? fitting : s->blocks;
+    return fitting < 1 ? 1 : fitting < v->blocks ? fitting : v->blocks;
 }
 
 /* Tiles of keys of a task, on average. */
-static int64_t count_keys(const fa_problem *p, const shape *s)
+static int64_t count_keys(const fa_problem *p, const fa_variant *v)
 {
     int64_t keys = p->n_k;
-    if (p->window_left >= 0 && p->window_left < keys) keys = p->window_left + s->queries;
-    else if (p->causal) keys = (keys + s->queries) / 2;
-    return keys / s->keys;
+    if (p->window_left >= 0 && p->window_left < keys) keys = p->window_left + count_queries(v);
+    else if (p->causal) keys = (keys + count_queries(v)) / 2;
+    return keys / v->keys;
 }
 
 /* Pairs of a head whose long and short tiles have as much work as all its tiles and one. */
@@ -107,42 +81,47 @@ static void pair_tiles(int64_t tiles, int64_t heads, int64_t blocks, fa_cuda_pla
  * while the one before it ends. Where they are long, the device starts a block where one has ended, for two
  * blocks on a multiprocessor are not equally fast. Under a causal mask a long task and a short one are a
  * pair. Where lengths are unknown each task has a block. */
-static void share_out(const fa_problem *p, const fa_cuda_device *device, const shape *s,
+static void share_out(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                       fa_cuda_plan *plan)
 {
     enum { LONG = 24 };
     const bool differ = p->causal && p->window_left < 0 && plan->tiles > 1;
-    const int places = count_places(device, s);
+    const int places = count_places(device, v);
     const int64_t blocks = (int64_t)places * device->multiprocessors;
     const int64_t heads = p->batch * p->heads_q;
     if (fa_cuda_has_own_lengths(p)) return;
     if ((differ ? count_pairs(plan->tiles) * heads : plan->tasks) <= blocks) return;
     if (differ) pair_tiles(plan->tiles, heads, blocks, plan);
-    const bool split = places > 1 && count_keys(p, s) >= LONG;
+    const bool split = places > 1 && count_keys(p, v) >= LONG;
     plan->grid = fa_cuda_grid(!split ? blocks : differ ? plan->pairs : plan->tasks);
 }
 
-/* Takes the first shape that is wide enough and whose shared memory the device has. */
-static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
-                       const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
+/* Whether a variant is for the problem; one with every option also does without. */
+static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool general)
+{
+    if (v->head_dim < dim || v->element != (fa_element)p->q.dtype) return false;
+    return v->options == FA_SM80_ALL || !general;
+}
+
+/* Takes the first variant whose shared memory the device has. */
+static bool plan_variants(const fa_problem *p, int first, int end, const fa_cuda_device *device,
+                          fa_cuda_plan *plan, char *why, size_t size)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const bool bfloat = p->q.dtype == FA_BFLOAT16, general = is_general(p);
-    for (int i = 0; i < count; i++) {
-        const shape *s = &shapes[i];
-        if (s->dim < dim) continue;
-        const char *image = s->image[bfloat][general];
-        if (!image) image = s->image[bfloat][1];
-        if (!fa_cuda_plan_image(image, s->smem_bytes, device, plan, why, size)) {
+    const bool general = is_general(p);
+    for (const fa_variant *v = &fa_variants[first]; v < &fa_variants[end]; v++) {
+        if (!takes(v, p, dim, general)) continue;
+        if (!fa_cuda_plan_variant(v, count_smem(v), device, plan, why, size)) {
             why = NULL; /* why not the narrowest is what counts */
             continue;
         }
-        plan->arithmetic = bfloat ? "bfloat16 products (mma.sync), float32 sums"
-                                  : "float16 products (mma.sync), float32 sums";
-        plan->tile_k = s->keys;
-        plan->threads = (uint32_t)s->threads;
-        fa_cuda_plan_tiles(p, s->queries, plan);
-        share_out(p, device, s, plan);
+        plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
+                               ? "bfloat16 products (mma.sync), float32 sums"
+                               : "float16 products (mma.sync), float32 sums";
+        plan->tile_k = v->keys;
+        plan->threads = (uint32_t)FA_SM80_THREADS(v->warps);
+        fa_cuda_plan_tiles(p, count_queries(v), plan);
+        share_out(p, device, v, plan);
         return true;
     }
     return false;
@@ -151,15 +130,17 @@ static bool plan_shape(const fa_problem *p, const shape *shapes, int count,
 static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
+    const int first = FA_FIRST_forward_sm80, end = FA_END_forward_sm80;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, 512, why, size)) return false;
-    return plan_shape(p, shapes_sm80, SHAPES_SM80, device, plan, why, size);
+    return plan_variants(p, first, end, device, plan, why, size);
 }
 
 static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
+    const int first = FA_FIRST_forward_sm75, end = FA_END_forward_sm75;
     if (fa_cuda_refuse_dtypes(p, false, why, size) || refuse_sizes(p, 256, why, size)) return false;
-    return plan_shape(p, shapes_sm75, SHAPES_SM75, device, plan, why, size);
+    return plan_variants(p, first, end, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_family_sm80 = {

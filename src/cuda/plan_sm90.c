@@ -7,72 +7,42 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/family.h"
 
-typedef struct shape {
-    const char *image[2]; /* [bfloat16] */
-    int dim, dim_v, queries, keys, threads, smem_bytes;
-    int rows_k, rows_v; /* that are loaded at once */
-    int cluster;        /* blocks that share a piece of work */
-    int options;        /* FA_SM90_SOFTCAP ...: all; one, which is there, alone; 0 */
-    bool fewer_queries; /* only for short rows: see wants_fewer_queries */
-    bool single_tiles;  /* only for rows whose keys are one tile */
-} shape;
+/* What of a variant differs between forward_sm90 and forward_sm90_wide, whose blocks are in clusters. */
+static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 
-#define SIZES(name) SIZES_AS(name, #name, FA_SM90_SMEM(name))
-#define ONE(name, option, which, bytes) SIZES_AS(name, #name "_" option, bytes), .options = which
-#define GENERAL(name) SIZES_AS(name, #name, FA_SM90_SMEM_BIAS(name)), .options = FA_SM90_ALL
-#define SIZES_AS(name, image_name, bytes)                                                          \
-    .image = {"forward_sm90_" image_name "_f16", "forward_sm90_" image_name "_bf16"},              \
-    .dim = FA_SM90_DIM(name), .dim_v = FA_SM90_DIM_V(name), .queries = FA_SM90_QUERIES(name),      \
-    .keys = FA_SM90_KEYS(name), .rows_k = FA_SM90_KEYS(name), .rows_v = FA_SM90_KEYS(name),        \
-    .cluster = 1, .threads = FA_SM90_THREADS(name), .smem_bytes = bytes,                           \
-    .single_tiles = FA_SM90_SINGLE_TILES(name)
-#define WIDE(name)                                                                                 \
-    .image = {"forward_sm90_wide_" #name "_f16", "forward_sm90_wide_" #name "_bf16"},              \
-    .dim = FA_SM90_WIDE_DIM(name), .dim_v = FA_SM90_WIDE_DIM(name),                                \
-    .queries = FA_SM90_WIDE_QUERIES, .keys = FA_SM90_WIDE_KEYS,                                    \
-    .rows_k = FA_SM90_WIDE_KEYS / FA_SM90_WIDE_CLUSTER, .rows_v = FA_SM90_WIDE_V_ROWS(name),       \
-    .cluster = FA_SM90_WIDE_CLUSTER, .threads = FA_SM90_WIDE_THREADS,                              \
-    .smem_bytes = FA_SM90_WIDE_SMEM(name)
+static int count_queries(const fa_variant *v) { return FA_SM90_QUERIES(v->consumers); }
 
-/* The first that fits is taken. */
-static const shape shapes[] = {
-    {SIZES(d64_one)},
-    {SIZES(d64_two), .fewer_queries = true},
-    {SIZES(d64)},
-    {SIZES(d80)},
-    {SIZES(d96)},
-    {SIZES(d128)},
-    {SIZES(d192_128)},
-    {SIZES(d192)},
-    {SIZES(d256)},
-    {WIDE(d320)},
-    {WIDE(d384)},
-    {WIDE(d512)},
-    {GENERAL(general64)},
-    {ONE(d128, "softcap", FA_SM90_SOFTCAP, FA_SM90_SMEM(d128))},
-    {ONE(d128, "alibi", FA_SM90_ALIBI, FA_SM90_SMEM(d128))},
-    {ONE(d128, "bias", FA_SM90_BIAS, FA_SM90_SMEM_BIAS(d128))},
-    {GENERAL(general128)},
-    {GENERAL(general256)},
-};
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+static int count_smem(const fa_variant *v)
+{
+    if (is_wide(v))
+        return FA_SM90_WIDE_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages,
+                                 v->chunk);
+    return FA_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->options, v->consumers, v->keys,
+                        v->stages, v->q_stages);
+}
+
+/* Rows of keys and of values that are loaded at once. */
+static int rows_k(const fa_variant *v) { return v->keys / v->cluster; }
+static int rows_v(const fa_variant *v) { return is_wide(v) ? v->v_rows : v->keys; }
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t most_rows = (1 << 30) - 4096;
 
 /* Rows of queries that tiles of so many compute. */
-static int64_t padded_rows(const fa_problem *p, const shape *s)
+static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
 {
-    return (p->rows_q + s->queries - 1) / s->queries * s->queries;
+    const int queries = count_queries(v);
+    return (p->rows_q + queries - 1) / queries * queries;
 }
 
 /* Larger tiles of queries keep more warps busy: they may compute some 3% more. Short rows, where what is
  * done once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with
  * smaller ones (measured on an H200). */
-static bool wants_fewer_queries(const fa_problem *p, const shape *fewer, const shape *more)
+static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
+                                const fa_variant *more)
 {
     if (p->cu_seqlens_q) return false;
     if (p->rows_q <= (p->causal ? 2048 : 1024)) return true;
@@ -99,11 +69,12 @@ static fa_sm90_steps find_steps(const fa_view *v)
     return (fa_sm90_steps){.head = !is_broadcast(v, 2), .block = !is_broadcast(v, 0)};
 }
 
+/* stride: in elements */
 static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, int64_t stride,
                      int32_t box)
 {
     map->extent[axis] = (uint64_t)extent;
-    map->stride[axis] = (uint64_t)stride * 2;
+    map->stride[axis] = (uint64_t)stride * (uint64_t)FA_ELEMENT_BYTES(map->element);
     map->box[axis] = (uint32_t)box;
 }
 
@@ -111,17 +82,17 @@ static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d,
                           int64_t heads, int64_t blocks, int32_t box_rows)
 {
     map->base = v->data;
-    map->bfloat = v->dtype == FA_BFLOAT16;
+    map->element = (fa_element)v->dtype;
     map->axes = 4;
-    set_axis(map, 0, d, v->stride[3], 64);
+    set_axis(map, 0, d, v->stride[3], 128 / FA_ELEMENT_BYTES(map->element)); /* the swizzle's */
     set_axis(map, 1, rows, v->stride[1], box_rows);
     set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, v->stride[2], 1);
     set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, v->stride[0], 1);
 }
 
-static void make_map_shapes(const fa_problem *p, const shape *s, fa_tensor_map_shape maps[3])
+static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
 {
-    const int32_t box_v = find_box(p, s->rows_v), box_k = p->block_table ? box_v : s->rows_k;
+    const int32_t box_v = find_box(p, rows_v(v)), box_k = p->block_table ? box_v : rows_k(v);
     set_map_shape(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
     set_map_shape(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
     set_map_shape(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
@@ -196,18 +167,29 @@ static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
     return options;
 }
 
-static bool takes(const shape *s, const fa_problem *p, int options)
+/* The next variant of the same element type. */
+static const fa_variant *next_variant(const fa_variant *v)
 {
-    if (p->d > s->dim || p->d_v > s->dim_v) return false;
-    if (s->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > s->keys)) return false;
-    if (s->options != options && !(options && s->options == FA_SM90_ALL)) return false;
-    return !s->fewer_queries || wants_fewer_queries(p, s, s + 1);
+    const fa_element element = v->element;
+    do v++;
+    while (v->element != element);
+    return v;
 }
 
-static const shape *find_shape(const fa_problem *p, int options)
+static bool takes(const fa_variant *v, const fa_problem *p, int options)
 {
-    for (int i = 0; i < SHAPES; i++)
-        if (takes(&shapes[i], p, options)) return &shapes[i];
+    if (v->element != (fa_element)p->q.dtype) return false;
+    if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
+    if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
+    if (v->options != options && !(options && v->options == FA_SM90_ALL)) return false;
+    return !v->short_rows || wants_fewer_queries(p, v, next_variant(v));
+}
+
+static const fa_variant *find_variant(const fa_problem *p, int options)
+{
+    const fa_variant *const end = &fa_variants[FA_END_forward_sm90];
+    for (const fa_variant *v = &fa_variants[FA_FIRST_forward_sm90]; v < end; v++)
+        if (takes(v, p, options)) return v;
     return NULL;
 }
 
@@ -294,23 +276,22 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                       char *why, size_t size)
 {
     const int options = find_options(p, &plan->maps[3]);
-    const shape *s = find_shape(p, options);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
-    if (!s) {
+    const fa_variant *v = find_variant(p, options);
+    if (!v) {
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
         return false;
     }
-    make_map_shapes(p, s, plan->maps);
+    make_map_shapes(p, v, plan->maps);
     if (refuse_block_strides(p, why, size) || refuse_maps(plan->maps, why, size)) return false;
-    const bool bfloat = p->q.dtype == FA_BFLOAT16;
-    if (!fa_cuda_plan_image(s->image[bfloat], s->smem_bytes, device, plan, why, size)) return false;
-    plan->arithmetic = bfloat ? "bfloat16 products (wgmma), float32 sums"
-                              : "float16 products (wgmma), float32 sums";
-    plan->tile_k = s->keys;
+    if (!fa_cuda_plan_variant(v, count_smem(v), device, plan, why, size)) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                                         : "float16 products (wgmma), float32 sums";
+    plan->tile_k = v->keys;
     plan->bias_mapped = options & FA_SM90_BIAS;
-    plan->threads = (uint32_t)s->threads;
-    fa_cuda_plan_tiles(p, s->queries, plan);
-    plan->cluster = (uint32_t)s->cluster;
+    plan->threads = (uint32_t)FA_SM90_THREADS(v->consumers);
+    fa_cuda_plan_tiles(p, count_queries(v), plan);
+    plan->cluster = (uint32_t)v->cluster;
     plan->grid = count_blocks(p, device, plan);
     plan->drawn = wants_drawing(p, plan, options);
     return true;

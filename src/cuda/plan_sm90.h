@@ -5,7 +5,7 @@
 #ifndef FA_CUDA_PLAN_SM90_H
 #define FA_CUDA_PLAN_SM90_H
 
-#include "../../kernels/forward_sm90_wide.h"
+#include "../../kernels/forward_sm90_wide/forward_sm90_wide.h"
 #include "cuda/driver.h"
 #include "cuda/plan.h"
 

@@ -1,4 +1,4 @@
-/* What the copy engine can be told of a tensor; pure, so that planners may ask on any machine. */
+/* What TMA can be told of a tensor; pure, so that planners may ask on any machine. */
 #include <stdint.h>
 
 #include "cuda/driver.h"
@@ -6,7 +6,6 @@
 enum {
     ALIGNMENT = 16, /* bytes, of addresses and strides */
     SWIZZLE = 128,  /* bytes of a row in shared memory */
-    ELEMENT = 2,    /* bytes */
     MOST_BOX = 256
 };
 
@@ -28,7 +27,7 @@ static const char *find_box_fault(const fa_tensor_map_shape *shape)
 {
     for (int i = 0; i < shape->axes; i++)
         if (shape->box[i] < 1 || shape->box[i] > MOST_BOX) return "a box has no 1 to 256 indices";
-    const uint32_t row = shape->box[0] * ELEMENT;
+    const uint32_t row = shape->box[0] * (uint32_t)FA_ELEMENT_BYTES(shape->element);
     if (row % ALIGNMENT || row > SWIZZLE) return "a box's rows are no 16, 32, ... 128 bytes";
     return NULL;
 }

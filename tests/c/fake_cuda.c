@@ -447,6 +447,11 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_kernel kernel
     return 0;
 }
 
+static uint32_t bytes_of_map_type(int type)
+{
+    return type == CU_MAP_UINT8 ? 1 : type == CU_MAP_FLOAT16 || type == CU_MAP_BFLOAT16 ? 2 : 4;
+}
+
 FAKE cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t axes, void *base,
                                       const uint64_t *extents, const uint64_t *strides,
                                       const uint32_t *box, const uint32_t *steps, int interleave,
@@ -455,7 +460,8 @@ FAKE cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t axes, void *
     if (asked_to_fail(__func__)) memset(map, 0xff, sizeof(fake_cuda_map)); /* it may have begun */
     BEGIN();
     atomic_fetch_add(&fake_cuda.maps, 1);
-    if ((uintptr_t)base % 16 || axes < 1 || axes > 5 || interleave || fill || box[0] * 2 > 128)
+    if ((uintptr_t)base % 16 || axes < 1 || axes > 5 || interleave || fill ||
+        box[0] * bytes_of_map_type(type) > 128)
         return INVALID_VALUE;
     fake_cuda_map *encoded = map;
     encoded->base = (uint64_t)(uintptr_t)base;

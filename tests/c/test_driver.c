@@ -426,13 +426,39 @@ static void test_counters(void)
 
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
+/* Every element type is the driver's, and boxes are at most 128 bytes wide. */
+static void check_elements(fa_tensor_map_shape shape)
+{
+    static const struct {
+        fa_element element;
+        int bytes, type;
+    } cases[] = {{FA_ELEMENT_FLOAT32, 4, CU_MAP_FLOAT32},
+                 {FA_ELEMENT_TF32, 4, CU_MAP_TF32},
+                 {FA_ELEMENT_FLOAT16, 2, CU_MAP_FLOAT16},
+                 {FA_ELEMENT_BFLOAT16, 2, CU_MAP_BFLOAT16},
+                 {FA_ELEMENT_FLOAT8_E4M3, 1, CU_MAP_UINT8}};
+    fa_cuda_fault fault = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_tensor_map map = {{0}};
+        fake_cuda_map seen;
+        shape.element = cases[i].element;
+        shape.box[0] = 128 / (uint32_t)cases[i].bytes;
+        CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
+        memcpy(&seen, &map, sizeof seen);
+        CHECK(seen.type == cases[i].type, "element %d: type %d", (int)cases[i].element,
+              (int)seen.type);
+        shape.box[0] *= 2;
+        CHECK(!fa_cuda_encode_map(&map, &shape, &fault), "a box of 256 bytes");
+    }
+}
+
 static void test_maps(void)
 {
     static _Alignas(16) char base[64];
     fa_cuda_fault fault = {0};
     fa_tensor_map map = {{0}};
     fa_tensor_map_shape shape = {.base = base,
-                                 .bfloat = true,
+                                 .element = FA_ELEMENT_BFLOAT16,
                                  .axes = 3,
                                  .extent = {100, 1000, 7},
                                  .stride = {2, 256, 256000},
@@ -447,10 +473,7 @@ static void test_maps(void)
     CHECK(seen.extent[0] == 100 && seen.extent[1] == 1000 && seen.extent[2] == 7, "extents");
     CHECK(seen.stride[0] == 256 && seen.stride[1] == 256000, "strides");
     CHECK(seen.box[0] == 64 && seen.box[1] == 128 && seen.box[2] == 1, "box");
-    shape.bfloat = false;
-    CHECK(fa_cuda_encode_map(&map, &shape, &fault), "%s", fault.text);
-    memcpy(&seen, &map, sizeof seen);
-    CHECK(seen.type == CU_MAP_FLOAT16, "type");
+    check_elements(shape);
     shape.base = base + 2;
     CHECK(!fa_cuda_encode_map(&map, &shape, &fault) &&
               !strcmp(fault.call, "cuTensorMapEncodeTiled") && strstr(fault.text, "address"),
@@ -467,7 +490,7 @@ static fa_tensor_map_shape numbered_shape(int i)
 {
     static _Alignas(16) char base[16 * 64];
     return (fa_tensor_map_shape){.base = base + 16 * (i % 64),
-                                 .bfloat = i & 64,
+                                 .element = i & 64 ? FA_ELEMENT_BFLOAT16 : FA_ELEMENT_FLOAT16,
                                  .axes = 2,
                                  .extent = {64, 1000 + (uint64_t)i / 128},
                                  .stride = {2, 128},
@@ -483,7 +506,7 @@ static void check_map(int i)
     CHECK(fa_cuda_encode_map(&map, &shape, &fault), "map %d: %s", i, fault.text);
     memcpy(&seen, &map, sizeof seen);
     CHECK(seen.extent[1] == shape.extent[1] && seen.base == (uint64_t)(uintptr_t)shape.base &&
-              seen.type == (shape.bfloat ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16),
+              seen.type == (i & 64 ? CU_MAP_BFLOAT16 : CU_MAP_FLOAT16),
           "map %d is that of another shape", i);
 }
 
@@ -574,15 +597,15 @@ static void test_threads(void)
 
 static void test_tables(void)
 {
-    fa_cuda_image table[] = {{.name = "one"}, {.name = "two"}, {.name = NULL}};
     char text[200];
-    CHECK(fa_cuda_find_image(table, "two") == &table[1], "two is not found");
-    CHECK(!fa_cuda_find_image(table, "three") && !fa_cuda_find_image(table + 2, "one"), "three is");
     fa_cuda_explain_missing_image("three", text, sizeof text);
     CHECK(strstr(text, "CUDA=all"), "no word of how to build it: %s", text);
-    for (fa_cuda_image *image = fa_cuda_images; image->name; image++)
-        CHECK(image->data < image->end && (uintptr_t)image->data % 64 == 0, "image %s",
-              image->name);
+    for (int i = 0; i < FA_VARIANTS; i++) {
+        const fa_cuda_image *image = fa_cuda_image_of(i);
+        CHECK(!image || (image->data < image->end && (uintptr_t)image->data % 64 == 0 &&
+                         strcmp(image->name, fa_variants[i].name) == 0),
+              "image %s", fa_variants[i].name);
+    }
 }
 
 /* ---- checks of lengths ----------------------------------------------------------------------- */

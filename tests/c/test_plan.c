@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda/family.h"
 #include "flashattn.h"
 #include "gpus.h"
@@ -39,13 +39,16 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
     return plan;
 }
 
+static const char *name_of(const fa_cuda_plan *plan) { return fa_variants[plan->variant].name; }
+
 /* What holds of every plan. */
 static void check_plan(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_plan plan = plan_of(p, device);
     const int64_t rows = plan.tile_q > 0 ? (p->rows_q + plan.tile_q - 1) / plan.tile_q : -1;
-    CHECK(plan.image && strncmp(plan.image, "forward_", 8) == 0, "image");
-    CHECK(strncmp(plan.entry, "forward_", 8) == 0, "entry");
+    const fa_variant *v = &fa_variants[plan.variant];
+    CHECK(strncmp(v->name, "forward_", 8) == 0, "%s", v->name);
+    CHECK(strncmp(v->kernel, "forward_", 8) == 0, "%s", v->kernel);
     CHECK((int)plan.smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
           "%u bytes of shared memory on %s", plan.smem_bytes, device->name);
     const uint32_t cluster = plan.cluster ? plan.cluster : 1;
@@ -77,16 +80,17 @@ static void test_images(void)
 {
     static const struct {
         int64_t d, d_v;
-        const char *image;
-    } cases[] = {{1, 1, "forward_simt_d64"},      {64, 64, "forward_simt_d64"},
-                 {65, 64, "forward_simt_d128"},   {64, 65, "forward_simt_d128"},
-                 {128, 128, "forward_simt_d128"}, {192, 128, "forward_simt_d256"},
-                 {256, 257, "forward_simt_d512"}, {512, 512, "forward_simt_d512"}};
+        int variant;
+    } cases[] = {
+        {1, 1, FA_VARIANT_forward_simt_d64},      {64, 64, FA_VARIANT_forward_simt_d64},
+        {65, 64, FA_VARIANT_forward_simt_d128},   {64, 65, FA_VARIANT_forward_simt_d128},
+        {128, 128, FA_VARIANT_forward_simt_d128}, {192, 128, FA_VARIANT_forward_simt_d256},
+        {256, 257, FA_VARIANT_forward_simt_d512}, {512, 512, FA_VARIANT_forward_simt_d512}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_problem(1, 1, 1, cases[i].d, cases[i].d_v);
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
-        CHECK(strcmp(plan.image, cases[i].image) == 0, "%lld, %lld: %s", (long long)cases[i].d,
-              (long long)cases[i].d_v, plan.image);
+        CHECK(plan.variant == cases[i].variant, "%lld, %lld: %s", (long long)cases[i].d,
+              (long long)cases[i].d_v, name_of(&plan));
     }
 }
 
@@ -150,17 +154,18 @@ static void test_tensor_cores(void)
                 const bool expected = d <= 256 ? architecture >= 80 || !b : architecture >= 90;
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
                 CHECK((strcmp(plan.family->name, "simt") != 0) == expected, "d %lld on %s: %s",
-                      (long long)d, devices[i].name, plan.image);
+                      (long long)d, devices[i].name, name_of(&plan));
                 const char *passed_over = architecture >= 80 ? "not sm80: " : "not sm75: ";
                 CHECK((strstr(plan.passed_over, passed_over) != NULL) == !expected,
                       "d %lld on %s: %s", (long long)d, devices[i].name, plan.passed_over);
             }
 }
 
-static void expect_image(const fa_problem *p, const fa_cuda_device *device, const char *image)
+static void expect_variant(const fa_problem *p, const fa_cuda_device *device, int variant)
 {
     const fa_cuda_plan plan = plan_of(p, device);
-    CHECK(strcmp(plan.image, image) == 0, "%s on %s, expected %s", plan.image, device->name, image);
+    CHECK(plan.variant == variant, "%s on %s, expected %s", name_of(&plan), device->name,
+          fa_variants[variant].name);
 }
 
 /* What needs more than masks by position takes the general form, and so does a negative scale. */
@@ -174,7 +179,7 @@ static void test_forms(void)
     p.scale = 0.1f;
     p.causal = true;
     p.window_left = 5;
-    expect_image(&p, a100, "forward_sm80_d128_bf16");
+    expect_variant(&p, a100, FA_VARIANT_forward_sm80_d128_bf16);
     fa_problem general[6] = {p, p, p, p, p, p};
     general[0].softcap = 3;
     general[1].alibi_slopes = slopes;
@@ -182,17 +187,18 @@ static void test_forms(void)
     general[3].mask.data = (char *)slopes;
     general[4].dropout_threshold = 1;
     general[5].scale = -0.1f;
-    for (int i = 0; i < 6; i++) expect_image(&general[i], a100, "forward_sm80_d128_bf16_general");
+    for (int i = 0; i < 6; i++)
+        expect_variant(&general[i], a100, FA_VARIANT_forward_sm80_d128_bf16_general);
     p.d = 200;
     char why[320];
     fa_cuda_plan plan;
     CHECK(fa_cuda_plan_make(&p, &devices[H200], sm80, &plan, why, sizeof why) &&
-              strcmp(plan.image, "forward_sm80_d256_bf16") == 0,
-          "%s", plan.image ? plan.image : why);
-    expect_image(&p, a100, "forward_sm80_d256_bf16");
-    expect_image(&p, &devices[RTX_4090], "forward_sm80_d256_bf16_small");
+              plan.variant == FA_VARIANT_forward_sm80_d256_bf16,
+          "%s", why);
+    expect_variant(&p, a100, FA_VARIANT_forward_sm80_d256_bf16);
+    expect_variant(&p, &devices[RTX_4090], FA_VARIANT_forward_sm80_d256_bf16_small);
     set_dtype(&p, FA_FLOAT16);
-    expect_image(&p, &devices[T4], "forward_sm75_d256_f16");
+    expect_variant(&p, &devices[T4], FA_VARIANT_forward_sm75_d256_f16);
     CHECK(sm80 && plan_of(&p, a100).family == sm80, "family");
 }
 
@@ -262,22 +268,24 @@ static void test_wide(void)
 {
     static const struct {
         int64_t d, d_v;
-        const char *image;
-    } cases[] = {
-        {256, 256, "forward_sm90_d256_bf16"},      {264, 264, "forward_sm90_wide_d320_bf16"},
-        {320, 64, "forward_sm90_wide_d320_bf16"},  {64, 328, "forward_sm90_wide_d384_bf16"},
-        {384, 384, "forward_sm90_wide_d384_bf16"}, {392, 320, "forward_sm90_wide_d512_bf16"},
-        {512, 512, "forward_sm90_wide_d512_bf16"}};
+        int variant;
+    } cases[] = {{256, 256, FA_VARIANT_forward_sm90_d256_bf16},
+                 {264, 264, FA_VARIANT_forward_sm90_wide_d320_bf16},
+                 {320, 64, FA_VARIANT_forward_sm90_wide_d320_bf16},
+                 {64, 328, FA_VARIANT_forward_sm90_wide_d384_bf16},
+                 {384, 384, FA_VARIANT_forward_sm90_wide_d384_bf16},
+                 {392, 320, FA_VARIANT_forward_sm90_wide_d512_bf16},
+                 {512, 512, FA_VARIANT_forward_sm90_wide_d512_bf16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_cuda_device *h200 = &devices[H200];
         const bool wide = cases[i].d > 256 || cases[i].d_v > 256;
         fa_problem p = make_mapped(3, 100, cases[i].d, cases[i].d_v);
         if (wide) check_plan(&p, h200);
-        expect_image(&p, h200, cases[i].image);
+        expect_variant(&p, h200, cases[i].variant);
         CHECK(plan_of(&p, h200).grid == (wide ? 6u : 3u), "%u blocks", plan_of(&p, h200).grid);
         p.softcap = 1;
         const fa_cuda_plan general = plan_of(&p, h200);
-        CHECK(strcmp(general.family->name, wide ? "sm80" : "sm90") == 0, "%s", general.image);
+        CHECK(strcmp(general.family->name, wide ? "sm80" : "sm90") == 0, "%s", name_of(&general));
         p = make_mapped(3, 100000, cases[i].d, cases[i].d_v);
         if (wide) check_plan(&p, h200);
         CHECK(plan_of(&p, h200).grid == (uint32_t)h200->multiprocessors, "%u blocks",
@@ -293,17 +301,17 @@ static void test_short_rows(void)
     static const struct {
         int64_t rows_q, n_k;
         bool packed;
-        const char *image;
-    } cases[] = {{128, 128, false, "forward_sm90_d64_one_bf16"},
-                 {5000, 7, false, "forward_sm90_d64_one_bf16"},
-                 {128, 129, false, "forward_sm90_d64_two_bf16"},
-                 {128, 128, true, "forward_sm90_d64_bf16"},
-                 {4096, 4096, false, "forward_sm90_d64_bf16"}};
+        int variant;
+    } cases[] = {{128, 128, false, FA_VARIANT_forward_sm90_d64_one_bf16},
+                 {5000, 7, false, FA_VARIANT_forward_sm90_d64_one_bf16},
+                 {128, 129, false, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {128, 128, true, FA_VARIANT_forward_sm90_d64_bf16},
+                 {4096, 4096, false, FA_VARIANT_forward_sm90_d64_bf16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_mapped(3, cases[i].rows_q, 64, 64);
         p.n_k = p.rows_k = cases[i].n_k;
         if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
-        expect_image(&p, &devices[H200], cases[i].image);
+        expect_variant(&p, &devices[H200], cases[i].variant);
     }
 }
 
@@ -327,7 +335,7 @@ static void test_packed_shares(void)
         check_plan(&p, h200);
         const fa_cuda_plan plan = plan_of(&p, h200);
         const int64_t grid = plan.grid;
-        CHECK(strcmp(plan.family->name, "sm90") == 0, "%s", plan.image);
+        CHECK(strcmp(plan.family->name, "sm90") == 0, "%s", name_of(&plan));
         CHECK(grid * share >= plan.tasks && (grid - plan.tiles) * share < plan.tasks,
               "%lld blocks for %lld tasks", (long long)grid, (long long)plan.tasks);
         CHECK(share == 1 || grid % plan.tiles == (plan.tiles + share - 1) / share,
@@ -370,7 +378,7 @@ static void test_asked(void)
         const char *name = i ? "simt" : "sm75";
         const bool fine = fa_cuda_plan_make(&p, &devices[H200], fa_cuda_find_family(name), &plan,
                                             why, sizeof why);
-        CHECK(fine && strstr(plan.image, name), "%s: %s", name, why);
+        CHECK(fine && strstr(name_of(&plan), name), "%s: %s", name, why);
     }
 }
 
@@ -388,10 +396,10 @@ static void test_without_words(void)
             fa_cuda_plan plan;
             memset(&plan, 0x5a, sizeof plan);
             CHECK(fa_cuda_plan_make(&p, &device, NULL, &plan, NULL, 0), "no plan without words");
-            CHECK(plan.family == worded.family && plan.image == worded.image &&
+            CHECK(plan.family == worded.family && plan.variant == worded.variant &&
                       plan.grid == worded.grid && plan.tasks == worded.tasks &&
                       plan.smem_bytes == worded.smem_bytes && plan.threads == worded.threads,
-                  "%s without words, %s with them", plan.image, worded.image);
+                  "%s without words, %s with them", name_of(&plan), name_of(&worded));
             CHECK(plan.passed_over[0] == 0, "words: %s", plan.passed_over);
             CHECK(plan.device == i, "device %d of %d", plan.device, i);
         }

@@ -45,12 +45,12 @@ static fa_cuda_passes plan_of(const fa_problem *p, const fa_cuda_device *device)
 /* What holds of every step. */
 static void check_step(const fa_cuda_step *s, const fa_cuda_device *device)
 {
-    CHECK(s->image && s->entry && strncmp(s->image, s->entry, strlen(s->entry)) == 0, "%s: %s",
-          s->image, s->entry);
+    const fa_variant *v = &fa_variants[s->variant];
+    CHECK(strncmp(v->name, v->kernel, strlen(v->kernel)) == 0, "%s: %s", v->name, v->kernel);
     CHECK((int)s->smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
-          "%s: %u bytes of shared memory on %s", s->image, s->smem_bytes, device->name);
-    CHECK(s->grid <= 2147483647u && (int64_t)s->grid <= s->tasks, "%s: grid %u", s->image, s->grid);
-    CHECK((s->grid > 0) == (s->tasks > 0), "%s: grid %u for %lld tasks", s->image, s->grid,
+          "%s: %u bytes of shared memory on %s", v->name, s->smem_bytes, device->name);
+    CHECK(s->grid <= 2147483647u && (int64_t)s->grid <= s->tasks, "%s: grid %u", v->name, s->grid);
+    CHECK((s->grid > 0) == (s->tasks > 0), "%s: grid %u for %lld tasks", v->name, s->grid,
           (long long)s->tasks);
     CHECK(s->threads % 32 == 0 && s->threads > 0 && s->threads <= 1024, "%u threads", s->threads);
 }
@@ -64,11 +64,13 @@ static void test_head_dims(void)
             const fa_cuda_passes backward = plan_of(&p, &devices[i]);
             for (int step = FA_STEP_DELTA; step <= FA_STEP_DSINKS; step++)
                 check_step(&backward.steps[step], &devices[i]);
-            CHECK(!backward.steps[FA_STEP_WEIGHTS].image, "weights in backward");
+            CHECK(backward.steps[FA_STEP_WEIGHTS].variant == FA_NO_VARIANT, "weights in backward");
             p.pass = FA_PASS_WEIGHTS;
             const fa_cuda_passes weights = plan_of(&p, &devices[i]);
             check_step(&weights.steps[FA_STEP_WEIGHTS], &devices[i]);
-            CHECK(!weights.steps[FA_STEP_DQ].image && weights.workspace_bytes == 0, "weights");
+            CHECK(weights.steps[FA_STEP_DQ].variant == FA_NO_VARIANT &&
+                      weights.workspace_bytes == 0,
+                  "weights");
         }
 }
 
@@ -77,18 +79,19 @@ static void test_images(void)
 {
     static const struct {
         int64_t d, d_v;
-        const char *dq, *dkv;
-    } cases[] = {{1, 1, "backward_dq_simt_d64", "backward_dkv_simt_d64"},
-                 {64, 65, "backward_dq_simt_d128", "backward_dkv_simt_d128"},
-                 {192, 128, "backward_dq_simt_d256", "backward_dkv_simt_d256"},
-                 {257, 1, "backward_dq_simt_d512", "backward_dkv_simt_d512"}};
+        int dq, dkv;
+    } cases[] = {{1, 1, FA_VARIANT_backward_dq_simt_d64, FA_VARIANT_backward_dkv_simt_d64},
+                 {64, 65, FA_VARIANT_backward_dq_simt_d128, FA_VARIANT_backward_dkv_simt_d128},
+                 {192, 128, FA_VARIANT_backward_dq_simt_d256, FA_VARIANT_backward_dkv_simt_d256},
+                 {257, 1, FA_VARIANT_backward_dq_simt_d512, FA_VARIANT_backward_dkv_simt_d512}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_problem(FA_PASS_BACKWARD, 1, 1, 1, cases[i].d);
         p.d_v = cases[i].d_v;
         const fa_cuda_passes passes = plan_of(&p, &devices[H200]);
-        CHECK(strcmp(passes.steps[FA_STEP_DQ].image, cases[i].dq) == 0 &&
-                  strcmp(passes.steps[FA_STEP_DKV].image, cases[i].dkv) == 0,
-              "%s and %s", passes.steps[FA_STEP_DQ].image, passes.steps[FA_STEP_DKV].image);
+        CHECK(passes.steps[FA_STEP_DQ].variant == cases[i].dq &&
+                  passes.steps[FA_STEP_DKV].variant == cases[i].dkv,
+              "%s and %s", fa_variants[passes.steps[FA_STEP_DQ].variant].name,
+              fa_variants[passes.steps[FA_STEP_DKV].variant].name);
     }
 }
 
@@ -160,16 +163,17 @@ static void test_combine(void)
     static float lse[4];
     fa_cuda_combining how;
     char why[320] = "";
-    fa_cuda_parts c = {.batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = FA_COMBINE_FEW};
+    fa_combine_problem c = {
+        .batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = FA_COMBINE_FEW};
     CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.most == FA_COMBINE_FEW && strcmp(how.step.image, "combine_few") == 0 &&
+    CHECK(how.most == FA_COMBINE_FEW && how.step.variant == FA_VARIANT_combine_few &&
               how.step.tasks == 8 && how.workspace_bytes == 0,
-          "%s: %lld tasks", how.step.image, (long long)how.step.tasks);
+          "%s: %lld tasks", fa_variants[how.step.variant].name, (long long)how.step.tasks);
     c.num_parts = FA_COMBINE_MANY;
     CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.most == FA_COMBINE_MANY && strcmp(how.step.image, "combine_many") == 0 &&
+    CHECK(how.most == FA_COMBINE_MANY && how.step.variant == FA_VARIANT_combine_many &&
               how.workspace_bytes == 0,
-          "%s", how.step.image);
+          "%s", fa_variants[how.step.variant].name);
     c.num_parts = FA_COMBINE_MANY + 1;
     CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
     CHECK(how.workspace_bytes == 30 * 65 * sizeof(float), "without lse: %zu bytes of workspace",

@@ -1,5 +1,5 @@
 /*
- * Which tensors the copy engine can be told of: every limit from both sides. Needs no driver.
+ * Which tensors TMA can be told of: every limit from both sides. Needs no driver.
  */
 #include <stdint.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static _Alignas(16) char memory[64];
 static fa_tensor_map_shape usual(void)
 {
     return (fa_tensor_map_shape){.base = memory,
-                                 .bfloat = true,
+                                 .element = FA_ELEMENT_BFLOAT16,
                                  .axes = 4,
                                  .extent = {128, 1000, 8, 3},
                                  .stride = {2, 2048, 256, 2048000},
@@ -123,6 +123,13 @@ static void test_boxes(void)
         else REFUSED(shape, "rows are no 16, 32, ... 128 bytes");
     }
     fa_tensor_map_shape shape = usual();
+    shape.element = FA_ELEMENT_TF32;
+    REFUSED(shape, "rows are no 16, 32, ... 128 bytes");
+    shape.box[0] = 32;
+    FITS(shape);
+    shape.element = FA_ELEMENT_FLOAT8_E4M3;
+    shape.box[0] = 128;
+    FITS(shape);
     shape.box[0] = 0;
     REFUSED(shape, "1 to 256 indices");
 }

@@ -333,7 +333,8 @@ static void test_bfloat16(void)
     for (int t = 0; t < 5; t++) {
         uint16_t bytes[Q_COUNT];
         memcpy(bytes, q16, sizeof bytes);
-        for (int i = 0; t == 4 && i < Q_COUNT; i++) bytes[i] = (uint16_t)(q16[i] << 8 | q16[i] >> 8);
+        for (int i = 0; t == 4 && i < Q_COUNT; i++)
+            bytes[i] = (uint16_t)(q16[i] << 8 | q16[i] >> 8);
         harness_write_npy("qb.npy", types[t], "(2, 5, 4, 8)", bytes, sizeof bytes);
         EXPECT_FINE("run", "--q", "qb.npy", "--k", "kb.npy", "--v", "vb.npy", OUTPUTS);
         check_bfloat16(types[t], &in);

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "check.h"
-#include "cuda/backend.h"
+#include "cuda/forward.h"
 #include "cuda_on_cpu.h"
 #include "gpus.h"
 #include "normalize.h"
@@ -34,7 +34,8 @@ static cuda_run make_run(const random_call *call, const fa_attention_params *par
                          const fa_cuda_plan *plan, int64_t number)
 {
     static char name[80];
-    snprintf(name, sizeof name, "number %lld: %s", (long long)number, plan->image);
+    snprintf(name, sizeof name, "number %lld: %s", (long long)number,
+             fa_variants[plan->variant].name);
     return (cuda_run){.name = name,
                       .memory = call->buffers,
                       .parameters = params,

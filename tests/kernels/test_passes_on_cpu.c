@@ -43,27 +43,23 @@ typedef struct few_parts {
 } few_parts;
 DECLARE(combine_few, few_parts)
 
-#define KERNEL(name)                                                                               \
-    {                                                                                              \
-#name, run_##name                                                                          \
-    }
-static const struct {
-    const char *image;
-    void (*run)(const void *parameters);
-} kernels[] = {KERNEL(backward_delta),
-               KERNEL(backward_dq_simt_d64),
-               KERNEL(backward_dq_simt_d128),
-               KERNEL(backward_dq_simt_d256),
-               KERNEL(backward_dq_simt_d512),
-               KERNEL(backward_dkv_simt_d64),
-               KERNEL(backward_dkv_simt_d128),
-               KERNEL(backward_dkv_simt_d256),
-               KERNEL(backward_dkv_simt_d512),
-               KERNEL(backward_dbias_simt),
-               KERNEL(backward_dsinks),
-               KERNEL(weights_simt),
-               KERNEL(combine_few),
-               KERNEL(combine_many)};
+#define KERNEL(name) [FA_VARIANT_##name] = run_##name
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+    KERNEL(backward_delta),
+    KERNEL(backward_dq_simt_d64),
+    KERNEL(backward_dq_simt_d128),
+    KERNEL(backward_dq_simt_d256),
+    KERNEL(backward_dq_simt_d512),
+    KERNEL(backward_dkv_simt_d64),
+    KERNEL(backward_dkv_simt_d128),
+    KERNEL(backward_dkv_simt_d256),
+    KERNEL(backward_dkv_simt_d512),
+    KERNEL(backward_dbias_simt),
+    KERNEL(backward_dsinks),
+    KERNEL(weights_simt),
+    KERNEL(combine_few),
+    KERNEL(combine_many),
+};
 
 /* Sometimes so few blocks that each has several tasks, and threads in either order. */
 typedef struct machine {
@@ -75,7 +71,8 @@ typedef struct machine {
 static void launch(const machine *m, const fa_cuda_step *step, const void *params)
 {
     char name[80];
-    snprintf(name, sizeof name, "number %lld: %s", (long long)m->number, step->image);
+    snprintf(name, sizeof name, "number %lld: %s", (long long)m->number,
+             fa_variants[step->variant].name);
     cuda_run run = {.name = name,
                     .memory = m->memory.count ? &m->memory : NULL,
                     .parameters = params,
@@ -83,8 +80,7 @@ static void launch(const machine *m, const fa_cuda_step *step, const void *param
                     .threads = step->threads,
                     .smem_bytes = step->smem_bytes,
                     .backwards = m->backwards};
-    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
-        if (strcmp(kernels[i].image, step->image) == 0) run.kernel = kernels[i].run;
+    run.kernel = kernels[step->variant];
     if (!run.kernel) abort();
     cuda_run_kernel(&run);
 }
@@ -161,34 +157,19 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
 static fa_status merge(machine *m, const random_call *call, char *message, size_t size)
 {
     fa_options options = call->options;
-    const fa_combine_arguments a = {.device = FA_DEVICE_CUDA,
-                                    .parts = call->parts,
-                                    .part_lse = call->part_lse,
-                                    .num_parts = call->num_parts,
-                                    .out = &call->out,
-                                    .lse = call->lse,
-                                    .options = &options};
-    fa_combine_problem c;
-    const fa_status status = fa_combine_problem_make(&a, &c);
+    fa_combine_problem c = {.device = FA_DEVICE_CUDA,
+                            .parts = call->parts,
+                            .part_lse = call->part_lse,
+                            .num_parts = call->num_parts,
+                            .lse = call->lse};
+    const fa_status status = fa_combine_problem_make(&call->out, &options, &c);
     if (status != FA_OK) {
         snprintf(message, size, "%s", fa_last_error());
         return status;
     }
-    const fa_cuda_parts parts = {.batch = c.batch,
-                                 .heads = c.heads,
-                                 .n_q = c.n_q,
-                                 .d_v = c.d_v,
-                                 .num_parts = c.num_parts,
-                                 .parts = c.parts,
-                                 .part_lse = c.part_lse,
-                                 .part_lse_stride = c.part_lse_stride,
-                                 .out = c.out,
-                                 .lse = c.lse,
-                                 .workspace = c.workspace};
     fa_cuda_combining how;
     int64_t done = 0;
-    if (!fa_cuda_combine_make(&parts, &devices[T4], &how, message, size))
-        return FA_ERROR_UNSUPPORTED;
+    if (!fa_cuda_combine_make(&c, &devices[T4], &how, message, size)) return FA_ERROR_UNSUPPORTED;
     if (how.step.tasks == 0) return FA_OK;
     if (c.workspace_size < how.workspace_bytes) {
         snprintf(message, size, "%zu bytes of workspace", how.workspace_bytes);
@@ -196,9 +177,9 @@ static fa_status merge(machine *m, const random_call *call, char *message, size_
     }
     do {
         static fa_combine_launch params;
-        done = fa_cuda_combine_params(&parts, &how, done, &params);
+        done = fa_cuda_combine_params(&c, &how, done, &params);
         launch(m, &how.step, &params);
-    } while (done < parts.num_parts);
+    } while (done < c.num_parts);
     return FA_OK;
 }
 

@@ -11,29 +11,24 @@
 
 enum { PROBLEMS = 150 };
 
-#define DECLARE(dim)                                                                               \
-    void forward_simt_d##dim(fa_attention_params p);                                               \
-    static void run_##dim(const void *p) { forward_simt_d##dim(*(const fa_attention_params *)p); }
-DECLARE(64)
-DECLARE(128)
-DECLARE(256)
-DECLARE(512)
+/* The variants, one FORM(name) each: the build writes them. */
+#define FORM(name)                                                                                 \
+    void name(fa_attention_params p);                                                              \
+    static void run_##name(const void *p) { name(*(const fa_attention_params *)p); }
+#include "test_simt_on_cpu_forms.h"
+#undef FORM
 
-static const struct {
-    const char *image;
-    void (*run)(const void *parameters);
-} kernels[] = {{"forward_simt_d64", run_64},
-               {"forward_simt_d128", run_128},
-               {"forward_simt_d256", run_256},
-               {"forward_simt_d512", run_512}};
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
+#include "test_simt_on_cpu_forms.h"
+};
 
 static void launch(const random_call *call, const fa_problem *p, const fa_cuda_plan *plan,
                    int64_t number)
 {
     const fa_attention_params params = fa_cuda_attention_params(p, plan);
     cuda_run run = make_run(call, &params, plan, number);
-    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
-        if (strcmp(kernels[i].image, plan->image) == 0) run.kernel = kernels[i].run;
+    run.kernel = kernels[plan->variant];
     if (!run.kernel) abort();
     cuda_run_kernel(&run);
 }

@@ -16,37 +16,30 @@ enum { PROBLEMS = 150 };
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
 
-/* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
+/* The variants, one FORM(name) each: the build writes them. */
 #define FORM(name)                                                                                 \
     void name(fa_attention_params p);                                                              \
     static void run_##name(const void *p) { name(*(const fa_attention_params *)p); }
 #include "test_sm80_on_cpu_forms.h"
 #undef FORM
 
-static const struct {
-    const char *image;
-    void (*run)(const void *parameters);
-} kernels[] = {
-#define FORM(name) {#name, run_##name},
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
 #include "test_sm80_on_cpu_forms.h"
 };
-enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-static int runs[KERNELS];
+static int runs[FA_VARIANTS];
 
 static bool launch(const random_call *call, const fa_problem *p, const fa_cuda_plan *plan,
                    int64_t number)
 {
     const fa_attention_params params = fa_cuda_attention_params(p, plan);
     cuda_run run = make_run(call, &params, plan, number);
-    for (int i = 0; i < KERNELS; i++) {
-        if (strcmp(kernels[i].image, plan->image) != 0) continue;
-        run.kernel = kernels[i].run;
-        runs[i]++;
-        cuda_run_kernel(&run);
-        return true;
-    }
-    return false;
+    run.kernel = kernels[plan->variant];
+    if (!run.kernel) return false;
+    runs[plan->variant]++;
+    cuda_run_kernel(&run);
+    return true;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -61,7 +54,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     if (number % 5 < 2) device.multiprocessors = 1; /* then its blocks have several tasks each */
     if (!fa_cuda_plan_make(&p, &device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
     if (plan.tasks && !launch(call, &p, &plan, number)) {
-        snprintf(message, size, "no kernel %s", plan.image);
+        snprintf(message, size, "no kernel %s", fa_variants[plan.variant].name);
         return FA_ERROR_DEVICE;
     }
     return FA_OK;
@@ -80,6 +73,7 @@ int main(int argc, char **argv)
     }
     CHECK(done > 0, "no problem was for these kernels");
     if (argc > 2)
-        for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     return test_end();
 }

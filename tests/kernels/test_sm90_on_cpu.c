@@ -40,7 +40,7 @@ static const int64_t rare[] = {2833, 12644};
 /* Peaked rows beside others that are flat: those behind the last query, or of other queries. */
 static const int64_t beside_flat[] = {64, 78, 143, 168};
 
-/* The compiled forms of kernels/variants.h, one FORM(name) each: the build writes them. */
+/* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
     fa_attention_params attention;
     fa_sm90_params more;
@@ -56,24 +56,13 @@ typedef struct parameters {
 #include "test_sm90_on_cpu_forms.h"
 #undef FORM
 
-static const struct {
-    const char *image;
-    void (*run)(const void *parameters);
-} kernels[] = {
-#define FORM(name) {#name, run_##name},
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
 #include "test_sm90_on_cpu_forms.h"
 };
-enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-static int runs[KERNELS], most_runs = EACH;
+static int runs[FA_VARIANTS], most_runs = EACH;
 static int drawn; /* runs whose blocks drew their pieces, if they could */
-
-static int find_kernel(const char *image)
-{
-    int i = 0;
-    while (i < KERNELS && strcmp(kernels[i].image, image) != 0) i++;
-    return i;
-}
 
 /* Rows that are done again key by key go from shuffle to shuffle, which takes its time here. */
 static bool takes_long(const fa_problem *p)
@@ -86,7 +75,6 @@ static bool takes_long(const fa_problem *p)
 /* A call on its way to the kernel. */
 typedef struct attempt {
     int64_t number;
-    int kernel;
     fa_cuda_plan plan;
     parameters parameters;
 } attempt;
@@ -123,7 +111,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
 {
     char name[160];
     cuda_run run = make_run(call, &a->parameters.attention, &a->plan, a->number);
-    run.kernel = kernels[a->kernel].run;
+    run.kernel = kernels[a->plan.variant];
     run.parameters = &a->parameters;
     run.units = &hopper_units;
     run.cluster = a->plan.cluster;
@@ -131,7 +119,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
              "number %lld: %s, %u blocks, %s, %s copies, %s products, lanes %x of warp %u slow",
-             (long long)a->number, a->plan.image, run.grid,
+             (long long)a->number, fa_variants[a->plan.variant].name, run.grid,
              run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     run.name = name;
@@ -172,13 +160,11 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
     fa_cuda_plan other;
     longer.rows_q += LONG_ROWS;
     if (!fa_cuda_plan_make(&longer, &devices[H200], family, &other, NULL, 0)) return;
-    const int kernel = find_kernel(other.image);
     const uint32_t grid = a->plan.grid;
-    if (kernel == KERNELS || a->kernel == KERNELS || runs[kernel] >= runs[a->kernel]) return;
+    if (runs[other.variant] >= runs[a->plan.variant]) return;
     if (other.tile_k != a->plan.tile_k || other.cluster != a->plan.cluster)
         return; /* the maps are for tiles of so many keys */
-    a->kernel = kernel;
-    a->plan.image = other.image;
+    a->plan.variant = other.variant;
     a->plan.threads = other.threads;
     a->plan.smem_bytes = other.smem_bytes;
     fa_cuda_plan_tiles(p, other.tile_q, &a->plan);
@@ -191,9 +177,8 @@ static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
     const fa_cuda_family *family = fa_cuda_find_family("sm90");
     const fa_cuda_device device = small_device(a->number);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
-    a->kernel = find_kernel(a->plan.image);
     plan_as_longer(family, p, a);
-    return a->kernel == KERNELS || runs[a->kernel] < most_runs;
+    return runs[a->plan.variant] < most_runs;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -205,12 +190,12 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     if (status != FA_OK) return status;
     if (!plan_call(&p, &a, message, size)) return FA_ERROR_UNSUPPORTED;
     if (a.plan.tasks == 0) return FA_OK;
-    if (a.kernel == KERNELS) {
-        snprintf(message, size, "no kernel %s", a.plan.image);
+    if (!kernels[a.plan.variant]) {
+        snprintf(message, size, "no kernel %s", fa_variants[a.plan.variant].name);
         return FA_ERROR_DEVICE;
     }
     if (takes_long(&p)) return FA_ERROR_UNSUPPORTED;
-    runs[a.kernel]++;
+    runs[a.plan.variant]++;
     a.parameters.attention = fa_cuda_attention_params(&p, &a.plan);
     if (!fa_cuda_sm90_params(&p, &a.plan, hopper_encode_map, &a.parameters.more, &fault)) {
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
@@ -280,12 +265,13 @@ int main(int argc, char **argv)
         number = beside_flat[i];
         run_peaked_problems(&settings, &number, beside_flat[i] + 1);
     }
-    for (int i = 0; i < KERNELS && argc == 1; i++)
-        CHECK(runs[i], "no problem was for %s", kernels[i].image);
+    for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
+        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
     CHECK(drawn || argc > 1, "no problem had its pieces drawn");
     if (argc > 2) {
         printf("%5d problems, of %d the pieces drawn\n", done, drawn);
-        for (int i = 0; i < KERNELS; i++) printf("%5d %s\n", runs[i], kernels[i].image);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
     return test_end();
 }

@@ -1,0 +1,318 @@
+/*
+ * CUDA's row of the table in backend.h. It plans a problem, checks where the arrays lie, and queues
+ * the plan's kernels on the caller's stream. What the rest of src/cuda reports as a fault or as a
+ * reason becomes a sentence here.
+ */
+#include "backend.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/checks.h"
+#include "cuda/driver.h"
+#include "cuda/forward.h"
+#include "cuda/images.h"
+#include "cuda/passes.h"
+#include "cuda/plan.h"
+#include "error.h"
+#include "location.h"
+#include "normalize.h"
+
+/* ---- Faults and devices ---------------------------------------------------------------------- */
+
+/* The driver's codes that mean more to a caller than a failure. */
+enum { FA_CUDA_OUT_OF_MEMORY = 2, FA_CUDA_NO_BINARY_FOR_GPU = 209 };
+
+/* Words what the driver says, "cuLaunchKernelEx failed: CUDA_ERROR_... (text)". */
+static fa_status cuda_failed(const fa_cuda_fault *fault, int ordinal)
+{
+    char where[40] = "";
+    if (ordinal >= 0) (void)snprintf(where, sizeof where, " on CUDA device %d", ordinal);
+    fa_status status = fault->code == FA_CUDA_OUT_OF_MEMORY ? FA_ERROR_MEMORY : FA_ERROR_DEVICE;
+    return fa_fail(status, "%s failed%s: %s (%s)", fault->call, where, fault->name, fault->text);
+}
+
+static fa_status open_cuda(void)
+{
+    fa_cuda_fault fault;
+    if (!fa_cuda_open(&fault))
+        return fa_fail(FA_ERROR_DEVICE,
+                       "options.device is FA_DEVICE_CUDA, but there is no usable CUDA driver: %s: "
+                       "%s (%s)",
+                       fault.call, fault.name, fault.text);
+    if (fa_cuda_device_count() == 0)
+        return fa_fail(FA_ERROR_DEVICE,
+                       "options.device is FA_DEVICE_CUDA, but the CUDA driver reports no device");
+    return FA_OK;
+}
+
+/* The current context's device. A dry run needs no context: without one it is about device 0. */
+static fa_status find_device(bool dry_run, fa_cuda_device *device, bool *current)
+{
+    fa_cuda_fault fault;
+    int ordinal;
+    if (!fa_cuda_current_device(&ordinal, &fault)) return cuda_failed(&fault, -1);
+    *current = ordinal >= 0;
+    if (ordinal < 0 && !dry_run)
+        return fa_fail(FA_ERROR_DEVICE,
+                       "no CUDA context is current in this thread: expected one, as cudaSetDevice "
+                       "or cuCtxSetCurrent makes it");
+    if (ordinal < 0) ordinal = 0;
+    return fa_cuda_get_device(ordinal, device, &fault) ? FA_OK : cuda_failed(&fault, ordinal);
+}
+/* Where arrays of a call on this device must lie. */
+static fa_location location_of(const fa_cuda_device *device)
+{
+    return (fa_location){&fa_cuda_backend, device->ordinal};
+}
+
+/* ---- Workspace ------------------------------------------------------------------------------- */
+
+enum { WORKSPACE_ALIGNMENT = 256 };
+
+/* why: what the bytes are for; it ends the sentence. */
+static fa_status check_workspace(const void *workspace, size_t size, size_t bytes, const char *why,
+                                 const fa_cuda_device *device)
+{
+    if (bytes == 0) return FA_OK;
+    if (size < bytes)
+        return fa_fail(FA_ERROR_WORKSPACE,
+                       "options.workspace_size is %zu: expected at least %zu bytes, %s", size,
+                       bytes, why);
+    FA_REQUIRE((uintptr_t)workspace % WORKSPACE_ALIGNMENT == 0,
+               "options.workspace is %p: expected an address aligned to %d bytes", workspace,
+               WORKSPACE_ALIGNMENT);
+    return fa_check_location("options.workspace", workspace, location_of(device));
+}
+
+static fa_status check_problem_workspace(const fa_problem *p, size_t bytes,
+                                         const fa_cuda_device *device)
+{
+    return check_workspace(p->workspace, p->workspace_size, bytes, "as fa_workspace_size says",
+                           device);
+}
+/* ---- Plans and kernels ----------------------------------------------------------------------- */
+
+static fa_status get_allowed_family(const fa_cuda_family **asked)
+{
+    char why[320];
+    if (fa_cuda_asked_family(asked, why, sizeof why)) return FA_OK;
+    return fa_fail(FA_ERROR_DEVICE, "%s", why);
+}
+
+/* in_words: the plan is to be described, with the kernels that it passes over. */
+static fa_status plan_forward(const fa_problem *p, const fa_cuda_device *device, bool in_words,
+                              fa_cuda_plan *plan)
+{
+    char why[320];
+    const fa_cuda_family *asked;
+    FA_TRY(get_allowed_family(&asked));
+    if (!in_words && fa_cuda_plan_make(p, device, asked, plan, NULL, 0)) return FA_OK;
+    if (fa_cuda_plan_make(p, device, asked, plan, why, sizeof why)) return FA_OK;
+    return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+}
+
+static fa_status find_image(int variant, fa_cuda_image **image)
+{
+    char why[320];
+    *image = fa_cuda_image_of(variant);
+    if (*image) return FA_OK;
+    fa_cuda_explain_missing_image(fa_variants[variant].name, why, sizeof why);
+    return fa_fail(FA_ERROR_UNSUPPORTED, "options.device is FA_DEVICE_CUDA, but %s", why);
+}
+
+static fa_status find_kernel(int variant, const fa_cuda_device *device, void **kernel)
+{
+    const char *entry = fa_variants[variant].kernel;
+    fa_cuda_image *image = NULL;
+    fa_cuda_fault fault;
+    FA_TRY(find_image(variant, &image));
+    if (fa_cuda_find_kernel(image, entry, kernel, &fault)) return FA_OK;
+    if (fault.code != FA_CUDA_NO_BINARY_FOR_GPU) return cuda_failed(&fault, device->ordinal);
+    return fa_fail(FA_ERROR_UNSUPPORTED,
+                   "CUDA device %d (%s) has architecture %d.%d, and this build's kernels are for "
+                   "%s: make CUDA=all compiles them for all",
+                   (int)device->ordinal, device->name, (int)device->major, (int)device->minor,
+                   fa_cuda_architectures);
+}
+static fa_status plan_passes(const fa_problem *p, const fa_cuda_device *device,
+                             fa_cuda_passes *passes)
+{
+    char why[320];
+    if (fa_cuda_passes_make(p, device, passes, why, sizeof why)) return FA_OK;
+    return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+}
+/* ---- FA_CHECK -------------------------------------------------------------------------------- */
+
+static fa_status word_check(const fa_check_report *found, bool earlier,
+                            const fa_cuda_device *device)
+{
+    char where[120];
+    (void)snprintf(
+        where, sizeof where, "FA_CHECK found it on CUDA device %d%s", (int)device->ordinal,
+        earlier ? " in an earlier call, which a graph replayed; this call did nothing" : "");
+    return fa_problem_report(found, where);
+}
+
+/* FA_CHECK: what graphs have reported, then this call's own arrays. p NULL: it has none. */
+static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
+                                 const fa_cuda_device *device)
+{
+    fa_cuda_fault fault = {0};
+    fa_check_report found;
+    fa_check_params params;
+    void *kernel = NULL;
+    if (!fa_cuda_checks_wanted()) return FA_OK;
+    fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
+    if (!checks) return cuda_failed(&fault, device->ordinal);
+    if (fa_cuda_checks_take(checks, &found)) return word_check(&found, true, device);
+    if (!p || !fa_cuda_check_params(p, a->options, &params)) return FA_OK;
+    FA_TRY(find_kernel(FA_VARIANT_check_simt, device, &kernel));
+    if (!fa_cuda_check(checks, kernel, device->ordinal, &params, p->stream, &found, &fault))
+        return cuda_failed(&fault, device->ordinal);
+    return found.kind == FA_CHECK_FINE ? FA_OK : word_check(&found, false, device);
+}
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* All kernels are found before the first is queued. */
+static fa_status run_passes(const fa_arguments *a, const fa_problem *p,
+                            const fa_cuda_device *device)
+{
+    fa_cuda_passes passes;
+    fa_cuda_fault fault = {0};
+    void *kernels[FA_CUDA_STEPS] = {NULL};
+    FA_TRY(plan_passes(p, device, &passes));
+    FA_TRY(fa_check_locations(a, location_of(device)));
+    FA_TRY(check_problem_workspace(p, passes.workspace_bytes, device));
+    FA_TRY(check_on_device(a, p, device));
+    for (int i = 0; i < FA_CUDA_STEPS; i++)
+        if (fa_cuda_step_runs(p, &passes, i))
+            FA_TRY(find_kernel(passes.steps[i].variant, device, &kernels[i]));
+    return fa_cuda_run_passes(kernels, p, &passes, &fault) ? FA_OK
+                                                           : cuda_failed(&fault, device->ordinal);
+}
+
+static fa_status run(const fa_arguments *a, const fa_problem *p)
+{
+    fa_cuda_device device = {0};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
+    void *kernel = NULL;
+    bool current = false;
+    FA_TRY(find_device(false, &device, &current));
+    if (fa_cuda_has_passes(p)) return run_passes(a, p, &device);
+    FA_TRY(plan_forward(p, &device, false, &plan));
+    FA_TRY(fa_check_locations(a, location_of(&device)));
+    FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
+    FA_TRY(check_on_device(a, p, &device));
+    if (plan.tasks == 0) return FA_OK;
+    FA_TRY(find_kernel(plan.variant, &device, &kernel));
+    return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
+}
+static fa_status combine(const fa_combine_problem *c)
+{
+    fa_cuda_device device = {0};
+    fa_cuda_combining how;
+    fa_cuda_fault fault = {0};
+    void *kernel = NULL;
+    bool current = false;
+    char why[320];
+    FA_TRY(find_device(false, &device, &current));
+    FA_TRY(fa_check_combine_locations(c, location_of(&device)));
+    FA_TRY(check_on_device(NULL, NULL, &device));
+    if (!fa_cuda_combine_make(c, &device, &how, why, sizeof why))
+        return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+    if (how.step.tasks == 0) return FA_OK;
+    (void)snprintf(why, sizeof why,
+                   "as num_parts is %" PRId64
+                   " and out not float32, or lse NULL, so that sums must "
+                   "be kept between launches of %" PRId64 " parts",
+                   c->num_parts, how.most);
+    FA_TRY(check_workspace(c->workspace, c->workspace_size, how.workspace_bytes, why, &device));
+    FA_TRY(find_kernel(how.step.variant, &device, &kernel));
+    return fa_cuda_combine(kernel, c, &how, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
+}
+/* ---- Dry runs -------------------------------------------------------------------------------- */
+
+/* Whether there is a kernel. Without a context only its image can be looked for. */
+static fa_status check_kernel(int variant, const fa_cuda_device *device, bool current)
+{
+    fa_cuda_image *image = NULL;
+    void *kernel = NULL;
+    return current ? find_kernel(variant, device, &kernel) : find_image(variant, &image);
+}
+
+static fa_status dry_run_passes(const fa_problem *p, const fa_cuda_device *device, bool current,
+                                fa_answer *answer)
+{
+    fa_cuda_passes passes;
+    FA_TRY(plan_passes(p, device, &passes));
+    for (int i = 0; i < FA_CUDA_STEPS; i++)
+        if (passes.steps[i].variant != FA_NO_VARIANT)
+            FA_TRY(check_kernel(passes.steps[i].variant, device, current));
+    if (answer->wants_text)
+        fa_cuda_passes_describe(p, device, &passes, answer->text, sizeof answer->text);
+    answer->workspace_bytes = passes.workspace_bytes;
+    return FA_OK;
+}
+
+static fa_status dry_run(const fa_problem *p, fa_answer *answer)
+{
+    fa_cuda_device device = {0};
+    fa_cuda_plan plan = {0};
+    bool current = false;
+    FA_TRY(find_device(true, &device, &current));
+    if (fa_cuda_has_passes(p)) return dry_run_passes(p, &device, current, answer);
+    FA_TRY(plan_forward(p, &device, answer->wants_text, &plan));
+    FA_TRY(check_kernel(plan.variant, &device, current));
+    if (answer->wants_text)
+        fa_cuda_plan_describe(p, &device, &plan, answer->text, sizeof answer->text);
+    answer->workspace_bytes = plan.workspace_bytes;
+    return FA_OK;
+}
+
+/* ---- Info ------------------------------------------------------------------------------------ */
+
+/* "NVIDIA H200 (9.0), 139 GiB, 132 SMs; kernels for 80 90a and PTX" */
+static void describe_cuda(char *text, size_t size)
+{
+    fa_cuda_device device = {0};
+    fa_cuda_fault fault;
+    const char *kernels = fa_cuda_architectures[0] ? fa_cuda_architectures : "none";
+    if (!fa_cuda_get_device(0, &device, &fault)) {
+        (void)snprintf(text, size, "%s failed: %.60s (%.80s)", fault.call, fault.name, fault.text);
+        return;
+    }
+    (void)snprintf(text, size, "%.80s (%d.%d), %.0f GiB, %d SMs; compiled kernels: %.60s",
+                   device.name, (int)device.major, (int)device.minor,
+                   (double)device.memory_bytes / 0x1p30, (int)device.multiprocessors, kernels);
+}
+
+static fa_status get_info(void *filled)
+{
+    fa_cuda_info *info = filled;
+    fa_cuda_fault fault;
+    const bool open = fa_cuda_open(&fault);
+    info->driver_version = fa_cuda_driver_version();
+    if (!open) {
+        (void)snprintf(info->detail, sizeof info->detail,
+                       "no usable CUDA driver: %s: %.60s (%.80s)", fault.call, fault.name,
+                       fault.text);
+        return FA_OK;
+    }
+    info->device_count = fa_cuda_device_count();
+    if (info->device_count > 0) describe_cuda(info->detail, sizeof info->detail);
+    else (void)snprintf(info->detail, sizeof info->detail, "the CUDA driver reports no device");
+    return FA_OK;
+}
+
+const fa_backend fa_cuda_backend = {.open = open_cuda,
+                                    .in_use = fa_cuda_is_loaded,
+                                    .find_memory = fa_cuda_allocation_of,
+                                    .device_of = fa_cuda_device_of,
+                                    .out_of_reach = fa_cuda_out_of_reach,
+                                    .run = run,
+                                    .combine = combine,
+                                    .dry_run = dry_run,
+                                    .get_info = get_info};

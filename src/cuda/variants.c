@@ -1,0 +1,13 @@
+/* The table of variants. */
+#include "cuda/variants.h"
+
+#include "../../kernels/forward_sm80/forward_sm80.h"
+#include "../../kernels/forward_sm90/forward_sm90.h"
+#include "../../kernels/passes.h"
+
+const fa_variant fa_variants[FA_VARIANTS] = {
+#define VARIANT(name_, ...) {.name = #name_, __VA_ARGS__},
+#define FAMILY(pass, name)
+#define END(pass, name)
+#include "../../kernels/variants.h"
+};

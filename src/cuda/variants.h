@@ -1,0 +1,42 @@
+/*
+ * The rows of kernels/variants.h for the host: a variant is a compiled kernel, and its id is its number in that table.
+ */
+#ifndef FA_CUDA_VARIANTS_H
+#define FA_CUDA_VARIANTS_H
+
+#include "../../kernels/common/element.h"
+
+/* FA_VARIANT_<name>, the id of each; FA_FIRST_<pass>_<family> and FA_END_<pass>_<family>, the ids of a family's first
+ * variant and the one behind its last. The latter and the next id are the same number. */
+enum {
+#define VARIANT(name, ...) FA_VARIANT_##name,
+#define FAMILY(pass, name)                                                                         \
+    FA_FIRST_##pass##_##name, FA_BEFORE_##pass##_##name = FA_FIRST_##pass##_##name - 1,
+#define END(pass, name)                                                                            \
+    FA_END_##pass##_##name, FA_LAST_##pass##_##name = FA_END_##pass##_##name - 1,
+#include "../../kernels/variants.h"
+#undef VARIANT
+#undef FAMILY
+#undef END
+    FA_VARIANTS,
+    FA_NO_VARIANT = -1
+};
+
+/* A row; fields that it does not name are 0. What they mean, kernels/variants.h says. What planners look at while they
+ * search comes first. */
+typedef struct fa_variant {
+    fa_element element;
+    int head_dim, value_dim, options;
+    int single_tiles, short_rows;
+    int keys, stages, q_stages;
+    int cluster, consumers, chunk, v_rows;       /* sm90 */
+    int warps, split, group_rows, blocks, ahead; /* sm80, sm75 */
+    int rows;                                    /* simt */
+    int own, max_parts;                          /* other passes */
+    int architecture, each_architecture;
+    const char *name, *file, *kernel;
+} fa_variant;
+
+extern const fa_variant fa_variants[FA_VARIANTS];
+
+#endif
