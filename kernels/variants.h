@@ -150,68 +150,68 @@ VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "f
 END(forward, sm75)
 
 FAMILY(forward, simt)
-VARIANT(forward_simt_d64, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+VARIANT(forward_simt_d64, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .keys = 64, .chunk = 64, .rows = 4)
-VARIANT(forward_simt_d128, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75, .each_architecture = 1,
+VARIANT(forward_simt_d128, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75, .each_architecture = 1,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .keys = 32, .chunk = 128, .rows = 4)
-VARIANT(forward_simt_d256, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+VARIANT(forward_simt_d256, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .keys = 32, .chunk = 128, .rows = 4)
-VARIANT(forward_simt_d512, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+VARIANT(forward_simt_d512, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .keys = 32, .chunk = 128, .rows = 2)
 END(forward, simt)
 
 FAMILY(backward_delta, simt)
-VARIANT(backward_delta, .file = "backward_delta", .kernel = "backward_delta", .architecture = 75,
+VARIANT(backward_delta, .file = "backward_simt/delta", .kernel = "backward_delta", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)
 END(backward_delta, simt)
 
 FAMILY(backward_dq, simt)
-VARIANT(backward_dq_simt_d64, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d64, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .own = 64)
-VARIANT(backward_dq_simt_d128, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d128, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .own = 64)
-VARIANT(backward_dq_simt_d256, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d256, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .own = 64)
-VARIANT(backward_dq_simt_d512, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d512, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .own = 32)
 END(backward_dq, simt)
 
 FAMILY(backward_dkv, simt)
-VARIANT(backward_dkv_simt_d64, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d64, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .own = 64)
-VARIANT(backward_dkv_simt_d128, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d128, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .own = 64)
-VARIANT(backward_dkv_simt_d256, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d256, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .own = 32)
-VARIANT(backward_dkv_simt_d512, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d512, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .own = 16)
 END(backward_dkv, simt)
 
 FAMILY(backward_dbias, simt)
-VARIANT(backward_dbias_simt, .file = "backward_dbias_simt", .kernel = "backward_dbias_simt", .architecture = 75,
+VARIANT(backward_dbias_simt, .file = "backward_simt/dbias", .kernel = "backward_dbias_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .own = 64)
 END(backward_dbias, simt)
 
 FAMILY(backward_dsinks, simt)
-VARIANT(backward_dsinks, .file = "backward_dsinks", .kernel = "backward_dsinks", .architecture = 75,
+VARIANT(backward_dsinks, .file = "backward_simt/dsinks", .kernel = "backward_dsinks", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)
 END(backward_dsinks, simt)
 
 FAMILY(weights, simt)
-VARIANT(weights_simt, .file = "weights_simt", .kernel = "weights_simt", .architecture = 75,
+VARIANT(weights_simt, .file = "weights_simt/weights_simt", .kernel = "weights_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .own = 64)
 END(weights, simt)
 
 FAMILY(combine, simt)
 /* Parameters of a kernel end at 4 KiB; from CUDA 12.1 on at 32764 bytes. */
-VARIANT(combine_few, .file = "combine", .kernel = "combine", .architecture = 75,
+VARIANT(combine_few, .file = "combine/combine", .kernel = "combine", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_FEW)
-VARIANT(combine_many, .file = "combine", .kernel = "combine", .architecture = 75,
+VARIANT(combine_many, .file = "combine/combine", .kernel = "combine", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_MANY)
 END(combine, simt)
 
 FAMILY(check, simt)
-VARIANT(check_simt, .file = "check_simt", .kernel = "check_simt", .architecture = 75,
+VARIANT(check_simt, .file = "check/check", .kernel = "check_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)
 END(check, simt)
 

@@ -4,6 +4,7 @@
 #ifndef FA_KERNELS_FORWARD_SM80_CONFIG_CUH
 #define FA_KERNELS_FORWARD_SM80_CONFIG_CUH
 
+#include "common/dialect.h"
 #include "common/element.h"
 #include "forward_sm80/forward_sm80.h"
 

@@ -293,17 +293,17 @@ FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool rec
     __syncthreads();
 }
 
-FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
-    forward_sm80(const __grid_constant__ fa_attention_params p)
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS) forward_sm80(const __grid_constant__ fa_sm80_params s)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_block block;
+    const fa_attention_params *p = &s.attention;
     fa_memory at = find_memory(memory);
-    begin_block(&p, &block, (fa_work_tile *)((char *)memory + SMEM_BYTES) - QUEUE_ENTRIES);
+    begin_block(p, &block, (fa_work_tile *)((char *)memory + SMEM_BYTES) - QUEUE_ENTRIES);
 #pragma unroll 1
     while (block.number < block.count) {
-        const bool recompute = run_work_tile(&p, &block, &at);
+        const bool recompute = run_work_tile(p, &block, &at);
         at = next_memory(&at, block.now.keys.tiles);
-        end_work_tile(&p, &block, recompute);
+        end_work_tile(p, &block, recompute);
     }
 }

@@ -15,6 +15,15 @@
 #define FA_KERNEL_FORWARD_SM80_H
 
 #include "../common/element.h"
+#include "../common/params.h"
+
+/* The kernel's parameter. */
+typedef struct fa_sm80_params {
+    fa_attention_params attention;
+    /* Tasks under a causal mask, of all batch items (common/causal_schedule.h): how many pairs there are (0: tasks are
+     * single work tiles), and how many heads have full pairs. */
+    int64_t causal_pairs, full_heads;
+} fa_sm80_params;
 
 /* Every option that changes scores or weights may be there; without it, none. */
 #define FA_SM80_ALL 1

@@ -118,14 +118,21 @@ FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_
 
 /* ---- The block's work tiles ------------------------------------------------------------------ */
 
+/* The kernel's parameter, of which p is the first member. */
+FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
+{
+    return (const fa_sm80_params *)p;
+}
+
 /* The task of the block's turn, as fa_find_tile counts: from the last tile on; -1: there is none. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 {
-    const int64_t unit = blockIdx.x + (p->pairs ? number / 2 : number) * gridDim.x;
-    if (unit >= (p->pairs ? p->pairs : p->tasks)) return -1;
-    if (p->pairs == 0) return unit;
+    const fa_sm80_params *s = own_params(p);
+    const int64_t unit = blockIdx.x + (s->causal_pairs ? number / 2 : number) * gridDim.x;
+    if (unit >= (s->causal_pairs ? s->causal_pairs : p->tasks)) return -1;
+    if (s->causal_pairs == 0) return unit;
     const fa_causal_pair pair =
-        fa_find_causal_pair(unit, (int)p->tiles, &p->paired_heads, number % 2);
+        fa_find_causal_pair(unit, (int)p->tiles, &s->full_heads, number % 2);
     const int tile = number % 2 ? pair.second : pair.first;
     if (tile == 0 || pair.head >= p->batch * p->heads_q) return -1;
     return pair.head * p->tiles + p->tiles - tile;
@@ -133,9 +140,10 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 
 FA_DEVICE uint32_t count_work_tiles(const fa_attention_params *p)
 {
-    const int64_t units = p->pairs ? p->pairs : p->tasks;
+    const fa_sm80_params *s = own_params(p);
+    const int64_t units = s->causal_pairs ? s->causal_pairs : p->tasks;
     const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
-    return (uint32_t)(p->pairs ? 2 * mine : mine);
+    return (uint32_t)(s->causal_pairs ? 2 * mine : mine);
 }
 
 /* Part of a task's description: what a group sees, what the block does, or where rows lie. */

@@ -4,9 +4,11 @@
 #ifndef FA_KERNELS_FORWARD_SM80_SCORES_CUH
 #define FA_KERNELS_FORWARD_SM80_SCORES_CUH
 
+#include "forward_sm80/config.cuh"
+
+#include "common/score_fragments.cuh"
 #include "forward_sm80/layout.cuh"
 #include "forward_sm80/scheduler.cuh"
-#include "common/score_fragments.cuh"
 
 /* What row r of the block's tile sees, counted from `first` on. Rows behind the last query count as
  * it. */

@@ -14,6 +14,7 @@
 #define FA_KERNELS_FORWARD_SM80_SOFTMAX_CUH
 
 #include "common/flat_rows.h"
+#include "common/reduce.cuh"
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
 #include "forward_sm80/load.cuh"
@@ -59,8 +60,7 @@ FA_DEVICE float row_max(const fa_scores *s, int m, int half)
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++)
         top = fmaxf(top, fmaxf(s->at[m][n][2 * half], s->at[m][n][2 * half + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    return fa_max_over_lanes(top, 4);
 }
 
 /* Makes `top` the maximum of the rows where it has grown too far, and rescales what was summed. */
@@ -303,8 +303,7 @@ FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
         float *sum = &o->sum[i / 2][i % 2];
-        *sum += __shfl_xor_sync(0xffffffffu, *sum, 1);
-        *sum += __shfl_xor_sync(0xffffffffu, *sum, 2);
+        *sum = fa_sum_over_lanes(*sum, 4);
     }
     if (SPLIT == 1) return;
     share_with_group(at, o->sum);

@@ -5,8 +5,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_CURSOR_CUH
 #define FA_KERNELS_FORWARD_SM90_CURSOR_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 #include "forward_sm90/load.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
@@ -46,13 +46,12 @@ FA_DEVICE uint64_t *q_empty(const pipeline *pipe, const cursor *at, int consumer
 
 /* Of a work tile, in registers. */
 typedef struct tile_limits {
-    int unmasked_from,
-        unmasked_to; /* key tiles that all rows see whole; and of these the plain ones: */
-    int plain_from;  /* from the first one before which all rows have seen a key */
-    int plain_to;    /* to the last one that the consumer needs */
-    float scale;     /* to exponents of 2 */
+    int unmasked_from, unmasked_to; /* key tiles that all rows see whole */
+    int plain_from; /* the plain ones of these: from the first one before which all rows have seen a key */
+    int plain_to; /* to the last one that the consumer needs */
+    float scale;  /* to exponents of 2 */
 #if HAS_SERIES
-    float first, third, fifth; /* of the series that takes the place of tanh: options.cuh */
+    float first, third, fifth; /* of the series that replaces tanh: options.cuh */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */

@@ -2,7 +2,7 @@
  * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
  *
  * One block a multiprocessor stays (a persistent kernel) and computes one work tile after the other: QUERIES queries of a
- * head, and the key tiles that they see. Its warps have roles, which this file gives them:
+ * head, and the key tiles that they see. Its warps have roles:
  *
  *     producer     warp 0 loads queries and keys, warp 1 values, by TMA          producer.cuh, load.cuh
  *     scheduler    warp 2 describes the block's work tiles ahead                 scheduler.cuh, work_tile.cuh
@@ -71,7 +71,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
-        else if (s.mixed && s.tasks) balance_last_heads(&pipe, &p, &s);
+        else if (s.balanced_heads && s.tasks) balance_last_heads(&pipe, &p, &s);
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif

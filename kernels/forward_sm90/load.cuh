@@ -5,9 +5,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_LOAD_CUH
 #define FA_KERNELS_FORWARD_SM90_LOAD_CUH
 
+#include "forward_sm90/config.cuh"
 #include "common/device.cuh"
 #include "common/sequence.cuh"
-#include "forward_sm90/config.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/stage.cuh"
 #include "forward_sm90/work_tile.cuh"

@@ -8,8 +8,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_MULTIPLY_CUH
 #define FA_KERNELS_FORWARD_SM90_MULTIPLY_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/stage.cuh"

@@ -6,8 +6,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_OPTIONS_CUH
 #define FA_KERNELS_FORWARD_SM90_OPTIONS_CUH
 
-#include "common/score_fragments.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/score_fragments.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/softmax.cuh"
@@ -225,7 +225,7 @@ FA_DEVICE void apply_score_options(const pipeline *pipe, const fa_attention_para
                                    bool recomputed, int consumer)
 {
     const work_tile *w = queue_entry(pipe, at->number);
-    (void)recomputed;
+    (void)p, (void)recomputed;
     if (limits->options & FA_SM90_SOFTCAP) cap_scores(s, w->inner);
     else if (limits->options & FA_SM90_SCALED) scale_scores(s, w->inner);
     if (limits->options & FA_SM90_ALIBI) subtract_alibi(s, w, at->tile, u, consumer);

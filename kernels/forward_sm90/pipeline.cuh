@@ -16,14 +16,16 @@
 #ifndef FA_KERNELS_FORWARD_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_SM90_PIPELINE_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/barrier.cuh"
 
-/* Barriers that threads name by a number. Each consumer has one, at which it waits until it may issue its
- * next products: see multiply.cuh. */
-enum { NAMED_BARRIER_BLOCK /* __syncthreads */, NAMED_BARRIER_ISSUE /* of consumer 0; 1 ... */ };
+/* Named barriers. */
+enum {
+    NAMED_BARRIER_BLOCK, /* of __syncthreads */
+    NAMED_BARRIER_ISSUE, /* of consumer 0, and so on: where it waits until it may issue products (multiply.cuh) */
+};
 
 typedef struct shared_state {
     uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];
@@ -31,7 +33,7 @@ typedef struct shared_state {
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     uint64_t v_loaded; /* values that the value warp clears in part before it fills the stage */
     /* The block's tasks of the balanced schedule, and how many (balance.cuh). */
-    int32_t balanced[FA_SM90_MOST_DEALT], balanced_count;
+    int32_t balanced[FA_SM90_MAX_BALANCED_TASKS], balanced_count;
     uint64_t balanced_full;
     uint32_t new_max[CONSUMERS][2]; /* counts of tiles that had a new max: consumer.cuh */
 #if OPTIONS & FA_SM90_BIAS

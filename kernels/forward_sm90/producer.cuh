@@ -8,8 +8,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_FORWARD_SM90_PRODUCER_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 #include "forward_sm90/load.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"

@@ -10,8 +10,9 @@
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/causal_schedule.h"
+#include "common/device.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
@@ -25,8 +26,8 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
                             const fa_sm90_params *s, int64_t i)
 {
     const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER,
-                  pairs = (p->tiles + 1) / 2;
-    if (s->order != FA_SM90_PAIRS) {
+                  pairs = fa_causal_pairs(p->tiles);
+    if (s->task_kind != FA_SM90_CAUSAL_PAIRS) {
         const int64_t task = block + i * blocks;
         return task < s->tasks ? task : TASK_END;
     }
@@ -40,6 +41,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
 #if CLUSTER == 1
     return find_balanced_task(pipe, p, s, i);
 #else
+    (void)pipe;
     return TASK_END;
 #endif
 }

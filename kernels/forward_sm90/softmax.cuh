@@ -1,25 +1,22 @@
 /*
- * Softmax with a running max only where it matters. A row's weights are 2^(x - base), x being the row's logits
- * in exponents of 2. In float32 any base gives the same result, since the final division takes it out again. But
- * weights are rounded to 16 bits for the product with the values, and a weight that is a power of two needs no
- * rounding. So a peaked row, which a few keys dominate, is as exact as it can be only if its largest weight is a
- * power of two, that is if its base is its max, as in the online softmax (FlashAttention-2, section 3.1,
- * arXiv:2307.08691). In a flat row, whose weights are spread over many keys, one weight hardly counts.
+ * Softmax with a running max only where it matters: for peaked rows (common/flat_rows.h says why). A row's weights are
+ * 2^(x - base), x being its logits as exponents of 2.
  *
- * Tracking the max in each tile costs up to a sixth of the speed. So a warpgroup does it only while some of its
- * rows are peaked. The sum of a tile's weights, which is needed anyway, tells flat rows from peaked ones, and
- * tells when a weight has grown beyond the others: then the warp renews its bases.
+ * A warpgroup tracks the max while some of its rows are peaked. The sum of a tile's weights, which is needed anyway,
+ * tells flat rows from peaked ones, and tells when a weight has grown beyond the others: then the warp renews its bases.
  *
- * Weights overwrite the scores, which are gone when the sum is known. A warp whose weights are immense computes
- * the tile's scores again.
+ * Weights overwrite the scores, which are gone when the sum is known. A warp whose weights are immense computes the
+ * tile's scores again.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_SOFTMAX_CUH
 
+#include "forward_sm90/config.cuh"
+#include "common/flat_rows.h"
 #include "common/mma.cuh"
+#include "common/reduce.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
-#include "forward_sm90/config.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"
@@ -29,20 +26,12 @@
 #define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 8.0f)
 #define MAX_WEIGHT (ELEMENT == FA_ELEMENT_BFLOAT16 ? 1.0f : 256.0f)
 
-/* Bound of a thread's sum of weights in a tile, whatever the row is like: float16 ends at 2^16. */
-#define SUM_BOUND 0x1p15f
-
-/* A row is flat if a thread's weights of a tile, on average, add up to this many times the largest. Standard normal
- * scores give 4.2 with 128 keys a tile and 3.1 with 80; scores 1.15 times as large give 3.4 and 2.5. */
-#define FLAT_SUM (0.7f + KEYS / 56.0f)
-
-/* But if the weights of one row of a warp add up to less than this many times its largest, none of the warp's rows
- * counts as flat. One in a thousand standard normal rows is below it. */
+/* Rows are flat by FA_FLAT_SUM. But if the weights of one row of a warp add up to less than this many times its largest,
+ * none of the warp's rows counts as flat. One in a thousand standard normal rows is below it. */
 #define PEAKED_SUM 2.5f
 
-/* Bounds of a thread's sum in a tile, in multiples of the average and in addition to the largest weight: beyond them
- * the bases of flat rows, and of peaked ones, are renewed. */
-#define FLAT_GROWTH 6.0f
+/* The bound of peaked rows that are not tracked: so many times the average, on top of the largest weight. Flat rows have
+ * FA_FLAT_GROWTH. */
 #define PEAKED_GROWTH 2.0f
 
 /* Upper limit of the average that counts: rows behind the last query, whose scores are all equal, have more. */
@@ -93,14 +82,7 @@ FA_DEVICE float series_exponent(float s, const exponent_units *u, float base)
 
 /* ---- Max ------------------------------------------------------------------------------------- */
 
-/* Over the four lanes that share a row. */
-FA_DEVICE float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
-/* Of scale * s - shift in row r, with scale > 0; each thread has its shift. */
+/* Of scale * s - shift in row r, with scale > 0; each thread has its shift. Four lanes share the row. */
 FA_DEVICE float row_max(const float *s, int r, float scale, float shift)
 {
     float top[2] = {-INFINITY, -INFINITY};
@@ -108,7 +90,7 @@ FA_DEVICE float row_max(const float *s, int r, float scale, float shift)
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll
         for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c]);
-    return quad_max(fmaf(fmaxf(top[0], top[1]), scale, -shift));
+    return fa_max_over_lanes(fmaf(fmaxf(top[0], top[1]), scale, -shift), 4);
 }
 
 /* The exponent of a row's largest score. */
@@ -235,9 +217,7 @@ FA_DEVICE bool has_peaked_row(const float *sum)
     float smallest = INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float whole = sum[r] + __shfl_xor_sync(0xffffffff, sum[r], 1);
-        whole += __shfl_xor_sync(0xffffffff, whole, 2);
-        smallest = fminf(smallest, whole);
+        smallest = fminf(smallest, fa_sum_over_lanes(sum[r], 4));
     }
     return __any_sync(0xffffffff, smallest < PEAKED_SUM * MAX_WEIGHT);
 }

@@ -5,8 +5,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_STAGE_CUH
 #define FA_KERNELS_FORWARD_SM90_STAGE_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 
 typedef uint32_t tile_count;
 FA_DEVICE int stage_of(tile_count count) { return (int)(count % STAGES); }

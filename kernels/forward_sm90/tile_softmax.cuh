@@ -5,13 +5,14 @@
  *     plain tiles    no mask; all rows have seen a key before. Most tiles are plain
  *
  * What a warp decides for itself, from its own scores, contains neither an issue of products nor a wait for them:
- * all four warps of a warpgroup must come to these at the same place of the code.
+ * all four warps of a warpgroup must come to these at the same point of the code.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
+#include "common/flat_rows.h"
 #include "forward_sm90/consumer_state.cuh"
 #include "forward_sm90/multiply.cuh"
 #include "forward_sm90/options.cuh"
@@ -88,7 +89,7 @@ FA_DEVICE void apply_dropout(const pipeline *pipe, const fa_attention_params *p,
 FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                          float bound)
 {
-    c->sum_bound = fminf(bound, SUM_BOUND);
+    c->sum_bound = fminf(bound, FA_SUM_BOUND);
 #if HAS_SERIES
     c->series = allow_series(p, this_work_tile(pipe, c), &c->rows, c->sum_bound);
 #else
@@ -102,12 +103,12 @@ FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p,
                              const float *sum)
 {
     const float average = average_sum(sum);
-    c->flat = average >= FLAT_SUM * MAX_WEIGHT && !has_peaked_row(sum);
+    c->flat = average >= FA_FLAT_SUM(KEYS) * MAX_WEIGHT && !has_peaked_row(sum);
 #if OPTIONS
     c->flat = c->flat && !(c->limits.options & FA_SM90_ALIBI);
 #endif
     if (!c->flat) announce_new_max(pipe, c);
-    set_bound(pipe, p, c, MAX_WEIGHT + FLAT_GROWTH * average);
+    set_bound(pipe, p, c, MAX_WEIGHT + FA_FLAT_GROWTH * average);
 }
 
 /* The bound of peaked rows that have not had a new max for a while: from the average of all tiles so far. */

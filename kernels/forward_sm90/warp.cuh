@@ -4,8 +4,8 @@
 #ifndef FA_KERNELS_FORWARD_SM90_WARP_CUH
 #define FA_KERNELS_FORWARD_SM90_WARP_CUH
 
-#include "common/device.cuh"
 #include "forward_sm90/config.cuh"
+#include "common/device.cuh"
 
 /* Tells the compiler that x is warp-uniform: the result is lane 0's. */
 FA_DEVICE int warp_uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }

@@ -1,5 +1,5 @@
 /*
- * What forward_sm90_wide is compiled with, and the sizes that follow from it. It takes the place of
+ * What forward_sm90_wide is compiled with, and the sizes that follow from it. It replaces
  * forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of queries, keys, values and outputs
@@ -89,7 +89,7 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
-    ROWS = 64, /* queries of a consumer */
+    ROWS = 64,                /* queries of a consumer */
     K_BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries or weights */

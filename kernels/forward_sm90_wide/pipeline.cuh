@@ -1,5 +1,5 @@
 /*
- * What the warps of a block share. It takes the place of forward_sm90/pipeline.cuh, which explains the barriers.
+ * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
  *
  *     barriers                stages                    filled by                       released by
  *     entry_full, _empty      QUEUE_ENTRIES work tiles  scheduler warp                  all other warps
@@ -35,7 +35,8 @@ typedef struct shared_state {
 typedef struct received_rows {
     float max[CONSUMERS][ROWS], sums[CONSUMERS][ROWS];
 } received_rows;
-static_assert(sizeof(received_rows) == FA_SM90_WIDE_EXCHANGE(CONSUMERS), "the planner reserves so many bytes");
+static_assert(sizeof(received_rows) == FA_SM90_WIDE_EXCHANGE(CONSUMERS),
+              "the planner reserves so many bytes");
 
 typedef struct pipeline {
     char *q, *chunks, *weights; /* CONSUMERS tiles of q and of weights, STAGES chunks */

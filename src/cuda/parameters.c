@@ -1,6 +1,5 @@
-/* From a problem and its plan to a launch. */
-#include "cuda/forward.h"
-#include "cuda/family.h"
+/* What kernels are told of a problem. */
+#include "cuda/parameters.h"
 
 static const int8_t element_size[] = {4, 2, 2, 1, 1};
 
@@ -33,7 +32,7 @@ fa_kernel_view fa_cuda_view(const fa_view *v, int64_t columns)
     return view;
 }
 
-void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
+void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
                         fa_attention_params *params)
 {
     set_view(&params->q, &p->q, p->d);
@@ -76,49 +75,6 @@ void fa_cuda_set_params(const fa_problem *p, int64_t tiles, int64_t tasks,
     params->k_descale = p->k_descale;
     /* Looked at for rows of no sequence, too; an empty batch has none. */
     params->v_descale = p->batch ? p->v_descale : NULL;
-    params->tiles = tiles;
-    params->tasks = tasks;
-    params->pairs = params->paired_heads = 0;
-}
-
-/* Of a plan whose blocks may take pairs of tiles. */
-static void set_planned(const fa_problem *p, const fa_cuda_plan *plan, fa_attention_params *params)
-{
-    fa_cuda_set_params(p, plan->tiles, plan->tasks, params);
-    params->pairs = plan->pairs;
-    params->paired_heads = plan->paired_heads;
-}
-
-fa_attention_params fa_cuda_attention_params(const fa_problem *p, const fa_cuda_plan *plan)
-{
-    fa_attention_params params;
-    set_planned(p, plan, &params);
-    return params;
-}
-
-bool fa_cuda_queue(void *kernel, const fa_problem *p, const fa_cuda_plan *plan, void **parameters,
-                   fa_cuda_fault *fault)
-{
-    const fa_cuda_launch launch = {.device = plan->device,
-                                   .grid = {plan->grid, 1, 1},
-                                   .threads = plan->threads,
-                                   .smem_bytes = plan->smem_bytes,
-                                   .stream = p->stream};
-    return fa_cuda_launch_kernel(kernel, &launch, parameters, fault);
-}
-
-bool fa_cuda_launch_plain(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
-                          fa_cuda_fault *fault)
-{
-    fa_attention_params params;
-    set_planned(p, plan, &params);
-    void *parameters[] = {&params};
-    return fa_cuda_queue(kernel, p, plan, parameters, fault);
-}
-
-bool fa_cuda_forward(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
-                     fa_cuda_fault *fault)
-{
-    if (plan->tasks == 0) return true;
-    return plan->family->launch(kernel, p, plan, fault);
+    params->tiles = launch->tiles;
+    params->tasks = launch->tasks;
 }

@@ -7,7 +7,7 @@
  * numbers are only read as far as lengths reach, which must be right for that.
  */
 #include "common/device.cuh"
-#include "checks.h"
+#include "check/check.h"
 
 enum { THREADS = FA_CHECK_THREADS };
 

@@ -14,30 +14,11 @@
  *
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, KEYS, CHUNK and ROWS (kernels/variants.h).
  */
+#include "forward_simt/config.cuh"
+
 #include "common/score_options.cuh"
+#include "common/simt.cuh"
 #include "common/softmax.cuh"
-#include "forward_simt.h"
-
-enum {
-    THREADS = FA_SIMT_THREADS,
-    ACROSS = FA_SIMT_ACROSS,
-    DOWN = FA_SIMT_DOWN,
-    CHUNKS = HEAD_DIM / CHUNK,
-    QUERIES = FA_SIMT_QUERIES(ROWS),
-    COLUMNS = KEYS / ACROSS, /* scores of a thread's row */
-    GROUPS = CHUNK / 32,     /* of 4 output columns of a thread's row */
-    PITCH = FA_SIMT_PITCH(CHUNK),
-    WEIGHTS_PITCH = FA_SIMT_WEIGHTS_PITCH(KEYS),
-    BATCH = 4 /* loads that a thread has in flight */
-};
-
-/* Blocks of a multiprocessor, at least, which bounds the registers: three where shared memory has
- * room for so many. */
-#if HEAD_DIM == 64 || (HEAD_DIM == 128 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
-#define BLOCKS 3
-#else
-#define BLOCKS 2
-#endif
 
 /* Shared memory. With one chunk the queries stay where they are for all tiles of keys. */
 typedef struct fa_shared {
@@ -47,18 +28,15 @@ typedef struct fa_shared {
 } fa_shared;
 
 /* The keys of a tile that some of its queries may see: [from, to) of [start, start + KEYS). */
-typedef struct fa_keys {
+typedef struct fa_key_range {
     int64_t start, from, to;
-} fa_keys;
+} fa_key_range;
 
 /* A thread's part of the tile. */
 typedef struct fa_state {
-    float maximum[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
+    float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
     float out[ROWS][CHUNKS * GROUPS][4];
 } fa_state;
-
-FA_DEVICE int across(void) { return (int)threadIdx.x % ACROSS; }
-FA_DEVICE int row_of(int r) { return (int)threadIdx.x / ACROSS + r * DOWN; }
 
 /* ---- Tiles into shared memory ---------------------------------------------------------------- */
 
@@ -89,9 +67,9 @@ FA_DEVICE void load_queries(const fa_attention_params *p, const fa_tile *t, floa
 
 /* Columns column .. column+CHUNK-1 of a tile of keys or values; zeros for keys that no query of the
  * tile may see. Returns 0, or NaN if something in it is not finite. */
-FA_DEVICE float load_rows_as(const fa_attention_params *p, const fa_kernel_view *v,
-                             const fa_tile *t, const fa_keys *keys, float *to, int kind, int column,
-                             int columns)
+FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view *v,
+                             const fa_tile *t, const fa_key_range *keys, float *to, int kind,
+                             int column, int columns)
 {
     float seen = 0.0f;
 #pragma unroll 1
@@ -116,100 +94,17 @@ FA_DEVICE float load_rows_as(const fa_attention_params *p, const fa_kernel_view 
     return seen;
 }
 
-FA_DEVICE float load_rows(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
-                          const fa_keys *keys, float *to, int column, int columns)
+FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
+                          const fa_key_range *keys, float *to, int column, int columns)
 {
     switch (fa_fetch_kind(v)) {
     case FA_FETCH_FLOAT32:
-        return load_rows_as(p, v, t, keys, to, FA_FETCH_FLOAT32, column, columns);
+        return load_keys_as(p, v, t, keys, to, FA_FETCH_FLOAT32, column, columns);
     case FA_FETCH_FLOAT16:
-        return load_rows_as(p, v, t, keys, to, FA_FETCH_FLOAT16, column, columns);
+        return load_keys_as(p, v, t, keys, to, FA_FETCH_FLOAT16, column, columns);
     case FA_FETCH_BFLOAT16:
-        return load_rows_as(p, v, t, keys, to, FA_FETCH_BFLOAT16, column, columns);
-    default: return load_rows_as(p, v, t, keys, to, FA_FETCH_ANY, column, columns);
-    }
-}
-
-/* ---- The two products ------------------------------------------------------------------------ */
-
-/* scores += Q K^T over one chunk of so many columns. */
-FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROWS][COLUMNS])
-{
-    const float *q = shared->queries + row_of(0) * PITCH;
-    const float *k = shared->rows + across() * PITCH;
-#pragma unroll 2
-    for (int at = 0; at < columns; at += 4) {
-        float4 a[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) a[r] = *(const float4 *)(q + r * DOWN * PITCH + at);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const float4 b = *(const float4 *)(k + c * ACROSS * PITCH + at);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                float sum = fmaf(a[r].x, b.x, scores[r][c]);
-                sum = fmaf(a[r].y, b.y, sum);
-                sum = fmaf(a[r].z, b.z, sum);
-                scores[r][c] = fmaf(a[r].w, b.w, sum);
-            }
-        }
-    }
-}
-
-/* out += w V for one key: `out` are the thread's columns of one chunk. */
-FA_DEVICE void add_value(const float *v, float w, float out[GROUPS][4])
-{
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        const float4 x = *(const float4 *)(v + g * 32);
-        out[g][0] = fmaf(w, x.x, out[g][0]);
-        out[g][1] = fmaf(w, x.y, out[g][1]);
-        out[g][2] = fmaf(w, x.z, out[g][2]);
-        out[g][3] = fmaf(w, x.w, out[g][3]);
-    }
-}
-
-/* out += P V over the first `keys` keys of the tile, for the chunk whose columns begin at group. */
-FA_DEVICE void add_values(const fa_shared *shared, int keys, int group, fa_state *state)
-{
-    const float *v = shared->rows + across() * 4;
-    const float *weights = shared->weights + row_of(0) * WEIGHTS_PITCH;
-#pragma unroll 1
-    for (int j = 0; j < keys; j += 4) {
-        float4 w[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            w[r] = *(const float4 *)(weights + r * DOWN * WEIGHTS_PITCH + j);
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float4 x = *(const float4 *)(v + (j + e) * PITCH + g * 32);
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) {
-                    const float f = e == 0 ? w[r].x : e == 1 ? w[r].y : e == 2 ? w[r].z : w[r].w;
-                    float *out = state->out[r][group + g];
-                    out[0] = fmaf(f, x.x, out[0]);
-                    out[1] = fmaf(f, x.y, out[1]);
-                    out[2] = fmaf(f, x.z, out[2]);
-                    out[3] = fmaf(f, x.w, out[3]);
-                }
-            }
-        }
-    }
-}
-
-/* The same for values that hold infinities or NaN, which a weight of 0 must not meet. */
-FA_DEVICE void add_values_skip_zeros(const fa_shared *shared, int keys, int group, fa_state *state)
-{
-    const float *v = shared->rows + across() * 4;
-#pragma unroll 1
-    for (int j = 0; j < keys; j++) {
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float w = shared->weights[row_of(r) * WEIGHTS_PITCH + j];
-            if (w != 0.0f) add_value(v + j * PITCH, w, &state->out[r][group]);
-        }
+        return load_keys_as(p, v, t, keys, to, FA_FETCH_BFLOAT16, column, columns);
+    default: return load_keys_as(p, v, t, keys, to, FA_FETCH_ANY, column, columns);
     }
 }
 
@@ -267,21 +162,6 @@ FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t,
     }
 }
 
-/* Over the threads that share a row. */
-FA_DEVICE float row_maximum(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4));
-}
-
-FA_DEVICE float row_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    x += __shfl_xor_sync(0xffffffffu, x, 2);
-    return x + __shfl_xor_sync(0xffffffffu, x, 4);
-}
-
 /* Logits become weights in shared memory; maximum, sum and the earlier output follow. */
 FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS], fa_state *state)
 {
@@ -291,9 +171,9 @@ FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS]
         float top = logits[r][0];
 #pragma unroll
         for (int c = 1; c < COLUMNS; c++) top = fmaxf(top, logits[r][c]);
-        top = fmaxf(state->maximum[r], row_maximum(top));
+        top = fmaxf(state->max[r], row_max(top));
         const float base = fa_softmax_base(top);
-        const float rescale = fa_softmax_rescale(state->maximum[r], base);
+        const float rescale = fa_softmax_rescale(state->max[r], base);
         float sum = 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
@@ -301,7 +181,7 @@ FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS]
             mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS] = w;
             sum += w;
         }
-        state->maximum[r] = top;
+        state->max[r] = top;
         state->sum[r] = state->sum[r] * rescale + sum;
 #pragma unroll
         for (int g = 0; g < CHUNKS * GROUPS; g++)
@@ -334,7 +214,7 @@ FA_DEVICE void drop_weights(const fa_attention_params *p, const fa_tile *t, cons
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
 FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
-                           const fa_keys *keys, float scores[ROWS][COLUMNS])
+                           const fa_key_range *keys, float scores[ROWS][COLUMNS])
 {
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -345,25 +225,25 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
         const int columns = p->d - column < CHUNK ? p->d - column : CHUNK;
         __syncthreads(); /* what lies there has been used */
         if (CHUNKS > 1) load_queries(p, t, shared->queries, column);
-        (void)load_rows(p, &p->k, t, keys, shared->rows, column, p->d);
+        (void)load_keys(p, &p->k, t, keys, shared->rows, column, p->d);
         __syncthreads();
-        add_scores(shared, columns, scores);
+        add_scores(shared->queries, shared->rows, columns, scores);
     }
 }
 
 /* The weights are in shared memory. */
 FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
-                          const fa_keys *keys, fa_state *state)
+                          const fa_key_range *keys, fa_state *state)
 {
     const int count = (int)(keys->to - keys->start);
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
-        float bad = load_rows(p, &p->v, t, keys, shared->rows, chunk * CHUNK, p->d_v);
+        float bad = load_keys(p, &p->v, t, keys, shared->rows, chunk * CHUNK, p->d_v);
         if (__syncthreads_or(bad != 0.0f))
-            add_values_skip_zeros(shared, count, chunk * GROUPS, state);
-        else add_values(shared, count, chunk * GROUPS, state);
+            add_rows_skip_zeros(shared->weights, shared->rows, count, chunk * GROUPS, state->out);
+        else add_rows(shared->weights, shared->rows, count, chunk * GROUPS, state->out);
     }
 }
 
@@ -379,7 +259,7 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_s
     if (CHUNKS == 1) load_queries(p, t, shared->queries, 0);
 #pragma unroll 1
     for (int64_t start = first_row.lo / KEYS * KEYS; start < last_row.hi; start += KEYS) {
-        fa_keys keys;
+        fa_key_range keys;
         keys.start = start;
         keys.from = fa_max64(start, first_row.lo);
         keys.to = fa_min64(start + KEYS, last_row.hi);
@@ -419,7 +299,7 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *
     for (int r = 0; r < ROWS; r++) {
         const int64_t i = t->first + row_of(r);
         const float sum = row_sum(state->sum[r]);
-        float lse, factor = fa_softmax_finish(state->maximum[r], sum, sink, &lse);
+        float lse, factor = fa_softmax_finish(state->max[r], sum, sink, &lse);
         if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
         if (i >= t->room_q) continue;
         store_row(p, t, i, factor == 0.0f ? 0.0f : factor * descale, state->out[r]);
@@ -432,7 +312,7 @@ FA_DEVICE void clear(fa_state *state)
 {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        state->maximum[r] = -INFINITY;
+        state->max[r] = -INFINITY;
         state->sum[r] = 0.0f;
 #pragma unroll
         for (int g = 0; g < CHUNKS * GROUPS; g++)

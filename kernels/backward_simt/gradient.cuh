@@ -5,10 +5,12 @@
  * Who includes this has defined OWN, and QUERIES_OWN: 1 where own rows are queries and the others
  * keys, 0 the other way round.
  */
-#ifndef FA_KERNEL_GRADIENT_H
-#define FA_KERNEL_GRADIENT_H
+#ifndef FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
+#define FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
 
-#include "common/simt.cuh"
+#include "common/pass_tiles.cuh"
+#include "common/score_options.cuh"
+#include "common/softmax.cuh"
 
 /* ---- What is known of the tile's queries ----------------------------------------------------- */
 

@@ -11,7 +11,7 @@
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 0
-#include "common/gradient.cuh"
+#include "backward_simt/gradient.cuh"
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
@@ -57,19 +57,19 @@ FA_DEVICE int64_t packed_keys(const fa_attention_params *p, int64_t s)
     return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
 }
 
-/* Places of packed tiles are dealt out as sequence.cuh says for queries. */
+/* How tiles of packed keys are numbered, common/packed.h says. */
 FA_DEVICE void place_packed(const fa_attention_params *p, int64_t place, fa_key_tile *k)
 {
     int64_t low = 0, high = p->batch + 2;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (packed_keys(p, middle) / OWN + middle <= place) low = middle;
+        if (FA_PACKED_FIRST_TILE(packed_keys(p, middle), OWN, middle) <= place) low = middle;
         else high = middle;
     }
     const int64_t start = packed_keys(p, low), room = fa_max64(0, packed_keys(p, low + 1) - start);
     k->batch = low > 0 && low <= p->batch ? low - 1 : -1;
     k->block = 0;
-    k->first = (place - (start / OWN + low)) * OWN;
+    k->first = (place - FA_PACKED_FIRST_TILE(start, OWN, low)) * OWN;
     k->row = start + k->first;
     k->count = fa_max64(0, fa_min64(OWN, room - k->first));
 }
@@ -111,8 +111,8 @@ FA_DEVICE int64_t first_query(const fa_attention_params *p, const fa_tile *t, in
 FA_DEVICE void add_chunk(const fa_shared *shared, const float *weights, int count, bool bad,
                          float result[ROWS][GROUPS][4])
 {
-    if (bad) add_rows_skip_zeros(weights, shared->other, count, result);
-    else add_rows(weights, shared->other, count, result);
+    if (bad) add_rows_skip_zeros(weights, shared->other, count, 0, result);
+    else add_rows(weights, shared->other, count, 0, result);
 }
 
 /* dK += dS^T Q and dV += P^T dO, chunk by chunk from the last one of Q on, which is there; bad: of
@@ -146,7 +146,7 @@ FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const 
 /* Sequence b's part of the tile: the keys from `first` on, and the queries that see some. */
 FA_DEVICE void find_work(const fa_attention_params *p, fa_work *w, int64_t b, int64_t first)
 {
-    fa_place_sequence(p, b, w->keys.head_kv * (p->heads_q / p->heads_kv), &w->tile);
+    fa_locate_sequence(p, b, w->keys.head_kv * (p->heads_q / p->heads_kv), &w->tile);
     w->first = first;
     w->end = fa_min64(first + w->keys.count, w->tile.n_k);
     w->from = w->to = 0;

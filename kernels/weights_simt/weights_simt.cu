@@ -5,7 +5,9 @@
  * A block takes 64 rows of one batch item and head. It walks over the keys twice: the first time
  * for each row's maximum and sum, the second time for the weights themselves, which need both.
  */
-#include "common/simt.cuh"
+#include "common/pass_tiles.cuh"
+#include "common/score_options.cuh"
+#include "common/softmax.cuh"
 
 /* What is known of a tile's rows: their queries, n_q where there is none, and the keys that each of
  * them may see. */
@@ -93,7 +95,7 @@ FA_DEVICE void add_logits(const fa_shared *shared, fa_state *state)
         float top = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) top = fmaxf(top, mine[r * DOWN * PITCH + c * ACROSS]);
-        top = fmaxf(state->maximum[r], row_maximum(top));
+        top = fmaxf(state->maximum[r], row_max(top));
         const float base = fa_softmax_base(top);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
@@ -187,7 +189,7 @@ FA_DEVICE void run_tile(const fa_weights_params *p, const fa_tile *t, const fa_s
 FA_DEVICE void find_rows(const fa_weights_params *p, int64_t task, fa_tile *t)
 {
     const int64_t outer = task / p->a.tiles;
-    fa_place_sequence(&p->a, outer / p->a.heads_q, outer % p->a.heads_q, t);
+    fa_locate_sequence(&p->a, outer / p->a.heads_q, outer % p->a.heads_q, t);
     t->first = task % p->a.tiles * OWN; /* of the chosen rows, which are no queries */
 }
 

@@ -10,7 +10,7 @@
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 1
-#include "common/gradient.cuh"
+#include "backward_simt/gradient.cuh"
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
@@ -50,8 +50,8 @@ FA_DEVICE void add_keys(const fa_attention_params *p, const fa_tile *t, const fa
 #pragma unroll
         for (int m = 0; m < CHUNKS; m++) { /* registers have no index */
             if (m != n) continue;
-            if (bad) add_rows_skip_zeros(shared->own, shared->other, count, sums[m]);
-            else add_rows(shared->own, shared->other, count, sums[m]);
+            if (bad) add_rows_skip_zeros(shared->own, shared->other, count, 0, sums[m]);
+            else add_rows(shared->own, shared->other, count, 0, sums[m]);
         }
     }
 }

@@ -6,7 +6,7 @@
  * axis broadcasts) and walks over everything that adds to it, so sums have one order.
  */
 #define QUERIES_OWN 1
-#include "common/gradient.cuh"
+#include "backward_simt/gradient.cuh"
 
 /* Where a tile of dbias begins and, for the axes that are summed, what else adds to it. */
 typedef struct fa_part {
@@ -68,7 +68,7 @@ FA_DEVICE void use_head(const fa_backward_params *p, fa_tile *t, const fa_shared
                         const fa_part *part, int64_t b, int64_t head, float sums[ROWS][COLUMNS])
 {
     __syncthreads();
-    if (threadIdx.x == 0) fa_place_sequence(&p->a, b, head, t);
+    if (threadIdx.x == 0) fa_locate_sequence(&p->a, b, head, t);
     __syncthreads();
     const int64_t *shape = p->dbias_shape;
     const int64_t queries = shape[2] == 1 ? t->n_q : fa_min64(part->query + OWN, t->n_q);

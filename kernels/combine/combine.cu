@@ -9,6 +9,7 @@
  *
  * Compiled with MAX_PARTS, the most that a launch takes (kernels/variants.h).
  */
+#include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "passes.h"
 
@@ -31,14 +32,14 @@ typedef struct fa_combine_params {
 } fa_combine_params;
 static_assert(sizeof(fa_combine_params) <= PARAMETER_BYTES, "parameters of a launch");
 
-/* A row's place: in a tensor, and in the log-sum-exp that is written. */
-typedef struct fa_place {
+/* A row: where it is in a tensor, and in the log-sum-exp that is written. */
+typedef struct fa_row {
     int64_t batch, row, head, lse;
-} fa_place;
+} fa_row;
 
-FA_DEVICE fa_place find_place(const fa_combine_head *h, int64_t n)
+FA_DEVICE fa_row find_row(const fa_combine_head *h, int64_t n)
 {
-    fa_place at;
+    fa_row at;
     at.lse = n;
     at.row = n % h->rows;
     at.head = n / h->rows % h->heads;
@@ -46,14 +47,14 @@ FA_DEVICE fa_place find_place(const fa_combine_head *h, int64_t n)
     return at;
 }
 
-FA_DEVICE float part_lse(const fa_combine_part *part, const fa_place *at)
+FA_DEVICE float part_lse(const fa_combine_part *part, const fa_row *at)
 {
     return part->lse[at->batch * part->lse_stride[0] + at->head * part->lse_stride[1] +
                      at->row * part->lse_stride[2]];
 }
 
 /* The largest log-sum-exp, the lanes taking parts in turn; NaN if any is. */
-FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_place *at)
+FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_row *at)
 {
     float top = -INFINITY, bad = 0.0f;
 #pragma unroll 1
@@ -72,7 +73,7 @@ FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_place *at)
 
 /* Weights are taken relative to the largest: the joint log-sum-exp itself is rounded, and where it
  * is large that would show. */
-FA_DEVICE float sum_weights(const fa_combine_params *p, const fa_place *at, float top)
+FA_DEVICE float sum_weights(const fa_combine_params *p, const fa_row *at, float top)
 {
     float sum = 0.0f;
 #pragma unroll 1
@@ -80,13 +81,10 @@ FA_DEVICE float sum_weights(const fa_combine_params *p, const fa_place *at, floa
         const float lse = part_lse(&p->parts[n], at);
         if (lse != -INFINITY) sum += expf(lse - top);
     }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    return sum;
+    return fa_warp_sum(sum);
 }
 
-FA_DEVICE float4 fetch_part(const fa_combine_part *part, const fa_place *at, int column,
-                            int columns)
+FA_DEVICE float4 fetch_part(const fa_combine_part *part, const fa_row *at, int column, int columns)
 {
     const int64_t first =
         at->batch * part->stride[0] + at->row * part->stride[1] + at->head * part->stride[2];
@@ -96,7 +94,7 @@ FA_DEVICE float4 fetch_part(const fa_combine_part *part, const fa_place *at, int
 }
 
 /* Four columns of the sum over all parts. */
-FA_DEVICE float4 sum_parts(const fa_combine_params *p, const fa_place *at, float top, int column)
+FA_DEVICE float4 sum_parts(const fa_combine_params *p, const fa_row *at, float top, int column)
 {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
@@ -113,7 +111,7 @@ FA_DEVICE float4 sum_parts(const fa_combine_params *p, const fa_place *at, float
     return sum;
 }
 
-FA_DEVICE void combine_row(const fa_combine_params *p, const fa_place *at)
+FA_DEVICE void combine_row(const fa_combine_params *p, const fa_row *at)
 {
     const fa_combine_head *h = &p->head;
     const float top = largest_lse(p, at);
@@ -136,7 +134,7 @@ FA_KERNEL __launch_bounds__(THREADS) combine(const __grid_constant__ fa_combine_
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.head.tasks; task += gridDim.x) {
         const int64_t n = task * TILE + threadIdx.x / 32;
-        const fa_place at = find_place(&p.head, n);
+        const fa_row at = find_row(&p.head, n);
         if (at.batch < p.head.batch) combine_row(&p, &at);
     }
 }

@@ -4,6 +4,7 @@
  *
  * A block takes a tile of queries of one head, a warp a row at a time. Bound by reading.
  */
+#include "common/reduce.cuh"
 #include "common/sequence.cuh"
 #include "passes.h"
 
@@ -13,13 +14,6 @@ enum {
     TILE = FA_DELTA_ROWS,
     STEP = 4 * 32 /* columns of a warp at a time */
 };
-
-FA_DEVICE float warp_sum(float x)
-{
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
-    return x;
-}
 
 FA_DEVICE float row_product(const fa_backward_params *p, const fa_tile *t, int64_t i)
 {
@@ -45,7 +39,7 @@ FA_DEVICE void run_tile(const fa_backward_params *p, const fa_tile *t)
 #pragma unroll 1
     for (int r = (int)threadIdx.x / 32; r < TILE; r += WARPS) {
         const int64_t i = t->first + r;
-        const float sum = warp_sum(i < t->n_q ? row_product(p, t, i) : 0.0f);
+        const float sum = fa_warp_sum(i < t->n_q ? row_product(p, t, i) : 0.0f);
         if (i >= t->room_q || threadIdx.x % 32 != 0) continue;
         const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
         p->delta[at] = i >= t->n_q ? 0.0f : sum - (p->dlse ? p->dlse[at] : 0.0f);
