@@ -172,8 +172,8 @@ def span(values, text):
 
 def summary_table(result):
     """The cells of each head dim and mask on one line: our rates, and how they compare."""
-    lines = [f"{heading(result)}Lengths of {span([c['n_k'] for c in result['cells']], str)}, {unit_of(result)}.\n",
-             "| head dim | mask | flashattn | over the fastest other library |", "|---:|---|---:|---:|"]
+    lines = [f"{heading(result)}Sequence lengths of {span([c['n_k'] for c in result['cells']], str)}.\n",
+             f"| head dim | mask | flashattn, {unit_of(result)} | times the fastest other library |", "|---:|---|---:|---:|"]
     for dim, causal in sorted({(c["dim"], c["causal"]) for c in result["cells"]}):
         cells = [c for c in result["cells"] if (c["dim"], c["causal"]) == (dim, causal)]
         rates = span([c["results"]["flashattn"]["tflops"] for c in cells], number)
