@@ -99,7 +99,7 @@ help:
 	@echo "make bench              time this machine; make bench-peers: beside PyTorch"
 	@echo "make install PREFIX=    install (default $(PREFIX))"
 	@echo "make format             lay out all C sources with clang-format"
-	@echo "make lint               formatting, static analysis, layer order, tables"
+	@echo "make lint               formatting, static analysis, layer order, documents"
 	@echo "make test-sanitize      all tests under the address and undefined-behaviour sanitizers"
 	@echo "make test-threads       the threaded tests under the thread sanitizer"
 	@echo "make clean              remove the build directories"

@@ -242,7 +242,7 @@ def conflicts_table(result):
             f"| `{kernel}` | {counts['wavefronts'] / 1e6:.2f} | {counts['conflicts'] / 1e6:.2f} | "
             f"{counts['conflicts_load'] / 1e6:.2f} | {counts['conflicts_store'] / 1e6:.2f} | "
             f"{counts['conflicts'] / counts['wavefronts']:.0%} |")
-    columns = [("rung", False), ("clocks of shared memory, million", True), ("conflicts", True),
+    columns = [("rung", False), ("cycles of shared memory, million", True), ("conflicts", True),
                ("of loads", True), ("of stores", True), ("share", True)]
     return heading(result) + (
         f"Counted by Nsight Compute: {conflicts['heads']} heads, n = {conflicts['seq']}, "

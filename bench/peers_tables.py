@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md from results of peers.py on a GPU."""
+"""Tables of docs/performance.md and README.md from results of peers.py on a GPU."""
 
 import math
 import statistics
@@ -165,6 +165,23 @@ def samples_of(result):
                if "samples_ms" in r)
 
 
+def span(values, text):
+    """The smallest and the largest of them, as text(value) writes them."""
+    return f"{text(min(values))} to {text(max(values))}"
+
+
+def summary_table(result):
+    """The cells of each head dim and mask on one line: our rates, and how they compare."""
+    lines = [f"{heading(result)}Sequence lengths of {span([c['n_k'] for c in result['cells']], str)}.\n",
+             f"| head dim | mask | flashattn, {unit_of(result)} | times the fastest other library |", "|---:|---|---:|---:|"]
+    for dim, causal in sorted({(c["dim"], c["causal"]) for c in result["cells"]}):
+        cells = [c for c in result["cells"] if (c["dim"], c["causal"]) == (dim, causal)]
+        rates = span([c["results"]["flashattn"]["tflops"] for c in cells], number)
+        ratios = span([c["ratio"] for c in cells], lambda ratio: f"{ratio:.3f}")
+        lines.append(f"| {dim} | {'causal' if causal else 'full'} | {rates} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
 def charts_text():
     return "".join(f"![{text}](charts/{name}.png)\n\n" for name, text in CHARTS.items())
 
@@ -172,9 +189,11 @@ def charts_text():
 def peers_table(result, name, peaked=None):
     """The table of a result's cells, or the pictures made of it; result None: there is none.
     peaked: the result of that set, for a column of the main table."""
-    if name not in ("cells", "charts"):
-        raise SystemExit(f'tables: results of peers.py have no "{name}"; expected cells, charts')
+    if name not in ("cells", "charts", "summary"):
+        raise SystemExit(f'tables: results of peers.py have no "{name}"; expected cells, charts, summary')
     if result is None:
         return NOT_YET
+    if name == "summary":
+        return summary_table(result)
     return charts_text() if name == "charts" else (
         text_above(result) + cells_table(result, peaked))

@@ -4,13 +4,15 @@
 A table stands between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
-The last word says which: of a result of peers_cpu.py the cases whose name begins with it, of a
-result of ladder.py or peers.py the table of that name (ladder_tables.py, peers_tables.py,
-peers_peaked_tables.py). The main table of peers.py has a column of peers-<device>-peaked.json. Each
-rung's header has a line ` * Measured`, of bench/results/ladder-h200.json. Without arguments both
-are rewritten; with --check nothing is written and the exit code is 1 if one differs from its file.
-Results that are older than the sources are named either way. The tables of ladder.py and peers.py
-say so where there is no result yet.
+The last word selects the table. For a result of peers_cpu.py it is the beginning of the names of
+its cases. For a result of ladder.py or peers.py it is the name of a table (ladder_tables.py,
+peers_tables.py, peers_peaked_tables.py). For kernels/resources.txt it is a list of entry functions
+(resource_tables.py). The main table of peers.py has a column from peers-<device>-peaked.json. Each
+rung's header has a line ` * Measured`, from bench/results/ladder-h200.json.
+
+Without arguments tables and lines are rewritten. With --check nothing is written, and the exit code
+is 1 if one differs from its file. Results that are older than the sources are named either way. The
+tables of ladder.py and peers.py say so where there is no result yet.
 """
 
 import argparse
@@ -23,14 +25,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from ladder_tables import headers, ladder_table  # noqa: E402
 from peers_peaked_tables import peaked_table  # noqa: E402
 from peers_tables import peers_table  # noqa: E402
+from resource_tables import resources_table  # noqa: E402
 from source_hash import ROOT, cuda_hash, ladder_hash, source_hash  # noqa: E402
 
-DOCUMENTS = ("README.md", "docs/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "ladder/README.md")
+DOCUMENTS = ("README.md", "docs/**/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "ladder/README.md")
 TABLE = re.compile(r"(<!-- table: (\S+) (\S+) -->\n)(.*?)(<!-- end of table -->)", re.S)
 LADDER = re.compile(r"bench/results/ladder-\S+\.json")
 PEERS = re.compile(r"bench/results/peers-\S+\.json")
 PEAKED = re.compile(r"bench/results/peers-\S+-peaked\.json")
 MAIN = re.compile(r"(bench/results/peers-\w+)\.json")
+RESOURCES = "kernels/resources.txt"
 LADDER_RESULT = "bench/results/ladder-h200.json"  # of the bars and of the rungs' headers
 
 
@@ -63,6 +67,8 @@ def cpu_table(result, prefix):
 
 
 def table(name, which):
+    if name == RESOURCES:
+        return resources_table((ROOT / name).read_text(), which)
     result = load(name)
     if LADDER.fullmatch(name):
         return ladder_table(result, which)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes docs/c-api.md from include/flashattn.h: the header's own words, by section, with an index.
+"""Generates docs/c-api.md from include/flashattn.h: the header's text by section, with an index.
 
     python3 docs/make_c_api.py            writes docs/c-api.md
     python3 docs/make_c_api.py --check    fails if it would differ
@@ -29,8 +29,8 @@ def anchor(title):
 
 def sections(text):
     """(title, introduction, code) of each numbered section of the header."""
-    pieces = BANNER.split(text)
-    for banner, code in zip(pieces[1::2], pieces[2::2]):
+    parts = BANNER.split(text)
+    for banner, code in zip(parts[1::2], parts[2::2]):
         title, _, introduction = plain(banner).partition("\n")
         yield title, introduction.strip(), code.split("#ifdef __cplusplus")[0].strip()
 
@@ -43,8 +43,8 @@ def document(text):
     preamble = plain(re.match(r"/\*(.*?)\*/", text, re.S)[1])
     found = list(sections(text))
     out = ["# The C API", "",
-           "Made from `include/flashattn.h` by `docs/make_c_api.py`; do not edit. The header itself is",
-           "the manual, and what follows is its text.", ""]
+           "Generated from [include/flashattn.h](../include/flashattn.h) by `docs/make_c_api.py`: do not edit.",
+           "The header is the manual; this page is its text with an index. [usage.md](usage.md) is the overview.", ""]
     out += ["| function | section |", "|---|---|"]
     out += [f"| `{name}` | [{title}](#{anchor(title)}) |"
             for title, _, code in found for name in functions(code)]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# make lint: formatting, static analysis, the order of layers, and documents that are generated.
+# make lint: formatting, static analysis, the order of layers, generated documents, links.
 # All checks run; the exit code is 1 if one failed.
 set -u
 cd "$(dirname "$0")/.."
@@ -70,5 +70,6 @@ check ruff from_pypi ruff check --quiet python tests/python bench docs tools
 check mypy from_pypi mypy --no-error-summary
 check "layer order" python3 tools/check_layers.py
 check "C API document" python3 docs/make_c_api.py --check
+check "links and paths in documents" python3 tools/check_links.py
 check "measured tables" python3 bench/tables.py --check
 exit $status
