@@ -26,6 +26,7 @@ import threading
 import numpy as np
 import torch
 import torch.autograd.profiler as _profiler
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.utils._device import DeviceContext
 from torch.utils.flop_counter import register_flop_formula
 
@@ -479,10 +480,46 @@ def _directions(q, k, v, options):
     return Directions(q, k, v, options[_BIAS], options[_SINKS])
 
 
-def _push_forward(ctx, q, k, v, layout=None, *options):
+def _without_tangents(tensors):
+    """Without those of the innermost forward mode; None stays. A transform's own vmap may lie
+    around the tensors, and it has no rule for this."""
+    stack = torch._C._functorch
+    top = stack.peek_interpreter_stack()
+    if top is None or top.key() != stack.TransformType.Vmap:
+        return [x if x is None else _forward_mode.unpack_dual(x).primal for x in tensors]
+    level = top.level()
+    mapped = [
+        x is not None and stack.is_batchedtensor(x) and stack.maybe_get_level(x) == level
+        for x in tensors
+    ]
+    with temporarily_pop_interpreter_stack():
+        plain = _without_tangents(
+            [stack.get_unwrapped(x) if is_mapped else x for x, is_mapped in zip(tensors, mapped)]
+        )
+    return [
+        stack._add_batch_dim(x, stack.maybe_get_bdim(old), level) if is_mapped else x
+        for x, old, is_mapped in zip(plain, tensors, mapped)
+    ]
+
+
+def _within_transforms(jvp):
+    """PyTorch turns forward mode off while a function's jvp runs, also for the transforms around
+    it, whose tangents would be missing in silence. So it is on here, and what the jvp reads is
+    without the tangents that it is for."""
+
+    @functools.wraps(jvp)
+    def push(ctx, *tangents):
+        with _forward_mode._set_fwd_grad_enabled(True):
+            return jvp(ctx, _without_tangents(ctx.saved_tensors), *tangents)
+
+    return push
+
+
+@_within_transforms
+def _push_forward(ctx, saved, q, k, v, layout=None, *options):
     """The tangents of (out, lse)."""
-    *inputs, _, _ = saved = ctx.saved_tensors[:5]
-    given = dict(zip(_OPTIONS, (*ctx.saved_tensors[len(saved) :], *ctx.numbers)))
+    *inputs, _, _ = saved[:5]
+    given = dict(zip(_OPTIONS, (*saved[5:], *ctx.numbers)))
     return derivatives(*inputs, ctx.layout, given, _directions(q, k, v, options))[0]
 
 
@@ -515,10 +552,13 @@ def _differentiate_backward(ctx, *cotangents):
     return results[: len(ctx.needs_input_grad)]
 
 
-def _push_backward(ctx, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1):
+@_within_transforms
+def _push_backward(
+    ctx, saved, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1
+):
     """The tangents of the gradients: the gradients for the tangents of dout and dlse, and how those
     for dout and dlse change with the inputs."""
-    dout, dlse, q, k, v, out, lse, *tensors = ctx.saved_tensors
+    dout, dlse, q, k, v, out, lse, *tensors = saved
     values = (*tensors, *ctx.numbers)
     along = _directions(q1, k1, v1, options1)
     _, tangents = derivatives(

@@ -425,6 +425,23 @@ def test_whole_hessians(options):
         close(a, b)
 
 
+@pytest.mark.parametrize("transforms", ["ff", "fr", "rf", "fff", "frf", "rff", "ffr"])
+def test_forward_mode_within_other_transforms(transforms):
+    """PyTorch turns forward mode off in a function's jvp, for the transforms around it as well."""
+    options = {"causal": True, "softcap": 1.5}
+    q, k, v = (x[:, :2, :, :2].contiguous() for x in small())
+    order = {"f": torch.func.jacfwd, "r": torch.func.jacrev}
+
+    def derivative(call, q):
+        function = lambda x: weighted(lambda *t: call(*t, **options), (x, *rest))  # noqa: E731
+        rest = (k.to(q.dtype), v.to(q.dtype))
+        for letter in transforms:
+            function = order[letter](function)
+        return function(q)
+
+    close(derivative(by_attention(), q), derivative(definition, q.double()), 10)
+
+
 def test_third_derivatives():
     options = {"causal": True, "softcap": 1.5, "bias": randn(3, 4), "sinks": randn(2)}
     tensors, of = inputs_of([x.shape for x in small()], options)
