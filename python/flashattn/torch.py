@@ -1087,16 +1087,31 @@ def _float_sinks(options):
         options["sinks"] = sinks.float()
 
 
-def _check_out(out):
+def _check_out(out, like):
+    """like: q, or the first part."""
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out is of type {type(out).__name__}: expected a tensor, as q is")
+        raise TypeError(f"out is of type {type(out).__name__}: expected a tensor of PyTorch")
     if out.is_neg() or out.is_nested:
         raise ValueError("out is a nested tensor or a view that negates: expected a dense one")
+    if out.device != like.device:
+        raise ValueError(f"out lies on {out.device}: expected {like.device}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "out requires a gradient, which would not know what is written to it: detach it, or "
+            "use torch.no_grad()"
+        )
+
+
+def _copy_to(out, result):
+    """For results of operators."""
+    if out.shape != result.shape:
+        raise ValueError(
+            f"out.shape is {tuple(out.shape)}: expected {tuple(result.shape)}, the result's"
+        )
+    return out.copy_(result)
 
 
 def _direct(name, q, k, v, layout, out, return_lse, options):
-    if out is not None:
-        _check_out(out)
     q, k, v = _rows(q), _rows(k), _rows(v)
     result = _empty_like(q, v) if out is None else out
     lse = _empty_lse(q, layout) if return_lse else None
@@ -1113,6 +1128,8 @@ def attend(name, q, k, v, layout, out, return_lse, options):
     if not dense and any(getattr(x, "is_nested", False) for x in (q, k, v)):
         return _attend_nested(name, q, k, v, layout, out, return_lse, options)
     q, k, v = _prepare(q, k, v, options)
+    if out is not None:
+        _check_out(out, q)
     watched = not dense or _is_intercepted() or _are_foreign(options)
     recorded = _records_gradients(q, k, v, options)
     if not watched and not recorded:
@@ -1131,7 +1148,7 @@ def attend(name, q, k, v, layout, out, return_lse, options):
         operator = torch.ops.flashattn.decode if name == "decode" else torch.ops.flashattn.forward
         result, lse = _by_operator(operator, q, k, v, layout, options)
     if out is not None:
-        result = out.copy_(result)
+        result = _copy_to(out, result)
     return (result, lse) if return_lse else result
 
 
@@ -1237,13 +1254,13 @@ def combine(parts, lses, layout, out, return_lse, options):
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     first = parts[0]
+    if out is not None:
+        _check_out(out, first)
     if _is_watched(tensors, {}):
         check_types(options)
         result, lse = torch.ops.flashattn.combine(list(parts), list(lses), layout, **options)
-        result = result if out is None else out.copy_(result)
+        result = result if out is None else _copy_to(out, result)
         return (result, lse) if return_lse else result
-    if out is not None:
-        _check_out(out)
     result = first.new_empty(first.shape) if out is None else out
     lse = _empty_lse(first, layout, "parts[0]") if return_lse else None
 
@@ -1265,15 +1282,15 @@ def weights(q, k, rows, layout, out, options):
     if _differentiated([q, k, options.get("bias"), options.get("sinks")]):
         raise _no_derivatives("weights", _DETACH_ADVICE)
     _float_sinks(options)
+    if out is not None:
+        _check_out(out, q)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     if _is_watched((q, k), dict(options, rows=rows)):
         _own_all(options)
         result = torch.ops.flashattn.weights(q, k, rows, layout, *_values(options))
-        return result if out is None else out.copy_(result)
+        return result if out is None else _copy_to(out, result)
     q, k = _rows(q), _rows(k)
-    if out is not None:
-        _check_out(out)
     result = _empty_weights(q, k, rows, layout, options) if out is None else out
     _named_call("weights", _core.weights, q, k, rows, result, layout, **options)
     if out is not None:
