@@ -68,6 +68,7 @@ LENGTHS = [
     *NO_NUMBERS,
 ]
 TABLE = [3, "a", [1, 2], [[0.5]], [["a"]], [[2**40]], floats(2, 1), ints(1, 2), ints(9, 9)[:, None]]
+TABLE.append(np.zeros((2, 0), np.int32))
 LAYOUT = ["sbhd", 3, None, b"bshd", ["bshd"]]
 
 KINDS = {
