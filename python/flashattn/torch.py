@@ -125,8 +125,7 @@ def _transformed():
 
 def _rows(x):
     """x with its last axis contiguous, and its numbers in memory as they are."""
-    if x.is_neg():
-        x = x.resolve_neg()
+    x = _resolved(x)
     return x if x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -198,8 +197,13 @@ def _named_call(name, function, q, *arguments, **options):
 
 
 def _resolved(x):
-    """x with its numbers in memory as they are; the library knows nothing of views that negate."""
-    return x.resolve_neg() if isinstance(x, torch.Tensor) and x.is_neg() else x
+    """x with its numbers in memory as they are; the library knows nothing of views that negate, and
+    of zeros without memory."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    if x.is_neg():
+        return x.resolve_neg()
+    return x.clone() if x._is_zerotensor() else x
 
 
 def _given(values):
@@ -1003,8 +1007,11 @@ def _by_operator(operator, q, k, v, layout, options):
 
 
 def _under_autocast(q, k, v):
+    """float8 stays, for it may stand for numbers that are scaled."""
     dtype = torch.get_autocast_dtype(q.device.type)
-    return tuple(x.to(dtype) if x.dtype.is_floating_point else x for x in (q, k, v))
+    return tuple(
+        x.to(dtype) if x.dtype.is_floating_point and x.dtype is not _FP8 else x for x in (q, k, v)
+    )
 
 
 def _refuse_stream(options):
