@@ -135,12 +135,17 @@ static bool read_files(files *f, const lengths_paths *p)
            read_integers(&f->table, "--block-table", p->block_table, 2);
 }
 
-/* A tensor that is packed has one batch item; one that is not, as many as there are sequences. */
-static bool check_batch(const char *name, const fa_tensor *t, bool packed, int64_t batch)
+/* A tensor that is packed has one batch item; one that is not, as many as there are sequences, which
+ * are those of --q where nothing is packed. */
+static bool check_batch(const char *name, const fa_tensor *t, bool packed, bool other_packed,
+                        int64_t batch)
 {
     if (t->shape[0] == (packed ? 1 : batch)) return true;
     cli_error("%s has a batch of %" PRId64 "; expected %" PRId64 ", as %s", name, t->shape[0],
-              packed ? 1 : batch, packed ? "its sequences are packed" : "there are sequences");
+              packed ? 1 : batch,
+              packed         ? "its sequences are packed"
+              : other_packed ? "there are sequences"
+                             : "--q has");
     return false;
 }
 
@@ -155,8 +160,8 @@ static bool check_all(const files *f, int64_t batch, const fa_tensor *q, const f
            check_count(&f->seqlens_q, batch, "one for each sequence") &&
            check_count(&f->seqlens_k, batch, "one for each sequence") &&
            check_count(&f->table, batch, "a row for each sequence") &&
-           check_batch("--q", q, f->cu_q.data, batch) &&
-           (paged || check_batch("--k", k, f->cu_k.data, batch)) &&
+           check_batch("--q", q, f->cu_q.data, f->cu_k.data, batch) &&
+           (paged || check_batch("--k", k, f->cu_k.data, f->cu_q.data, batch)) &&
            check_lengths(&f->seqlens_q, f->cu_q.data, q->shape[1]) &&
            check_lengths(&f->seqlens_k, f->cu_k.data, rows_k) &&
            (!paged || check_pages(&f->table, f->seqlens_k.data, k));

@@ -242,6 +242,7 @@ static bool read_prefix(FILE *file, const char *name, size_t *length, char *erro
 {
     unsigned char prefix[12];
     size_t got = fread(prefix, 1, 8, file);
+    if (ferror(file)) return FAIL("%s: cannot be read: %s", name, strerror(errno));
     if (got < 6 || memcmp(prefix, "\x93NUMPY", 6) != 0)
         return FAIL("%s: is no .npy file (it does not begin with \\x93NUMPY)", name);
     if (got < 8) return FAIL("%s: ends within the header", name);
@@ -503,6 +504,8 @@ static bool resolve_target(const char *path, pending *p, char *error)
     p->direct = strcmp(path, "-") == 0;
     if (p->direct) return true;
     bool exists = stat(path, &status) == 0;
+    if (!exists && lstat(path, &status) == 0)
+        return FAIL("%s: is a symbolic link that leads to no file; expected a file name", path);
     p->direct = exists && !S_ISREG(status.st_mode);
     p->mode = exists ? status.st_mode & 07777 : new_file_mode();
     if ((exists && S_ISDIR(status.st_mode)) || (*path && path[strlen(path) - 1] == '/'))

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* Made once, when the module is imported. */
-static PyObject *numpy_array_type, *numpy_empty;
+static PyObject *numpy_array_type, *numpy_masked_type, *numpy_empty;
 static PyObject *no_arguments;
 static PyObject *versioned_keywords; /* {"max_version": (1, 0)} */
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *name_requires_grad;
@@ -132,7 +132,11 @@ static int read_view(array *a, const DLTensor *t, place *where)
         a->stride[axis] = t->strides ? t->strides[axis] : step;
         step *= t->shape[axis];
     }
-    return 0;
+    /* The library would take an option without an address for one that is not given. */
+    if (a->data || array_count(a) == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s of shape %s has no memory: expected an array with data",
+                 a->name, array_shape_text(a).text);
+    return -1;
 }
 
 /* ---- Errors of other libraries --------------------------------------------------------------- */
@@ -420,8 +424,20 @@ static int read_capsule(array *a, PyObject *capsule, place *where)
     return -1;
 }
 
+/* NumPy exports what lies behind a mask as if it counted. */
+static bool is_masked(PyObject *object)
+{
+    return numpy_masked_type && PyObject_IsInstance(object, numpy_masked_type) == 1;
+}
+
 static int read_by_capsule(array *a, PyObject *object, place *where)
 {
+    if (is_masked(object)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a masked array of NumPy: expected a plain one, as filled() gives",
+                     a->name);
+        return -1;
+    }
     PyObject *capsule = get_capsule(a->name, object, where);
     if (!capsule) return -1;
     if (read_capsule(a, capsule, where) < 0) {
@@ -516,6 +532,9 @@ int array_module_init(void)
     numpy_array_type = PyObject_GetAttrString(numpy, "ndarray");
     numpy_empty = PyObject_GetAttrString(numpy, "empty");
     Py_DECREF(numpy);
+    PyObject *masked = PyImport_ImportModule("numpy.ma");
+    numpy_masked_type = masked ? PyObject_GetAttrString(masked, "MaskedArray") : NULL;
+    Py_XDECREF(masked);
     no_arguments = PyTuple_New(0);
     versioned_keywords = Py_BuildValue("{s(ii)}", "max_version", 1, 0);
     name_dlpack = PyUnicode_InternFromString("__dlpack__");

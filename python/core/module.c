@@ -243,7 +243,7 @@ static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywor
 /* What NumPy's arrays need no question for. */
 static bool are_plain_arguments(PyObject *out, const keywords *given)
 {
-    if (out != Py_None && !torch_is_plain_argument(out)) return false;
+    if (out != Py_None && !torch_is_plain_out(out)) return false;
     for (int i = 0; given->any && i < OPTIONS_MAX; i++)
         if (given->values[i] && !torch_is_plain_argument(given->values[i])) return false;
     return true;

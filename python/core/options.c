@@ -508,6 +508,12 @@ static int read_block_table(call *c, PyObject *value)
     const array *a;
     if (read_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
     c->options.block_table_stride = a->shape[1];
+    /* A table without columns has no memory, and must not look like none. */
+    if (a->shape[1] == 0) {
+        PyErr_Format(PyExc_ValueError, "block_table.shape is %s: expected at least one page each",
+                     array_shape_text(a).text);
+        return -1;
+    }
     if (a->shape[0] == call_batch(c)) return 0;
     PyErr_Format(PyExc_ValueError, "block_table.shape[0] is %lld: expected %lld (the batch)",
                  (long long)a->shape[0], (long long)call_batch(c));

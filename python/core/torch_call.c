@@ -262,6 +262,13 @@ bool torch_is_plain_argument(PyObject *object)
     return plain;
 }
 
+bool torch_is_plain_out(PyObject *object)
+{
+    const bool plain = (PyObject *)Py_TYPE(object) == torch[TENSOR] && is_read_as_it_lies(object);
+    PyErr_Clear();
+    return plain;
+}
+
 int torch_count_write(PyObject *tensor)
 {
     PyObject *none = PyObject_CallFunctionObjArgs(torch[COUNT_WRITE], tensor, NULL);

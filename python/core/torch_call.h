@@ -21,9 +21,12 @@ PyObject *core_mark_thread(PyObject *self, PyObject *only);
  * tracing, a profiler nor autocast stand in the way. False before use_torch. No error is set. */
 bool torch_is_plain(PyObject *const *qkv);
 
-/* Whether an option or out, given beside plain tensors, can be read as it lies: no tensor, or one
- * without wrappers, gradients or a view that only PyTorch can read. No error is set. */
+/* Whether an option, given beside plain tensors, can be read as it lies: no tensor, or one without
+ * wrappers, gradients or a view that only PyTorch can read. No error is set. */
 bool torch_is_plain_argument(PyObject *object);
+
+/* The same of out, which must be a tensor. */
+bool torch_is_plain_out(PyObject *object);
 
 /* Tells autograd that a tensor was written to. -1 with a Python error. */
 int torch_count_write(PyObject *tensor);

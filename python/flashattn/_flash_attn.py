@@ -31,6 +31,7 @@ _UNSUPPORTED = {
 _ndarray = np.ndarray
 _ORDER = " (positional arguments are in FlashAttention 2's order)"
 _PASSED_ON = {
+    "softmax_scale": "scale",
     "q_descale": "q_descale",
     "k_descale": "k_descale",
     "v_descale": "v_descale",
@@ -135,20 +136,17 @@ def attend(
         options["deterministic"] = True
     if type(q) is np.ndarray:
         q, k, v = _rows(q), _rows(k), _rows(v)
-    if extras:
-        try:
-            result = attention(q, k, v, return_lse=return_attn_probs, **options)
-        except (TypeError, ValueError, UnsupportedError) as error:
-            raise with_their_names(error, extras) from None
-    else:
+    try:
         result = attention(q, k, v, return_lse=return_attn_probs, **options)
+    except (TypeError, ValueError, UnsupportedError) as error:
+        raise with_their_names(error, extras) from None
     return (*result, None) if return_attn_probs else result
 
 
 def with_their_names(error, extras):
     """The error, with the caller's name for the argument."""
     sentence = str(error)
-    for name in extras:
+    for name in ("softmax_scale", *extras):
         ours = _PASSED_ON.get(name, name)
         if ours != name and sentence.removeprefix("options.").startswith(ours):
             return type(error)(sentence.replace(ours, name, 1))
@@ -205,12 +203,15 @@ def flash_attn_func(
         if softmax_scale is not None:
             options["scale"] = softmax_scale
         kind = type(q)
-        if kind is _ndarray or not _functional._tracing():
-            result = _plain_forward(q, k, v, None, False, "bshd", options)
-            if result is not NotImplemented:
-                return result
-        if kind is not _ndarray:  # NumPy's rows may have to be copied first
-            return attention(q, k, v, **options)
+        try:
+            if kind is _ndarray or not _functional._tracing():
+                result = _plain_forward(q, k, v, None, False, "bshd", options)
+                if result is not NotImplemented:
+                    return result
+            if kind is not _ndarray:  # NumPy's rows may have to be copied first
+                return attention(q, k, v, **options)
+        except ValueError as error:
+            raise with_their_names(error, ()) from None
     return attend(
         q,
         k,

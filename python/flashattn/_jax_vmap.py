@@ -7,6 +7,8 @@ axis and the batch as two axes, and can split either.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -31,6 +33,8 @@ def kind_of_axis(call, mapped):
 
 def batching_rule(call, execute, size, in_batched, operands):
     """For custom_vmap: mapped axes come first. Every result is mapped."""
+    if size == 0:
+        return _nothing(call, execute, in_batched, operands)
     mapped = {name for name, batched in zip(call.operands, in_batched) if batched}
     # Each element of the axis has gradients of its own.
     own = {"q", "k", "v", *DIFFERENTIABLE} if call.which == "backward" else set()
@@ -46,6 +50,13 @@ def batching_rule(call, execute, size, in_batched, operands):
             lead.append(jnp.broadcast_to(x, (size, *x.shape[1:])) if name in own else x)
         results = execute(call._replace(lead=kind + call.lead), *lead)
     return results, (True,) * len(results)
+
+
+def _nothing(call, execute, in_batched, operands):
+    """Of an axis without elements."""
+    one = [jax.ShapeDtypeStruct(x.shape[b:], x.dtype) for b, x in zip(in_batched, operands)]
+    results = jax.eval_shape(functools.partial(execute, call), *one)
+    return tuple(jnp.zeros((0, *x.shape), x.dtype) for x in results), (True,) * len(results)
 
 
 def _one_by_one(call, execute, in_batched, operands):

@@ -116,8 +116,13 @@ def attention(
         "max_seqlen_k": max_seqlen_k,
         "threads": threads,
     }
+    numbers = {name: _as_number(x) for name, x in numbers.items()}
     check_types(numbers)
-    numbers.update(causal=bool(causal), dropout_p=float(dropout_p), threads=int(threads))
+    numbers.update(
+        causal=bool(numbers["causal"]),
+        dropout_p=float(numbers["dropout_p"]),
+        threads=int(numbers["threads"]),
+    )
     arrays = {
         "bias": bias,
         "sinks": sinks,
@@ -144,6 +149,12 @@ def attention(
     if no_batch:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
+
+
+def _as_number(x):
+    """Python's own, which hashes, of an array without axes."""
+    known = isinstance(x, (np.generic, np.ndarray, jax.Array)) and x.shape == ()
+    return x.item() if known and not isinstance(x, jax.core.Tracer) else x
 
 
 def _dropout_state(p, key):
@@ -261,10 +272,11 @@ def _check(q, k, v, static, arrays):
         raise ValueError(f"mask.dtype is {arrays['mask'].dtype}: expected bool")
     batch, _, heads = _axes(q, layout)
     _expect(arrays, "sinks", [(heads,)])
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        if name in arrays:
-            batch = arrays[name].size - 1
-            _expect(arrays, name, [(batch + 1,)])
+    packed = [name for name in ("cu_seqlens_q", "cu_seqlens_k") if name in arrays]
+    if packed:
+        batch = max(arrays[packed[0]].size - 1, 0)
+    for name in packed:
+        _expect(arrays, name, [(batch + 1,)])
     _expect(arrays, "alibi_slopes", [(heads,), (batch, heads)])
     _expect(arrays, "seqlens_q", [(batch,)])
     _expect(arrays, "seqlens_k", [(batch,)])

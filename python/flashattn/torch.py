@@ -26,6 +26,7 @@ import threading
 import numpy as np
 import torch
 import torch.autograd.profiler as _profiler
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.utils._device import DeviceContext
 from torch.utils.flop_counter import register_flop_formula
 
@@ -124,8 +125,7 @@ def _transformed():
 
 def _rows(x):
     """x with its last axis contiguous, and its numbers in memory as they are."""
-    if x.is_neg():
-        x = x.resolve_neg()
+    x = _resolved(x)
     return x if x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -197,8 +197,13 @@ def _named_call(name, function, q, *arguments, **options):
 
 
 def _resolved(x):
-    """x with its numbers in memory as they are; the library knows nothing of views that negate."""
-    return x.resolve_neg() if isinstance(x, torch.Tensor) and x.is_neg() else x
+    """x with its numbers in memory as they are; the library knows nothing of views that negate, and
+    of zeros without memory."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    if x.is_neg():
+        return x.resolve_neg()
+    return x.clone() if x._is_zerotensor() else x
 
 
 def _given(values):
@@ -479,10 +484,46 @@ def _directions(q, k, v, options):
     return Directions(q, k, v, options[_BIAS], options[_SINKS])
 
 
-def _push_forward(ctx, q, k, v, layout=None, *options):
+def _without_tangents(tensors):
+    """Without those of the innermost forward mode; None stays. A transform's own vmap may lie
+    around the tensors, and it has no rule for this."""
+    stack = torch._C._functorch
+    top = stack.peek_interpreter_stack()
+    if top is None or top.key() != stack.TransformType.Vmap:
+        return [x if x is None else _forward_mode.unpack_dual(x).primal for x in tensors]
+    level = top.level()
+    mapped = [
+        x is not None and stack.is_batchedtensor(x) and stack.maybe_get_level(x) == level
+        for x in tensors
+    ]
+    with temporarily_pop_interpreter_stack():
+        plain = _without_tangents(
+            [stack.get_unwrapped(x) if is_mapped else x for x, is_mapped in zip(tensors, mapped)]
+        )
+    return [
+        stack._add_batch_dim(x, stack.maybe_get_bdim(old), level) if is_mapped else x
+        for x, old, is_mapped in zip(plain, tensors, mapped)
+    ]
+
+
+def _within_transforms(jvp):
+    """PyTorch turns forward mode off while a function's jvp runs, also for the transforms around
+    it, whose tangents would be missing in silence. So it is on here, and what the jvp reads is
+    without the tangents that it is for."""
+
+    @functools.wraps(jvp)
+    def push(ctx, *tangents):
+        with _forward_mode._set_fwd_grad_enabled(True):
+            return jvp(ctx, _without_tangents(ctx.saved_tensors), *tangents)
+
+    return push
+
+
+@_within_transforms
+def _push_forward(ctx, saved, q, k, v, layout=None, *options):
     """The tangents of (out, lse)."""
-    *inputs, _, _ = saved = ctx.saved_tensors[:5]
-    given = dict(zip(_OPTIONS, (*ctx.saved_tensors[len(saved) :], *ctx.numbers)))
+    *inputs, _, _ = saved[:5]
+    given = dict(zip(_OPTIONS, (*saved[5:], *ctx.numbers)))
     return derivatives(*inputs, ctx.layout, given, _directions(q, k, v, options))[0]
 
 
@@ -515,10 +556,13 @@ def _differentiate_backward(ctx, *cotangents):
     return results[: len(ctx.needs_input_grad)]
 
 
-def _push_backward(ctx, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1):
+@_within_transforms
+def _push_backward(
+    ctx, saved, dout1, dlse1, q1, k1, v1, out1, lse1, wanted=None, layout=None, *options1
+):
     """The tangents of the gradients: the gradients for the tangents of dout and dlse, and how those
     for dout and dlse change with the inputs."""
-    dout, dlse, q, k, v, out, lse, *tensors = ctx.saved_tensors
+    dout, dlse, q, k, v, out, lse, *tensors = saved
     values = (*tensors, *ctx.numbers)
     along = _directions(q1, k1, v1, options1)
     _, tangents = derivatives(
@@ -963,8 +1007,11 @@ def _by_operator(operator, q, k, v, layout, options):
 
 
 def _under_autocast(q, k, v):
+    """float8 stays, for it may stand for numbers that are scaled."""
     dtype = torch.get_autocast_dtype(q.device.type)
-    return tuple(x.to(dtype) if x.dtype.is_floating_point else x for x in (q, k, v))
+    return tuple(
+        x.to(dtype) if x.dtype.is_floating_point and x.dtype is not _FP8 else x for x in (q, k, v)
+    )
 
 
 def _refuse_stream(options):
@@ -1047,16 +1094,31 @@ def _float_sinks(options):
         options["sinks"] = sinks.float()
 
 
-def _check_out(out):
+def _check_out(out, like):
+    """like: q, or the first part."""
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out is of type {type(out).__name__}: expected a tensor, as q is")
+        raise TypeError(f"out is of type {type(out).__name__}: expected a tensor of PyTorch")
     if out.is_neg() or out.is_nested:
         raise ValueError("out is a nested tensor or a view that negates: expected a dense one")
+    if out.device != like.device:
+        raise ValueError(f"out lies on {out.device}: expected {like.device}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "out requires a gradient, which would not know what is written to it: detach it, or "
+            "use torch.no_grad()"
+        )
+
+
+def _copy_to(out, result):
+    """For results of operators."""
+    if out.shape != result.shape:
+        raise ValueError(
+            f"out.shape is {tuple(out.shape)}: expected {tuple(result.shape)}, the result's"
+        )
+    return out.copy_(result)
 
 
 def _direct(name, q, k, v, layout, out, return_lse, options):
-    if out is not None:
-        _check_out(out)
     q, k, v = _rows(q), _rows(k), _rows(v)
     result = _empty_like(q, v) if out is None else out
     lse = _empty_lse(q, layout) if return_lse else None
@@ -1073,6 +1135,8 @@ def attend(name, q, k, v, layout, out, return_lse, options):
     if not dense and any(getattr(x, "is_nested", False) for x in (q, k, v)):
         return _attend_nested(name, q, k, v, layout, out, return_lse, options)
     q, k, v = _prepare(q, k, v, options)
+    if out is not None:
+        _check_out(out, q)
     watched = not dense or _is_intercepted() or _are_foreign(options)
     recorded = _records_gradients(q, k, v, options)
     if not watched and not recorded:
@@ -1091,7 +1155,7 @@ def attend(name, q, k, v, layout, out, return_lse, options):
         operator = torch.ops.flashattn.decode if name == "decode" else torch.ops.flashattn.forward
         result, lse = _by_operator(operator, q, k, v, layout, options)
     if out is not None:
-        result = out.copy_(result)
+        result = _copy_to(out, result)
     return (result, lse) if return_lse else result
 
 
@@ -1197,13 +1261,13 @@ def combine(parts, lses, layout, out, return_lse, options):
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     first = parts[0]
+    if out is not None:
+        _check_out(out, first)
     if _is_watched(tensors, {}):
         check_types(options)
         result, lse = torch.ops.flashattn.combine(list(parts), list(lses), layout, **options)
-        result = result if out is None else out.copy_(result)
+        result = result if out is None else _copy_to(out, result)
         return (result, lse) if return_lse else result
-    if out is not None:
-        _check_out(out)
     result = first.new_empty(first.shape) if out is None else out
     lse = _empty_lse(first, layout, "parts[0]") if return_lse else None
 
@@ -1225,15 +1289,15 @@ def weights(q, k, rows, layout, out, options):
     if _differentiated([q, k, options.get("bias"), options.get("sinks")]):
         raise _no_derivatives("weights", _DETACH_ADVICE)
     _float_sinks(options)
+    if out is not None:
+        _check_out(out, q)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     if _is_watched((q, k), dict(options, rows=rows)):
         _own_all(options)
         result = torch.ops.flashattn.weights(q, k, rows, layout, *_values(options))
-        return result if out is None else out.copy_(result)
+        return result if out is None else _copy_to(out, result)
     q, k = _rows(q), _rows(k)
-    if out is not None:
-        _check_out(out)
     result = _empty_weights(q, k, rows, layout, options) if out is None else out
     _named_call("weights", _core.weights, q, k, rows, result, layout, **options)
     if out is not None:

@@ -13,6 +13,7 @@ static void write_inputs(void)
     harness_fill(data, 12, 1, 1);
     harness_write_npy("a.npy", "<f4", "(1, 3, 2, 2)", data, sizeof data);
     harness_write_npy("b3.npy", "<f4", "(3, 2, 2)", data, sizeof data);
+    harness_write_npy("batch3.npy", "<f4", "(3, 1, 2, 2)", data, sizeof data);
     harness_write_npy("b2.npy", "<f4", "(3, 4)", data, sizeof data);
     harness_write_npy("b1.npy", "<f4", "(12,)", data, sizeof data);
     harness_write_npy("b0.npy", "<f4", "()", data, 4);
@@ -195,8 +196,11 @@ static void test_lengths(void)
                  "run", FILES, "--seqlens-k", "long.npy", "--block-table", "far.npy");
     EXPECT_ERROR("--block-table pages.npy: entry (0, 1) is -1; expected 0 to 0", "run", FILES,
                  "--seqlens-k", "long.npy", "--block-table", "pages.npy");
-    EXPECT_ERROR("--k has a batch of 1; expected 2", "run", "--q", "a.npy", "--k", "a.npy", "--v",
-                 "a.npy", "--out", "o.npy", "--cu-seqlens-q", "zero_one_three.npy");
+    EXPECT_ERROR("--k has a batch of 1; expected 2, as there are sequences", "run", "--q", "a.npy",
+                 "--k", "a.npy", "--v", "a.npy", "--out", "o.npy", "--cu-seqlens-q",
+                 "zero_one_three.npy");
+    EXPECT_ERROR("--k has a batch of 1; expected 3, as --q has", "run", "--q", "batch3.npy", "--k",
+                 "a.npy", "--v", "a.npy", "--out", "o.npy");
 }
 
 /* "-", and what cannot be. */
@@ -224,6 +228,6 @@ int main(int argc, char **argv)
     test_shapes();
     test_lengths();
     test_streams();
-    CHECK(harness_count_entries(".") == 17, "a file was written");
+    CHECK(harness_count_entries(".") == 18, "a file was written");
     return harness_end();
 }

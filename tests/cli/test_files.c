@@ -159,6 +159,9 @@ static void test_streams(void)
     CHECK(harness_count_entries("dir") == 0, "something was left in dir");
     lseek(0, 0, SEEK_END);
     EXPECT_ERROR("--q standard input: is no .npy file", RUN_INPUTS("-"), "--out", "o.npy");
+    close(0);
+    EXPECT_ERROR("--q standard input: cannot be read: Bad file descriptor", RUN_INPUTS("-"),
+                 "--out", "o.npy");
     dup2(keyboard, 0);
     close(keyboard);
     close(file);
@@ -243,6 +246,12 @@ static void test_replace(void)
     CHECK(lstat("link.npy", &status) == 0 && S_ISLNK(status.st_mode), "the link was replaced");
     CHECK(stat("dir/o.npy", &status) == 0 && (status.st_mode & 0777) == 0604, "mode %o",
           (unsigned)status.st_mode);
+    if (symlink("dir/nowhere.npy", "broken.npy") != 0 || symlink("loop", "loop") != 0) exit(1);
+    EXPECT_ERROR("broken.npy: is a symbolic link that leads to no file", RUN_INPUTS("a.npy"),
+                 "--out", "broken.npy");
+    EXPECT_ERROR("loop: is a symbolic link that leads to no file", RUN_INPUTS("a.npy"), "--out",
+                 "loop");
+    CHECK(lstat("broken.npy", &status) == 0 && S_ISLNK(status.st_mode), "the link was replaced");
     EXPECT_FINE(RUN_INPUTS("a.npy"), "--out", "/dev/null");
     CHECK(stat("/dev/null", &status) == 0 && S_ISCHR(status.st_mode), "/dev/null was replaced");
     CHECK(harness_count_entries("dir") == 1, "something was left in dir");

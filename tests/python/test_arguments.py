@@ -68,6 +68,7 @@ LENGTHS = [
     *NO_NUMBERS,
 ]
 TABLE = [3, "a", [1, 2], [[0.5]], [["a"]], [[2**40]], floats(2, 1), ints(1, 2), ints(9, 9)[:, None]]
+TABLE.append(np.zeros((2, 0), np.int32))
 LAYOUT = ["sbhd", 3, None, b"bshd", ["bshd"]]
 
 KINDS = {
@@ -221,6 +222,17 @@ def test_torch(function, name, gradients):
     if gradients:
         call["q"].requires_grad_()
     check_all(function, name, call, [to_torch(x) for x in values])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask", "sinks", "seqlens_k", "out"])
+def test_masked_arrays(name):
+    """What lies behind the mask would count."""
+    call = {**arguments_of("attention", "q"), "out": floats(2, 4, 2, 8), "bias": floats(4, 4)}
+    call.update(mask=np.ones((4, 4), bool), sinks=floats(2), seqlens_k=ints(1, 2))
+    flashattn.attention(**call)
+    call[name] = np.ma.masked_array(call[name], np.ones(call[name].shape, bool))
+    with pytest.raises((TypeError, ValueError), match=f"{name} .*masked array"):
+        flashattn.attention(**call)
 
 
 PARTS = [

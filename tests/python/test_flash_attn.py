@@ -555,3 +555,20 @@ def test_what_the_page_of_differences_says(rng):
         flashattn.flash_attn_varlen_func(q[0], k[0], v[0], lengths, lengths, 2, 2)
     with pytest.raises(ValueError, match="cache_seqlens.* is 3: expected 0 to 0"):
         flashattn.flash_attn_with_kvcache(q, k.clone(), v.clone(), k=k, v=v, cache_seqlens=3)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), np.float32("inf"), 1e300])
+def test_a_wrong_scale_has_the_callers_name(give, scale):
+    x, starts = give(np.ones((1, 4, 2, 8), np.float32), np.array([0, 4], np.int32))
+    row, wrong = x[:, :1], {"softmax_scale": scale}
+    for call in (
+        lambda: flashattn.flash_attn_func(x, x, x, **wrong),
+        lambda: flashattn.flash_attn_func(x, x, x, window_size=(1, 1), **wrong),
+        lambda: flashattn.flash_attn_varlen_func(x[0], x[0], x[0], starts, starts, 4, 4, **wrong),
+        lambda: flashattn.flash_attn_with_kvcache(x, x, x, **wrong),
+        lambda: flashattn.flash_attn_with_kvcache(
+            row, x + 1, x + 2, row, row, cache_seqlens=1, **wrong
+        ),
+    ):
+        with pytest.raises(ValueError, match="softmax_scale is (nan|inf)"):
+            call()

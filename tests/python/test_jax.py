@@ -550,6 +550,14 @@ def test_outside_of_jit_it_is_flashattn_attention():
     assert np.array_equal(np.asarray(attention(q, k, v, causal=True)), np.asarray(expected))
 
 
+def int32(*values):
+    return jnp.array(values, jnp.int32)
+
+
+PACKED = {"cu_seqlens_q": int32(0, 3, 33), "cu_seqlens_k": int32(0, 3, 47)}
+PACKED.update(zip("qkv", (x[0] for x in draw())))
+
+
 @pytest.mark.parametrize(
     "change, sentence",
     [
@@ -564,12 +572,42 @@ def test_outside_of_jit_it_is_flashattn_attention():
         ({"v": jnp.zeros((BATCH, 40, HEADS_KV, DIM))}, r"v.shape\[1\] is 40"),
         ({"q": jnp.zeros((BATCH, 33, HEADS, DIM), jnp.int32)}, "expected float32"),
         ({"q": jnp.zeros((33, DIM))}, "expected 4, or 3"),
+        ({**PACKED, "cu_seqlens_k": int32(0, 47)}, r"cu_seqlens_k.shape is \(2,\): expected \(3,"),
+        ({**PACKED, "cu_seqlens_q": int32(0, 33)}, r"cu_seqlens_k.shape is \(3,\): expected \(2,"),
+        ({**PACKED, "cu_seqlens_q": int32()}, r"cu_seqlens_q.shape is \(0,\): expected \(1,"),
     ],
 )
 def test_errors_while_tracing(change, sentence):
     arguments = {**dict(zip("qkv", draw())), **change}
     with pytest.raises(ValueError, match=sentence):
         jax.jit(lambda arrays: attention(**{**arguments, **arrays}))({})
+
+
+def test_numbers_of_other_libraries():
+    q, k, v = draw()
+    expected = attention(q, k, v, scale=0.5, softcap=2.0, diagonal=3, causal=True, threads=1)
+    for number in (jnp.asarray, np.asarray, lambda x: np.asarray(x)[()]):
+        out = attention(
+            q,
+            k,
+            v,
+            scale=number(0.5),
+            softcap=number(2.0),
+            diagonal=number(3),
+            causal=np.bool_(True),
+            threads=number(1),
+        )
+        assert np.array_equal(np.asarray(out), np.asarray(expected))
+
+
+def test_vmap_of_nothing():
+    q, k, v = draw()
+    none = jnp.zeros((0, *q.shape))
+    out, lse = jax.vmap(lambda x: attention(x, k, v, return_lse=True))(none)
+    assert out.shape == (0, *q.shape[:-1], DIM_V) and lse.shape == (0, BATCH, HEADS, 33)
+    gradient = jax.vmap(jax.grad(lambda x, y: attention(x, y, v).sum(), (0, 1)), (0, None))
+    dq, dk = gradient(none, k)
+    assert dq.shape == none.shape and dk.shape == (0, *k.shape)
 
 
 def test_an_error_of_the_library_while_running():

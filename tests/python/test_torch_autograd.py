@@ -126,6 +126,42 @@ def test_writing_to_out_is_seen_by_autograd():
             loss.backward()
 
 
+def calls_with_out():
+    q = randn(1, 6, 2, 8)
+    lse = randn(1, 2, 6)
+    yield lambda out: flashattn.attention(q, q, q, out=out), q.shape
+    yield lambda out: flashattn.decode(q, q, q, out=out), q.shape
+    yield lambda out: flashattn.combine([q, q], [lse, lse], out=out), q.shape
+    yield lambda out: flashattn.weights(q, q, out=out), (1, 2, 6, 6)
+
+
+@pytest.mark.parametrize("which", range(4), ids=["attention", "decode", "combine", "weights"])
+def test_an_out_that_cannot_be_is_refused(which):
+    """Also after calls that were plain, and before anything is written."""
+    call, shape = list(calls_with_out())[which]
+    for _ in range(3):
+        call(torch.zeros(shape))
+    leaf = torch.zeros(shape, requires_grad=True)
+    for out in (leaf, leaf * 1):
+        with pytest.raises(ValueError, match="out requires a gradient"):
+            call(out)
+        assert not out.detach().any()
+        with torch.no_grad():
+            assert call(out) is out and out.detach().any()
+            out.zero_()
+    array = np.zeros(shape, np.float32)
+    for out in (array, [1]):
+        with pytest.raises(TypeError, match=f"out is of type {type(out).__name__}: expected"):
+            call(out)
+    assert not array.any()
+    with pytest.raises(ValueError, match="out lies on meta: expected cpu"):
+        call(torch.zeros(shape, device="meta"))
+    wrong = torch.zeros(2, *shape[1:])
+    with pytest.raises(ValueError, match="shape"):
+        torch.func.functionalize(call)(wrong)
+    assert not wrong.any()
+
+
 # ---- Derivatives beyond the gradient, against the definition in float64 --------------------------
 
 
@@ -423,6 +459,23 @@ def test_whole_hessians(options):
     )
     for a, b in zip(product, theirs):
         close(a, b)
+
+
+@pytest.mark.parametrize("transforms", ["ff", "fr", "rf", "fff", "frf", "rff", "ffr"])
+def test_forward_mode_within_other_transforms(transforms):
+    """PyTorch turns forward mode off in a function's jvp, for the transforms around it as well."""
+    options = {"causal": True, "softcap": 1.5}
+    q, k, v = (x[:, :2, :, :2].contiguous() for x in small())
+    order = {"f": torch.func.jacfwd, "r": torch.func.jacrev}
+
+    def derivative(call, q):
+        function = lambda x: weighted(lambda *t: call(*t, **options), (x, *rest))  # noqa: E731
+        rest = (k.to(q.dtype), v.to(q.dtype))
+        for letter in transforms:
+            function = order[letter](function)
+        return function(q)
+
+    close(derivative(by_attention(), q), derivative(definition, q.double()), 10)
 
 
 def test_third_derivatives():

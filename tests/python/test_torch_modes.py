@@ -477,3 +477,49 @@ def test_arrays_of_numpy_beside_traced_tensors(tensors):
     mask = np.tri(6, dtype=bool)
     graph = make_fx(lambda q, k, v: flashattn.attention(q, k, v, mask=mask))(*tensors)
     torch.testing.assert_close(graph(*tensors), flashattn.attention(*tensors, mask=mask))
+
+
+OPTIONS_WITH_DATA = {
+    "bias": lambda: torch.ones(8, 8),
+    "mask": lambda: torch.ones(8, 8, dtype=torch.bool),
+    "alibi_slopes": lambda: torch.ones(4),
+    "sinks": lambda: torch.ones(4),
+    "seqlens_q": lambda: torch.ones(2, dtype=torch.int32),
+    "seqlens_k": lambda: torch.ones(2, dtype=torch.int32),
+    "dropout_state": lambda: torch.ones(2, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS_WITH_DATA)
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_option_without_memory_is_not_left_out(name, grad):
+    """Its address is NULL, as that of an option that is not given."""
+    q, k, v = (torch.randn(2, 8, 4, 16) for _ in range(3))
+    options = {"dropout_p": 0.5} if name == "dropout_state" else {}
+    for _ in range(3):
+        flashattn.attention(q, k, v, **options)
+    q.requires_grad_(grad)
+    freed = OPTIONS_WITH_DATA[name]()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=f"{name} of shape .* has no memory"):
+        flashattn.attention(q, k, v, **options, **{name: freed})
+    zeros = torch._efficientzerotensor(OPTIONS_WITH_DATA[name]().shape)
+    if name in ("bias", "alibi_slopes", "sinks"):
+        out = flashattn.attention(q, k, v, **{name: zeros})
+        expected = flashattn.attention(q, k, v, **{name: torch.zeros(zeros.shape)})
+        assert torch.equal(out, expected)
+
+
+def test_zeros_without_memory_as_a_gradient():
+    x = torch.randn(2, 8, 4, 16, requires_grad=True)
+    out = flashattn.attention(x, x, x)
+    (gradient,) = torch.autograd.grad(out, x, torch._efficientzerotensor(out.shape))
+    assert gradient.shape == x.shape and not gradient.any()
+
+
+def test_autocast_leaves_scaled_float8_as_it_is():
+    x = torch.randn(2, 8, 4, 16).to(torch.float8_e4m3fn)
+    scales = {n: torch.full((2, 4), 0.5) for n in ("q_descale", "k_descale", "v_descale")}
+    expected = flashattn.attention(x, x, x, **scales)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(flashattn.attention(x, x, x, **scales), expected)
