@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 
 /* ---- help ------------------------------------------------------------------------------------ */
 

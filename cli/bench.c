@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "device.h"
 #include "flashattn.h"
 #include "measure.h"

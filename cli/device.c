@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "output.h"
 
 #ifdef FA_HAVE_CUDA
 #include "cuda/driver.h"

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "flashattn.h"
 
 #ifdef FA_HAVE_CUDA

@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "check.h"
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "device.h"
 #include "flashattn.h"
 #include "measure.h"

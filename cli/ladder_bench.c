@@ -9,9 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "measure.h"
-#include "ladder_command.h"
+#include "ladder_ceiling.h"
+#include "ladder_bench.h"
+#include "ladder_rungs.h"
 
 enum { MOST_REPEAT = 1000, MOST_CALLS = 1000 };
 

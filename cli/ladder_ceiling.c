@@ -1,7 +1,8 @@
 /* What the device can do at best, measured by ladder/ceiling.cu; and random inputs made on the device. */
-#include "cli.h"
+#include "output.h"
 #include "measure.h"
-#include "ladder_command.h"
+#include "ladder_ceiling.h"
+#include "ladder_rungs.h"
 
 enum {
     THREADS = 256, /* as in ceiling.cu */

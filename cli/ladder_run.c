@@ -11,11 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "convert.h"
 #include "measure.h"
 #include "random.h"
-#include "ladder_command.h"
+#include "ladder_run.h"
+#include "ladder_rungs.h"
 
 enum { BAND = 4096, ARRAYS = 4, Q = 0, K, V, OUT };
 
@@ -518,7 +521,7 @@ int rungs_verify(int argc, char **argv)
                                  .notes = NOTES};
     rungs_chosen chosen;
     workbench w = {0};
-    rung_tally tallies[RUNGS_MOST] = {{0}};
+    rung_tally tallies[RUNGS_MAX] = {{0}};
     if (!rungs_choose(&argc, argv, &chosen)) return CLI_BAD;
     int code = cli_parse(&command, argc, argv);
     if (code != CLI_CONTINUE) return code;

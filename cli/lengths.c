@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "cli.h"
+#include "output.h"
 #include "npy.h"
 #include "tensors.h"
 

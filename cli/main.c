@@ -2,7 +2,9 @@
 #include <signal.h>
 #include <string.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "flashattn.h"
 
 typedef struct subcommand {

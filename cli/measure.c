@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "args.h"
+#include "output.h"
 #include "convert.h"
 #include "device.h"
 

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "output.h"
 
 static const char *command_name;
 static bool progress_shown;

@@ -11,10 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "output.h"
 #include "measure.h"
 #ifdef FA_HAVE_CUDA
-#include "ladder_command.h"
+#include "ladder_ceiling.h"
+#include "ladder_rungs.h"
 #endif
 
 #if defined(__x86_64__)

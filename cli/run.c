@@ -6,7 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "device.h"
 #include "flashattn.h"
 #include "lengths.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "output.h"
 #include "convert.h"
 
 const char *const CLI_LAYOUT_NAMES[] = {"bshd", "bhsd", NULL};

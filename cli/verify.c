@@ -11,11 +11,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "device.h"
 #include "flashattn.h"
 #include "random_problem.h"
-#include "verify.h"
+#include "verify_classes.h"
+#include "verify_large.h"
 
 enum { NUM_DTYPES = FA_FLOAT8_E4M3 + 1, MOST_JOBS = 64, USUAL_MOST_JOBS = 32 };
 

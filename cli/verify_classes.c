@@ -3,8 +3,8 @@
  * the whole option space. In every problem of all of them outputs, unused memory and workspaces
  * begin as NaN, buffers lie between guard bands, and on a GPU a second run must leave the same bits.
  */
-#include "cli.h"
-#include "verify.h"
+#include "args.h"
+#include "verify_classes.h"
 
 const verify_class verify_classes[] = {
     {"empty", RANDOM_EMPTY, 150, false, "no queries, no keys, rows that see none"},

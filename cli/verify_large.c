@@ -16,14 +16,16 @@
 #include <string.h>
 
 #include "check.h"
-#include "cli.h"
+#include "args.h"
+#include "commands.h"
+#include "output.h"
 #include "cuda/driver.h"
 #include "device.h"
 #include "flashattn.h"
 #include "random.h"
 #include "reference.h"
 #include "scalar.h"
-#include "verify.h"
+#include "verify_large.h"
 
 enum { BLOCK = 16777213, SAMPLES = 16, THREADS = 16, DIM_MAX = 128, BUFFERS = 5 };
 

@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
-"""Checks that every layer includes only itself and layers below it, and that only the front desk and
-the backends' first files word errors. CONTRIBUTING.md tells the order in words."""
+"""Checks that every layer includes only itself and layers below it, that only the front desk and the
+backends' first files word errors, and that no files depend on each other in a circle. CONTRIBUTING.md
+tells the order in words.
 
+A file depends on those that it includes or imports, and a C source on those whose functions it calls."""
+
+import ast
+import collections
 import fnmatch
 import pathlib
 import re
@@ -81,10 +86,92 @@ def faults_of(path):
             yield f"{here}:{number}: only the front desk and backend.c word errors"
 
 
+# ---- Circles ----------------------------------------------------------------------------------------
+
+# A definition at the left edge that other files can call: a type, a name, parameters, a brace.
+DEFINITION = re.compile(r"^(?!.*\bstatic\b|typedef\b|FA_INLINE\b)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{}]*\)\s*\{", re.M)
+CALL = re.compile(r"\b(\w+)\b")
+
+
+def without_comments(text):
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', " ", text, flags=re.S)
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def add_includes(path, text, uses):
+    for match in re.finditer(r'^\s*#\s*include\s+"(.+?)"', text, re.M):
+        target = resolve(path, match[1])
+        if target:
+            uses[name_of(path)].setdefault(target, "includes it")
+
+
+def add_calls(sources, uses):
+    """Functions that a source defines and another one names, whichever header declares them."""
+    texts = {path: without_comments(path.read_text()) for path in sources}
+    owners = collections.defaultdict(list)
+    for path, text in texts.items():
+        for match in DEFINITION.finditer(text):
+            owners[match[1]].append(path)
+    for path, text in texts.items():
+        for name in set(CALL.findall(text)):
+            # A name with two definitions is another function in another program.
+            if len(owners[name]) == 1 and owners[name][0] != path:
+                uses[name_of(path)].setdefault(name_of(owners[name][0]), f"calls {name}")
+
+
+def add_imports(path, uses):
+    """Imports within the package, also those inside of functions."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if not isinstance(node, ast.ImportFrom) or node.level != 1:
+            continue
+        names = [node.module] if node.module else [alias.name for alias in node.names]
+        for name in names:
+            target = path.parent / f"{name.split('.')[0]}.py"
+            if target.is_file():
+                uses[name_of(path)].setdefault(name_of(target), "imports it")
+
+
+def circles_in(uses):
+    """At least one circle of each group of files that all depend on each other."""
+    done, seen = set(), []
+
+    def visit(file):
+        if file in done:
+            return
+        if file in seen:
+            yield seen[seen.index(file) :]
+            return
+        seen.append(file)
+        for other in sorted(uses[file]):
+            yield from visit(other)
+        seen.pop()
+        done.add(file)
+
+    for file in sorted(uses):
+        yield from visit(file)
+
+
+def circle_faults(files):
+    uses = collections.defaultdict(dict)
+    for path in files:
+        add_includes(path, path.read_text(), uses)
+    add_calls([path for path in files if path.suffix == ".c"], uses)
+    for path in sorted((ROOT / "python" / "flashattn").glob("*.py")):
+        add_imports(path, uses)
+    for circle in circles_in(uses):
+        steps = zip(circle, circle[1:] + circle[:1])
+        yield "a circle: " + ", ".join(f"{a} needs {b} ({uses[a][b]})" for a, b in steps)
+
+
 def main():
     tops = (*SEARCHED, "tests", "examples")
-    files = [p for top in tops for suffix in SUFFIXES for p in (ROOT / top).rglob(suffix)]
-    faults = [fault for path in sorted(files) for fault in faults_of(path)]
+    files = sorted(p for top in tops for suffix in SUFFIXES for p in (ROOT / top).rglob(suffix))
+    faults = [fault for path in files for fault in faults_of(path)]
+    library = [path for path in files if path.relative_to(ROOT).parts[0] in SEARCHED]
+    faults += circle_faults(library)
     print("\n".join(faults), end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0
 

@@ -1,7 +1,7 @@
 /*
  * The balanced schedule. Under a causal mask a task is a causal pair of work tiles, and all pairs cost the same.
  * With a static schedule some blocks then take one pair more than others. So the work tiles of the last
- * s->mixed heads are no part of pairs: each goes, the longest first, to the block that has the fewest key
+ * s->balanced_heads heads are no part of pairs: each goes, the longest first, to the block that has the fewest key
  * tiles to compute so far. Every block computes this schedule for all blocks, while it works at its pairs,
  * and notes its own tasks. One warp does it; each lane keeps the loads of some blocks.
  */
@@ -17,8 +17,8 @@
 
 typedef struct balance {
     /* Of blocks lane, lane + 32, ...: key tiles << 8 | block; and how many more tasks it can note. */
-    uint32_t load[FA_SM90_MOST_DEALERS / 32];
-    int32_t free[FA_SM90_MOST_DEALERS / 32];
+    uint32_t load[FA_SM90_MAX_BALANCED_BLOCKS / 32];
+    int32_t free[FA_SM90_MAX_BALANCED_BLOCKS / 32];
     int center, left; /* query i sees the keys from i + center - left to i + center */
 } balance;
 
@@ -52,9 +52,9 @@ FA_DEVICE void init_balance(const fa_attention_params *p, const fa_sm90_params *
     b->center = saturate(p->diagonal_given ? p->diagonal : p->most_k - p->rows_q);
     b->left = p->window_left < 0 ? UNBOUNDED : saturate(p->window_left);
 #pragma unroll
-    for (int i = 0; i < FA_SM90_MOST_DEALERS / 32; i++) {
+    for (int i = 0; i < FA_SM90_MAX_BALANCED_BLOCKS / 32; i++) {
         const int block = (int)threadIdx.x % 32 + 32 * i;
-        b->free[i] = FA_SM90_MOST_DEALT;
+        b->free[i] = FA_SM90_MAX_BALANCED_TASKS;
         b->load[i] = ~0u;
         if (block < blocks) b->load[i] = find_cost_of_pairs(p, s, b, block) << 8 | (uint32_t)block;
     }
@@ -67,10 +67,11 @@ FA_DEVICE uint32_t assign_task(balance *b, uint32_t cost)
 {
     uint32_t smallest = ~0u;
 #pragma unroll
-    for (int i = 0; i < FA_SM90_MOST_DEALERS / 32; i++) smallest = min_u32(smallest, b->load[i]);
+    for (int i = 0; i < FA_SM90_MAX_BALANCED_BLOCKS / 32; i++)
+        smallest = min_u32(smallest, b->load[i]);
     smallest = __reduce_min_sync(0xffffffff, smallest);
 #pragma unroll
-    for (int i = 0; i < FA_SM90_MOST_DEALERS / 32; i++)
+    for (int i = 0; i < FA_SM90_MAX_BALANCED_BLOCKS / 32; i++)
         if (b->load[i] == smallest) b->load[i] = --b->free[i] > 0 ? smallest + (cost << 8) : ~0u;
     return smallest & 255;
 }
@@ -81,13 +82,13 @@ FA_DEVICE void balance_last_heads(const pipeline *pipe, const fa_attention_param
 {
     const uint32_t this_block = (uint32_t)warp_uniform((int)blockIdx.x);
     const bool leader = threadIdx.x % 32 == 0;
-    const int tiles = (int)p->tiles, first = (int)(p->tasks - s->mixed * p->tiles);
+    const int tiles = (int)p->tiles, first = (int)(p->tasks - s->balanced_heads * p->tiles);
     balance b;
     int count = 0;
     init_balance(p, s, &b);
     for (int tile = tiles - 1; tile >= 0; tile--) {
         const uint32_t cost = find_cost(p, &b, tile);
-        for (int head = 0; head < s->mixed; head++) {
+        for (int head = 0; head < s->balanced_heads; head++) {
             if (assign_task(&b, cost) != this_block) continue;
             if (leader) pipe->state->balanced[count] = first + head * tiles + tiles - 1 - tile;
             count++;
@@ -104,7 +105,7 @@ FA_DEVICE void balance_last_heads(const pipeline *pipe, const fa_attention_param
 FA_DEVICE int64_t find_alternating_task(const fa_attention_params *p, const fa_sm90_params *s,
                                         int64_t i)
 {
-    const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->mixed;
+    const int64_t blocks = gridDim.x, block = blockIdx.x, heads = s->balanced_heads;
     const int64_t number = i * blocks + (i % 2 == 0 ? block : blocks - 1 - block);
     const int64_t tile = fa_divide(number, heads);
     return tile < p->tiles ? (number - tile * heads) * p->tiles + tile : TASK_END;
@@ -115,7 +116,7 @@ FA_DEVICE int64_t find_balanced_task(const pipeline *pipe, const fa_attention_pa
                                      const fa_sm90_params *s, int64_t i)
 {
     const int64_t blocks = gridDim.x, block = blockIdx.x;
-    if (s->mixed == 0) return TASK_END;
+    if (s->balanced_heads == 0) return TASK_END;
     if (s->tasks == 0) return find_alternating_task(p, s, i);
     ptx_mbarrier_wait(&pipe->state->balanced_full, 0);
     const int64_t balanced = i - 2 * fa_divide(s->tasks - block + blocks - 1, blocks);

@@ -55,7 +55,7 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
-#define OUT_BUFFER FA_SM90_STAGING(HEAD_DIM, CONSUMERS)
+#define OUT_BUFFER FA_SM90_OUT_BUFFER(HEAD_DIM, CONSUMERS)
 
 /* Whether an option may hide values that products read all the same. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
@@ -67,7 +67,7 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether warpgroups choose between plain tiles that are tracked and plain tiles that are not (softmax.cuh). */
 #define ADAPTIVE (!ALWAYS_TRACKED && !SINGLE_TILES)
 
-/* Whether a series may take the place of a softcap's tanh (options.cuh). */
+/* Whether a series may replace a softcap's tanh (options.cuh). */
 #define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
 
 /* Whether the kernel has the dynamic schedule. It must know the block's tasks to recompute rows; and head dim 64 with
@@ -95,8 +95,8 @@ enum {
     V_BYTES = V_BLOCKS * KV_BLOCK,
     BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
     BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
-    QUEUE_ENTRIES = FA_SM90_SLOTS(HEAD_DIM, VALUE_DIM),
-    TASK_NONE = -1, /* in place of a task: scheduler.cuh */
+    QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
+    TASK_NONE = -1, /* instead of a task: scheduler.cuh */
     TASK_END = -2
 };
 

@@ -10,7 +10,7 @@
  *
  * How a consumer gets from one work tile to the next depends on the shape: the three loops at the end of this file.
  *
- * All four warps of a warpgroup must issue products, and wait for them, at the same place of the code.
+ * All four warps of a warpgroup must issue products, and wait for them, at the same point of the code.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_CONSUMER_CUH
@@ -212,7 +212,7 @@ FA_DEVICE void consume_single_tiles(const pipeline *pipe, const fa_attention_par
     if (c->at.number > 0) store_work_tile(pipe, p, c, c->at.number - 1, &before);
 }
 
-/* All work tiles of the block. Returns whether rows are to be computed again. */
+/* All work tiles of the block. Returns whether rows are to be recomputed. */
 FA_DEVICE bool consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
 {
     consumer_state c;

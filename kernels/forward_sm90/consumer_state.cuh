@@ -26,9 +26,9 @@ typedef struct consumer_state {
     tile_limits limits;
     cursor at;
     pending_values values;
-    bool recompute; /* rows are to be computed again */
+    bool recompute; /* rows are to be recomputed */
 #if HAS_SERIES
-    bool series; /* in the warp's plain tiles, a series takes the place of tanh */
+    bool series; /* in the warp's plain tiles, a series replaces tanh */
 #endif
 #if BIAS_AHEAD
     uint32_t
@@ -70,7 +70,7 @@ FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bo
 
 /* ---- A new max, among the warps of a warpgroup ----------------------------------------------- */
 
-/* The warps of a warpgroup track the max together, since their products are at one place of the code. A warp that has a
+/* The warps of a warpgroup track the max together, since their products are at one point of the code. A warp that has a
  * new max in a tile writes the tile's count to shared memory. All can read it when they have come to the barrier at
  * which they issue the next products, and they read it before they come to the one after: so two words are enough. */
 FA_DEVICE uint32_t *new_max_word(const pipeline *pipe, const consumer_state *c, tile_count count)

@@ -51,7 +51,7 @@ typedef struct tile_limits {
     int plain_to; /* to the last one that the consumer needs */
     float scale;  /* to exponents of 2 */
 #if HAS_SERIES
-    float first, third, fifth; /* of the series that takes the place of tanh: options.cuh */
+    float first, third, fifth; /* of the series that replaces tanh: options.cuh */
 #endif
 #if OPTIONS
     int options; /* one word, for a test in each tile costs a warp about 15 cycles */

@@ -71,7 +71,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
         else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
-        else if (s.mixed && s.tasks) balance_last_heads(&pipe, &p, &s);
+        else if (s.balanced_heads && s.tasks) balance_last_heads(&pipe, &p, &s);
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif

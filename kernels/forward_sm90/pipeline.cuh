@@ -33,7 +33,7 @@ typedef struct shared_state {
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     uint64_t v_loaded; /* values that the value warp clears in part before it fills the stage */
     /* The block's tasks of the balanced schedule, and how many (balance.cuh). */
-    int32_t balanced[FA_SM90_MOST_DEALT], balanced_count;
+    int32_t balanced[FA_SM90_MAX_BALANCED_TASKS], balanced_count;
     uint64_t balanced_full;
     uint32_t new_max[CONSUMERS][2]; /* counts of tiles that had a new max: consumer.cuh */
 #if OPTIONS & FA_SM90_BIAS

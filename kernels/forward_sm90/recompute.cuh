@@ -8,6 +8,7 @@
 #define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 
 #include "forward_sm90/config.cuh"
+#include "common/reduce.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "forward_sm90/pipeline.cuh"
@@ -23,7 +24,7 @@ FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
     float sum = 0;
     for (int c = threadIdx.x % 32; c < p->d; c += 32)
         sum = fmaf(fa_load_element(q, p->q.dtype, c), fa_load_element(k, p->k.dtype, c), sum);
-    for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(0xffffffff, sum, other);
+    sum = fa_warp_sum(sum);
     const float distance = (float)(row->center - j);
     return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
 }

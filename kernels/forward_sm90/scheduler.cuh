@@ -27,7 +27,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
 {
     const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER,
                   pairs = fa_causal_pairs(p->tiles);
-    if (s->order != FA_SM90_PAIRS) {
+    if (s->task_kind != FA_SM90_CAUSAL_PAIRS) {
         const int64_t task = block + i * blocks;
         return task < s->tasks ? task : TASK_END;
     }

@@ -14,6 +14,7 @@
 #include "forward_sm90/config.cuh"
 #include "common/flat_rows.h"
 #include "common/mma.cuh"
+#include "common/reduce.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/warp.cuh"
@@ -81,14 +82,7 @@ FA_DEVICE float series_exponent(float s, const exponent_units *u, float base)
 
 /* ---- Max ------------------------------------------------------------------------------------- */
 
-/* Over the four lanes that share a row. */
-FA_DEVICE float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
-/* Of scale * s - shift in row r, with scale > 0; each thread has its shift. */
+/* Of scale * s - shift in row r, with scale > 0; each thread has its shift. Four lanes share the row. */
 FA_DEVICE float row_max(const float *s, int r, float scale, float shift)
 {
     float top[2] = {-INFINITY, -INFINITY};
@@ -96,7 +90,7 @@ FA_DEVICE float row_max(const float *s, int r, float scale, float shift)
     for (int j = 0; j < FRAGMENT_KEYS / 8; j++)
 #pragma unroll
         for (int c = 0; c < 2; c++) top[c] = fmaxf(top[c], s[4 * j + 2 * r + c]);
-    return quad_max(fmaf(fmaxf(top[0], top[1]), scale, -shift));
+    return fa_max_over_lanes(fmaf(fmaxf(top[0], top[1]), scale, -shift), 4);
 }
 
 /* The exponent of a row's largest score. */
@@ -223,9 +217,7 @@ FA_DEVICE bool has_peaked_row(const float *sum)
     float smallest = INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float whole = sum[r] + __shfl_xor_sync(0xffffffff, sum[r], 1);
-        whole += __shfl_xor_sync(0xffffffff, whole, 2);
-        smallest = fminf(smallest, whole);
+        smallest = fminf(smallest, fa_sum_over_lanes(sum[r], 4));
     }
     return __any_sync(0xffffffff, smallest < PEAKED_SUM * MAX_WEIGHT);
 }

@@ -235,7 +235,7 @@ FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, co
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 /* Stores a consumer's outputs and log-sum-exp; zeros and -infinity in rows of no query. Returns whether rows of the
- * warp are to be computed again. */
+ * warp are to be recomputed. */
 FA_DEVICE bool store_outputs(const fa_attention_params *p, const work_tile *w, char *out_buffer,
                              const row_state *rows, float *out, int consumer)
 {

@@ -5,7 +5,7 @@
  *     plain tiles    no mask; all rows have seen a key before. Most tiles are plain
  *
  * What a warp decides for itself, from its own scores, contains neither an issue of products nor a wait for them:
- * all four warps of a warpgroup must come to these at the same place of the code.
+ * all four warps of a warpgroup must come to these at the same point of the code.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH

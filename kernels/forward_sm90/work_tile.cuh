@@ -34,7 +34,7 @@ typedef struct work_tile {
     float slope;     /* ALiBi's */
 #endif
 } work_tile;
-static_assert(sizeof(work_tile) <= FA_SM90_SLOT, "the planner reserves so many bytes");
+static_assert(sizeof(work_tile) <= FA_SM90_ENTRY_BYTES, "the planner reserves so many bytes");
 
 /* Beyond every key, and small enough that it can be added to without overflow. */
 enum { UNBOUNDED = 1 << 30 };
@@ -84,7 +84,7 @@ FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
     w->hi = right >= UNBOUNDED ? UNBOUNDED : saturate(center + right + 1);
     w->lo = p->window_left < 0 ? -UNBOUNDED : saturate(center - p->window_left);
     const int lo = max(w->lo, 0), hi = find_key_range(w, QUERIES - 1).hi;
-    const int first_key = lo < hi ? lo / FA_SM90_ALIGN * FA_SM90_ALIGN : 0;
+    const int first_key = lo < hi ? lo / FA_SM90_KEY_ALIGNMENT * FA_SM90_KEY_ALIGNMENT : 0;
     w->first_key = first_key;
     w->key_tiles = w->queries && lo < hi ? (hi - first_key + KEYS - 1) / KEYS : 1;
     w->n_k -= first_key;
@@ -97,12 +97,12 @@ FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
 #if OPTIONS
 
 /* Scores come to the softmax in units of the scale or the softcap, because the softmax multiplies by one
- * number anyway. A scale below FA_SM90_LEAST_SCALE is multiplied by at once: a bias in such units could
+ * number anyway. A scale below FA_SM90_MIN_SCALE is multiplied by at once: a bias in such units could
  * overflow, and a negative scale would turn the largest score into the smallest. */
 FA_DEVICE void find_units(const fa_attention_params *p, work_tile *w)
 {
     const float scale = fa_effective_scale(p, &w->query_tile);
-    const bool capped = p->softcap > 0.0f, small = !(scale >= FA_SM90_LEAST_SCALE);
+    const bool capped = p->softcap > 0.0f, small = !(scale >= FA_SM90_MIN_SCALE);
     w->inner = capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f;
     w->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
     w->unit = FA_LOG2E / w->scale;

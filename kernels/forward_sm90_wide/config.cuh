@@ -1,5 +1,5 @@
 /*
- * What forward_sm90_wide is compiled with, and the sizes that follow from it. It takes the place of
+ * What forward_sm90_wide is compiled with, and the sizes that follow from it. It replaces
  * forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of queries, keys, values and outputs

@@ -1,5 +1,5 @@
 /*
- * What the warps of a block share. It takes the place of forward_sm90/pipeline.cuh, which explains the barriers.
+ * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
  *
  *     barriers                stages                    filled by                       released by
  *     entry_full, _empty      QUEUE_ENTRIES work tiles  scheduler warp                  all other warps

@@ -54,7 +54,7 @@ FA_DEVICE void wait_for_empty_stage(const pipeline *pipe, tile_count count)
     ptx_mbarrier_wait(&pipe->state->empty[stage_of(count)], parity_of(count) ^ 1);
 }
 
-/* The block's half of a tile's keys; a chunk is some blocks of columns. */
+/* The block's half of a tile's keys; a chunk is one or more blocks of columns. */
 FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, const source *from, int tile,
                              tile_count *count)
@@ -80,7 +80,7 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
     }
 }
 
-/* The block's columns of a tile's values; a chunk is some rows. */
+/* The block's columns of a tile's values; a chunk is V_ROWS rows. */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s, const source *from, int tile,
                                tile_count *count, int *cleared)

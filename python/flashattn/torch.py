@@ -32,8 +32,8 @@ from torch.utils.flop_counter import register_flop_formula
 from . import _core
 from ._arrays import lse_shape, out_shape
 from ._derivatives import Directions, derivatives
-from ._functional import weights_shape
 from ._options import check_types, complete, read_window
+from ._shapes import weights_shape
 
 # ---- The operators' arguments -------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "engine.h"
+#include "dispatch.h"
 #include "error.h"
 
 static fa_status open_cpu(void) { return FA_OK; }

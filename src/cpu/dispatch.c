@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "dispatch.h"
 
 #ifdef _OPENMP
 #include <omp.h>

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "../problem.h"
-#include "engine.h"
+#include "dispatch.h"
 #include "rows.h"
 #include "team.h"
 

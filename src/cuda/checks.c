@@ -176,8 +176,9 @@ bool fa_cuda_check(fa_cuda_checks *c, const fa_cuda_plan *plan,
                    void *const kernels[FA_CUDA_LAUNCHES], const fa_check_params *params,
                    void *stream, fa_check_report *found, fa_cuda_fault *fault)
 {
+    bool capturing = true; /* also where the driver does not tell */
     memset(found, 0, sizeof *found);
-    if (fa_cuda_is_capturing(stream))
+    if (!fa_cuda_capture_status(stream, &capturing) || capturing)
         return queue(plan, kernels, *params, captured_slot(c), stream, fault);
     int slot = try_slot(c);
     for (; slot < 0; slot = try_slot(c)) sched_yield();

@@ -15,6 +15,8 @@ typedef struct cu_context_handle *cu_context;
 typedef struct cu_library_handle *cu_library;
 typedef struct cu_kernel_handle *cu_kernel;
 typedef struct cu_event_handle *cu_event;
+typedef struct cu_graph_handle *cu_graph;
+typedef struct cu_user_object_handle *cu_user_object;
 
 enum {
     CU_SUCCESS = 0,
@@ -54,6 +56,8 @@ enum { /* cuKernelGetAttribute, cuKernelSetAttribute */
 enum { CU_LAUNCH_CLUSTER = 4 };
 enum { CU_CAPTURE_RELAXED = 2 };
 enum { CU_NOT_CAPTURING = 0 };
+enum { CU_EVENT_DISABLE_TIMING = 2 };
+enum { CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1, CU_GRAPH_USER_OBJECT_MOVE = 1 };
 enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2 };
 enum { CU_STREAM_NON_BLOCKING = 1 }; /* does not wait for the default stream */
 
@@ -112,6 +116,16 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
        unsigned num_jit, int *options, void **values, unsigned num_options))                       \
     F(cuStreamIsCapturing, "cuStreamIsCapturing", (void *stream, int *status))                     \
     F(cuStreamGetId, "cuStreamGetId", (void *stream, unsigned long long *id))                      \
+    F(cuStreamGetCtx, "cuStreamGetCtx", (void *stream, cu_context *context))                       \
+    F(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                                         \
+      (void *stream, int *status, unsigned long long *id, cu_graph *graph, const void **nodes,     \
+       size_t *num_nodes))                                                                         \
+    F(cuUserObjectCreate, "cuUserObjectCreate",                                                    \
+      (cu_user_object * object, void *data, void (*destroy)(void *), unsigned count,               \
+       unsigned flags))                                                                            \
+    F(cuUserObjectRelease, "cuUserObjectRelease", (cu_user_object object, unsigned count))         \
+    F(cuGraphRetainUserObject, "cuGraphRetainUserObject",                                          \
+      (cu_graph graph, cu_user_object object, unsigned count, unsigned flags))                     \
     F(cuLibraryGetKernel, "cuLibraryGetKernel",                                                    \
       (cu_kernel * kernel, cu_library library, const char *name))                                  \
     F(cuLibraryGetGlobal, "cuLibraryGetGlobal",                                                    \
@@ -143,6 +157,7 @@ _Static_assert(offsetof(cu_launch_config, stream) == 32, "CUlaunchConfig");
     F(cuEventCreate, "cuEventCreate", (cu_event * event, unsigned flags))                          \
     F(cuEventDestroy, "cuEventDestroy_v2", (cu_event event))                                       \
     F(cuEventRecord, "cuEventRecord", (cu_event event, void *stream))                              \
+    F(cuEventQuery, "cuEventQuery", (cu_event event))                                              \
     F(cuEventSynchronize, "cuEventSynchronize", (cu_event event))                                  \
     F(cuEventElapsedTime, "cuEventElapsedTime", (float *milliseconds, cu_event begin, cu_event end))
 

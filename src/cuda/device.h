@@ -5,10 +5,7 @@
 #ifndef FA_CUDA_DEVICE_H
 #define FA_CUDA_DEVICE_H
 
-#include <stdbool.h>
 #include <stdint.h>
-
-#include "../../kernels/common/element.h"
 
 typedef struct fa_cuda_device {
     int32_t ordinal;
@@ -21,45 +18,5 @@ typedef struct fa_cuda_device {
     int64_t memory_bytes;
     char name[128];
 } fa_cuda_device;
-
-/* A tensor map of TMA (CUtensorMap): 128 opaque bytes that a kernel takes as a
- * __grid_constant__ parameter. */
-typedef struct fa_tensor_map {
-    _Alignas(64) uint64_t opaque[16];
-} fa_tensor_map;
-
-enum { FA_TENSOR_MAP_AXES = 5 };
-
-/*
- * A tensor for TMA, innermost axis first. A box is stored in shared
- * memory with the 128-byte swizzle; what lies outside the extents reads as zero and is not written.
- * Lines of 256 bytes are fetched into the second-level cache.
- *
- * What can be mapped (the driver's documentation, and the instructions' 32-bit coordinates):
- *   axes        1 to 5
- *   base        a multiple of 16 bytes
- *   extent[i]   1 to 2^31 (the format takes 2^32, but no coordinate reaches there)
- *   stride[i]   bytes, i > 0: a multiple of 16, from 16 to 2^40 - 16. Any order and any overlap
- *               will do: axis 2 may be nearer than axis 1. Of an axis of extent 1 not looked at.
- *               Numbers without a sign: a negative stride cannot be said. 0 is not forbidden by the
- *               documentation, nor promised; fa_tensor_map_fits refuses it, and a caller whose axis
- *               is broadcast gives it extent 1 and always takes index 0.
- *   box[i]      1 to 256; box[0] elements are a multiple of 16 bytes, at most 128 because of the swizzle
- * A box may be longer than its extent, and start in front of index 0.
- */
-typedef struct fa_tensor_map_shape {
-    void *base;
-    fa_element element;
-    int axes;
-    uint64_t extent[FA_TENSOR_MAP_AXES];
-    uint64_t stride
-        [FA_TENSOR_MAP_AXES]; /* stride[i]: bytes from one index of axis i to the next, i > 0 */
-    uint32_t box[FA_TENSOR_MAP_AXES];
-} fa_tensor_map_shape;
-
-/* Whether a tensor can be mapped; if not, why (unless it is NULL) is what of it stands in the way,
- * for a sentence that begins with the tensor's name: "its address is no multiple of 16 bytes".
- * Pure: needs no driver. */
-bool fa_tensor_map_fits(const fa_tensor_map_shape *shape, const char **why);
 
 #endif

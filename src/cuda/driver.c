@@ -293,8 +293,8 @@ typedef struct loaded_image {
     _Atomic(known_kernel *) kernels; /* newest first */
 } loaded_image;
 
-/* Loading is not allowed while a stream is being captured, unless the thread says that it knows what
- * it does: nothing here touches the stream. Returns the mode to go back to. */
+/* While a stream is being captured, the driver lets a thread load images, or look at events, only in the relaxed
+ * mode: nothing here touches the stream. Returns the mode to go back to. */
 static int allow_loading(void)
 {
     int mode = CU_CAPTURE_RELAXED;
@@ -460,51 +460,44 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
     return CALL(cuLaunchKernelEx, fault, &config, known->handle, parameters, NULL);
 }
 
-/* ---- counters -------------------------------------------------------------------------------- */
+/* ---- streams and contexts -------------------------------------------------------------------- */
 
-enum { COUNTED_STREAMS = 256, PROBES = 8 };
-
-/* A stream's number, which it keeps; streams' ids are never used again. */
-static int32_t number_of_stream(unsigned long long id)
-{
-    static atomic_ullong known[COUNTED_STREAMS]; /* id + 1; 0: free */
-    for (unsigned probe = 0; probe < PROBES; probe++) {
-        const unsigned at = (unsigned)((id + probe) % COUNTED_STREAMS);
-        unsigned long long there = atomic_load_explicit(&known[at], memory_order_relaxed);
-        if (there == 0 && atomic_compare_exchange_strong(&known[at], &there, id + 1))
-            return (int32_t)at;
-        if (there == id + 1) return (int32_t)at;
-    }
-    return -1;
-}
-
-/* The next of `count` numbers, each of which is given once. */
-static int32_t number_of_capture(int32_t count)
-{
-    static atomic_int given;
-    int32_t next = atomic_load_explicit(&given, memory_order_relaxed);
-    while (next < count && !atomic_compare_exchange_weak(&given, &next, next + 1)) continue;
-    return next < count ? next : -1;
-}
-
-int32_t fa_cuda_counter_of(void *stream, int32_t count)
-{
-    int status = 0;
-    unsigned long long id = 0;
-    if (cu.cuStreamIsCapturing(stream, &status) != CU_SUCCESS) return -1;
-    if (status != CU_NOT_CAPTURING) {
-        const int32_t number = number_of_capture(count - COUNTED_STREAMS);
-        return number < 0 ? -1 : COUNTED_STREAMS + number;
-    }
-    return cu.cuStreamGetId(stream, &id) == CU_SUCCESS ? number_of_stream(id) : -1;
-}
-
-/* ---- for checks ------------------------------------------------------------------------------ */
-
-bool fa_cuda_is_capturing(void *stream)
+bool fa_cuda_capture_status(void *stream, bool *capturing)
 {
     int status = CU_NOT_CAPTURING;
-    return cu.cuStreamIsCapturing(stream, &status) != CU_SUCCESS || status != CU_NOT_CAPTURING;
+    if (cu.cuStreamIsCapturing(stream, &status) != CU_SUCCESS) return false;
+    *capturing = status != CU_NOT_CAPTURING;
+    return true;
+}
+
+bool fa_cuda_stream_id(void *stream, unsigned long long *id)
+{
+    return cu.cuStreamGetId(stream, id) == CU_SUCCESS;
+}
+
+bool fa_cuda_stream_context(void *stream, unsigned long long *number)
+{
+    cu_context context;
+    return cu.cuStreamGetCtx(stream, &context) == CU_SUCCESS &&
+           cu.cuCtxGetId(context, number) == CU_SUCCESS;
+}
+
+bool fa_cuda_graph_keep(void *stream, void (*release)(void *data), void *data)
+{
+    int status = CU_NOT_CAPTURING;
+    cu_graph graph = NULL;
+    cu_user_object object = NULL;
+    if (cu.cuUserObjectCreate(&object, data, release, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) !=
+        CU_SUCCESS) {
+        release(data);
+        return false;
+    }
+    if (cu.cuStreamGetCaptureInfo(stream, &status, NULL, &graph, NULL, NULL) == CU_SUCCESS &&
+        graph &&
+        cu.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE) == CU_SUCCESS)
+        return true;
+    cu.cuUserObjectRelease(object, 1);
+    return false;
 }
 
 bool fa_cuda_context_number(unsigned long long *number, fa_cuda_fault *fault)
@@ -679,6 +672,24 @@ bool fa_cuda_queue_copy_out(void *host, const void *device, size_t bytes, void *
 {
     return fa_cuda_open(fault) &&
            CALL(cuMemcpyDtoHAsync, fault, host, address_of(device), bytes, stream);
+}
+
+bool fa_cuda_marker_new(void **event)
+{
+    cu_event created = NULL;
+    const int mode = allow_loading();
+    const bool fine = cu.cuEventCreate(&created, CU_EVENT_DISABLE_TIMING) == CU_SUCCESS;
+    restore_capture_mode(mode);
+    *event = created;
+    return fine;
+}
+
+bool fa_cuda_event_is_done(void *event)
+{
+    const int mode = allow_loading();
+    const bool done = cu.cuEventQuery(event) == CU_SUCCESS;
+    restore_capture_mode(mode);
+    return done;
 }
 
 bool fa_cuda_event_new(void **event, fa_cuda_fault *fault)

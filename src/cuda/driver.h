@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "cuda/device.h"
+#include "cuda/tensor_map.h"
 
 /* What failed: the driver's function (or "dlopen", "dlsym"), its code with the driver's name and text
  * for it. */
@@ -90,14 +91,19 @@ typedef struct fa_cuda_launch {
 bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **parameters,
                            fa_cuda_fault *fault);
 
-/* A number below count for launches that follow each other, and for no others: those of a stream, or what one
- * captured call becomes, whose graph waits for its own last launch. Launches with different numbers may run at
- * the same time. -1: there is none left, or the driver does not tell. */
-int32_t fa_cuda_counter_of(void *stream, int32_t count);
+/* Whether launches on the stream become part of a graph, so that nothing may wait for it. False: the driver
+ * does not tell. */
+bool fa_cuda_capture_status(void *stream, bool *capturing);
 
-/* Whether launches on the stream become part of a graph, so that nothing may wait for it. Also true where the
- * driver does not tell. */
-bool fa_cuda_is_capturing(void *stream);
+/* The stream's id, which no other stream of this process ever gets. */
+bool fa_cuda_stream_id(void *stream, unsigned long long *id);
+
+/* The number of the stream's context, which no other one ever gets. */
+bool fa_cuda_stream_context(void *stream, unsigned long long *number);
+
+/* Has release(data) called, in some thread, when the graph that the stream is being captured into is gone and all that
+ * was made from it. release must not call the driver. False: it cannot be done; release is called all the same. */
+bool fa_cuda_graph_keep(void *stream, void (*release)(void *data), void *data);
 
 /* Waits until all that has been queued on the stream is done. */
 bool fa_cuda_stream_wait(void *stream, fa_cuda_fault *fault);
@@ -108,13 +114,18 @@ bool fa_cuda_context_number(unsigned long long *number, fa_cuda_fault *fault);
 /* Host memory that kernels write to by the same address; it lives as long as the current context. */
 bool fa_cuda_allocate_pinned(void **memory, size_t bytes, fa_cuda_fault *fault);
 
+/* An event that takes no time, to be asked whether the stream has come to it (also: never recorded). */
+bool fa_cuda_marker_new(void **event);
+bool fa_cuda_event_is_done(void *event);
+bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault);
+
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
 
 /* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.
  * A thread's latest maps are remembered; they depend on nothing but the shape. */
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
 
-/* ---- Memory, time: for the command, which owns its buffers; the library calls none of these ---- */
+/* ---- Memory, time: for the command, which owns its buffers ----------------------------------- */
 
 /* Makes the device's primary context current in the calling thread. */
 bool fa_cuda_use_device(int ordinal, fa_cuda_fault *fault);
@@ -137,7 +148,6 @@ bool fa_cuda_queue_copy_out(void *host, const void *device, size_t bytes, void *
 
 bool fa_cuda_event_new(void **event, fa_cuda_fault *fault);
 void fa_cuda_event_free(void *event);
-bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault);
 /* Waits for both events. */
 bool fa_cuda_event_seconds(void *begin, void *end, double *seconds, fa_cuda_fault *fault);
 

@@ -14,6 +14,7 @@
 #include "../../kernels/check/check.h"
 #include "cuda/device.h"
 #include "cuda/driver.h"
+#include "cuda/tensor_map.h"
 #include "cuda/variants.h"
 #include "problem.h"
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../../kernels/common/causal_schedule.h"
+#include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
@@ -56,7 +57,7 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
  * the position of a work tile's first key. */
 static int32_t find_box(const fa_problem *p, int max)
 {
-    int32_t box = FA_SM90_ALIGN;
+    int32_t box = FA_SM90_KEY_ALIGNMENT;
     if (!p->block_table) return max;
     while (p->rows_k % box || max % box) box /= 2;
     return box;
@@ -70,25 +71,28 @@ static fa_sm90_steps find_steps(const fa_view *v)
     return (fa_sm90_steps){.head = !is_broadcast(v, 2), .block = !is_broadcast(v, 0)};
 }
 
-/* stride: in elements */
-static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, int64_t stride,
+/* Without a sign, for no stride is too large here: fa_tensor_map_fits looks at it. */
+static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, uint64_t stride_bytes,
                      int32_t box)
 {
     map->extent[axis] = (uint64_t)extent;
-    map->stride[axis] = (uint64_t)stride * (uint64_t)FA_ELEMENT_BYTES(map->element);
+    map->stride[axis] = stride_bytes;
     map->box[axis] = (uint32_t)box;
 }
 
+/* Boxes are as wide as the swizzle, 128 bytes. */
 static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int64_t rows,
                           int64_t heads, int64_t blocks, int32_t box_rows)
 {
+    const fa_element element = (fa_element)v->dtype;
+    const uint64_t bytes = (uint64_t)FA_ELEMENT_BYTES(element);
     map->base = v->data;
-    map->element = (fa_element)v->dtype;
+    map->element = element;
     map->axes = 4;
-    set_axis(map, 0, d, v->stride[3], 128 / FA_ELEMENT_BYTES(map->element)); /* the swizzle's */
-    set_axis(map, 1, rows, v->stride[1], box_rows);
-    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, v->stride[2], 1);
-    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, v->stride[0], 1);
+    set_axis(map, 0, d, bytes * (uint64_t)v->stride[3], (int32_t)(128 / bytes));
+    set_axis(map, 1, rows, bytes * (uint64_t)v->stride[1], box_rows);
+    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, bytes * (uint64_t)v->stride[2], 1);
+    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, bytes * (uint64_t)v->stride[0], 1);
 }
 
 static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
@@ -164,7 +168,7 @@ static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
     if (mapped) options |= FA_SM90_BIAS;
     if (p->mask.data || (p->bias.data && !mapped)) options |= FA_SM90_BY_ROWS;
     if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
-    if (!(p->scale > 0) || (options && p->scale < FA_SM90_LEAST_SCALE)) options |= FA_SM90_SCALED;
+    if (!(p->scale > 0) || (options && p->scale < FA_SM90_MIN_SCALE)) options |= FA_SM90_SCALED;
     return options;
 }
 
@@ -245,7 +249,7 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     const int64_t many = 32;
     if (fa_cuda_has_own_lengths(p)) return false;
     if (l->sm90.bias_mapped) return false; /* the warp that balances loads the bias there */
-    if (l->cluster > 1 || l->grid > FA_SM90_MOST_DEALERS) return false;
+    if (l->cluster > 1 || l->grid > FA_SM90_MAX_BALANCED_BLOCKS) return false;
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
@@ -257,7 +261,7 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
     if (!wants_balance(p, l)) return 0;
     const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
     if ((heads - balanced) * fa_causal_pairs(l->tiles) < blocks) return heads;
-    return balanced * l->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? balanced : 0;
+    return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
 }
 
 /* Whether the schedule is dynamic: where rows are so short that memory bounds the rate, which it gives to
@@ -289,14 +293,14 @@ static bool encode_maps(const fa_cuda_sm90_launch *l, fa_cuda_encoder *encode,
 static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
 {
     const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
-    params->order = FA_SM90_IN_ORDER;
+    params->task_kind = FA_SM90_WORK_TILES;
     params->tasks = l->tasks;
-    params->mixed = 0;
+    params->balanced_heads = 0;
     params->counter = -1; /* the launch may give it one */
     if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
-    params->order = FA_SM90_PAIRS;
-    params->mixed = (int32_t)count_balanced_heads(p, l);
-    params->tasks = (count_heads(p) - params->mixed) * fa_causal_pairs(l->tiles);
+    params->task_kind = FA_SM90_CAUSAL_PAIRS;
+    params->balanced_heads = (int32_t)count_balanced_heads(p, l);
+    params->tasks = (count_heads(p) - params->balanced_heads) * fa_causal_pairs(l->tiles);
 }
 
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
@@ -320,8 +324,13 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_sm90_params params;
     fa_cuda_set_params(call->problem, l, &attention);
     if (!fa_cuda_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault)) return false;
-    if (l->sm90.dynamic) params.counter = fa_cuda_counter_of(call->stream, FA_SM90_COUNTERS);
-    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&attention, &params}, fault);
+    void *parameters[] = {&attention, &params};
+    if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    params.counter = counter.number;
+    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    fa_cuda_counter_release(counter, call->stream);
+    return fine;
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */

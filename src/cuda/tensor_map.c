@@ -1,24 +1,24 @@
 /* What TMA can be told of a tensor; pure, so that planners may ask on any machine. */
-#include <stdint.h>
+#include "cuda/tensor_map.h"
 
-#include "cuda/driver.h"
+#include <stddef.h>
 
 enum {
     ALIGNMENT = 16, /* bytes, of addresses and strides */
     SWIZZLE = 128,  /* bytes of a row in shared memory */
-    MOST_BOX = 256
+    MAX_BOX = 256
 };
 
-#define MOST_EXTENT                                                                                \
+#define MAX_EXTENT                                                                                 \
     ((uint64_t)1 << 31) /* coordinates are 32 bits with a sign; the format takes 2^32 */
-#define MOST_STRIDE ((uint64_t)1 << 40) /* one less is the last that fits */
+#define MAX_STRIDE ((uint64_t)1 << 40) /* one less is the last that fits */
 
 /* An axis of one index is never stepped along. */
 static const char *find_stride_fault(uint64_t stride)
 {
     if (stride == 0) return "an axis is broadcast (its stride is 0)";
     if (stride >> 63) return "an axis has a negative stride";
-    if (stride >= MOST_STRIDE) return "a stride is 2^40 bytes or more";
+    if (stride >= MAX_STRIDE) return "a stride is 2^40 bytes or more";
     if (stride % ALIGNMENT) return "a stride is no multiple of 16 bytes";
     return NULL;
 }
@@ -26,7 +26,7 @@ static const char *find_stride_fault(uint64_t stride)
 static const char *find_box_fault(const fa_tensor_map_shape *shape)
 {
     for (int i = 0; i < shape->axes; i++)
-        if (shape->box[i] < 1 || shape->box[i] > MOST_BOX) return "a box has no 1 to 256 indices";
+        if (shape->box[i] < 1 || shape->box[i] > MAX_BOX) return "a box has no 1 to 256 indices";
     const uint32_t row = shape->box[0] * (uint32_t)FA_ELEMENT_BYTES(shape->element);
     if (row % ALIGNMENT || row > SWIZZLE) return "a box's rows are no 16, 32, ... 128 bytes";
     return NULL;
@@ -38,7 +38,7 @@ static const char *find_fault(const fa_tensor_map_shape *shape)
     if ((uintptr_t)shape->base % ALIGNMENT) return "its address is no multiple of 16 bytes";
     for (int i = 0; i < shape->axes; i++) {
         if (shape->extent[i] == 0) return "an extent is 0";
-        if (shape->extent[i] > MOST_EXTENT) return "an extent is above 2^31";
+        if (shape->extent[i] > MAX_EXTENT) return "an extent is above 2^31";
         const char *fault =
             i > 0 && shape->extent[i] > 1 ? find_stride_fault(shape->stride[i]) : NULL;
         if (fault) return fault;

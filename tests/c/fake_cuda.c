@@ -19,7 +19,13 @@
 
 #define FAKE __attribute__((visibility("default")))
 
-enum { NOT_INITIALIZED = 3, INVALID_VALUE = 1, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum {
+    NOT_INITIALIZED = 3,
+    INVALID_VALUE = 1,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    CAPTURE_UNSUPPORTED = 900
+};
 
 static atomic_int initialized;
 static _Thread_local int current = -1, capture_mode;
@@ -351,6 +357,67 @@ FAKE cu_result cuStreamGetId(void *stream, unsigned long long *id)
     return 0;
 }
 
+FAKE cu_result cuStreamGetCtx(void *stream, cu_context *context)
+{
+    BEGIN();
+    (void)stream;
+    NEED_CONTEXT();
+    *context = (cu_context)(uintptr_t)(current + 1);
+    return 0;
+}
+
+/* There is one graph. It keeps what it is given until the test ends it (fake_cuda.h). */
+FAKE cu_result cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id,
+                                         cu_graph *graph, const void **nodes, size_t *num_nodes)
+{
+    BEGIN();
+    (void)stream, (void)id, (void)nodes, (void)num_nodes;
+    *status = fake_cuda.capturing;
+    *graph = fake_cuda.capturing ? (cu_graph)(void *)&fake_cuda : NULL;
+    return 0;
+}
+
+typedef struct fake_object {
+    void (*destroy)(void *);
+    void *data;
+} fake_object;
+
+FAKE cu_result cuUserObjectCreate(cu_user_object *object, void *data, void (*destroy)(void *),
+                                  unsigned count, unsigned flags)
+{
+    BEGIN();
+    if (count != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) return INVALID_VALUE;
+    fake_object *o = malloc(sizeof *o);
+    if (!o) return CU_OUT_OF_MEMORY;
+    *o = (fake_object){destroy, data};
+    *object = (cu_user_object)(void *)o;
+    return 0;
+}
+
+FAKE cu_result cuUserObjectRelease(cu_user_object object, unsigned count)
+{
+    BEGIN();
+    if (count != 1) return INVALID_VALUE;
+    fake_object *o = (fake_object *)(void *)object;
+    o->destroy(o->data);
+    free(o);
+    return 0;
+}
+
+FAKE cu_result cuGraphRetainUserObject(cu_graph graph, cu_user_object object, unsigned count,
+                                       unsigned flags)
+{
+    BEGIN();
+    if ((void *)graph != (void *)&fake_cuda || count != 1 || flags != CU_GRAPH_USER_OBJECT_MOVE)
+        return INVALID_VALUE;
+    if (fake_cuda.num_kept == FAKE_CUDA_KEPT) return CU_OUT_OF_MEMORY;
+    fake_object *o = (fake_object *)(void *)object;
+    fake_cuda.kept[fake_cuda.num_kept].destroy = o->destroy;
+    fake_cuda.kept[fake_cuda.num_kept++].data = o->data;
+    free(o);
+    return 0;
+}
+
 /* While a stream is captured, loading needs the relaxed mode. */
 static int must_not_load(void) { return fake_cuda.capturing && capture_mode != CU_CAPTURE_RELAXED; }
 
@@ -485,13 +552,15 @@ FAKE cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t axes, void *
 
 typedef struct fake_event {
     double milliseconds;
+    void *stream; /* on which it has been recorded */
+    int recorded;
 } fake_event;
 
 FAKE cu_result cuEventCreate(cu_event *event, unsigned flags)
 {
     BEGIN();
     NEED_CONTEXT();
-    if (flags) return INVALID_VALUE;
+    if (flags && flags != CU_EVENT_DISABLE_TIMING) return INVALID_VALUE;
     *event = calloc(1, sizeof(fake_event));
     return *event ? 0 : CU_OUT_OF_MEMORY;
 }
@@ -507,9 +576,19 @@ FAKE cu_result cuEventDestroy_v2(cu_event event)
 FAKE cu_result cuEventRecord(cu_event event, void *stream)
 {
     BEGIN();
-    (void)stream;
-    ((fake_event *)event)->milliseconds = fake_cuda.milliseconds;
+    *(fake_event *)(void *)event = (fake_event){fake_cuda.milliseconds, stream, 1};
+    atomic_fetch_add(&fake_cuda.events, 1);
     return 0;
+}
+
+/* Streams from fake_cuda.busy on have not come to any event. */
+FAKE cu_result cuEventQuery(cu_event event)
+{
+    BEGIN();
+    const fake_event *e = (const fake_event *)(const void *)event;
+    if (fake_cuda.capturing && capture_mode != CU_CAPTURE_RELAXED) return CAPTURE_UNSUPPORTED;
+    const int busy = fake_cuda.busy && (uintptr_t)e->stream >= fake_cuda.busy;
+    return e->recorded && busy ? NOT_READY : 0;
 }
 
 FAKE cu_result cuEventSynchronize(cu_event event)

@@ -7,7 +7,7 @@
 
 #include "../../kernels/check/check.h"
 
-enum { FAKE_CUDA_DEVICES = 8 };
+enum { FAKE_CUDA_DEVICES = 8, FAKE_CUDA_KEPT = 1024 };
 
 typedef struct fake_cuda_launch {
     char name[64];
@@ -18,12 +18,18 @@ typedef struct fake_cuda_launch {
 
 typedef struct fake_cuda_record {
     atomic_int inits, attributes_read, loads, kernels, opt_ins, launches, synchronizations,
-        allocations, maps, pointers_asked, contexts_asked, streams, waits, pinned;
+        allocations, maps, pointers_asked, contexts_asked, streams, waits, pinned, events;
     int capturing;       /* set by the test: loading fails unless the thread's mode is relaxed */
     double milliseconds; /* set by the test: the device's clock */
     fa_check_report
         finds; /* set by the test: what check_simt reports, at once or when it is replayed */
     fa_check_report *reported; /* where to */
+    uintptr_t busy; /* set by the test: streams with this handle or a larger one are; 0: none */
+    int num_kept;   /* what the captured graph keeps; the test calls destroy when the graph ends */
+    struct {
+        void (*destroy)(void *);
+        void *data;
+    } kept[FAKE_CUDA_KEPT];
     fake_cuda_launch last;
 } fake_cuda_record;
 

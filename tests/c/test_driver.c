@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "cuda/counters.h"
 #include "cuda/checks.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/driver.h"
@@ -394,34 +395,124 @@ static void test_capture(void)
     CHECK(exchange(&mode) == 0 && mode == 0, "the thread's capture mode is left at %d", mode);
 }
 
+/* ---- counters -------------------------------------------------------------------------------- */
+
+enum { COUNTERS = FA_CUDA_STREAM_COUNTERS + 44 };
+
+static void *stream_number(int number) { return (void *)(uintptr_t)(number * 64); }
+
+/* The number of a launch on that stream, which has been queued when this returns. */
+static int32_t counter_of(int stream)
+{
+    const fa_cuda_counter counter = fa_cuda_counter_take(stream_number(stream), COUNTERS);
+    fa_cuda_counter_release(counter, stream_number(stream));
+    return counter.number;
+}
+
 /* Launches that may run at the same time have different counters. */
 static void test_counters(void)
 {
-    enum { COUNT = 300 };
-    bool taken[COUNT] = {false};
+    bool taken[COUNTERS] = {false};
     if (!use_fake(0)) return;
-    for (uintptr_t stream = 0; stream < 100; stream++) {
-        const int32_t number = fa_cuda_counter_of((void *)(stream * 64), COUNT);
-        CHECK(number == fa_cuda_counter_of((void *)(stream * 64), COUNT), "it changes");
-        CHECK(number < COUNT && (number < 0 || !taken[number]), "stream %d: %d", (int)stream,
-              number);
+    for (int stream = 0; stream < FA_CUDA_STREAM_COUNTERS; stream++) {
+        const int32_t number = counter_of(stream);
+        CHECK(number == counter_of(stream), "it changes");
+        CHECK(number >= 0 && number < FA_CUDA_STREAM_COUNTERS && !taken[number], "stream %d: %d",
+              stream, number);
         if (number >= 0) taken[number] = true;
+        CHECK(stream >= FA_CUDA_OWN_COUNTERS || record->events == 0, "an event for stream %d",
+              stream);
     }
-    CHECK(taken[0], "the default stream has none");
-    record->capturing = 1;
-    for (int call = 0; call < COUNT; call++) {
-        const int32_t number = fa_cuda_counter_of(NULL, COUNT);
-        CHECK(number < COUNT && (number < 0 || !taken[number]), "captured call %d: %d", call,
-              number);
-        CHECK(number >= 0 || call > 0, "the first captured call has none");
-        if (number >= 0) taken[number] = true;
-    }
-    record->capturing = 0;
     setenv("FAKE_CUDA_FAIL", "cuStreamGetId=1", 1);
-    CHECK(fa_cuda_counter_of(NULL, COUNT) == -1, "of a stream without an id");
+    CHECK(counter_of(0) == -1, "of a stream without an id");
     setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
-    CHECK(fa_cuda_counter_of(NULL, COUNT) == -1, "while another stream is captured");
+    CHECK(counter_of(0) == -1, "while another stream is captured");
+    setenv("FAKE_CUDA_FAIL", "cuStreamGetCtx=801", 1);
+    CHECK(counter_of(9999) == -1, "of a stream without a context");
     unsetenv("FAKE_CUDA_FAIL");
+    CHECK(fa_cuda_counter_take(stream_number(9999), 10).number == -1, "of too few counters");
+}
+
+/* A stream without a counter gets that of another one whose launches are known to be done. */
+static void test_shared_counters(void)
+{
+    enum { FIRST = FA_CUDA_OWN_COUNTERS, LAST = FA_CUDA_STREAM_COUNTERS };
+    if (!use_fake(0)) return;
+    for (int stream = 0; stream < LAST; stream++) counter_of(stream);
+    const int32_t oldest = counter_of(FIRST + 1); /* for the next line uses its elder again */
+    CHECK(counter_of(FIRST) == FA_CUDA_OWN_COUNTERS, "the first shared number");
+    counter_of(FIRST + 1);
+    record->busy = (uintptr_t)stream_number(FIRST);
+    CHECK(counter_of(LAST) == -1, "all streams are busy");
+    CHECK(counter_of(FIRST + 5) == FA_CUDA_OWN_COUNTERS + 5, "a busy stream's own counter");
+    CHECK(counter_of(0) == 0, "a stream that keeps its counter");
+    record->busy = (uintptr_t)stream_number(FIRST + 2);
+    CHECK(counter_of(LAST) == FA_CUDA_OWN_COUNTERS, "the least recently used stream that is done");
+    CHECK(counter_of(LAST + 1) == oldest, "the next one");
+    CHECK(counter_of(FIRST) == -1, "its counter is gone, and the others are busy");
+    record->busy = 0;
+    CHECK(counter_of(FIRST) == FA_CUDA_OWN_COUNTERS + 2, "then the oldest");
+
+    /* A launch that is not queued yet counts as one that is not done. */
+    fa_cuda_counter open[FA_CUDA_SHARED_COUNTERS];
+    for (int i = 0; i < FA_CUDA_SHARED_COUNTERS; i++)
+        open[i] = fa_cuda_counter_take(stream_number(2000 + i), COUNTERS);
+    CHECK(counter_of(3000) == -1, "all are being launched");
+    setenv("FAKE_CUDA_FAIL", "cuEventRecord=1", 1);
+    fa_cuda_counter_release(open[0], stream_number(2000));
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(counter_of(3000) == -1, "a launch without an event behind it");
+    fa_cuda_counter_release(open[1], stream_number(2001));
+    CHECK(counter_of(3000) == open[1].number, "the one that is done");
+    CHECK(counter_of(2000) == open[0].number, "the stream without an event");
+    for (int i = 2; i < FA_CUDA_SHARED_COUNTERS; i++)
+        fa_cuda_counter_release(open[i], stream_number(2000 + i));
+    setenv("FAKE_CUDA_FAIL", "cuEventQuery=1", 1);
+    CHECK(counter_of(4000) == -1, "nothing is known to be done");
+    unsetenv("FAKE_CUDA_FAIL");
+    for (int stream = 5000; stream < 50000; stream++)
+        CHECK(counter_of(stream) >= FA_CUDA_OWN_COUNTERS, "stream %d", stream);
+}
+
+static void end_graph(void)
+{
+    for (int i = 0; i < record->num_kept; i++) record->kept[i].destroy(record->kept[i].data);
+    record->num_kept = 0;
+}
+
+/* Each captured call has a counter of its own, for as long as there is the graph. */
+static void test_captured_counters(void)
+{
+    bool taken[COUNTERS] = {false};
+    if (!use_fake(0)) return;
+    counter_of(0);
+    record->capturing = 1;
+    for (int call = FA_CUDA_STREAM_COUNTERS; call < COUNTERS; call++) {
+        const int32_t number = counter_of(0);
+        CHECK(number >= FA_CUDA_STREAM_COUNTERS && number < COUNTERS && !taken[number],
+              "captured call %d: %d", call, number);
+        if (number >= 0) taken[number] = true;
+    }
+    CHECK(counter_of(0) == -1, "more captured calls than counters");
+    end_graph();
+    for (int graph = 0; graph < 100; graph++) {
+        const int32_t number = counter_of(0), other = counter_of(0);
+        CHECK(number >= FA_CUDA_STREAM_COUNTERS && other >= FA_CUDA_STREAM_COUNTERS &&
+                  number != other,
+              "graph %d: %d and %d", graph, number, other);
+        end_graph();
+    }
+    setenv("FAKE_CUDA_FAIL", "cuUserObjectCreate=2", 1);
+    for (int call = 0; call < 100; call++) CHECK(counter_of(0) == -1, "no object");
+    setenv("FAKE_CUDA_FAIL", "cuGraphRetainUserObject=2", 1);
+    for (int call = 0; call < 100; call++) CHECK(counter_of(0) == -1, "an object not kept");
+    setenv("FAKE_CUDA_FAIL", "cuStreamGetCaptureInfo_v2=1", 1);
+    for (int call = 0; call < 100; call++) CHECK(counter_of(0) == -1, "an unknown graph");
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(counter_of(0) >= FA_CUDA_STREAM_COUNTERS, "a number has not come back");
+    end_graph();
+    record->capturing = 0;
+    CHECK(counter_of(0) == 0, "the stream's own");
 }
 
 /* ---- tensor maps ----------------------------------------------------------------------------- */
@@ -787,6 +878,8 @@ static const struct {
     SCENARIO(test_no_context),
     SCENARIO(test_capture),
     SCENARIO(test_counters),
+    SCENARIO(test_shared_counters),
+    SCENARIO(test_captured_counters),
     SCENARIO(test_maps),
     SCENARIO(test_map_memory),
     SCENARIO(test_threads),

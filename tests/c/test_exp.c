@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "check.h"
-#include "cpu/engine.h"
+#include "cpu/dispatch.h"
 #include "random.h"
 
 enum { PER_EXPONENT = 2048, BLOCK = 2 * 256 * PER_EXPONENT };

@@ -32,9 +32,10 @@ typedef struct barrier {
     int arrivals, missing; /* of a phase; of this one */
     int bytes;             /* that this phase still expects */
     unsigned phase;
-    int waiting;                         /* threads */
-    uint32_t waits[MAX_THREADS];         /* of each thread so far */
-    uint32_t passed[MAX_THREADS / WARP]; /* of each warp: the most waits that a lane has passed */
+    int waiting;                 /* threads */
+    uint32_t waits[MAX_THREADS]; /* of each thread so far */
+    uint32_t
+        passed[MAX_THREADS / WARP]; /* of each warp: the max of the waits that a lane has passed */
 } barrier;
 
 /* A copy on its way: a box of a tensor, or bytes from the block to a peer. */
@@ -305,7 +306,7 @@ static const char *find_row(const load *l, int row)
     return from;
 }
 
-/* One row of 128 bytes; zeros where it lies outside. */
+/* One row of 128 bytes; zeros where it is outside. */
 static void read_row(const load *l, int row, char bytes[SWIZZLE])
 {
     const char *from = find_row(l, row);
@@ -490,7 +491,7 @@ void hopper_multiply(const hopper_product *p)
     l->products[l->issued++ % MAX_PRODUCTS] = *p;
 }
 
-/* Eight elements that lie together. */
+/* Eight neighbouring elements. */
 static void decode(uint32_t address, bool bfloat, float x[8])
 {
     static float halves[1 << 16];

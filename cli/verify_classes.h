@@ -1,8 +1,8 @@
 /*
- * What the parts of `flashattn verify` share.
+ * The classes of faults that `flashattn verify` looks for first.
  */
-#ifndef FA_CLI_VERIFY_H
-#define FA_CLI_VERIFY_H
+#ifndef FA_CLI_VERIFY_CLASSES_H
+#define FA_CLI_VERIFY_CLASSES_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,9 +23,5 @@ extern const verify_class verify_classes[];
 extern const int verify_num_classes;
 extern const char *const verify_class_names[];
 enum { VERIFY_ALL = 0, VERIFY_NONE = 1, VERIFY_FIRST_CLASS = 2 };
-
-/* Calls on the GPU with more than 2^31 elements, or offsets beyond them, or a million keys; some of
- * their rows are compared with float64. Returns the exit code. (verify_large.c) */
-int verify_large(bool json);
 
 #endif
