@@ -37,181 +37,181 @@
 
 FAMILY(forward, sm90)
 /* Where no row has more than 128 keys. */
-VARIANT_16BIT(forward_sm90_d64_one, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d64_one, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 1, .short_rows = 0)
 /* For short rows, and those whose last 192 queries would be few. */
-VARIANT_16BIT(forward_sm90_d64_two, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d64_two, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 1)
-VARIANT_16BIT(forward_sm90_d64, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
               .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d80, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d80, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 80, .value_dim = 80, .options = 0, .cluster = 1, .consumers = 3,
               .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d96, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
               .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d128, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d192_128, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d192_128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d192, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d256, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
               .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
 /* Two blocks, a cluster, share a work tile and have half of the values' columns each. */
-VARIANT_16BIT(forward_sm90_wide_d320, .file = "forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
+VARIANT_16BIT(forward_sm90_wide_d320, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
               .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
               .stages = 4, .q_stages = 1, .chunk = 24576, .v_rows = 64)
-VARIANT_16BIT(forward_sm90_wide_d384, .file = "forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
+VARIANT_16BIT(forward_sm90_wide_d384, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
               .head_dim = 384, .value_dim = 192, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
               .stages = 4, .q_stages = 1, .chunk = 24576, .v_rows = 64)
-VARIANT_16BIT(forward_sm90_wide_d512, .file = "forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
+VARIANT_16BIT(forward_sm90_wide_d512, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
               .head_dim = 512, .value_dim = 256, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
               .stages = 4, .q_stages = 1, .chunk = 16384, .v_rows = 32)
 /* With options. The tiles of those with all of them are multiples of 32 keys, which a block of dropout bits covers. */
-VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d128_softcap, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d128_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d128_alibi, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d128_alibi, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALIBI, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_d128_bias, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_d128_bias, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_BIAS, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
-VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
               .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
 END(forward, sm90)
 
 FAMILY(forward, sm80)
-VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 2, .blocks = 2, .ahead = 8)
-VARIANT_16BIT_SUFFIX(forward_sm80_d64, _general, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT_SUFFIX(forward_sm80_d64, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 64, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 2, .blocks = 2, .ahead = 8)
-VARIANT_16BIT(forward_sm80_d96, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT(forward_sm80_d96, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 96, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
-VARIANT_16BIT_SUFFIX(forward_sm80_d96, _general, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT_SUFFIX(forward_sm80_d96, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 96, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
-VARIANT_16BIT(forward_sm80_d128, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT(forward_sm80_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 128, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
-VARIANT_16BIT_SUFFIX(forward_sm80_d128, _general, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT_SUFFIX(forward_sm80_d128, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 128, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
-VARIANT_16BIT(forward_sm80_d192, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT(forward_sm80_d192, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 192, .options = 0, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
-VARIANT_16BIT_SUFFIX(forward_sm80_d192, _general, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT_SUFFIX(forward_sm80_d192, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 192, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
-VARIANT_16BIT(forward_sm80_d256, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT(forward_sm80_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 8, .split = 2, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
-VARIANT_16BIT_SUFFIX(forward_sm80_d256, _general, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT_SUFFIX(forward_sm80_d256, _general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 256, .options = FA_SM80_ALL, .warps = 8, .split = 2, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
 /* For shared memory of 99 KiB (Ada). */
-VARIANT_16BIT_SUFFIX(forward_sm80_d256, _small, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT_SUFFIX(forward_sm80_d256, _small, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 256, .options = FA_SM80_ALL, .warps = 4, .split = 1, .group_rows = 16,
               .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
-VARIANT_16BIT(forward_sm80_d512, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+VARIANT_16BIT(forward_sm80_d512, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 512, .options = FA_SM80_ALL, .warps = 8, .split = 4, .group_rows = 32,
               .keys = 64, .stages = 1, .blocks = 1, .ahead = 8)
 END(forward, sm80)
 
 FAMILY(forward, sm75)
 /* The same source without asynchronous copies, for shared memory of 64 KiB. */
-VARIANT(forward_sm75_d64_f16, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 75,
+VARIANT(forward_sm75_d64_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
         .element = FA_ELEMENT_FLOAT16, .head_dim = 64, .options = FA_SM80_ALL,
         .warps = 4, .split = 1, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
-VARIANT(forward_sm75_d128_f16, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 75,
+VARIANT(forward_sm75_d128_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
         .element = FA_ELEMENT_FLOAT16, .head_dim = 128, .options = FA_SM80_ALL,
         .warps = 4, .split = 1, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
-VARIANT(forward_sm75_d256_f16, .file = "forward_sm80", .kernel = "forward_sm80", .architecture = 75,
+VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 75,
         .element = FA_ELEMENT_FLOAT16, .head_dim = 256, .options = FA_SM80_ALL,
         .warps = 3, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
 END(forward, sm75)
 
 FAMILY(forward, simt)
-VARIANT(forward_simt_d64, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+VARIANT(forward_simt_d64, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .keys = 64, .chunk = 64, .rows = 4)
-VARIANT(forward_simt_d128, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75, .each_architecture = 1,
+VARIANT(forward_simt_d128, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75, .each_architecture = 1,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .keys = 32, .chunk = 128, .rows = 4)
-VARIANT(forward_simt_d256, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+VARIANT(forward_simt_d256, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .keys = 32, .chunk = 128, .rows = 4)
-VARIANT(forward_simt_d512, .file = "forward_simt", .kernel = "forward_simt", .architecture = 75,
+VARIANT(forward_simt_d512, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .keys = 32, .chunk = 128, .rows = 2)
 END(forward, simt)
 
 FAMILY(backward_delta, simt)
-VARIANT(backward_delta, .file = "backward_delta", .kernel = "backward_delta", .architecture = 75,
+VARIANT(backward_delta, .file = "backward_simt/delta", .kernel = "backward_delta", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)
 END(backward_delta, simt)
 
 FAMILY(backward_dq, simt)
-VARIANT(backward_dq_simt_d64, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d64, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .own = 64)
-VARIANT(backward_dq_simt_d128, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d128, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .own = 64)
-VARIANT(backward_dq_simt_d256, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d256, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .own = 64)
-VARIANT(backward_dq_simt_d512, .file = "backward_dq_simt", .kernel = "backward_dq_simt", .architecture = 75,
+VARIANT(backward_dq_simt_d512, .file = "backward_simt/dq", .kernel = "backward_dq_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .own = 32)
 END(backward_dq, simt)
 
 FAMILY(backward_dkv, simt)
-VARIANT(backward_dkv_simt_d64, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d64, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .own = 64)
-VARIANT(backward_dkv_simt_d128, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d128, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 128, .own = 64)
-VARIANT(backward_dkv_simt_d256, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d256, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 256, .own = 32)
-VARIANT(backward_dkv_simt_d512, .file = "backward_dkv_simt", .kernel = "backward_dkv_simt", .architecture = 75,
+VARIANT(backward_dkv_simt_d512, .file = "backward_simt/dkv", .kernel = "backward_dkv_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .own = 16)
 END(backward_dkv, simt)
 
 FAMILY(backward_dbias, simt)
-VARIANT(backward_dbias_simt, .file = "backward_dbias_simt", .kernel = "backward_dbias_simt", .architecture = 75,
+VARIANT(backward_dbias_simt, .file = "backward_simt/dbias", .kernel = "backward_dbias_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .own = 64)
 END(backward_dbias, simt)
 
 FAMILY(backward_dsinks, simt)
-VARIANT(backward_dsinks, .file = "backward_dsinks", .kernel = "backward_dsinks", .architecture = 75,
+VARIANT(backward_dsinks, .file = "backward_simt/dsinks", .kernel = "backward_dsinks", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)
 END(backward_dsinks, simt)
 
 FAMILY(weights, simt)
-VARIANT(weights_simt, .file = "weights_simt", .kernel = "weights_simt", .architecture = 75,
+VARIANT(weights_simt, .file = "weights_simt/weights_simt", .kernel = "weights_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .own = 64)
 END(weights, simt)
 
 FAMILY(combine, simt)
 /* Parameters of a kernel end at 4 KiB; from CUDA 12.1 on at 32764 bytes. */
-VARIANT(combine_few, .file = "combine", .kernel = "combine", .architecture = 75,
+VARIANT(combine_few, .file = "combine/combine", .kernel = "combine", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_FEW)
-VARIANT(combine_many, .file = "combine", .kernel = "combine", .architecture = 75,
+VARIANT(combine_many, .file = "combine/combine", .kernel = "combine", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_MANY)
 END(combine, simt)
 
 FAMILY(check, simt)
-VARIANT(check_simt, .file = "check_simt", .kernel = "check_simt", .architecture = 75,
+VARIANT(check_simt, .file = "check/check", .kernel = "check_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)
 END(check, simt)
 

@@ -19,7 +19,11 @@
  * alternation would be near the peak; they meet by chance, so 60% of 790: 450 to 500 TFLOP/s.
  * Measured (H200, bf16, d 128, n 16384): 521 TFLOP/s full, 510 causal.
  */
-#include "common/hopper.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 #include "rung.h"
 
 #ifndef HEAD_DIM
@@ -57,37 +61,37 @@ typedef struct softmax_state {
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {
-    barrier_expect(barrier, BLOCKS * block_bytes);
+    ptx_mbarrier_arrive_expect(barrier, BLOCKS * block_bytes);
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++)
-        tma_load(shared + block * block_bytes, map, barrier, 64 * block, row0, head);
+        ptx_tma_load_3d(shared + block * block_bytes, map, barrier, 64 * block, row0, head);
 }
 
 /* s = Q K^T, 64 x KEYS. */
 FA_DEVICE void multiply_qk(float *s, const char *q, const char *k)
 {
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
         const int block = step / 4, byte = step % 4 * 32;
-        WGMMA(qk, KEYS)
-        (s, matrix_descriptor(q + block * Q_BLOCK + byte, GROUP, 0),
-         matrix_descriptor(k + block * KV_BLOCK + byte, GROUP, 0), step > 0);
+        PTX_WGMMA(qk, KEYS)
+        (s, ptx_matrix_descriptor(q + block * Q_BLOCK + byte, GROUP, 0),
+         ptx_matrix_descriptor(k + block * KV_BLOCK + byte, GROUP, 0), step > 0);
     }
-    wgmma_commit();
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_commit();
+    ptx_register_fence(s, KEYS / 2);
 }
 
 /* out += P V. */
 FA_DEVICE void multiply_pv(float *out, const uint32_t *p, const char *v)
 {
-    REGISTER_FENCE(out, HEAD_DIM / 2);
-    wgmma_fence();
+    ptx_register_fence(out, HEAD_DIM / 2);
+    ptx_wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) WGMMA(pv, HEAD_DIM)
-    (out, p + 4 * step, matrix_descriptor(v + step * 16 * 128, GROUP, KV_BLOCK), 1);
-    wgmma_commit();
-    REGISTER_FENCE(out, HEAD_DIM / 2);
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(pv, HEAD_DIM)
+    (out, p + 4 * step, ptx_matrix_descriptor(v + step * 16 * 128, GROUP, KV_BLOCK), 1);
+    ptx_wgmma_commit();
+    ptx_register_fence(out, HEAD_DIM / 2);
 }
 
 /* Keys that a row must not see: behind the last one, or, under causal, behind the row itself. Element
@@ -117,7 +121,7 @@ FA_DEVICE void softmax_tile(float *s, float *out, softmax_state *state, float sc
             maximum = fmaxf(maximum, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
-        const float rescale = exp2_fast((state->maximum[r] - maximum) * scale);
+        const float rescale = ptx_ex2((state->maximum[r] - maximum) * scale);
         const float shift = maximum * scale;
         float sum = state->sum[r] * rescale;
 #pragma unroll
@@ -125,7 +129,7 @@ FA_DEVICE void softmax_tile(float *s, float *out, softmax_state *state, float sc
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int i = 4 * j + 2 * r + c;
-                s[i] = exp2_fast(s[i] * scale - shift);
+                s[i] = ptx_ex2(s[i] * scale - shift);
                 sum += s[i];
             }
         state->maximum[r] = maximum;
@@ -141,7 +145,7 @@ FA_DEVICE void softmax_tile(float *s, float *out, softmax_state *state, float sc
 FA_DEVICE void pack_weights(uint32_t *p, const float *s)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) p[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < KEYS / 4; i++) p[i] = fa_pack_x2(s[2 * i], s[2 * i + 1]);
 }
 
 /* Divides by the sums and writes two rows; pairs of columns may reach into the padding of a row. */
@@ -162,7 +166,7 @@ FA_DEVICE void store_rows(const float *out, const softmax_state *state, int head
             const int c = column + 8 * j;
             if (c < p->d)
                 *(uint32_t *)(to + c) =
-                    pack_pair(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
+                    fa_pack_x2(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
         }
     }
 }
@@ -172,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 {
     extern __shared__ char raw[];
     __shared__ uint64_t barrier[BARRIERS];
-    char *q = raw + (-shared_address(raw) & 1023), *k = q + Q_BYTES, *v = k + KV_BYTES;
+    char *q = raw + (-ptx_shared_address(raw) & 1023), *k = q + Q_BYTES, *v = k + KV_BYTES;
     const int head = blockIdx.z;
     /* Under causal the longest row tiles start first, so that short ones fill the end. */
     const int row0 = (p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * ROWS;
@@ -183,8 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const float scale = p.scale * 1.4426950408889634f; /* exponentials to base 2 */
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < BARRIERS; i++) barrier_init(&barrier[i], 1);
-        barrier_init_fence();
+        for (int i = 0; i < BARRIERS; i++) ptx_mbarrier_init(&barrier[i], 1);
+        ptx_mbarrier_init_fence();
         load_tile(q, &maps.q, &barrier[Q_FULL], Q_BLOCK, row0, head);
         load_tile(k, &maps.k, &barrier[K_FULL], KV_BLOCK, 0, head);
         load_tile(v, &maps.v, &barrier[V_FULL], KV_BLOCK, 0, head);
@@ -196,14 +200,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     softmax_state state = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) out[i] = 0;
-    barrier_wait(&barrier[Q_FULL], 0);
+    ptx_mbarrier_wait(&barrier[Q_FULL], 0);
 
     for (int tile = 0; tile < tiles; tile++) {
         const int parity = tile & 1, key0 = tile * KEYS;
-        barrier_wait(&barrier[K_FULL], parity);
+        ptx_mbarrier_wait(&barrier[K_FULL], parity);
         multiply_qk(s, q, k);
-        wgmma_wait(0);
-        REGISTER_FENCE(s, KEYS / 2);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(s, KEYS / 2);
         __syncthreads(); /* every warp is done with K: its buffer may be filled again */
         if (threadIdx.x == 0 && tile + 1 < tiles)
             load_tile(k, &maps.k, &barrier[K_FULL], KV_BLOCK, key0 + KEYS, head);
@@ -213,10 +217,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         softmax_tile(s, out, &state, scale);
         pack_weights(weights, s);
 
-        barrier_wait(&barrier[V_FULL], parity);
+        ptx_mbarrier_wait(&barrier[V_FULL], parity);
         multiply_pv(out, weights, v);
-        wgmma_wait(0);
-        REGISTER_FENCE(out, HEAD_DIM / 2);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(out, HEAD_DIM / 2);
         __syncthreads();
         if (threadIdx.x == 0 && tile + 1 < tiles)
             load_tile(v, &maps.v, &barrier[V_FULL], KV_BLOCK, key0 + KEYS, head);

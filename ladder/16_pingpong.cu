@@ -21,7 +21,12 @@
  * 590 to 630.
  * Measured (H200, bf16, d 128, n 16384): 633 TFLOP/s full, 624 causal.
  */
-#include "common/hopper.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 #include "rung.h"
 
 #ifndef HEAD_DIM
@@ -75,37 +80,37 @@ typedef struct work {
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {
-    barrier_expect(barrier, BLOCKS * block_bytes);
+    ptx_mbarrier_arrive_expect(barrier, BLOCKS * block_bytes);
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++)
-        tma_load(shared + block * block_bytes, map, barrier, 64 * block, row0, head);
+        ptx_tma_load_3d(shared + block * block_bytes, map, barrier, 64 * block, row0, head);
 }
 
 /* s = Q K^T, 64 x KEYS. */
 FA_DEVICE void multiply_qk(float *s, const char *q, const char *k)
 {
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
         const int block = step / 4, byte = step % 4 * 32;
-        WGMMA(qk, KEYS)
-        (s, matrix_descriptor(q + block * Q_BLOCK + byte, GROUP, 0),
-         matrix_descriptor(k + block * KV_BLOCK + byte, GROUP, 0), step > 0);
+        PTX_WGMMA(qk, KEYS)
+        (s, ptx_matrix_descriptor(q + block * Q_BLOCK + byte, GROUP, 0),
+         ptx_matrix_descriptor(k + block * KV_BLOCK + byte, GROUP, 0), step > 0);
     }
-    wgmma_commit();
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_commit();
+    ptx_register_fence(s, KEYS / 2);
 }
 
 /* out += P V. */
 FA_DEVICE void multiply_pv(float *out, const uint32_t *p, const char *v)
 {
-    REGISTER_FENCE(out, HEAD_DIM / 2);
-    wgmma_fence();
+    ptx_register_fence(out, HEAD_DIM / 2);
+    ptx_wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) WGMMA(pv, HEAD_DIM)
-    (out, p + 4 * step, matrix_descriptor(v + step * 16 * 128, GROUP, KV_BLOCK), 1);
-    wgmma_commit();
-    REGISTER_FENCE(out, HEAD_DIM / 2);
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(pv, HEAD_DIM)
+    (out, p + 4 * step, ptx_matrix_descriptor(v + step * 16 * 128, GROUP, KV_BLOCK), 1);
+    ptx_wgmma_commit();
+    ptx_register_fence(out, HEAD_DIM / 2);
 }
 
 /* Keys that a row must not see: behind the last one, or, under causal, behind the row itself. Element
@@ -135,7 +140,7 @@ FA_DEVICE void softmax_tile(float *s, softmax_state *state, float *rescale, floa
             maximum = fmaxf(maximum, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
-        rescale[r] = exp2_fast((state->maximum[r] - maximum) * scale);
+        rescale[r] = ptx_ex2((state->maximum[r] - maximum) * scale);
         const float shift = maximum * scale;
         float sum = state->sum[r] * rescale[r];
 #pragma unroll
@@ -143,7 +148,7 @@ FA_DEVICE void softmax_tile(float *s, softmax_state *state, float *rescale, floa
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int i = 4 * j + 2 * r + c;
-                s[i] = exp2_fast(s[i] * scale - shift);
+                s[i] = ptx_ex2(s[i] * scale - shift);
                 sum += s[i];
             }
         state->maximum[r] = maximum;
@@ -161,7 +166,7 @@ FA_DEVICE void rescale_rows(float *out, const float *rescale)
 FA_DEVICE void pack_weights(uint32_t *p, const float *s)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) p[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < KEYS / 4; i++) p[i] = fa_pack_x2(s[2 * i], s[2 * i + 1]);
 }
 
 /* Divides by the sums and writes two rows; pairs of columns may reach into the padding of a row. */
@@ -182,7 +187,7 @@ FA_DEVICE void store_rows(const float *out, const softmax_state *state, int head
             const int c = column + 8 * j;
             if (c < p->d)
                 *(uint32_t *)(to + c) =
-                    pack_pair(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
+                    fa_pack_x2(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
         }
     }
 }
@@ -195,10 +200,10 @@ FA_DEVICE void produce(const pipeline *pipe, const rung_maps *maps, const work *
                   w->row0 + c * WARPGROUP_ROWS, w->head);
     for (int tile = 0; tile < w->tiles; tile++) {
         const int stage = tile % STAGES, parity = tile / STAGES & 1;
-        barrier_wait(&pipe->k_empty[stage], parity ^ 1);
+        ptx_mbarrier_wait(&pipe->k_empty[stage], parity ^ 1);
         load_tile(pipe->k + stage * KV_BYTES, &maps->k, &pipe->k_full[stage], KV_BLOCK, tile * KEYS,
                   w->head);
-        barrier_wait(&pipe->v_empty[stage], parity ^ 1);
+        ptx_mbarrier_wait(&pipe->v_empty[stage], parity ^ 1);
         load_tile(pipe->v + stage * KV_BYTES, &maps->v, &pipe->v_full[stage], KV_BLOCK, tile * KEYS,
                   w->head);
     }
@@ -207,7 +212,7 @@ FA_DEVICE void produce(const pipeline *pipe, const rung_maps *maps, const work *
 /* One arrival for each warp. */
 FA_DEVICE void release(uint64_t *barrier)
 {
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(barrier);
 }
 
 /* 0, but the compiler cannot know that. The assembler likes to move exponentials behind the wait for the
@@ -218,12 +223,12 @@ FA_DEVICE int never(const softmax_state *state) { return state->sum[0] < 0 || st
 /* The consumers alternate in issuing products (ping-pong). Consumer c waits at named barrier 1 + c. */
 FA_DEVICE void ping_pong_wait(int consumer)
 {
-    named_barrier_sync(1 + consumer, CONSUMERS * WARPGROUP);
+    ptx_named_barrier_sync(1 + consumer, CONSUMERS * WARPGROUP);
 }
 
 FA_DEVICE void ping_pong_pass(int consumer)
 {
-    named_barrier_arrive(1 + (consumer ^ 1), CONSUMERS * WARPGROUP);
+    ptx_named_barrier_arrive(1 + (consumer ^ 1), CONSUMERS * WARPGROUP);
 }
 
 /* One consumer warpgroup, and the rows and columns of this thread's registers. */
@@ -269,38 +274,38 @@ FA_DEVICE void consume(const pipeline *pipe, const rung_problem *p, const work *
     for (int i = 0; i < HEAD_DIM / 2; i++) out[i] = 0;
     if (consumer == 1) ping_pong_pass(consumer); /* consumer 0 begins */
 
-    barrier_wait(pipe->q_full, 0);
-    barrier_wait(&pipe->k_full[0], 0);
+    ptx_mbarrier_wait(pipe->q_full, 0);
+    ptx_mbarrier_wait(&pipe->k_full[0], 0);
     multiply_qk(s, rows.q, pipe->k);
-    wgmma_wait(0);
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(s, KEYS / 2);
     release(&pipe->k_empty[0]);
     weigh_tile(s, &state, rescale, p, &rows, 0);
     pack_weights(weights, s);
-    barrier_wait(&pipe->v_full[0], 0);
+    ptx_mbarrier_wait(&pipe->v_full[0], 0);
 
     for (int tile = 1; tile < w->tiles; tile++) {
         const int k_stage = tile % STAGES, v_stage = (tile - 1) % STAGES;
-        barrier_wait(&pipe->k_full[k_stage], tile / STAGES & 1);
+        ptx_mbarrier_wait(&pipe->k_full[k_stage], tile / STAGES & 1);
         ping_pong_wait(consumer);
         multiply_qk(s, rows.q, pipe->k + k_stage * KV_BYTES);
         multiply_pv(out, weights, pipe->v + v_stage * KV_BYTES);
         ping_pong_pass(consumer);
-        wgmma_wait(1);
-        REGISTER_FENCE(s, KEYS / 2);
+        ptx_wgmma_wait(1);
+        ptx_register_fence(s, KEYS / 2);
         release(&pipe->k_empty[k_stage]);
         weigh_tile(s, &state, rescale, p, &rows, tile);
-        barrier_wait(&pipe->v_full[k_stage], (tile / STAGES & 1) ^ never(&state));
-        wgmma_wait(0);
-        REGISTER_FENCE(out, HEAD_DIM / 2);
+        ptx_mbarrier_wait(&pipe->v_full[k_stage], (tile / STAGES & 1) ^ never(&state));
+        ptx_wgmma_wait(0);
+        ptx_register_fence(out, HEAD_DIM / 2);
         release(&pipe->v_empty[v_stage]);
         rescale_rows(out, rescale);
         pack_weights(weights, s);
     }
     const int last = w->tiles - 1;
     multiply_pv(out, weights, pipe->v + last % STAGES * KV_BYTES);
-    wgmma_wait(0);
-    REGISTER_FENCE(out, HEAD_DIM / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(out, HEAD_DIM / 2);
     store_rows(out, &state, w->head, rows.row, rows.column, p);
     if (consumer == 0)
         ping_pong_wait(consumer); /* takes the last arrival, which nobody else waits for */
@@ -311,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ char raw[];
     __shared__ uint64_t q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
-    char *q = raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
+    char *q = raw + (-ptx_shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
     const pipeline pipe = {q, k, k + STAGES * KV_BYTES, &q_full, k_full, v_full, k_empty, v_empty};
     /* Under causal the longest row tiles start first, so that short ones fill the end. */
     const int row0 = (p.causal ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * ROWS;
@@ -319,22 +324,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const work w = {(int)blockIdx.z, row0, (keys + KEYS - 1) / KEYS};
 
     if (threadIdx.x == 0) {
-        barrier_init(&q_full, CONSUMERS);
+        ptx_mbarrier_init(&q_full, CONSUMERS);
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(&k_full[stage], 1);
-            barrier_init(&v_full[stage], 1);
-            barrier_init(&k_empty[stage], CONSUMERS * WARPGROUP / 32);
-            barrier_init(&v_empty[stage], CONSUMERS * WARPGROUP / 32);
+            ptx_mbarrier_init(&k_full[stage], 1);
+            ptx_mbarrier_init(&v_full[stage], 1);
+            ptx_mbarrier_init(&k_empty[stage], CONSUMERS * WARPGROUP / 32);
+            ptx_mbarrier_init(&v_empty[stage], CONSUMERS * WARPGROUP / 32);
         }
-        barrier_init_fence();
+        ptx_mbarrier_init_fence();
     }
     __syncthreads();
 
     if (threadIdx.x < WARPGROUP) {
-        registers_give_back(24);
+        ptx_decrease_registers(24);
         if (threadIdx.x == 0) produce(&pipe, &maps, &w);
     } else {
-        registers_take(240);
+        ptx_increase_registers(240);
         consume(&pipe, &p, &w, threadIdx.x / WARPGROUP - 1);
     }
 }

@@ -20,7 +20,12 @@
  * where they are 13%; rescaling that is left out is worth 5%.
  * Measured (H200, bf16, d 128, n 16384): 613 TFLOP/s full, 611 causal.
  */
-#include "common/hopper.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 #include "rung.h"
 
 #ifndef HEAD_DIM
@@ -122,40 +127,40 @@ FA_DEVICE int parity_of(int count) { return count / STAGES & 1; }
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {
-    barrier_expect(barrier, BLOCKS * block_bytes);
+    ptx_mbarrier_arrive_expect(barrier, BLOCKS * block_bytes);
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++)
-        tma_load(shared + block * block_bytes, map, barrier, 64 * block, row0, head);
+        ptx_tma_load_3d(shared + block * block_bytes, map, barrier, 64 * block, row0, head);
 }
 
 /* s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for every tile:
  * the compiler would keep one descriptor a step in registers that it does not have. */
 FA_DEVICE void multiply_qk(float *s, const char *q, const char *k)
 {
-    uint64_t a = matrix_descriptor(q, GROUP, 0);
+    uint64_t a = ptx_matrix_descriptor(q, GROUP, 0);
     asm volatile("" : "+l"(a));
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
         const int block = step / 4, byte = step % 4 * 32;
-        WGMMA(qk, KEYS)
+        PTX_WGMMA(qk, KEYS)
         (s, a + (block * Q_BLOCK + byte) / 16,
-         matrix_descriptor(k + block * KV_BLOCK + byte, GROUP, 0), step > 0);
+         ptx_matrix_descriptor(k + block * KV_BLOCK + byte, GROUP, 0), step > 0);
     }
-    wgmma_commit();
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_commit();
+    ptx_register_fence(s, KEYS / 2);
 }
 
 /* out += P V. */
 FA_DEVICE void multiply_pv(float *out, const uint32_t *p, const char *v)
 {
-    REGISTER_FENCE(out, HEAD_DIM / 2);
-    wgmma_fence();
+    ptx_register_fence(out, HEAD_DIM / 2);
+    ptx_wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) WGMMA(pv, HEAD_DIM)
-    (out, p + 4 * step, matrix_descriptor(v + step * 16 * 128, GROUP, KV_BLOCK), 1);
-    wgmma_commit();
-    REGISTER_FENCE(out, HEAD_DIM / 2);
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(pv, HEAD_DIM)
+    (out, p + 4 * step, ptx_matrix_descriptor(v + step * 16 * 128, GROUP, KV_BLOCK), 1);
+    ptx_wgmma_commit();
+    ptx_register_fence(out, HEAD_DIM / 2);
 }
 
 /* Keys that a row must not see: behind the last one, or, under causal, behind the row itself. Element
@@ -185,7 +190,7 @@ FA_DEVICE void softmax_tile(float *s, softmax_state *state, float *rescale, floa
             maximum = fmaxf(maximum, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
-        rescale[r] = exp2_fast((state->maximum[r] - maximum) * scale);
+        rescale[r] = ptx_ex2((state->maximum[r] - maximum) * scale);
         const float shift = maximum * scale;
         float sum = state->sum[r] * rescale[r];
 #pragma unroll
@@ -193,7 +198,7 @@ FA_DEVICE void softmax_tile(float *s, softmax_state *state, float *rescale, floa
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int i = 4 * j + 2 * r + c;
-                s[i] = exp2_fast(s[i] * scale - shift);
+                s[i] = ptx_ex2(s[i] * scale - shift);
                 sum += s[i];
             }
         state->maximum[r] = maximum;
@@ -213,7 +218,7 @@ FA_DEVICE void rescale_rows(float *out, const float *rescale)
 FA_DEVICE void pack_weights(uint32_t *p, const float *s)
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) p[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < KEYS / 4; i++) p[i] = fa_pack_x2(s[2 * i], s[2 * i + 1]);
 }
 
 /* Divides by the sums and writes two rows; pairs of columns may reach into the padding of a row. */
@@ -234,7 +239,7 @@ FA_DEVICE void store_rows(const float *out, const softmax_state *state, int head
             const int c = column + 8 * j;
             if (c < p->d)
                 *(uint32_t *)(to + c) =
-                    pack_pair(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
+                    fa_pack_x2(out[4 * j + 2 * r] * inverse, out[4 * j + 2 * r + 1] * inverse);
         }
     }
 }
@@ -243,9 +248,9 @@ FA_DEVICE void store_rows(const float *out, const softmax_state *state, int head
 FA_DEVICE void hand_over(const pipeline *pipe, const rung_maps *maps, int consumer, int task,
                          const work *w, int parity)
 {
-    barrier_wait(&pipe->q_empty[consumer], parity);
+    ptx_mbarrier_wait(&pipe->q_empty[consumer], parity);
     pipe->task[consumer] = task;
-    if (task == NO_TASK) barrier_arrive(&pipe->q_full[consumer]);
+    if (task == NO_TASK) ptx_mbarrier_arrive(&pipe->q_full[consumer]);
     else
         load_tile(pipe->q + consumer * Q_BYTES, &maps->q, &pipe->q_full[consumer], Q_BLOCK,
                   w->row0 + consumer * WARPGROUP_ROWS, w->head);
@@ -261,12 +266,12 @@ FA_DEVICE void produce(const pipeline *pipe, const rung_maps *maps, const rung_p
         const work w = find_work(p, task);
         for (int tile = 0; tile < w.tiles; tile++, count++) {
             const int stage = stage_of(count), parity = parity_of(count) ^ 1;
-            barrier_wait(&pipe->k_empty[stage], parity);
+            ptx_mbarrier_wait(&pipe->k_empty[stage], parity);
             load_tile(pipe->k + stage * KV_BYTES, &maps->k, &pipe->k_full[stage], KV_BLOCK,
                       tile * KEYS, w.head);
             for (int c = 0; c < CONSUMERS && tile == 0; c++)
                 hand_over(pipe, maps, c, task, &w, q_parity);
-            barrier_wait(&pipe->v_empty[stage], parity);
+            ptx_mbarrier_wait(&pipe->v_empty[stage], parity);
             load_tile(pipe->v + stage * KV_BYTES, &maps->v, &pipe->v_full[stage], KV_BLOCK,
                       tile * KEYS, w.head);
         }
@@ -280,7 +285,7 @@ FA_DEVICE int warp_uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 /* One arrival for each warp. */
 FA_DEVICE void release(uint64_t *barrier)
 {
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(barrier);
 }
 
 /* 0, but the compiler cannot know that. The assembler likes to move exponentials behind the wait for the
@@ -291,12 +296,12 @@ FA_DEVICE int never(const softmax_state *state) { return state->sum[0] < 0 || st
 /* The consumers alternate in issuing products (ping-pong). Consumer c waits at named barrier 1 + c. */
 FA_DEVICE void ping_pong_wait(int consumer)
 {
-    named_barrier_sync(1 + consumer, CONSUMERS * WARPGROUP);
+    ptx_named_barrier_sync(1 + consumer, CONSUMERS * WARPGROUP);
 }
 
 FA_DEVICE void ping_pong_pass(int consumer)
 {
-    named_barrier_arrive(1 + (consumer ^ 1), CONSUMERS * WARPGROUP);
+    ptx_named_barrier_arrive(1 + (consumer ^ 1), CONSUMERS * WARPGROUP);
 }
 
 /* One consumer warpgroup, and the rows and columns of this thread's registers. */
@@ -342,29 +347,29 @@ FA_DEVICE void attend(const pipeline *pipe, const rung_problem *p, const work *w
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) out[i] = 0;
 
-    barrier_wait(&pipe->k_full[stage_of(count)], parity_of(count));
+    ptx_mbarrier_wait(&pipe->k_full[stage_of(count)], parity_of(count));
     multiply_qk(s, rows.q, pipe->k + stage_of(count) * KV_BYTES);
-    wgmma_wait(0);
-    REGISTER_FENCE(s, KEYS / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(s, KEYS / 2);
     release(&pipe->k_empty[stage_of(count)]);
     weigh_tile(s, &state, rescale, p, &rows, 0);
     pack_weights(weights, s);
-    barrier_wait(&pipe->v_full[stage_of(count)], parity_of(count));
+    ptx_mbarrier_wait(&pipe->v_full[stage_of(count)], parity_of(count));
 
     for (int tile = 1; tile < w->tiles; tile++) {
         const int k_stage = stage_of(count + tile), v_stage = stage_of(count + tile - 1);
-        barrier_wait(&pipe->k_full[k_stage], parity_of(count + tile));
+        ptx_mbarrier_wait(&pipe->k_full[k_stage], parity_of(count + tile));
         ping_pong_wait(consumer);
         multiply_qk(s, rows.q, pipe->k + k_stage * KV_BYTES);
         multiply_pv(out, weights, pipe->v + v_stage * KV_BYTES);
         ping_pong_pass(consumer);
-        wgmma_wait(1);
-        REGISTER_FENCE(s, KEYS / 2);
+        ptx_wgmma_wait(1);
+        ptx_register_fence(s, KEYS / 2);
         release(&pipe->k_empty[k_stage]);
         weigh_tile(s, &state, rescale, p, &rows, tile);
-        barrier_wait(&pipe->v_full[k_stage], (parity_of(count + tile)) ^ never(&state));
-        wgmma_wait(0);
-        REGISTER_FENCE(out, HEAD_DIM / 2);
+        ptx_mbarrier_wait(&pipe->v_full[k_stage], (parity_of(count + tile)) ^ never(&state));
+        ptx_wgmma_wait(0);
+        ptx_register_fence(out, HEAD_DIM / 2);
         release(&pipe->v_empty[v_stage]);
         rescale_rows(out, rescale);
         pack_weights(weights, s);
@@ -372,8 +377,8 @@ FA_DEVICE void attend(const pipeline *pipe, const rung_problem *p, const work *w
     release(&pipe->q_empty[consumer]);
     const int last = count + w->tiles - 1;
     multiply_pv(out, weights, pipe->v + stage_of(last) * KV_BYTES);
-    wgmma_wait(0);
-    REGISTER_FENCE(out, HEAD_DIM / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(out, HEAD_DIM / 2);
     release(&pipe->v_empty[stage_of(last)]);
     store_rows(out, &state, w->head, rows.row, rows.column, p);
 }
@@ -389,7 +394,7 @@ FA_DEVICE void consume(const pipeline *pipe, const rung_problem *p, int consumer
     int count = 0;
     if (consumer == 1) ping_pong_pass(consumer); /* consumer 0 begins */
     for (int parity = 0;; parity ^= 1) {
-        barrier_wait(&pipe->q_full[consumer], parity);
+        ptx_mbarrier_wait(&pipe->q_full[consumer], parity);
         const int task = received_task(pipe, consumer);
         if (task == NO_TASK) break;
         const work w = find_work(p, task);
@@ -406,31 +411,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ uint64_t q_full[CONSUMERS], q_empty[CONSUMERS];
     __shared__ int task[CONSUMERS];
     __shared__ uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
-    char *q = raw + (-shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
+    char *q = raw + (-ptx_shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
     const pipeline pipe = {
         q, k, k + STAGES * KV_BYTES, task, q_full, q_empty, k_full, v_full, k_empty, v_empty};
     const int warps = WARPGROUP / 32;
 
     if (threadIdx.x == 0) {
         for (int c = 0; c < CONSUMERS; c++) {
-            barrier_init(&q_full[c], 1);
-            barrier_init(&q_empty[c], warps);
+            ptx_mbarrier_init(&q_full[c], 1);
+            ptx_mbarrier_init(&q_empty[c], warps);
         }
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(&k_full[stage], 1);
-            barrier_init(&v_full[stage], 1);
-            barrier_init(&k_empty[stage], CONSUMERS * warps);
-            barrier_init(&v_empty[stage], CONSUMERS * warps);
+            ptx_mbarrier_init(&k_full[stage], 1);
+            ptx_mbarrier_init(&v_full[stage], 1);
+            ptx_mbarrier_init(&k_empty[stage], CONSUMERS * warps);
+            ptx_mbarrier_init(&v_empty[stage], CONSUMERS * warps);
         }
-        barrier_init_fence();
+        ptx_mbarrier_init_fence();
     }
     __syncthreads();
 
     if (threadIdx.x < WARPGROUP) {
-        registers_give_back(40);
+        ptx_decrease_registers(40);
         if (threadIdx.x == 0) produce(&pipe, &maps, &p);
     } else {
-        registers_take(232);
+        ptx_increase_registers(232);
         consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));
     }
 }

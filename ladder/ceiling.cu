@@ -8,7 +8,7 @@
  */
 #if HOPPER
 #define ELEMENT FA_ELEMENT_BFLOAT16
-#include "common/hopper.cuh"
+#include "ptx/wgmma.cuh"
 #endif
 #include <stdint.h>
 
@@ -209,27 +209,27 @@ enum {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) rate_wgmma_bf16(float *out, int rounds)
 {
     extern __shared__ char dynamic[];
-    char *shared = dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
+    char *shared = dynamic + (1024 - ptx_shared_address(dynamic) % 1024) % 1024;
     for (int i = threadIdx.x; i < (2 * A_BYTES + B_BYTES) / 8; i += THREADS) {
         normal_four n = random_normals((uint64_t)blockIdx.x * 65536 + i, 5);
         ((uint2 *)shared)[i] = make_uint2(bfloat_pair(n.x[0], n.x[1]), bfloat_pair(n.x[2], n.x[3]));
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    uint64_t a = matrix_descriptor(shared + threadIdx.x / 128 * A_BYTES, SWIZZLE_GROUP, 0);
-    uint64_t b = matrix_descriptor(shared + 2 * A_BYTES, SWIZZLE_GROUP, 0);
+    uint64_t a = ptx_matrix_descriptor(shared + threadIdx.x / 128 * A_BYTES, SWIZZLE_GROUP, 0);
+    uint64_t b = ptx_matrix_descriptor(shared + 2 * A_BYTES, SWIZZLE_GROUP, 0);
     float sum[COLUMNS / 2];
     for (int i = 0; i < COLUMNS / 2; i++) sum[i] = 0;
-    REGISTER_FENCE(sum, COLUMNS / 2);
+    ptx_register_fence(sum, COLUMNS / 2);
     for (int round = 0; round < rounds; round++) {
-        wgmma_fence();
+        ptx_wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) wgmma_qk_256(sum, a + k * STEP, b + k * STEP, 1);
-        wgmma_commit();
-        wgmma_wait(1);
+        for (int k = 0; k < DEPTH / 16; k++) ptx_wgmma_qk_256(sum, a + k * STEP, b + k * STEP, 1);
+        ptx_wgmma_commit();
+        ptx_wgmma_wait(1);
     }
-    wgmma_wait(0);
-    REGISTER_FENCE(sum, COLUMNS / 2);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(sum, COLUMNS / 2);
     float total = 0;
     for (int i = 0; i < COLUMNS / 2; i++) total += sum[i];
     if (total == 1.2345e30f) *out = total;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../kernels/checks.h"
+#include "../kernels/check/check.h"
 #include "error.h"
 
 /* Largest extent. Leaves room for sums of positions and a diagonal in 64 bits, see mask.h. */

@@ -14,7 +14,7 @@ fa_status fa_problem_make(const fa_arguments *arguments, fa_problem *problem);
 fa_status fa_combine_problem_make(const fa_tensor *out, const fa_options *options,
                                   fa_combine_problem *problem);
 
-struct fa_check_report; /* kernels/checks.h */
+struct fa_check_report; /* kernels/check/check.h */
 
 /* Words what FA_CHECK has found on a device as the same fault is worded on the CPU. where: ends the sentence. */
 fa_status fa_problem_report(const struct fa_check_report *report, const char *where);

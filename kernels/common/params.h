@@ -1,5 +1,5 @@
 /*
- * What an attention kernel is told: one struct, filled in by src/cuda/forward.c and passed by
+ * What an attention kernel is told: one struct, filled in by src/cuda/parameters.c and passed by
  * value. It says what fa_problem says, in what a kernel needs; host and device share it.
  */
 #ifndef FA_KERNEL_PARAMS_H
@@ -55,9 +55,6 @@ typedef struct fa_attention_params {
 
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
-    int64_t pairs; /* of tiles, which a block takes one after the other; 0: single tiles */
-    /* Of all batch items: the heads behind so many have shorter pairs (forward_sm80.cu). */
-    int64_t paired_heads;
 } fa_attention_params;
 
 #endif

@@ -1,16 +1,13 @@
 /*
  * Which sequence and which queries a block works on, and where they lie. Lengths are read here, on
  * the device, and kept inside the tensors whatever they say.
- *
- * Packed queries: the tiles of all sequences stand in one row without anybody having added up
- * their lengths. Sequence s, rows [start, end), gets the places from start/T + s on; the next one
- * begins at end/T + s + 1, which leaves room for its ceil((end - start)/T) tiles. Places without
- * queries do nothing. The rows in front of the first sequence and behind the last one count as two
- * more sequences, without queries: only zeros are written there.
+ * How tiles of packed queries are numbered, common/packed.h says.
  */
 #ifndef FA_KERNEL_SEQUENCE_H
 #define FA_KERNEL_SEQUENCE_H
 
+#include "common/divide.h"
+#include "common/packed.h"
 #include "common/rows.cuh"
 
 typedef struct fa_tile {
@@ -22,13 +19,6 @@ typedef struct fa_tile {
     int64_t block_k, start_k, n_k;
     int64_t diagonal;
 } fa_tile;
-
-/* a / b for numbers from 0 on: a division of 32 bits is much cheaper. */
-FA_DEVICE int64_t fa_divide(int64_t a, int64_t b)
-{
-    if (((uint64_t)a | (uint64_t)b) >> 32) return a / b;
-    return (uint32_t)a / (uint32_t)b;
-}
 
 /* The first row of packed sequence s - 1; s = 0 and s = batch + 1 are the rows of no sequence. */
 FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
@@ -44,7 +34,7 @@ FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t place, in
     int64_t low = 0, high = p->batch + 2;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (fa_packed_start(p, middle) / rows + middle <= place) low = middle;
+        if (FA_PACKED_FIRST_TILE(fa_packed_start(p, middle), rows, middle) <= place) low = middle;
         else high = middle;
     }
     return low;
@@ -56,7 +46,7 @@ FA_DEVICE void fa_place_packed(const fa_attention_params *p, int64_t place, int 
     t->block_q = 0;
     t->start_q = fa_packed_start(p, s);
     t->room_q = fa_max64(0, fa_packed_start(p, s + 1) - t->start_q);
-    t->first = (place - (t->start_q / rows + s)) * rows;
+    t->first = (place - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
     bool sequence = s > 0 && s <= p->batch;
     t->batch = sequence ? s - 1 : 0;
     t->n_q = sequence ? t->room_q : 0;

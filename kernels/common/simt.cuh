@@ -1,37 +1,37 @@
 /*
- * Products of tiles on the FMA units, in float32, for the kernels whose results belong to "own"
- * rows (queries or keys) and that walk over "other" rows: backward and weights.
+ * Tiles, loads and products of kernels on the FMA units, in float32. Results belong to "own" rows (queries or keys), and a
+ * block walks over tiles of "other" rows.
  *
- * 128 threads. Thread (x, y) of 8 x 16 holds own rows y, y+16, ...; of scores the columns x, x+8,
- * ..., of results the columns 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp.
- * Operands come through shared memory in chunks of 64 columns, whatever the head dim; both are
- * loaded again for each tile, which costs a twentieth of a product. Rows lie 4 words more than a
- * power of two apart: then the 128-bit accesses of a warp meet no bank twice.
+ * 128 threads. Thread (x, y) of 8 x 16 has own rows y, y+16, ...; of scores the columns x, x+8, ..., of results the columns
+ * 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp. Operands go through shared memory in chunks of CHUNK
+ * columns. Rows are 4 words more than a power of two apart: then the 128-bit accesses of a warp have no bank conflicts.
  *
- * Who includes this has defined OWN, the number of own rows.
+ * Who includes this has defined OWN and OTHERS, the rows of a tile, CHUNK, and RESULT_GROUPS, the groups of 4 columns of the
+ * results that a thread has of a row.
  */
-#ifndef FA_KERNEL_SIMT_H
-#define FA_KERNEL_SIMT_H
+#ifndef FA_KERNELS_COMMON_SIMT_CUH
+#define FA_KERNELS_COMMON_SIMT_CUH
 
-#include "common/logits.cuh"
-#include "common/softmax.cuh"
-#include "passes.h"
+#include "common/reduce.cuh"
+#include "common/sequence.cuh"
 
-#ifndef IN_FLIGHT
-#define IN_FLIGHT 4 /* loads of a thread */
+#if !defined(OWN) || !defined(OTHERS) || !defined(CHUNK) || !defined(RESULT_GROUPS)
+#error "common/simt.cuh: OWN, OTHERS, CHUNK or RESULT_GROUPS is missing"
+#endif
+
+#ifndef ROWS
+#define ROWS (OWN / DOWN) /* of a thread */
 #endif
 
 enum {
-    THREADS = FA_PASS_THREADS,
-    ACROSS = 8,
+    THREADS = 128,
+    ACROSS = 8, /* threads that share a row */
     DOWN = THREADS / ACROSS,
-    OTHERS = FA_PASS_OTHERS,
-    CHUNK = FA_PASS_CHUNK,
-    PITCH = FA_PASS_PITCH,
-    ROWS = OWN / DOWN,         /* own rows of a thread */
     COLUMNS = OTHERS / ACROSS, /* scores of a thread's row */
-    GROUPS = CHUNK / 32,       /* of 4 result columns of a thread's row */
-    BATCH = IN_FLIGHT
+    GROUPS = CHUNK / 32,       /* of 4 result columns of a thread's row, in a chunk */
+    PITCH = CHUNK + 4,
+    WEIGHTS_PITCH = OTHERS + 4,
+    BATCH = 4 /* loads that a thread has in flight */
 };
 
 /* Rows start, start+1, ... of a tensor, of which only [from, to) are read; the others count as
@@ -44,33 +44,6 @@ typedef struct fa_rows {
     int64_t start, from, to;
     const int64_t *index;
 } fa_rows;
-
-/* The two operands of a product of scores. */
-typedef struct fa_operands {
-    fa_rows own, other;
-} fa_operands;
-
-/* Shared memory. Gradients take the place of the own rows once scores are there. */
-typedef struct fa_shared {
-    float *own;      /* OWN x CHUNK */
-    float *other;    /* OTHERS x CHUNK */
-    float *weights;  /* OWN x OTHERS */
-    float4 *queries; /* of the tile: log-sum-exp, delta, first and last key that it sees + 1 */
-    fa_operands *of; /* of dP and of S: registers are for the products */
-    int *flags;      /* THREADS */
-} fa_shared;
-
-FA_DEVICE fa_shared fa_shared_of(float *memory)
-{
-    fa_shared s;
-    s.own = memory;
-    s.other = s.own + OWN * PITCH;
-    s.weights = s.other + OTHERS * PITCH;
-    s.queries = (float4 *)(void *)(s.weights + OWN * PITCH);
-    s.of = (fa_operands *)(void *)(s.queries + OTHERS);
-    s.flags = (int *)(void *)((char *)s.of + FA_PASS_OPERANDS);
-    return s;
-}
 
 FA_DEVICE fa_rows rows_of(const fa_kernel_view *view, int columns, bool keys, int64_t start,
                           int64_t from, int64_t to)
@@ -144,10 +117,11 @@ FA_DEVICE float load_rows(const fa_attention_params *p, const fa_tile *t, const 
 /* ---- Products -------------------------------------------------------------------------------- */
 
 /* scores += own other^T over the first so many columns of the chunk. */
-FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROWS][COLUMNS])
+FA_DEVICE void add_scores(const float *own, const float *other, int columns,
+                          float scores[ROWS][COLUMNS])
 {
-    const float *own = shared->own + row_of(0) * PITCH;
-    const float *other = shared->other + across() * PITCH;
+    own += row_of(0) * PITCH;
+    other += across() * PITCH;
 #pragma unroll 2
     for (int at = 0; at < columns; at += 4) {
         float4 a[ROWS];
@@ -167,31 +141,6 @@ FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROW
     }
 }
 
-/* scores = own other^T. The last chunk of the other rows stays in shared memory; returns whether
- * something in it is not finite. */
-FA_DEVICE bool make_scores(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
-                           const fa_operands *of, float scores[ROWS][COLUMNS])
-{
-    bool bad = false;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) scores[r][c] = 0.0f;
-#pragma unroll 1
-    for (int column = 0; column < of->own.columns; column += CHUNK) {
-        const int left = of->own.columns - column;
-        float seen = 0.0f;
-        __syncthreads(); /* what lies there has been used */
-#pragma unroll 1
-        for (int side = 0; side < 2; side++)
-            seen = load_rows(p, t, side ? &of->other : &of->own, side ? OTHERS : OWN,
-                             side ? shared->other : shared->own, column);
-        bad = __syncthreads_or(seen != 0.0f) != 0;
-        add_scores(shared, left < CHUNK ? left : CHUNK, scores);
-    }
-    return bad;
-}
-
 /* A thread's scores into OWN x OTHERS floats. */
 FA_DEVICE void put_scores(float *to, float scores[ROWS][COLUMNS])
 {
@@ -199,20 +148,21 @@ FA_DEVICE void put_scores(float *to, float scores[ROWS][COLUMNS])
     for (int r = 0; r < ROWS; r++)
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
-            to[row_of(r) * PITCH + across() + c * ACROSS] = scores[r][c];
+            to[row_of(r) * WEIGHTS_PITCH + across() + c * ACROSS] = scores[r][c];
 }
 
-/* result += weights other over the first `count` other rows: the columns of one chunk. */
-FA_DEVICE void add_rows(const float *weights, const float *other, int count,
-                        float result[ROWS][GROUPS][4])
+/* result += weights other over the first `count` other rows: the columns of one chunk, which begin at `group`. */
+FA_DEVICE void add_rows(const float *weights, const float *other, int count, int group,
+                        float result[ROWS][RESULT_GROUPS][4])
 {
     const float *from = other + across() * 4;
-    weights += row_of(0) * PITCH;
+    weights += row_of(0) * WEIGHTS_PITCH;
 #pragma unroll 1
     for (int j = 0; j < count; j += 4) {
         float4 w[ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) w[r] = *(const float4 *)(weights + r * DOWN * PITCH + j);
+        for (int r = 0; r < ROWS; r++)
+            w[r] = *(const float4 *)(weights + r * DOWN * WEIGHTS_PITCH + j);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
 #pragma unroll
@@ -221,10 +171,10 @@ FA_DEVICE void add_rows(const float *weights, const float *other, int count,
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const float f = e == 0 ? w[r].x : e == 1 ? w[r].y : e == 2 ? w[r].z : w[r].w;
-                    result[r][g][0] = fmaf(f, x.x, result[r][g][0]);
-                    result[r][g][1] = fmaf(f, x.y, result[r][g][1]);
-                    result[r][g][2] = fmaf(f, x.z, result[r][g][2]);
-                    result[r][g][3] = fmaf(f, x.w, result[r][g][3]);
+                    result[r][group + g][0] = fmaf(f, x.x, result[r][group + g][0]);
+                    result[r][group + g][1] = fmaf(f, x.y, result[r][group + g][1]);
+                    result[r][group + g][2] = fmaf(f, x.z, result[r][group + g][2]);
+                    result[r][group + g][3] = fmaf(f, x.w, result[r][group + g][3]);
                 }
             }
         }
@@ -232,63 +182,31 @@ FA_DEVICE void add_rows(const float *weights, const float *other, int count,
 }
 
 /* The same for rows that hold infinities or NaN, which a weight of 0 must not meet. */
-FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int count,
-                                   float result[ROWS][GROUPS][4])
+FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int count, int group,
+                                   float result[ROWS][RESULT_GROUPS][4])
 {
     const float *from = other + across() * 4;
 #pragma unroll 1
     for (int j = 0; j < count; j++) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const float w = weights[row_of(r) * PITCH + j];
+            const float w = weights[row_of(r) * WEIGHTS_PITCH + j];
             if (w == 0.0f) continue;
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
                 const float4 x = *(const float4 *)(from + j * PITCH + g * 32);
-                result[r][g][0] = fmaf(w, x.x, result[r][g][0]);
-                result[r][g][1] = fmaf(w, x.y, result[r][g][1]);
-                result[r][g][2] = fmaf(w, x.z, result[r][g][2]);
-                result[r][g][3] = fmaf(w, x.w, result[r][g][3]);
+                result[r][group + g][0] = fmaf(w, x.x, result[r][group + g][0]);
+                result[r][group + g][1] = fmaf(w, x.y, result[r][group + g][1]);
+                result[r][group + g][2] = fmaf(w, x.z, result[r][group + g][2]);
+                result[r][group + g][3] = fmaf(w, x.w, result[r][group + g][3]);
             }
         }
     }
 }
 
-/* ---- Sums over the threads that share a row -------------------------------------------------- */
+/* ---- Over the threads that share a row ------------------------------------------------------- */
 
-FA_DEVICE float row_maximum(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4));
-}
-
-FA_DEVICE float row_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    x += __shfl_xor_sync(0xffffffffu, x, 2);
-    return x + __shfl_xor_sync(0xffffffffu, x, 4);
-}
-
-/* ---- Sequences ------------------------------------------------------------------------------- */
-
-/* Sequence b and a query head: where its queries and keys lie. No tile of it yet. */
-FA_DEVICE void fa_place_sequence(const fa_attention_params *p, int64_t b, int64_t head, fa_tile *t)
-{
-    t->batch = b;
-    t->head = head;
-    t->head_kv = head / (p->heads_q / p->heads_kv);
-    if (p->cu_seqlens_q) {
-        t->block_q = 0;
-        t->start_q = fa_packed_start(p, b + 1);
-        t->first = 0;
-        t->room_q = t->n_q = fa_max64(0, fa_packed_start(p, b + 2) - t->start_q);
-        if (p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[b], t->room_q));
-    } else {
-        fa_place_padded(p, 0, 1, t);
-    }
-    fa_place_keys(p, t);
-    t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
-}
+FA_DEVICE float row_max(float x) { return fa_max_over_lanes(x, ACROSS); }
+FA_DEVICE float row_sum(float x) { return fa_sum_over_lanes(x, ACROSS); }
 
 #endif

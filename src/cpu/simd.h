@@ -14,15 +14,7 @@
 #ifndef FA_CPU_SIMD_H
 #define FA_CPU_SIMD_H
 
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-
-#define FA_INLINE static inline __attribute__((always_inline, unused))
-#define FA_UNROLL _Pragma("GCC unroll 64")
-
-#include "../convert.h"
+#include "simd_base.h"
 
 #if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
 #include "simd_avx512.h"

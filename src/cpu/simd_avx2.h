@@ -1,5 +1,10 @@
 /* 8 floats: AVX2, FMA, F16C. See simd.h for what each name does. */
+#ifndef FA_CPU_SIMD_AVX2_H
+#define FA_CPU_SIMD_AVX2_H
+
 #include <immintrin.h>
+
+#include "simd_base.h"
 
 enum { VL = 8 };
 typedef __m256 vf;
@@ -119,3 +124,5 @@ FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *sr
                             _mm256_permute2x128_si256(a[i], a[4 + i], 0x31));
     }
 }
+
+#endif

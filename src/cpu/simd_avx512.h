@@ -1,5 +1,10 @@
 /* 16 floats: AVX-512 F, BW, VL, DQ. See simd.h for what each name does. */
+#ifndef FA_CPU_SIMD_AVX512_H
+#define FA_CPU_SIMD_AVX512_H
+
 #include <immintrin.h>
+
+#include "simd_base.h"
 
 enum { VL = 16 };
 typedef __m512 vf;
@@ -116,3 +121,5 @@ FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *sr
                             _mm512_shuffle_i32x4(b[4 + i], b[12 + i], 0xdd));
     }
 }
+
+#endif

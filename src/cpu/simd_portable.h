@@ -1,4 +1,9 @@
 /* 4 floats in the compiler's own vectors: SSE2, NEON, or whatever the machine has. See simd.h. */
+#ifndef FA_CPU_SIMD_PORTABLE_H
+#define FA_CPU_SIMD_PORTABLE_H
+
+#include "simd_base.h"
+
 enum { VL = 4 };
 typedef float vf __attribute__((vector_size(16), aligned(16)));
 typedef int32_t vm __attribute__((vector_size(16), aligned(16)));
@@ -100,3 +105,5 @@ FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *sr
     for (int i = 0; i < VL; i++)
         for (int j = 0; j < VL; j++) dst[i * dst_stride + j] = src[j * src_stride + i];
 }
+
+#endif

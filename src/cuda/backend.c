@@ -11,10 +11,9 @@
 
 #include "cuda/checks.h"
 #include "cuda/driver.h"
-#include "cuda/forward.h"
 #include "cuda/images.h"
-#include "cuda/passes.h"
 #include "cuda/plan.h"
+#include "cuda/plan_combine.h"
 #include "error.h"
 #include "location.h"
 #include "normalize.h"
@@ -101,13 +100,13 @@ static fa_status get_allowed_family(const fa_cuda_family **asked)
     return fa_fail(FA_ERROR_DEVICE, "%s", why);
 }
 
-/* in_words: the plan is to be described, with the kernels that it passes over. */
-static fa_status plan_forward(const fa_problem *p, const fa_cuda_device *device, bool in_words,
-                              fa_cuda_plan *plan)
+/* in_words: the plan is to be described, with the families that it passes over. */
+static fa_status make_plan(const fa_problem *p, const fa_cuda_device *device, bool in_words,
+                           fa_cuda_plan *plan)
 {
     char why[320];
-    const fa_cuda_family *asked;
-    FA_TRY(get_allowed_family(&asked));
+    const fa_cuda_family *asked = NULL;
+    if (p->pass == FA_PASS_FORWARD || p->pass == FA_PASS_DECODE) FA_TRY(get_allowed_family(&asked));
     if (!in_words && fa_cuda_plan_make(p, device, asked, plan, NULL, 0)) return FA_OK;
     if (fa_cuda_plan_make(p, device, asked, plan, why, sizeof why)) return FA_OK;
     return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
@@ -136,13 +135,17 @@ static fa_status find_kernel(int variant, const fa_cuda_device *device, void **k
                    (int)device->ordinal, device->name, (int)device->major, (int)device->minor,
                    fa_cuda_architectures);
 }
-static fa_status plan_passes(const fa_problem *p, const fa_cuda_device *device,
-                             fa_cuda_passes *passes)
+
+/* All kernels are found before the first is queued. */
+static fa_status find_kernels(const fa_cuda_plan *plan, const fa_cuda_device *device,
+                              void *kernels[FA_CUDA_LAUNCHES])
 {
-    char why[320];
-    if (fa_cuda_passes_make(p, device, passes, why, sizeof why)) return FA_OK;
-    return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+    for (int i = 0; i < plan->count; i++)
+        if (!plan->launches[i].idle)
+            FA_TRY(find_kernel(plan->launches[i].variant, device, &kernels[i]));
+    return FA_OK;
 }
+
 /* ---- FA_CHECK -------------------------------------------------------------------------------- */
 
 static fa_status word_check(const fa_check_report *found, bool earlier,
@@ -162,77 +165,67 @@ static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
     fa_cuda_fault fault = {0};
     fa_check_report found;
     fa_check_params params;
-    void *kernel = NULL;
+    fa_cuda_plan plan;
+    void *kernels[FA_CUDA_LAUNCHES];
+    char why[320];
     if (!fa_cuda_checks_wanted()) return FA_OK;
     fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
     if (!checks) return cuda_failed(&fault, device->ordinal);
     if (fa_cuda_checks_take(checks, &found)) return word_check(&found, true, device);
     if (!p || !fa_cuda_check_params(p, a->options, &params)) return FA_OK;
-    FA_TRY(find_kernel(FA_VARIANT_check_simt, device, &kernel));
-    if (!fa_cuda_check(checks, kernel, device->ordinal, &params, p->stream, &found, &fault))
+    if (!fa_cuda_plan_check(device, &plan, why, sizeof why))
+        return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+    FA_TRY(find_kernels(&plan, device, kernels));
+    if (!fa_cuda_check(checks, &plan, kernels, &params, p->stream, &found, &fault))
         return cuda_failed(&fault, device->ordinal);
     return found.kind == FA_CHECK_FINE ? FA_OK : word_check(&found, false, device);
 }
 /* ---- Running --------------------------------------------------------------------------------- */
-
-/* All kernels are found before the first is queued. */
-static fa_status run_passes(const fa_arguments *a, const fa_problem *p,
-                            const fa_cuda_device *device)
-{
-    fa_cuda_passes passes;
-    fa_cuda_fault fault = {0};
-    void *kernels[FA_CUDA_STEPS] = {NULL};
-    FA_TRY(plan_passes(p, device, &passes));
-    FA_TRY(fa_check_locations(a, location_of(device)));
-    FA_TRY(check_problem_workspace(p, passes.workspace_bytes, device));
-    FA_TRY(check_on_device(a, p, device));
-    for (int i = 0; i < FA_CUDA_STEPS; i++)
-        if (fa_cuda_step_runs(p, &passes, i))
-            FA_TRY(find_kernel(passes.steps[i].variant, device, &kernels[i]));
-    return fa_cuda_run_passes(kernels, p, &passes, &fault) ? FA_OK
-                                                           : cuda_failed(&fault, device->ordinal);
-}
 
 static fa_status run(const fa_arguments *a, const fa_problem *p)
 {
     fa_cuda_device device = {0};
     fa_cuda_plan plan;
     fa_cuda_fault fault;
-    void *kernel = NULL;
+    void *kernels[FA_CUDA_LAUNCHES];
     bool current = false;
     FA_TRY(find_device(false, &device, &current));
-    if (fa_cuda_has_passes(p)) return run_passes(a, p, &device);
-    FA_TRY(plan_forward(p, &device, false, &plan));
+    FA_TRY(make_plan(p, &device, false, &plan));
     FA_TRY(fa_check_locations(a, location_of(&device)));
     FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
     FA_TRY(check_on_device(a, p, &device));
-    if (plan.tasks == 0) return FA_OK;
-    FA_TRY(find_kernel(plan.variant, &device, &kernel));
-    return fa_cuda_forward(kernel, p, &plan, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
+    FA_TRY(find_kernels(&plan, &device, kernels));
+    const fa_cuda_call call = {.problem = p, .stream = p->stream};
+    return fa_cuda_plan_queue(&plan, kernels, &call, &fault) ? FA_OK
+                                                             : cuda_failed(&fault, device.ordinal);
 }
+
 static fa_status combine(const fa_combine_problem *c)
 {
     fa_cuda_device device = {0};
-    fa_cuda_combining how;
+    fa_cuda_plan plan;
     fa_cuda_fault fault = {0};
-    void *kernel = NULL;
+    void *kernels[FA_CUDA_LAUNCHES];
     bool current = false;
     char why[320];
     FA_TRY(find_device(false, &device, &current));
     FA_TRY(fa_check_combine_locations(c, location_of(&device)));
     FA_TRY(check_on_device(NULL, NULL, &device));
-    if (!fa_cuda_combine_make(c, &device, &how, why, sizeof why))
+    if (!fa_cuda_plan_combine(c, &device, &plan, why, sizeof why))
         return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
-    if (how.step.tasks == 0) return FA_OK;
+    if (plan.launches[0].idle) return FA_OK;
     (void)snprintf(why, sizeof why,
                    "as num_parts is %" PRId64
                    " and out not float32, or lse NULL, so that sums must "
-                   "be kept between launches of %" PRId64 " parts",
-                   c->num_parts, how.most);
-    FA_TRY(check_workspace(c->workspace, c->workspace_size, how.workspace_bytes, why, &device));
-    FA_TRY(find_kernel(how.step.variant, &device, &kernel));
-    return fa_cuda_combine(kernel, c, &how, &fault) ? FA_OK : cuda_failed(&fault, device.ordinal);
+                   "be kept between launches of %d parts",
+                   c->num_parts, fa_variants[plan.launches[0].variant].max_parts);
+    FA_TRY(check_workspace(c->workspace, c->workspace_size, plan.workspace_bytes, why, &device));
+    FA_TRY(find_kernels(&plan, &device, kernels));
+    const fa_cuda_call call = {.combine = c, .stream = c->stream};
+    return fa_cuda_plan_queue(&plan, kernels, &call, &fault) ? FA_OK
+                                                             : cuda_failed(&fault, device.ordinal);
 }
+
 /* ---- Dry runs -------------------------------------------------------------------------------- */
 
 /* Whether there is a kernel. Without a context only its image can be looked for. */
@@ -243,29 +236,15 @@ static fa_status check_kernel(int variant, const fa_cuda_device *device, bool cu
     return current ? find_kernel(variant, device, &kernel) : find_image(variant, &image);
 }
 
-static fa_status dry_run_passes(const fa_problem *p, const fa_cuda_device *device, bool current,
-                                fa_answer *answer)
-{
-    fa_cuda_passes passes;
-    FA_TRY(plan_passes(p, device, &passes));
-    for (int i = 0; i < FA_CUDA_STEPS; i++)
-        if (passes.steps[i].variant != FA_NO_VARIANT)
-            FA_TRY(check_kernel(passes.steps[i].variant, device, current));
-    if (answer->wants_text)
-        fa_cuda_passes_describe(p, device, &passes, answer->text, sizeof answer->text);
-    answer->workspace_bytes = passes.workspace_bytes;
-    return FA_OK;
-}
-
 static fa_status dry_run(const fa_problem *p, fa_answer *answer)
 {
     fa_cuda_device device = {0};
-    fa_cuda_plan plan = {0};
+    fa_cuda_plan plan;
     bool current = false;
     FA_TRY(find_device(true, &device, &current));
-    if (fa_cuda_has_passes(p)) return dry_run_passes(p, &device, current, answer);
-    FA_TRY(plan_forward(p, &device, answer->wants_text, &plan));
-    FA_TRY(check_kernel(plan.variant, &device, current));
+    FA_TRY(make_plan(p, &device, answer->wants_text, &plan));
+    for (int i = 0; i < plan.count; i++)
+        FA_TRY(check_kernel(plan.launches[i].variant, &device, current));
     if (answer->wants_text)
         fa_cuda_plan_describe(p, &device, &plan, answer->text, sizeof answer->text);
     answer->workspace_bytes = plan.workspace_bytes;

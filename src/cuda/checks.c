@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/family.h"
+
 enum {
     WAITING = 64,   /* reports of calls that wait for them: one each, given back */
     CAPTURED = 192, /* of captured calls, which keep them: nobody knows how long a graph lives */
@@ -144,29 +146,43 @@ bool fa_cuda_check_params(const fa_problem *p, const fa_options *o, fa_check_par
     return s[0].cu_seqlens || s[0].seqlens || s[1].cu_seqlens || s[1].seqlens || params->rows;
 }
 
-static bool queue(void *kernel, int device, fa_check_params params, slot *to, void *stream,
-                  fa_cuda_fault *fault)
+static bool queue_check(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                        const fa_cuda_call *call, fa_cuda_fault *fault)
 {
-    void *parameters[] = {&params};
-    const fa_cuda_launch launch = {.device = device,
-                                   .grid = {1, 1, 1},
-                                   .threads = FA_CHECK_THREADS,
-                                   .smem_bytes = FA_CHECK_SMEM,
-                                   .stream = stream};
-    params.report = &to->report;
-    return fa_cuda_launch_kernel(kernel, &launch, parameters, fault);
+    fa_check_params params = *call->check;
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&params}, fault);
 }
 
-bool fa_cuda_check(fa_cuda_checks *c, void *kernel, int device, const fa_check_params *params,
+bool fa_cuda_plan_check(const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
+{
+    plan->passed_over[0] = 0;
+    fa_cuda_plan_begin(device, NULL, plan);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(&fa_variants[FA_VARIANT_check_simt], FA_CHECK_THREADS,
+                                              FA_CHECK_SMEM, queue_check, device, plan, why, size);
+    if (!l) return false;
+    fa_cuda_set_tasks(l, 1, 1);
+    return true;
+}
+
+static bool queue(const fa_cuda_plan *plan, void *const kernels[FA_CUDA_LAUNCHES],
+                  fa_check_params params, slot *to, void *stream, fa_cuda_fault *fault)
+{
+    const fa_cuda_call call = {.check = &params, .stream = stream};
+    params.report = &to->report;
+    return fa_cuda_plan_queue(plan, kernels, &call, fault);
+}
+
+bool fa_cuda_check(fa_cuda_checks *c, const fa_cuda_plan *plan,
+                   void *const kernels[FA_CUDA_LAUNCHES], const fa_check_params *params,
                    void *stream, fa_check_report *found, fa_cuda_fault *fault)
 {
     bool capturing = true; /* also where the driver does not tell */
     memset(found, 0, sizeof *found);
     if (!fa_cuda_capture_status(stream, &capturing) || capturing)
-        return queue(kernel, device, *params, captured_slot(c), stream, fault);
+        return queue(plan, kernels, *params, captured_slot(c), stream, fault);
     int slot = try_slot(c);
     for (; slot < 0; slot = try_slot(c)) sched_yield();
-    const bool fine = queue(kernel, device, *params, &c->slots[slot], stream, fault) &&
+    const bool fine = queue(plan, kernels, *params, &c->slots[slot], stream, fault) &&
                       fa_cuda_stream_wait(stream, fault);
     if (fine) take_report(&c->slots[slot], found);
     give_back(c, slot);

@@ -6,8 +6,9 @@
 #ifndef FA_CUDA_CHECKS_H
 #define FA_CUDA_CHECKS_H
 
-#include "../../kernels/checks.h"
+#include "../../kernels/check/check.h"
 #include "cuda/driver.h"
+#include "cuda/plan.h"
 #include "problem.h"
 
 /* The reports of one context. */
@@ -26,8 +27,12 @@ bool fa_cuda_checks_take(fa_cuda_checks *checks, fa_check_report *found);
 bool fa_cuda_check_params(const fa_problem *problem, const fa_options *options,
                           fa_check_params *params);
 
-/* Queues the check. found: what is wrong; FA_CHECK_FINE, too, if it is for a later call to say. */
-bool fa_cuda_check(fa_cuda_checks *checks, void *kernel, int device, const fa_check_params *params,
+/* The plan of a check: one launch. False if the device cannot; why then says so in a sentence. */
+bool fa_cuda_plan_check(const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size);
+
+/* Queues that plan. found: what is wrong; FA_CHECK_FINE, too, if it is for a later call to say. */
+bool fa_cuda_check(fa_cuda_checks *checks, const fa_cuda_plan *plan,
+                   void *const kernels[FA_CUDA_LAUNCHES], const fa_check_params *params,
                    void *stream, fa_check_report *found, fa_cuda_fault *fault);
 
 #endif

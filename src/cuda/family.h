@@ -1,32 +1,27 @@
 /*
  * A family of kernels, and what the planners of all families share. A new one is a file
- * plan_<name>.c with a const fa_cuda_family, and a line in plan.c's list.
+ * plan_<name>.c with a const fa_cuda_family, and an entry in plan.c's table of its pass.
  */
 #ifndef FA_CUDA_FAMILY_H
 #define FA_CUDA_FAMILY_H
 
-#include "cuda/driver.h"
 #include "cuda/plan.h"
 
 struct fa_cuda_family {
-    const char *name; /* what FA_CUDA_KERNEL calls it */
+    const char *name; /* of a forward family: what FA_CUDA_KERNEL calls it */
 
     /* The architectures (80 for 8.0) on which it is tried unasked. Elsewhere it does not count as
      * passed over. */
     int oldest, newest;
 
-    /* Fills in all of the plan but family and passed_over. False if it cannot do the problem; why,
-     * if it is not NULL, then names the argument and its value: "q.dtype is float32". */
+    /* Adds launches to the plan, which has none, and sets arithmetic and workspace_bytes. False if it cannot do the
+     * problem; why, if it is not NULL, then names the argument and its value: "q.dtype is float32". */
     bool (*plan)(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
                  char *why, size_t size);
-
-    /* Queues the plan's kernel, which has something to do, on the problem's stream. */
-    bool (*launch)(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
-                   fa_cuda_fault *fault);
 };
 
-extern const fa_cuda_family fa_cuda_family_sm90, fa_cuda_family_sm80, fa_cuda_family_sm75,
-    fa_cuda_family_simt;
+extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_forward_sm75,
+    fa_cuda_forward_simt, fa_cuda_backward_simt, fa_cuda_weights_simt;
 
 enum {
     /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). */
@@ -38,18 +33,28 @@ enum {
 __attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, const char *format,
                                                        ...);
 
-/* All families, space-separated. */
+/* All forward families, space-separated. */
 void fa_cuda_family_names(char *text, size_t size);
 
-/* Sets the variant. False if the device is none that it runs on, or has too little shared memory for a block of it
- * (smem_bytes: the dynamic part). */
-bool fa_cuda_plan_variant(const fa_variant *variant, int smem_bytes, const fa_cuda_device *device,
-                          fa_cuda_plan *plan, char *why, size_t size);
+/* Begins a plan: without launches. */
+void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,
+                        fa_cuda_plan *plan);
+
+/* Adds a launch to the plan and returns it: without tasks, tiles and workspace, and the union as it is. NULL if the
+ * device is none that the variant runs on, or has too little shared memory for a block of it (smem_bytes: the dynamic
+ * part). */
+fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *variant, int threads, int smem_bytes,
+                                      fa_cuda_queue_function *queue, const fa_cuda_device *device,
+                                      fa_cuda_plan *plan, char *why, size_t size);
+
+/* The narrowest variant of a family, whose first one is given, that both head dims fit into: for families without any
+ * other choice, whose widest variant takes the largest head dim that there is. */
+const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first);
 
 /* Reasons that families of tensor cores share. Types: q, k, v and out must all be float16, or all
  * bfloat16 if the family has it. Rows: the kernel counts no more of them in a sequence. */
 bool fa_cuda_refuse_dtypes(const fa_problem *problem, bool bfloat, char *why, size_t size);
-bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t most, char *why, size_t size);
+bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t max, char *why, size_t size);
 
 /* Whether an option changes scores or weights: more than a scale and masks by position. */
 bool fa_cuda_changes_scores(const fa_problem *problem);
@@ -57,19 +62,20 @@ bool fa_cuda_changes_scores(const fa_problem *problem);
 /* Whether sequences have lengths of their own, which the device alone knows. */
 bool fa_cuda_has_own_lengths(const fa_problem *problem);
 
-/* Blocks for so many tasks: one each; more than a grid holds are taken in turn. */
+/* Tiles of so many rows. */
+int64_t fa_cuda_count_tiles(int64_t rows, int64_t tile);
+
+/* Blocks for so many tasks: one each; where a grid has no room for so many, blocks take several. */
 uint32_t fa_cuda_grid(int64_t tasks);
 
-/* Sets the tiles of so many queries (see kernels/common/sequence.cuh), the tasks, and a grid of a
- * block each. */
-void fa_cuda_plan_tiles(const fa_problem *problem, int tile_q, fa_cuda_plan *plan);
+/* Sets tiles and tasks, and a grid of a block for each. Without tasks the launch is idle. */
+void fa_cuda_set_tasks(fa_cuda_plan_launch *launch, int64_t tiles, int64_t tasks);
 
-/* Queues the plan's blocks (forward.c). parameters: the address of each of the kernel's. */
-bool fa_cuda_queue(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
-                   void **parameters, fa_cuda_fault *fault);
+/* The same for tiles of so many queries of all heads; sets tile_q (see kernels/common/packed.h). */
+void fa_cuda_set_query_tasks(const fa_problem *problem, int tile_q, fa_cuda_plan_launch *launch);
 
-/* The launch of a kernel that takes one fa_attention_params. */
-bool fa_cuda_launch_plain(void *kernel, const fa_problem *problem, const fa_cuda_plan *plan,
-                          fa_cuda_fault *fault);
+/* Queues a launch once (launch.c). parameters: the address of each of the kernel's. */
+bool fa_cuda_queue(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *launch,
+                   void *stream, void **parameters, fa_cuda_fault *fault);
 
 #endif

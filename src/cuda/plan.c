@@ -5,25 +5,36 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 
-/* Fastest first. The last one does every problem. */
-static const fa_cuda_family *const families[] = {&fa_cuda_family_sm90, &fa_cuda_family_sm80,
-                                                 &fa_cuda_family_sm75, &fa_cuda_family_simt};
-enum { FAMILIES = sizeof families / sizeof families[0] };
+/* The families of each pass, fastest first. The last one does every problem. */
+enum { MAX_FAMILIES = 4 };
+#define FORWARD                                                                                    \
+    {                                                                                              \
+        &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75, &fa_cuda_forward_simt \
+    }
+static const fa_cuda_family *const families[][MAX_FAMILIES] = {
+    [FA_PASS_FORWARD] = FORWARD,
+    [FA_PASS_DECODE] = FORWARD,
+    [FA_PASS_BACKWARD] = {&fa_cuda_backward_simt},
+    [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
+};
 
 const fa_cuda_family *fa_cuda_find_family(const char *name)
 {
-    for (int i = 0; i < FAMILIES; i++)
-        if (strcmp(families[i]->name, name) == 0) return families[i];
+    const fa_cuda_family *const *forward = families[FA_PASS_FORWARD];
+    for (int i = 0; i < MAX_FAMILIES; i++)
+        if (strcmp(forward[i]->name, name) == 0) return forward[i];
     return NULL;
 }
 
 void fa_cuda_family_names(char *text, size_t size)
 {
+    const fa_cuda_family *const *forward = families[FA_PASS_FORWARD];
     size_t used = 0;
-    for (int i = 0; i < FAMILIES && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", families[i]->name);
+    for (int i = 0; i < MAX_FAMILIES && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", forward[i]->name);
 }
 
 /* ---- What the families share ----------------------------------------------------------------- */
@@ -67,15 +78,42 @@ static bool refuse_smem(const fa_variant *v, int smem_bytes, const fa_cuda_devic
     return true;
 }
 
-bool fa_cuda_plan_variant(const fa_variant *v, int smem_bytes, const fa_cuda_device *device,
-                          fa_cuda_plan *plan, char *why, size_t size)
+void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,
+                        fa_cuda_plan *plan)
+{
+    plan->family = family;
+    plan->arithmetic = "";
+    plan->device = device->ordinal;
+    plan->workspace_bytes = 0;
+    plan->count = 0;
+}
+
+fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem_bytes,
+                                      fa_cuda_queue_function *queue, const fa_cuda_device *device,
+                                      fa_cuda_plan *plan, char *why, size_t size)
 {
     if (refuse_architecture(v, device, why, size) || refuse_smem(v, smem_bytes, device, why, size))
-        return false;
-    plan->device = device->ordinal;
-    plan->variant = (int)(v - fa_variants);
-    plan->smem_bytes = (uint32_t)smem_bytes;
-    return true;
+        return NULL;
+    fa_cuda_plan_launch *l = &plan->launches[plan->count++];
+    l->variant = (int)(v - fa_variants);
+    l->grid = 0;
+    l->threads = (uint32_t)threads;
+    l->smem_bytes = (uint32_t)smem_bytes;
+    l->cluster = 1;
+    l->tile_q = l->tile_k = 0;
+    l->tiles = l->tasks = 0;
+    l->idle = true;
+    l->workspace_offset = l->workspace_bytes = 0;
+    l->queue = queue;
+    return l;
+}
+
+const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const fa_variant *v = &fa_variants[first];
+    while (v->head_dim < dim) v++;
+    return v;
 }
 
 bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t size)
@@ -94,11 +132,11 @@ bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t s
     return false;
 }
 
-bool fa_cuda_refuse_rows(const fa_problem *p, int64_t most, char *why, size_t size)
+bool fa_cuda_refuse_rows(const fa_problem *p, int64_t max, char *why, size_t size)
 {
-    if (p->rows_q <= most && p->n_k <= most) return false;
-    fa_cuda_say(why, size, "%s.shape[1] is %" PRId64, p->rows_q > most ? "q" : "k",
-                p->rows_q > most ? p->rows_q : p->n_k);
+    if (p->rows_q <= max && p->n_k <= max) return false;
+    fa_cuda_say(why, size, "%s.shape[1] is %" PRId64, p->rows_q > max ? "q" : "k",
+                p->rows_q > max ? p->rows_q : p->n_k);
     return true;
 }
 
@@ -113,19 +151,28 @@ bool fa_cuda_has_own_lengths(const fa_problem *p)
     return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
 }
 
+int64_t fa_cuda_count_tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
+
 uint32_t fa_cuda_grid(int64_t tasks)
 {
-    const int64_t most = 2147483647; /* of a grid's first axis */
-    return (uint32_t)(tasks < most ? tasks : most);
+    const int64_t max = 2147483647; /* of a grid's first axis */
+    return (uint32_t)(tasks < max ? tasks : max);
 }
 
-void fa_cuda_plan_tiles(const fa_problem *p, int tile_q, fa_cuda_plan *plan)
+void fa_cuda_set_tasks(fa_cuda_plan_launch *l, int64_t tiles, int64_t tasks)
 {
-    plan->tile_q = tile_q;
-    plan->tiles =
-        p->cu_seqlens_q ? p->rows_q / tile_q + p->batch + 2 : (p->rows_q + tile_q - 1) / tile_q;
-    plan->tasks = plan->tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch);
-    plan->grid = fa_cuda_grid(plan->tasks);
+    l->tiles = tiles;
+    l->tasks = tasks;
+    l->grid = fa_cuda_grid(tasks);
+    l->idle = tasks == 0;
+}
+
+void fa_cuda_set_query_tasks(const fa_problem *p, int tile_q, fa_cuda_plan_launch *l)
+{
+    const int64_t tiles = p->cu_seqlens_q ? FA_PACKED_TILES(p->rows_q, tile_q, p->batch)
+                                          : fa_cuda_count_tiles(p->rows_q, tile_q);
+    l->tile_q = tile_q;
+    fa_cuda_set_tasks(l, tiles, tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch));
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */
@@ -134,7 +181,7 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *family, fa_cuda_plan *plan, char *why, size_t size)
 {
     char reason[224] = "";
-    plan->family = family;
+    fa_cuda_plan_begin(device, family, plan);
     if (family->plan(p, device, plan, why ? reason : NULL, sizeof reason)) return true;
     fa_cuda_say(why, size, "%s (FA_CUDA_KERNEL asks for %s alone)", reason, family->name);
     return false;
@@ -158,27 +205,67 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
 bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
-    memset(plan, 0, offsetof(fa_cuda_plan, maps));
     plan->passed_over[0] = 0;
     if (asked) return plan_asked(p, device, asked, plan, why, size);
-    for (int i = 0; i < FAMILIES; i++) {
-        if (!is_tried(families[i], device)) continue;
-        plan->family = families[i];
-        if (families[i]->plan(p, device, plan, why, size)) return true;
-        if (why) note_passed_over(plan, families[i]->name, why);
+    for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
+        const fa_cuda_family *family = families[p->pass][i];
+        if (!is_tried(family, device)) continue;
+        fa_cuda_plan_begin(device, family, plan);
+        if (family->plan(p, device, plan, why, size)) return true;
+        if (why) note_passed_over(plan, family->name, why);
     }
     return false;
 }
 
-void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
-                           const fa_cuda_plan *plan, char *text, size_t size)
+/* ---- In words -------------------------------------------------------------------------------- */
+
+typedef struct text {
+    char *at;
+    size_t left;
+} text;
+
+__attribute__((format(printf, 2, 3))) static void append(text *t, const char *format, ...)
 {
-    const bool decode = p->pass == FA_PASS_DECODE;
-    snprintf(text, size,
-             "cuda %s %s: %s, query tile %d, key tile %d, %" PRIu32 " blocks of %" PRIu32
-             " threads on sm_%d%d%s%s",
-             decode ? "decode" : "forward", fa_variants[plan->variant].name, plan->arithmetic,
-             plan->tile_q, plan->tile_k, plan->grid, plan->threads, (int)device->major,
-             (int)device->minor, decode ? ", the forward kernel: keys are not split yet" : "",
-             plan->passed_over);
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vsnprintf(t->at, t->left, format, arguments);
+    va_end(arguments);
+    const size_t used = (size_t)length < t->left ? (size_t)length : t->left - 1;
+    t->at += used;
+    t->left -= used;
+}
+
+static void append_launch(text *t, const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const char *rows = p->pass == FA_PASS_WEIGHTS ? "row" : "query";
+    if (l->tile_q) append(t, "%s tile %d, ", rows, l->tile_q);
+    if (l->tile_k) append(t, "key tile %d, ", l->tile_k);
+    append(t, "%" PRIu32 " blocks of %" PRIu32 " threads", l->grid, l->threads);
+}
+
+/* One launch: "NAME: arithmetic, tiles, blocks"; several: "NAME (tiles, blocks), ...: arithmetic". */
+void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
+                           const fa_cuda_plan *plan, char *to, size_t size)
+{
+    static const char *const passes[] = {[FA_PASS_FORWARD] = "forward",
+                                         [FA_PASS_DECODE] = "decode",
+                                         [FA_PASS_BACKWARD] = "backward",
+                                         [FA_PASS_WEIGHTS] = "weights"};
+    text t = {to, size};
+    append(&t, "cuda %s ", passes[p->pass]);
+    for (int i = 0; i < plan->count; i++) {
+        append(&t, "%s%s", i ? ", " : "", fa_variants[plan->launches[i].variant].name);
+        if (plan->count == 1) break;
+        append(&t, " (");
+        append_launch(&t, p, &plan->launches[i]);
+        append(&t, ")");
+    }
+    append(&t, ": %s", plan->arithmetic);
+    if (plan->count == 1) {
+        append(&t, ", ");
+        append_launch(&t, p, &plan->launches[0]);
+    }
+    append(&t, " on sm_%d%d", (int)device->major, (int)device->minor);
+    if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split yet");
+    append(&t, "%s", plan->passed_over);
 }

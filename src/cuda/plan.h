@@ -1,8 +1,9 @@
 /*
- * Which kernel computes a problem on a device, and how it is launched. Pure: numbers in, numbers
- * out, so that plans are tested without a GPU.
+ * How a call is computed on a device: a list of launches. Pure: numbers in, numbers out, so that plans are tested without
+ * a GPU.
  *
- * Kernels come in families, src/cuda/plan_<family>.c, which are tried from the fastest on.
+ * Each pass has families of kernels (family.h), which are tried from the fastest on. plan.c chooses;
+ * plan_<family>.c makes the launches.
  */
 #ifndef FA_CUDA_PLAN_H
 #define FA_CUDA_PLAN_H
@@ -10,40 +11,81 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "../../kernels/check/check.h"
 #include "cuda/device.h"
+#include "cuda/driver.h"
 #include "cuda/tensor_map.h"
 #include "cuda/variants.h"
 #include "problem.h"
 
-typedef struct fa_cuda_family fa_cuda_family; /* cuda/family.h */
+typedef struct fa_cuda_family fa_cuda_family;
+typedef struct fa_cuda_plan fa_cuda_plan;
+typedef struct fa_cuda_plan_launch fa_cuda_plan_launch;
 
-typedef struct fa_cuda_plan {
-    const fa_cuda_family *family;
-    int variant;                 /* its id */
-    const char *arithmetic;      /* for fa_describe: "float32 sums on FMA units" */
-    int64_t tiles;               /* of queries: of a batch item, or of all tokens if packed */
-    int64_t tasks;               /* tiles times heads times batch items; 0: nothing to do   */
-    int64_t pairs, paired_heads; /* as in fa_attention_params */
-    int device;                  /* the ordinal */
+/* What a plan is queued for: the one that it was made for; the others are NULL. */
+typedef struct fa_cuda_call {
+    const fa_problem *problem;
+    const fa_combine_problem *combine;
+    const fa_check_params *check;
+    void *stream;
+} fa_cuda_call;
+
+/* Queues a launch: makes the kernel's parameters, and hands them to fa_cuda_queue. */
+typedef bool fa_cuda_queue_function(void *kernel, const fa_cuda_plan *plan,
+                                    const fa_cuda_plan_launch *launch, const fa_cuda_call *call,
+                                    fa_cuda_fault *fault);
+
+/* Of forward_sm90 and forward_sm90_wide. */
+typedef struct fa_cuda_sm90_launch {
+    fa_tensor_map_shape maps[4]; /* of q, k, v and bias */
+    bool bias_mapped;            /* the last one is set: TMA loads the bias */
+    bool dynamic;                /* blocks take tasks from a counter, if there is one */
+} fa_cuda_sm90_launch;
+
+/* Of forward_sm80: as in fa_sm80_params. */
+typedef struct fa_cuda_sm80_launch {
+    int64_t causal_pairs, full_heads;
+} fa_cuda_sm80_launch;
+
+/* One launch of a kernel. */
+struct fa_cuda_plan_launch {
+    int variant; /* its id */
     uint32_t grid, threads, smem_bytes;
-    uint32_t cluster; /* blocks that share a piece of work, as the kernel says itself; 0: 1 */
-    size_t workspace_bytes;
-    int tile_q, tile_k;
-    fa_tensor_map_shape maps[4]; /* of q, k, v and bias; set by families that use the copy engine */
-    bool bias_mapped;            /* the last one is set: the copy engine loads the bias */
-    bool drawn;                  /* blocks draw their pieces from a counter, if there is one */
-    char passed_over[240]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
-} fa_cuda_plan;
+    uint32_t cluster;   /* blocks that share a work tile, as the kernel says itself */
+    int tile_q, tile_k; /* rows of a tile of queries and of keys; 0: it has none */
+    int64_t tiles;      /* of a batch item, or of all rows if packed */
+    int64_t tasks;      /* tiles times heads times batch items */
+    bool idle;          /* there are no tasks, or nobody wants the results: it is not queued */
+    size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
+    fa_cuda_queue_function *queue;
+    union { /* what the family of the variant alone knows; nothing where it is not named here */
+        fa_cuda_sm90_launch sm90;
+        fa_cuda_sm80_launch sm80;
+    };
+};
 
-/* The family that FA_CUDA_KERNEL asks for, which is read once; NULL: none in particular. False if
+enum { FA_CUDA_LAUNCHES = 6 };
+
+/* Only the first `count` launches are written. */
+struct fa_cuda_plan {
+    const fa_cuda_family *family; /* that made it; NULL for combine and checks */
+    const char *arithmetic;       /* for fa_describe: "float32 sums on FMA units" */
+    int device;                   /* the ordinal */
+    size_t workspace_bytes;
+    int count;
+    fa_cuda_plan_launch launches[FA_CUDA_LAUNCHES]; /* in the order in which they are queued */
+    char passed_over[240]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
+};
+
+/* The forward family that FA_CUDA_KERNEL asks for, which is read once; NULL: none in particular. False if
  * there is none of that name; why then says so in a sentence. */
 bool fa_cuda_asked_family(const fa_cuda_family **asked, char *why, size_t size);
 
-/* The family of that name, "sm90", "sm80", "sm75" or "simt"; NULL: there is none. */
+/* The forward family of that name, "sm90", "sm80", "sm75" or "simt"; NULL: there is none. */
 const fa_cuda_family *fa_cuda_find_family(const char *name);
 
-/* asked: the only family that may do it; NULL: the fastest that can. False if no kernel can; why
- * then says so in a sentence that names the argument. With why NULL no refusal is worded, which
+/* A problem's plan. asked: the only family that may do it, of forward and decode; NULL: the fastest that can. False if no kernel
+ * can; why then says so in a sentence that names the argument. With why NULL no refusal is worded, which
  * costs more than the plan: passed_over stays empty. */
 bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size);
@@ -51,5 +93,9 @@ bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,
 /* One line for fa_describe. */
 void fa_cuda_plan_describe(const fa_problem *problem, const fa_cuda_device *device,
                            const fa_cuda_plan *plan, char *text, size_t size);
+
+/* Queues the plan's launches that are not idle on the call's stream. kernels: of each of these. */
+bool fa_cuda_plan_queue(const fa_cuda_plan *plan, void *const kernels[FA_CUDA_LAUNCHES],
+                        const fa_cuda_call *call, fa_cuda_fault *fault);
 
 #endif

@@ -1,33 +1,33 @@
 /* forward_simt: everything, in float32 on the FMA units of any GPU. */
-#include "../../kernels/forward_simt.h"
+#include "../../kernels/forward_simt/forward_simt.h"
 #include "cuda/family.h"
+#include "cuda/parameters.h"
 
-/* The narrowest that both head dims fit into; the widest takes the largest head dim that there is. */
-static const fa_variant *find_variant(const fa_problem *p)
+static bool queue_simt(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                       const fa_cuda_call *call, fa_cuda_fault *fault)
 {
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const fa_variant *v = &fa_variants[FA_FIRST_forward_simt];
-    while (v->head_dim < dim) v++;
-    return v;
+    fa_attention_params params;
+    fa_cuda_set_params(call->problem, l, &params);
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&params}, fault);
 }
 
 static bool plan_simt(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const fa_variant *v = find_variant(p);
-    const int smem_bytes = FA_SIMT_SMEM(v->keys, v->chunk, v->rows);
-    if (!fa_cuda_plan_variant(v, smem_bytes, device, plan, why, size)) return false;
+    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_forward_simt);
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(v, FA_SIMT_THREADS, FA_SIMT_SMEM(v->keys, v->chunk, v->rows), queue_simt,
+                         device, plan, why, size);
+    if (!l) return false;
     plan->arithmetic = "float32 sums on FMA units";
-    plan->tile_k = v->keys;
-    plan->threads = FA_SIMT_THREADS;
-    fa_cuda_plan_tiles(p, FA_SIMT_QUERIES(v->rows), plan);
+    l->tile_k = v->keys;
+    fa_cuda_set_query_tasks(p, FA_SIMT_QUERIES(v->rows), l);
     return true;
 }
 
-const fa_cuda_family fa_cuda_family_simt = {
+const fa_cuda_family fa_cuda_forward_simt = {
     .name = "simt",
     .oldest = 0,
     .newest = FA_CUDA_NEWEST,
     .plan = plan_simt,
-    .launch = fa_cuda_launch_plain,
 };

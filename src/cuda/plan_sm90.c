@@ -1,5 +1,5 @@
 /*
- * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and copy engine (TMA), float16 and
+ * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA), float16 and
  * bfloat16.
  */
 #include "cuda/plan_sm90.h"
@@ -7,9 +7,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "cuda/forward.h"
+#include "../../kernels/common/causal_schedule.h"
 #include "cuda/counters.h"
 #include "cuda/family.h"
+#include "cuda/parameters.h"
 
 /* What of a variant differs between forward_sm90 and forward_sm90_wide, whose blocks are in clusters. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
@@ -30,7 +31,7 @@ static int rows_k(const fa_variant *v) { return v->keys / v->cluster; }
 static int rows_v(const fa_variant *v) { return is_wide(v) ? v->v_rows : v->keys; }
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
-static const int64_t most_rows = (1 << 30) - 4096;
+static const int64_t max_rows = (1 << 30) - 4096;
 
 /* Rows of queries that tiles of so many compute. */
 static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
@@ -52,13 +53,13 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
 
-/* Rows of keys or values that are loaded at once, `most` of them; of pages, what divides these, page and
- * the place of a piece's first key. */
-static int32_t find_box(const fa_problem *p, int most)
+/* Rows of keys or values that are loaded at once, `max` of them; of pages, what divides these, page and
+ * the position of a work tile's first key. */
+static int32_t find_box(const fa_problem *p, int max)
 {
-    int32_t box = FA_SM90_ALIGN;
-    if (!p->block_table) return most;
-    while (p->rows_k % box || most % box) box /= 2;
+    int32_t box = FA_SM90_KEY_ALIGNMENT;
+    if (!p->block_table) return max;
+    while (p->rows_k % box || max % box) box /= 2;
     return box;
 }
 
@@ -70,25 +71,28 @@ static fa_sm90_steps find_steps(const fa_view *v)
     return (fa_sm90_steps){.head = !is_broadcast(v, 2), .block = !is_broadcast(v, 0)};
 }
 
-/* stride: in elements */
-static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, int64_t stride,
+/* Without a sign, for no stride is too large here: fa_tensor_map_fits looks at it. */
+static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, uint64_t stride_bytes,
                      int32_t box)
 {
     map->extent[axis] = (uint64_t)extent;
-    map->stride[axis] = (uint64_t)stride * (uint64_t)FA_ELEMENT_BYTES(map->element);
+    map->stride[axis] = stride_bytes;
     map->box[axis] = (uint32_t)box;
 }
 
+/* Boxes are as wide as the swizzle, 128 bytes. */
 static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int64_t rows,
                           int64_t heads, int64_t blocks, int32_t box_rows)
 {
+    const fa_element element = (fa_element)v->dtype;
+    const uint64_t bytes = (uint64_t)FA_ELEMENT_BYTES(element);
     map->base = v->data;
-    map->element = (fa_element)v->dtype;
+    map->element = element;
     map->axes = 4;
-    set_axis(map, 0, d, v->stride[3], 128 / FA_ELEMENT_BYTES(map->element)); /* the swizzle's */
-    set_axis(map, 1, rows, v->stride[1], box_rows);
-    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, v->stride[2], 1);
-    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, v->stride[0], 1);
+    set_axis(map, 0, d, bytes * (uint64_t)v->stride[3], (int32_t)(128 / bytes));
+    set_axis(map, 1, rows, bytes * (uint64_t)v->stride[1], box_rows);
+    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, bytes * (uint64_t)v->stride[2], 1);
+    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, bytes * (uint64_t)v->stride[0], 1);
 }
 
 static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
@@ -99,11 +103,11 @@ static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_
     set_map_shape(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
 }
 
-/* ---- The plan -------------------------------------------------------------------------------- */
+/* ---- What can be done, and how --------------------------------------------------------------- */
 
 static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
 {
-    if (fa_cuda_refuse_rows(p, most_rows, why, size)) return true;
+    if (fa_cuda_refuse_rows(p, max_rows, why, size)) return true;
     if (p->block_table && p->rows_k % 8) {
         fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", no multiple of 8 rows a page",
                     p->rows_k);
@@ -140,7 +144,7 @@ static fa_view bias_rows(const fa_problem *p)
     return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};
 }
 
-/* Whether the copy engine can load the bias: 16-bit elements, an axis for each query, a sequence in each
+/* Whether TMA can load the bias: 16-bit elements, an axis for each query, a sequence in each
  * batch item. Where these have lengths of their own, the bias may end with the longest, and what is behind it
  * must not be read; but how long that is only the device knows. */
 static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
@@ -164,7 +168,7 @@ static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
     if (mapped) options |= FA_SM90_BIAS;
     if (p->mask.data || (p->bias.data && !mapped)) options |= FA_SM90_BY_ROWS;
     if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
-    if (!(p->scale > 0) || (options && p->scale < FA_SM90_LEAST_SCALE)) options |= FA_SM90_SCALED;
+    if (!(p->scale > 0) || (options && p->scale < FA_SM90_MIN_SCALE)) options |= FA_SM90_SCALED;
     return options;
 }
 
@@ -208,156 +212,160 @@ static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t siz
 
 static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
 
-/* Pairs of a head's pieces. */
-static int64_t count_pairs(const fa_cuda_plan *plan) { return (plan->tiles + 1) / 2; }
-
 static bool may_pair(const fa_problem *p) { return p->causal && !p->cu_seqlens_q; }
 
-/* Where lengths are known to the device alone, blocks take few tasks each, and the hardware deals them out. But
- * only behind another task does a block get its first keys in time: so it takes several, as long as enough
- * blocks are left to deal out. They lie evenly in a head's tasks, so that they are hardly of one sequence. On
+/* Where lengths are known to the device alone, blocks take few tasks each, and the hardware starts one where another has
+ * ended. But only behind another task does a block get its first keys in time: so it takes several, as long as enough
+ * blocks are left to start. Its tasks lie evenly in a head's, so that they are hardly of one sequence. On
  * an H200, packed sequences: +4 to +20%, short ones up to twice as fast. */
-static int64_t count_shares(int64_t takers, const fa_cuda_plan *plan)
+static int64_t count_shares(int64_t takers, const fa_cuda_plan_launch *l)
 {
-    int64_t each = plan->tasks / (8 * takers);
-    if (each == 0) return plan->tasks;
+    int64_t each = l->tasks / (8 * takers);
+    if (each == 0) return l->tasks;
     if (each < 2) each = 2;
     if (each > 8) each = 8;
-    const int64_t blocks = (plan->tasks + each - 1) / each, apart = (plan->tiles + each - 1) / each;
-    return blocks + (apart - blocks % plan->tiles + plan->tiles) % plan->tiles;
+    const int64_t blocks = (l->tasks + each - 1) / each, apart = (l->tiles + each - 1) / each;
+    return blocks + (apart - blocks % l->tiles + l->tiles) % l->tiles;
 }
 
-/* Blocks stay and take piece after piece. */
+/* The scheduler is persistent: blocks stay and take task after task. */
 static uint32_t count_blocks(const fa_problem *p, const fa_cuda_device *device,
-                             const fa_cuda_plan *plan)
+                             const fa_cuda_plan_launch *l)
 {
-    int64_t clusters = ((int64_t)device->multiprocessors + plan->cluster - 1) / plan->cluster;
+    int64_t clusters = ((int64_t)device->multiprocessors + l->cluster - 1) / l->cluster;
     if (fa_cuda_has_own_lengths(p))
-        clusters = may_pair(p) ? count_heads(p) * count_pairs(plan) : count_shares(clusters, plan);
-    if (clusters > plan->tasks) clusters = plan->tasks;
-    const int64_t most = fa_cuda_grid(INT64_MAX) / plan->cluster;
-    return (uint32_t)(clusters < most ? clusters : most) * plan->cluster;
+        clusters =
+            may_pair(p) ? count_heads(p) * fa_causal_pairs(l->tiles) : count_shares(clusters, l);
+    if (clusters > l->tasks) clusters = l->tasks;
+    const int64_t max = fa_cuda_grid(INT64_MAX) / l->cluster;
+    return (uint32_t)(clusters < max ? clusters : max) * l->cluster;
 }
 
-/* Of heads in pairs, whether the last ones' pieces are dealt out one by one, so that blocks end together.
+/* Of heads in causal pairs, whether the last ones' work tiles have a balanced schedule, so that blocks end together.
  * These heads are read at the same time, by which wide ones lose more than they gain, unless rows are long
- * (on an H200, two pieces a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1% at 2048). */
-static bool wants_dealing(const fa_problem *p, const fa_cuda_plan *plan)
+ * (on an H200, two work tiles a block: head dim 64 +4%, 128 and 256 +2% from 4096 queries on and -1% at 2048). */
+static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
     const int64_t many = 32;
     if (fa_cuda_has_own_lengths(p)) return false;
-    if (plan->bias_mapped) return false; /* the warp that deals loads the bias there */
-    if (plan->cluster > 1 || plan->grid > FA_SM90_MOST_DEALERS) return false;
-    return plan->tasks <= INT32_MAX && (p->d <= 64 || plan->tiles >= many);
+    if (l->sm90.bias_mapped) return false; /* the warp that balances loads the bias there */
+    if (l->cluster > 1 || l->grid > FA_SM90_MAX_BALANCED_BLOCKS) return false;
+    return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
 
-/* So many heads: two pieces for each block. While they are dealt out there must be a pair to do for each
- * block; where there are too few, all heads' pieces are dealt out, in a way that takes no time. */
-static int64_t count_mixed(const fa_problem *p, const fa_cuda_plan *plan)
+/* So many heads: two work tiles for each block. While they are shared out there must be a pair to do for each
+ * block; where there are too few, all heads' work tiles are, in a way that takes no time. */
+static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const int64_t heads = count_heads(p), blocks = plan->grid;
-    if (!wants_dealing(p, plan)) return 0;
-    const int64_t mixed = (2 * blocks + plan->tiles - 1) / plan->tiles;
-    if ((heads - mixed) * count_pairs(plan) < blocks) return heads;
-    return mixed * plan->tiles <= FA_SM90_MOST_DEALT / 2 * blocks ? mixed : 0;
+    const int64_t heads = count_heads(p), blocks = l->grid;
+    if (!wants_balance(p, l)) return 0;
+    const int64_t balanced = (2 * blocks + l->tiles - 1) / l->tiles;
+    if ((heads - balanced) * fa_causal_pairs(l->tiles) < blocks) return heads;
+    return balanced * l->tiles <= FA_SM90_MAX_BALANCED_TASKS / 2 * blocks ? balanced : 0;
 }
 
-/* Whether blocks draw their pieces: where rows are so short that memory bounds the rate, which it gives to
+/* Whether the schedule is dynamic: where rows are so short that memory bounds the rate, which it gives to
  * multiprocessors in unequal shares (on an H200, 8192 rows of 128 at head dim 128: the first block with its
  * equal share of the work ended after 196 us, the last after 290). */
-static bool wants_drawing(const fa_problem *p, const fa_cuda_plan *plan, int options)
+static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int options)
 {
     const int64_t short_row = 256;
-    if (options || plan->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
-    if (may_pair(p) && plan->tiles > 1) return false;
-    return p->n_k <= short_row && plan->tasks >= 4 * (int64_t)plan->grid && plan->tasks < INT32_MAX;
+    if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
+    if (may_pair(p) && l->tiles > 1) return false;
+    return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
 
-static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
-{
-    const int options = find_options(p, &plan->maps[3]);
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
-    const fa_variant *v = find_variant(p, options);
-    if (!v) {
-        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-        return false;
-    }
-    make_map_shapes(p, v, plan->maps);
-    if (refuse_block_strides(p, why, size) || refuse_maps(plan->maps, why, size)) return false;
-    if (!fa_cuda_plan_variant(v, count_smem(v), device, plan, why, size)) return false;
-    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
-                                                         : "float16 products (wgmma), float32 sums";
-    plan->tile_k = v->keys;
-    plan->bias_mapped = options & FA_SM90_BIAS;
-    plan->threads = (uint32_t)FA_SM90_THREADS(v->consumers);
-    fa_cuda_plan_tiles(p, count_queries(v), plan);
-    plan->cluster = (uint32_t)v->cluster;
-    plan->grid = count_blocks(p, device, plan);
-    plan->drawn = wants_drawing(p, plan, options);
-    return true;
-}
+/* ---- The launch ------------------------------------------------------------------------------ */
 
-static bool encode_maps(const fa_cuda_plan *plan, fa_cuda_encoder *encode, fa_sm90_params *params,
-                        fa_cuda_fault *fault)
+static bool encode_maps(const fa_cuda_sm90_launch *l, fa_cuda_encoder *encode,
+                        fa_sm90_params *params, fa_cuda_fault *fault)
 {
     fa_sm90_map *const to[] = {&params->q, &params->k, &params->v, &params->bias};
-    for (int i = 0; i < (plan->bias_mapped ? 4 : 3); i++) {
+    for (int i = 0; i < (l->bias_mapped ? 4 : 3); i++) {
         fa_tensor_map map;
-        if (!encode(&map, &plan->maps[i], fault)) return false;
+        if (!encode(&map, &l->maps[i], fault)) return false;
         memcpy(to[i], &map, sizeof map);
     }
     return true;
 }
 
-/* How blocks go through pieces, and what a task is then. */
-static void set_order(const fa_problem *p, const fa_cuda_plan *plan, fa_sm90_params *params)
+/* How blocks go through work tiles, and what a task is then. */
+static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
 {
-    const int64_t takers = plan->grid / plan->cluster; /* blocks, or clusters of them */
-    params->order = FA_SM90_IN_ORDER;
-    params->tasks = plan->tasks;
-    params->mixed = 0;
+    const int64_t takers = l->grid / l->cluster; /* blocks, or clusters of them */
+    params->task_kind = FA_SM90_WORK_TILES;
+    params->tasks = l->tasks;
+    params->balanced_heads = 0;
     params->counter = -1; /* the launch may give it one */
-    if (!may_pair(p) || plan->tiles == 1 || takers >= plan->tasks) return;
-    params->order = FA_SM90_PAIRS;
-    params->mixed = (int32_t)count_mixed(p, plan);
-    params->tasks = (count_heads(p) - params->mixed) * count_pairs(plan);
+    if (!may_pair(p) || l->tiles == 1 || takers >= l->tasks) return;
+    params->task_kind = FA_SM90_CAUSAL_PAIRS;
+    params->balanced_heads = (int32_t)count_balanced_heads(p, l);
+    params->tasks = (count_heads(p) - params->balanced_heads) * fa_causal_pairs(l->tiles);
 }
 
-bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan *plan, fa_cuda_encoder *encode,
+bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
                          fa_sm90_params *params, fa_cuda_fault *fault)
 {
     const fa_view bias = bias_rows(p);
     params->q_step = find_steps(&p->q);
     params->k_step = find_steps(&p->k);
     params->v_step = find_steps(&p->v);
-    params->box_rows = (int32_t)plan->maps[2].box[1];
-    set_order(p, plan, params);
+    params->box_rows = (int32_t)l->sm90.maps[2].box[1];
+    set_order(p, l, params);
     params->bias_step = find_steps(&bias);
-    params->bias_mapped = plan->bias_mapped;
-    return encode_maps(plan, encode, params, fault);
+    params->bias_mapped = l->sm90.bias_mapped;
+    return encode_maps(&l->sm90, encode, params, fault);
 }
 
-static bool launch_sm90(void *kernel, const fa_problem *p, const fa_cuda_plan *plan,
-                        fa_cuda_fault *fault)
+static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                       const fa_cuda_call *call, fa_cuda_fault *fault)
 {
     fa_attention_params attention;
     fa_sm90_params params;
-    fa_cuda_set_params(p, plan->tiles, plan->tasks, &attention);
-    if (!fa_cuda_sm90_params(p, plan, fa_cuda_encode_map, &params, fault)) return false;
+    fa_cuda_set_params(call->problem, l, &attention);
+    if (!fa_cuda_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault)) return false;
     void *parameters[] = {&attention, &params};
-    if (!plan->drawn) return fa_cuda_queue(kernel, p, plan, parameters, fault);
-    const fa_cuda_counter counter = fa_cuda_counter_take(p->stream, FA_SM90_COUNTERS);
+    if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     params.counter = counter.number;
-    const bool fine = fa_cuda_queue(kernel, p, plan, parameters, fault);
-    fa_cuda_counter_release(counter, p->stream);
+    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    fa_cuda_counter_release(counter, call->stream);
     return fine;
 }
 
-const fa_cuda_family fa_cuda_family_sm90 = {
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* A launch's maps are found before its variant and its shared memory are known to fit. */
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    fa_tensor_map_shape *maps = plan->launches[plan->count].sm90.maps;
+    const int options = find_options(p, &maps[3]);
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
+    const fa_variant *v = find_variant(p, options);
+    if (!v) {
+        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+        return false;
+    }
+    make_map_shapes(p, v, maps);
+    if (refuse_block_strides(p, why, size) || refuse_maps(maps, why, size)) return false;
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM90_THREADS(v->consumers), count_smem(v),
+                                              queue_sm90, device, plan, why, size);
+    if (!l) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                                         : "float16 products (wgmma), float32 sums";
+    l->tile_k = v->keys;
+    l->cluster = (uint32_t)v->cluster;
+    l->sm90.bias_mapped = options & FA_SM90_BIAS;
+    fa_cuda_set_query_tasks(p, count_queries(v), l);
+    l->grid = count_blocks(p, device, l);
+    l->sm90.dynamic = wants_dynamic(p, l, options);
+    return true;
+}
+
+const fa_cuda_family fa_cuda_forward_sm90 = {
     .name = "sm90",
     .oldest = 90,
     .newest = 90,
     .plan = plan_sm90,
-    .launch = launch_sm90,
 };

@@ -1,8 +1,8 @@
 /* The table of variants. */
 #include "cuda/variants.h"
 
-#include "../../kernels/forward_sm80.h"
-#include "../../kernels/forward_sm90.h"
+#include "../../kernels/forward_sm80/forward_sm80.h"
+#include "../../kernels/forward_sm90/forward_sm90.h"
 #include "../../kernels/passes.h"
 
 const fa_variant fa_variants[FA_VARIANTS] = {

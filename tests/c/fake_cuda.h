@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "../../kernels/checks.h"
+#include "../../kernels/check/check.h"
 
 enum { FAKE_CUDA_DEVICES = 8, FAKE_CUDA_KEPT = 1024 };
 

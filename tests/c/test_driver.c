@@ -709,6 +709,17 @@ static void test_checks_wanted(void)
     CHECK(fa_cuda_checks_wanted(), "the environment is read once");
 }
 
+static bool run_check(fa_cuda_checks *checks, void *kernel, const fa_check_params *params,
+                      void *stream, fa_check_report *found, fa_cuda_fault *fault)
+{
+    const fa_cuda_device device = {.major = 9, .smem_per_block = 65536};
+    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
+    fa_cuda_plan plan;
+    char why[320];
+    if (!fa_cuda_plan_check(&device, &plan, why, sizeof why)) CHECK(false, "%s", why);
+    return fa_cuda_check(checks, &plan, kernels, params, stream, found, fault);
+}
+
 static const fa_check_report wrong_length = {FA_CHECK_LENGTH, 1, 3, 900, 0, 512, 0};
 static fa_cuda_image check_image = {.name = "check", .data = (const unsigned char *)"check"};
 
@@ -740,7 +751,7 @@ static void test_checks(void)
           record->pinned);
     for (int i = 0; i < 200; i++) {
         record->finds = i % 3 == 1 ? wrong_length : (fa_check_report){0};
-        const bool fine = fa_cuda_check(checks, kernel, 0, &params, (void *)8, &found, &fault);
+        const bool fine = run_check(checks, kernel, &params, (void *)8, &found, &fault);
         CHECK(fine && record->waits == i + 1 && record->last.stream == (void *)8, "check %d", i);
         CHECK(same_report(&found, &record->finds), "check %d found %d", i, (int)found.kind);
     }
@@ -766,7 +777,7 @@ static void test_captured_checks(void)
     void *kernel = find_check_kernel();
     fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
     for (int i = 0; i < 300; i++) {
-        CHECK(checks && fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault) &&
+        CHECK(checks && run_check(checks, kernel, &params, NULL, &found, &fault) &&
                   found.kind == FA_CHECK_FINE,
               "captured check %d", i);
         reports[i] = record->reported;
@@ -797,11 +808,11 @@ static void test_checks_fail(void)
     CHECK(checks, "a failed allocation is remembered");
     for (int i = 0; i < 100; i++) { /* more often than there are slots */
         setenv("FAKE_CUDA_FAIL", i % 2 ? "cuStreamSynchronize=2" : "cuLaunchKernelEx=2", 1);
-        CHECK(!fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault) && fault.code == 2,
+        CHECK(!run_check(checks, kernel, &params, NULL, &found, &fault) && fault.code == 2,
               "a failure is not handed on");
     }
     unsetenv("FAKE_CUDA_FAIL");
-    CHECK(fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault), "%s", fault.call);
+    CHECK(run_check(checks, kernel, &params, NULL, &found, &fault), "%s", fault.call);
 }
 
 enum { CHECKERS = 8 };
@@ -814,7 +825,7 @@ static void *check_often(void *kernel)
     long failed = !fa_cuda_use_device(0, &fault);
     for (int i = 0; i < 500 && !failed; i++) {
         fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
-        failed += !checks || !fa_cuda_check(checks, kernel, 0, &params, NULL, &found, &fault) ||
+        failed += !checks || !run_check(checks, kernel, &params, NULL, &found, &fault) ||
                   found.kind != FA_CHECK_FINE;
     }
     return (void *)(intptr_t)failed;

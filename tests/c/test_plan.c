@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/forward.h"
+#include "cuda/parameters.h"
 #include "cuda/family.h"
 #include "flashattn.h"
 #include "gpus.h"
@@ -39,29 +39,37 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
     return plan;
 }
 
-static const char *name_of(const fa_cuda_plan *plan) { return fa_variants[plan->variant].name; }
+static const char *name_of(const fa_cuda_plan *plan)
+{
+    return fa_variants[plan->launches[0].variant].name;
+}
 
 /* What holds of every plan. */
 static void check_plan(const fa_problem *p, const fa_cuda_device *device)
 {
     const fa_cuda_plan plan = plan_of(p, device);
-    const int64_t rows = plan.tile_q > 0 ? (p->rows_q + plan.tile_q - 1) / plan.tile_q : -1;
-    const fa_variant *v = &fa_variants[plan.variant];
+    const int64_t rows = plan.launches[0].tile_q > 0
+                             ? (p->rows_q + plan.launches[0].tile_q - 1) / plan.launches[0].tile_q
+                             : -1;
+    const fa_variant *v = &fa_variants[plan.launches[0].variant];
     CHECK(strncmp(v->name, "forward_", 8) == 0, "%s", v->name);
     CHECK(strncmp(v->kernel, "forward_", 8) == 0, "%s", v->kernel);
-    CHECK((int)plan.smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
-          "%u bytes of shared memory on %s", plan.smem_bytes, device->name);
-    const uint32_t cluster = plan.cluster ? plan.cluster : 1;
-    CHECK(plan.grid <= 2147483647u && plan.grid % cluster == 0 &&
-              (int64_t)(plan.grid / cluster) <= plan.tasks,
-          "grid %u", plan.grid);
-    CHECK((plan.grid > 0) == (plan.tasks > 0), "grid %u for %lld tasks", plan.grid,
-          (long long)plan.tasks);
-    CHECK(plan.threads % 32 == 0 && plan.threads > 0 && plan.threads <= 1024, "%u threads",
-          plan.threads);
-    CHECK(plan.tile_k % 32 == 0, "a key tile of %d", plan.tile_k);
-    CHECK(plan.tasks >= rows * p->heads_q * p->blocks_q, "%lld tasks", (long long)plan.tasks);
-    CHECK(plan.workspace_bytes == 0, "workspace");
+    CHECK((int)plan.launches[0].smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
+          "%u bytes of shared memory on %s", plan.launches[0].smem_bytes, device->name);
+    const uint32_t cluster = plan.launches[0].cluster ? plan.launches[0].cluster : 1;
+    CHECK(plan.launches[0].grid <= 2147483647u && plan.launches[0].grid % cluster == 0 &&
+              (int64_t)(plan.launches[0].grid / cluster) <= plan.launches[0].tasks,
+          "grid %u", plan.launches[0].grid);
+    CHECK((plan.launches[0].grid > 0) == (plan.launches[0].tasks > 0), "grid %u for %lld tasks",
+          plan.launches[0].grid, (long long)plan.launches[0].tasks);
+    CHECK(plan.launches[0].threads % 32 == 0 && plan.launches[0].threads > 0 &&
+              plan.launches[0].threads <= 1024,
+          "%u threads", plan.launches[0].threads);
+    CHECK(plan.launches[0].tile_k % 32 == 0, "a key tile of %d", plan.launches[0].tile_k);
+    CHECK(plan.launches[0].tasks >= rows * p->heads_q * p->blocks_q, "%lld tasks",
+          (long long)plan.launches[0].tasks);
+    CHECK(plan.count == 1 && plan.workspace_bytes == 0, "%d launches", plan.count);
+    CHECK(plan.launches[0].idle == (plan.launches[0].tasks == 0), "idle");
 }
 
 static void test_head_dims(void)
@@ -89,7 +97,7 @@ static void test_images(void)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_problem(1, 1, 1, cases[i].d, cases[i].d_v);
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
-        CHECK(plan.variant == cases[i].variant, "%lld, %lld: %s", (long long)cases[i].d,
+        CHECK(plan.launches[0].variant == cases[i].variant, "%lld, %lld: %s", (long long)cases[i].d,
               (long long)cases[i].d_v, name_of(&plan));
     }
 }
@@ -114,8 +122,9 @@ static void test_packed(void)
     p.blocks_q = 1;
     p.cu_seqlens_q = cu;
     const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
-    CHECK(plan.tiles == 1000 / plan.tile_q + 4 + 2 && plan.tasks == 2 * plan.tiles, "%lld tiles",
-          (long long)plan.tiles);
+    CHECK(plan.launches[0].tiles == 1000 / plan.launches[0].tile_q + 4 + 2 &&
+              plan.launches[0].tasks == 2 * plan.launches[0].tiles,
+          "%lld tiles", (long long)plan.launches[0].tiles);
 }
 
 static void test_refusals(void)
@@ -164,8 +173,8 @@ static void test_tensor_cores(void)
 static void expect_variant(const fa_problem *p, const fa_cuda_device *device, int variant)
 {
     const fa_cuda_plan plan = plan_of(p, device);
-    CHECK(plan.variant == variant, "%s on %s, expected %s", name_of(&plan), device->name,
-          fa_variants[variant].name);
+    CHECK(plan.launches[0].variant == variant, "%s on %s, expected %s", name_of(&plan),
+          device->name, fa_variants[variant].name);
 }
 
 /* What needs more than masks by position takes the general form, and so does a negative scale. */
@@ -193,7 +202,7 @@ static void test_forms(void)
     char why[320];
     fa_cuda_plan plan;
     CHECK(fa_cuda_plan_make(&p, &devices[H200], sm80, &plan, why, sizeof why) &&
-              plan.variant == FA_VARIANT_forward_sm80_d256_bf16,
+              plan.launches[0].variant == FA_VARIANT_forward_sm80_d256_bf16,
           "%s", why);
     expect_variant(&p, a100, FA_VARIANT_forward_sm80_d256_bf16);
     expect_variant(&p, &devices[RTX_4090], FA_VARIANT_forward_sm80_d256_bf16_small);
@@ -208,10 +217,11 @@ static void expect_share(const fa_problem *p, uint32_t grid, int64_t pairs, int6
     char why[320] = "";
     const fa_cuda_family *sm80 = fa_cuda_find_family("sm80");
     CHECK(fa_cuda_plan_make(p, &devices[H200], sm80, &plan, why, sizeof why), "%s", why);
-    CHECK(plan.grid == grid && plan.pairs == pairs && plan.paired_heads == paired,
-          "grid %u, %lld pairs, %lld heads: expected %u, %lld, %lld", plan.grid,
-          (long long)plan.pairs, (long long)plan.paired_heads, grid, (long long)pairs,
-          (long long)paired);
+    CHECK(plan.launches[0].grid == grid && plan.launches[0].sm80.causal_pairs == pairs &&
+              plan.launches[0].sm80.full_heads == paired,
+          "grid %u, %lld pairs, %lld heads: expected %u, %lld, %lld", plan.launches[0].grid,
+          (long long)plan.launches[0].sm80.causal_pairs,
+          (long long)plan.launches[0].sm80.full_heads, grid, (long long)pairs, (long long)paired);
 }
 
 /* Short tasks, all of whose lengths are known, are shared out among the blocks that have room. */
@@ -282,14 +292,15 @@ static void test_wide(void)
         fa_problem p = make_mapped(3, 100, cases[i].d, cases[i].d_v);
         if (wide) check_plan(&p, h200);
         expect_variant(&p, h200, cases[i].variant);
-        CHECK(plan_of(&p, h200).grid == (wide ? 6u : 3u), "%u blocks", plan_of(&p, h200).grid);
+        CHECK(plan_of(&p, h200).launches[0].grid == (wide ? 6u : 3u), "%u blocks",
+              plan_of(&p, h200).launches[0].grid);
         p.softcap = 1;
         const fa_cuda_plan general = plan_of(&p, h200);
         CHECK(strcmp(general.family->name, wide ? "sm80" : "sm90") == 0, "%s", name_of(&general));
         p = make_mapped(3, 100000, cases[i].d, cases[i].d_v);
         if (wide) check_plan(&p, h200);
-        CHECK(plan_of(&p, h200).grid == (uint32_t)h200->multiprocessors, "%u blocks",
-              plan_of(&p, h200).grid);
+        CHECK(plan_of(&p, h200).launches[0].grid == (uint32_t)h200->multiprocessors, "%u blocks",
+              plan_of(&p, h200).launches[0].grid);
     }
 }
 
@@ -334,12 +345,14 @@ static void test_packed_shares(void)
         p.cu_seqlens_q = cu;
         check_plan(&p, h200);
         const fa_cuda_plan plan = plan_of(&p, h200);
-        const int64_t grid = plan.grid;
+        const int64_t grid = plan.launches[0].grid;
         CHECK(strcmp(plan.family->name, "sm90") == 0, "%s", name_of(&plan));
-        CHECK(grid * share >= plan.tasks && (grid - plan.tiles) * share < plan.tasks,
-              "%lld blocks for %lld tasks", (long long)grid, (long long)plan.tasks);
-        CHECK(share == 1 || grid % plan.tiles == (plan.tiles + share - 1) / share,
-              "%lld blocks, heads of %lld", (long long)grid, (long long)plan.tiles);
+        CHECK(grid * share >= plan.launches[0].tasks &&
+                  (grid - plan.launches[0].tiles) * share < plan.launches[0].tasks,
+              "%lld blocks for %lld tasks", (long long)grid, (long long)plan.launches[0].tasks);
+        CHECK(share == 1 ||
+                  grid % plan.launches[0].tiles == (plan.launches[0].tiles + share - 1) / share,
+              "%lld blocks, heads of %lld", (long long)grid, (long long)plan.launches[0].tiles);
     }
 }
 
@@ -396,9 +409,12 @@ static void test_without_words(void)
             fa_cuda_plan plan;
             memset(&plan, 0x5a, sizeof plan);
             CHECK(fa_cuda_plan_make(&p, &device, NULL, &plan, NULL, 0), "no plan without words");
-            CHECK(plan.family == worded.family && plan.variant == worded.variant &&
-                      plan.grid == worded.grid && plan.tasks == worded.tasks &&
-                      plan.smem_bytes == worded.smem_bytes && plan.threads == worded.threads,
+            CHECK(plan.family == worded.family &&
+                      plan.launches[0].variant == worded.launches[0].variant &&
+                      plan.launches[0].grid == worded.launches[0].grid &&
+                      plan.launches[0].tasks == worded.launches[0].tasks &&
+                      plan.launches[0].smem_bytes == worded.launches[0].smem_bytes &&
+                      plan.launches[0].threads == worded.launches[0].threads,
                   "%s without words, %s with them", name_of(&plan), name_of(&worded));
             CHECK(plan.passed_over[0] == 0, "words: %s", plan.passed_over);
             CHECK(plan.device == i, "device %d of %d", plan.device, i);
@@ -417,7 +433,7 @@ static void test_params_are_written(void)
     fa_attention_params params[2];
     for (int i = 0; i < 2; i++) {
         memset(&params[i], i ? 0x5a : 0, sizeof params[i]);
-        fa_cuda_set_params(&p, plan.tiles, plan.tasks, &params[i]);
+        fa_cuda_set_params(&p, &plan.launches[0], &params[i]);
     }
     CHECK(memcmp(&params[0], &params[1], sizeof params[0]) == 0, "a field is not written");
 }

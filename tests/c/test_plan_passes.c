@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "cuda/family.h"
-#include "cuda/passes.h"
+#include "cuda/plan_combine.h"
 #include "flashattn.h"
 #include "gpus.h"
 
@@ -33,49 +33,82 @@ static fa_problem make_problem(fa_pass pass, int64_t batch, int64_t heads, int64
                         .window_right = -1};
 }
 
-static fa_cuda_passes plan_of(const fa_problem *p, const fa_cuda_device *device)
+/* With all results wanted. */
+static fa_problem make_backward(int64_t batch, int64_t heads, int64_t n, int64_t d)
 {
-    fa_cuda_passes passes;
-    char why[320] = "";
-    const bool fine = fa_cuda_passes_make(p, device, &passes, why, sizeof why);
-    CHECK(fine, "d %lld on %s: %s", (long long)p->d, device->name, why);
-    return passes;
+    static float sinks[1];
+    fa_problem p = make_problem(FA_PASS_BACKWARD, batch, heads, n, d);
+    p.dq = p.dk = p.dv = p.dbias = somewhere;
+    p.dbias_shape[0] = p.dbias_shape[1] = p.dbias_shape[2] = p.dbias_shape[3] = 1;
+    p.dsinks = sinks;
+    return p;
 }
 
-/* What holds of every step. */
-static void check_step(const fa_cuda_step *s, const fa_cuda_device *device)
+static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
 {
-    const fa_variant *v = &fa_variants[s->variant];
+    fa_cuda_plan plan;
+    char why[320] = "";
+    const bool fine = fa_cuda_plan_make(p, device, NULL, &plan, why, sizeof why);
+    CHECK(fine, "d %lld on %s: %s", (long long)p->d, device->name, why);
+    return plan;
+}
+
+/* The launch of a variant of these; NULL: there is none. */
+static const fa_cuda_plan_launch *find(const fa_cuda_plan *plan, int first, int end)
+{
+    for (int i = 0; i < plan->count; i++) {
+        const fa_cuda_plan_launch *l = &plan->launches[i];
+        if (l->variant >= first && l->variant < end) return l;
+    }
+    return NULL;
+}
+#define FIND(plan, name) find(plan, FA_FIRST_##name, FA_END_##name)
+
+static int64_t tasks_of(const fa_cuda_plan_launch *l) { return l ? l->tasks : -1; }
+
+/* What holds of every launch. */
+static void check_launch(const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                         const fa_cuda_device *device)
+{
+    const fa_variant *v = &fa_variants[l->variant];
     CHECK(strncmp(v->name, v->kernel, strlen(v->kernel)) == 0, "%s: %s", v->name, v->kernel);
-    CHECK((int)s->smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
-          "%s: %u bytes of shared memory on %s", v->name, s->smem_bytes, device->name);
-    CHECK(s->grid <= 2147483647u && (int64_t)s->grid <= s->tasks, "%s: grid %u", v->name, s->grid);
-    CHECK((s->grid > 0) == (s->tasks > 0), "%s: grid %u for %lld tasks", v->name, s->grid,
-          (long long)s->tasks);
-    CHECK(s->threads % 32 == 0 && s->threads > 0 && s->threads <= 1024, "%u threads", s->threads);
+    CHECK((int)l->smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
+          "%s: %u bytes of shared memory on %s", v->name, l->smem_bytes, device->name);
+    CHECK(l->grid <= 2147483647u && (int64_t)l->grid <= l->tasks, "%s: grid %u", v->name, l->grid);
+    CHECK((l->grid > 0) == (l->tasks > 0), "%s: grid %u for %lld tasks", v->name, l->grid,
+          (long long)l->tasks);
+    CHECK(l->idle == (l->tasks == 0), "%s is idle %d for %lld tasks", v->name, l->idle,
+          (long long)l->tasks);
+    CHECK(l->threads % 32 == 0 && l->threads > 0 && l->threads <= 1024, "%u threads", l->threads);
+    CHECK(l->workspace_offset + l->workspace_bytes <= plan->workspace_bytes, "%s: workspace",
+          v->name);
+}
+
+static void check_launches(const fa_cuda_plan *plan, int count, const fa_cuda_device *device)
+{
+    CHECK(plan->count == count, "%d launches, expected %d", plan->count, count);
+    for (int i = 0; i < plan->count; i++) check_launch(plan, &plan->launches[i], device);
 }
 
 static void test_head_dims(void)
 {
     for (int64_t d = 1; d <= 512; d++)
         for (int i = 0; i < DEVICES; i++) {
-            fa_problem p = make_problem(FA_PASS_BACKWARD, 2, 8, 300, d);
+            fa_problem p = make_backward(2, 8, 300, d);
             p.d_v = 513 - d;
-            const fa_cuda_passes backward = plan_of(&p, &devices[i]);
-            for (int step = FA_STEP_DELTA; step <= FA_STEP_DSINKS; step++)
-                check_step(&backward.steps[step], &devices[i]);
-            CHECK(backward.steps[FA_STEP_WEIGHTS].variant == FA_NO_VARIANT, "weights in backward");
+            const fa_cuda_plan backward = plan_of(&p, &devices[i]);
+            check_launches(&backward, 5, &devices[i]);
+            CHECK(!FIND(&backward, weights_simt), "weights in backward");
             p.pass = FA_PASS_WEIGHTS;
-            const fa_cuda_passes weights = plan_of(&p, &devices[i]);
-            check_step(&weights.steps[FA_STEP_WEIGHTS], &devices[i]);
-            CHECK(weights.steps[FA_STEP_DQ].variant == FA_NO_VARIANT &&
-                      weights.workspace_bytes == 0,
-                  "weights");
+            p.weights = somewhere;
+            const fa_cuda_plan weights = plan_of(&p, &devices[i]);
+            check_launches(&weights, 1, &devices[i]);
+            CHECK(FIND(&weights, weights_simt) && weights.workspace_bytes == 0, "weights");
         }
 }
 
 /* The narrowest kernels that both head dims fit into. */
-static void test_images(void)
+static void test_variants(void)
 {
     static const struct {
         int64_t d, d_v;
@@ -85,13 +118,13 @@ static void test_images(void)
                  {192, 128, FA_VARIANT_backward_dq_simt_d256, FA_VARIANT_backward_dkv_simt_d256},
                  {257, 1, FA_VARIANT_backward_dq_simt_d512, FA_VARIANT_backward_dkv_simt_d512}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_problem(FA_PASS_BACKWARD, 1, 1, 1, cases[i].d);
+        fa_problem p = make_backward(1, 1, 1, cases[i].d);
         p.d_v = cases[i].d_v;
-        const fa_cuda_passes passes = plan_of(&p, &devices[H200]);
-        CHECK(passes.steps[FA_STEP_DQ].variant == cases[i].dq &&
-                  passes.steps[FA_STEP_DKV].variant == cases[i].dkv,
-              "%s and %s", fa_variants[passes.steps[FA_STEP_DQ].variant].name,
-              fa_variants[passes.steps[FA_STEP_DKV].variant].name);
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *dq = FIND(&plan, backward_dq_simt);
+        const fa_cuda_plan_launch *dkv = FIND(&plan, backward_dkv_simt);
+        CHECK(dq && dkv && dq->variant == cases[i].dq && dkv->variant == cases[i].dkv, "%lld, %lld",
+              (long long)cases[i].d, (long long)cases[i].d_v);
     }
 }
 
@@ -99,19 +132,22 @@ static void test_images(void)
 static void test_tasks(void)
 {
     static const int32_t table[1] = {0};
-    fa_problem p = make_problem(FA_PASS_BACKWARD, 3, 8, 1000, 64);
+    fa_problem p = make_backward(3, 8, 1000, 64);
     p.heads_kv = 2;
     p.dbias_shape[0] = 1, p.dbias_shape[1] = 8, p.dbias_shape[2] = 1000, p.dbias_shape[3] = 1;
-    fa_cuda_passes s = plan_of(&p, &devices[H200]);
-    CHECK(s.steps[FA_STEP_DQ].tasks == 3 * 8 * 16 && s.steps[FA_STEP_DKV].tasks == 3 * 2 * 16 &&
-              s.steps[FA_STEP_DELTA].tasks == 3 * 8 * 32 && s.steps[FA_STEP_DSINKS].tasks == 8 &&
-              s.steps[FA_STEP_DBIAS].tasks == 8 * 16,
+    fa_cuda_plan s = plan_of(&p, &devices[H200]);
+    CHECK(tasks_of(FIND(&s, backward_dq_simt)) == 3 * 8 * 16 &&
+              tasks_of(FIND(&s, backward_dkv_simt)) == 3 * 2 * 16 &&
+              tasks_of(FIND(&s, backward_delta_simt)) == 3 * 8 * 32 &&
+              tasks_of(FIND(&s, backward_dsinks_simt)) == 8 &&
+              tasks_of(FIND(&s, backward_dbias_simt)) == 8 * 16,
           "equal lengths");
     CHECK(s.workspace_bytes == 3 * 8 * 1000 * sizeof(float), "%zu bytes", s.workspace_bytes);
     p.cu_seqlens_q = p.cu_seqlens_k = table;
     p.blocks_q = p.blocks_k = 1;
     s = plan_of(&p, &devices[H200]);
-    CHECK(s.steps[FA_STEP_DQ].tasks == 8 * (15 + 3 + 2) && s.steps[FA_STEP_DKV].tasks == 2 * 20,
+    CHECK(tasks_of(FIND(&s, backward_dq_simt)) == 8 * (15 + 3 + 2) &&
+              tasks_of(FIND(&s, backward_dkv_simt)) == 2 * 20,
           "packed");
     CHECK(s.workspace_bytes == 8 * 1000 * sizeof(float), "%zu bytes", s.workspace_bytes);
     p.cu_seqlens_k = NULL;
@@ -119,8 +155,8 @@ static void test_tasks(void)
     p.rows_k = 100;
     p.blocks_k = 7;
     s = plan_of(&p, &devices[H200]);
-    CHECK(s.steps[FA_STEP_DKV].tasks == 2 * 7 * 2, "paged: %lld tasks",
-          (long long)s.steps[FA_STEP_DKV].tasks);
+    CHECK(tasks_of(FIND(&s, backward_dkv_simt)) == 2 * 7 * 2, "paged: %lld tasks",
+          (long long)tasks_of(FIND(&s, backward_dkv_simt)));
 }
 
 static void test_sizes(void)
@@ -130,93 +166,136 @@ static void test_sizes(void)
         {1, 1, 1},         {0, 8, 100},       {3, 0, 100},           {3, 8, 0},
         {65536, 65536, 1}, {1, 1, 1LL << 40}, {1 << 20, 1 << 20, 64}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        const fa_problem p =
-            make_problem(FA_PASS_BACKWARD, sizes[i][0], sizes[i][1], sizes[i][2], 64);
-        const fa_cuda_passes s = plan_of(&p, &devices[H200]);
-        for (int step = FA_STEP_DELTA; step <= FA_STEP_DSINKS; step++)
-            check_step(&s.steps[step], &devices[H200]);
+        const fa_problem p = make_backward(sizes[i][0], sizes[i][1], sizes[i][2], 64);
+        const fa_cuda_plan s = plan_of(&p, &devices[H200]);
+        check_launches(&s, 5, &devices[H200]);
     }
 }
 
+/* Which launches of a plan are queued: bit 0 for delta, 1 for dQ, 2 for dK and dV, 3 for the bias, 4 for the sinks. */
+static int queued(const fa_cuda_plan *plan)
+{
+    const fa_cuda_plan_launch *const launches[] = {
+        FIND(plan, backward_delta_simt), FIND(plan, backward_dq_simt),
+        FIND(plan, backward_dkv_simt), FIND(plan, backward_dbias_simt),
+        FIND(plan, backward_dsinks_simt)};
+    int bits = 0;
+    for (int i = 0; i < 5; i++) bits |= launches[i] && !launches[i]->idle ? 1 << i : 0;
+    return bits;
+}
+
 /* Only what has somewhere to go is computed, and delta only if something needs it. */
-static void test_steps(void)
+static void test_wanted(void)
 {
     static float sinks[1];
     fa_problem p = make_problem(FA_PASS_BACKWARD, 1, 1, 64, 64);
     p.dbias_shape[0] = p.dbias_shape[1] = p.dbias_shape[2] = p.dbias_shape[3] = 1;
-    const fa_cuda_passes s = plan_of(&p, &devices[H200]);
-    for (int step = 0; step < FA_CUDA_STEPS; step++)
-        CHECK(!fa_cuda_step_runs(&p, &s, step), "step %d runs for nothing", step);
+    fa_cuda_plan s = plan_of(&p, &devices[H200]);
+    CHECK(queued(&s) == 0, "launches %x for nothing", queued(&s));
+    p.dq = somewhere;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(queued(&s) == 3, "launches %x for dq alone", queued(&s));
+    p.dq.data = NULL;
     p.dv = somewhere;
-    for (int step = 0; step < FA_CUDA_STEPS; step++)
-        CHECK(fa_cuda_step_runs(&p, &s, step) == (step == FA_STEP_DELTA || step == FA_STEP_DKV),
-              "step %d for dv alone", step);
+    s = plan_of(&p, &devices[H200]);
+    CHECK(queued(&s) == 5, "launches %x for dv alone", queued(&s));
     p.dv.data = NULL;
+    p.dbias = somewhere;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(queued(&s) == 9, "launches %x for dbias alone", queued(&s));
+    p.dbias.data = NULL;
     p.dsinks = sinks;
-    for (int step = 0; step < FA_CUDA_STEPS; step++)
-        CHECK(fa_cuda_step_runs(&p, &s, step) == (step == FA_STEP_DELTA || step == FA_STEP_DSINKS),
-              "step %d for dsinks alone", step);
+    s = plan_of(&p, &devices[H200]);
+    CHECK(queued(&s) == 17, "launches %x for dsinks alone", queued(&s));
+    p = make_backward(1, 1, 64, 64);
+    s = plan_of(&p, &devices[H200]);
+    CHECK(queued(&s) == 31, "launches %x for everything", queued(&s));
+    for (int i = 1; i < s.count; i++)
+        CHECK(s.launches[i - 1].variant < s.launches[i].variant, "the order of launches");
+    p = make_problem(FA_PASS_WEIGHTS, 1, 1, 64, 64);
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.launches[0].idle, "weights for nothing");
+}
+
+static fa_cuda_plan plan_of_combine(const fa_combine_problem *c)
+{
+    fa_cuda_plan plan;
+    char why[320] = "";
+    CHECK(fa_cuda_plan_combine(c, &devices[0], &plan, why, sizeof why), "%s", why);
+    CHECK(plan.count == 1, "%d launches", plan.count);
+    check_launch(&plan, &plan.launches[0], &devices[0]);
+    return plan;
 }
 
 static void test_combine(void)
 {
     static float lse[4];
-    fa_cuda_combining how;
-    char why[320] = "";
     fa_combine_problem c = {
         .batch = 2, .heads = 3, .n_q = 5, .d_v = 64, .num_parts = FA_COMBINE_FEW};
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.most == FA_COMBINE_FEW && how.step.variant == FA_VARIANT_combine_few &&
-              how.step.tasks == 8 && how.workspace_bytes == 0,
-          "%s: %lld tasks", fa_variants[how.step.variant].name, (long long)how.step.tasks);
+    fa_cuda_plan plan = plan_of_combine(&c);
+    CHECK(plan.launches[0].variant == FA_VARIANT_combine_few && plan.launches[0].tasks == 8 &&
+              plan.workspace_bytes == 0,
+          "%lld tasks", (long long)plan.launches[0].tasks);
     c.num_parts = FA_COMBINE_MANY;
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.most == FA_COMBINE_MANY && how.step.variant == FA_VARIANT_combine_many &&
-              how.workspace_bytes == 0,
-          "%s", fa_variants[how.step.variant].name);
+    plan = plan_of_combine(&c);
+    CHECK(plan.launches[0].variant == FA_VARIANT_combine_many && plan.workspace_bytes == 0, "%s",
+          fa_variants[plan.launches[0].variant].name);
     c.num_parts = FA_COMBINE_MANY + 1;
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.workspace_bytes == 30 * 65 * sizeof(float), "without lse: %zu bytes of workspace",
-          how.workspace_bytes);
+    plan = plan_of_combine(&c);
+    CHECK(plan.launches[0].variant == FA_VARIANT_combine_many &&
+              plan.workspace_bytes == 30 * 65 * sizeof(float),
+          "without lse: %zu bytes of workspace", plan.workspace_bytes);
     c.lse = lse;
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.workspace_bytes == 0, "%zu bytes of workspace", how.workspace_bytes);
+    plan = plan_of_combine(&c);
+    CHECK(plan.workspace_bytes == 0, "%zu bytes of workspace", plan.workspace_bytes);
     c.out.dtype = FA_BFLOAT16;
-    CHECK(fa_cuda_combine_make(&c, &devices[0], &how, why, sizeof why), "%s", why);
-    CHECK(how.workspace_bytes == 30 * 65 * sizeof(float), "rounded sums: %zu bytes of workspace",
-          how.workspace_bytes);
+    plan = plan_of_combine(&c);
+    CHECK(plan.workspace_bytes == 30 * 65 * sizeof(float), "rounded sums: %zu bytes of workspace",
+          plan.workspace_bytes);
+    CHECK(fa_variants[FA_VARIANT_combine_few].max_parts == FA_COMBINE_FEW &&
+              fa_variants[FA_VARIANT_combine_many].max_parts == FA_COMBINE_MANY,
+          "parts of a launch");
 }
 
 static void test_refusals(void)
 {
-    fa_cuda_passes passes;
+    fa_cuda_plan plan;
     char why[320] = "";
-    const fa_problem p = make_problem(FA_PASS_BACKWARD, 1, 1, 1, 64);
+    const fa_problem p = make_backward(1, 1, 1, 64);
     fa_cuda_device old = devices[0];
     old.minor = 0;
-    CHECK(!fa_cuda_passes_make(&p, &old, &passes, why, sizeof why) &&
+    CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has architecture 7.0: expected 7.5 or later"),
           "%s", why);
     old = devices[0];
     old.smem_per_block = 49152;
-    CHECK(!fa_cuda_passes_make(&p, &old, &passes, why, sizeof why) &&
+    CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has 49152 bytes of shared memory for a block: expected "),
           "%s", why);
 }
 
+/* Five launches fit into the text that fa_describe's caller gets. */
 static void test_text(void)
 {
-    char text[256];
+    char text[512];
     fa_problem p = make_problem(FA_PASS_BACKWARD, 2, 4, 100, 128);
-    fa_cuda_passes s = plan_of(&p, &devices[H200]);
-    fa_cuda_passes_describe(&p, &devices[H200], &s, text, sizeof text);
-    CHECK(strcmp(text, "cuda backward backward_dq_simt_d128 and backward_dkv_simt_d128: float32 "
-                       "sums on FMA units, query tiles 64 and 64, key tiles 64 and 64, "
-                       "deterministic, 16 and 16 blocks on sm_90") == 0,
+    fa_cuda_plan s = plan_of(&p, &devices[H200]);
+    fa_cuda_plan_describe(&p, &devices[H200], &s, text, sizeof text);
+    CHECK(strcmp(text, "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
+                       "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
+                       "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
+                       "128 threads): float32 sums on FMA units, deterministic on sm_90") == 0,
           "%s", text);
-    p.pass = FA_PASS_WEIGHTS;
+    p = make_backward(2, 4, 1 << 28, 512);
     s = plan_of(&p, &devices[H200]);
-    fa_cuda_passes_describe(&p, &devices[H200], &s, text, sizeof text);
+    fa_cuda_plan_describe(&p, &devices[H200], &s, text, sizeof text);
+    CHECK(strstr(text, "backward_dsinks (4 blocks of 512 threads): ") && strstr(text, "on sm_90"),
+          "%s", text);
+    fa_cuda_plan_describe(&p, &devices[H200], &s, text, 40);
+    CHECK(strcmp(text, "cuda backward backward_delta (query til") == 0, "%s", text);
+    p = make_problem(FA_PASS_WEIGHTS, 2, 4, 100, 128);
+    s = plan_of(&p, &devices[H200]);
+    fa_cuda_plan_describe(&p, &devices[H200], &s, text, sizeof text);
     CHECK(strcmp(text,
                  "cuda weights weights_simt: float32 sums on FMA units, row tile 64, key tile "
                  "64, 16 blocks of 128 threads on sm_90") == 0,
@@ -226,10 +305,10 @@ static void test_text(void)
 int main(void)
 {
     test_head_dims();
-    test_images();
+    test_variants();
     test_tasks();
     test_sizes();
-    test_steps();
+    test_wanted();
     test_combine();
     test_refusals();
     test_text();

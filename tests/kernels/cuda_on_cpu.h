@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define __global__
 #define __device__
@@ -53,6 +54,25 @@ typedef struct uint4 {
     _Alignas(16) uint32_t x;
     uint32_t y, z, w;
 } uint4;
+
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+
+/* The bits of a number, and back. */
+static inline uint32_t __float_as_uint(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline float __uint_as_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
+static inline float __int_as_float(int bits) { return __uint_as_float((uint32_t)bits); }
 
 static inline float4 make_float4(float x, float y, float z, float w)
 {

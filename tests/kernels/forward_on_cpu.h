@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "check.h"
-#include "cuda/forward.h"
+#include "cuda/parameters.h"
 #include "cuda_on_cpu.h"
 #include "gpus.h"
 #include "normalize.h"
@@ -30,19 +30,20 @@ static fa_status make_forward(const random_call *call, fa_problem *p, char *mess
 }
 
 /* Sometimes so few blocks that each has several tiles, and threads in either order. */
-static cuda_run make_run(const random_call *call, const fa_attention_params *params,
-                         const fa_cuda_plan *plan, int64_t number)
+static cuda_run make_run(const random_call *call, const void *params, const fa_cuda_plan *plan,
+                         int64_t number)
 {
     static char name[80];
     snprintf(name, sizeof name, "number %lld: %s", (long long)number,
-             fa_variants[plan->variant].name);
-    return (cuda_run){.name = name,
-                      .memory = call->buffers,
-                      .parameters = params,
-                      .grid = number % 3 == 0 && plan->grid > 2 ? 2 : plan->grid,
-                      .threads = plan->threads,
-                      .smem_bytes = plan->smem_bytes,
-                      .backwards = number % 2};
+             fa_variants[plan->launches[0].variant].name);
+    return (cuda_run){
+        .name = name,
+        .memory = call->buffers,
+        .parameters = params,
+        .grid = number % 3 == 0 && plan->launches[0].grid > 2 ? 2 : plan->launches[0].grid,
+        .threads = plan->launches[0].threads,
+        .smem_bytes = plan->launches[0].smem_bytes,
+        .backwards = number % 2};
 }
 
 /* Of the class of unused memory, those in which kernels once read in front of a mask or a bias: beside rows

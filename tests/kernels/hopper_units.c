@@ -9,15 +9,15 @@
 enum {
     WARP = 32,
     WARPGROUP = 128,
-    MOST_GROUPS = 8,
-    MOST_THREADS = MOST_GROUPS * WARPGROUP,
-    MOST_BARRIERS = 128,
-    MOST_LOADS = 1024,  /* on their way */
-    MOST_PRODUCTS = 64, /* of a thread, on their way */
-    MOST_COMMITS = 8,   /* the same of groups of products */
-    MOST_RESULTS = 4,   /* sets of accumulators that products write to */
-    MOST_COLUMNS = 256,
-    MOST_BYTES = (1 << 20) - 1, /* that a phase of a barrier can expect */
+    MAX_GROUPS = 8,
+    MAX_THREADS = MAX_GROUPS * WARPGROUP,
+    MAX_BARRIERS = 128,
+    MAX_LOADS = 1024,  /* on their way */
+    MAX_PRODUCTS = 64, /* of a thread, on their way */
+    MAX_COMMITS = 8,   /* the same of groups of products */
+    MAX_RESULTS = 4,   /* sets of accumulators that products write to */
+    MAX_COLUMNS = 256,
+    MAX_BYTES = (1 << 20) - 1, /* that a phase of a barrier can expect */
     SWIZZLE = 128,
     PATTERN = 1024, /* bytes after which the swizzle repeats */
     REGISTERS = 65536
@@ -32,16 +32,17 @@ typedef struct barrier {
     int arrivals, missing; /* of a phase; of this one */
     int bytes;             /* that this phase still expects */
     unsigned phase;
-    int waiting;                          /* threads */
-    uint32_t waits[MOST_THREADS];         /* of each thread so far */
-    uint32_t passed[MOST_THREADS / WARP]; /* of each warp: the most waits that a lane has passed */
+    int waiting;                 /* threads */
+    uint32_t waits[MAX_THREADS]; /* of each thread so far */
+    uint32_t
+        passed[MAX_THREADS / WARP]; /* of each warp: the max of the waits that a lane has passed */
 } barrier;
 
 /* A copy on its way: a box of a tensor, or bytes from the block to a peer. */
 typedef struct load {
     fa_tensor_map_shape map;
     char *to;
-    int64_t place[FA_TENSOR_MAP_AXES];
+    int64_t start[FA_TENSOR_MAP_AXES];
     barrier *full;
     unsigned peer;
     int bytes;   /* to the peer; 0: it is a box */
@@ -54,16 +55,16 @@ typedef struct result {
     float *d; /* NULL: none */
     int count;
     uint64_t last; /* number of the last such product */
-    float value[MOST_COLUMNS / 2];
+    float value[MAX_COLUMNS / 2];
 } result;
 
 typedef struct lane {
-    hopper_product products[MOST_PRODUCTS]; /* number n is at n % MOST_PRODUCTS */
-    uint64_t asked, commits;                /* products, groups of them */
-    uint64_t end[MOST_COMMITS]; /* group g ends in front of product end[g % MOST_COMMITS] */
-    uint64_t wanted;            /* groups that it waits for */
+    hopper_product products[MAX_PRODUCTS]; /* number n is at n % MAX_PRODUCTS */
+    uint64_t issued, commits;              /* products, groups of them */
+    uint64_t end[MAX_COMMITS]; /* group g ends in front of product end[g % MAX_COMMITS] */
+    uint64_t wanted;           /* groups that it waits for */
     bool fenced;
-    result results[MOST_RESULTS];
+    result results[MAX_RESULTS];
 } lane;
 
 typedef struct warpgroup {
@@ -76,14 +77,14 @@ typedef struct block_units {
     uint64_t block; /* counts all blocks: marks this one's barriers */
     int num_barriers;
     bool barriers_fenced;
-    barrier barriers[MOST_BARRIERS];
+    barrier barriers[MAX_BARRIERS];
     int num_loads;
-    load loads[MOST_LOADS];
+    load loads[MAX_LOADS];
     /* Shared memory as copies and products see it: what threads write there comes with a fence. */
     char *seen;
     bool proxy_fenced;
-    warpgroup groups[MOST_GROUPS];
-    int registers[MOST_THREADS];
+    warpgroup groups[MAX_GROUPS];
+    int registers[MAX_THREADS];
 } block_units;
 
 static struct {
@@ -131,7 +132,7 @@ static barrier *find_barrier(const uint64_t *word)
 static int number_of(const barrier *b)
 {
     const int number = (int)(b - here()->barriers);
-    return number >= 0 && number < MOST_BARRIERS ? number : -1; /* another block's */
+    return number >= 0 && number < MAX_BARRIERS ? number : -1; /* another block's */
 }
 
 void hopper_barrier_init(uint64_t *word, int arrivals)
@@ -140,7 +141,7 @@ void hopper_barrier_init(uint64_t *word, int arrivals)
     if (arrivals < 1 || arrivals >= 1 << 20) cuda_die("a barrier of %d arrivals", arrivals);
     for (int i = 0; i < here()->num_barriers; i++)
         if (here()->barriers[i].word == word) cuda_die("barrier %d is initialized again", i);
-    if (here()->num_barriers == MOST_BARRIERS) cuda_die("too many barriers");
+    if (here()->num_barriers == MAX_BARRIERS) cuda_die("too many barriers");
     *word = mark_of(here()->num_barriers);
     here()->barriers[here()->num_barriers++] =
         (barrier){.word = word, .arrivals = arrivals, .missing = arrivals};
@@ -185,13 +186,13 @@ void hopper_barrier_arrive_at_peer(uint64_t *word, unsigned peer)
 void hopper_barrier_expect(uint64_t *word, int bytes)
 {
     barrier *b = find_barrier(word);
-    if (bytes < 0 || b->bytes + bytes > MOST_BYTES)
+    if (bytes < 0 || b->bytes + bytes > MAX_BYTES)
         cuda_die("barrier %d cannot expect %d bytes", number_of(b), bytes);
     b->bytes += bytes;
     arrive(b);
 }
 
-/* What a peer sends may come before it is expected. */
+/* Data from a peer may arrive before they are expected. */
 static void receive_from_peer(barrier *b, int bytes)
 {
     b->bytes -= bytes;
@@ -206,7 +207,7 @@ static void receive(barrier *b, int bytes)
     end_phase_if_complete(b);
 }
 
-/* What a thread waits for: the end of a phase, told by its parity. The lanes of a warp leave the loop around
+/* What a thread waits for: the end of a phase, known by its parity. The lanes of a warp leave the loop around
  * try_wait together: where one has passed, the others pass, even if two phases have ended since. */
 typedef struct parity_wait {
     unsigned parity, warp;
@@ -262,7 +263,7 @@ static void check_barriers(void)
     }
 }
 
-/* ---- The copy engine ------------------------------------------------------------------------- */
+/* ---- TMA --------------------------------------------------------------------------------------- */
 
 /* What the opaque bytes of a map are here. */
 typedef struct map {
@@ -297,7 +298,7 @@ static const char *find_row(const load *l, int row)
 {
     const char *from = l->map.base;
     for (int i = 1; i < l->map.axes; i++) {
-        const int64_t at = l->place[i] + row % (int)l->map.box[i];
+        const int64_t at = l->start[i] + row % (int)l->map.box[i];
         row /= (int)l->map.box[i];
         if (at < 0 || at >= (int64_t)l->map.extent[i]) return NULL;
         from += l->map.extent[i] > 1 ? (uint64_t)at * l->map.stride[i] : 0;
@@ -305,11 +306,11 @@ static const char *find_row(const load *l, int row)
     return from;
 }
 
-/* One row of 128 bytes; zeros where it lies outside. */
+/* One row of 128 bytes; zeros where it is outside. */
 static void read_row(const load *l, int row, char bytes[SWIZZLE])
 {
     const char *from = find_row(l, row);
-    const int64_t extent = (int64_t)l->map.extent[0], first = l->place[0];
+    const int64_t extent = (int64_t)l->map.extent[0], first = l->start[0];
     const int64_t begin = first < 0 ? -first : 0;
     const int64_t end = extent - first < SWIZZLE / 2 ? extent - first : SWIZZLE / 2;
     memset(bytes, 0, SWIZZLE);
@@ -338,7 +339,7 @@ static void finish_box(const load *l)
     receive(l->full, box_bytes(&l->map));
 }
 
-/* What is sent to a peer, whose copies and products see it at once. */
+/* Data sent to a peer: its copies and products see them at once. */
 static void write_at_peer(const load *l, const void *bytes, int size)
 {
     char *to = cuda_at_peer(l->to, l->peer);
@@ -365,7 +366,7 @@ static void send(const load *l)
         finish_sending(l);
         return;
     }
-    if (here()->num_loads == MOST_LOADS) cuda_die("too many copies on their way");
+    if (here()->num_loads == MAX_LOADS) cuda_die("too many copies on their way");
     spoil_peer(l);
     here()->loads[here()->num_loads++] = *l;
 }
@@ -401,7 +402,7 @@ static void spoil_box(const load *l)
         write_row(l->to + row * SWIZZLE, bytes);
 }
 
-void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *place)
+void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
 {
     map m;
     load l = {.to = shared, .full = find_barrier(word)};
@@ -409,15 +410,15 @@ void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, con
     if (m.mark != map_mark || (uintptr_t)opaque % 64) cuda_die("no tensor map, or misaligned");
     if (m.shape.axes != axes) cuda_die("a map of %d axes, not %d", m.shape.axes, axes);
     if (m.shape.box[0] * 2 != SWIZZLE) cuda_die("a box of other rows than 128 bytes");
-    if (!here()->barriers_fenced) cuda_die("barriers that the copy engine may not see yet");
+    if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
     if (cuda_shared_address(shared) % SWIZZLE) cuda_die("a misaligned box in shared memory");
     l.map = m.shape;
-    for (int i = 0; i < axes; i++) l.place[i] = place[i];
+    for (int i = 0; i < axes; i++) l.start[i] = start[i];
     if (!units.run->late_copies) {
         finish_box(&l);
         return;
     }
-    if (here()->num_loads == MOST_LOADS) cuda_die("too many copies on their way");
+    if (here()->num_loads == MAX_LOADS) cuda_die("too many copies on their way");
     spoil_box(&l);
     here()->loads[here()->num_loads++] = l;
 }
@@ -447,13 +448,13 @@ void hopper_products_fence(void) { this_lane()->fenced = true; }
 
 static result *find_result(lane *l, const float *d)
 {
-    for (int i = 0; i < MOST_RESULTS; i++)
+    for (int i = 0; i < MAX_RESULTS; i++)
         if (l->results[i].d == d) return &l->results[i];
     return NULL;
 }
 
 /* The accumulators belong to the products from the first one on until the last one is done. */
-static void take_accumulators(lane *l, const hopper_product *p)
+static void hold_accumulators(lane *l, const hopper_product *p)
 {
     result *r = find_result(l, p->d);
     if (!r) {
@@ -467,10 +468,10 @@ static void take_accumulators(lane *l, const hopper_product *p)
         }
     }
     if (r->count != p->columns / 2) cuda_die("products of two sizes with the same accumulators");
-    r->last = l->asked;
+    r->last = l->issued;
 }
 
-static void give_accumulators_back(result *r)
+static void release_accumulators(result *r)
 {
     for (int i = 0; i < r->count; i++) {
         if (memcmp(&r->d[i], &poison, sizeof poison) != 0)
@@ -484,13 +485,13 @@ void hopper_multiply(const hopper_product *p)
 {
     lane *l = this_lane();
     if (!l->fenced) cuda_die("products without a fence since the last wait");
-    if (l->asked - here()->groups[cuda_thread.x / WARPGROUP].done == MOST_PRODUCTS)
+    if (l->issued - here()->groups[cuda_thread.x / WARPGROUP].done == MAX_PRODUCTS)
         cuda_die("too many products on their way");
-    take_accumulators(l, p);
-    l->products[l->asked++ % MOST_PRODUCTS] = *p;
+    hold_accumulators(l, p);
+    l->products[l->issued++ % MAX_PRODUCTS] = *p;
 }
 
-/* Eight elements that lie together. */
+/* Eight neighbouring elements. */
 static void decode(uint32_t address, bool bfloat, float x[8])
 {
     static float halves[1 << 16];
@@ -551,18 +552,18 @@ static void transpose(const float *x, int rows, float *y)
         for (int r = 0; r < rows; r++) y[c * rows + r] = x[16 * r + c];
 }
 
-static float half_of(uint32_t pair, int upper, bool bfloat)
+static float half_of(uint32_t x2, int upper, bool bfloat)
 {
-    const uint16_t bits = (uint16_t)(upper ? pair >> 16 : pair);
+    const uint16_t bits = (uint16_t)(upper ? x2 >> 16 : x2);
     return bfloat ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
 }
 
-/* A from registers: pair i of a lane is columns 2t, 2t + 1, from 8 on in pairs 2 and 3, of row g, in odd
- * pairs g + 8. */
+/* A from registers: register i of a lane is columns 2t, 2t + 1 of row g; 8 columns on in registers 2 and 3, and row g + 8 in
+ * odd registers. */
 static void read_registers(const warpgroup *w, uint64_t number, float *x)
 {
     for (int thread = 0; thread < WARPGROUP; thread++) {
-        const hopper_product *p = &w->lanes[thread].products[number % MOST_PRODUCTS];
+        const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
         for (int i = 0; i < 8; i++) {
             const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
             const int column = thread % 4 * 2 + i % 2 + 8 * (i / 4);
@@ -572,7 +573,7 @@ static void read_registers(const warpgroup *w, uint64_t number, float *x)
 }
 
 /* Accumulator i of a thread. */
-static int place_in_result(int thread, int i, int columns)
+static int index_in_result(int thread, int i, int columns)
 {
     const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
     return row * columns + i / 4 * 8 + thread % 4 * 2 + i % 2;
@@ -584,13 +585,13 @@ static void move_results(warpgroup *w, uint64_t number, float *sum, direction wa
 {
     for (int thread = 0; thread < WARPGROUP; thread++) {
         lane *l = &w->lanes[thread];
-        result *r = find_result(l, l->products[number % MOST_PRODUCTS].d);
+        result *r = find_result(l, l->products[number % MAX_PRODUCTS].d);
         for (int i = 0; i < r->count; i++) {
-            float *at = &sum[place_in_result(thread, i, 2 * r->count)];
+            float *at = &sum[index_in_result(thread, i, 2 * r->count)];
             if (way == FROM_LANES) *at = r->value[i];
             else r->value[i] = *at;
         }
-        if (way == TO_LANES && r->last == number) give_accumulators_back(r);
+        if (way == TO_LANES && r->last == number) release_accumulators(r);
     }
 }
 
@@ -611,8 +612,8 @@ static void add_products(float *restrict sum, const float *restrict a, const flo
 
 static void multiply(const warpgroup *w, uint64_t number, float *sum)
 {
-    static float a[64 * 16], b[16 * MOST_COLUMNS], rows[16 * MOST_COLUMNS];
-    const hopper_product *p = &w->lanes[0].products[number % MOST_PRODUCTS];
+    static float a[64 * 16], b[16 * MAX_COLUMNS], rows[16 * MAX_COLUMNS];
+    const hopper_product *p = &w->lanes[0].products[number % MAX_PRODUCTS];
     see_fenced();
     if (!p->accumulate) memset(sum, 0, sizeof *sum * 64 * (size_t)p->columns);
     if (p->registers) read_registers(w, number, a);
@@ -625,20 +626,20 @@ static void multiply(const warpgroup *w, uint64_t number, float *sum)
     add_products(sum, a, b, p->columns);
 }
 
-/* The threads of a warpgroup must ask for the same. */
+/* The threads of a warpgroup must issue the same. */
 static void check_product(const warpgroup *w, uint64_t number)
 {
-    const hopper_product *first = &w->lanes[0].products[number % MOST_PRODUCTS];
+    const hopper_product *first = &w->lanes[0].products[number % MAX_PRODUCTS];
     for (int thread = 1; thread < WARPGROUP; thread++) {
-        const hopper_product *p = &w->lanes[thread].products[number % MOST_PRODUCTS];
+        const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
         if (p->columns != first->columns || p->bfloat != first->bfloat ||
             p->accumulate != first->accumulate || !p->registers != !first->registers ||
             p->across != first->across || p->a != first->a || p->b != first->b)
-            cuda_die("the threads of a warpgroup ask for different products");
+            cuda_die("the threads of a warpgroup issue different products");
     }
 }
 
-static uint64_t end_of_group(const lane *l, uint64_t group) { return l->end[group % MOST_COMMITS]; }
+static uint64_t end_of_group(const lane *l, uint64_t group) { return l->end[group % MAX_COMMITS]; }
 
 static bool is_committed(const warpgroup *w)
 {
@@ -654,17 +655,17 @@ static bool is_committed(const warpgroup *w)
 /* The next group of products. */
 static void finish_group(warpgroup *w)
 {
-    static float sum[64 * MOST_COLUMNS];
+    static float sum[64 * MAX_COLUMNS];
     const uint64_t end = end_of_group(&w->lanes[0], w->groups_done);
     const float *d = NULL;
     for (; w->done < end; w->done++) {
         const lane *first = &w->lanes[0];
         check_product(w, w->done);
-        if (first->products[w->done % MOST_PRODUCTS].d != d)
+        if (first->products[w->done % MAX_PRODUCTS].d != d)
             move_results(w, w->done, sum, FROM_LANES);
-        d = first->products[w->done % MOST_PRODUCTS].d;
+        d = first->products[w->done % MAX_PRODUCTS].d;
         multiply(w, w->done, sum);
-        if (w->done + 1 < end && first->products[(w->done + 1) % MOST_PRODUCTS].d == d) continue;
+        if (w->done + 1 < end && first->products[(w->done + 1) % MAX_PRODUCTS].d == d) continue;
         move_results(w, w->done, sum, TO_LANES);
     }
     w->groups_done++;
@@ -674,8 +675,8 @@ void hopper_products_commit(void)
 {
     warpgroup *w = &here()->groups[cuda_thread.x / WARPGROUP];
     lane *l = this_lane();
-    if (l->commits - w->groups_done == MOST_COMMITS) cuda_die("too many groups of products");
-    l->end[l->commits++ % MOST_COMMITS] = l->asked;
+    if (l->commits - w->groups_done == MAX_COMMITS) cuda_die("too many groups of products");
+    l->end[l->commits++ % MAX_COMMITS] = l->issued;
     if (!units.run->late_products && is_committed(w)) finish_group(w);
 }
 
@@ -702,10 +703,10 @@ void hopper_products_wait(int pending)
     cuda_wait_until(&wait);
 }
 
-/* Only what all of a warpgroup have asked for, and one waits for. */
+/* Only what all of a warpgroup have issued for, and one waits for. */
 static bool finish_some_products(void)
 {
-    for (int i = 0; i < MOST_GROUPS; i++) {
+    for (int i = 0; i < MAX_GROUPS; i++) {
         warpgroup *w = &here()->groups[i];
         bool wanted = false;
         for (int thread = 0; thread < WARPGROUP; thread++)
@@ -719,15 +720,15 @@ static bool finish_some_products(void)
 
 static void check_products(void)
 {
-    for (int i = 0; i < MOST_GROUPS; i++)
+    for (int i = 0; i < MAX_GROUPS; i++)
         for (int thread = 0; thread < WARPGROUP; thread++)
-            if (here()->groups[i].lanes[thread].asked != here()->groups[i].done)
+            if (here()->groups[i].lanes[thread].issued != here()->groups[i].done)
                 cuda_die("the end, and warpgroup %d has products on their way", i);
 }
 
 /* ---- Registers ------------------------------------------------------------------------------- */
 
-/* Of a thread, when a block starts: all that the block will ever have. */
+/* Of a thread, when a block starts. The block never gets more. */
 static int at_start(void)
 {
     const int registers = (int)(REGISTERS / units.run->threads) / 8 * 8;
@@ -759,7 +760,7 @@ static void check_registers(void)
 
 static void start(const cuda_run *run)
 {
-    if (run->threads % WARPGROUP || run->threads > MOST_THREADS)
+    if (run->threads % WARPGROUP || run->threads > MAX_THREADS)
         cuda_die("%u threads are no warpgroups", run->threads);
     units.run = run;
     here()->block = ++units.blocks;
@@ -769,14 +770,14 @@ static void start(const cuda_run *run)
     if (!here()->seen) abort();
     memset(here()->seen, 0xff, run->smem_bytes);
     for (unsigned n = 0; n < run->threads; n++) here()->registers[n] = at_start();
-    for (int i = 0; i < MOST_GROUPS; i++) {
+    for (int i = 0; i < MAX_GROUPS; i++) {
         warpgroup *w = &here()->groups[i];
         w->done = w->groups_done = 0;
         for (int n = 0; n < WARPGROUP; n++) {
             lane *l = &w->lanes[n];
-            l->asked = l->commits = l->wanted = 0;
+            l->issued = l->commits = l->wanted = 0;
             l->fenced = false;
-            for (int r = 0; r < MOST_RESULTS; r++) l->results[r].d = NULL;
+            for (int r = 0; r < MAX_RESULTS; r++) l->results[r].d = NULL;
         }
     }
 }

@@ -1,11 +1,11 @@
 /*
- * What works beside a block's threads on Hopper, for the machine of cuda_on_cpu.h: barriers in shared
- * memory (mbarrier), the copy engine (TMA), products of a warpgroup (wgmma). Who breaks their rules
+ * Hopper's units that work beside a block's threads, for the machine of cuda_on_cpu.h: barriers in shared
+ * memory (mbarrier), asynchronous copies (TMA), products of a warpgroup (wgmma). A kernel that breaks their rules
  * ends the program with a message.
  *
- * Copies and products are asynchronous. Where a run says so they come as late as they may: when no
- * thread can go on and one waits for them. Until then there is NaN where they will write; what they
- * read, they read then. Otherwise they are done at once.
+ * Copies and products are asynchronous. If a run says so, they are done as late as possible: when no thread can go on
+ * and one waits for them. Until then there is NaN where they will write, and they read their operands only then.
+ * Otherwise they are done at once.
  */
 #ifndef TEST_HOPPER_UNITS_H
 #define TEST_HOPPER_UNITS_H
@@ -24,12 +24,12 @@ void hopper_barrier_arrive(uint64_t *barrier);
 void hopper_barrier_expect(uint64_t *barrier, int bytes);
 void hopper_barrier_wait(uint64_t *barrier, int parity);
 
-/* Copies a box with the 128-byte swizzle; place: of its first element, innermost axis first. */
-void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *place);
+/* Copies a box with the 128-byte swizzle. start: coordinates of its first element, innermost axis first. */
+void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *start);
 void hopper_proxy_fence(void);
 
-/* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the
- * same place, which count towards the barrier's phase there. */
+/* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the same
+ * address, which count towards the barrier's phase there. */
 void hopper_barrier_arrive_at_peer(uint64_t *barrier, unsigned peer);
 void hopper_send_float(float *shared, uint64_t *barrier, unsigned peer, float x);
 void hopper_send_bytes(void *shared, uint64_t *barrier, unsigned peer, int bytes);
@@ -48,13 +48,13 @@ void hopper_products_fence(void);
 void hopper_products_commit(void);
 void hopper_products_wait(int pending);
 
-/* Ways that a warp's tile may go through the softmax, and how many went each. */
+/* Ways that a warp's tile can go through the softmax, and how many went each. */
 typedef enum hopper_path {
-    HOPPER_UNTRACKED, /* without maxima */
-    HOPPER_TRACKED,   /* with maxima */
-    HOPPER_QUIET,     /* the last one with maxima: there have been no new ones for long */
-    HOPPER_RENEWED,   /* weights were too large: bases are renewed */
-    HOPPER_AGAIN,     /* so large that their scores were made again */
+    HOPPER_UNTRACKED,      /* without the max */
+    HOPPER_TRACKED,        /* with the max */
+    HOPPER_TRACKING_ENDED, /* the last one with the max: there was no new one for a while */
+    HOPPER_RENEWED,        /* weights were too large: bases were renewed */
+    HOPPER_RECOMPUTED,     /* so large that their scores were computed again */
     HOPPER_PATHS
 } hopper_path;
 extern int64_t hopper_paths[HOPPER_PATHS];

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "check.h"
-#include "cuda/passes.h"
+#include "cuda/plan_backward.h"
+#include "cuda/plan_combine.h"
+#include "cuda/plan_weights.h"
 #include "cuda_on_cpu.h"
 #include "gpus.h"
 #include "normalize.h"
@@ -68,19 +70,19 @@ typedef struct machine {
     ref_buffers memory; /* what kernels may touch; without buffers: not known */
 } machine;
 
-static void launch(const machine *m, const fa_cuda_step *step, const void *params)
+static void launch(const machine *m, const fa_cuda_plan_launch *l, const void *params)
 {
     char name[80];
     snprintf(name, sizeof name, "number %lld: %s", (long long)m->number,
-             fa_variants[step->variant].name);
+             fa_variants[l->variant].name);
     cuda_run run = {.name = name,
                     .memory = m->memory.count ? &m->memory : NULL,
                     .parameters = params,
-                    .grid = m->number % 3 == 0 && step->grid > 2 ? 2 : step->grid,
-                    .threads = step->threads,
-                    .smem_bytes = step->smem_bytes,
+                    .grid = m->number % 3 == 0 && l->grid > 2 ? 2 : l->grid,
+                    .threads = l->threads,
+                    .smem_bytes = l->smem_bytes,
                     .backwards = m->backwards};
-    run.kernel = kernels[step->variant];
+    run.kernel = kernels[l->variant];
     if (!run.kernel) abort();
     cuda_run_kernel(&run);
 }
@@ -96,33 +98,36 @@ static bool is_poison(const char *p, size_t n)
     return true;
 }
 
-static void run_steps(const machine *m, const fa_problem *p, const fa_cuda_passes *passes)
+static void run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan)
 {
-    for (int i = 0; i < FA_CUDA_STEPS; i++) {
-        if (!fa_cuda_step_runs(p, passes, i)) continue;
-        const fa_backward_params backward = fa_cuda_backward_params(p, &passes->steps[i]);
-        const fa_weights_params weights = fa_cuda_weights_params(p, &passes->steps[i]);
-        const bool is_weights = i == FA_STEP_WEIGHTS;
-        launch(m, &passes->steps[i], is_weights ? (const void *)&weights : &backward);
+    for (int i = 0; i < plan->count; i++) {
+        const fa_cuda_plan_launch *l = &plan->launches[i];
+        fa_backward_params backward;
+        fa_weights_params weights;
+        if (l->idle) continue;
+        if (p->pass == FA_PASS_WEIGHTS) fa_cuda_set_weights_params(p, l, &weights);
+        else fa_cuda_set_backward_params(p, l, &backward);
+        launch(m, l, p->pass == FA_PASS_WEIGHTS ? (const void *)&weights : &backward);
     }
 }
 
 /* The workspace lies between guard bands and is full of NaN. */
 static fa_status run_passes(machine *m, fa_problem *p, char *message, size_t size)
 {
-    fa_cuda_passes passes;
-    if (!fa_cuda_passes_make(p, &devices[T4], &passes, message, size)) return FA_ERROR_UNSUPPORTED;
-    char *memory = malloc(passes.workspace_bytes + 2 * GUARD);
+    fa_cuda_plan plan;
+    if (!fa_cuda_plan_make(p, &devices[T4], NULL, &plan, message, size))
+        return FA_ERROR_UNSUPPORTED;
+    char *memory = malloc(plan.workspace_bytes + 2 * GUARD);
     if (!memory) abort();
-    memset(memory, POISON, passes.workspace_bytes + 2 * GUARD);
+    memset(memory, POISON, plan.workspace_bytes + 2 * GUARD);
     p->workspace = memory + GUARD;
-    p->workspace_size = passes.workspace_bytes;
+    p->workspace_size = plan.workspace_bytes;
     m->memory.list[m->memory.count++] =
-        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = passes.workspace_bytes};
-    run_steps(m, p, &passes);
+        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = plan.workspace_bytes};
+    run_launches(m, p, &plan);
     m->memory.count--;
     const bool clean =
-        is_poison(memory, GUARD) && is_poison(memory + GUARD + passes.workspace_bytes, GUARD);
+        is_poison(memory, GUARD) && is_poison(memory + GUARD + plan.workspace_bytes, GUARD);
     free(memory);
     if (!clean) snprintf(message, size, "memory beside the workspace was written");
     return clean ? FA_OK : (fa_status)RANDOM_WRONG;
@@ -167,18 +172,19 @@ static fa_status merge(machine *m, const random_call *call, char *message, size_
         snprintf(message, size, "%s", fa_last_error());
         return status;
     }
-    fa_cuda_combining how;
+    fa_cuda_plan plan;
+    const fa_cuda_plan_launch *l = &plan.launches[0];
     int64_t done = 0;
-    if (!fa_cuda_combine_make(&c, &devices[T4], &how, message, size)) return FA_ERROR_UNSUPPORTED;
-    if (how.step.tasks == 0) return FA_OK;
-    if (c.workspace_size < how.workspace_bytes) {
-        snprintf(message, size, "%zu bytes of workspace", how.workspace_bytes);
+    if (!fa_cuda_plan_combine(&c, &devices[T4], &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    if (l->idle) return FA_OK;
+    if (c.workspace_size < plan.workspace_bytes) {
+        snprintf(message, size, "%zu bytes of workspace", plan.workspace_bytes);
         return FA_ERROR_WORKSPACE;
     }
     do {
         static fa_combine_launch params;
-        done = fa_cuda_combine_params(&c, &how, done, &params);
-        launch(m, &how.step, &params);
+        done = fa_cuda_set_combine_params(&c, l, done, &params);
+        launch(m, l, &params);
     } while (done < c.num_parts);
     return FA_OK;
 }

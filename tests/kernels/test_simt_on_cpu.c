@@ -26,9 +26,10 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 static void launch(const random_call *call, const fa_problem *p, const fa_cuda_plan *plan,
                    int64_t number)
 {
-    const fa_attention_params params = fa_cuda_attention_params(p, plan);
+    fa_attention_params params;
+    fa_cuda_set_params(p, &plan->launches[0], &params);
     cuda_run run = make_run(call, &params, plan, number);
-    run.kernel = kernels[plan->variant];
+    run.kernel = kernels[plan->launches[0].variant];
     if (!run.kernel) abort();
     cuda_run_kernel(&run);
 }

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "check.h"
+#include "cuda/family.h"
+#include "cuda/plan_sm80.h"
 #include "forward_on_cpu.h"
 
 enum { PROBLEMS = 150 };
@@ -18,8 +20,8 @@ static const int64_t peaked[] = {0, 1, 8, 15, 29};
 
 /* The variants, one FORM(name) each: the build writes them. */
 #define FORM(name)                                                                                 \
-    void name(fa_attention_params p);                                                              \
-    static void run_##name(const void *p) { name(*(const fa_attention_params *)p); }
+    void name(fa_sm80_params p);                                                                   \
+    static void run_##name(const void *p) { name(*(const fa_sm80_params *)p); }
 #include "test_sm80_on_cpu_forms.h"
 #undef FORM
 
@@ -33,11 +35,13 @@ static int runs[FA_VARIANTS];
 static bool launch(const random_call *call, const fa_problem *p, const fa_cuda_plan *plan,
                    int64_t number)
 {
-    const fa_attention_params params = fa_cuda_attention_params(p, plan);
+    const int variant = plan->launches[0].variant;
+    fa_sm80_params params;
+    fa_cuda_set_sm80_params(p, &plan->launches[0], &params);
     cuda_run run = make_run(call, &params, plan, number);
-    run.kernel = kernels[plan->variant];
+    run.kernel = kernels[variant];
     if (!run.kernel) return false;
-    runs[plan->variant]++;
+    runs[variant]++;
     cuda_run_kernel(&run);
     return true;
 }
@@ -53,8 +57,8 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     fa_cuda_device device = devices[number % 4 == 3 ? T4 : number % 4 == 2 ? RTX_4090 : H200];
     if (number % 5 < 2) device.multiprocessors = 1; /* then its blocks have several tasks each */
     if (!fa_cuda_plan_make(&p, &device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
-    if (plan.tasks && !launch(call, &p, &plan, number)) {
-        snprintf(message, size, "no kernel %s", fa_variants[plan.variant].name);
+    if (plan.launches[0].tasks && !launch(call, &p, &plan, number)) {
+        snprintf(message, size, "no kernel %s", fa_variants[plan.launches[0].variant].name);
         return FA_ERROR_DEVICE;
     }
     return FA_OK;

@@ -1,16 +1,15 @@
 /*
- * The forward on Hopper's tensor cores and copy engine, run on the host (cuda_on_cpu.h,
- * hopper_units.h), over random problems from the whole option space against float64, with the launch that
- * the planner and the backend make for an H200; only the tensor maps are this machine's. Problems that the
- * planner gives to another family are left out.
+ * The forward kernels for Hopper, run on the host (cuda_on_cpu.h, hopper_units.h): random problems from the whole
+ * option space, compared with float64. The launch is the one that the planner and the backend make for an H200; only the
+ * tensor maps are this machine's. Problems that the planner gives to another family are left out.
  *
- * Each call is made twice, with other turns of the threads, other delays and other numbers of blocks, for
- * which the bits must be the same.
+ * Each call runs twice, with another order of the threads, other delays and another number of blocks. The bits must be
+ * the same.
  *
- * Rows that few keys dominate have problems of their own, which also go every way through the softmax.
+ * Peaked rows have problems of their own, which also go every way through the softmax.
  *
- * Each compiled form runs a few times. Arguments: the first problem's number, how many; then all run, and
- * the runs of each form are printed.
+ * Each variant runs a few times. Arguments: the first problem's number, and how many; then all of them run, and the runs
+ * of each variant are printed.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -30,11 +29,11 @@ enum {
     PEAKED_PROBLEMS = 52,
     EACH = 5,
     LONG_ROWS = 8192,
-    MOST_SHUFFLES = 200000,
-    MOST_BLOCKS = 132
+    MAX_SHUFFLES = 200000,
+    MAX_BLOCKS = 132
 };
 
-/* Problems of which there are few: those with a bias alone, for a form of their own. */
+/* Problems of which there are few: those with a bias alone, which have a variant of their own. */
 static const int64_t rare[] = {2833, 12644};
 
 /* Peaked rows beside others that are flat: those behind the last query, or of other queries. */
@@ -61,15 +60,15 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_sm90_on_cpu_forms.h"
 };
 
-static int runs[FA_VARIANTS], most_runs = EACH;
-static int drawn; /* runs whose blocks drew their pieces, if they could */
+static int runs[FA_VARIANTS], max_runs = EACH;
+static int dynamic; /* runs with the dynamic schedule, in kernels that have it */
 
-/* Rows that are done again key by key go from shuffle to shuffle, which takes its time here. */
+/* Rows that are recomputed key by key take a shuffle for each product, which is slow here. */
 static bool takes_long(const fa_problem *p)
 {
     const double shuffles =
         (double)(p->batch * p->heads_q) * (double)(p->rows_q * p->n_k) * (double)(p->d_v / 32 + 1);
-    return (p->bias.data || p->mask.data) && shuffles > MOST_SHUFFLES;
+    return (p->bias.data || p->mask.data) && shuffles > MAX_SHUFFLES;
 }
 
 /* A call on its way to the kernel. */
@@ -85,18 +84,18 @@ static void vary(cuda_run *run, const attempt *a, bool otherwise)
     const int64_t number = a->number;
     const uint64_t bits = (uint64_t)number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = otherwise ? ~delays : delays;
-    const unsigned most = (unsigned)(number % 3) + 1;
+    const unsigned few = (unsigned)(number % 3) + 1;
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    const unsigned cluster = cuda_cluster_size(run), clusters = a->plan.grid / cluster;
-    const unsigned room = MOST_BLOCKS / cluster;
-    run->grid = (clusters < most ? clusters : most) * cluster;
-    if (otherwise) run->grid = (a->plan.tasks < room ? (unsigned)a->plan.tasks : room) * cluster;
+    const fa_cuda_plan_launch *l = &a->plan.launches[0];
+    const unsigned cluster = cuda_cluster_size(run), clusters = l->grid / cluster;
+    const unsigned many = MAX_BLOCKS / cluster;
+    run->grid = (clusters < few ? clusters : few) * cluster;
+    if (otherwise) run->grid = (l->tasks < many ? (unsigned)l->tasks : many) * cluster;
 }
 
-/* A slow warp, often one of the three that load or describe pieces; all of it, its leader, all others,
- * or any lanes. */
+/* A slow warp, often one of the three that load or schedule; all of it, its leader, all others, or any lanes. */
 static void slow_down(cuda_run *run, int64_t number)
 {
     const uint64_t bits = (uint64_t)number * 0xD1B54A32D192ED03u;
@@ -111,22 +110,22 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
 {
     char name[160];
     cuda_run run = make_run(call, &a->parameters.attention, &a->plan, a->number);
-    run.kernel = kernels[a->plan.variant];
+    run.kernel = kernels[a->plan.launches[0].variant];
     run.parameters = &a->parameters;
     run.units = &hopper_units;
-    run.cluster = a->plan.cluster;
+    run.cluster = a->plan.launches[0].cluster;
     vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
              "number %lld: %s, %u blocks, %s, %s copies, %s products, lanes %x of warp %u slow",
-             (long long)a->number, fa_variants[a->plan.variant].name, run.grid,
+             (long long)a->number, fa_variants[a->plan.launches[0].variant].name, run.grid,
              run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     run.name = name;
     cuda_run_kernel(&run);
 }
 
-/* Once more the other way round, which must leave the same bits. */
+/* Runs a second time the other way round, which must leave the same bits. */
 static fa_status run_twice(const attempt *a, const random_call *call, char *message, size_t size)
 {
     size_t bytes;
@@ -144,7 +143,7 @@ static fa_status run_twice(const attempt *a, const random_call *call, char *mess
     return same ? FA_OK : (fa_status)RANDOM_WRONG;
 }
 
-/* An H200 with so few multiprocessors that each block has several pieces to do. */
+/* An H200 with so few multiprocessors that each block has several work tiles. */
 static fa_cuda_device small_device(int64_t number)
 {
     fa_cuda_device device = devices[H200];
@@ -152,33 +151,35 @@ static fa_cuda_device small_device(int64_t number)
     return device;
 }
 
-/* Some forms are for rows of so many queries that a test cannot wait for them: in turn with the form that
- * the planner takes they do fewer as well. */
+/* Some variants are for rows of so many queries that a test cannot wait for them. They replace the variant that the
+ * planner chooses, if they have run less often. */
 static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, attempt *a)
 {
     fa_problem longer = *p;
-    fa_cuda_plan other;
+    fa_cuda_plan plan;
     longer.rows_q += LONG_ROWS;
-    if (!fa_cuda_plan_make(&longer, &devices[H200], family, &other, NULL, 0)) return;
-    const uint32_t grid = a->plan.grid;
-    if (runs[other.variant] >= runs[a->plan.variant]) return;
-    if (other.tile_k != a->plan.tile_k || other.cluster != a->plan.cluster)
+    if (!fa_cuda_plan_make(&longer, &devices[H200], family, &plan, NULL, 0)) return;
+    const fa_cuda_plan_launch *other = &plan.launches[0];
+    fa_cuda_plan_launch *l = &a->plan.launches[0];
+    const uint32_t grid = l->grid;
+    if (runs[other->variant] >= runs[l->variant]) return;
+    if (other->tile_k != l->tile_k || other->cluster != l->cluster)
         return; /* the maps are for tiles of so many keys */
-    a->plan.variant = other.variant;
-    a->plan.threads = other.threads;
-    a->plan.smem_bytes = other.smem_bytes;
-    fa_cuda_plan_tiles(p, other.tile_q, &a->plan);
-    if (a->plan.grid > grid) a->plan.grid = grid;
+    l->variant = other->variant;
+    l->threads = other->threads;
+    l->smem_bytes = other->smem_bytes;
+    fa_cuda_set_query_tasks(p, other->tile_q, l);
+    if (l->grid > grid) l->grid = grid;
 }
 
-/* Whether the problem is one for the kernel, in a form that has not run often enough. */
+/* Whether the problem is one for the kernel, in a variant that has not run often enough. */
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
     const fa_cuda_family *family = fa_cuda_find_family("sm90");
     const fa_cuda_device device = small_device(a->number);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     plan_as_longer(family, p, a);
-    return runs[a->plan.variant] < most_runs;
+    return runs[a->plan.launches[0].variant] < max_runs;
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -189,22 +190,23 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
     if (!plan_call(&p, &a, message, size)) return FA_ERROR_UNSUPPORTED;
-    if (a.plan.tasks == 0) return FA_OK;
-    if (!kernels[a.plan.variant]) {
-        snprintf(message, size, "no kernel %s", fa_variants[a.plan.variant].name);
+    const fa_cuda_plan_launch *l = &a.plan.launches[0];
+    if (l->tasks == 0) return FA_OK;
+    if (!kernels[l->variant]) {
+        snprintf(message, size, "no kernel %s", fa_variants[l->variant].name);
         return FA_ERROR_DEVICE;
     }
     if (takes_long(&p)) return FA_ERROR_UNSUPPORTED;
-    runs[a.plan.variant]++;
-    a.parameters.attention = fa_cuda_attention_params(&p, &a.plan);
-    if (!fa_cuda_sm90_params(&p, &a.plan, hopper_encode_map, &a.parameters.more, &fault)) {
+    runs[l->variant]++;
+    fa_cuda_set_params(&p, l, &a.parameters.attention);
+    if (!fa_cuda_sm90_params(&p, l, hopper_encode_map, &a.parameters.more, &fault)) {
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
         return FA_ERROR_DEVICE;
     }
-    /* Also where the planner does not have them drawn; kernels that cannot do so pay no heed to it. */
-    if (a.plan.drawn || (a.number % 2 && a.parameters.more.order == FA_SM90_IN_ORDER)) {
+    /* The dynamic schedule also where the planner does not choose it; kernels without it ignore the counter. */
+    if (l->sm90.dynamic || (a.number % 2 && a.parameters.more.task_kind == FA_SM90_WORK_TILES)) {
         a.parameters.more.counter = (int32_t)(a.number % FA_SM90_COUNTERS);
-        drawn++;
+        dynamic++;
     }
     return run_twice(&a, call, message, size);
 }
@@ -228,11 +230,12 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
 /* Whether tiles went every way through the softmax: print says how many each. */
 static void check_paths(bool print)
 {
-    static const char *const names[HOPPER_PATHS] = {[HOPPER_UNTRACKED] = "without maxima",
-                                                    [HOPPER_TRACKED] = "with maxima",
-                                                    [HOPPER_QUIET] = "no new maximum any more",
-                                                    [HOPPER_RENEWED] = "bases renewed",
-                                                    [HOPPER_AGAIN] = "immense: scores made again"};
+    static const char *const names[HOPPER_PATHS] = {
+        [HOPPER_UNTRACKED] = "without the max",
+        [HOPPER_TRACKED] = "with the max",
+        [HOPPER_TRACKING_ENDED] = "no new max for a while",
+        [HOPPER_RENEWED] = "bases renewed",
+        [HOPPER_RECOMPUTED] = "immense: scores recomputed"};
     for (int i = 0; i < HOPPER_PATHS; i++) {
         if (print) printf("%8lld warps' tiles: %s\n", (long long)hopper_paths[i], names[i]);
         else CHECK(hopper_paths[i] > 0, "no tile went this way: %s", names[i]);
@@ -249,14 +252,14 @@ int main(int argc, char **argv)
                                 .attend = attend,
                                 .context = &number};
     test_begin();
-    if (argc > 2) most_runs = INT_MAX;
+    if (argc > 2) max_runs = INT_MAX;
     int done = run_forward_problems(&settings, &number, end);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0] && argc == 1; i++) {
         number = rare[i];
         run_forward_problems(&settings, &number, rare[i] + 1);
     }
     done += run_wide_problems(&settings, &number, argc > 2 ? atoll(argv[2]) : WIDE_PROBLEMS);
-    most_runs = INT_MAX;
+    max_runs = INT_MAX;
     number = argc > 1 ? atoll(argv[1]) : 0;
     memset(hopper_paths, 0, sizeof hopper_paths);
     done += run_peaked_problems(&settings, &number, argc > 2 ? end : PEAKED_PROBLEMS);
@@ -267,9 +270,9 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
-    CHECK(drawn || argc > 1, "no problem had its pieces drawn");
+    CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");
     if (argc > 2) {
-        printf("%5d problems, of %d the pieces drawn\n", done, drawn);
+        printf("%5d problems, %d with a dynamic schedule\n", done, dynamic);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

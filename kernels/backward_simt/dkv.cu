@@ -1,0 +1,258 @@
+/*
+ * Backward on the plain FMA units, in float32: the gradients of keys and values, dV = P^T dO and
+ * dK = scale * dS^T Q (FlashAttention-2, algorithm 2, arXiv:2307.08691), with every option of the
+ * API, for every architecture.
+ *
+ * A block owns a tile of keys of one key/value head and walks over the queries of all heads that
+ * share it, so sums have one order and no atomics. Four products a tile, of which scores are made
+ * transposed: a row belongs to a key. Paged keys: a block owns rows of one page and walks over the
+ * sequences that use it, in their order; a page that nobody uses gets zeros by itself.
+ *
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
+ */
+#define QUERIES_OWN 0
+#include "backward_simt/gradient.cuh"
+
+enum { CHUNKS = HEAD_DIM / CHUNK };
+
+#define BLOCKS 2 /* of a multiprocessor, at least, which bounds the registers */
+
+typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
+
+/* The rows of dk and dv that a block owns. */
+typedef struct fa_key_tile {
+    int64_t batch; /* the sequence; -1: none, only zeros are written; paged: unused */
+    int64_t head_kv;
+    int64_t first;             /* the first key; paged: the first row of the page */
+    int64_t block, row, count; /* where it lies, and how many rows follow, at most OWN */
+} fa_key_tile;
+
+/* What a block works on, in shared memory: registers are for the products. */
+typedef struct fa_work {
+    fa_key_tile keys;
+    fa_tile tile;       /* a sequence and one of the query heads */
+    int64_t first, end; /* keys of the sequence */
+    int64_t from, to;   /* queries that see some of them */
+} fa_work;
+
+FA_DEVICE void clear(fa_sums sums)
+{
+#pragma unroll
+    for (int n = 0; n < CHUNKS; n++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[n][r][g][e] = 0.0f;
+}
+
+/* ---- Which keys ------------------------------------------------------------------------------ */
+
+/* The first row of packed sequence s - 1, as fa_packed_start has it for queries. */
+FA_DEVICE int64_t packed_keys(const fa_attention_params *p, int64_t s)
+{
+    if (s == 0) return 0;
+    if (s > p->batch + 1) return p->rows_k;
+    return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
+}
+
+/* How tiles of packed keys are numbered, common/packed.h says. */
+FA_DEVICE void place_packed(const fa_attention_params *p, int64_t place, fa_key_tile *k)
+{
+    int64_t low = 0, high = p->batch + 2;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (FA_PACKED_FIRST_TILE(packed_keys(p, middle), OWN, middle) <= place) low = middle;
+        else high = middle;
+    }
+    const int64_t start = packed_keys(p, low), room = fa_max64(0, packed_keys(p, low + 1) - start);
+    k->batch = low > 0 && low <= p->batch ? low - 1 : -1;
+    k->block = 0;
+    k->first = (place - FA_PACKED_FIRST_TILE(start, OWN, low)) * OWN;
+    k->row = start + k->first;
+    k->count = fa_max64(0, fa_min64(OWN, room - k->first));
+}
+
+FA_DEVICE fa_key_tile find_keys(const fa_backward_params *bp, int64_t task)
+{
+    const fa_attention_params *p = &bp->a;
+    const int64_t outer = task / p->tiles, place = task % p->tiles;
+    const int64_t tiles = (p->rows_k + OWN - 1) / OWN;
+    fa_key_tile k;
+    k.head_kv = outer % p->heads_kv;
+    k.batch = outer / p->heads_kv;
+    if (p->cu_seqlens_k) {
+        place_packed(p, place, &k);
+        return k;
+    }
+    k.block = p->block_table ? place / tiles : k.batch;
+    k.row = k.first = (p->block_table ? place % tiles : place) * OWN;
+    k.count = fa_min64(OWN, p->rows_k - k.first);
+    return k;
+}
+
+/* The first query that may see something before key j or behind it, in [0, n_q]: both ends of what
+ * a query sees never decrease. */
+FA_DEVICE int64_t first_query(const fa_attention_params *p, const fa_tile *t, int64_t j, bool sees)
+{
+    int64_t low = 0, high = t->n_q;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const fa_range visible = fa_tile_visible(p, t, middle);
+        if (sees ? visible.hi > j : visible.lo >= j) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+/* ---- The products ---------------------------------------------------------------------------- */
+
+FA_DEVICE void add_chunk(const fa_shared *shared, const float *weights, int count, bool bad,
+                         float result[ROWS][GROUPS][4])
+{
+    if (bad) add_rows_skip_zeros(weights, shared->other, count, 0, result);
+    else add_rows(weights, shared->other, count, 0, result);
+}
+
+/* dK += dS^T Q and dV += P^T dO, chunk by chunk from the last one of Q on, which is there; bad: of
+ * that one. One loop for both, so that there is one copy of the code that loads. */
+FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
+                           bool bad, fa_sums dk, fa_sums dv)
+{
+    const fa_rows *dout = &shared->of[0].other, *q = &shared->of[1].other;
+    const int count = (int)(q->to - q->start);
+    const int last = (p->a.d - 1) / CHUNK, last_v = (p->a.d_v - 1) / CHUNK;
+#pragma unroll 1
+    for (int step = 0; step <= last + 1 + last_v; step++) {
+        const bool value = step > last;
+        const int n = value ? last_v - (step - last - 1) : last - step;
+        if (value ? !p->dv.data : !p->dk.data) continue;
+        if (step > 0) {
+            __syncthreads();
+            const float seen =
+                load_rows(&p->a, t, value ? dout : q, OTHERS, shared->other, n * CHUNK);
+            bad = __syncthreads_or(seen != 0.0f) != 0;
+        }
+#pragma unroll
+        for (int m = 0; m < CHUNKS; m++) { /* registers have no index */
+            if (m != n) continue;
+            if (value) add_chunk(shared, shared->weights, count, bad, dv[m]);
+            else add_chunk(shared, shared->own, count, bad, dk[m]);
+        }
+    }
+}
+
+/* Sequence b's part of the tile: the keys from `first` on, and the queries that see some. */
+FA_DEVICE void find_work(const fa_attention_params *p, fa_work *w, int64_t b, int64_t first)
+{
+    fa_locate_sequence(p, b, w->keys.head_kv * (p->heads_q / p->heads_kv), &w->tile);
+    w->first = first;
+    w->end = fa_min64(first + w->keys.count, w->tile.n_k);
+    w->from = w->to = 0;
+    if (w->first >= w->end) return;
+    w->from = first_query(p, &w->tile, w->first, true);
+    w->to = first_query(p, &w->tile, w->end, false);
+}
+
+/* All queries of sequence b that see something of its keys from `first` on. */
+FA_DEVICE void use_sequence(const fa_backward_params *p, fa_work *w, const fa_shared *shared,
+                            int64_t b, int64_t first, fa_sums dk, fa_sums dv)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) find_work(&p->a, w, b, first);
+    __syncthreads();
+#pragma unroll 1
+    for (int64_t g = p->a.heads_q / p->a.heads_kv; g > 0; g--) {
+#pragma unroll 1
+        for (int64_t start = w->from; start < w->to; start += OTHERS) {
+            set_operands(p, shared, start, fa_min64(start + OTHERS, w->to), w->first, w->first,
+                         w->end);
+            const bool bad = make_gradients(p, &w->tile, shared, false);
+            add_queries(p, &w->tile, shared, bad, dk, dv);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) w->tile.head++;
+        __syncthreads();
+    }
+}
+
+/* Whether table entry e holds the page and its sequence reaches it. */
+FA_DEVICE bool is_use(const fa_attention_params *p, int64_t e, int64_t page)
+{
+    if (e >= p->batch * p->block_table_stride) return false;
+    int64_t b, n;
+    if (((uint64_t)e | (uint64_t)p->block_table_stride) >> 32) {
+        b = e / p->block_table_stride;
+        n = e % p->block_table_stride;
+    } else { /* a division of 32 bits is much cheaper */
+        b = (uint32_t)e / (uint32_t)p->block_table_stride;
+        n = (uint32_t)e % (uint32_t)p->block_table_stride;
+    }
+    return n * p->rows_k < p->seqlens_k[b] && p->block_table[e] == page;
+}
+
+/* All sequences that use the page, in the order of the table. */
+FA_DEVICE void use_page(const fa_backward_params *p, fa_work *w, const fa_shared *shared,
+                        fa_sums dk, fa_sums dv)
+{
+    const fa_attention_params *a = &p->a;
+#pragma unroll 1
+    for (int64_t e = 0; e < a->batch * a->block_table_stride; e += THREADS) {
+        const int used = is_use(a, e + threadIdx.x, w->keys.block);
+        if (!__syncthreads_or(used)) continue;
+        shared->flags[threadIdx.x] = used;
+        __syncthreads();
+#pragma unroll 1
+        for (int n = 0; n < THREADS; n++) {
+            if (!shared->flags[n]) continue;
+            const int64_t b = (e + n) / a->block_table_stride;
+            const int64_t page = (e + n) % a->block_table_stride;
+            use_sequence(p, w, shared, b, page * a->rows_k + w->keys.first, dk, dv);
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+FA_DEVICE void store(const fa_kernel_view *view, const fa_key_tile *k, int columns, float scale,
+                     float sums[CHUNKS][ROWS][GROUPS][4])
+{
+    if (!view->data) return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (row_of(r) >= k->count) continue;
+        char *row = fa_view_row(view, k->block, k->row + row_of(r), k->head_kv);
+#pragma unroll
+        for (int n = 0; n < CHUNKS; n++)
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                const float *x = sums[n][r][g];
+                fa_store4(row, view, n * CHUNK + g * 32 + across() * 4, columns,
+                          make_float4(scale * x[0], scale * x[1], scale * x[2], scale * x[3]));
+            }
+    }
+}
+
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
+    backward_dkv_simt(const __grid_constant__ fa_backward_params p)
+{
+    FA_DYNAMIC_SHARED(memory);
+    __shared__ fa_work work;
+    const fa_shared shared = fa_shared_of(memory);
+#pragma unroll 1
+    for (int64_t task = blockIdx.x; task < p.a.tasks; task += gridDim.x) {
+        fa_sums dk, dv;
+        if (threadIdx.x == 0) work.keys = find_keys(&p, task);
+        __syncthreads();
+        clear(dk);
+        clear(dv);
+        if (p.a.block_table) use_page(&p, &work, &shared, dk, dv);
+        else if (work.keys.batch >= 0 && work.keys.count > 0)
+            use_sequence(&p, &work, &shared, work.keys.batch, work.keys.first, dk, dv);
+        store(&p.dk, &work.keys, p.a.d, p.a.scale, dk);
+        store(&p.dv, &work.keys, p.a.d_v, 1.0f, dv);
+        __syncthreads();
+    }
+}

@@ -1,0 +1,115 @@
+/*
+ * Backward on the plain FMA units, in float32: the gradient of the queries, dQ = scale * dS K
+ * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with every option of the API, for every
+ * architecture.
+ *
+ * A block owns a tile of queries of one head and walks over the keys that they see, so sums have
+ * one order and no atomics. Three products a tile: dP = dO V^T, S = Q K^T, dQ += dS K; the last
+ * chunk of the keys, still in shared memory, is used first.
+ *
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
+ */
+#define QUERIES_OWN 1
+#include "backward_simt/gradient.cuh"
+
+enum { CHUNKS = HEAD_DIM / CHUNK };
+
+/* Blocks of a multiprocessor, at least, which bounds the registers. */
+#if HEAD_DIM == 64
+#define BLOCKS 3
+#else
+#define BLOCKS 2
+#endif
+
+typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
+
+FA_DEVICE void clear(fa_sums sums)
+{
+#pragma unroll
+    for (int n = 0; n < CHUNKS; n++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[n][r][g][e] = 0.0f;
+}
+
+/* dQ += dS K, chunk by chunk from the last one on, which is there; bad: of that one. */
+FA_DEVICE void add_keys(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
+                        const fa_rows *keys, bool bad, fa_sums sums)
+{
+    const int count = (int)(keys->to - keys->start), last = (p->d - 1) / CHUNK;
+#pragma unroll 1
+    for (int n = last; n >= 0; n--) {
+        if (n < last) {
+            __syncthreads();
+            const float seen = load_rows(p, t, keys, OTHERS, shared->other, n * CHUNK);
+            bad = __syncthreads_or(seen != 0.0f) != 0;
+        }
+#pragma unroll
+        for (int m = 0; m < CHUNKS; m++) { /* registers have no index */
+            if (m != n) continue;
+            if (bad) add_rows_skip_zeros(shared->own, shared->other, count, 0, sums[m]);
+            else add_rows(shared->own, shared->other, count, 0, sums[m]);
+        }
+    }
+}
+
+FA_DEVICE void attend(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
+                      fa_sums sums)
+{
+    const fa_attention_params *a = &p->a;
+    const int64_t first = t->first, end = fa_min64(first + OWN, t->n_q);
+    const fa_range first_row = fa_tile_visible(a, t, first);
+    const fa_range last_row = fa_tile_visible(a, t, end - 1);
+    if (first_row.lo >= last_row.hi) return;
+#pragma unroll 1
+    for (int64_t start = first_row.lo / OTHERS * OTHERS; start < last_row.hi; start += OTHERS) {
+        const int64_t from = fa_max64(start, first_row.lo);
+        const int64_t to = fa_min64(start + OTHERS, last_row.hi);
+        set_operands(p, shared, first, end, start, from, to);
+        const bool bad = make_gradients(p, t, shared, false);
+        add_keys(a, t, shared, &shared->of[1].other, bad, sums);
+    }
+}
+
+/* Zeros in rows that are no query's. */
+FA_DEVICE void finish(const fa_backward_params *p, const fa_tile *t, fa_sums sums)
+{
+    const float scale = p->a.scale;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t i = t->first + row_of(r);
+        if (i >= t->room_q) continue;
+        char *row = fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head);
+#pragma unroll
+        for (int n = 0; n < CHUNKS; n++)
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                const float *x = sums[n][r][g];
+                float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (i < t->n_q)
+                    y = make_float4(scale * x[0], scale * x[1], scale * x[2], scale * x[3]);
+                fa_store4(row, &p->dq, n * CHUNK + g * 32 + across() * 4, p->a.d, y);
+            }
+    }
+}
+
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
+    backward_dq_simt(const __grid_constant__ fa_backward_params p)
+{
+    FA_DYNAMIC_SHARED(memory);
+    __shared__ fa_tile tile; /* registers are for the products */
+    const fa_shared shared = fa_shared_of(memory);
+#pragma unroll 1
+    for (int64_t task = blockIdx.x; task < p.a.tasks; task += gridDim.x) {
+        fa_sums sums;
+        if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, OWN);
+        __syncthreads();
+        clear(sums);
+        if (tile.first < tile.n_q) attend(&p, &tile, &shared, sums);
+        finish(&p, &tile, sums);
+        __syncthreads();
+    }
+}

@@ -1,0 +1,24 @@
+/*
+ * Division of 64-bit numbers that mostly fit into 32 bits. Shared by the kernels and the planner.
+ */
+#ifndef FA_KERNELS_COMMON_DIVIDE_H
+#define FA_KERNELS_COMMON_DIVIDE_H
+
+#include <stdint.h>
+
+#if defined(__CUDACC__) || defined(FA_CUDA_ON_CPU)
+#include "dialect.h"
+#endif
+
+#ifndef FA_SHARED_FUNCTION
+#define FA_SHARED_FUNCTION static inline
+#endif
+
+/* a / b for numbers from 0 on. On a GPU a division of 32 bits is much cheaper. */
+FA_SHARED_FUNCTION int64_t fa_divide(int64_t a, int64_t b)
+{
+    if (((uint64_t)a | (uint64_t)b) >> 32) return a / b;
+    return (uint32_t)a / (uint32_t)b;
+}
+
+#endif

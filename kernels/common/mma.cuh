@@ -1,0 +1,27 @@
+/*
+ * The product of a warp in the kernel's element type. Who includes this has defined ELEMENT (common/element.h).
+ */
+#ifndef FA_KERNELS_COMMON_MMA_CUH
+#define FA_KERNELS_COMMON_MMA_CUH
+
+#include "common/element.h"
+#include "ptx/mma.cuh"
+
+#ifndef ELEMENT
+#error "common/mma.cuh: ELEMENT is missing"
+#endif
+
+/* c (16 x 8) += a (16 x 16) b (16 x 8); fragments as in ptx/mma.cuh. */
+FA_DEVICE void fa_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    ptx_mma_m16n8k8_f16(c, a[0], a[1],
+                        b0); /* fragments are halves of those of the larger product */
+    ptx_mma_m16n8k8_f16(c, a[2], a[3], b1);
+#else
+    if (ELEMENT == FA_ELEMENT_BFLOAT16) ptx_mma_m16n8k16_bf16(c, a, b0, b1);
+    else ptx_mma_m16n8k16_f16(c, a, b0, b1);
+#endif
+}
+
+#endif

@@ -1,0 +1,220 @@
+/*
+ * The score options: scale, softcap, ALiBi, bias, boolean mask and dropout, in the order that flashattn.h states.
+ * This is the one place where their arithmetic is; every forward and backward kernel calls it.
+ *
+ * An option is a function of one score here. Kernels apply it in one of three forms:
+ *   fa_logit             one score of query i and key j, float32 kernels (and fa_logit_slope for backward)
+ *   fa_row_logit         one score of a row, whose addresses and slope are found once (fa_logit_row_of)
+ *   score_fragments.cuh  a thread's fragment of a tile, option by option, 16-bit kernels
+ *
+ * To add an option, or a score function of one's own:
+ *   1. its parameters in params.h; the question whether there are any in fa_has_score_options;
+ *   2. its function of one score below, and its derivative if the gradient of a score passes through it;
+ *   3. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh).
+ * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the others
+ * with -infinity.
+ *
+ * forward_sm90/scores.cuh has further forms, for speed, of the same functions: scores in other units than powers of 2, so
+ * that scale and softcap become part of the exponent's multiply-add; a series for the softcap; ALiBi as a linear
+ * function left of the diagonal; a bias that TMA loads; and dropout by 16-bit comparisons in one register.
+ */
+#ifndef FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
+#define FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
+
+#include "common/sequence.cuh"
+
+/* Whether a score needs more than the scale and the masks by position. */
+FA_DEVICE bool fa_has_score_options(const fa_attention_params *p)
+{
+    return p->softcap > 0.0f || p->alibi_slopes || p->bias.data || p->mask.data;
+}
+
+/* ---- Scale ----------------------------------------------------------------------------------- */
+
+/* The scale of one batch item and head, with the factors of float8 queries and keys. */
+FA_DEVICE float fa_effective_scale(const fa_attention_params *p, const fa_tile *t)
+{
+    float scale = p->scale;
+    if (p->q_descale) scale *= p->q_descale[t->batch * p->heads_kv + t->head_kv];
+    if (p->k_descale) scale *= p->k_descale[t->batch * p->heads_kv + t->head_kv];
+    return scale;
+}
+
+FA_DEVICE float fa_value_descale(const fa_attention_params *p, const fa_tile *t)
+{
+    return p->v_descale ? p->v_descale[t->batch * p->heads_kv + t->head_kv] : 1.0f;
+}
+
+/* ---- Softcap --------------------------------------------------------------------------------- */
+
+FA_DEVICE float fa_softcap_score(float x, float softcap) { return softcap * tanhf(x / softcap); }
+
+/* Its derivative. */
+FA_DEVICE float fa_softcap_slope(float x, float softcap)
+{
+    const float y = tanhf(x / softcap);
+    return 1.0f - y * y;
+}
+
+/* tanh to 2e-7, near 0 relatively so: by one exponential and one division, or by its series. The special-function
+ * unit's own tanh is right to 11 bits: with a softcap of 30 that is an error of 0.015 in the exponent, 2.6 times
+ * what rounding to float16 does to a peaked row. */
+FA_DEVICE float fa_tanh_fast(float x)
+{
+#ifdef FA_CUDA_ON_CPU
+    return tanhf(x);
+#else
+    const float y = x * x;
+    float series = fmaf(y, 0.021869488f, -0.053968254f);
+    series = fmaf(series, y, 0.13333333f);
+    series = fmaf(series, y, -0.33333333f);
+    series = fmaf(series * y, x, x);
+    const float far = 1.0f - __fdividef(2.0f, exp2f(x * 2.88539008177792681472f) + 1.0f);
+    return fabsf(x) < 0.3f ? series : far;
+#endif
+}
+
+/* The softcap for 16-bit kernels. x: the score divided by the softcap. */
+FA_DEVICE float fa_softcap_score_fast(float x, float softcap) { return softcap * fa_tanh_fast(x); }
+
+/* ---- ALiBi ----------------------------------------------------------------------------------- */
+
+/* factor: minus the head's slope; distance: from the key to the query's position among the keys. */
+FA_DEVICE float fa_alibi_score(float x, float factor, float distance)
+{
+    return fmaf(factor, fabsf(distance), x);
+}
+
+/* ---- Bias and boolean mask ------------------------------------------------------------------- */
+
+/* unit: a logit of 1 in the units of x. */
+FA_DEVICE float fa_bias_score(float x, float bias, float unit) { return fmaf(bias, unit, x); }
+
+FA_DEVICE float fa_mask_score(float x, bool sees) { return sees ? x : -INFINITY; }
+
+/* The element of a bias or a mask for query i and key j. */
+FA_DEVICE int64_t fa_score_index(const fa_kernel_view *v, const fa_tile *t, int64_t i, int64_t j)
+{
+    return t->batch * v->stride[0] + t->head * v->stride[1] + i * v->stride[2] + j * v->stride[3];
+}
+
+/* ---- All options of one score ---------------------------------------------------------------- */
+
+/* The logit of query i and key j, which the query sees by position. x: the scaled score. */
+FA_DEVICE float fa_logit(const fa_attention_params *p, const fa_tile *t, int64_t i, int64_t j,
+                         float x)
+{
+    if (p->softcap > 0.0f) x = fa_softcap_score(x, p->softcap);
+    if (p->alibi_slopes) {
+        const float slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
+        x = fa_alibi_score(x, -slope, (float)(i + t->diagonal - j));
+    }
+    if (p->bias.data)
+        x += fa_load_element(p->bias.data, p->bias.dtype, fa_score_index(&p->bias, t, i, j));
+    if (p->mask.data)
+        x = fa_mask_score(x,
+                          ((const uint8_t *)p->mask.data)[fa_score_index(&p->mask, t, i, j)] != 0);
+    return x;
+}
+
+/* The derivative of fa_logit by x, for a key that is not masked. */
+FA_DEVICE float fa_logit_slope(const fa_attention_params *p, float x)
+{
+    return p->softcap > 0.0f ? fa_softcap_slope(x, p->softcap) : 1.0f;
+}
+
+/* What the options of a row have in common. */
+typedef struct fa_logit_row {
+    const char *bias;    /* of key 0; NULL: none */
+    const uint8_t *mask; /* the same */
+    float slope;         /* of ALiBi */
+    int64_t center;      /* the query's position among the keys */
+} fa_logit_row;
+
+FA_DEVICE fa_logit_row fa_logit_row_of(const fa_attention_params *p, const fa_tile *t, int64_t i)
+{
+    fa_logit_row row = {0, 0, 0.0f, i + t->diagonal};
+    if (p->bias.data)
+        row.bias =
+            p->bias.data + fa_score_index(&p->bias, t, i, 0) * fa_element_size(p->bias.dtype);
+    if (p->mask.data) row.mask = (const uint8_t *)p->mask.data + fa_score_index(&p->mask, t, i, 0);
+    if (p->alibi_slopes) row.slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
+    return row;
+}
+
+/* fa_logit for key j of a row, for 16-bit kernels. distance: row->center - j. */
+FA_DEVICE float fa_row_logit(const fa_attention_params *p, const fa_logit_row *row, int64_t j,
+                             float distance, float x)
+{
+    if (p->softcap > 0.0f) x = fa_softcap_score_fast(x / p->softcap, p->softcap);
+    if (p->alibi_slopes) x = fa_alibi_score(x, -row->slope, distance);
+    if (row->bias) x += fa_load_element(row->bias, p->bias.dtype, j * p->bias.stride[3]);
+    if (row->mask) x = fa_mask_score(x, row->mask[j * p->mask.stride[3]] != 0);
+    return x;
+}
+
+/* ---- Dropout --------------------------------------------------------------------------------- */
+
+/* What chooses the random bits of one batch item and head: those of fa_dropout_block (src/philox.h). */
+typedef struct fa_dropout {
+    uint64_t seed, offset;
+    int64_t batch_head;
+} fa_dropout;
+
+FA_DEVICE fa_dropout fa_dropout_of(const fa_attention_params *p, const fa_tile *t)
+{
+    fa_dropout d;
+    d.seed = p->dropout_state ? p->dropout_state[0] : p->dropout_seed;
+    d.offset = p->dropout_state ? p->dropout_state[1] : p->dropout_offset;
+    d.batch_head = t->batch * p->heads_q + t->head;
+    return d;
+}
+
+/* The factor of the weight that has these 16 random bits. */
+FA_DEVICE float fa_dropout_factor(const fa_attention_params *p, uint32_t bits)
+{
+    return bits >= p->dropout_threshold ? p->dropout_scale : 0.0f;
+}
+
+/* All bits of the halves of two 16-bit weights that are kept; kept ones are scaled at the end of a row. */
+FA_DEVICE uint32_t fa_dropout_mask_x2(const fa_attention_params *p, uint32_t bits)
+{
+    const uint32_t low = (bits & 0xffffu) >= p->dropout_threshold;
+    const uint32_t high = (bits >> 16) >= p->dropout_threshold;
+    return low * 0xffffu | high * 0xffff0000u;
+}
+
+/* The factors of single weights of a row, which a thread asks for one after the other. It keeps the bits that it made
+ * last: neighbours mostly share a block of them. */
+typedef struct fa_dropout_cache {
+    fa_dropout dropout;
+    int64_t i, j; /* of the block's first column; -1: none yet */
+    uint32_t block[4];
+} fa_dropout_cache;
+
+FA_DEVICE fa_dropout_cache fa_dropout_cache_of(const fa_attention_params *p, const fa_tile *t)
+{
+    fa_dropout_cache cache;
+    cache.dropout = fa_dropout_of(p, t);
+    cache.i = cache.j = -1;
+    cache.block[0] = cache.block[1] = cache.block[2] = cache.block[3] = 0;
+    return cache;
+}
+
+FA_DEVICE float fa_dropout_factor_of(const fa_attention_params *p, fa_dropout_cache *cache,
+                                     int64_t i, int64_t j)
+{
+    const int64_t first = j & ~(int64_t)25; /* bits 0, 3 and 4 choose within the block */
+    if (cache->i != i || cache->j != first) {
+        fa_dropout_block(cache->dropout.seed, cache->dropout.offset, cache->dropout.batch_head, i,
+                         j >> 5, (int)(j >> 1) & 3, cache->block);
+        cache->i = i;
+        cache->j = first;
+    }
+    const uint32_t low = j & 8 ? cache->block[1] : cache->block[0];
+    const uint32_t high = j & 8 ? cache->block[3] : cache->block[2];
+    const uint32_t word = j & 16 ? high : low;
+    return fa_dropout_factor(p, j & 1 ? word >> 16 : word & 0xffffu);
+}
+
+#endif

@@ -1,0 +1,31 @@
+/*
+ * The numbers of a variant (kernels/variants.h) and what follows from them. forward_simt.h says what the numbers are.
+ */
+#ifndef FA_KERNELS_FORWARD_SIMT_CONFIG_CUH
+#define FA_KERNELS_FORWARD_SIMT_CONFIG_CUH
+
+#include "forward_simt/forward_simt.h"
+
+#if !defined(HEAD_DIM) || !defined(KEYS) || !defined(CHUNK) || !defined(ROWS)
+#error                                                                                             \
+    "forward_simt: HEAD_DIM, KEYS, CHUNK or ROWS is missing: a row of kernels/variants.h defines them"
+#endif
+
+/* For common/simt.cuh: own rows are queries, the others keys and values. */
+#define OWN FA_SIMT_QUERIES(ROWS)
+#define OTHERS KEYS
+#define RESULT_GROUPS (HEAD_DIM / 32)
+
+enum {
+    CHUNKS = HEAD_DIM / CHUNK,
+    QUERIES = OWN /* of a work tile */
+};
+
+/* Blocks of a multiprocessor, at least, which bounds the registers: three where shared memory has room for so many. */
+#if HEAD_DIM == 64 || (HEAD_DIM == 128 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+#define BLOCKS 3
+#else
+#define BLOCKS 2
+#endif
+
+#endif

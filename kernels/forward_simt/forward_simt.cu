@@ -1,0 +1,349 @@
+/*
+ * Attention forward on the plain FMA units, in float32: FlashAttention-2, algorithm 1
+ * (arXiv:2307.08691, section 3.1), with every option of the API, for every architecture. What the
+ * fast kernels cannot do, or not yet, comes here.
+ *
+ * A block of 128 threads computes a tile of queries of one head. It walks over the keys in tiles,
+ * which it turns into float32 in shared memory, keys and values in turn in the same place. Head
+ * dims above CHUNK are cut into chunks, so that shared memory fits 64 KiB whatever the head dim.
+ *
+ * Thread (x, y) of 8 x 16 holds rows y, y+16, ... of the tile: of scores the columns x, x+8, ...,
+ * of the output the columns 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp, so
+ * that weights never leave the warp that made them. Rows in shared memory lie 4 words more than a
+ * power of two apart: then the 128-bit accesses of a warp meet no bank twice.
+ *
+ * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, KEYS, CHUNK and ROWS (kernels/variants.h).
+ */
+#include "forward_simt/config.cuh"
+
+#include "common/score_options.cuh"
+#include "common/simt.cuh"
+#include "common/softmax.cuh"
+
+/* Shared memory. With one chunk the queries stay where they are for all tiles of keys. */
+typedef struct fa_shared {
+    float *queries; /* QUERIES x CHUNK */
+    float *rows;    /* KEYS x CHUNK: keys, then values */
+    float *weights; /* QUERIES x KEYS */
+} fa_shared;
+
+/* The keys of a tile that some of its queries may see: [from, to) of [start, start + KEYS). */
+typedef struct fa_key_range {
+    int64_t start, from, to;
+} fa_key_range;
+
+/* A thread's part of the tile. */
+typedef struct fa_state {
+    float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
+    float out[ROWS][CHUNKS * GROUPS][4];
+} fa_state;
+
+/* ---- Tiles into shared memory ---------------------------------------------------------------- */
+
+FA_DEVICE void load_queries_as(const fa_attention_params *p, const fa_tile *t, float *to, int kind,
+                               int column)
+{
+#pragma unroll 4
+    for (int n = (int)threadIdx.x; n < QUERIES * CHUNK / 4; n += THREADS) {
+        const int r = n / (CHUNK / 4), c = n % (CHUNK / 4) * 4;
+        const int64_t i = t->first + r;
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (i < t->n_q)
+            x = fa_fetch4(fa_view_row(&p->q, t->block_q, t->start_q + i, t->head), kind, p->q.dtype,
+                          column + c, p->d);
+        *(float4 *)(to + r * PITCH + c) = x;
+    }
+}
+
+FA_DEVICE void load_queries(const fa_attention_params *p, const fa_tile *t, float *to, int column)
+{
+    switch (fa_fetch_kind(&p->q)) {
+    case FA_FETCH_FLOAT32: load_queries_as(p, t, to, FA_FETCH_FLOAT32, column); break;
+    case FA_FETCH_FLOAT16: load_queries_as(p, t, to, FA_FETCH_FLOAT16, column); break;
+    case FA_FETCH_BFLOAT16: load_queries_as(p, t, to, FA_FETCH_BFLOAT16, column); break;
+    default: load_queries_as(p, t, to, FA_FETCH_ANY, column);
+    }
+}
+
+/* Columns column .. column+CHUNK-1 of a tile of keys or values; zeros for keys that no query of the
+ * tile may see. Returns 0, or NaN if something in it is not finite. */
+FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view *v,
+                             const fa_tile *t, const fa_key_range *keys, float *to, int kind,
+                             int column, int columns)
+{
+    float seen = 0.0f;
+#pragma unroll 1
+    for (int first = (int)threadIdx.x; first < KEYS * CHUNK / 4; first += BATCH * THREADS) {
+        float4 x[BATCH]; /* all on their way before the first is used */
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) {
+            const int n = first + u * THREADS;
+            const int64_t j = keys->start + n / (CHUNK / 4);
+            x[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (j >= keys->from && j < keys->to)
+                x[u] = fa_fetch4(fa_key_row(p, v, t, j), kind, v->dtype,
+                                 column + n % (CHUNK / 4) * 4, columns);
+        }
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) {
+            const int n = first + u * THREADS;
+            *(float4 *)(to + n / (CHUNK / 4) * PITCH + n % (CHUNK / 4) * 4) = x[u];
+            seen += x[u].x * 0.0f + x[u].y * 0.0f + (x[u].z * 0.0f + x[u].w * 0.0f);
+        }
+    }
+    return seen;
+}
+
+FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
+                          const fa_key_range *keys, float *to, int column, int columns)
+{
+    switch (fa_fetch_kind(v)) {
+    case FA_FETCH_FLOAT32:
+        return load_keys_as(p, v, t, keys, to, FA_FETCH_FLOAT32, column, columns);
+    case FA_FETCH_FLOAT16:
+        return load_keys_as(p, v, t, keys, to, FA_FETCH_FLOAT16, column, columns);
+    case FA_FETCH_BFLOAT16:
+        return load_keys_as(p, v, t, keys, to, FA_FETCH_BFLOAT16, column, columns);
+    default: return load_keys_as(p, v, t, keys, to, FA_FETCH_ANY, column, columns);
+    }
+}
+
+/* ---- Softmax --------------------------------------------------------------------------------- */
+
+/* Scores become logits by way of shared memory, where a loop need not be unrolled. A thread touches
+ * its own elements only. */
+FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t,
+                                   const fa_shared *shared, int64_t start, float scale,
+                                   float scores[ROWS][COLUMNS])
+{
+    float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS] = scale * scores[r][c];
+#pragma unroll 1
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t i = fa_min64(t->first + row_of(r), t->n_q - 1);
+        const fa_range visible = fa_tile_visible(p, t, i);
+#pragma unroll 1
+        for (int c = 0; c < COLUMNS; c++) {
+            float *x = mine + r * DOWN * WEIGHTS_PITCH + c * ACROSS;
+            const int64_t j = start + across() + c * ACROSS;
+            *x = j >= visible.lo && j < visible.hi ? fa_logit(p, t, i, j, *x) : -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            scores[r][c] = mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS];
+}
+
+/* Scores become logits where there is nothing but a scale and, in tiles that are not full, masks by
+ * position. */
+FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t, int64_t start,
+                                 bool full, float scale, float scores[ROWS][COLUMNS])
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        fa_range visible = {0, KEYS}; /* from start on */
+        if (!full) {
+            visible = fa_tile_visible(p, t, fa_min64(t->first + row_of(r), t->n_q - 1));
+            visible.lo = fa_min64(fa_max64(visible.lo - start, 0), KEYS);
+            visible.hi = fa_min64(fa_max64(visible.hi - start, 0), KEYS);
+        }
+        const int lo = (int)visible.lo, hi = (int)visible.hi;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const int j = across() + c * ACROSS;
+            scores[r][c] = full || (j >= lo && j < hi) ? scale * scores[r][c] : -INFINITY;
+        }
+    }
+}
+
+/* Logits become weights in shared memory; maximum, sum and the earlier output follow. */
+FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS], fa_state *state)
+{
+    float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float top = logits[r][0];
+#pragma unroll
+        for (int c = 1; c < COLUMNS; c++) top = fmaxf(top, logits[r][c]);
+        top = fmaxf(state->max[r], row_max(top));
+        const float base = fa_softmax_base(top);
+        const float rescale = fa_softmax_rescale(state->max[r], base);
+        float sum = 0.0f;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const float w = fa_weight(logits[r][c], base);
+            mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS] = w;
+            sum += w;
+        }
+        state->max[r] = top;
+        state->sum[r] = state->sum[r] * rescale + sum;
+#pragma unroll
+        for (int g = 0; g < CHUNKS * GROUPS; g++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state->out[r][g][e] *= rescale;
+    }
+}
+
+/* A thread's columns x, x+8, x+16, x+24 of 32 take their bits from one Philox block. */
+FA_DEVICE void drop_weights(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
+                            int64_t start)
+{
+    const fa_dropout d = fa_dropout_of(p, t);
+    float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
+#pragma unroll 1
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll 1
+        for (int g = 0; g < KEYS / 32; g++) {
+            float *w = mine + r * DOWN * WEIGHTS_PITCH + g * 32;
+            uint32_t block[4];
+            fa_dropout_block(d.seed, d.offset, d.batch_head, t->first + row_of(r), start / 32 + g,
+                             across() / 2, block);
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                w[c * ACROSS] *=
+                    fa_dropout_factor(p, across() % 2 ? block[c] >> 16 : block[c] & 0xffffu);
+        }
+}
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
+                           const fa_key_range *keys, float scores[ROWS][COLUMNS])
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) scores[r][c] = 0.0f;
+#pragma unroll 1
+    for (int column = 0; column < p->d; column += CHUNK) {
+        const int columns = p->d - column < CHUNK ? p->d - column : CHUNK;
+        __syncthreads(); /* what lies there has been used */
+        if (CHUNKS > 1) load_queries(p, t, shared->queries, column);
+        (void)load_keys(p, &p->k, t, keys, shared->rows, column, p->d);
+        __syncthreads();
+        add_scores(shared->queries, shared->rows, columns, scores);
+    }
+}
+
+/* The weights are in shared memory. */
+FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
+                          const fa_key_range *keys, fa_state *state)
+{
+    const int count = (int)(keys->to - keys->start);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (chunk * CHUNK >= p->d_v) break;
+        __syncthreads();
+        float bad = load_keys(p, &p->v, t, keys, shared->rows, chunk * CHUNK, p->d_v);
+        if (__syncthreads_or(bad != 0.0f))
+            add_rows_skip_zeros(shared->weights, shared->rows, count, chunk * GROUPS, state->out);
+        else add_rows(shared->weights, shared->rows, count, chunk * GROUPS, state->out);
+    }
+}
+
+/* All keys that the tile's queries may see, a tile at a time. */
+FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
+                      fa_state *state)
+{
+    const float scale = fa_effective_scale(p, t);
+    const int64_t last = fa_min64(t->first + QUERIES, t->n_q) - 1;
+    const fa_range first_row = fa_tile_visible(p, t, t->first);
+    const fa_range last_row = fa_tile_visible(p, t, last);
+    if (first_row.lo >= last_row.hi) return;
+    if (CHUNKS == 1) load_queries(p, t, shared->queries, 0);
+#pragma unroll 1
+    for (int64_t start = first_row.lo / KEYS * KEYS; start < last_row.hi; start += KEYS) {
+        fa_key_range keys;
+        keys.start = start;
+        keys.from = fa_max64(start, first_row.lo);
+        keys.to = fa_min64(start + KEYS, last_row.hi);
+        float scores[ROWS][COLUMNS];
+        make_scores(p, t, shared, &keys, scores);
+        const bool full = start >= last_row.lo && start + KEYS <= first_row.hi;
+        if (fa_has_score_options(p)) make_general_logits(p, t, shared, start, scale, scores);
+        else make_plain_logits(p, t, start, full, scale, scores);
+        make_weights(shared, scores, state);
+        if (p->dropout_threshold) drop_weights(p, t, shared, start);
+        use_values(p, t, shared, &keys, state);
+    }
+}
+
+/* The thread's columns of one row, times a factor; a factor of 0 writes zeros whatever they
+ * hold. */
+FA_DEVICE void store_row(const fa_attention_params *p, const fa_tile *t, int64_t i, float factor,
+                         float out[CHUNKS * GROUPS][4])
+{
+    char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
+#pragma unroll
+    for (int g = 0; g < CHUNKS * GROUPS; g++) {
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (factor != 0.0f)
+            x = make_float4(factor * out[g][0], factor * out[g][1], factor * out[g][2],
+                            factor * out[g][3]);
+        fa_store4(row, &p->out, g * 32 + across() * 4, p->d_v, x);
+    }
+}
+
+/* Divides by the sums and writes out and lse; zeros and -infinity in rows that are no query's. */
+FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *state)
+{
+    const float descale = fa_value_descale(p, t);
+    const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t i = t->first + row_of(r);
+        const float sum = row_sum(state->sum[r]);
+        float lse, factor = fa_softmax_finish(state->max[r], sum, sink, &lse);
+        if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
+        if (i >= t->room_q) continue;
+        store_row(p, t, i, factor == 0.0f ? 0.0f : factor * descale, state->out[r]);
+        if (p->lse && across() == 0)
+            p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
+    }
+}
+
+FA_DEVICE void clear(fa_state *state)
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        state->max[r] = -INFINITY;
+        state->sum[r] = 0.0f;
+#pragma unroll
+        for (int g = 0; g < CHUNKS * GROUPS; g++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state->out[r][g][e] = 0.0f;
+    }
+}
+
+FA_DEVICE void run_tile(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared)
+{
+    fa_state state;
+    if (t->first >= t->room_q) return;
+    clear(&state);
+    if (t->first < t->n_q) attend(p, t, shared, &state);
+    finish(p, t, &state);
+}
+
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
+    forward_simt(const __grid_constant__ fa_attention_params p)
+{
+    FA_DYNAMIC_SHARED(memory);
+    __shared__ fa_tile tile; /* registers are for the products */
+    fa_shared shared;
+    shared.queries = memory;
+    shared.rows = shared.queries + QUERIES * PITCH;
+    shared.weights = shared.rows + KEYS * PITCH;
+#pragma unroll 1
+    for (int64_t task = blockIdx.x; task < p.tasks; task += gridDim.x) {
+        if (threadIdx.x == 0) tile = fa_find_tile(&p, task, QUERIES);
+        __syncthreads();
+        run_tile(&p, &tile, &shared);
+        __syncthreads();
+    }
+}

@@ -1,0 +1,309 @@
+/*
+ * Attention forward on tensor cores by mma.sync, from Ampere on: FlashAttention-2, algorithm 1 (arXiv:2307.08691,
+ * section 3.1), in float16 or bfloat16 with float32 sums, with every option of the API. Compiled with ARCHITECTURE 75 it
+ * runs on Turing, in float16.
+ *
+ *   config.cuh      the numbers of the variant          multiply.cuh   S = Q K^T, O += P V
+ *   layout.cuh      who has what, shared memory         scores.cuh     masks and options
+ *   scheduler.cuh   the block's work tiles              softmax.cuh    weights, with and without a running max
+ *   load.cuh        copies to shared memory             recompute.cuh  values that are not finite
+ *                                                       store.cuh      results
+ *
+ * All warps have the same role. A block takes one work tile after the other; for each, compute_work_tile walks over the key
+ * tiles: load, multiply, softmax, multiply; then the results are stored. Work tiles are described ahead, so the copies of
+ * the next one's queries and first keys are under way while this one ends.
+ *
+ * A key tile is plain if every row sees all of it, and of the next one, and it can be copied whole. Plain tiles, which are
+ * most, have a loop of their own (add_plain_tiles): its body is straight code, its addresses stay in registers, and copies
+ * are issued between products. A warp skips key tiles of which none of its rows sees a key.
+ */
+#include "forward_sm80/config.cuh"
+
+#include "common/score_options.cuh"
+#include "forward_sm80/layout.cuh"
+#include "forward_sm80/load.cuh"
+#include "forward_sm80/multiply.cuh"
+#include "forward_sm80/recompute.cuh"
+#include "forward_sm80/scheduler.cuh"
+#include "forward_sm80/scores.cuh"
+#include "forward_sm80/softmax.cuh"
+#include "forward_sm80/store.cuh"
+
+/* Above 0, so that -infinity stays -infinity. */
+#define MIN_SCALE 1.175494351e-38f
+
+/* ---- Any key tile: load and multiply --------------------------------------------------------- */
+
+/* The scores of tile n, of whose keys some rows may not see some. Returns whether the warp's rows see some
+ * of it. */
+FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
+                             const fa_memory *at, int n, fa_queries *q, float logit_scale,
+                             fa_scores *s)
+{
+    const int first = n * KEYS;
+    const fa_seen *mine = &w->group[group_id()];
+    if (first >= mine->to || first + KEYS <= mine->from) return false;
+    find_queries(q, at);
+    make_scores(s, q, stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
+#if OPTIONS
+    apply_options(p, t, w, first + own_key(), logit_scale, s);
+#else
+    (void)p, (void)t, (void)logit_scale;
+    if (first < mine->all_from || first + KEYS > mine->all_to)
+        hide_by_position(w, first + own_key(), first < mine->all_from, s);
+#endif
+    return true;
+}
+
+/* Tile n from its copies to its scores; returns whether the warp's rows see some of it. With two stages the
+ * tile after it is on its way to where the one before was while tile n is used; with one stage values n
+ * replace those before once keys n are there, and the next keys replace keys n once values n are there.
+ * Behind the last tile comes the next task's first. Tile -1 stands for what is done before the block's first. */
+FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, const fa_memory *at,
+                                 int n, fa_path *path, fa_queries *q, bool searched,
+                                 float logit_scale, fa_scores *s)
+{
+    const fa_next_tile c = find_next_tile(b, at, n);
+    fa_key_tiles *w = &b->now.keys;
+    bool here = false;
+    if (n >= 0) sync_block(w, at, n, STAGES == 2 && searched);
+    if (n == 0) load_query_fragments(q, at);
+    if (STAGES == 2) {
+        find_rows(p, &c, path);
+        issue_keys(p, c.task, &c.at, c.n, path);
+        issue_values(p, c.task, &c.at, c.n, path);
+    } else if (n >= 0) issue_values(p, &b->now, at, n, path);
+    if (n >= 0) here = multiply_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
+    if (STAGES == 1) {
+        if (n >= 0) sync_block(w, at, n, searched);
+        find_rows(p, &c, path);
+        issue_keys(p, c.task, &c.at, c.n, path);
+    } else if (c.n == 0) __syncthreads(); /* all are done with the queries */
+    return here;
+}
+
+/* ---- A tracked key tile: softmax and multiply ------------------------------------------------ */
+
+FA_DEVICE void add_tracked_values(const fa_memory *at, const fa_weights *p, uint32_t tile,
+                                  bool nonfinite, fa_output *o)
+{
+    const uint32_t rows = weight_rows(at);
+    if (nonfinite || UNTRACKED) add_nonfinite_values(o, p, rows, value_fragments(tile));
+    else add_values(o, p, rows, value_fragments(tile));
+}
+
+/* The online softmax of a tile, and O += P V. nonfinite: not all values are finite. */
+FA_DEVICE void add_tracked_tile(const fa_attention_params *p, const fa_tile *t,
+                                const fa_key_tiles *w, const fa_memory *at, int n, bool nonfinite,
+                                const fa_scores *s, float scale, fa_output *o)
+{
+    fa_weights weights = find_weights(at);
+    update_max(at, o, s, scale);
+    make_weights(&weights, s, o, scale);
+#if OPTIONS
+    if (p->dropout_threshold) drop_weights(p, t, w->start + n * KEYS + own_key(), &weights);
+#else
+    (void)p, (void)t, (void)w;
+#endif
+    sync_group();
+    add_tracked_values(at, &weights, stage(at, at->v, n), nonfinite, o);
+}
+
+#if UNTRACKED
+
+/* ---- Plain key tiles ------------------------------------------------------------------------- */
+
+/* The scores. Once the first of their products are under way, copies begin: of this tile's values, or with
+ * two stages of the next tile. */
+FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
+                                  fa_path *path, const fa_queries *q, fa_scores *s)
+{
+    const uint32_t k = stage(at, path->k, n);
+    clear_scores(s);
+    add_scores(s, q, k, 0, 1);
+    if (STAGES == 2) issue_next(p, at, n, path);
+    else issue_whole_values(p, path, path->copy);
+    add_scores(s, q, k, 1, D_STEPS);
+}
+
+/* The softmax and O += P V; with one stage the next keys' copies begin. */
+FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
+                              fa_path *path, float scale, const fa_scores *s, fa_output *o)
+{
+    const uint32_t v = stage(at, path->v, n);
+    if (path->peaked) update_max(at, o, s, scale);
+#if SPLIT == 1
+    fa_weights weights;
+    float sum[M_TILES][2] = {{0.0f}};
+    weigh_first_chunk(&weights, s, o, scale, sum);
+    if (STAGES == 1) issue_next(p, at, n, path);
+    return multiply_chunks(o, &weights, s, scale, v, sum, path->bound, path->peaked);
+#else
+    if (STAGES == 1) issue_next(p, at, n, path);
+    return weigh_tile(o, s, scale, at, v, path->bound, path->peaked);
+#endif
+}
+
+/* Tile n, which all rows of the block see all of, as the next one. Returns how many chunks are done. */
+FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w,
+                             const fa_memory *at, int n, fa_path *path, fa_queries *q, float scale,
+                             fa_scores *s, fa_output *o)
+{
+    wait_for_copies();
+    __syncthreads();
+    q->at = path->q;
+    multiply_and_issue(p, at, n, path, q, s);
+    if (STAGES == 1) {
+        wait_for_copies();
+        __syncthreads();
+        scale +=
+            fa_bits_float(w->recompute); /* nothing: but exponentials begin behind the barrier */
+    }
+    return weigh_and_issue(p, at, n, path, scale, s, o);
+}
+
+/* Tiles from *n on to the last that all rows see all of, and of the next one too, or to one that is left to
+ * add_untracked_tile. *n is the last of them; returns how many of its chunks are done. */
+FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *w,
+                              const fa_memory *at, int *n, fa_path *path, fa_queries *q,
+                              float scale, fa_scores *s, fa_output *o)
+{
+    const int to = w->plain_to - 1;
+    int done;
+#pragma unroll 1
+    do done = add_plain_tile(p, w, at, *n, path, q, scale, s, o);
+    while (done == CHUNKS && ++*n < to);
+    if (done == CHUNKS) --*n;
+    return done;
+}
+
+/* ---- Other key tiles of plain rows: softmax and multiply ------------------------------------- */
+
+/* The softmax of a tile and O += P V, but for the keys of the chunks that are done; tracked: some row is known to
+ * need another base. */
+FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const fa_memory *at,
+                                  uint32_t v, int done, float bound, bool tracked)
+{
+#pragma unroll 1
+    for (;;) {
+        if (tracked) {
+            if (done > 0) hide_chunks(s, done);
+            update_max(at, o, s, scale);
+        }
+        done = weigh_tile(o, s, scale, at, v, bound, tracked);
+        if (tracked || done == CHUNKS) return;
+        tracked = true;
+    }
+}
+
+#endif
+
+/* ---- A work tile ----------------------------------------------------------------------------- */
+
+FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at,
+                                 fa_output *o)
+{
+    const fa_tile *t = &b->now.tile;
+    fa_key_tiles *w = &b->now.keys;
+#if OPTIONS
+    const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
+    const bool hides = hides_keys(p);
+#else
+    /* Above 0, so that -infinity stays -infinity. */
+    const float scale = fmaxf(p->scale * FA_LOG2E, MIN_SCALE), logit_scale = 1.0f;
+    const bool hides = false;
+#endif
+    fa_queries q;
+    if (!b->loading) issue_queries(p, t, at->q);
+    fa_path path = find_path(p, w, at, 1, STAGES - 1);
+    if (UNTRACKED) hold_path(&path);
+    const int tiles = w->tiles;
+#if UNTRACKED
+    /* Not the first tile, which finds the bases. */
+    const int plain_from = w->plain_from > 0 ? w->plain_from : 1, plain_to = w->plain_to - 1;
+#endif
+#pragma unroll 1
+    for (int n = b->loading ? 0 : -1; n < tiles; n++) {
+        fa_scores s;
+        bool nonfinite = false;
+#if UNTRACKED
+        int done = 0;
+        bool tracked = n == 0 || path.peaked;
+        if (n == plain_from) judge_rows(o, n, &path);
+        if (n >= plain_from && n < plain_to) {
+            done = add_plain_tiles(p, w, at, &n, &path, &q, scale, &s, o);
+            if (done == CHUNKS) continue;
+            tracked = true;
+        } else
+#endif
+        {
+            const int first = n * KEYS;
+            const bool searched =
+                w->recompute && n >= 0 &&
+                (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
+            if (!load_and_multiply(p, b, at, n, &path, &q, searched, logit_scale, &s)) continue;
+            nonfinite = searched && nonfinite_values(w);
+        }
+#if UNTRACKED
+        if (!nonfinite) {
+            add_untracked_tile(o, &s, scale, at, value_fragments(stage(at, at->v, n)), done,
+                               path.bound, tracked);
+            continue;
+        }
+#endif
+        add_tracked_tile(p, t, w, at, n, nonfinite, &s, scale, o);
+    }
+    /* Not before: the copies of the first keys are still on their way. */
+    if (has_keys(next_work_tile(b))) issue_queries(p, &next_work_tile(b)->tile, at->q);
+}
+
+/* Returns whether this thread saw that the task must be done once more. */
+FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at)
+{
+    fa_work_tile *now = &b->now;
+    fa_output o;
+    bool suspect = false;
+    if (now->tile.first >= now->tile.room_q) return false;
+    clear_output(&o);
+    if (has_keys(now)) {
+        compute_work_tile(p, b, at, &o);
+        suspect = !now->keys.recompute && is_suspect(p, &now->keys, &o);
+    }
+    sum_rows(at, &o);
+    write_output(p, &now->tile, &o);
+    return suspect;
+}
+
+/* Goes on to the next task, or does this one again if any thread asks for it. */
+FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool recompute)
+{
+    const uint32_t turn = b->number + 1;
+    const bool keys = has_keys(&b->now);
+    fa_work_tile *tasks = b->queue;
+    if (__syncthreads_or(recompute)) {
+        wait_for_copies(); /* of the next task, whose places are needed once more */
+        if (ptx_thread_id() == 0) b->loading = 0, b->now.keys.recompute = 1;
+    } else {
+        if (ptx_thread_id() == 0) b->loading = keys, b->number = turn;
+        copy_work_tile(&tasks[turn % (QUEUE_ENTRIES)], &b->now);
+        if (turn % AHEAD == 0 &&
+            turn + AHEAD <= b->count) /* also that there is none after the last */
+            describe_work_tiles(p, turn + AHEAD, AHEAD, tasks);
+    }
+    __syncthreads();
+}
+
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS) forward_sm80(const __grid_constant__ fa_sm80_params s)
+{
+    FA_DYNAMIC_SHARED(memory);
+    __shared__ fa_block block;
+    const fa_attention_params *p = &s.attention;
+    fa_memory at = find_memory(memory);
+    begin_block(p, &block, (fa_work_tile *)((char *)memory + SMEM_BYTES) - QUEUE_ENTRIES);
+#pragma unroll 1
+    while (block.number < block.count) {
+        const bool recompute = run_work_tile(p, &block, &at);
+        at = next_memory(&at, block.now.keys.tiles);
+        end_work_tile(p, &block, recompute);
+    }
+}

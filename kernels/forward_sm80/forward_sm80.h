@@ -1,0 +1,55 @@
+/*
+ * What follows from the numbers of a variant of forward_sm80. Shared by the kernel and the planner.
+ *
+ * Of kernels/variants.h:
+ *   warps       of a block
+ *   split       warps that share rows: each makes the scores of its share of a tile's keys and the output's columns of
+ *               its share, whose accumulator fits into its registers
+ *   group_rows  of a warp, or of the warps that share them: a multiple of 16
+ *   keys        a multiple of 32
+ *   stages      1: values are loaded while their keys are used, and keys while the values before them are
+ *   blocks      of a multiprocessor, at least, which bounds the registers
+ *   ahead       tasks are described so many at a time, at most twice as many ahead
+ */
+#ifndef FA_KERNEL_FORWARD_SM80_H
+#define FA_KERNEL_FORWARD_SM80_H
+
+#include "../common/element.h"
+#include "../common/params.h"
+
+/* The kernel's parameter. */
+typedef struct fa_sm80_params {
+    fa_attention_params attention;
+    /* Tasks under a causal mask, of all batch items (common/causal_schedule.h): how many pairs there are (0: tasks are
+     * single work tiles), and how many heads have full pairs. */
+    int64_t causal_pairs, full_heads;
+} fa_sm80_params;
+
+/* Every option that changes scores or weights may be there; without it, none. */
+#define FA_SM80_ALL 1
+
+/* Bytes from one row to the next: 16 more than the row has, an odd number of 16-byte units. So the
+ * units of 8 neighbouring rows lie in 8 different groups of banks. */
+#define FA_SM80_PITCH(dim, element) (FA_ELEMENT_BYTES(element) * (dim) + 16)
+
+#define FA_SM80_THREADS(warps) (32 * (warps))
+#define FA_SM80_QUERIES(warps, split, group_rows) ((group_rows) * (warps) / (split))
+
+/* Bytes that warps which share rows pass to each other: weights, and a number for each warp and row. */
+#define FA_SM80_WEIGHTS_PITCH(keys, element) (FA_ELEMENT_BYTES(element) * (keys) + 16)
+#define FA_SM80_SHARED(element, warps, split, group_rows, keys)                                    \
+    ((split) == 1                                                                                  \
+         ? 0                                                                                       \
+         : FA_SM80_QUERIES(warps, split, group_rows) * FA_SM80_WEIGHTS_PITCH(keys, element) +      \
+               4 * (group_rows) * (warps))
+
+/* Bytes of a task's description. */
+#define FA_SM80_TASK_BYTES 288
+
+/* Bytes of dynamic shared memory: queries, keys, values, what is passed, descriptions. */
+#define FA_SM80_SMEM(element, dim, warps, split, group_rows, keys, stages, ahead)                  \
+    (FA_SM80_PITCH(dim, element) *                                                                 \
+         (FA_SM80_QUERIES(warps, split, group_rows) + 2 * (stages) * (keys)) +                     \
+     FA_SM80_SHARED(element, warps, split, group_rows, keys) + 2 * (ahead)*FA_SM80_TASK_BYTES)
+
+#endif

@@ -1,0 +1,176 @@
+/*
+ * Which part of a work tile a thread has, and where things are in shared memory.
+ *
+ * Up to 128 columns a warp has 32 rows of the work tile. For wider heads a group of SPLIT warps shares rows: each computes
+ * the scores of its share of a key tile's keys and its share of the output's columns.
+ */
+#ifndef FA_KERNELS_FORWARD_SM80_LAYOUT_CUH
+#define FA_KERNELS_FORWARD_SM80_LAYOUT_CUH
+
+#include "forward_sm80/config.cuh"
+#include "common/device.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/thread.cuh"
+
+FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
+FA_DEVICE int group_id(void) { return ptx_thread_id() / (32 * SPLIT); }
+FA_DEVICE int group_row(void) { return group_id() * GROUP_ROWS; } /* its first */
+
+/* The warp's number in its group: its share of keys and columns. */
+FA_DEVICE int share_id(void) { return ptx_thread_id() / 32 % SPLIT; }
+FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first in a tile */
+
+/* All warps of the group meet. */
+FA_DEVICE void sync_group(void)
+{
+    if (SPLIT > 1) ptx_named_barrier_sync(1 + group_id(), 32 * SPLIT);
+}
+
+/* The row of the block's tile that element [m][..][2 * half] belongs to. */
+FA_DEVICE int row_of(int m, int half) { return group_row() + 16 * m + 8 * half + lane_id() / 4; }
+
+/* ---- Registers ------------------------------------------------------------------------------- */
+
+/* S, as mma leaves it: of row 16m + g + 8h the keys 8n + 2t and 8n + 2t + 1 in [m][n][2h] and
+ * [m][n][2h + 1], g = lane / 4, t = lane % 4. */
+typedef struct fa_scores {
+    float at[M_TILES][KEY_TILES][4];
+} fa_scores;
+
+/* P, rounded: [m][n][h] the pair. Two tiles in a row are an A fragment. Warps that share rows need
+ * the weights of all keys: they lay theirs down in shared memory. */
+typedef struct fa_weights {
+#if SPLIT == 1
+    uint32_t at[M_TILES][KEY_TILES][2];
+#else
+    uint32_t at; /* where this lane's pair [0][0][0] lies */
+#endif
+} fa_weights;
+
+typedef struct fa_output {
+    float at[M_TILES][D_TILES][4];
+    float max[M_TILES][2]; /* in powers of two */
+    float sum[M_TILES][2]; /* of the thread's own columns */
+} fa_output;
+
+/* ---- Shared memory --------------------------------------------------------------------------- */
+
+/* Addresses in shared memory. */
+typedef struct fa_memory {
+    uint32_t q, k, v; /* of keys and values where the task's even tiles lie, */
+    uint32_t to_odd;  /* and from there to its odd ones */
+    uint32_t weights; /* QUERIES x KEYS */
+    uint32_t numbers; /* GROUPS x SPLIT x GROUP_ROWS */
+} fa_memory;
+
+FA_DEVICE fa_memory find_memory(const void *memory)
+{
+    fa_memory at;
+    at.q = fa_opaque(ptx_shared_address(memory));
+    at.k = at.q + QUERIES * PITCH;
+    at.v = at.k + STAGES * TILE_BYTES;
+    at.to_odd = TILE_BYTES;
+    at.weights = at.v + STAGES * TILE_BYTES;
+    at.numbers = at.weights + QUERIES * WEIGHTS_PITCH;
+    return at;
+}
+
+/* Where the keys and values of tile number n lie; first: those of tile 0. */
+FA_DEVICE uint32_t stage(const fa_memory *at, uint32_t first, int n)
+{
+    return STAGES == 1 ? first : first + (n & 1) * at->to_odd;
+}
+
+/* The memory of the task after one of so many tiles: its first goes to where there is room. */
+FA_DEVICE fa_memory next_memory(const fa_memory *at, int tiles)
+{
+    fa_memory next = *at;
+    if (STAGES == 1 || tiles % 2 == 0) return next;
+    next.k += at->to_odd;
+    next.v += at->to_odd;
+    next.to_odd = 0 - at->to_odd;
+    return next;
+}
+
+/* The row and piece that this lane names when the fragments of a tile's first 16 rows and columns are
+ * loaded: by 8 x 8 matrices, A and the transposed V first down and then across, K the other way. */
+FA_DEVICE uint32_t value_lane(int lane) { return (uint32_t)(lane % 16 * PITCH + lane / 16 * 16); }
+
+FA_DEVICE uint32_t key_lane(int lane)
+{
+    return (uint32_t)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16);
+}
+
+/* Where this lane's fragments of values begin. */
+FA_DEVICE uint32_t value_fragments(uint32_t tile)
+{
+    return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
+}
+
+/* ---- What the warps of a group pass to each other -------------------------------------------- */
+
+FA_DEVICE uint32_t group_weights(const fa_memory *at)
+{
+    return at->weights + (uint32_t)(group_row() * WEIGHTS_PITCH);
+}
+
+/* Where this lane's row of the group's weights begins, as A fragments are loaded. */
+FA_DEVICE uint32_t weight_rows(const fa_memory *at)
+{
+    return group_weights(at) + (uint32_t)(lane_id() % 16 * WEIGHTS_PITCH + lane_id() / 16 * 16);
+}
+
+FA_DEVICE fa_weights find_weights(const fa_memory *at)
+{
+    fa_weights p = {0};
+#if SPLIT > 1
+    p.at = group_weights(at) +
+           (uint32_t)(lane_id() / 4 * WEIGHTS_PITCH + own_key() * 2 + lane_id() % 4 * 4);
+#else
+    (void)at;
+#endif
+    return p;
+}
+
+#if OPTIONS
+FA_DEVICE uint32_t get_x2(const fa_weights *p, int m, int n, int half)
+{
+#if SPLIT > 1
+    return ptx_ld_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n));
+#else
+    return p->at[m][n][half];
+#endif
+}
+#endif
+
+FA_DEVICE void set_x2(fa_weights *p, int m, int n, int half, uint32_t pair)
+{
+#if SPLIT > 1
+    ptx_st_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
+#else
+    p->at[m][n][half] = pair;
+#endif
+}
+
+/* A number for each row, which the warps of the group tell each other. Who calls has all four lanes
+ * of a row hold the same. */
+FA_DEVICE void share_with_group(const fa_memory *at, float x[M_TILES][2])
+{
+    const uint32_t to = at->numbers + (uint32_t)(ptx_thread_id() / 32 * GROUP_ROWS * 4);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        if (lane_id() % 4 == 0)
+            ptx_st_shared_f32(to + (uint32_t)(4 * (8 * i + lane_id() / 4)), x[i / 2][i % 2]);
+    sync_group();
+}
+
+/* What the warp number `share` has told of row 8 * i + g. */
+FA_DEVICE float read_from_group(const fa_memory *at, int share, int i)
+{
+    const int row = (group_id() * SPLIT + share) * GROUP_ROWS + 8 * i + lane_id() / 4;
+    return ptx_ld_shared_f32(at->numbers + (uint32_t)(4 * row));
+}
+
+#endif

@@ -1,0 +1,340 @@
+/*
+ * Copies of queries, keys and values to shared memory. On Turing, which has no asynchronous copies, they are plain ones.
+ *
+ * Keys and values that no query of the work tile sees are not read: zeros are stored instead. With two stages a key tile
+ * and its values are copied while the one before is used. With one stage values are copied while their keys are used,
+ * and the next keys while values are used.
+ */
+#ifndef FA_KERNELS_FORWARD_SM80_LOAD_CUH
+#define FA_KERNELS_FORWARD_SM80_LOAD_CUH
+
+#include "common/flat_rows.h"
+#include "common/rows.cuh"
+#include "common/sequence.cuh"
+#include "common/x2.cuh"
+#include "forward_sm80/layout.cuh"
+#include "forward_sm80/scheduler.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/shared.cuh"
+
+/* Threads that copy: each has the same 16 bytes ("vector") of every row that it copies. */
+enum {
+    MAX_ROWS_A_PASS = THREADS / ROW_VECTORS,
+    ROWS_A_PASS = MAX_ROWS_A_PASS >= 32   ? 32
+                  : MAX_ROWS_A_PASS >= 16 ? 16
+                  : MAX_ROWS_A_PASS >= 8  ? 8
+                  : MAX_ROWS_A_PASS >= 4  ? 4
+                                          : 2,
+    COPIERS = ROWS_A_PASS * ROW_VECTORS
+};
+static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
+
+FA_DEVICE int copied_vector(void) { return ptx_thread_id() % ROW_VECTORS; }
+FA_DEVICE int copied_row(void) { return ptx_thread_id() / ROW_VECTORS; }
+FA_DEVICE bool is_copier(void) { return (int)COPIERS == (int)THREADS || ptx_thread_id() < COPIERS; }
+FA_DEVICE uint32_t copied_address(uint32_t tile)
+{
+    return tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
+}
+
+/* Issues a copy of 16 bytes, or of zeros where it is not wanted. */
+FA_DEVICE void copy_async(uint32_t to, const void *from, bool wanted)
+{
+#if ARCHITECTURE >= 80
+    ptx_cp_async_16(to, from, wanted);
+#else
+    ptx_st_shared_v4(to, wanted ? *(const uint4 *)from : make_uint4(0, 0, 0, 0));
+#endif
+}
+
+FA_DEVICE void wait_for_copies(void)
+{
+#if ARCHITECTURE >= 80
+    ptx_cp_async_wait_all();
+#endif
+}
+
+/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a piece. */
+FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
+{
+    uint32_t pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
+        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
+        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
+        pair[i] = low | high << 16;
+    }
+    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+
+/* ---- Queries --------------------------------------------------------------------------------- */
+
+/* Queries one by one, of rows that are not aligned. */
+FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, int64_t count,
+                              uint32_t tile)
+{
+    const int column = 8 * copied_vector();
+#pragma unroll 1
+    for (int r = copied_row(); r < QUERIES; r += ROWS_A_PASS) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (r < count && column < p->d)
+            x = gather_vector(fa_view_row(&p->q, t->block_q, t->start_q + t->first + r, t->head),
+                              column, p->d);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
+    }
+}
+
+FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_tile *t, uint32_t tile)
+{
+    if (!is_copier()) return;
+    const int64_t count = t->n_q - t->first;
+    if (p->q.vector != 8) {
+        gather_queries(p, t, count, tile);
+        return;
+    }
+    const int column = 8 * copied_vector();
+    const int64_t first = t->start_q + t->first + copied_row();
+    const int64_t ahead = 2 * ROWS_A_PASS * p->q.stride[1];
+    const char *row = p->q.data + 2 * (t->block_q * p->q.stride[0] + first * p->q.stride[1] +
+                                       t->head * p->q.stride[2] + column);
+    const int rows = column < p->d ? (int)fa_min64(count, QUERIES) : 0;
+#pragma unroll
+    for (int r = 0; r < QUERIES; r += ROWS_A_PASS, row += ahead)
+        copy_async(copied_address(tile) + (uint32_t)(r * PITCH), row, copied_row() + r < rows);
+}
+
+/* ---- Key tiles of which some keys are not seen, or whose rows are not plain ------------------- */
+
+FA_DEVICE bool is_seen(const fa_key_tiles *w, int j)
+{
+    return j >= w->block.from && j < w->block.to;
+}
+
+FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
+                           const fa_key_tiles *w, int first, int columns, uint32_t tile)
+{
+    const int column = 8 * copied_vector();
+#pragma unroll 1
+    for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS) {
+        const int j = first + r;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (is_seen(w, j) && column < columns)
+            x = gather_vector(fa_key_row(p, v, t, w->start + j), column, columns);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
+    }
+}
+
+/* j: the position of this thread's first row, which goes to `to`. inside: its piece is one of a row. */
+FA_DEVICE void issue_paged_rows(const fa_attention_params *p, const fa_kernel_view *v,
+                                const fa_tile *t, const fa_key_tiles *w, int j, bool inside,
+                                uint32_t to)
+{
+#pragma unroll 4
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, j += ROWS_A_PASS) {
+        const bool wanted = inside && is_seen(w, j);
+        const char *row = v->data;
+        if (wanted) row = fa_key_row(p, v, t, w->start + j) + 16 * copied_vector();
+        copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, wanted);
+    }
+}
+
+/* rows: this thread's piece of row 0, and the bytes from one row to the next. */
+FA_DEVICE void issue_plain_rows(const char *rows, int64_t pitch, const fa_key_tiles *w, int j,
+                                bool inside, uint32_t to)
+{
+    const char *row = rows + pitch * j;
+    const int64_t ahead = pitch * ROWS_A_PASS;
+#pragma unroll 4
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead, j += ROWS_A_PASS)
+        copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside && is_seen(w, j));
+}
+
+/* Starts the copy of the tile of keys or values whose first is at `first`. Zeros take the place of
+ * what no query of the block sees. */
+FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v, const char *rows,
+                          const fa_tile *t, const fa_key_tiles *w, int first, int columns,
+                          uint32_t tile)
+{
+    if (!is_copier()) return;
+    if (v->vector != 8) {
+        gather_rows(p, v, t, w, first, columns, tile);
+        return;
+    }
+    const uint32_t to = copied_address(tile);
+    const bool inside = 8 * copied_vector() < columns;
+    const int j = first + copied_row();
+    if (p->block_table) issue_paged_rows(p, v, t, w, j, inside, to);
+    else issue_plain_rows(rows + 16 * copied_vector(), 2 * v->stride[1], w, j, inside, to);
+}
+
+/* ---- Key tiles that are copied whole --------------------------------------------------------- */
+
+/* What a thread keeps at hand, so that tiles need no look-up (without options: they need the registers). */
+typedef struct fa_path {
+    uint32_t q, k, v;          /* where this lane's fragments begin */
+    uint32_t copy;             /* where this thread's pieces of keys go */
+    bool k_inside, v_inside;   /* whether those pieces are of the rows */
+    const char *k_row, *v_row; /* the piece of the first row of the tile to be copied next */
+    float bound;               /* of a thread's sum of weights among CHUNK_KEYS keys of a row */
+    bool peaked;               /* the warp's rows have maxima in each tile */
+} fa_path;
+
+/* keys, values: the tiles that are to be copied next. */
+FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_key_tiles *w,
+                            const fa_memory *at, int keys, int values)
+{
+    const int row = copied_row(), column = 8 * copied_vector(), lane = lane_id();
+    fa_path path;
+    path.q = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane);
+    path.k = at->k + (uint32_t)(own_key() * PITCH) + key_lane(lane);
+    path.v = value_fragments(at->v);
+    path.copy = copied_address(at->k);
+    path.k_inside = is_copier() && column < p->d;
+    path.v_inside = is_copier() && column < p->d_v;
+    path.k_row = w->k + 2 * (p->k.stride[1] * (row + keys * KEYS) + column);
+    path.v_row = w->v + 2 * (p->v.stride[1] * (row + values * KEYS) + column);
+    path.bound = FA_SUM_BOUND;
+    path.peaked = true;
+    return path;
+}
+
+FA_DEVICE void hold_path(fa_path *path)
+{
+    path->q = fa_opaque(path->q);
+    path->k = fa_opaque(path->k);
+    path->v = fa_opaque(path->v);
+    path->copy = fa_opaque(path->copy);
+}
+
+/* Starts the copy of a whole tile; returns where the next begins. */
+FA_DEVICE const char *issue_whole(const char *row, int64_t pitch, bool inside, uint32_t to)
+{
+    const int64_t ahead = pitch * ROWS_A_PASS;
+    if (!is_copier()) return row;
+#pragma unroll
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++, row += ahead)
+        copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside);
+    return row;
+}
+
+FA_DEVICE void issue_whole_keys(const fa_attention_params *p, fa_path *path, uint32_t to)
+{
+    path->k_row = issue_whole(path->k_row, 2 * p->k.stride[1], path->k_inside, to);
+}
+
+FA_DEVICE void issue_whole_values(const fa_attention_params *p, fa_path *path, uint32_t to)
+{
+    path->v_row =
+        issue_whole(path->v_row, 2 * p->v.stride[1], path->v_inside, to + STAGES * TILE_BYTES);
+}
+
+#if UNTRACKED
+/* Copies of tile n + 1 begin, of keys and, with two stages, of values. */
+FA_DEVICE void issue_next(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path)
+{
+    const uint32_t to = stage(at, path->copy, n + 1);
+    issue_whole_keys(p, path, to);
+    if (STAGES == 2) issue_whole_values(p, path, to);
+}
+#endif
+
+/* ---- Any key tile ---------------------------------------------------------------------------- */
+
+/* block.from is below 32, so that tile 0 alone can be in front of it. */
+FA_DEVICE bool is_whole(const fa_key_tiles *w, int n)
+{
+    return n < w->whole_to && (n > 0 || w->block.from == 0);
+}
+
+/* Starts the copy of keys n, as of tiles one after the other. */
+FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_work_tile *task,
+                          const fa_memory *at, int n, fa_path *path)
+{
+    const fa_key_tiles *w = &task->keys;
+#if OPTIONS
+    fa_path found = find_path(p, w, at, n, n); /* options need the registers */
+    path = &found;
+#endif
+    if (is_whole(w, n)) issue_whole_keys(p, path, stage(at, path->copy, n));
+    else if (n < w->tiles) {
+        issue_rows(p, &p->k, w->k, &task->tile, w, n * KEYS, p->d, stage(at, at->k, n));
+        path->k_row += 2 * p->k.stride[1] * KEYS;
+    }
+}
+
+FA_DEVICE void issue_values(const fa_attention_params *p, const fa_work_tile *task,
+                            const fa_memory *at, int n, fa_path *path)
+{
+    const fa_key_tiles *w = &task->keys;
+#if OPTIONS
+    fa_path found = find_path(p, w, at, n, n);
+    path = &found;
+#endif
+    if (is_whole(w, n)) issue_whole_values(p, path, stage(at, path->copy, n));
+    else if (n < w->tiles) {
+        issue_rows(p, &p->v, w->v, &task->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
+        path->v_row += 2 * p->v.stride[1] * KEYS;
+    }
+}
+
+/* A tile that is copied next: of the same task, or the first of the next one. */
+typedef struct fa_next_tile {
+    const fa_work_tile *task;
+    fa_memory at;
+    int n;
+} fa_next_tile;
+
+FA_DEVICE fa_next_tile find_next_tile(const fa_block *b, const fa_memory *at, int n)
+{
+    const bool last = n + 1 == b->now.keys.tiles;
+    const fa_next_tile c = {last ? next_work_tile(b) : &b->now, last ? next_memory(at, n + 1) : *at,
+                            last ? 0 : n + 1};
+    return c;
+}
+
+/* Where the rows of a task's first tile lie, and where they go, is new. */
+FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa_path *path)
+{
+    if (c->n > 0) return;
+    const fa_path first = find_path(p, &c->task->keys, &c->at, 0, 0);
+    if (STAGES == 2) path->copy = first.copy;
+    path->k_row = first.k_row;
+    path->v_row = first.v_row;
+}
+
+/* ---- The end of copies ----------------------------------------------------------------------- */
+
+/* Whether something in the pieces of a tile that this thread copied is not finite. */
+FA_DEVICE bool copied_not_finite(uint32_t tile)
+{
+    uint32_t seen = 0;
+    if (!is_copier()) return false;
+#pragma unroll 1
+    for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++) {
+        const uint4 x =
+            ptx_ld_shared_v4(copied_address(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
+        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                fa_x2_not_finite(x.w);
+    }
+    return seen != 0;
+}
+
+/* Waits for this thread's copies, and for the other threads to come here, too. Whether values n
+ * are all finite is looked up where `searched`. */
+FA_DEVICE void sync_block(fa_key_tiles *w, const fa_memory *at, int n, bool searched)
+{
+    wait_for_copies();
+    if (searched) {
+        const int found = __syncthreads_or(copied_not_finite(stage(at, at->v, n)));
+        if (lane_id() == 0) w->nonfinite_values[ptx_thread_id() / 32] = found;
+    } else __syncthreads();
+}
+
+FA_DEVICE bool nonfinite_values(const fa_key_tiles *w)
+{
+    __syncwarp();
+    return w->nonfinite_values[ptx_thread_id() / 32];
+}
+
+#endif

@@ -1,0 +1,118 @@
+/*
+ * Values that are not finite, and hidden from some rows. A weight of 0 makes NaN of them, and NaN of the result.
+ *
+ * They are rare, so they are not looked for at first. If a result is not finite and something was hidden, the block computes
+ * the work tile again: then it looks for values that are not finite in the key tiles that hide something. Where it finds
+ * some, the product is computed from what is finite, and infinities and NaN are added where the weight is not 0.
+ */
+#ifndef FA_KERNELS_FORWARD_SM80_RECOMPUTE_CUH
+#define FA_KERNELS_FORWARD_SM80_RECOMPUTE_CUH
+
+#include "common/params.h"
+#include "common/mma.cuh"
+#include "common/x2.cuh"
+#include "forward_sm80/layout.cuh"
+#include "forward_sm80/multiply.cuh"
+#include "forward_sm80/scheduler.cuh"
+#include "forward_sm80/scores.cuh"
+#include "ptx/ldmatrix.cuh"
+
+/* Ones where a half is not finite, but for the infinity of sign `without`; else zeros. */
+FA_DEVICE uint32_t mark_x2(uint32_t b, uint32_t without)
+{
+    const uint32_t other = b ^ (FA_X2_EXPONENTS | without);
+    return FA_X2_ONES & fa_x2_spread(fa_x2_not_finite(b)) &
+           fa_x2_spread(fa_x2_not_zero(other) | (other & 0x80008000u));
+}
+
+/* Ones where a weight is not 0. */
+FA_DEVICE uint32_t mark_weights(uint32_t pair)
+{
+    return FA_X2_ONES & fa_x2_spread(fa_x2_not_zero(pair));
+}
+
+/* O += P V of 16 keys and of what is finite. v: where this lane's fragments of these keys begin. */
+FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t v)
+{
+#pragma unroll
+    for (int pair = 0; pair < D_TILES / 2; pair++) {
+        uint32_t b[4];
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
+#pragma unroll
+        for (int i = 0; i < 4; i++) b[i] &= ~fa_x2_spread(fa_x2_not_finite(b[i]));
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
+            fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+/* Adds infinity, or minus infinity, where one of these keys' values is that or NaN and has a
+ * weight that is not 0. marks: ones in place of such weights. */
+FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t v, bool negative)
+{
+    const uint32_t without = negative ? 0 : 0x80008000u;
+    const float infinity = negative ? -INFINITY : INFINITY;
+#pragma unroll
+    for (int pair = 0; pair < D_TILES / 2; pair++) {
+        uint32_t b[4];
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
+#pragma unroll
+        for (int i = 0; i < 4; i++) b[i] = mark_x2(b[i], without);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++) {
+            float count[4] = {0.0f};
+            fa_mma(count, marks[i / 2], b[i % 2 * 2], b[i % 2 * 2 + 1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (count[e] > 0.0f) o->at[i / 2][2 * pair + i % 2][e] += infinity;
+        }
+    }
+}
+
+/* O += P V where values are not finite: sums of what is finite; then infinities of both signs,
+ * which make NaN where they meet. The weights wait in memory, for the rare use of this path must
+ * not take registers from the others. */
+FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
+{
+    uint32_t waiting[KEY_STEPS][M_TILES][4];
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS && SPLIT == 1; step++)
+        get_weight_fragments(waiting[step], p, rows, step);
+#pragma unroll 1
+    for (int step = 0; step < KEY_STEPS; step++) {
+        const uint32_t values = v + (uint32_t)(step * 16 * PITCH);
+        uint32_t a[M_TILES][4];
+        if (SPLIT > 1) get_weight_fragments(a, p, rows + (uint32_t)(32 * step), 0);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4 && SPLIT == 1; i++)
+            a[i / 4][i % 4] = waiting[step][i / 4][i % 4];
+        add_finite_values(o, a, values);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = mark_weights(a[i / 4][i % 4]);
+#pragma unroll 1
+        for (int negative = 0; negative < 2; negative++) add_infinities(o, a, values, negative);
+    }
+}
+
+/* Whether a value that is not finite may have reached one of the thread's rows that must not see it: times its
+ * weight of 0 it made a NaN. Rare, so nobody looks for such values before. */
+FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_key_tiles *w, const fa_output *o)
+{
+    float zero[4] = {0.0f};
+#if OPTIONS
+    const bool hides = hides_keys(p);
+#else
+    const bool hides = false;
+    (void)p;
+#endif
+    if (!hides && w->block.all_from <= w->block.from && w->block.all_to >= w->block.to)
+        return false;
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        zero[i % 4] = fmaf(o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4], 0.0f, zero[i % 4]);
+    return zero[0] + zero[1] + zero[2] + zero[3] != 0.0f;
+}
+
+#endif

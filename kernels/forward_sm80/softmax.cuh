@@ -1,0 +1,319 @@
+/*
+ * The softmax: logits become weights, 2^(logit - base). The base of a row is its running max, or near it; the division at the
+ * end of a work tile takes it out again.
+ *
+ * Tracked key tiles maintain the running max, as in FlashAttention-2's algorithm 1. Untracked ones do without, which lets
+ * the weights of a chunk of keys be computed while tensor cores multiply those of the chunk before with V:
+ *
+ *       S = Q K^T | weights 0 | O += P V of 0, weights 1 | O += P V of 1, weights 2 | ...
+ *
+ * common/flat_rows.h says when rows need no running max. The sum of a chunk's weights is known before they are used. If it
+ * is above a bound, the rest of the key tile is weighed again with new bases, from its max.
+ */
+#ifndef FA_KERNELS_FORWARD_SM80_SOFTMAX_CUH
+#define FA_KERNELS_FORWARD_SM80_SOFTMAX_CUH
+
+#include "common/flat_rows.h"
+#include "common/reduce.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "forward_sm80/load.cuh"
+#include "forward_sm80/multiply.cuh"
+
+/* The max of a row that has seen nothing. Not -infinity: 2^(-infinity - NOTHING_SEEN) is 0 and not NaN. */
+#define NOTHING_SEEN (-3.402823466e38f)
+
+/* A row's largest weight is LARGEST = 2^HEADROOM when its max is found: float16 keeps more of the small weights if the large
+ * ones come near its end, 2^16. The max stays until the logits are RESCALE_ABOVE beyond it. */
+#if ELEMENT == FA_ELEMENT_BFLOAT16
+#define HEADROOM 0.0f
+#define LARGEST 1.0f
+#else
+#define HEADROOM 7.0f
+#define LARGEST 128.0f
+#endif
+#define RESCALE_ABOVE (HEADROOM + 0.5f)
+
+/* ---- The running max ------------------------------------------------------------------------- */
+
+FA_DEVICE void clear_output(fa_output *o)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            o->max[m][half] =
+                NOTHING_SEEN; /* not -infinity: 2^(-infinity - NOTHING_SEEN) is 0 and not NaN */
+            o->sum[m][half] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < D_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o->at[m][n][e] = 0.0f;
+    }
+}
+
+/* The largest of this tile's scores in row g (half 0) or g + 8, the same in all four lanes. */
+FA_DEVICE float row_max(const fa_scores *s, int m, int half)
+{
+    float top = s->at[m][0][2 * half];
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+        top = fmaxf(top, fmaxf(s->at[m][n][2 * half], s->at[m][n][2 * half + 1]));
+    return fa_max_over_lanes(top, 4);
+}
+
+/* Makes `top` the maximum of the rows where it has grown too far, and rescales what was summed. */
+FA_DEVICE void raise_max(fa_output *o, float top[M_TILES][2])
+{
+    int summed = 0;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float old = o->max[m][half];
+            const float now = top[m][half] > old + RESCALE_ABOVE ? top[m][half] - HEADROOM : old;
+            const float factor = ptx_ex2(old - now);
+            summed |= old != NOTHING_SEEN;
+            o->max[m][half] = now;
+            o->sum[m][half] *= factor;
+            top[m][half] = factor;
+        }
+    if (!__any_sync(0xffffffffu, summed)) return; /* there is nothing to rescale */
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
+}
+
+FA_DEVICE void update_max(const fa_memory *at, fa_output *o, const fa_scores *s, float scale)
+{
+    float top[M_TILES][2];
+    int grown = 0;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) top[m][half] = row_max(s, m, half) * scale;
+    if (SPLIT > 1) {
+        share_with_group(at, top);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++)
+#pragma unroll
+            for (int share = 0; share < SPLIT; share++)
+                top[i / 2][i % 2] = fmaxf(top[i / 2][i % 2], read_from_group(at, share, i));
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        grown |= top[i / 2][i % 2] > o->max[i / 2][i % 2] + RESCALE_ABOVE;
+    if (__any_sync(0xffffffffu, grown)) raise_max(o, top);
+}
+
+/* ---- Weights --------------------------------------------------------------------------------- */
+
+/* Two weights of the thread. */
+FA_DEVICE void make_weight_x2(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+                              int m, int n, int half, float sum[M_TILES][2])
+{
+    const float *x = s->at[m][n] + 2 * half;
+    const float first = ptx_ex2(fmaf(x[0], scale, -o->max[m][half]));
+    const float second = ptx_ex2(fmaf(x[1], scale, -o->max[m][half]));
+    sum[m][half] += first + second;
+    set_x2(p, m, n, half, fa_pack_x2(first, second));
+}
+
+FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, float scale)
+{
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++)
+            make_weight_x2(p, s, o, scale, i / 2, n, i % 2, o->sum);
+}
+
+#if UNTRACKED
+
+/* ---- Flat rows ------------------------------------------------------------------------------- */
+
+/* A thread's sum of weights in a key tile, on average, from which on rows are flat. */
+#define FLAT_SUM (LARGEST * FA_FLAT_SUM(KEYS) / SPLIT)
+
+/* A row that has less than twice its largest weight makes the rows of its warp count as peaked. */
+#define PEAKED_SUM (0.5f * LARGEST / SPLIT)
+
+/* The average of a thread's sums of the rows' weights so far, and the smallest one of a quarter of a row. */
+FA_DEVICE float average_sum(const fa_output *o, float *min_row)
+{
+    float sum = 0.0f;
+    *min_row = INFINITY;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float row = o->sum[i / 2][i % 2];
+        row += __shfl_xor_sync(0xffffffffu, row, 1);
+        row += __shfl_xor_sync(0xffffffffu, row, 2);
+        *min_row = fminf(*min_row, 0.25f * row);
+        sum += 0.25f * row;
+    }
+#pragma unroll
+    for (int lanes = 4; lanes < 32; lanes *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+        *min_row = fminf(*min_row, __shfl_xor_sync(0xffffffffu, *min_row, lanes));
+    }
+    return sum / (8 * M_TILES * 2);
+}
+
+/* Whether the warp's rows are peaked, from the tiles so far, whose maxima are known; warps that share rows
+ * agree. */
+FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
+{
+    float min_row;
+    const float average = average_sum(o, &min_row) / (float)tiles;
+    path->peaked = !(average >= FLAT_SUM && min_row >= PEAKED_SUM * (float)tiles);
+    if (SPLIT > 1) path->peaked = ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
+    path->bound = fminf(LARGEST + FA_FLAT_GROWTH * average * CHUNK_KEYS / OWN_KEYS, FA_SUM_BOUND);
+}
+
+/* ---- Untracked key tiles --------------------------------------------------------------------- */
+
+/* A key tile has CHUNKS chunks of keys. A chunk has UNITS x2 of weights a thread. While they are computed, the products of
+ * the chunk before go on: PARTS times one ldmatrix and the mma that use it. */
+enum {
+    CHUNKS = OWN_KEYS / CHUNK_KEYS,
+    CHUNK_STEPS = CHUNK_KEYS / 16,
+    PARTS = CHUNK_STEPS * D_TILES / 2,
+    UNITS = M_TILES * CHUNK_KEYS / 8 * 2,
+    UNITS_A_PART = (UNITS + PARTS - 1) / PARTS
+};
+
+#if SPLIT == 1
+
+FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+                          int chunk, int unit, float sum[M_TILES][2])
+{
+    const int n = chunk * (CHUNK_KEYS / 8) + unit / (2 * M_TILES);
+    make_weight_x2(p, s, o, scale, unit / 2 % M_TILES, n, unit % 2, sum);
+}
+
+/* O += P V of one chunk, in between the weights of the next. */
+FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
+                                    uint32_t v, int chunk, float sum[M_TILES][2])
+{
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        const int step = chunk * CHUNK_STEPS + part / (D_TILES / 2);
+        uint32_t a[M_TILES][4];
+        get_weight_fragments(a, p, 0, step);
+        add_values_step(o, a, v, step, part % (D_TILES / 2));
+        if (chunk + 1 == CHUNKS) continue;
+#pragma unroll
+        for (int i = 0; i < UNITS_A_PART; i++)
+            if (part * UNITS_A_PART + i < UNITS)
+                weigh_unit(p, s, o, scale, chunk + 1, part * UNITS_A_PART + i, sum);
+    }
+}
+
+/* Whether all rows' sums of a chunk are in bounds, and no NaN; if so, or if they are tracked to be as good as
+ * can be, they are counted. */
+FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool tracked)
+{
+    int large = 0;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
+    if (__any_sync(0xffffffffu, large && !tracked)) return false;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
+        sum[i / 2][i % 2] = 0.0f;
+    }
+    return true;
+}
+
+/* The softmax of a tile and O += P V; before, the first chunk has been weighed. Returns how many
+ * chunks are done: not all if the weights of the one after are too large for its rows' bases. */
+FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
+                              uint32_t v, float sum[M_TILES][2], float bound, bool tracked)
+{
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (!take_sums(o, sum, bound, tracked)) return chunk;
+        add_values_and_weigh(o, p, s, scale, v, chunk, sum);
+    }
+    return CHUNKS;
+}
+
+FA_DEVICE void weigh_first_chunk(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
+                                 float sum[M_TILES][2])
+{
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) weigh_unit(p, s, o, scale, 0, unit, sum);
+}
+
+/* The softmax of a tile and O += P V without maxima. Returns how many chunks are done: none if a row has
+ * no base yet, for its weights are infinite then. */
+FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
+                         uint32_t v, float bound, bool tracked)
+{
+    fa_weights weights;
+    float sum[M_TILES][2] = {{0.0f}};
+    (void)at;
+    weigh_first_chunk(&weights, s, o, scale, sum);
+    return multiply_chunks(o, &weights, s, scale, v, sum, bound, tracked);
+}
+
+#else
+
+/* The same for warps that share rows: they lay down all weights before the first product, and where one
+ * has a weight too large, none goes on. */
+FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
+                         uint32_t v, float bound, bool tracked)
+{
+    fa_weights weights = find_weights(at);
+    float sum[M_TILES][2] = {{0.0f}};
+    int large = 0;
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++)
+            make_weight_x2(&weights, s, o, scale, i / 2, n, i % 2, sum);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) large |= !(sum[i / 2][i % 2] <= bound);
+    if (ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, large && !tracked)) return 0;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) o->sum[i / 2][i % 2] += sum[i / 2][i % 2];
+    add_values(o, &weights, weight_rows(at), v);
+    return CHUNKS;
+}
+
+#endif
+
+/* Takes the keys of the chunks that are done out of the scores. */
+FA_DEVICE void hide_chunks(fa_scores *s, int done)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
+        if (i / 4 % KEY_TILES / (CHUNK_KEYS / 8) < done)
+            s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4] = -INFINITY;
+}
+
+#endif
+
+/* ---- The end of a work tile ------------------------------------------------------------------ */
+
+/* Makes o->sum those of whole rows. */
+FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float *sum = &o->sum[i / 2][i % 2];
+        *sum = fa_sum_over_lanes(*sum, 4);
+    }
+    if (SPLIT == 1) return;
+    share_with_group(at, o->sum);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        o->sum[i / 2][i % 2] = 0.0f;
+#pragma unroll
+        for (int share = 0; share < SPLIT; share++)
+            o->sum[i / 2][i % 2] += read_from_group(at, share, i);
+    }
+}
+
+#endif

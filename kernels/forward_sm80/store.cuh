@@ -1,0 +1,142 @@
+/*
+ * The end of a work tile: outputs are divided by the sums of weights and written, with the log-sum-exp.
+ */
+#ifndef FA_KERNELS_FORWARD_SM80_STORE_CUH
+#define FA_KERNELS_FORWARD_SM80_STORE_CUH
+
+#include "common/rows.cuh"
+#include "common/sequence.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "forward_sm80/layout.cuh"
+#include "forward_sm80/softmax.cuh"
+
+#define LN2 0.69314718055994530942f
+
+/* What row 8 * i + g of the warp's is multiplied by at last; writes its log-sum-exp. */
+FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, float max, float sum,
+                           int i)
+{
+    const int64_t row = t->first + group_row() + 8 * i + lane_id() / 4;
+    const float sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    float lse,
+        factor = fa_softmax_finish(max == NOTHING_SEEN ? -INFINITY : max * LN2, sum, sink, &lse);
+    if (row >= t->n_q) lse = -INFINITY, factor = 0.0f;
+    if (row < t->room_q && p->lse && lane_id() % 4 == i && share_id() == 0)
+        p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + row] = lse;
+#if OPTIONS
+    if (p->dropout_threshold) factor *= p->dropout_scale;
+#endif
+    return factor;
+}
+
+/* The factors of a thread's rows: each of the four lanes that have them in common finishes one. */
+FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const fa_output *o,
+                           float factor[M_TILES][2])
+{
+    const int own = lane_id() % (2 * M_TILES);
+    float max = o->max[0][0], sum = o->sum[0][0];
+#pragma unroll
+    for (int i = 1; i < 2 * M_TILES; i++) {
+        max = own == i ? o->max[i / 2][i % 2] : max;
+        sum = own == i ? o->sum[i / 2][i % 2] : sum;
+    }
+    const float mine = finish_row(p, t, max, sum, own);
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; i++)
+        factor[i / 2][i % 2] = __shfl_sync(0xffffffffu, mine, lane_id() / 4 * 4 + i);
+}
+
+/* Four lanes change words: lane t gets all lanes' words t. */
+FA_DEVICE void exchange_words(uint32_t x[4])
+{
+    const int t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* first with the neighbour, then with the one after it */
+        const int bit = i < 2 ? 1 : 2, low = i == 0 ? 0 : i == 1 ? 2 : i - 2;
+        const bool upper = (t & bit) != 0;
+        const uint32_t mine = upper ? x[low] : x[low + bit];
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, mine, bit);
+        if (upper) x[low] = other;
+        else x[low + bit] = other;
+    }
+}
+
+/* Elements of a row that ends before column `columns`, one by one. */
+FA_DEVICE void scatter_x2(char *row, int column, int columns, uint32_t pair)
+{
+    if (column < columns) ((uint16_t *)row)[column] = (uint16_t)pair;
+    if (column + 1 < columns) ((uint16_t *)row)[column + 1] = (uint16_t)(pair >> 16);
+}
+
+/* Four pairs of a thread's part of a row, from column 32 * n of the warp's on. */
+FA_DEVICE void get_output_x2(const fa_output *o, int m, int half, int n, float factor,
+                             uint32_t x[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *from = o->at[m][4 * n + i] + 2 * half;
+        x[i] = fa_pack_x2(from[0] * factor, from[1] * factor);
+    }
+}
+
+/* Sixteen bytes at a time. */
+FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
+                             float factors[M_TILES][2], char *rows, int count)
+{
+    const int column = share_id() * COLUMNS + lane_id() % 4 * 8;
+    char *row = rows + 2 * (row_of(0, 0) * p->out.stride[1] + column);
+    const int64_t ahead = 16 * p->out.stride[1];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++, row += ahead) {
+        const int columns = row_of(i / 2, i % 2) < count ? p->d_v : 0;
+#pragma unroll
+        for (int n = 0; n < D_TILES / 4; n++) {
+            uint32_t x[4];
+            get_output_x2(o, i / 2, i % 2, n, factors[i / 2][i % 2], x);
+            exchange_words(x);
+            if (column + 32 * n < columns)
+                *(uint4 *)(row + 64 * n) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+/* One by one, and zeros for a factor of 0, whatever the row holds. The pairs wait in memory, for this must not
+ * become much code. */
+FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
+                              float factors[M_TILES][2], char *rows, int count)
+{
+    const int first = share_id() * COLUMNS + lane_id() % 4 * 2;
+    uint32_t waiting[M_TILES * 2 * D_TILES];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2 * D_TILES / 4; i++) {
+        const int row = i / (D_TILES / 4);
+        const float factor = factors[row / 2][row % 2];
+        get_output_x2(o, row / 2, row % 2, i % (D_TILES / 4), factor, waiting + 4 * i);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (factor == 0.0f) waiting[4 * i + k] = 0;
+    }
+#pragma unroll 1
+    for (int i = 0; i < M_TILES * 2 * D_TILES; i++) {
+        const int row = i / D_TILES, r = row_of(row / 2, row % 2);
+        if (r >= count) return;
+        scatter_x2(rows + 2 * r * p->out.stride[1], first + i % D_TILES * 8, p->d_v, waiting[i]);
+    }
+}
+
+FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, const fa_output *o)
+{
+    char *rows = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
+    const int count = (int)fa_min64(t->room_q - t->first, QUERIES);
+    float factors[M_TILES][2];
+    int zeros = 0;
+    finish_rows(p, t, o, factors);
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) zeros |= factors[i / 2][i % 2] == 0.0f;
+    if (p->out.vector == 8 && !__any_sync(0xffffffffu, zeros))
+        write_vectors(p, o, factors, rows, count);
+    else write_elements(p, o, factors, rows, count);
+}
+
+#endif

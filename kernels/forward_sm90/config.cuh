@@ -1,0 +1,120 @@
+/*
+ * What forward_sm90 is compiled with, and the sizes that follow from it. A row of kernels/variants.h gives
+ *
+ *     ELEMENT       FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of queries, keys, values and outputs
+ *     HEAD_DIM      the widest head dim of queries and keys, a multiple of 16
+ *     VALUE_DIM     the widest head dim of values, a multiple of 16
+ *     OPTIONS       bits FA_SM90_SOFTCAP ... of the options that change scores or weights. All of them: each may be
+ *                   there or not; one: it is there, alone; 0: masks by position and lengths alone
+ *     CLUSTER       1 (forward_sm90_wide has its own config.cuh)
+ *     CONSUMERS     warpgroups that compute, 64 queries each
+ *     KEYS          of a key tile, a multiple of 16
+ *     STAGES        of keys, and of values
+ *     Q_STAGES      of queries
+ *     SINGLE_TILES  1: only for rows whose keys are one tile
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_CONFIG_CUH
+#define FA_KERNELS_FORWARD_SM90_CONFIG_CUH
+
+#ifndef ELEMENT
+#error "forward_sm90: ELEMENT is missing"
+#endif
+#ifndef HEAD_DIM
+#error "forward_sm90: HEAD_DIM is missing"
+#endif
+#ifndef VALUE_DIM
+#error "forward_sm90: VALUE_DIM is missing"
+#endif
+#ifndef OPTIONS
+#error "forward_sm90: OPTIONS is missing"
+#endif
+#ifndef CLUSTER
+#error "forward_sm90: CLUSTER is missing"
+#endif
+#ifndef CONSUMERS
+#error "forward_sm90: CONSUMERS is missing"
+#endif
+#ifndef KEYS
+#error "forward_sm90: KEYS is missing"
+#endif
+#ifndef STAGES
+#error "forward_sm90: STAGES is missing"
+#endif
+#ifndef Q_STAGES
+#error "forward_sm90: Q_STAGES is missing"
+#endif
+#ifndef SINGLE_TILES
+#error "forward_sm90: SINGLE_TILES is missing"
+#endif
+
+#include "common/dialect.h"
+#include "common/element.h"
+#include "forward_sm90/forward_sm90.h"
+
+static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
+
+#define FIRST_COLUMN 0     /* of the outputs that a block computes */
+#define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
+#define OUT_BUFFER FA_SM90_OUT_BUFFER(HEAD_DIM, CONSUMERS)
+
+/* Whether an option may hide values that products read all the same. */
+#define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
+
+/* Whether the bias of a tile is loaded before its scores are issued; then plain tiles always track the max. */
+#define BIAS_AHEAD (OPTIONS == FA_SM90_BIAS)
+#define ALWAYS_TRACKED BIAS_AHEAD
+
+/* Whether warpgroups choose between plain tiles that are tracked and plain tiles that are not (softmax.cuh). */
+#define ADAPTIVE (!ALWAYS_TRACKED && !SINGLE_TILES)
+
+/* Whether a series may replace a softcap's tanh (options.cuh). */
+#define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
+
+/* Whether the kernel has the dynamic schedule. It must know the block's tasks to recompute rows; and head dim 64 with
+ * three consumers, which is for long rows, has no register to spare. */
+#define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
+
+/* Accumulators of the outputs in a thread. */
+#define OUTPUTS (VALUE_DIM / 2)
+
+#define STORES_THROUGH_BUFFER (OUT_BUFFER > 0 && VALUE_DIM % 64 == 0)
+
+enum {
+    WARPGROUP = 128,
+    WARPS = WARPGROUP / 32,
+    THREADS = FA_SM90_THREADS(CONSUMERS),
+    QUERIES = FA_SM90_QUERIES(CONSUMERS),
+    ROWS = 64, /* queries of a consumer */
+    /* Blocks of 64 columns: the swizzle spans 128 bytes. */
+    K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM, ELEMENT) / 128,
+    V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
+    Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
+    KV_BLOCK = KEYS * 128,
+    Q_BYTES = K_BLOCKS * Q_BLOCK,
+    K_BYTES = K_BLOCKS * KV_BLOCK,
+    V_BYTES = V_BLOCKS * KV_BLOCK,
+    BIAS_BLOCK = ROWS * 128, /* 64 columns of the bias of a consumer's tile */
+    BIAS_BYTES = KEYS / 64 * BIAS_BLOCK,
+    QUEUE_ENTRIES = FA_SM90_QUEUE_ENTRIES(HEAD_DIM, VALUE_DIM),
+    TASK_NONE = -1, /* instead of a task: scheduler.cuh */
+    TASK_END = -2
+};
+
+/* Registers of a thread that loads, and of one that computes. */
+#if CONSUMERS == 3
+#define PRODUCER_REGISTERS 32
+#define CONSUMER_REGISTERS 160
+#else
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+#endif
+
+/* Whether a work tile begins before the one before it ends: consumer.cuh. */
+#define OVERLAPPED (HEAD_DIM <= 64 && Q_STAGES > 1)
+
+/* Counts how often a warp's tiles go each way through the softmax: for tests, which define it. */
+#ifndef COUNT_PATH
+#define COUNT_PATH(path) (void)0
+#endif
+
+#endif

@@ -1,0 +1,95 @@
+/*
+ * Where a consumer is in the block's work: which work tile, which key tile of it; and what it keeps of the work
+ * tile's description in registers.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_CURSOR_CUH
+#define FA_KERNELS_FORWARD_SM90_CURSOR_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/device.cuh"
+#include "forward_sm90/load.cuh"
+#include "forward_sm90/pipeline.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/stage.cuh"
+#include "forward_sm90/warp.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/wgmma.cuh"
+
+typedef struct cursor {
+    int number;          /* of the work tile */
+    int tile, key_tiles; /* the key tile; how many there are, 0: this is the end of the work */
+    int needed;          /* how many of them this consumer needs */
+    uint32_t q;          /* descriptor of its queries */
+    tile_count count;    /* of tiles so far, through all work tiles */
+#if OPTIONS & FA_SM90_BIAS
+    int biases; /* tiles of the bias so far */
+#endif
+} cursor;
+
+/* Goes to the next work tile, and waits for its description and its queries. */
+FA_DEVICE void next_work_tile(const pipeline *pipe, int consumer, cursor *at)
+{
+    at->number++;
+    ptx_mbarrier_wait(&pipe->state->q_full[q_stage(at->number)][consumer], q_parity(at->number));
+    const work_tile *w = queue_entry(pipe, at->number);
+    at->key_tiles = warp_uniform(w->key_tiles);
+    at->needed = warp_uniform(w->needed[consumer]);
+    at->tile = 0;
+    at->q = ptx_descriptor_low(q_buffer(pipe, at->number, consumer), 0);
+}
+
+FA_DEVICE uint64_t *q_empty(const pipeline *pipe, const cursor *at, int consumer)
+{
+    return &pipe->state->q_empty[q_stage(at->number)][consumer];
+}
+
+/* Of a work tile, in registers. */
+typedef struct tile_limits {
+    int unmasked_from, unmasked_to; /* key tiles that all rows see whole */
+    int plain_from; /* the plain ones of these: from the first one before which all rows have seen a key */
+    int plain_to; /* to the last one that the consumer needs */
+    float scale;  /* to exponents of 2 */
+#if HAS_SERIES
+    float first, third, fifth; /* of the series that replaces tanh: options.cuh */
+#endif
+#if OPTIONS
+    int options; /* one word, for a test in each tile costs a warp about 15 cycles */
+#endif
+} tile_limits;
+
+#if OPTIONS
+
+/* A kernel with one option is launched only for problems with this option. */
+FA_DEVICE int find_tile_options(const work_tile *w)
+{
+    return OPTIONS & (OPTIONS - 1) ? warp_uniform(w->options) : OPTIONS;
+}
+
+#endif
+
+FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
+{
+    tile_limits at;
+    at.unmasked_from = warp_uniform(w->unmasked_from[consumer]);
+    at.unmasked_to = warp_uniform(w->unmasked_to[consumer]);
+    at.plain_from = warp_uniform(w->plain_from[consumer]);
+    at.plain_to = min(at.unmasked_to, warp_uniform(w->needed[consumer]));
+    at.scale = warp_uniform_float(w->scale);
+#if HAS_SERIES
+    const float square = w->inner * w->inner, first = w->scale * w->inner;
+    at.first = warp_uniform_float(0.99978f * first);
+    at.third = warp_uniform_float(-0.32629f * square * first);
+    at.fifth = warp_uniform_float(0.097347f * square * square * first);
+#endif
+#if OPTIONS
+    at.options = find_tile_options(w);
+    /* A bias makes few weights large: without the running max, the error of a result would be 9% larger. */
+    if (at.options & FA_SM90_BIAS && !ALWAYS_TRACKED) at.plain_from = UNBOUNDED;
+    /* Masks by rows may hide a whole tile from a row. */
+    if (at.options & FA_SM90_BY_ROWS) at.plain_from = UNBOUNDED;
+#endif
+    return at;
+}
+
+#endif

@@ -1,0 +1,88 @@
+/*
+ * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
+ *
+ * One block a multiprocessor stays (a persistent kernel) and computes one work tile after the other: QUERIES queries of a
+ * head, and the key tiles that they see. Its warps have roles:
+ *
+ *     producer     warp 0 loads queries and keys, warp 1 values, by TMA          producer.cuh, load.cuh
+ *     scheduler    warp 2 describes the block's work tiles ahead                 scheduler.cuh, work_tile.cuh
+ *     balance      warp 3 finds out which of the last heads' work tiles are the
+ *                  block's; or it loads a bias                                   balance.cuh, producer.cuh
+ *     consumers    two or three warpgroups of 64 queries each: issue products,
+ *                  compute the softmax while they run, store the outputs         consumer.cuh
+ *
+ * They meet at the barriers of pipeline.cuh. The main loop is do_plain_tiles in consumer.cuh; its parts are multiply.cuh,
+ * tile_softmax.cuh (softmax.cuh, options.cuh) and store.cuh. The design is FlashAttention-3's (arXiv:2407.08608):
+ * asynchronous loads and products by specialized warps, ping-pong between warpgroups (section 3.1), and a warpgroup's
+ * softmax under its own products (section 3.2).
+ *
+ * config.cuh says what the file is compiled with.
+ */
+#include "forward_sm90/config.cuh"
+#include "forward_sm90/balance.cuh"
+#include "forward_sm90/consumer.cuh"
+#include "forward_sm90/pipeline.cuh"
+#include "forward_sm90/producer.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "ptx/address.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
+#if HIDES_VALUES
+#include "forward_sm90/recompute.cuh"
+#endif
+
+/* The producer warpgroup's warps. */
+enum { WARP_QUERIES_AND_KEYS, WARP_VALUES, WARP_SCHEDULER, WARP_BALANCE_OR_BIAS };
+
+/* Warps that read the queue, besides the consumers'. */
+FA_DEVICE int count_queue_readers(const fa_sm90_params *s)
+{
+    return OPTIONS & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
+}
+
+FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
+                                                     const __grid_constant__ fa_sm90_params s)
+{
+    FA_DYNAMIC_SHARED(raw);
+    __shared__ shared_state shared;
+    shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
+    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023);
+    char *k = q + Q_STAGES * CONSUMERS * Q_BYTES, *v = k + STAGES * K_BYTES;
+    char *out_buffer = v + STAGES * V_BYTES, *behind = out_buffer + OUT_BUFFER;
+    const pipeline pipe = {
+        .q = q,
+        .k = k,
+        .v = v,
+        .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
+        .v_descriptor = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
+        .out_buffer = (char *)ptx_uniform_pointer(out_buffer),
+#if OPTIONS & FA_SM90_BIAS
+        .bias = behind,
+        .queue = (work_tile *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
+#else
+        .queue = (work_tile *)ptx_uniform_pointer(behind),
+#endif
+        .state = state
+    };
+    if (threadIdx.x == 0) init_barriers(state, count_queue_readers(&s));
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        ptx_decrease_registers(PRODUCER_REGISTERS);
+        if (threadIdx.x < 32 * (WARP_QUERIES_AND_KEYS + 1)) produce_queries_and_keys(&pipe, &p, &s);
+        else if (threadIdx.x < 32 * (WARP_VALUES + 1)) produce_values(&pipe, &p, &s);
+        else if (threadIdx.x < 32 * (WARP_SCHEDULER + 1)) schedule(&pipe, &p, &s);
+        else if (s.balanced_heads && s.tasks) balance_last_heads(&pipe, &p, &s);
+#if OPTIONS & FA_SM90_BIAS
+        else if (s.bias_mapped) produce_bias(&pipe, &s);
+#endif
+    } else {
+        ptx_increase_registers(CONSUMER_REGISTERS);
+        const int consumer = warp_uniform(threadIdx.x / WARPGROUP - 1);
+        const bool recompute = consume(&pipe, &p, consumer);
+#if HIDES_VALUES
+        if (recompute) recompute_rows(&pipe, &p, &s, consumer);
+#else
+        (void)recompute;
+#endif
+    }
+}

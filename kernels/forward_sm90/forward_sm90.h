@@ -1,0 +1,104 @@
+/*
+ * What follows from the numbers of a variant of forward_sm90, and what it is told besides fa_attention_params. Shared by
+ * the kernel and the planner.
+ *
+ * Of kernels/variants.h:
+ *   head_dim, value_dim  multiples of 16
+ *   consumers            warpgroups that compute, 64 queries each; one more loads
+ *   keys                 a multiple of 16: the more, the fewer barriers; the fewer, the less is wasted at the end of a
+ *                        row. `stages` tiles of keys and as many of values fit into shared memory beside the queries;
+ *                        scores, weights and outputs into the consumers' registers
+ *   q_stages             with more than one, the queries of the next work tiles are there when they are needed. 1 with
+ *                        a bias, of which each consumer has a tile instead
+ *   single_tiles         1: only for rows whose keys are one tile
+ *   short_rows           1: only for rows that are short, or whose last queries would be few (src/cuda/plan_sm90.c)
+ */
+#ifndef FA_KERNEL_FORWARD_SM90_H
+#define FA_KERNEL_FORWARD_SM90_H
+
+#include <stdint.h>
+
+#include "../common/element.h"
+
+#define FA_SM90_QUERIES(consumers) (64 * (consumers)) /* of a work tile */
+#define FA_SM90_THREADS(consumers) (128 * (1 + (consumers)))
+
+/* Options that change scores and weights. */
+#define FA_SM90_SOFTCAP 1
+#define FA_SM90_SCALED 2 /* a scale that scores are multiplied by before the softmax */
+#define FA_SM90_ALIBI 4
+#define FA_SM90_BIAS 8     /* one that TMA loads */
+#define FA_SM90_BY_ROWS 16 /* a boolean mask, any other bias */
+#define FA_SM90_DROPOUT 32
+#define FA_SM90_ALL 63
+
+/* Scales from here on are folded into the softmax's exponents (find_units in work_tile.cuh). */
+#define FA_SM90_MIN_SCALE 1e-6f
+
+enum {
+    FA_SM90_KEY_ALIGNMENT = 32,        /* the first key of a work tile is a multiple of it */
+    FA_SM90_MAX_BALANCED_BLOCKS = 160, /* blocks of a launch with a balanced schedule */
+    FA_SM90_MAX_BALANCED_TASKS = 64    /* balanced tasks of a block */
+};
+
+/* Bytes of a row in shared memory: blocks of 128 bytes, over which the swizzle goes. */
+#define FA_SM90_ROW_BYTES(dim, element) (((dim)*FA_ELEMENT_BYTES(element) + 127) / 128 * 128)
+
+/* Bytes through which outputs are stored, 64 columns at a time, where there is room. */
+#define FA_SM90_OUT_BUFFER(dim, consumers) ((dim) <= 192 ? FA_SM90_QUERIES(consumers) * 128 : 0)
+
+/* Entries of the work-tile queue, as many as there is room for: an even number; bytes of an entry, at most. */
+#define FA_SM90_QUEUE_ENTRIES(dim, dim_v) ((dim) > 192 ? 6 : (dim) > 128 && (dim_v) <= 128 ? 4 : 16)
+#define FA_SM90_ENTRY_BYTES 192
+
+/* Bytes of the consumers' tiles of the bias, in 16 bits. */
+#define FA_SM90_BIAS_BYTES(consumers, keys, options)                                               \
+    ((options)&FA_SM90_BIAS ? FA_SM90_QUERIES(consumers) * (keys)*2 : 0)
+
+/* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, outputs, work tiles, bias. */
+#define FA_SM90_SMEM(element, dim, dim_v, options, consumers, keys, stages, q_stages)              \
+    ((q_stages)*FA_SM90_QUERIES(consumers) * FA_SM90_ROW_BYTES(dim, element) +                     \
+     (stages) * (keys) * (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(dim_v, element)) +   \
+     FA_SM90_OUT_BUFFER(dim, consumers) +                                                          \
+     FA_SM90_QUEUE_ENTRIES(dim, dim_v) * FA_SM90_ENTRY_BYTES +                                     \
+     FA_SM90_BIAS_BYTES(consumers, keys, options) + 1024)
+
+/* A tensor map with the axes (dim, row, head, block), which are the axes (3, 1, 2, 0) of the caller's tensors, and boxes of
+ * 64 columns. */
+typedef struct fa_sm90_map {
+#ifdef __cplusplus
+    alignas(64)
+#else
+    _Alignas(64)
+#endif
+        uint64_t opaque[16];
+} fa_sm90_map;
+
+/* Factors of the indices of heads and blocks in a map: 0 for an axis that is broadcast. */
+typedef struct fa_sm90_steps {
+    int32_t head, block;
+} fa_sm90_steps;
+
+/* Counters of an image for the dynamic schedule: one for launches that follow each other. */
+#define FA_SM90_COUNTERS 16384
+
+/* What a task is: a work tile, or a causal pair of one head: the first and the last, the second and the last but one ... */
+enum { FA_SM90_WORK_TILES, FA_SM90_CAUSAL_PAIRS };
+
+/* The kernel's second parameter. */
+typedef struct fa_sm90_params {
+    fa_sm90_map q, k, v; /* boxes of 64 rows of q, of as many of k and v as are loaded at once */
+    fa_sm90_steps q_step, k_step, v_step;
+    int32_t box_rows;  /* rows of v's boxes; paged: of k's, too, a divisor of the page's rows */
+    int32_t task_kind; /* FA_SM90_WORK_TILES ... */
+    int64_t tasks;     /* of the static or dynamic schedule */
+    fa_sm90_map bias;  /* with the axes (key, query, head, batch), boxes of 64 x 64 */
+    fa_sm90_steps bias_step;
+    int32_t bias_mapped; /* 0: it is read by its strides, or there is none */
+    /* With causal pairs: how many of the last heads are no part of them, but have the balanced schedule. */
+    int32_t balanced_heads;
+    /* With single work tiles: the counter of the dynamic schedule; below 0: the schedule is static. */
+    int32_t counter;
+} fa_sm90_params;
+
+#endif

@@ -1,0 +1,102 @@
+/*
+ * Rows that are computed again. A key that a boolean mask or a bias of -infinity hides has the weight 0, but its value
+ * may be NaN or infinite, and then a product makes NaN of it. So rows whose outputs are not finite are computed again,
+ * key by key, without the values of keys of weight 0. This happens when the block has done all of its work: with loops
+ * over keys beside those over tiles, the compiler takes the main loop for divergent, at half the speed.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
+#define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/reduce.cuh"
+#include "common/score_options.cuh"
+#include "common/softmax.cuh"
+#include "forward_sm90/pipeline.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/convert.cuh"
+
+/* The logit of one key, as an exponent of 2; every lane gets it. */
+FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
+                                const fa_logit_row *row, const char *q, int64_t j)
+{
+    const char *k = fa_key_row(p, &p->k, t, j);
+    float sum = 0;
+    for (int c = threadIdx.x % 32; c < p->d; c += 32)
+        sum = fmaf(fa_load_element(q, p->q.dtype, c), fa_load_element(k, p->k.dtype, c), sum);
+    sum = fa_warp_sum(sum);
+    const float distance = (float)(row->center - j);
+    return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
+}
+
+FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)
+{
+    if (!p->dropout_threshold) return false;
+    return fa_dropout_bits(d->seed, d->offset, d->batch_head, i, j) < p->dropout_threshold;
+}
+
+/* out += weight * value, of the lane's columns: every 32nd. */
+FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight, const char *v)
+{
+#pragma unroll
+    for (int n = 0; n < VALUE_DIM / 32; n++) {
+        const int c = 32 * n + (int)threadIdx.x % 32;
+        if (c < p->d_v) out[n] = fmaf(weight, fa_load_element(v, p->v.dtype, c), out[n]);
+    }
+}
+
+/* Query i of a sequence: a warp's work. */
+FA_DEVICE void recompute_row(const fa_attention_params *p, const fa_tile *t, int64_t i, char *to)
+{
+    const fa_dropout d = fa_dropout_of(p, t);
+    const fa_range visible = fa_tile_visible(p, t, i);
+    const fa_logit_row row = fa_logit_row_of(p, t, i);
+    const char *q = fa_view_row(&p->q, t->block_q, t->start_q + i, t->head);
+    float out[VALUE_DIM / 32] = {0}, top = -INFINITY, sum = 0, lse;
+    for (int64_t j = visible.lo; j < visible.hi; j++)
+        top = fmaxf(top, recompute_logit(p, t, &row, q, j));
+    for (int64_t j = visible.lo; j < visible.hi; j++) {
+        const float weight = ptx_ex2(recompute_logit(p, t, &row, q, j) - fa_softmax_base(top));
+        sum += weight;
+        if (weight != 0.0f && !is_dropped(p, &d, i, j))
+            add_value(p, out, weight, fa_key_row(p, &p->v, t, j));
+    }
+    float factor = fa_softmax_finish(top == -INFINITY ? top : top / FA_LOG2E, sum,
+                                     p->sinks ? p->sinks[t->head] : -INFINITY, &lse);
+    if (p->dropout_threshold) factor *= p->dropout_scale;
+#pragma unroll
+    for (int n = 0; n < VALUE_DIM / 32; n++) {
+        const int c = 32 * n + (int)threadIdx.x % 32;
+        const float x = factor == 0.0f ? 0.0f : out[n] * factor;
+        if (c < p->d_v) fa_store_element(to, p->out.dtype, c, x);
+    }
+}
+
+FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
+{
+    float seen = 0;
+    for (int c = threadIdx.x % 32; c < p->d_v; c += 32)
+        seen += fa_load_element(row, p->out.dtype, c) * 0.0f;
+    return !__any_sync(0xffffffff, seen != 0.0f);
+}
+
+/* The warp's rows of all of the block's work tiles. */
+FA_DEVICE void recompute_rows(const pipeline *pipe, const fa_attention_params *p,
+                              const fa_sm90_params *s, int consumer)
+{
+    work_tile w;
+    int64_t task = 0;
+    __syncwarp(); /* outputs of the other lanes can be read */
+    for (int64_t number = 0; task != TASK_END; number++) {
+        task = find_task(pipe, p, s, number);
+        if (!describe_work_tile(p, s, task, &w)) continue;
+        const fa_tile *t = &w.query_tile;
+        const int64_t first = t->first + consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
+        for (int64_t i = first; i < fa_min64(first + 16, t->n_q); i++) {
+            char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
+            if (!is_finite_row(p, row)) recompute_row(p, t, i, row);
+        }
+    }
+}
+
+#endif

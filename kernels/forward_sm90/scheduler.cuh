@@ -1,0 +1,171 @@
+/*
+ * The persistent scheduler: which tasks are a block's, and the queue of work tiles that one warp, the scheduler,
+ * describes ahead for all others.
+ *
+ * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
+ * causal pair, and the last heads have a balanced schedule (balance.cuh). Only for short rows it is dynamic:
+ * blocks take tasks from a counter in global memory, which launches that may run at the same time must not
+ * share.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
+#define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/causal_schedule.h"
+#include "common/device.cuh"
+#include "forward_sm90/pipeline.cuh"
+#include "forward_sm90/warp.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/barrier.cuh"
+#if CLUSTER == 1 /* the planner has no balanced schedule for clusters */
+#include "forward_sm90/balance.cuh"
+#endif
+
+/* The block's i-th task. TASK_NONE: number i has no work tile, but later ones may; TASK_END: there are no more. */
+FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
+                            const fa_sm90_params *s, int64_t i)
+{
+    const int64_t blocks = gridDim.x / CLUSTER, block = blockIdx.x / CLUSTER,
+                  pairs = fa_causal_pairs(p->tiles);
+    if (s->task_kind != FA_SM90_CAUSAL_PAIRS) {
+        const int64_t task = block + i * blocks;
+        return task < s->tasks ? task : TASK_END;
+    }
+    const int64_t pair = block + i / 2 * blocks;
+    if (pair < s->tasks) {
+        const int64_t head = fa_divide(pair, pairs), half = pair - head * pairs;
+        const int64_t other = p->tiles - 1 - half;
+        if (i % 2 == 1 && other == half) return TASK_NONE;
+        return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
+    }
+#if CLUSTER == 1
+    return find_balanced_task(pipe, p, s, i);
+#else
+    (void)pipe;
+    return TASK_END;
+#endif
+}
+
+/* ---- The queue ------------------------------------------------------------------------------- */
+
+/* Entries are used in a circle, by the work tile's number. */
+FA_DEVICE uint32_t entry_of(int number) { return (uint32_t)number % QUEUE_ENTRIES; }
+FA_DEVICE int entry_parity(int number) { return (int)((uint32_t)number / QUEUE_ENTRIES & 1); }
+
+FA_DEVICE work_tile *queue_entry(const pipeline *pipe, int number)
+{
+    return &pipe->queue[entry_of(number)];
+}
+
+/* Waits until the entries of so many work tiles from number on are empty: the whole warp. */
+FA_DEVICE void wait_for_empty_entries(const pipeline *pipe, int number, int count)
+{
+    for (int i = number; i < number + count; i++)
+        ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(i)], entry_parity(i) ^ 1);
+}
+
+FA_DEVICE void publish_work_tile(const pipeline *pipe, int number, const work_tile *w)
+{
+    *queue_entry(pipe, number) = *w;
+    ptx_mbarrier_arrive(&pipe->state->entry_full[entry_of(number)]);
+}
+
+/* The end of the block's work: a work tile without key tiles. The whole warp. */
+FA_DEVICE void publish_end(const pipeline *pipe, int number)
+{
+    work_tile w;
+    w.key_tiles = 0;
+    for (int c = 0; c < CONSUMERS; c++) w.needed[c] = 0;
+    wait_for_empty_entries(pipe, number, 1);
+    if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
+}
+
+/* Waits until work tile `number` has been described. */
+FA_DEVICE const work_tile *acquire_work_tile(const pipeline *pipe, int number)
+{
+    __syncwarp();
+    ptx_mbarrier_wait(&pipe->state->entry_full[entry_of(number)], entry_parity(number));
+    return queue_entry(pipe, number);
+}
+
+/* The warp needs the description no longer. */
+FA_DEVICE void release_work_tile(const pipeline *pipe, int number)
+{
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->entry_empty[entry_of(number)], threadIdx.x % 32 == 0);
+}
+
+/* ---- The scheduler warp ---------------------------------------------------------------------- */
+
+/* Lanes describe a work tile each, as many at a time as half of the queue holds: one description takes
+ * thousands of cycles. */
+FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *p,
+                               const fa_sm90_params *s)
+{
+    const int lane = (int)threadIdx.x % 32;
+    work_tile w;
+    int number = 0;
+    bool more = true;
+    for (int64_t i = lane; more; i += QUEUE_ENTRIES / 2) {
+        const int64_t task = lane < QUEUE_ENTRIES / 2 ? find_task(pipe, p, s, i) : TASK_NONE;
+        const bool found = describe_work_tile(p, s, task, &w);
+        const uint32_t all = __ballot_sync(0xffffffff, found);
+        more = !__any_sync(0xffffffff, task == TASK_END);
+        wait_for_empty_entries(pipe, number, __popc(all));
+        if (found) publish_work_tile(pipe, number + __popc(all & ((1u << lane) - 1)), &w);
+        number += __popc(all);
+    }
+    publish_end(pipe, number);
+}
+
+#if DYNAMIC
+
+/* Dynamic schedule. Where memory bounds the rate, multiprocessors get unequal shares of it, and with equal
+ * shares of the work some end a third later than others. So behind its first task, which goes by its number,
+ * a block takes each task from a counter, shortly before it needs it. The counter is 0 before a launch and
+ * after it: atomicInc wraps at the number of tasks, and each block that has a task takes one number too many,
+ * which makes as many increments as there are tasks. */
+static __device__ uint32_t task_counters[FA_SM90_COUNTERS];
+
+FA_DEVICE int64_t take_task(const fa_sm90_params *s)
+{
+    uint32_t taken = 0;
+    if (threadIdx.x % 32 == 0)
+        taken = atomicInc(&task_counters[s->counter], (uint32_t)s->tasks - 1);
+    return (int64_t)gridDim.x + warp_uniform((int)taken);
+}
+
+/* Tasks that are taken before the first of them has ended. */
+enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
+
+FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params *p,
+                                const fa_sm90_params *s)
+{
+    work_tile w;
+    int number = 0;
+    for (int64_t task = blockIdx.x; task < s->tasks; task = take_task(s)) {
+        if (!describe_work_tile(p, s, task, &w)) continue;
+        wait_for_empty_entries(pipe, number, 1);
+        if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
+        number++;
+        if (number < TASKS_AHEAD) continue;
+        const int before = number - TASKS_AHEAD;
+        ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(before)], entry_parity(before));
+    }
+    publish_end(pipe, number);
+}
+
+#endif
+
+FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
+{
+#if DYNAMIC
+    if (s->counter >= 0) {
+        schedule_dynamic(pipe, p, s);
+        return;
+    }
+#endif
+    schedule_static(pipe, p, s);
+}
+
+#endif

@@ -1,0 +1,259 @@
+/*
+ * A consumer's softmax of one tile, from scores to packed weights, while its own P V of the tile before still runs.
+ *
+ *     masked tiles   a mask, and the max: the first tile that a row sees, and those that it sees in part
+ *     plain tiles    no mask; all rows have seen a key before. Most tiles are plain
+ *
+ * What a warp decides for itself, from its own scores, contains neither an issue of products nor a wait for them:
+ * all four warps of a warpgroup must come to these at the same point of the code.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
+#define FA_KERNELS_FORWARD_SM90_TILE_SOFTMAX_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/device.cuh"
+#include "common/flat_rows.h"
+#include "forward_sm90/consumer_state.cuh"
+#include "forward_sm90/multiply.cuh"
+#include "forward_sm90/options.cuh"
+#include "forward_sm90/pipeline.cuh"
+#include "forward_sm90/softmax.cuh"
+#include "forward_sm90/stage.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/order.cuh"
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* Acquires the bias of the tile whose scores are issued next. Before these, because a warp goes on behind a product
+ * that takes its weights from registers only when most of it has run. */
+FA_DEVICE void acquire_tile_bias(const pipeline *pipe, consumer_state *c)
+{
+#if BIAS_AHEAD
+    if (c->at.needed) consume_bias(pipe, &c->at, c->bias, c->number);
+#else
+    (void)pipe, (void)c;
+#endif
+}
+
+/* Applies the options to the scores; returns which exponents they stand for now. recomputed: the scores were computed
+ * for the second time. */
+FA_DEVICE exponent_units find_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                        consumer_state *c, bool recomputed)
+{
+    exponent_units u = {.scale = c->limits.scale};
+#if BIAS_AHEAD
+    if (!recomputed) {
+        add_bias(p, this_work_tile(pipe, c), c->bias, c->scores);
+        return u;
+    }
+#endif
+#if OPTIONS
+    if (c->limits.options & CHANGES_SCORES)
+        apply_score_options(pipe, p, &c->at, &c->limits, c->scores, &u, recomputed, c->number);
+#else
+    (void)pipe, (void)p, (void)recomputed;
+#endif
+    return u;
+}
+
+/* The same for a plain tile. */
+FA_DEVICE exponent_units find_plain_exponents(const pipeline *pipe, const fa_attention_params *p,
+                                              consumer_state *c, bool tracked)
+{
+    (void)tracked;
+#if HAS_SERIES
+    const tile_limits *l = &c->limits;
+    const exponent_units tanh = {.scale = l->scale, .third = 0, .fifth = 0};
+    const exponent_units series = {.scale = l->first, .third = l->third, .fifth = l->fifth};
+    const float inner = this_work_tile(pipe, c)->inner;
+    if ((c->series && !tracked) || are_in_series(p, c->scores, inner)) return series;
+    cap_scores(c->scores, inner);
+    return tanh;
+#else
+    return find_exponents(pipe, p, c, false);
+#endif
+}
+
+FA_DEVICE void apply_dropout(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
+{
+#if OPTIONS
+    if (c->limits.options & FA_SM90_DROPOUT)
+        drop_weights(p, this_work_tile(pipe, c), c->weights, c->number, c->at.tile);
+#else
+    (void)pipe, (void)p, (void)c;
+#endif
+}
+
+/* ---- Bounds of the sums ---------------------------------------------------------------------- */
+
+FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                         float bound)
+{
+    c->sum_bound = fminf(bound, FA_SUM_BOUND);
+#if HAS_SERIES
+    c->series = allow_series(p, this_work_tile(pipe, c), &c->rows, c->sum_bound);
+#else
+    (void)pipe, (void)p;
+#endif
+}
+
+/* Finds out whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max moves on
+ * from tile to tile, so rows never count as flat. */
+FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                             const float *sum)
+{
+    const float average = average_sum(sum);
+    c->flat = average >= FA_FLAT_SUM(KEYS) * MAX_WEIGHT && !has_peaked_row(sum);
+#if OPTIONS
+    c->flat = c->flat && !(c->limits.options & FA_SM90_ALIBI);
+#endif
+    if (!c->flat) announce_new_max(pipe, c);
+    set_bound(pipe, p, c, MAX_WEIGHT + FA_FLAT_GROWTH * average);
+}
+
+/* The bound of peaked rows that have not had a new max for a while: from the average of all tiles so far. */
+FA_DEVICE void bound_peaked_rows(const pipeline *pipe, const fa_attention_params *p,
+                                 consumer_state *c)
+{
+    const float share = 1.0f / (float)(c->at.tile + 1);
+    if (!c->tracked) COUNT_PATH(HOPPER_TRACKING_ENDED);
+    const float average[2] = {c->rows.sum[0] * share, c->rows.sum[1] * share};
+    c->flat = false;
+    set_bound(pipe, p, c, MAX_WEIGHT + PEAKED_GROWTH * average_sum(average));
+}
+
+/* Whether a thread's sum of weights in the tile is beyond its bound. */
+FA_DEVICE bool is_beyond_bound(const consumer_state *c, const float *sum)
+{
+#if HAS_SERIES
+    return sum[0] > c->rows.bound[0] || sum[1] > c->rows.bound[1];
+#else
+    return fmaxf(sum[0], sum[1]) > c->sum_bound;
+#endif
+}
+
+/* Whether weights beyond the bound may come from a score outside the range of the series. */
+FA_DEVICE bool may_be_beyond_series(const consumer_state *c)
+{
+#if HAS_SERIES
+    return c->series;
+#else
+    (void)c;
+    return false;
+#endif
+}
+
+/* ---- Masked tiles ---------------------------------------------------------------------------- */
+
+/* Weights by bases that are this tile's max. rescale: what outputs so far are to be multiplied by. */
+FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u, float *sum,
+                              float *rescale)
+{
+    raise_bases(s, rows, rescale, u);
+    weigh(s, rows, u, sum);
+}
+
+FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
+{
+    exponent_units u = find_exponents(pipe, p, c, false);
+    float sum[2], rescale[2];
+    const int tile = c->at.tile;
+    if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
+        mask_scores(c->scores, this_work_tile(pipe, c), c->number, tile * KEYS);
+    weigh_with_max(c->scores, &c->rows, &u, sum, rescale);
+    if (ADAPTIVE && tile + 1 >= c->limits.plain_from && tile + 1 < c->limits.plain_to)
+        classify_rows(pipe, p, c, sum);
+    wait_for_outputs(c->out, c->weights);
+    if (tile > 0) rescale_outputs(c->out, rescale);
+    add_sums(&c->rows, sum);
+    pack_weights(c->weights, c->scores, 0, WEIGHTS_X2);
+}
+
+/* ---- Plain tiles ----------------------------------------------------------------------------- */
+
+/* Raises the bases to the max of a plain tile. Returns whether one has changed: then outputs are to be rescaled. */
+FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent_units *u,
+                         float *rescale)
+{
+    raise_bases(c->scores, &c->rows, rescale, u);
+    const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+    if (ADAPTIVE && changed) announce_new_max(pipe, c);
+    return changed;
+}
+
+/* The weights of the tile are too large for their bases: renews these. Immense weights, infinite ones among them, do not
+ * tell their scores any more; then the scores are recomputed and weighed with their max. */
+FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                     const float *sum)
+{
+    const row_state before = c->rows;
+    COUNT_PATH(HOPPER_RENEWED);
+    add_sums(&c->rows, sum);
+    if (may_be_beyond_series(c) || !renew_bases(c->scores, c->out, &c->rows)) {
+        float new_sum[2], rescale[2];
+        COUNT_PATH(HOPPER_RECOMPUTED);
+        recompute_scores(p, this_work_tile(pipe, c), c->at.tile, c->scores, c->number);
+        const exponent_units u = find_exponents(pipe, p, c, true);
+        c->rows.sum[0] = before.sum[0], c->rows.sum[1] = before.sum[1];
+        weigh_with_max(c->scores, &c->rows, &u, new_sum, rescale);
+        rescale_outputs(c->out, rescale);
+        add_sums(&c->rows, new_sum);
+    }
+    pack_weights(c->weights, c->scores, 0, WEIGHTS_X2);
+    const float growth = fmaxf(c->rows.base[0] - before.base[0], c->rows.base[1] - before.base[1]);
+    if (!__any_sync(0xffffffff, growth > 0.0f)) set_bound(pipe, p, c, 2.0f * c->sum_bound);
+    else {
+        if (!c->flat || __any_sync(0xffffffff, growth > MAX_FLAT_GROWTH)) announce_new_max(pipe, c);
+        set_bound(pipe, p, c, c->sum_bound);
+    }
+}
+
+/* Scores are weighed in groups of this size, and so many of a tile's, at least, are weighed while values are still being
+ * added. The fastest numbers on an H200; both in units of two scores. */
+#define GROUP (HAS_SERIES ? 8 : 4)
+#define EARLY (WEIGHTS_X2 * (CONSUMERS == 3 ? 3 : 6) / 8)
+
+/* The special-function unit, which consumers share, is to be busy from the first moment: so a group's exponents are
+ * computed only while the group before the last becomes weights. After EARLY weights the warp waits for the product with
+ * the values of the tile before and releases their stage at once; the other weights are packed in the issue slots
+ * that exponentials leave free. tracked: with the max. */
+FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                             bool tracked)
+{
+    const exponent_units u = find_plain_exponents(pipe, p, c, tracked);
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    float sum[2], rescale[2];
+    const bool rescaled = tracked && track_max(pipe, c, &u, rescale);
+    row_state paced = c->rows;
+    COUNT_PATH(tracked ? HOPPER_TRACKED : HOPPER_UNTRACKED);
+#pragma unroll
+    for (int i = 0; i < WEIGHTS_X2; i += GROUP) {
+        const int to = i + GROUP < WEIGHTS_X2 ? i + GROUP : WEIGHTS_X2;
+        const partial_sums before = sums;
+#if HAS_SERIES
+        weigh_range_by_series(c->scores, &paced, &u, i, to, &sums);
+#else
+        weigh_range(c->scores, &paced, &u, i, to, &sums);
+#endif
+        if (i > 0 && to < WEIGHTS_X2) {
+            paced.base[0] = ptx_depend_on(paced.base[0], before.of[0][1], c->zero);
+            paced.base[1] = ptx_depend_on(paced.base[1], before.of[1][1], c->zero);
+        }
+        if (i < EARLY && to >= EARLY) {
+            /* After two of the sums: after one alone the assembler waits too early, after all four too late. */
+            const int two = __float_as_int(sums.of[1][1]) | __float_as_int(sums.of[0][0]);
+            ptx_order_after(__int_as_float(two), c->zero, pipe->state);
+            wait_for_outputs(c->out, c->weights);
+            const uint32_t token = ptx_mbarrier_arrive_token_if(
+                &pipe->state->v_empty[stage_of(c->at.count - 1)], c->leader);
+            paced.base[0] = ptx_depend_on(paced.base[0], __int_as_float((int)token), c->zero);
+            if (rescaled) rescale_outputs(c->out, rescale);
+            pack_weights(c->weights, c->scores, 0, to);
+        } else if (i >= EARLY) pack_weights(c->weights, c->scores, i, to);
+    }
+    add_partial_sums(&sums, sum);
+    if (!tracked && __any_sync(0xffffffff, is_beyond_bound(c, sum))) renew(pipe, p, c, sum);
+    else add_sums(&c->rows, sum);
+}
+
+#endif

@@ -1,0 +1,151 @@
+/*
+ * A work tile: QUERIES queries of one head of one sequence, and the key tiles that they see. It is what a block
+ * computes at a time. The scheduler warp describes it once (describe_work_tile); all other warps read the
+ * description, so that none repeats this long chain of integer arithmetic.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
+#define FA_KERNELS_FORWARD_SM90_WORK_TILE_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/score_options.cuh"
+#include "common/sequence.cuh"
+#include "common/softmax.cuh"
+
+/* Query i of the work tile may see the keys [lo + i, hi + i) as far as they are in [0, n_k). Keys are counted
+ * from first_key on. */
+typedef struct work_tile {
+    fa_tile query_tile;
+    int32_t first_key, key_tiles; /* 0 key tiles: the end of the block's work */
+    /* Key tiles that a consumer needs, from the first one on; under a causal mask it may need fewer than the
+     * others. 0: its rows see nothing, or it has no rows. */
+    int32_t needed[CONSUMERS];
+    int32_t lo, hi, n_k;
+    int32_t queries, rows; /* its queries; its rows of the outputs, which are stored */
+    char *out;             /* the first row of its outputs */
+    /* Of each consumer: key tiles that all its rows see whole; and the first key tile before which all its rows have
+     * seen a key. */
+    int32_t unmasked_from[CONSUMERS], unmasked_to[CONSUMERS];
+    int32_t plain_from[CONSUMERS];
+    float scale; /* from what comes to the softmax to exponents of 2 */
+#if OPTIONS
+    int32_t options; /* which of OPTIONS it has */
+    float inner;     /* factor of scores, before their tanh or alone */
+    float unit;      /* a logit of 1, in the units of what comes to the softmax */
+    float slope;     /* ALiBi's */
+#endif
+} work_tile;
+static_assert(sizeof(work_tile) <= FA_SM90_ENTRY_BYTES, "the planner reserves so many bytes");
+
+/* Beyond every key, and small enough that it can be added to without overflow. */
+enum { UNBOUNDED = 1 << 30 };
+
+FA_DEVICE int32_t saturate(int64_t x)
+{
+    return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
+}
+
+FA_DEVICE int clamp(int x, int upper) { return max(0, min(x, upper)); }
+
+/* The keys [lo, hi) that a query may see, counted from the work tile's first key. */
+typedef struct key_range {
+    int lo, hi;
+} key_range;
+
+/* Of query i. Rows behind the last query see what it sees. */
+FA_DEVICE key_range find_key_range(const work_tile *w, int i)
+{
+    const int row = min(i, max(w->queries, 1) - 1);
+    const key_range range = {w->lo + row, clamp(w->hi + row, w->n_k)};
+    return range;
+}
+
+/* The key tiles that a consumer needs, and which of them need no mask. */
+FA_DEVICE void find_consumer_tiles(work_tile *w, int consumer)
+{
+    const int first = consumer * ROWS, last = first + ROWS - 1;
+    const key_range range = {max(find_key_range(w, first).lo, 0), find_key_range(w, last).hi};
+    const bool some = first < w->queries && range.lo < range.hi;
+    w->needed[consumer] = some ? (range.hi + KEYS - 1) / KEYS : 0;
+    const int last_lo = max(find_key_range(w, last).lo, 0);
+    w->unmasked_from[consumer] = (last_lo + KEYS - 1) / KEYS;
+    w->plain_from[consumer] = last_lo / KEYS + 1;
+    w->unmasked_to[consumer] = find_key_range(w, first).hi / KEYS;
+}
+
+/* The key tiles that the queries may see: at least one, which may be masked as a whole. */
+FA_DEVICE void find_key_tiles(const fa_attention_params *p, work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    const int64_t center = t->first + t->diagonal;
+    int64_t right = p->causal ? 0 : UNBOUNDED; /* keys that a query sees beyond its own position */
+    if (p->window_right >= 0) right = fa_min64(right, p->window_right);
+    w->queries = (int32_t)fa_max64(0, fa_min64(t->n_q - t->first, QUERIES));
+    w->n_k = (int32_t)t->n_k;
+    w->hi = right >= UNBOUNDED ? UNBOUNDED : saturate(center + right + 1);
+    w->lo = p->window_left < 0 ? -UNBOUNDED : saturate(center - p->window_left);
+    const int lo = max(w->lo, 0), hi = find_key_range(w, QUERIES - 1).hi;
+    const int first_key = lo < hi ? lo / FA_SM90_KEY_ALIGNMENT * FA_SM90_KEY_ALIGNMENT : 0;
+    w->first_key = first_key;
+    w->key_tiles = w->queries && lo < hi ? (hi - first_key + KEYS - 1) / KEYS : 1;
+    w->n_k -= first_key;
+    if (w->hi < UNBOUNDED) w->hi = max(w->hi - first_key, -UNBOUNDED);
+    if (w->lo > -UNBOUNDED) w->lo = max(w->lo - first_key, -UNBOUNDED);
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) find_consumer_tiles(w, c);
+}
+
+#if OPTIONS
+
+/* Scores come to the softmax in units of the scale or the softcap, because the softmax multiplies by one
+ * number anyway. A scale below FA_SM90_MIN_SCALE is multiplied by at once: a bias in such units could
+ * overflow, and a negative scale would turn the largest score into the smallest. */
+FA_DEVICE void find_units(const fa_attention_params *p, work_tile *w)
+{
+    const float scale = fa_effective_scale(p, &w->query_tile);
+    const bool capped = p->softcap > 0.0f, small = !(scale >= FA_SM90_MIN_SCALE);
+    w->inner = capped ? scale / p->softcap : small ? scale * FA_LOG2E : 1.0f;
+    w->scale = capped ? p->softcap * FA_LOG2E : small ? 1.0f : scale * FA_LOG2E;
+    w->unit = FA_LOG2E / w->scale;
+}
+
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    find_units(p, w);
+    w->slope = 0;
+    if (p->alibi_slopes) w->slope = p->alibi_slopes[t->batch * p->alibi_batch_stride + t->head];
+    w->options = p->softcap > 0.0f ? FA_SM90_SOFTCAP : w->inner != 1.0f ? FA_SM90_SCALED : 0;
+    if (w->slope != 0.0f) w->options |= FA_SM90_ALIBI;
+    if (s->bias_mapped) w->options |= FA_SM90_BIAS;
+    if (p->mask.data || (p->bias.data && !s->bias_mapped)) w->options |= FA_SM90_BY_ROWS;
+    if (p->dropout_threshold) w->options |= FA_SM90_DROPOUT;
+}
+
+#else
+
+/* Scores come to the softmax as the products leave them. */
+FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *s, work_tile *w)
+{
+    (void)s;
+    w->scale = fa_effective_scale(p, &w->query_tile) * FA_LOG2E;
+}
+
+#endif
+
+/* Describes the work tile of a task: the number of a query tile, as fa_find_tile counts them. Returns false if
+ * there are no rows, or no such task. */
+FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                  int64_t task, work_tile *w)
+{
+    if (task < 0) return false;
+    const fa_tile *t = &w->query_tile;
+    w->query_tile = fa_find_tile(p, task, QUERIES);
+    if (t->first >= t->room_q) return false;
+    w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
+    w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
+    find_key_tiles(p, w);
+    find_options(p, s, w);
+    return true;
+}
+
+#endif

@@ -1,0 +1,28 @@
+/*
+ * What follows from the numbers of a variant of forward_sm90_wide. Its second parameter is forward_sm90's. Shared by the
+ * kernel and the planner.
+ *
+ * Of kernels/variants.h:
+ *   head_dim   a multiple of 64
+ *   value_dim  head_dim / cluster: each block computes its share of the columns
+ *   cluster    2 blocks share a work tile; each finds the weights of half of its keys
+ *   consumers  warpgroups that compute, 64 queries each
+ *   stages     buffers for a chunk of keys or values
+ *   chunk      bytes of a chunk. Chunks of keys are whole blocks of 64 columns of the keys that a block takes of a tile
+ *   v_rows     rows of a chunk of values, of the columns that are a block's
+ */
+#ifndef FA_KERNEL_FORWARD_SM90_WIDE_H
+#define FA_KERNEL_FORWARD_SM90_WIDE_H
+
+#include "../forward_sm90/forward_sm90.h"
+
+/* What the blocks of a cluster send each other: two numbers for each query. */
+#define FA_SM90_WIDE_EXCHANGE(consumers) (2 * FA_SM90_QUERIES(consumers) * 4)
+
+/* Bytes of dynamic shared memory, with room to align to 1024: queries, chunks, weights, exchange. */
+#define FA_SM90_WIDE_SMEM(element, dim, consumers, keys, stages, chunk)                            \
+    (FA_SM90_QUERIES(consumers) * FA_SM90_ROW_BYTES(dim, element) + (stages) * (chunk) +           \
+     FA_SM90_QUERIES(consumers) * (keys)*FA_ELEMENT_BYTES(element) +                               \
+     FA_SM90_WIDE_EXCHANGE(consumers) + 1024)
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * Asynchronous copies from global to shared memory (PTX ISA: cp.async), from Ampere on.
+ */
+#ifndef FA_KERNELS_PTX_CP_ASYNC_CUH
+#define FA_KERNELS_PTX_CP_ASYNC_CUH
+
+#include "common/dialect.h"
+
+#ifdef FA_CUDA_ON_CPU
+#include "ptx_on_cpu/cp_async.h"
+#else
+
+/* Issues a copy of 16 bytes. Without `wanted` it writes zeros and reads nothing. */
+FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+
+/* Waits for all copies of this thread. Other threads see them after a barrier. */
+FA_DEVICE void ptx_cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+#endif
+
+#endif

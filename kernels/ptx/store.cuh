@@ -1,0 +1,39 @@
+/*
+ * Stores: fragments to shared memory (stmatrix), whole groups of elements to global memory.
+ */
+#ifndef FA_KERNELS_PTX_STORE_CUH
+#define FA_KERNELS_PTX_STORE_CUH
+
+#include "common/dialect.h"
+
+#ifdef FA_CUDA_ON_CPU
+#include "ptx_on_cpu/store.h"
+#else
+
+/* Stores four 8 x 8 matrices of 16-bit elements, which are in registers as wgmma leaves them. Lane l passes
+ * the address of row l % 8 of matrix l / 8, 16 bytes. */
+FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* To global memory, where the compiler does not know that the pointer leads there. */
+FA_DEVICE void ptx_store_global_16(void *to, uint4 x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+FA_DEVICE void ptx_store_global_8(void *to, uint2 x)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x),
+                 "r"(x.y)
+                 : "memory");
+}
+
+#endif
+
+#endif

@@ -1,0 +1,63 @@
+/*
+ * TMA: asynchronous copies of boxes of a tensor into shared memory, and copies between the blocks of a
+ * cluster. One thread issues a copy; the bytes that arrive count towards a barrier's phase.
+ */
+#ifndef FA_KERNELS_PTX_TMA_CUH
+#define FA_KERNELS_PTX_TMA_CUH
+
+#include "common/dialect.h"
+#include "ptx/address.cuh"
+
+#ifdef FA_CUDA_ON_CPU
+#include "ptx_on_cpu/tma.h"
+#else
+
+/* Loads the box of a tensor map with three axes that starts at (x, y, z), x innermost. */
+FA_DEVICE void ptx_tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                               int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(ptx_shared_address(shared)),
+                 "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* The same with four axes. */
+FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                               int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(ptx_shared_address(shared)),
+                 "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* Makes this thread's stores to shared memory visible to the TMA copies and wgmma products that follow. */
+FA_DEVICE void ptx_fence_proxy_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- To another block of the cluster: from `shared` or a register to the same address there --- */
+
+/* Copies bytes, a multiple of 16. They count towards the peer's barrier. */
+FA_DEVICE void ptx_copy_to_peer(void *shared, uint64_t *barrier, int peer, int bytes)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(ptx_peer_address(shared, peer)),
+                 "r"(ptx_shared_address(shared)), "r"(bytes), "r"(ptx_peer_address(barrier, peer))
+                 : "memory");
+}
+
+/* Stores a number, whose 4 bytes count towards the peer's barrier (st.async, no TMA). */
+FA_DEVICE void ptx_store_to_peer(float *shared, uint64_t *barrier, int peer, float x)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                     ptx_peer_address(shared, peer)),
+                 "f"(x), "r"(ptx_peer_address(barrier, peer))
+                 : "memory");
+}
+
+#endif
+
+#endif

@@ -1,0 +1,17 @@
+/*
+ * What kernels are told of a problem: the parameters that families share.
+ */
+#ifndef FA_CUDA_PARAMETERS_H
+#define FA_CUDA_PARAMETERS_H
+
+#include "../../kernels/common/params.h"
+#include "cuda/plan.h"
+
+/* A tensor's view with rows of so many columns; 0 where nobody reads rows. */
+fa_kernel_view fa_cuda_view(const fa_view *view, int64_t columns);
+
+/* Every field is written. tiles, tasks: of the launch. */
+void fa_cuda_set_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                        fa_attention_params *params);
+
+#endif

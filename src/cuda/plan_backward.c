@@ -1,0 +1,151 @@
+/* backward_simt: every gradient, in float32 on the FMA units of any GPU, in up to five launches. */
+#include "cuda/plan_backward.h"
+
+#include <string.h>
+
+#include "../../kernels/common/packed.h"
+#include "cuda/family.h"
+#include "cuda/parameters.h"
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                 fa_backward_params *params)
+{
+    *params = (fa_backward_params){.dout = fa_cuda_view(&p->dout, p->d_v),
+                                   .dq = fa_cuda_view(&p->dq, p->d),
+                                   .dk = fa_cuda_view(&p->dk, p->d),
+                                   .dv = fa_cuda_view(&p->dv, p->d_v),
+                                   .dbias = fa_cuda_view(&p->dbias, 0),
+                                   .dlse = p->dlse,
+                                   .delta = (float *)((char *)p->workspace + l->workspace_offset),
+                                   .dsinks = p->dsinks,
+                                   .blocks_q = p->blocks_q,
+                                   .blocks_k = p->blocks_k};
+    fa_cuda_set_params(p, l, &params->a);
+    memcpy(params->dbias_shape, p->dbias_shape, sizeof params->dbias_shape);
+}
+
+static bool queue_backward(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                           const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_backward_params params;
+    fa_cuda_set_backward_params(call->problem, l, &params);
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&params}, fault);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* What a plan is made for, and why there is none. */
+typedef struct planning {
+    const fa_problem *problem;
+    const fa_cuda_device *device;
+    fa_cuda_plan *plan;
+    char *why;
+    size_t size;
+} planning;
+
+static fa_cuda_plan_launch *add(const planning *x, const fa_variant *v, int threads, int smem_bytes)
+{
+    return fa_cuda_plan_add(v, threads, smem_bytes, queue_backward, x->device, x->plan, x->why,
+                            x->size);
+}
+
+/* Delta, a float for each query and head, is all that the workspace holds. */
+static void use_delta(const planning *x, fa_cuda_plan_launch *l)
+{
+    l->workspace_bytes = x->plan->workspace_bytes;
+}
+
+/* A launch whose results nobody wants is idle. */
+static void set_wanted(fa_cuda_plan_launch *l, bool wanted) { l->idle = l->idle || !wanted; }
+
+static bool add_delta(const planning *x)
+{
+    const fa_problem *p = x->problem;
+    const fa_variant *v = &fa_variants[FA_VARIANT_backward_delta];
+    fa_cuda_plan_launch *l = add(x, v, FA_PASS_THREADS, 0);
+    if (!l) return false;
+    use_delta(x, l);
+    fa_cuda_set_query_tasks(p, FA_DELTA_ROWS, l);
+    set_wanted(l, p->dq.data || p->dk.data || p->dv.data || p->dbias.data || p->dsinks);
+    return true;
+}
+
+static bool add_dq(const planning *x)
+{
+    const fa_problem *p = x->problem;
+    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dq_simt);
+    fa_cuda_plan_launch *l = add(x, v, FA_PASS_THREADS, FA_PASS_SMEM(v->own));
+    if (!l) return false;
+    use_delta(x, l);
+    l->tile_k = FA_PASS_OTHERS;
+    fa_cuda_set_query_tasks(p, v->own, l);
+    set_wanted(l, p->dq.data);
+    return true;
+}
+
+/* Tiles of keys of all key/value heads; paged: of the rows of every page. */
+static void set_key_tasks(const fa_problem *p, int tile, fa_cuda_plan_launch *l)
+{
+    int64_t tiles = fa_cuda_count_tiles(p->rows_k, tile), outer = p->batch;
+    if (p->cu_seqlens_k) tiles = FA_PACKED_TILES(p->rows_k, tile, p->batch), outer = 1;
+    if (p->block_table) tiles *= p->blocks_k, outer = 1;
+    l->tile_k = tile;
+    fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
+}
+
+static bool add_dkv(const planning *x)
+{
+    const fa_problem *p = x->problem;
+    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dkv_simt);
+    fa_cuda_plan_launch *l = add(x, v, FA_PASS_THREADS, FA_PASS_SMEM(v->own));
+    if (!l) return false;
+    use_delta(x, l);
+    l->tile_q = FA_PASS_OTHERS;
+    set_key_tasks(p, v->own, l);
+    set_wanted(l, p->dk.data || p->dv.data);
+    return true;
+}
+
+static bool add_dbias(const planning *x)
+{
+    const int64_t *n = x->problem->dbias_shape;
+    const fa_variant *v = &fa_variants[FA_VARIANT_backward_dbias_simt];
+    fa_cuda_plan_launch *l = add(x, v, FA_PASS_THREADS, FA_PASS_SMEM(v->own));
+    if (!l) return false;
+    use_delta(x, l);
+    l->tile_q = v->own;
+    l->tile_k = FA_PASS_OTHERS;
+    const int64_t tiles =
+        fa_cuda_count_tiles(n[2], l->tile_q) * fa_cuda_count_tiles(n[3], l->tile_k);
+    fa_cuda_set_tasks(l, tiles, tiles * n[0] * n[1]);
+    return true;
+}
+
+static bool add_dsinks(const planning *x)
+{
+    const fa_variant *v = &fa_variants[FA_VARIANT_backward_dsinks];
+    fa_cuda_plan_launch *l = add(x, v, FA_DSINKS_THREADS, FA_DSINKS_SMEM);
+    if (!l) return false;
+    use_delta(x, l);
+    fa_cuda_set_tasks(l, 1, x->problem->heads_q);
+    return true;
+}
+
+static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    const planning x = {p, device, plan, why, size};
+    plan->arithmetic = "float32 sums on FMA units, deterministic";
+    plan->workspace_bytes = (size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float);
+    return add_delta(&x) && add_dq(&x) && add_dkv(&x) && (!p->dbias.data || add_dbias(&x)) &&
+           (!p->dsinks || add_dsinks(&x));
+}
+
+const fa_cuda_family fa_cuda_backward_simt = {
+    .name = "simt",
+    .oldest = 0,
+    .newest = FA_CUDA_NEWEST,
+    .plan = plan_backward,
+};

@@ -1,0 +1,13 @@
+/*
+ * What a launch of forward_sm80 tells the kernel, apart from the launch so that it can be made without a driver.
+ */
+#ifndef FA_CUDA_PLAN_SM80_H
+#define FA_CUDA_PLAN_SM80_H
+
+#include "../../kernels/forward_sm80/forward_sm80.h"
+#include "cuda/plan.h"
+
+void fa_cuda_set_sm80_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                             fa_sm80_params *params);
+
+#endif

@@ -1,0 +1,13 @@
+/*
+ * What the launch of fa_weights tells its kernel, apart from the launch so that it can be made without a driver.
+ */
+#ifndef FA_CUDA_PLAN_WEIGHTS_H
+#define FA_CUDA_PLAN_WEIGHTS_H
+
+#include "../../kernels/passes.h"
+#include "cuda/plan.h"
+
+void fa_cuda_set_weights_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                                fa_weights_params *params);
+
+#endif

@@ -1,0 +1,25 @@
+# cmake -DCOMPILER=... -DTARGET=... -DLINES=... -DEMPTY=... -P check_headers.cmake
+# Each line of LINES is a header and flags, with | between them: the header is compiled alone, as what an empty source
+# includes. Says which do not compile.
+file(STRINGS "${LINES}" lines)
+set(count 0)
+set(failed 0)
+foreach(line IN LISTS lines)
+    string(REPLACE "|" ";" flags "${line}")
+    list(POP_FRONT flags header)
+    if(TARGET)
+        list(APPEND flags "--target=${TARGET}")
+    endif()
+    execute_process(COMMAND "${COMPILER}" ${flags} -include "${header}" "${EMPTY}" RESULT_VARIABLE status
+                    OUTPUT_VARIABLE text ERROR_VARIABLE text)
+    math(EXPR count "${count} + 1")
+    if(NOT status EQUAL 0)
+        math(EXPR failed "${failed} + 1")
+        string(JOIN " " command ${flags})
+        message("${header} does not compile alone (${command}):\n${text}")
+    endif()
+endforeach()
+if(count EQUAL 0 OR failed GREATER 0)
+    message(FATAL_ERROR "${failed} of ${count} headers do not compile alone")
+endif()
+message("${count} headers compile alone")

@@ -1,0 +1,31 @@
+/*
+ * kernels/ptx/convert.cuh in C.
+ */
+#ifndef TEST_PTX_ON_CPU_CONVERT_H
+#define TEST_PTX_ON_CPU_CONVERT_H
+
+#include <float.h>
+
+#include "../../../src/convert.h" /* not the header beside this one */
+
+FA_DEVICE uint32_t ptx_pack_f16x2(float low, float high)
+{
+    return fa_float_to_half(low) | (uint32_t)fa_float_to_half(high) << 16;
+}
+
+FA_DEVICE uint32_t ptx_pack_bf16x2(float low, float high)
+{
+    return fa_float_to_bfloat(low) | (uint32_t)fa_float_to_bfloat(high) << 16;
+}
+
+FA_DEVICE float ptx_half_to_float(uint16_t h) { return fa_half_to_float(h); }
+
+FA_DEVICE uint32_t ptx_spread_signs(uint32_t x) { return (x >> 15 & 0x00010001u) * 0xffffu; }
+
+/* Results that are subnormal become 0. */
+FA_DEVICE float ampere_flushed(float x) { return fabsf(x) < FLT_MIN ? 0.0f : x; }
+FA_DEVICE float ptx_ex2(float x) { return ampere_flushed(exp2f(x)); }
+FA_DEVICE float ptx_rcp(float x) { return ampere_flushed(1.0f / x); }
+FA_DEVICE uint64_t ptx_mul_wide(uint32_t a, uint32_t b) { return (uint64_t)a * b; }
+
+#endif

@@ -1,0 +1,15 @@
+/*
+ * kernels/ptx/cp_async.cuh in C.
+ */
+#ifndef TEST_PTX_ON_CPU_CP_ASYNC_H
+#define TEST_PTX_ON_CPU_CP_ASYNC_H
+
+#include "cuda_on_cpu.h"
+
+FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
+{
+    cuda_copy_async(to, from, wanted);
+}
+FA_DEVICE void ptx_cp_async_wait_all(void) { cuda_wait_for_copies(); }
+
+#endif

@@ -1,0 +1,27 @@
+/*
+ * kernels/ptx/store.cuh in C.
+ */
+#ifndef TEST_PTX_ON_CPU_STORE_H
+#define TEST_PTX_ON_CPU_STORE_H
+
+#include <string.h>
+
+#include "cuda_on_cpu.h"
+
+/* Row l of the four matrices, one below the other, goes to the address that lane l passes; a lane holds
+ * the elements 2t and 2t + 1 of row g of each. */
+FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
+{
+    const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const char *shown = cuda_show_warp(&address, sizeof address);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t row;
+        memcpy(&row, shown + (8 * i + g) * cuda_shown_pitch(), sizeof row);
+        memcpy((char *)cuda_shared_at(row, 16) + 4 * t, &r[i], sizeof r[i]);
+    }
+}
+
+FA_DEVICE void ptx_store_global_16(void *to, uint4 x) { memcpy(to, &x, sizeof x); }
+FA_DEVICE void ptx_store_global_8(void *to, uint2 x) { memcpy(to, &x, sizeof x); }
+
+#endif

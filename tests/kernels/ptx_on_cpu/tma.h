@@ -1,0 +1,35 @@
+/*
+ * kernels/ptx/tma.cuh in C, on the units of hopper_units.h.
+ */
+#ifndef TEST_PTX_ON_CPU_TMA_H
+#define TEST_PTX_ON_CPU_TMA_H
+
+#include "hopper_units.h"
+
+FA_DEVICE void ptx_tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                               int z)
+{
+    const int start[] = {x, y, z};
+    hopper_load(shared, map, barrier, 3, start);
+}
+
+FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                               int z, int w)
+{
+    const int start[] = {x, y, z, w};
+    hopper_load(shared, map, barrier, 4, start);
+}
+
+FA_DEVICE void ptx_fence_proxy_async(void) { hopper_proxy_fence(); }
+
+FA_DEVICE void ptx_copy_to_peer(void *shared, uint64_t *barrier, int peer, int bytes)
+{
+    hopper_send_bytes(shared, barrier, (unsigned)peer, bytes);
+}
+
+FA_DEVICE void ptx_store_to_peer(float *shared, uint64_t *barrier, int peer, float x)
+{
+    hopper_send_float(shared, barrier, (unsigned)peer, x);
+}
+
+#endif
