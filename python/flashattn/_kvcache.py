@@ -225,7 +225,7 @@ def _read_lengths(q, cache_seqlens, capacity, traced):
     return _Integers("cache_seqlens", values, q, 1, traced)
 
 
-class _Positions:
+class _CachePositions:
     """Where each item's keys are and where its new ones go; checked as far as the host knows."""
 
     def __init__(self, q, k_cache, new, lengths, batch_idx, leftpad, table):
@@ -327,7 +327,7 @@ class _Positions:
 
     def append_inside(self, xp, q, caches, rows, at):
         """Leaves out what would lie outside of the cache, without waiting for the device. The
-        first key that lies inside is written again instead; if there is none, what the cache holds."""
+        first key inside is written again instead; if there is none, what the cache holds."""
         positions = self.new_positions(xp, q)
         inside = (positions < self.capacity) & (self.lengths.array >= 0)[:, None]
         inside = (inside & (rows >= 0) & (rows < self.cache_shape[0])).flatten()
@@ -416,13 +416,13 @@ def _rotate(xp, x, cos, sin, positions, interleaved):
     return turned
 
 
-def _rotate(xp, q, k, cos, sin, interleaved, positions, one_by_one):
-    """q and k turned by their positions. On a device those beyond cos take its last row."""
-    positions.check_rotary(cos, max(k.shape[1], q.shape[1] if one_by_one else min(q.shape[1], 1)))
-    start = _as_int64(xp, positions.lengths.array)[:, None]
+def _rotate_both(xp, q, k, cos, sin, interleaved, cached, one_by_one):
+    """q and k turned by the angles of their positions. On a device those beyond cos take its last row."""
+    cached.check_rotary(cos, max(k.shape[1], q.shape[1] if one_by_one else min(q.shape[1], 1)))
+    start = _as_int64(xp, cached.lengths.array)[:, None]
     at_q = start + _arange(xp, q.shape[1], q) * bool(one_by_one)
-    at_k = positions.new_positions(xp, q)
-    if not positions.known:
+    at_k = cached.new_positions(xp, q)
+    if not cached.known:
         at_q, at_k = (at.clamp(0, cos.shape[0] - 1) for at in (at_q, at_k))
     return (
         _rotate(xp, q, cos, sin, at_q, interleaved),
@@ -543,7 +543,7 @@ def flash_attn_with_kvcache(
 
     table = read("page_table", page_table, 2) or read("block_table", block_table, 2)
     capacity = k_cache.shape[1] * (1 if table is None else table.array.shape[1])
-    positions = _Positions(
+    cached = _CachePositions(
         q,
         k_cache,
         0 if k is None else k.shape[1],
@@ -552,15 +552,17 @@ def flash_attn_with_kvcache(
         read("cache_leftpad", cache_leftpad),
         table,
     )
-    keys, values, where = positions.options(xp, k_cache, v_cache)
+    keys, values, where = cached.options(xp, k_cache, v_cache)
     options.update(where)
     if rotary_cos is not None:
         one_by_one = causal or window != (-1, -1)
-        q, k = _rotate(xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, positions, one_by_one)
+        q, k = _rotate_both(
+            xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, cached, one_by_one
+        )
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
         _check_attention(q, keys, values, arguments, options, traced)
-        positions.append(xp, q, ((k_cache, k), (v_cache, v)))
+        cached.append(xp, q, ((k_cache, k), (v_cache, v)))
     try:
         result = attend(
             q,
