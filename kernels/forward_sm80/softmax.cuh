@@ -149,9 +149,7 @@ FA_DEVICE float average_sum(const fa_output *o, float *min_row)
     *min_row = INFINITY;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
-        float row = o->sum[i / 2][i % 2];
-        row += __shfl_xor_sync(0xffffffffu, row, 1);
-        row += __shfl_xor_sync(0xffffffffu, row, 2);
+        const float row = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
         *min_row = fminf(*min_row, 0.25f * row);
         sum += 0.25f * row;
     }
