@@ -2,8 +2,8 @@
  * What the kernels of fa_backward, fa_weights and fa_combine are told, and the shapes of their
  * tiles. Shared by the kernels, the planner and the launch.
  */
-#ifndef FA_KERNEL_PASSES_H
-#define FA_KERNEL_PASSES_H
+#ifndef FA_KERNELS_PASSES_H
+#define FA_KERNELS_PASSES_H
 
 #include "common/params.h"
 
