@@ -240,9 +240,10 @@ bool fa_cuda_is_loaded(void)
     return s.found;
 }
 
-/* The device on which memory lies; -1: memory that the driver does not know, which is no error here (its type
- * is 0). Asked anew each time: an address that has been freed may come back as any other memory. With it
- * `count` more attributes, at most two, are asked for, whose values go to answers. */
+/* The device on which memory lies; -1: memory that the driver does not know, which is no error here
+ * (its type is 0). The driver is asked each time, since an address that has been freed may return
+ * as other memory. `count` more attributes, at most two, are queried with it; their values go to
+ * answers. */
 static int ordinal_of(const void *pointer, unsigned count, const int *more, void *const *answers)
 {
     unsigned type = 0;
