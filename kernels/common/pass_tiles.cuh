@@ -36,6 +36,8 @@ FA_DEVICE fa_shared fa_shared_of(float *memory)
     return s;
 }
 
+#include "common/simt_scores.cuh"
+
 /* scores = own other^T. The last chunk of the other rows stays in shared memory; returns whether
  * something in it is not finite. */
 FA_DEVICE bool make_scores(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,

@@ -16,6 +16,7 @@
 
 #include "common/score_options.cuh"
 #include "common/simt.cuh"
+#include "common/simt_scores.cuh"
 #include "common/softmax.cuh"
 
 /* The keys of a tile that some queries see: [from, to) of [start, start + KEYS). */
