@@ -24,16 +24,6 @@ typedef struct fa_operands {
     fa_rows own, other;
 } fa_operands;
 
-/* Shared memory. Gradients replace the own rows once scores have been computed. */
-typedef struct fa_shared {
-    float *own;      /* OWN x CHUNK */
-    float *other;    /* OTHERS x CHUNK */
-    float *weights;  /* OWN x OTHERS */
-    float4 *queries; /* of the tile: log-sum-exp, delta, first and last key that it sees + 1 */
-    fa_operands *of; /* of dP and of S: registers are for the products */
-    int *flags;      /* THREADS */
-} fa_shared;
-
 FA_DEVICE fa_shared fa_shared_of(float *memory)
 {
     fa_shared s;
@@ -45,6 +35,8 @@ FA_DEVICE fa_shared fa_shared_of(float *memory)
     s.flags = (int *)(void *)((char *)s.of + FA_PASS_OPERANDS);
     return s;
 }
+
+#include "common/simt_scores.cuh"
 
 /* scores = own other^T. The last chunk of the other rows stays in shared memory; returns whether
  * something in it is not finite. */
@@ -66,7 +58,7 @@ FA_DEVICE bool make_scores(const fa_attention_params *p, const fa_tile *t, const
             seen = load_rows(p, t, side ? &of->other : &of->own, side ? OTHERS : OWN,
                              side ? shared->other : shared->own, column);
         bad = __syncthreads_or(seen != 0.0f) != 0;
-        add_scores(shared->own, shared->other, left < CHUNK ? left : CHUNK, scores);
+        add_scores(shared, left < CHUNK ? left : CHUNK, scores);
     }
     return bad;
 }

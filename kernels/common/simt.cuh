@@ -46,6 +46,16 @@ typedef struct fa_rows {
     const int64_t *index;
 } fa_rows;
 
+/* Shared memory. The last three are those of backward and weights (pass_tiles.cuh). */
+typedef struct fa_shared {
+    float *own;      /* OWN x CHUNK */
+    float *other;    /* OTHERS x CHUNK */
+    float *weights;  /* OWN x OTHERS */
+    float4 *queries; /* of the tile: log-sum-exp, delta, first and last key that it sees + 1 */
+    struct fa_operands *of; /* of dP and of S: products need the registers */
+    int *flags;             /* THREADS */
+} fa_shared;
+
 FA_DEVICE fa_rows rows_of(const fa_kernel_view *view, int columns, bool keys, int64_t start,
                           int64_t from, int64_t to)
 {
@@ -115,32 +125,12 @@ FA_DEVICE float load_rows(const fa_attention_params *p, const fa_tile *t, const 
     }
 }
 
-/* ---- Products -------------------------------------------------------------------------------- */
+/* ---- Over the threads that share a row ------------------------------------------------------- */
 
-/* scores += own other^T over the first so many columns of the chunk. */
-FA_DEVICE void add_scores(const float *own, const float *other, int columns,
-                          float scores[ROWS][COLUMNS])
-{
-    own += row_of(0) * PITCH;
-    other += across() * PITCH;
-#pragma unroll 2
-    for (int at = 0; at < columns; at += 4) {
-        float4 a[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) a[r] = *(const float4 *)(own + r * DOWN * PITCH + at);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const float4 b = *(const float4 *)(other + c * ACROSS * PITCH + at);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                float sum = fmaf(a[r].x, b.x, scores[r][c]);
-                sum = fmaf(a[r].y, b.y, sum);
-                sum = fmaf(a[r].z, b.z, sum);
-                scores[r][c] = fmaf(a[r].w, b.w, sum);
-            }
-        }
-    }
-}
+FA_DEVICE float row_max(float x) { return fa_max_over_lanes(x, ACROSS); }
+FA_DEVICE float row_sum(float x) { return fa_sum_over_lanes(x, ACROSS); }
+
+/* ---- Products -------------------------------------------------------------------------------- */
 
 /* A thread's scores into OWN x OTHERS floats. */
 FA_DEVICE void put_scores(float *to, float scores[ROWS][COLUMNS])
@@ -204,10 +194,5 @@ FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int
         }
     }
 }
-
-/* ---- Over the threads that share a row ------------------------------------------------------- */
-
-FA_DEVICE float row_max(float x) { return fa_max_over_lanes(x, ACROSS); }
-FA_DEVICE float row_sum(float x) { return fa_sum_over_lanes(x, ACROSS); }
 
 #endif

@@ -16,14 +16,8 @@
 
 #include "common/score_options.cuh"
 #include "common/simt.cuh"
+#include "common/simt_scores.cuh"
 #include "common/softmax.cuh"
-
-/* Shared memory. With one chunk the queries stay for all key tiles. */
-typedef struct fa_shared {
-    float *queries; /* QUERIES x CHUNK */
-    float *rows;    /* KEYS x CHUNK: keys, then values */
-    float *weights; /* QUERIES x KEYS */
-} fa_shared;
 
 /* The keys of a tile that some queries see: [from, to) of [start, start + KEYS). */
 typedef struct fa_key_range {
@@ -221,10 +215,10 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
     for (int column = 0; column < p->d; column += CHUNK) {
         const int columns = p->d - column < CHUNK ? p->d - column : CHUNK;
         __syncthreads(); /* the buffers have been used */
-        if (CHUNKS > 1) load_queries(p, t, shared->queries, column);
-        (void)load_keys(p, &p->k, t, keys, shared->rows, column, p->d);
+        if (CHUNKS > 1) load_queries(p, t, shared->own, column);
+        (void)load_keys(p, &p->k, t, keys, shared->other, column, p->d);
         __syncthreads();
-        add_scores(shared->queries, shared->rows, columns, scores);
+        add_scores(shared, columns, scores);
     }
 }
 
@@ -237,10 +231,10 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
-        float bad = load_keys(p, &p->v, t, keys, shared->rows, chunk * CHUNK, p->d_v);
+        float bad = load_keys(p, &p->v, t, keys, shared->other, chunk * CHUNK, p->d_v);
         if (__syncthreads_or(bad != 0.0f))
-            add_rows_skip_zeros(shared->weights, shared->rows, count, chunk * GROUPS, state->out);
-        else add_rows(shared->weights, shared->rows, count, chunk * GROUPS, state->out);
+            add_rows_skip_zeros(shared->weights, shared->other, count, chunk * GROUPS, state->out);
+        else add_rows(shared->weights, shared->other, count, chunk * GROUPS, state->out);
     }
 }
 
@@ -253,7 +247,8 @@ FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_s
     const fa_range first_row = fa_tile_visible(p, t, t->first);
     const fa_range last_row = fa_tile_visible(p, t, last);
     if (first_row.lo >= last_row.hi) return;
-    if (CHUNKS == 1) load_queries(p, t, shared->queries, 0);
+    /* With one chunk the queries stay for all key tiles. */
+    if (CHUNKS == 1) load_queries(p, t, shared->own, 0);
 #pragma unroll 1
     for (int64_t start = first_row.lo / KEYS * KEYS; start < last_row.hi; start += KEYS) {
         fa_key_range keys;
@@ -333,9 +328,9 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_tile tile; /* products need the registers */
     fa_shared shared;
-    shared.queries = memory;
-    shared.rows = shared.queries + QUERIES * PITCH;
-    shared.weights = shared.rows + KEYS * PITCH;
+    shared.own = memory;
+    shared.other = shared.own + QUERIES * PITCH;
+    shared.weights = shared.other + KEYS * PITCH;
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.tasks; task += gridDim.x) {
         if (threadIdx.x == 0) tile = fa_find_tile(&p, task, QUERIES);
