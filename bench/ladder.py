@@ -165,9 +165,9 @@ def torch_samples(functions, repeat, budget):
         calls = max(1, math.ceil(SAMPLE_MS / max(once, 1e-3)))
         plans[name] = calls, max(1, min(repeat, int(1e3 * budget / (once * calls))))
     samples = {name: [] for name in functions}
-    for turn in range(repeat):
+    for n in range(repeat):
         for name, (calls, rounds) in plans.items():
-            if turn < rounds:
+            if n < rounds:
                 samples[name].append(milliseconds(functions[name], calls))
     return samples
 

@@ -161,12 +161,12 @@ def float32_table(result):
     for digits, rung, types, idea in rungs():
         if types == "HALVES":
             continue
-        first, most = measured(rows, rung, 512), longest(rows, rung)
-        registers, shared = resources(most)
+        first, largest = measured(rows, rung, 512), longest(rows, rung)
+        registers, shared = resources(largest)
         cells = [f"{digits} `{rung}`", idea, predicted(digits, rung),
                  number(first["median_ms"]) if first else "-",
                  *(rate(measured(rows, rung, n)) for n in FLOAT32_LENGTHS),
-                 share(most), registers, shared, *original_bar(rows, rung)]
+                 share(largest), registers, shared, *original_bar(rows, rung)]
         lines.append("| " + " | ".join(cells) + " |")
     for peer in peers_of(rows):
         first = measured(rows, peer, 512)
@@ -203,11 +203,11 @@ def half_table(result, dim):
     lines = []
     for rung in [*ideas, *peers_of(full)]:
         title, idea = ideas.get(rung, (rung, ""))
-        most = longest(full, rung) if rung in ideas else None
+        largest = longest(full, rung) if rung in ideas else None
         cells = [title, idea]
         for n in HALF_LENGTHS:
             cells.append(" / ".join(rate(measured(rows, rung, n)) for rows in (full, causal)))
-        cells += [share(most) if most else "", *(resources(most) if most else ("", ""))]
+        cells += [share(largest) if largest else "", *(resources(largest) if largest else ("", ""))]
         if dim == 128:
             cells.append(promises.get(rung, ""))
             cells.append(half_bar(rung, measured(full, rung, 16384), measured(causal, rung, 16384)))
@@ -267,11 +267,11 @@ def device_name(result):
 
 def float32_line(result, rung):
     rows = rows_of(result, "float32")
-    first, most = measured(rows, rung, 512), longest(rows, rung)
+    first, largest = measured(rows, rung, 512), longest(rows, rung)
     if not first:
         return None
-    return (f"({device_name(result)}, b4 h96 d128): {number(most['tflops'])} TFLOP/s at n = "
-            f"{most['seq']}, {number(first['median_ms'])} ms at n = 512.")
+    return (f"({device_name(result)}, b4 h96 d128): {number(largest['tflops'])} TFLOP/s at n = "
+            f"{largest['seq']}, {number(first['median_ms'])} ms at n = 512.")
 
 
 def half_line(result, rung):

@@ -43,7 +43,7 @@ HEADS = {64: 16, 128: 8}  # hidden size 1024
 
 
 def forward_bar(dtype, n, causal, has_bf16):
-    """The least ratio to PyTorch that the project asks of itself; None where it names none."""
+    """The smallest ratio to PyTorch that the project accepts; None where it names none."""
     if dtype == "bf16":
         if not has_bf16:
             return 1.0
@@ -180,14 +180,14 @@ def seconds(function):
     return time.perf_counter() - start
 
 
-def measure(case, rounds, least_seconds):
+def measure(case, rounds, min_seconds):
     """Interleaved samples in ms; a sample repeats short calls until the clock can see them."""
     pair = [("flashattn", case.ours), ("torch", case.theirs)]
     once = {name: min(seconds(f) for _ in range(3)) for name, f in pair}
-    repeat = {name: max(1, math.ceil(least_seconds / once[name])) for name, _ in pair}
+    repeat = {name: max(1, math.ceil(min_seconds / once[name])) for name, _ in pair}
     samples = {name: [] for name, _ in pair}
-    for turn in range(rounds):
-        for name, function in pair if turn % 2 == 0 else reversed(pair):
+    for n in range(rounds):
+        for name, function in pair if n % 2 == 0 else reversed(pair):
             function()  # wakes its own threads, and the other's fall asleep
             start = time.perf_counter()
             for _ in range(repeat[name]):

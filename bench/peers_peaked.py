@@ -5,7 +5,7 @@ difference over the norm) and the largest absolute one are averaged over the dra
 for each library. The most exact peer is the one of the smallest relative error; ours is held
 against both errors of that peer. Beside all stands a simulation of what the others do: weights
 rounded to the type with the row's maximum as their base, and the sum of them before rounding. It
-takes the place of the peer where there is none.
+stands for the peer where there is none.
 
 A forward cell compares `out`; a backward cell `dq`, `dk`, `dv`, computed from the library's own
 result, and besides `out` as the forward pass of training computes it (ours with a log-sum-exp).

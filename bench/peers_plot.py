@@ -73,16 +73,16 @@ def bars_chart(result):
                    key=lambda c: (c["dim"], c["causal"], c["n_k"]))
     figure, axes = plt.subplots(figsize=(9.6, 4.0))
     figure.subplots_adjust(left=0.065, right=0.99, top=0.88, bottom=0.26)
-    places = range(len(cells))
+    positions = range(len(cells))
     axes.set_axisbelow(True)
-    axes.bar(places, [c["ratio"] for c in cells], width=0.72,
+    axes.bar(positions, [c["ratio"] for c in cells], width=0.72,
              color=[LOOKS["flashattn"][0] if c["ratio"] >= 1 else "#999999" for c in cells])
-    for place, c in zip(places, cells):
-        axes.annotate(f"{c['ratio']:.2f}\n{TITLES.get(c['best'], c['best'])}", (place, c["ratio"]),
+    for position, c in zip(positions, cells):
+        axes.annotate(f"{c['ratio']:.2f}\n{TITLES.get(c['best'], c['best'])}", (position, c["ratio"]),
                       ha="center", va="bottom", fontsize=7, xytext=(0, 1),
                       textcoords="offset points")
     axes.axhline(1, color="#000000", linewidth=0.9)
-    axes.set_xticks(places, [c["name"] for c in cells], rotation=45, ha="right", fontsize=8)
+    axes.set_xticks(positions, [c["name"] for c in cells], rotation=45, ha="right", fontsize=8)
     axes.grid(axis="x", visible=False)
     axes.set_ylim(0, 1.18 * max(c["ratio"] for c in cells))
     axes.set_ylabel("rate over the best peer's")

@@ -68,9 +68,9 @@ def ratios_line(what, pairs, bar):
         return ""
     below = [name for name, ratio in pairs if ratio < bar]
     mean = geometric([ratio for _, ratio in pairs])
-    least = min(pairs, key=lambda pair: pair[1])
+    lowest = min(pairs, key=lambda pair: pair[1])
     return (f"{what}: {mean:.3f} in the geometric mean of {len(pairs)} cells, at least "
-            f"{least[1]:.3f} ({least[0]}); below {bar:g} in {len(below)}. ")
+            f"{lowest[1]:.3f} ({lowest[0]}); below {bar:g} in {len(below)}. ")
 
 
 def plain_ratio(cells, cell):

@@ -6,7 +6,7 @@ import time
 import torch
 
 SAMPLE_MS = {"cuda": 3.0, "cpu": 20.0}
-MOST_CALLS = 400  # in a sample
+MAX_CALLS = 400  # in a sample
 
 
 def wait(backend, result, device):
@@ -51,7 +51,7 @@ class Timer:
 
     def calls_for(self, once):
         rounds = SAMPLE_MS[self.device] / max(once * len(self.functions), 1e-4)
-        return max(1, min(MOST_CALLS, math.ceil(rounds)))
+        return max(1, min(MAX_CALLS, math.ceil(rounds)))
 
     def run_calls(self):
         return in_turn(self.functions, self.calls)
@@ -114,8 +114,8 @@ class HostTimer(Timer):
 
 def take_turns(timers, rounds, after_round=lambda: None):
     """A B C, then C B A from another start: no one is always first or after the same one."""
-    for turn in range(rounds):
-        order = timers[turn % len(timers):] + timers[: turn % len(timers)]
-        for timer in order if turn % 2 == 0 else reversed(order):
+    for n in range(rounds):
+        order = timers[n % len(timers):] + timers[: n % len(timers)]
+        for timer in order if n % 2 == 0 else reversed(order):
             timer.take()
         after_round()

@@ -67,11 +67,11 @@ def series(rows, rung):
 # ---- lines and their labels ---------------------------------------------------------------------
 
 
-def spread(places, gap):
-    """Moves places, ascending, apart to `gap` at least, each as little as a simple sweep can."""
+def spread(positions, gap):
+    """Moves positions, ascending, apart to `gap` at least, each as little as a simple sweep can."""
     groups = []  # [sum of wished starts, number of labels]
-    for i, place in enumerate(places):
-        groups.append([place, 1])
+    for i, position in enumerate(positions):
+        groups.append([position, 1])
         while len(groups) > 1:
             (upper, many), (lower, few) = groups[-1], groups[-2]
             if lower / few + few * gap <= upper / many:

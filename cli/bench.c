@@ -204,10 +204,10 @@ static bool bench(const arguments *a)
     "max_ms, tflops, gflops, gbps (decode), peak_gflops or peak_gbps, share_of_peak, kernel and\n" \
     "version."
 
-#define SIZE_OPTION(text, member, least, most, description)                                        \
+#define SIZE_OPTION(text, member, low, high, description)                                          \
     {                                                                                              \
-        .name = (text), .kind = CLI_INTEGER, .value = &(member), .meta = "N", .min = (least),      \
-        .max = (most), .help = (description)                                                       \
+        .name = (text), .kind = CLI_INTEGER, .value = &(member), .meta = "N", .min = (low),        \
+        .max = (high), .help = (description)                                                       \
     }
 
 #define NAME_OPTION(text, member, names, description)                                              \
@@ -232,22 +232,25 @@ static bool set_threads(arguments *a)
 int cmd_bench(int argc, char **argv)
 {
     arguments a = {.batch = 1, .layout = CLI_BHSD, .window = {-1, -1}, .repeat = 10};
-    enum { MOST = 1 << 30 };
+    enum { MAX_SIZE = 1 << 30 };
     const cli_option options[] = {
         NAME_OPTION("--pass", a.pass, PASS_NAMES, "forward (default), backward or decode"),
-        SIZE_OPTION("--batch", a.batch, 1, MOST, "default: 1"),
-        SIZE_OPTION("--heads", a.heads, 1, MOST, "query heads (default: 1024 / dim; decode: 32)"),
-        SIZE_OPTION("--heads-kv", a.heads_kv, 1, MOST, "key and value heads (default: --heads)"),
+        SIZE_OPTION("--batch", a.batch, 1, MAX_SIZE, "default: 1"),
+        SIZE_OPTION("--heads", a.heads, 1, MAX_SIZE,
+                    "query heads (default: 1024 / dim; decode: 32)"),
+        SIZE_OPTION("--heads-kv", a.heads_kv, 1, MAX_SIZE,
+                    "key and value heads (default: --heads)"),
         {.name = "--seq",
          .kind = CLI_LIST,
          .value = &a.seq,
          .meta = "N,...",
          .min = 1,
-         .max = MOST,
+         .max = MAX_SIZE,
          .help = "numbers of queries, one case each (default:\n"
                  "512,1024,4096). decode without --seq-k: numbers of\n"
                  "keys for one query (default: 8192)"},
-        SIZE_OPTION("--seq-k", a.seq_k, 1, MOST, "number of keys (default: as many as queries)"),
+        SIZE_OPTION("--seq-k", a.seq_k, 1, MAX_SIZE,
+                    "number of keys (default: as many as queries)"),
         SIZE_OPTION("--dim", a.dim, 1, 512, "of q and k (default: 64; decode: 128)"),
         SIZE_OPTION("--dim-v", a.dim_v, 1, 512, "of v and the result (default: --dim)"),
         NAME_OPTION("--dtype", a.dtype, CLI_DTYPE_NAMES, "f32 (default), f16 or bf16"),

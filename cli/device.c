@@ -118,21 +118,24 @@ bool device_clock_end(device_clock *clock, double *seconds)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static void *load_pointer(const void *place)
+static void *load_pointer(const void *pointer_at)
 {
     void *pointer;
-    memcpy(&pointer, place, sizeof pointer);
+    memcpy(&pointer, pointer_at, sizeof pointer);
     return pointer;
 }
 
-static void store_pointer(void *place, void *pointer) { memcpy(place, &pointer, sizeof pointer); }
-
-void device_copies_add(device_copies *copies, void *place, size_t bytes, bool result)
+static void store_pointer(void *pointer_at, void *pointer)
 {
-    void *host = load_pointer(place);
+    memcpy(pointer_at, &pointer, sizeof pointer);
+}
+
+void device_copies_add(device_copies *copies, void *pointer_at, size_t bytes, bool result)
+{
+    void *host = load_pointer(pointer_at);
     if (!host || bytes == 0) return;
     if (copies->count == DEVICE_MAX_COPIES) abort();
-    copies->list[copies->count++] = (device_copy){place, host, NULL, bytes, result};
+    copies->list[copies->count++] = (device_copy){pointer_at, host, NULL, bytes, result};
 }
 
 void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result)
@@ -162,7 +165,7 @@ bool device_copies_in(device_copies *copies)
         device_copy *c = &copies->list[i];
         c->device = device_new(c->bytes);
         if (!c->device || !device_put(c->device, c->host, c->bytes)) return false;
-        store_pointer(c->place, c->device);
+        store_pointer(c->pointer_at, c->device);
     }
     return true;
 }
@@ -183,7 +186,7 @@ void device_copies_free(device_copies *copies)
     for (int i = 0; i < copies->count; i++) {
         device_copy *c = &copies->list[i];
         if (!c->device) continue;
-        store_pointer(c->place, c->host);
+        store_pointer(c->pointer_at, c->host);
         device_delete(c->device);
     }
     copies->count = 0;
@@ -250,23 +253,23 @@ typedef struct moved {
 } moved;
 
 /* A host pointer becomes the device's. */
-static void translate(const moved *m, void *place)
+static void translate(const moved *m, void *pointer_at)
 {
-    const char *host = load_pointer(place);
+    const char *host = load_pointer(pointer_at);
     for (int i = 0; host && i < m->buffers->count; i++) {
         const ref_buffer *b = &m->buffers->list[i];
         if (host < b->base || host > b->base + b->reserved) continue;
-        store_pointer(place, m->arena->device + m->offset[i] + (host - b->base));
+        store_pointer(pointer_at, m->arena->device + m->offset[i] + (host - b->base));
         return;
     }
 }
 
 static void translate_options(const moved *m, fa_options *o)
 {
-    void *places[] = {&o->alibi_slopes, &o->sinks,     &o->dropout_state, &o->cu_seqlens_q,
-                      &o->cu_seqlens_k, &o->seqlens_q, &o->seqlens_k,     &o->block_table,
-                      &o->q_descale,    &o->k_descale, &o->v_descale};
-    for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
+    void *pointers[] = {&o->alibi_slopes, &o->sinks,     &o->dropout_state, &o->cu_seqlens_q,
+                        &o->cu_seqlens_k, &o->seqlens_q, &o->seqlens_k,     &o->block_table,
+                        &o->q_descale,    &o->k_descale, &o->v_descale};
+    for (int i = 0; i < CLI_COUNT(pointers); i++) translate(m, pointers[i]);
 }
 
 static bool move_in(const moved *m)
@@ -328,22 +331,22 @@ static bool compare_runs(const moved *m, char *message, size_t size)
 
 static void translate_gradients(const moved *m, fa_gradients *g)
 {
-    void *places[] = {&g->dout.data, &g->dlse,       &g->dq.data, &g->dk.data,
-                      &g->dv.data,   &g->dbias.data, &g->dsinks};
-    for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
+    void *pointers[] = {&g->dout.data, &g->dlse,       &g->dq.data, &g->dk.data,
+                        &g->dv.data,   &g->dbias.data, &g->dsinks};
+    for (int i = 0; i < CLI_COUNT(pointers); i++) translate(m, pointers[i]);
 }
 
-enum { MOST_PARTS = 16 };
+enum { MAX_PARTS = 16 };
 
 /* The arrays of a call of fa_combine. */
 typedef struct moved_parts {
-    fa_tensor tensors[MOST_PARTS];
-    const float *lse[MOST_PARTS];
+    fa_tensor tensors[MAX_PARTS];
+    const float *lse[MAX_PARTS];
 } moved_parts;
 
 static void translate_parts(const moved *m, random_call *c, moved_parts *parts)
 {
-    if (c->num_parts > MOST_PARTS) abort();
+    if (c->num_parts > MAX_PARTS) abort();
     for (int64_t i = 0; i < c->num_parts; i++) {
         parts->tensors[i] = c->parts[i];
         parts->lse[i] = c->part_lse[i];
@@ -362,9 +365,9 @@ static fa_status call_library(const moved *m, const random_call *given)
     c.options.stream = m->arena->stream;
     c.options.workspace = m->workspace_bytes ? m->arena->device + m->workspace : NULL;
     c.options.workspace_size = m->workspace_bytes;
-    void *places[] = {&c.q.data, &c.k.data, &c.v.data,      &c.out.data,
-                      &c.lse,    &c.rows,   &c.weights.data};
-    for (int i = 0; i < CLI_COUNT(places); i++) translate(m, places[i]);
+    void *pointers[] = {&c.q.data, &c.k.data, &c.v.data,      &c.out.data,
+                        &c.lse,    &c.rows,   &c.weights.data};
+    for (int i = 0; i < CLI_COUNT(pointers); i++) translate(m, pointers[i]);
     translate_options(m, &c.options);
     translate_gradients(m, &c.gradients);
     translate_parts(m, &c, &parts);
@@ -447,9 +450,9 @@ bool device_choose(fa_device *device, fa_pass pass)
     return false;
 }
 
-void device_copies_add(device_copies *copies, void *place, size_t bytes, bool result)
+void device_copies_add(device_copies *copies, void *pointer_at, size_t bytes, bool result)
 {
-    (void)copies, (void)place, (void)bytes, (void)result;
+    (void)copies, (void)pointer_at, (void)bytes, (void)result;
 }
 
 void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result)

@@ -23,7 +23,7 @@ bool device_choose(fa_device *device, fa_pass pass);
 enum { DEVICE_MAX_COPIES = 24 };
 
 typedef struct device_copy {
-    void *place; /* the pointer variable that leads to the array */
+    void *pointer_at; /* the pointer variable that leads to the array */
     void *host, *device;
     size_t bytes;
     bool result; /* comes back */
@@ -34,8 +34,8 @@ typedef struct device_copies {
     device_copy list[DEVICE_MAX_COPIES];
 } device_copies;
 
-/* Notes an array: place is the address of a pointer to it. NULL and empty arrays are left out. */
-void device_copies_add(device_copies *copies, void *place, size_t bytes, bool result);
+/* Notes an array: pointer_at is the address of a pointer to it. NULL and empty arrays are left out. */
+void device_copies_add(device_copies *copies, void *pointer_at, size_t bytes, bool result);
 void device_copies_add_tensor(device_copies *copies, cli_tensor *t, bool result);
 
 /* Copies the arrays to the GPU and lets the pointers lead there. */
@@ -69,7 +69,7 @@ bool device_clock_end(device_clock *clock, double *seconds); /* waits */
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* One piece of device memory that every problem is moved to in turn, all of its buffers with their
+/* One block of device memory that every problem is moved to in turn, all of its buffers with their
  * guard bands and their alignment, and back. */
 typedef struct device_arena {
     char *device, *host, *first; /* first: what the first of two runs left, on the host */

@@ -45,7 +45,7 @@ static bool find_gpu(int ordinal, fa_cuda_device *device)
     return fa_cuda_get_device(ordinal, device, &(fa_cuda_fault){0});
 }
 
-/* So that questions about kernels are answered for a GPU that is there. */
+/* So that dry runs are about a GPU that is there. */
 static void use_gpu(void)
 {
     if (fa_cuda_device_count() > 0) (void)fa_cuda_use_device(0, &(fa_cuda_fault){0});

@@ -17,7 +17,7 @@
 #include "ladder_bench.h"
 #include "ladder_rungs.h"
 
-enum { MOST_REPEAT = 1000, MOST_CALLS = 1000 };
+enum { MAX_REPEAT = 1000, MAX_CALLS = 1000 };
 
 /* A sample is of as many calls as take this long: the events' clock ticks in half a microsecond. */
 #define SAMPLE_SECONDS 2e-3
@@ -44,11 +44,11 @@ typedef struct result {
     fa_dtype dtype;
     int64_t n;
     state state;
-    char why[LADDER_ERROR];      /* not measured */
-    double first;                /* seconds of the call that warms up */
-    int calls;                   /* of one sample */
-    int rounds, samples;         /* wanted and taken */
-    double seconds[MOST_REPEAT]; /* of a call */
+    char why[LADDER_ERROR];     /* not measured */
+    double first;               /* seconds of the call that warms up */
+    int calls;                  /* of one sample */
+    int rounds, samples;        /* wanted and taken */
+    double seconds[MAX_REPEAT]; /* of a call */
     double median;
 } result;
 
@@ -193,7 +193,7 @@ static void warm_up(const bench *b, result *r)
     for (int i = 0; i < 2; i++)
         if (!time_calls(b, r, 1, &r->first)) return;
     r->calls =
-        r->first * MOST_CALLS < SAMPLE_SECONDS ? MOST_CALLS : (int)ceil(SAMPLE_SECONDS / r->first);
+        r->first * MAX_CALLS < SAMPLE_SECONDS ? MAX_CALLS : (int)ceil(SAMPLE_SECONDS / r->first);
     double sample = r->first * r->calls;
     r->rounds = (int)b->a->repeat;
     if (sample * r->rounds > budget) r->rounds = sample < budget ? (int)(budget / sample) : 1;
@@ -237,7 +237,7 @@ static void take_samples(const bench *b, result *results, int count)
 
 static void summarize(result *r)
 {
-    static double sorted[MOST_REPEAT];
+    static double sorted[MAX_REPEAT];
     if (r->state != MEASURED) return;
     memcpy(sorted, r->seconds, sizeof sorted);
     r->median = measure_summary(sorted, r->samples).median;
@@ -450,10 +450,10 @@ static int start(const arguments *a, const rungs_chosen *chosen)
 
 static bool is_positive(double x) { return x > 0; }
 
-#define SIZE(text, member, most, description)                                                      \
+#define SIZE(text, member, high, description)                                                      \
     {                                                                                              \
         .name = (text), .kind = CLI_INTEGER, .value = &(member), .meta = "N", .min = 1,            \
-        .max = (most), .help = (description)                                                       \
+        .max = (high), .help = (description)                                                       \
     }
 
 int rungs_bench(int argc, char **argv)
@@ -485,7 +485,7 @@ int rungs_bench(int argc, char **argv)
          .meta = "NAME",
          .choices = HALF_NAMES,
          .help = "of the 16-bit rungs: bf16 (default) or f16"},
-        SIZE("--repeat", a.repeat, MOST_REPEAT, "samples (default: 10)"),
+        SIZE("--repeat", a.repeat, MAX_REPEAT, "samples (default: 10)"),
         {.name = "--budget",
          .kind = CLI_REAL,
          .value = &a.budget,

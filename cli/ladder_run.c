@@ -1,7 +1,7 @@
 /*
  * `flashattn ladder run`: every rung against float64 on the host.
  *
- * q, k, v and out lie in one piece of memory, each between bands of 0xff bytes, which are NaN in every
+ * q, k, v and out lie in one block of memory, each between bands of 0xff bytes, which are NaN in every
  * type: what is read outside of an array, or behind a row's d elements, spoils a result, and what is
  * written outside of out is seen.
  */
@@ -208,7 +208,7 @@ static void fill_inputs(host_data *h, const verify_case *c)
 static double make_scores(const host_data *h, const verify_case *c, const double *q,
                           const double *k, int64_t keys, double *scores, double *loudness)
 {
-    double most = -INFINITY;
+    double max = -INFINITY;
     *loudness = 1;
     for (int64_t j = 0; j < keys; j++) {
         double sum = 0, squares = 0;
@@ -218,10 +218,10 @@ static double make_scores(const host_data *h, const verify_case *c, const double
             squares += product * product;
         }
         scores[j] = c->scale * sum;
-        most = fmax(most, scores[j]);
+        max = fmax(max, scores[j]);
         *loudness = fmax(*loudness, c->scale * sqrt(squares));
     }
-    return most;
+    return max;
 }
 
 static void expect_row(host_data *h, const verify_case *c, int64_t head, int64_t i, double *scores)
@@ -229,10 +229,10 @@ static void expect_row(host_data *h, const verify_case *c, int64_t head, int64_t
     const int64_t d = h->d, row = head * h->n + i, keys = c->causal ? i + 1 : h->n;
     const double *k = h->rows[K] + head * h->n * d, *v = h->rows[V] + head * h->n * d;
     double *out = h->expected + row * d, *spread = h->spread + row * d, total = 0;
-    double most = make_scores(h, c, h->rows[Q] + row * d, k, keys, scores, &h->loudness[row]);
+    double max = make_scores(h, c, h->rows[Q] + row * d, k, keys, scores, &h->loudness[row]);
     for (int64_t x = 0; x < d; x++) out[x] = spread[x] = 0;
     for (int64_t j = 0; j < keys; j++) {
-        double weight = exp(scores[j] - most);
+        double weight = exp(scores[j] - max);
         total += weight;
         for (int64_t x = 0; x < d; x++) {
             out[x] += weight * v[j * d + x];

@@ -55,11 +55,11 @@ static bool check_cumulative(const integers *x, int64_t rows, const char *of)
         return false;
     }
     for (int64_t i = 0; i < x->shape[0]; i++) {
-        const int32_t least = i ? x->data[i - 1] : 0;
-        if (x->data[i] >= least && x->data[i] <= rows) continue;
+        const int32_t low = i ? x->data[i - 1] : 0;
+        if (x->data[i] >= low && x->data[i] <= rows) continue;
         cli_error("%s %s: entry %" PRId64 " is %" PRId32 "; expected %" PRId32 " to %" PRId64
                   " (%s)",
-                  x->option, x->path, i, x->data[i], least, rows, of);
+                  x->option, x->path, i, x->data[i], low, rows, of);
         return false;
     }
     return true;
@@ -114,10 +114,10 @@ static bool check_table(const integers *table, const integers *seqlens_k, const 
 
 static int64_t longest(const integers *cu)
 {
-    int64_t most = 0;
+    int64_t max = 0;
     for (int64_t b = 0; b + 1 < cu->shape[0]; b++)
-        if (cu->data[b + 1] - cu->data[b] > most) most = cu->data[b + 1] - cu->data[b];
-    return most;
+        if (cu->data[b + 1] - cu->data[b] > max) max = cu->data[b + 1] - cu->data[b];
+    return max;
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */

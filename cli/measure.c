@@ -56,11 +56,11 @@ measure_times measure_summary(double *samples, int count)
 /* Four times the last-level cache, and at least 256 MiB. */
 double measure_beyond_caches(void)
 {
-    double cache = 0, least = 268435456.0;
+    double cache = 0, min = 268435456.0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = (double)sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    return 4 * cache > least ? 4 * cache : least;
+    return 4 * cache > min ? 4 * cache : min;
 }
 
 /* ---- random inputs --------------------------------------------------------------------------- */
@@ -254,9 +254,9 @@ static void free_measured(measured *m)
 
 /* ---- timing ---------------------------------------------------------------------------------- */
 
-static fa_status call(measured *m, fa_pass pass, int turn)
+static fa_status call(measured *m, fa_pass pass, int number)
 {
-    const fa_tensor *k = &m->k[turn % m->copies].view, *v = &m->v[turn % m->copies].view;
+    const fa_tensor *k = &m->k[number % m->copies].view, *v = &m->v[number % m->copies].view;
     if (pass == FA_PASS_DECODE)
         return fa_decode(&m->q.view, k, v, &m->out.view, m->lse, &m->options);
     if (pass == FA_PASS_FORWARD)
@@ -269,27 +269,27 @@ static fa_status call(measured *m, fa_pass pass, int turn)
     return fa_backward(&m->q.view, k, v, &m->out.view, m->lse, &g, &m->options);
 }
 
-/* Warm-up: one call, and more until 50 ms have passed, so that threads and clocks are awake. */
+/* Warm-up: one call, and more until 50 ms have passed, so that threads are awake and clock rates up. */
 static bool warm_up(measured *m)
 {
     double begin = cli_seconds();
-    int turn = 0;
+    int number = 0;
     if (m->c->pass == FA_PASS_BACKWARD && !library_fine(call(m, FA_PASS_FORWARD, 0))) return false;
     do {
-        if (!library_fine(call(m, m->c->pass, turn++))) return false;
+        if (!library_fine(call(m, m->c->pass, number++))) return false;
         if (on_cuda(m->c) && !device_wait()) return false;
     } while (cli_seconds() - begin < 0.05);
     return true;
 }
 
 /* One call, timed by the device that computes. */
-static bool time_call(measured *m, int turn, double *seconds)
+static bool time_call(measured *m, int number, double *seconds)
 {
     if (on_cuda(m->c))
-        return device_clock_begin(&m->clock) && library_fine(call(m, m->c->pass, turn)) &&
+        return device_clock_begin(&m->clock) && library_fine(call(m, m->c->pass, number)) &&
                device_clock_end(&m->clock, seconds);
     double begin = cli_seconds();
-    if (!library_fine(call(m, m->c->pass, turn))) return false;
+    if (!library_fine(call(m, m->c->pass, number))) return false;
     *seconds = cli_seconds() - begin;
     return true;
 }

@@ -29,7 +29,7 @@ typedef struct measure_times {
     double median, min, max; /* seconds */
 } measure_times;
 
-/* The median, least and largest of count > 0 samples, which get sorted. */
+/* The median, minimum and maximum of count > 0 samples, which get sorted. */
 measure_times measure_summary(double *samples, int count);
 
 /* The pairs of a query and a key that it sees, over one head of one batch item. */

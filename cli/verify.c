@@ -20,7 +20,7 @@
 #include "verify_classes.h"
 #include "verify_large.h"
 
-enum { NUM_DTYPES = FA_FLOAT8_E4M3 + 1, MOST_JOBS = 64, USUAL_MOST_JOBS = 32 };
+enum { NUM_DTYPES = FA_FLOAT8_E4M3 + 1, MAX_JOBS = 64, USUAL_MAX_JOBS = 32 };
 
 typedef struct arguments {
     int64_t seconds, cases, threads, jobs;
@@ -110,7 +110,7 @@ static int parse(int argc, char **argv, arguments *a)
          .value = &a->jobs,
          .meta = "N",
          .min = 1,
-         .max = MOST_JOBS,
+         .max = MAX_JOBS,
          .help = "problems side by side, on cuda each with a stream of its\n"
                  "own; default: on cuda one for each core, on cpu 1"},
         {.name = "--tiles",
@@ -290,7 +290,7 @@ static void hand_in(work *w, int64_t index, const random_result *result)
 static uint64_t number_of(const work *w, int64_t index)
 {
     if (w->a->single_given) return w->a->single;
-    return w->class && w->class->in_turn ? (uint64_t)index : problem_number(w->a->seed, index);
+    return w->class && w->class->in_order ? (uint64_t)index : problem_number(w->a->seed, index);
 }
 
 static void run_worker(worker *mine)
@@ -349,8 +349,8 @@ static void *work_here(void *argument)
 /* False if a worker could not begin; what is wrong has then been said. */
 static bool run_side_by_side(work *w)
 {
-    pthread_t threads[MOST_JOBS];
-    hired crew[MOST_JOBS];
+    pthread_t threads[MAX_JOBS];
+    hired crew[MAX_JOBS];
     const int jobs = w->a->single_given ? 1 : (int)w->a->jobs;
     int running = 0;
     bool fine = true;
@@ -421,7 +421,7 @@ static void choose_defaults(arguments *a)
 {
     const bool cuda = a->device == FA_DEVICE_CUDA;
     const long cores = cuda ? sysconf(_SC_NPROCESSORS_ONLN) : 1;
-    const long usual = cores < USUAL_MOST_JOBS ? cores : USUAL_MOST_JOBS;
+    const long usual = cores < USUAL_MAX_JOBS ? cores : USUAL_MAX_JOBS;
     if (!a->class_given) a->class = cuda && !a->single_given ? VERIFY_ALL : VERIFY_NONE;
     if (!a->jobs) a->jobs = usual < 1 ? 1 : usual;
     if (!a->seed_given) a->seed = (uint64_t)time(NULL);

@@ -198,7 +198,7 @@ static void compute_row(const large *p, const ref_item *item, int64_t h, int64_t
 {
     const int64_t d = p->q.shape[3], group = p->q.shape[2] / p->k.shape[2];
     const double scale = 1 / sqrt((double)d);
-    double q[DIM_MAX], k[DIM_MAX], v[DIM_MAX], sum = 0, top = -INFINITY, most = 0;
+    double q[DIM_MAX], k[DIM_MAX], v[DIM_MAX], sum = 0, top = -INFINITY, largest = 0;
     *e = (expected){.lse = -INFINITY};
     load_numbers(row_number(p, &p->q, item->block_q, item->start_q + i, h), d, q);
     for (int64_t j = 0; j < item->n_k; j++) {
@@ -210,7 +210,7 @@ static void compute_row(const large *p, const ref_item *item, int64_t h, int64_t
         load_numbers(row_number(p, &p->v, slab, row, h / group), d, v);
         for (int64_t c = 0; c < d; c++) dot += q[c] * k[c], size += fabs(q[c] * k[c]);
         const double x = scale * dot + bias_of(p, item, h, i, j);
-        if (scale * size > most) most = scale * size;
+        if (scale * size > largest) largest = scale * size;
         if (x > top) {
             const double shrink = exp(top - x);
             for (int64_t c = 0; c < d; c++) ref_column_scale(&e->columns[c], shrink);
@@ -223,7 +223,7 @@ static void compute_row(const large *p, const ref_item *item, int64_t h, int64_t
     }
     if (sum == 0) return;
     e->lse = top + log(sum);
-    e->logit_error = p->reference.rounding.sum * (most + 2);
+    e->logit_error = p->reference.rounding.sum * (largest + 2);
     for (int64_t c = 0; c < d; c++) ref_column_scale(&e->columns[c], 1 / sum);
 }
 
@@ -286,11 +286,11 @@ static bool check_sample(const large *p, const sample *x, char *wrong, size_t si
     const int64_t d = p->q.shape[3];
     const ref_item item = ref_item_of(&p->reference, x->b);
     const int64_t row = item.start_q + x->i;
-    const int64_t place = (item.block_q * p->q.shape[2] + x->h) * p->q.shape[1] + row;
+    const int64_t lse_at = (item.block_q * p->q.shape[2] + x->h) * p->q.shape[1] + row;
     const int64_t *stride = p->out.stride;
     const int64_t at = item.block_q * stride[0] + row * stride[1] + x->h * stride[2];
     if (!device_get(got, (char *)p->out.data + 2 * at, (size_t)d * 2) ||
-        !device_get(&lse, p->lse + place, sizeof lse))
+        !device_get(&lse, p->lse + lse_at, sizeof lse))
         return false;
     const double lse_error = x->want.logit_error + 1e-6 * fabs(x->want.lse);
     if (!(fabs((double)lse - x->want.lse) <= lse_error) && (double)lse != x->want.lse)
@@ -317,11 +317,11 @@ static bool check_sample(const large *p, const sample *x, char *wrong, size_t si
 /* Whether bits of 1 alone, as everything began, are left in the n words at data. */
 static bool find_poison(const char *data, int64_t bytes, char *wrong, size_t size)
 {
-    const int64_t most = (int64_t)1 << 26;
-    unsigned char *part = malloc((size_t)most);
+    const int64_t largest = (int64_t)1 << 26;
+    unsigned char *part = malloc((size_t)largest);
     bool fine = part != NULL;
-    for (int64_t at = 0; fine && at < bytes && !wrong[0]; at += most) {
-        const int64_t n = bytes - at < most ? bytes - at : most;
+    for (int64_t at = 0; fine && at < bytes && !wrong[0]; at += largest) {
+        const int64_t n = bytes - at < largest ? bytes - at : largest;
         fine = device_get(part, data + at, (size_t)n);
         for (int64_t i = 0; fine && i + 1 < n; i += 2)
             if (part[i] == 0xff && part[i + 1] == 0xff) {

@@ -60,7 +60,7 @@ extern "C" {
  * 1. Version
  * ---------------------------------------------------------------------------------------------- */
 
-/* The one place where the version is written; the build reads it here. */
+/* The version is written here alone; the build reads it. */
 #define FA_VERSION_MAJOR 0
 #define FA_VERSION_MINOR 1
 #define FA_VERSION_PATCH 0
@@ -253,7 +253,7 @@ typedef struct fa_options {
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads; /* CPU: the most threads that work at once; 0: OpenMP's choice (one without
+    int32_t threads; /* CPU: how many threads may work at once; 0: OpenMP's choice (one without
                       * OpenMP, or inside a parallel region), fewer for tiny problems. Fewer where
                       * there is less to do, or more cannot be started; never more than 1024. Never
                       * changes a bit of a result                                                  */

@@ -19,7 +19,7 @@
  * the rest wait.
  *
  * Predicted: 12 ms at batch 4, 96 heads, n = 512, d = 128 on one H200. A warp's tile takes, for
- * each of the 128 columns, 32 turns of the cache for q, 16 loads of k, 16 of v and 2 for o: 66 *
+ * each of the 128 columns, 32 cycles of the cache for q, 16 loads of k, 16 of v and 2 for o: 66 *
  * 128 = 8.4 thousand cycles of the SM's one path to shared memory and L1. 384 heads of 16 * 32 such
  * tiles on 132 SMs: 12.6 million cycles, 7.2 ms at 1.75 GHz. 384 blocks, two on an SM at a time,
  * make two waves, the second not full; and 8 warps don't hide every wait.

@@ -8,7 +8,7 @@
  *             keys x = 0 ... 15                columns  0-3  4-7 ... 60-63, 64-67 ...
  *     row y  [ one score a thread ]  softmax  row y    [x=0  x=1 ...  x=15,   x=0 ... ]
  *
- * Why it should help: a warp's load takes 4 or more whole lines of memory instead of pieces of 32;
+ * Why it should help: a warp's load takes 4 or more whole lines of memory instead of parts of 32;
  * q is read from shared memory at its full rate; loads of 16 bytes bring 4 numbers each. The 16
  * scores of a row sit in 16 neighbouring lanes of one warp: they find their maximum by shuffles,
  * without a barrier.

@@ -13,10 +13,10 @@
  * at once.
  *
  * Predicted: 1.4 ms at batch 4, 96 heads, n = 512, d = 128 on one H200. For 64 rows by 32 keys a
- * block makes 256 wmma, which read 1350 turns of shared memory (a fragment is 4; q or the weights
+ * block makes 256 wmma, which read 1350 cycles of shared memory (a fragment is 4; q or the weights
  * are shared by 2 or 8 wmma), 700 more for loading and softmax, and waits about 1500 cycles for the
  * tile. Two blocks fit on an SM and one computes while the other waits: about 2500 cycles each. 8 *
- * 16 tiles a head, 384 heads on 132 * 2 places are two waves: 0.65 million cycles, 0.4 ms, if
+ * 16 tiles a head, 384 heads on 132 * 2 slots for blocks are two waves: 0.65 million cycles, 0.4 ms, if
  * nothing else stood in the way. But a wmma waits for its fragments, some 40 cycles, and each
  * multiplication for the one before it; two warps on each quarter of an SM hide half of that at
  * best: a third of the rate. Memory: k and v are read 8 times, 1.6 GB, 0.4 ms.

@@ -1,7 +1,7 @@
 /*
  * Rung 05, block_wmma_async: the next tile is on its way while this one is multiplied.
  *
- * What changed: keys and values have two places in shared memory, and cp.async copies to them
+ * What changed: keys and values have two stages in shared memory, and cp.async copies to them
  * directly from memory, 16 bytes at a time, without passing through registers and without waiting.
  * While the warps work on tile t, the copies of tile t + 1 are under way:
  *
@@ -17,8 +17,8 @@
  *
  * Predicted: 1.2 ms at batch 4, 96 heads, n = 512, d = 128 on one H200. Of rung 04's work the wait
  * for memory, about 1500 of 6000 cycles a tile, goes away where the other block of the SM had not
- * already filled it; rounding adds 500 turns of shared memory a tile. The 384 blocks still are two
- * waves for the 132 * 2 places, the second half full: a quarter of the time is lost there.
+ * already filled it; rounding adds 500 cycles of shared memory a tile. The 384 blocks still are two
+ * waves for the 132 * 2 slots for blocks, the second half full: a quarter of the time is lost there.
  * Measured (H200, b4 h96 d128): 37.5 TFLOP/s at n = 16384, 1.53 ms at n = 512.
  */
 #include <mma.h>
@@ -64,7 +64,7 @@ enum {
 };
 
 static_assert(SMEM_FLOATS * sizeof(float) <= 163 * 1024, "what an A100's block may have");
-static_assert(KEYS * FOURS % THREADS == 0, "every thread copies equally many pieces");
+static_assert(KEYS * FOURS % THREADS == 0, "every thread copies equally many chunks");
 
 /* The block's rows of q into shared memory, rounded to tf32; zeros for what lies outside of q. */
 static __device__ void load_q(float *tile, const float *q, int row0, const rung_problem *p)
@@ -114,7 +114,7 @@ static __device__ void start_tile(float *tile, int stride, const float *matrix, 
     }
 }
 
-/* Rounds to tf32 exactly the pieces that this thread copied. */
+/* Rounds to tf32 exactly the chunks that this thread copied. */
 static __device__ void round_tile(float *tile, int stride)
 {
 #pragma unroll
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             copy_group(); /* an empty group at the end keeps the count the same */
             wait_for_all_but_one();
             round_stage(stage);
-            __syncthreads(); /* everybody's pieces are there and rounded */
+            __syncthreads(); /* everybody's chunks are there and rounded */
             make_scores(scores, warp_q, stage);
             softmax(scores, &state, o, visible - key0, p.scale);
             add_values(o, scores, stage + KEYS * STRIDE_QK);

@@ -189,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         __syncthreads();
         float scores[PATCH][PATCH] = {};
         score_patch(scores, q_tile, kv_tile, y, x);
-        __syncthreads(); /* all are done with k: v takes its place */
+        __syncthreads(); /* all are done with k: v is stored over it */
         load_tile(kv_tile, v, key0, &p);
 
 #pragma unroll

@@ -8,7 +8,7 @@
  *         block: rows 0-63, then 64-127, ...      block x: rows 64x to 64x+63
  *
  * Why it should help: one long sequence with few heads fills the card too. With 384 heads there are
- * 3072 short blocks for 132 * 2 places instead of 384 long ones: the last wave is short. And the
+ * 3072 short blocks for 132 * 2 slots for blocks instead of 384 long ones: the last wave is short. And the
  * blocks of one head run side by side, so that a tile of k or v which one of them fetched from
  * memory is found in the L2 cache by the others; one block a head comes back to it when 384 other
  * heads have been there.
@@ -64,7 +64,7 @@ enum {
 };
 
 static_assert(SMEM_FLOATS * sizeof(float) <= 163 * 1024, "what an A100's block may have");
-static_assert(KEYS * FOURS % THREADS == 0, "every thread copies equally many pieces");
+static_assert(KEYS * FOURS % THREADS == 0, "every thread copies equally many chunks");
 
 /* The block's rows of q into shared memory, rounded to tf32; zeros for what lies outside of q. */
 static __device__ void load_q(float *tile, const float *q, int row0, const rung_problem *p)
@@ -114,7 +114,7 @@ static __device__ void start_tile(float *tile, int stride, const float *matrix, 
     }
 }
 
-/* Rounds to tf32 exactly the pieces that this thread copied. */
+/* Rounds to tf32 exactly the chunks that this thread copied. */
 static __device__ void round_tile(float *tile, int stride)
 {
 #pragma unroll
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         copy_group(); /* an empty group at the end keeps the count the same */
         wait_for_all_but_one();
         round_stage(stage);
-        __syncthreads(); /* everybody's pieces are there and rounded */
+        __syncthreads(); /* everybody's chunks are there and rounded */
         make_scores(scores, warp_q, stage);
         softmax(scores, &state, o, visible - key0, p.scale);
         add_values(o, scores, stage + KEYS * STRIDE_QK);

@@ -20,14 +20,14 @@
  * Why it should help: S and O are no longer written and read again for every tile.
  * What is left: rows are HEAD_DIM floats long, a multiple of 32 banks, so rows of the same column
  * lie in the same bank. Fragments of Q, K and P are read from 8 rows at once, 8 ways in conflict;
- * those of V from 4 rows. At d = 128, per warp and tile of 64 keys, 256 mma, in clocks of shared
+ * those of V from 4 rows. At d = 128, per warp and tile of 64 keys, 256 mma, in cycles of shared
  * memory:
  *     Q        16 steps * 4 loads * 8 ways                   512
  *     K        16 steps * 8 tiles * 2 loads * 8 ways        2048
  *     P        32 stores * 8 ways + 8 steps * 4 loads * 8    512
  *     V        8 steps * 16 tiles * 2 loads * 4 ways        1024
  *     K, V     tiles written, a fourth of 512 stores         128
- *   4224 clocks, 16.5 an mma. Bound 2048 flop / 16.5 clk * 132 SMs * 1.75 GHz = 29 TFLOP/s, a ninth
+ *   4224 cycles, 16.5 an mma. Bound 2048 flop / 16.5 cycles * 132 SMs * 1.75 GHz = 29 TFLOP/s, a ninth
  *   of what the tensor cores could do. Shared memory: 96 KB, two blocks an SM.
  * Predicted: 24 TFLOP/s at n = 16384.
  * Measured (H200, b4 h96 d128): 26.1 TFLOP/s at n = 8192, 2.26 ms at n = 512.
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         multiply_keys(&s, q_tile, k_tile, warp_row);
         if (first_key + KEYS > all_seen) mask(&s, first_row + warp_row, first_key, &p);
         softmax(&s, &o);
-        __syncthreads(); /* nobody reads K any more; P may take its place */
+        __syncthreads(); /* nobody reads K any more; P may be stored over it */
         store_weights(p_tile, &s, warp_row);
         __syncwarp(); /* a warp reads only what its own lanes wrote */
         multiply_values(&o, p_tile, v_tile, warp_row);

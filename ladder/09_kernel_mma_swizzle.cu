@@ -2,17 +2,17 @@
  * Rung 09, kernel_mma_swizzle: swizzled shared memory, no bank conflicts.
  *
  * What changed since rung 08
- *   - The 16-byte pieces of a row are permuted by XOR with f(row): piece c of a row lies at place
+ *   - The 16-byte chunks of a row are permuted by XOR with f(row): chunk c of a row lies at position
  *     c ^ f(row), with f = 0 2 4 6 1 3 5 7 for rows 0 to 7, and again from row 8 on. Nothing grows,
  *     and no bank is hit twice:
- *         8 rows, same piece          (Q, K, P fragments)  8 different places, for f is a
+ *         8 rows, same chunk          (Q, K, P fragments)  8 different positions, for f is a
  *                                     permutation
- *         4 rows, 2 pieces c, c + 1   (V fragments, c even; storing P)  f is even for rows 0 to 3
+ *         4 rows, 2 chunks c, c + 1   (V fragments, c even; storing P)  f is even for rows 0 to 3
  *                                     and odd for rows 4 to 7: XOR by 0 2 4 6 moves pairs to
  *                                     different pairs, XOR with 1 only swaps within a pair
- *         one row, all pieces         (storing tiles)  a permutation of the row
+ *         one row, all chunks         (storing tiles)  a permutation of the row
  *
- *         row 0   0 1 2 3 4 5 6 7        row 4   1 0 3 2 5 4 7 6     places of pieces 0 to 7,
+ *         row 0   0 1 2 3 4 5 6 7        row 4   1 0 3 2 5 4 7 6     positions of chunks 0 to 7,
  *         row 1   2 3 0 1 6 7 4 5        row 5   3 2 1 0 7 6 5 4     a digit stands for 4 banks
  *         row 2   4 5 6 7 0 1 2 3        row 6   5 4 7 6 1 0 3 2
  *         row 3   6 7 4 5 2 3 0 1        row 7   7 6 5 4 3 2 1 0
@@ -21,7 +21,7 @@
  *     8 x 4 32-bit ones, and it deals them out just as tf32 fragments want them: four registers an
  *     instruction. V's fragments run along the columns of its tile: 4 bytes at a time.
  *
- * Why it should help, at d = 128, per warp and tile of 64 keys, 256 mma, in clocks of shared
+ * Why it should help, at d = 128, per warp and tile of 64 keys, 256 mma, in cycles of shared
  * memory:
  *              Q     K     P store and load   V     tiles stored   in all   an mma   bound
  *   rung 08   512  2048         512          1024       128         4224     16.5     29 TFLOP/s
@@ -94,7 +94,7 @@ static __device__ inline uint32_t shared_address(const void *pointer)
 }
 
 /* Four matrices of 8 rows by 16 bytes; lane l passes the address of row l % 8 of matrix l / 8 and
- * gets of each matrix the 4 bytes in row l / 4, place l % 4: its element of a tf32 fragment. */
+ * gets of each matrix the 4 bytes in row l / 4, column l % 4: its element of a tf32 fragment. */
 static __device__ inline void load_matrices(uint32_t x[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -111,14 +111,14 @@ static __device__ inline void mma(float c[4], const uint32_t a[4], uint32_t b0, 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Where piece `chunk` of a row lies in a tile with rows of `stride` floats. */
-static __device__ inline float *piece(float *tile, int stride, int row, int chunk)
+/* Where chunk number `chunk` of a row lies in a tile with rows of `stride` floats. */
+static __device__ inline float *chunk_at(float *tile, int stride, int row, int chunk)
 {
     int f = row % 4 * 2 + row / 4 % 2;
     return tile + row * stride + 4 * (chunk ^ f);
 }
 
-/* A piece's address, moved on by 2 * step pieces. The swizzle stays inside groups of 8 pieces, and
+/* A chunk's address, moved on by 2 * step chunks. The swizzle stays inside groups of 8 chunks, and
  * these are aligned to their 128 bytes, so the XOR can be done on the address. */
 static __device__ inline uint32_t advance(uint32_t address, int step)
 {
@@ -141,7 +141,7 @@ static __device__ inline void load_tile(float *tile, int rows, const float *head
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             int row = (start + i * THREADS) / HEAD_DIM, column = (start + i * THREADS) % HEAD_DIM;
-            piece(tile, HEAD_DIM, row, column / 4)[column % 4] =
+            chunk_at(tile, HEAD_DIM, row, column / 4)[column % 4] =
                 __uint_as_float(to_tf32(x[i] * scale));
         }
     }
@@ -221,7 +221,7 @@ static __device__ inline void store_weights(float *p_tile, const scores *s, int 
         int j = i / 2, half = i % 2, row = warp_row + g + 8 * half;
         const float *c = s->at[j] + 2 * half;
         float2 x = make_float2(__uint_as_float(to_tf32(c[0])), __uint_as_float(to_tf32(c[1])));
-        *(float2 *)(piece(p_tile, KEYS, row, 2 * j + t / 2) + t % 2 * 2) = x;
+        *(float2 *)(chunk_at(p_tile, KEYS, row, 2 * j + t / 2) + t % 2 * 2) = x;
     }
 }
 
@@ -236,8 +236,8 @@ static __device__ inline void multiply_values(output *o, uint32_t p_address, flo
 #pragma unroll
         for (int j = 0; j < D_STEPS; j++) {
             int row = 8 * step + t, chunk = 2 * j + g / 4;
-            float b0 = piece(v_tile, HEAD_DIM, row, chunk)[g % 4];
-            float b1 = piece(v_tile, HEAD_DIM, row + 4, chunk)[g % 4];
+            float b0 = chunk_at(v_tile, HEAD_DIM, row, chunk)[g % 4];
+            float b1 = chunk_at(v_tile, HEAD_DIM, row + 4, chunk)[g % 4];
             mma(o->at[j], a, __float_as_uint(b0), __float_as_uint(b1));
         }
     }
@@ -278,10 +278,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     int all_seen = p.causal ? min(first_row + warp_row + 1, p.n) : p.n;
 
     int a_row = warp_row + lane % 16, a_chunk = lane / 16;
-    uint32_t q_address = shared_address(piece(q_tile, HEAD_DIM, a_row, a_chunk));
-    uint32_t p_address = shared_address(piece(p_tile, KEYS, a_row, a_chunk));
+    uint32_t q_address = shared_address(chunk_at(q_tile, HEAD_DIM, a_row, a_chunk));
+    uint32_t p_address = shared_address(chunk_at(p_tile, KEYS, a_row, a_chunk));
     uint32_t k_address =
-        shared_address(piece(k_tile, HEAD_DIM, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+        shared_address(chunk_at(k_tile, HEAD_DIM, lane % 8 + lane / 16 * 8, lane / 8 % 2));
 
     /* With the scale of exp2 in Q, scores are exponents of two. */
     load_tile(q_tile, ROWS, (const float *)p.q + head, first_row, p.scale * LOG2_E, &p);
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         multiply_keys(&s, q_address, k_address);
         if (first_key + KEYS > all_seen) mask(&s, first_row + warp_row, first_key, &p);
         softmax(&s, &o);
-        __syncthreads(); /* nobody reads K any more; P may take its place */
+        __syncthreads(); /* nobody reads K any more; P may be stored over it */
         store_weights(p_tile, &s, warp_row);
         __syncwarp(); /* a warp reads only what its own lanes wrote */
         multiply_values(&o, p_address, v_tile);

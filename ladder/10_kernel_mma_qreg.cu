@@ -3,7 +3,7 @@
  *
  * What changed since rung 09
  *   - A warp's Q fragments are loaded once and stay in registers (up to d = 128), not read again
- *     for every tile. Q passes through the K tile's place; shared memory holds only K and V.
+ *     for every tile. Q passes through the K tile's buffer; shared memory holds only K and V.
  *   - P never leaves the registers. The accumulator of S and the A fragment of P V differ in where
  *     a lane has its columns: 2t, 2t + 1 in one, t, t + 4 in the other. But the sum over the keys
  *     may be taken in any order: P's columns are used as they lie, and V's rows 2t and 2t + 1 are
@@ -15,8 +15,8 @@
  *       A fragment    a0 a2 = k t, t + 4 of row g             a1 a3 = the same of row g + 8
  *       so            a0 = c0, a1 = c2, a2 = c1, a3 = c3;     b0 = V[2t], b1 = V[2t + 1]
  *
- * Why it should help, at d = 128, per warp (16 rows) and tile of 64 keys, 256 mma, in clocks of
- * shared memory at 128 B/clk:
+ * Why it should help, at d = 128, per warp (16 rows) and tile of 64 keys, 256 mma, in cycles of
+ * shared memory at 128 B/cycle:
  *              Q    K    P store and load   V    tiles stored   in all   an mma   bound
  *   rung 09   64  256         32 + 32      256       128          768      3.0     158 TFLOP/s
  *   this       0  256            0         256       128          640      2.5     189 TFLOP/s
@@ -93,7 +93,7 @@ static __device__ inline uint32_t shared_address(const void *pointer)
 }
 
 /* Four matrices of 8 rows by 16 bytes; lane l passes the address of row l % 8 of matrix l / 8 and
- * gets of each matrix the 4 bytes in row l / 4, place l % 4: its element of a tf32 fragment. */
+ * gets of each matrix the 4 bytes in row l / 4, column l % 4: its element of a tf32 fragment. */
 static __device__ inline void load_matrices(uint32_t x[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -110,14 +110,14 @@ static __device__ inline void mma(float c[4], const uint32_t a[4], uint32_t b0, 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A tile's rows follow each other; within a row the 16-byte pieces are permuted by XOR with the
+/* A tile's rows follow each other; within a row the 16-byte chunks are permuted by XOR with the
  * row's last three bits. */
-static __device__ inline float *piece(float *tile, int row, int chunk)
+static __device__ inline float *chunk_at(float *tile, int row, int chunk)
 {
     return tile + row * HEAD_DIM + 4 * (chunk ^ (row & 7));
 }
 
-/* A piece's address, moved on by 2 * step pieces. The swizzle stays inside groups of 8 pieces, and
+/* A chunk's address, moved on by 2 * step chunks. The swizzle stays inside groups of 8 chunks, and
  * these are aligned to their 128 bytes, so the XOR can be done on the address. */
 static __device__ inline uint32_t advance(uint32_t address, int step)
 {
@@ -140,7 +140,7 @@ static __device__ inline void load_tile(float *tile, int rows, const float *head
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             int row = (start + i * THREADS) / HEAD_DIM, column = (start + i * THREADS) % HEAD_DIM;
-            piece(tile, row, column / 4)[column % 4] = __uint_as_float(to_tf32(x[i] * scale));
+            chunk_at(tile, row, column / 4)[column % 4] = __uint_as_float(to_tf32(x[i] * scale));
         }
     }
 }
@@ -234,7 +234,8 @@ static __device__ inline void multiply_values(output *o, const scores *s, float 
 #pragma unroll
         for (int j = 0; j < D_STEPS; j++) {
             int row = 8 * step + 2 * t, chunk = 2 * j + g / 4;
-            float b0 = piece(v_tile, row, chunk)[g % 4], b1 = piece(v_tile, row + 1, chunk)[g % 4];
+            float b0 = chunk_at(v_tile, row, chunk)[g % 4],
+                  b1 = chunk_at(v_tile, row + 1, chunk)[g % 4];
             mma(o->at[j], a, __float_as_uint(b0), __float_as_uint(b1));
         }
     }
@@ -274,8 +275,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     int keys = p.causal ? min(first_row + ROWS, p.n) : p.n;
     int all_seen = p.causal ? min(first_row + warp_row + 1, p.n) : p.n;
 
-    uint32_t q_address = shared_address(piece(q_tile, warp_row + lane % 16, lane / 16));
-    uint32_t k_address = shared_address(piece(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    uint32_t q_address = shared_address(chunk_at(q_tile, warp_row + lane % 16, lane / 16));
+    uint32_t k_address = shared_address(chunk_at(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
 
     load_tile(q_tile, ROWS, (const float *)p.q + head, first_row, p.scale * LOG2_E, &p);
     __syncthreads();
@@ -284,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int step = 0; step < Q_STEPS; step++)
             load_matrices(q.at[step], advance(q_address, step));
-        __syncthreads(); /* all have their Q; the K tile may take its place */
+        __syncthreads(); /* all have their Q; the K tile may be stored over it */
     }
 
     output o;

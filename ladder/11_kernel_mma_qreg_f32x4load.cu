@@ -7,18 +7,18 @@
  *   - A lane reads V's fragments 16 bytes at a time: 4 neighbouring columns of one key. They become
  *     column g of four n8 tiles of O; which column of O an n8 tile's column stands for is free, as
  *     long as the store at the end knows it. So a lane ends with 8 neighbouring columns of a row,
- *     and stores them as two pieces of 16 bytes without shuffles and without shared memory.
+ *     and stores them as two chunks of 16 bytes without shuffles and without shared memory.
  *   - Rounding to tf32 is one integer addition of half a unit in the last kept place, where
  *     cvt.rna.tf32 takes three instructions (it checks for NaN besides); mma.sync drops the rest.
  *
- * Why it should help: the bytes are the same, and in shared memory the clocks too; what falls is
+ * Why it should help: the bytes are the same, and in shared memory the cycles too; what falls is
  * the number of instructions. At d = 128, per warp (16 rows) and tile of 64 keys, 256 mma:
  *   global loads     128 of 4 bytes become 32 of 16 bytes, with a quarter of the address
  *                    arithmetic, and 4 times the bytes in flight per register of addresses
  *   shared stores    128 become 32
  *   V fragments      256 loads become 64, all with constant offsets
  *   shared memory    K and V fragments 32 KB each, the tiles' stores 16 KB (a fourth of them is
- *                    this warp's): 80 KB at 128 B/clk = 640 clk, 2.5 an mma. Bound 189 TFLOP/s
+ *                    this warp's): 80 KB at 128 B/cycle = 640 cycles, 2.5 an mma. Bound 189 TFLOP/s
  *   registers        64 of Q, 64 of O, 32 of S: 8 warps an SM, in two blocks
  * The loads still stand in the way: between two barriers a block only waits for them.
  * Predicted: half of the bound: 95 TFLOP/s at n = 16384.
@@ -49,8 +49,8 @@ enum {
     D_STEPS = HEAD_DIM / 8,                 /* mma steps along d in Q K^T, and n8 tiles of O */
     KEY_STEPS = KEYS / 8,                   /* n8 tiles of S, and mma steps along the keys in P V */
     Q_STEPS = Q_IN_REGISTERS ? D_STEPS : 1, /* steps whose Q fragments stay */
-    CHUNKS = HEAD_DIM / 4,                  /* 16-byte pieces of a row */
-    ROWS_A_PASS = THREADS / CHUNKS,         /* rows that all threads copy at once, a piece each */
+    CHUNKS = HEAD_DIM / 4,                  /* 16-byte chunks of a row */
+    ROWS_A_PASS = THREADS / CHUNKS,         /* rows that all threads copy at once, a chunk each */
     BATCH = HEAD_DIM == 128 ? 16 : 8,       /* loads that a thread has in flight */
     SMEM_BYTES = 4 * HEAD_DIM * (2 * KEYS + (Q_IN_REGISTERS ? 0 : ROWS)),
 };
@@ -93,7 +93,7 @@ static __device__ inline uint32_t shared_address(const void *pointer)
 }
 
 /* Four matrices of 8 rows by 16 bytes; lane l passes the address of row l % 8 of matrix l / 8 and
- * gets of each matrix the 4 bytes in row l / 4, place l % 4: its element of a tf32 fragment. */
+ * gets of each matrix the 4 bytes in row l / 4, column l % 4: its element of a tf32 fragment. */
 static __device__ inline void load_matrices(uint32_t x[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -110,21 +110,21 @@ static __device__ inline void mma(float c[4], const uint32_t a[4], uint32_t b0, 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A tile's rows follow each other; within a row the 16-byte pieces are permuted by XOR with the
+/* A tile's rows follow each other; within a row the 16-byte chunks are permuted by XOR with the
  * row's last three bits. */
-static __device__ inline float *piece(float *tile, int row, int chunk)
+static __device__ inline float *chunk_at(float *tile, int row, int chunk)
 {
     return tile + row * HEAD_DIM + 4 * (chunk ^ (row & 7));
 }
 
-/* A piece's address, moved on by 2 * step pieces. The swizzle stays inside groups of 8 pieces, and
+/* A chunk's address, moved on by 2 * step chunks. The swizzle stays inside groups of 8 chunks, and
  * these are aligned to their 128 bytes, so the XOR can be done on the address. */
 static __device__ inline uint32_t advance(uint32_t address, int step)
 {
     return (address ^ (32 * (step % 4))) + 128 * (step / 4);
 }
 
-/* One piece of a row, scaled and rounded; columns from d on become 0, whatever lies there. */
+/* One chunk of a row, scaled and rounded; columns from d on become 0, whatever lies there. */
 static __device__ inline float4 rounded(float4 x, int columns, float scale)
 {
     x.x = __uint_as_float(columns > 0 ? to_tf32(x.x * scale) : 0);
@@ -153,7 +153,7 @@ static __device__ inline void load_tile(float *tile, int rows, const float *head
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            *(float4 *)piece(tile, row + i * ROWS_A_PASS, chunk) = rounded(x[i], columns, scale);
+            *(float4 *)chunk_at(tile, row + i * ROWS_A_PASS, chunk) = rounded(x[i], columns, scale);
         row += BATCH * ROWS_A_PASS;
     }
 }
@@ -271,9 +271,9 @@ static __device__ inline void store_output(output *o, float *head, int first_row
         float inverse = 1 / sum;
         float *to = head + (int64_t)row * p->pitch;
 #pragma unroll
-        for (int piece = 0; piece < HEAD_DIM / 16; piece++) {
-            float(*x)[4] = o->at + piece / 2 * 4;
-            int c = 2 * half + piece % 2, column = 32 * (piece / 2) + 8 * t + 4 * (piece % 2);
+        for (int part = 0; part < HEAD_DIM / 16; part++) {
+            float(*x)[4] = o->at + part / 2 * 4;
+            int c = 2 * half + part % 2, column = 32 * (part / 2) + 8 * t + 4 * (part % 2);
             float4 y = make_float4(x[0][c] * inverse, x[1][c] * inverse, x[2][c] * inverse,
                                    x[3][c] * inverse);
             if (row < p->n && column < p->d) *(float4 *)(to + column) = y;
@@ -294,9 +294,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     int keys = p.causal ? min(first_row + ROWS, p.n) : p.n;
     int all_seen = p.causal ? min(first_row + warp_row + 1, p.n) : p.n;
 
-    uint32_t q_address = shared_address(piece(q_tile, warp_row + lane % 16, lane / 16));
-    uint32_t k_address = shared_address(piece(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    const float *v_even = piece(v_tile, 2 * t, g), *v_odd = piece(v_tile, 2 * t + 1, g);
+    uint32_t q_address = shared_address(chunk_at(q_tile, warp_row + lane % 16, lane / 16));
+    uint32_t k_address = shared_address(chunk_at(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const float *v_even = chunk_at(v_tile, 2 * t, g), *v_odd = chunk_at(v_tile, 2 * t + 1, g);
 
     load_tile(q_tile, ROWS, (const float *)p.q + head, first_row, p.scale * LOG2_E, &p);
     __syncthreads();
@@ -305,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int step = 0; step < Q_STEPS; step++)
             load_matrices(q.at[step], advance(q_address, step));
-        __syncthreads(); /* all have their Q; the K tile may take its place */
+        __syncthreads(); /* all have their Q; the K tile may be stored over it */
     }
 
     output o;

@@ -22,11 +22,11 @@
  * which is the scarcer. Q is scaled and rounded once, in place, by the thread that copied it.
  *
  * Why it should help, at d = 128, per warp and tile of 32 keys: 2 * 4 * 16 * 2 = 256 mma.
- *   shared memory   Q, K and V fragments 16 KB each: 48 KB at 128 B/clk = 384 clk, 1.5 clk an mma
- *                   (rung 11: 2 and, with the stores of the tiles, 2.5). Bound 2048 flop / 1.5 clk
+ *   shared memory   Q, K and V fragments 16 KB each: 48 KB at 128 B/cycle = 384 cycles, 1.5 cycles an mma
+ *                   (rung 11: 2 and, with the stores of the tiles, 2.5). Bound 2048 flop / 1.5 cycles
  *                   * 132 SMs * 1.75 GHz = 315 TFLOP/s
- *   tensor cores    about 250 TFLOP/s for tf32 by mma.sync, 1.8 clk an mma: now they are the bound
- *   exponentials    32 * 32 a warp and tile at 16 a clk: 64 clk of 470
+ *   tensor cores    about 250 TFLOP/s for tf32 by mma.sync, 1.8 cycles an mma: now they are the bound
+ *   exponentials    32 * 32 a warp and tile at 16 a cycle: 64 cycles of 470
  *   registers       128 of O, 32 of S, 8 + 8 of fragments: under 255, so 8 warps an SM in 2 blocks,
  *                   and the softmax of one block hides under the products of the other
  *   L2              32 KB of K and V for 128 rows and 32 keys, 2.1 MFLOP: 2.2 TB/s at 140 TFLOP/s
@@ -54,9 +54,9 @@ enum {
     D_STEPS = HEAD_DIM / 8,                 /* mma steps along d in Q K^T, and n8 tiles of O */
     KEY_STEPS = KEYS / 8,                   /* n8 tiles of S, and mma steps along the keys in P V */
     Q_STEPS = Q_IN_REGISTERS ? D_STEPS : 1, /* steps whose Q fragments stay */
-    CHUNKS = HEAD_DIM / 4,                  /* 16-byte pieces of a row */
+    CHUNKS = HEAD_DIM / 4,                  /* 16-byte chunks of a row */
     ROW_BYTES = 4 * HEAD_DIM,
-    ROWS_A_PASS = THREADS / CHUNKS, /* rows that all threads copy at once, a piece each */
+    ROWS_A_PASS = THREADS / CHUNKS, /* rows that all threads copy at once, a chunk each */
     SMEM_BYTES = (ROWS + 2 * KEYS) * ROW_BYTES,
 };
 static_assert(THREADS % CHUNKS == 0 && ROWS % ROWS_A_PASS == 0 && KEYS % ROWS_A_PASS == 0,
@@ -111,7 +111,7 @@ static __device__ inline void wait_for_copies(void)
 }
 
 /* Four matrices of 8 rows by 16 bytes; lane l passes the address of row l % 8 of matrix l / 8 and
- * gets of each matrix the 4 bytes in row l / 4, place l % 4: its element of a tf32 fragment. */
+ * gets of each matrix the 4 bytes in row l / 4, column l % 4: its element of a tf32 fragment. */
 static __device__ inline void load_matrices(uint32_t x[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -128,9 +128,9 @@ static __device__ inline void mma(float c[4], const uint32_t a[4], uint32_t b0, 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A tile's rows follow each other; within a row the 16-byte pieces are permuted by XOR with the
- * row's last three bits, so that a piece of 8 neighbouring rows lies in 8 different places. */
-static __device__ inline float *piece(float *tile, int row, int chunk)
+/* A tile's rows follow each other; within a row the 16-byte chunks are permuted by XOR with the
+ * row's last three bits, so that a chunk of 8 neighbouring rows lies in 8 different groups of banks. */
+static __device__ inline float *chunk_at(float *tile, int row, int chunk)
 {
     return tile + row * HEAD_DIM + 4 * (chunk ^ (row & 7));
 }
@@ -147,7 +147,7 @@ static __device__ inline void load_tile(float *tile, int rows, const float *head
 #pragma unroll
     for (int pass = 0; pass < rows / ROWS_A_PASS; pass++) {
         int inside = first_row + row < p->n;
-        copy_async(shared_address(piece(tile, row, chunk)), from, inside ? 4 * columns : 0);
+        copy_async(shared_address(chunk_at(tile, row, chunk)), from, inside ? 4 * columns : 0);
         row += ROWS_A_PASS;
         from += (int64_t)ROWS_A_PASS * p->pitch;
     }
@@ -158,13 +158,13 @@ static __device__ inline float scaled_tf32(float x, float scale)
     return __uint_as_float(to_tf32(__float_as_uint(x * scale)));
 }
 
-/* Scales and rounds the pieces of Q that this thread itself has copied: no barrier needed before.
+/* Scales and rounds the chunks of Q that this thread itself has copied: no barrier needed before.
  * The scale of exp2 goes in as well, so that scores are exponents of two. */
 static __device__ inline void scale_queries(float *tile, float scale)
 {
     int chunk = threadIdx.x % CHUNKS;
     for (int row = threadIdx.x / CHUNKS; row < ROWS; row += ROWS_A_PASS) {
-        float4 *x = (float4 *)piece(tile, row, chunk);
+        float4 *x = (float4 *)chunk_at(tile, row, chunk);
         float4 y = *x;
         y.x = scaled_tf32(y.x, scale);
         y.y = scaled_tf32(y.y, scale);
@@ -174,7 +174,7 @@ static __device__ inline void scale_queries(float *tile, float scale)
     }
 }
 
-/* A piece's address, moved on by 2 * step pieces. The swizzle stays inside groups of 8 pieces, and
+/* A chunk's address, moved on by 2 * step chunks. The swizzle stays inside groups of 8 chunks, and
  * these are aligned to their 128 bytes, so the XOR can be done on the address. */
 static __device__ inline uint32_t advance(uint32_t address, int step)
 {
@@ -332,9 +332,9 @@ static __device__ inline void store_output(output *o, float *head, int first_row
         float inverse = 1 / sum;
         float *to = head + (int64_t)row * p->pitch;
 #pragma unroll
-        for (int piece = 0; piece < HEAD_DIM / 16; piece++) {
-            float(*x)[4] = o->at[m] + piece / 2 * 4;
-            int c = 2 * half + piece % 2, column = 32 * (piece / 2) + 8 * t + 4 * (piece % 2);
+        for (int part = 0; part < HEAD_DIM / 16; part++) {
+            float(*x)[4] = o->at[m] + part / 2 * 4;
+            int c = 2 * half + part % 2, column = 32 * (part / 2) + 8 * t + 4 * (part % 2);
             float4 y = make_float4(x[0][c] * inverse, x[1][c] * inverse, x[2][c] * inverse,
                                    x[3][c] * inverse);
             if (row < p->n && column < p->d) *(float4 *)(to + column) = y;
@@ -354,9 +354,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const float *k = (const float *)p.k + head, *v = (const float *)p.v + head;
     int keys = p.causal ? min(first_row + ROWS, p.n) : p.n;
 
-    uint32_t q_address = shared_address(piece(q_tile, warp_row + lane % 16, lane / 16));
-    uint32_t k_address = shared_address(piece(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    const float *v_even = piece(v_tile, 2 * t, g), *v_odd = piece(v_tile, 2 * t + 1, g);
+    uint32_t q_address = shared_address(chunk_at(q_tile, warp_row + lane % 16, lane / 16));
+    uint32_t k_address = shared_address(chunk_at(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const float *v_even = chunk_at(v_tile, 2 * t, g), *v_odd = chunk_at(v_tile, 2 * t + 1, g);
 
     load_tile(q_tile, ROWS, (const float *)p.q + head, first_row, &p);
     load_tile(k_tile, KEYS, k, 0, &p);

@@ -12,13 +12,13 @@
  *   - Q cannot carry the scale any more without another rounding: it moves into the exponent's fma.
  *     For a negative scale the signs of Q are flipped, so that the largest score is the largest
  *     weight.
- *   - The output goes through shared memory to be stored in pieces of 16 bytes.
+ *   - The output goes through shared memory to be stored in chunks of 16 bytes.
  *
  * Why it should help, at d = 128, per warp (32 rows) and tile of 64 keys: 2 * 8 * 8 * 2 = 256 mma.
- *   shared memory   Q 8 KB, K and V 16 KB each: 40 KB at 128 B/clk = 320 clk, 1.25 clk an mma.
- *                   Bound 4096 flop / 1.25 clk * 132 SMs * 1.75 GHz = 757 TFLOP/s
- *   tensor cores    about 620 TFLOP/s by mma.sync (the rest of the card's rate is wgmma's), 1.5 clk
- *   exponentials    32 * 64 a warp and tile at 16 a clk: 128 clk beside 390 of products; with 8
+ *   shared memory   Q 8 KB, K and V 16 KB each: 40 KB at 128 B/cycle = 320 cycles, 1.25 cycles an mma.
+ *                   Bound 4096 flop / 1.25 cycles * 132 SMs * 1.75 GHz = 757 TFLOP/s
+ *   tensor cores    about 620 TFLOP/s by mma.sync (the rest of the card's rate is wgmma's), 1.5 cycles
+ *   exponentials    32 * 64 a warp and tile at 16 a cycle: 128 cycles beside 390 of products; with 8
  *                   warps an SM, in two blocks, they hide only in part
  *   registers       128 of O, 64 of S (32 once packed), 8 + 4 of fragments: under 255
  *   L2              32 KB of K and V for 128 rows and 64 keys, 4.2 MFLOP: 2.7 TB/s at 350 TFLOP/s
@@ -49,9 +49,9 @@ enum {
     D_TILES = HEAD_DIM / 8,  /* n8 tiles of O */
     KEY_STEPS = KEYS / 16,   /* mma steps along the keys in P V */
     KEY_TILES = KEYS / 8,    /* n8 tiles of S */
-    CHUNKS = HEAD_DIM / 8,   /* 16-byte pieces of a row */
+    CHUNKS = HEAD_DIM / 8,   /* 16-byte chunks of a row */
     ROW_BYTES = 2 * HEAD_DIM,
-    ROWS_A_PASS = THREADS / CHUNKS, /* rows that all threads copy at once, a piece each */
+    ROWS_A_PASS = THREADS / CHUNKS, /* rows that all threads copy at once, a chunk each */
     SMEM_BYTES = (ROWS + 2 * KEYS) * ROW_BYTES,
 };
 static_assert(THREADS % CHUNKS == 0 && ROWS % ROWS_A_PASS == 0 && KEYS % ROWS_A_PASS == 0,
@@ -146,9 +146,9 @@ static __device__ inline void mma(float c[4], const uint32_t a[4], uint32_t b0, 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A tile's rows follow each other; within a row the 16-byte pieces are permuted by XOR with the
- * row's last three bits, so that a piece of 8 neighbouring rows lies in 8 different places. */
-static __device__ inline uint16_t *piece(uint16_t *tile, int row, int chunk)
+/* A tile's rows follow each other; within a row the 16-byte chunks are permuted by XOR with the
+ * row's last three bits, so that a chunk of 8 neighbouring rows lies in 8 different groups of banks. */
+static __device__ inline uint16_t *chunk_at(uint16_t *tile, int row, int chunk)
 {
     return tile + row * HEAD_DIM + 8 * (chunk ^ (row & 7));
 }
@@ -165,24 +165,24 @@ static __device__ inline void load_tile(uint16_t *tile, int rows, const uint16_t
 #pragma unroll
     for (int pass = 0; pass < rows / ROWS_A_PASS; pass++) {
         int inside = first_row + row < p->n;
-        copy_async(shared_address(piece(tile, row, chunk)), from, inside ? 2 * columns : 0);
+        copy_async(shared_address(chunk_at(tile, row, chunk)), from, inside ? 2 * columns : 0);
         row += ROWS_A_PASS;
         from += (int64_t)ROWS_A_PASS * p->pitch;
     }
 }
 
-/* Flips the signs in the pieces of Q that this thread itself has copied, so without a barrier. */
+/* Flips the signs in the chunks of Q that this thread itself has copied, so without a barrier. */
 static __device__ inline void negate_queries(uint16_t *tile)
 {
     int chunk = threadIdx.x % CHUNKS;
     for (int row = threadIdx.x / CHUNKS; row < ROWS; row += ROWS_A_PASS) {
-        uint4 *x = (uint4 *)piece(tile, row, chunk);
+        uint4 *x = (uint4 *)chunk_at(tile, row, chunk);
         uint4 y = *x;
         *x = make_uint4(y.x ^ 0x80008000, y.y ^ 0x80008000, y.z ^ 0x80008000, y.w ^ 0x80008000);
     }
 }
 
-/* A piece's address, moved on by 2 * step pieces. The swizzle stays inside groups of 8 pieces, and
+/* A chunk's address, moved on by 2 * step chunks. The swizzle stays inside groups of 8 chunks, and
  * these are aligned to their 128 bytes, so the XOR can be done on the address. */
 static __device__ inline uint32_t advance(uint32_t address, int step)
 {
@@ -321,7 +321,7 @@ static __device__ inline void stage_output(uint16_t *tile, const output *o)
 #pragma unroll
         for (int j = 0; j < D_TILES; j++) {
             const float *x = o->at[m][j] + 2 * half;
-            uint32_t *to = (uint32_t *)piece(tile, 16 * m + 8 * half + g, j) + t;
+            uint32_t *to = (uint32_t *)chunk_at(tile, 16 * m + 8 * half + g, j) + t;
             *to = pack(x[0] * inverse, x[1] * inverse);
         }
     }
@@ -334,7 +334,7 @@ static __device__ inline void store_output(uint16_t *head, uint16_t *tile, int f
         int row = i / CHUNKS, chunk = i % CHUNKS;
         uint16_t *to = head + (int64_t)(first_row + row) * p->pitch + 8 * chunk;
         if (first_row + row < p->n && 8 * chunk < p->d)
-            *(uint4 *)to = *(const uint4 *)piece(tile, row, chunk);
+            *(uint4 *)to = *(const uint4 *)chunk_at(tile, row, chunk);
     }
 }
 
@@ -350,9 +350,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) mma_fp16(co
     int keys = p.causal ? min(first_row + ROWS, p.n) : p.n;
     float scale = fmaxf(fabsf(p.scale) * LOG2_E, SMALLEST); /* > 0, so that -inf stays -inf */
 
-    uint32_t q_address = shared_address(piece(q_tile, warp_row + lane % 16, lane / 16));
-    uint32_t k_address = shared_address(piece(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    uint32_t v_address = shared_address(piece(v_tile, lane % 16, lane / 16));
+    uint32_t q_address = shared_address(chunk_at(q_tile, warp_row + lane % 16, lane / 16));
+    uint32_t k_address = shared_address(chunk_at(k_tile, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    uint32_t v_address = shared_address(chunk_at(v_tile, lane % 16, lane / 16));
 
     load_tile(q_tile, ROWS, (const uint16_t *)p.q + head, first_row, &p);
     load_tile(k_tile, KEYS, k, 0, &p);

@@ -1,20 +1,20 @@
 /*
- * Rung 14, wgmma_tma: Hopper's tensor cores and copy engine.
+ * Rung 14, wgmma_tma: Hopper's tensor cores and TMA.
  *
  * What changed: a warpgroup (4 warps) multiplies 64 rows at once by wgmma, which reads its operands
- * from shared memory by itself, and runs beside the warps until they ask for the result. One thread
- * tells the copy engine (TMA) which box of a tensor to fetch; it computes the addresses, swizzles, fills
+ * from shared memory by itself, and runs beside the warps until they wait for the result. One thread
+ * tells TMA (TMA) which box of a tensor to fetch; it computes the addresses, swizzles, fills
  * with zeros what lies outside, and counts the bytes on a barrier.
  *
  * Why it should help: mma.sync reaches about 60% of Hopper's tensor cores, and its operands go through
- * registers. wgmma of 64 x 128 x 16 takes 64 clocks and reads 4 KiB of B (and 2 KiB of Q) meanwhile:
- * 64 to 96 bytes of the 128 that shared memory gives a clock.
+ * registers. wgmma of 64 x 128 x 16 takes 64 cycles and reads 4 KiB of B (and 2 KiB of Q) meanwhile:
+ * 64 to 96 bytes of the 128 that shared memory gives a cycle.
  *
  * How: one block is one warpgroup with 64 queries. K and V have one buffer each: K of the next tile
  * loads under softmax and P V, V under the next Q K^T and softmax. Within a block products and softmax
- * take turns; two blocks on each multiprocessor fill each other's gaps.
+ * alternate; two blocks on each multiprocessor fill each other's gaps.
  *
- * Predicted (bfloat16, d 128): a tile of 64 x 128 takes 1024 clocks of products and, in each of the
+ * Predicted (bfloat16, d 128): a tile of 64 x 128 takes 1024 cycles of products and, in each of the
  * four schedulers, 512 of exponentials and about 500 of other instructions. Two blocks in perfect
  * alternation would be near the peak; they meet by chance, so 60% of 790: 450 to 500 TFLOP/s.
  * Measured (H200, bf16, d 128, n 16384): 521 TFLOP/s full, 510 causal.
@@ -57,7 +57,7 @@ typedef struct softmax_state {
     float maximum[2], sum[2]; /* of this thread's two rows; sum: of this thread's columns only */
 } softmax_state;
 
-/* One thread asks for a whole tile: `rows` rows from row0 of a head. */
+/* One thread issues the loads of a whole tile: `rows` rows from row0 of a head. */
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {
@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         multiply_qk(s, q, k);
         ptx_wgmma_wait(0);
         ptx_register_fence(s, KEYS / 2);
-        __syncthreads(); /* every warp is through with K: its place may be filled again */
+        __syncthreads(); /* every warp is done with K: its buffer may be filled again */
         if (threadIdx.x == 0 && tile + 1 < tiles)
             load_tile(k, &maps.k, &barrier[K_FULL], KV_BLOCK, key0 + KEYS, head);
 

@@ -2,15 +2,15 @@
  * Rung 15, warp_specialized: one warp loads, two warpgroups compute.
  *
  * What changed: a block has 128 queries, 64 for each of two consumer warpgroups, and a third warpgroup
- * of which one thread does nothing but ask the copy engine for tiles, up to STAGES ahead. Producer
+ * of which one thread does nothing but issue loads of tiles by TMA, up to STAGES ahead. Producer
  * and consumers meet at barriers in shared memory: `full` ends when a tile's bytes have arrived,
- * `empty` when the consumers' eight warps are through with it. No __syncthreads in the loop.
+ * `empty` when the consumers' eight warps are done with it. No __syncthreads in the loop.
  *
  * Why it should help: both warpgroups read the same K and V, so a tile is loaded once for 128 queries
- * instead of 64. The producer gives its registers back (setmaxnreg), so that consumers have 240 each.
+ * instead of 64. The producer releases registers (setmaxnreg), so that consumers have 240 each.
  * The consumers run freely: when one waits for a product the other one's softmax has the schedulers.
  *
- * Predicted (bfloat16, d 128): the same 1024 clocks of products per 64 x 128 tile as before; half the
+ * Predicted (bfloat16, d 128): the same 1024 cycles of products per 64 x 128 tile as before; half the
  * traffic from L2, and no barrier between the warps of a block: 500 to 550 TFLOP/s.
  * Measured (H200, bf16, d 128, n 16384): 543 TFLOP/s full, 536 causal.
  */
@@ -67,7 +67,7 @@ typedef struct work {
     int head, row0, tiles;
 } work;
 
-/* One thread asks for a whole tile: `rows` rows from row0 of a head. */
+/* One thread issues the loads of a whole tile: `rows` rows from row0 of a head. */
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {

@@ -1,11 +1,11 @@
 /*
  * Rung 16, pingpong: softmax under products, twice over.
  *
- * What changed, inside a warpgroup: the scores of the next tile are asked for before the values of this
+ * What changed, inside a warpgroup: the product for the next tile's scores is issued before the values of this
  * one are added, and both run while the softmax of the next tile waits only for the scores:
- *     ask for S = Q K^T of tile t, ask for out += P V of tile t-1, wait for S, softmax, wait for out.
- * Between the warpgroups: they take turns at asking. A warpgroup waits for its turn at a named barrier,
- * queues its two products and passes the turn on, so that the other's products follow in the tensor
+ *     issue S = Q K^T of tile t, issue out += P V of tile t-1, wait for S, softmax, wait for out.
+ * Between the warpgroups: they alternate in issuing (ping-pong). A warpgroup waits at a named barrier,
+ * issues its two products and lets the other one go on. So the other's products follow in the tensor
  * cores while this one's softmax has the schedulers (FlashAttention-3, section 3.1 and 3.2,
  * arXiv:2407.08608).
  *
@@ -16,7 +16,7 @@
  * ran under it (read the SASS: MUFU.EX2 after WARPGROUP.DEPBAR). See `never` below; it gave 3% at
  * d = 128 and 10% at d = 256.
  *
- * Predicted (bfloat16, d 128): for each pair of 64 x 128 tiles the tensor cores have 2048 clocks of
+ * Predicted (bfloat16, d 128): for each pair of 64 x 128 tiles the tensor cores have 2048 cycles of
  * work and a scheduler about 2 x 1000: with neither waiting for the other, 75 to 80% of 790 TFLOP/s,
  * 590 to 630.
  * Measured (H200, bf16, d 128, n 16384): 633 TFLOP/s full, 624 causal.
@@ -76,7 +76,7 @@ typedef struct work {
     int head, row0, tiles;
 } work;
 
-/* One thread asks for a whole tile: `rows` rows from row0 of a head. */
+/* One thread issues the loads of a whole tile: `rows` rows from row0 of a head. */
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {
@@ -215,34 +215,34 @@ FA_DEVICE void release(uint64_t *barrier)
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(barrier);
 }
 
-/* 0, which the compiler cannot know. The assembler likes to move exponentials behind the wait for the
- * products under which they should run; a wait in front of that one that asks for their sums (and for
- * V, which the next turn needs) keeps them in their place. */
+/* 0, but the compiler cannot know that. The assembler likes to move exponentials behind the wait for the
+ * products beside which they should run. A wait in front of that one, for the V that the next tile needs,
+ * depends on their sums, so the exponentials stay in front of both. */
 FA_DEVICE int never(const softmax_state *state) { return state->sum[0] < 0 || state->sum[1] < 0; }
 
-/* The warpgroups' turns at asking for products: barrier 1 + c is consumer c's. */
-FA_DEVICE void wait_for_turn(int consumer)
+/* The consumers alternate in issuing products (ping-pong). Consumer c waits at named barrier 1 + c. */
+FA_DEVICE void ping_pong_wait(int consumer)
 {
     ptx_named_barrier_sync(1 + consumer, CONSUMERS * WARPGROUP);
 }
 
-FA_DEVICE void pass_turn(int consumer)
+FA_DEVICE void ping_pong_pass(int consumer)
 {
     ptx_named_barrier_arrive(1 + (consumer ^ 1), CONSUMERS * WARPGROUP);
 }
 
-/* One consumer warpgroup with its registers' places. */
-typedef struct consumer_place {
+/* One consumer warpgroup, and the rows and columns of this thread's registers. */
+typedef struct consumer_rows {
     const char *q;
     int consumer, row0, row, column;
     float scale;
-} consumer_place;
+} consumer_rows;
 
-FA_DEVICE consumer_place find_place(const pipeline *pipe, const rung_problem *p, const work *w,
-                                    int consumer)
+FA_DEVICE consumer_rows find_rows(const pipeline *pipe, const rung_problem *p, const work *w,
+                                  int consumer)
 {
     const int row0 = w->row0 + consumer * WARPGROUP_ROWS, lane = threadIdx.x % 32;
-    const consumer_place place = {
+    const consumer_rows rows = {
         pipe->q + consumer * Q_BYTES,
         consumer,
         row0,
@@ -250,51 +250,51 @@ FA_DEVICE consumer_place find_place(const pipeline *pipe, const rung_problem *p,
         lane % 4 * 2,
         p->scale * 1.4426950408889634f, /* exponentials to base 2 */
     };
-    return place;
+    return rows;
 }
 
 /* From the scores of a tile to its weights. */
 FA_DEVICE void weigh_tile(float *s, softmax_state *state, float *rescale, const rung_problem *p,
-                          const consumer_place *place, int tile)
+                          const consumer_rows *rows, int tile)
 {
     const int key0 = tile * KEYS;
-    if (key0 + KEYS > p->n || (p->causal && key0 + KEYS > place->row0))
-        mask_tile(s, place->row, key0 + place->column, p);
-    softmax_tile(s, state, rescale, place->scale);
+    if (key0 + KEYS > p->n || (p->causal && key0 + KEYS > rows->row0))
+        mask_tile(s, rows->row, key0 + rows->column, p);
+    softmax_tile(s, state, rescale, rows->scale);
 }
 
 /* A consumer warpgroup: 64 queries. */
 FA_DEVICE void consume(const pipeline *pipe, const rung_problem *p, const work *w, int consumer)
 {
-    const consumer_place place = find_place(pipe, p, w, consumer);
+    const consumer_rows rows = find_rows(pipe, p, w, consumer);
     float out[HEAD_DIM / 2], s[KEYS / 2], rescale[2];
     uint32_t weights[KEYS / 4];
     softmax_state state = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) out[i] = 0;
-    if (consumer == 1) pass_turn(consumer); /* consumer 0 begins */
+    if (consumer == 1) ping_pong_pass(consumer); /* consumer 0 begins */
 
     ptx_mbarrier_wait(pipe->q_full, 0);
     ptx_mbarrier_wait(&pipe->k_full[0], 0);
-    multiply_qk(s, place.q, pipe->k);
+    multiply_qk(s, rows.q, pipe->k);
     ptx_wgmma_wait(0);
     ptx_register_fence(s, KEYS / 2);
     release(&pipe->k_empty[0]);
-    weigh_tile(s, &state, rescale, p, &place, 0);
+    weigh_tile(s, &state, rescale, p, &rows, 0);
     pack_weights(weights, s);
     ptx_mbarrier_wait(&pipe->v_full[0], 0);
 
     for (int tile = 1; tile < w->tiles; tile++) {
         const int k_stage = tile % STAGES, v_stage = (tile - 1) % STAGES;
         ptx_mbarrier_wait(&pipe->k_full[k_stage], tile / STAGES & 1);
-        wait_for_turn(consumer);
-        multiply_qk(s, place.q, pipe->k + k_stage * KV_BYTES);
+        ping_pong_wait(consumer);
+        multiply_qk(s, rows.q, pipe->k + k_stage * KV_BYTES);
         multiply_pv(out, weights, pipe->v + v_stage * KV_BYTES);
-        pass_turn(consumer);
+        ping_pong_pass(consumer);
         ptx_wgmma_wait(1);
         ptx_register_fence(s, KEYS / 2);
         release(&pipe->k_empty[k_stage]);
-        weigh_tile(s, &state, rescale, p, &place, tile);
+        weigh_tile(s, &state, rescale, p, &rows, tile);
         ptx_mbarrier_wait(&pipe->v_full[k_stage], (tile / STAGES & 1) ^ never(&state));
         ptx_wgmma_wait(0);
         ptx_register_fence(out, HEAD_DIM / 2);
@@ -306,9 +306,9 @@ FA_DEVICE void consume(const pipeline *pipe, const rung_problem *p, const work *
     multiply_pv(out, weights, pipe->v + last % STAGES * KV_BYTES);
     ptx_wgmma_wait(0);
     ptx_register_fence(out, HEAD_DIM / 2);
-    store_rows(out, &state, w->head, place.row, place.column, p);
+    store_rows(out, &state, w->head, rows.row, rows.column, p);
     if (consumer == 0)
-        wait_for_turn(consumer); /* takes the turn that is left: none is passed to nobody */
+        ping_pong_wait(consumer); /* takes the last arrival, which nobody else waits for */
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,22 +1,22 @@
 /*
- * Rung 17, persistent: as many blocks as multiprocessors, each taking one piece of work after the other.
+ * Rung 17, persistent: as many blocks as multiprocessors, each taking one work tile after the other.
  *
- * What changed: a block stays, and goes on to the next piece (128 queries of a head): every 132nd one,
- * or under causal, where pieces differ in length, the next that nobody has taken, by an atomic counter.
- * The producer loads the next piece's first tiles while the consumers finish the last one, and each
+ * What changed: a block stays, and goes on to the next work tile (128 queries of a head): every 132nd one,
+ * or under causal, where work tiles differ in length, the next that nobody has taken, by an atomic counter.
+ * The producer loads the next work tile's first tiles while the consumers finish the last one, and each
  * consumer writes its rows while the other computes. Head follows head, so that the blocks share K and
- * V in L2, and under causal the longest pieces of a head come first. Accumulators are rescaled only
+ * V in L2, and under causal the longest work tiles of a head come first. Accumulators are rescaled only
  * when the maximum of some row of the warp has grown, which gets rare as tiles go by.
  *
  * Why it should help: a new block costs a launch, barriers, descriptors and an empty pipeline, some
- * 2 us. Dealing pieces out in turn under causal was tried and loses a third: blocks drift apart. Taking
+ * 2 us. A static order under causal was tried and loses a third: blocks drift apart. Taking
  * them by the counter where all are of one length loses 2%.
  *
- * What was learnt: who is who (consumer, piece) goes through a shuffle from lane 0, so that the compiler
+ * What was learnt: what differs between warps (consumer, work tile) goes through a shuffle from lane 0, so that the compiler
  * knows it to be the same for a warp and keeps addresses and loop counts in uniform registers. Without,
  * each wgmma waited for its descriptor, and this rung lost 5 to 10% to the one before.
  *
- * Predicted (bfloat16, d 128): a piece takes 240 us at n = 16384, where 2 us are 1%, and 15 us at 1024,
+ * Predicted (bfloat16, d 128): a work tile takes 240 us at n = 16384, where 2 us are 1%, and 15 us at 1024,
  * where they are 13%; rescaling that is left out is worth 5%.
  * Measured (H200, bf16, d 128, n 16384): 613 TFLOP/s full, 611 causal.
  */
@@ -56,7 +56,7 @@ enum {
     KV_BLOCK = KEYS * 128,
     Q_BYTES = BLOCKS * Q_BLOCK, /* of one warpgroup */
     KV_BYTES = BLOCKS * KV_BLOCK,
-    NO_PIECE = -1,   /* the end of the work */
+    NO_TASK = -1,    /* the end of the work */
     GROUP = 8 * 128, /* eight rows: what the swizzle repeats after */
     SHARED_BYTES = CONSUMERS * Q_BYTES + STAGES * 2 * KV_BYTES + 1024 /* room to align to 1024 */
 };
@@ -68,62 +68,62 @@ typedef struct softmax_state {
 /* What the producer and the consumers share. */
 typedef struct pipeline {
     char *q, *k, *v;            /* CONSUMERS tiles of q, STAGES tiles of k and of v */
-    volatile int *piece;        /* for each consumer, the piece that its q belongs to */
+    volatile int *task;         /* for each consumer, the task that its q belongs to */
     uint64_t *q_full, *q_empty; /* one for each consumer */
     uint64_t *k_full, *v_full, *k_empty, *v_empty;
 } pipeline;
 
-/* A piece of work: 128 queries of a head and the tiles of keys that they see. */
+/* A work tile: 128 queries of a head and the tiles of keys that they see. */
 typedef struct work {
     int head, row0, tiles;
 } work;
 
-/* Piece number `piece`: head after head, so that the blocks share K and V in L2; within a head the
+/* Work tile number `task`: head after head, so that the blocks share K and V in L2; within a head the
  * longest come first under causal. */
-FA_DEVICE work find_work(const rung_problem *p, int piece)
+FA_DEVICE work find_work(const rung_problem *p, int task)
 {
-    const int row_tiles = (p->n + ROWS - 1) / ROWS, tile = piece % row_tiles;
+    const int row_tiles = (p->n + ROWS - 1) / ROWS, tile = task % row_tiles;
     const int row0 = (p->causal ? row_tiles - 1 - tile : tile) * ROWS;
     const int keys = p->causal ? min(p->n, row0 + ROWS) : p->n;
-    const work w = {piece / row_tiles, row0, (keys + KEYS - 1) / KEYS};
+    const work w = {task / row_tiles, row0, (keys + KEYS - 1) / KEYS};
     return w;
 }
 
-/* Pieces taken, and blocks that found none left. The last block leaves the counters as it found them, for
+/* Tasks taken, and blocks that found none left. The last block leaves the counters as it found them, for
  * the next launch; two launches of this rung must not run at the same time. */
-static __device__ unsigned pieces_taken, blocks_finished;
+static __device__ unsigned tasks_taken, blocks_finished;
 
-/* The next piece that nobody has taken, for pieces that differ in length. */
-FA_DEVICE int take_piece(int pieces)
+/* The next task that nobody has taken, for work tiles that differ in length (a dynamic schedule). */
+FA_DEVICE int take_task(int tasks)
 {
-    const int piece = (int)(gridDim.x + atomicAdd(&pieces_taken, 1));
-    if (piece < pieces) return piece;
+    const int task = (int)(gridDim.x + atomicAdd(&tasks_taken, 1));
+    if (task < tasks) return task;
     if (atomicAdd(&blocks_finished, 1) == gridDim.x - 1) {
-        pieces_taken = 0;
+        tasks_taken = 0;
         blocks_finished = 0;
     }
-    return NO_PIECE;
+    return NO_TASK;
 }
 
-/* The block's piece after `piece`. Pieces of one length are dealt out in turn: the blocks stay in step
+/* The block's task after `task`. Work tiles of one length have a static schedule: the blocks stay in step
  * and share what is in L2. */
-FA_DEVICE int next_piece(const rung_problem *p, int piece, int pieces)
+FA_DEVICE int next_task(const rung_problem *p, int task, int tasks)
 {
-    if (p->causal) return take_piece(pieces);
-    return piece < pieces - (int)gridDim.x ? piece + (int)gridDim.x : NO_PIECE;
+    if (p->causal) return take_task(tasks);
+    return task < tasks - (int)gridDim.x ? task + (int)gridDim.x : NO_TASK;
 }
 
-FA_DEVICE int first_piece(const rung_problem *p, int pieces)
+FA_DEVICE int first_task(const rung_problem *p, int tasks)
 {
-    const int piece = (int)blockIdx.x;
-    return piece < pieces ? piece : next_piece(p, piece, pieces);
+    const int task = (int)blockIdx.x;
+    return task < tasks ? task : next_task(p, task, tasks);
 }
 
-/* Stages are used in turn, through all pieces: the count of tiles so far tells stage and parity. */
+/* Stages are used in turn, through all work tiles: the count of tiles so far tells stage and parity. */
 FA_DEVICE int stage_of(int count) { return count % STAGES; }
 FA_DEVICE int parity_of(int count) { return count / STAGES & 1; }
 
-/* One thread asks for a whole tile: `rows` rows from row0 of a head. */
+/* One thread issues the loads of a whole tile: `rows` rows from row0 of a head. */
 FA_DEVICE void load_tile(char *shared, const rung_map *map, uint64_t *barrier, int block_bytes,
                          int row0, int head)
 {
@@ -244,43 +244,43 @@ FA_DEVICE void store_rows(const float *out, const softmax_state *state, int head
     }
 }
 
-/* Tells a consumer its next piece, and asks for the queries; with NO_PIECE it is told only that. */
-FA_DEVICE void hand_over(const pipeline *pipe, const rung_maps *maps, int consumer, int piece,
+/* Tells a consumer its next task, and issues the load of the queries; NO_TASK ends the work. */
+FA_DEVICE void hand_over(const pipeline *pipe, const rung_maps *maps, int consumer, int task,
                          const work *w, int parity)
 {
     ptx_mbarrier_wait(&pipe->q_empty[consumer], parity);
-    pipe->piece[consumer] = piece;
-    if (piece == NO_PIECE) ptx_mbarrier_arrive(&pipe->q_full[consumer]);
+    pipe->task[consumer] = task;
+    if (task == NO_TASK) ptx_mbarrier_arrive(&pipe->q_full[consumer]);
     else
         load_tile(pipe->q + consumer * Q_BYTES, &maps->q, &pipe->q_full[consumer], Q_BLOCK,
                   w->row0 + consumer * WARPGROUP_ROWS, w->head);
 }
 
-/* The producer: one thread. A place's first use finds it empty, hence the parity that starts at 1. */
+/* The producer: one thread. A stage is empty when it is first used, so the parity starts at 1. */
 FA_DEVICE void produce(const pipeline *pipe, const rung_maps *maps, const rung_problem *p)
 {
     const int all = (p->n + ROWS - 1) / ROWS * p->heads;
     int count = 0, q_parity = 1;
-    int piece = first_piece(p, all);
-    for (; piece != NO_PIECE; piece = next_piece(p, piece, all), q_parity ^= 1) {
-        const work w = find_work(p, piece);
+    int task = first_task(p, all);
+    for (; task != NO_TASK; task = next_task(p, task, all), q_parity ^= 1) {
+        const work w = find_work(p, task);
         for (int tile = 0; tile < w.tiles; tile++, count++) {
             const int stage = stage_of(count), parity = parity_of(count) ^ 1;
             ptx_mbarrier_wait(&pipe->k_empty[stage], parity);
             load_tile(pipe->k + stage * KV_BYTES, &maps->k, &pipe->k_full[stage], KV_BLOCK,
                       tile * KEYS, w.head);
             for (int c = 0; c < CONSUMERS && tile == 0; c++)
-                hand_over(pipe, maps, c, piece, &w, q_parity);
+                hand_over(pipe, maps, c, task, &w, q_parity);
             ptx_mbarrier_wait(&pipe->v_empty[stage], parity);
             load_tile(pipe->v + stage * KV_BYTES, &maps->v, &pipe->v_full[stage], KV_BLOCK,
                       tile * KEYS, w.head);
         }
     }
-    for (int c = 0; c < CONSUMERS; c++) hand_over(pipe, maps, c, NO_PIECE, NULL, q_parity);
+    for (int c = 0; c < CONSUMERS; c++) hand_over(pipe, maps, c, NO_TASK, NULL, q_parity);
 }
 
 /* Lets the compiler know that a value is the same in all lanes. */
-FA_DEVICE int same_for_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
+FA_DEVICE int warp_uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 /* One arrival for each warp. */
 FA_DEVICE void release(uint64_t *barrier)
@@ -288,34 +288,34 @@ FA_DEVICE void release(uint64_t *barrier)
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(barrier);
 }
 
-/* 0, which the compiler cannot know. The assembler likes to move exponentials behind the wait for the
- * products under which they should run; a wait in front of that one that asks for their sums (and for
- * V, which the next turn needs) keeps them in their place. */
+/* 0, but the compiler cannot know that. The assembler likes to move exponentials behind the wait for the
+ * products beside which they should run. A wait in front of that one, for the V that the next tile needs,
+ * depends on their sums, so the exponentials stay in front of both. */
 FA_DEVICE int never(const softmax_state *state) { return state->sum[0] < 0 || state->sum[1] < 0; }
 
-/* The warpgroups' turns at asking for products: barrier 1 + c is consumer c's. */
-FA_DEVICE void wait_for_turn(int consumer)
+/* The consumers alternate in issuing products (ping-pong). Consumer c waits at named barrier 1 + c. */
+FA_DEVICE void ping_pong_wait(int consumer)
 {
     ptx_named_barrier_sync(1 + consumer, CONSUMERS * WARPGROUP);
 }
 
-FA_DEVICE void pass_turn(int consumer)
+FA_DEVICE void ping_pong_pass(int consumer)
 {
     ptx_named_barrier_arrive(1 + (consumer ^ 1), CONSUMERS * WARPGROUP);
 }
 
-/* One consumer warpgroup with its registers' places. */
-typedef struct consumer_place {
+/* One consumer warpgroup, and the rows and columns of this thread's registers. */
+typedef struct consumer_rows {
     const char *q;
     int consumer, row0, row, column;
     float scale;
-} consumer_place;
+} consumer_rows;
 
-FA_DEVICE consumer_place find_place(const pipeline *pipe, const rung_problem *p, const work *w,
-                                    int consumer)
+FA_DEVICE consumer_rows find_rows(const pipeline *pipe, const rung_problem *p, const work *w,
+                                  int consumer)
 {
     const int row0 = w->row0 + consumer * WARPGROUP_ROWS, lane = threadIdx.x % 32;
-    const consumer_place place = {
+    const consumer_rows rows = {
         pipe->q + consumer * Q_BYTES,
         consumer,
         row0,
@@ -323,24 +323,24 @@ FA_DEVICE consumer_place find_place(const pipeline *pipe, const rung_problem *p,
         lane % 4 * 2,
         p->scale * 1.4426950408889634f, /* exponentials to base 2 */
     };
-    return place;
+    return rows;
 }
 
 /* From the scores of a tile to its weights. */
 FA_DEVICE void weigh_tile(float *s, softmax_state *state, float *rescale, const rung_problem *p,
-                          const consumer_place *place, int tile)
+                          const consumer_rows *rows, int tile)
 {
     const int key0 = tile * KEYS;
-    if (key0 + KEYS > p->n || (p->causal && key0 + KEYS > place->row0))
-        mask_tile(s, place->row, key0 + place->column, p);
-    softmax_tile(s, state, rescale, place->scale);
+    if (key0 + KEYS > p->n || (p->causal && key0 + KEYS > rows->row0))
+        mask_tile(s, rows->row, key0 + rows->column, p);
+    softmax_tile(s, state, rescale, rows->scale);
 }
 
-/* A consumer warpgroup: 64 queries of each piece. count: tiles of the pieces before. */
+/* A consumer warpgroup: 64 queries of each work tile. count: tiles of the work tiles before. */
 FA_DEVICE void attend(const pipeline *pipe, const rung_problem *p, const work *w, int consumer,
                       int count)
 {
-    const consumer_place place = find_place(pipe, p, w, consumer);
+    const consumer_rows rows = find_rows(pipe, p, w, consumer);
     float out[HEAD_DIM / 2], s[KEYS / 2], rescale[2];
     uint32_t weights[KEYS / 4];
     softmax_state state = {{-INFINITY, -INFINITY}, {0, 0}};
@@ -348,25 +348,25 @@ FA_DEVICE void attend(const pipeline *pipe, const rung_problem *p, const work *w
     for (int i = 0; i < HEAD_DIM / 2; i++) out[i] = 0;
 
     ptx_mbarrier_wait(&pipe->k_full[stage_of(count)], parity_of(count));
-    multiply_qk(s, place.q, pipe->k + stage_of(count) * KV_BYTES);
+    multiply_qk(s, rows.q, pipe->k + stage_of(count) * KV_BYTES);
     ptx_wgmma_wait(0);
     ptx_register_fence(s, KEYS / 2);
     release(&pipe->k_empty[stage_of(count)]);
-    weigh_tile(s, &state, rescale, p, &place, 0);
+    weigh_tile(s, &state, rescale, p, &rows, 0);
     pack_weights(weights, s);
     ptx_mbarrier_wait(&pipe->v_full[stage_of(count)], parity_of(count));
 
     for (int tile = 1; tile < w->tiles; tile++) {
         const int k_stage = stage_of(count + tile), v_stage = stage_of(count + tile - 1);
         ptx_mbarrier_wait(&pipe->k_full[k_stage], parity_of(count + tile));
-        wait_for_turn(consumer);
-        multiply_qk(s, place.q, pipe->k + k_stage * KV_BYTES);
+        ping_pong_wait(consumer);
+        multiply_qk(s, rows.q, pipe->k + k_stage * KV_BYTES);
         multiply_pv(out, weights, pipe->v + v_stage * KV_BYTES);
-        pass_turn(consumer);
+        ping_pong_pass(consumer);
         ptx_wgmma_wait(1);
         ptx_register_fence(s, KEYS / 2);
         release(&pipe->k_empty[k_stage]);
-        weigh_tile(s, &state, rescale, p, &place, tile);
+        weigh_tile(s, &state, rescale, p, &rows, tile);
         ptx_mbarrier_wait(&pipe->v_full[k_stage], (parity_of(count + tile)) ^ never(&state));
         ptx_wgmma_wait(0);
         ptx_register_fence(out, HEAD_DIM / 2);
@@ -380,28 +380,28 @@ FA_DEVICE void attend(const pipeline *pipe, const rung_problem *p, const work *w
     ptx_wgmma_wait(0);
     ptx_register_fence(out, HEAD_DIM / 2);
     release(&pipe->v_empty[stage_of(last)]);
-    store_rows(out, &state, w->head, place.row, place.column, p);
+    store_rows(out, &state, w->head, rows.row, rows.column, p);
 }
 
-/* Read by the lane alone that will give the place back. */
-FA_DEVICE int received_piece(const pipeline *pipe, int consumer)
+/* Read by the lane alone that will release the queries. */
+FA_DEVICE int received_task(const pipeline *pipe, int consumer)
 {
-    return same_for_warp(threadIdx.x % 32 == 0 ? pipe->piece[consumer] : NO_PIECE);
+    return warp_uniform(threadIdx.x % 32 == 0 ? pipe->task[consumer] : NO_TASK);
 }
 
 FA_DEVICE void consume(const pipeline *pipe, const rung_problem *p, int consumer)
 {
     int count = 0;
-    if (consumer == 1) pass_turn(consumer); /* consumer 0 begins */
+    if (consumer == 1) ping_pong_pass(consumer); /* consumer 0 begins */
     for (int parity = 0;; parity ^= 1) {
         ptx_mbarrier_wait(&pipe->q_full[consumer], parity);
-        const int piece = received_piece(pipe, consumer);
-        if (piece == NO_PIECE) break;
-        const work w = find_work(p, piece);
+        const int task = received_task(pipe, consumer);
+        if (task == NO_TASK) break;
+        const work w = find_work(p, task);
         attend(pipe, p, &w, consumer, count);
         count += w.tiles;
     }
-    if (consumer == 0) wait_for_turn(consumer); /* takes the turn that is left */
+    if (consumer == 0) ping_pong_wait(consumer); /* takes the last arrival */
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -409,11 +409,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ char raw[];
     __shared__ uint64_t q_full[CONSUMERS], q_empty[CONSUMERS];
-    __shared__ int piece[CONSUMERS];
+    __shared__ int task[CONSUMERS];
     __shared__ uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     char *q = raw + (-ptx_shared_address(raw) & 1023), *k = q + CONSUMERS * Q_BYTES;
     const pipeline pipe = {
-        q, k, k + STAGES * KV_BYTES, piece, q_full, q_empty, k_full, v_full, k_empty, v_empty};
+        q, k, k + STAGES * KV_BYTES, task, q_full, q_empty, k_full, v_full, k_empty, v_empty};
     const int warps = WARPGROUP / 32;
 
     if (threadIdx.x == 0) {
@@ -436,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 0) produce(&pipe, &maps, &p);
     } else {
         ptx_increase_registers(232);
-        consume(&pipe, &p, same_for_warp(threadIdx.x / WARPGROUP - 1));
+        consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));
     }
 }
 

@@ -12,10 +12,10 @@
 extern fa_cuda_image ladder_images[];
 
 enum {
-    GRID_YZ = 65535, /* the most blocks along y and z */
+    GRID_YZ = 65535, /* the largest grid along y and z */
     SMALLEST_HEAD_DIM = 64,
     MAP_BOX_COLUMNS = 64, /* of 2 bytes: 128 bytes, the width of the swizzle */
-    MAP_BOX_ROWS = 256    /* the most that the copy engine takes */
+    MAP_BOX_ROWS = 256    /* the largest that TMA takes */
 };
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -64,8 +64,8 @@ static int64_t element_size(fa_dtype dtype) { return dtype == FA_FLOAT32 ? 4 : 2
 
 int64_t ladder_pitch(fa_dtype dtype, int64_t d)
 {
-    int64_t piece = 16 / element_size(dtype);
-    return (d + piece - 1) / piece * piece;
+    int64_t vector = 16 / element_size(dtype);
+    return (d + vector - 1) / vector * vector;
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -136,9 +136,9 @@ static bool check_about(const char *image, const rung_about *about, char error[L
 /* Copied from the device once for each image. */
 static bool read_about(fa_cuda_image *image, rung_about *about, char error[LADDER_ERROR])
 {
-    enum { MOST_IMAGES = NUM_RUNGS * 3 * 2 + 2 };
-    static rung_about known[MOST_IMAGES];
-    static bool is_known[MOST_IMAGES];
+    enum { MAX_IMAGES = NUM_RUNGS * 3 * 2 + 2 };
+    static rung_about known[MAX_IMAGES];
+    static bool is_known[MAX_IMAGES];
     static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
     const ptrdiff_t index = image - ladder_images;
     fa_cuda_fault fault;
@@ -197,18 +197,18 @@ static bool is_aligned(const void *pointer) { return (uintptr_t)pointer % 256 ==
 static bool check_problem(const ladder_kernel *kernel, const ladder_problem *p,
                           char error[LADDER_ERROR])
 {
-    int64_t piece = 16 / element_size(kernel->dtype);
+    int64_t vector = 16 / element_size(kernel->dtype);
     if (p->heads < 1) return fail(error, "heads is %" PRId64 "; expected 1 or more", p->heads);
     if (p->n < 1 || p->n > INT32_MAX)
         return fail(error, "n is %" PRId64 "; expected 1 to %" PRId32, p->n, INT32_MAX);
     if (p->d < 1 || p->d > kernel->head_dim)
         return fail(error, "d is %" PRId64 "; this kernel of rung %s takes 1 to %d", p->d,
                     kernel->rung->name, kernel->head_dim);
-    if (p->pitch < p->d || p->pitch > INT32_MAX || p->pitch % piece != 0)
+    if (p->pitch < p->d || p->pitch > INT32_MAX || p->pitch % vector != 0)
         return fail(error,
                     "pitch is %" PRId64 "; expected a multiple of %" PRId64
                     " elements (16 bytes) that is at least d, %" PRId64,
-                    p->pitch, piece, p->d);
+                    p->pitch, vector, p->d);
     if (!is_aligned(p->q) || !is_aligned(p->k) || !is_aligned(p->v) || !is_aligned(p->out))
         return fail(error, "q, k, v and out must be aligned to 256 bytes");
     return true;

@@ -6,7 +6,7 @@
  *     out = softmax(scale * Q K^T) V,        causal: query i sees only keys j <= i,
  * with Q, K, V and out stored as (heads, n, pitch): a row holds d elements, and the next row starts
  * `pitch` elements further on. ladder.c aligns the arrays to 256 bytes and makes pitch a multiple of
- * 16 bytes, so that rows can be read in pieces of 16 bytes; what lies between d and pitch is NaN,
+ * 16 bytes, so that rows can be read 16 bytes at a time; what lies between d and pitch is NaN,
  * must not reach a result, and need not be preserved in out.
  */
 #ifndef FA_LADDER_RUNG_H
@@ -23,7 +23,7 @@ typedef struct rung_problem {
     int32_t causal; /* 0 or 1 */
 } rung_problem;
 
-/* Tensor maps of the copy engine (TMA) over q, k, v and out, for the rungs that ask for them: axes
+/* Tensor maps (TMA) over q, k, v and out, for the rungs that use them: axes
  * (d, n, heads), boxes of 64 elements (128 bytes, swizzled) by the rows that the rung names. Out of
  * bounds reads as zero and is not written. A rung that takes them has a second parameter
  *     const __grid_constant__ rung_maps maps                                                        */

@@ -326,13 +326,13 @@ static int64_t draw_length_kind(problem *p, const random_settings *settings)
 }
 
 /* One length of a batch; those that matter are drawn more often where they are looked for. */
-static int64_t draw_ragged_length(problem *p, const random_settings *settings, int64_t most)
+static int64_t draw_ragged_length(problem *p, const random_settings *settings, int64_t max)
 {
-    if (settings->focus == RANDOM_PEAKED) return between(p, most - most / 4, most);
+    if (settings->focus == RANDOM_PEAKED) return between(p, max - max / 4, max);
     const bool edges = settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_LENGTHS;
     if (edges && once_in(p, 3)) return 0;
-    if (edges && once_in(p, 4)) return most > 0 ? 1 : 0;
-    return between(p, 0, most);
+    if (edges && once_in(p, 4)) return max > 0 ? 1 : 0;
+    return between(p, 0, max);
 }
 
 static int64_t *make_array(int64_t n)
@@ -1273,20 +1273,20 @@ static void make_attention(problem *p, const random_settings *settings)
 static void make_parts(problem *p, const random_settings *settings)
 {
     fa_dtype common = draw_dtype(p);
-    int64_t places = p->batch * p->heads_q * p->n_q;
+    int64_t rows = p->batch * p->heads_q * p->n_q;
     draw_options(p, settings);
     p->in.q.dtype = common;
     p->num_parts = between(p, 0, MAX_PARTS);
     p->out.dtype = once_in(p, 2) ? common : draw_dtype(p);
     set_shape(&p->out, p->batch, p->n_q, p->heads_q, p->d_v);
     make_tensor(p, "out", &p->out, false, false);
-    if (!once_in(p, 4)) p->lse = make_output_floats(p, "lse", places);
+    if (!once_in(p, 4)) p->lse = make_output_floats(p, "lse", rows);
     for (int64_t n = 0; n < p->num_parts; n++) {
         fa_tensor *t = &p->parts[n];
         *t = p->out;
         t->dtype = once_in(p, 4) ? draw_dtype(p) : common;
         make_tensor(p, "part", t, true, false);
-        p->part_lse[n] = make_random_floats(p, "part_lse", places, -20, 20);
+        p->part_lse[n] = make_random_floats(p, "part_lse", rows, -20, 20);
         for (int64_t b = 0; b < p->batch; b++)
             for (int64_t h = 0; h < p->heads_q; h++)
                 for (int64_t i = 0; i < p->n_q; i++) {

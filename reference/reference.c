@@ -496,12 +496,12 @@ void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
         for (int64_t h = 0; h < l.heads_q; h++)
             for (int64_t i = 0; i < item.n_q; i++) {
                 int64_t token = item.start_q + i;
-                int64_t place = ref_array_index(lse, item.block_q, h, token, 0);
+                int64_t at = ref_array_index(lse, item.block_q, h, token, 0);
                 compute_row(&l, &item, h, i, &r);
                 compute_output(&l, &item, h, &r, row_of(out, item.block_q, token, h),
                                error_row_of(out, item.block_q, token, h));
-                lse->value[place] = r.lse;
-                lse->error[place] = r.lse_error;
+                lse->value[at] = r.lse;
+                lse->error[at] = r.lse_error;
             }
         row_free(&r);
     }
@@ -628,11 +628,11 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
     }
     ref_array *dbias = &w->g->dbias;
     if (dbias->value) {
-        int64_t place = ref_array_index(
-            dbias, dbias->shape[0] == 1 ? 0 : w->item->b, dbias->shape[1] == 1 ? 0 : w->h,
-            dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
-        dbias->value[place] += dx;
-        dbias->error[place] += dx_error + eps * fabs(dx);
+        int64_t at = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
+                                     dbias->shape[1] == 1 ? 0 : w->h,
+                                     dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
+        dbias->value[at] += dx;
+        dbias->error[at] += dx_error + eps * fabs(dx);
     }
 }
 
@@ -669,7 +669,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         for (int64_t h = 0; h < l.heads_q; h++)
             for (int64_t i = 0; i < item.n_q; i++) {
                 int64_t token = item.start_q + i;
-                int64_t lse_place = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
+                int64_t lse_at = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
                 backward w = {&l,
                               &item,
                               h,
@@ -680,8 +680,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
                               g};
                 compute_row(&l, &item, h, i, &r);
                 compute_output(&l, &item, h, &r, out, out_error);
-                w.sums =
-                    compute_delta(&l, w.dout, out, out_error, dlse ? (double)dlse[lse_place] : 0);
+                w.sums = compute_delta(&l, w.dout, out, out_error, dlse ? (double)dlse[lse_at] : 0);
                 backward_query(&w, &r);
             }
         row_free(&r);
@@ -736,11 +735,11 @@ void ref_combine(const fa_tensor *parts, const float *const *part_lse, int64_t n
     for (int64_t b = 0; b < shape[0]; b++)
         for (int64_t i = 0; i < shape[1]; i++)
             for (int64_t h = 0; h < shape[2]; h++) {
-                int64_t place = ref_array_index(lse, b, h, i, 0);
-                for (int64_t p = 0; p < num_parts; p++) x[p] = (double)part_lse[p][place];
+                int64_t at = ref_array_index(lse, b, h, i, 0);
+                for (int64_t p = 0; p < num_parts; p++) x[p] = (double)part_lse[p][at];
                 double total = log_sum_exp(x, num_parts, -INFINITY);
-                lse->value[place] = total;
-                if (isfinite(total)) lse->error[place] = eps * (1 + fabs(total));
+                lse->value[at] = total;
+                if (isfinite(total)) lse->error[at] = eps * (1 + fabs(total));
                 for (int64_t p = 0; p < num_parts; p++)
                     for (int64_t c = 0; c < shape[3] && x[p] != -INFINITY; c++) {
                         double w = weight_of(x[p], total), value = ref_load(&parts[p], b, i, h, c);

@@ -16,8 +16,8 @@
 
 #include "flashattn.h"
 
-/* What rounding an implementation may do. ref_rounding_for says it for this library, and is the one place
- * that does: job, verify and the tests all take their tolerances from it. */
+/* What rounding an implementation may do. ref_rounding_for says it for this library, and nothing else
+ * does: job, verify and the tests all take their tolerances from it. */
 typedef struct ref_rounding {
     double sum;    /* of a float32 sum of products, relative to the sum of their magnitudes       */
     double weight; /* of a softmax weight as it is multiplied with values: half an epsilon of the

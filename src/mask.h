@@ -1,5 +1,5 @@
 /*
- * Which keys a query sees by position (causal, diagonal, window). One place for every backend, kernels
+ * Which keys a query sees by position (causal, diagonal, window). The same code for every backend, kernels
  * included; a boolean mask comes on top.
  */
 #ifndef FA_MASK_H

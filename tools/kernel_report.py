@@ -21,7 +21,7 @@ TABLE = ROOT / "kernels" / "resources.txt"
 COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "shared")
 
 # The rung from which on none may spill; the library's kernels may not, but for three kinds, as recorded:
-# Hopper's, whose warps that load have few registers, and which spill at the ends of a piece, those
+# Hopper's, whose warps that load have few registers, and which spill at the ends of a work tile, those
 # with the rarer options, and Turing's for head dim 128, by a few registers.
 FIRST_FAST_RUNG = "kernel_mma_qreg"
 MAY_SPILL = re.compile(r"kernels/(forward_sm90_|forward_sm75_d128|.*_general)")
@@ -91,11 +91,11 @@ def spills(rows):
 def oversized(rows):
     """Kernels of the library with more static shared memory than src/cuda/family.h says."""
     header = (ROOT / "src" / "cuda" / "family.h").read_text()
-    most = int(re.search(r"FA_CUDA_STATIC_SMEM = (\d+)", header)[1])
+    limit = int(re.search(r"FA_CUDA_STATIC_SMEM = (\d+)", header)[1])
     for row in rows:
-        if row["image"].startswith("kernels/") and int(row["shared"]) > most:
+        if row["image"].startswith("kernels/") and int(row["shared"]) > limit:
             yield (f"{row['image']}, {row['architecture']}: {row['shared']} bytes of static shared "
-                   f"memory; FA_CUDA_STATIC_SMEM is {most}")
+                   f"memory; FA_CUDA_STATIC_SMEM is {limit}")
 
 
 def recorded():

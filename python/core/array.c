@@ -89,7 +89,7 @@ static const char *place_text(bool cuda, int32_t id, char text[24])
 }
 
 /* The first array of a call decides for all. */
-static int check_place(const char *name, DLDevice device, place *where)
+static int check_location(const char *name, DLDevice device, location *where)
 {
     char here[24], there[24];
     bool host = device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
@@ -115,14 +115,14 @@ static int check_place(const char *name, DLDevice device, place *where)
 
 /* ---- From DLPack's view to ours -------------------------------------------------------------- */
 
-static int read_view(array *a, const DLTensor *t, place *where)
+static int read_view(array *a, const DLTensor *t, location *where)
 {
     if (t->ndim < 0 || t->ndim > AXES_MAX) {
         PyErr_Format(PyExc_ValueError, "%s.ndim is %d: expected at most %d", a->name, (int)t->ndim,
                      (int)AXES_MAX);
         return -1;
     }
-    if (check_place(a->name, t->device, where) < 0) return -1;
+    if (check_location(a->name, t->device, where) < 0) return -1;
     a->data = t->data ? (char *)t->data + t->byte_offset : NULL;
     a->dtype = t->dtype;
     a->ndim = t->ndim;
@@ -212,7 +212,7 @@ void array_keep_type(PyObject *type)
 }
 
 /* Most calls have arrays of one type, which an array that was read before keeps alive. */
-static const DLPackExchangeAPI *find_exchange(PyObject *object, place *where)
+static const DLPackExchangeAPI *find_exchange(PyObject *object, location *where)
 {
     if (Py_TYPE(object) == kept_type) return kept_exchange;
     if (Py_TYPE(object) != where->type) {
@@ -222,7 +222,8 @@ static const DLPackExchangeAPI *find_exchange(PyObject *object, place *where)
     return where->exchange;
 }
 
-static int read_by_exchange(array *a, PyObject *object, const DLPackExchangeAPI *api, place *where)
+static int read_by_exchange(array *a, PyObject *object, const DLPackExchangeAPI *api,
+                            location *where)
 {
     DLTensor view;
     if (api->dltensor_from_py_object_no_sync(object, &view) < 0) {
@@ -288,13 +289,13 @@ static bool copy_numpy_view(array *a, const numpy_view *n)
 }
 
 /* 1: done; 0: by DLPack; -1: a Python error. */
-static int read_numpy(array *a, PyObject *object, place *where)
+static int read_numpy(array *a, PyObject *object, location *where)
 {
     PyObject *capsule = PyObject_GetAttr(object, name_array_struct);
     if (!capsule) return -1;
     const numpy_view *n = PyCapsule_GetPointer(capsule, NULL);
     const int done = n ? copy_numpy_view(a, n) : -1;
-    if (done == 1 && check_place(a->name, (DLDevice){kDLCPU, 0}, where) == 0) {
+    if (done == 1 && check_location(a->name, (DLDevice){kDLCPU, 0}, where) == 0) {
         a->owner = capsule;
         return 1;
     }
@@ -342,7 +343,7 @@ static int get_device(PyObject *object, DLDevice *device)
 }
 
 /* {"stream": s, "max_version": (1, 0)}. The protocol calls the default stream of CUDA 1, not 0. */
-static PyObject *make_cuda_keywords(const place *where)
+static PyObject *make_cuda_keywords(const location *where)
 {
     PyObject *keywords = PyDict_Copy(versioned_keywords);
     PyObject *stream = where->stream ? PyLong_FromVoidPtr(where->stream) : PyLong_FromLong(1);
@@ -369,7 +370,7 @@ static PyObject *call_dlpack(PyObject *method, PyObject *keywords)
     return capsule;
 }
 
-static PyObject *get_capsule(const char *name, PyObject *object, place *where)
+static PyObject *get_capsule(const char *name, PyObject *object, location *where)
 {
     PyObject *method = PyObject_GetAttr(object, name_dlpack);
     if (!method) {
@@ -400,7 +401,7 @@ static PyObject *get_capsule(const char *name, PyObject *object, place *where)
 }
 
 /* The capsule keeps its name, so that its own destructor frees what it holds when we drop it. */
-static int read_capsule(array *a, PyObject *capsule, place *where)
+static int read_capsule(array *a, PyObject *capsule, location *where)
 {
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         DLManagedTensorVersioned *m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
@@ -420,7 +421,7 @@ static int read_capsule(array *a, PyObject *capsule, place *where)
     return -1;
 }
 
-static int read_by_capsule(array *a, PyObject *object, place *where)
+static int read_by_capsule(array *a, PyObject *object, location *where)
 {
     PyObject *capsule = get_capsule(a->name, object, where);
     if (!capsule) return -1;
@@ -477,7 +478,7 @@ static PyObject *exportable(PyObject *object, DLDataType *dtype)
     return result;
 }
 
-static int read_as_it_is(array *a, PyObject *object, place *where)
+static int read_as_it_is(array *a, PyObject *object, location *where)
 {
     if (array_is_numpy(object)) {
         const int done = read_numpy(a, object, where);
@@ -487,7 +488,7 @@ static int read_as_it_is(array *a, PyObject *object, place *where)
     return api ? read_by_exchange(a, object, api, where) : read_by_capsule(a, object, where);
 }
 
-int array_read(array *a, const char *name, PyObject *object, place *where)
+int array_read(array *a, const char *name, PyObject *object, location *where)
 {
     PyObject *type, *value, *trace;
     DLDataType dtype;

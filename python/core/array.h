@@ -28,7 +28,7 @@ typedef struct array {
 } array;
 
 /* What all the arrays of one call share. */
-typedef struct place {
+typedef struct location {
     bool known;
     bool cuda;
     int32_t device_id;
@@ -37,7 +37,7 @@ typedef struct place {
     const char *first;  /* the array that decided */
     PyTypeObject *type; /* of the array read last, which holds it, and that type's exchange table */
     const DLPackExchangeAPI *exchange;
-} place;
+} location;
 
 /* Looks up what is needed again and again. -1 with a Python error. */
 int array_module_init(void);
@@ -46,7 +46,7 @@ int array_module_init(void);
 void array_keep_type(PyObject *type);
 
 /* Reads `object`. -1 with a Python error. On success array_release must follow. */
-int array_read(array *a, const char *name, PyObject *object, place *where);
+int array_read(array *a, const char *name, PyObject *object, location *where);
 
 void array_release(array *a);
 

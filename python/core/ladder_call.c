@@ -57,7 +57,7 @@ enum { SCRATCH_BYTES = 1 << 28 };
 
 /* All that lives as long as one run; arrays in the order of the arguments. */
 typedef struct run {
-    place where;
+    location where;
     array arrays[4];
     int count;
     fa_dtype dtype;

@@ -179,7 +179,7 @@ static PyObject *core_decode(PyObject *self, PyObject *const *args, Py_ssize_t c
 
 /* ---- Forward and decode of plain arrays of NumPy and PyTorch --------------------------------- */
 
-/* The places of the arguments. */
+/* The positions of the arguments. */
 enum { PLAIN_OUT = 3, PLAIN_RETURN_LSE, PLAIN_LAYOUT, PLAIN_OPTIONS, PLAIN_COUNT };
 
 /* What the caller gets: out, or (out, lse). */
@@ -240,7 +240,7 @@ static PyObject *run_plain(call *c, work *w, PyObject *const *args, const keywor
     return result;
 }
 
-/* What NumPy's arrays need no question for. */
+/* NumPy's arrays are read without asking for a protocol. */
 static bool are_plain_arguments(PyObject *out, const keywords *given)
 {
     if (out != Py_None && !torch_is_plain_argument(out)) return false;
@@ -284,7 +284,7 @@ static PyObject *core_plain_decode(PyObject *self, PyObject *const *args, Py_ssi
 
 /* ---- Backward -------------------------------------------------------------------------------- */
 
-/* The places of backward's positional arguments. */
+/* The positions of backward's arguments. */
 enum { Q, K, V, OUT, LSE, DOUT, DLSE, DQ, DK, DV, DBIAS, DSINKS, LAYOUT, BACKWARD_COUNT };
 
 /* A gradient that is None is absent. */
@@ -485,13 +485,13 @@ static PyObject *core_weights(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
-/* The arguments of a question: pass, q, k, v or None, out or None, layout. */
-typedef struct question {
+/* The arguments of a dry run: pass, q, k, v or None, out or None, layout. */
+typedef struct dry_run {
     call c;
     fa_pass pass;
     fa_tensor out;
     const fa_tensor *v_given, *out_given;
-} question;
+} dry_run;
 
 static int read_pass(PyObject *name, fa_pass *pass)
 {
@@ -505,7 +505,7 @@ static int read_pass(PyObject *name, fa_pass *pass)
     return -1;
 }
 
-static int read_question(question *x, PyObject *const *args, PyObject *names)
+static int read_dry_run(dry_run *x, PyObject *const *args, PyObject *names)
 {
     call *c = &x->c;
     x->v_given = x->out_given = NULL;
@@ -524,7 +524,7 @@ static int read_question(question *x, PyObject *const *args, PyObject *names)
     return call_options(c, args + 6, names);
 }
 
-static PyObject *answer_supported(question *x)
+static PyObject *answer_supported(dry_run *x)
 {
     call *c = &x->c;
     fa_status status = fa_supported(x->pass, &c->q, &c->k, x->v_given, x->out_given, &c->options);
@@ -532,7 +532,7 @@ static PyObject *answer_supported(question *x)
     return PyUnicode_FromString(fa_last_error());
 }
 
-static PyObject *answer_describe(question *x)
+static PyObject *answer_describe(dry_run *x)
 {
     char text[512];
     call *c = &x->c;
@@ -541,13 +541,13 @@ static PyObject *answer_describe(question *x)
     return status == FA_OK ? PyUnicode_FromString(text) : finish(status);
 }
 
-static PyObject *ask(const char *name, PyObject *(*answer)(question *), PyObject *const *args,
-                     Py_ssize_t count, PyObject *names)
+static PyObject *run_dry(const char *name, PyObject *(*answer)(dry_run *), PyObject *const *args,
+                         Py_ssize_t count, PyObject *names)
 {
-    question x;
+    dry_run x;
     PyObject *result = NULL;
     if (check_count(name, count, 6) < 0) return NULL;
-    if (call_begin(&x.c, args[5], args + 6, names) == 0 && read_question(&x, args, names) == 0)
+    if (call_begin(&x.c, args[5], args + 6, names) == 0 && read_dry_run(&x, args, names) == 0)
         result = answer(&x);
     call_end(&x.c);
     return result;
@@ -557,14 +557,14 @@ static PyObject *core_supported(PyObject *self, PyObject *const *args, Py_ssize_
                                 PyObject *names)
 {
     (void)self;
-    return ask("supported", answer_supported, args, count, names);
+    return run_dry("supported", answer_supported, args, count, names);
 }
 
 static PyObject *core_describe(PyObject *self, PyObject *const *args, Py_ssize_t count,
                                PyObject *names)
 {
     (void)self;
-    return ask("describe", answer_describe, args, count, names);
+    return run_dry("describe", answer_describe, args, count, names);
 }
 
 /* ---- The machine ----------------------------------------------------------------------------- */

@@ -454,7 +454,7 @@ static int read_side(const char *name, PyObject *value, int64_t *side)
     return 0;
 }
 
-/* (left, right); -1 or None in both places means no window at all. */
+/* (left, right); -1 or None on both sides means no window at all. */
 static int read_window(PyObject *value, fa_options *o)
 {
     int status = -1;

@@ -16,7 +16,7 @@ enum { ARRAYS_MAX = 32 };
 
 /* All that lives as long as one call. */
 typedef struct call {
-    place where;
+    location where;
     layout order;
     array arrays[ARRAYS_MAX];
     int count;

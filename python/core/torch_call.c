@@ -109,10 +109,10 @@ PyObject *core_mark_thread(PyObject *self, PyObject *only)
 
 /* ---- Is it a plain call? --------------------------------------------------------------------- */
 
-static PyObject *ask(borrowed question)
+static PyObject *call_torch(borrowed name)
 {
-    const PyCFunction function = direct[question];
-    return function ? function(direct_self[question], NULL) : PyObject_CallNoArgs(torch[question]);
+    const PyCFunction function = direct[name];
+    return function ? function(direct_self[name], NULL) : PyObject_CallNoArgs(torch[name]);
 }
 
 /* False or 0. A look at the object decides nearly always. */
@@ -124,7 +124,7 @@ static bool is_false(PyObject *value)
     return result;
 }
 
-static bool says_no(borrowed question) { return is_false(ask(question)); }
+static bool says_no(borrowed name) { return is_false(call_torch(name)); }
 
 static bool has_not(borrowed property, PyObject *tensor)
 {
@@ -161,7 +161,7 @@ static bool is_undisturbed(void)
 
 /* PyTorch's own test, made for torch.compile, whether tensors are of the kind of others: of their
  * types and device, without gradients, and dispatched the same, which transforms, tracing and
- * autocast would change (but not all modes). One question in place of many. First come, first kept. */
+ * autocast would change (but not all modes). One test instead of many. First come, first kept. */
 enum { KINDS = 4, KINDS_TRIED = 4 * KINDS };
 static struct {
     PyObject *test;
@@ -273,7 +273,7 @@ int torch_count_write(PyObject *tensor)
 
 static bool is_current_device(int32_t id)
 {
-    PyObject *current = ask(CURRENT_DEVICE);
+    PyObject *current = call_torch(CURRENT_DEVICE);
     const bool same = current && PyLong_AsLong(current) == id;
     Py_XDECREF(current);
     PyErr_Clear();
@@ -343,7 +343,7 @@ static PyObject *new_tensor(const call *c, request *r, request *last)
     return tensor;
 }
 
-/* The axes from the outermost in memory to the innermost; those that broadcast have no place. */
+/* The axes from the outermost in memory to the innermost; those that broadcast are left out. */
 static void order_axes(const array *a, int order[AXES_MAX])
 {
     bool known = true;

@@ -372,7 +372,7 @@ static bool read_call(call *c, const xla_frame *frame, int64_t tensors, int64_t 
 
 /* XLA first asks for which version of the interface a handler was made. Only members that every
  * minor version has are used, so the answer is the caller's own. */
-static bool is_question(const xla_frame *frame)
+static bool is_metadata_query(const xla_frame *frame)
 {
     if (!frame->extensions || frame->extensions->type != XLA_EXTENSION_METADATA) return false;
     xla_metadata *metadata = ((xla_metadata_extension *)frame->extensions)->metadata;
@@ -460,7 +460,7 @@ static xla_error *run_on(fa_device device, call *c, device_work *w)
 static xla_error *forward(fa_device device, xla_frame *frame)
 {
     call c;
-    if (is_question(frame) || frame->stage != XLA_STAGE_EXECUTE) return NULL;
+    if (is_metadata_query(frame) || frame->stage != XLA_STAGE_EXECUTE) return NULL;
     if (!read_call(&c, frame, 3, 2)) return fail(frame, XLA_INTERNAL, not_from_here);
     device_work w = {
         .pass = FA_PASS_FORWARD, .out = result(&c, 0), .lse = frame->results.buffers[1]->data};
@@ -471,7 +471,7 @@ static xla_error *backward(fa_device device, xla_frame *frame)
 {
     enum { OUT = 3, LSE, DOUT, DLSE, TENSORS };
     call c;
-    if (is_question(frame) || frame->stage != XLA_STAGE_EXECUTE) return NULL;
+    if (is_metadata_query(frame) || frame->stage != XLA_STAGE_EXECUTE) return NULL;
     if (!read_call(&c, frame, TENSORS, 3)) return fail(frame, XLA_INTERNAL, not_from_here);
     device_work w = {.pass = FA_PASS_BACKWARD,
                      .out = argument(&c, OUT),

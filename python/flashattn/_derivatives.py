@@ -235,8 +235,8 @@ class _Problem:
     def _lengths(self, rows):
         return rows.count if rows.lengths is None else rows.lengths[:, None, None, None]
 
-    def _places(self, start, stop):
-        """(the queries' places on the diagonal, the keys'): broadcast to (batch, 1, rows, n_k)."""
+    def _positions(self, start, stop):
+        """(queries' positions on the diagonal, keys'): broadcast to (batch, 1, rows, n_k)."""
         device = self.q.device
         diagonal = self.options["diagonal"]
         if diagonal is None:
@@ -282,7 +282,7 @@ class _Tile:
             t = torch.tanh(s / o["softcap"])
             x, self.slope = o["softcap"] * t, 1 - t * t
             self.bend = -2 / o["softcap"] * t * self.slope
-        at, j = p._places(start, stop)
+        at, j = p._positions(start, stop)
         if o["alibi_slopes"] is not None:
             x = x - o["alibi_slopes"].float()[..., None, None] * (at - j).abs()
         if o["bias"] is not None:

@@ -65,7 +65,7 @@ def _operation(call, shapes: Shapes, results: Shapes):
         return compute(call, *operands)
 
     def partition(mesh, operands, results):
-        if mesh.empty:  # JAX does not know it: no device can be told its place
+        if mesh.empty:  # JAX does not know it: no device can be told its position
             alone = [_replicated(x.sharding) for x in (*operands, *results)]
             return mesh, function, tuple(alone[len(operands) :]), tuple(alone[: len(operands)])
         plan = _plan(arrays, mesh, (*operands, *results))
@@ -225,9 +225,9 @@ def _split_axes(sharding, shape, mesh):
     if not shape or sharding is None:
         return ((),) * len(shape)
     # Of an array whose axes all the devices can split equally.
-    places = sharding.devices_indices_map((mesh.size,) * len(shape))
+    indices = sharding.devices_indices_map((mesh.size,) * len(shape))
     starts = np.array(
-        [[part.start or 0 for part in places[device]] for device in mesh.devices.flat]
+        [[part.start or 0 for part in indices[device]] for device in mesh.devices.flat]
     ).reshape(*mesh.devices.shape, len(shape))
     return tuple(_axes_of(starts[..., i], mesh.axis_names) for i in range(len(shape)))
 
@@ -249,8 +249,8 @@ def _axes_of(starts, names):
     for axis in axes:
         step //= sizes[axis]
         at = names.index(axis)
-        place = np.arange(sizes[axis]) * step
-        expected += place.reshape([-1 if i == at else 1 for i in range(starts.ndim)])
+        position = np.arange(sizes[axis]) * step
+        expected += position.reshape([-1 if i == at else 1 for i in range(starts.ndim)])
     return axes if (expected == starts).all() else ()
 
 
@@ -291,12 +291,12 @@ def _sum_over(x, axes):
     return jax.lax.psum(x.astype(jnp.float32), axes).astype(x.dtype) if axes else x
 
 
-def _place(plan, axes):
+def _position(plan, axes):
     """Of this device along axes of the mesh."""
-    place = 0
+    position = 0
     for axis in axes:
-        place = place * plan.sizes[axis] + jax.lax.axis_index(axis)
-    return place
+        position = position * plan.sizes[axis] + jax.lax.axis_index(axis)
+    return position
 
 
 def _group_heads(arrays, plan):
@@ -304,7 +304,7 @@ def _group_heads(arrays, plan):
     extents = arrays.extents()
     group = extents["h"] // extents["g"]
     queries = extents["h"] // plan.parts(plan.split["h"])
-    return _place(plan, plan.group) * queries // group, max(queries // group, 1)
+    return _position(plan, plan.group) * queries // group, max(queries // group, 1)
 
 
 def _head_axis(call, name):
@@ -334,8 +334,8 @@ def _put_group(arrays, plan, name, x, shape):
 def _with_dropout(arrays, plan, given):
     call, heads = arrays.call, arrays.extents()["h"]
     batch = given["q"].shape[0]
-    first = _place(plan, plan.split.get("b", ())) * batch * heads
-    first += _place(plan, plan.split["h"]) * (heads // plan.parts(plan.split["h"]))
+    first = _position(plan, plan.split.get("b", ())) * batch * heads
+    first += _position(plan, plan.split["h"]) * (heads // plan.parts(plan.split["h"]))
     if batch == 1 or not plan.split["h"]:
         given["dropout_state"] = _shifted(given["dropout_state"], first)
         return compute(call, *given.values())
@@ -347,15 +347,15 @@ def _shifted(state, by):
     return state.at[3].add(jnp.asarray(by).astype(state.dtype))
 
 
-def _item_by_item(call, given, place):
-    """A call for each batch item, whose place in the counter is place(item)."""
+def _item_by_item(call, given, position):
+    """A call for each batch item, whose position in the counter is position(item)."""
     batch = given["q"].shape[0]
     taken = {name for name, x in given.items() if call.axes(name)[0] == "b" and x.shape[0] == batch}
 
     def one(inputs):
         item, mapped = inputs
         one_item = {name: mapped[name][None] if name in taken else x for name, x in given.items()}
-        one_item["dropout_state"] = _shifted(given["dropout_state"], place(item))
+        one_item["dropout_state"] = _shifted(given["dropout_state"], position(item))
         return compute(call, *one_item.values())
 
     items = jnp.arange(batch, dtype=jnp.uint32)

@@ -21,7 +21,7 @@ def kind_of_axis(call, mapped):
     """How the library can take an axis that runs over the arrays named `mapped`: "b", "h", or None:
     not in one call."""
     if "dropout_state" in call.names:
-        return None  # the bits depend on the place of a batch item and of a head
+        return None  # the bits depend on the position of a batch item and of a head
     if not call.packed and "sinks" not in mapped:
         return "b"
     if not any(name in mapped for name in LENGTHS):

@@ -138,7 +138,7 @@ def _check_rotary(cos, sin, new, q):
         )
 
 
-# ---- Lengths and places -------------------------------------------------------------------------
+# ---- Lengths and positions ----------------------------------------------------------------------
 
 
 def _is_traced(q, *arrays):
@@ -203,9 +203,9 @@ class _Integers:
         wrong = np.flatnonzero(~right)
         if wrong.size:
             at = np.unravel_index(wrong[0], right.shape)
-            place = ", ".join(map(str, at))
+            at_text = ", ".join(map(str, at))
             limit = expected(*at)
-            raise ValueError(f"{self.name}[{place}] is {self.host[at]}: expected {limit}")
+            raise ValueError(f"{self.name}[{at_text}] is {self.host[at]}: expected {limit}")
 
 
 def _read_lengths(q, cache_seqlens, capacity, traced):
@@ -225,7 +225,7 @@ def _read_lengths(q, cache_seqlens, capacity, traced):
     return _Integers("cache_seqlens", values, q, 1, traced)
 
 
-class _Places:
+class _CachePositions:
     """Where each item's keys are and where its new ones go; checked as far as the host knows."""
 
     def __init__(self, q, k_cache, new, lengths, batch_idx, leftpad, table):
@@ -244,7 +244,7 @@ class _Places:
             )
         if new > self.capacity:
             raise ValueError(
-                f"k.shape[1] is {new}: expected at most {self.capacity} (the cache's capacity)"
+                f"k.shape[1] is {new}: expected at largest {self.capacity} (the cache's capacity)"
             )
         # Where nothing is written, the CPU engine's own checks come in time.
         if new or leftpad is not None or (is_tensor(q) and q.is_cuda):
@@ -252,11 +252,11 @@ class _Places:
             self.check_rows()
 
     def check_lengths(self):
-        most = self.capacity - self.new
+        largest = self.capacity - self.new
         if self.lengths.host is not None:
             why = f" (a capacity of {self.capacity} with {self.new} new keys)" if self.new else ""
             n = self.lengths.host
-            self.lengths.check((n >= 0) & (n <= most), lambda b: f"0 to {most}{why}")
+            self.lengths.check((n >= 0) & (n <= largest), lambda b: f"0 to {largest}{why}")
         if self.leftpad is not None and self.leftpad.host is not None:
             pad = self.leftpad.host
             ends = np.full(pad.shape, self.capacity)
@@ -300,7 +300,7 @@ class _Places:
         return xp.where(lengths < 0, 0, ends).int()
 
     def find(self, xp, q):
-        """The row or page, and the place in it, of each new key: two arrays (batch, n_new)."""
+        """The row or page, and the position in it, of each new key: two arrays (batch, n_new)."""
         at = self.new_positions(xp, q)
         if not self.known:
             at = at.clamp(0, self.capacity - 1)
@@ -326,9 +326,8 @@ class _Places:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
     def append_inside(self, xp, q, caches, rows, at):
-        """Leaves out what would lie outside of the cache, without waiting for the device: instead
-        of such a key the first one that lies inside is written once more to its place; if there is
-        none, what is there already."""
+        """Leaves out what would lie outside of the cache, without waiting for the device. The
+        first key inside is written again instead; if there is none, what the cache holds."""
         positions = self.new_positions(xp, q)
         inside = (positions < self.capacity) & (self.lengths.array >= 0)[:, None]
         inside = (inside & (rows >= 0) & (rows < self.cache_shape[0])).flatten()
@@ -417,13 +416,13 @@ def _rotate(xp, x, cos, sin, positions, interleaved):
     return turned
 
 
-def _turn(xp, q, k, cos, sin, interleaved, places, one_by_one):
-    """q and k turned by their positions. On a device those beyond cos take its last row."""
-    places.check_rotary(cos, max(k.shape[1], q.shape[1] if one_by_one else min(q.shape[1], 1)))
-    start = _as_int64(xp, places.lengths.array)[:, None]
+def _rotate_both(xp, q, k, cos, sin, interleaved, cached, one_by_one):
+    """q and k turned by the angles of their positions. On a device those beyond cos take its last row."""
+    cached.check_rotary(cos, max(k.shape[1], q.shape[1] if one_by_one else min(q.shape[1], 1)))
+    start = _as_int64(xp, cached.lengths.array)[:, None]
     at_q = start + _arange(xp, q.shape[1], q) * bool(one_by_one)
-    at_k = places.new_positions(xp, q)
-    if not places.known:
+    at_k = cached.new_positions(xp, q)
+    if not cached.known:
         at_q, at_k = (at.clamp(0, cos.shape[0] - 1) for at in (at_q, at_k))
     return (
         _rotate(xp, q, cos, sin, at_q, interleaved),
@@ -544,7 +543,7 @@ def flash_attn_with_kvcache(
 
     table = read("page_table", page_table, 2) or read("block_table", block_table, 2)
     capacity = k_cache.shape[1] * (1 if table is None else table.array.shape[1])
-    places = _Places(
+    cached = _CachePositions(
         q,
         k_cache,
         0 if k is None else k.shape[1],
@@ -553,15 +552,17 @@ def flash_attn_with_kvcache(
         read("cache_leftpad", cache_leftpad),
         table,
     )
-    keys, values, where = places.options(xp, k_cache, v_cache)
+    keys, values, where = cached.options(xp, k_cache, v_cache)
     options.update(where)
     if rotary_cos is not None:
         one_by_one = causal or window != (-1, -1)
-        q, k = _turn(xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, places, one_by_one)
+        q, k = _rotate_both(
+            xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, cached, one_by_one
+        )
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
         _check_attention(q, keys, values, arguments, options, traced)
-        places.append(xp, q, ((k_cache, k), (v_cache, v)))
+        cached.append(xp, q, ((k_cache, k), (v_cache, v)))
     try:
         result = attend(
             q,

@@ -184,9 +184,9 @@ def check_types(options):
         for name in names:
             if options.get(name) is not None:
                 check(name, options[name])
-    for name, (least, most, expected) in _INTEGERS.items():
+    for name, (low, high, expected) in _INTEGERS.items():
         value = options.get(name)
-        if value is not None and not least <= value <= most:
+        if value is not None and not low <= value <= high:
             raise ValueError(f"{name} is {value}: expected {expected}")
 
 

@@ -172,7 +172,7 @@ def _on_cuda(function, q, *arguments, **options):
         return
     with torch.cuda.device(q.device):
         # The library works in the thread's current context. A new thread has none before its first
-        # question about a stream; this one may also be asked while a graph is captured.
+        # call about a stream; this one is allowed while a graph is captured.
         torch.cuda.is_current_stream_capturing()
         _thread.has_context = True
         _core.mark_thread(torch.cuda.device_count() == 1)
@@ -384,8 +384,8 @@ def _check_ladder(q, k, v):
 def _empty_rows(x):
     """Like x, its rows a multiple of 16 bytes apart."""
     *shape, d = x.shape
-    piece = 16 // x.element_size()
-    return x.new_empty((*shape, (d + piece - 1) // piece * piece))[..., :d]
+    vector = 16 // x.element_size()
+    return x.new_empty((*shape, (d + vector - 1) // vector * vector))[..., :d]
 
 
 def _rows_for_ladder(x):
@@ -425,8 +425,8 @@ torch.library.register_autograd("flashattn::ladder", _no_gradients)
 
 
 class _Sealed:
-    """A list among a function's arguments that torch.func must not look into: it counts one place
-    for a list when it asks for tangents, and one for each item when it gets them."""
+    """A list among a function's arguments that torch.func must not look into: it counts one
+    argument for a list when it wants tangents, and one for each item when it gets them."""
 
     def __init__(self, items):
         self.items = list(items)
@@ -596,7 +596,7 @@ def _refuse_gradients_of_options(named):
 
 def _register_autograd(name, first_option, differentiate):
     """As torch.library.register_autograd, which knows no forward mode and drops tangents.
-    first_option: its place among the operator's arguments."""
+    first_option: its position among the operator's arguments."""
     operator = getattr(torch.ops.flashattn, name).default
 
     def dispatch(keyset, *arguments):

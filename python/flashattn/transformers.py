@@ -203,7 +203,7 @@ def attention_function(
             a batch of 1, where there is no mask.
 
     Returns:
-        (batch, n_q, heads, dim), and None in the place of the weights.
+        (batch, n_q, heads, dim), and None instead of the weights.
     """
     _warn_once_of(kwargs)
     if cache is not None:  # the mask was made without it; the sequences' lengths say all

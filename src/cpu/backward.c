@@ -640,19 +640,19 @@ static void store_bias(const fa_problem *p, const float *sum)
 }
 
 /* Of the longest sequence: n_k, where pages hold the keys, says how far apart the table's rows are. */
-static int64_t most_tiles(const fa_backward_job *job)
+static int64_t max_tiles(const fa_backward_job *job)
 {
-    int64_t most = 0;
+    int64_t max = 0;
     for (int64_t b = 0; b < job->p->batch; b++)
-        most = fa_max(most, job->tiles.first[b + 1] - job->tiles.first[b]);
-    return most;
+        max = fa_max(max, job->tiles.first[b + 1] - job->tiles.first[b]);
+    return max;
 }
 
 static fa_status find_dbias(const fa_backward_job *job, int threads)
 {
     const fa_problem *p = job->p;
     const int64_t *n = p->dbias_shape;
-    fa_bias_job bias = {job, NULL, most_tiles(job)};
+    fa_bias_job bias = {job, NULL, max_tiles(job)};
     const size_t bytes = fa_bytes(n[0] * n[1] * n[2] * n[3], sizeof(float));
     bias.sum = fa_allocate(bytes);
     if (!bias.sum) return FA_ERROR_MEMORY;
@@ -716,8 +716,8 @@ static fa_status run(fa_backward_job *job, int threads)
     return status;
 }
 
-/* The most pieces that any part of the work comes in. */
-static int64_t most_items(const fa_backward_job *job)
+/* The largest number of items in any part of the work. */
+static int64_t max_items(const fa_backward_job *job)
 {
     const fa_problem *p = job->p;
     const int64_t blocks = fa_tasks_total(&job->blocks) * p->heads_q;
@@ -734,7 +734,7 @@ static bool allocate(fa_backward_job *job, int *threads)
         !fa_tasks_make(&job->blocks, p, q_block_count) ||
         !fa_tasks_make(&job->rows, p, padded_rows))
         return false;
-    *threads = fa_team_reserve((int)fa_min(fa_problem_threads(p), most_items(job)));
+    *threads = fa_team_reserve((int)fa_min(fa_problem_threads(p), max_items(job)));
     const int64_t blocks = fa_tasks_total(&job->blocks) * p->heads_q;
     const int64_t dq_rows = p->dq.data ? fa_times(fa_tasks_total(&job->rows), p->heads_q) : 0;
     const size_t dq_bytes = fa_bytes(fa_times(dq_rows, job->plan.pitch_d), sizeof(float));

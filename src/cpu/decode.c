@@ -38,7 +38,7 @@ typedef struct fa_partial {
 typedef enum fa_reading {
     FA_READ_FLOAT,  /* float32: as it is, or what was converted to it in the stage */
     FA_READ_HALF,   /* float16, widened */
-    FA_READ_BFLOAT, /* bfloat16, widened: even and odd elements apart, see place */
+    FA_READ_BFLOAT, /* bfloat16, widened: even and odd elements apart, see element_position */
     FA_READ_PAIRS   /* bfloat16 keys for bfloat16 queries: dot products of pairs */
 } fa_reading;
 
@@ -47,7 +47,7 @@ typedef struct fa_source {
     const fa_view *view;
     int64_t width, padded; /* padded to pairs of vectors */
     int64_t row, head;     /* bytes of a row, and from one head to the next */
-    bool direct;           /* rows are read in place */
+    bool direct;           /* rows are read where they lie */
     fa_reading reading;
 } fa_source;
 
@@ -83,7 +83,7 @@ static fa_decode_tiles carve(const fa_decode_plan *plan, char *scratch, size_t *
     return t;
 }
 
-/* Rows are read in place if they are whole pairs of vectors of a type that loads convert. */
+/* Rows are read where they lie if they are whole pairs of vectors of a type that loads convert. */
 static fa_source make_source(const fa_view *view, int64_t width)
 {
     const int64_t size = (int64_t)fa_dtype_size(view->dtype);
@@ -140,7 +140,7 @@ FA_INLINE void load_two(const fa_reading reading, const char *row, int64_t c, vf
 
 /* Where element c stands in the order in which rows are read. Even and odd elements of bfloat16 come
  * apart, for that is the cheapest way to widen them, and all that they meet is kept in that order. */
-FA_INLINE int64_t place(fa_reading reading, int64_t c)
+FA_INLINE int64_t element_position(fa_reading reading, int64_t c)
 {
     const int64_t in_pair = c % (2 * VL);
     return reading == FA_READ_BFLOAT ? c - in_pair + in_pair % 2 * VL + in_pair / 2 : c;
@@ -376,7 +376,8 @@ static void add_values_skip_zeros(const fa_decode_plan *plan, const fa_decode_ti
             const float w = t->s[r * S_PITCH + j];
             const char *value = v->at[j] + n * source->head;
             for (int64_t c = 0; w != 0.0f && c < source->width; c++)
-                update[place(source->reading, c)] += w * fa_element(value, source->view->dtype, c);
+                update[element_position(source->reading, c)] +=
+                    w * fa_element(value, source->view->dtype, c);
         }
     }
 }
@@ -399,7 +400,8 @@ static void order_columns(const fa_decode_plan *plan, const fa_decode_tiles *t, 
     for (int64_t r = 0; plan->v.reading == FA_READ_BFLOAT && r < rows; r++) {
         float *out = partial->out + r * columns;
         memcpy(t->update, out, (size_t)columns * sizeof *out);
-        for (int64_t c = 0; c < columns; c++) out[c] = t->update[place(FA_READ_BFLOAT, c)];
+        for (int64_t c = 0; c < columns; c++)
+            out[c] = t->update[element_position(FA_READ_BFLOAT, c)];
     }
 }
 
@@ -453,7 +455,8 @@ static void start_task(const fa_problem *p, const fa_decode_plan *plan, const fa
             memcpy(row, q, (size_t)p->d * 2);
         } else {
             fa_load_row(t->update, q, p->q.dtype, p->d, depth);
-            for (int64_t c = 0; c < depth; c++) row[place(plan->k.reading, c)] = t->update[c];
+            for (int64_t c = 0; c < depth; c++)
+                row[element_position(plan->k.reading, c)] = t->update[c];
         }
         partial->maximum[r] = -INFINITY;
         partial->sum[r] = 0;
@@ -635,14 +638,14 @@ static bool interleaved(const fa_problem *p, const fa_source *source)
 }
 
 /* The most query rows that share a key/value head in any sequence that is decoded. */
-static int64_t most_rows(const fa_decode_job *job)
+static int64_t max_rows_per_head(const fa_decode_job *job)
 {
-    int64_t most = 1;
+    int64_t max = 1;
     for (int64_t b = 0; b < job->p->batch; b++) {
         const fa_sequence s = fa_problem_sequence(job->p, b);
-        if (fa_is_decode(job->p, &s)) most = fa_max(most, s.n_q * job->plan.group);
+        if (fa_is_decode(job->p, &s)) max = fa_max(max, s.n_q * job->plan.group);
     }
-    return most;
+    return max;
 }
 
 /* Heads that lie side by side go into one task, which then reads in the order of memory, but never so
@@ -650,7 +653,7 @@ static int64_t most_rows(const fa_decode_job *job)
 static void choose_heads(fa_decode_job *job, int threads)
 {
     if (!interleaved(job->p, &job->plan.k) || !interleaved(job->p, &job->plan.v)) return;
-    job->plan.heads = fa_min(job->p->heads_kv, FA_DECODE_ROWS / most_rows(job));
+    job->plan.heads = fa_min(job->p->heads_kv, FA_DECODE_ROWS / max_rows_per_head(job));
     while (job->plan.heads > 1 &&
            fa_tasks_total(&job->splits) * head_tasks(job) < (int64_t)2 * threads)
         job->plan.heads /= 2;

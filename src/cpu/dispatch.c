@@ -99,7 +99,7 @@ static int default_threads(void)
 int fa_cpu_threads(int asked, double operations)
 {
     if (asked > 0) return asked;
-    const int most = default_threads();
+    const int max = default_threads();
     const double useful = 1.0 + operations / OPERATIONS_PER_THREAD;
-    return useful < most ? (int)useful : most;
+    return useful < max ? (int)useful : max;
 }

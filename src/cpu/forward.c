@@ -60,8 +60,8 @@ enum { FA_MAX_Q_TILE = 264 };
 /* Large enough that packing a tile of keys is lost in the products, small enough for many threads. */
 static int64_t q_tile_rows(const fa_problem *p, const fa_sequence *s)
 {
-    int64_t most = p->d + p->d_v > 512 ? 96 : FA_MAX_Q_TILE;
-    int64_t tiles = (s->n_q + most - 1) / most;
+    int64_t max_rows = p->d + p->d_v > 512 ? 96 : FA_MAX_Q_TILE;
+    int64_t tiles = (s->n_q + max_rows - 1) / max_rows;
     return tiles > 0 ? fa_round_up((s->n_q + tiles - 1) / tiles, FA_MR) : FA_MR;
 }
 

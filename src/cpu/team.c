@@ -27,7 +27,7 @@ enum {
     SPIN_NANOSECONDS = 100000, /* then a waiting thread sleeps */
     SPINS_PER_LOOK = 64,       /* at the clock */
     STACK_BYTES = 1 << 20,
-    PLACES_MOST = 1024
+    MAX_PLACE_PROCESSORS = 1024
 };
 
 #define QUIT 0xffffu /* as the number of workers that take part */
@@ -161,9 +161,9 @@ static void take_chunks(team *t, int thread)
 static void go_to_place(int place)
 {
 #if defined(_OPENMP) && _OPENMP >= 201511 && defined(__linux__)
-    int processors[PLACES_MOST];
+    int processors[MAX_PLACE_PROCESSORS];
     const int count = place < 0 ? 0 : omp_get_place_num_procs(place);
-    if (count < 1 || count > PLACES_MOST) return;
+    if (count < 1 || count > MAX_PLACE_PROCESSORS) return;
     omp_get_place_proc_ids(place, processors);
     cpu_set_t set;
     CPU_ZERO(&set);

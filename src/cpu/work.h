@@ -21,9 +21,9 @@ enum { FA_TOO_MANY_BITS = 61 };
 /* a * b of counts that are not negative; at most 2^61, which no allocation gives. */
 static inline int64_t fa_times(int64_t a, int64_t b)
 {
-    const int64_t most = (int64_t)1 << FA_TOO_MANY_BITS;
+    const int64_t limit = (int64_t)1 << FA_TOO_MANY_BITS;
     int64_t product;
-    return __builtin_mul_overflow(a, b, &product) || product > most ? most : product;
+    return __builtin_mul_overflow(a, b, &product) || product > limit ? limit : product;
 }
 
 /* Bytes for count items, likewise. */

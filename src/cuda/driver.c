@@ -243,7 +243,7 @@ bool fa_cuda_is_loaded(void)
 /* The device on which memory lies; -1: memory that the driver does not know, which is no error here (its type
  * is 0). Asked anew each time: an address that has been freed may come back as any other memory. With it
  * `count` more attributes, at most two, are asked for, whose values go to answers. */
-static int place_of(const void *pointer, unsigned count, const int *more, void *const *answers)
+static int ordinal_of(const void *pointer, unsigned count, const int *more, void *const *answers)
 {
     unsigned type = 0;
     int ordinal = -1;
@@ -256,14 +256,14 @@ static int place_of(const void *pointer, unsigned count, const int *more, void *
     return code == CU_SUCCESS && type == CU_MEMORY_DEVICE ? ordinal : -1;
 }
 
-int fa_cuda_device_of(const void *pointer) { return place_of(pointer, 0, NULL, NULL); }
+int fa_cuda_device_of(const void *pointer) { return ordinal_of(pointer, 0, NULL, NULL); }
 
 int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes)
 {
     static const int range[] = {CU_POINTER_RANGE_START, CU_POINTER_RANGE_SIZE};
     cu_address start = 0;
     size_t size = 0;
-    const int ordinal = place_of(pointer, 2, range, (void *[]){&start, &size});
+    const int ordinal = ordinal_of(pointer, 2, range, (void *[]){&start, &size});
     *first = ordinal < 0 ? 0 : (uintptr_t)start;
     *bytes = ordinal < 0 ? 0 : size;
     return ordinal;
@@ -271,9 +271,9 @@ int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes)
 
 int fa_cuda_out_of_reach(const void *pointer)
 {
-    static const int question = CU_POINTER_IS_MANAGED;
+    static const int is_managed = CU_POINTER_IS_MANAGED;
     unsigned managed = 0;
-    const int ordinal = place_of(pointer, 1, &question, (void *[]){&managed});
+    const int ordinal = ordinal_of(pointer, 1, &is_managed, (void *[]){&managed});
     return managed ? -1 : ordinal;
 }
 
@@ -549,8 +549,8 @@ typedef struct known_map {
 
 enum { KNOWN_MAPS = 16 };
 
-/* Where a map of this shape may stand: q, k, v and out of a layer differ in the address. */
-__attribute__((noinline)) static known_map *place_of_map(const fa_tensor_map_shape *shape)
+/* Where a map of this shape is kept: q, k, v and out of a layer differ in the address. */
+__attribute__((noinline)) static known_map *slot_of_map(const fa_tensor_map_shape *shape)
 {
     static _Thread_local known_map known[KNOWN_MAPS];
     uint64_t mix = (uint64_t)(uintptr_t)shape->base >> 4;
@@ -586,7 +586,7 @@ static bool make_map(known_map *known, const fa_tensor_map_shape *shape, fa_cuda
 
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
 {
-    known_map *known = place_of_map(shape);
+    known_map *known = slot_of_map(shape);
     if (!is_known(&known->shape, shape) && !make_map(known, shape, fault)) return false;
     *map = known->map;
     return true;

@@ -445,7 +445,7 @@ FAKE cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const c
     int i = atomic_fetch_add(&count, 1);
     if (i >= 64) return CU_OUT_OF_MEMORY;
     snprintf(kernels[i].name, sizeof kernels[i].name, "%s", name);
-    for (int device = 0; device < FAKE_CUDA_DEVICES; device++) kernels[i].most_smem[device] = 49152;
+    for (int device = 0; device < FAKE_CUDA_DEVICES; device++) kernels[i].max_smem[device] = 49152;
     atomic_fetch_add(&fake_cuda.kernels, 1);
     *kernel = (cu_kernel)&kernels[i];
     return 0;
@@ -480,7 +480,7 @@ FAKE cu_result cuKernelSetAttribute(int attribute, int value, cu_kernel kernel, 
     if (attribute != CU_KERNEL_MAX_DYNAMIC_SMEM || value > 232448) return INVALID_VALUE;
     if (must_not_load()) return CAPTURE_UNSUPPORTED;
     atomic_fetch_add(&fake_cuda.opt_ins, 1);
-    ((fake_cuda_kernel *)kernel)->most_smem[device] = value;
+    ((fake_cuda_kernel *)kernel)->max_smem[device] = value;
     return 0;
 }
 
@@ -490,7 +490,7 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_kernel kernel
     BEGIN();
     NEED_CONTEXT();
     const fake_cuda_kernel *known = (const fake_cuda_kernel *)kernel;
-    if (extra || (int)config->smem_bytes > known->most_smem[current]) return INVALID_VALUE;
+    if (extra || (int)config->smem_bytes > known->max_smem[current]) return INVALID_VALUE;
     for (int i = 0; i < 3; i++)
         if (!config->grid[i] || !config->block[i]) return INVALID_VALUE;
     if (config->grid[1] > 65535 || config->grid[2] > 65535) return INVALID_VALUE;

@@ -35,7 +35,7 @@ typedef struct fake_cuda_record {
 
 typedef struct fake_cuda_kernel {
     char name[64];
-    int most_smem[FAKE_CUDA_DEVICES];
+    int max_smem[FAKE_CUDA_DEVICES];
 } fake_cuda_kernel;
 
 /* What the fake writes into a tensor map's 128 bytes. */

@@ -23,7 +23,7 @@ static const fa_cuda_device devices[] = {
 };
 #undef GPU
 
-/* Their places in the table. */
+/* Their indices in the table. */
 enum { T4, A100, RTX_4090, H100, H200, DEVICES };
 
 #endif

@@ -263,8 +263,8 @@ static void test_auto(void)
     EXPECT(forward(&s), FA_ERROR_ARGUMENT, "lse at 0x", "expected host memory");
 }
 
-static fa_status combine_places(fa_tensor part, const float *part_lse, fa_tensor out, float *lse,
-                                fa_device device)
+static fa_status combine_locations(fa_tensor part, const float *part_lse, fa_tensor out, float *lse,
+                                   fa_device device)
 {
     const fa_tensor parts[] = {part, part};
     const float *part_lses[] = {part_lse, part_lse};
@@ -282,19 +282,20 @@ static void test_combine_places(void)
     const char *on_cuda = "lies on CUDA device 0: expected host memory";
     const char *on_cpu = "lies in host memory: expected memory of CUDA device 0";
     float *l = host_lse[0], *m = host_lse[1];
-    CHECK(combine_places(h.q, l, h.out, m, any) == FA_OK, "all on the host: %s", fa_last_error());
-    EXPECT(combine_places(d.q, l, h.out, m, any), FA_ERROR_ARGUMENT, "parts[0].data at 0x",
+    CHECK(combine_locations(h.q, l, h.out, m, any) == FA_OK, "all on the host: %s",
+          fa_last_error());
+    EXPECT(combine_locations(d.q, l, h.out, m, any), FA_ERROR_ARGUMENT, "parts[0].data at 0x",
            on_cuda);
-    EXPECT(combine_places(h.q, d.lse, h.out, m, any), FA_ERROR_ARGUMENT, "part_lse[0] at 0x",
+    EXPECT(combine_locations(h.q, d.lse, h.out, m, any), FA_ERROR_ARGUMENT, "part_lse[0] at 0x",
            on_cuda);
-    EXPECT(combine_places(h.q, l, h.out, d.lse, any), FA_ERROR_ARGUMENT, "lse at 0x", on_cuda);
-    EXPECT(combine_places(h.q, l, d.out, m, cpu), FA_ERROR_ARGUMENT, "out.data at 0x", on_cuda);
-    EXPECT(combine_places(h.q, d.lse, d.out, NULL, any), FA_ERROR_ARGUMENT, "parts[0].data at 0x",
+    EXPECT(combine_locations(h.q, l, h.out, d.lse, any), FA_ERROR_ARGUMENT, "lse at 0x", on_cuda);
+    EXPECT(combine_locations(h.q, l, d.out, m, cpu), FA_ERROR_ARGUMENT, "out.data at 0x", on_cuda);
+    EXPECT(combine_locations(h.q, d.lse, d.out, NULL, any), FA_ERROR_ARGUMENT,
+           "parts[0].data at 0x", on_cpu);
+    EXPECT(combine_locations(d.q, l, d.out, NULL, any), FA_ERROR_ARGUMENT, "part_lse[0] at 0x",
            on_cpu);
-    EXPECT(combine_places(d.q, l, d.out, NULL, any), FA_ERROR_ARGUMENT, "part_lse[0] at 0x",
-           on_cpu);
-    EXPECT(combine_places(d.q, d.lse, d.out, l, any), FA_ERROR_ARGUMENT, "lse at 0x", on_cpu);
-    EXPECT(combine_places(d.q, d.lse, h.out, NULL, cuda), FA_ERROR_ARGUMENT, "out.data at 0x",
+    EXPECT(combine_locations(d.q, d.lse, d.out, l, any), FA_ERROR_ARGUMENT, "lse at 0x", on_cpu);
+    EXPECT(combine_locations(d.q, d.lse, h.out, NULL, cuda), FA_ERROR_ARGUMENT, "out.data at 0x",
            on_cpu);
 }
 
@@ -335,7 +336,7 @@ static fake_cuda_record *find_record(void)
 }
 
 /* The driver is asked about each pointer once, also where q's has chosen the device. */
-static void test_questions(void)
+static void test_dry_runs(void)
 {
     use(0);
     const fake_cuda_record *record = find_record();
@@ -478,7 +479,7 @@ int main(void)
         test_no_driver,      test_old_driver, test_no_device,      test_no_context,
         test_workspace,      test_arguments,  test_host_pointers,  test_other_device,
         test_auto,           test_empty,      test_info,           test_combine_places,
-        test_combine_arrays, test_questions,  test_unknown_family, test_asked_family};
+        test_combine_arrays, test_dry_runs,   test_unknown_family, test_asked_family};
     int failures = 0;
     setenv("FA_CUDA_DRIVER", FAKE_CUDA_PATH, 1);
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)

@@ -70,7 +70,7 @@ static void check_pages(int64_t page_size, fa_dtype dtype)
     const int64_t stride = (n_k + page_size - 1) / page_size, pages = batch * stride + 1;
     attention whole, paged;
     attention_make(&whole, 3, s, dtype);
-    attention_check_decode(&whole, "one piece");
+    attention_check_decode(&whole, "one part");
     attention_make(&paged, 3, s, dtype);
 
     ref_layout contiguous = REF_LAYOUT_CONTIGUOUS;

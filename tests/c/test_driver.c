@@ -217,7 +217,7 @@ static void test_memory(void)
               !strcmp(fault.text, "out of memory"),
           "its fault: %s %s %s", fault.call, fault.name, fault.text);
     setenv("FAKE_CUDA_FAIL", "cuPointerGetAttributes=201", 1);
-    CHECK(fa_cuda_device_of(in) == -1, "a question that fails");
+    CHECK(fa_cuda_device_of(in) == -1, "a query that fails");
 }
 
 static void test_events(void)
@@ -638,7 +638,7 @@ static void test_map_memory(void)
     CHECK(record->maps == 1, "the same map was made %d times", record->maps);
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < 512; i++) check_map(i);
-    CHECK(record->maps > 512, "%d maps made for 512 in turn", record->maps);
+    CHECK(record->maps > 512, "%d maps made for 512 one after another", record->maps);
     const fa_tensor_map_shape other = numbered_shape(600);
     setenv("FAKE_CUDA_FAIL", "cuTensorMapEncodeTiled=2", 1);
     for (int i = 0; i < 2; i++)
@@ -771,7 +771,7 @@ static void test_captured_checks(void)
     fa_cuda_fault fault;
     const fa_check_params params = {.batch = 1};
     fa_check_report found;
-    fa_check_report *places[300];
+    fa_check_report *reports[300];
     CHECK(use_fake(0), "no driver");
     record->capturing = 1;
     void *kernel = find_check_kernel();
@@ -780,14 +780,14 @@ static void test_captured_checks(void)
         CHECK(checks && run_check(checks, kernel, &params, NULL, &found, &fault) &&
                   found.kind == FA_CHECK_FINE,
               "captured check %d", i);
-        places[i] = record->reported;
+        reports[i] = record->reported;
         for (int j = 0; i < 190 && j < i; j++)
-            CHECK(places[j] != places[i], "calls %d and %d report to one place", i, j);
+            CHECK(reports[j] != reports[i], "calls %d and %d report to one address", i, j);
     }
     CHECK(record->waits == 0 && record->synchronizations == 0, "a captured call waited");
     CHECK(!fa_cuda_checks_take(checks, &found), "a report before any launch of the graph");
     record->capturing = 0;
-    *places[1] = *places[299] = wrong_length;
+    *reports[1] = *reports[299] = wrong_length;
     for (int i = 0; i < 2; i++)
         CHECK(fa_cuda_checks_take(checks, &found) && same_report(&found, &wrong_length),
               "report %d of 2", i);
@@ -806,7 +806,7 @@ static void test_checks_fail(void)
     unsetenv("FAKE_CUDA_FAIL");
     fa_cuda_checks *checks = fa_cuda_checks_here(&fault);
     CHECK(checks, "a failed allocation is remembered");
-    for (int i = 0; i < 100; i++) { /* more often than there are places */
+    for (int i = 0; i < 100; i++) { /* more often than there are slots */
         setenv("FAKE_CUDA_FAIL", i % 2 ? "cuStreamSynchronize=2" : "cuLaunchKernelEx=2", 1);
         CHECK(!run_check(checks, kernel, &params, NULL, &found, &fault) && fault.code == 2,
               "a failure is not handed on");

@@ -999,7 +999,7 @@ static void test_part_lse_stride(void)
 
 /* ---- Questions, names and the error text itself ---------------------------------------------- */
 
-static void test_questions(void)
+static void test_dry_runs(void)
 {
     REFUSES(supported, s.pass = (fa_pass)4, "pass is 4", "expected FA_PASS_FORWARD");
     REFUSES(describe, s.pass = (fa_pass)-1, "pass is -1", "expected FA_PASS_FORWARD");
@@ -1102,7 +1102,7 @@ int main(void)
     test_index_overlap();
     test_unused_by_combine();
     test_part_lse_stride();
-    test_questions();
+    test_dry_runs();
     test_names();
     test_text_stays();
     printf("test_errors: %d checks, %d failed\n", checks, failures);

@@ -64,11 +64,11 @@ static ladder_kernel kernel_of(const char *rung, fa_dtype dtype, int head_dim, r
 /* Addresses that are never read. */
 static ladder_problem problem_of(int64_t heads, int64_t n, int64_t d, int64_t pitch)
 {
-    static _Alignas(256) char place[1024];
-    return (ladder_problem){.q = place,
-                            .k = place + 256,
-                            .v = place + 512,
-                            .out = place + 768,
+    static _Alignas(256) char memory[1024];
+    return (ladder_problem){.q = memory,
+                            .k = memory + 256,
+                            .v = memory + 512,
+                            .out = memory + 768,
                             .heads = heads,
                             .n = n,
                             .d = d,

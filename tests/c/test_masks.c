@@ -37,9 +37,8 @@ static void set_options(fa_options *o, const position_mask *m)
 }
 
 /* Room for the largest case: values n_k x n_k, out and weights n_q x n_k. */
-enum { MOST = 400 };
-static float zeros[MOST * 8], values[MOST * MOST], out[MOST * MOST], weights[MOST * MOST],
-    lse[MOST];
+enum { MAX = 400 };
+static float zeros[MAX * 8], values[MAX * MAX], out[MAX * MAX], weights[MAX * MAX], lse[MAX];
 
 static void check(const position_mask *m, int64_t n_q, int64_t n_k)
 {

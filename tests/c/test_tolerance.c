@@ -7,7 +7,7 @@
 
 #include "attention.h"
 
-enum { HEADS = 2, QUERIES = 16, DIM = 64, MOST_KEYS = 1000 };
+enum { HEADS = 2, QUERIES = 16, DIM = 64, MAX_KEYS = 1000 };
 
 /* What a simulated kernel does. */
 typedef struct kernel {
@@ -27,7 +27,7 @@ static double rounded(fa_dtype dtype, double x)
     return ref_load(&t, 0, 0, 0, 0);
 }
 
-static double keys[MOST_KEYS][DIM], values[MOST_KEYS][DIM];
+static double keys[MAX_KEYS][DIM], values[MAX_KEYS][DIM];
 
 static void load_head(const attention *a, int64_t h)
 {
@@ -42,7 +42,7 @@ static void load_head(const attention *a, int64_t h)
 static void simulate_row(attention *a, const kernel *k, const ref_array *exact, int64_t h,
                          int64_t i)
 {
-    static double x[MOST_KEYS];
+    static double x[MAX_KEYS];
     const int64_t n = a->s.n_k, lost = k->drops_key ? n / 2 : -1;
     double out[DIM] = {0}, largest = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
@@ -87,7 +87,7 @@ static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak,
     return report;
 }
 
-static const int64_t lengths[] = {1, 2, 7, 64, 200, MOST_KEYS};
+static const int64_t lengths[] = {1, 2, 7, 64, 200, MAX_KEYS};
 static const double peaks[] = {1, 16};
 enum {
     LENGTHS = (int)(sizeof lengths / sizeof *lengths),

@@ -35,9 +35,9 @@ void harness_begin(int argc, char **argv)
     snprintf(capture_err, sizeof capture_err, "%s.err", directory);
 }
 
-static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place)
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk)
 {
-    (void)status, (void)type, (void)place;
+    (void)status, (void)type, (void)walk;
     return remove(path);
 }
 

@@ -17,7 +17,7 @@ void harness_begin(int argc, char **argv);
 /* Removes the directory, prints the count of checks; returns the exit code. */
 int harness_end(void);
 
-/* Counts a check; prints the place and the text if it failed. */
+/* Counts a check; prints the file, the line and the text if it failed. */
 void harness_check(bool fine, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 #define CHECK(condition, ...) harness_check((condition), __FILE__, __LINE__, __VA_ARGS__)

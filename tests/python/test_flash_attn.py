@@ -400,7 +400,7 @@ def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, rotary)
     assert all(map(torch.equal, run(right), expected))
     # Items 1 and 3 have no room for all their new keys, or a negative length.
     out, *changed = run([4, 9, 7, -2])
-    whole = run([4, 7, 7, 0])  # writes item 1's first key to place 7, not 9
+    whole = run([4, 7, 7, 0])  # writes item 1's first key to position 7, not 9
     if cache == "paged":
         at = [(7, 4), (3, 0), (3, 1), (2, 4), (1, 2), (1, 3), (1, 4)]
     else:

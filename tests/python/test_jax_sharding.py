@@ -232,12 +232,12 @@ def test_q_stays_where_it_is(heads_kv, sharding, layout):
         assert (in_part and name != "q") or placed_as(gradients[name], where, *spec)
 
 
-PLACED = [(option, "sharded") for option in OPTIONS]
-PLACED += [(option, "on every device") for option in ("bias", "sinks", "together")]
+SHARDED_OPTIONS = [(option, "sharded") for option in OPTIONS]
+SHARDED_OPTIONS += [(option, "on every device") for option in ("bias", "sinks", "together")]
 
 
-@pytest.mark.parametrize("option, placed", PLACED)
-def test_options(option, placed):
+@pytest.mark.parametrize("option, how", SHARDED_OPTIONS)
+def test_options(option, how):
     axes = ("b", "h")
     where, static = mesh(), STATIC.get(option, {})
     arrays, options = dict(zip("qkv", draw(heads_kv=2))), OPTIONS[option]()
@@ -245,7 +245,7 @@ def test_options(option, placed):
     sharded = {"q": jax.device_put(arrays["q"], spec)}
     for name in "kv":
         sharded[name] = jax.device_put(arrays[name], NamedSharding(where, P("b")))
-    if placed == "sharded":
+    if how == "sharded":
         sharded.update(shard_all(options, where, axes))
     else:
         everywhere = NamedSharding(where, P())
@@ -259,11 +259,11 @@ def test_options(option, placed):
     text = run.lower(*split(sharded)).compile().as_text()
     own = (2, N_Q, 2, DIM)
     assert first_operands(text) == {("forward", own), ("backward", own)}
-    if placed == "sharded":
+    if how == "sharded":
         assert set(collectives(text)) <= {"all-reduce"}
 
 
-def place(where, spec, arrays):
+def put(where, spec, arrays):
     return {n: jax.device_put(x, NamedSharding(where, spec)) for n, x in arrays.items()}
 
 
@@ -275,7 +275,7 @@ def test_dropout_bits_do_not_depend_on_the_sharding(sharding, heads_kv):
     arrays = dict(zip("qkv", draw(heads_kv)))
     sharded = {
         "q": jax.device_put(arrays["q"], NamedSharding(mesh(), qkv_spec(axes))),
-        **place(mesh(), P(axes[0]), {n: arrays[n] for n in "kv"}),
+        **put(mesh(), P(axes[0]), {n: arrays[n] for n in "kv"}),
         **options,
     }
     run = jax.jit(loss_and_gradients(dropout_p=0.4))
@@ -307,11 +307,11 @@ def test_packed_sequences(dropout_p):
     }
     run = jax.jit(loss_and_gradients(causal=True, dropout_p=dropout_p))
     expected = run(arrays, options)
-    sharded = {**arrays, **place(mesh(), P(None, None, "h"), {n: arrays[n] for n in "qkv"})}
+    sharded = {**arrays, **put(mesh(), P(None, None, "h"), {n: arrays[n] for n in "qkv"})}
     results = run(sharded, options)
     same(results, expected)
     assert bool(dropout_p) or placed_as(results[0][0], mesh(), None, None, "h")
-    along = {**arrays, **place(mesh(), P(None, "b"), {"q": q})}
+    along = {**arrays, **put(mesh(), P(None, "b"), {"q": q})}
     same(run(along, options), expected)
 
 
@@ -326,21 +326,21 @@ def test_pages():
     run = jax.jit(loss_and_gradients())
     expected = run({"q": q, "k": k, "v": v}, options)
     sharded = {
-        **place(mesh(), P("b", None, "h"), {"q": q}),
-        **place(mesh(), P(None, None, "h"), {"k": k, "v": v}),
+        **put(mesh(), P("b", None, "h"), {"q": q}),
+        **put(mesh(), P(None, None, "h"), {"k": k, "v": v}),
     }
-    results, gradients = run(sharded, place(mesh(), P("b"), options))
+    results, gradients = run(sharded, put(mesh(), P("b"), options))
     same((results, gradients), expected)
     assert placed_as(results[0], mesh(), "b", None, "h")
     assert placed_as(gradients["k"], mesh(), None, None, "h")
     # What pages are sharded over is gathered.
-    same(run({"q": q, **place(mesh(), P("b"), {"k": k, "v": v})}, options), expected)
+    same(run({"q": q, **put(mesh(), P("b"), {"k": k, "v": v})}, options), expected)
 
 
 def test_without_a_batch():
     arrays = {name: x[0] for name, x in zip("qkv", draw(heads_kv=4))}
     run = jax.jit(loss_and_gradients())
-    results, gradients = run(place(mesh(), P(None, "h"), arrays), {})
+    results, gradients = run(put(mesh(), P(None, "h"), arrays), {})
     same((results, gradients), run(arrays, {}))
     assert placed_as(results[0], mesh(), None, "h") and placed_as(results[1], mesh(), "h")
     assert placed_as(gradients["k"], mesh(), None, "h")
@@ -358,7 +358,7 @@ def test_what_cannot_be_split_is_gathered(spec):
         arrays = jax.lax.with_sharding_constraint(arrays, NamedSharding(mesh(2, 3), spec))
         return loss_and_gradients(causal=True)(arrays, {})
 
-    same(jax.jit(run)(place(mesh(2, 3), P(), arrays)), expected)
+    same(jax.jit(run)(put(mesh(2, 3), P(), arrays)), expected)
 
 
 def test_heads_that_come_out_of_a_sharded_projection():
@@ -379,7 +379,7 @@ def test_heads_that_come_out_of_a_sharded_projection():
 
 def test_outside_of_jit():
     arrays = dict(zip("qkv", draw(heads_kv=4)))
-    out, lse = attention(**place(mesh(), P("b", None, "h"), arrays), return_lse=True)
+    out, lse = attention(**put(mesh(), P("b", None, "h"), arrays), return_lse=True)
     same((out, lse), attention(**arrays, return_lse=True))
     assert placed_as(out, mesh(), "b", None, "h") and placed_as(lse, mesh(), "b", "h")
 
@@ -397,7 +397,7 @@ def test_inside_a_larger_program():
         return jnp.sin(jax.lax.scan(layer, arrays["q"], None, length=3)[0]).sum()
 
     run = jax.jit(jax.value_and_grad(network))
-    value, gradients = run(place(mesh(), P("b", None, "h"), arrays))
+    value, gradients = run(put(mesh(), P("b", None, "h"), arrays))
     same((value, gradients), run(arrays), 5e-5)
     for gradient in gradients.values():
         assert placed_as(gradient, mesh(), "b", None, "h")
@@ -405,8 +405,8 @@ def test_inside_a_larger_program():
 
 def test_the_older_partitioner():
     arrays = dict(zip("qkv", draw(heads_kv=2)))
-    sharded = place(mesh(), P("b"), arrays)
-    sharded.update(place(mesh(), P("b", None, "h"), {"q": arrays["q"]}))
+    sharded = put(mesh(), P("b"), arrays)
+    sharded.update(put(mesh(), P("b", None, "h"), {"q": arrays["q"]}))
     before = jax.config.jax_use_shardy_partitioner
     try:
         jax.config.update("jax_use_shardy_partitioner", False)
@@ -431,7 +431,7 @@ def test_shardings_that_are_part_of_types(layout):
     expected = jax.jit(loss_and_gradients(layout=layout, causal=True))(arrays, {})
     spec = qkv_spec(("b", "h"), layout)
     sharded = {"q": jax.device_put(arrays["q"], NamedSharding(where, spec))}
-    sharded.update(place(where, P("b"), {n: arrays[n] for n in "kv"}))
+    sharded.update(put(where, P("b"), {n: arrays[n] for n in "kv"}))
     attend = functools.partial(attention, layout=layout, causal=True, return_lse=True)
     with jax.set_mesh(where) if hasattr(jax, "set_mesh") else jax.sharding.use_mesh(where):
         weight = jnp.cos(jnp.arange(expected[0][0].size, dtype=jnp.float32))
@@ -545,7 +545,7 @@ def test_shard_map_over_one_axis_of_the_mesh(check):
         return jax.jit(jax.value_and_grad(lambda x: jnp.sin(function(x)).sum()))
 
     over_heads = mapped(both, (specs,), P(None, None, "h"), check, axis_names={"h"})
-    sharded = place(mesh(), P("b", None, "h"), arrays)
+    sharded = put(mesh(), P("b", None, "h"), arrays)
     before = jax.config.jax_use_shardy_partitioner
     try:
         jax.config.update("jax_use_shardy_partitioner", False)

@@ -18,7 +18,7 @@ def draw(rng, shape, dtype):
 
 
 def close(actual, expected, dtype="float32", factor=1.0):
-    """NaN fails, and so does an infinity in another place."""
+    """NaN fails, and so does an infinity at another position."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape
     finite = np.isfinite(expected)
@@ -343,7 +343,7 @@ def test_threads_change_no_bit(rng):
     assert np.array_equal(one, flashattn.attention(q, k, v, causal=True, threads=3))
 
 
-def test_questions(rng):
+def test_dry_runs(rng):
     q, k, v = (draw(rng, (1, n, 2, 16), np.float32) for n in (64, 64, 64))
     assert flashattn.supported(q, k, v) is None
     assert "softcap" in flashattn.supported(q, k, v, softcap=-1.0)

@@ -69,11 +69,11 @@ def test_threads(rng):
     failures = []
 
     def work(i):
-        for turn in range(100):
+        for call in range(100):
             if not np.array_equal(
                 flashattn.attention(*problems[i], causal=True, threads=1), expected[i]
             ):
-                failures.append((i, turn))
+                failures.append((i, call))
             try:
                 flashattn.attention(*problems[i], softcap=-float(i + 1))
             except ValueError as error:

@@ -254,9 +254,9 @@ def _each(q, k, v, items, per_item, options):
         if len(rows) == 0:
             continue
         o, s = dense_definition(q[b : b + 1, rows], keys, values, first=number, **own, **options)
-        place = (torch.full_like(rows, b), rows)
-        out = out.index_put(place, o[0])
-        lse = lse.index_put(place, s[0].T)
+        index = (torch.full_like(rows, b), rows)
+        out = out.index_put(index, o[0])
+        lse = lse.index_put(index, s[0].T)
     return out, lse.transpose(1, 2)
 
 
