@@ -8,6 +8,7 @@
 #ifndef FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
 #define FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
 
+#include "backward_simt/backward_simt.h"
 #include "common/pass_tiles.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"

@@ -1,7 +1,7 @@
 /* What FA_CHECK=1 checks on the device: the arrays of lengths and pages, and the rows of fa_weights. Shared by
  * the kernel, the backend and the host code that words the error. */
-#ifndef FA_KERNEL_CHECKS_H
-#define FA_KERNEL_CHECKS_H
+#ifndef FA_KERNELS_CHECK_CHECK_H
+#define FA_KERNELS_CHECK_CHECK_H
 
 #include <stdint.h>
 

@@ -11,7 +11,7 @@
  */
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
-#include "passes.h"
+#include "combine/combine.h"
 
 /* Bytes of a launch's parameters, with drivers up to CUDA 12.0 and later ones. */
 #if MAX_PARTS == FA_COMBINE_FEW
@@ -21,7 +21,7 @@
 #endif
 
 enum {
-    THREADS = FA_PASS_THREADS,
+    THREADS = FA_COMBINE_THREADS,
     TILE = FA_COMBINE_ROWS,
     STEP = 4 * 32 /* columns of a warp at a time */
 };

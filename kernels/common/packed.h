@@ -10,8 +10,8 @@
  * sequence and behind the last one count as two more sequences, 0 and batch + 1, without queries or keys: only zeros
  * are written there.
  */
-#ifndef FA_KERNEL_PACKED_H
-#define FA_KERNEL_PACKED_H
+#ifndef FA_KERNELS_COMMON_PACKED_H
+#define FA_KERNELS_COMMON_PACKED_H
 
 /* The number of a sequence's first tile. start: its first row; tile: rows of a tile. */
 #define FA_PACKED_FIRST_TILE(start, tile, s) ((start) / (tile) + (s))

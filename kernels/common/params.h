@@ -1,7 +1,7 @@
 /* The parameter of an attention kernel: what it needs of fa_problem. src/cuda/parameters.c fills it in; it is
  * passed by value. Host and device share it. */
-#ifndef FA_KERNEL_PARAMS_H
-#define FA_KERNEL_PARAMS_H
+#ifndef FA_KERNELS_COMMON_PARAMS_H
+#define FA_KERNELS_COMMON_PARAMS_H
 
 #include <stdint.h>
 

@@ -5,7 +5,7 @@
 #ifndef FA_KERNELS_COMMON_PASS_TILES_CUH
 #define FA_KERNELS_COMMON_PASS_TILES_CUH
 
-#include "passes.h"
+#include "common/pass_tiles.h"
 
 #ifndef OWN
 #error "common/pass_tiles.cuh: OWN is missing: a row of kernels/variants.h defines it"

@@ -1,8 +1,8 @@
 /*
  * Rows of the caller's tensors, of any dtype, as float32 and back.
  */
-#ifndef FA_KERNEL_ROWS_H
-#define FA_KERNEL_ROWS_H
+#ifndef FA_KERNELS_COMMON_ROWS_CUH
+#define FA_KERNELS_COMMON_ROWS_CUH
 
 #include "common/device.cuh"
 #include "common/params.h"

@@ -14,7 +14,7 @@
  * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the
  * others with -infinity.
  *
- * forward_sm90/scores.cuh has further forms, for speed, of the same functions: scores in other units than powers
+ * forward_sm90/options.cuh has further forms, for speed, of the same functions: scores in other units than powers
  * of 2, so that scale and softcap become part of the exponent's multiply-add; a series for the softcap; ALiBi as a
  * linear function left of the diagonal; a bias that TMA loads; and dropout by 16-bit comparisons in one register.
  */

@@ -1,7 +1,7 @@
 /* Which sequence and which queries a block works on, and where they are in memory. Lengths are read here, on the
  * device, and clamped to the tensors. common/packed.h says how tiles of packed queries are numbered. */
-#ifndef FA_KERNEL_SEQUENCE_H
-#define FA_KERNEL_SEQUENCE_H
+#ifndef FA_KERNELS_COMMON_SEQUENCE_CUH
+#define FA_KERNELS_COMMON_SEQUENCE_CUH
 
 #include "common/divide.h"
 #include "common/packed.h"

@@ -203,6 +203,12 @@ FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const
 
 /* ---- A work tile ----------------------------------------------------------------------------- */
 
+/* Load, multiply, softmax, multiply, for all key tiles of the work tile. Who does it:
+ *
+ *   plain tiles    add_plain_tiles, many at a time; if a tile needs new bases, add_untracked_tile completes it
+ *   other tiles    load_and_multiply, then add_untracked_tile; with options, or for values that are not finite,
+ *                  add_tracked_tile
+ */
 FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at,
                                  fa_output *o)
 {
@@ -227,9 +233,9 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #pragma unroll 1
     for (int n = b->loading ? 0 : -1; n < tiles; n++) {
         fa_scores s;
-        bool nonfinite = false;
+        bool nonfinite = false; /* whether not all values of the tile are finite */
 #if UNTRACKED
-        int done = 0;
+        int done = 0; /* chunks of the tile that have been added */
         bool tracked = n == 0 || path.peaked;
         if (n == plain_from) judge_rows(o, n, &path);
         if (n >= plain_from && n < plain_to) {
@@ -259,8 +265,7 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     if (has_keys(next_work_tile(b))) issue_queries(p, &next_work_tile(b)->tile, at->q);
 }
 
-/* Load, multiply, softmax, multiply for all key tiles; then store. Returns whether this thread found that the
- * work tile must be computed again. */
+/* Computes and stores. Returns whether this thread found that the work tile must be computed again. */
 FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at)
 {
     fa_work_tile *now = &b->now;

@@ -12,8 +12,8 @@
  *   blocks      of a multiprocessor, at least, which bounds the registers
  *   ahead       tasks are described so many at a time, at most twice as many ahead
  */
-#ifndef FA_KERNEL_FORWARD_SM80_H
-#define FA_KERNEL_FORWARD_SM80_H
+#ifndef FA_KERNELS_FORWARD_SM80_FORWARD_SM80_H
+#define FA_KERNELS_FORWARD_SM80_FORWARD_SM80_H
 
 #include "../common/element.h"
 #include "../common/params.h"

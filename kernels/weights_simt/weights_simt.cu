@@ -9,6 +9,7 @@
 #include "common/pass_tiles.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
+#include "weights_simt/weights_simt.h"
 
 /* What is known of a tile's rows: their queries, n_q where there is none, and the keys that each of
  * them may see. */

@@ -4,7 +4,7 @@
 #ifndef FA_CUDA_PLAN_WEIGHTS_H
 #define FA_CUDA_PLAN_WEIGHTS_H
 
-#include "../../kernels/passes.h"
+#include "../../kernels/weights_simt/weights_simt.h"
 #include "cuda/plan.h"
 
 void fa_cuda_set_weights_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
