@@ -105,7 +105,7 @@ def attention(
     what was expected.
     """
     q, k, v = (_as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    numbers = {
+    numbers: dict[str, Any] = {
         "causal": causal,
         "scale": scale,
         "softcap": softcap,
