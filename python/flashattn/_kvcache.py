@@ -83,8 +83,46 @@ def _check_written(xp, name, cache):
                 "torch.no_grad(), as it is written in place"
             )
         strides = cache.stride()
-    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, cache.shape)):
-        raise ValueError(f"{name}.strides are {tuple(strides)}: expected a place for each element")
+    if _overlaps_itself(strides, cache.shape, cache.itemsize if xp is np else 1):
+        raise ValueError(
+            f"{name}.strides are {tuple(strides)} and its shape is {tuple(cache.shape)}: expected "
+            "memory of its own for each element"
+        )
+
+
+def _overlaps_itself(strides, shape, size):
+    """Whether two elements may share memory: where an axis steps over less than the shorter steps
+    reach. Compilers have symbols for numbers, which are not looked at."""
+    axes = [(stride, extent) for stride, extent in zip(strides, shape)]
+    if not all(type(number) is int for axis in axes for number in axis):
+        return False
+    if any(extent == 0 for _, extent in axes):
+        return False
+    reach = size - 1
+    for step, extent in sorted((abs(stride), extent) for stride, extent in axes if extent > 1):
+        if step <= reach:
+            return True
+        reach += (extent - 1) * step
+    return False
+
+
+def _begins_with(xp, a, b):
+    """Whether two caches have their first element in common."""
+    address = (lambda x: x.ctypes.data) if xp is np else (lambda x: x.data_ptr())
+    return address(a) == address(b)
+
+
+def _may_share_memory(xp, array, cache):
+    if xp is np:
+        return np.may_share_memory(array, cache)
+    return array.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+
+
+def _apart(xp, array, caches):
+    """The array, or a copy if it may lie in a cache that is going to be written."""
+    if any(_may_share_memory(xp, array, cache) for cache in caches):
+        return array.copy() if xp is np else array.clone()
+    return array
 
 
 def _check_caches(q, k_cache, v_cache):
@@ -562,6 +600,15 @@ def flash_attn_with_kvcache(
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
         _check_attention(q, keys, values, arguments, options, traced)
+        if not traced:
+            if k_cache.shape[0] * k_cache.shape[1] * k.shape[1] and _begins_with(
+                xp, k_cache, v_cache
+            ):
+                raise ValueError(
+                    "v_cache lies where k_cache does: expected memory of its own, as k and v are "
+                    "written to them"
+                )
+            q, k, v = (_apart(xp, x, (k_cache, v_cache)) for x in (q, k, v))
         cached.append(xp, q, ((k_cache, k), (v_cache, v)))
     try:
         result = attend(

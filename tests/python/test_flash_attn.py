@@ -355,6 +355,52 @@ def given(give, named):
     return {n: give(x) if isinstance(x, np.ndarray) else x for n, x in named.items()}
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_new_rows_and_queries_may_lie_in_the_cache(rng, kind):
+    """They are read before the cache is written."""
+    torch = pytest.importorskip("torch") if kind == "torch" else None
+
+    def fresh():
+        arrays = (rng.standard_normal((2, 8, 2, 16)).astype(np.float32) for _ in range(2))
+        return tuple(torch.from_numpy(a) if torch else a for a in arrays)
+
+    def copy(x):
+        return x.clone() if torch else x.copy()
+
+    call = flashattn.flash_attn_with_kvcache
+    for views in (
+        lambda kc, vc: (kc[:, 2:5], kc[:, 0:3], vc[:, 0:3]),
+        lambda kc, vc: (kc[:, 1:4], vc[:, 1:4], kc[:, 1:4]),
+    ):
+        k_cache, v_cache = fresh()
+        apart = copy(k_cache), copy(v_cache)
+        expected = call(*(copy(views(*apart)[i]) if i == 0 else apart[i - 1] for i in range(3)),
+                        *(copy(x) for x in views(*apart)[1:]), cache_seqlens=1)  # fmt: skip
+        q, k, v = views(k_cache, v_cache)
+        out = call(q, k_cache, v_cache, k, v, cache_seqlens=1)
+        for a, b in zip((out, k_cache, v_cache), (expected, *apart)):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_cache_that_shares_memory_with_itself_or_the_other_is_refused(rng, kind):
+    torch = pytest.importorskip("torch") if kind == "torch" else None
+    base = np.zeros(600, np.float32)
+    q = rng.standard_normal((2, 3, 2, 16)).astype(np.float32)
+    shape, strides = (2, 8, 2, 16), (128, 32, 16, 1)
+    bad = np.lib.stride_tricks.as_strided(base, shape, [4 * s for s in strides])
+    good = np.zeros(shape, np.float32)
+    if torch:
+        q, good = torch.from_numpy(q), torch.from_numpy(good)
+        bad = torch.as_strided(torch.from_numpy(base), shape, strides)
+    with pytest.raises(ValueError, match="k_cache.strides are .* memory of its own"):
+        flashattn.flash_attn_with_kvcache(q, bad, good, q, q, cache_seqlens=1)
+    with pytest.raises(ValueError, match="v_cache lies where k_cache does"):
+        flashattn.flash_attn_with_kvcache(q, good, good, q, q, cache_seqlens=1)
+    assert not base.any() and not np.asarray(good).any()
+
+
+
 def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):
     q, k, keys, values = draw(rng, *[(2, 1, 2, 8)] * 2, *[(2, 9, 2, 8)] * 2)
     values.flags.writeable = False
