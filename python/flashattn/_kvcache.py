@@ -417,7 +417,7 @@ def _rotate(xp, x, cos, sin, positions, interleaved):
 
 
 def _rotate_both(xp, q, k, cos, sin, interleaved, cached, one_by_one):
-    """q and k turned by the angles of their positions. On a device those beyond cos take its last row."""
+    """q and k turned by their positions' angles. On a device those beyond cos take its last row."""
     cached.check_rotary(cos, max(k.shape[1], q.shape[1] if one_by_one else min(q.shape[1], 1)))
     start = _as_int64(xp, cached.lengths.array)[:, None]
     at_q = start + _arange(xp, q.shape[1], q) * bool(one_by_one)
