@@ -26,7 +26,7 @@
  *   keys              of a key tile
  *   stages, q_stages  buffers of the pipeline in shared memory, for keys and for values; for queries
  *   max_parts         of a launch of combine
- * The others are explained by the header of their family, kernels/<family>.h or passes.h, which also has the formulas
+ * The others are explained by the header of their family, kernels/<folder>/<folder>.h, which also has the formulas
  * of the numbers that follow from them (queries, threads, shared memory).
  */
 

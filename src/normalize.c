@@ -808,7 +808,7 @@ static void word_report(const fa_check_report *r, char *text, size_t size)
                        "options.seqlens_%c[%" PRId64 "] is %" PRId64 ": expected 0 to %" PRId64,
                        letter, r->index, r->value, r->high);
         return;
-    case FA_CHECK_MOST:
+    case FA_CHECK_MAX:
         (void)snprintf(text, size,
                        "options.max_seqlen_%c is %" PRId64 ": expected at least %" PRId64
                        ", the length of sequence %" PRId64,

@@ -2,13 +2,13 @@
  * Backward on the plain FMA units, in float32: the gradient of the bias, dS of the logits, summed
  * over the axes that broadcast, for every architecture and head dim.
  *
- * A block owns a tile of dbias (one batch item and head of it, 64 queries by 64 keys, or 1 where an
- * axis broadcasts) and walks over everything that adds to it, so sums have one order.
+ * A block owns a tile of dbias: of one batch item and head, 64 queries by 64 keys, or 1 along an axis that
+ * broadcasts. It walks over all problem tiles that add to it, so each sum has one order.
  */
 #define QUERIES_OWN 1
 #include "backward_simt/gradient.cuh"
 
-/* Where a tile of dbias begins and, for the axes that are summed, what else adds to it. */
+/* Where a tile of dbias begins. */
 typedef struct fa_part {
     int64_t batch, head, query, key; /* 0 where the axis is summed */
 } fa_part;
@@ -35,7 +35,7 @@ FA_DEVICE void clear(float sums[ROWS][COLUMNS])
         for (int c = 0; c < COLUMNS; c++) sums[r][c] = 0.0f;
 }
 
-/* A tile's dS lies in the place of the own rows; a thread takes its own elements. */
+/* Adds a tile's dS, which is in the buffer of the own rows. A thread takes its own elements. */
 FA_DEVICE void add_gradients(const fa_shared *shared, float sums[ROWS][COLUMNS])
 {
     const float *mine = shared->own + row_of(0) * PITCH + across();
@@ -78,7 +78,7 @@ FA_DEVICE void use_head(const fa_backward_params *p, fa_tile *t, const fa_shared
         use_keys(p, t, shared, first, part->key, keys, sums);
 }
 
-/* Sums what the threads hold over the axes that broadcast within a tile, and writes. */
+/* Sums the threads' numbers over the axes that broadcast within a tile, and writes. */
 FA_DEVICE void store(const fa_backward_params *p, const fa_shared *shared, const fa_part *part,
                      float sums[ROWS][COLUMNS])
 {

@@ -6,7 +6,7 @@
  */
 #include "common/reduce.cuh"
 #include "common/sequence.cuh"
-#include "passes.h"
+#include "backward_simt/backward_simt.h"
 
 enum {
     THREADS = FA_PASS_THREADS,

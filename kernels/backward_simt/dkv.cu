@@ -3,10 +3,10 @@
  * dK = scale * dS^T Q (FlashAttention-2, algorithm 2, arXiv:2307.08691), with every option of the
  * API, for every architecture.
  *
- * A block owns a tile of keys of one key/value head and walks over the queries of all heads that
- * share it, so sums have one order and no atomics. Four products a tile, of which scores are made
- * transposed: a row belongs to a key. Paged keys: a block owns rows of one page and walks over the
- * sequences that use it, in their order; a page that nobody uses gets zeros by itself.
+ * A block owns a tile of keys of one key/value head and walks over the queries of all heads that share it, so
+ * each sum has one order and there are no atomics. A tile takes four products; scores are transposed, so that a
+ * row belongs to a key. With paged keys a block owns rows of one page and walks over the sequences that use it,
+ * in their order. A page without users gets zeros.
  *
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
@@ -15,7 +15,7 @@
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
-#define BLOCKS 2 /* of a multiprocessor, at least, which bounds the registers */
+#define BLOCKS 2 /* of a multiprocessor, at least: a bound of the registers */
 
 typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
 
@@ -24,10 +24,10 @@ typedef struct fa_key_tile {
     int64_t batch; /* the sequence; -1: none, only zeros are written; paged: unused */
     int64_t head_kv;
     int64_t first;             /* the first key; paged: the first row of the page */
-    int64_t block, row, count; /* where it lies, and how many rows follow, at most OWN */
+    int64_t block, row, count; /* where the first row is, and how many there are, at most OWN */
 } fa_key_tile;
 
-/* What a block works on, in shared memory: registers are for the products. */
+/* What a block works on, in shared memory, as products need the registers. */
 typedef struct fa_work {
     fa_key_tile keys;
     fa_tile tile;       /* a sequence and one of the query heads */
@@ -57,19 +57,19 @@ FA_DEVICE int64_t packed_keys(const fa_attention_params *p, int64_t s)
     return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
 }
 
-/* How tiles of packed keys are numbered, common/packed.h says. */
-FA_DEVICE void place_packed(const fa_attention_params *p, int64_t place, fa_key_tile *k)
+/* Finds packed tile `number`; common/packed.h says how they are numbered. */
+FA_DEVICE void locate_packed(const fa_attention_params *p, int64_t number, fa_key_tile *k)
 {
     int64_t low = 0, high = p->batch + 2;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (FA_PACKED_FIRST_TILE(packed_keys(p, middle), OWN, middle) <= place) low = middle;
+        if (FA_PACKED_FIRST_TILE(packed_keys(p, middle), OWN, middle) <= number) low = middle;
         else high = middle;
     }
     const int64_t start = packed_keys(p, low), room = fa_max64(0, packed_keys(p, low + 1) - start);
     k->batch = low > 0 && low <= p->batch ? low - 1 : -1;
     k->block = 0;
-    k->first = (place - FA_PACKED_FIRST_TILE(start, OWN, low)) * OWN;
+    k->first = (number - FA_PACKED_FIRST_TILE(start, OWN, low)) * OWN;
     k->row = start + k->first;
     k->count = fa_max64(0, fa_min64(OWN, room - k->first));
 }
@@ -77,23 +77,23 @@ FA_DEVICE void place_packed(const fa_attention_params *p, int64_t place, fa_key_
 FA_DEVICE fa_key_tile find_keys(const fa_backward_params *bp, int64_t task)
 {
     const fa_attention_params *p = &bp->a;
-    const int64_t outer = task / p->tiles, place = task % p->tiles;
+    const int64_t outer = task / p->tiles, number = task % p->tiles;
     const int64_t tiles = (p->rows_k + OWN - 1) / OWN;
     fa_key_tile k;
     k.head_kv = outer % p->heads_kv;
     k.batch = outer / p->heads_kv;
     if (p->cu_seqlens_k) {
-        place_packed(p, place, &k);
+        locate_packed(p, number, &k);
         return k;
     }
-    k.block = p->block_table ? place / tiles : k.batch;
-    k.row = k.first = (p->block_table ? place % tiles : place) * OWN;
+    k.block = p->block_table ? number / tiles : k.batch;
+    k.row = k.first = (p->block_table ? number % tiles : number) * OWN;
     k.count = fa_min64(OWN, p->rows_k - k.first);
     return k;
 }
 
-/* The first query that may see something before key j or behind it, in [0, n_q]: both ends of what
- * a query sees never decrease. */
+/* The first query in [0, n_q] that sees keys behind j (sees), or none before j. Both ends of what a query sees
+ * never decrease. */
 FA_DEVICE int64_t first_query(const fa_attention_params *p, const fa_tile *t, int64_t j, bool sees)
 {
     int64_t low = 0, high = t->n_q;
@@ -115,8 +115,8 @@ FA_DEVICE void add_chunk(const fa_shared *shared, const float *weights, int coun
     else add_rows(weights, shared->other, count, 0, result);
 }
 
-/* dK += dS^T Q and dV += P^T dO, chunk by chunk from the last one of Q on, which is there; bad: of
- * that one. One loop for both, so that there is one copy of the code that loads. */
+/* dK += dS^T Q and dV += P^T dO, chunk by chunk. The first is the last chunk of Q, which is in shared memory;
+ * bad: it is not finite. One loop for both, so that the code of the loads is there once. */
 FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
                            bool bad, fa_sums dk, fa_sums dv)
 {
@@ -135,7 +135,7 @@ FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const 
             bad = __syncthreads_or(seen != 0.0f) != 0;
         }
 #pragma unroll
-        for (int m = 0; m < CHUNKS; m++) { /* registers have no index */
+        for (int m = 0; m < CHUNKS; m++) { /* registers cannot be indexed */
             if (m != n) continue;
             if (value) add_chunk(shared, shared->weights, count, bad, dv[m]);
             else add_chunk(shared, shared->own, count, bad, dk[m]);

@@ -3,9 +3,9 @@
  * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with every option of the API, for every
  * architecture.
  *
- * A block owns a tile of queries of one head and walks over the keys that they see, so sums have
- * one order and no atomics. Three products a tile: dP = dO V^T, S = Q K^T, dQ += dS K; the last
- * chunk of the keys, still in shared memory, is used first.
+ * A block owns a tile of queries of one head and walks over the keys that they see, so each sum has one order and
+ * there are no atomics. A tile takes three products: dP = dO V^T, S = Q K^T, dQ += dS K. The third begins with
+ * the last chunk of the keys, which is still in shared memory.
  *
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
@@ -14,7 +14,7 @@
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
-/* Blocks of a multiprocessor, at least, which bounds the registers. */
+/* Blocks of a multiprocessor, at least: a bound of the registers. */
 #if HEAD_DIM == 64
 #define BLOCKS 3
 #else
@@ -35,7 +35,7 @@ FA_DEVICE void clear(fa_sums sums)
                 for (int e = 0; e < 4; e++) sums[n][r][g][e] = 0.0f;
 }
 
-/* dQ += dS K, chunk by chunk from the last one on, which is there; bad: of that one. */
+/* dQ += dS K, chunk by chunk from the last one on, which is in shared memory; bad: it is not finite. */
 FA_DEVICE void add_keys(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
                         const fa_rows *keys, bool bad, fa_sums sums)
 {
@@ -48,7 +48,7 @@ FA_DEVICE void add_keys(const fa_attention_params *p, const fa_tile *t, const fa
             bad = __syncthreads_or(seen != 0.0f) != 0;
         }
 #pragma unroll
-        for (int m = 0; m < CHUNKS; m++) { /* registers have no index */
+        for (int m = 0; m < CHUNKS; m++) { /* registers cannot be indexed */
             if (m != n) continue;
             if (bad) add_rows_skip_zeros(shared->own, shared->other, count, 0, sums[m]);
             else add_rows(shared->own, shared->other, count, 0, sums[m]);
@@ -100,7 +100,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     backward_dq_simt(const __grid_constant__ fa_backward_params p)
 {
     FA_DYNAMIC_SHARED(memory);
-    __shared__ fa_tile tile; /* registers are for the products */
+    __shared__ fa_tile tile; /* products need the registers */
     const fa_shared shared = fa_shared_of(memory);
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.a.tasks; task += gridDim.x) {

@@ -6,7 +6,7 @@
  * have a delta of 0 and are left out, as their log-sum-exp may be anything.
  */
 #include "common/rows.cuh"
-#include "passes.h"
+#include "backward_simt/backward_simt.h"
 
 enum { THREADS = FA_DSINKS_THREADS };
 

@@ -8,6 +8,7 @@
 #ifndef FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
 #define FA_KERNELS_BACKWARD_SIMT_GRADIENT_CUH
 
+#include "backward_simt/backward_simt.h"
 #include "common/pass_tiles.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -19,8 +20,8 @@ FA_DEVICE int64_t fa_row_index(const fa_attention_params *p, const fa_tile *t, i
     return (t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i;
 }
 
-/* Query i, and the keys that it sees of [key, key + keys). A row that saw no key gets weights
- * exp(x - infinity) = 0. */
+/* Query i: log-sum-exp, delta, and the keys that it sees of [key, key + keys). A row that sees no key gets
+ * weights exp(x - infinity) = 0. */
 FA_DEVICE float4 know_query(const fa_backward_params *p, const fa_tile *t, int64_t i, int64_t key,
                             int keys)
 {
@@ -76,7 +77,7 @@ FA_DEVICE float gradient_of(float weight, float dp, float delta)
     return weight == 0.0f ? 0.0f : weight * (dp - delta);
 }
 
-/* Where there is nothing but a scale and masks by position. */
+/* For a scale and masks by position alone. */
 FA_DEVICE void make_plain_gradients(const fa_attention_params *p, const fa_shared *shared,
                                     float scores[ROWS][COLUMNS])
 {
@@ -97,7 +98,7 @@ FA_DEVICE void make_plain_gradients(const fa_attention_params *p, const fa_share
     }
 }
 
-/* One element of which everything may be asked. *weight: what multiplies dO, dropped out. */
+/* One element, with any options. *weight: the weight after dropout, which multiplies dO. */
 FA_DEVICE float general_gradient(const fa_attention_params *p, const fa_tile *t, float4 query,
                                  int64_t i, int64_t j, float score, float dp, bool behind_softcap,
                                  fa_dropout_cache *cache, float *weight)
@@ -111,7 +112,7 @@ FA_DEVICE float general_gradient(const fa_attention_params *p, const fa_tile *t,
     return w == 0.0f ? 0.0f : w * slope;
 }
 
-/* Everything else, in a loop that need not be unrolled. */
+/* For all options, in a loop that need not be unrolled. */
 FA_DEVICE void make_general_gradients(const fa_attention_params *p, const fa_tile *t,
                                       const fa_shared *shared, bool behind_softcap,
                                       float scores[ROWS][COLUMNS])

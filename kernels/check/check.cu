@@ -1,10 +1,13 @@
 /*
- * FA_CHECK=1: looks at a call's lengths, block table and rows where they lie, and reports the first
- * entry that is wrong to memory that the host reads. No speed is asked for: one block does it all.
+ * FA_CHECK=1: checks a call's lengths, block table and rows on the device, and reports the first entry that is
+ * wrong to
+ * memory that the host reads. One block does it all: speed does not matter here.
  *
- * Entries of one kind are looked at side by side; the lowest index that is wrong is reported, so that a
- * report does not depend on the order. The next kind is looked at only if nothing was found: page
- * numbers are only read as far as lengths reach, which must be right for that.
+ * Threads check the entries of one kind in parallel. The lowest wrong index is reported, so a report does not
+ * depend on
+ * the order. The next kind is checked only if nothing was found: page numbers are only read as far as lengths
+ * reach, which
+ * must be right for that.
  */
 #include "common/device.cuh"
 #include "check/check.h"
@@ -30,24 +33,24 @@ FA_DEVICE int64_t find_pages(const fa_check_params *p, int64_t b)
     return (find_length(&p->side[1], b) + p->page_rows - 1) / p->page_rows;
 }
 
-/* How many entries of a kind there are. most: pages of the longest sequence. */
+/* How many entries of a kind there are. max_pages: of the longest sequence. */
 FA_DEVICE int64_t count_entries(const fa_check_params *p, const fa_check_side *s, int kind,
-                                int64_t most)
+                                int64_t max_pages)
 {
     switch (kind) {
     case FA_CHECK_FIRST:
     case FA_CHECK_LAST: return s->cu_seqlens ? 1 : 0;
     case FA_CHECK_ORDER: return s->cu_seqlens ? p->batch : 0;
     case FA_CHECK_LENGTH: return s->seqlens ? p->batch : 0;
-    case FA_CHECK_MOST: return s->max_seqlen > 0 ? p->batch : 0;
-    case FA_CHECK_PAGE: return p->block_table ? p->batch * most : 0;
+    case FA_CHECK_MAX: return s->max_seqlen > 0 ? p->batch : 0;
+    case FA_CHECK_PAGE: return p->block_table ? p->batch * max_pages : 0;
     default: return p->rows ? p->num_rows : 0;
     }
 }
 
-/* Whether entry n of a kind is wrong, and what there is to say about it. */
+/* Whether entry n of a kind is wrong; and the numbers of its report. */
 FA_DEVICE bool is_wrong(const fa_check_params *p, const fa_check_side *s, int kind, int64_t n,
-                        int64_t most, fa_check_report *r)
+                        int64_t max_pages, fa_check_report *r)
 {
     r->index = n;
     r->low = 0;
@@ -67,14 +70,14 @@ FA_DEVICE bool is_wrong(const fa_check_params *p, const fa_check_side *s, int ki
         r->high = find_room(s, n);
         r->value = s->seqlens[n];
         return r->value < 0 || r->value > r->high;
-    case FA_CHECK_MOST:
+    case FA_CHECK_MAX:
         r->low = find_length(s, n);
         r->value = s->max_seqlen;
         return r->value < r->low;
     case FA_CHECK_PAGE:
-        r->index = n / most * p->block_table_stride + n % most;
+        r->index = n / max_pages * p->block_table_stride + n % max_pages;
         r->high = p->pages;
-        if (n % most >= find_pages(p, n / most)) return false;
+        if (n % max_pages >= find_pages(p, n / max_pages)) return false;
         r->value = p->block_table[r->index];
         return r->value < 0 || r->value >= r->high;
     default:
@@ -84,8 +87,8 @@ FA_DEVICE bool is_wrong(const fa_check_params *p, const fa_check_side *s, int ki
     }
 }
 
-/* The least number of all threads'. */
-FA_DEVICE int64_t find_least(int64_t *numbers, int64_t mine)
+/* The min of all threads' numbers. */
+FA_DEVICE int64_t find_min(int64_t *numbers, int64_t mine)
 {
     numbers[threadIdx.x] = mine;
 #pragma unroll 1
@@ -95,22 +98,22 @@ FA_DEVICE int64_t find_least(int64_t *numbers, int64_t mine)
             numbers[threadIdx.x] = numbers[threadIdx.x + half];
     }
     __syncthreads();
-    const int64_t least = numbers[0];
+    const int64_t lowest = numbers[0];
     __syncthreads(); /* before the next numbers */
-    return least;
+    return lowest;
 }
 
 /* Looks for one kind; all threads learn whether something was found. */
-FA_DEVICE bool look_for(const fa_check_params *p, int side, int kind, int64_t most,
+FA_DEVICE bool look_for(const fa_check_params *p, int side, int kind, int64_t max_pages,
                         int64_t *numbers)
 {
     const fa_check_side *s = &p->side[side];
-    const int64_t count = count_entries(p, s, kind, most);
+    const int64_t count = count_entries(p, s, kind, max_pages);
     fa_check_report r = {0};
     int64_t n = threadIdx.x;
 #pragma unroll 1
-    while (n < count && !is_wrong(p, s, kind, n, most, &r)) n += THREADS;
-    const int64_t first = find_least(numbers, n < count ? n : NOTHING);
+    while (n < count && !is_wrong(p, s, kind, n, max_pages, &r)) n += THREADS;
+    const int64_t first = find_min(numbers, n < count ? n : NOTHING);
     if (first == NOTHING) return false;
     if (n == first && n < count) { /* this thread found it */
         p->report->side = side;
@@ -125,28 +128,28 @@ FA_DEVICE bool look_for(const fa_check_params *p, int side, int kind, int64_t mo
     return true;
 }
 
-FA_DEVICE int64_t find_most_pages(const fa_check_params *p, int64_t *numbers)
+FA_DEVICE int64_t find_max_pages(const fa_check_params *p, int64_t *numbers)
 {
-    int64_t most = 0;
+    int64_t max_pages = 0;
 #pragma unroll 1
     for (int64_t b = threadIdx.x; p->block_table && b < p->batch; b += THREADS) {
         const int64_t pages = find_pages(p, b);
-        if (pages > most) most = pages;
+        if (pages > max_pages) max_pages = pages;
     }
-    return -find_least(numbers, -most);
+    return -find_min(numbers, -max_pages);
 }
 
 FA_KERNEL __launch_bounds__(THREADS, 1) check_simt(const __grid_constant__ fa_check_params p)
 {
     FA_DYNAMIC_SHARED(memory);
     int64_t *numbers = (int64_t *)(void *)memory;
-    int64_t most = 0;
+    int64_t max_pages = 0;
 #pragma unroll 1
     for (int side = 0; side < 2; side++)
 #pragma unroll 1
-        for (int kind = FA_CHECK_FIRST; kind <= FA_CHECK_MOST; kind++)
+        for (int kind = FA_CHECK_FIRST; kind <= FA_CHECK_MAX; kind++)
             if (look_for(&p, side, kind, 0, numbers)) return;
-    most = find_most_pages(&p, numbers);
-    if (look_for(&p, 1, FA_CHECK_PAGE, most, numbers)) return;
+    max_pages = find_max_pages(&p, numbers);
+    if (look_for(&p, 1, FA_CHECK_PAGE, max_pages, numbers)) return;
     look_for(&p, 0, FA_CHECK_ROW, 0, numbers);
 }

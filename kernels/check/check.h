@@ -1,24 +1,21 @@
-/*
- * What FA_CHECK=1 looks at on the device: the arrays of lengths and pages, and the rows of fa_weights.
- * Shared by the kernel, the backend and the front desk, which words what was found.
- */
-#ifndef FA_KERNEL_CHECKS_H
-#define FA_KERNEL_CHECKS_H
+/* What FA_CHECK=1 checks on the device: the arrays of lengths and pages, and the rows of fa_weights. Shared by
+ * the kernel, the backend and the host code that words the error. */
+#ifndef FA_KERNELS_CHECK_CHECK_H
+#define FA_KERNELS_CHECK_CHECK_H
 
 #include <stdint.h>
 
 #define FA_CHECK_THREADS 256 /* of the one block */
 #define FA_CHECK_SMEM (8 * FA_CHECK_THREADS)
 
-/* What is wrong with an array, in the order in which it is looked for: what comes later counts on
- * what comes before. */
+/* What is wrong with an array, in the order of the checks: each relies on those before it. */
 enum {
     FA_CHECK_FINE,
     FA_CHECK_FIRST,  /* cu_seqlens[0] is below 0                                                */
     FA_CHECK_ORDER,  /* cu_seqlens[index] is below the entry before it, `low`                   */
     FA_CHECK_LAST,   /* cu_seqlens[index], the last one, is above the rows there are, `high`    */
     FA_CHECK_LENGTH, /* seqlens[index] is below 0 or above the room that it has, `high`         */
-    FA_CHECK_MOST,   /* max_seqlen is below `low`, the length of sequence `index`               */
+    FA_CHECK_MAX,    /* max_seqlen is below `low`, the length of sequence `index`               */
     FA_CHECK_PAGE,   /* block_table[index] is below 0 or not below the number of pages, `high`  */
     FA_CHECK_ROW     /* rows[index] is below 0 or not below q.shape[1], `high`                  */
 };

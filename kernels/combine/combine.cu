@@ -2,18 +2,18 @@
  * Merging partial attention by log-sum-exp: out = sum_p exp(lse_p - lse) * part_p, with
  * lse = log sum_p exp(lse_p). A part whose lse is -infinity is empty and its values are not read.
  *
- * A warp takes a row (batch item, query, head), a lane four columns at a time. Bound by reading.
- * Where the parts lie comes with the parameters, so that nothing has to be copied to the device
- * first. More parts than fit take several launches, each of which takes what the one before has
- * left, in out and lse or in workspace, as its first part.
+ * A warp computes a row (batch item, query, head), a lane four columns at a time. The time is that of reading. The
+ * parts' addresses are parameters of the kernel, so that nothing has to be copied to the device first. More parts
+ * than
+ * fit take several launches: the first part of each is the result of the one before, in out and lse or in workspace.
  *
  * Compiled with MAX_PARTS, the most that a launch takes (kernels/variants.h).
  */
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
-#include "passes.h"
+#include "combine/combine.h"
 
-/* What a launch can be told, with drivers up to CUDA 12.0 and since. */
+/* Bytes of a launch's parameters, with drivers up to CUDA 12.0 and later ones. */
 #if MAX_PARTS == FA_COMBINE_FEW
 #define PARAMETER_BYTES 4096
 #else
@@ -21,7 +21,7 @@
 #endif
 
 enum {
-    THREADS = FA_PASS_THREADS,
+    THREADS = FA_COMBINE_THREADS,
     TILE = FA_COMBINE_ROWS,
     STEP = 4 * 32 /* columns of a warp at a time */
 };
@@ -53,7 +53,7 @@ FA_DEVICE float part_lse(const fa_combine_part *part, const fa_row *at)
                      at->row * part->lse_stride[2]];
 }
 
-/* The largest log-sum-exp, the lanes taking parts in turn; NaN if any is. */
+/* The max of the parts' log-sum-exps, a part a lane; NaN if any is. */
 FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_row *at)
 {
     float top = -INFINITY, bad = 0.0f;
@@ -71,8 +71,7 @@ FA_DEVICE float largest_lse(const fa_combine_params *p, const fa_row *at)
     return bad != 0.0f ? NAN : top;
 }
 
-/* Weights are taken relative to the largest: the joint log-sum-exp itself is rounded, and where it
- * is large that would show. */
+/* Weights are relative to the max: the joint log-sum-exp is rounded, which would show where it is large. */
 FA_DEVICE float sum_weights(const fa_combine_params *p, const fa_row *at, float top)
 {
     float sum = 0.0f;

@@ -2,8 +2,8 @@
  * The types of elements that kernels multiply and that tensor maps describe. Numbers, so that the preprocessor can
  * compare them; shared by the kernels and the host.
  */
-#ifndef FA_KERNEL_ELEMENT_H
-#define FA_KERNEL_ELEMENT_H
+#ifndef FA_KERNELS_COMMON_ELEMENT_H
+#define FA_KERNELS_COMMON_ELEMENT_H
 
 #include <stdint.h>
 

@@ -1,17 +1,17 @@
 /*
  * Flat and peaked rows: when a softmax needs no running max in each key tile.
  *
- * A row's weights are 2^(logit - base). Any base is exact in float32: the final division takes it out again. But weights
- * are rounded to 16 bits for the product with the values, and a weight that is a power of two needs no rounding. So in
- * a row that a few keys dominate (a peaked row) the largest weight should be one: the base should be the row's max, as in
- * the online softmax. In a row that many keys share (a flat row), one weight hardly counts, and any base near the max
- * does. A max in each tile costs up to a sixth of the speed.
+ * A row's weights are 2^(logit - base). Any base is exact in float32: the final division takes it out again. But
+ * weights are rounded to 16 bits for the product with the values, and a weight that is a power of two needs no
+ * rounding. So in a row that a few keys dominate (a peaked row) the largest weight should be one: the base should
+ * be the row's max, as in the online softmax. In a row that many keys share (a flat row), one weight hardly
+ * counts, and any base near the max does. A max in each tile costs up to a sixth of the speed.
  *
- * The sums of weights tell which rows are flat: in the key tiles at the start of a row, which have maxima, they are many
- * times the largest weight. Flat rows keep their bases until the sum of a thread's weights is beyond a bound.
- * forward_sm90 (tile_softmax.cuh) and forward_sm80 (softmax.cuh) judge by the numbers below. They differ in the
- * instructions that add up a warp's sums, and in how peaked one row may be among flat ones: forward_sm80 judges each warp,
- * forward_sm90 a warpgroup.
+ * The sums of weights tell which rows are flat: in the key tiles at the start of a row, which have maxima, they
+ * are many times the largest weight. Flat rows keep their bases until the sum of a thread's weights is beyond a
+ * bound. forward_sm90 (tile_softmax.cuh) and forward_sm80 (softmax.cuh) judge by the numbers below. They differ in
+ * the instructions that add up a warp's sums, and in how peaked one row may be among flat ones: forward_sm80
+ * judges each warp, forward_sm90 a warpgroup.
  */
 #ifndef FA_KERNELS_COMMON_FLAT_ROWS_H
 #define FA_KERNELS_COMMON_FLAT_ROWS_H

@@ -1,9 +1,7 @@
-/*
- * What an attention kernel is told: one struct, filled in by src/cuda/parameters.c and passed by
- * value. It says what fa_problem says, in what a kernel needs; host and device share it.
- */
-#ifndef FA_KERNEL_PARAMS_H
-#define FA_KERNEL_PARAMS_H
+/* The parameter of an attention kernel: what it needs of fa_problem. src/cuda/parameters.c fills it in; it is
+ * passed by value. Host and device share it. */
+#ifndef FA_KERNELS_COMMON_PARAMS_H
+#define FA_KERNELS_COMMON_PARAMS_H
 
 #include <stdint.h>
 
@@ -31,7 +29,7 @@ typedef struct fa_attention_params {
     int64_t batch, heads_q, heads_kv;
     int64_t rows_q; /* rows of axis 1 of q, out and lse: all tokens if packed      */
     int64_t rows_k; /* the same for k and v; paged: rows of a page                 */
-    int64_t most_k; /* the longest a sequence's keys can be, if nothing tells more */
+    int64_t max_k;  /* the length of a sequence's keys, or its max if lengths are on the device */
     int32_t d, d_v;
 
     float scale, softcap; /* softcap 0: none */

@@ -1,11 +1,11 @@
 /*
- * What the kernels on FMA units of backward and weights share beside simt.cuh: their shared memory, a product of scores over
- * all columns, and the sequence of a tile. The build defines OWN.
+ * What the kernels on FMA units of backward and weights share beside simt.cuh: their shared memory, a product of
+ * scores over all columns, and the sequence of a tile. The build defines OWN.
  */
 #ifndef FA_KERNELS_COMMON_PASS_TILES_CUH
 #define FA_KERNELS_COMMON_PASS_TILES_CUH
 
-#include "passes.h"
+#include "common/pass_tiles.h"
 
 #ifndef OWN
 #error "common/pass_tiles.cuh: OWN is missing: a row of kernels/variants.h defines it"
@@ -24,7 +24,7 @@ typedef struct fa_operands {
     fa_rows own, other;
 } fa_operands;
 
-/* Shared memory. Gradients take the place of the own rows once scores are there. */
+/* Shared memory. Gradients replace the own rows once scores have been computed. */
 typedef struct fa_shared {
     float *own;      /* OWN x CHUNK */
     float *other;    /* OTHERS x CHUNK */
@@ -60,7 +60,7 @@ FA_DEVICE bool make_scores(const fa_attention_params *p, const fa_tile *t, const
     for (int column = 0; column < of->own.columns; column += CHUNK) {
         const int left = of->own.columns - column;
         float seen = 0.0f;
-        __syncthreads(); /* what lies there has been used */
+        __syncthreads(); /* the buffers have been used */
 #pragma unroll 1
         for (int side = 0; side < 2; side++)
             seen = load_rows(p, t, side ? &of->other : &of->own, side ? OTHERS : OWN,
@@ -73,7 +73,7 @@ FA_DEVICE bool make_scores(const fa_attention_params *p, const fa_tile *t, const
 
 /* ---- Sequences ------------------------------------------------------------------------------- */
 
-/* Sequence b and a query head: where its queries and keys lie. No tile of it yet. */
+/* Sequence b and a query head: where its queries and keys are. The first query of the tile is not set. */
 FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64_t head, fa_tile *t)
 {
     t->batch = b;
@@ -86,9 +86,9 @@ FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64
         t->room_q = t->n_q = fa_max64(0, fa_packed_start(p, b + 2) - t->start_q);
         if (p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[b], t->room_q));
     } else {
-        fa_place_padded(p, 0, 1, t);
+        fa_locate_padded(p, 0, 1, t);
     }
-    fa_place_keys(p, t);
+    fa_locate_keys(p, t);
     t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
 }
 

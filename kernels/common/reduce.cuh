@@ -6,21 +6,20 @@
 
 #include "common/device.cuh"
 
-/* The max over so many neighbouring lanes, a power of two; all of them get it. */
+/* The max over 4 or 8 neighbouring lanes, as `lanes` says; all of them get it. */
 FA_DEVICE float fa_max_over_lanes(float x, int lanes)
 {
-#pragma unroll
-    for (int other = 1; other < lanes; other *= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, other));
-    return x;
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+    return lanes > 4 ? fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4)) : x;
 }
 
 /* The sum, from neighbours to distant lanes. */
 FA_DEVICE float fa_sum_over_lanes(float x, int lanes)
 {
-#pragma unroll
-    for (int other = 1; other < lanes; other *= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
-    return x;
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    x += __shfl_xor_sync(0xffffffffu, x, 2);
+    return lanes > 4 ? x + __shfl_xor_sync(0xffffffffu, x, 4) : x;
 }
 
 /* The same over the whole warp, from distant lanes to neighbours: another order of rounding. */

@@ -1,8 +1,8 @@
 /*
  * Rows of the caller's tensors, of any dtype, as float32 and back.
  */
-#ifndef FA_KERNEL_ROWS_H
-#define FA_KERNEL_ROWS_H
+#ifndef FA_KERNELS_COMMON_ROWS_CUH
+#define FA_KERNELS_COMMON_ROWS_CUH
 
 #include "common/device.cuh"
 #include "common/params.h"
@@ -77,7 +77,7 @@ FA_DEVICE uint32_t fa_pack(int dtype, float low, float high)
     return a | b << 16;
 }
 
-/* The opposite of fa_fetch4: what lies behind the row's end is not written. */
+/* The opposite of fa_fetch4. Elements behind the row's end are not written. */
 FA_DEVICE void fa_store4(char *row, const fa_kernel_view *v, int column, int columns, float4 x)
 {
     if (v->vector && column + 3 < columns) {

@@ -11,12 +11,12 @@
  *   1. its parameters in params.h; the question whether there are any in fa_has_score_options;
  *   2. its function of one score below, and its derivative if the gradient of a score passes through it;
  *   3. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh).
- * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the others
- * with -infinity.
+ * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the
+ * others with -infinity.
  *
- * forward_sm90/scores.cuh has further forms, for speed, of the same functions: scores in other units than powers of 2, so
- * that scale and softcap become part of the exponent's multiply-add; a series for the softcap; ALiBi as a linear
- * function left of the diagonal; a bias that TMA loads; and dropout by 16-bit comparisons in one register.
+ * forward_sm90/options.cuh has further forms, for speed, of the same functions: scores in other units than powers
+ * of 2, so that scale and softcap become part of the exponent's multiply-add; a series for the softcap; ALiBi as a
+ * linear function left of the diagonal; a bias that TMA loads; and dropout by 16-bit comparisons in one register.
  */
 #ifndef FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
 #define FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
@@ -184,8 +184,8 @@ FA_DEVICE uint32_t fa_dropout_mask_x2(const fa_attention_params *p, uint32_t bit
     return low * 0xffffu | high * 0xffff0000u;
 }
 
-/* The factors of single weights of a row, which a thread asks for one after the other. It keeps the bits that it made
- * last: neighbours mostly share a block of them. */
+/* The factors of single weights, one after the other. The thread keeps the last block of bits: neighbours mostly
+ * share it. */
 typedef struct fa_dropout_cache {
     fa_dropout dropout;
     int64_t i, j; /* of the block's first column; -1: none yet */

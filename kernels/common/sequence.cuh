@@ -1,10 +1,7 @@
-/*
- * Which sequence and which queries a block works on, and where they lie. Lengths are read here, on
- * the device, and kept inside the tensors whatever they say.
- * How tiles of packed queries are numbered, common/packed.h says.
- */
-#ifndef FA_KERNEL_SEQUENCE_H
-#define FA_KERNEL_SEQUENCE_H
+/* Which sequence and which queries a block works on, and where they are in memory. Lengths are read here, on the
+ * device, and clamped to the tensors. common/packed.h says how tiles of packed queries are numbered. */
+#ifndef FA_KERNELS_COMMON_SEQUENCE_CUH
+#define FA_KERNELS_COMMON_SEQUENCE_CUH
 
 #include "common/divide.h"
 #include "common/packed.h"
@@ -13,7 +10,7 @@
 typedef struct fa_tile {
     int64_t batch, head, head_kv;
     int64_t first;            /* the tile's first query                                   */
-    int64_t block_q, start_q; /* where query 0 of the sequence lies                       */
+    int64_t block_q, start_q; /* where query 0 of the sequence is */
     int64_t n_q;              /* queries of the sequence                                  */
     int64_t room_q;           /* rows that are its own: those from n_q on get zeros       */
     int64_t block_k, start_k, n_k;
@@ -28,45 +25,45 @@ FA_DEVICE int64_t fa_packed_start(const fa_attention_params *p, int64_t s)
     return fa_max64(0, fa_min64(p->cu_seqlens_q[s - 1], p->rows_q));
 }
 
-/* The last s whose place is not behind this one. */
-FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t place, int rows)
+/* The last sequence whose first tile is not behind this one. */
+FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t tile, int rows)
 {
     int64_t low = 0, high = p->batch + 2;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (FA_PACKED_FIRST_TILE(fa_packed_start(p, middle), rows, middle) <= place) low = middle;
+        if (FA_PACKED_FIRST_TILE(fa_packed_start(p, middle), rows, middle) <= tile) low = middle;
         else high = middle;
     }
     return low;
 }
 
-FA_DEVICE void fa_place_packed(const fa_attention_params *p, int64_t place, int rows, fa_tile *t)
+FA_DEVICE void fa_locate_packed(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
 {
-    int64_t s = fa_find_packed(p, place, rows);
+    int64_t s = fa_find_packed(p, tile, rows);
     t->block_q = 0;
     t->start_q = fa_packed_start(p, s);
     t->room_q = fa_max64(0, fa_packed_start(p, s + 1) - t->start_q);
-    t->first = (place - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
+    t->first = (tile - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
     bool sequence = s > 0 && s <= p->batch;
     t->batch = sequence ? s - 1 : 0;
     t->n_q = sequence ? t->room_q : 0;
     if (sequence && p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], t->room_q));
 }
 
-FA_DEVICE void fa_place_padded(const fa_attention_params *p, int64_t place, int rows, fa_tile *t)
+FA_DEVICE void fa_locate_padded(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
 {
     t->block_q = t->batch;
     t->start_q = 0;
     t->room_q = t->n_q = p->rows_q;
-    t->first = place * rows;
+    t->first = tile * rows;
     if (p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], p->rows_q));
 }
 
-FA_DEVICE void fa_place_keys(const fa_attention_params *p, fa_tile *t)
+FA_DEVICE void fa_locate_keys(const fa_attention_params *p, fa_tile *t)
 {
     t->block_k = t->batch;
     t->start_k = 0;
-    t->n_k = p->most_k;
+    t->n_k = p->max_k;
     if (t->n_q == 0) {
         t->n_k = 0;
         return;
@@ -80,9 +77,9 @@ FA_DEVICE void fa_place_keys(const fa_attention_params *p, fa_tile *t)
     if (p->seqlens_k) t->n_k = fa_max64(0, fa_min64(p->seqlens_k[t->batch], t->n_k));
 }
 
-/* Which batch item and head a task is of; returns the tile's place among theirs. Of a head's tiles the last
+/* Which batch item and head a task is of; returns the tile's tile among theirs. Of a head's tiles the last
  * comes first: under a causal mask it is the longest. */
-FA_DEVICE int64_t fa_place_task(const fa_attention_params *p, int64_t task, fa_tile *t)
+FA_DEVICE int64_t fa_locate_task(const fa_attention_params *p, int64_t task, fa_tile *t)
 {
     if (p->tasks >> 31 || p->heads_q >> 16) {
         const int64_t outer = fa_divide(task, p->tiles);
@@ -91,7 +88,7 @@ FA_DEVICE int64_t fa_place_task(const fa_attention_params *p, int64_t task, fa_t
         t->head_kv = fa_divide(t->head, fa_divide(p->heads_q, p->heads_kv));
         return p->tiles - 1 - (task - outer * p->tiles);
     }
-    /* All in 32 bits, without a question between: the block waits for it. */
+    /* All in 32 bits, without branches: the block waits for it. */
     const uint32_t tiles = (uint32_t)p->tiles, heads = (uint32_t)p->heads_q;
     const uint32_t outer = (uint32_t)task / tiles, batch = outer / heads;
     const uint32_t head = outer - batch * heads;
@@ -105,10 +102,10 @@ FA_DEVICE int64_t fa_place_task(const fa_attention_params *p, int64_t task, fa_t
 FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int rows)
 {
     fa_tile t;
-    const int64_t place = fa_place_task(p, task, &t);
-    if (p->cu_seqlens_q) fa_place_packed(p, place, rows, &t);
-    else fa_place_padded(p, place, rows, &t);
-    fa_place_keys(p, &t);
+    const int64_t tile = fa_locate_task(p, task, &t);
+    if (p->cu_seqlens_q) fa_locate_packed(p, tile, rows, &t);
+    else fa_locate_padded(p, tile, rows, &t);
+    fa_locate_keys(p, &t);
     t.diagonal = p->diagonal_given ? p->diagonal : t.n_k - t.n_q;
     return t;
 }

@@ -1,13 +1,14 @@
 /*
- * Tiles, loads and products of kernels on the FMA units, in float32. Results belong to "own" rows (queries or keys), and a
- * block walks over tiles of "other" rows.
+ * Tiles, loads and products of kernels on the FMA units, in float32. Results belong to "own" rows (queries or
+ * keys), and a block walks over tiles of "other" rows.
  *
- * 128 threads. Thread (x, y) of 8 x 16 has own rows y, y+16, ...; of scores the columns x, x+8, ..., of results the columns
- * 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp. Operands go through shared memory in chunks of CHUNK
- * columns. Rows are 4 words more than a power of two apart: then the 128-bit accesses of a warp have no bank conflicts.
+ * 128 threads. Thread (x, y) of 8 x 16 has own rows y, y+16, ...; of scores the columns x, x+8, ..., of results
+ * the columns 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp. Operands go through shared memory
+ * in chunks of CHUNK columns. Rows are 4 words more than a power of two apart: then the 128-bit accesses of a warp
+ * have no bank conflicts.
  *
- * Who includes this has defined OWN and OTHERS, the rows of a tile, CHUNK, and RESULT_GROUPS, the groups of 4 columns of the
- * results that a thread has of a row.
+ * Who includes this has defined OWN and OTHERS, the rows of a tile, CHUNK, and RESULT_GROUPS, the groups of 4
+ * columns of the results that a thread has of a row.
  */
 #ifndef FA_KERNELS_COMMON_SIMT_CUH
 #define FA_KERNELS_COMMON_SIMT_CUH

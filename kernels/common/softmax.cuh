@@ -1,9 +1,7 @@
-/*
- * Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) of one row: what its running
- * maximum and sum are used for.
- */
-#ifndef FA_KERNEL_SOFTMAX_H
-#define FA_KERNEL_SOFTMAX_H
+/* Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) of one row: weights, rescaling, and the end of
+ * a row. */
+#ifndef FA_KERNELS_COMMON_SOFTMAX_CUH
+#define FA_KERNELS_COMMON_SOFTMAX_CUH
 
 #include "common/device.cuh"
 
@@ -12,20 +10,20 @@
 /* exp(x - base) with 2 ulp of the exponential itself. */
 FA_DEVICE float fa_weight(float x, float base) { return exp2f((x - base) * FA_LOG2E); }
 
-/* What is subtracted: nothing from a row that has seen nothing, whose weights are 0, not NaN. */
-FA_DEVICE float fa_softmax_base(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+/* The base of a row with this max. A row that has seen no key has base 0: then its weights are 0, not NaN. */
+FA_DEVICE float fa_softmax_base(float max) { return max == -INFINITY ? 0.0f : max; }
 
-/* What earlier sums must be scaled by when the maximum grows. */
+/* The factor of earlier sums when the max grows. */
 FA_DEVICE float fa_softmax_rescale(float old, float base)
 {
     return old == -INFINITY ? 0.0f : fa_weight(old, base);
 }
 
-/* At the end of a row: the factor of the unnormalized output, 0 for a row that saw no key, and the
- * log-sum-exp. sink is -infinity if there is none. */
-FA_DEVICE float fa_softmax_finish(float maximum, float sum, float sink, float *lse)
+/* At the end of a row: the factor of its unnormalized output (0 for a row that has seen no key) and its
+ * log-sum-exp. sink: -infinity if there is none. */
+FA_DEVICE float fa_softmax_finish(float max, float sum, float sink, float *lse)
 {
-    float top = maximum, weight = 1.0f;
+    float top = max, weight = 1.0f;
     if (sink != -INFINITY) {
         float joint = fmaxf(top, sink);
         weight = expf(top - joint);
@@ -33,7 +31,7 @@ FA_DEVICE float fa_softmax_finish(float maximum, float sum, float sink, float *l
         top = joint;
     }
     *lse = sum == 0.0f ? -INFINITY : top + logf(sum);
-    if (maximum == -INFINITY && !isnan(sum)) return 0.0f;
+    if (max == -INFINITY && !isnan(sum)) return 0.0f;
     return weight / sum;
 }
 

@@ -21,7 +21,8 @@ enum {
     QUERIES = OWN /* of a work tile */
 };
 
-/* Blocks of a multiprocessor, at least, which bounds the registers: three where shared memory has room for so many. */
+/* Blocks of a multiprocessor, at least, which bounds the registers: three where shared memory has room for so
+ * many. */
 #if HEAD_DIM == 64 || (HEAD_DIM == 128 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
 #define BLOCKS 3
 #else

@@ -1,16 +1,14 @@
 /*
  * Attention forward on the plain FMA units, in float32: FlashAttention-2, algorithm 1
- * (arXiv:2307.08691, section 3.1), with every option of the API, for every architecture. What the
- * fast kernels cannot do, or not yet, comes here.
+ * (arXiv:2307.08691, section 3.1), with every option of the API, for every architecture. It takes what faster
+ * kernels do
+ * not support.
  *
- * A block of 128 threads computes a tile of queries of one head. It walks over the keys in tiles,
- * which it turns into float32 in shared memory, keys and values in turn in the same place. Head
- * dims above CHUNK are cut into chunks, so that shared memory fits 64 KiB whatever the head dim.
- *
- * Thread (x, y) of 8 x 16 holds rows y, y+16, ... of the tile: of scores the columns x, x+8, ...,
- * of the output the columns 4x .. 4x+3 of each 32. A row belongs to 8 neighbours of one warp, so
- * that weights never leave the warp that made them. Rows in shared memory lie 4 words more than a
- * power of two apart: then the 128-bit accesses of a warp meet no bank twice.
+ * A block of 128 threads computes a work tile. It walks over key tiles, converts them to float32 in shared memory,
+ * and uses
+ * one buffer for keys and then values. Head dims above CHUNK are cut into chunks, so that shared memory fits 64 KiB
+ * for
+ * every head dim. common/simt.cuh says which elements a thread has. Weights never leave the warp that computes them.
  *
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, KEYS, CHUNK and ROWS (kernels/variants.h).
  */
@@ -20,19 +18,19 @@
 #include "common/simt.cuh"
 #include "common/softmax.cuh"
 
-/* Shared memory. With one chunk the queries stay where they are for all tiles of keys. */
+/* Shared memory. With one chunk the queries stay for all key tiles. */
 typedef struct fa_shared {
     float *queries; /* QUERIES x CHUNK */
     float *rows;    /* KEYS x CHUNK: keys, then values */
     float *weights; /* QUERIES x KEYS */
 } fa_shared;
 
-/* The keys of a tile that some of its queries may see: [from, to) of [start, start + KEYS). */
+/* The keys of a tile that some queries see: [from, to) of [start, start + KEYS). */
 typedef struct fa_key_range {
     int64_t start, from, to;
 } fa_key_range;
 
-/* A thread's part of the tile. */
+/* A thread's part of the work tile. */
 typedef struct fa_state {
     float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
     float out[ROWS][CHUNKS * GROUPS][4];
@@ -65,8 +63,8 @@ FA_DEVICE void load_queries(const fa_attention_params *p, const fa_tile *t, floa
     }
 }
 
-/* Columns column .. column+CHUNK-1 of a tile of keys or values; zeros for keys that no query of the
- * tile may see. Returns 0, or NaN if something in it is not finite. */
+/* Columns column .. column+CHUNK-1 of a tile of keys or values; zeros for keys that no query sees. Returns 0, or
+ * NaN if something in it is not finite. Without the checks of load_rows (common/simt.cuh), as tiles are whole. */
 FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view *v,
                              const fa_tile *t, const fa_key_range *keys, float *to, int kind,
                              int column, int columns)
@@ -110,8 +108,8 @@ FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v,
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
-/* Scores become logits by way of shared memory, where a loop need not be unrolled. A thread touches
- * its own elements only. */
+/* Scores become logits, with any options. They are in shared memory, so that the loop need not be unrolled. A
+ * thread accesses its own elements only. */
 FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t,
                                    const fa_shared *shared, int64_t start, float scale,
                                    float scores[ROWS][COLUMNS])
@@ -140,8 +138,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
             scores[r][c] = mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS];
 }
 
-/* Scores become logits where there is nothing but a scale and, in tiles that are not full, masks by
- * position. */
+/* Scores become logits, for a scale and masks by position alone. full: every row sees the whole tile. */
 FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t, int64_t start,
                                  bool full, float scale, float scores[ROWS][COLUMNS])
 {
@@ -162,7 +159,7 @@ FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t,
     }
 }
 
-/* Logits become weights in shared memory; maximum, sum and the earlier output follow. */
+/* Logits become weights in shared memory. Updates the max, and rescales the sum and the output. */
 FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS], fa_state *state)
 {
     float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
@@ -223,7 +220,7 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
 #pragma unroll 1
     for (int column = 0; column < p->d; column += CHUNK) {
         const int columns = p->d - column < CHUNK ? p->d - column : CHUNK;
-        __syncthreads(); /* what lies there has been used */
+        __syncthreads(); /* the buffers have been used */
         if (CHUNKS > 1) load_queries(p, t, shared->queries, column);
         (void)load_keys(p, &p->k, t, keys, shared->rows, column, p->d);
         __syncthreads();
@@ -247,7 +244,7 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
     }
 }
 
-/* All keys that the tile's queries may see, a tile at a time. */
+/* All keys that the work tile's queries see: load, multiply, softmax, load, multiply. */
 FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
                       fa_state *state)
 {
@@ -334,7 +331,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     forward_simt(const __grid_constant__ fa_attention_params p)
 {
     FA_DYNAMIC_SHARED(memory);
-    __shared__ fa_tile tile; /* registers are for the products */
+    __shared__ fa_tile tile; /* products need the registers */
     fa_shared shared;
     shared.queries = memory;
     shared.rows = shared.queries + QUERIES * PITCH;

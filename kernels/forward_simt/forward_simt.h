@@ -6,8 +6,8 @@
  *   chunk  columns in shared memory at a time
  *   rows   of a thread
  */
-#ifndef FA_KERNEL_FORWARD_SIMT_H
-#define FA_KERNEL_FORWARD_SIMT_H
+#ifndef FA_KERNELS_FORWARD_SIMT_FORWARD_SIMT_H
+#define FA_KERNELS_FORWARD_SIMT_FORWARD_SIMT_H
 
 #define FA_SIMT_THREADS 128
 #define FA_SIMT_ACROSS 8 /* threads that share a row */

@@ -1,6 +1,7 @@
 /*
  * Attention forward on tensor cores by mma.sync, from Ampere on: FlashAttention-2, algorithm 1 (arXiv:2307.08691,
- * section 3.1), in float16 or bfloat16 with float32 sums, with every option of the API. Compiled with ARCHITECTURE 75 it
+ * section 3.1), in float16 or bfloat16 with float32 sums, with every option of the API. Compiled with ARCHITECTURE
+ * 75 it
  * runs on Turing, in float16.
  *
  *   config.cuh      the numbers of the variant          multiply.cuh   S = Q K^T, O += P V
@@ -9,12 +10,16 @@
  *   load.cuh        copies to shared memory             recompute.cuh  values that are not finite
  *                                                       store.cuh      results
  *
- * All warps have the same role. A block takes one work tile after the other; for each, compute_work_tile walks over the key
- * tiles: load, multiply, softmax, multiply; then the results are stored. Work tiles are described ahead, so the copies of
+ * All warps have the same role. A block takes one work tile after the other; for each, compute_work_tile walks over
+ * the key
+ * tiles: load, multiply, softmax, multiply; then the results are stored. Work tiles are described ahead, so the
+ * copies of
  * the next one's queries and first keys are under way while this one ends.
  *
- * A key tile is plain if every row sees all of it, and of the next one, and it can be copied whole. Plain tiles, which are
- * most, have a loop of their own (add_plain_tiles): its body is straight code, its addresses stay in registers, and copies
+ * A key tile is plain if every row sees all of it, and of the next one, and it can be copied whole. Plain tiles,
+ * which are
+ * most, have a loop of their own (add_plain_tiles): its body is straight code, its addresses stay in registers, and
+ * copies
  * are issued between products. A warp skips key tiles of which none of its rows sees a key.
  */
 #include "forward_sm80/config.cuh"
@@ -34,8 +39,7 @@
 
 /* ---- Any key tile: load and multiply --------------------------------------------------------- */
 
-/* The scores of tile n, of whose keys some rows may not see some. Returns whether the warp's rows see some
- * of it. */
+/* The scores of key tile n, with masks and options. Returns whether the warp's rows see some of the tile. */
 FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                              const fa_memory *at, int n, fa_queries *q, float logit_scale,
                              fa_scores *s)
@@ -55,10 +59,10 @@ FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, con
     return true;
 }
 
-/* Tile n from its copies to its scores; returns whether the warp's rows see some of it. With two stages the
- * tile after it is on its way to where the one before was while tile n is used; with one stage values n
- * replace those before once keys n are there, and the next keys replace keys n once values n are there.
- * Behind the last tile comes the next task's first. Tile -1 stands for what is done before the block's first. */
+/* Waits for key tile n, issues the next copies, and computes the scores. Returns whether the warp's rows see
+ * some of the tile. With two stages tile n + 1 goes to the stage of tile n - 1 meanwhile. With one stage values
+ * n replace values n - 1 once keys n are there, and keys n + 1 replace keys n once values n are there. After the
+ * last tile comes the first one of the next work tile. Tile -1 only issues the block's first copies. */
 FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, const fa_memory *at,
                                  int n, fa_path *path, fa_queries *q, bool searched,
                                  float logit_scale, fa_scores *s)
@@ -70,15 +74,15 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     if (n == 0) load_query_fragments(q, at);
     if (STAGES == 2) {
         find_rows(p, &c, path);
-        issue_keys(p, c.task, &c.at, c.n, path);
-        issue_values(p, c.task, &c.at, c.n, path);
+        issue_keys(p, c.work, &c.at, c.n, path);
+        issue_values(p, c.work, &c.at, c.n, path);
     } else if (n >= 0) issue_values(p, &b->now, at, n, path);
     if (n >= 0) here = multiply_tile(p, &b->now.tile, w, at, n, q, logit_scale, s);
     if (STAGES == 1) {
         if (n >= 0) sync_block(w, at, n, searched);
         find_rows(p, &c, path);
-        issue_keys(p, c.task, &c.at, c.n, path);
-    } else if (c.n == 0) __syncthreads(); /* all are done with the queries */
+        issue_keys(p, c.work, &c.at, c.n, path);
+    } else if (c.n == 0) __syncthreads(); /* all warps have used the queries */
     return here;
 }
 
@@ -92,7 +96,7 @@ FA_DEVICE void add_tracked_values(const fa_memory *at, const fa_weights *p, uint
     else add_values(o, p, rows, value_fragments(tile));
 }
 
-/* The online softmax of a tile, and O += P V. nonfinite: not all values are finite. */
+/* The online softmax of a key tile, and O += P V. nonfinite: not all values are finite. */
 FA_DEVICE void add_tracked_tile(const fa_attention_params *p, const fa_tile *t,
                                 const fa_key_tiles *w, const fa_memory *at, int n, bool nonfinite,
                                 const fa_scores *s, float scale, fa_output *o)
@@ -113,8 +117,8 @@ FA_DEVICE void add_tracked_tile(const fa_attention_params *p, const fa_tile *t,
 
 /* ---- Plain key tiles ------------------------------------------------------------------------- */
 
-/* The scores. Once the first of their products are under way, copies begin: of this tile's values, or with
- * two stages of the next tile. */
+/* The scores. Copies are issued behind the first products: of this tile's values, or with two stages of the next
+ * tile. */
 FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
                                   fa_path *path, const fa_queries *q, fa_scores *s)
 {
@@ -126,7 +130,7 @@ FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory 
     add_scores(s, q, k, 1, D_STEPS);
 }
 
-/* The softmax and O += P V; with one stage the next keys' copies begin. */
+/* The softmax and O += P V. With one stage it issues the copies of the next keys. */
 FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at, int n,
                               fa_path *path, float scale, const fa_scores *s, fa_output *o)
 {
@@ -144,7 +148,7 @@ FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at,
 #endif
 }
 
-/* Tile n, which all rows of the block see all of, as the next one. Returns how many chunks are done. */
+/* Key tile n, which is plain. Returns how many of its chunks are done. */
 FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w,
                              const fa_memory *at, int n, fa_path *path, fa_queries *q, float scale,
                              fa_scores *s, fa_output *o)
@@ -156,14 +160,13 @@ FA_DEVICE int add_plain_tile(const fa_attention_params *p, const fa_key_tiles *w
     if (STAGES == 1) {
         wait_for_copies();
         __syncthreads();
-        scale +=
-            fa_bits_float(w->recompute); /* nothing: but exponentials begin behind the barrier */
+        scale += fa_bits_float(w->recompute); /* adds 0: so exponentials begin behind the barrier */
     }
     return weigh_and_issue(p, at, n, path, scale, s, o);
 }
 
-/* Tiles from *n on to the last that all rows see all of, and of the next one too, or to one that is left to
- * add_untracked_tile. *n is the last of them; returns how many of its chunks are done. */
+/* Key tiles from *n on, to the last plain one, or to one that needs new bases, which add_untracked_tile
+ * completes. *n becomes the last of them; returns how many of its chunks are done. */
 FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *w,
                               const fa_memory *at, int *n, fa_path *path, fa_queries *q,
                               float scale, fa_scores *s, fa_output *o)
@@ -179,8 +182,8 @@ FA_DEVICE int add_plain_tiles(const fa_attention_params *p, const fa_key_tiles *
 
 /* ---- Other key tiles of plain rows: softmax and multiply ------------------------------------- */
 
-/* The softmax of a tile and O += P V, but for the keys of the chunks that are done; tracked: some row is known to
- * need another base. */
+/* The softmax of a key tile and O += P V, without the chunks that are done already. tracked: the rows get new
+ * bases first; otherwise only if a weight turns out too large. */
 FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const fa_memory *at,
                                   uint32_t v, int done, float bound, bool tracked)
 {
@@ -200,6 +203,12 @@ FA_DEVICE void add_untracked_tile(fa_output *o, fa_scores *s, float scale, const
 
 /* ---- A work tile ----------------------------------------------------------------------------- */
 
+/* Load, multiply, softmax, multiply, for all key tiles of the work tile. Who does it:
+ *
+ *   plain tiles    add_plain_tiles, many at a time; if a tile needs new bases, add_untracked_tile completes it
+ *   other tiles    load_and_multiply, then add_untracked_tile; with options, or for values that are not finite,
+ *                  add_tracked_tile
+ */
 FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at,
                                  fa_output *o)
 {
@@ -209,7 +218,6 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
 #else
-    /* Above 0, so that -infinity stays -infinity. */
     const float scale = fmaxf(p->scale * FA_LOG2E, MIN_SCALE), logit_scale = 1.0f;
     const bool hides = false;
 #endif
@@ -219,15 +227,15 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     if (UNTRACKED) hold_path(&path);
     const int tiles = w->tiles;
 #if UNTRACKED
-    /* Not the first tile, which finds the bases. */
+    /* The first tile is not plain: it finds the bases. */
     const int plain_from = w->plain_from > 0 ? w->plain_from : 1, plain_to = w->plain_to - 1;
 #endif
 #pragma unroll 1
     for (int n = b->loading ? 0 : -1; n < tiles; n++) {
         fa_scores s;
-        bool nonfinite = false;
+        bool nonfinite = false; /* whether not all values of the tile are finite */
 #if UNTRACKED
-        int done = 0;
+        int done = 0; /* chunks of the tile that have been added */
         bool tracked = n == 0 || path.peaked;
         if (n == plain_from) judge_rows(o, n, &path);
         if (n >= plain_from && n < plain_to) {
@@ -253,11 +261,11 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #endif
         add_tracked_tile(p, t, w, at, n, nonfinite, &s, scale, o);
     }
-    /* Not before: the copies of the first keys are still on their way. */
+    /* Not earlier: copies of the next work tile's first keys are pending, and are waited for together. */
     if (has_keys(next_work_tile(b))) issue_queries(p, &next_work_tile(b)->tile, at->q);
 }
 
-/* Returns whether this thread saw that the task must be done once more. */
+/* Computes and stores. Returns whether this thread found that the work tile must be computed again. */
 FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa_memory *at)
 {
     fa_work_tile *now = &b->now;
@@ -274,21 +282,21 @@ FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa
     return suspect;
 }
 
-/* Goes on to the next task, or does this one again if any thread asks for it. */
+/* Goes on to the next work tile, or to the same one again if any thread says so. */
 FA_DEVICE void end_work_tile(const fa_attention_params *p, fa_block *b, bool recompute)
 {
-    const uint32_t turn = b->number + 1;
+    const uint32_t next = b->number + 1;
     const bool keys = has_keys(&b->now);
-    fa_work_tile *tasks = b->queue;
+    fa_work_tile *queue = b->queue;
     if (__syncthreads_or(recompute)) {
-        wait_for_copies(); /* of the next task, whose places are needed once more */
+        wait_for_copies(); /* of the next work tile: its stages are needed again */
         if (ptx_thread_id() == 0) b->loading = 0, b->now.keys.recompute = 1;
     } else {
-        if (ptx_thread_id() == 0) b->loading = keys, b->number = turn;
-        copy_work_tile(&tasks[turn % (QUEUE_ENTRIES)], &b->now);
-        if (turn % AHEAD == 0 &&
-            turn + AHEAD <= b->count) /* also that there is none after the last */
-            describe_work_tiles(p, turn + AHEAD, AHEAD, tasks);
+        if (ptx_thread_id() == 0) b->loading = keys, b->number = next;
+        copy_work_tile(&queue[next % QUEUE_ENTRIES], &b->now);
+        if (next % AHEAD == 0 &&
+            next + AHEAD <= b->count) /* also an entry after the last work tile, which is empty */
+            describe_work_tiles(p, next + AHEAD, AHEAD, queue);
     }
     __syncthreads();
 }

@@ -3,7 +3,8 @@
  *
  * Of kernels/variants.h:
  *   warps       of a block
- *   split       warps that share rows: each makes the scores of its share of a tile's keys and the output's columns of
+ *   split       warps that share rows: each makes the scores of its share of a tile's keys and the output's columns
+ * of
  *               its share, whose accumulator fits into its registers
  *   group_rows  of a warp, or of the warps that share them: a multiple of 16
  *   keys        a multiple of 32
@@ -11,8 +12,8 @@
  *   blocks      of a multiprocessor, at least, which bounds the registers
  *   ahead       tasks are described so many at a time, at most twice as many ahead
  */
-#ifndef FA_KERNEL_FORWARD_SM80_H
-#define FA_KERNEL_FORWARD_SM80_H
+#ifndef FA_KERNELS_FORWARD_SM80_FORWARD_SM80_H
+#define FA_KERNELS_FORWARD_SM80_FORWARD_SM80_H
 
 #include "../common/element.h"
 #include "../common/params.h"
@@ -25,11 +26,11 @@ typedef struct fa_sm80_params {
     int64_t causal_pairs, full_heads;
 } fa_sm80_params;
 
-/* Every option that changes scores or weights may be there; without it, none. */
+/* Every option that changes scores or weights may be there. 0: none of them. */
 #define FA_SM80_ALL 1
 
-/* Bytes from one row to the next: 16 more than the row has, an odd number of 16-byte units. So the
- * units of 8 neighbouring rows lie in 8 different groups of banks. */
+/* Bytes from one row to the next: 16 more than the row has, an odd number of 16-byte units. So units of 8
+ * neighbouring rows are in 8 different groups of banks. */
 #define FA_SM80_PITCH(dim, element) (FA_ELEMENT_BYTES(element) * (dim) + 16)
 
 #define FA_SM80_THREADS(warps) (32 * (warps))
@@ -43,13 +44,13 @@ typedef struct fa_sm80_params {
          : FA_SM80_QUERIES(warps, split, group_rows) * FA_SM80_WEIGHTS_PITCH(keys, element) +      \
                4 * (group_rows) * (warps))
 
-/* Bytes of a task's description. */
-#define FA_SM80_TASK_BYTES 288
+/* Bytes of a work tile's description. */
+#define FA_SM80_ENTRY_BYTES 288
 
-/* Bytes of dynamic shared memory: queries, keys, values, what is passed, descriptions. */
+/* Bytes of dynamic shared memory: queries, keys, values, what warps pass to each other, the work-tile queue. */
 #define FA_SM80_SMEM(element, dim, warps, split, group_rows, keys, stages, ahead)                  \
     (FA_SM80_PITCH(dim, element) *                                                                 \
          (FA_SM80_QUERIES(warps, split, group_rows) + 2 * (stages) * (keys)) +                     \
-     FA_SM80_SHARED(element, warps, split, group_rows, keys) + 2 * (ahead)*FA_SM80_TASK_BYTES)
+     FA_SM80_SHARED(element, warps, split, group_rows, keys) + 2 * (ahead)*FA_SM80_ENTRY_BYTES)
 
 #endif

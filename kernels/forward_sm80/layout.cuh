@@ -1,7 +1,8 @@
 /*
  * Which part of a work tile a thread has, and where things are in shared memory.
  *
- * Up to 128 columns a warp has 32 rows of the work tile. For wider heads a group of SPLIT warps shares rows: each computes
+ * Up to 128 columns a warp has 32 rows of the work tile. For wider heads a group of SPLIT warps shares rows: each
+ * computes
  * the scores of its share of a key tile's keys and its share of the output's columns.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_LAYOUT_CUH
@@ -22,30 +23,30 @@ FA_DEVICE int group_row(void) { return group_id() * GROUP_ROWS; } /* its first *
 FA_DEVICE int share_id(void) { return ptx_thread_id() / 32 % SPLIT; }
 FA_DEVICE int own_key(void) { return share_id() * OWN_KEYS; } /* its first in a tile */
 
-/* All warps of the group meet. */
+/* A barrier of the group's warps. */
 FA_DEVICE void sync_group(void)
 {
     if (SPLIT > 1) ptx_named_barrier_sync(1 + group_id(), 32 * SPLIT);
 }
 
-/* The row of the block's tile that element [m][..][2 * half] belongs to. */
+/* The row of the work tile that element [m][..][2 * half] belongs to. */
 FA_DEVICE int row_of(int m, int half) { return group_row() + 16 * m + 8 * half + lane_id() / 4; }
 
 /* ---- Registers ------------------------------------------------------------------------------- */
 
-/* S, as mma leaves it: of row 16m + g + 8h the keys 8n + 2t and 8n + 2t + 1 in [m][n][2h] and
- * [m][n][2h + 1], g = lane / 4, t = lane % 4. */
+/* S as mma leaves it: with g = lane / 4 and t = lane % 4, keys 8n + 2t and 8n + 2t + 1 of row 16m + g + 8h are
+ * in [m][n][2h] and [m][n][2h + 1]. */
 typedef struct fa_scores {
     float at[M_TILES][KEY_TILES][4];
 } fa_scores;
 
-/* P, rounded: [m][n][h] the pair. Two tiles in a row are an A fragment. Warps that share rows need
- * the weights of all keys: they lay theirs down in shared memory. */
+/* P rounded to 16 bits: [m][n][h] is an x2. Two neighbours along n are an A fragment. Warps that share rows need
+ * the weights of all keys: they store theirs to shared memory. */
 typedef struct fa_weights {
 #if SPLIT == 1
     uint32_t at[M_TILES][KEY_TILES][2];
 #else
-    uint32_t at; /* where this lane's pair [0][0][0] lies */
+    uint32_t at; /* the address of this lane's x2 [0][0][0] */
 #endif
 } fa_weights;
 
@@ -59,8 +60,8 @@ typedef struct fa_output {
 
 /* Addresses in shared memory. */
 typedef struct fa_memory {
-    uint32_t q, k, v; /* of keys and values where the task's even tiles lie, */
-    uint32_t to_odd;  /* and from there to its odd ones */
+    uint32_t q, k, v; /* of keys and values: the stage of the work tile's even key tiles, */
+    uint32_t to_odd;  /* and from there to the stage of its odd ones */
     uint32_t weights; /* QUERIES x KEYS */
     uint32_t numbers; /* GROUPS x SPLIT x GROUP_ROWS */
 } fa_memory;
@@ -77,13 +78,14 @@ FA_DEVICE fa_memory find_memory(const void *memory)
     return at;
 }
 
-/* Where the keys and values of tile number n lie; first: those of tile 0. */
+/* The stage of key tile n. first: that of tile 0. */
 FA_DEVICE uint32_t stage(const fa_memory *at, uint32_t first, int n)
 {
     return STAGES == 1 ? first : first + (n & 1) * at->to_odd;
 }
 
-/* The memory of the task after one of so many tiles: its first goes to where there is room. */
+/* The memory of the next work tile, after one of so many key tiles: its first one goes to the stage that is
+ * free. */
 FA_DEVICE fa_memory next_memory(const fa_memory *at, int tiles)
 {
     fa_memory next = *at;
@@ -94,8 +96,8 @@ FA_DEVICE fa_memory next_memory(const fa_memory *at, int tiles)
     return next;
 }
 
-/* The row and piece that this lane names when the fragments of a tile's first 16 rows and columns are
- * loaded: by 8 x 8 matrices, A and the transposed V first down and then across, K the other way. */
+/* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and columns. The 8 x
+ * 8 matrices go first down and then across for A and the transposed V, and the other way for K. */
 FA_DEVICE uint32_t value_lane(int lane) { return (uint32_t)(lane % 16 * PITCH + lane / 16 * 16); }
 
 FA_DEVICE uint32_t key_lane(int lane)
@@ -103,7 +105,7 @@ FA_DEVICE uint32_t key_lane(int lane)
     return (uint32_t)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16);
 }
 
-/* Where this lane's fragments of values begin. */
+/* The address that this lane passes for its first fragment of values. */
 FA_DEVICE uint32_t value_fragments(uint32_t tile)
 {
     return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
@@ -116,7 +118,7 @@ FA_DEVICE uint32_t group_weights(const fa_memory *at)
     return at->weights + (uint32_t)(group_row() * WEIGHTS_PITCH);
 }
 
-/* Where this lane's row of the group's weights begins, as A fragments are loaded. */
+/* The address that this lane passes for the first A fragment of the group's weights. */
 FA_DEVICE uint32_t weight_rows(const fa_memory *at)
 {
     return group_weights(at) + (uint32_t)(lane_id() % 16 * WEIGHTS_PITCH + lane_id() / 16 * 16);
@@ -145,17 +147,16 @@ FA_DEVICE uint32_t get_x2(const fa_weights *p, int m, int n, int half)
 }
 #endif
 
-FA_DEVICE void set_x2(fa_weights *p, int m, int n, int half, uint32_t pair)
+FA_DEVICE void set_x2(fa_weights *p, int m, int n, int half, uint32_t x2)
 {
 #if SPLIT > 1
-    ptx_st_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), pair);
+    ptx_st_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 16 * n), x2);
 #else
-    p->at[m][n][half] = pair;
+    p->at[m][n][half] = x2;
 #endif
 }
 
-/* A number for each row, which the warps of the group tell each other. Who calls has all four lanes
- * of a row hold the same. */
+/* Stores a number for each row, for the other warps of the group. All four lanes of a row hold the same. */
 FA_DEVICE void share_with_group(const fa_memory *at, float x[M_TILES][2])
 {
     const uint32_t to = at->numbers + (uint32_t)(ptx_thread_id() / 32 * GROUP_ROWS * 4);
@@ -166,7 +167,7 @@ FA_DEVICE void share_with_group(const fa_memory *at, float x[M_TILES][2])
     sync_group();
 }
 
-/* What the warp number `share` has told of row 8 * i + g. */
+/* The number of row 8 * i + g that warp `share` of the group has stored. */
 FA_DEVICE float read_from_group(const fa_memory *at, int share, int i)
 {
     const int row = (group_id() * SPLIT + share) * GROUP_ROWS + 8 * i + lane_id() / 4;

@@ -1,7 +1,9 @@
 /*
- * Copies of queries, keys and values to shared memory. On Turing, which has no asynchronous copies, they are plain ones.
+ * Copies of queries, keys and values to shared memory. On Turing, which has no asynchronous copies, they are plain
+ * ones.
  *
- * Keys and values that no query of the work tile sees are not read: zeros are stored instead. With two stages a key tile
+ * Keys and values that no query of the work tile sees are not read: zeros are stored instead. With two stages a key
+ * tile
  * and its values are copied while the one before is used. With one stage values are copied while their keys are used,
  * and the next keys while values are used.
  */
@@ -37,7 +39,7 @@ FA_DEVICE uint32_t copied_address(uint32_t tile)
     return tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
 }
 
-/* Issues a copy of 16 bytes, or of zeros where it is not wanted. */
+/* Issues a copy of 16 bytes. Without `wanted` it writes zeros and reads nothing. */
 FA_DEVICE void copy_async(uint32_t to, const void *from, bool wanted)
 {
 #if ARCHITECTURE >= 80
@@ -54,23 +56,23 @@ FA_DEVICE void wait_for_copies(void)
 #endif
 }
 
-/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a piece. */
+/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
-    uint32_t pair[4];
+    uint32_t x2[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint16_t *x = (const uint16_t *)row + column + 2 * i;
         const uint32_t low = column + 2 * i < columns ? x[0] : 0;
         const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
-        pair[i] = low | high << 16;
+        x2[i] = low | high << 16;
     }
-    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
 }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* Queries one by one, of rows that are not aligned. */
+/* Queries whose rows are not aligned. */
 FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, int64_t count,
                               uint32_t tile)
 {
@@ -125,7 +127,8 @@ FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v
     }
 }
 
-/* j: the position of this thread's first row, which goes to `to`. inside: its piece is one of a row. */
+/* Rows of pages. j: the position of this thread's first row, which goes to `to`. inside: its vector is part of a
+ * row. */
 FA_DEVICE void issue_paged_rows(const fa_attention_params *p, const fa_kernel_view *v,
                                 const fa_tile *t, const fa_key_tiles *w, int j, bool inside,
                                 uint32_t to)
@@ -139,7 +142,7 @@ FA_DEVICE void issue_paged_rows(const fa_attention_params *p, const fa_kernel_vi
     }
 }
 
-/* rows: this thread's piece of row 0, and the bytes from one row to the next. */
+/* rows: this thread's vector of row 0; pitch: bytes from one row to the next. */
 FA_DEVICE void issue_plain_rows(const char *rows, int64_t pitch, const fa_key_tiles *w, int j,
                                 bool inside, uint32_t to)
 {
@@ -150,8 +153,8 @@ FA_DEVICE void issue_plain_rows(const char *rows, int64_t pitch, const fa_key_ti
         copy_async(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, inside && is_seen(w, j));
 }
 
-/* Starts the copy of the tile of keys or values whose first is at `first`. Zeros take the place of
- * what no query of the block sees. */
+/* Issues the copy of the keys or values from position `first` on. Keys that no query of the work tile sees
+ * become zeros. */
 FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v, const char *rows,
                           const fa_tile *t, const fa_key_tiles *w, int first, int columns,
                           uint32_t tile)
@@ -170,17 +173,18 @@ FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v,
 
 /* ---- Key tiles that are copied whole --------------------------------------------------------- */
 
-/* What a thread keeps at hand, so that tiles need no look-up (without options: they need the registers). */
+/* Addresses and more that a thread keeps in registers from tile to tile. Kernels with options have no registers
+ * for them and compute them anew. */
 typedef struct fa_path {
-    uint32_t q, k, v;          /* where this lane's fragments begin */
-    uint32_t copy;             /* where this thread's pieces of keys go */
-    bool k_inside, v_inside;   /* whether those pieces are of the rows */
-    const char *k_row, *v_row; /* the piece of the first row of the tile to be copied next */
-    float bound;               /* of a thread's sum of weights among CHUNK_KEYS keys of a row */
-    bool peaked;               /* the warp's rows have maxima in each tile */
+    uint32_t q, k, v;          /* addresses of this lane's first fragments */
+    uint32_t copy;             /* where this thread's vectors of keys go */
+    bool k_inside, v_inside;   /* whether those vectors are part of the rows */
+    const char *k_row, *v_row; /* the vector of the first row of the tile that is copied next */
+    float bound;               /* of a thread's sum of weights in a chunk of a row */
+    bool peaked;               /* the warp's rows are tracked */
 } fa_path;
 
-/* keys, values: the tiles that are to be copied next. */
+/* keys, values: the tiles that are copied next. */
 FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_key_tiles *w,
                             const fa_memory *at, int keys, int values)
 {
@@ -207,7 +211,7 @@ FA_DEVICE void hold_path(fa_path *path)
     path->copy = fa_opaque(path->copy);
 }
 
-/* Starts the copy of a whole tile; returns where the next begins. */
+/* Issues the copy of a whole tile; returns where the next one begins. */
 FA_DEVICE const char *issue_whole(const char *row, int64_t pitch, bool inside, uint32_t to)
 {
     const int64_t ahead = pitch * ROWS_A_PASS;
@@ -230,7 +234,7 @@ FA_DEVICE void issue_whole_values(const fa_attention_params *p, fa_path *path, u
 }
 
 #if UNTRACKED
-/* Copies of tile n + 1 begin, of keys and, with two stages, of values. */
+/* Issues the copies of tile n + 1: of keys and, with two stages, of values. */
 FA_DEVICE void issue_next(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path)
 {
     const uint32_t to = stage(at, path->copy, n + 1);
@@ -241,46 +245,46 @@ FA_DEVICE void issue_next(const fa_attention_params *p, const fa_memory *at, int
 
 /* ---- Any key tile ---------------------------------------------------------------------------- */
 
-/* block.from is below 32, so that tile 0 alone can be in front of it. */
+/* Whether tile n is copied whole. block.from is below 32, so only tile 0 can have keys before it. */
 FA_DEVICE bool is_whole(const fa_key_tiles *w, int n)
 {
     return n < w->whole_to && (n > 0 || w->block.from == 0);
 }
 
-/* Starts the copy of keys n, as of tiles one after the other. */
-FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_work_tile *task,
+/* Issues the copy of keys n. Tiles come one after the other. */
+FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_work_tile *work,
                           const fa_memory *at, int n, fa_path *path)
 {
-    const fa_key_tiles *w = &task->keys;
+    const fa_key_tiles *w = &work->keys;
 #if OPTIONS
-    fa_path found = find_path(p, w, at, n, n); /* options need the registers */
+    fa_path found = find_path(p, w, at, n, n); /* the registers are needed for options */
     path = &found;
 #endif
     if (is_whole(w, n)) issue_whole_keys(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
-        issue_rows(p, &p->k, w->k, &task->tile, w, n * KEYS, p->d, stage(at, at->k, n));
+        issue_rows(p, &p->k, w->k, &work->tile, w, n * KEYS, p->d, stage(at, at->k, n));
         path->k_row += 2 * p->k.stride[1] * KEYS;
     }
 }
 
-FA_DEVICE void issue_values(const fa_attention_params *p, const fa_work_tile *task,
+FA_DEVICE void issue_values(const fa_attention_params *p, const fa_work_tile *work,
                             const fa_memory *at, int n, fa_path *path)
 {
-    const fa_key_tiles *w = &task->keys;
+    const fa_key_tiles *w = &work->keys;
 #if OPTIONS
     fa_path found = find_path(p, w, at, n, n);
     path = &found;
 #endif
     if (is_whole(w, n)) issue_whole_values(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
-        issue_rows(p, &p->v, w->v, &task->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
+        issue_rows(p, &p->v, w->v, &work->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
         path->v_row += 2 * p->v.stride[1] * KEYS;
     }
 }
 
-/* A tile that is copied next: of the same task, or the first of the next one. */
+/* The key tile that is copied next: of the same work tile, or the first one of the next. */
 typedef struct fa_next_tile {
-    const fa_work_tile *task;
+    const fa_work_tile *work;
     fa_memory at;
     int n;
 } fa_next_tile;
@@ -293,11 +297,11 @@ FA_DEVICE fa_next_tile find_next_tile(const fa_block *b, const fa_memory *at, in
     return c;
 }
 
-/* Where the rows of a task's first tile lie, and where they go, is new. */
+/* For the first key tile of a work tile: where its rows are, and where they go. */
 FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa_path *path)
 {
     if (c->n > 0) return;
-    const fa_path first = find_path(p, &c->task->keys, &c->at, 0, 0);
+    const fa_path first = find_path(p, &c->work->keys, &c->at, 0, 0);
     if (STAGES == 2) path->copy = first.copy;
     path->k_row = first.k_row;
     path->v_row = first.v_row;
@@ -305,7 +309,7 @@ FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa
 
 /* ---- The end of copies ----------------------------------------------------------------------- */
 
-/* Whether something in the pieces of a tile that this thread copied is not finite. */
+/* Whether some element that this thread copied to a tile is not finite. */
 FA_DEVICE bool copied_not_finite(uint32_t tile)
 {
     uint32_t seen = 0;
@@ -320,8 +324,7 @@ FA_DEVICE bool copied_not_finite(uint32_t tile)
     return seen != 0;
 }
 
-/* Waits for this thread's copies, and for the other threads to come here, too. Whether values n
- * are all finite is looked up where `searched`. */
+/* Waits for all threads' copies. searched: finds out whether all values of tile n are finite. */
 FA_DEVICE void sync_block(fa_key_tiles *w, const fa_memory *at, int n, bool searched)
 {
     wait_for_copies();

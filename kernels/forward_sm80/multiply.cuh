@@ -10,7 +10,7 @@
 
 /* ---- S = Q K^T ------------------------------------------------------------------------------- */
 
-/* The warp's fragments of Q: those that are kept, and where in shared memory this lane's rows begin. */
+/* The warp's fragments of Q: those in registers, and the address that this lane passes for the others. */
 typedef struct fa_queries {
 #if REGISTER_STEPS > 0
     uint32_t fragments[M_TILES][REGISTER_STEPS][4];
@@ -66,7 +66,7 @@ FA_DEVICE void load_key_fragments(uint32_t b[4], uint32_t k, int i)
     ptx_ldmatrix_x4(b, k + (uint32_t)(i % KEY_BLOCKS * 16 * PITCH + i / KEY_BLOCKS * 32));
 }
 
-/* Steps from .. to - 1 along d. Fragments are loaded while the products of those before run. */
+/* Steps from .. to - 1 along the head dim. Fragments are loaded one step ahead of their products. */
 FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
 {
     uint32_t a[2][M_TILES][4], b[2][4];
@@ -74,16 +74,16 @@ FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int fro
     load_key_fragments(b[0], k, from * KEY_BLOCKS);
 #pragma unroll
     for (int i = 0; i < (to - from) * KEY_BLOCKS; i++) {
-        const int step = from + i / KEY_BLOCKS, pair = i % KEY_BLOCKS;
+        const int step = from + i / KEY_BLOCKS, block = i % KEY_BLOCKS;
         const uint32_t *now = b[i % 2];
         if (i + 1 < (to - from) * KEY_BLOCKS)
             load_key_fragments(b[(i + 1) % 2], k, from * KEY_BLOCKS + i + 1);
-        if (pair == KEY_BLOCKS - 1 && step + 1 < to)
+        if (block == KEY_BLOCKS - 1 && step + 1 < to)
             get_query_fragments(a[(step + 1) % 2], q, step + 1);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
-            fa_mma(s->at[m][2 * pair], a[step % 2][m], now[0], now[1]);
-            fa_mma(s->at[m][2 * pair + 1], a[step % 2][m], now[2], now[3]);
+            fa_mma(s->at[m][2 * block], a[step % 2][m], now[0], now[1]);
+            fa_mma(s->at[m][2 * block + 1], a[step % 2][m], now[2], now[3]);
         }
     }
 }
@@ -96,7 +96,7 @@ FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
 
 /* ---- O += P V -------------------------------------------------------------------------------- */
 
-/* The A fragments of 16 keys. rows: where this lane's row of the group's weights begins. */
+/* The A fragments of 16 keys. rows: the address that this lane passes (weight_rows). */
 FA_DEVICE void get_weight_fragments(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t rows,
                                     int step)
 {
@@ -112,16 +112,17 @@ FA_DEVICE void get_weight_fragments(uint32_t a[M_TILES][4], const fa_weights *p,
 #endif
 }
 
-/* The products of 16 keys and of columns 16 * pair .. 16 * pair + 15. One transposed ldmatrix
- * gives the B fragments of both. */
-FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step, int pair)
+/* The products of 16 keys and of columns 16 * block .. 16 * block + 15. One transposed ldmatrix gives both B
+ * fragments. */
+FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step,
+                               int block)
 {
     uint32_t b[4];
-    ptx_ldmatrix_x4_trans(b, v + (uint32_t)(step * 16 * PITCH + pair * 32));
+    ptx_ldmatrix_x4_trans(b, v + (uint32_t)(step * 16 * PITCH + block * 32));
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
-        fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
-        fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
+        fa_mma(o->at[m][2 * block], a[m], b[0], b[1]);
+        fa_mma(o->at[m][2 * block + 1], a[m], b[2], b[3]);
     }
 }
 
@@ -132,7 +133,7 @@ FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t rows, uint
         uint32_t a[M_TILES][4];
         get_weight_fragments(a, p, rows, step);
 #pragma unroll
-        for (int pair = 0; pair < D_TILES / 2; pair++) add_values_step(o, a, v, step, pair);
+        for (int block = 0; block < D_TILES / 2; block++) add_values_step(o, a, v, step, block);
     }
 }
 

@@ -1,8 +1,10 @@
 /*
  * Values that are not finite, and hidden from some rows. A weight of 0 makes NaN of them, and NaN of the result.
  *
- * They are rare, so they are not looked for at first. If a result is not finite and something was hidden, the block computes
- * the work tile again: then it looks for values that are not finite in the key tiles that hide something. Where it finds
+ * They are rare, so they are not looked for at first. If a result is not finite and something was hidden, the block
+ * computes
+ * the work tile again: then it looks for values that are not finite in the key tiles that hide something. Where it
+ * finds
  * some, the product is computed from what is finite, and infinities and NaN are added where the weight is not 0.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_RECOMPUTE_CUH
@@ -17,47 +19,47 @@
 #include "forward_sm80/scores.cuh"
 #include "ptx/ldmatrix.cuh"
 
-/* Ones where a half is not finite, but for the infinity of sign `without`; else zeros. */
-FA_DEVICE uint32_t mark_x2(uint32_t b, uint32_t without)
+/* A number 1 in each half that is not finite, except the infinity of sign `without`; 0 in the others. */
+FA_DEVICE uint32_t mark_x2(uint32_t x2, uint32_t without)
 {
-    const uint32_t other = b ^ (FA_X2_EXPONENTS | without);
-    return FA_X2_ONES & fa_x2_spread(fa_x2_not_finite(b)) &
+    const uint32_t other = x2 ^ (FA_X2_EXPONENTS | without);
+    return FA_X2_ONES & fa_x2_spread(fa_x2_not_finite(x2)) &
            fa_x2_spread(fa_x2_not_zero(other) | (other & 0x80008000u));
 }
 
-/* Ones where a weight is not 0. */
-FA_DEVICE uint32_t mark_weights(uint32_t pair)
+/* A number 1 in each half that is not 0. */
+FA_DEVICE uint32_t mark_weights(uint32_t x2)
 {
-    return FA_X2_ONES & fa_x2_spread(fa_x2_not_zero(pair));
+    return FA_X2_ONES & fa_x2_spread(fa_x2_not_zero(x2));
 }
 
-/* O += P V of 16 keys and of what is finite. v: where this lane's fragments of these keys begin. */
+/* O += P V of 16 keys and of finite values. v: the address of this lane's fragments of these keys. */
 FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t v)
 {
 #pragma unroll
-    for (int pair = 0; pair < D_TILES / 2; pair++) {
+    for (int block = 0; block < D_TILES / 2; block++) {
         uint32_t b[4];
-        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] &= ~fa_x2_spread(fa_x2_not_finite(b[i]));
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
-            fa_mma(o->at[m][2 * pair], a[m], b[0], b[1]);
-            fa_mma(o->at[m][2 * pair + 1], a[m], b[2], b[3]);
+            fa_mma(o->at[m][2 * block], a[m], b[0], b[1]);
+            fa_mma(o->at[m][2 * block + 1], a[m], b[2], b[3]);
         }
     }
 }
 
-/* Adds infinity, or minus infinity, where one of these keys' values is that or NaN and has a
- * weight that is not 0. marks: ones in place of such weights. */
+/* Adds infinity, or minus infinity, to elements for which one of these keys' values is that or NaN and has a
+ * weight other than 0. marks: mark_weights of the weights. */
 FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t v, bool negative)
 {
     const uint32_t without = negative ? 0 : 0x80008000u;
     const float infinity = negative ? -INFINITY : INFINITY;
 #pragma unroll
-    for (int pair = 0; pair < D_TILES / 2; pair++) {
+    for (int block = 0; block < D_TILES / 2; block++) {
         uint32_t b[4];
-        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(pair * 32));
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] = mark_x2(b[i], without);
 #pragma unroll
@@ -66,14 +68,13 @@ FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t
             fa_mma(count, marks[i / 2], b[i % 2 * 2], b[i % 2 * 2 + 1]);
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (count[e] > 0.0f) o->at[i / 2][2 * pair + i % 2][e] += infinity;
+                if (count[e] > 0.0f) o->at[i / 2][2 * block + i % 2][e] += infinity;
         }
     }
 }
 
-/* O += P V where values are not finite: sums of what is finite; then infinities of both signs,
- * which make NaN where they meet. The weights wait in memory, for the rare use of this path must
- * not take registers from the others. */
+/* O += P V with values that are not finite: products of the finite ones, then infinities of both signs, whose
+ * sum is NaN. The weights are in local memory: this rare path must not take registers from the others. */
 FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
 {
     uint32_t waiting[KEY_STEPS][M_TILES][4];
@@ -96,8 +97,8 @@ FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t 
     }
 }
 
-/* Whether a value that is not finite may have reached one of the thread's rows that must not see it: times its
- * weight of 0 it made a NaN. Rare, so nobody looks for such values before. */
+/* Whether a hidden value that is not finite may have reached one of the thread's rows: its product with a weight
+ * of 0 is NaN. */
 FA_DEVICE bool is_suspect(const fa_attention_params *p, const fa_key_tiles *w, const fa_output *o)
 {
     float zero[4] = {0.0f};

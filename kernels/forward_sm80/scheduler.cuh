@@ -1,7 +1,8 @@
 /*
  * Which work tiles are a block's, and the queue that describes them ahead.
  *
- * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... A task is a work tile, or under a causal mask
+ * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... A task is a work tile, or under a
+ * causal mask
  * a causal pair (common/causal_schedule.h). The arithmetic of a description is long, so all threads describe several
  * work tiles at once, ahead of their use.
  */
@@ -17,52 +18,51 @@ typedef struct fa_seen {
     int from, to, all_from, all_to;
 } fa_seen;
 
-/* The keys of a tile of queries, described ahead and kept in shared memory: registers are for the
- * products. Positions count from `start`, the first key of the first tile, a multiple of 32. */
+/* The key tiles of a work tile, in shared memory, as products need the registers. Positions count from `start`,
+ * the first key of the first tile, a multiple of 32. */
 typedef struct fa_key_tiles {
     int64_t start;
-    const char *k, *v; /* rows `start` of keys and values, unless there are pages */
-    /* How many tiles there are; [plain_from, plain_to) every row sees all of; below whole_to, and not in
-     * front of block.from, they can be copied row by row without a look at single keys. */
+    const char *k, *v; /* rows `start` of keys and values, if they are not in pages */
+    /* How many there are. Every row sees all of the tiles [plain_from, plain_to). Tiles below whole_to, and not
+     * before block.from, can be copied whole. */
     int tiles, plain_from, plain_to, whole_to;
     fa_seen block, group[GROUPS];
     int lo, hi, keys, last; /* row r <= last sees the keys [lo + r, hi + r) that are below `keys` */
-    uint32_t recompute; /* 1: the task's second time, values that are not finite are looked for */
-    int nonfinite_values
-        [WARPS]; /* whether this tile's values are not all finite; of each warp's own */
+    uint32_t recompute;     /* 1: the work tile is computed again (recompute.cuh) */
+    int nonfinite_values[WARPS]; /* of the current key tile; a copy for each warp */
 } fa_key_tiles;
 
-/* A task. Without queries and rows of its own: there is nothing to do. */
+/* An entry of the work-tile queue. One without queries and rows has nothing to compute. */
 typedef struct fa_work_tile {
     fa_tile tile;
     fa_key_tiles keys;
 } fa_work_tile;
-static_assert(sizeof(fa_work_tile) <= FA_SM80_TASK_BYTES, "room for descriptions");
+static_assert(sizeof(fa_work_tile) <= FA_SM80_ENTRY_BYTES, "room for descriptions");
 
-/* What a block has to do, in shared memory, for registers are scarce. */
+/* What the block has to compute, in shared memory, as registers are scarce. */
 typedef struct fa_block {
-    fa_work_tile now;    /* at a constant address: it is looked up between products */
-    fa_work_tile *queue; /* QUEUE_ENTRIES of them: the one of turn i at i % (QUEUE_ENTRIES) */
+    fa_work_tile now;    /* a copy, at a constant address: it is read between products */
+    fa_work_tile *queue; /* work tile i of the block is entry i % QUEUE_ENTRIES */
     uint32_t number, count;
-    int loading; /* whether the first copies of this turn's task are under way already */
+    int loading; /* whether the first copies of this work tile have been issued */
 } fa_block;
 
-/* Whether there are keys to be seen; then copies for the task after it are under way at its end. */
-FA_DEVICE bool has_keys(const fa_work_tile *task)
+/* Whether its rows see any keys. If so, the first copies of the next work tile are issued before its end. */
+FA_DEVICE bool has_keys(const fa_work_tile *w)
 {
-    return task->tile.first < task->tile.n_q && task->keys.tiles > 0;
+    return w->tile.first < w->tile.n_q && w->keys.tiles > 0;
 }
 
 FA_DEVICE const fa_work_tile *next_work_tile(const fa_block *b)
 {
-    return &b->queue[(b->number + 1) % (QUEUE_ENTRIES)];
+    return &b->queue[(b->number + 1) % QUEUE_ENTRIES];
 }
 
 /* ---- Descriptions ---------------------------------------------------------------------------- */
 
 FA_DEVICE int clamp_position(int64_t key, int64_t start) { return (int)fa_max64(key - start, 0); }
 
-/* What `count` rows of the tile from number r on see; rows behind the last query count as it. */
+/* What `count` rows of the work tile from row r on see. Rows behind the last query count as the last query. */
 FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int64_t start, int r,
                             int count)
 {
@@ -77,7 +77,7 @@ FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t, int6
     return s;
 }
 
-/* What single rows see, and where keys and values lie. Far away is a tile beyond what a sequence has. */
+/* What single rows see, and where keys and values are. */
 FA_DEVICE void plan_rows(const fa_attention_params *p, const fa_tile *t, int64_t start,
                          fa_key_tiles *w)
 {
@@ -97,7 +97,7 @@ FA_DEVICE void plan_rows(const fa_attention_params *p, const fa_tile *t, int64_t
     w->v = fa_view_row(&p->v, t->block_k, t->start_k + start, t->head_kv);
 }
 
-/* What a group sees, or for part GROUPS the block. */
+/* What a group of warps sees, or for part GROUPS the block. */
 FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_t start, int part,
                           fa_key_tiles *w)
 {
@@ -118,21 +118,21 @@ FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_
 
 /* ---- The block's work tiles ------------------------------------------------------------------ */
 
-/* The kernel's parameter, of which p is the first member. */
+/* The kernel's parameter. p is its first member. */
 FA_DEVICE const fa_sm80_params *own_params(const fa_attention_params *p)
 {
     return (const fa_sm80_params *)p;
 }
 
-/* The task of the block's turn, as fa_find_tile counts: from the last tile on; -1: there is none. */
-FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
+/* Work tile `number` of the block, as fa_find_tile counts them, from a head's last tile on. -1: there is none. */
+FA_DEVICE int64_t find_work_tile(const fa_attention_params *p, int64_t number)
 {
     const fa_sm80_params *s = own_params(p);
-    const int64_t unit = blockIdx.x + (s->causal_pairs ? number / 2 : number) * gridDim.x;
-    if (unit >= (s->causal_pairs ? s->causal_pairs : p->tasks)) return -1;
-    if (s->causal_pairs == 0) return unit;
+    const int64_t task = blockIdx.x + (s->causal_pairs ? number / 2 : number) * gridDim.x;
+    if (task >= (s->causal_pairs ? s->causal_pairs : p->tasks)) return -1;
+    if (s->causal_pairs == 0) return task;
     const fa_causal_pair pair =
-        fa_find_causal_pair(unit, (int)p->tiles, &s->full_heads, number % 2);
+        fa_find_causal_pair(task, (int)p->tiles, &s->full_heads, number % 2);
     const int tile = number % 2 ? pair.second : pair.first;
     if (tile == 0 || pair.head >= p->batch * p->heads_q) return -1;
     return pair.head * p->tiles + p->tiles - tile;
@@ -141,17 +141,18 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t number)
 FA_DEVICE uint32_t count_work_tiles(const fa_attention_params *p)
 {
     const fa_sm80_params *s = own_params(p);
-    const int64_t units = s->causal_pairs ? s->causal_pairs : p->tasks;
-    const int64_t mine = fa_divide(units - blockIdx.x + gridDim.x - 1, gridDim.x);
+    const int64_t tasks = s->causal_pairs ? s->causal_pairs : p->tasks;
+    const int64_t mine = fa_divide(tasks - blockIdx.x + gridDim.x - 1, gridDim.x);
     return (uint32_t)(s->causal_pairs ? 2 * mine : mine);
 }
 
-/* Part of a task's description: what a group sees, what the block does, or where rows lie. */
-FA_DEVICE void describe_part(const fa_attention_params *p, int64_t turn, int part, fa_work_tile *to)
+/* Part of a description: what a group sees, what the block computes, or where rows are. */
+FA_DEVICE void describe_part(const fa_attention_params *p, int64_t number, int part,
+                             fa_work_tile *to)
 {
-    const int64_t task = find_task(p, turn);
+    const int64_t tile = find_work_tile(p, number);
     fa_tile t = {0};
-    if (task >= 0) t = fa_find_tile(p, task, QUERIES);
+    if (tile >= 0) t = fa_find_tile(p, tile, QUERIES);
     if (part == GROUPS) {
         to->tile = t;
         to->keys.tiles = to->keys.whole_to = 0;
@@ -163,18 +164,18 @@ FA_DEVICE void describe_part(const fa_attention_params *p, int64_t turn, int par
     else plan_rows(p, &t, start, &to->keys);
 }
 
-/* Describes the tasks of `count` turns, side by side: their arithmetic is long, and the block waits for it. */
-FA_DEVICE void describe_work_tiles(const fa_attention_params *p, int64_t turn, int count,
-                                   fa_work_tile *tasks)
+/* Describes `count` work tiles from `number` on, in parallel: a thread for each part. */
+FA_DEVICE void describe_work_tiles(const fa_attention_params *p, int64_t number, int count,
+                                   fa_work_tile *queue)
 {
     enum { PARTS = GROUPS + 2 };
     static_assert(QUEUE_ENTRIES * PARTS <= THREADS, "a thread for each part");
     const int i = ptx_thread_id() / PARTS;
     if (i >= count) return;
-    describe_part(p, turn + i, ptx_thread_id() % PARTS, &tasks[(turn + i) % (QUEUE_ENTRIES)]);
+    describe_part(p, number + i, ptx_thread_id() % PARTS, &queue[(number + i) % QUEUE_ENTRIES]);
 }
 
-/* By words, for all warps wait. */
+/* A word a thread: all warps wait for it. */
 FA_DEVICE void copy_work_tile(const fa_work_tile *from, fa_work_tile *to)
 {
     static_assert(sizeof(fa_work_tile) % 4 == 0 && sizeof(fa_work_tile) / 4 <= THREADS,
@@ -183,18 +184,18 @@ FA_DEVICE void copy_work_tile(const fa_work_tile *from, fa_work_tile *to)
     if (i < (int)sizeof(fa_work_tile) / 4) ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-/* The block's turns and its first tasks. */
-FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_work_tile *tasks)
+/* The first entries of the queue. */
+FA_DEVICE void begin_block(const fa_attention_params *p, fa_block *b, fa_work_tile *queue)
 {
     if (ptx_thread_id() == 0) {
-        b->queue = tasks;
+        b->queue = queue;
         b->number = 0;
         b->count = count_work_tiles(p);
         b->loading = 0;
     }
-    describe_work_tiles(p, 0, QUEUE_ENTRIES, tasks);
+    describe_work_tiles(p, 0, QUEUE_ENTRIES, queue);
     __syncthreads();
-    copy_work_tile(&tasks[0], &b->now);
+    copy_work_tile(&queue[0], &b->now);
     __syncthreads();
 }
 

@@ -10,8 +10,8 @@
 #include "forward_sm80/layout.cuh"
 #include "forward_sm80/scheduler.cuh"
 
-/* What row r of the block's tile sees, counted from `first` on. Rows behind the last query count as
- * it. */
+/* The keys [lo, hi), counted from `first`, that row r of the work tile sees. Rows behind the last query count as
+ * the last query. */
 FA_DEVICE void visible_keys(const fa_key_tiles *w, int r, int first, int *lo, int *hi)
 {
     const int row = r < w->last ? r : w->last, end = w->hi + row;
@@ -21,7 +21,7 @@ FA_DEVICE void visible_keys(const fa_key_tiles *w, int r, int first, int *lo, in
 
 #if !OPTIONS
 
-/* left: whether some rows do not see the first of the keys. */
+/* left: whether some rows do not see the first keys. */
 FA_DEVICE void hide_by_position(const fa_key_tiles *w, int first, bool left, fa_scores *s)
 {
 #pragma unroll
@@ -38,7 +38,7 @@ FA_DEVICE void hide_by_position(const fa_key_tiles *w, int first, bool left, fa_
 
 #else
 
-/* Scores become exponents of 2. */
+/* Scores become logits, as exponents of 2. */
 FA_DEVICE void apply_options(const fa_attention_params *p, const fa_tile *t, const fa_key_tiles *w,
                              int first, float scale, fa_scores *s)
 {
@@ -62,14 +62,14 @@ FA_DEVICE void apply_options(const fa_attention_params *p, const fa_tile *t, con
     }
 }
 
-/* Whether weights can be 0 where a row sees the key by its position. */
+/* Whether weights can be 0 for keys that a row sees by position. */
 FA_DEVICE bool hides_keys(const fa_attention_params *p)
 {
     return p->bias.data || p->mask.data || p->dropout_threshold;
 }
 
-/* Drops weights of 32 keys, or of as many as the warp has, of one row: a thread's columns 2t, 2t + 1,
- * 2t + 8, ... take their bits from one Philox block. key: where the weights begin among them. */
+/* Drops weights of one row: of 32 keys, or of those that the warp has of them. A thread's columns 2t, 2t + 1, 2t
+ * + 8, ... take their bits from one Philox block. key: the first one's number among the 32. */
 FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], int key, int m,
                         int half, int first, fa_weights *weights)
 {
@@ -82,7 +82,7 @@ FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], i
     }
 }
 
-/* start: the key of the warp's first weights. */
+/* start: the position of the warp's first key. */
 FA_DEVICE void drop_weights(const fa_attention_params *p, const fa_tile *t, int64_t start,
                             fa_weights *weights)
 {

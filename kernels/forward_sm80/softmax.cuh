@@ -1,13 +1,16 @@
 /*
- * The softmax: logits become weights, 2^(logit - base). The base of a row is its running max, or near it; the division at the
+ * The softmax: logits become weights, 2^(logit - base). The base of a row is its running max, or near it; the
+ * division at the
  * end of a work tile takes it out again.
  *
- * Tracked key tiles maintain the running max, as in FlashAttention-2's algorithm 1. Untracked ones do without, which lets
+ * Tracked key tiles maintain the running max, as in FlashAttention-2's algorithm 1. Untracked ones do without,
+ * which lets
  * the weights of a chunk of keys be computed while tensor cores multiply those of the chunk before with V:
  *
  *       S = Q K^T | weights 0 | O += P V of 0, weights 1 | O += P V of 1, weights 2 | ...
  *
- * common/flat_rows.h says when rows need no running max. The sum of a chunk's weights is known before they are used. If it
+ * common/flat_rows.h says when rows need no running max. The sum of a chunk's weights is known before they are
+ * used. If it
  * is above a bound, the rest of the key tile is weighed again with new bases, from its max.
  */
 #ifndef FA_KERNELS_FORWARD_SM80_SOFTMAX_CUH
@@ -20,7 +23,8 @@
 #include "forward_sm80/load.cuh"
 #include "forward_sm80/multiply.cuh"
 
-/* The max of a row that has seen nothing. Not -infinity: 2^(-infinity - NOTHING_SEEN) is 0 and not NaN. */
+/* The max of a row that has seen no key. With -infinity its weights would be NaN; 2^(-infinity - NOTHING_SEEN)
+ * is 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
 
 /* A row's largest weight is LARGEST = 2^HEADROOM when its max is found: float16 keeps more of the small weights if the large
@@ -42,8 +46,7 @@ FA_DEVICE void clear_output(fa_output *o)
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            o->max[m][half] =
-                NOTHING_SEEN; /* not -infinity: 2^(-infinity - NOTHING_SEEN) is 0 and not NaN */
+            o->max[m][half] = NOTHING_SEEN;
             o->sum[m][half] = 0.0f;
         }
 #pragma unroll
@@ -53,7 +56,7 @@ FA_DEVICE void clear_output(fa_output *o)
     }
 }
 
-/* The largest of this tile's scores in row g (half 0) or g + 8, the same in all four lanes. */
+/* The max of this tile's scores in row g (half 0) or g + 8, in all four lanes. */
 FA_DEVICE float row_max(const fa_scores *s, int m, int half)
 {
     float top = s->at[m][0][2 * half];
@@ -63,7 +66,7 @@ FA_DEVICE float row_max(const fa_scores *s, int m, int half)
     return fa_max_over_lanes(top, 4);
 }
 
-/* Makes `top` the maximum of the rows where it has grown too far, and rescales what was summed. */
+/* Makes `top` the max of rows where it is too far above the old one, and rescales what has been summed. */
 FA_DEVICE void raise_max(fa_output *o, float top[M_TILES][2])
 {
     int summed = 0;
@@ -109,7 +112,7 @@ FA_DEVICE void update_max(const fa_memory *at, fa_output *o, const fa_scores *s,
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Two weights of the thread. */
+/* Two weights of a thread, neighbours in a row. */
 FA_DEVICE void make_weight_x2(fa_weights *p, const fa_scores *s, const fa_output *o, float scale,
                               int m, int n, int half, float sum[M_TILES][2])
 {
@@ -139,16 +142,14 @@ FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, flo
 /* A row that has less than twice its largest weight makes the rows of its warp count as peaked. */
 #define PEAKED_SUM (0.5f * LARGEST / SPLIT)
 
-/* The average of a thread's sums of the rows' weights so far, and the smallest one of a quarter of a row. */
+/* The average of the thread's sums of weights, over the warp; and the min of a row's quarter. */
 FA_DEVICE float average_sum(const fa_output *o, float *min_row)
 {
     float sum = 0.0f;
     *min_row = INFINITY;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
-        float row = o->sum[i / 2][i % 2];
-        row += __shfl_xor_sync(0xffffffffu, row, 1);
-        row += __shfl_xor_sync(0xffffffffu, row, 2);
+        const float row = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
         *min_row = fminf(*min_row, 0.25f * row);
         sum += 0.25f * row;
     }
@@ -160,8 +161,7 @@ FA_DEVICE float average_sum(const fa_output *o, float *min_row)
     return sum / (8 * M_TILES * 2);
 }
 
-/* Whether the warp's rows are peaked, from the tiles so far, whose maxima are known; warps that share rows
- * agree. */
+/* Judges the warp's rows by the key tiles so far, which were tracked. Warps that share rows agree. */
 FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
 {
     float min_row;
@@ -192,7 +192,7 @@ FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o,
     make_weight_x2(p, s, o, scale, unit / 2 % M_TILES, n, unit % 2, sum);
 }
 
-/* O += P V of one chunk, in between the weights of the next. */
+/* O += P V of one chunk, among the weights of the next. */
 FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
                                     uint32_t v, int chunk, float sum[M_TILES][2])
 {
@@ -210,8 +210,8 @@ FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores
     }
 }
 
-/* Whether all rows' sums of a chunk are in bounds, and no NaN; if so, or if they are tracked to be as good as
- * can be, they are counted. */
+/* Whether all rows' sums of a chunk are within the bound, or the tile is tracked, whose bases cannot be better.
+ * If so, the sums are added. NaN is not within the bound. */
 FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool tracked)
 {
     int large = 0;
@@ -226,8 +226,8 @@ FA_DEVICE bool take_sums(fa_output *o, float sum[M_TILES][2], float bound, bool 
     return true;
 }
 
-/* The softmax of a tile and O += P V; before, the first chunk has been weighed. Returns how many
- * chunks are done: not all if the weights of the one after are too large for its rows' bases. */
+/* The softmax of a tile, whose first chunk has been weighed, and O += P V. Returns how many chunks are done: not
+ * all if the next one's weights are too large for their bases. */
 FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
                               uint32_t v, float sum[M_TILES][2], float bound, bool tracked)
 {
@@ -246,8 +246,8 @@ FA_DEVICE void weigh_first_chunk(fa_weights *p, const fa_scores *s, const fa_out
     for (int unit = 0; unit < UNITS; unit++) weigh_unit(p, s, o, scale, 0, unit, sum);
 }
 
-/* The softmax of a tile and O += P V without maxima. Returns how many chunks are done: none if a row has
- * no base yet, for its weights are infinite then. */
+/* The softmax of a tile with the bases that rows have, and O += P V. Returns how many chunks are done: none if a
+ * row has no base yet, as its weights are infinite then. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
                          uint32_t v, float bound, bool tracked)
 {
@@ -260,8 +260,8 @@ FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa
 
 #else
 
-/* The same for warps that share rows: they lay down all weights before the first product, and where one
- * has a weight too large, none goes on. */
+/* The same for warps that share rows: they store all weights before the first product, and if one warp has a
+ * weight that is too large, none of them goes on. */
 FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa_memory *at,
                          uint32_t v, float bound, bool tracked)
 {
@@ -284,7 +284,7 @@ FA_DEVICE int weigh_tile(fa_output *o, const fa_scores *s, float scale, const fa
 
 #endif
 
-/* Takes the keys of the chunks that are done out of the scores. */
+/* Hides the keys of the chunks that are done. */
 FA_DEVICE void hide_chunks(fa_scores *s, int done)
 {
 #pragma unroll
@@ -297,7 +297,7 @@ FA_DEVICE void hide_chunks(fa_scores *s, int done)
 
 /* ---- The end of a work tile ------------------------------------------------------------------ */
 
-/* Makes o->sum those of whole rows. */
+/* o->sum becomes the sums of whole rows. */
 FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
 {
 #pragma unroll

@@ -13,7 +13,7 @@
 
 #define LN2 0.69314718055994530942f
 
-/* What row 8 * i + g of the warp's is multiplied by at last; writes its log-sum-exp. */
+/* The factor of row 8 * i + g of the warp. Writes its log-sum-exp. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, float max, float sum,
                            int i)
 {
@@ -30,7 +30,7 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const fa_tile *t, float
     return factor;
 }
 
-/* The factors of a thread's rows: each of the four lanes that have them in common finishes one. */
+/* The factors of a thread's rows: each of the four lanes that share them computes one. */
 FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const fa_output *o,
                            float factor[M_TILES][2])
 {
@@ -47,7 +47,7 @@ FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const
         factor[i / 2][i % 2] = __shfl_sync(0xffffffffu, mine, lane_id() / 4 * 4 + i);
 }
 
-/* Four lanes change words: lane t gets all lanes' words t. */
+/* Four lanes exchange words: lane t gets all lanes' words t. */
 FA_DEVICE void exchange_words(uint32_t x[4])
 {
     const int t = lane_id() % 4;
@@ -63,13 +63,13 @@ FA_DEVICE void exchange_words(uint32_t x[4])
 }
 
 /* Elements of a row that ends before column `columns`, one by one. */
-FA_DEVICE void scatter_x2(char *row, int column, int columns, uint32_t pair)
+FA_DEVICE void scatter_x2(char *row, int column, int columns, uint32_t x2)
 {
-    if (column < columns) ((uint16_t *)row)[column] = (uint16_t)pair;
-    if (column + 1 < columns) ((uint16_t *)row)[column + 1] = (uint16_t)(pair >> 16);
+    if (column < columns) ((uint16_t *)row)[column] = (uint16_t)x2;
+    if (column + 1 < columns) ((uint16_t *)row)[column + 1] = (uint16_t)(x2 >> 16);
 }
 
-/* Four pairs of a thread's part of a row, from column 32 * n of the warp's on. */
+/* Four x2 of a thread's part of a row, from the warp's column 32 * n on. */
 FA_DEVICE void get_output_x2(const fa_output *o, int m, int half, int n, float factor,
                              uint32_t x[4])
 {
@@ -80,7 +80,7 @@ FA_DEVICE void get_output_x2(const fa_output *o, int m, int half, int n, float f
     }
 }
 
-/* Sixteen bytes at a time. */
+/* Rows whose vectors are stored at once. */
 FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
                              float factors[M_TILES][2], char *rows, int count)
 {
@@ -101,8 +101,8 @@ FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
     }
 }
 
-/* One by one, and zeros for a factor of 0, whatever the row holds. The pairs wait in memory, for this must not
- * become much code. */
+/* Element by element; zeros for a factor of 0, whatever the row holds. The loop is rolled, over local memory:
+ * this is rare and must not be much code. */
 FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
                               float factors[M_TILES][2], char *rows, int count)
 {

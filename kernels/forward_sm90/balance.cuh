@@ -26,7 +26,7 @@ typedef struct balance {
 FA_DEVICE uint32_t find_cost(const fa_attention_params *p, const balance *b, int tile)
 {
     const int first = tile * QUERIES + b->center;
-    const int hi = min((int)p->most_k, first + QUERIES), lo = max(0, first - b->left);
+    const int hi = min((int)p->max_k, first + QUERIES), lo = max(0, first - b->left);
     return (uint32_t)(max(0, hi - lo) / KEYS + 2);
 }
 
@@ -49,7 +49,7 @@ FA_DEVICE uint32_t find_cost_of_pairs(const fa_attention_params *p, const fa_sm9
 FA_DEVICE void init_balance(const fa_attention_params *p, const fa_sm90_params *s, balance *b)
 {
     const int blocks = (int)gridDim.x;
-    b->center = saturate(p->diagonal_given ? p->diagonal : p->most_k - p->rows_q);
+    b->center = saturate(p->diagonal_given ? p->diagonal : p->max_k - p->rows_q);
     b->left = p->window_left < 0 ? UNBOUNDED : saturate(p->window_left);
 #pragma unroll
     for (int i = 0; i < FA_SM90_MAX_BALANCED_BLOCKS / 32; i++) {

@@ -4,9 +4,9 @@
  *     issues S = Q K^T of tile t and out += P V of tile t - 1, waits for S, computes its softmax in place, waits for
  *     P V, packs the weights into P
  *
- * (FlashAttention-3, section 3.2, arXiv:2407.08608). What counts is the time from one issue to the next: as long as it
- * is shorter than what the products of all consumers take for a tile, the tensor cores are never idle. So plain tiles
- * have a loop of their own, whose only branches are for what is rare.
+ * (FlashAttention-3, section 3.2, arXiv:2407.08608). What counts is the time from one issue to the next: as long as
+ * it is shorter than what the products of all consumers take for a tile, the tensor cores are never idle. So plain
+ * tiles have a loop of their own, whose only branches are for what is rare.
  *
  * How a consumer gets from one work tile to the next depends on the shape: the three loops at the end of this file.
  *
@@ -157,8 +157,8 @@ FA_DEVICE void store_work_tile(const pipeline *pipe, const fa_attention_params *
 
 /* ---- The work tiles -------------------------------------------------------------------------- */
 
-/* One after the other. It is the only way with one stage of queries, for the next ones come late then; and the fastest
- * at head dim 128. */
+/* One after the other. It is the only way with one stage of queries, for the next ones come late then; and the
+ * fastest at head dim 128. */
 FA_DEVICE void consume_in_sequence(const pipeline *pipe, const fa_attention_params *p,
                                    consumer_state *c)
 {
@@ -191,10 +191,10 @@ FA_DEVICE void consume_overlapped(const pipeline *pipe, const fa_attention_param
     if (c->at.number > 0) store_work_tile(pipe, p, c, c->at.number - 1, &c->rows);
 }
 
-/* Work tiles of one key tile. The values of each are added during the softmax of the next one, and its outputs stored
- * before the softmax of the one after. Where no values are pending, because there is no such work tile or it has nothing
- * to do, their product is issued all the same: the compiler has to see products running on every way to a tile, and
- * nobody reads these outputs. */
+/* Work tiles of one key tile. The values of each are added during the softmax of the next one, and its outputs
+ * stored before the softmax of the one after. Where no values are pending, because there is no such work tile or
+ * it has nothing to do, their product is issued all the same: the compiler has to see products running on every
+ * way to a tile, and nobody reads these outputs. */
 FA_DEVICE void consume_single_tiles(const pipeline *pipe, const fa_attention_params *p,
                                     consumer_state *c)
 {

@@ -70,9 +70,10 @@ FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bo
 
 /* ---- A new max, among the warps of a warpgroup ----------------------------------------------- */
 
-/* The warps of a warpgroup track the max together, since their products are at one point of the code. A warp that has a
- * new max in a tile writes the tile's count to shared memory. All can read it when they have come to the barrier at
- * which they issue the next products, and they read it before they come to the one after: so two words are enough. */
+/* The warps of a warpgroup track the max together, since their products are at one point of the code. A warp
+ * that has a new max in a tile writes the tile's count to shared memory. All can read it when they have come to
+ * the barrier at which they issue the next products, and they read it before they come to the one after: so two
+ * words are enough. */
 FA_DEVICE uint32_t *new_max_word(const pipeline *pipe, const consumer_state *c, tile_count count)
 {
     return &pipe->state->new_max[c->number][count & 1];

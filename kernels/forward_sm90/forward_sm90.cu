@@ -1,8 +1,8 @@
 /*
  * Attention forward on Hopper's tensor cores: float16 and bfloat16, float32 sums.
  *
- * One block a multiprocessor stays (a persistent kernel) and computes one work tile after the other: QUERIES queries of a
- * head, and the key tiles that they see. Its warps have roles:
+ * One block a multiprocessor stays (a persistent kernel) and computes one work tile after the other: QUERIES
+ * queries of a head, and the key tiles that they see. Its warps have roles:
  *
  *     producer     warp 0 loads queries and keys, warp 1 values, by TMA          producer.cuh, load.cuh
  *     scheduler    warp 2 describes the block's work tiles ahead                 scheduler.cuh, work_tile.cuh
@@ -11,10 +11,10 @@
  *     consumers    two or three warpgroups of 64 queries each: issue products,
  *                  compute the softmax while they run, store the outputs         consumer.cuh
  *
- * They meet at the barriers of pipeline.cuh. The main loop is do_plain_tiles in consumer.cuh; its parts are multiply.cuh,
- * tile_softmax.cuh (softmax.cuh, options.cuh) and store.cuh. The design is FlashAttention-3's (arXiv:2407.08608):
- * asynchronous loads and products by specialized warps, ping-pong between warpgroups (section 3.1), and a warpgroup's
- * softmax under its own products (section 3.2).
+ * They meet at the barriers of pipeline.cuh. The main loop is do_plain_tiles in consumer.cuh; its parts are
+ * multiply.cuh, tile_softmax.cuh (softmax.cuh, options.cuh) and store.cuh. The design is FlashAttention-3's
+ * (arXiv:2407.08608): asynchronous loads and products by specialized warps, ping-pong between warpgroups (section
+ * 3.1), and a warpgroup's softmax under its own products (section 3.2).
  *
  * config.cuh says what the file is compiled with.
  */

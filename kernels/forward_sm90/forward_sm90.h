@@ -1,17 +1,18 @@
 /*
- * What follows from the numbers of a variant of forward_sm90, and what it is told besides fa_attention_params. Shared by
- * the kernel and the planner.
+ * What follows from the numbers of a variant of forward_sm90, and its second parameter. Shared by the kernel and
+ * the planner.
  *
- * Of kernels/variants.h:
+ * The numbers are those of kernels/variants.h:
+ *
  *   head_dim, value_dim  multiples of 16
  *   consumers            warpgroups that compute, 64 queries each; one more loads
- *   keys                 a multiple of 16: the more, the fewer barriers; the fewer, the less is wasted at the end of a
- *                        row. `stages` tiles of keys and as many of values fit into shared memory beside the queries;
- *                        scores, weights and outputs into the consumers' registers
- *   q_stages             with more than one, the queries of the next work tiles are there when they are needed. 1 with
- *                        a bias, of which each consumer has a tile instead
+ *   keys                 a multiple of 16: with more keys there are fewer barriers; with fewer, less is wasted at
+ *                        the end of a row. `stages` tiles of keys and of values fit into shared memory beside the
+ *                        queries; scores, weights and outputs fit into the consumers' registers
+ *   q_stages             with more than one, the queries of the next work tiles are there when they are needed. 1
+ *                        with a bias: its tiles take the shared memory
  *   single_tiles         1: only for rows whose keys are one tile
- *   short_rows           1: only for rows that are short, or whose last queries would be few (src/cuda/plan_sm90.c)
+ *   short_rows           1: only for short rows, and rows whose last queries would be few (src/cuda/plan_sm90.c)
  */
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H
@@ -63,8 +64,8 @@ enum {
      FA_SM90_QUEUE_ENTRIES(dim, dim_v) * FA_SM90_ENTRY_BYTES +                                     \
      FA_SM90_BIAS_BYTES(consumers, keys, options) + 1024)
 
-/* A tensor map with the axes (dim, row, head, block), which are the axes (3, 1, 2, 0) of the caller's tensors, and boxes of
- * 64 columns. */
+/* A tensor map with the axes (dim, row, head, block), which are the axes (3, 1, 2, 0) of the caller's tensors,
+ * and boxes of 64 columns. */
 typedef struct fa_sm90_map {
 #ifdef __cplusplus
     alignas(64)
@@ -82,7 +83,8 @@ typedef struct fa_sm90_steps {
 /* Counters of an image for the dynamic schedule: one for launches that follow each other. */
 #define FA_SM90_COUNTERS 16384
 
-/* What a task is: a work tile, or a causal pair of one head: the first and the last, the second and the last but one ... */
+/* What a task is: a work tile, or a causal pair of one head: the first and the last, the second and the last but
+ * one ... */
 enum { FA_SM90_WORK_TILES, FA_SM90_CAUSAL_PAIRS };
 
 /* The kernel's second parameter. */

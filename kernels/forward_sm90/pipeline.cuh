@@ -7,7 +7,7 @@
  * stage: one lane of each of their warps arrives.
  *
  *     barriers              stages                          filled by                 released by
- *     entry_full, _empty    QUEUE_ENTRIES work tiles        scheduler warp            all other warps
+ *     entry_full, _empty    QUEUE_ENTRIES work tiles        scheduler warp            producers, all consumers
  *     q_full, q_empty       Q_STAGES for each consumer      TMA, query and key warp   the consumer
  *     k_full, k_empty       STAGES                          TMA, query and key warp   all consumers
  *     v_full, v_empty       STAGES                          TMA, value warp           all consumers

@@ -1,8 +1,9 @@
 /*
- * Rows that are computed again. A key that a boolean mask or a bias of -infinity hides has the weight 0, but its value
- * may be NaN or infinite, and then a product makes NaN of it. So rows whose outputs are not finite are computed again,
- * key by key, without the values of keys of weight 0. This happens when the block has done all of its work: with loops
- * over keys beside those over tiles, the compiler takes the main loop for divergent, at half the speed.
+ * Rows that are computed again. A key that a boolean mask or a bias of -infinity hides has the weight 0, but its
+ * value may be NaN or infinite, and then a product makes NaN of it. So rows whose outputs are not finite are
+ * computed again, key by key, without the values of keys of weight 0. This happens when the block has done all of
+ * its work: with loops over keys beside those over tiles, the compiler takes the main loop for divergent, at half
+ * the speed.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH
 #define FA_KERNELS_FORWARD_SM90_RECOMPUTE_CUH

@@ -1,9 +1,10 @@
 /*
- * Softmax with a running max only where it matters: for peaked rows (common/flat_rows.h says why). A row's weights are
- * 2^(x - base), x being its logits as exponents of 2.
+ * Softmax with a running max only where it matters: for peaked rows (common/flat_rows.h says why). A row's weights
+ * are 2^(x - base), x being its logits as exponents of 2.
  *
- * A warpgroup tracks the max while some of its rows are peaked. The sum of a tile's weights, which is needed anyway,
- * tells flat rows from peaked ones, and tells when a weight has grown beyond the others: then the warp renews its bases.
+ * A warpgroup tracks the max while some of its rows are peaked. The sum of a tile's weights, which is needed
+ * anyway, tells flat rows from peaked ones, and tells when a weight has grown beyond the others: then the warp
+ * renews its bases.
  *
  * Weights overwrite the scores, which are gone when the sum is known. A warp whose weights are immense computes the
  * tile's scores again.
@@ -26,18 +27,19 @@
 #define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 8.0f)
 #define MAX_WEIGHT (ELEMENT == FA_ELEMENT_BFLOAT16 ? 1.0f : 256.0f)
 
-/* Rows are flat by FA_FLAT_SUM. But if the weights of one row of a warp add up to less than this many times its largest,
- * none of the warp's rows counts as flat. One in a thousand standard normal rows is below it. */
+/* Rows are flat by FA_FLAT_SUM. But if the weights of one row of a warp add up to less than this many times its
+ * largest, none of the warp's rows counts as flat. One in a thousand standard normal rows is below it. */
 #define PEAKED_SUM 2.5f
 
-/* The bound of peaked rows that are not tracked: so many times the average, on top of the largest weight. Flat rows have
- * FA_FLAT_GROWTH. */
+/* The bound of peaked rows that are not tracked: so many times the average, on top of the largest weight. Flat
+ * rows have FA_FLAT_GROWTH. */
 #define PEAKED_GROWTH 2.0f
 
 /* Upper limit of the average that counts: rows behind the last query, whose scores are all equal, have more. */
 #define MAX_AVERAGE (KEYS / 25.0f)
 
-/* The base of a flat row may grow by so many powers of two at once. If it grows by more, the row is flat no longer. */
+/* The base of a flat row may grow by so many powers of two at once. If it grows by more, the row is flat no
+ * longer. */
 #define MAX_FLAT_GROWTH 7.0f
 
 /* A warpgroup stops tracking the max after so many tiles without a new one. */
@@ -210,8 +212,8 @@ FA_DEVICE float average_sum(const float *sum)
     return fminf((float)all * (1.0f / (64.0f * unit)), MAX_AVERAGE * MAX_WEIGHT);
 }
 
-/* Whether one row of the warp is peaked, however flat the others are: its outputs are the larger ones. Rows behind the
- * last query, whose scores are all equal, are the flattest of all. */
+/* Whether one row of the warp is peaked, however flat the others are: its outputs are the larger ones. Rows
+ * behind the last query, whose scores are all equal, are the flattest of all. */
 FA_DEVICE bool has_peaked_row(const float *sum)
 {
     float smallest = INFINITY;
@@ -277,8 +279,8 @@ FA_DEVICE void rescale_rows(float *s, float *out, row_state *rows, const float *
 /* Dividing by weights from here on would lose other weights. */
 #define IMMENSE 1e30f
 
-/* Raises bases to the largest weights s where these have grown, and rescales the rows. Returns false, and does nothing,
- * if a weight is immense. A weight of NaN does not count: no base would help. */
+/* Raises bases to the largest weights s where these have grown, and rescales the rows. Returns false, and does
+ * nothing, if a weight is immense. A weight of NaN does not count: no base would help. */
 FA_DEVICE bool renew_bases(float *s, float *out, row_state *rows)
 {
     float largest[2], factor[2];

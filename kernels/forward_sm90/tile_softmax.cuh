@@ -97,8 +97,8 @@ FA_DEVICE void set_bound(const pipeline *pipe, const fa_attention_params *p, con
 #endif
 }
 
-/* Finds out whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max moves on
- * from tile to tile, so rows never count as flat. */
+/* Finds out whether the warp's rows are flat, from their sums of a tile whose max is known. Under ALiBi the max
+ * moves on from tile to tile, so rows never count as flat. */
 FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                              const float *sum)
 {
@@ -181,8 +181,8 @@ FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent
     return changed;
 }
 
-/* The weights of the tile are too large for their bases: renews these. Immense weights, infinite ones among them, do not
- * tell their scores any more; then the scores are recomputed and weighed with their max. */
+/* The weights of the tile are too large for their bases: renews these. Immense weights, infinite ones among
+ * them, do not tell their scores any more; then the scores are recomputed and weighed with their max. */
 FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                      const float *sum)
 {
@@ -208,15 +208,15 @@ FA_DEVICE void renew(const pipeline *pipe, const fa_attention_params *p, consume
     }
 }
 
-/* Scores are weighed in groups of this size, and so many of a tile's, at least, are weighed while values are still being
- * added. The fastest numbers on an H200; both in units of two scores. */
+/* Scores are weighed in groups of this size, and so many of a tile's, at least, are weighed while values are
+ * still being added. The fastest numbers on an H200; both in units of two scores. */
 #define GROUP (HAS_SERIES ? 8 : 4)
 #define EARLY (WEIGHTS_X2 * (CONSUMERS == 3 ? 3 : 6) / 8)
 
-/* The special-function unit, which consumers share, is to be busy from the first moment: so a group's exponents are
- * computed only while the group before the last becomes weights. After EARLY weights the warp waits for the product with
- * the values of the tile before and releases their stage at once; the other weights are packed in the issue slots
- * that exponentials leave free. tracked: with the max. */
+/* The special-function unit, which consumers share, is to be busy from the first moment: so a group's exponents
+ * are computed only while the group before the last becomes weights. After EARLY weights the warp waits for the
+ * product with the values of the tile before and releases their stage at once; the other weights are packed in
+ * the issue slots that exponentials leave free. tracked: with the max. */
 FA_DEVICE void softmax_plain(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                              bool tracked)
 {

@@ -5,8 +5,9 @@
  *     issues S = Q K^T of tile t + 1, rescales the outputs, shares the weights of tile t, issues out += P V of tile t,
  *     finds and sends the max of S, weighs
  *
- * each while products that were issued before still run: what the peers send each other has the time of a whole product
- * for its way. Each chunk is released when the products of the next one have been issued and its own have ended.
+ * each while products that were issued before still run: what the peers send each other has the time of a whole
+ * product for its way. Each chunk is released when the products of the next one have been issued and its own have
+ * ended.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_WIDE_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_SM90_WIDE_CONSUMER_CUH
@@ -25,8 +26,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 
-/* By how many powers of two the max may grow beyond a row's base before outputs are rescaled. A largest weight that is no
- * power of two is rounded, which counts in peaked rows. */
+/* By how many powers of two the max may grow beyond a row's base before outputs are rescaled. A largest weight
+ * that is no power of two is rounded, which counts in peaked rows. */
 #define SLACK 0.5f
 
 /* What a consumer carries from tile to tile. */
@@ -51,8 +52,8 @@ FA_DEVICE void find_max(const pipeline *pipe, const cursor *at, const tile_limit
     send_rows(pipe->received->max[consumer], &pipe->state->max_full[consumer], state->top, leader);
 }
 
-/* Raises the bases to the tile's max over the keys of both blocks, which come to the same result. A row that has seen no
- * key keeps NO_KEY_SEEN. */
+/* Raises the bases to the tile's max over the keys of both blocks, which come to the same result. A row that has
+ * seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_common_bases(const pipeline *pipe, softmax_state *state, int consumer)
 {
     float of_peer[2];

@@ -1,15 +1,16 @@
 /*
- * Attention forward on Hopper's tensor cores for head dims of 257 to 512: float16 and bfloat16, float32 sums, masks by
- * position and lengths alone.
+ * Attention forward on Hopper's tensor cores for head dims of 257 to 512: float16 and bfloat16, float32 sums, masks
+ * by position and lengths alone.
  *
- * Here the outputs of 64 queries do not fit into a warpgroup's registers. So two blocks, a cluster, share each work tile
- * of 128 queries, and each computes half of the columns of the outputs. Each computes the scores of half of a tile's
- * keys; they send each other the max of each row (exchange.cuh), so that both weigh by the same base, and the weights,
- * which are in shared memory. So a block loads half of the keys and half of the values' columns of each tile, and
- * nothing is computed twice.
+ * Here the outputs of 64 queries do not fit into a warpgroup's registers. So two blocks, a cluster, share each work
+ * tile of 128 queries, and each computes half of the columns of the outputs. Each computes the scores of half of a
+ * tile's keys; they send each other the max of each row (exchange.cuh), so that both weigh by the same base, and
+ * the weights, which are in shared memory. So a block loads half of the keys and half of the values' columns of
+ * each tile, and nothing is computed twice.
  *
- * The kernel is persistent, with the warp roles, scheduler and softmax of forward_sm90. Keys and values come in chunks
- * through one circular pipeline of STAGES stages (producer.cuh), for two whole tiles would not fit beside the queries.
+ * The kernel is persistent, with the warp roles, scheduler and softmax of forward_sm90. Keys and values come in
+ * chunks through one circular pipeline of STAGES stages (producer.cuh), for two whole tiles would not fit beside
+ * the queries.
  *
  *     producer     warp 0 loads keys and values, warp 1 queries, by TMA      producer.cuh
  *     scheduler    warp 2 describes the block's work tiles ahead             forward_sm90/scheduler.cuh

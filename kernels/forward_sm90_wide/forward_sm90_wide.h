@@ -1,15 +1,16 @@
 /*
- * What follows from the numbers of a variant of forward_sm90_wide. Its second parameter is forward_sm90's. Shared by the
- * kernel and the planner.
+ * What follows from the numbers of a variant of forward_sm90_wide. Its second parameter is forward_sm90's. Shared by
+ * the kernel and the planner.
  *
- * Of kernels/variants.h:
+ * The numbers are those of kernels/variants.h:
+ *
  *   head_dim   a multiple of 64
  *   value_dim  head_dim / cluster: each block computes its share of the columns
- *   cluster    2 blocks share a work tile; each finds the weights of half of its keys
+ *   cluster    2 blocks share a work tile; each computes the weights of half of its keys
  *   consumers  warpgroups that compute, 64 queries each
- *   stages     buffers for a chunk of keys or values
- *   chunk      bytes of a chunk. Chunks of keys are whole blocks of 64 columns of the keys that a block takes of a tile
- *   v_rows     rows of a chunk of values, of the columns that are a block's
+ *   stages     for a chunk of keys or values
+ *   chunk      bytes of a chunk. A chunk of keys is whole blocks of 64 columns of the block's keys of a tile
+ *   v_rows     rows of a chunk of values, with the block's columns
  */
 #ifndef FA_KERNEL_FORWARD_SM90_WIDE_H
 #define FA_KERNEL_FORWARD_SM90_WIDE_H

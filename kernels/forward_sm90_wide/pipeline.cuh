@@ -2,7 +2,7 @@
  * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
  *
  *     barriers                stages                    filled by                       released by
- *     entry_full, _empty      QUEUE_ENTRIES work tiles  scheduler warp                  all other warps
+ *     entry_full, _empty      QUEUE_ENTRIES work tiles  scheduler warp                  producers, all consumers
  *     q_full, q_empty         1 for each consumer       TMA, query warp                 the consumer
  *     full, empty             STAGES chunks             TMA, key and value warp         all consumers
  *     weights_full, _empty    1 for each consumer       the consumer and its peer       both of them

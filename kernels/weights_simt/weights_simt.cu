@@ -2,12 +2,14 @@
  * Attention weights of chosen rows on the plain FMA units, in float32, with every option of the
  * API, for every architecture and head dim.
  *
- * A block takes 64 rows of one batch item and head. It walks over the keys twice: the first time
- * for each row's maximum and sum, the second time for the weights themselves, which need both.
+ * A block computes 64 rows of one batch item and head. It walks over the keys twice: first for each row's max and
+ * sum,
+ * then for the weights, which need both.
  */
 #include "common/pass_tiles.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
+#include "weights_simt/weights_simt.h"
 
 /* What is known of a tile's rows: their queries, n_q where there is none, and the keys that each of
  * them may see. */
@@ -17,7 +19,7 @@ typedef struct fa_chosen {
 
 /* A thread's rows. */
 typedef struct fa_state {
-    float maximum[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
+    float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
 } fa_state;
 
 FA_DEVICE void choose_rows(const fa_weights_params *p, const fa_tile *t, fa_chosen *chosen)
@@ -49,7 +51,7 @@ FA_DEVICE fa_range find_keys(const fa_chosen *chosen)
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
 
-/* A tile's logits into shared->weights, -infinity where nothing is seen. A thread touches its own
+/* A tile's logits go to shared->weights; -infinity for keys that are not seen. A thread accesses its own
  * elements only. */
 FA_DEVICE void make_logits(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
                            const fa_chosen *chosen, fa_range keys, int64_t start)
@@ -76,13 +78,13 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const fa_tile *t, const
     }
 }
 
-/* ---- First walk: maxima and sums ------------------------------------------------------------- */
+/* ---- First walk: max and sum ---------------------------------------------------------------- */
 
 FA_DEVICE void clear(fa_state *state)
 {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        state->maximum[r] = -INFINITY;
+        state->max[r] = -INFINITY;
         state->sum[r] = 0.0f;
     }
 }
@@ -95,13 +97,13 @@ FA_DEVICE void add_logits(const fa_shared *shared, fa_state *state)
         float top = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) top = fmaxf(top, mine[r * DOWN * PITCH + c * ACROSS]);
-        top = fmaxf(state->maximum[r], row_max(top));
+        top = fmaxf(state->max[r], row_max(top));
         const float base = fa_softmax_base(top);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
             sum += fa_weight(mine[r * DOWN * PITCH + c * ACROSS], base);
-        state->sum[r] = state->sum[r] * fa_softmax_rescale(state->maximum[r], base) + sum;
-        state->maximum[r] = top;
+        state->sum[r] = state->sum[r] * fa_softmax_rescale(state->max[r], base) + sum;
+        state->max[r] = top;
     }
 }
 
@@ -112,7 +114,7 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         float lse;
-        state->sum[r] = fa_softmax_finish(state->maximum[r], row_sum(state->sum[r]), sink, &lse);
+        state->sum[r] = fa_softmax_finish(state->max[r], row_sum(state->sum[r]), sink, &lse);
     }
 }
 
@@ -124,7 +126,7 @@ FA_DEVICE void make_weights(const fa_shared *shared, const fa_state *state)
     float *mine = shared->weights + row_of(0) * PITCH + across();
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const float base = fa_softmax_base(state->maximum[r]), factor = state->sum[r];
+        const float base = fa_softmax_base(state->max[r]), factor = state->sum[r];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             float *x = mine + r * DOWN * PITCH + c * ACROSS;

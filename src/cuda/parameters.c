@@ -47,7 +47,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->heads_kv = p->heads_kv;
     params->rows_q = p->rows_q;
     params->rows_k = p->rows_k;
-    params->most_k = p->n_k;
+    params->max_k = p->n_k;
     params->d = (int32_t)p->d;
     params->d_v = (int32_t)p->d_v;
     params->scale = p->scale;

@@ -90,7 +90,7 @@ bool fa_cuda_plan_combine(const fa_combine_problem *c, const fa_cuda_device *dev
     plan->passed_over[0] = 0;
     fa_cuda_plan_begin(device, NULL, plan);
     fa_cuda_plan_launch *l =
-        fa_cuda_plan_add(v, FA_PASS_THREADS, 0, queue_combine, device, plan, why, size);
+        fa_cuda_plan_add(v, FA_COMBINE_THREADS, 0, queue_combine, device, plan, why, size);
     if (!l) return false;
     fa_cuda_set_tasks(l, tiles, tiles);
     if (c->num_parts > v->max_parts && (c->out.dtype != FA_FLOAT32 || !c->lse))

@@ -4,7 +4,7 @@
 #ifndef FA_CUDA_PLAN_COMBINE_H
 #define FA_CUDA_PLAN_COMBINE_H
 
-#include "../../kernels/passes.h"
+#include "../../kernels/combine/combine.h"
 #include "cuda/plan.h"
 
 /* One launch; workspace keeps sums between its rounds, unless out and lse do or there is one round. False if the device

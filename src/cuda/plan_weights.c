@@ -4,7 +4,7 @@
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
-/* most_k comes from k, as for the other passes: weights may have more columns than keys. */
+/* max_k comes from k, as for the other passes: weights may have more columns than keys. */
 void fa_cuda_set_weights_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                 fa_weights_params *params)
 {
@@ -14,7 +14,7 @@ void fa_cuda_set_weights_params(const fa_problem *p, const fa_cuda_plan_launch *
                                   .num_rows = p->num_weight_rows,
                                   .keys = p->n_k};
     fa_cuda_set_params(p, l, &params->a);
-    if (params->a.most_k > room) params->a.most_k = room;
+    if (params->a.max_k > room) params->a.max_k = room;
 }
 
 static bool queue_weights(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,

@@ -1,10 +1,11 @@
 /*
- * What the launch of fa_weights tells its kernel, apart from the launch so that it can be made without a driver.
+ * What the launch of fa_weights tells its kernel. It is made apart from the launch, so that
+ * tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_WEIGHTS_H
 #define FA_CUDA_PLAN_WEIGHTS_H
 
-#include "../../kernels/passes.h"
+#include "../../kernels/weights_simt/weights_simt.h"
 #include "cuda/plan.h"
 
 void fa_cuda_set_weights_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

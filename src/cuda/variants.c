@@ -3,7 +3,7 @@
 
 #include "../../kernels/forward_sm80/forward_sm80.h"
 #include "../../kernels/forward_sm90/forward_sm90.h"
-#include "../../kernels/passes.h"
+#include "../../kernels/combine/combine.h"
 
 const fa_variant fa_variants[FA_VARIANTS] = {
 #define VARIANT(name_, ...) {.name = #name_, __VA_ARGS__},

@@ -35,7 +35,7 @@ typedef struct barrier {
     int waiting;                 /* threads */
     uint32_t waits[MAX_THREADS]; /* of each thread so far */
     uint32_t
-        passed[MAX_THREADS / WARP]; /* of each warp: the max of the waits that a lane has passed */
+        passed[MAX_THREADS / WARP]; /* of each warp: how many waits a lane has passed, at most */
 } barrier;
 
 /* A copy on its way: a box of a tensor, or bytes from the block to a peer. */
@@ -558,8 +558,8 @@ static float half_of(uint32_t x2, int upper, bool bfloat)
     return bfloat ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
 }
 
-/* A from registers: register i of a lane is columns 2t, 2t + 1 of row g; 8 columns on in registers 2 and 3, and row g + 8 in
- * odd registers. */
+/* A from registers: register i of a lane is columns 2t, 2t + 1 of row g; 8 columns on in registers 2 and 3, and
+ * row g + 8 in odd registers. */
 static void read_registers(const warpgroup *w, uint64_t number, float *x)
 {
     for (int thread = 0; thread < WARPGROUP; thread++) {
@@ -703,7 +703,7 @@ void hopper_products_wait(int pending)
     cuda_wait_until(&wait);
 }
 
-/* Only what all of a warpgroup have issued for, and one waits for. */
+/* Only what all of a warpgroup have issued, and one waits for. */
 static bool finish_some_products(void)
 {
     for (int i = 0; i < MAX_GROUPS; i++) {

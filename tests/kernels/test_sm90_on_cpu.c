@@ -1,15 +1,15 @@
 /*
  * The forward kernels for Hopper, run on the host (cuda_on_cpu.h, hopper_units.h): random problems from the whole
- * option space, compared with float64. The launch is the one that the planner and the backend make for an H200; only the
- * tensor maps are this machine's. Problems that the planner gives to another family are left out.
+ * option space, compared with float64. The launch is the one that the planner and the backend make for an H200;
+ * only the tensor maps are this machine's. Problems that the planner gives to another family are left out.
  *
- * Each call runs twice, with another order of the threads, other delays and another number of blocks. The bits must be
- * the same.
+ * Each call runs twice, with another order of the threads, other delays and another number of blocks. The bits must
+ * be the same.
  *
  * Peaked rows have problems of their own, which also go every way through the softmax.
  *
- * Each variant runs a few times. Arguments: the first problem's number, and how many; then all of them run, and the runs
- * of each variant are printed.
+ * Each variant runs a few times. Arguments: the first problem's number, and how many; then all of them run, and the
+ * runs of each variant are printed.
  */
 #include <limits.h>
 #include <stdio.h>
