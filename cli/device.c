@@ -28,7 +28,7 @@ static fa_status ask(fa_pass pass)
     return fa_supported(pass, &t, &t, &t, &t, &o);
 }
 
-/* Makes the first GPU's context current; a machine without one is left to the library to word. */
+/* Makes the first GPU's context current. Without a GPU the library's error says so. */
 static bool use_first(fa_cuda_fault *fault)
 {
     return fa_cuda_device_count() == 0 || fa_cuda_use_device(0, fault);
@@ -196,7 +196,8 @@ void device_copies_free(device_copies *copies)
 
 enum { ALIGNMENT = 256, GUARD = 256, POISON = 0xff };
 
-/* Where each buffer goes: apart from each other, and as aligned as on the host but no better. */
+/* Where each buffer goes: apart from each other, with the alignment that it has on the host and no
+ * more. */
 static size_t place_buffers(const ref_buffers *buffers, size_t offset[REF_MAX_BUFFERS])
 {
     size_t end = 0;
@@ -308,7 +309,7 @@ static bool is_poison(const char *p, size_t n)
     return true;
 }
 
-/* False if something is wrong with what two runs left; message says what. */
+/* False if the results of two runs are wrong or differ; message says how. */
 static bool compare_runs(const moved *m, char *message, size_t size)
 {
     const char *workspace = m->arena->host + m->workspace;

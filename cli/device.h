@@ -1,7 +1,6 @@
 /*
  * The command's side of CUDA: it chooses the device and owns the memory there; the library only
- * computes in it. Of the functions that return bool or a pointer, all say on stderr what went
- * wrong.
+ * computes in it. The functions that return bool or a pointer all write to stderr what went wrong.
  */
 #ifndef FA_CLI_DEVICE_H
 #define FA_CLI_DEVICE_H
@@ -14,8 +13,8 @@
 #include "tensors.h"
 
 /* Replaces FA_DEVICE_AUTO: CUDA if there is a GPU and this build has kernels of the pass for it,
- * else the CPU. After CUDA the first GPU's context is current. False if CUDA was asked for in
- * vain. */
+ * else the CPU. After CUDA the first GPU's context is current. False if CUDA is asked for but
+ * cannot be used. */
 bool device_choose(fa_device *device, fa_pass pass);
 
 /* ---- Host arrays that a call on the GPU is to use -------------------------------------------- */
@@ -69,7 +68,7 @@ bool device_clock_end(device_clock *clock, double *seconds); /* waits */
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* One block of device memory that every problem is moved to in turn, all of its buffers with their
+/* One block of device memory that each problem is moved to, all of its buffers with their
  * guard bands and their alignment, and back. */
 typedef struct device_arena {
     char *device, *host, *first; /* first: what the first of two runs left, on the host */
@@ -77,8 +76,8 @@ typedef struct device_arena {
     void *stream; /* a stream of its own; NULL: the default one */
 } device_arena;
 
-/* An empty arena for thread number `worker`, with a stream. Makes the context of a GPU current: that
- * of all GPUs in turn. */
+/* An empty arena for thread number `worker`, with a stream. Makes the context of a GPU current;
+ * workers are spread over all GPUs. */
 bool device_arena_new(device_arena *arena, int worker);
 void device_arena_free(device_arena *arena);
 

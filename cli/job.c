@@ -31,7 +31,7 @@ typedef struct arguments {
 /* ---- 1. the model's layer -------------------------------------------------------------------- */
 
 /* The model computed in float32 too, by other sums: examples/minilm/capture.py has checked it to be
- * within 1e-5 of float64. Twice that leaves as much for us. */
+ * within 1e-5 of float64. Twice that leaves the same for this library. */
 static const double MODEL_TOLERANCE = 2e-5;
 
 enum { LAYER_FILES = 4, LAYER_CALLS = 21 };
@@ -362,7 +362,7 @@ static void print_chart(const sweeping *w, int count)
         }
 }
 
-/* The headline: of each dtype its best rate, what that is compared with, and the kernel. */
+/* The headline: each dtype's best rate, what it is compared with, and the kernel. */
 static void print_best(const sweeping *w, int count)
 {
     for (int i = 0; i < w->count; i++) {

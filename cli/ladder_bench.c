@@ -1,5 +1,5 @@
 /*
- * `flashattn ladder bench`: the rungs side by side. All rungs of a length take turns, sample by sample,
+ * `flashattn ladder bench`: the rungs side by side. All rungs of a length are sampled alternately,
  * so that a card that gets hot or is shared slows down all of them alike.
  */
 #include <errno.h>
@@ -19,7 +19,7 @@
 
 enum { MAX_REPEAT = 1000, MAX_CALLS = 1000 };
 
-/* A sample is of as many calls as take this long: the events' clock ticks in half a microsecond. */
+/* A sample has as many calls as take this long: the resolution of events is half a microsecond. */
 #define SAMPLE_SECONDS 2e-3
 
 static const char *const HALF_NAMES[] = {"bf16", "f16", NULL};
@@ -112,7 +112,7 @@ static bool new_arrays(const arguments *a, int64_t n, fa_dtype dtype, arrays *x)
     return true;
 }
 
-/* For rungs that write the scores down: all heads' if they fit into half of what is left. */
+/* For rungs that store the scores: those of all heads if they fit into half of the free memory. */
 static bool new_scratch(bench *b, int64_t n)
 {
     fa_cuda_fault fault;

@@ -54,8 +54,8 @@ static bool time_launches(void *kernel, const fa_cuda_launch *launch, void **par
     return true;
 }
 
-/* Rounds are doubled until a launch takes 20 ms: the start no longer matters, and the clocks are those
- * of steady work. */
+/* Rounds are doubled until a launch takes 20 ms: then the start no longer matters, and clock rates
+ * are those of steady work. */
 static bool measure_rate(const fa_cuda_device *device, const probe *p, double *rate)
 {
     void *kernel, *out = NULL;

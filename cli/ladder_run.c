@@ -1,9 +1,9 @@
 /*
  * `flashattn ladder run`: every rung against float64 on the host.
  *
- * q, k, v and out lie in one block of memory, each between bands of 0xff bytes, which are NaN in every
- * type: what is read outside of an array, or behind a row's d elements, spoils a result, and what is
- * written outside of out is seen.
+ * q, k, v and out lie in one block of memory, each between bands of 0xff bytes, which are NaN in
+ * every type. So a read outside of an array, or behind a row's d elements, makes a result NaN, and
+ * a write outside of out is found.
  */
 #include <inttypes.h>
 #include <math.h>

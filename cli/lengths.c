@@ -45,7 +45,7 @@ static bool check_count(const integers *x, int64_t expected, const char *of)
     return false;
 }
 
-/* Entries that begin at 0 or later, never fall, and end within the tensor's rows. */
+/* Checks that entries begin at 0 or later, never decrease, and end within the tensor's rows. */
 static bool check_cumulative(const integers *x, int64_t rows, const char *of)
 {
     if (!x->data) return true;

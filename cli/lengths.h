@@ -1,6 +1,6 @@
 /*
- * Lengths and pages of a batch, for `flashattn run` and `flashattn grad`: from .npy files of integers into the
- * options, checked here, since a GPU does not.
+ * Lengths and pages of a batch, for `flashattn run` and `flashattn grad`: from .npy files of
+ * integers into the options. They are checked here, since a GPU does not check them.
  */
 #ifndef FA_CLI_LENGTHS_H
 #define FA_CLI_LENGTHS_H

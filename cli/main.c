@@ -71,7 +71,7 @@ static int dispatch(int argc, char **argv)
     return CLI_FINE;
 }
 
-/* Output that did not reach its file (a full disk, say) must not pass for success. Beyond the limit of a
+/* Output that did not reach its file (a full disk, say) must not look like success. Beyond the limit of a
  * file's size (ulimit -f) writing fails like on a full disk, and does not end the command. */
 int main(int argc, char **argv)
 {

@@ -125,7 +125,7 @@ static bool on_cuda(const measure_case *c) { return c->device == FA_DEVICE_CUDA;
 
 enum { POOL = 1 << 22 };
 
-/* Device memory filled from a pool of numbers, over and over where it is longer. */
+/* Fills device memory from a pool of numbers, which is repeated where the memory is longer. */
 static bool fill_device(void *to, fa_dtype dtype, int64_t count, uint64_t seed)
 {
     const int64_t pool = count < POOL ? count : POOL, size = (int64_t)fa_dtype_size(dtype);

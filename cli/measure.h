@@ -50,7 +50,7 @@ void measure_fill_normal(void *data, fa_dtype dtype, int64_t count, uint64_t see
  * after a message on stderr. */
 bool measure_run(const measure_case *c, measure_times *times, char *kernel, size_t kernel_size);
 
-/* The bytes to go through so that nothing of the first is left in any cache. */
+/* How many bytes to touch so that no cache holds the first ones any more. */
 double measure_beyond_caches(void);
 
 #endif

@@ -91,8 +91,8 @@ static bool parse_string(header *h, char *text, size_t size)
 
 /*
  * descr: a byte order and a type, for example '<f4'. One-byte types have no order: '|'. bfloat16 of ml_dtypes
- * becomes '<V2' in a file, and '|V2' when NumPy has read that and saved it again. Its 8-bit floats all become
- * '<V1', so nobody can know which one a file holds.
+ * becomes '<V2' in a file, and '|V2' when NumPy has read that and saved it again. Its 8-bit floats
+ * all become '<V1', so a file does not say which one it holds.
  */
 static bool parse_type(header *h)
 {

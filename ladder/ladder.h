@@ -76,7 +76,7 @@ typedef struct ladder_problem {
 /* The pitch for a head dim: d rounded up to a multiple of 16 bytes. */
 int64_t ladder_pitch(fa_dtype dtype, int64_t d);
 
-/* What one launch of a kernel does: pure, no device is touched. heads is how many heads a launch takes
+/* Plans one launch of a kernel; no device is touched. heads is how many heads a launch takes
  * at most; a problem with more is run in several. False: error says why it cannot be run. */
 typedef struct ladder_plan {
     int device; /* the ordinal */

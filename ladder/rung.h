@@ -1,5 +1,5 @@
 /*
- * What a rung of the ladder is given and what it says of itself. Read by the rungs (CUDA C) and by
+ * A rung's parameters, and its description of itself. Read by the rungs (CUDA C) and by
  * ladder.c, which runs them.
  *
  * Every rung computes, for each of `heads` heads (batch times heads),

@@ -1,5 +1,5 @@
 /*
- * Memory for tests that notices stray writes: every buffer lies between guard bands, starts out as NaN
+ * Memory for tests that detects stray writes: every buffer lies between guard bands, starts out as NaN
  * in every float format (all bits 1), and knows which of its bytes may be written.
  */
 #ifndef REF_BUFFERS_H
@@ -44,7 +44,7 @@ typedef struct ref_layout {
     }
 
 /* A random one: any order of the first three axes (of all four if any_last), gaps; aligned as fast
- * kernels ask for, or not to more than an element, or in between; with input also negative and 0
+ * kernels need it, or to an element only, or in between; with input also negative and 0
  * strides. */
 ref_layout ref_layout_random(ref_random *random, bool input, bool any_last);
 

@@ -1,6 +1,6 @@
 /*
  * Compares results with the reference. An element passes if it is as near as its error and the
- * rounding of its dtype allow; infinities and NaN must stand where the reference has them.
+ * rounding of its dtype allow; infinities and NaN must be where the reference has them.
  */
 #ifndef REF_CHECK_H
 #define REF_CHECK_H

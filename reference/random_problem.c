@@ -201,7 +201,7 @@ static void draw_grid_sizes(problem *p)
     }
 }
 
-/* Every head dim; then, for each length of tiles, every number of keys that it can leave over. */
+/* Every head dim; then, for each tile length, every possible remainder of keys. */
 static void draw_tail_sizes(problem *p)
 {
     static const int64_t tiles[] = {64, 80, 96, 128, 176, 192};
@@ -310,7 +310,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
     }
 }
 
-/* How the lengths are said: 0 equal, 1 packed, 2 packed queries and paged keys, 3 to 5 padded
+/* How the lengths are given: 0 equal, 1 packed, 2 packed queries and paged keys, 3 to 5 padded
  * queries, keys, both, 6 paged. */
 static int64_t draw_length_kind(problem *p, const random_settings *settings)
 {
@@ -863,7 +863,7 @@ static void aim_query(problem *p, const ref_item *item, int64_t h, int64_t i)
                       ref_load(&p->in.k, block, row, h / (p->heads_q / p->heads_kv), e));
 }
 
-/* What all queries have in common, so that one key can be large for all of them: +1 or -1. */
+/* A component that all queries share, so that one key can be large for all of them: +1 or -1. */
 static double common_part(int64_t e) { return e * 2654435761u >> 7 & 1 ? 1 : -1; }
 static const double common_share = 0.7;
 
@@ -1082,7 +1082,7 @@ static double *copy_item(const problem *p, const ref_item *item)
     return copy;
 }
 
-/* Asked to be batch-invariant: an item has the same bits alone as among others. */
+/* With FA_BATCH_INVARIANT an item alone has the same bits as among others. */
 static void check_invariance(problem *p, const random_settings *settings, random_result *result)
 {
     if (!(p->in.options.flags & FA_BATCH_INVARIANT) || p->batch < 2 || !result->report.ok) return;

@@ -1,7 +1,7 @@
 /*
  * A random problem from the whole option space: drawn from one number, computed by the library,
- * compared with the reference. Everything that may not be read is NaN, everything that may not be
- * written is watched, outputs start out as NaN.
+ * compared with the reference. Memory that must not be read is NaN, memory that must not be written
+ * is checked, and outputs begin as NaN.
  */
 #ifndef REF_RANDOM_PROBLEM_H
 #define REF_RANDOM_PROBLEM_H
@@ -91,7 +91,7 @@ typedef struct random_settings {
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
     bool one_pass;          /* only problems of this pass */
     random_pass pass;
-    /* Computes in place of the library's own calls, for example in other memory: forward and decode,
+    /* Computes instead of the library's own calls, for example in other memory: forward and decode,
      * and with all_passes the others too; without, there are no problems of them. If it fails, message
      * (of that size) says why; if a result is wrong, it says how, and the status is RANDOM_WRONG. */
     bool all_passes;

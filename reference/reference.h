@@ -50,7 +50,7 @@ void ref_column_add(ref_column *column, double p, double x);
 /* Multiplies all weights so far by a factor. */
 void ref_column_scale(ref_column *column, double factor);
 
-/* How far rounding the row's weights may move that column's element of out. */
+/* How much the rounding of the row's weights may change that column's element of out. */
 double ref_weights_error(const ref_rounding *rounding, const ref_column *column);
 
 /* A contiguous 4-D array of doubles, and the error of each. */

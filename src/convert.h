@@ -41,7 +41,8 @@ FA_SHARED_FUNCTION float fa_half_to_float(uint16_t h)
     uint32_t magnitude = (uint32_t)(h & 0x7fffu);
     if (magnitude >= 0x7c00u) /* infinity or NaN: widen the exponent */
         return fa_bits_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-    /* Shifted into place, the exponent is 112 too small; a multiplication mends it, subnormals too. */
+    /* After the shift the exponent is 112 too small. A multiplication corrects it, also for
+     * subnormals. */
     return fa_bits_float(sign | fa_float_bits(fa_bits_float(magnitude << 13) * 0x1p112f));
 }
 

@@ -56,7 +56,7 @@ static axes_text show(const int64_t axes[4])
     return t;
 }
 
-/* fa_dtype_size without a call into the library's public face. */
+/* fa_dtype_size, without a call of a public function. */
 static size_t element_size(fa_dtype dtype)
 {
     static const uint8_t sizes[] = {4, 2, 2, 1, 1};
@@ -76,8 +76,8 @@ static bool multiply(int64_t a, int64_t b, int64_t *product)
 
 static bool add(int64_t a, int64_t b, int64_t *sum) { return !__builtin_add_overflow(a, b, sum); }
 
-/* The number of elements. False if the product of the extents that are not 0 overflows: whoever loops
- * over some of the axes must be able to count them. */
+/* The number of elements. False if the product of the extents that are not 0 overflows: code that
+ * loops over some of the axes must be able to count them. */
 static bool count_elements(const int64_t shape[4], int64_t *count)
 {
     int64_t product = 1;
@@ -225,9 +225,10 @@ static fa_status check_like(const char *name, const fa_tensor *t, const char *ot
  * alignment. */
 static _Alignas(256) char no_data;
 
-/* Views are written where they belong: one that is made elsewhere and copied costs a wait for its
- * own parts. No element of an empty tensor is ever reached, so its strides, which nothing has checked,
- * go. So does that of an axis with one index if its bytes might not fit 63 bits. */
+/* A view is written directly to its destination: to copy one that was just made costs a
+ * store-forwarding stall. No element of an empty tensor is ever read, so its strides, which nothing
+ * has checked, become 0. So does the stride of an axis with one index if its bytes might not fit 63
+ * bits. */
 static void set_view(fa_view *view, const fa_tensor *t)
 {
     const bool empty = is_empty(t);
@@ -298,7 +299,7 @@ static bool is_dense(const region *r)
 }
 
 /* Whether two regions certainly share a byte. Regions with holes may interleave, as slices of one
- * buffer do; they are taken at the caller's word unless they start at the same element. */
+ * buffer do; the caller is trusted unless they start at the same element. */
 static bool overlap(const region *a, const region *b)
 {
     if (a->start == b->start) return true;
@@ -631,7 +632,7 @@ static fa_status check_alibi_stride(const fa_options *o, const fa_problem *p)
     return FA_OK;
 }
 
-/* Whoever counts (batch, head, row) triples must not overflow, with 4 bytes for each. */
+/* The number of (batch, head, row) triples, times 4 bytes, must not overflow. */
 static fa_status check_counts(const fa_problem *p)
 {
     const int64_t queries[4] = {p->batch, p->heads_q, p->n_q, (int64_t)sizeof(float)};
@@ -748,7 +749,7 @@ static fa_status read_length(const side *s, int64_t b, int64_t *length)
     return FA_OK;
 }
 
-/* Reads the lengths where they lie in host memory and the call is going to follow them. */
+/* Reads the lengths if they are in host memory and the call is going to use them. */
 static fa_status read_lengths(const side *s, bool follow, lengths *result)
 {
     *result = (lengths){s->cu_seqlens || s->seqlens, false, s->rows};
@@ -849,7 +850,7 @@ static fa_status check_lengths(const fa_arguments *a, const fa_problem *p, lengt
 
 /* ---- Bias, mask, and other tensors over (batch, head, query, key) ---------------------------- */
 
-/* All extents and lengths that the axes of a tensor of scores are measured by. */
+/* The extents and lengths that a tensor of scores is compared with. */
 typedef struct score_axes {
     int64_t batch, heads;
     lengths queries, keys;
@@ -864,7 +865,7 @@ static fa_status check_axis_or_1(const char *name, const fa_tensor *t, int axis,
     return FA_OK;
 }
 
-/* Where the lengths vary, an extent may be any that covers the longest sequence. */
+/* Where the lengths vary, any extent will do that covers the longest sequence. */
 static fa_status check_length_axis(const char *name, const fa_tensor *t, int axis, const lengths *l,
                                    const char *meaning)
 {
@@ -1012,12 +1013,12 @@ static fa_status set_weights(const fa_arguments *a, const score_axes *axes, fa_p
 
 /* ---- The whole problem ----------------------------------------------------------------------- */
 
-/* An output over one of these would lead the call elsewhere while it runs. */
+/* If an output overlapped one of these, the call would change its own addresses while it runs. */
 static void add_index_arrays(const fa_options *o, const fa_problem *p, regions *r)
 {
     const int64_t entry = (int64_t)sizeof(int32_t);
-    int64_t
-        table; /* up to the first entry of the last batch item: what lies behind it is for lengths to say */
+    int64_t table; /* up to the first entry of the last batch item: how much is behind it depends on
+         * lengths */
     add_array(r, "options.cu_seqlens_q", o->cu_seqlens_q, (p->batch + 1) * entry, false);
     add_array(r, "options.cu_seqlens_k", o->cu_seqlens_k, (p->batch + 1) * entry, false);
     add_array(r, "options.seqlens_q", o->seqlens_q, p->batch * entry, false);

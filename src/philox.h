@@ -1,6 +1,6 @@
 /*
  * Dropout bits: Philox-4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as
- * 1, 2, 3", SC 2011), counter-based, so that any element's bits can be made anywhere. The header
+ * 1, 2, 3", SC 2011), counter-based, so that the bits of any element can be computed alone. The header
  * flashattn.h states how counters are laid out; the layout lets a thread that holds a tensor-core
  * accumulator (pairs of columns 8 apart) use all 128 bits of a block.
  */

@@ -5,9 +5,10 @@
  * with delta = rowsum(dO * O) - dlse.
  *
  * A task is one tile of keys of one key/value head. It owns its dK and dV, and walks over the queries of
- * all heads that share it. dQ is summed over tiles in shared memory: a block of queries takes its
- * contributions in the order of the tiles, each task waiting for its turn, so that the sum's order, and
- * with it every bit, is always the same. Tasks start in order, so the one that is waited for runs.
+ * all heads that share it. dQ is summed over tiles in shared memory: each block of queries gets its
+ * contributions in the order of the tiles. A task waits until the tile before it has added its
+ * part. So the order of the sum, and with it every bit, is always the same. Tasks start in order,
+ * so the task that another one waits for is running.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -151,7 +152,8 @@ static fa_range block_range(const fa_problem *p, const fa_sequence *s, int64_t i
     return (fa_range){fa_visible(p, s, i0).lo, fa_visible(p, s, i0 + rows - 1).hi};
 }
 
-/* Zeros behind count rows, up to whole vectors of keys; says whether the rows are finite. */
+/* Fills the rows behind the first `count` with zeros, up to whole vectors of keys; returns whether
+ * the rows are finite. */
 static bool zero_tail(float *dst, int64_t pitch, int64_t count)
 {
     for (int64_t r = count; r < fa_round_up(count, FA_NR); r++)
@@ -567,8 +569,9 @@ static fa_status sum_pages(const fa_backward_job *job, int threads)
     return status;
 }
 
-/* --- The gradient of the bias: dS of the logits, summed over the axes that broadcast. A pass of its
- * own, whose tasks own parts of the result: tiles of keys, or all keys where that axis broadcasts. --- */
+/* --- The gradient of the bias: dS of the logits, summed over the axes that broadcast. It has a
+ * pass of its own. Each task owns a part of the result: a tile of keys, or all keys where that axis
+ * broadcasts. --- */
 
 typedef struct fa_bias_job {
     const fa_backward_job *job;
@@ -639,7 +642,8 @@ static void store_bias(const fa_problem *p, const float *sum)
     }
 }
 
-/* Of the longest sequence: n_k, where pages hold the keys, says how far apart the table's rows are. */
+/* Tiles of the longest sequence. With paged keys n_k is no length: it only says how far apart the
+ * table's rows are. */
 static int64_t max_tiles(const fa_backward_job *job)
 {
     int64_t max = 0;
@@ -666,7 +670,7 @@ static fa_status find_dbias(const fa_backward_job *job, int threads)
 
 /* --- The whole --- */
 
-/* A tile of keys of one head: it may wait for tiles before it, which have been started (team.h). */
+/* A tile of keys of one head. It may wait for tiles before it; they have been started (team.h). */
 static void run_task(void *context, int64_t index, int thread)
 {
     const fa_backward_job *job = context;
@@ -726,7 +730,8 @@ static int64_t max_items(const fa_backward_job *job)
     return fa_max(fa_max(blocks, tiles), rows);
 }
 
-/* Everything that a call allocates, and its threads; what fails stays NULL. */
+/* Allocates everything that a call needs, and reserves its threads. What cannot be allocated stays
+ * NULL. */
 static bool allocate(fa_backward_job *job, int *threads)
 {
     const fa_problem *p = job->p;

@@ -138,8 +138,9 @@ FA_INLINE void load_two(const fa_reading reading, const char *row, int64_t c, vf
     }
 }
 
-/* Where element c stands in the order in which rows are read. Even and odd elements of bfloat16 come
- * apart, for that is the cheapest way to widen them, and all that they meet is kept in that order. */
+/* The position of element c in the order in which rows are read. Even and odd elements of bfloat16
+ * are separated, as that is the cheapest way to widen them; everything they are combined with has
+ * the same order. */
 FA_INLINE int64_t element_position(fa_reading reading, int64_t c)
 {
     const int64_t in_pair = c % (2 * VL);
@@ -180,8 +181,8 @@ FA_INLINE void score_tile(const fa_reading reading, const int rows, const char *
     for (int r = 0; r < rows; r++) v_sum4(acc[r], s + r * S_PITCH);
 }
 
-/* The same for one query, key after key, by few instructions in the order of memory: so the processor
- * looks far ahead and its prefetchers see plain streams. */
+/* The same for one query, key after key: few instructions, in the order of memory, so that the
+ * processor runs far ahead and its prefetchers see plain streams. */
 FA_INLINE void score_one(const fa_reading reading, const char *const key[FA_KEYS], const float *q,
                          int64_t depth, float *s)
 {
@@ -288,8 +289,8 @@ typedef struct fa_rows {
     const char *at[FA_DECODE_TILE + FA_AHEAD + FA_KEYS];
 } fa_rows;
 
-/* The rows of key j0 on. What lies outside of `keys` nobody sees, and it is not read: the nearest row
- * inside stands in. */
+/* The rows from key j0 on. Rows outside of `keys` are seen by no query and are not read: the
+ * nearest row inside is used instead. */
 static void find_rows(const fa_problem *p, const fa_source *source, const fa_sequence *s, int64_t b,
                       int64_t head, fa_range keys, int64_t j0, fa_rows *rows)
 {
@@ -316,8 +317,8 @@ static void take_rows(const fa_source *source, const char *const *at, int64_t n,
     }
 }
 
-/* Fetches the rows FA_AHEAD keys further on: farther, and rows a power of two apart would push each
- * other out of the cache. */
+/* Prefetches the rows FA_AHEAD keys further on. If it were more, rows a power of two apart would
+ * evict each other from the cache. */
 static void fetch_ahead(const fa_decode_plan *plan, const fa_source *source, const char *const *at,
                         int64_t n)
 {
@@ -382,7 +383,7 @@ static void add_values_skip_zeros(const fa_decode_plan *plan, const fa_decode_ti
     }
 }
 
-/* Head by head: a head's bits must not depend on which others its task has. */
+/* Head by head: the bits of a head must not depend on the other heads of its task. */
 static void mend_update(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *v,
                         int64_t count, int64_t heads, int64_t share)
 {
@@ -481,9 +482,9 @@ static void value_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, con
 }
 
 /* One split of the keys for all rows of some heads of a sequence. The scores of a tile are computed
- * while the values of the tile before are added, some keys and some values in turn: two streams that
- * both run without a pause. The softmax comes after a first turn of keys, so that it need not wait for
- * the scores just computed and loads are under way meanwhile. */
+ * while the values of the tile before are added: FA_TURN keys, then FA_TURN values, and so on, so
+ * that both streams of memory run without a pause. The softmax comes after the first FA_TURN keys:
+ * it does not wait for the scores just computed, and loads run meanwhile. */
 static void decode_task(const fa_problem *p, const fa_decode_plan *plan, fa_decode_tiles *t,
                         int64_t b, const fa_sequence *s, fa_range heads, fa_range keys,
                         const fa_partial *partial)
@@ -637,7 +638,7 @@ static bool interleaved(const fa_problem *p, const fa_source *source)
     return stride[2] == source->width && (p->block_table || stride[1] != source->width);
 }
 
-/* The most query rows that share a key/value head in any sequence that is decoded. */
+/* The largest number of query rows that share a key/value head in a sequence that is decoded. */
 static int64_t max_rows_per_head(const fa_decode_job *job)
 {
     int64_t max = 1;
@@ -648,8 +649,8 @@ static int64_t max_rows_per_head(const fa_decode_job *job)
     return max;
 }
 
-/* Heads that lie side by side go into one task, which then reads in the order of memory, but never so
- * many that threads lack tasks. No bit depends on it. */
+/* Heads that are side by side in memory go into one task, which then reads in the order of memory;
+ * but not so many that threads have no tasks. No bit depends on it. */
 static void choose_heads(fa_decode_job *job, int threads)
 {
     if (!interleaved(job->p, &job->plan.k) || !interleaved(job->p, &job->plan.v)) return;

@@ -82,10 +82,11 @@ void fa_cpu_engine_names(char *text, size_t size)
     }
 }
 
-/* Waking a thread takes some 5 us, in which one that is awake does about this much. */
+/* Waking a thread takes some 5 us. A running thread does about this many operations in that time. */
 #define OPERATIONS_PER_THREAD 250e3
 
-/* What a parallel region would get here: one thread inside of another one, unless regions nest. */
+/* How many threads a parallel region would get here: one inside of another region, unless regions
+ * nest. */
 static int default_threads(void)
 {
 #ifdef _OPENMP

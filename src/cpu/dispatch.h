@@ -14,8 +14,8 @@ const fa_cpu_engine *fa_cpu_engine_get(char *why, size_t size);
 /* The names of all engines that this build has and this processor runs, space-separated. */
 void fa_cpu_engine_names(char *text, size_t size);
 
-/* How many threads a call wants: as many as it asked for; where it left that open (0), OpenMP's choice,
- * but only one where starting more would cost more than so many operations. fa_team_reserve says how
+/* How many threads a call wants: `asked`; if that is 0, OpenMP's choice, or one if the call has so
+ * few operations that starting more does not pay. fa_team_reserve says how
  * many it gets. */
 int fa_cpu_threads(int asked, double operations);
 

@@ -1,5 +1,6 @@
 /*
- * The CPU engine's seam: what one instruction set's build of the engine offers. forward.c, backward.c, decode.c are compiled once per instruction set.
+ * What the engine offers, as it is built for one instruction set: forward.c, backward.c and so on are
+ * compiled once for each.
  */
 #ifndef FA_CPU_ENGINE_H
 #define FA_CPU_ENGINE_H

@@ -5,8 +5,8 @@
  * values is packed once and serves all queries of the task. Strips of FA_MR queries go through
  * score -> softmax -> value product with their scores in the first-level cache.
  *
- * Tile sizes depend on the sequence's own shape only, never on threads or batch, so that a result's
- * bits do not either.
+ * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
+ * bits of a result.
  */
 #include <stdio.h>
 
@@ -57,7 +57,8 @@ typedef struct fa_forward_tiles {
 
 enum { FA_MAX_Q_TILE = 264 };
 
-/* Large enough that packing a tile of keys is lost in the products, small enough for many threads. */
+/* Large enough that packing a tile of keys costs little beside the products, small enough for many
+ * threads. */
 static int64_t q_tile_rows(const fa_problem *p, const fa_sequence *s)
 {
     int64_t max_rows = p->d + p->d_v > 512 ? 96 : FA_MAX_Q_TILE;

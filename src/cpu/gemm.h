@@ -1,5 +1,5 @@
 /*
- * The register-tiled products that everything is made of: C = A B on top of alpha * C, for tiles that
+ * The register-tiled products that all passes use: C = A B on top of alpha * C, for tiles that
  * lie in cache.
  *
  *   A   rows x depth, broadcast word by word: element (r, k) at a[r*a_row + k*a_col]

@@ -1,6 +1,6 @@
 /*
  * Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867): a row's running maximum and sum over
- * tiles of scores, and what is left to do at the end.
+ * tiles of scores, and the final division.
  */
 #ifndef FA_CPU_SOFTMAX_H
 #define FA_CPU_SOFTMAX_H

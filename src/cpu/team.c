@@ -3,8 +3,9 @@
  *
  * A worker watches a word, the team's order: a number that grows with every run, and how many of the
  * workers take part in it. It spins for a while, since the next run often follows at once, and then
- * sleeps. Who finds an order wakes the two workers behind it in a tree, so that waking many takes few
- * steps. Nothing here fails: what cannot be started is done by fewer threads.
+ * sleeps. A worker that finds an order wakes the two workers behind it in a tree, so that waking
+ * many takes few steps. Nothing here fails: where workers cannot be started, fewer threads do the
+ * work.
  */
 #include "team.h"
 
@@ -96,8 +97,9 @@ static bool spin_for_order(team *t, unsigned long long seen)
     return false;
 }
 
-/* Whoever goes to sleep says so first and then looks once more; whoever gives an order, or passes it
- * on, does so first and then looks who sleeps. One of them sees the other. */
+/* A thread that goes to sleep first notes that it does, then looks for an order once more. A thread
+ * that gives an order, or passes it on, first does that, then looks who sleeps. So one of them sees
+ * the other. */
 static unsigned long long wait_for_order(worker *w, unsigned long long seen, bool spins)
 {
     team *t = w->mine;
@@ -307,7 +309,7 @@ static bool start(worker *w)
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
     int failed = pthread_create(&w->thread, &attributes, work, w);
     pthread_attr_destroy(&attributes);
-    /* What libraries keep for each thread may need a larger stack. */
+    /* Thread-local data of libraries may need a larger stack. */
     if (failed == EINVAL) failed = pthread_create(&w->thread, NULL, work, w);
     return failed == 0;
 }

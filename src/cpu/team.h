@@ -18,9 +18,8 @@ int fa_team_reserve(int wanted);
 typedef void fa_team_function(void *context, int64_t index, int thread);
 
 /* Calls f for every index in [0, total) and returns when all calls have. Indices are handed out in
- * order, `chunk` at a time: whoever waits for an item with a smaller index waits for one that has been
- * started. f must not depend on how many threads there are: where threads are gone, or cannot be
- * started, it is called by fewer. */
+ * order, `chunk` at a time, so items with smaller indices have been started. f must not depend on
+ * the number of threads: where threads are gone, or cannot be started, fewer call it. */
 void fa_team_run(int threads, int64_t total, int64_t chunk, fa_team_function *f, void *context);
 
 /* The chunk with which each of the threads gets one run of neighbouring indices. */

@@ -10,7 +10,7 @@
 #define FA_LOG2E 1.44269504088896340736f
 
 /* 2^(y*c) for y*c <= 0 (or NaN, -infinity), c > 0 finite; at most 1 ulp off for results of 2^-126 and
- * more, below that absolutely small. lowest = -150/c or so: what lies under it gives 0.
+ * more, below that absolutely small. lowest: about -150/c; smaller y give 0.
  *
  * y*c = n + r with n integral and |r| <= 1/2. r comes from y itself by one fused step, so that the
  * rounding of y*c costs nothing; 2^r = 1 + r*P(r), |error| < 2.6e-9 relative. */

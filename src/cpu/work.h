@@ -54,7 +54,7 @@ static inline bool fa_is_decode(const fa_problem *p, const fa_sequence *s)
     return s->n_q * (p->heads_q / p->heads_kv) <= FA_DECODE_ROWS;
 }
 
-/* Threads for a pass over all scores of a problem: an upper bound of the operations will do. */
+/* Threads for a pass over all scores of a problem: an upper bound of the operations is enough. */
 static inline int fa_problem_threads(const fa_problem *p)
 {
     const double scores = (double)p->batch * (double)p->heads_q * (double)p->n_q * (double)p->n_k;

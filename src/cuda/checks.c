@@ -9,8 +9,8 @@
 #include "cuda/family.h"
 
 enum {
-    WAITING = 64,   /* reports of calls that wait for them: one each, given back */
-    CAPTURED = 192, /* of captured calls, which keep them: nobody knows how long a graph lives */
+    WAITING = 64,   /* of calls that wait for their report and then release the slot */
+    CAPTURED = 192, /* of captured calls, which keep their slot */
     REPORTS = WAITING + CAPTURED,
     CONTEXTS = 64
 };
@@ -28,7 +28,7 @@ struct fa_cuda_checks {
     int captured; /* how many have been given */
 };
 
-/* Guards all of the tables; nobody waits for a device with it. */
+/* Guards all of the tables. No thread waits for a device while it holds this. */
 static pthread_mutex_t tables = PTHREAD_MUTEX_INITIALIZER;
 static fa_cuda_checks contexts[CONTEXTS];
 static int count;
@@ -116,8 +116,8 @@ static void give_back(fa_cuda_checks *c, int slot)
     pthread_mutex_unlock(&tables);
 }
 
-/* Where a captured call reports; the last ones share the last slot, in which a later report may replace
- * an earlier one. */
+/* The slot of a captured call. When all are in use, further calls share the last one, where a later
+ * report may replace an earlier one. */
 static slot *captured_slot(fa_cuda_checks *c)
 {
     pthread_mutex_lock(&tables);

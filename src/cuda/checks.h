@@ -17,13 +17,13 @@ typedef struct fa_cuda_checks fa_cuda_checks;
 /* Whether the environment asks for checks; read once. */
 bool fa_cuda_checks_wanted(void);
 
-/* Those of the current context, made when first asked for. NULL: a fault. */
+/* Those of the current context, made at the first call. NULL: a fault. */
 fa_cuda_checks *fa_cuda_checks_here(fa_cuda_fault *fault);
 
-/* What launches of graphs have found since, one report at a time; false: nothing. */
+/* Takes one report of a replayed graph; false: there is none. */
 bool fa_cuda_checks_take(fa_cuda_checks *checks, fa_check_report *found);
 
-/* What the kernel is told, but where to report. False: there is nothing to look at. rows: of fa_weights. */
+/* The kernel's parameters except for the report's address. False: there is nothing to check. */
 bool fa_cuda_check_params(const fa_problem *problem, const fa_options *options,
                           fa_check_params *params);
 

@@ -1,9 +1,9 @@
 /*
  * The CUDA driver by dlopen.
  *
- * What is loaded stays: the driver, images, kernels and what they were opted in to are kept for the
- * life of the process. Each is written once under `loading` and published with release order, so that
- * a launch whose kernel is known takes no lock.
+ * The driver, images, kernels and their opt-ins are kept for the life of the process. Each is written
+ * once under `loading` and published with release order, so that a launch whose kernel is known takes
+ * no lock.
  */
 #include "cuda/driver.h"
 
@@ -94,7 +94,7 @@ static bool check_version(void)
 
 #define USUAL_LIBRARY "libcuda.so.1"
 
-/* A program with more rights than its user must not load what the user's environment names. */
+/* A program with more privileges than its user must not load what the user's environment names. */
 static const char *library_path(void)
 {
     const char *path = secure_getenv("FA_CUDA_DRIVER");
@@ -240,9 +240,10 @@ bool fa_cuda_is_loaded(void)
     return s.found;
 }
 
-/* The device on which memory lies; -1: memory that the driver does not know, which is no error here (its type
- * is 0). Asked anew each time: an address that has been freed may come back as any other memory. With it
- * `count` more attributes, at most two, are asked for, whose values go to answers. */
+/* The device on which memory lies; -1: memory that the driver does not know, which is no error here
+ * (its type is 0). The driver is asked each time, since an address that has been freed may return
+ * as other memory. `count` more attributes, at most two, are queried with it; their values go to
+ * answers. */
 static int ordinal_of(const void *pointer, unsigned count, const int *more, void *const *answers)
 {
     unsigned type = 0;
@@ -433,8 +434,8 @@ static bool raise_limit(known_kernel *kernel, int device, unsigned bytes, fa_cud
     return fine;
 }
 
-/* Asked for any dynamic shared memory, for static memory counts towards the 48 KiB that need no
- * opting in, too. The driver keeps it for each device. */
+/* Needed for any dynamic shared memory: static memory counts towards the 48 KiB that need no
+ * opt-in, too. The driver keeps it for each device. */
 static bool opt_in(known_kernel *kernel, int device, unsigned bytes, fa_cuda_fault *fault)
 {
     if (bytes == 0) return true;
@@ -528,9 +529,9 @@ static int map_type(fa_element element)
     }
 }
 
-/* Strides of single indices are not looked at, but must be such that the driver takes them. The second-level
- * cache fetches no more than the 128 bytes of a box's row: 256 would be the next head's, too, at head dim 64 (on
- * an H200, rows of 128: 4% slower). */
+/* The stride of an axis with one index has no meaning, but the driver must accept it. The
+ * second-level cache fetches only the 128 bytes of a box's row: 256 would fetch the next head as
+ * well at head dim 64 (4% slower on an H200, with rows of 128). */
 static bool encode(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault)
 {
     static const uint32_t every[FA_TENSOR_MAP_AXES] = {1, 1, 1, 1, 1};

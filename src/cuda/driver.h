@@ -47,7 +47,7 @@ int fa_cuda_device_of(const void *pointer);
 /* The same, and the allocation of which it is a part: `bytes` from `first` on, or 0 bytes. */
 int fa_cuda_allocation_of(const void *pointer, uintptr_t *first, size_t *bytes);
 
-/* Whether this process has loaded the driver, by whatever way. If not, no memory lies on a device, and
+/* Whether this process has loaded the driver in any way. If not, no memory lies on a device, and
  * there is no need to open the driver to know. */
 bool fa_cuda_is_loaded(void);
 
@@ -63,7 +63,7 @@ typedef struct fa_cuda_image {
     _Atomic(void *) loaded; /* written by the functions below only */
 } fa_cuda_image;
 
-/* Loads the image when it is first asked for, and finds a kernel in it. Loaded images serve every
+/* Loads the image at its first use, and finds a kernel in it. Loaded images serve every
  * context of the process (cuLibraryLoadData) and stay loaded. */
 bool fa_cuda_find_kernel(fa_cuda_image *image, const char *entry, void **kernel,
                          fa_cuda_fault *fault);
@@ -101,8 +101,9 @@ bool fa_cuda_stream_id(void *stream, unsigned long long *id);
 /* The number of the stream's context, which no other one ever gets. */
 bool fa_cuda_stream_context(void *stream, unsigned long long *number);
 
-/* Has release(data) called, in some thread, when the graph that the stream is being captured into is gone and all that
- * was made from it. release must not call the driver. False: it cannot be done; release is called all the same. */
+/* release(data) is called, in some thread, when the graph that the stream is being captured into
+ * and everything made from it are gone. release must not call the driver. False: the graph cannot
+ * do that; release is called at once or soon. */
 bool fa_cuda_graph_keep(void *stream, void (*release)(void *data), void *data);
 
 /* Waits until all that has been queued on the stream is done. */
@@ -114,7 +115,8 @@ bool fa_cuda_context_number(unsigned long long *number, fa_cuda_fault *fault);
 /* Host memory that kernels write to by the same address; it lives as long as the current context. */
 bool fa_cuda_allocate_pinned(void **memory, size_t bytes, fa_cuda_fault *fault);
 
-/* An event that takes no time, to be asked whether the stream has come to it (also: never recorded). */
+/* An event without a time stamp. It is done when the stream has come to it, and before it is
+ * recorded. */
 bool fa_cuda_marker_new(void **event);
 bool fa_cuda_event_is_done(void *event);
 bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault);
@@ -122,7 +124,7 @@ bool fa_cuda_event_record(void *event, void *stream, fa_cuda_fault *fault);
 /* ---- Tensor maps ----------------------------------------------------------------------------- */
 
 /* False, and nothing is written, if the tensor cannot be mapped. Host work only: touches no device.
- * A thread's latest maps are remembered; they depend on nothing but the shape. */
+ * A thread remembers its latest maps; they depend on the shape alone. */
 bool fa_cuda_encode_map(fa_tensor_map *map, const fa_tensor_map_shape *shape, fa_cuda_fault *fault);
 
 /* ---- Memory, time: for the command, which owns its buffers ----------------------------------- */

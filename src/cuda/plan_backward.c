@@ -12,16 +12,17 @@
 void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                  fa_backward_params *params)
 {
-    *params = (fa_backward_params){.dout = fa_cuda_view(&p->dout, p->d_v),
-                                   .dq = fa_cuda_view(&p->dq, p->d),
-                                   .dk = fa_cuda_view(&p->dk, p->d),
-                                   .dv = fa_cuda_view(&p->dv, p->d_v),
-                                   .dbias = fa_cuda_view(&p->dbias, 0),
-                                   .dlse = p->dlse,
-                                   .delta = (float *)((char *)p->workspace + l->workspace_offset),
-                                   .dsinks = p->dsinks,
-                                   .blocks_q = p->blocks_q,
-                                   .blocks_k = p->blocks_k};
+    *params =
+        (fa_backward_params){.dout = fa_cuda_view(&p->dout, p->d_v),
+                             .dq = fa_cuda_view(&p->dq, p->d),
+                             .dk = fa_cuda_view(&p->dk, p->d),
+                             .dv = fa_cuda_view(&p->dv, p->d_v),
+                             .dbias = fa_cuda_view(&p->dbias, 0),
+                             .dlse = p->dlse,
+                             .delta = (float *)(void *)((char *)p->workspace + l->workspace_offset),
+                             .dsinks = p->dsinks,
+                             .blocks_q = p->blocks_q,
+                             .blocks_k = p->blocks_k};
     fa_cuda_set_params(p, l, &params->a);
     memcpy(params->dbias_shape, p->dbias_shape, sizeof params->dbias_shape);
 }

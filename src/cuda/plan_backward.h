@@ -1,5 +1,6 @@
 /*
- * What the launches of backward tell their kernels, apart from the launches so that it can be made without a driver.
+ * What the launches of backward tell their kernels. It is made apart from the
+ * launches, so that tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_BACKWARD_H
 #define FA_CUDA_PLAN_BACKWARD_H

@@ -38,7 +38,7 @@ static fa_view kept_sums(const fa_combine_problem *c, const fa_cuda_plan_launch 
 {
     *lse = c->lse;
     if (l->workspace_bytes == 0) return c->out;
-    float *sums = (float *)((char *)c->workspace + l->workspace_offset);
+    float *sums = (float *)(void *)((char *)c->workspace + l->workspace_offset);
     *lse = sums + c->batch * c->n_q * c->heads * c->d_v;
     return (fa_view){
         (char *)sums, FA_FLOAT32, {c->n_q * c->heads * c->d_v, c->heads * c->d_v, c->d_v, 1}};

@@ -1,5 +1,6 @@
 /*
- * What a launch of forward_sm80 tells the kernel, apart from the launch so that it can be made without a driver.
+ * What a launch of forward_sm80 tells the kernel. It is made apart from the launch, so that
+ * tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_SM80_H
 #define FA_CUDA_PLAN_SM80_H

@@ -1,6 +1,6 @@
 /*
- * What a launch of forward_sm90 or forward_sm90_wide tells the kernel besides fa_attention_params, apart from the launch so
- * that it can be made without a driver.
+ * What a launch of forward_sm90 or forward_sm90_wide tells the kernel besides fa_attention_params. It is made apart from
+ * the launch, so that tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_SM90_H
 #define FA_CUDA_PLAN_SM90_H

@@ -1,5 +1,6 @@
 /*
- * What the launch of fa_weights tells its kernel, apart from the launch so that it can be made without a driver.
+ * What the launch of fa_weights tells its kernel. It is made apart from the launch, so that
+ * tests need no driver.
  */
 #ifndef FA_CUDA_PLAN_WEIGHTS_H
 #define FA_CUDA_PLAN_WEIGHTS_H

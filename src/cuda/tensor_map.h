@@ -18,9 +18,9 @@ typedef struct fa_tensor_map {
 enum { FA_TENSOR_MAP_AXES = 5 };
 
 /*
- * A tensor for TMA, innermost axis first. A box is stored in shared
- * memory with the 128-byte swizzle; what lies outside the extents reads as zero and is not written.
- * Lines of 256 bytes are fetched into the second-level cache.
+ * A tensor for TMA, innermost axis first. A box is stored in shared memory with the 128-byte
+ * swizzle; what lies outside the extents reads as zero and is not written. The
+ * second-level cache fetches lines of 128 bytes.
  *
  * What can be mapped (the driver's documentation, and the instructions' 32-bit coordinates):
  *   axes        1 to 5
