@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "dispatch.h"
+#include "team.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -99,7 +100,7 @@ static int default_threads(void)
 
 int fa_cpu_threads(int asked, double operations)
 {
-    if (asked > 0) return asked;
+    if (asked > 0) return asked < FA_TEAM_MAX ? asked : FA_TEAM_MAX;
     const int max = default_threads();
     const double useful = 1.0 + operations / OPERATIONS_PER_THREAD;
     return useful < max ? (int)useful : max;

@@ -63,7 +63,7 @@ struct team {
     /* Of those who sleep. */
     pthread_mutex_t lock;
     pthread_cond_t done;
-    worker *worker[FA_TEAM_MOST - 1];
+    worker *worker[FA_TEAM_MAX - 1];
 };
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
@@ -337,7 +337,7 @@ static bool add_worker(team *t)
 int fa_team_reserve(int wanted)
 {
     if (wanted <= 1) return 1;
-    if (wanted > FA_TEAM_MOST) wanted = FA_TEAM_MOST;
+    if (wanted > FA_TEAM_MAX) wanted = FA_TEAM_MAX;
     team *t = find_team(true);
     if (!t) return 1;
     while (t->workers < wanted - 1 && add_worker(t)) continue;

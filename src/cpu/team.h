@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { FA_TEAM_MOST = 1024 }; /* threads of a team */
+enum { FA_TEAM_MAX = 1024 }; /* threads of a team */
 
 /* How many threads a call can have: `wanted`, or fewer if that many cannot be started. At least 1. */
 int fa_team_reserve(int wanted);

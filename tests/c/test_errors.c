@@ -1060,6 +1060,20 @@ static void test_text_stays(void)
                 "options.threads is -1: expected > 0, or 0 for OpenMP's choice");
 }
 
+/* fa_describe names as many threads as a team can have, whatever was wanted. */
+static void test_described_threads(void)
+{
+    char text[200] = "";
+    setup s = valid();
+    s.o.device = FA_DEVICE_CPU;
+    s.o.threads = 99999;
+    expect_status(__LINE__,
+                  fa_describe(FA_PASS_FORWARD, &s.q, &s.k, &s.v, &s.out, &s.o, text, sizeof text),
+                  FA_OK);
+    const char *threads = strrchr(text, ',');
+    expect_text(__LINE__, threads ? threads : text, ", 1024 threads");
+}
+
 static void test_valid(void)
 {
     expect_text(__LINE__, fa_last_error(), "");
@@ -1105,6 +1119,7 @@ int main(void)
     test_dry_runs();
     test_names();
     test_text_stays();
+    test_described_threads();
     printf("test_errors: %d checks, %d failed\n", checks, failures);
     return failures != 0;
 }
