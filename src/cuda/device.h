@@ -19,4 +19,10 @@ typedef struct fa_cuda_device {
     char name[128];
 } fa_cuda_device;
 
+/* 90 for 9.0. */
+static inline int fa_cuda_architecture(const fa_cuda_device *device)
+{
+    return 10 * device->major + device->minor;
+}
+
 #endif

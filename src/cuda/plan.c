@@ -1,11 +1,12 @@
 #include "cuda/plan.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. The last one does every problem. */
@@ -37,142 +38,31 @@ void fa_cuda_family_names(char *text, size_t size)
         used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", forward[i]->name);
 }
 
-/* ---- What the families share ----------------------------------------------------------------- */
+/* ---- The family that the environment wants --------------------------------------------------- */
 
-void fa_cuda_say(char *why, size_t size, const char *format, ...)
+static struct {
+    pthread_once_t once;
+    char name[48]; /* "": none in particular */
+} asked_for = {.once = PTHREAD_ONCE_INIT};
+
+static void read_environment(void)
 {
-    va_list arguments;
-    if (!why) return;
-    va_start(arguments, format);
-    vsnprintf(why, size, format, arguments);
-    va_end(arguments);
+    const char *name = getenv("FA_CUDA_KERNEL");
+    if (name) snprintf(asked_for.name, sizeof asked_for.name, "%s", name);
 }
 
-static int architecture_of(const fa_cuda_device *device)
+bool fa_cuda_asked_family(const fa_cuda_family **asked, char *why, size_t size)
 {
-    return 10 * device->major + device->minor;
-}
-
-static bool refuse_architecture(const fa_variant *v, const fa_cuda_device *device, char *why,
-                                size_t size)
-{
-    const bool hopper_alone = v->architecture == 90;
-    const int architecture = architecture_of(device);
-    if (architecture == v->architecture || (architecture > v->architecture && !hopper_alone))
-        return false;
-    fa_cuda_say(why, size, "CUDA device %" PRId32 " (%s) has architecture %d.%d: expected %d.%d%s",
-                device->ordinal, device->name, (int)device->major, (int)device->minor,
-                v->architecture / 10, v->architecture % 10, hopper_alone ? "" : " or later");
-    return true;
-}
-
-static bool refuse_smem(const fa_variant *v, int smem_bytes, const fa_cuda_device *device,
-                        char *why, size_t size)
-{
-    const int needed = smem_bytes + FA_CUDA_STATIC_SMEM;
-    if (needed <= device->smem_per_block) return false;
-    fa_cuda_say(why, size,
-                "CUDA device %" PRId32
-                " (%s) has %d bytes of shared memory for a block: expected %d for %s",
-                device->ordinal, device->name, (int)device->smem_per_block, needed, v->name);
-    return true;
-}
-
-void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,
-                        fa_cuda_plan *plan)
-{
-    plan->family = family;
-    plan->arithmetic = "";
-    plan->device = device->ordinal;
-    plan->workspace_bytes = 0;
-    plan->count = 0;
-}
-
-fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem_bytes,
-                                      fa_cuda_queue_function *queue, const fa_cuda_device *device,
-                                      fa_cuda_plan *plan, char *why, size_t size)
-{
-    if (refuse_architecture(v, device, why, size) || refuse_smem(v, smem_bytes, device, why, size))
-        return NULL;
-    fa_cuda_plan_launch *l = &plan->launches[plan->count++];
-    l->variant = (int)(v - fa_variants);
-    l->grid = 0;
-    l->threads = (uint32_t)threads;
-    l->smem_bytes = (uint32_t)smem_bytes;
-    l->cluster = 1;
-    l->tile_q = l->tile_k = 0;
-    l->tiles = l->tasks = 0;
-    l->idle = true;
-    l->workspace_offset = l->workspace_bytes = 0;
-    l->queue = queue;
-    return l;
-}
-
-const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first)
-{
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim) v++;
-    return v;
-}
-
-bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        fa_dtype dtype;
-    } tensors[] = {{"q", p->q.dtype}, {"k", p->k.dtype}, {"v", p->v.dtype}, {"out", p->out.dtype}};
-    for (int i = 0; i < 4; i++) {
-        const fa_dtype dtype = tensors[i].dtype;
-        if (dtype == p->q.dtype && (dtype == FA_FLOAT16 || (dtype == FA_BFLOAT16 && bfloat)))
-            continue;
-        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(dtype));
-        return true;
-    }
+    pthread_once(&asked_for.once, read_environment);
+    *asked = NULL;
+    if (!asked_for.name[0]) return true;
+    *asked = fa_cuda_find_family(asked_for.name);
+    if (*asked) return true;
+    char names[64];
+    fa_cuda_family_names(names, sizeof names);
+    snprintf(why, size, "FA_CUDA_KERNEL is \"%s\"; expected one of the families of kernels: %s",
+             asked_for.name, names);
     return false;
-}
-
-bool fa_cuda_refuse_rows(const fa_problem *p, int64_t max, char *why, size_t size)
-{
-    if (p->rows_q <= max && p->n_k <= max) return false;
-    fa_cuda_say(why, size, "%s.shape[1] is %" PRId64, p->rows_q > max ? "q" : "k",
-                p->rows_q > max ? p->rows_q : p->n_k);
-    return true;
-}
-
-bool fa_cuda_changes_scores(const fa_problem *p)
-{
-    return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||
-           p->dropout_threshold;
-}
-
-bool fa_cuda_has_own_lengths(const fa_problem *p)
-{
-    return p->cu_seqlens_q || p->cu_seqlens_k || p->seqlens_q || p->seqlens_k;
-}
-
-int64_t fa_cuda_count_tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
-
-uint32_t fa_cuda_grid(int64_t tasks)
-{
-    const int64_t max = 2147483647; /* of a grid's first axis */
-    return (uint32_t)(tasks < max ? tasks : max);
-}
-
-void fa_cuda_set_tasks(fa_cuda_plan_launch *l, int64_t tiles, int64_t tasks)
-{
-    l->tiles = tiles;
-    l->tasks = tasks;
-    l->grid = fa_cuda_grid(tasks);
-    l->idle = tasks == 0;
-}
-
-void fa_cuda_set_query_tasks(const fa_problem *p, int tile_q, fa_cuda_plan_launch *l)
-{
-    const int64_t tiles = p->cu_seqlens_q ? FA_PACKED_TILES(p->rows_q, tile_q, p->batch)
-                                          : fa_cuda_count_tiles(p->rows_q, tile_q);
-    l->tile_q = tile_q;
-    fa_cuda_set_tasks(l, tiles, tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch));
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */
@@ -189,7 +79,7 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
 
 static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
 {
-    const int architecture = architecture_of(device);
+    const int architecture = fa_cuda_architecture(device);
     return architecture >= family->oldest && architecture <= family->newest;
 }
 
