@@ -27,12 +27,18 @@ def anchor(title):
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
+def for_c(code):
+    """Without what only C++ reads, and without the end of the include guard."""
+    code = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", code, flags=re.S | re.M)
+    return re.sub(r"\n#endif\s*\Z", "\n", code)
+
+
 def sections(text):
     """(title, introduction, code) of each numbered section of the header."""
     parts = BANNER.split(text)
     for banner, code in zip(parts[1::2], parts[2::2]):
         title, _, introduction = plain(banner).partition("\n")
-        yield title, introduction.strip(), code.split("#ifdef __cplusplus")[0].strip()
+        yield title, introduction.strip(), for_c(code).strip()
 
 
 def functions(code):

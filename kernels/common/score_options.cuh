@@ -8,9 +8,13 @@
  *   score_fragments.cuh  a thread's fragment of a tile, option by option, 16-bit kernels
  *
  * To add an option, or a score function of one's own:
- *   1. its parameters in params.h; the question whether there are any in fa_has_score_options;
- *   2. its function of one score below, and its derivative if the gradient of a score passes through it;
- *   3. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh).
+ *   1. its parameters in params.h (src/cuda/parameters.c fills them in);
+ *   2. the question whether there are any: in fa_has_score_options here, fa_has_row_options in score_fragments.cuh, and on the host in
+ *      fa_cuda_changes_scores (src/cuda/family.c; without it forward_sm80 takes the kernel without options) and
+ *      find_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form);
+ *   3. its function of one score below, and its derivative if the gradient of a score passes through it;
+ *   4. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh), and in
+ *      forward_sm90/options.cuh if it is to have a form of its own there.
  * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the
  * others with -infinity.
  *

@@ -114,7 +114,7 @@ static void test_sizes(void)
     }
 }
 
-/* Enough places for the tiles of any sequences that the rows may be cut into. */
+/* As many tiles as any sequences can have that the rows may be cut into. */
 static void test_packed(void)
 {
     static const int32_t cu[5] = {0};
@@ -252,7 +252,7 @@ static void test_shares(void)
     expect_share(&p, 128, 0, 0);
 }
 
-/* As a packed tensor of (batch, row, head, dim) has them: Hopper's copy engine asks for whole 16 bytes. */
+/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
 static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
 {
     v->stride[0] = rows * heads * d;
@@ -273,7 +273,7 @@ static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
     return p;
 }
 
-/* Head dims of 257 to 512 on Hopper: two blocks share a piece, so a grid has an even number of them. */
+/* Head dims of 257 to 512 on Hopper: two blocks share a work tile, so a grid has an even number of them. */
 static void test_wide(void)
 {
     static const struct {
