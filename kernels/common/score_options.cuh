@@ -9,7 +9,7 @@
  *
  * To add an option, or a score function of one's own:
  *   1. its parameters in params.h (src/cuda/parameters.c fills them in);
- *   2. the question whether there are any: in fa_has_score_options here, fa_has_row_options in score_fragments.cuh, and on the host in
+ *   2. the question whether there are any: in fa_has_score_options here, fa_has_row_options (score_fragments.cuh),
  *      fa_cuda_changes_scores (src/cuda/family.c; without it forward_sm80 takes the kernel without options) and
  *      find_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form);
  *   3. its function of one score below, and its derivative if the gradient of a score passes through it;
