@@ -1,7 +1,6 @@
 #include "cuda/counters.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -10,63 +9,35 @@
 enum { KNOWN_STREAMS = 8 };
 
 typedef struct shared_counter {
-    unsigned long long stream; /* the id of the stream that has it now */
-    unsigned long long used;   /* the pool's clock when it was taken last; 0: never */
-    void *event;               /* behind the latest launch */
-    int launching;             /* calls between take and release */
-    bool lost;                 /* a launch has no event behind it, so nobody knows when it ends */
+    unsigned long long stream;  /* the id of the stream that has it now */
+    unsigned long long context; /* the number of the event's context; no event: not set */
+    unsigned long long used;    /* the clock when it was taken last; 0: never */
+    void *event;                /* behind the latest launch */
+    int launching;              /* calls between take and release */
+    bool lost;                  /* a launch has no event behind it, so nobody knows when it ends */
 } shared_counter;
 
-typedef struct pool {
-    unsigned long long context; /* its number, which no other context gets */
-    struct pool *next;
+static const fa_cuda_counter none = {-1, NULL};
+
+/* Held while the driver is asked about events. */
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
     unsigned long long owners[FA_CUDA_OWN_COUNTERS]; /* the ids of streams that have a number */
     int num_owners;
     unsigned long long clock;
     shared_counter shared[FA_CUDA_SHARED_COUNTERS];
-    /* Numbers of captured calls, behind those of streams: `given` have been given out for the first time.
-     * Those that came back wait in a ring, the oldest at `first`. */
-    int32_t captures, given, first, num_back;
-    int32_t *back; /* of `captures` entries; NULL: not needed yet */
-} pool;
+} streams;
 
-static const fa_cuda_counter none = {-1, NULL};
-
-/* Guards the pools but for their captured numbers. Held while the driver is asked about events. */
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
-static pool *pools;
-static int num_pools;
-
-/* Guards the captured numbers. The driver gives them back in a thread of its own, so no function of the
- * driver is called while it is held. */
+/* The driver gives numbers back in a thread of its own, so no function of the driver is called while this
+ * is held. */
 static pthread_mutex_t captured_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* With pools_lock held. NULL: no memory, or too many contexts. */
-static pool *find_pool(unsigned long long context, int32_t count)
-{
-    pool *found = pools;
-    while (found && found->context != context) found = found->next;
-    if (found || num_pools == FA_CUDA_COUNTED_CONTEXTS) return found;
-    found = calloc(1, sizeof *found);
-    if (!found) return NULL;
-    found->context = context;
-    found->captures = count - FA_CUDA_STREAM_COUNTERS;
-    found->next = pools;
-    pools = found;
-    num_pools++;
-    return found;
-}
-
-/* The pool of the stream's context, with pools_lock held if there is one. */
-static pool *lock_pool(void *stream, int32_t count)
-{
-    unsigned long long context;
-    if (count < FA_CUDA_STREAM_COUNTERS || !fa_cuda_stream_context(stream, &context)) return NULL;
-    pthread_mutex_lock(&pools_lock);
-    pool *found = find_pool(context, count);
-    if (!found) pthread_mutex_unlock(&pools_lock);
-    return found;
-}
+static struct {
+    int32_t count; /* numbers behind those of streams; 0: not known yet */
+    int32_t given; /* have been given out for the first time */
+    /* Those that came back wait in a ring of `count` entries, the oldest at `first`. */
+    int32_t first, num_back;
+    int32_t *back; /* NULL: none has come back yet */
+} captured;
 
 /* ---- Streams --------------------------------------------------------------------------------- */
 
@@ -79,18 +50,18 @@ typedef struct known_stream {
 
 __attribute__((noinline)) static known_stream *remembered(unsigned long long id)
 {
-    static _Thread_local known_stream streams[KNOWN_STREAMS];
-    return &streams[id % KNOWN_STREAMS];
+    static _Thread_local known_stream known[KNOWN_STREAMS];
+    return &known[id % KNOWN_STREAMS];
 }
 
 /* -1: all numbers that streams keep are taken. */
-static int32_t find_own(pool *p, unsigned long long id)
+static int32_t find_own(unsigned long long id)
 {
-    for (int i = 0; i < p->num_owners; i++)
-        if (p->owners[i] == id) return i;
-    if (p->num_owners == FA_CUDA_OWN_COUNTERS) return -1;
-    p->owners[p->num_owners] = id;
-    return p->num_owners++;
+    for (int i = 0; i < streams.num_owners; i++)
+        if (streams.owners[i] == id) return i;
+    if (streams.num_owners == FA_CUDA_OWN_COUNTERS) return -1;
+    streams.owners[streams.num_owners] = id;
+    return streams.num_owners++;
 }
 
 /* Whether all launches that had this counter are done. */
@@ -101,39 +72,46 @@ static bool is_free(const shared_counter *c)
 }
 
 /* The stream's, or else the least recently used one that is free. */
-static shared_counter *find_shared(pool *p, unsigned long long id)
+static shared_counter *find_shared(unsigned long long context, unsigned long long id)
 {
     shared_counter *oldest = NULL;
     for (int i = 0; i < FA_CUDA_SHARED_COUNTERS; i++) {
-        shared_counter *c = &p->shared[i];
+        shared_counter *c = &streams.shared[i];
         if (c->used > 0 && c->stream == id) return c;
+        if (c->event && c->context != context) continue;
         if ((!oldest || c->used < oldest->used) && is_free(c)) oldest = c;
     }
     if (!oldest || (!oldest->event && !fa_cuda_marker_new(&oldest->event))) return NULL;
+    oldest->context = context;
     oldest->stream = id;
     return oldest;
 }
 
-static fa_cuda_counter take_shared(pool *p, unsigned long long id)
+/* An event is made in the current context and can be recorded in that context's streams alone. */
+static fa_cuda_counter take_shared(void *stream, unsigned long long id)
 {
-    shared_counter *c = find_shared(p, id);
+    unsigned long long context, current;
+    if (!fa_cuda_stream_context(stream, &context) || !fa_cuda_context_number(&current, NULL) ||
+        context != current)
+        return none;
+    shared_counter *c = find_shared(context, id);
     if (!c) return none;
-    c->used = ++p->clock;
+    c->used = ++streams.clock;
     c->launching++;
-    return (fa_cuda_counter){FA_CUDA_OWN_COUNTERS + (int32_t)(c - p->shared), c};
+    return (fa_cuda_counter){FA_CUDA_OWN_COUNTERS + (int32_t)(c - streams.shared), c};
 }
 
-static fa_cuda_counter take_for_stream(void *stream, int32_t count)
+static fa_cuda_counter take_for_stream(void *stream)
 {
     unsigned long long id;
     if (!fa_cuda_stream_id(stream, &id)) return none;
     known_stream *known = remembered(id);
     if (known->known && known->id == id) return (fa_cuda_counter){known->number, NULL};
-    pool *p = lock_pool(stream, count);
-    if (!p) return none;
-    const int32_t own = find_own(p, id);
-    const fa_cuda_counter counter = own < 0 ? take_shared(p, id) : (fa_cuda_counter){own, NULL};
-    pthread_mutex_unlock(&pools_lock);
+    pthread_mutex_lock(&streams_lock);
+    const int32_t own = find_own(id);
+    const fa_cuda_counter counter =
+        own < 0 ? take_shared(stream, id) : (fa_cuda_counter){own, NULL};
+    pthread_mutex_unlock(&streams_lock);
     if (own >= 0) *known = (known_stream){id, own, true};
     return counter;
 }
@@ -143,63 +121,55 @@ void fa_cuda_counter_release(fa_cuda_counter counter, void *stream)
     shared_counter *c = counter.shared;
     if (!c) return;
     const bool marked = fa_cuda_event_record(c->event, stream, NULL);
-    pthread_mutex_lock(&pools_lock);
+    pthread_mutex_lock(&streams_lock);
     c->launching--;
     if (!marked) c->lost = true;
-    pthread_mutex_unlock(&pools_lock);
+    pthread_mutex_unlock(&streams_lock);
 }
 
 /* ---- Captured calls -------------------------------------------------------------------------- */
 
-typedef struct captured_number {
-    pool *owner;
-    int32_t number;
-} captured_number;
-
 /* With captured_lock held: a new number, or else the one that came back first. -1: all are in use. */
-static int32_t next_number(pool *p)
+static int32_t next_number(void)
 {
-    if (p->given < p->captures) return p->given++;
-    if (p->num_back == 0) return -1;
-    const int32_t number = p->back[p->first];
-    p->first = (p->first + 1) % p->captures;
-    p->num_back--;
+    if (captured.given < captured.count) return captured.given++;
+    if (captured.num_back == 0) return -1;
+    const int32_t number = captured.back[captured.first];
+    captured.first = (captured.first + 1) % captured.count;
+    captured.num_back--;
     return number;
 }
 
 /* Called when the graph is gone. Numbers are at most as many as the ring has entries. */
-static void give_back(void *data)
+static void give_back(void *number)
 {
-    captured_number *c = data;
-    pool *p = c->owner;
+    const int32_t *back = number;
     pthread_mutex_lock(&captured_lock);
-    if (!p->back) p->back = calloc((size_t)p->captures, sizeof *p->back);
-    if (p->back) p->back[(p->first + p->num_back++) % p->captures] = c->number;
+    if (!captured.back) captured.back = calloc((size_t)captured.count, sizeof *captured.back);
+    if (captured.back)
+        captured.back[(captured.first + captured.num_back++) % captured.count] = *back;
     pthread_mutex_unlock(&captured_lock);
-    free(c);
+    free(number);
 }
 
 static fa_cuda_counter take_for_capture(void *stream, int32_t count)
 {
-    captured_number *c = malloc(sizeof *c);
-    pool *p = c ? lock_pool(stream, count) : NULL;
-    if (!p) {
-        free(c);
-        return none;
-    }
-    pthread_mutex_unlock(&pools_lock);
+    int32_t *number = malloc(sizeof *number);
+    if (!number) return none;
     pthread_mutex_lock(&captured_lock);
-    *c = (captured_number){p, next_number(p)};
+    if (captured.count == 0) captured.count = count - FA_CUDA_STREAM_COUNTERS;
+    *number = next_number();
     pthread_mutex_unlock(&captured_lock);
-    const fa_cuda_counter counter = {FA_CUDA_STREAM_COUNTERS + c->number, NULL};
-    if (c->number < 0) free(c);
-    else if (fa_cuda_graph_keep(stream, give_back, c)) return counter;
+    const fa_cuda_counter counter = {FA_CUDA_STREAM_COUNTERS + *number, NULL};
+    if (*number < 0) free(number);
+    else if (fa_cuda_graph_keep(stream, give_back, number)) return counter;
     return none;
 }
 
 fa_cuda_counter fa_cuda_counter_take(void *stream, int32_t count)
 {
     bool capturing;
-    if (!fa_cuda_capture_status(stream, &capturing)) return none;
-    return capturing ? take_for_capture(stream, count) : take_for_stream(stream, count);
+    if (count <= FA_CUDA_STREAM_COUNTERS || !fa_cuda_capture_status(stream, &capturing))
+        return none;
+    return capturing ? take_for_capture(stream, count) : take_for_stream(stream);
 }

@@ -350,9 +350,11 @@ FAKE cu_result cuStreamIsCapturing(void *stream, int *status)
 
 #ifndef FAKE_CUDA_OLD
 
+/* While a stream is being captured such questions about it end the capture. */
 FAKE cu_result cuStreamGetId(void *stream, unsigned long long *id)
 {
     BEGIN();
+    if (fake_cuda.capturing) return CAPTURE_UNSUPPORTED;
     *id = (unsigned long long)(uintptr_t)stream;
     return 0;
 }
@@ -361,6 +363,7 @@ FAKE cu_result cuStreamGetCtx(void *stream, cu_context *context)
 {
     BEGIN();
     (void)stream;
+    if (fake_cuda.capturing) return CAPTURE_UNSUPPORTED;
     NEED_CONTEXT();
     *context = (cu_context)(uintptr_t)(current + 1);
     return 0;

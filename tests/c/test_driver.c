@@ -428,7 +428,7 @@ static void test_counters(void)
     setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
     CHECK(counter_of(0) == -1, "while another stream is captured");
     setenv("FAKE_CUDA_FAIL", "cuStreamGetCtx=801", 1);
-    CHECK(counter_of(9999) == -1, "of a stream without a context");
+    CHECK(counter_of(9999) == -1, "of a later stream without a context");
     unsetenv("FAKE_CUDA_FAIL");
     CHECK(fa_cuda_counter_take(stream_number(9999), 10).number == -1, "of too few counters");
 }
