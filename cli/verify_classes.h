@@ -14,7 +14,7 @@ typedef struct verify_class {
     const char *name; /* --class NAME */
     random_focus focus;
     int64_t problems;
-    bool in_order;     /* problem i is number i; else numbers are drawn */
+    bool in_order;     /* problem i is number i; else numbers are random */
     const char *about; /* what faults, for the table */
 } verify_class;
 

@@ -5,12 +5,14 @@
 
 #include <stdint.h>
 
+#include "element.h"
+
 /* The values of fa_dtype. */
 enum {
-    FA_KERNEL_FLOAT32 = 0,
-    FA_KERNEL_FLOAT16 = 1,
-    FA_KERNEL_BFLOAT16 = 2,
-    FA_KERNEL_FLOAT8_E4M3 = 3,
+    FA_KERNEL_FLOAT32 = FA_ELEMENT_FLOAT32,
+    FA_KERNEL_FLOAT16 = FA_ELEMENT_FLOAT16,
+    FA_KERNEL_BFLOAT16 = FA_ELEMENT_BFLOAT16,
+    FA_KERNEL_FLOAT8_E4M3 = FA_ELEMENT_FLOAT8_E4M3,
     FA_KERNEL_BOOL = 4
 };
 

@@ -83,6 +83,8 @@ def _check_written(xp, name, cache):
                 "torch.no_grad(), as it is written in place"
             )
         strides = cache.stride()
+    if cache.flags.c_contiguous if xp is np else cache.is_contiguous():
+        return
     if _overlaps_itself(strides, cache.shape, cache.itemsize if xp is np else 1):
         raise ValueError(
             f"{name}.strides are {tuple(strides)} and its shape is {tuple(cache.shape)}: expected "
@@ -112,17 +114,15 @@ def _begins_with(xp, a, b):
     return address(a) == address(b)
 
 
-def _may_share_memory(xp, array, cache):
+def _apart(xp, arrays, caches):
+    """The arrays; copies of those that may lie in a cache that is going to be written."""
     if xp is np:
-        return np.may_share_memory(array, cache)
-    return array.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
-
-
-def _apart(xp, array, caches):
-    """The array, or a copy if it may lie in a cache that is going to be written."""
-    if any(_may_share_memory(xp, array, cache) for cache in caches):
-        return array.copy() if xp is np else array.clone()
-    return array
+        return [
+            x.copy() if any(np.may_share_memory(x, cache) for cache in caches) else x
+            for x in arrays
+        ]
+    written = {cache.untyped_storage().data_ptr() for cache in caches}
+    return [x.clone() if x.untyped_storage().data_ptr() in written else x for x in arrays]
 
 
 def _check_caches(q, k_cache, v_cache):
@@ -282,7 +282,7 @@ class _CachePositions:
             )
         if new > self.capacity:
             raise ValueError(
-                f"k.shape[1] is {new}: expected at largest {self.capacity} (the cache's capacity)"
+                f"k.shape[1] is {new}: expected at most {self.capacity} (the cache's capacity)"
             )
         # Where nothing is written, the CPU engine's own checks come in time.
         if new or leftpad is not None or (is_tensor(q) and q.is_cuda):
@@ -608,7 +608,7 @@ def flash_attn_with_kvcache(
                     "v_cache lies where k_cache does: expected memory of its own, as k and v are "
                     "written to them"
                 )
-            q, k, v = (_apart(xp, x, (k_cache, v_cache)) for x in (q, k, v))
+            q, k, v = _apart(xp, (q, k, v), (k_cache, v_cache))
         cached.append(xp, q, ((k_cache, k), (v_cache, v)))
     try:
         result = attend(

@@ -28,15 +28,15 @@ static struct {
     shared_counter shared[FA_CUDA_SHARED_COUNTERS];
 } streams;
 
-/* The driver gives numbers back in a thread of its own, so no function of the driver is called while this
+/* The driver returns numbers in a thread of its own, so no function of the driver is called while this
  * is held. */
 static pthread_mutex_t captured_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int32_t count; /* numbers behind those of streams; 0: not known yet */
     int32_t given; /* have been given out for the first time */
-    /* Those that came back wait in a ring of `count` entries, the oldest at `first`. */
+    /* Returned ones wait in a ring of `count` entries, the oldest at `first`. */
     int32_t first, num_back;
-    int32_t *back; /* NULL: none has come back yet */
+    int32_t *back; /* NULL: none has been returned yet */
 } captured;
 
 /* ---- Streams --------------------------------------------------------------------------------- */
@@ -129,7 +129,7 @@ void fa_cuda_counter_release(fa_cuda_counter counter, void *stream)
 
 /* ---- Captured calls -------------------------------------------------------------------------- */
 
-/* With captured_lock held: a new number, or else the one that came back first. -1: all are in use. */
+/* With captured_lock held: a new number, or else the one that was returned first. -1: all are in use. */
 static int32_t next_number(void)
 {
     if (captured.given < captured.count) return captured.given++;
@@ -141,7 +141,7 @@ static int32_t next_number(void)
 }
 
 /* Called when the graph is gone. Numbers are at most as many as the ring has entries. */
-static void give_back(void *number)
+static void return_number(void *number)
 {
     const int32_t *back = number;
     pthread_mutex_lock(&captured_lock);
@@ -162,7 +162,7 @@ static fa_cuda_counter take_for_capture(void *stream, int32_t count)
     pthread_mutex_unlock(&captured_lock);
     const fa_cuda_counter counter = {FA_CUDA_STREAM_COUNTERS + *number, NULL};
     if (*number < 0) free(number);
-    else if (fa_cuda_graph_keep(stream, give_back, number)) return counter;
+    else if (fa_cuda_graph_keep(stream, return_number, number)) return counter;
     return none;
 }
 

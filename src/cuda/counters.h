@@ -10,13 +10,13 @@
  *   A stream is known by its id, which no later stream gets, so a stream with a reused handle is another stream.
  * - Later streams share FA_CUDA_SHARED_COUNTERS numbers. Each launch is followed by an event, and a number
  *   goes to another stream of the same context only when that event has come: of those, the least recently used one.
- * - Each captured call gets a number of its own. A user object of the graph gives it back when the graph and all that
+ * - Each captured call gets a number of its own. A user object of the graph returns it when the graph and all that
  *   was made from it are gone. Two executable graphs made from one graph have the same number; they must not run at
  *   the same time in any case, as they write the same results. While a stream is being captured the driver is asked
  *   for its graph alone: other questions about it may end the capture.
  *
  * Where no number is free a launch goes without one and has a static schedule. What this takes is bounded: some 5 KB, 64
- * events, and 4 bytes for each number of a captured call, once one has come back.
+ * events, and 4 bytes for each number of a captured call, once one has been returned.
  */
 #ifndef FA_CUDA_COUNTERS_H
 #define FA_CUDA_COUNTERS_H
