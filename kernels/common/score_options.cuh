@@ -78,6 +78,18 @@ FA_DEVICE float fa_tanh_fast(float x)
 #endif
 }
 
+/* tanh to 2e-7, relatively, for |x| up to 0.75. */
+FA_DEVICE float fa_tanh_small(float x)
+{
+    const float y = x * x;
+    float series = fmaf(y, -0.0047115222f, 0.019576216f);
+    series = fmaf(series, y, -0.053341115f);
+    series = fmaf(series, y, 0.13325339f);
+    series = fmaf(series, y, -0.33332954f);
+    series = fmaf(series, y, 0.99999997f);
+    return series * x;
+}
+
 /* The softcap for 16-bit kernels. x: the score divided by the softcap. */
 FA_DEVICE float fa_softcap_score_fast(float x, float softcap) { return softcap * fa_tanh_fast(x); }
 

@@ -70,6 +70,22 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether a series may replace a softcap's tanh (options.cuh). */
 #define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
 
+/* The series' range, tanh at its end, and the coefficients that have the smallest largest error in it. */
+#if ELEMENT == FA_ELEMENT_FLOAT16
+#define SERIES_END 0.4f
+#define SERIES_TOP 0.37995f
+#define SERIES_FIRST 0.99997873f
+#define SERIES_THIRD (-0.33224984f)
+#define SERIES_FIFTH 0.11939619f
+#else
+#define SERIES_END 0.6f
+#define SERIES_TOP 0.53705f
+#define SERIES_FIRST 0.99979330f
+#define SERIES_THIRD (-0.32854850f)
+#define SERIES_FIFTH 0.10490422f
+#endif
+#define SERIES_LOW 0.63515f /* tanh(0.75) */
+
 /* Whether the kernel has the dynamic schedule. It must know the block's tasks to recompute rows; and head dim 64 with
  * three consumers, which is for long rows, has no register to spare. */
 #define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))

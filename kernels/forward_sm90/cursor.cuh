@@ -78,9 +78,9 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
     at.scale = warp_uniform_float(w->scale);
 #if HAS_SERIES
     const float square = w->inner * w->inner, first = w->scale * w->inner;
-    at.first = warp_uniform_float(0.99978f * first);
-    at.third = warp_uniform_float(-0.32629f * square * first);
-    at.fifth = warp_uniform_float(0.097347f * square * square * first);
+    at.first = warp_uniform_float(SERIES_FIRST * first);
+    at.third = warp_uniform_float(SERIES_THIRD * square * first);
+    at.fifth = warp_uniform_float(SERIES_FIFTH * square * square * first);
 #endif
 #if OPTIONS
     at.options = find_tile_options(w);
