@@ -138,7 +138,8 @@ static int parse(int argc, char **argv, arguments *a)
         .num_options = CLI_COUNT(options),
         .notes = "On cuda every buffer of a problem lies between guard bands, which are checked "
                  "too, and\n"
-                 "a second run must give the same bits.\n"
+                 "a second run must give the same bits (of backward: where FA_DETERMINISTIC asks\n"
+                 "for it).\n"
                  "Stops at the first wrong result and prints the command that computes it again.",
     };
     return cli_parse(&command, argc, argv);

@@ -160,6 +160,27 @@ VARIANT(forward_simt_d512, .file = "forward_simt/forward_simt", .kernel = "forwa
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .keys = 32, .chunk = 128, .rows = 2)
 END(forward, simt)
 
+FAMILY(backward_prepare, sm90)
+VARIANT_16BIT(backward_sm90_prepare_d64, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
+              .head_dim = 64)
+VARIANT_16BIT(backward_sm90_prepare_d128, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
+              .head_dim = 128)
+END(backward_prepare, sm90)
+
+FAMILY(backward, sm90)
+VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .stages = 2)
+VARIANT_16BIT(backward_sm90_d128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .stages = 2)
+END(backward, sm90)
+
+FAMILY(backward_finish, sm90)
+VARIANT_16BIT(backward_sm90_finish_d64, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,
+              .head_dim = 64)
+VARIANT_16BIT(backward_sm90_finish_d128, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,
+              .head_dim = 128)
+END(backward_finish, sm90)
+
 FAMILY(backward_delta, simt)
 VARIANT(backward_delta, .file = "backward_simt/delta", .kernel = "backward_delta", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)

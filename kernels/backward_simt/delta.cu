@@ -6,32 +6,9 @@
  */
 #include "common/reduce.cuh"
 #include "common/sequence.cuh"
-#include "backward_simt/backward_simt.h"
+#include "backward_simt/row_product.cuh"
 
-enum {
-    THREADS = FA_PASS_THREADS,
-    WARPS = THREADS / 32,
-    TILE = FA_DELTA_ROWS,
-    STEP = 4 * 32 /* columns of a warp at a time */
-};
-
-FA_DEVICE float row_product(const fa_backward_params *p, const fa_tile *t, int64_t i)
-{
-    const char *dout = fa_view_row(&p->dout, t->block_q, t->start_q + i, t->head);
-    const char *out = fa_view_row(&p->a.out, t->block_q, t->start_q + i, t->head);
-    const int kind = fa_fetch_kind(&p->dout), kind_out = fa_fetch_kind(&p->a.out);
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int c = (int)threadIdx.x % 32 * 4; c < p->a.d_v; c += STEP) {
-        const float4 x = fa_fetch4(dout, kind, p->dout.dtype, c, p->a.d_v);
-        const float4 y = fa_fetch4(out, kind_out, p->a.out.dtype, c, p->a.d_v);
-        sum = fmaf(x.x, y.x, sum);
-        sum = fmaf(x.y, y.y, sum);
-        sum = fmaf(x.z, y.z, sum);
-        sum = fmaf(x.w, y.w, sum);
-    }
-    return sum;
-}
+enum { THREADS = FA_PASS_THREADS, WARPS = THREADS / 32, TILE = FA_DELTA_ROWS };
 
 /* All lanes of a warp have the same row. */
 FA_DEVICE void run_tile(const fa_backward_params *p, const fa_tile *t)
@@ -39,7 +16,7 @@ FA_DEVICE void run_tile(const fa_backward_params *p, const fa_tile *t)
 #pragma unroll 1
     for (int r = (int)threadIdx.x / 32; r < TILE; r += WARPS) {
         const int64_t i = t->first + r;
-        const float sum = fa_warp_sum(i < t->n_q ? row_product(p, t, i) : 0.0f);
+        const float sum = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
         if (i >= t->room_q || threadIdx.x % 32 != 0) continue;
         const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
         p->delta[at] = i >= t->n_q ? 0.0f : sum - (p->dlse ? p->dlse[at] : 0.0f);

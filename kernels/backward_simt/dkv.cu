@@ -12,20 +12,13 @@
  */
 #define QUERIES_OWN 0
 #include "backward_simt/gradient.cuh"
+#include "common/key_tiles.cuh"
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
 
 #define BLOCKS 2 /* of a multiprocessor, at least: a bound of the registers */
 
 typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
-
-/* The rows of dk and dv that a block owns. */
-typedef struct fa_key_tile {
-    int64_t batch; /* the sequence; -1: none, only zeros are written; paged: unused */
-    int64_t head_kv;
-    int64_t first;             /* the first key; paged: the first row of the page */
-    int64_t block, row, count; /* where the first row is, and how many there are, at most OWN */
-} fa_key_tile;
 
 /* What a block works on, in shared memory, as products need the registers. */
 typedef struct fa_work {
@@ -45,65 +38,6 @@ FA_DEVICE void clear(fa_sums sums)
             for (int g = 0; g < GROUPS; g++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) sums[n][r][g][e] = 0.0f;
-}
-
-/* ---- Which keys ------------------------------------------------------------------------------ */
-
-/* The first row of packed sequence s - 1, as fa_packed_start has it for queries. */
-FA_DEVICE int64_t packed_keys(const fa_attention_params *p, int64_t s)
-{
-    if (s == 0) return 0;
-    if (s > p->batch + 1) return p->rows_k;
-    return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
-}
-
-/* Finds packed tile `number`; common/packed.h says how they are numbered. */
-FA_DEVICE void locate_packed(const fa_attention_params *p, int64_t number, fa_key_tile *k)
-{
-    int64_t low = 0, high = p->batch + 2;
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        if (FA_PACKED_FIRST_TILE(packed_keys(p, middle), OWN, middle) <= number) low = middle;
-        else high = middle;
-    }
-    const int64_t start = packed_keys(p, low), room = fa_max64(0, packed_keys(p, low + 1) - start);
-    k->batch = low > 0 && low <= p->batch ? low - 1 : -1;
-    k->block = 0;
-    k->first = (number - FA_PACKED_FIRST_TILE(start, OWN, low)) * OWN;
-    k->row = start + k->first;
-    k->count = fa_max64(0, fa_min64(OWN, room - k->first));
-}
-
-FA_DEVICE fa_key_tile find_keys(const fa_backward_params *bp, int64_t task)
-{
-    const fa_attention_params *p = &bp->a;
-    const int64_t outer = task / p->tiles, number = task % p->tiles;
-    const int64_t tiles = (p->rows_k + OWN - 1) / OWN;
-    fa_key_tile k;
-    k.head_kv = outer % p->heads_kv;
-    k.batch = outer / p->heads_kv;
-    if (p->cu_seqlens_k) {
-        locate_packed(p, number, &k);
-        return k;
-    }
-    k.block = p->block_table ? number / tiles : k.batch;
-    k.row = k.first = (p->block_table ? number % tiles : number) * OWN;
-    k.count = fa_min64(OWN, p->rows_k - k.first);
-    return k;
-}
-
-/* The first query in [0, n_q] that sees keys behind j (sees), or none before j. Both ends of what a query sees
- * never decrease. */
-FA_DEVICE int64_t first_query(const fa_attention_params *p, const fa_tile *t, int64_t j, bool sees)
-{
-    int64_t low = 0, high = t->n_q;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const fa_range visible = fa_tile_visible(p, t, middle);
-        if (sees ? visible.hi > j : visible.lo >= j) high = middle;
-        else low = middle + 1;
-    }
-    return low;
 }
 
 /* ---- The products ---------------------------------------------------------------------------- */
@@ -151,8 +85,8 @@ FA_DEVICE void find_work(const fa_attention_params *p, fa_work *w, int64_t b, in
     w->end = fa_min64(first + w->keys.count, w->tile.n_k);
     w->from = w->to = 0;
     if (w->first >= w->end) return;
-    w->from = first_query(p, &w->tile, w->first, true);
-    w->to = first_query(p, &w->tile, w->end, false);
+    w->from = fa_first_query(p, &w->tile, w->first, true);
+    w->to = fa_first_query(p, &w->tile, w->end, false);
 }
 
 /* All queries of sequence b that see something of its keys from `first` on. */
@@ -244,7 +178,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.a.tasks; task += gridDim.x) {
         fa_sums dk, dv;
-        if (threadIdx.x == 0) work.keys = find_keys(&p, task);
+        if (threadIdx.x == 0) work.keys = fa_find_key_tile(&p.a, task, OWN);
         __syncthreads();
         clear(dk);
         clear(dv);

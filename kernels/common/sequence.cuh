@@ -110,6 +110,25 @@ FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int r
     return t;
 }
 
+/* Sequence b and a query head: where its queries and keys are. The first query of the tile is not set. */
+FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64_t head, fa_tile *t)
+{
+    t->batch = b;
+    t->head = head;
+    t->head_kv = head / (p->heads_q / p->heads_kv);
+    if (p->cu_seqlens_q) {
+        t->block_q = 0;
+        t->start_q = fa_packed_start(p, b + 1);
+        t->first = 0;
+        t->room_q = t->n_q = fa_max64(0, fa_packed_start(p, b + 2) - t->start_q);
+        if (p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[b], t->room_q));
+    } else {
+        fa_locate_padded(p, 0, 1, t);
+    }
+    fa_locate_keys(p, t);
+    t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
+}
+
 FA_DEVICE fa_range fa_tile_visible(const fa_attention_params *p, const fa_tile *t, int64_t i)
 {
     return fa_visible_keys(p->causal, p->window_left, p->window_right, t->n_k, i + t->diagonal);

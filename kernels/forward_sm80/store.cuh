@@ -4,6 +4,7 @@
 #ifndef FA_KERNELS_FORWARD_SM80_STORE_CUH
 #define FA_KERNELS_FORWARD_SM80_STORE_CUH
 
+#include "common/exchange.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
@@ -47,28 +48,6 @@ FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const
         factor[i / 2][i % 2] = __shfl_sync(0xffffffffu, mine, lane_id() / 4 * 4 + i);
 }
 
-/* Four lanes exchange words: lane t gets all lanes' words t. */
-FA_DEVICE void exchange_words(uint32_t x[4])
-{
-    const int t = lane_id() % 4;
-#pragma unroll
-    for (int i = 0; i < 4; i++) { /* first with the neighbour, then with the one after it */
-        const int bit = i < 2 ? 1 : 2, low = i == 0 ? 0 : i == 1 ? 2 : i - 2;
-        const bool upper = (t & bit) != 0;
-        const uint32_t mine = upper ? x[low] : x[low + bit];
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, mine, bit);
-        if (upper) x[low] = other;
-        else x[low + bit] = other;
-    }
-}
-
-/* Elements of a row that ends before column `columns`, one by one. */
-FA_DEVICE void scatter_x2(char *row, int column, int columns, uint32_t x2)
-{
-    if (column < columns) ((uint16_t *)row)[column] = (uint16_t)x2;
-    if (column + 1 < columns) ((uint16_t *)row)[column + 1] = (uint16_t)(x2 >> 16);
-}
-
 /* Four x2 of a thread's part of a row, from the warp's column 32 * n on. */
 FA_DEVICE void get_output_x2(const fa_output *o, int m, int half, int n, float factor,
                              uint32_t x[4])
@@ -94,7 +73,7 @@ FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
         for (int n = 0; n < D_TILES / 4; n++) {
             uint32_t x[4];
             get_output_x2(o, i / 2, i % 2, n, factors[i / 2][i % 2], x);
-            exchange_words(x);
+            fa_exchange_words(x);
             if (column + 32 * n < columns)
                 *(uint4 *)(row + 64 * n) = make_uint4(x[0], x[1], x[2], x[3]);
         }
@@ -121,7 +100,7 @@ FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
     for (int i = 0; i < M_TILES * 2 * D_TILES; i++) {
         const int row = i / D_TILES, r = row_of(row / 2, row % 2);
         if (r >= count) return;
-        scatter_x2(rows + 2 * r * p->out.stride[1], first + i % D_TILES * 8, p->d_v, waiting[i]);
+        fa_scatter_x2(rows + 2 * r * p->out.stride[1], first + i % D_TILES * 8, p->d_v, waiting[i]);
     }
 }
 

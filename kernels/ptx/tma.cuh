@@ -32,6 +32,34 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
+/* Copies bytes, a multiple of 16, from global memory. */
+FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(ptx_shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(ptx_shared_address(barrier))
+                 : "memory");
+}
+
+/* Adds floats, a multiple of 16 bytes, to those in global memory. */
+FA_DEVICE void ptx_bulk_add_f32(float *global, const void *shared, int bytes)
+{
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+        "r"(ptx_shared_address(shared)), "r"(bytes)
+        : "memory");
+}
+
+/* Ends a group of this thread's copies to global memory. */
+FA_DEVICE void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/* Wait until at most `pending` groups have not been read from shared memory, or are not complete. Macros, for the
+ * number is part of the instruction. */
+#define ptx_bulk_wait_read(pending)                                                                \
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory")
+#define ptx_bulk_wait(pending)                                                                     \
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory")
+
 /* Makes this thread's stores to shared memory visible to the TMA copies and wgmma products that follow. */
 FA_DEVICE void ptx_fence_proxy_async(void)
 {

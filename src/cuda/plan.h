@@ -47,6 +47,13 @@ typedef struct fa_cuda_sm80_launch {
     int64_t causal_pairs, full_heads;
 } fa_cuda_sm80_launch;
 
+/* Of backward_sm90. */
+typedef struct fa_cuda_backward_sm90_launch {
+    fa_tensor_map_shape maps[4]; /* of q, k, v and dout */
+    int64_t q_tiles;             /* query tiles of a head in the workspace */
+    size_t rows_offset;          /* where they are in the launch's range of the workspace */
+} fa_cuda_backward_sm90_launch;
+
 /* One launch of a kernel. */
 struct fa_cuda_plan_launch {
     int variant; /* its id */
@@ -61,6 +68,7 @@ struct fa_cuda_plan_launch {
     union { /* what the family of the variant alone knows; nothing where it is not named here */
         fa_cuda_sm90_launch sm90;
         fa_cuda_sm80_launch sm80;
+        fa_cuda_backward_sm90_launch backward_sm90;
     };
 };
 

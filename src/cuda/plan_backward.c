@@ -37,31 +37,29 @@ static bool queue_backward(void *kernel, const fa_cuda_plan *plan, const fa_cuda
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* What a plan is made for, and why there is none. */
-typedef struct planning {
-    const fa_problem *problem;
-    const fa_cuda_device *device;
-    fa_cuda_plan *plan;
-    char *why;
-    size_t size;
-} planning;
-
-static fa_cuda_plan_launch *add(const planning *x, const fa_variant *v, int threads, int smem_bytes)
+static fa_cuda_plan_launch *add(const fa_cuda_planning *x, const fa_variant *v, int threads,
+                                int smem_bytes)
 {
     return fa_cuda_plan_add(v, threads, smem_bytes, queue_backward, x->device, x->plan, x->why,
                             x->size);
 }
 
-/* Delta, a float for each query and head, is all that the workspace holds. */
-static void use_delta(const planning *x, fa_cuda_plan_launch *l)
+/* Delta, a float for each query and head, is at the workspace's end. */
+static size_t delta_bytes(const fa_problem *p)
 {
-    l->workspace_bytes = x->plan->workspace_bytes;
+    return (size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float);
+}
+
+static void use_delta(const fa_cuda_planning *x, fa_cuda_plan_launch *l)
+{
+    l->workspace_bytes = delta_bytes(x->problem);
+    l->workspace_offset = x->plan->workspace_bytes - l->workspace_bytes;
 }
 
 /* A launch whose results nobody wants is idle. */
 static void set_wanted(fa_cuda_plan_launch *l, bool wanted) { l->idle = l->idle || !wanted; }
 
-static bool add_delta(const planning *x)
+static bool add_delta(const fa_cuda_planning *x)
 {
     const fa_problem *p = x->problem;
     const fa_variant *v = &fa_variants[FA_VARIANT_backward_delta];
@@ -73,7 +71,7 @@ static bool add_delta(const planning *x)
     return true;
 }
 
-static bool add_dq(const planning *x)
+static bool add_dq(const fa_cuda_planning *x)
 {
     const fa_problem *p = x->problem;
     const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dq_simt);
@@ -96,7 +94,7 @@ static void set_key_tasks(const fa_problem *p, int tile, fa_cuda_plan_launch *l)
     fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
 }
 
-static bool add_dkv(const planning *x)
+static bool add_dkv(const fa_cuda_planning *x)
 {
     const fa_problem *p = x->problem;
     const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dkv_simt);
@@ -109,7 +107,7 @@ static bool add_dkv(const planning *x)
     return true;
 }
 
-static bool add_dbias(const planning *x)
+static bool add_dbias(const fa_cuda_planning *x)
 {
     const int64_t *n = x->problem->dbias_shape;
     const fa_variant *v = &fa_variants[FA_VARIANT_backward_dbias_simt];
@@ -124,7 +122,7 @@ static bool add_dbias(const planning *x)
     return true;
 }
 
-static bool add_dsinks(const planning *x)
+static bool add_dsinks(const fa_cuda_planning *x)
 {
     const fa_variant *v = &fa_variants[FA_VARIANT_backward_dsinks];
     fa_cuda_plan_launch *l = add(x, v, FA_DSINKS_THREADS, FA_DSINKS_SMEM);
@@ -137,11 +135,18 @@ static bool add_dsinks(const planning *x)
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
-    const planning x = {p, device, plan, why, size};
+    const fa_cuda_planning x = {p, device, plan, why, size};
     plan->arithmetic = "float32 sums on FMA units, deterministic";
-    plan->workspace_bytes = (size_t)(p->blocks_q * p->heads_q * p->rows_q) * sizeof(float);
+    plan->workspace_bytes = delta_bytes(p);
     return add_delta(&x) && add_dq(&x) && add_dkv(&x) && (!p->dbias.data || add_dbias(&x)) &&
            (!p->dsinks || add_dsinks(&x));
+}
+
+bool fa_cuda_add_dsinks(const fa_cuda_planning *x)
+{
+    if (!x->problem->sinks) return true;
+    x->plan->workspace_bytes += delta_bytes(x->problem);
+    return !x->problem->dsinks || (add_delta(x) && add_dsinks(x));
 }
 
 const fa_cuda_family fa_cuda_backward_simt = {

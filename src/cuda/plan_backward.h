@@ -11,4 +11,17 @@
 void fa_cuda_set_backward_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                  fa_backward_params *params);
 
+/* What a plan is made for, and why there is none. */
+typedef struct fa_cuda_planning {
+    const fa_problem *problem;
+    const fa_cuda_device *device;
+    fa_cuda_plan *plan;
+    char *why;
+    size_t size;
+} fa_cuda_planning;
+
+/* Adds what the gradients of sinks take: delta behind the workspace so far, if there are sinks, and two launches if their
+ * gradients are wanted. A workspace is asked for before that is known. */
+bool fa_cuda_add_dsinks(const fa_cuda_planning *planning);
+
 #endif

@@ -11,6 +11,7 @@
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
+#include "cuda/view_map.h"
 
 /* What of a variant differs between forward_sm90 and forward_sm90_wide, whose blocks are in clusters. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
@@ -63,44 +64,12 @@ static int32_t find_box(const fa_problem *p, int max)
     return box;
 }
 
-/* A stride of 0 cannot be mapped; the axis then has one index. */
-static bool is_broadcast(const fa_view *v, int axis) { return v->stride[axis] == 0; }
-
-static fa_sm90_steps find_steps(const fa_view *v)
-{
-    return (fa_sm90_steps){.head = !is_broadcast(v, 2), .block = !is_broadcast(v, 0)};
-}
-
-/* Without a sign, for no stride is too large here: fa_tensor_map_fits looks at it. */
-static void set_axis(fa_tensor_map_shape *map, int axis, int64_t extent, uint64_t stride_bytes,
-                     int32_t box)
-{
-    map->extent[axis] = (uint64_t)extent;
-    map->stride[axis] = stride_bytes;
-    map->box[axis] = (uint32_t)box;
-}
-
-/* Boxes are as wide as the swizzle, 128 bytes. */
-static void set_map_shape(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int64_t rows,
-                          int64_t heads, int64_t blocks, int32_t box_rows)
-{
-    const fa_element element = (fa_element)v->dtype;
-    const uint64_t bytes = (uint64_t)FA_ELEMENT_BYTES(element);
-    map->base = v->data;
-    map->element = element;
-    map->axes = 4;
-    set_axis(map, 0, d, bytes * (uint64_t)v->stride[3], (int32_t)(128 / bytes));
-    set_axis(map, 1, rows, bytes * (uint64_t)v->stride[1], box_rows);
-    set_axis(map, 2, is_broadcast(v, 2) ? 1 : heads, bytes * (uint64_t)v->stride[2], 1);
-    set_axis(map, 3, is_broadcast(v, 0) ? 1 : blocks, bytes * (uint64_t)v->stride[0], 1);
-}
-
 static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
 {
     const int32_t box_v = find_box(p, rows_v(v)), box_k = p->block_table ? box_v : rows_k(v);
-    set_map_shape(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
-    set_map_shape(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
-    set_map_shape(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
+    fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
+    fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
+    fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
 }
 
 /* ---- What can be done, and how --------------------------------------------------------------- */
@@ -151,8 +120,8 @@ static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
 {
     const fa_view v = bias_rows(p);
     if (!v.data || (v.dtype != FA_FLOAT16 && v.dtype != FA_BFLOAT16)) return false;
-    if (fa_cuda_has_own_lengths(p) || v.stride[3] != 1 || is_broadcast(&v, 1)) return false;
-    set_map_shape(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
+    if (fa_cuda_has_own_lengths(p) || v.stride[3] != 1 || fa_cuda_is_broadcast(&v, 1)) return false;
+    fa_cuda_map_view(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
     return fa_tensor_map_fits(map, NULL);
 }
 
@@ -196,18 +165,6 @@ static const fa_variant *find_variant(const fa_problem *p, int options)
     for (const fa_variant *v = &fa_variants[FA_FIRST_forward_sm90]; v < end; v++)
         if (takes(v, p, options)) return v;
     return NULL;
-}
-
-static bool refuse_maps(const fa_tensor_map_shape maps[3], char *why, size_t size)
-{
-    static const char *const names[] = {"q", "k", "v"};
-    for (int i = 0; i < 3; i++) {
-        const char *reason;
-        if (fa_tensor_map_fits(&maps[i], &reason)) continue;
-        fa_cuda_say(why, size, "%s: %s", names[i], reason);
-        return true;
-    }
-    return false;
 }
 
 static int64_t count_heads(const fa_problem *p) { return p->batch * p->heads_q; }
@@ -277,18 +234,6 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
 
 /* ---- The launch ------------------------------------------------------------------------------ */
 
-static bool encode_maps(const fa_cuda_sm90_launch *l, fa_cuda_encoder *encode,
-                        fa_sm90_params *params, fa_cuda_fault *fault)
-{
-    fa_sm90_map *const to[] = {&params->q, &params->k, &params->v, &params->bias};
-    for (int i = 0; i < (l->bias_mapped ? 4 : 3); i++) {
-        fa_tensor_map map;
-        if (!encode(&map, &l->maps[i], fault)) return false;
-        memcpy(to[i], &map, sizeof map);
-    }
-    return true;
-}
-
 /* How blocks go through work tiles, and what a task is then. */
 static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90_params *params)
 {
@@ -307,14 +252,15 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
                          fa_sm90_params *params, fa_cuda_fault *fault)
 {
     const fa_view bias = bias_rows(p);
-    params->q_step = find_steps(&p->q);
-    params->k_step = find_steps(&p->k);
-    params->v_step = find_steps(&p->v);
+    params->q_step = fa_cuda_map_steps(&p->q);
+    params->k_step = fa_cuda_map_steps(&p->k);
+    params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)l->sm90.maps[2].box[1];
     set_order(p, l, params);
-    params->bias_step = find_steps(&bias);
+    params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
-    return encode_maps(&l->sm90, encode, params, fault);
+    fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
+    return fa_cuda_encode_maps(l->sm90.maps, maps, l->sm90.bias_mapped ? 4 : 3, encode, fault);
 }
 
 static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -348,7 +294,9 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
         return false;
     }
     make_map_shapes(p, v, maps);
-    if (refuse_block_strides(p, why, size) || refuse_maps(maps, why, size)) return false;
+    static const char *const names[] = {"q", "k", "v"};
+    if (refuse_block_strides(p, why, size) || !fa_cuda_maps_fit(maps, names, 3, why, size))
+        return false;
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM90_THREADS(v->consumers), count_smem(v),
                                               queue_sm90, device, plan, why, size);
     if (!l) return false;

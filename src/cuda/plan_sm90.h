@@ -7,10 +7,7 @@
 
 #include "../../kernels/forward_sm90_wide/forward_sm90_wide.h"
 #include "cuda/plan.h"
-
-/* Who makes the tensor maps: fa_cuda_encode_map, or what stands for TMA in tests. */
-typedef bool fa_cuda_encoder(fa_tensor_map *map, const fa_tensor_map_shape *shape,
-                             fa_cuda_fault *fault);
+#include "cuda/view_map.h"
 
 /* The kernel's second parameter, for a launch of this family. False if a map cannot be made. */
 bool fa_cuda_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

@@ -1,0 +1,50 @@
+/*
+ * Backward on Hopper's tensor cores (wgmma) with TMA, float16 and bfloat16: all gradients in one pass over the tiles
+ * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads.
+ *
+ * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
+ * that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in global memory, which
+ * another kernel rounds (finish.cu). Its warps have roles:
+ *
+ *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
+ *     store dQ     a warp for each consumer's columns, by TMA               producer.cuh
+ *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
+ *
+ * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh says what the file is
+ * compiled with, and docs/kernels/backward_sm90.md why it is made so.
+ */
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/consumer.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/producer.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/registers.cuh"
+
+/* The producer warpgroup's warps. */
+enum { WARP_LOAD, WARP_STORE_DQ /* of consumer 0, and so on */ };
+
+FA_KERNEL __launch_bounds__(THREADS, 1)
+    backward_sm90(const __grid_constant__ fa_backward_params p,
+                  const __grid_constant__ fa_backward_sm90_params s)
+{
+    FA_DYNAMIC_SHARED(raw);
+    __shared__ shared_state shared;
+    const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
+                           .state = (shared_state *)ptx_uniform_pointer(&shared)};
+    if (threadIdx.x == 0) {
+        init_barriers(&shared);
+        describe_work(&p.a, s.q_tiles, blockIdx.x, &shared.work);
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        const int warp = (int)threadIdx.x / 32;
+        ptx_decrease_registers(PRODUCER_REGISTERS);
+        if (warp == WARP_LOAD) {
+            if (shared.work.tiles > 0) produce(&pipe, &s);
+        } else if (warp - WARP_STORE_DQ < CONSUMERS && threadIdx.x % 32 == 0)
+            store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
+    } else {
+        ptx_increase_registers(CONSUMER_REGISTERS);
+        consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));
+    }
+}

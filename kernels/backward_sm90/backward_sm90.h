@@ -1,0 +1,46 @@
+/*
+ * What the kernels of backward_sm90 are told, and what follows from the numbers of a variant. Shared by the kernels
+ * and the planner.
+ *
+ * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
+ * summed; `backward_sm90` computes all gradients; `finish` rounds those of the queries. The workspace is made of query tiles
+ * of FA_BACKWARD_SM90_QUERIES rows, the last one of a sequence padded. Tile i of a sequence has the number that
+ * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
+ *
+ *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them: of the
+ *          columns' blocks of eight, the four words of each of the 128 threads that share one (store.cuh)
+ *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta
+ */
+#ifndef FA_KERNEL_BACKWARD_SM90_H
+#define FA_KERNEL_BACKWARD_SM90_H
+
+#include "../backward_simt/backward_simt.h"
+#include "../forward_sm90/forward_sm90.h"
+
+#define FA_BACKWARD_SM90_QUERIES 64 /* of a tile */
+#define FA_BACKWARD_SM90_KEYS 128   /* of a block: two consumers with 64 each */
+#define FA_BACKWARD_SM90_THREADS 384
+#define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
+
+#define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
+#define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
+
+/* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
+ * rows; two buffers of dS; one of dQ. */
+#define FA_BACKWARD_SM90_SMEM(element, dim, stages)                                                \
+    (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
+     2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
+     (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
+     2 * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(element) +            \
+     FA_BACKWARD_SM90_SUM_BYTES(dim) + 1024)
+
+/* The second parameter of all three. */
+typedef struct fa_backward_sm90_params {
+    fa_sm90_map q, k, v, dout; /* boxes of 64 rows of q and dout, of 128 of k and v */
+    fa_sm90_steps q_step, k_step, v_step, dout_step;
+    int64_t q_tiles; /* of a head */
+    float *sums;
+    float *rows;
+} fa_backward_sm90_params;
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * What backward_sm90 is compiled with, a row of kernels/variants.h, and what follows:
+ *
+ *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
+ *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
+ *     STAGES     buffers of query tiles
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
+#define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
+
+#include "common/element.h"
+
+#ifndef ELEMENT
+#error "backward_sm90: ELEMENT is missing"
+#endif
+#if !defined(HEAD_DIM) || (HEAD_DIM != 64 && HEAD_DIM != 128)
+#error "backward_sm90: HEAD_DIM is neither 64 nor 128"
+#endif
+#ifndef STAGES
+#error "backward_sm90: STAGES is missing"
+#endif
+
+#include "backward_sm90/backward_sm90.h"
+
+/* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
+#define QUERIES 64
+#if HEAD_DIM == 64
+#define DQ_COLUMNS 32
+#else
+#define DQ_COLUMNS 64
+#endif
+
+enum {
+    WARPGROUP = 128,
+    WARPS = WARPGROUP / 32,
+    CONSUMERS = 2,
+    THREADS = FA_BACKWARD_SM90_THREADS,
+    KEYS = FA_BACKWARD_SM90_KEYS,
+    OWN_KEYS = KEYS / CONSUMERS,
+    BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
+    Q_BLOCK = QUERIES * 128,
+    KEY_BLOCK = KEYS * 128,
+    Q_BYTES = BLOCKS * Q_BLOCK,
+    KEY_BYTES = BLOCKS * KEY_BLOCK,
+    ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
+    DS_BYTES = QUERIES * KEYS * 2,
+    SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
+    SCORES = QUERIES / 2, /* of a thread */
+    SUMS = HEAD_DIM / 2,  /* accumulators of dK, and of dV */
+    DQ_SUMS = DQ_COLUMNS / 2
+};
+static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
+
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+
+#endif

@@ -1,0 +1,257 @@
+/*
+ * The consumers: 64 keys each. For every tile of queries a consumer computes the scores again, makes weights and dS of
+ * them, and adds to dK and dV, which stay in its registers. The dQ of a tile is issued with the next tile's products:
+ * by then the other consumer's half of dS is there, and nobody has waited for it.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
+#define FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/multiply.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/store.cuh"
+#include "backward_sm90/work.cuh"
+#include "common/device.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+
+typedef struct consumer_state {
+    float dk[SUMS], dv[SUMS];
+    float scores[SCORES], dp[SCORES], dq[DQ_SUMS];
+    uint32_t base;   /* descriptor of the block's keys */
+    uint32_t ds_row; /* where the lane stores dS */
+    float scale;     /* from scores to exponents of 2 */
+    int number;      /* of the consumer */
+    int leader;      /* whether this lane arrives for its warp */
+} consumer_state;
+
+/* Descriptors of operands; ACROSS: of those that are read across their rows. */
+#define ACROSS(block) ((uint32_t)((block) / UNIT) << 16)
+
+FA_DEVICE uint32_t own_keys(const consumer_state *c)
+{
+    return c->base + (uint32_t)c->number * (OWN_KEYS * 128 / UNIT);
+}
+
+/* The columns of all keys of which the consumer computes dQ. */
+FA_DEVICE uint32_t key_columns(const consumer_state *c)
+{
+    const int column = c->number * (HEAD_DIM == 64 ? DQ_COLUMNS * 2 / UNIT : KEY_BLOCK / UNIT);
+    return c->base + ACROSS(KEY_BLOCK) + (uint32_t)column;
+}
+
+FA_DEVICE uint32_t ds_tile(const consumer_state *c, int count)
+{
+    return c->base + (uint32_t)(DS_AT + (count & 1) * DS_BYTES) / UNIT;
+}
+
+/* ---- Masks by position ----------------------------------------------------------------------- */
+
+/* Hides the queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
+ * key r of the thread. */
+FA_DEVICE void mask_scores(const block_work *w, float *scores, int consumer, int tile)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int first = tile * QUERIES + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = consumer * OWN_KEYS + warp * 16 + lane / 4 + 8 * r;
+        const int from = w->first_query + key - first;
+        const int to = key < w->num_keys ? w->end_query + key - first : -1;
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (8 * j + i < from || 8 * j + i >= to) scores[4 * j + 2 * r + i] = -INFINITY;
+    }
+}
+
+/* ---- Weights and dS -------------------------------------------------------------------------- */
+
+/* Where the lane's part of the rows of a tile is: for two neighbouring queries the log-sum-exp and delta of each. */
+FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
+{
+    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
+           (uint32_t)threadIdx.x % 4 * 16;
+}
+
+/* Scores become weights, P = exp(S - lse); packed ones as well. */
+FA_DEVICE void weigh(float *scores, uint32_t *weights, float scale, uint32_t rows)
+{
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
+        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float *x = scores + 4 * j + 2 * r;
+#pragma unroll
+            for (int i = 0; i < 2; i++) x[i] = ptx_ex2(fmaf(x[i], scale, -lse[i]));
+            weights[2 * j + r] = fa_pack_x2(x[0], x[1]);
+        }
+    }
+}
+
+/* dS = P (dP - delta), packed. masked: a weight of 0 has no gradient, whatever dP. */
+FA_DEVICE void make_ds(const float *weights, const float *dp, uint32_t *ds, uint32_t rows,
+                       bool masked)
+{
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
+        const float delta[2] = {fa_bits_float(two.y), fa_bits_float(two.w)};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float x[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int e = 4 * j + 2 * r + i;
+                x[i] = weights[e] * (dp[e] - delta[i]);
+                if (masked && weights[e] == 0.0f) x[i] = 0.0f;
+            }
+            ds[2 * j + r] = fa_pack_x2(x[0], x[1]);
+        }
+    }
+}
+
+/* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. */
+FA_DEVICE void share_ds(const pipeline *pipe, const consumer_state *c, const uint32_t *ds,
+                        int count)
+{
+    shared_state *state = pipe->state;
+    ptx_mbarrier_wait(&state->ds_empty[count & 1], ((count + 1) / 2 & 1) ^ 1);
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j += 2)
+        ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)((count & 1) * DS_BYTES + j * 8 * 128),
+                              ds + 2 * j);
+    ptx_fence_proxy_async();
+    ptx_mbarrier_arrive(&state->ds_full[count & 1]);
+}
+
+/* dQ of the tile before, for the store warp. number: of such stores so far. */
+FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int number)
+{
+    shared_state *state = pipe->state;
+    float4 *to = (float4 *)(pipe->buffers + DQ_AT + c->number * (SUM_BYTES / CONSUMERS)) +
+                 threadIdx.x % WARPGROUP;
+    ptx_mbarrier_wait(&state->dq_empty[c->number], (number & 1) ^ 1);
+#pragma unroll
+    for (int j = 0; j < DQ_COLUMNS / 8; j++)
+        to[WARPGROUP * j] =
+            make_float4(c->dq[4 * j], c->dq[4 * j + 1], c->dq[4 * j + 2], c->dq[4 * j + 3]);
+    ptx_fence_proxy_async();
+    ptx_mbarrier_arrive(&state->dq_full[c->number]);
+}
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
+                            bool masked)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = stage_of(count), parity = parity_of(count);
+    const uint32_t q = c->base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
+    const uint32_t dout = c->base + (uint32_t)(DOUT_AT + stage * Q_BYTES) / UNIT;
+    const uint32_t rows = row_address(pipe, stage);
+    uint32_t weights[SCORES / 2], ds[SCORES / 2];
+
+    ptx_mbarrier_wait(&state->q_full[stage], parity);
+    ptx_register_fence(c->scores, SCORES);
+    ptx_register_fence(c->dp, SCORES);
+    ptx_wgmma_fence();
+    issue_scores(c->scores, own_keys(c), q);
+    ptx_mbarrier_wait(&state->dout_full[stage], parity);
+    ptx_wgmma_fence();
+    issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+
+    if (masked) mask_scores(&state->work, c->scores, c->number, at->tile);
+    weigh(c->scores, weights, c->scale, rows);
+    ptx_register_fence(c->dv, SUMS);
+    ptx_wgmma_fence();
+    issue_gradient(c->dv, weights, dout + ACROSS(Q_BLOCK));
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->dp, SCORES);
+
+    make_ds(c->scores, c->dp, ds, rows, masked);
+    share_ds(pipe, c, ds, count);
+    ptx_register_fence(c->dk, SUMS);
+    ptx_register_fence(c->dq, DQ_SUMS);
+    if (count > 0) ptx_mbarrier_wait(&state->ds_full[(count - 1) & 1], (count - 1) / 2 & 1);
+    ptx_wgmma_fence();
+    issue_gradient(c->dk, ds, q + ACROSS(Q_BLOCK));
+    issue_dq(c->dq, ds_tile(c, count - 1), key_columns(c)); /* of nothing, with the first tile */
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dk, SUMS);
+    ptx_register_fence(c->dv, SUMS);
+    keep_operands(weights);
+    keep_operands(ds);
+    ptx_register_fence(c->dq, DQ_SUMS);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&state->ds_empty[(count - 1) & 1], c->leader);
+    share_dq(pipe, c, count);
+}
+
+/* The last tile's dQ. */
+FA_DEVICE void finish_dq(const pipeline *pipe, consumer_state *c, int tiles)
+{
+    ptx_mbarrier_wait(&pipe->state->ds_full[(tiles - 1) & 1], (tiles - 1) / 2 & 1);
+    ptx_wgmma_fence();
+    issue_dq(c->dq, ds_tile(c, tiles - 1), key_columns(c));
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dq, DQ_SUMS);
+    share_dq(pipe, c, tiles);
+}
+
+/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
+ * warp's, in TMA's swizzle. */
+FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    return ptx_shared_address(pipe->buffers + DS_AT) +
+           (uint32_t)(consumer * Q_BLOCK + (lane % 8 + lane / 16 * 8) * 128 +
+                      ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
+}
+
+FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    const int tiles = w->tiles, from = w->from, to = w->to;
+    const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
+    consumer_state c;
+    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.ds_row = find_ds_row(pipe, consumer);
+    c.scale = p->a.scale * FA_LOG2E;
+    c.number = consumer;
+    c.leader = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
+    if (tiles > 0) {
+        tile_cursor at = first_tile(w);
+        ptx_mbarrier_wait(&state->k_full, 0);
+        ptx_mbarrier_wait(&state->v_full, 0);
+        while (at.count < tiles) {
+            while (at.count < tiles && at.tile >= unmasked_from && at.tile < unmasked_to) {
+                consume_tile(pipe, &c, &at, false);
+                advance(&at, from, to);
+            }
+            while (at.count < tiles && (at.tile < unmasked_from || at.tile >= unmasked_to)) {
+                consume_tile(pipe, &c, &at, true);
+                advance(&at, from, to);
+            }
+        }
+        finish_dq(pipe, &c, tiles);
+    }
+    store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
+    store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, 1.0f, consumer);
+}
+
+#endif

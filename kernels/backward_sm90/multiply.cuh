@@ -1,0 +1,58 @@
+/*
+ * The five products of a tile. A consumer's scores are transposed: its 64 keys are the rows, 64 queries the columns. So
+ * weights and dS are in the registers that dV and dK take them from; for dQ alone dS goes to shared memory.
+ *
+ *     S^T  = K Q^T       both from shared memory
+ *     dP^T = V dO^T      the same
+ *     dV  += P^T dO      P^T from registers
+ *     dK  += dS^T Q      dS^T from registers
+ *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns, from the keys of both
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
+#define FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "ptx/wgmma.cuh"
+
+/* Descriptors count in units of 16 bytes. */
+enum { UNIT = 16 };
+
+/* Scores of a consumer's keys (rows) and a tile's queries. rows, columns: descriptors of their first 64 columns. */
+FA_DEVICE void issue_scores(float *scores, uint32_t rows, uint32_t columns)
+{
+    __asm__ volatile(""
+                     : "+r"(rows)); /* keeps the compiler from holding a descriptor for each step */
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) PTX_WGMMA(qk, QUERIES)
+    (scores, ptx_descriptor(rows + (step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT),
+     ptx_descriptor(columns + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT), step > 0);
+    ptx_wgmma_commit();
+}
+
+/* sums += weights times a tile of queries or of dout, which is read across its rows. */
+FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t tile)
+{
+#pragma unroll
+    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(pv, HEAD_DIM)
+    (sums, weights + 4 * step, ptx_descriptor(tile + step * 16 * 128 / UNIT), 1);
+    ptx_wgmma_commit();
+}
+
+FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys)
+{
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(shared_pv, DQ_COLUMNS)
+    (dq, ptx_descriptor(ds + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT),
+     ptx_descriptor(keys + step * 16 * 128 / UNIT), step > 0);
+    ptx_wgmma_commit();
+}
+
+/* The same as ptx_register_fence, for operands that products still read. */
+FA_DEVICE void keep_operands(uint32_t *x2)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) __asm__ volatile("" : "+r"(x2[i])::"memory");
+}
+
+#endif

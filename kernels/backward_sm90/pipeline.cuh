@@ -1,0 +1,68 @@
+/*
+ * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are acquired and
+ * released by.
+ *
+ *     barriers              buffers                         filled by              released by
+ *     k_full, v_full        the block's keys, values        TMA, load warp         -
+ *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
+ *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
+ *     ds_full, ds_empty     2 tiles of dS                   both consumers         both consumers
+ *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
+#define FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
+
+typedef struct shared_state {
+    uint64_t k_full, v_full, cleared;
+    uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    uint64_t ds_full[2], ds_empty[2];
+    uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
+    block_work work;
+} shared_state;
+
+/* Where the buffers begin, in bytes behind the keys. */
+enum {
+    V_AT = KEY_BYTES,
+    Q_AT = V_AT + KEY_BYTES,
+    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    DS_AT = DOUT_AT + STAGES * Q_BYTES,
+    DQ_AT = DS_AT + 2 * DS_BYTES,
+    ROWS_AT = DQ_AT + SUM_BYTES
+};
+
+typedef struct pipeline {
+    char *buffers; /* where the keys begin: a multiple of 1024 */
+    shared_state *state;
+} pipeline;
+
+FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
+FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
+
+FA_DEVICE void init_barriers(shared_state *state)
+{
+    ptx_mbarrier_init(&state->k_full, 1);
+    ptx_mbarrier_init(&state->v_full, 1);
+    ptx_mbarrier_init(&state->cleared, 1);
+    for (int stage = 0; stage < STAGES; stage++) {
+        ptx_mbarrier_init(&state->q_full[stage], 1);
+        ptx_mbarrier_init(&state->q_empty[stage], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
+        ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
+    }
+    for (int i = 0; i < 2; i++) {
+        ptx_mbarrier_init(&state->ds_full[i], CONSUMERS * WARPGROUP);
+        ptx_mbarrier_init(&state->ds_empty[i], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->dq_full[i], WARPGROUP);
+        ptx_mbarrier_init(&state->dq_empty[i], 1);
+    }
+    ptx_mbarrier_init_fence();
+}
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ. Bound by
+ * memory.
+ */
+#include "backward_sm90/backward_sm90.h"
+#include "backward_simt/row_product.cuh"
+#include "common/reduce.cuh"
+#include "common/sequence.cuh"
+#include "common/softmax.cuh"
+
+#define QUERIES FA_BACKWARD_SM90_QUERIES
+
+enum {
+    THREADS = FA_BACKWARD_SM90_PASS_THREADS,
+    WARPS = THREADS / 32,
+    SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
+};
+
+/* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
+FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int64_t i,
+                             float product)
+{
+    const float2 none = make_float2(INFINITY, 0.0f);
+    if (i >= t->n_q) return none;
+    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+    const float lse = p->a.lse[at];
+    if (lse == -INFINITY) return none;
+    return make_float2(lse * FA_LOG2E, product - (p->dlse ? p->dlse[at] : 0.0f));
+}
+
+FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+{
+#pragma unroll 4
+    for (int r = (int)threadIdx.x / 32; r < QUERIES; r += WARPS) {
+        const int64_t i = t->first + r;
+        const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
+        if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, t, i, product);
+    }
+}
+
+FA_KERNEL __launch_bounds__(THREADS)
+    backward_sm90_prepare(const __grid_constant__ fa_backward_params p,
+                          const __grid_constant__ fa_backward_sm90_params s)
+{
+    __shared__ fa_tile tile;
+    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
+    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, QUERIES);
+#pragma unroll
+    for (int i = 0; i < SUM_VECTORS / THREADS; i++)
+        if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+    __syncthreads();
+    prepare_rows(&p, &tile, (float2 *)s.rows + number * QUERIES);
+}

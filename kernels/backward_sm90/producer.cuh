@@ -1,0 +1,135 @@
+/*
+ * The warps that move data: one loads keys, values, and the tiles of queries and of dout; two add the consumers' columns
+ * of dQ to those in global memory.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
+#define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/tma.cuh"
+
+/* A tensor that tiles are loaded from: its head and its entry of axis 0. */
+typedef struct tile_source {
+    const fa_sm90_map *map;
+    int head, block;
+} tile_source;
+
+FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int64_t head,
+                                int64_t block)
+{
+    const tile_source from = {map, (int)head * step->head, (int)block * step->block};
+    return from;
+}
+
+/* The rows of a tile that stay: those in [from, to) of it. */
+typedef struct kept_rows {
+    int from, to;
+} kept_rows;
+
+FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int at = lane * 16; at < BLOCKS * rows * 128; at += 32 * 16) {
+        const int row = at / 128 % rows;
+        if (row < kept->from || row >= kept->to) *(float4 *)(shared + at) = make_float4(0, 0, 0, 0);
+    }
+    ptx_fence_proxy_async();
+    __syncwarp();
+}
+
+/* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
+ * to stay. extra: bytes that the caller loads by the same barrier; a tile with such bytes is cleared without them.
+ * cleared: counts the tiles that were cleared so far. */
+FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
+                         int row, uint64_t *full, const kept_rows *kept, int *cleared)
+{
+    const bool leader = threadIdx.x % 32 == 0, clears = kept->from > 0 || kept->to < rows;
+    uint64_t *barrier = clears ? &pipe->state->cleared : full;
+    if (leader) {
+        ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++)
+            ptx_tma_load_4d(shared + block * rows * 128, from->map, barrier, 64 * block, row,
+                            from->head, from->block);
+    }
+    if (!clears) return;
+    ptx_mbarrier_wait(barrier, *cleared & 1);
+    *cleared += 1;
+    clear_rows(shared, rows, kept);
+    if (leader) ptx_mbarrier_arrive(full);
+}
+
+FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full,
+                         int *cleared)
+{
+    const block_work *w = &pipe->state->work;
+    const kept_rows kept = {w->clear_before_key, w->clear_from_key};
+    load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
+              full, &kept, cleared);
+}
+
+/* The warp that loads. */
+FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    const fa_tile *t = &w->sequence;
+    const bool leader = threadIdx.x % 32 == 0;
+    int cleared = 0;
+    const tile_source k = source_of(&s->k, &s->k_step, t->head_kv, t->block_k);
+    const tile_source v = source_of(&s->v, &s->v_step, t->head_kv, t->block_k);
+    load_keys(pipe, &k, 0, &state->k_full, &cleared);
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+        const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
+        const int64_t head = t->head + at.head;
+        const int first = at.tile * QUERIES, row = (int)t->start_q + first;
+        const kept_rows kept = {w->clear_before_query - first, w->clear_from_query - first};
+        const tile_source q = source_of(&s->q, &s->q_step, head, t->block_q);
+        const tile_source dout = source_of(&s->dout, &s->dout_step, head, t->block_q);
+        __syncwarp();
+        ptx_mbarrier_wait(&state->q_empty[stage], parity);
+        load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
+                  &state->q_full[stage], &kept, &cleared);
+        if (at.count == 0) load_keys(pipe, &v, V_AT, &state->v_full, &cleared);
+        ptx_mbarrier_wait(&state->dout_empty[stage], parity);
+        if (leader) {
+            ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
+            ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+                          (const char *)s->rows +
+                              (w->number + at.head * s->q_tiles + at.tile) * ROW_BYTES,
+                          &state->dout_full[stage], ROW_BYTES);
+        }
+        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * Q_BYTES, QUERIES, row,
+                  &state->dout_full[stage], &kept, &cleared);
+    }
+}
+
+/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none. */
+FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
+                        const fa_backward_sm90_params *s, int consumer)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
+    if (w->tiles == 0) return;
+    ptx_mbarrier_wait(&state->dq_full[consumer], 0);
+    ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+        const int64_t number = w->number + at.head * s->q_tiles + at.tile;
+        ptx_mbarrier_wait(&state->dq_full[consumer], (at.count & 1) ^ 1);
+        if (p->dq.data)
+            ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
+                                 consumer * (SUM_BYTES / 4 / CONSUMERS),
+                             from, SUM_BYTES / CONSUMERS);
+        ptx_bulk_commit();
+        ptx_bulk_wait_read(0);
+        ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+    }
+    ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
+}
+
+#endif

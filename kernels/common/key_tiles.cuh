@@ -1,0 +1,78 @@
+/*
+ * Tiles of keys, for kernels whose blocks own the gradients of some: where they are, and which queries see them.
+ */
+#ifndef FA_KERNELS_COMMON_KEY_TILES_CUH
+#define FA_KERNELS_COMMON_KEY_TILES_CUH
+
+#include "common/sequence.cuh"
+
+/* The rows of dk and dv that a block owns. */
+typedef struct fa_key_tile {
+    int64_t batch; /* the sequence; -1: none, only zeros are written; paged: unused */
+    int64_t head_kv;
+    int64_t first; /* the first key; paged: the first row of the page */
+    int64_t block, row,
+        count; /* where the first row is, and how many there are, at most a tile's */
+} fa_key_tile;
+
+/* The first row of packed sequence s - 1, as fa_packed_start has it for queries. */
+FA_DEVICE int64_t fa_packed_key_start(const fa_attention_params *p, int64_t s)
+{
+    if (s == 0) return 0;
+    if (s > p->batch + 1) return p->rows_k;
+    return fa_max64(0, fa_min64(p->cu_seqlens_k[s - 1], p->rows_k));
+}
+
+/* Finds packed tile `number`; common/packed.h says how they are numbered. */
+FA_DEVICE void fa_locate_packed_keys(const fa_attention_params *p, int64_t number, int rows,
+                                     fa_key_tile *k)
+{
+    int64_t low = 0, high = p->batch + 2;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (FA_PACKED_FIRST_TILE(fa_packed_key_start(p, middle), rows, middle) <= number)
+            low = middle;
+        else high = middle;
+    }
+    const int64_t start = fa_packed_key_start(p, low),
+                  room = fa_max64(0, fa_packed_key_start(p, low + 1) - start);
+    k->batch = low > 0 && low <= p->batch ? low - 1 : -1;
+    k->block = 0;
+    k->first = (number - FA_PACKED_FIRST_TILE(start, rows, low)) * rows;
+    k->row = start + k->first;
+    k->count = fa_max64(0, fa_min64(rows, room - k->first));
+}
+
+FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t task, int rows)
+{
+    const int64_t outer = task / p->tiles, number = task % p->tiles;
+    const int64_t tiles = (p->rows_k + rows - 1) / rows;
+    fa_key_tile k;
+    k.head_kv = outer % p->heads_kv;
+    k.batch = outer / p->heads_kv;
+    if (p->cu_seqlens_k) {
+        fa_locate_packed_keys(p, number, rows, &k);
+        return k;
+    }
+    k.block = p->block_table ? number / tiles : k.batch;
+    k.row = k.first = (p->block_table ? number % tiles : number) * rows;
+    k.count = fa_min64(rows, p->rows_k - k.first);
+    return k;
+}
+
+/* The first query in [0, n_q] that sees keys behind j (sees), or none before j. Both ends of what a query sees
+ * never decrease. */
+FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t, int64_t j,
+                                 bool sees)
+{
+    int64_t low = 0, high = t->n_q;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const fa_range visible = fa_tile_visible(p, t, middle);
+        if (sees ? visible.hi > j : visible.lo >= j) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* backward_sm90: gradients on Hopper's tensor cores (wgmma, TMA), float16 and bfloat16, in three launches. */
+#include "cuda/plan_backward_sm90.h"
+
+#include <inttypes.h>
+
+#include "../../kernels/common/packed.h"
+#include "cuda/family.h"
+#include "cuda/plan_backward.h"
+
+/* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
+static const int64_t max_rows = (1 << 30) - 4096;
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                  fa_cuda_encoder *encode, fa_backward_sm90_params *params,
+                                  fa_cuda_fault *fault)
+{
+    const fa_cuda_backward_sm90_launch *x = &l->backward_sm90;
+    char *workspace = (char *)p->workspace + l->workspace_offset;
+    fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->dout};
+    params->q_step = fa_cuda_map_steps(&p->q);
+    params->k_step = fa_cuda_map_steps(&p->k);
+    params->v_step = fa_cuda_map_steps(&p->v);
+    params->dout_step = fa_cuda_map_steps(&p->dout);
+    params->q_tiles = x->q_tiles;
+    params->sums = (float *)(void *)workspace;
+    params->rows = (float *)(void *)(workspace + x->rows_offset);
+    return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
+}
+
+static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                       const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_backward_params backward;
+    fa_backward_sm90_params params;
+    fa_cuda_set_backward_params(call->problem, l, &backward);
+    if (!fa_cuda_backward_sm90_params(call->problem, l, fa_cuda_encode_map, &params, fault))
+        return false;
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&backward, &params}, fault);
+}
+
+/* ---- What can be done ------------------------------------------------------------------------ */
+
+static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        const fa_view *view;
+    } tensors[] = {{"dout", &p->dout},
+                   {"gradients.dq", &p->dq},
+                   {"gradients.dk", &p->dk},
+                   {"gradients.dv", &p->dv}};
+    for (int i = 0; i < 4; i++) {
+        const fa_view *v = tensors[i].view;
+        if (!v->data || v->dtype == p->q.dtype) continue;
+        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
+        return true;
+    }
+    return false;
+}
+
+static bool refuse_options(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } options[] = {{"block_table", p->block_table},
+                   {"softcap", p->softcap > 0},
+                   {"alibi_slopes", p->alibi_slopes},
+                   {"bias", p->bias.data},
+                   {"mask", p->mask.data},
+                   {"dropout_p", p->dropout_threshold},
+                   {"FA_DETERMINISTIC", p->deterministic},
+                   {"FA_BATCH_INVARIANT", p->batch_invariant}};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (!options[i].given) continue;
+        fa_cuda_say(why, size, "%s is given", options[i].name);
+        return true;
+    }
+    return false;
+}
+
+static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
+{
+    const int64_t widest = 128;
+    if (p->d <= widest && p->d_v <= widest) return false;
+    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+    return true;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* The narrowest of a pass's variants that has the type of the problem. */
+static const fa_variant *find_variant(const fa_problem *p, int first)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const fa_variant *v = &fa_variants[first];
+    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype) v++;
+    return v;
+}
+
+static void map_tensors(const fa_problem *p, fa_tensor_map_shape maps[4])
+{
+    const int queries = FA_BACKWARD_SM90_QUERIES, keys = FA_BACKWARD_SM90_KEYS;
+    fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, queries);
+    fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, keys);
+    fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, keys);
+    fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
+}
+
+static void set_key_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
+{
+    const int tile = FA_BACKWARD_SM90_KEYS;
+    int64_t tiles = fa_cuda_count_tiles(p->rows_k, tile), outer = p->batch;
+    if (p->cu_seqlens_k) tiles = FA_PACKED_TILES(p->rows_k, tile, p->batch), outer = 1;
+    l->tile_q = FA_BACKWARD_SM90_QUERIES;
+    l->tile_k = tile;
+    fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
+}
+
+static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    static const char *const names[] = {"q", "k", "v", "dout"};
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    fa_cuda_backward_sm90_launch own;
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
+        refuse_options(p, why, size) || refuse_head_dims(p, why, size) ||
+        fa_cuda_refuse_rows(p, max_rows, why, size))
+        return false;
+    map_tensors(p, own.maps);
+    /* A workspace is asked for before the gradients are known. */
+    if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
+
+    const fa_variant *v = find_variant(p, FA_FIRST_backward_sm90);
+    const int smem = FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
+    const int threads = FA_BACKWARD_SM90_PASS_THREADS;
+    fa_cuda_plan_launch *const prepare =
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
+                         device, plan, why, size);
+    fa_cuda_plan_launch *const main =
+        fa_cuda_plan_add(v, FA_BACKWARD_SM90_THREADS, smem, queue_sm90, device, plan, why, size);
+    fa_cuda_plan_launch *const finish =
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90), threads, 0, queue_sm90,
+                         device, plan, why, size);
+    if (!prepare || !main || !finish) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                                         : "float16 products (wgmma), float32 sums";
+    fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, prepare);
+    fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, finish);
+    set_key_tasks(p, main);
+    own.q_tiles = prepare->tiles;
+    own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
+    plan->workspace_bytes =
+        own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
+    for (int i = 0; i < plan->count; i++) {
+        plan->launches[i].backward_sm90 = own;
+        plan->launches[i].workspace_bytes = plan->workspace_bytes;
+    }
+    finish->idle = finish->idle || !p->dq.data;
+    return fa_cuda_add_dsinks(&x);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90 = {
+    .name = "sm90",
+    .oldest = 90,
+    .newest = 90,
+    .plan = plan_backward,
+};

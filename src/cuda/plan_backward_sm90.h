@@ -1,0 +1,17 @@
+/*
+ * What the launches of backward_sm90 tell their kernels besides fa_backward_params. It is made apart from the launch, so
+ * that tests need no driver.
+ */
+#ifndef FA_CUDA_PLAN_BACKWARD_SM90_H
+#define FA_CUDA_PLAN_BACKWARD_SM90_H
+
+#include "../../kernels/backward_sm90/backward_sm90.h"
+#include "cuda/plan.h"
+#include "cuda/view_map.h"
+
+/* False if a map cannot be made. */
+bool fa_cuda_backward_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                                  fa_cuda_encoder *encode, fa_backward_sm90_params *params,
+                                  fa_cuda_fault *fault);
+
+#endif

@@ -1,0 +1,34 @@
+/*
+ * Tensor maps of the caller's tensors, by which the kernels of Hopper load them.
+ */
+#ifndef FA_CUDA_VIEW_MAP_H
+#define FA_CUDA_VIEW_MAP_H
+
+#include "../../kernels/forward_sm90/forward_sm90.h"
+#include "cuda/driver.h"
+#include "cuda/tensor_map.h"
+#include "problem.h"
+
+/* Who makes tensor maps: fa_cuda_encode_map, or what stands for TMA in tests. */
+typedef bool fa_cuda_encoder(fa_tensor_map *map, const fa_tensor_map_shape *shape,
+                             fa_cuda_fault *fault);
+
+/* Whether an axis has a stride of 0: it cannot be mapped, so in the map it has one index. */
+bool fa_cuda_is_broadcast(const fa_view *view, int axis);
+
+/* The factors of indices that follow. */
+fa_sm90_steps fa_cuda_map_steps(const fa_view *view);
+
+/* The map of a tensor: boxes of box_rows rows, as wide as the swizzle, 128 bytes. */
+void fa_cuda_map_view(fa_tensor_map_shape *map, const fa_view *view, int64_t d, int64_t rows,
+                      int64_t heads, int64_t blocks, int32_t box_rows);
+
+/* Whether all maps fit; else why says which tensor's does not, and why not. */
+bool fa_cuda_maps_fit(const fa_tensor_map_shape *maps, const char *const *names, int count,
+                      char *why, size_t size);
+
+/* Makes `count` maps. */
+bool fa_cuda_encode_maps(const fa_tensor_map_shape *maps, fa_sm90_map *const *to, int count,
+                         fa_cuda_encoder *encode, fa_cuda_fault *fault);
+
+#endif
