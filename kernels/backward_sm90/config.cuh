@@ -51,7 +51,7 @@ enum {
 };
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
 
-#define PRODUCER_REGISTERS 40
-#define CONSUMER_REGISTERS 232
+#define PRODUCER_REGISTERS 24
+#define CONSUMER_REGISTERS 240
 
 #endif
