@@ -66,6 +66,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_NAMES_14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define PTX_NAMES_15 "%120, %121, %122, %123, %124, %125, %126, %127"
 
+#define PTX_NAMES_16 PTX_NAMES_0 ", " PTX_NAMES_1
 #define PTX_NAMES_32 PTX_NAMES_0 ", " PTX_NAMES_1 ", " PTX_NAMES_2 ", " PTX_NAMES_3
 #define PTX_NAMES_40 PTX_NAMES_32 ", " PTX_NAMES_4
 #define PTX_NAMES_48 PTX_NAMES_40 ", " PTX_NAMES_5
@@ -81,6 +82,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_DATA_8(d, i)                                                                           \
     "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]),      \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define PTX_DATA_16(d, i) PTX_DATA_8(d, i), PTX_DATA_8(d, (i) + 8)
 #define PTX_DATA_32(d, i)                                                                          \
     PTX_DATA_8(d, i), PTX_DATA_8(d, (i) + 8), PTX_DATA_8(d, (i) + 16), PTX_DATA_8(d, (i) + 24)
 #define PTX_DATA_40(d, i) PTX_DATA_32(d, i), PTX_DATA_8(d, (i) + 32)
@@ -124,6 +126,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }
 
+PTX_DEFINE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 PTX_DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 PTX_DEFINE_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 PTX_DEFINE_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
