@@ -1,7 +1,7 @@
 /*
- * 8 x 8 matrices of 16-bit elements from registers to shared memory, transposed on the way (PTX ISA: stmatrix),
- * four at a time. Lane l gives the address of row l % 8 of matrix l / 8 as it is stored, which is 16 bytes. With
- * g = lane / 4 and t = lane % 4 the lane holds of each matrix the elements 2t and 2t + 1 of column g.
+ * 8 x 8 matrices of 16-bit elements from registers to shared memory, transposed (PTX ISA: stmatrix), four at a time. A
+ * lane holds of each matrix what ptx/ldmatrix.cuh says; lane l gives the address of row l % 8 of the transposed
+ * matrix l / 8, which is 16 bytes.
  */
 #ifndef FA_KERNELS_PTX_STMATRIX_CUH
 #define FA_KERNELS_PTX_STMATRIX_CUH

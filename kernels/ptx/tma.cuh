@@ -1,7 +1,6 @@
 /*
  * TMA: asynchronous copies of boxes of a tensor into shared memory, and copies between the blocks of a
- * cluster. One thread issues a copy; the bytes that arrive count towards a barrier's phase. Also bulk copies,
- * of bytes in a row; what leaves shared memory is waited for by the thread that issued it, in groups.
+ * cluster. One thread issues a copy; the bytes that arrive count towards a barrier's phase.
  */
 #ifndef FA_KERNELS_PTX_TMA_CUH
 #define FA_KERNELS_PTX_TMA_CUH
@@ -33,37 +32,31 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
-/* Loads bytes in a row. Addresses and the number are multiples of 16. */
+/* Copies bytes, a multiple of 16, from global memory. */
 FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(ptx_shared_address(shared)),
-                 "l"(__cvta_generic_to_global(global)), "r"(bytes),
-                 "r"(ptx_shared_address(barrier))
+                 "l"(global), "r"(bytes), "r"(ptx_shared_address(barrier))
                  : "memory");
 }
 
-/* Adds floats in a row to those in global memory, each atomically, in any order. The same multiples. */
+/* Adds floats, a multiple of 16 bytes, to those in global memory. */
 FA_DEVICE void ptx_bulk_add_f32(float *global, const void *shared, int bytes)
 {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                     __cvta_generic_to_global(global)),
-                 "r"(ptx_shared_address(shared)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+        "r"(ptx_shared_address(shared)), "r"(bytes)
+        : "memory");
 }
 
-/* Ends a group of this thread's additions. */
-FA_DEVICE void ptx_bulk_commit(void)
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
+/* Ends a group of this thread's copies to global memory. */
+FA_DEVICE void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/* Waits until at most `pending` of this thread's groups have not read their shared memory, which then may be
- * written to. Macros, for the number is part of the instruction. */
+/* Wait until at most `pending` groups have not been read from shared memory, or are not complete. Macros, for the
+ * number is part of the instruction. */
 #define ptx_bulk_wait_read(pending)                                                                \
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory")
-
-/* The same until their sums are visible. */
 #define ptx_bulk_wait(pending)                                                                     \
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory")
 
