@@ -642,7 +642,8 @@ void cuda_run_kernel(const cuda_run *run)
     for (unsigned rank = 0; rank < blocks; rank++) allocate(&machine.blocks[rank], run);
     cuda_cluster_rank = 0;
     cuda_shared_memory = here()->dynamic;
-    for (unsigned first = 0; first < run->grid; first += blocks) {
+    for (unsigned n = 0; n < run->grid; n += blocks) {
+        const unsigned first = run->last_block_first ? run->grid - blocks - n : n;
         for (unsigned rank = 0; rank < blocks; rank++) {
             cuda_enter_block(rank);
             start_block(first + rank);

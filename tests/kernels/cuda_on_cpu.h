@@ -194,6 +194,7 @@ struct cuda_run {
     unsigned cluster; /* blocks of it; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
+    bool last_block_first;            /* clusters take turns from the last one on */
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */

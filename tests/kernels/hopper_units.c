@@ -115,6 +115,7 @@ typedef struct block_units {
 static struct {
     const cuda_run *run;
     uint64_t blocks; /* so far */
+    unsigned ended;  /* of the run */
     block_units of[CUDA_MOST_CLUSTER];
     int num_additions;
     addition additions[MAX_ADDITIONS]; /* of all blocks, in the order in which they were issued */
@@ -646,6 +647,7 @@ static void finish_additions(void)
     for (int n = 0; n < units.num_additions; n++)
         add(&units.additions[units.run->backwards ? units.num_additions - 1 - n : n]);
     drop_ended_additions();
+    units.ended = 0;
 }
 
 /* ---- The next copy --------------------------------------------------------------------------- */
@@ -1027,7 +1029,7 @@ static void end(void)
     check_products();
     check_registers();
     check_additions();
-    if (cuda_block.x + 1 == units.run->grid) finish_additions();
+    if (++units.ended == units.run->grid) finish_additions();
     free(here()->seen);
     free(here()->stored);
 }
