@@ -189,9 +189,11 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
     return status;
 }
 
-static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
+/* The problem of backward, and a plan for it if it is one for the kernel. */
+static fa_status make_plan(const random_call *call, const fa_gradients *gradients,
+                           fa_options *options, fa_problem *p, fa_cuda_plan *plan, char *message,
+                           size_t size)
 {
-    fa_options options = call->options;
     const fa_arguments a = {.pass = FA_PASS_BACKWARD,
                             .device = FA_DEVICE_CUDA,
                             .q_memory.ordinal = -1,
@@ -200,31 +202,40 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
                             .v = &call->v,
                             .out = &call->out,
                             .lse = call->lse,
-                            .gradients = &call->gradients,
-                            .options = &options};
-    fa_problem p;
-    fa_cuda_plan plan;
-    fa_status status = fa_problem_make(&a, &p);
+                            .gradients = gradients,
+                            .options = options};
+    const fa_status status = fa_problem_make(&a, p);
     if (status != FA_OK) {
         snprintf(message, size, "%s", fa_last_error());
         return status;
     }
-    if (!fa_cuda_plan_make(&p, &devices[H200], NULL, &plan, message, size) ||
-        plan.family != &fa_cuda_backward_sm90)
+    if (!fa_cuda_plan_make(p, &devices[H200], NULL, plan, message, size))
         return FA_ERROR_UNSUPPORTED;
+    return plan->family == &fa_cuda_backward_sm90 ? FA_OK : FA_ERROR_UNSUPPORTED;
+}
+
+static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
+{
+    fa_options options = call->options;
+    fa_problem p;
+    fa_cuda_plan plan;
+    fa_status status = make_plan(call, &call->gradients, &options, &p, &plan, message, size);
+    if (status != FA_OK) return status;
     m->memory = *call->buffers;
     status = run_in_workspace(m, &p, &plan, message, size);
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* What the planner refuses whatever the gradients are: nobody needs its forward. */
+/* With whatever gradients: then nobody needs forward. */
 static bool is_refused(const random_call *call)
 {
-    const fa_options *o = &call->options;
-    return call->q.dtype == FA_FLOAT32 || call->k.dtype != call->q.dtype ||
-           call->v.dtype != call->q.dtype || call->q.shape[3] > 128 || call->v.shape[3] > 128 ||
-           o->block_table || o->softcap > 0 || o->alibi_slopes || o->bias || o->mask ||
-           o->dropout_p > 0;
+    char message[320];
+    fa_options options = call->options;
+    fa_problem p;
+    fa_cuda_plan plan;
+    const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
+    return make_plan(call, &gradients, &options, &p, &plan, message, sizeof message) ==
+           FA_ERROR_UNSUPPORTED;
 }
 
 static fa_status compute(void *context, const random_call *given, char *message, size_t size)
@@ -241,9 +252,9 @@ static fa_status compute(void *context, const random_call *given, char *message,
 static bool run_problem(machine *m)
 {
     static random_result result;
-    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_MASKS,    RANDOM_LENGTHS,
-                                           RANDOM_UNUSED,   RANDOM_ANYTHING, RANDOM_EMPTY,
-                                           RANDOM_STRIDES};
+    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_TAILS,   RANDOM_MASKS,
+                                           RANDOM_UNUSED,   RANDOM_LENGTHS, RANDOM_TAILS,
+                                           RANDOM_EMPTY};
     const random_settings settings = {
         .device = FA_DEVICE_CUDA,
         .tiles = true,
