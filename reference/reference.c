@@ -81,6 +81,10 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
     r.cap = r.sum;
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
+    if (cuda) {
+        r.pair = r.weight;
+        r.pair_tiny = ref_smallest(in->v.dtype) / 2;
+    }
     /* The smallest weights in float16 lose bits: it ends in steps of 2^-24, and a row's largest weight is at
      * least 2^7 in all kernels. */
     if (in->v.dtype == FA_FLOAT16) r.weight_tiny = 0x1p-31;
@@ -573,6 +577,40 @@ static row_sums compute_delta(const loaded *l, const double *dout, const double 
     return s;
 }
 
+/* What rounding of the factors of a sum of products x y makes of it, of as many sums as an array has elements: sums of
+ * |x y| and of (x y)^2. */
+typedef struct spread {
+    double *magnitude, *square;
+} spread;
+
+static spread spread_new(const ref_array *array)
+{
+    const int64_t *n = array->shape;
+    return (spread){zeros(n[0] * n[1] * n[2] * n[3]), zeros(n[0] * n[1] * n[2] * n[3])};
+}
+
+static void spread_add(const spread *s, int64_t at, double product)
+{
+    s->magnitude[at] += fabs(product);
+    s->square[at] += product * product;
+}
+
+/* Each factor moves by at most u of itself. All in one direction, a sum moves by u sum |x y|; but as they are
+ * independent, by no more than 4 u sqrt(sum (x y)^2): see ref_weights_error. */
+static void spread_free(spread *s, double u, ref_array *array)
+{
+    const int64_t *n = array->shape;
+    for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++)
+        array->error[i] += u * fmin(s->magnitude[i], 4 * sqrt(s->square[i]));
+    free(s->magnitude);
+    free(s->square);
+}
+
+/* Those of all gradients that are sums of products of rounded factors. */
+typedef struct spreads {
+    spread dq, dk, dv;
+} spreads;
+
 /* Where one query's gradients go: rows of d (dq) and the whole of the others. */
 typedef struct backward {
     const loaded *l;
@@ -581,7 +619,26 @@ typedef struct backward {
     const double *q, *dout; /* (d), (d_v) */
     row_sums sums;
     ref_gradients *g;
+    const spreads *rounded; /* NULL: factors stay float32 */
 } backward;
+
+/* What rounding adds to the errors of the gradients of query i and key j, by the weight p and the gradient dy. */
+static void round_pair(const backward *w, double p, double dy, int64_t at_q, int64_t at_k,
+                       int64_t at_v, const double *k)
+{
+    const loaded *l = w->l;
+    const double tiny = l->in->rounding.pair_tiny, scale = fabs(l->scale);
+    for (int64_t c = 0; c < l->d; c++) {
+        spread_add(&w->rounded->dq, at_q + c, scale * dy * k[c]);
+        spread_add(&w->rounded->dk, at_k + c, scale * dy * w->q[c]);
+        w->g->dq.error[at_q + c] += scale * tiny * fabs(k[c]);
+        w->g->dk.error[at_k + c] += scale * tiny * fabs(w->q[c]);
+    }
+    for (int64_t c = 0; c < l->d_v; c++) {
+        spread_add(&w->rounded->dv, at_v + c, p * w->dout[c]);
+        w->g->dv.error[at_v + c] += tiny * fabs(w->dout[c]);
+    }
+}
 
 /* What key j contributes to the gradients of query i. */
 static void backward_pair(const backward *w, const row *r, int64_t j)
@@ -626,6 +683,9 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
         dv[c] += r->p[j] * r->keep[j] * w->dout[c];
         dv_error[c] += (r->p_error[j] + eps * r->p[j]) * r->keep[j] * fabs(w->dout[c]);
     }
+    if (w->rounded)
+        round_pair(w, r->p[j] * r->keep[j], dy, dq - w->g->dq.value, dk - w->g->dk.value,
+                   dv - w->g->dv.value, k);
     ref_array *dbias = &w->g->dbias;
     if (dbias->value) {
         int64_t at = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
@@ -662,6 +722,9 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
     if (dbias_shape)
         g->dbias = ref_array_new(dbias_shape[0], dbias_shape[1], dbias_shape[2], dbias_shape[3]);
     double *out = zeros(l.d_v), *out_error = zeros(l.d_v);
+    const bool rounds = in->rounding.pair > 0 && dout->dtype == in->v.dtype;
+    spreads rounded;
+    if (rounds) rounded = (spreads){spread_new(&g->dq), spread_new(&g->dk), spread_new(&g->dv)};
 
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);
@@ -677,13 +740,19 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
                               row_of(&l.q, item.block_q, token, h),
                               row_of(&douts, item.block_q, token, h),
                               {0, 0},
-                              g};
+                              g,
+                              rounds ? &rounded : NULL};
                 compute_row(&l, &item, h, i, &r);
                 compute_output(&l, &item, h, &r, out, out_error);
                 w.sums = compute_delta(&l, w.dout, out, out_error, dlse ? (double)dlse[lse_at] : 0);
                 backward_query(&w, &r);
             }
         row_free(&r);
+    }
+    if (rounds) {
+        spread_free(&rounded.dq, in->rounding.pair, &g->dq);
+        spread_free(&rounded.dk, in->rounding.pair, &g->dk);
+        spread_free(&rounded.dv, in->rounding.pair, &g->dv);
     }
     free(out);
     free(out_error);

@@ -26,6 +26,10 @@ typedef struct ref_rounding {
     bool sum_rounded;   /* rows are divided by the sum of the rounded weights, not the exact ones */
     double out;         /* of an element of out as stored (backward reads it back)                */
     double out_tiny; /* the same absolutely: what the smallest subnormal number leaves            */
+    double
+        pair; /* backward: of a weight and of a score's gradient, as they are multiplied with rows of
+                       * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
+    double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
     double cap; /* of a capped logit: 2^-11 by the tanh of GPUs' special-function units           */
 } ref_rounding;
 

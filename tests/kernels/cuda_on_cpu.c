@@ -357,20 +357,28 @@ void cuda_check_access(const void *at, size_t size)
     die_outside(memory, at, size);
 }
 
+static void check_store(const void *to, size_t size)
+{
+    const cuda_units *units = machine.run->units;
+    if (units && units->store && lies_in(to, size, cuda_shared_memory, machine.run->smem_bytes))
+        units->store(to, size);
+    else cuda_check_access(to, size);
+}
+
 /* What the compiler calls before each access of a kernel: -fsanitize=kernel-address, without its shadow. */
 void __asan_loadN_noabort(const void *at, size_t size);
 void __asan_storeN_noabort(const void *at, size_t size);
 void __asan_handle_no_return(void);
 
 void __asan_loadN_noabort(const void *at, size_t size) { cuda_check_access(at, size); }
-void __asan_storeN_noabort(const void *at, size_t size) { cuda_check_access(at, size); }
+void __asan_storeN_noabort(const void *at, size_t size) { check_store(at, size); }
 void __asan_handle_no_return(void) {}
 
 #define ACCESSES_OF(size)                                                                          \
     void __asan_load##size##_noabort(const void *at);                                              \
     void __asan_store##size##_noabort(const void *at);                                             \
     void __asan_load##size##_noabort(const void *at) { cuda_check_access(at, size); }              \
-    void __asan_store##size##_noabort(const void *at) { cuda_check_access(at, size); }
+    void __asan_store##size##_noabort(const void *at) { check_store(at, size); }
 ACCESSES_OF(1)
 ACCESSES_OF(2)
 ACCESSES_OF(4)
@@ -634,7 +642,8 @@ void cuda_run_kernel(const cuda_run *run)
     for (unsigned rank = 0; rank < blocks; rank++) allocate(&machine.blocks[rank], run);
     cuda_cluster_rank = 0;
     cuda_shared_memory = here()->dynamic;
-    for (unsigned first = 0; first < run->grid; first += blocks) {
+    for (unsigned n = 0; n < run->grid; n += blocks) {
+        const unsigned first = run->last_block_first ? run->grid - blocks - n : n;
         for (unsigned rank = 0; rank < blocks; rank++) {
             cuda_enter_block(rank);
             start_block(first + rank);

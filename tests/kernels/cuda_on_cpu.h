@@ -177,6 +177,9 @@ typedef struct cuda_units {
     void (*start)(const cuda_run *run); /* a block begins */
     bool (*go_on)(void); /* no thread can: finishes one thing; false: there is none */
     void (*end)(void);   /* all threads have ended */
+    /* A thread is about to store so many bytes of dynamic shared memory. Not called where the compiler does not
+     * let each access be looked at. */
+    void (*store)(const void *to, size_t size);
 } cuda_units;
 
 /* Runs a kernel, clusters of blocks one after the other. With `backwards` the threads take turns in the
@@ -191,6 +194,7 @@ struct cuda_run {
     unsigned cluster; /* blocks of it; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
+    bool last_block_first;            /* clusters take turns from the last one on */
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */

@@ -1,5 +1,7 @@
 #include "hopper_units.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +14,11 @@ enum {
     MAX_GROUPS = 8,
     MAX_THREADS = MAX_GROUPS * WARPGROUP,
     MAX_BARRIERS = 128,
-    MAX_LOADS = 1024,  /* on their way */
-    MAX_PRODUCTS = 64, /* of a thread, on their way */
-    MAX_COMMITS = 8,   /* the same of groups of products */
-    MAX_RESULTS = 4,   /* sets of accumulators that products write to */
+    MAX_LOADS = 1024,        /* on their way */
+    MAX_PRODUCTS = 64,       /* of a thread, on their way */
+    MAX_COMMITS = 8,         /* the same of groups of products */
+    MAX_RESULTS = 6,         /* sets of accumulators that products write to */
+    MAX_ADDITIONS = 1 << 16, /* of a run, on their way */
     MAX_COLUMNS = 256,
     MAX_BYTES = (1 << 20) - 1, /* that a phase of a barrier can expect */
     SWIZZLE = 128,
@@ -38,17 +41,35 @@ typedef struct barrier {
         passed[MAX_THREADS / WARP]; /* of each warp: how many waits a lane has passed, at most */
 } barrier;
 
-/* A copy on its way: a box of a tensor, or bytes from the block to a peer. */
+/* A copy on its way: a box of a tensor, bytes in a row, or bytes from the block to a peer. */
 typedef struct load {
     fa_tensor_map_shape map;
     char *to;
     int64_t start[FA_TENSOR_MAP_AXES];
     barrier *full;
+    const char *from; /* of bytes in a row; else NULL */
     unsigned peer;
-    int bytes;   /* to the peer; 0: it is a box */
+    int bytes;   /* in a row, or to the peer; 0: it is a box */
     bool fenced; /* they are read where copies see the block's shared memory */
     float x;     /* else this one is sent */
 } load;
+
+/* Floats on their way to global memory. */
+typedef struct addition {
+    uint64_t block;
+    unsigned thread;
+    uint64_t group; /* of the thread */
+    float *to;
+    const char *from; /* in shared memory */
+    float *values;    /* what was there; freed when it is added and the source is read */
+    int bytes;
+    bool added, read;
+} addition;
+
+/* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
+typedef struct bulk_groups {
+    uint64_t committed, ended[2], wanted[2];
+} bulk_groups;
 
 /* Accumulators that products on their way write to. */
 typedef struct result {
@@ -83,6 +104,10 @@ typedef struct block_units {
     /* Shared memory as copies and products see it: what threads write there comes with a fence. */
     char *seen;
     bool proxy_fenced;
+    /* Of each two bytes there: who stored them, and how many fences that thread had made. 0: nobody, or a copy. */
+    uint32_t *stored;
+    uint32_t fences[MAX_THREADS];
+    bulk_groups bulk[MAX_THREADS];
     warpgroup groups[MAX_GROUPS];
     int registers[MAX_THREADS];
 } block_units;
@@ -90,7 +115,10 @@ typedef struct block_units {
 static struct {
     const cuda_run *run;
     uint64_t blocks; /* so far */
+    unsigned ended;  /* of the run */
     block_units of[CUDA_MOST_CLUSTER];
+    int num_additions;
+    addition additions[MAX_ADDITIONS]; /* of all blocks, in the order in which they were issued */
 } units;
 
 static block_units *here(void) { return &units.of[cuda_cluster_rank]; }
@@ -107,13 +135,58 @@ static size_t offset_in_shared(const void *pointer)
     return (size_t)((const char *)pointer - (const char *)cuda_shared_memory);
 }
 
-void hopper_proxy_fence(void) { here()->proxy_fenced = true; }
+/* Who stores, in bits 16 and above, and behind which of its fences. */
+static uint32_t store_of(unsigned thread)
+{
+    return (thread + 1) << 16 | (here()->fences[thread] & 0xffff);
+}
 
-/* Before products read. */
+static void store(const void *to, size_t size)
+{
+    const size_t first = offset_in_shared(to), last = first + size - 1;
+    for (size_t i = first / 2; i <= last / 2; i++) here()->stored[i] = store_of(cuda_thread.x);
+}
+
+void hopper_proxy_fence(void)
+{
+    here()->proxy_fenced = true;
+    here()->fences[cuda_thread.x]++;
+}
+
+/* Before copies and products read. */
 static void see_fenced(void)
 {
     if (here()->proxy_fenced) memcpy(here()->seen, cuda_shared_memory, units.run->smem_bytes);
     here()->proxy_fenced = false;
+}
+
+static void die_unfenced(size_t offset, uint32_t stored)
+{
+    const unsigned thread = (stored >> 16) - 1;
+    if (stored == store_of(thread))
+        cuda_die("a copy or product reads byte %zu of shared memory, which thread %u stored "
+                 "without a fence behind it",
+                 offset, thread);
+}
+
+/* What copies and products read: 16 bytes and their multiples. */
+static const char *read_seen(size_t offset, size_t size)
+{
+    static const uint32_t nobody[8];
+    for (size_t at = offset; at < offset + size; at += 16) {
+        const uint32_t *stored = here()->stored + at / 2;
+        if (memcmp(stored, nobody, sizeof nobody) == 0) continue;
+        for (int i = 0; i < 8; i++)
+            if (stored[i]) die_unfenced(at + 2 * (size_t)i, stored[i]);
+    }
+    return here()->seen + offset;
+}
+
+/* What copies write is there for copies and products at once. */
+static void write_seen(block_units *u, size_t offset, const void *bytes, size_t size)
+{
+    memcpy(u->seen + offset, bytes, size);
+    memset(u->stored + offset / 2, 0, (size + 1) / 2 * sizeof *u->stored);
 }
 
 /* ---- Barriers -------------------------------------------------------------------------------- */
@@ -325,7 +398,7 @@ static void write_row(char *to, const char bytes[SWIZZLE])
     for (uint32_t i = 0; i < SWIZZLE; i += 16) {
         char *chunk = cuda_shared_at(swizzled(address + i), 16);
         memcpy(chunk, bytes + i, 16);
-        memcpy(here()->seen + offset_in_shared(chunk), bytes + i, 16);
+        write_seen(here(), offset_in_shared(chunk), bytes + i, 16);
     }
 }
 
@@ -344,12 +417,12 @@ static void write_at_peer(const load *l, const void *bytes, int size)
 {
     char *to = cuda_at_peer(l->to, l->peer);
     memcpy(to, bytes, (size_t)size);
-    memcpy(units.of[l->peer].seen + offset_in_shared(l->to), bytes, (size_t)size);
+    write_seen(&units.of[l->peer], offset_in_shared(l->to), bytes, (size_t)size);
 }
 
 static void finish_sending(const load *l)
 {
-    if (l->fenced) write_at_peer(l, here()->seen + offset_in_shared(l->to), l->bytes);
+    if (l->fenced) write_at_peer(l, read_seen(offset_in_shared(l->to), (size_t)l->bytes), l->bytes);
     else write_at_peer(l, &l->x, l->bytes);
     receive_from_peer(l->full, l->bytes);
 }
@@ -360,15 +433,20 @@ static void spoil_peer(const load *l)
         write_at_peer(&(load){.to = l->to + i, .peer = l->peer}, &poison, sizeof poison);
 }
 
+static void keep(const load *l)
+{
+    if (here()->num_loads == MAX_LOADS) cuda_die("too many copies on their way");
+    here()->loads[here()->num_loads++] = *l;
+}
+
 static void send(const load *l)
 {
     if (!units.run->late_copies) {
         finish_sending(l);
         return;
     }
-    if (here()->num_loads == MAX_LOADS) cuda_die("too many copies on their way");
     spoil_peer(l);
-    here()->loads[here()->num_loads++] = *l;
+    keep(l);
 }
 
 void hopper_send_float(float *shared, uint64_t *word, unsigned peer, float x)
@@ -418,10 +496,161 @@ void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, con
         finish_box(&l);
         return;
     }
-    if (here()->num_loads == MAX_LOADS) cuda_die("too many copies on their way");
     spoil_box(&l);
-    here()->loads[here()->num_loads++] = l;
+    keep(&l);
 }
+
+/* ---- Bulk copies ----------------------------------------------------------------------------- */
+
+static void check_bulk(const void *shared, const void *global, int bytes)
+{
+    if (bytes <= 0 || bytes % 16) cuda_die("a bulk copy of %d bytes", bytes);
+    if (cuda_shared_address(shared) % 16) cuda_die("a bulk copy misaligned in shared memory");
+    if ((uintptr_t)global % 16) cuda_die("a bulk copy misaligned in global memory");
+    (void)cuda_shared_at(cuda_shared_address(shared) + (uint32_t)bytes - 16, 16);
+    cuda_check_access(global, (size_t)bytes);
+}
+
+static void finish_row(const load *l)
+{
+    memcpy(l->to, l->from, (size_t)l->bytes);
+    write_seen(here(), offset_in_shared(l->to), l->from, (size_t)l->bytes);
+    receive(l->full, l->bytes);
+}
+
+void hopper_bulk_load(void *shared, const void *global, uint64_t *word, int bytes)
+{
+    const load l = {.to = shared, .full = find_barrier(word), .from = global, .bytes = bytes};
+    check_bulk(shared, global, bytes);
+    if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
+    if (!units.run->late_copies) {
+        finish_row(&l);
+        return;
+    }
+    memset(shared, 0xff, (size_t)bytes);
+    write_seen(here(), offset_in_shared(shared), shared, (size_t)bytes);
+    keep(&l);
+}
+
+/* As global memory adds: subnormal numbers are 0. */
+static float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
+
+static void add(addition *a)
+{
+    for (int i = 0; i < a->bytes / (int)sizeof(float); i++)
+        a->to[i] = flushed(flushed(a->to[i]) + flushed(a->values[i]));
+    a->added = true;
+}
+
+/* Its source may change from now on, and must not have changed before. */
+static void end_reading(addition *a)
+{
+    if (memcmp(a->from, a->values, (size_t)a->bytes) != 0)
+        cuda_die("the source of a bulk addition by thread %u has changed before it was waited for",
+                 a->thread);
+    a->read = true;
+}
+
+static void drop_ended_additions(void)
+{
+    int left = 0;
+    for (int i = 0; i < units.num_additions; i++) {
+        const addition a = units.additions[i];
+        if (a.read && a.added) free(a.values);
+        else units.additions[left++] = a;
+    }
+    units.num_additions = left;
+}
+
+void hopper_bulk_add(float *global, const void *shared, int bytes)
+{
+    check_bulk(shared, global, bytes);
+    see_fenced();
+    const char *from = read_seen(offset_in_shared(shared), (size_t)bytes);
+    if (memcmp(from, shared, (size_t)bytes) != 0)
+        cuda_die("a bulk addition of what was stored without a fence behind it");
+    if (units.num_additions == MAX_ADDITIONS) cuda_die("too many additions on their way");
+    addition *a = &units.additions[units.num_additions++];
+    *a = (addition){.block = here()->block,
+                    .thread = cuda_thread.x,
+                    .group = here()->bulk[cuda_thread.x].committed,
+                    .to = global,
+                    .from = shared,
+                    .values = malloc((size_t)bytes),
+                    .bytes = bytes};
+    if (!a->values) abort();
+    memcpy(a->values, from, (size_t)bytes);
+    if (!units.run->late_copies) add(a);
+}
+
+void hopper_bulk_commit(void) { here()->bulk[cuda_thread.x].committed++; }
+
+/* The groups of a thread in front of this one. */
+static void end_groups(unsigned thread, uint64_t group, hopper_bulk_end end)
+{
+    for (int n = 0; n < units.num_additions; n++) {
+        const int i = units.run->backwards ? units.num_additions - 1 - n : n;
+        addition *a = &units.additions[i];
+        if (a->block != here()->block || a->thread != thread || a->group >= group) continue;
+        if (!a->read) end_reading(a);
+        if (end == HOPPER_BULK_ADDED && !a->added) add(a);
+    }
+    drop_ended_additions();
+    here()->bulk[thread].ended[end] = group;
+}
+
+static bool have_ended(const cuda_wait *wait)
+{
+    const uint64_t *ended = wait->what;
+    return *ended >= wait->value;
+}
+
+static void describe_groups(const cuda_wait *wait, char *text, size_t size)
+{
+    snprintf(text, size, "waits for group %llu of bulk additions", (unsigned long long)wait->value);
+}
+
+void hopper_bulk_wait(int pending, hopper_bulk_end end)
+{
+    bulk_groups *g = &here()->bulk[cuda_thread.x];
+    const uint64_t left = (uint64_t)pending;
+    const uint64_t wanted = g->committed > left ? g->committed - left : 0;
+    const cuda_wait wait = {have_ended, describe_groups, &g->ended[end], wanted};
+    g->wanted[end] = wanted;
+    if (!units.run->late_copies && g->ended[end] < wanted) end_groups(cuda_thread.x, wanted, end);
+    cuda_wait_until(&wait);
+}
+
+static bool end_some_groups(void)
+{
+    for (unsigned thread = 0; thread < units.run->threads; thread++)
+        for (int end = HOPPER_BULK_READ; end <= HOPPER_BULK_ADDED; end++) {
+            const bulk_groups *g = &here()->bulk[thread];
+            if (g->wanted[end] <= g->ended[end]) continue;
+            end_groups(thread, g->wanted[end], (hopper_bulk_end)end);
+            return true;
+        }
+    return false;
+}
+
+/* When a block ends. Sums that nobody has waited for may come later than that. */
+static void check_additions(void)
+{
+    for (int i = 0; i < units.num_additions; i++)
+        if (units.additions[i].block == here()->block && !units.additions[i].read)
+            cuda_die("the end, and a bulk addition by thread %u may still read its source",
+                     units.additions[i].thread);
+}
+
+static void finish_additions(void)
+{
+    for (int n = 0; n < units.num_additions; n++)
+        add(&units.additions[units.run->backwards ? units.num_additions - 1 - n : n]);
+    drop_ended_additions();
+    units.ended = 0;
+}
+
+/* ---- The next copy --------------------------------------------------------------------------- */
 
 /* The youngest copy that somebody waits for. */
 static bool finish_some_load(void)
@@ -432,7 +661,8 @@ static bool finish_some_load(void)
     const load l = here()->loads[n];
     here()->num_loads--;
     memmove(&here()->loads[n], &here()->loads[n + 1], (size_t)(here()->num_loads - n) * sizeof l);
-    if (l.bytes) finish_sending(&l);
+    if (l.from) finish_row(&l);
+    else if (l.bytes) finish_sending(&l);
     else finish_box(&l);
     return true;
 }
@@ -499,7 +729,7 @@ static void decode(uint32_t address, bool bfloat, float x[8])
     if (halves[0x3c00] == 0.0f)
         for (int i = 0; i < 1 << 16; i++) halves[i] = fa_half_to_float((uint16_t)i);
     const void *at = cuda_shared_at(swizzled(address) | block_bits(), 16);
-    memcpy(bits, here()->seen + offset_in_shared(at), sizeof bits);
+    memcpy(bits, read_seen(offset_in_shared(at), sizeof bits), sizeof bits);
     for (int i = 0; i < 8; i++) x[i] = bfloat ? fa_bfloat_to_float(bits[i]) : halves[bits[i]];
 }
 
@@ -531,11 +761,12 @@ static void read_along_rows(uint64_t descriptor, bool bfloat, int rows, float *x
     }
 }
 
-/* 16 rows of so many columns, in blocks of 64; x is 16 x columns. */
+/* 16 rows of so many columns, in blocks of 64 or from within the only block on; x is 16 x columns. */
 static void read_across_rows(uint64_t descriptor, bool bfloat, int columns, float *x)
 {
     const matrix m = read_descriptor(descriptor);
-    if (m.start % PATTERN) cuda_die("a matrix that does not start with a row");
+    if (m.start % SWIZZLE && (int)(m.start % SWIZZLE) + 2 * columns > SWIZZLE)
+        cuda_die("a matrix that starts within a row's 128 bytes and leaves them");
     if (columns > 64 && m.block % PATTERN) cuda_die("blocks of columns that are misaligned");
     for (int r = 0; r < 16; r++)
         for (int c = 0; c < columns; c += 8) {
@@ -769,6 +1000,10 @@ static void start(const cuda_run *run)
     here()->seen = malloc(run->smem_bytes);
     if (!here()->seen) abort();
     memset(here()->seen, 0xff, run->smem_bytes);
+    here()->stored = calloc(run->smem_bytes / 2 + 8, sizeof *here()->stored);
+    if (!here()->stored) abort();
+    memset(here()->fences, 0, sizeof here()->fences);
+    memset(here()->bulk, 0, sizeof here()->bulk);
     for (unsigned n = 0; n < run->threads; n++) here()->registers[n] = at_start();
     for (int i = 0; i < MAX_GROUPS; i++) {
         warpgroup *w = &here()->groups[i];
@@ -782,7 +1017,10 @@ static void start(const cuda_run *run)
     }
 }
 
-static bool go_on(void) { return finish_some_products() || finish_some_load(); }
+static bool go_on(void)
+{
+    return finish_some_products() || finish_some_load() || end_some_groups();
+}
 
 static void end(void)
 {
@@ -790,7 +1028,10 @@ static void end(void)
     check_barriers();
     check_products();
     check_registers();
+    check_additions();
+    if (++units.ended == units.run->grid) finish_additions();
     free(here()->seen);
+    free(here()->stored);
 }
 
-const cuda_units hopper_units = {start, go_on, end};
+const cuda_units hopper_units = {start, go_on, end, store};

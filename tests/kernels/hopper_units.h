@@ -26,7 +26,19 @@ void hopper_barrier_wait(uint64_t *barrier, int parity);
 
 /* Copies a box with the 128-byte swizzle. start: coordinates of its first element, innermost axis first. */
 void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *start);
+
+/* Copies and products see what a thread stored only behind its own fence; they may not read anything else that was
+ * stored. (Where the compiler shows no stores: behind any thread's fence, and else what was there before.) */
 void hopper_proxy_fence(void);
+
+/* Bytes in a row: to shared memory; and floats that are added to global memory. A thread waits for its groups of
+ * additions: until they have read their sources, which nobody may change before, or until the sums are there. Without
+ * the second wait they come at the end of the run, if it is one of late copies, and backwards if it is one of those. */
+typedef enum hopper_bulk_end { HOPPER_BULK_READ, HOPPER_BULK_ADDED } hopper_bulk_end;
+void hopper_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes);
+void hopper_bulk_add(float *global, const void *shared, int bytes);
+void hopper_bulk_commit(void);
+void hopper_bulk_wait(int pending, hopper_bulk_end end);
 
 /* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the same
  * address, which count towards the barrier's phase there. */

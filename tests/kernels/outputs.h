@@ -20,7 +20,7 @@ static char *copy_outputs(const ref_buffers *buffers, size_t *bytes)
     return copy;
 }
 
-static void put_outputs(const ref_buffers *buffers, const char *from)
+static inline void put_outputs(const ref_buffers *buffers, const char *from)
 {
     for (int i = 0; i < buffers->count; from += buffers->list[i++].reserved)
         memcpy(buffers->list[i].base, from, buffers->list[i].reserved);

@@ -20,6 +20,20 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
     hopper_load(shared, map, barrier, 4, start);
 }
 
+FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
+{
+    hopper_bulk_load(shared, global, barrier, bytes);
+}
+
+FA_DEVICE void ptx_bulk_add_f32(float *global, const void *shared, int bytes)
+{
+    hopper_bulk_add(global, shared, bytes);
+}
+
+FA_DEVICE void ptx_bulk_commit(void) { hopper_bulk_commit(); }
+#define ptx_bulk_wait_read(pending) hopper_bulk_wait(pending, HOPPER_BULK_READ)
+#define ptx_bulk_wait(pending) hopper_bulk_wait(pending, HOPPER_BULK_ADDED)
+
 FA_DEVICE void ptx_fence_proxy_async(void) { hopper_proxy_fence(); }
 
 FA_DEVICE void ptx_copy_to_peer(void *shared, uint64_t *barrier, int peer, int bytes)

@@ -1,0 +1,298 @@
+/*
+ * backward_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems that the planner gives to it on an
+ * H200, compared with float64. The launches are those that the planner and the backend make; only the tensor maps are
+ * this machine's. What backward needs of forward comes from the CPU engine.
+ *
+ * Each problem runs twice, with another order of the threads and other delays, and each result is compared. Sums of dq are
+ * added in another order then, so its last bits may differ; all others must be the same.
+ *
+ * Arguments: the first problem's number, and how many; then the runs of each variant are printed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "cuda/family.h"
+#include "cuda/plan_backward.h"
+#include "cuda/plan_backward_sm90.h"
+#include "cuda_on_cpu.h"
+#include "gpus.h"
+#include "hopper_units.h"
+#include "normalize.h"
+#include "outputs.h"
+#include "random_problem.h"
+
+enum { PROBLEMS = 400 };
+
+typedef struct parameters {
+    fa_backward_params backward;
+    fa_backward_sm90_params more;
+} parameters;
+
+/* The variants, one FORM(name) each: the build writes them. */
+#define FORM(name)                                                                                 \
+    void name(fa_backward_params p, fa_backward_sm90_params s);                                    \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->backward, both->more);                                                          \
+    }
+#include "test_backward_sm90_on_cpu_forms.h"
+#undef FORM
+
+/* Those that it shares with backward_simt. */
+#define SHARED(name)                                                                               \
+    void name(fa_backward_params p);                                                               \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->backward);                                                                      \
+    }
+SHARED(backward_delta)
+SHARED(backward_dsinks)
+
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
+#include "test_backward_sm90_on_cpu_forms.h"
+    FORM(backward_delta) FORM(backward_dsinks)};
+
+static int runs[FA_VARIANTS];
+static int rounded_otherwise; /* problems whose second run left other bits in dq */
+
+/* One run of a problem. */
+typedef struct machine {
+    int64_t number;
+    bool otherwise;     /* the second one */
+    char *first;        /* what the first one left in all buffers */
+    ref_buffers memory; /* what kernels may touch */
+} machine;
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+/* All orders and delays; a slow warp, often one of the three that load or store. */
+static void vary(cuda_run *run, const machine *m)
+{
+    const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
+    const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
+    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
+    const unsigned warps = run->threads / 32, any = (unsigned)(bits >> 50 & 1023) % warps;
+    run->backwards = varied & 1;
+    run->late_copies = varied & 2;
+    run->late_products = varied & 4;
+    run->last_block_first = m->otherwise;
+    if (!m->otherwise) return;
+    run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
+    run->slow_lanes = lanes[bits >> 40 & 3];
+}
+
+static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
+{
+    char name[200];
+    cuda_run run = {.name = name,
+                    .kernel = kernels[l->variant],
+                    .memory = &m->memory,
+                    .parameters = params,
+                    .grid = l->grid,
+                    .threads = l->threads,
+                    .smem_bytes = l->smem_bytes,
+                    .units = &hopper_units};
+    if (!run.kernel) abort();
+    vary(&run, m);
+    snprintf(name, sizeof name,
+             "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name,
+             run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
+             run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
+    runs[l->variant]++;
+    cuda_run_kernel(&run);
+}
+
+static bool is_shared(const fa_cuda_plan_launch *l)
+{
+    return l->variant == FA_VARIANT_backward_delta || l->variant == FA_VARIANT_backward_dsinks;
+}
+
+static fa_status run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan,
+                              char *message, size_t size)
+{
+    static parameters params;
+    fa_cuda_fault fault;
+    for (int i = 0; i < plan->count; i++) {
+        const fa_cuda_plan_launch *l = &plan->launches[i];
+        if (l->idle) continue;
+        fa_cuda_set_backward_params(p, l, &params.backward);
+        if (!is_shared(l) &&
+            !fa_cuda_backward_sm90_params(p, l, hopper_encode_map, &params.more, &fault)) {
+            snprintf(message, size, "a map that the planner allowed: %s", fault.text);
+            return FA_ERROR_DEVICE;
+        }
+        launch(m, l, &params);
+    }
+    return FA_OK;
+}
+
+/* The workspace lies between guard bands and is full of NaN. */
+enum { GUARD = 256, POISON = 0xff };
+
+static bool is_poison(const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)p[i] != POISON) return false;
+    return true;
+}
+
+static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan *plan,
+                                  char *message, size_t size)
+{
+    const size_t bytes = plan->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
+    char *memory = aligned_alloc(256, room);
+    if (!memory) abort();
+    memset(memory, POISON, room);
+    p->workspace = memory + GUARD;
+    p->workspace_size = bytes;
+    m->memory.list[m->memory.count++] =
+        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
+    fa_status status = run_launches(m, p, plan, message, size);
+    m->memory.count--;
+    if (!is_poison(memory, GUARD) || !is_poison(memory + GUARD + bytes, room - GUARD - bytes)) {
+        snprintf(message, size, "memory beside the workspace was written");
+        status = (fa_status)RANDOM_WRONG;
+    }
+    free(memory);
+    return status;
+}
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+/* The first run's outputs are kept, and the second's are compared with them. */
+static fa_status compare_runs(machine *m, const random_call *call, char *message, size_t size)
+{
+    size_t bytes;
+    fa_status status = FA_OK;
+    if (!m->otherwise) {
+        m->first = copy_outputs(call->buffers, &bytes);
+        return FA_OK;
+    }
+    if (!m->first) abort();
+    const char *first = m->first;
+    for (int i = 0; i < call->buffers->count; first += call->buffers->list[i++].reserved) {
+        const ref_buffer *b = &call->buffers->list[i];
+        if (memcmp(first, b->base, b->reserved) == 0) continue;
+        if (strcmp(b->name, "dq") == 0) {
+            rounded_otherwise++;
+            continue;
+        }
+        snprintf(message, size, "a second run left other bits in %s", b->name);
+        status = (fa_status)RANDOM_WRONG;
+    }
+    return status;
+}
+
+/* The problem of backward, and a plan for it if it is one for the kernel. */
+static fa_status make_plan(const random_call *call, const fa_gradients *gradients,
+                           fa_options *options, fa_problem *p, fa_cuda_plan *plan, char *message,
+                           size_t size)
+{
+    const fa_arguments a = {.pass = FA_PASS_BACKWARD,
+                            .device = FA_DEVICE_CUDA,
+                            .q_memory.ordinal = -1,
+                            .q = &call->q,
+                            .k = &call->k,
+                            .v = &call->v,
+                            .out = &call->out,
+                            .lse = call->lse,
+                            .gradients = gradients,
+                            .options = options};
+    const fa_status status = fa_problem_make(&a, p);
+    if (status != FA_OK) {
+        snprintf(message, size, "%s", fa_last_error());
+        return status;
+    }
+    if (!fa_cuda_plan_make(p, &devices[H200], NULL, plan, message, size))
+        return FA_ERROR_UNSUPPORTED;
+    return plan->family == &fa_cuda_backward_sm90 ? FA_OK : FA_ERROR_UNSUPPORTED;
+}
+
+static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
+{
+    fa_options options = call->options;
+    fa_problem p;
+    fa_cuda_plan plan;
+    fa_status status = make_plan(call, &call->gradients, &options, &p, &plan, message, size);
+    if (status != FA_OK) return status;
+    m->memory = *call->buffers;
+    status = run_in_workspace(m, &p, &plan, message, size);
+    return status == FA_OK ? compare_runs(m, call, message, size) : status;
+}
+
+/* With whatever gradients: then nobody needs forward. */
+static bool is_refused(const random_call *call)
+{
+    char message[320];
+    fa_options options = call->options;
+    fa_problem p;
+    fa_cuda_plan plan;
+    const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
+    return make_plan(call, &gradients, &options, &p, &plan, message, sizeof message) ==
+           FA_ERROR_UNSUPPORTED;
+}
+
+static fa_status compute(void *context, const random_call *given, char *message, size_t size)
+{
+    random_call call = *given;
+    if (call.pass != RANDOM_FORWARD) return attend(context, &call, message, size);
+    if (is_refused(&call)) return FA_ERROR_UNSUPPORTED;
+    call.options.device = FA_DEVICE_CPU;
+    const fa_status status = random_call_run(&call);
+    if (status != FA_OK) snprintf(message, size, "%s", fa_last_error());
+    return status;
+}
+
+static bool run_problem(machine *m)
+{
+    static random_result result;
+    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_TAILS,   RANDOM_MASKS,
+                                           RANDOM_UNUSED,   RANDOM_LENGTHS, RANDOM_TAILS,
+                                           RANDOM_EMPTY};
+    const random_settings settings = {
+        .device = FA_DEVICE_CUDA,
+        .tiles = true,
+        .one_pass = true,
+        .pass = RANDOM_BACKWARD,
+        .focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
+        .all_passes = true,
+        .attend = compute,
+        .context = m};
+    random_problem_run((uint64_t)m->number, &settings, &result);
+    if (result.status == FA_ERROR_UNSUPPORTED) return false;
+    CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
+          result.report.message, result.description);
+    return result.report.ok;
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t first = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = first + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    int done = 0;
+    test_begin();
+    for (int64_t number = first; number < end; number++) {
+        machine m = {.number = number};
+        if (run_problem(&m)) {
+            done++;
+            m.otherwise = true;
+            run_problem(&m);
+        }
+        free(m.first);
+    }
+    for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
+        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
+    if (argc > 2) {
+        printf("%5d problems, %d with another rounding of dq\n", done, rounded_otherwise);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+    }
+    return test_end();
+}
