@@ -8,6 +8,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 
+#include "common/device.cuh"
 #include "common/element.h"
 
 #ifndef ELEMENT

@@ -52,9 +52,9 @@ FA_DEVICE uint32_t ds_tile(const consumer_state *c, int count)
 
 /* ---- Masks by position ----------------------------------------------------------------------- */
 
-/* Hides the queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
+/* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
  * key r of the thread. */
-FA_DEVICE void mask_scores(const block_work *w, float *scores, int consumer, int tile)
+FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, int tile)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     const int first = tile * QUERIES + lane % 4 * 2;
@@ -67,7 +67,7 @@ FA_DEVICE void mask_scores(const block_work *w, float *scores, int consumer, int
         for (int j = 0; j < QUERIES / 8; j++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (8 * j + i < from || 8 * j + i >= to) scores[4 * j + 2 * r + i] = -INFINITY;
+                if (8 * j + i < from || 8 * j + i >= to) weights[4 * j + 2 * r + i] = 0;
     }
 }
 
@@ -80,21 +80,23 @@ FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
            (uint32_t)threadIdx.x % 4 * 16;
 }
 
-/* Scores become weights, P = exp(S - lse); packed ones as well. */
-FA_DEVICE void weigh(float *scores, uint32_t *weights, float scale, uint32_t rows)
+/* Scores become weights, P = exp(S - lse). */
+FA_DEVICE void weigh(float *scores, float scale, uint32_t rows)
 {
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j++) {
         const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
         const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float *x = scores + 4 * j + 2 * r;
-#pragma unroll
-            for (int i = 0; i < 2; i++) x[i] = ptx_ex2(fmaf(x[i], scale, -lse[i]));
-            weights[2 * j + r] = fa_pack_x2(x[0], x[1]);
-        }
+        for (int e = 0; e < 4; e++)
+            scores[4 * j + e] = ptx_ex2(fmaf(scores[4 * j + e], scale, -lse[e % 2]));
     }
+}
+
+FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
 }
 
 /* dS = P (dP - delta), packed. masked: a weight of 0 has no gradient, whatever dP. */
@@ -171,8 +173,9 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
 
-    if (masked) mask_scores(&state->work, c->scores, c->number, at->tile);
-    weigh(c->scores, weights, c->scale, rows);
+    weigh(c->scores, c->scale, rows);
+    if (masked) mask_weights(&state->work, c->scores, c->number, at->tile);
+    pack_weights(weights, c->scores);
     ptx_register_fence(c->dv, SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, weights, dout + ACROSS(Q_BLOCK));
