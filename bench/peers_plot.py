@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
-from peers_tables import OWN, TITLES, median_ms
+from peers_tables import TITLES, is_own, median_ms
 
 # Of Okabe and Ito's palette, which the colour-blind can tell apart; ours stands out.
 LOOKS = {"flashattn": ("#d55e00", "o-", 2.2), "flashattn-sm80": ("#e69f00", "o--", 1.2),
@@ -92,4 +92,4 @@ def bars_chart(result):
 
 
 def has_peers(result):
-    return any(name not in OWN for c in result["cells"] for name in c["results"])
+    return any(not is_own(name) for c in result["cells"] for name in c["results"])
