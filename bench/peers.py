@@ -418,6 +418,15 @@ def arguments():
     return args
 
 
+def add_sites(folders):
+    """Unpacked wheels, importable: also by what their .pth files name."""
+    for folder in folders:
+        if not pathlib.Path(folder).is_dir():
+            raise Stop(f"--site {folder}: there is no such folder")
+        site.addsitedir(folder)
+        sys.path.insert(0, folder)
+
+
 def settle(args):
     """What depends on the machine."""
     has_cuda = torch.cuda.is_available()
@@ -427,11 +436,7 @@ def settle(args):
     args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "fp32")
     if args.device == "cpu" and not set(args.sets) <= set(CPU_SETS):
         raise Stop(f"--set: the CPU has {', '.join(CPU_SETS)}")
-    for folder in args.site:
-        if not pathlib.Path(folder).is_dir():
-            raise Stop(f"--site {folder}: there is no such folder")
-        site.addsitedir(folder)
-        sys.path.insert(0, folder)
+    add_sites(args.site)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_grad_enabled(False)  # but where a backward is made
 
