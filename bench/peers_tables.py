@@ -9,8 +9,8 @@ SIMULATION = "simulation"  # of weights rounded at the row's maximum (peers_peak
 TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex": "FlexAttention",
           "flashattn-sm80": "flashattn, Ampere kernels"}
 SM80_BAR, ERROR_MARGIN = 1.05, 1.05
-CHARTS = {"forward": "TFLOP/s by sequence length, each library",
-          "forward-ratio": "flashattn's rate over the best of the other libraries, each cell"}
+CHARTS = {"": "TFLOP/s by sequence length, each library",
+          "-ratio": "flashattn's rate over the best of the other libraries, each cell"}
 
 
 def is_own(name):
@@ -194,8 +194,9 @@ def summary_table(result):
     return "\n".join(lines) + "\n"
 
 
-def charts_text():
-    return "".join(f"![{text}](charts/{name}.png)\n\n" for name, text in CHARTS.items())
+def charts_text(result):
+    which = result["cells"][0]["which"]
+    return "".join(f"![{text}](charts/{which}{name}.png)\n\n" for name, text in CHARTS.items())
 
 
 def peers_table(result, name, peaked=None):
@@ -207,5 +208,5 @@ def peers_table(result, name, peaked=None):
         return NOT_YET
     if name == "summary":
         return summary_table(result)
-    return charts_text() if name == "charts" else (
+    return charts_text(result) if name == "charts" else (
         text_above(result) + cells_table(result, peaked))
