@@ -282,7 +282,7 @@ class Direct(Sdpa):
             function = self.operator_of(cell, inputs)
             function()
             return function
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             if cell.deterministic:
                 raise
             print(f"    {self.name}, {cell.name}: through autograd, for {first_line(error)}")
@@ -518,7 +518,7 @@ class Fa4(Backend):
             function = self.function_of(cell, inputs)
             function()
             return function
-        except (AttributeError, TypeError, ImportError) as error:  # another version's names
+        except (AttributeError, TypeError, ValueError, ImportError) as error:  # another version's names
             print(f"    fa4, {cell.name}: through autograd, for {first_line(error)}")
             return self.gradient(cell, inputs)
 

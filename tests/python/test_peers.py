@@ -216,6 +216,23 @@ def test_an_operator_for_gradients_is_preferred_to_autograd(capsys):
     assert run(alike, refused)["results"]["cudnn"]["state"] == "failed"
 
 
+def test_time_to_compile_gradients_is_flexattentions_own():
+    """What another library takes is not taken from it; without a bias it is not asked."""
+    flex, other = Stub("flex", takes=("bias",)), Stub("fa4", takes=("bias",))
+    flex.compiles = other.compiles = True
+    compiling = peers_peaked.Compiling(1e-9)
+    plain = peers_cells.dataclasses.replace(CELL, which="backward", causal=False, heads_kv=4)
+    with_bias = peers_cells.dataclasses.replace(plain, bias="full")
+    rows = []
+    for cell in (plain, with_bias, peers_cells.dataclasses.replace(with_bias, causal=True)):
+        with torch.no_grad():
+            row = peers.run_cell(cell, [other, flex], ARGS, CEILING, compiling)
+        rows.append(row["results"]["flex"])
+    assert rows[0]["why"] == "its gradients are compiled for a bias alone"
+    assert rows[1]["state"] == "measured"
+    assert rows[2]["why"] == "no time is left to compile"
+
+
 def fa4_stub(monkeypatch, forward, backward):
     cute = types.ModuleType("flash_attn.cute")
     cute.flash_attn_func = cute.flash_attn_varlen_func = forward
