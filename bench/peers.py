@@ -3,24 +3,33 @@
 
     python3 bench/peers.py [--set main,...] [--device cuda|cpu] [--dtype bf16] [--backends NAME,...]
                            [--cell TEXT] [--rounds N] [--seconds S] [--ceiling TFLOPS]
-                           [--fa3 FILE] [--site FOLDER] [--out FOLDER] [--draws N]
+                           [--library FILE] [--library NAME=FILE]... [--fa3 FILE]
+                           [--site FOLDER] [--out FOLDER] [--draws N]
 
 The sets, for CUDA (peers_cells.py has the CPU's, which are small):
     main      d 64, 128, 256; full, causal; n 1k, 4k, 16k; bf16, 16384 tokens, hidden size 2048
     extra     other head dims, lengths, grouped heads, few and many heads, float16
     options   window, softcap, ALiBi, sinks, dropout, packed lengths, bias
-    backward  the cells of main        decode  one query on a long cache, as GB/s of keys and values
+    decode    one query on a long cache, as GB/s of keys and values
     host      what one small call costs the caller
     peaked    errors, and some times, where few keys dominate a row (peers_peaked.py)
+    backward          the cells of main, gradients alone: results are there before
+    backward-extra    grouped heads, packed lengths, other lengths, head dims and float16
+    backward-options  the options, bias with its gradient, deterministic gradients
+    backward-peaked   errors of gradients: head dims, masks, types, kinds of inputs
 
 Beside stand, where they are installed: FlashAttention-2 and cuDNN (of PyTorch), FlashAttention-3
 (the library that --fa3 names), FlashAttention-4 (flash_attn.cute; --site names a folder of unpacked
 wheels). FlexAttention stands beside in the set options; it, JAX and PyTorch's other backends
-elsewhere when --backends names them. `flashattn-sm80` is ours with the kernels for Ampere.
+elsewhere when --backends names them. `flashattn-sm80` is ours with the kernels for Ampere. Other
+builds of ours stand beside as `flashattn-NAME`, for each --library NAME=FILE; NAME:sm80=FILE forces
+a family of kernels. Gradients are computed by the libraries' own functions, without autograd, where
+they have one (FlashAttention-2 and -4, cuDNN).
 
 In each cell inputs are fresh normal numbers. Every result is first compared with float64 on a
 sample of queries, and what is wrong is not timed. Then all take turns in changing order; a sample
 is several milliseconds of calls, on CUDA in one graph between two events; a figure is the median.
+What takes long is sampled less often: --budget bounds the time of a library in a cell.
 TFLOP/s count 2 * (dim + dim_v) for each query, head and key that the mask leaves, n * n / 2 of them
 for causal, 2.5 times that for backward. Results have all raw samples. A whole set is written to
 bench/results/peers-<device>[-<set>].json; with --out each set to that folder, while it runs.
@@ -51,19 +60,18 @@ import peers_peaked as peaked  # noqa: E402
 from peers_cells import CPU_SETS, CUDA_SETS, DRAWS, cells_of  # noqa: E402
 from peers_exact import DTYPES, Inputs, error_of, exact_heads, is_right  # noqa: E402
 from peers_libraries import as_torch, first_line  # noqa: E402
-from peers_tables import OWN  # noqa: E402
+from peers_tables import OWN, is_own, option_bar  # noqa: E402
 from peers_timing import HostTimer, Timer, take_turns, wait  # noqa: E402
 from source_hash import ROOT, cuda_hash, source_hash  # noqa: E402
 
 CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache
 ERROR_MARGIN = 1.05  # over the most exact peer's
 SM80_BAR = 1.05  # of flashattn-sm80 over FlashAttention-2
-OPTION_BAR = 0.85  # of a cell over the plain one, per useful operation
 
 USUAL = {"cuda": ("flashattn", "flashattn-sm80", "fa2", "cudnn", "fa3", "fa4"),
          "cpu": ("flashattn", "sdpa-flash", "flex", "math")}
-MORE = {"options": ("flex", "efficient"), "host": ("package",)}  # on CUDA
-
+MORE = {"options": ("flex", "efficient"), "backward-options": ("flex", "efficient"),
+        "host": ("package",)}  # on CUDA
 
 WRITE_EVERY = 1.0  # seconds, while a set runs
 
@@ -82,34 +90,50 @@ def rotation(cell, device):
     return max(1, min(32, math.ceil(2 * CACHE_BYTES / cell.kv_bytes())))
 
 
-def checked(backend, cell, sets, expected, device):
-    """A backend's row before timing, and its timer; None if it cannot or must not be timed."""
+def why_not(backend, cell, compiling):
+    """Why a backend is not asked; None: it is. FlexAttention's gradients take long to compile: they
+    are for what hardly another library has."""
     lacking = backend.lacks(cell)
     if lacking:
-        return {"state": "cannot", "why": "no " + ", ".join(lacking)}, None
+        return "no " + ", ".join(lacking)
+    if backend.name != "flex" or cell.which != "backward":
+        return None
+    if not cell.bias:
+        return "its gradients are compiled for a bias alone"
+    return "no time is left to compile" if compiling.refuses(backend, cell) else None
+
+
+def checked(backend, cell, sets, expected, args, compiling):
+    """A backend's row before timing, and its timer; None if it cannot or must not be timed."""
+    why, begun = why_not(backend, cell, compiling), time.monotonic()
+    if why:
+        return {"state": "cannot", "why": why}, None
     try:
         with backend.context():
-            return checked_here(backend, cell, sets, expected, device)
+            found = checked_here(backend, cell, sets, expected, args)
+            if backend.name == "flex":  # others compile as long as they like
+                compiling.note(backend, cell, time.monotonic() - begun)
+            return found
     except Exception as error:  # whatever another library throws says only that it cannot
         return {"state": "failed", "why": first_line(error)}, None
 
 
 def comparable(cell, backend):
     """Whether a result can be told from float64: the dropout masks of others are their own."""
-    return not cell.dropout or backend.name in OWN
+    return not cell.dropout or is_own(backend.name)
 
 
-def checked_here(backend, cell, sets, expected, device):
+def checked_here(backend, cell, sets, expected, args):
     row = {"state": "measured", "kernel": backend.describe(cell, sets[0])}
     functions = [backend.function(cell, inputs) for inputs in sets]
     results = functions[0]()
-    wait(backend, results, device)
+    wait(backend, results, args.device)
     if comparable(cell, backend):
         row["error"] = error_of(cell, list(map(as_torch, results)), expected)
         if not is_right(cell, row["error"]):
             return row | {"state": "wrong", "why": f"error {row['error']}"}, None
     make = HostTimer if cell.which == "host" else Timer
-    return row, make(backend, functions, device)
+    return row, make(backend, functions, args.device, args.budget)
 
 
 def still_usable(device):
@@ -137,12 +161,13 @@ def fresh_inputs(cell, args):
     return [Inputs(cell, args.device, generator) for _ in range(rotation(cell, args.device))]
 
 
-def run_cell(cell, backends, args, ceiling):
+def run_cell(cell, backends, args, ceiling, compiling=None):
+    compiling = compiling or peaked.Compiling(math.inf)
     sets = fresh_inputs(cell, args)
     expected = exact_heads(cell, sets[0])
     rows, timers = {}, {}
     for backend in backends:
-        rows[backend.name], timer = checked(backend, cell, sets, expected, args.device)
+        rows[backend.name], timer = checked(backend, cell, sets, expected, args, compiling)
         if timer is not None:
             timers[backend.name] = timer
         still_usable(args.device)
@@ -167,7 +192,7 @@ def run_drawn(cell, backends, args, compiling):
 def compared(rows):
     """Ours beside the fastest and the most exact of the others; None: there is none."""
     found = {name: row for name, row in rows.items() if row["state"] == "measured"}
-    peers = {name: row for name, row in found.items() if name not in OWN}
+    peers = {name: row for name, row in found.items() if not is_own(name)}
     best = min(peers, key=lambda name: peers[name]["median_ms"], default=None)
     errors = [row["error"]["norm"] for row in peers.values() if "error" in row]
     ours = found.get("flashattn")
@@ -258,7 +283,7 @@ def print_cell(cell, begun):
     for name, r in cell["results"].items():
         if r["state"] != "measured":
             print(f"    {name} {r['state']}: {r.get('why', '')}")
-        elif name in OWN and r["kernel"]:
+        elif is_own(name) and r["kernel"]:
             print(f"    {name}: {r['kernel']}")
     sys.stdout.flush()
 
@@ -282,15 +307,27 @@ def of_median(cell, name):
 
 
 def held_against_plain(cells):
-    """(cell, ours per useful operation as a share of ours in the plain cell)"""
-    by_name, pairs = {c["name"]: c for c in cells}, []
+    """(cell, ours per useful operation as a share of ours in the plain cell), by its bar"""
+    by_name, pairs = {c["name"]: c for c in cells}, {}
     for cell in cells:
         plain = by_name.get(cell["like"])
         times = plain and (of_median(cell, "flashattn"), of_median(plain, "flashattn"))
         if times and all(times):
             rates = [c["flops"] / ms for c, ms in zip((cell, plain), times)]
-            pairs.append((cell["name"], rates[0] / rates[1]))
+            pairs.setdefault(option_bar(cell), []).append((cell["name"], rates[0] / rates[1]))
     return pairs
+
+
+def print_builds(cells):
+    """Other builds of ours beside `flashattn`, in each cell."""
+    names = dict.fromkeys(name for c in cells for name in c["results"]
+                          if is_own(name) and name not in OWN)
+    for name in names:
+        pairs = [(c["name"], of_median(c, "flashattn"), of_median(c, name)) for c in cells]
+        ratios = [(n, a / b) for n, a, b in pairs if a and b]
+        if ratios:
+            print(f"{name} to flashattn: {geometric([r for _, r in ratios]):.3f} in the geometric mean; "
+                  + ", ".join(f"{n} {ratio:.3f}" for n, ratio in ratios))
 
 
 def print_summary(cells):
@@ -305,8 +342,9 @@ def print_timed_summary(cells):
     print_ratios("to the best peer", [(c["name"], c["ratio"]) for c in cells if c["ratio"]], 1.0)
     pairs = [(c["name"], of_median(c, "fa2"), of_median(c, "flashattn-sm80")) for c in cells]
     print_ratios("flashattn-sm80 to fa2", [(n, a / b) for n, a, b in pairs if a and b], SM80_BAR)
-    print_ratios("to ours in the plain cell, per useful operation", held_against_plain(cells),
-                 OPTION_BAR)
+    for bar, pairs in held_against_plain(cells).items():
+        print_ratios("to ours in the plain cell, per useful operation", pairs, bar)
+    print_builds(cells)
     inexact = [f"{c['name']} {c['error_ratio']:.2f}" for c in cells if less_exact(c)]
     print(f"error above {ERROR_MARGIN:g} times the most exact peer's: "
           f"{', '.join(inexact) or 'none'}")
@@ -325,6 +363,13 @@ def names(allowed):
         return chosen
 
     return parse
+
+
+def library(text):
+    try:
+        return libraries.library_named(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error))
 
 
 def positive(text):
@@ -351,15 +396,36 @@ def arguments():
     add("--draws", type=positive, metavar="N",
         help=f"draws of the inputs of each cell of the set peaked; default {DRAWS}")
     add("--compile-seconds", type=float, default=20, metavar="S",
-        help="how long FlashAttention-4 may compile for those cells; default 20")
+        help="how long FlashAttention-4 may compile for those cells, and FlexAttention its gradients "
+        "in others; default 20")
+    add("--budget", type=float, default=1.0, metavar="S",
+        help="how long a library's samples of a cell may last together; default 1")
     add("--seed", type=int, default=secrets.randbits(31), help="default: another one each time")
-    add("--library", type=pathlib.Path, default=ROOT / "build/libflashattn.so", help="ours")
+    add("--library", dest="libraries", action="append", type=library, default=[],
+        metavar="[NAME=]FILE", help="ours, default build/libflashattn.so; with a name: another build "
+        "of it, a column beside; may be repeated")
     add("--package", type=pathlib.Path, help="the folder to import the package flashattn from")
     add("--fa3", help="FlashAttention-3 as vLLM builds it: _vllm_fa3_C.abi3.so")
     add("--site", action="append", default=[], metavar="FOLDER",
         help="a folder of unpacked wheels, as of FlashAttention-4; may be repeated")
     add("--out", type=pathlib.Path, metavar="FOLDER", help="where results go, also those of part of a set")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.builds = [x for x in args.libraries if isinstance(x, libraries.Build)]
+    args.library = next((x for x in reversed(args.libraries) if x not in args.builds),
+                        ROOT / "build/libflashattn.so")
+    taken = [*libraries.NAMES, *(build.name for build in args.builds)]
+    if len(set(taken)) < len(taken):
+        parser.error("--library: two have the same name")
+    return args
+
+
+def add_sites(folders):
+    """Unpacked wheels, importable: also by what their .pth files name."""
+    for folder in folders:
+        if not pathlib.Path(folder).is_dir():
+            raise Stop(f"--site {folder}: there is no such folder")
+        site.addsitedir(folder)
+        sys.path.insert(0, folder)
 
 
 def settle(args):
@@ -371,19 +437,16 @@ def settle(args):
     args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "fp32")
     if args.device == "cpu" and not set(args.sets) <= set(CPU_SETS):
         raise Stop(f"--set: the CPU has {', '.join(CPU_SETS)}")
-    for folder in args.site:
-        if not pathlib.Path(folder).is_dir():
-            raise Stop(f"--site {folder}: there is no such folder")
-        site.addsitedir(folder)
-        sys.path.insert(0, folder)
+    add_sites(args.site)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_grad_enabled(False)  # but where a backward is made
 
 
 def wanted_backends(args, name):
+    builds = [build.name for build in args.builds]
     if args.backends:
-        return args.backends
-    return USUAL[args.device] + (MORE.get(name, ()) if args.device == "cuda" else ())
+        return [*args.backends, *builds]
+    return [*USUAL[args.device], *(MORE.get(name, ()) if args.device == "cuda" else ()), *builds]
 
 
 class Shelf:
@@ -417,7 +480,7 @@ def target_of(args, name, machine, finished):
     file = f"peers-{device}{'' if name == 'main' else '-' + name}.json"
     if args.out:
         return args.out / file
-    whole = finished and not (args.cell or args.backends)
+    whole = finished and not (args.cell or args.backends or args.builds)
     return ROOT / "bench/results" / file if whole else None
 
 
@@ -450,7 +513,7 @@ def run_set(name, args, shelf, fixed, begun):
             rows.append(run_drawn(cell, backends, args, compiling))
             peaked.print_cell(rows[-1], begun)
         else:
-            rows.append(run_cell(cell, backends, args, fixed["ceiling"]))
+            rows.append(run_cell(cell, backends, args, fixed["ceiling"], compiling))
             print_cell(rows[-1], begun)
         if time.monotonic() - written > WRITE_EVERY:
             save()

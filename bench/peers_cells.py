@@ -10,6 +10,8 @@ TOKENS_CPU, HIDDEN_CPU = 1024, 512
 
 SOFTCAP, DROPOUT, WINDOW = 30.0, 0.1, 1024
 
+OPTIONS = ("window", "softcap", "alibi", "sinks", "bias", "bias_grad", "dropout", "deterministic")
+
 PEAKS = ("s=1", "s=4", "s=16", "s=64", "spike")
 DRAWS = 4  # of the inputs of an exactness cell: the largest error of a single draw is noisy
 
@@ -31,7 +33,9 @@ class Cell:
     alibi: bool = False
     sinks: bool = False
     bias: str = ""  # "batch": the same for the whole batch, "heads": for all heads, "full"
+    bias_grad: bool = False  # backward: the gradient of the bias, too
     dropout: float = 0.0
+    deterministic: bool = False  # bitwise the same each time
     lengths: tuple = ()  # packed: of the sequences; batch is then 1 and n_q = n_k their sum
     like: str = ""  # the plain cell whose rate per useful operation this one is held against
     peak: str = ""  # "s=4": queries are multiplied by 4; "spike": each points at one key
@@ -41,7 +45,7 @@ class Cell:
     def options(self):
         """The names of the options that are used, for what a library says it takes."""
         used = {"packed": bool(self.lengths), "dim_v": self.dim_v != self.dim}
-        for name in ("window", "softcap", "alibi", "sinks", "bias", "dropout"):
+        for name in OPTIONS:
             used[name] = bool(getattr(self, name))
         return [name for name, is_used in used.items() if is_used]
 
@@ -67,6 +71,8 @@ class Cell:
         value = getattr(self, option, True)
         if option == "packed":
             return f"packed {len(self.lengths)} sequences"
+        if option == "bias_grad":
+            return "with its gradient"
         return option if value is True else f"{option} {value:g}" if option != "bias" else (
             {"batch": "bias per head", "heads": "bias per item", "full": "bias full"}[value])
 
@@ -158,8 +164,6 @@ def option_cells(dtype):
     def with_option(n, causal, **option):
         return dataclasses.replace(plain(n, causal), like=plain(n, causal).name, **option)
 
-    lengths = log_uniform_lengths(2 * TOKENS, 32, 8192, seed=2)
-    total = sum(lengths)
     yield plain(16384, True)
     yield with_option(16384, True, window=WINDOW)
     yield plain(4096, True)
@@ -167,10 +171,58 @@ def option_cells(dtype):
     yield with_option(4096, True, alibi=True)
     yield with_option(4096, True, sinks=True)
     yield with_option(4096, True, dropout=DROPOUT)
-    yield with_option(4096, True, lengths=lengths, batch=1, n_q=total, n_k=total)
+    yield packed(with_option(4096, True))
     yield plain(4096, False)
     for bias in ("batch", "heads", "full"):
         yield with_option(4096, False, bias=bias)
+
+
+def backward_extra_cells(dtype):
+    """Other shapes and types. Causal but for a few: each mask of a head dim and each number of query
+    heads for a key head is a kernel of its own for FlashAttention-4 to compile."""
+    made = dict(dtype=dtype, which="backward")
+    yield shaped(4, 32, 4096, 128, True, heads_kv=8, **made)
+    yield shaped(4, 32, 4096, 128, True, heads_kv=1, **made)
+    yield packed(usual(128, 4096, True, **made))
+    for n in (4097, 1000):
+        yield usual(128, n, True, **made)
+    for n, dim in itertools.product((32768, 2048, 512, 128), (128, 64)):
+        yield usual(dim, n, True, **made)
+    yield shaped(4, 10, 4096, 192, True, dim_v=128, **made)
+    for dim in (80, 96, 192):
+        yield usual(dim, 4096, True, **made)
+    for dim in (128, 64):
+        yield usual(dim, 4096, True, **made | {"dtype": "fp16"})
+    for n in (32768, 2048, 512):
+        yield usual(128, n, False, **made)
+    yield usual(96, 4096, False, **made)
+
+
+def backward_option_cells(dtype):
+    """Each option, after the plain cell that it is held against; deterministic ones last."""
+    def plain(n, causal):
+        return usual(128, n, causal, dtype=dtype, which="backward")
+
+    def with_option(n, causal, **option):
+        return dataclasses.replace(plain(n, causal), like=plain(n, causal).name, **option)
+
+    yield plain(16384, True)
+    yield with_option(16384, True, window=WINDOW)
+    yield with_option(16384, True, deterministic=True)
+    yield plain(4096, True)
+    yield with_option(4096, True, deterministic=True)
+    for option in (dict(softcap=SOFTCAP), dict(alibi=True), dict(sinks=True), dict(dropout=DROPOUT)):
+        yield with_option(4096, True, **option)
+    yield plain(4096, False)
+    yield with_option(4096, False, bias="batch")
+    for bias in ("batch", "heads", "full"):
+        yield with_option(4096, False, bias=bias, bias_grad=True)
+
+
+def packed(cell):
+    """The same with packed sequences of lengths from 32 to 8192, twice the usual tokens in all."""
+    lengths = log_uniform_lengths(2 * TOKENS, 32, 8192, seed=2)
+    return dataclasses.replace(cell, lengths=lengths, batch=1, n_q=sum(lengths), n_k=sum(lengths))
 
 
 DECODE = ((1, 32, 8, 8192, 128), (1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128),
@@ -229,6 +281,14 @@ def peaked_cells(dtype):
         yield from exactness_options(other)
 
 
+def backward_peaked_cells(dtype):
+    """Gradients where few keys dominate a row, for every head dim, mask and type. Those that say most
+    come first."""
+    for other in dict.fromkeys((dtype, "fp16")):
+        for dims in ((128, 64, 256), (96, 192)):
+            yield from exactness_cells(dims, other, n=1024, which="backward")
+
+
 def small_peaked(dtype):
     """The set peaked for a CPU."""
     yield from exactness_cells((64,), dtype, n=256)
@@ -243,22 +303,44 @@ def small_cells(dtype, which="forward"):
         yield shaped(TOKENS_CPU // n, HIDDEN_CPU // dim, n, dim, causal, dtype=dtype, which=which)
 
 
-def small_options(dtype):
+def small_options(dtype, which="forward"):
     """The options for a CPU, small enough for every backend there."""
+    plain = shaped(2, 4, 256, 64, True, dtype=dtype, which=which)
     for more in (dict(window=64), dict(softcap=SOFTCAP), dict(alibi=True), dict(sinks=True),
                  dict(dropout=DROPOUT), dict(bias="batch", causal=False),
                  dict(bias="heads", causal=False), dict(bias="full", causal=False),
                  dict(lengths=(32, 300, 180), batch=1, n_q=512, n_k=512)):
-        yield dataclasses.replace(shaped(2, 4, 256, 64, True, dtype=dtype), **more)
+        yield dataclasses.replace(plain, **more)
+    if which == "backward":
+        yield dataclasses.replace(plain, deterministic=True)
+        for bias in ("batch", "heads", "full"):
+            yield dataclasses.replace(plain, causal=False, bias=bias, bias_grad=True)
+
+
+def small_backward_extra(dtype):
+    """Other shapes for a CPU."""
+    made = dict(dtype=dtype, which="backward")
+    for heads_kv in (2, 1):
+        yield shaped(2, 4, 256, 64, True, heads_kv=heads_kv, **made)
+    yield shaped(1, 4, 1000, 96, True, **made)
+    yield shaped(2, 4, 128, 192, False, dim_v=128, **made)
+
+
+def small_backward_peaked(dtype):
+    yield from exactness_cells((64, 96), dtype, n=256, which="backward")
 
 
 CUDA_SETS = {"main": main_cells, "extra": extra_cells, "options": option_cells,
-             "backward": lambda dtype: main_cells(dtype, "backward"), "decode": decode_cells,
-             "host": host_cells, "peaked": peaked_cells}
+             "backward": lambda dtype: main_cells(dtype, "backward"),
+             "backward-extra": backward_extra_cells, "backward-options": backward_option_cells,
+             "decode": decode_cells, "host": host_cells, "peaked": peaked_cells,
+             "backward-peaked": backward_peaked_cells}
 CPU_SETS = {"main": small_cells, "options": small_options,
             "backward": lambda dtype: small_cells(dtype, "backward"),
+            "backward-extra": small_backward_extra,
+            "backward-options": lambda dtype: small_options(dtype, "backward"),
             "decode": lambda dtype: decode_cells(dtype, DECODE_CPU), "host": host_cells,
-            "peaked": small_peaked}
+            "peaked": small_peaked, "backward-peaked": small_backward_peaked}
 
 
 def cells_of(name, device, dtype):

@@ -94,27 +94,102 @@ def part_of(cell, sequence):
 
 def exact(cell, inputs, sequence, head, rows=None):
     """One head's queries `rows` (None: a sample) in float64: them, and (out, lse); backward: whole
-    (dq, dk, dv)."""
-    wanted = cell.which == "backward"
+    (dq, dk, dv), of what this head alone adds to them."""
+    rows = rows_of(cell, sequence, inputs.device) if rows is None else rows
+    if cell.which == "backward":
+        return rows, tuple(head_gradients(cell, inputs, (sequence, head), rows).values())[:3]
+    q, k, v = head_of(cell, inputs, sequence, head)
+    x = logits(cell, inputs, q, k, (sequence, head), rows)
+    x, lse = weighed(cell, inputs, x, (sequence, head), rows)
+    return rows, (x @ v, lse)
+
+
+def head_of(cell, inputs, sequence, head):
     item, part = part_of(cell, sequence)
     head_kv = head // (cell.heads // cell.heads_kv)
-    q, k, v = (x[item, part, h].double().requires_grad_(wanted)
-               for x, h in zip(inputs.bshd, (head, head_kv, head_kv)))
-    rows = rows_of(cell, sequence, q.device) if rows is None else rows
-    with torch.set_grad_enabled(wanted):
-        x = logits(cell, inputs, q, k, (sequence, head), rows)
-        lse = torch.logsumexp(x if inputs.sinks is None else torch.cat(
-            [x, inputs.sinks[head].double().expand(len(rows), 1)], 1), 1)
-        p = (x - lse[:, None]).exp()
-        if cell.dropout:
-            p = p * kept(cell, sequence, head, rows).to(p.device) / (1 - cell.dropout)
-        out = p @ v
-        if wanted:
-            return rows, torch.autograd.grad(out, (q, k, v), inputs.dout[item, part, head].double())
-    return rows, (out, lse)
+    return [x[item, part, h].double() for x, h in zip(inputs.bshd, (head, head_kv, head_kv))]
 
 
-def logits(cell, inputs, q, k, spot, rows):
+def weighed(cell, inputs, x, spot, rows, sink=None):
+    """Weights, after dropout, and the log-sum-exp of logits."""
+    sequence, head = spot
+    if inputs.sinks is not None:
+        sink = inputs.sinks[head].double() if sink is None else sink
+        lse = torch.logsumexp(torch.cat([x, sink.expand(len(rows), 1)], 1), 1)
+    else:
+        lse = torch.logsumexp(x, 1)
+    p = (x - lse[:, None]).exp()
+    if cell.dropout:
+        p = p * kept(cell, sequence, head, rows) / (1 - cell.dropout)
+    return p, lse
+
+
+# ---- Gradients by autograd in float64, a block of queries at a time ------------------------------
+
+BLOCK = 1 << 26  # elements of a matrix of weights
+
+
+def head_gradients(cell, inputs, spot, rows=None):
+    """What one head of one sequence adds to the gradients that it has a part in, by name."""
+    sequence, head = spot
+    item, part = part_of(cell, sequence)
+    leaves = dict(zip(("q", "k", "v"), head_of(cell, inputs, sequence, head)))
+    rows = rows_of(cell, sequence, inputs.device) if rows is None else rows
+    if cell.bias_grad:
+        b, h = bias_index(inputs, sequence, head)
+        leaves["bias"] = inputs.bias[b, h].double()
+    if cell.sinks:
+        leaves["sink"] = inputs.sinks[head].double()
+    total = {f"d{name}": torch.zeros_like(x) for name, x in leaves.items()}
+    for block in rows.split(max(1, BLOCK // max(1, len(leaves["k"])))):
+        here = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+        with torch.enable_grad():
+            x = logits(cell, inputs, here["q"], here["k"], spot, block, here.get("bias"))
+            p, _ = weighed(cell, inputs, x, spot, block, here.get("sink"))
+            out = p @ here["v"]
+        found = torch.autograd.grad(out, list(here.values()),
+                                    inputs.dout[item, part, head].double()[block])
+        for name, gradient in zip(total, found):
+            total[name] += gradient
+    return total
+
+
+def bias_index(inputs, sequence, head):
+    return min(sequence, inputs.bias.shape[0] - 1), min(head, inputs.bias.shape[1] - 1)
+
+
+def shared_gradients(cell, inputs, spot, known):
+    """(dq, dk, dv, and dbias, dsinks if they are asked for) where this head is: with what all heads
+    and sequences add that share its keys or its bias; dsinks of all heads. known: head_gradients of
+    other heads, to which those are added that are computed here."""
+    sequence, head = spot
+    group = cell.heads // cell.heads_kv
+    every = {(s, h) for s in range(len(cell.lengths) or cell.batch) for h in range(cell.heads)}
+    with_keys = {other for other in every
+                 if other[0] == sequence and other[1] // group == head // group}
+    parts = {"dq": {spot}, "dk": with_keys, "dv": with_keys}
+    if cell.bias_grad:
+        parts["dbias"] = {other for other in every
+                          if bias_index(inputs, *other) == bias_index(inputs, *spot)}
+    if cell.sinks:
+        parts["dsink"] = every
+    total = {}
+    for other in sorted(set().union(*parts.values())):
+        found = known.get(other) or head_gradients(cell, inputs, other)
+        if not cell.bias_grad:  # a matrix for each head would not fit the memory
+            known[other] = found
+        if "dsink" in found:
+            found = found | {"dsink": torch.zeros(
+                cell.heads, dtype=torch.float64, device=inputs.device).index_fill(
+                    0, torch.tensor(other[1], device=inputs.device), 1) * found["dsink"]}
+        for name, gradient in found.items():
+            if other in parts[name]:
+                total[name] = total[name] + gradient if name in total else gradient
+    return [total[name] for name in parts]
+
+
+def logits(cell, inputs, q, k, spot, rows, bias=None):
+    """The scores of queries `rows` as the softmax takes them; bias: instead of the one of inputs."""
     sequence, head = spot
     x = q[rows] @ k.T * cell.dim ** -0.5
     if cell.softcap:
@@ -123,8 +198,8 @@ def logits(cell, inputs, q, k, spot, rows):
     if cell.alibi:
         x = x - inputs.slopes[head].double() * behind.abs()
     if cell.bias:
-        b, h = min(sequence, inputs.bias.shape[0] - 1), min(head, inputs.bias.shape[1] - 1)
-        x = x + inputs.bias[b, h, rows].double()
+        own = inputs.bias[bias_index(inputs, sequence, head)] if bias is None else bias
+        x = x + own[rows].double()
     if cell.causal:
         x = x.masked_fill(behind < 0, -math.inf)
     if cell.window:
@@ -132,32 +207,37 @@ def logits(cell, inputs, q, k, spot, rows):
     return x
 
 
+LOW = 0xFFFFFFFF
+
+
 def philox(counter, key, rounds=7):
-    """Philox-4x32 (Salmon et al. 2011): counter four and key two arrays of uint64 below 2^32."""
-    c, k, low = list(counter), list(key), np.uint64(0xFFFFFFFF)
+    """Philox-4x32 (Salmon et al. 2011): counter four and key two int64 tensors of 32-bit words.
+    Products wrap around at 2^64, and a shift is of the sign, which the masks take away."""
+    c, k = list(counter), list(key)
     for _ in range(rounds):
-        p0, p1 = (np.uint64(m) * x for m, x in ((0xD2511F53, c[0]), (0xCD9E8D57, c[2])))
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ k[0], p1 & low,
-             (p0 >> np.uint64(32)) ^ c[3] ^ k[1], p0 & low]
-        k = [(k[0] + np.uint64(0x9E3779B9)) & low, (k[1] + np.uint64(0xBB67AE85)) & low]
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [((p1 >> 32) & LOW) ^ c[1] ^ k[0], p1 & LOW, ((p0 >> 32) & LOW) ^ c[3] ^ k[1], p0 & LOW]
+        k = [(k[0] + 0x9E3779B9) & LOW, (k[1] + 0xBB67AE85) & LOW]
     return c
 
 
 def kept(cell, sequence, head, rows):
-    """flashattn's dropout mask, as its header defines it."""
-    i = rows.cpu().numpy().astype(np.uint64)[:, None]
-    j = np.arange(cell.n_k, dtype=np.uint64)[None]
-    zero = np.zeros(np.broadcast_shapes(i.shape, j.shape), np.uint64)
-    one, two, three, five = (np.uint64(x) for x in (1, 2, 3, 5))
-    counter = [np.uint64(4) * (j >> five) + ((j >> one) & three) + zero, i + zero,
-               zero + np.uint64(sequence * cell.heads + head), zero + np.uint64(OFFSET)]
-    words = np.stack(philox(counter, [np.uint64(SEED), np.uint64(0)]))
-    word = np.take_along_axis(words, (((j >> three) & three) + zero)[None].astype(np.int64), 0)[0]
-    half = (word >> (np.uint64(16) * (j & one))) & np.uint64(0xFFFF)
-    return torch.from_numpy(half >= min(round(65536 * cell.dropout), 65535))
+    """flashattn's dropout mask, as its header defines it: true where a weight is kept."""
+    i = rows.to(torch.int64)[:, None]
+    j = torch.arange(cell.n_k, device=rows.device)[None]
+    zero = torch.zeros_like(i + j)
+    counter = [4 * (j >> 5) + ((j >> 1) & 3) + zero, i + zero,
+               zero + sequence * cell.heads + head, zero + OFFSET]
+    words = philox(counter, [zero + SEED, zero])
+    word = torch.stack(words).gather(0, (((j >> 3) & 3) + zero)[None])[0]
+    half = (word >> (16 * (j & 1))) & 0xFFFF
+    return half >= min(round(65536 * cell.dropout), 65535)
 
 
 def exact_heads(cell, inputs):
+    if cell.which == "backward":
+        known = {}
+        return {spot: (None, shared_gradients(cell, inputs, spot, known)) for spot in spots_of(cell)}
     return {spot: exact(cell, inputs, *spot) for spot in spots_of(cell)}
 
 
@@ -169,6 +249,10 @@ def result_part(cell, result, index, spot, rows):
     sequence, head = spot
     item, part = part_of(cell, sequence)
     if cell.which == "backward":
+        if index > 2:  # dbias, and dsinks of all heads
+            is_bias = cell.bias_grad and index == 3
+            return result[min(sequence, result.shape[0] - 1), min(head, result.shape[1] - 1)] if (
+                is_bias) else result
         return result[item, part, head // (cell.heads // cell.heads_kv) if index else head]
     if index == 1:  # the log-sum-exp, (batch, heads, n) or packed (1, heads, n)
         return result[item, head, part][rows]
@@ -180,6 +264,8 @@ def error_of(cell, results, expected):
     the largest absolute one of the log-sum-exp where that is among the results."""
     error = {"norm": 0.0, "largest": 0.0}
     for spot, (rows, tensors) in expected.items():
+        if cell.which == "backward" and len(results) != len(tensors):
+            raise ValueError(f"{len(results)} gradients: expected {len(tensors)}")
         for index, (result, exact_one) in enumerate(zip(results, tensors)):
             difference = result_part(cell, result, index, spot, rows).double() - exact_one
             if not bool(difference.isfinite().all()):

@@ -1,11 +1,12 @@
 """Who stands beside whom in bench/peers.py: ours and the other libraries, a class each.
 
 Each gives, for a cell, a function without arguments that returns what the cell computes: (out,) or
-(out, lse), or (dq, dk, dv). `layout` says in which order of axes it takes its tensors, `takes`
+(out, lse), or (dq, dk, dv) and then dbias or dsinks if the cell asks for them. `layout` says in which order of axes it takes its tensors, `takes`
 which options, `clock` how it can be timed.
 """
 
 import contextlib
+import copy
 import ctypes as C
 import dataclasses
 import functools
@@ -13,6 +14,7 @@ import importlib
 import math
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -21,9 +23,10 @@ import torch
 import torch.nn.functional as F
 
 import flashattn_ctypes as fa
+from peers_cells import OPTIONS
 from peers_exact import OFFSET, SEED
 
-ALL_OPTIONS = ("packed", "dim_v", "window", "softcap", "alibi", "sinks", "bias", "dropout")
+ALL_OPTIONS = ("packed", "dim_v", *OPTIONS)
 
 
 def first_line(error):
@@ -56,10 +59,14 @@ class Backend:
         return lambda q, k, v: self.attend(q, k, v, cell, inputs)
 
     def function(self, cell, inputs):
-        tensors, attend = getattr(inputs, self.layout), self.prepared(cell, inputs)
         if cell.which == "backward":
-            return self.gradient(attend, tensors, inputs.dout)
+            return self.backward(cell, inputs)
+        tensors, attend = getattr(inputs, self.layout), self.prepared(cell, inputs)
         return lambda: self.results(attend(*tensors))
+
+    def backward(self, cell, inputs):
+        """Autograd's, unless the library has a function for it that can be called alone."""
+        return self.gradient(cell, inputs)
 
     def training_forward(self, cell, inputs):
         """(out,) or (out, lse) of a backward cell, as the forward pass before it computes them."""
@@ -69,22 +76,32 @@ class Backend:
         out = out[0] if isinstance(out, tuple) else out
         return (out if self.layout == "bshd" else out.transpose(1, 2),)
 
-    def gradient(self, attend, tensors, dout):
+    def gradient(self, cell, inputs):
         """Autograd's, of an output that was computed before."""
-        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        inputs = copy.copy(inputs)
+        leaves = [x.detach().clone().requires_grad_() for x in getattr(inputs, self.layout)]
+        for name, is_asked in (("bias", cell.bias_grad), ("sinks", cell.sinks)):
+            if is_asked:
+                leaves.append(getattr(inputs, name).detach().clone().requires_grad_())
+                setattr(inputs, name, leaves[-1])
         with torch.enable_grad():
-            out, = self.results(attend(*leaves))
+            out, = self.results(self.prepared(cell, inputs)(*leaves[:3]))
         if not out.requires_grad:
             raise RuntimeError(f"{self.name} has no backward")
 
         def backward():
-            found = torch.autograd.grad(out, leaves, dout, retain_graph=True)
-            return [x if self.layout == "bshd" else x.transpose(1, 2) for x in found]
+            found = torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
+            return [x if self.layout == "bshd" or x.ndim < 4 or i > 2 else x.transpose(1, 2)
+                    for i, x in enumerate(found)]
 
         return backward
 
     def describe(self, cell, inputs):
         return None
+
+    def kernel_of(self, cell, inputs):
+        """The same, of whatever family it is."""
+        return self.describe(cell, inputs)
 
     def context(self):
         """Around all calls; entering it is no part of what is timed."""
@@ -100,12 +117,12 @@ class Ours(Backend):
 
     takes = ALL_OPTIONS
 
-    def __init__(self, name, path, device, family=None):
+    def __init__(self, name, path, device, family=None, own_copy=False):
         super().__init__(name)
         if not path.exists():
             raise Missing(f"there is no {path}: build the library (make)")
         self.device, self.family = device, family
-        self.library = fa.Library(copied(path) if family else path)
+        self.library = fa.Library(copied(path) if family or own_copy else path)
 
     @contextlib.contextmanager
     def context(self):
@@ -121,7 +138,8 @@ class Ours(Backend):
 
     def options(self, cell, inputs):
         """The struct, and what its pointers need to stay alive."""
-        given = {"causal": cell.causal, "softcap": cell.softcap}
+        given = {"causal": cell.causal, "softcap": cell.softcap,
+                 "deterministic": cell.deterministic}
         if cell.window:
             given["window_left"] = cell.window - 1
         if cell.dropout:
@@ -178,6 +196,12 @@ class Ours(Backend):
         g, (o, keep) = fa.Gradients(), self.options(cell, inputs)
         g.size, g.dout = C.sizeof(g), fa.of_torch(inputs.dout)
         g.dq, g.dk, g.dv = map(fa.of_torch, results)
+        if cell.bias_grad:
+            results.append(torch.full_like(inputs.bias, math.nan))
+            g.dbias = fa.of_torch(results[-1])
+        if cell.sinks:
+            results.append(torch.full_like(inputs.sinks, math.nan))
+            g.dsinks = results[-1].data_ptr()
         memory = self.workspace(o, fa.BACKWARD, views)
         arguments = [*map(C.byref, views), C.c_void_p(forward[1].data_ptr()), C.byref(g),
                      C.byref(o)]
@@ -188,12 +212,15 @@ class Ours(Backend):
 
         return backward
 
-    def describe(self, cell, inputs):
+    def kernel_of(self, cell, inputs):
         q, k, v = inputs.bshd
         out = torch.empty((*q.shape[:3], cell.dim_v), dtype=q.dtype, device=q.device)
         o, keep = self.options(cell, inputs)
         which = fa.BACKWARD if cell.which == "backward" else fa.FORWARD
-        text = self.library.describe(which, *map(fa.of_torch, (q, k, v, out)), o)
+        return self.library.describe(which, *map(fa.of_torch, (q, k, v, out)), o)
+
+    def describe(self, cell, inputs):
+        text = self.kernel_of(cell, inputs)
         if self.family and self.family not in text:
             raise RuntimeError(f"FA_CUDA_KERNEL={self.family} gave {text}")
         return text
@@ -246,31 +273,109 @@ class Sdpa(Backend):
         return torch.nn.attention.sdpa_kernel(self.backends)
 
 
-class Fa2(Sdpa):
+class Direct(Sdpa):
+    """Whose backward pass is an operator of its own; autograd would also copy gradients into other
+    orders of axes. Where the operator refuses, autograd is what is timed, and it is said."""
+
+    def backward(self, cell, inputs):
+        try:
+            function = self.operator_of(cell, inputs)
+            function()
+            return function
+        except (RuntimeError, TypeError, ValueError) as error:
+            if cell.deterministic:
+                raise
+            print(f"    {self.name}, {cell.name}: through autograd, for {first_line(error)}")
+            return self.gradient(cell, inputs)
+
+
+class Fa2(Direct):
     """FlashAttention-2 as PyTorch holds it; what its own options need goes to its operator."""
 
     def __init__(self):
-        super().__init__("fa2", "FLASH_ATTENTION", ("packed", "window", "alibi", "dropout"))
+        super().__init__("fa2", "FLASH_ATTENTION",
+                         ("packed", "window", "alibi", "dropout", "deterministic"))
 
     def attend(self, q, k, v, cell, inputs):
         if not set(cell.options) - {"dropout"}:
             return super().attend(q, k, v, cell, inputs)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = self.operator(*(x.transpose(1, 2) for x in (q, k, v)), cell, inputs)[0]
+        return (out[None] if cell.lengths else out).transpose(1, 2)
+
+    def operator(self, q, k, v, cell, inputs):
         if cell.lengths:
             q, k, v = (x[0] for x in (q, k, v))
-        longest = max(cell.lengths, default=cell.n_k)
-        window = {"window_size_left": cell.window - 1, "window_size_right": 0}
-        out = torch.ops.aten._flash_attention_forward(
-            q, k, v, inputs.starts, inputs.starts, longest, longest, cell.dropout, cell.causal,
-            False, alibi_slopes=inputs.slopes, **(window if cell.window else {}))[0]
-        return (out[None] if cell.lengths else out).transpose(1, 2)
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, inputs.starts, inputs.starts, longest(cell), longest(cell), cell.dropout,
+            cell.causal, False, alibi_slopes=inputs.slopes, **window_of(cell))
+
+    def operator_of(self, cell, inputs):
+        if cell.alibi:
+            raise NotImplementedError("the operator for gradients takes no alibi")
+        q, k, v = inputs.bshd
+        out, lse, state, unused = self.operator(q, k, v, cell, inputs)[:4]
+        tensors = [x[0] if cell.lengths else x for x in (inputs.dout, q, k, v)]
+
+        def backward():
+            with deterministic(cell):
+                found = torch.ops.aten._flash_attention_backward(
+                    *tensors, out, lse, inputs.starts, inputs.starts, longest(cell), longest(cell),
+                    cell.dropout, cell.causal, state, unused, **window_of(cell))
+            return [x[None] if cell.lengths else x for x in found]
+
+        return backward
+
+
+def longest(cell):
+    return max(cell.lengths, default=cell.n_k)
+
+
+def window_of(cell):
+    return {"window_size_left": cell.window - 1, "window_size_right": 0} if cell.window else {}
+
+
+@contextlib.contextmanager
+def deterministic(cell):
+    """PyTorch's deterministic mode, but for the memory that it would fill."""
+    if not cell.deterministic:
+        yield
+        return
+    before = (torch.are_deterministic_algorithms_enabled(),
+              torch.utils.deterministic.fill_uninitialized_memory)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+class Cudnn(Direct):
+    def __init__(self):
+        super().__init__("cudnn", "CUDNN_ATTENTION", ("dim_v", "bias", "dropout"))
+
+    def operator_of(self, cell, inputs):
+        q, k, v = inputs.bhsd
+        out, lse, starts_q, starts_k, n_q, n_k, seed, offset, _ = (
+            torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q, k, v, inputs.bias, True, cell.dropout, cell.causal, False))
+        dout = torch.empty_like(out).copy_(inputs.dout.transpose(1, 2))  # in the order of out
+
+        def backward():
+            found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                dout, q, k, v, out, lse, seed, offset, inputs.bias, starts_q, starts_k, n_q, n_k,
+                cell.dropout, cell.causal)
+            return [x.transpose(1, 2) for x in found]
+
+        return backward
 
 
 class Flex(Backend):
     """FlexAttention, compiled. A sink is applied to its result by its log-sum-exp."""
 
     layout = "bhsd"
-    takes = ("packed", "window", "softcap", "alibi", "sinks", "bias")
+    takes = ("packed", "window", "softcap", "alibi", "sinks", "bias", "bias_grad")
     compiles = True
 
     def __init__(self):
@@ -371,9 +476,10 @@ class Fa3(Backend):
 
 
 class Fa4(Backend):
-    """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel when it first needs one."""
+    """FlashAttention-4 in CuTe DSL (flash-attn-4). It compiles a kernel when it first needs one; its
+    cache on disk (FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1) keeps them for other processes."""
 
-    takes = ("packed", "dim_v", "window", "softcap", "alibi", "sinks")
+    takes = ("packed", "dim_v", "window", "softcap", "alibi", "sinks", "deterministic")
     compiles = True
 
     def __init__(self):
@@ -381,24 +487,70 @@ class Fa4(Backend):
         self.module = importlib.import_module("flash_attn.cute")
 
     def attend(self, q, k, v, cell, inputs):
-        options = {"causal": cell.causal, "softcap": cell.softcap}
+        return self.forward(q, k, v, cell, inputs)[0]
+
+    def forward(self, q, k, v, cell, inputs, **options):
+        """out in (batch, n, heads, dim), and the log-sum-exp if it is asked for."""
+        options |= {"causal": cell.causal, "softcap": cell.softcap}
+        if cell.deterministic:
+            options["deterministic"] = True
         if cell.window:
             options["window_size"] = (cell.window - 1, 0)
         if cell.sinks:
-            options["learnable_sink"] = inputs.typed_sinks
+            options["learnable_sink"] = self.sinks_of(inputs)
         if cell.alibi:
-            options["score_mod"] = alibi_for_fa4(cell.heads)
+            options["score_mod"], options["score_mod_bwd"] = alibi_for_fa4(cell.heads)
         if not cell.lengths:
-            return self.module.flash_attn_func(q, k, v, **options)
-        out = self.module.flash_attn_varlen_func(
+            found = self.module.flash_attn_func(q, k, v, **options)
+            return found if isinstance(found, tuple) else (found,)
+        found = self.module.flash_attn_varlen_func(
             q[0], k[0], v[0], cu_seqlens_q=inputs.starts, cu_seqlens_k=inputs.starts,
-            max_seqlen_q=max(cell.lengths), max_seqlen_k=max(cell.lengths), **options)
-        return (out[0] if isinstance(out, tuple) else out)[None]
+            max_seqlen_q=longest(cell), max_seqlen_k=longest(cell), **options)
+        found = found if isinstance(found, tuple) else (found,)
+        return found[0][None], *found[1:]
+
+    def sinks_of(self, inputs):
+        """In the type of q, but where their gradient is asked for."""
+        return inputs.sinks if inputs.sinks.requires_grad else inputs.typed_sinks
+
+    def backward(self, cell, inputs):
+        try:
+            function = self.function_of(cell, inputs)
+            function()
+            return function
+        except (AttributeError, TypeError, ValueError, ImportError) as error:  # another version's names
+            print(f"    fa4, {cell.name}: through autograd, for {first_line(error)}")
+            return self.gradient(cell, inputs)
+
+    def function_of(self, cell, inputs):
+        """Its own function for gradients, which its autograd.Function calls."""
+        gradients = importlib.import_module("flash_attn.cute.interface")._flash_attn_bwd
+        out, lse = self.forward(*inputs.bshd, cell, inputs, return_lse=True)[:2]
+        options = {"causal": cell.causal, "softcap": cell.softcap,
+                   "deterministic": cell.deterministic}
+        if cell.window:
+            options |= {"window_size_left": cell.window - 1, "window_size_right": 0}
+        if cell.sinks:
+            options["learnable_sink"] = self.sinks_of(inputs)
+        if cell.alibi:
+            options["score_mod"], options["score_mod_bwd"] = alibi_for_fa4(cell.heads)
+        if cell.lengths:
+            options |= {"cu_seqlens_q": inputs.starts, "cu_seqlens_k": inputs.starts,
+                        "max_seqlen_q": longest(cell), "max_seqlen_k": longest(cell)}
+        q, k, v = inputs.bshd
+        tensors = [x[0] if cell.lengths else x for x in (q, k, v, out, inputs.dout)]
+
+        def backward():
+            found = gradients(*tensors, lse, **options)
+            return [x[None] if cell.lengths and x.ndim == 3 else x for x in found]
+
+        return backward
 
 
 @functools.lru_cache(None)
 def alibi_for_fa4(heads):
-    """ALiBi with the usual slopes under a causal mask, where no key is ahead of its query."""
+    """ALiBi with the usual slopes under a causal mask, where no key is ahead of its query; and its
+    derivative, for gradients pass what is added to a score unchanged."""
     import cutlass
     import cutlass.cute as cute
     step = -8.0 / heads
@@ -408,7 +560,11 @@ def alibi_for_fa4(heads):
         slope = cute.math.exp2((head + 1).to(cutlass.Float32) * step)
         return score - slope * (q_idx - kv_idx).to(cutlass.Float32)
 
-    return score_mod
+    @cute.jit
+    def score_mod_bwd(gradient, score, batch, head, q_idx, kv_idx, seqlen_info, aux_tensors):
+        return gradient
+
+    return score_mod, score_mod_bwd
 
 
 class Jax(Backend):
@@ -449,18 +605,42 @@ def table(args):
     return {
         "flashattn": (both, lambda: Ours("flashattn", args.library, args.device)),
         "flashattn-sm80": (cuda, lambda: Ours("flashattn-sm80", args.library, "cuda", "sm80")),
+        **{build.name: (both if not build.family else cuda, functools.partial(
+            Ours, build.name, build.path, args.device, build.family, own_copy=True))
+           for build in args.builds},
         "package": (both, lambda: Package(args.package)),
         "fa2": (cuda, Fa2),
-        "cudnn": (cuda, lambda: Sdpa("cudnn", "CUDNN_ATTENTION", ("dim_v", "bias", "dropout"))),
+        "cudnn": (cuda, Cudnn),
         "fa3": (cuda, lambda: Fa3(args.fa3)),
         "fa4": (cuda, Fa4),
         "flex": (both, Flex),
         "efficient": (cuda, lambda: Sdpa("efficient", "EFFICIENT_ATTENTION",
-                                         ("dim_v", "bias", "dropout"))),
+                                         ("dim_v", "bias", "bias_grad", "dropout"))),
         "sdpa-flash": (("cpu",), lambda: Sdpa("sdpa-flash", "FLASH_ATTENTION", ("bias",))),
         "jax": (both, lambda: Jax(args.device)),
-        "math": (both, lambda: Sdpa("math", "MATH", ("dim_v", "bias"))),
+        "math": (both, lambda: Sdpa("math", "MATH", ("dim_v", "bias", "bias_grad"))),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """Another build of the library, beside the one of --library PATH."""
+
+    name: str  # of the column
+    path: pathlib.Path
+    family: str | None = None  # of kernels, forced
+
+
+def library_named(text):
+    """PATH, or a Build from NAME=PATH or NAME:FAMILY=PATH."""
+    name, sign, path = text.partition("=")
+    if not sign or "/" in name:
+        return pathlib.Path(text)
+    name, _, family = name.partition(":")
+    if not re.fullmatch(r"[\w.-]+", name) or not path:
+        raise ValueError(f"{text!r}: expected PATH, NAME=PATH or NAME:FAMILY=PATH, the name of "
+                         "letters, digits and ._-")
+    return Build(f"flashattn-{name}", pathlib.Path(path), family or None)
 
 
 NAMES = ("flashattn", "flashattn-sm80", "package", "fa2", "cudnn", "fa3", "fa4", "flex",

@@ -21,7 +21,7 @@ import torch
 
 from peers_exact import LSE_TOLERANCE, TOLERANCE, Inputs, exact, logits
 from peers_libraries import as_torch, first_line
-from peers_tables import ERROR_MARGIN, OWN, SIMULATION
+from peers_tables import ERROR_MARGIN, SIMULATION, is_own
 from peers_timing import wait
 
 KINDS = ("relative", "largest")
@@ -112,12 +112,10 @@ def why_not(backend, cell, compiling):
     lacking = backend.lacks(cell)
     if lacking:
         return "no " + ", ".join(lacking)
-    if backend.name in OWN:
+    if is_own(backend.name):
         return None
     if cell.dim > WIDEST_OF_OTHERS:
         return f"head dim above {WIDEST_OF_OTHERS}"
-    if backend.compiles and cell.which == "backward":
-        return "its backward pass would be compiled first"
     return "no time is left to compile" if compiling.refuses(backend, cell) else None
 
 
@@ -125,9 +123,11 @@ def attempt(backend, cell, inputs, expected, row, compiling):
     """Adds to a backend's row the errors in one draw."""
     try:
         with backend.context():
-            if "kernel" not in row:  # the forward pass's: the backward pass has a single family
+            if "kernel" not in row:  # a family that is forced may have kernels of one pass alone
                 forward = dataclasses.replace(cell, which="forward")
                 row["kernel"] = backend.describe(forward, inputs)
+                if cell.which == "backward":
+                    row["gradient_kernel"] = backend.kernel_of(cell, inputs)
             begun = time.monotonic()
             results = results_of(backend, cell, inputs)
             compiling.note(backend, cell, time.monotonic() - begun)
@@ -197,13 +197,14 @@ def ratio(ours, other):
 
 
 def compared(rows):
-    """{result: {"peer": the most exact one, OWN: {kind: ours over the peer's}}}; a result that no
+    """{result: {"peer": the most exact one, each of ours: {kind: ours over the peer's}}}; a result that no
     other has is left out."""
     found = {name: row["error"] for name, row in rows.items() if row["state"] == "measured"}
-    peers = {name: error for name, error in found.items() if name not in (*OWN, SIMULATION)}
+    peers = {name: error for name, error in found.items()
+             if not is_own(name) and name != SIMULATION}
     if not peers and SIMULATION in found:
         peers = {SIMULATION: found[SIMULATION]}
-    own = {name: error for name, error in found.items() if name in OWN}
+    own = {name: error for name, error in found.items() if is_own(name)}
     exactness = {}
     for result in {result: None for error in peers.values() for result in error}:
         best = min((name for name in peers if result in peers[name]),
@@ -244,7 +245,7 @@ def print_cell(cell, begun):
 
 def print_summary(cells):
     print("errors where few keys dominate rows, as multiples of the most exact peer's:")
-    for name in OWN:
+    for name in dict.fromkeys(name for c in cells for name in c["results"] if is_own(name)):
         pairs = [(f"{c['name']} {result} {kind}", over[name][kind]) for c in cells
                  for result, over in c["exactness"].items() if name in over for kind in KINDS]
         above = sorted((p for p in pairs if not p[1] <= ERROR_MARGIN), key=lambda p: -p[1])

@@ -3,7 +3,8 @@
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
-from peers_tables import OWN, TITLES, median_ms
+from peers_tables import TITLES, is_own, median_ms
+from train_tables import tokens_of
 
 # Of Okabe and Ito's palette, which the colour-blind can tell apart; ours stands out.
 LOOKS = {"flashattn": ("#d55e00", "o-", 2.2), "flashattn-sm80": ("#e69f00", "o--", 1.2),
@@ -18,7 +19,7 @@ def short(n):
 
 def is_plain(cell):
     """Of the usual number of tokens and heads, without an option, as all of the main set."""
-    words = cell["name"].split()
+    words = cell["name"].removeprefix("backward ").split()
     return len(words) == 3 and cell["n_k"] & (cell["n_k"] - 1) == 0
 
 
@@ -62,7 +63,7 @@ def lines_chart(results):
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, ncol=len(names), loc="upper left", frameon=False,
                   bbox_to_anchor=(0.06, 0.95))
-    figure.suptitle(f"Forward, {machine}, bfloat16, 16384 tokens (longer: one sequence), hidden "
+    figure.suptitle(f"{cells[0]['which'].capitalize()}, {machine}, bfloat16, 16384 tokens (longer: one sequence), hidden "
                     "size 2048", fontsize=10, x=0.07, ha="left")
     return figure
 
@@ -82,14 +83,41 @@ def bars_chart(result):
                       ha="center", va="bottom", fontsize=7, xytext=(0, 1),
                       textcoords="offset points")
     axes.axhline(1, color="#000000", linewidth=0.9)
-    axes.set_xticks(positions, [c["name"] for c in cells], rotation=45, ha="right", fontsize=8)
+    axes.set_xticks(positions, [c["name"].removeprefix("backward ") for c in cells], rotation=45, ha="right", fontsize=8)
     axes.grid(axis="x", visible=False)
     axes.set_ylim(0, 1.18 * max(c["ratio"] for c in cells))
     axes.set_ylabel("rate over the best peer's")
-    axes.set_title(f"flashattn beside the best of the others, {result['machine']['device']}, "
+    which = ", backward" if cells[0]["which"] == "backward" else ""
+    axes.set_title(f"flashattn beside the best of the others{which}, {result['machine']['device']}, "
                    "bfloat16", fontsize=10, loc="left")
     return figure
 
 
+def training_chart(result):
+    """Tokens per second of train.py: a group of bars for each length, a bar for each library."""
+    cells = result["cells"]
+    names = [name for name in LOOKS if any(tokens_of(c, name) for c in cells)]
+    figure, axes = plt.subplots(figsize=(7.2, 3.8))
+    figure.subplots_adjust(left=0.1, right=0.99, top=0.82, bottom=0.1)
+    axes.set_axisbelow(True)
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        places = [n + (i - (len(names) - 1) / 2) * width for n in range(len(cells))]
+        rates = [(tokens_of(c, name) or 0) / 1e3 for c in cells]
+        axes.bar(places, rates, 0.92 * width, color=LOOKS[name][0], label=TITLES.get(name, name))
+        for place, rate in zip(places, rates):
+            axes.annotate(f"{rate:.1f}" if rate else "-", (place, rate), ha="center", va="bottom",
+                          fontsize=8, xytext=(0, 1), textcoords="offset points")
+    axes.set_xticks(range(len(cells)), [f"n = {short(c['n'])}, {c['heads']} heads of {c['dim']}"
+                                        for c in cells])
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("thousand tokens per second")
+    figure.legend(ncol=len(names), loc="upper left", frameon=False, bbox_to_anchor=(0.09, 0.93))
+    figure.suptitle(f"Training of {cells[0]['parameters'] / 1e6:.0f} million parameters, "
+                    f"{result['machine']['device']}, {result['tokens']} tokens a step", fontsize=10,
+                    x=0.1, ha="left")
+    return figure
+
+
 def has_peers(result):
-    return any(name not in OWN for c in result["cells"] for name in c["results"])
+    return any(not is_own(name) for c in result["cells"] for name in c["results"])

@@ -8,9 +8,21 @@ OWN = ("flashattn", "flashattn-sm80", "package")  # not peers
 SIMULATION = "simulation"  # of weights rounded at the row's maximum (peers_peaked.py)
 TITLES = {"fa2": "FA-2", "cudnn": "cuDNN", "fa3": "FA-3", "fa4": "FA-4", "flex": "FlexAttention",
           "flashattn-sm80": "flashattn, Ampere kernels"}
-SM80_BAR, OPTION_BAR, ERROR_MARGIN = 1.05, 0.85, 1.05
-CHARTS = {"forward": "TFLOP/s by sequence length, each library",
-          "forward-ratio": "flashattn's rate over the best of the other libraries, each cell"}
+SM80_BAR, ERROR_MARGIN = 1.05, 1.05
+CHARTS = {"": "TFLOP/s by sequence length, each library",
+          "-ratio": "flashattn's rate over the best of the other libraries, each cell"}
+
+
+def is_own(name):
+    """Ours, other builds of it included."""
+    return name in OWN or name.startswith("flashattn-")
+
+
+def option_bar(cell):
+    """What a cell's rate is to be, per useful operation, as a share of the plain cell's."""
+    if cell.get("deterministic"):
+        return 0.97
+    return 0.6 if cell["which"] == "backward" else 0.85
 
 
 def mark(fine):
@@ -112,14 +124,14 @@ def peaked_text(peaked, cell):
     return "-" if worst is None else f"{mark(worst <= ERROR_MARGIN)} {worst:.2f}x"
 
 
-def row_of(cell, cells, names, has_plain, share, bar, peaked):
+def row_of(cell, cells, names, has_plain, share, has_bar, peaked):
     ratio = cell["ratio"]
     parts = [cell["name"], *(figure(cell, name) for name in names)]
     parts.append(f"{mark(ratio >= 1)} **{ratio:.3f}** ({TITLES.get(cell['best'], cell['best'])})"
                  if ratio else "-")
     if has_plain:
         plain = plain_ratio(cells, cell)
-        sign = f"{mark(plain >= bar)} " if plain and bar else ""
+        sign = f"{mark(plain >= option_bar(cell))} " if plain and has_bar else ""
         parts.append(f"{sign}{plain:.2f}" if plain else "")
     own = cell["results"].get("flashattn", {})
     parts += [f"{own['share']:.0%}" if "share" in own else "-"] if share else []
@@ -130,16 +142,16 @@ def row_of(cell, cells, names, has_plain, share, bar, peaked):
 def cells_table(result, peaked=None):
     """A row for each cell that was timed. peaked: a result of that set, of which a column shows the
     worst for each head dim and mask."""
-    cells = sorted(result["cells"], key=order_of) if result["set"] != "options" else (
-        result["cells"])
-    bar = OPTION_BAR if result["set"] != "peaked" else None  # no bar for that set's times
+    in_order = result["set"] in ("options", "backward-options")  # each after its plain cell
+    cells = result["cells"] if in_order else sorted(result["cells"], key=order_of)
+    has_bar = result["set"] != "peaked"  # no bar for that set's times
     names, has_plain = names_of(result), any(c["like"] for c in cells)
     share = unit_of(result) != "µs a call"
     titles = ["cell", *(TITLES.get(name, name) for name in names), "to the best peer"]
     titles += (["to plain"] if has_plain else []) + (["of ceiling"] if share else [])
     titles += ["error"] + (["peaked"] if peaked else [])
     lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
-    rows = [row_of(c, cells, names, has_plain, share, bar, peaked) for c in cells]
+    rows = [row_of(c, cells, names, has_plain, share, has_bar, peaked) for c in cells]
     return "\n".join(lines + rows) + "\n"
 
 
@@ -182,8 +194,9 @@ def summary_table(result):
     return "\n".join(lines) + "\n"
 
 
-def charts_text():
-    return "".join(f"![{text}](charts/{name}.png)\n\n" for name, text in CHARTS.items())
+def charts_text(result):
+    which = result["cells"][0]["which"]
+    return "".join(f"![{text}](charts/{which}{name}.png)\n\n" for name, text in CHARTS.items())
 
 
 def peers_table(result, name, peaked=None):
@@ -195,5 +208,5 @@ def peers_table(result, name, peaked=None):
         return NOT_YET
     if name == "summary":
         return summary_table(result)
-    return charts_text() if name == "charts" else (
+    return charts_text(result) if name == "charts" else (
         text_above(result) + cells_table(result, peaked))

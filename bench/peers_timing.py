@@ -7,6 +7,7 @@ import torch
 
 SAMPLE_MS = {"cuda": 3.0, "cpu": 20.0}
 MAX_CALLS = 400  # in a sample
+SLOW_MS = 30.0  # a call that lasts so long hides the host's time: it needs no graph
 
 
 def wait(backend, result, device):
@@ -34,9 +35,10 @@ def captured(functions, calls):
 
 class Timer:
     """Samples in ms per call. More than one function: they take turns, over buffers that do not fit
-    the cache together. `timed` says how: in a graph, by calls, or by the clock."""
+    the cache together. `timed` says how: in a graph, by calls, or by the clock. What takes long is
+    sampled less often, so that the samples together last some `budget` seconds at most."""
 
-    def __init__(self, backend, functions, device):
+    def __init__(self, backend, functions, device, budget=math.inf):
         self.backend, self.functions, self.device = backend, functions, device
         self.events = device == "cuda" and backend.clock == "events"
         self.timed = "calls" if self.events else "clock"
@@ -44,10 +46,13 @@ class Timer:
         self.calls = 1
         for _ in range(3):
             once = self.sample()
+            if 10 * once > budget * 1e3:
+                break
         self.calls = self.calls_for(once)
         self.samples = []
-        if self.events:
+        if self.events and once < SLOW_MS:
             self.capture()
+        self.most = max(1, budget * 1e3 / (once * self.calls * len(functions)))
 
     def calls_for(self, once):
         rounds = SAMPLE_MS[self.device] / max(once * len(self.functions), 1e-4)
@@ -91,6 +96,8 @@ class Timer:
         return (time.perf_counter() - begin) * 1e3
 
     def take(self):
+        if len(self.samples) + 1 > self.most:
+            return
         with self.backend.context():
             self.samples.append(self.sample())
 

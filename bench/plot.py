@@ -201,10 +201,15 @@ def draw_ladder(path, folder):
 
 
 def draw_peers_charts(path, folder):
-    paths = (path, path.with_name(f"{path.stem}-extra.json"))
-    results = [json.loads(p.read_text()) for p in paths if p.is_file()]
-    save(peers_plot.lines_chart(results), folder, "forward")
-    save(peers_plot.bars_chart(results[0]), folder, "forward-ratio")
+    for stem, which in ((path.stem, "forward"), (f"{path.stem}-backward", "backward")):
+        paths = [path.with_name(f"{stem}{part}.json") for part in ("", "-extra")]
+        results = [json.loads(p.read_text()) for p in paths if p.is_file()]
+        if paths[0].is_file():
+            save(peers_plot.lines_chart(results), folder, which)
+            save(peers_plot.bars_chart(results[0]), folder, f"{which}-ratio")
+    training = path.with_name(f"{path.name.replace('peers', 'train', 1)}")
+    if training.is_file():
+        save(peers_plot.training_chart(json.loads(training.read_text())), folder, "training")
 
 
 def main():
@@ -215,7 +220,7 @@ def main():
     add("--folder", type=pathlib.Path, default=ROOT / "ladder",
         help="where the ladder's pictures go (default: ladder)")
     add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h200.json",
-        help="beside the others; default: bench/results/peers-h200.json")
+        help="beside the others; default: bench/results/peers-h200.json; -backward and train beside it")
     add("--charts", type=pathlib.Path, default=ROOT / "docs/charts",
         help="where those pictures go (default: docs/charts)")
     settings = parser.parse_args()

@@ -17,9 +17,10 @@ import peers_libraries  # noqa: E402
 import peers_peaked  # noqa: E402
 import peers_peaked_tables  # noqa: E402
 import peers_tables  # noqa: E402
+import peers_timing  # noqa: E402
 
 CELL = peers_cells.shaped(2, 4, 96, 32, True, heads_kv=2, dtype="fp32")
-ARGS = types.SimpleNamespace(device="cpu", rounds=2, seed=3)
+ARGS = types.SimpleNamespace(device="cpu", rounds=2, seed=3, budget=1.0)
 CEILING = {"tflops": 1.0, "copy_gb_s": 1.0}
 
 
@@ -85,8 +86,8 @@ def test_philox_known_answers():
         (0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         (0xFFFFFFFF, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
     ):
-        words = [np.array([bits], np.uint64)] * 4
-        found = peers_exact.philox(words, [np.uint64(bits)] * 2, rounds=10)
+        words = [torch.tensor([bits])] * 4
+        found = peers_exact.philox(words, [torch.tensor([bits])] * 2, rounds=10)
         assert [int(word[0]) for word in found] == expected
 
 
@@ -123,6 +124,210 @@ def test_a_table_of_results():
     assert "| cell | flashattn | FA-2 | to the best peer |" in text
     assert CELL.name in text and "Left out: another." in text
     assert peers_tables.peers_table(None, "cells") == peers_tables.NOT_YET
+
+
+# ---- Gradients -----------------------------------------------------------------------------------
+
+
+def gradients_by_autograd(cell, inputs):
+    """All of them at once, in float64, from the whole matrix of weights of each head."""
+    q, k, v = (x.double().requires_grad_() for x in inputs.bshd)
+    leaves, bias = [q, k, v], None
+    if cell.bias_grad:
+        bias = inputs.bias.double().requires_grad_()
+        leaves.append(bias)
+    if cell.sinks:
+        leaves.append(inputs.sinks.double().requires_grad_())
+    group = cell.heads // cell.heads_kv
+    key, value = (x.repeat_interleave(group, 2) for x in (k, v))
+    with torch.enable_grad():
+        x = torch.einsum("bihd,bjhd->bhij", q, key) / cell.dim**0.5
+        if bias is not None:
+            x = x + bias
+        if cell.causal:
+            x = x.masked_fill(torch.ones(cell.n_q, cell.n_k).triu(1).bool(), float("-inf"))
+        if cell.sinks:
+            sink = leaves[-1][None, :, None, None].expand(cell.batch, -1, cell.n_q, 1)
+            p = torch.cat([x, sink], -1).softmax(-1)[..., :-1]
+        else:
+            p = x.softmax(-1)
+        out = torch.einsum("bhij,bjhd->bihd", p, value)
+    return torch.autograd.grad(out, leaves, inputs.dout.double())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{}, {"sinks": True}]
+    + [
+        {"bias": bias, "bias_grad": True, "causal": False, "heads_kv": 4}
+        for bias in ("batch", "heads", "full")
+    ],
+)
+def test_gradients_of_shared_keys_biases_and_sinks(option, monkeypatch):
+    """The definition, which goes head by head and some queries at a time, against all at once."""
+    monkeypatch.setattr(peers_exact, "BLOCK", 40 * CELL.n_k)
+    cell = peers_cells.dataclasses.replace(CELL, which="backward", **option)
+    inputs = inputs_of(cell)
+    expected = peers_exact.exact_heads(cell, inputs)
+    found = gradients_by_autograd(cell, inputs)
+    assert peers_exact.error_of(cell, found, expected)["norm"] < 1e-14
+    for i in range(len(found)):
+        wrong = [x * (1 + 1e-3) if i == j else x for j, x in enumerate(found)]
+        assert peers_exact.error_of(cell, wrong, expected)["norm"] == pytest.approx(1e-3)
+    with pytest.raises(ValueError, match="gradients: expected"):
+        peers_exact.error_of(cell, found[:-1], expected)
+
+
+def test_autograd_gives_what_the_cell_asks_for():
+    cell = peers_cells.dataclasses.replace(
+        CELL, which="backward", causal=False, heads_kv=4, bias="heads", bias_grad=True
+    )
+    row = run(cell, Stub("math", takes=("bias", "bias_grad")))["results"]["math"]
+    assert row["state"] == "measured" and row["error"]["norm"] < 1e-6
+
+
+class ByOperator(peers_libraries.Direct):
+    """PyTorch's attention, whose gradients an operator of the library computes, or refuses."""
+
+    def __init__(self, name, error=None, factor=1.0):
+        super().__init__(name, "MATH")
+        self.error, self.factor = error, factor
+
+    def operator_of(self, cell, inputs):
+        function = self.gradient(cell, inputs)
+
+        def backward():
+            if self.error:
+                raise self.error
+            return [self.factor * x for x in function()]
+
+        return backward
+
+
+def test_an_operator_for_gradients_is_preferred_to_autograd(capsys):
+    cell = peers_cells.dataclasses.replace(CELL, which="backward", heads_kv=4)
+    row = run(cell, ByOperator("fa2", factor=2.0), ByOperator("cudnn", RuntimeError("no plan")))
+    assert row["results"]["fa2"]["state"] == "wrong"
+    assert row["results"]["cudnn"]["state"] == "measured"
+    assert "cudnn, " in capsys.readouterr().out
+    alike = peers_cells.dataclasses.replace(cell, deterministic=True)
+    refused = ByOperator("cudnn", RuntimeError("no plan"))
+    refused.takes = ("deterministic",)
+    assert run(alike, refused)["results"]["cudnn"]["state"] == "failed"
+
+
+def test_time_to_compile_gradients_is_flexattentions_own():
+    """What another library takes is not taken from it; without a bias it is not asked."""
+    flex, other = Stub("flex", takes=("bias",)), Stub("fa4", takes=("bias",))
+    flex.compiles = other.compiles = True
+    compiling = peers_peaked.Compiling(1e-9)
+    plain = peers_cells.dataclasses.replace(CELL, which="backward", causal=False, heads_kv=4)
+    with_bias = peers_cells.dataclasses.replace(plain, bias="full")
+    rows = []
+    for cell in (plain, with_bias, peers_cells.dataclasses.replace(with_bias, causal=True)):
+        with torch.no_grad():
+            row = peers.run_cell(cell, [other, flex], ARGS, CEILING, compiling)
+        rows.append(row["results"]["flex"])
+    assert rows[0]["why"] == "its gradients are compiled for a bias alone"
+    assert rows[1]["state"] == "measured"
+    assert rows[2]["why"] == "no time is left to compile"
+
+
+def fa4_stub(monkeypatch, forward, backward):
+    cute = types.ModuleType("flash_attn.cute")
+    cute.flash_attn_func = cute.flash_attn_varlen_func = forward
+    interface = types.ModuleType("flash_attn.cute.interface")
+    if backward:
+        interface._flash_attn_bwd = backward
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    return peers_libraries.Fa4()
+
+
+@pytest.mark.parametrize("lengths", [(), (40, 56)])
+def test_flashattention_4_gets_its_own_results(monkeypatch, lengths):
+    """Its function for gradients: with the result, the log-sum-exp and the options of the cell."""
+    seen = {}
+
+    def forward(q, k, v, causal, softcap, return_lse=False, **options):
+        assert return_lse and options.pop("deterministic") and causal
+        seen["forward"] = options
+        return torch.zeros_like(q), "lse"
+
+    def backward(q, k, v, out, dout, lse, **options):
+        seen["backward"] = options
+        assert lse == "lse" and out.shape == dout.shape == q.shape and q.ndim == 4 - bool(lengths)
+        return q, k, v
+
+    cell = peers_cells.dataclasses.replace(
+        CELL,
+        which="backward",
+        window=8,
+        deterministic=True,
+        lengths=lengths,
+        batch=1,
+        dtype="bf16",
+    )
+    found = fa4_stub(monkeypatch, forward, backward).function(cell, inputs_of(cell))()
+    assert [x.ndim for x in found] == [4, 4, 4]
+    assert seen["forward"]["window_size"] == (7, 0)
+    assert seen["backward"]["window_size_left"] == 7 and seen["backward"]["deterministic"]
+    assert ("cu_seqlens_q" in seen["backward"]) is bool(lengths)
+
+
+def test_flashattention_4_of_another_version_goes_through_autograd(monkeypatch):
+    def forward(q, k, v, causal, softcap, **unused):
+        return q + k + v, None
+
+    cell = peers_cells.dataclasses.replace(CELL, which="backward", heads_kv=4)
+    inputs = inputs_of(cell)
+    found = fa4_stub(monkeypatch, forward, None).function(cell, inputs)()
+    assert len(found) == 3 and all(torch.equal(x, inputs.dout) for x in found)
+
+
+class Clock:
+    """A backend whose calls last so long, by a clock of its own."""
+
+    clock = "wall"
+    context = peers_libraries.Backend.context
+
+    def __init__(self, milliseconds):
+        self.now, self.each, self.count = 0.0, milliseconds * 1e-3, 0
+        self.jax = types.SimpleNamespace(block_until_ready=lambda result: None)
+
+    def call(self):
+        self.now += self.each
+        self.count += 1
+
+
+@pytest.mark.parametrize("milliseconds, samples, calls", [(5, 9, 48), (400, 2, 3), (5000, 1, 2)])
+def test_what_takes_long_is_sampled_less_often(monkeypatch, milliseconds, samples, calls):
+    backend = Clock(milliseconds)
+    monkeypatch.setattr(peers_timing.time, "perf_counter", lambda: backend.now)
+    timer = peers_timing.Timer(backend, [backend.call], "cpu", budget=1.0)
+    peers_timing.take_turns([timer], 9)
+    assert len(timer.samples) == samples
+    assert timer.samples == [pytest.approx(milliseconds)] * samples
+    assert backend.count <= calls
+
+
+def test_libraries_with_a_name():
+    named = peers_libraries.library_named
+    assert named("build/a=b.so") == pathlib.Path("build/a=b.so")
+    assert named("v1=a/b.so") == peers_libraries.Build("flashattn-v1", pathlib.Path("a/b.so"))
+    assert named("v1:sm80=b.so").family == "sm80"
+    for text in ("=b.so", "v 1=b.so", "v1="):
+        with pytest.raises(ValueError, match="expected PATH"):
+            named(text)
+
+
+def test_other_builds_are_ours():
+    """They are held against `flashattn`, and are no peers of it."""
+    row = run(CELL, Stub("flashattn"), Stub("flashattn-v1"), Stub("fa2"))
+    assert row["best"] == "fa2" and peers_tables.is_own("flashattn-v1")
+    row = run(CELL, Stub("flashattn"), Stub("flashattn-v1"))
+    assert row["best"] is None and row["ratio"] is None
 
 
 # ---- The set peaked ------------------------------------------------------------------------------
@@ -249,11 +454,13 @@ def test_gradients_of_peaked_cells():
 
 
 def test_the_kernel_of_a_gradient_is_that_of_its_result():
-    """Kernels that are forced exist for the forward pass alone."""
+    """Kernels that are forced may exist for the forward pass alone."""
     ours = Stub("flashattn-sm80")
     ours.describe = lambda cell, inputs: {"forward": "forward_sm80"}[cell.which]
+    ours.kernel_of = lambda cell, inputs: "backward_fma"
     row = run_peaked(exactness("s=4", causal=False, which="backward"), ours)
     assert row["results"]["flashattn-sm80"]["kernel"] == "forward_sm80"
+    assert row["results"]["flashattn-sm80"]["gradient_kernel"] == "backward_fma"
 
 
 def test_time_to_compile_is_limited():
