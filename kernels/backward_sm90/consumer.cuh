@@ -152,54 +152,114 @@ FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int numbe
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
-                            bool masked)
+/* Descriptors of the queries and of the dout of a stage. */
+FA_DEVICE uint32_t q_tile(const consumer_state *c, int stage)
+{
+    return c->base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
+}
+
+FA_DEVICE uint32_t dout_tile(const consumer_state *c, int stage)
+{
+    return c->base + (uint32_t)(DOUT_AT + stage * Q_BYTES) / UNIT;
+}
+
+FA_DEVICE void issue_s(consumer_state *c, int stage)
+{
+    issue_scores(c->scores, own_keys(c), q_tile(c, stage));
+}
+
+FA_DEVICE void issue_dp(consumer_state *c, int stage)
+{
+    issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
+}
+
+/* The first tile's scores. */
+FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count), parity = parity_of(count);
-    const uint32_t q = c->base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
-    const uint32_t dout = c->base + (uint32_t)(DOUT_AT + stage * Q_BYTES) / UNIT;
+    if (PINGPONG && c->number == 1) ptx_named_barrier_arrive(1, 2 * WARPGROUP);
+    ptx_mbarrier_wait(&state->k_full, 0);
+    ptx_mbarrier_wait(&state->q_full[0], 0);
+    ptx_wgmma_fence();
+    issue_s(c, 0);
+    ptx_mbarrier_wait(&state->v_full, 0);
+    if (DP_AHEAD) {
+        ptx_mbarrier_wait(&state->dout_full[0], 0);
+        ptx_wgmma_fence();
+        issue_dp(c, 0);
+    }
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->scores, SCORES);
+    ptx_register_fence(c->dp, SCORES);
+}
+
+/* One tile, whose scores are there. Behind its own products those of the next tile's scores are issued, so that the tensor
+ * cores have work until weights begin. With the last tile that is one more product, of no use. */
+FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
+                            int tiles, bool masked)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = stage_of(count), next = stage_of(count + 1);
+    const int ready = count + 1 < tiles ? count + 1 : count; /* the tile that is waited for */
     const uint32_t rows = row_address(pipe, stage);
     uint32_t weights[SCORES / 2], ds[SCORES / 2];
 
-    ptx_mbarrier_wait(&state->q_full[stage], parity);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dp, SCORES);
-    ptx_wgmma_fence();
-    issue_scores(c->scores, own_keys(c), q);
-    ptx_mbarrier_wait(&state->dout_full[stage], parity);
-    ptx_wgmma_fence();
-    issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout);
-    ptx_wgmma_wait(1);
-    ptx_register_fence(c->scores, SCORES);
-
+    if (!DP_AHEAD) {
+        ptx_mbarrier_wait(&state->dout_full[stage], parity_of(count));
+        ptx_register_fence(c->dp, SCORES);
+        ptx_wgmma_fence();
+        issue_dp(c, stage);
+    }
     weigh(c->scores, c->scale, rows);
     if (masked) mask_weights(&state->work, c->scores, c->number, at->tile);
     pack_weights(weights, c->scores);
     ptx_register_fence(c->dv, SUMS);
     ptx_wgmma_fence();
-    issue_gradient(c->dv, weights, dout + ACROSS(Q_BLOCK));
-    ptx_wgmma_wait(1);
-    ptx_register_fence(c->dp, SCORES);
-
+    issue_gradient(c->dv, weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
+    if (!DP_AHEAD) {
+        ptx_wgmma_wait(1);
+        ptx_register_fence(c->dp, SCORES);
+    }
     make_ds(c->scores, c->dp, ds, rows, masked);
     share_ds(pipe, c, ds, count);
+
+    if (count > 0) ptx_mbarrier_wait(&state->ds_full[(count - 1) & 1], (count - 1) / 2 & 1);
+    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
+    if (PINGPONG) ptx_named_barrier_sync(1 + c->number, 2 * WARPGROUP);
+    ptx_register_fence(c->scores, SCORES);
     ptx_register_fence(c->dk, SUMS);
     ptx_register_fence(c->dq, DQ_SUMS);
-    if (count > 0) ptx_mbarrier_wait(&state->ds_full[(count - 1) & 1], (count - 1) / 2 & 1);
     ptx_wgmma_fence();
-    issue_gradient(c->dk, ds, q + ACROSS(Q_BLOCK));
+    issue_gradient(c->dk, ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_dq(c->dq, ds_tile(c, count - 1), key_columns(c)); /* of nothing, with the first tile */
-    ptx_wgmma_wait(0);
+    if (DP_AHEAD) {
+        issue_s(c, next);
+        ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
+        ptx_register_fence(c->dp, SCORES);
+        ptx_wgmma_fence();
+        issue_dp(c, next);
+        if (PINGPONG && (c->number == 0 || count + 1 < tiles)) ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
+        ptx_wgmma_wait(2);
+    } else {
+        if (PINGPONG && (c->number == 0 || count + 1 < tiles)) ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
+        ptx_wgmma_wait(0);
+    }
     ptx_register_fence(c->dk, SUMS);
     ptx_register_fence(c->dv, SUMS);
     keep_operands(weights);
     keep_operands(ds);
     ptx_register_fence(c->dq, DQ_SUMS);
+    if (!DP_AHEAD) {
+        ptx_wgmma_fence();
+        issue_s(c, next);
+    }
     ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
     ptx_mbarrier_arrive_if(&state->ds_empty[(count - 1) & 1], c->leader);
     share_dq(pipe, c, count);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->scores, SCORES);
+    ptx_register_fence(c->dp, SCORES);
 }
 
 /* The last tile's dQ. */
@@ -225,8 +285,7 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
 
 FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
 {
-    shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = &pipe->state->work;
     const int tiles = w->tiles, from = w->from, to = w->to;
     const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
     consumer_state c;
@@ -239,15 +298,14 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
-        ptx_mbarrier_wait(&state->k_full, 0);
-        ptx_mbarrier_wait(&state->v_full, 0);
+        begin_tiles(pipe, &c);
         while (at.count < tiles) {
             while (at.count < tiles && at.tile >= unmasked_from && at.tile < unmasked_to) {
-                consume_tile(pipe, &c, &at, false);
+                consume_tile(pipe, &c, &at, tiles, false);
                 advance(&at, from, to);
             }
             while (at.count < tiles && (at.tile < unmasked_from || at.tile >= unmasked_to)) {
-                consume_tile(pipe, &c, &at, true);
+                consume_tile(pipe, &c, &at, tiles, true);
                 advance(&at, from, to);
             }
         }

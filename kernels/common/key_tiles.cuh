@@ -60,10 +60,10 @@ FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t tas
     return k;
 }
 
-/* The first query in [0, n_q] that sees keys behind j (sees), or none before j. Both ends of what a query sees
- * never decrease. */
-FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t, int64_t j,
-                                 bool sees)
+/* The first query in [0, n_q] that sees keys behind j (sees), or none before j; 0 <= j <= n_k. Both ends of what a query
+ * sees never decrease. */
+FA_DEVICE int64_t fa_search_query(const fa_attention_params *p, const fa_tile *t, int64_t j,
+                                  bool sees)
 {
     int64_t low = 0, high = t->n_q;
     while (low < high) {
@@ -73,6 +73,21 @@ FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t,
         else low = middle + 1;
     }
     return low;
+}
+
+FA_DEVICE bool fa_is_moderate(int64_t x) { return x < (int64_t)1 << 60 && x > -((int64_t)1 << 60); }
+
+/* The same without a search, unless numbers are so large that sums of them may overflow. */
+FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t, int64_t j, bool sees)
+{
+    int64_t right = p->causal ? 0 : -1; /* -1: no limit */
+    if (p->window_right >= 0) right = right < 0 ? p->window_right : fa_min64(right, p->window_right);
+    if (sees ? j >= t->n_k : j > 0 && p->window_left < 0) return t->n_q;
+    if (sees ? right < 0 : j == 0) return 0;
+    if (!fa_is_moderate(t->diagonal) || !fa_is_moderate(right) || !fa_is_moderate(p->window_left))
+        return fa_search_query(p, t, j, sees);
+    const int64_t first = j - t->diagonal + (sees ? -right : p->window_left);
+    return fa_max64(0, fa_min64(first, t->n_q));
 }
 
 #endif
