@@ -28,7 +28,8 @@ void hopper_barrier_wait(uint64_t *barrier, int parity);
 void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *start);
 
 /* Copies and products see what a thread stored only behind its own fence; they may not read anything else that was
- * stored. (Where the compiler shows no stores: behind any thread's fence, and else what was there before.) */
+ * stored. (Where the compiler shows no store, as Clang of structs of 16 bytes: behind any thread's fence, and else what was
+ * there before.) */
 void hopper_proxy_fence(void);
 
 /* Bytes in a row: to shared memory; and floats that are added to global memory. A thread waits for its groups of

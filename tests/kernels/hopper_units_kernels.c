@@ -100,12 +100,13 @@ void turn_matrices(matrices_parameters p)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* 64 rows of 64 elements, each thread half of one. */
+/* 64 rows of 64 elements, each thread half of one. In words: a copy of more may be a call that compilers do not show. */
 static void store_swizzled(char *to, const uint16_t *from)
 {
     const uint32_t row = threadIdx.x / 2, half = threadIdx.x % 2;
-    for (uint32_t chunk = 4 * half; chunk < 4 * half + 4; chunk++)
-        memcpy(to + row * 128 + (chunk ^ row % 8) * 16, from + row * 64 + chunk * 8, 16);
+    const uint32_t *words = (const uint32_t *)(const void *)(from + row * 64);
+    for (uint32_t i = 16 * half; i < 16 * half + 16; i++)
+        *(uint32_t *)(void *)(to + row * 128 + (i / 4 ^ row % 8) * 16 + i % 4 * 4) = words[i];
 }
 
 static void multiply_step(float *d, const uint16_t *a, const char *in_shared, int step,

@@ -23,7 +23,7 @@
 #include "outputs.h"
 #include "random_problem.h"
 
-enum { PROBLEMS = 400 };
+enum { PROBLEMS = 800 };
 
 typedef struct parameters {
     fa_backward_params backward;

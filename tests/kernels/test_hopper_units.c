@@ -109,7 +109,7 @@ static void check_matrices(int how)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-static uint16_t a[64][64], b[64][64];
+static _Alignas(16) uint16_t a[64][64], b[64][64];
 static float d[64][32];
 
 static void run_product(int first, operand kind, int unfenced, int how)

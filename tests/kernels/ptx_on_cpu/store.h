@@ -17,7 +17,7 @@ FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t row;
         memcpy(&row, shown + (8 * i + g) * cuda_shown_pitch(), sizeof row);
-        memcpy((char *)cuda_shared_at(row, 16) + 4 * t, &r[i], sizeof r[i]);
+        ((uint32_t *)cuda_shared_at(row, 16))[t] = r[i];
     }
 }
 
