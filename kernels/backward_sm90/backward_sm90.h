@@ -20,18 +20,20 @@
 #define FA_BACKWARD_SM90_QUERIES 64 /* of a tile */
 #define FA_BACKWARD_SM90_KEYS 128   /* of a block: two consumers with 64 each */
 #define FA_BACKWARD_SM90_THREADS 384
+#define FA_BACKWARD_SM90_DS_BUFFERS 3 /* with 2, a consumer would wait for the other's products */
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
- * rows; two buffers of dS; one of dQ. */
+ * rows; buffers of dS; one of dQ. */
 #define FA_BACKWARD_SM90_SMEM(element, dim, stages)                                                \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
-     2 * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * FA_ELEMENT_BYTES(element) +            \
+     FA_BACKWARD_SM90_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS *              \
+         FA_ELEMENT_BYTES(element) +                                                               \
      FA_BACKWARD_SM90_SUM_BYTES(dim) + 1024)
 
 /* The second parameter of all three. */

@@ -47,7 +47,7 @@ FA_DEVICE uint32_t key_columns(const consumer_state *c)
 
 FA_DEVICE uint32_t ds_tile(const consumer_state *c, int count)
 {
-    return c->base + (uint32_t)(DS_AT + (count & 1) * DS_BYTES) / UNIT;
+    return c->base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
 }
 
 /* ---- Masks by position ----------------------------------------------------------------------- */
@@ -126,13 +126,13 @@ FA_DEVICE void share_ds(const pipeline *pipe, const consumer_state *c, const uin
                         int count)
 {
     shared_state *state = pipe->state;
-    ptx_mbarrier_wait(&state->ds_empty[count & 1], ((count + 1) / 2 & 1) ^ 1);
+    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
-        ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)((count & 1) * DS_BYTES + j * 8 * 128),
+        ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
                               ds + 2 * j);
     ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(&state->ds_full[count & 1]);
+    ptx_mbarrier_arrive(&state->ds_full[ds_buffer(count)]);
 }
 
 /* dQ of the tile before, for the store warp. number: of such stores so far. */
@@ -201,6 +201,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
     shared_state *state = pipe->state;
     const int count = at->count, stage = stage_of(count), next = stage_of(count + 1);
     const int ready = count + 1 < tiles ? count + 1 : count; /* the tile that is waited for */
+    const int before = count > 0 ? count - 1 : 0;
     const uint32_t rows = row_address(pipe, stage);
     uint32_t weights[SCORES / 2], ds[SCORES / 2];
 
@@ -223,7 +224,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
     make_ds(c->scores, c->dp, ds, rows, masked);
     share_ds(pipe, c, ds, count);
 
-    if (count > 0) ptx_mbarrier_wait(&state->ds_full[(count - 1) & 1], (count - 1) / 2 & 1);
+    if (count > 0) ptx_mbarrier_wait(&state->ds_full[ds_buffer(before)], ds_parity(before));
     ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
     if (PINGPONG) ptx_named_barrier_sync(1 + c->number, 2 * WARPGROUP);
     ptx_register_fence(c->scores, SCORES);
@@ -231,17 +232,19 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
     ptx_register_fence(c->dq, DQ_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dk, ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    issue_dq(c->dq, ds_tile(c, count - 1), key_columns(c)); /* of nothing, with the first tile */
+    issue_dq(c->dq, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
     if (DP_AHEAD) {
         issue_s(c, next);
         ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
         ptx_register_fence(c->dp, SCORES);
         ptx_wgmma_fence();
         issue_dp(c, next);
-        if (PINGPONG && (c->number == 0 || count + 1 < tiles)) ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
+        if (PINGPONG && (c->number == 0 || count + 1 < tiles))
+            ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
         ptx_wgmma_wait(2);
     } else {
-        if (PINGPONG && (c->number == 0 || count + 1 < tiles)) ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
+        if (PINGPONG && (c->number == 0 || count + 1 < tiles))
+            ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
         ptx_wgmma_wait(0);
     }
     ptx_register_fence(c->dk, SUMS);
@@ -255,7 +258,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
     }
     ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&state->ds_empty[(count - 1) & 1], c->leader);
+    ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(before)], c->leader && count > 0);
     share_dq(pipe, c, count);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
@@ -265,7 +268,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
 /* The last tile's dQ. */
 FA_DEVICE void finish_dq(const pipeline *pipe, consumer_state *c, int tiles)
 {
-    ptx_mbarrier_wait(&pipe->state->ds_full[(tiles - 1) & 1], (tiles - 1) / 2 & 1);
+    ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(tiles - 1)], ds_parity(tiles - 1));
     ptx_wgmma_fence();
     issue_dq(c->dq, ds_tile(c, tiles - 1), key_columns(c));
     ptx_wgmma_wait(0);

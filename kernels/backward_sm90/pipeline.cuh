@@ -6,7 +6,7 @@
  *     k_full, v_full        the block's keys, values        TMA, load warp         -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
- *     ds_full, ds_empty     2 tiles of dS                   both consumers         both consumers
+ *     ds_full, ds_empty     DS_BUFFERS tiles of dS            both consumers         both consumers
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
@@ -22,7 +22,7 @@
 typedef struct shared_state {
     uint64_t k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    uint64_t ds_full[2], ds_empty[2];
+    uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
     block_work work;
 } shared_state;
@@ -33,7 +33,7 @@ enum {
     Q_AT = V_AT + KEY_BYTES,
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * Q_BYTES,
-    DQ_AT = DS_AT + 2 * DS_BYTES,
+    DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
     ROWS_AT = DQ_AT + SUM_BYTES
 };
 
@@ -44,6 +44,10 @@ typedef struct pipeline {
 
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
+
+/* The same of dS. */
+FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
+FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
 
 FA_DEVICE void init_barriers(shared_state *state)
 {
@@ -56,9 +60,11 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
         ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < DS_BUFFERS; i++) {
         ptx_mbarrier_init(&state->ds_full[i], CONSUMERS * WARPGROUP);
         ptx_mbarrier_init(&state->ds_empty[i], CONSUMERS * WARPS);
+    }
+    for (int i = 0; i < CONSUMERS; i++) {
         ptx_mbarrier_init(&state->dq_full[i], WARPGROUP);
         ptx_mbarrier_init(&state->dq_empty[i], 1);
     }

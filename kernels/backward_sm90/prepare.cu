@@ -5,6 +5,7 @@
 #include "backward_sm90/backward_sm90.h"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
+#include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 
@@ -13,6 +14,8 @@
 enum {
     THREADS = FA_BACKWARD_SM90_PASS_THREADS,
     WARPS = THREADS / 32,
+    LANES = HEAD_DIM / 8, /* that share a row */
+    ROWS_OF_LANE = QUERIES * LANES / THREADS,
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
 
@@ -28,9 +31,45 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int6
     return make_float2(lse * FA_LOG2E, product - (p->dlse ? p->dlse[at] : 0.0f));
 }
 
+/* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. */
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+{
+    const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
+    const bool has_columns = 8 * lane < p->a.d_v;
+    uint4 dout[ROWS_OF_LANE], out[ROWS_OF_LANE];
+#pragma unroll
+    for (int n = 0; n < ROWS_OF_LANE; n++) {
+        const int64_t i = t->first + first + n * (THREADS / LANES);
+        const uint4 zero = {0, 0, 0, 0};
+        dout[n] = out[n] = zero;
+        if (i >= t->n_q || !has_columns) continue;
+        dout[n] = *(const uint4 *)(fa_view_row(&p->dout, t->block_q, t->start_q + i, t->head) +
+                                   16 * lane);
+        out[n] = *(const uint4 *)(fa_view_row(&p->a.out, t->block_q, t->start_q + i, t->head) +
+                                  16 * lane);
+    }
+#pragma unroll
+    for (int n = 0; n < ROWS_OF_LANE; n++) {
+        const int row = first + n * (THREADS / LANES);
+        const uint32_t x[4] = {dout[n].x, dout[n].y, dout[n].z, dout[n].w};
+        const uint32_t y[4] = {out[n].x, out[n].y, out[n].z, out[n].w};
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float2 a = fa_unpack_x2(x[k], ELEMENT), b = fa_unpack_x2(y[k], ELEMENT);
+            sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+        }
+#pragma unroll
+        for (int other = LANES / 2; other > 0; other /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, other);
+        if (lane == 0) rows[row] = prepare_row(p, t, t->first + row, sum);
+    }
+}
+
+/* Any other rows: a warp each. */
 FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float2 *rows)
 {
-#pragma unroll 4
+#pragma unroll 1
     for (int r = (int)threadIdx.x / 32; r < QUERIES; r += WARPS) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
@@ -51,5 +90,7 @@ FA_KERNEL __launch_bounds__(THREADS)
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
         if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     __syncthreads();
-    prepare_rows(&p, &tile, (float2 *)s.rows + number * QUERIES);
+    float2 *rows = (float2 *)s.rows + number * QUERIES;
+    if (p.dout.vector == 8 && p.a.out.vector == 8) prepare_vectors(&p, &tile, rows);
+    else prepare_rows(&p, &tile, rows);
 }

@@ -72,8 +72,8 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
         right = right < 0 ? p->window_right : fa_min64(right, p->window_right);
     if (first >= end) return;
     w->num_keys = (int32_t)(end - first);
-    w->from = (int32_t)(fa_first_query(p, t, first, true) / QUERIES);
-    w->to = (int32_t)((fa_first_query(p, t, end, false) + QUERIES - 1) / QUERIES);
+    w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
+    w->to = divide_up((int32_t)fa_first_query(p, t, end, false));
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
     w->first_query = right < 0 ? -UNBOUNDED : saturate(center - right);
     w->end_query = p->window_left < 0 ? UNBOUNDED : saturate(center + p->window_left + 1);
@@ -94,7 +94,7 @@ FA_DEVICE void describe_work(const fa_attention_params *p, int64_t q_tiles, int6
                              block_work *w)
 {
     w->keys = fa_find_key_tile(p, task, KEYS);
-    w->heads = (int32_t)(p->heads_q / p->heads_kv);
+    w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);

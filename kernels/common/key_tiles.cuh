@@ -4,6 +4,7 @@
 #ifndef FA_KERNELS_COMMON_KEY_TILES_CUH
 #define FA_KERNELS_COMMON_KEY_TILES_CUH
 
+#include "common/divide.h"
 #include "common/sequence.cuh"
 
 /* The rows of dk and dv that a block owns. */
@@ -45,17 +46,22 @@ FA_DEVICE void fa_locate_packed_keys(const fa_attention_params *p, int64_t numbe
 
 FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t task, int rows)
 {
-    const int64_t outer = task / p->tiles, number = task % p->tiles;
-    const int64_t tiles = (p->rows_k + rows - 1) / rows;
+    const int64_t outer = fa_divide(task, p->tiles), number = task - outer * p->tiles;
     fa_key_tile k;
-    k.head_kv = outer % p->heads_kv;
-    k.batch = outer / p->heads_kv;
+    k.batch = fa_divide(outer, p->heads_kv);
+    k.head_kv = outer - k.batch * p->heads_kv;
     if (p->cu_seqlens_k) {
         fa_locate_packed_keys(p, number, rows, &k);
         return k;
     }
-    k.block = p->block_table ? number / tiles : k.batch;
-    k.row = k.first = (p->block_table ? number % tiles : number) * rows;
+    int64_t tile = number;
+    k.block = k.batch;
+    if (p->block_table) {
+        const int64_t tiles = (p->rows_k + rows - 1) / rows;
+        k.block = fa_divide(number, tiles);
+        tile = number - k.block * tiles;
+    }
+    k.row = k.first = tile * rows;
     k.count = fa_min64(rows, p->rows_k - k.first);
     return k;
 }
@@ -78,10 +84,12 @@ FA_DEVICE int64_t fa_search_query(const fa_attention_params *p, const fa_tile *t
 FA_DEVICE bool fa_is_moderate(int64_t x) { return x < (int64_t)1 << 60 && x > -((int64_t)1 << 60); }
 
 /* The same without a search, unless numbers are so large that sums of them may overflow. */
-FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t, int64_t j, bool sees)
+FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t, int64_t j,
+                                 bool sees)
 {
     int64_t right = p->causal ? 0 : -1; /* -1: no limit */
-    if (p->window_right >= 0) right = right < 0 ? p->window_right : fa_min64(right, p->window_right);
+    if (p->window_right >= 0)
+        right = right < 0 ? p->window_right : fa_min64(right, p->window_right);
     if (sees ? j >= t->n_k : j > 0 && p->window_left < 0) return t->n_q;
     if (sees ? right < 0 : j == 0) return 0;
     if (!fa_is_moderate(t->diagonal) || !fa_is_moderate(right) || !fa_is_moderate(p->window_left))

@@ -22,6 +22,14 @@ FA_DEVICE float fa_load_element(const char *data, int dtype, int64_t index)
     }
 }
 
+/* Two 16-bit numbers as floats. */
+FA_DEVICE float2 fa_unpack_x2(uint32_t x2, int dtype)
+{
+    if (dtype == FA_KERNEL_BFLOAT16)
+        return make_float2(fa_bits_float(x2 << 16), fa_bits_float(x2 & 0xffff0000u));
+    return make_float2(ptx_half_to_float((uint16_t)x2), ptx_half_to_float((uint16_t)(x2 >> 16)));
+}
+
 FA_DEVICE void fa_store_element(char *data, int dtype, int64_t index, float x)
 {
     if (dtype == FA_KERNEL_FLOAT32) ((float *)data)[index] = x;

@@ -49,14 +49,6 @@ FA_DEVICE void fa_add_alibi(float *s, int r, float slope, float distance)
         }
 }
 
-/* Two 16-bit numbers as floats. */
-FA_DEVICE float2 fa_unpack_x2(uint32_t x2, int dtype)
-{
-    if (dtype == FA_KERNEL_BFLOAT16)
-        return make_float2(fa_bits_float(x2 << 16), fa_bits_float(x2 & 0xffff0000u));
-    return make_float2(ptx_half_to_float((uint16_t)x2), ptx_half_to_float((uint16_t)(x2 >> 16)));
-}
-
 /* The bias and the mask of keys that the row does not see are not read. Their scores are hidden afterwards, so any
  * number does: the nearest key that the row sees is read instead. A row that sees no key has none: with a causal mask
  * and more queries than keys its window [lo, hi) ends in front of key 0. */

@@ -115,7 +115,7 @@ FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64
 {
     t->batch = b;
     t->head = head;
-    t->head_kv = head / (p->heads_q / p->heads_kv);
+    t->head_kv = fa_divide(head, fa_divide(p->heads_q, p->heads_kv));
     if (p->cu_seqlens_q) {
         t->block_q = 0;
         t->start_q = fa_packed_start(p, b + 1);
