@@ -6,7 +6,7 @@
  *     k_full, v_full        the block's keys, values        TMA, load warp         -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
- *     ds_full, ds_empty     DS_BUFFERS tiles of dS            both consumers         both consumers
+ *     ds_full, ds_empty     DS_BUFFERS tiles of dS          both consumers         both consumers
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
@@ -24,8 +24,7 @@ typedef struct shared_state {
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
-    int32_t
-        num_cleared; /* tiles of which the load warp has cleared rows, for which it has no register */
+    int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
 } shared_state;
 
