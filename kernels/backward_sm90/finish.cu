@@ -24,7 +24,7 @@ FA_DEVICE void store_words(const fa_backward_params *p, const fa_tile *t, int64_
     const bool exists = i < t->room_q, whole = p->dq.vector == 8;
     char *row = exists ? fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head) : NULL;
     if (whole) {
-        fa_exchange_words(x);
+        fa_exchange_words(x, lane);
         if (exists && 8 * (block + lane) < p->a.d)
             *(uint4 *)(row + 16 * (block + lane)) = make_uint4(x[0], x[1], x[2], x[3]);
         return;

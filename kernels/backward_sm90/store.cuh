@@ -15,7 +15,7 @@ FA_DEVICE void store_words(char *row, uint32_t x[4], int n, int columns, bool wh
 {
     const int t = threadIdx.x % 4;
     if (whole) {
-        fa_exchange_words(x);
+        fa_exchange_words(x, t);
         if (row && 32 * n + 8 * t < columns)
             *(uint4 *)(row + 2 * (32 * n + 8 * t)) = make_uint4(x[0], x[1], x[2], x[3]);
         return;

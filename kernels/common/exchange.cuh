@@ -8,9 +8,8 @@
 #include "common/device.cuh"
 
 /* Four lanes exchange words: lane t gets all lanes' words t. */
-FA_DEVICE void fa_exchange_words(uint32_t x[4])
+FA_DEVICE void fa_exchange_words(uint32_t x[4], int t)
 {
-    const int t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) { /* first with the neighbour, then with the one after it */
         const int bit = i < 2 ? 1 : 2, low = i == 0 ? 0 : i == 1 ? 2 : i - 2;

@@ -73,7 +73,7 @@ FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
         for (int n = 0; n < D_TILES / 4; n++) {
             uint32_t x[4];
             get_output_x2(o, i / 2, i % 2, n, factors[i / 2][i % 2], x);
-            fa_exchange_words(x);
+            fa_exchange_words(x, lane_id() % 4);
             if (column + 32 * n < columns)
                 *(uint4 *)(row + 64 * n) = make_uint4(x[0], x[1], x[2], x[3]);
         }
