@@ -88,9 +88,8 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
     /* The smallest weights in float16 lose bits: it ends in steps of 2^-24, and a row's largest weight is at
      * least 2^7 in all kernels. */
     if (in->v.dtype == FA_FLOAT16) r.weight_tiny = 0x1p-31;
-    /* These kernels take the tanh of a softcap from the special-function unit where no log-sum-exp is asked
-     * for. */
-    if (cuda && !lse) r.cap = 0x1p-11;
+    /* These kernels may take a series for the tanh of a softcap where no log-sum-exp is asked for. */
+    if (cuda && !lse) r.cap = in->v.dtype == FA_FLOAT16 ? 0x1p-15 : 0x1p-12;
     return r;
 }
 
@@ -257,7 +256,6 @@ typedef struct loaded {
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
     double *sums; /* (SUMS, d_v): for add_weights_error */
-    bool coarse; /* a softcap's tanh has the bits that rounding.cap says: for ref_forward_rounded */
 } loaded;
 
 static loaded load_inputs(const ref_inputs *in)
@@ -271,8 +269,7 @@ static loaded load_inputs(const ref_inputs *in)
                 in->q.shape[2],
                 in->k.shape[2],
                 0,
-                NULL,
-                false};
+                NULL};
     if (in->v.data) l.v = unpack(&in->v);
     l.sums = zeros(SUMS * l.d_v);
     bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
@@ -324,14 +321,6 @@ static void row_free(row *r)
     free(r->keep);
 }
 
-/* To so many bits that half a step of the last one is at most error, a power of two: relatively. */
-static double round_coarsely(double x, double error)
-{
-    int exponent;
-    const double mantissa = frexp(x, &exponent), steps = 0.5 / error; /* 0.5 <= |mantissa| < 1 */
-    return ldexp(nearbyint(mantissa * 2 * steps) / (2 * steps), exponent);
-}
-
 /* Steps 1 to 5 for one key. */
 static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int64_t i, int64_t j,
                           row *r)
@@ -360,7 +349,6 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
         double cap = (double)o->softcap, t = tanh(x / cap);
         r->slope[j] = 1 - t * t;
         r->slope_error[j] = eps + 2 * fabs(t) * (error / cap);
-        if (l->coarse) t = round_coarsely(t, l->in->rounding.cap);
         x = cap * t;
         error = error + l->in->rounding.cap * fabs(x);
     }
@@ -539,7 +527,6 @@ static void compute_rounded(const loaded *l, const ref_item *item, int64_t h, co
 void ref_forward_rounded(const ref_inputs *in, fa_dtype dtype, ref_array *rounded)
 {
     loaded l = load_inputs(in);
-    l.coarse = in->rounding.cap > in->rounding.sum;
     *rounded = ref_array_new(in->q.shape[0], in->q.shape[1], l.heads_q, l.d_v);
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);

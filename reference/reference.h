@@ -30,7 +30,7 @@ typedef struct ref_rounding {
         pair; /* backward: of a weight and of a score's gradient, as they are multiplied with rows of
                        * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
     double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
-    double cap; /* of a capped logit: 2^-11 by the tanh of GPUs' special-function units           */
+    double cap; /* of a capped logit, relatively: GPU kernels may take a series for its tanh      */
 } ref_rounding;
 
 struct ref_inputs;
@@ -104,8 +104,7 @@ void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse);
 /* What the most exact kernels for 16 bits compute, where q, k and v have one such dtype: a row's weights
  * 2^(x - max) by its maximum, so that the largest one is 1, rounded to that dtype for the product with values,
  * divided by the sum of the weights before they were rounded; all else in float64, and the result rounded to
- * out. Where rounding.cap is that of GPUs' special-function units, so is a softcap's tanh. In the shape of
- * ref_forward's out, without errors: ref_distance_of says what these are. Made here, freed by the caller. */
+ * out. In the shape of ref_forward's out, without errors: ref_distance_of says what these are. Made here, freed by the caller. */
 void ref_forward_rounded(const ref_inputs *in, fa_dtype out, ref_array *rounded);
 
 typedef struct ref_gradients {
