@@ -17,7 +17,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
-#include "ptx/stmatrix.cuh"
+#include "ptx/store.cuh"
 #include "ptx/tma.cuh"
 
 typedef struct consumer_state {

@@ -34,6 +34,10 @@ FA_DEVICE int32_t saturate(int64_t x)
     return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
 }
 
+/* a + b and a - b, or the nearest number that there is; b from 0 on. A window may be as large as numbers go. */
+FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
+
 FA_DEVICE int divide_up(int x) { return (x + QUERIES - 1) >> 6; }
 
 /* Which tiles need no mask for a consumer. */
@@ -66,17 +70,14 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
     const int64_t center = first - t->diagonal;
-    int64_t right =
-        p->causal ? 0 : -1; /* keys that a query sees beyond its own position; -1: all */
-    if (p->window_right >= 0)
-        right = right < 0 ? p->window_right : fa_min64(right, p->window_right);
+    const int64_t right = fa_keys_ahead(p);
     if (first >= end) return;
     w->num_keys = (int32_t)(end - first);
     w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
     w->to = divide_up((int32_t)fa_first_query(p, t, end, false));
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
-    w->first_query = right < 0 ? -UNBOUNDED : saturate(center - right);
-    w->end_query = p->window_left < 0 ? UNBOUNDED : saturate(center + p->window_left + 1);
+    w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
+    w->end_query = p->window_left < 0 ? UNBOUNDED : saturate(add(add(center, p->window_left), 1));
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
     find_seen_rows(p, w);

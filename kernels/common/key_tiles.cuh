@@ -81,15 +81,19 @@ FA_DEVICE int64_t fa_search_query(const fa_attention_params *p, const fa_tile *t
     return low;
 }
 
+/* How many keys a query sees beyond its own position; -1: no limit. */
+FA_DEVICE int64_t fa_keys_ahead(const fa_attention_params *p)
+{
+    return p->causal ? 0 : p->window_right;
+}
+
 FA_DEVICE bool fa_is_moderate(int64_t x) { return x < (int64_t)1 << 60 && x > -((int64_t)1 << 60); }
 
 /* The same without a search, unless numbers are so large that sums of them may overflow. */
 FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t, int64_t j,
                                  bool sees)
 {
-    int64_t right = p->causal ? 0 : -1; /* -1: no limit */
-    if (p->window_right >= 0)
-        right = right < 0 ? p->window_right : fa_min64(right, p->window_right);
+    const int64_t right = fa_keys_ahead(p);
     if (sees ? j >= t->n_k : j > 0 && p->window_left < 0) return t->n_q;
     if (sees ? right < 0 : j == 0) return 0;
     if (!fa_is_moderate(t->diagonal) || !fa_is_moderate(right) || !fa_is_moderate(p->window_left))

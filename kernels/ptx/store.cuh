@@ -19,6 +19,15 @@ FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
                  : "memory");
 }
 
+/* The same of the transposed matrices: lane l passes the address of column l % 8 of matrix l / 8. */
+FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
+{
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+        : "memory");
+}
+
 /* To global memory, where the compiler does not know that the pointer leads there. */
 FA_DEVICE void ptx_store_global_16(void *to, uint4 x)
 {

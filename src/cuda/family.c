@@ -137,3 +137,12 @@ void fa_cuda_set_query_tasks(const fa_problem *p, int tile_q, fa_cuda_plan_launc
     l->tile_q = tile_q;
     fa_cuda_set_tasks(l, tiles, tiles * p->heads_q * (p->cu_seqlens_q ? 1 : p->batch));
 }
+
+void fa_cuda_set_key_tasks(const fa_problem *p, int tile_k, fa_cuda_plan_launch *l)
+{
+    int64_t tiles = fa_cuda_count_tiles(p->rows_k, tile_k), outer = p->batch;
+    if (p->cu_seqlens_k) tiles = FA_PACKED_TILES(p->rows_k, tile_k, p->batch), outer = 1;
+    if (p->block_table) tiles *= p->blocks_k, outer = 1;
+    l->tile_k = tile_k;
+    fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
+}

@@ -74,6 +74,9 @@ void fa_cuda_set_tasks(fa_cuda_plan_launch *launch, int64_t tiles, int64_t tasks
 /* The same for tiles of so many queries of all heads; sets tile_q (see kernels/common/packed.h). */
 void fa_cuda_set_query_tasks(const fa_problem *problem, int tile_q, fa_cuda_plan_launch *launch);
 
+/* The same for tiles of so many keys of all key/value heads; paged: of the rows of every page. Sets tile_k. */
+void fa_cuda_set_key_tasks(const fa_problem *problem, int tile_k, fa_cuda_plan_launch *launch);
+
 /* Queues a launch once (launch.c). parameters: the address of each of the kernel's. */
 bool fa_cuda_queue(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *launch,
                    void *stream, void **parameters, fa_cuda_fault *fault);

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 
@@ -84,16 +83,6 @@ static bool add_dq(const fa_cuda_planning *x)
     return true;
 }
 
-/* Tiles of keys of all key/value heads; paged: of the rows of every page. */
-static void set_key_tasks(const fa_problem *p, int tile, fa_cuda_plan_launch *l)
-{
-    int64_t tiles = fa_cuda_count_tiles(p->rows_k, tile), outer = p->batch;
-    if (p->cu_seqlens_k) tiles = FA_PACKED_TILES(p->rows_k, tile, p->batch), outer = 1;
-    if (p->block_table) tiles *= p->blocks_k, outer = 1;
-    l->tile_k = tile;
-    fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
-}
-
 static bool add_dkv(const fa_cuda_planning *x)
 {
     const fa_problem *p = x->problem;
@@ -102,7 +91,7 @@ static bool add_dkv(const fa_cuda_planning *x)
     if (!l) return false;
     use_delta(x, l);
     l->tile_q = FA_PASS_OTHERS;
-    set_key_tasks(p, v->own, l);
+    fa_cuda_set_key_tasks(p, v->own, l);
     set_wanted(l, p->dk.data || p->dv.data);
     return true;
 }

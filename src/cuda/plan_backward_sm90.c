@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 
-#include "../../kernels/common/packed.h"
 #include "cuda/family.h"
 #include "cuda/plan_backward.h"
 
@@ -109,16 +108,6 @@ static void map_tensors(const fa_problem *p, fa_tensor_map_shape maps[4])
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
-static void set_key_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
-{
-    const int tile = FA_BACKWARD_SM90_KEYS;
-    int64_t tiles = fa_cuda_count_tiles(p->rows_k, tile), outer = p->batch;
-    if (p->cu_seqlens_k) tiles = FA_PACKED_TILES(p->rows_k, tile, p->batch), outer = 1;
-    l->tile_q = FA_BACKWARD_SM90_QUERIES;
-    l->tile_k = tile;
-    fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
-}
-
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
@@ -149,7 +138,8 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
                                                          : "float16 products (wgmma), float32 sums";
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, prepare);
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, finish);
-    set_key_tasks(p, main);
+    fa_cuda_set_key_tasks(p, FA_BACKWARD_SM90_KEYS, main);
+    main->tile_q = FA_BACKWARD_SM90_QUERIES;
     own.q_tiles = prepare->tiles;
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =

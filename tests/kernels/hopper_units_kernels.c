@@ -6,7 +6,6 @@
 #include "common/dialect.h"
 #include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/stmatrix.cuh"
 #include "ptx/store.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"

@@ -21,6 +21,19 @@ FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
     }
 }
 
+/* A lane's elements are column g of rows 2t and 2t + 1 of each matrix as it is stored. */
+FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
+{
+    const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const char *shown = cuda_show_warp(&address, sizeof address);
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t n = 0; n < 2; n++) {
+            uint32_t row;
+            memcpy(&row, shown + (8 * i + 2 * t + n) * cuda_shown_pitch(), sizeof row);
+            ((uint16_t *)cuda_shared_at(row, 16))[g] = (uint16_t)(x[i] >> 16 * n);
+        }
+}
+
 FA_DEVICE void ptx_store_global_16(void *to, uint4 x) { memcpy(to, &x, sizeof x); }
 FA_DEVICE void ptx_store_global_8(void *to, uint2 x) { memcpy(to, &x, sizeof x); }
 
