@@ -82,7 +82,7 @@ bool device_arena_new(device_arena *arena, int worker);
 void device_arena_free(device_arena *arena);
 
 /* For random_settings.attend; the context is a device_arena. Each call is made twice, in memory that
- * is the same before, and must leave the same bits (backward: with FA_DETERMINISTIC); a workspace lies
+ * is the same before, and must leave the same bits (dq: with FA_DETERMINISTIC); a workspace lies
  * between guard bands, full of NaN. */
 fa_status device_attend(void *context, const random_call *call, char *message, size_t size);
 

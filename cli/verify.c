@@ -136,11 +136,11 @@ static int parse(int argc, char **argv, arguments *a)
             "up to 1 is right.",
         .options = options,
         .num_options = CLI_COUNT(options),
-        .notes = "On cuda every buffer of a problem lies between guard bands, which are checked "
-                 "too, and\n"
-                 "a second run must give the same bits (of backward: where FA_DETERMINISTIC asks\n"
-                 "for it).\n"
-                 "Stops at the first wrong result and prints the command that computes it again.",
+        .notes =
+            "On cuda every buffer of a problem lies between guard bands, which are checked "
+            "too, and\n"
+            "a second run must give the same bits (of dq: where FA_DETERMINISTIC asks for it).\n"
+            "Stops at the first wrong result and prints the command that computes it again.",
     };
     return cli_parse(&command, argc, argv);
 }
