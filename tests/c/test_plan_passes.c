@@ -53,6 +53,17 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
     return plan;
 }
 
+/* float16 tensors of d 128, which backward_sm90 takes. */
+static fa_problem make_half_backward(int64_t batch, int64_t heads, int64_t n)
+{
+    static _Alignas(16) char aligned[16];
+    const fa_view view = {
+        .data = aligned, .dtype = FA_FLOAT16, .stride = {n * heads * 128, heads * 128, 128, 1}};
+    fa_problem p = make_problem(FA_PASS_BACKWARD, batch, heads, n, 128);
+    p.q = p.k = p.v = p.out = p.dout = p.dq = p.dk = p.dv = view;
+    return p;
+}
+
 /* The launch of a variant of these; NULL: there is none. */
 static const fa_cuda_plan_launch *find(const fa_cuda_plan *plan, int first, int end)
 {
@@ -302,6 +313,56 @@ static void test_text(void)
           "%s", text);
 }
 
+static size_t workspace_of(const fa_problem *p)
+{
+    const fa_cuda_plan plan = plan_of(p, &devices[H200]);
+    CHECK(plan.family == &fa_cuda_backward_sm90, "%s", plan.passed_over);
+    return plan.workspace_bytes;
+}
+
+static const fa_cuda_backward_sm90_launch *find_sm90(const fa_cuda_plan *plan)
+{
+    return &FIND(plan, backward_sm90)->backward_sm90;
+}
+
+/* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
+ * take turns. */
+static void test_order(void)
+{
+    fa_problem p = make_half_backward(4, 16, 4096);
+    const size_t any_order = workspace_of(&p);
+    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    CHECK(!find_sm90(&plan)->ordered && find_sm90(&plan)->heads_together == 1, "any order");
+    p.deterministic = true;
+    CHECK(workspace_of(&p) == any_order + 4 * 16 * (4096 / 64) * 2 * sizeof(int32_t), "%zu bytes",
+          workspace_of(&p) - any_order);
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(find_sm90(&plan)->ordered && find_sm90(&plan)->semaphores_offset == any_order,
+          "semaphores at %zu", find_sm90(&plan)->semaphores_offset);
+
+    static const struct {
+        int64_t batch, heads, n, together;
+    } cases[] = {{4, 16, 4096, 16}, {16, 16, 1024, 32}, {1, 16, 16384, 16}, {1, 1, 4096, 1},
+                 {1, 5, 64, 5},     {1, 1000, 64, 125}, {3, 7, 2048, 21},   {0, 16, 4096, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.deterministic = true;
+        plan = plan_of(&p, &devices[H200]);
+        CHECK(find_sm90(&plan)->heads_together == cases[i].together, "case %zu: %lld heads", i,
+              (long long)find_sm90(&plan)->heads_together);
+    }
+
+    p = make_half_backward(4, 16, 4096);
+    p.batch_invariant = true;
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(find_sm90(&plan)->ordered, "a batch item's sums depend on the batch");
+    p.blocks_q = p.batch = 1; /* alone, where TMA does not look at this stride */
+    p.dout.stride[0] += 4;
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(plan.family != &fa_cuda_backward_sm90 && strstr(plan.passed_over, "dout.stride[0] is "),
+          "%s", plan.passed_over);
+}
+
 int main(void)
 {
     test_head_dims();
@@ -310,6 +371,7 @@ int main(void)
     test_sizes();
     test_wanted();
     test_combine();
+    test_order();
     test_refusals();
     test_text();
     return test_end();
