@@ -4,6 +4,7 @@
  *
  *     barriers              buffers                         filled by              released by
  *     work_full, _empty     2 descriptions of tasks         TMA, scheduler warp    load and store warps, consumers
+ *     work_wanted           -                               load warp: the next task is to be taken
  *     k_full, v_full        the task's keys, values         TMA, load warp
  *     kv_empty              both                                                   both consumers
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
@@ -26,7 +27,7 @@
 #endif
 
 typedef struct shared_state {
-    uint64_t work_full[2], work_empty[2];
+    uint64_t work_full[2], work_empty[2], work_wanted;
     uint64_t k_full, v_full, kv_empty, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
@@ -85,6 +86,7 @@ FA_DEVICE void release_work(const pipeline *pipe, int number, bool leader)
 FA_DEVICE void init_barriers(shared_state *state)
 {
     state->num_cleared = state->num_tasks = state->num_filled = 0;
+    ptx_mbarrier_init(&state->work_wanted, 1);
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
     ptx_mbarrier_init(&state->kv_empty, CONSUMERS * WARPS);

@@ -91,6 +91,15 @@ FA_DEVICE void load_queries(const pipeline *pipe, const block_work *w, const til
     load_tile(pipe, &from, shared, QUERIES, (int)w->sequence.start_q + first, full, &kept);
 }
 
+/* The scheduler takes the next task when the loads of the last tile but one begin: in time for its own loads, and late, for
+ * blocks should begin tasks in their order. */
+FA_DEVICE void want_task(shared_state *state, const block_work *w, const tile_cursor *at)
+{
+    const int tile = min(w->from + 1, w->to - 1);
+    ptx_mbarrier_arrive_if(&state->work_wanted, threadIdx.x % 32 == 0 && at->tile == tile &&
+                                                    at->head == w->heads - 1);
+}
+
 /* The tiles of a task. The first queries come before the keys, whose buffers are released last. */
 FA_DEVICE void produce_task(const pipeline *pipe, const fa_backward_sm90_params *s,
                             const block_work *w, tile_cursor *at)
@@ -98,6 +107,7 @@ FA_DEVICE void produce_task(const pipeline *pipe, const fa_backward_sm90_params 
     shared_state *state = pipe->state;
     for (begin_task(at, w); at->head < w->heads; advance(at, w->from, w->to)) {
         const int stage = stage_of(at->count), parity = parity_of(at->count) ^ 1;
+        want_task(state, w, at);
         __syncwarp();
         ptx_mbarrier_wait(&state->q_empty[stage], parity);
         load_queries(pipe, w, at, &s->q, &s->q_step, pipe->buffers + Q_AT + stage * Q_BYTES,
@@ -134,6 +144,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
         if (threadIdx.x % 32 == 0) {
             state->num_tasks++;
             if (w->tiles > 0) state->num_filled++;
+            else ptx_mbarrier_arrive(&state->work_wanted);
             release_work(pipe, number, true);
         }
         __syncwarp();
@@ -160,6 +171,7 @@ FA_DEVICE void schedule(const pipeline *pipe, const fa_backward_sm90_params *s)
         ptx_bulk_load(work_entry(pipe, number),
                       (const char *)s->work + task * FA_BACKWARD_SM90_WORK_BYTES,
                       &state->work_full[entry], FA_BACKWARD_SM90_WORK_BYTES);
+        ptx_mbarrier_wait(&state->work_wanted, number & 1);
         task = given + atomicInc(s->next_task, UINT32_MAX);
     }
 }
