@@ -50,8 +50,9 @@ typedef struct fa_backward_sm90_params {
     void *work; /* what each task is: FA_BACKWARD_SM90_WORK_BYTES each (work.cuh) */
     /* The counter of the dynamic schedule; prepare makes it 0. */
     uint32_t *next_task;
-    int32_t *semaphores;    /* NULL: sums are added in any order */
-    int64_t heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
+    int32_t *semaphores; /* NULL: sums are added in any order */
+    int64_t
+        heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
 } fa_backward_sm90_params;
 
 #endif

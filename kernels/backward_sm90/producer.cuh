@@ -96,8 +96,8 @@ FA_DEVICE void load_queries(const pipeline *pipe, const block_work *w, const til
 FA_DEVICE void want_task(shared_state *state, const block_work *w, const tile_cursor *at)
 {
     const int tile = min(w->from + 1, w->to - 1);
-    ptx_mbarrier_arrive_if(&state->work_wanted, threadIdx.x % 32 == 0 && at->tile == tile &&
-                                                    at->head == w->heads - 1);
+    ptx_mbarrier_arrive_if(&state->work_wanted,
+                           threadIdx.x % 32 == 0 && at->tile == tile && at->head == w->heads - 1);
 }
 
 /* The tiles of a task. The first queries come before the keys, whose buffers are released last. */

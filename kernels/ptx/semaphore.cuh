@@ -32,9 +32,9 @@ FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
 /* Adds 1, behind all that is visible to this thread. */
 FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
 {
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
-                     __cvta_generic_to_global(semaphore))
-                 : "memory");
+    asm volatile(
+        "red.release.gpu.global.add.s32 [%0], 1;" ::"l"(__cvta_generic_to_global(semaphore))
+        : "memory");
 }
 
 #endif

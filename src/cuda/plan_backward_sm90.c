@@ -30,8 +30,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->key_tasks = x->key_tasks;
     params->work = workspace + x->work_offset;
     params->next_task = (uint32_t *)(void *)(workspace + x->counter_offset);
-    params->semaphores =
-        x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
     return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
 }
@@ -144,7 +143,8 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(main, device) : 1;
     if (own->ordered)
-        plan->workspace_bytes += (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
+        plan->workspace_bytes +=
+            (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
 
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -155,8 +155,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
         refuse_options(p, why, size) || refuse_head_dims(p, why, size) ||
-        fa_cuda_refuse_rows(p, max_rows, why, size) ||
-        fa_cuda_refuse_block_strides(p, why, size))
+        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     map_tensors(p, own.maps);
     /* A workspace is asked for before the gradients are known. */

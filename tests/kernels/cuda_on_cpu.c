@@ -88,10 +88,7 @@ static block *here(void) { return &machine.blocks[cuda_cluster_rank]; }
 unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
 
 /* What tells a block's shared addresses from those of others in its cluster. */
-static uint32_t rank_bits(void)
-{
-    return machine.run->cluster ? cuda_cluster_rank << RANK_BIT : 0;
-}
+static uint32_t rank_bits(void) { return machine.run->cluster ? cuda_cluster_rank << RANK_BIT : 0; }
 
 static size_t variables_size(void)
 {

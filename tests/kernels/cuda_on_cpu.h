@@ -192,7 +192,7 @@ struct cuda_run {
     void (*kernel)(const void *parameters);
     const void *parameters;
     unsigned grid, threads;
-    unsigned cluster; /* blocks of it; 0: 1 */
+    unsigned cluster;  /* blocks of it; 0: 1 */
     unsigned together; /* without clusters: blocks that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;

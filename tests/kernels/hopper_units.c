@@ -69,7 +69,8 @@ typedef struct addition {
 /* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
 typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
-    bool unfenced; /* it has waited for a semaphore since its last fence */
+    const int32_t *turn; /* the semaphore that it has waited for */
+    bool unfenced;       /* since its last fence */
 } bulk_groups;
 
 /* Accumulators that products on their way write to. */
@@ -683,12 +684,15 @@ void hopper_semaphore_wait(const int32_t *semaphore, int count)
     cuda_wait_until(&wait);
     if (*semaphore != count)
         cuda_die("a wait for a semaphore of %d, which is %d already", count, (int)*semaphore);
+    here()->bulk[cuda_thread.x].turn = semaphore;
     here()->bulk[cuda_thread.x].unfenced = true;
 }
 
 void hopper_semaphore_add(int32_t *semaphore)
 {
-    const bulk_groups *g = &here()->bulk[cuda_thread.x];
+    bulk_groups *g = &here()->bulk[cuda_thread.x];
+    if (g->turn != semaphore) cuda_die("a semaphore is added to that was not waited for");
+    g->turn = NULL;
     if (g->ended[HOPPER_BULK_ADDED] < g->committed)
         cuda_die("a semaphore is added to before bulk additions are complete");
     *check_semaphore(semaphore) += 1;

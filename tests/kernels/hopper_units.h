@@ -41,8 +41,8 @@ void hopper_bulk_add(float *global, const void *shared, int bytes);
 void hopper_bulk_commit(void);
 void hopper_bulk_wait(int pending, hopper_bulk_end end);
 
-/* A counter in global memory, by which blocks that run side by side take turns. A thread adds to it only when its additions are
- * complete; behind a wait it fences before it adds to global memory. */
+/* A counter in global memory, by which blocks that run side by side take turns. A thread waits for
+ * it, fences, adds to global memory, and adds to the semaphore when these additions are complete. */
 void hopper_semaphore_wait(const int32_t *semaphore, int count);
 void hopper_semaphore_add(int32_t *semaphore);
 void hopper_proxy_fence_global(void);
