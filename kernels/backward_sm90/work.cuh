@@ -1,6 +1,6 @@
 /*
- * A task of a block: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them, of
- * each query head that shares the head. prepare.cu describes all tasks: that takes long and many registers.
+ * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them,
+ * of each query head that shares the head. One thread describes it; all warps read the description.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WORK_CUH
@@ -12,7 +12,7 @@
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
-    int32_t heads;    /* query heads that share the keys; 0: the end of a block's work */
+    int32_t heads;    /* query heads that share the keys */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
@@ -27,8 +27,6 @@ typedef struct block_work {
      * block's first; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
-static_assert(sizeof(block_work) <= FA_BACKWARD_SM90_WORK_BYTES,
-              "the planner reserves so many bytes");
 
 /* Beyond every query, and small enough that it can be added to without overflow. */
 enum { UNBOUNDED = 1 << 30 };
@@ -100,58 +98,47 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-/* A place in the order in which tasks are taken, as a tile of a head of the batch: the first tiles of `together` heads, then their
- * second ones. So neighbours do not wait for each other's sums. Of a head's tiles the first comes first in any case. */
-FA_DEVICE void find_task(const fa_backward_sm90_params *s, int64_t task, int64_t *head,
-                         int64_t *tile)
+/* A block's task. Tasks count through the tiles of a head, then those of the next one; blocks through the first tiles of
+ * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
+ * behind all tiles in front of it. */
+FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
 {
-    const int64_t group = fa_divide(task, s->heads_together * s->key_tiles);
-    const int64_t first = group * s->heads_together, rest = task - first * s->key_tiles;
-    const int64_t heads =
-        fa_min64(s->heads_together, fa_divide(s->key_tasks, s->key_tiles) - first);
-    *tile = fa_divide(rest, heads);
-    *head = first + rest - *tile * heads;
+    if (together <= 1) return block;
+    const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
+    const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);
+    const int64_t rest = block - first * p->tiles, tile = fa_divide(rest, heads);
+    return (first + rest - tile * heads) * p->tiles + tile;
 }
 
 FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                             int64_t task, block_work *w)
+                             int64_t block, block_work *w)
 {
-    int64_t outer, tile;
-    find_task(s, task, &outer, &tile);
-    w->keys.batch = fa_divide(outer, p->heads_kv);
-    w->keys.head_kv = outer - w->keys.batch * p->heads_kv;
+    w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
-    fa_locate_key_tile(p, tile, KEYS, &w->keys);
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
     find_queries(p, w);
 }
 
-/* How many key tiles in front of the task's touch a query tile that the task touches. The first of them has the first
+/* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first
  * key that the tile's first query sees. */
 FA_DEVICE int tiles_before(const block_work *w, int tile)
 {
     return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head` of the task; count: of tiles so far, through all tasks. A head's
- * last tile comes first: under a causal mask all key tiles touch it, so that where sums have one order they follow each other
- * a step apart. */
+/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
+ * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. */
 typedef struct tile_cursor {
     int count, head, tile;
 } tile_cursor;
 
-FA_DEVICE void begin_task(tile_cursor *at, const block_work *w)
+FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
-    at->head = 0;
-    at->tile = w->to - 1;
-}
-
-FA_DEVICE bool is_first(const tile_cursor *at, const block_work *w)
-{
-    return at->head == 0 && at->tile == w->to - 1;
+    const tile_cursor at = {0, 0, w->to - 1};
+    return at;
 }
 
 FA_DEVICE void advance(tile_cursor *at, int from, int to)

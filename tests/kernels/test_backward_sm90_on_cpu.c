@@ -60,7 +60,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
     FORM(backward_delta) FORM(backward_dsinks)};
 
 static int runs[FA_VARIANTS];
-/* An H200, or one with so few multiprocessors that blocks have several tasks. */
+/* An H200, or one with few multiprocessors, for which plans are made otherwise. */
 static fa_cuda_device device;
 
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
