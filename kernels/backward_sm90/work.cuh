@@ -84,7 +84,7 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
     const int64_t last_query = p->window_left < 0 ? INT64_MAX : add_up(center, p->window_left);
     w->end_query = saturate(last_query) + 1;
     w->key_tile = (int32_t)(first / KEYS);
-    w->edge = (int32_t)fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1;
+    w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
     find_seen_rows(p, w);
