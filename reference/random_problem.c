@@ -168,10 +168,12 @@ static void shrink(problem *p, double work)
  * One class of faults
  * ---------------------------------------------------------------------------------------------- */
 
-/* The classes whose faults show in forward or decode only. */
-static bool fixes_pass(random_focus focus)
+/* The classes whose faults show in forward or decode only, or else in backward if that is asked for. */
+static bool fixes_pass(const random_settings *settings)
 {
-    return focus == RANDOM_SPLIT || focus == RANDOM_INVARIANCE || focus == RANDOM_DROPOUT;
+    const random_focus focus = settings->focus;
+    if (focus == RANDOM_INVARIANCE) return settings->pass != RANDOM_BACKWARD;
+    return focus == RANDOM_SPLIT || focus == RANDOM_DROPOUT;
 }
 
 static void focus_pass(problem *p, const random_settings *settings)
@@ -351,7 +353,7 @@ static void draw_sizes(problem *p, const random_settings *settings)
     if (settings->attend && !settings->all_passes && p->pass != RANDOM_DECODE)
         p->pass = RANDOM_FORWARD;
     focus_pass(p, settings);
-    if (settings->one_pass && !fixes_pass(settings->focus)) p->pass = settings->pass;
+    if (settings->one_pass && !fixes_pass(settings)) p->pass = settings->pass;
     p->batch = once_in(p, 3) ? between(p, 2, MAX_BATCH) : 1;
     p->heads_kv = between(p, 1, 3);
     p->heads_q =

@@ -229,7 +229,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     fa_options options = call->options;
     fa_problem p;
     fa_cuda_plan plan;
-    if (m->number / 7 % 2) options.flags |= FA_DETERMINISTIC;
+    if (m->number / 8 % 2) options.flags |= FA_DETERMINISTIC;
     fa_status status = make_plan(call, &call->gradients, &options, &p, &plan, message, size);
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
@@ -265,9 +265,9 @@ static fa_status compute(void *context, const random_call *given, char *message,
 static bool run_problem(machine *m)
 {
     static random_result result;
-    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_TAILS,   RANDOM_MASKS,
-                                           RANDOM_UNUSED,   RANDOM_LENGTHS, RANDOM_TAILS,
-                                           RANDOM_EMPTY};
+    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_TAILS,     RANDOM_MASKS,
+                                           RANDOM_UNUSED,   RANDOM_LENGTHS,   RANDOM_TAILS,
+                                           RANDOM_EMPTY,    RANDOM_INVARIANCE};
     const random_settings settings = {
         .device = FA_DEVICE_CUDA,
         .tiles = true,
@@ -278,7 +278,7 @@ static bool run_problem(machine *m)
         .attend = compute,
         .context = m};
     device = devices[H200];
-    if (m->number / 14 % 2) device.multiprocessors = 3;
+    if (m->number / 16 % 2) device.multiprocessors = 3;
     random_problem_run((uint64_t)m->number, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
