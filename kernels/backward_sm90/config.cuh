@@ -51,6 +51,7 @@ enum {
     SUMS = HEAD_DIM / 2,  /* accumulators of dK, and of dV */
     DQ_SUMS = DQ_COLUMNS / 2
 };
+static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
 
 /* Whether dP of a tile is computed with the tile before, as its scores are: where there are registers. */

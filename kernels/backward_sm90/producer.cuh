@@ -9,6 +9,7 @@
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
 /* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
@@ -114,18 +115,28 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
     }
 }
 
-/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none. */
+/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none.
+ *
+ * Where sums have one order, a key tile is added when all before it have been. It waits only for blocks of lower numbers, which
+ * start no later and do not wait for it. An addition is complete, and visible to this thread, after ptx_bulk_wait; the semaphore
+ * makes that so for the thread of the next block, and the fence for its copies. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int consumer)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
+    const bool ordered = s->semaphores && p->dq.data;
     if (w->tiles == 0) return;
     ptx_mbarrier_wait(&state->dq_full[consumer], 0);
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
+        int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
+        if (ordered) {
+            ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
+            ptx_fence_proxy_async_global();
+        }
         ptx_mbarrier_wait(&state->dq_full[consumer], (at.count & 1) ^ 1);
         if (p->dq.data)
             ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
@@ -134,6 +145,10 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+        if (ordered) {
+            ptx_bulk_wait(0);
+            ptx_semaphore_add(semaphore);
+        }
     }
     ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
 }

@@ -26,6 +26,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->q_tiles = x->q_tiles;
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
+    params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->heads_together = x->heads_together;
     return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
 }
 
@@ -70,9 +72,7 @@ static bool refuse_options(const fa_problem *p, char *why, size_t size)
                    {"alibi_slopes", p->alibi_slopes},
                    {"bias", p->bias.data},
                    {"mask", p->mask.data},
-                   {"dropout_p", p->dropout_threshold},
-                   {"FA_DETERMINISTIC", p->deterministic},
-                   {"FA_BATCH_INVARIANT", p->batch_invariant}};
+                   {"dropout_p", p->dropout_threshold}};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (!options[i].given) continue;
         fa_cuda_say(why, size, "%s is given", options[i].name);
@@ -119,6 +119,30 @@ static void set_key_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
     fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * outer);
 }
 
+/* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
+ * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. */
+static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
+{
+    if (l->tasks == 0) return 1;
+    const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
+    const int64_t heads = l->tasks / l->tiles, most = device->multiprocessors / at_once + 1;
+    const int64_t groups = (heads + most / 2) / most;
+    return groups > 1 ? (heads + groups - 1) / groups : heads;
+}
+
+/* The order also makes an item's sums independent of the batch. */
+static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
+                       const fa_cuda_plan_launch *main, const fa_cuda_device *device,
+                       fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
+{
+    own->ordered = p->deterministic || p->batch_invariant;
+    own->semaphores_offset = plan->workspace_bytes;
+    own->heads_together = own->ordered ? count_heads_together(main, device) : 1;
+    if (own->ordered)
+        plan->workspace_bytes +=
+            (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
+}
+
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
@@ -127,7 +151,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
         refuse_options(p, why, size) || refuse_head_dims(p, why, size) ||
-        fa_cuda_refuse_rows(p, max_rows, why, size))
+        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     map_tensors(p, own.maps);
     /* A workspace is asked for before the gradients are known. */
@@ -154,6 +178,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
+    plan_order(p, prepare, main, device, plan, &own);
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
