@@ -8,6 +8,7 @@
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
+#include "common/x2.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
@@ -63,6 +64,62 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     if (leader) ptx_mbarrier_arrive(full);
 }
 
+#if OPTIONS
+
+/* Whether a row of the keys has a number that is not finite. */
+FA_DEVICE bool is_bad_row(const char *shared, int row)
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; block++)
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const uint4 x = *(const uint4 *)(shared + block * KEY_BLOCK + row * 128 +
+                                             (n + lane) % 8 * 16);
+            seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                    fa_x2_not_finite(x.w);
+        }
+    return seen != 0;
+}
+
+FA_DEVICE void clear_row(char *shared, int row)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int n = 0; n < 8 * BLOCKS; n++)
+        *(float4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16) =
+            make_float4(0, 0, 0, 0);
+}
+
+/* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
+FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from,
+                                const kept_rows *kept, int *cleared)
+{
+    shared_state *state = pipe->state;
+    const int lane = threadIdx.x % 32;
+    const kept_rows all = {0, KEYS};
+    load_tile(pipe, from, pipe->buffers, KEYS,
+              (int)(state->work.sequence.start_k + state->work.keys.first), &state->cleared, &all,
+              cleared);
+    ptx_mbarrier_wait(&state->cleared, *cleared & 1);
+    *cleared += 1;
+#pragma unroll 1
+    for (int n = 0; n < KEYS / 32; n++) {
+        const int row = 32 * n + lane;
+        const bool stays = row >= kept->from && row < kept->to;
+        const bool bad = is_bad_row(pipe->buffers, row);
+        const uint32_t rows = __ballot_sync(0xffffffffu, stays && bad);
+        if (!stays || bad) clear_row(pipe->buffers, row);
+        if (lane == 0) state->work.bad_keys[n] = rows;
+    }
+    ptx_fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
+}
+
+#endif
+
 FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full,
                          int *cleared)
 {
@@ -73,7 +130,8 @@ FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, 
 }
 
 /* The warp that loads. */
-FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
+FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
+                       const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
@@ -82,7 +140,13 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
     int cleared = 0;
     const tile_source k = source_of(&s->k, &s->k_step, t->head_kv, t->block_k);
     const tile_source v = source_of(&s->v, &s->v_step, t->head_kv, t->block_k);
-    load_keys(pipe, &k, 0, &state->k_full, &cleared);
+    (void)p;
+#if OPTIONS
+    const kept_rows kept = {w->clear_before_key, w->clear_from_key};
+    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k, &kept, &cleared);
+    else
+#endif
+        load_keys(pipe, &k, 0, &state->k_full, &cleared);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
         const int64_t head = t->head + at.head;

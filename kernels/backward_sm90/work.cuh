@@ -24,6 +24,10 @@ typedef struct block_work {
     /* Rows outside are cleared when they are loaded, for they may hold NaN: keys that some query sees, counted from the
      * block's first; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
+#if OPTIONS
+    int32_t center;           /* the position of query 0 among the keys, counted from the block's first key */
+    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; as operands they are 0 */
+#endif
 } block_work;
 
 /* Beyond every query, and small enough that it can be added to without overflow. */
@@ -80,6 +84,9 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
     find_seen_rows(p, w);
+#if OPTIONS
+    w->center = saturate(-center);
+#endif
 }
 
 /* The number of tile 0 of a sequence and head in the workspace. */
@@ -96,6 +103,9 @@ FA_DEVICE void describe_work(const fa_attention_params *p, int64_t q_tiles, int6
     w->keys = fa_find_key_tile(p, task, KEYS);
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
+#if OPTIONS
+    for (int i = 0; i < KEYS / 32; i++) w->bad_keys[i] = 0;
+#endif
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
     w->number = find_tile_number(p, &w->sequence, q_tiles);
@@ -121,5 +131,16 @@ FA_DEVICE void advance(tile_cursor *at, int from, int to)
     at->tile = from;
     at->head++;
 }
+
+#if OPTIONS
+
+/* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
+ * which are 0, it would make NaN of. */
+FA_DEVICE float find_poison(const block_work *w, int key)
+{
+    return w->bad_keys[key / 32] >> key % 32 & 1 ? NAN : 0.0f;
+}
+
+#endif
 
 #endif

@@ -50,12 +50,13 @@ typedef struct parameters {
         name(both->backward);                                                                      \
     }
 SHARED(backward_delta)
+SHARED(backward_dbias_simt)
 SHARED(backward_dsinks)
 
 static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #define FORM(name) [FA_VARIANT_##name] = run_##name,
 #include "test_backward_sm90_on_cpu_forms.h"
-    FORM(backward_delta) FORM(backward_dsinks)};
+    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)};
 
 static int runs[FA_VARIANTS];
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
@@ -110,7 +111,8 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
 
 static bool is_shared(const fa_cuda_plan_launch *l)
 {
-    return l->variant == FA_VARIANT_backward_delta || l->variant == FA_VARIANT_backward_dsinks;
+    return l->variant == FA_VARIANT_backward_delta ||
+           l->variant == FA_VARIANT_backward_dbias_simt || l->variant == FA_VARIANT_backward_dsinks;
 }
 
 static fa_status run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan,
