@@ -28,7 +28,30 @@ FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *ste
 /* The rows of a tile that stay: those in [from, to) of it. */
 typedef struct kept_rows {
     int from, to;
+#if OPTIONS
+    uint32_t blind[2]; /* bits of queries that do not stay either */
+#endif
 } kept_rows;
+
+FA_DEVICE bool is_blind(const kept_rows *kept, int row)
+{
+#if OPTIONS
+    return (row & 32 ? kept->blind[1] : kept->blind[0]) >> row % 32 & 1;
+#else
+    (void)kept, (void)row;
+    return false;
+#endif
+}
+
+FA_DEVICE bool has_blind(const kept_rows *kept)
+{
+#if OPTIONS
+    return (kept->blind[0] | kept->blind[1]) != 0;
+#else
+    (void)kept;
+    return false;
+#endif
+}
 
 FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 {
@@ -36,7 +59,8 @@ FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 #pragma unroll 1
     for (int at = lane * 16; at < BLOCKS * rows * 128; at += 32 * 16) {
         const int row = at / 128 % rows;
-        if (row < kept->from || row >= kept->to) *(float4 *)(shared + at) = make_float4(0, 0, 0, 0);
+        if (row < kept->from || row >= kept->to || is_blind(kept, row))
+            *(float4 *)(shared + at) = make_float4(0, 0, 0, 0);
     }
     ptx_fence_proxy_async();
     __syncwarp();
@@ -48,7 +72,7 @@ FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
                          int row, uint64_t *full, const kept_rows *kept, int *cleared)
 {
-    const bool leader = threadIdx.x % 32 == 0, clears = kept->from > 0 || kept->to < rows;
+    const bool leader = threadIdx.x % 32 == 0, clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &pipe->state->cleared : full;
     if (leader) {
         ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
@@ -129,6 +153,21 @@ FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, 
               full, &kept, cleared);
 }
 
+#if OPTIONS
+
+/* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
+ * log-sum-exp infinity and delta 0. number: of the tile in the workspace. */
+FA_DEVICE void find_blind(const fa_backward_sm90_params *s, int64_t number, kept_rows *kept)
+{
+    const float2 *rows = (const float2 *)(const void *)s->rows + number * QUERIES;
+    const int lane = threadIdx.x % 32;
+    const float2 low = rows[lane], high = rows[32 + lane];
+    kept->blind[0] = __ballot_sync(0xffffffffu, low.x == INFINITY && low.y == 0.0f);
+    kept->blind[1] = __ballot_sync(0xffffffffu, high.x == INFINITY && high.y == 0.0f);
+}
+
+#endif
+
 /* The warp that loads. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
@@ -143,7 +182,8 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     (void)p;
 #if OPTIONS
     const kept_rows kept = {w->clear_before_key, w->clear_from_key};
-    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k, &kept, &cleared);
+    const bool hides = p->mask.data || p->bias.data;
+    if (hides) load_hidden_keys(pipe, &k, &kept, &cleared);
     else
 #endif
         load_keys(pipe, &k, 0, &state->k_full, &cleared);
@@ -151,7 +191,10 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
         const int64_t head = t->head + at.head;
         const int first = at.tile * QUERIES, row = (int)t->start_q + first;
-        const kept_rows kept = {w->clear_before_query - first, w->clear_from_query - first};
+        kept_rows kept = {w->clear_before_query - first, w->clear_from_query - first};
+#if OPTIONS
+        if (hides) find_blind(s, w->number + at.head * s->q_tiles + at.tile, &kept);
+#endif
         const tile_source q = source_of(&s->q, &s->q_step, head, t->block_q);
         const tile_source dout = source_of(&s->dout, &s->dout_step, head, t->block_q);
         __syncwarp();
