@@ -33,6 +33,17 @@ typedef struct kept_rows {
 #endif
 } kept_rows;
 
+FA_DEVICE kept_rows keep_rows(int from, int to)
+{
+    kept_rows kept;
+    kept.from = from;
+    kept.to = to;
+#if OPTIONS
+    kept.blind[0] = kept.blind[1] = 0;
+#endif
+    return kept;
+}
+
 FA_DEVICE bool is_blind(const kept_rows *kept, int row)
 {
 #if OPTIONS
@@ -122,7 +133,7 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from,
 {
     shared_state *state = pipe->state;
     const int lane = threadIdx.x % 32;
-    const kept_rows all = {0, KEYS};
+    const kept_rows all = keep_rows(0, KEYS);
     load_tile(pipe, from, pipe->buffers, KEYS,
               (int)(state->work.sequence.start_k + state->work.keys.first), &state->cleared, &all,
               cleared);
@@ -148,7 +159,7 @@ FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, 
                          int *cleared)
 {
     const block_work *w = &pipe->state->work;
-    const kept_rows kept = {w->clear_before_key, w->clear_from_key};
+    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
     load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
               full, &kept, cleared);
 }
@@ -181,7 +192,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     const tile_source v = source_of(&s->v, &s->v_step, t->head_kv, t->block_k);
     (void)p;
 #if OPTIONS
-    const kept_rows kept = {w->clear_before_key, w->clear_from_key};
+    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
     const bool hides = p->mask.data || p->bias.data;
     if (hides) load_hidden_keys(pipe, &k, &kept, &cleared);
     else
@@ -191,7 +202,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
         const int64_t head = t->head + at.head;
         const int first = at.tile * QUERIES, row = (int)t->start_q + first;
-        kept_rows kept = {w->clear_before_query - first, w->clear_from_query - first};
+        kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
 #if OPTIONS
         if (hides) find_blind(s, w->number + at.head * s->q_tiles + at.tile, &kept);
 #endif
