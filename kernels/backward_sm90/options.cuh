@@ -31,7 +31,7 @@ FA_DEVICE float value_scale(const fa_attention_params *p)
 
 /* A tile, for a thread. */
 typedef struct tile_options {
-    uint32_t sees;  /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
+    uint32_t sees; /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
     uint32_t keeps; /* those that dropout keeps */
     int query, key; /* the thread's first ones: of the sequence; of the block */
     int head;
@@ -173,8 +173,8 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
 #pragma unroll
     for (int e = 0; e < 4 * GROUP; e++) {
         const int distance = w->center + o->query - o->key - e / 2 % 2 * 8;
-        scores[e] = fa_alibi_score(scores[e], factor,
-                                   (float)(distance + 8 * (first + e / 4) + e % 2));
+        scores[e] =
+            fa_alibi_score(scores[e], factor, (float)(distance + 8 * (first + e / 4) + e % 2));
     }
 }
 

@@ -83,7 +83,8 @@ FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
                          int row, uint64_t *full, const kept_rows *kept, int *cleared)
 {
-    const bool leader = threadIdx.x % 32 == 0, clears = kept->from > 0 || kept->to < rows || has_blind(kept);
+    const bool leader = threadIdx.x % 32 == 0,
+               clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &pipe->state->cleared : full;
     if (leader) {
         ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
@@ -110,8 +111,8 @@ FA_DEVICE bool is_bad_row(const char *shared, int row)
     for (int block = 0; block < BLOCKS; block++)
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            const uint4 x = *(const uint4 *)(shared + block * KEY_BLOCK + row * 128 +
-                                             (n + lane) % 8 * 16);
+            const uint4 x =
+                *(const uint4 *)(shared + block * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16);
             seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
                     fa_x2_not_finite(x.w);
         }

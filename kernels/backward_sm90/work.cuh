@@ -25,7 +25,7 @@ typedef struct block_work {
      * block's first; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 #if OPTIONS
-    int32_t center;           /* the position of query 0 among the keys, counted from the block's first key */
+    int32_t center; /* the position of query 0 among the keys, counted from the block's first key */
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; as operands they are 0 */
 #endif
 } block_work;

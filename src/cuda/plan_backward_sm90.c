@@ -132,13 +132,13 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     const int smem = FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     fa_cuda_plan_launch *const prepare =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90, false), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90, false), threads, 0,
+                         queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM90_THREADS, smem, queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const finish =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90, false), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90, false), threads, 0,
+                         queue_sm90, device, plan, why, size);
     if (!prepare || !main || !finish) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";

@@ -8,6 +8,7 @@
  *
  * Arguments: the first problem's number, and how many; then the runs of each variant are printed.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 #include "normalize.h"
 #include "outputs.h"
 #include "random_problem.h"
+#include "scalar.h"
 
 enum { PROBLEMS = 800 };
 
@@ -59,6 +61,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
     FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)};
 
 static int runs[FA_VARIANTS];
+static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
 
 /* One run of a problem. */
@@ -216,6 +219,46 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
     return plan->family == &fa_cuda_backward_sm90 ? FA_OK : FA_ERROR_UNSUPPORTED;
 }
 
+/* Whether no two elements of it are at one place. */
+static bool has_own_elements(const fa_tensor *t)
+{
+    for (int i = 0; i < 4; i++)
+        if (t->shape[i] > 1 && t->stride[i] == 0) return false;
+    return true;
+}
+
+/* Queries that see no key may hold anything, and their gradients dout. */
+static void poison_blind_queries(const random_call *call)
+{
+    const fa_tensor *tensors[] = {&call->q, &call->gradients.dout};
+    const int64_t *n = call->q.shape;
+    for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
+        const int64_t i = row % n[1], h = row / n[1] % n[2], block = row / n[1] / n[2];
+        if (call->lse[row] != -INFINITY) continue;
+        for (int k = 0; k < 2; k++)
+            for (int64_t c = 0; c < tensors[k]->shape[3] && has_own_elements(tensors[k]); c++)
+                ref_store(tensors[k], block, i, h, c, NAN);
+        blind_queries++;
+    }
+}
+
+/* Copies the buffers of q and dout to a place, which NULL makes, or back from it. */
+static void *keep_queries(const ref_buffers *buffers, char *kept)
+{
+    size_t bytes = 0, at = 0;
+    const bool back = kept;
+    for (int i = 0; i < buffers->count; i++) bytes += buffers->list[i].reserved;
+    if (!kept) kept = malloc(bytes);
+    if (!kept) abort();
+    for (int i = 0; i < buffers->count; i++) {
+        const ref_buffer *b = &buffers->list[i];
+        if (strcmp(b->name, "q") != 0 && strcmp(b->name, "dout") != 0) continue;
+        memcpy(back ? b->base : kept + at, back ? kept + at : b->base, b->reserved);
+        at += b->reserved;
+    }
+    return kept;
+}
+
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
 {
     fa_options options = call->options;
@@ -224,7 +267,10 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     fa_status status = make_plan(call, &call->gradients, &options, &p, &plan, message, size);
     if (status != FA_OK) return status;
     m->memory = *call->buffers;
+    char *const kept = keep_queries(call->buffers, NULL);
+    poison_blind_queries(call);
     status = run_in_workspace(m, &p, &plan, message, size);
+    free(keep_queries(call->buffers, kept));
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
@@ -290,9 +336,11 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
     if (argc > 2) {
-        printf("%5d problems, %d with another rounding of dq\n", done, rounded_otherwise);
+        printf("%5d problems, %d with another rounding of dq, %lld queries that saw nothing\n",
+               done, rounded_otherwise, (long long)blind_queries);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
