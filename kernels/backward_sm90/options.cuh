@@ -143,7 +143,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* Queries whose options are applied together: 8 GROUP. */
-#define GROUP (HEAD_DIM == 64 ? 4 : 2)
+#define GROUP (HEAD_DIM == 64 ? 8 : 4)
 
 /* Scores become exponents of 2. slopes: the derivative of the softcap. poison: NaN for a key that is not finite. */
 FA_DEVICE void cap_scores(const fa_attention_params *p, float *scores, float *slopes, float scale,

@@ -25,7 +25,7 @@
 #include "random_problem.h"
 #include "scalar.h"
 
-enum { PROBLEMS = 800 };
+enum { PROBLEMS = 600 };
 
 typedef struct parameters {
     fa_backward_params backward;
