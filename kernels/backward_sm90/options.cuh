@@ -9,6 +9,7 @@
 #define FA_KERNELS_BACKWARD_SM90_OPTIONS_CUH
 
 #include "backward_sm90/config.cuh"
+#include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -145,6 +146,13 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* Queries whose options are applied together: 8 GROUP. */
 #define GROUP (HEAD_DIM == 64 ? 8 : 4)
 
+/* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
+ * which are 0, it would make NaN of. */
+FA_DEVICE float find_poison(const shared_state *state, int key)
+{
+    return state->bad_keys[key / 32] >> key % 32 & 1 ? NAN : 0.0f;
+}
+
 /* Scores become exponents of 2. slopes: the derivative of the softcap. poison: NaN for a key that is not finite. */
 FA_DEVICE void cap_scores(const fa_attention_params *p, float *scores, float *slopes, float scale,
                           const float poison[2])
@@ -169,10 +177,11 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
                          float *scores, int first)
 {
     const int64_t batch = w->sequence.batch * p->alibi_batch_stride;
+    const int center = saturate(w->sequence.diagonal - w->keys.first);
     const float factor = -FA_LOG2E * p->alibi_slopes[batch + o->head];
 #pragma unroll
     for (int e = 0; e < 4 * GROUP; e++) {
-        const int distance = w->center + o->query - o->key - e / 2 % 2 * 8;
+        const int distance = center + o->query - o->key - e / 2 % 2 * 8;
         scores[e] =
             fa_alibi_score(scores[e], factor, (float)(distance + 8 * (first + e / 4) + e % 2));
     }
@@ -213,11 +222,11 @@ FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const t
 
 /* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made.
  * What is hidden has the weight 0, whatever the score and the log-sum-exp. */
-FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work *w,
-                                  const tile_options *o, float *scores, uint32_t *weights,
-                                  float scale, uint32_t rows)
+FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_state *state,
+                                  const block_work *w, const tile_options *o, float *scores,
+                                  uint32_t *weights, float scale, uint32_t rows)
 {
-    const float poison[2] = {find_poison(w, o->key), find_poison(w, o->key + 8)};
+    const float poison[2] = {find_poison(state, o->key), find_poison(state, o->key + 8)};
 #pragma unroll
     for (int first = 0; first < QUERIES / 8; first += GROUP) {
         float *x = scores + 4 * first, slopes[4 * GROUP];

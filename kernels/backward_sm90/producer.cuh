@@ -1,6 +1,6 @@
 /*
- * The warps that move data: one loads keys, values, and the tiles of queries and of dout; two add the consumers' columns
- * of dQ to those in global memory.
+ * The warps beside the consumers: one takes tasks; one loads keys, values, and the tiles of queries and of dout; two add
+ * the consumers' columns of dQ to those in global memory.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
@@ -12,16 +12,16 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* A tensor that tiles are loaded from: its head and its entry of axis 0. */
+/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
 typedef struct tile_source {
     const fa_sm90_map *map;
     int head, block;
 } tile_source;
 
-FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int64_t head,
-                                int64_t block)
+FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
+                                int block)
 {
-    const tile_source from = {map, (int)head * step->head, (int)block * step->block};
+    const tile_source from = {map, head * step->head, block * step->block};
     return from;
 }
 
@@ -29,7 +29,7 @@ FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *ste
 typedef struct kept_rows {
     int from, to;
 #if OPTIONS
-    uint32_t blind[2]; /* bits of queries that do not stay either */
+    const uint32_t *blind; /* bits of queries that do not stay either; NULL: of keys */
 #endif
 } kept_rows;
 
@@ -39,7 +39,7 @@ FA_DEVICE kept_rows keep_rows(int from, int to)
     kept.from = from;
     kept.to = to;
 #if OPTIONS
-    kept.blind[0] = kept.blind[1] = 0;
+    kept.blind = 0;
 #endif
     return kept;
 }
@@ -47,7 +47,7 @@ FA_DEVICE kept_rows keep_rows(int from, int to)
 FA_DEVICE bool is_blind(const kept_rows *kept, int row)
 {
 #if OPTIONS
-    return (row & 32 ? kept->blind[1] : kept->blind[0]) >> row % 32 & 1;
+    return kept->blind && kept->blind[row / 32] >> row % 32 & 1;
 #else
     (void)kept, (void)row;
     return false;
@@ -57,34 +57,36 @@ FA_DEVICE bool is_blind(const kept_rows *kept, int row)
 FA_DEVICE bool has_blind(const kept_rows *kept)
 {
 #if OPTIONS
-    return (kept->blind[0] | kept->blind[1]) != 0;
+    return kept->blind && (kept->blind[0] | kept->blind[1]) != 0;
 #else
     (void)kept;
     return false;
 #endif
 }
 
+/* A lane clears every 32nd row. */
 FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 {
-    const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int at = lane * 16; at < BLOCKS * rows * 128; at += 32 * 16) {
-        const int row = at / 128 % rows;
-        if (row < kept->from || row >= kept->to || is_blind(kept, row))
-            *(float4 *)(shared + at) = make_float4(0, 0, 0, 0);
+    for (int row = threadIdx.x % 32; row < rows; row += 32) {
+        if (row >= kept->from && row < kept->to && !is_blind(kept, row)) continue;
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                *(float4 *)(shared + (block * rows + row) * 128 + 16 * i) = make_float4(0, 0, 0, 0);
     }
     ptx_fence_proxy_async();
     __syncwarp();
 }
 
 /* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
- * to stay. extra: bytes that the caller loads by the same barrier; a tile with such bytes is cleared without them.
- * cleared: counts the tiles that were cleared so far. */
+ * to stay. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
-                         int row, uint64_t *full, const kept_rows *kept, int *cleared)
+                         int row, uint64_t *full, const kept_rows *kept)
 {
-    const bool leader = threadIdx.x % 32 == 0,
-               clears = kept->from > 0 || kept->to < rows || has_blind(kept);
+    const bool leader = threadIdx.x % 32 == 0;
+    const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &pipe->state->cleared : full;
     if (leader) {
         ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
@@ -94,28 +96,38 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
                             from->head, from->block);
     }
     if (!clears) return;
-    ptx_mbarrier_wait(barrier, *cleared & 1);
-    *cleared += 1;
+    ptx_mbarrier_wait(barrier, pipe->state->num_cleared & 1);
     clear_rows(shared, rows, kept);
-    if (leader) ptx_mbarrier_arrive(full);
+    if (leader) {
+        pipe->state->num_cleared++;
+        ptx_mbarrier_arrive(full);
+    }
+    __syncwarp();
+}
+
+FA_DEVICE void load_keys(const pipeline *pipe, const block_work *w, const fa_sm90_map *map,
+                         const fa_sm90_steps *step, int at, uint64_t *full)
+{
+    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
+    const tile_source from = source_of(map, step, (int)w->keys.head_kv, (int)w->sequence.block_k);
+    load_tile(pipe, &from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
+              full, &kept);
 }
 
 #if OPTIONS
 
-/* Whether a row of the keys has a number that is not finite. */
+/* Whether a row of the keys has a number that is not finite. Lanes begin at different banks. */
 FA_DEVICE bool is_bad_row(const char *shared, int row)
 {
     const int lane = threadIdx.x % 32;
     uint32_t seen = 0;
 #pragma unroll 1
-    for (int block = 0; block < BLOCKS; block++)
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const uint4 x =
-                *(const uint4 *)(shared + block * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16);
-            seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
-                    fa_x2_not_finite(x.w);
-        }
+    for (int n = 0; n < 8 * BLOCKS; n++) {
+        const uint4 x =
+            *(const uint4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16);
+        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                fa_x2_not_finite(x.w);
+    }
     return seen != 0;
 }
 
@@ -129,117 +141,164 @@ FA_DEVICE void clear_row(char *shared, int row)
 }
 
 /* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
-FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from,
-                                const kept_rows *kept, int *cleared)
+FA_DEVICE void load_hidden_keys(const pipeline *pipe, const block_work *w, const fa_sm90_map *map,
+                                const fa_sm90_steps *step)
 {
     shared_state *state = pipe->state;
     const int lane = threadIdx.x % 32;
     const kept_rows all = keep_rows(0, KEYS);
-    load_tile(pipe, from, pipe->buffers, KEYS,
-              (int)(state->work.sequence.start_k + state->work.keys.first), &state->cleared, &all,
-              cleared);
-    ptx_mbarrier_wait(&state->cleared, *cleared & 1);
-    *cleared += 1;
+    const tile_source from = source_of(map, step, (int)w->keys.head_kv, (int)w->sequence.block_k);
+    load_tile(pipe, &from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
+              &state->cleared, &all);
+    ptx_mbarrier_wait(&state->cleared, state->num_cleared & 1);
 #pragma unroll 1
     for (int n = 0; n < KEYS / 32; n++) {
         const int row = 32 * n + lane;
-        const bool stays = row >= kept->from && row < kept->to;
+        const bool stays = row >= w->clear_before_key && row < w->clear_from_key;
         const bool bad = is_bad_row(pipe->buffers, row);
         const uint32_t rows = __ballot_sync(0xffffffffu, stays && bad);
         if (!stays || bad) clear_row(pipe->buffers, row);
-        if (lane == 0) state->work.bad_keys[n] = rows;
+        if (lane == 0) state->bad_keys[n] = rows;
     }
     ptx_fence_proxy_async();
     __syncwarp();
-    if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
+    if (lane == 0) {
+        state->num_cleared++;
+        ptx_mbarrier_arrive(&state->k_full);
+    }
+    __syncwarp();
 }
-
-#endif
-
-FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full,
-                         int *cleared)
-{
-    const block_work *w = &pipe->state->work;
-    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
-    load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              full, &kept, cleared);
-}
-
-#if OPTIONS
 
 /* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
  * log-sum-exp infinity and delta 0. number: of the tile in the workspace. */
-FA_DEVICE void find_blind(const fa_backward_sm90_params *s, int64_t number, kept_rows *kept)
+FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
+                          const fa_backward_sm90_params *s, int64_t number)
 {
     const float2 *rows = (const float2 *)(const void *)s->rows + number * QUERIES;
     const int lane = threadIdx.x % 32;
-    const float2 low = rows[lane], high = rows[32 + lane];
-    kept->blind[0] = __ballot_sync(0xffffffffu, low.x == INFINITY && low.y == 0.0f);
-    kept->blind[1] = __ballot_sync(0xffffffffu, high.x == INFINITY && high.y == 0.0f);
+    const bool hides = p->mask.data || p->bias.data;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 32; n++) {
+        float2 row = make_float2(0.0f, 0.0f);
+        if (hides) row = rows[32 * n + lane];
+        const uint32_t blind = __ballot_sync(0xffffffffu, row.x == INFINITY && row.y == 0.0f);
+        if (lane == 0) pipe->state->blind[n] = blind;
+    }
+    __syncwarp();
 }
 
 #endif
+
+/* A tile of queries or of dout. */
+FA_DEVICE void load_queries(const pipeline *pipe, const block_work *w, const tile_cursor *at,
+                            const fa_sm90_map *map, const fa_sm90_steps *step, char *shared,
+                            uint64_t *full)
+{
+    const int first = at->tile * QUERIES;
+    kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+#if OPTIONS
+    kept.blind = pipe->state->blind;
+#endif
+    const tile_source from =
+        source_of(map, step, (int)w->sequence.head + at->head, (int)w->sequence.block_q);
+    load_tile(pipe, &from, shared, QUERIES, (int)w->sequence.start_q + first, full, &kept);
+}
+
+/* The tiles of a task. The first queries come before the keys, whose buffers are released last. */
+FA_DEVICE void produce_task(const pipeline *pipe, const fa_attention_params *p,
+                            const fa_backward_sm90_params *s, const block_work *w, tile_cursor *at)
+{
+    shared_state *state = pipe->state;
+    (void)p;
+    for (begin_task(at, w); at->head < w->heads; advance(at, w->from, w->to)) {
+        const int stage = stage_of(at->count), parity = parity_of(at->count) ^ 1;
+        __syncwarp();
+#if OPTIONS
+        find_blind(pipe, p, s, w->number + at->head * s->q_tiles + at->tile);
+#endif
+        ptx_mbarrier_wait(&state->q_empty[stage], parity);
+        load_queries(pipe, w, at, &s->q, &s->q_step, pipe->buffers + Q_AT + stage * Q_BYTES,
+                     &state->q_full[stage]);
+        if (at->head == 0 && at->tile == w->from) {
+            ptx_mbarrier_wait(&state->kv_empty, (state->num_filled & 1) ^ 1);
+#if OPTIONS
+            if (p->mask.data || p->bias.data) load_hidden_keys(pipe, w, &s->k, &s->k_step);
+            else
+#endif
+                load_keys(pipe, w, &s->k, &s->k_step, 0, &state->k_full);
+            load_keys(pipe, w, &s->v, &s->v_step, V_AT, &state->v_full);
+        }
+        ptx_mbarrier_wait(&state->dout_empty[stage], parity);
+        if (threadIdx.x % 32 == 0) {
+            const int64_t number = w->number + at->head * s->q_tiles + at->tile;
+            ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
+            ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+                          (const char *)s->rows + number * ROW_BYTES, &state->dout_full[stage],
+                          ROW_BYTES);
+        }
+        load_queries(pipe, w, at, &s->dout, &s->dout_step,
+                     pipe->buffers + DOUT_AT + stage * Q_BYTES, &state->dout_full[stage]);
+    }
+}
 
 /* The warp that loads. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
-    const fa_tile *t = &w->sequence;
-    const bool leader = threadIdx.x % 32 == 0;
-    int cleared = 0;
-    const tile_source k = source_of(&s->k, &s->k_step, t->head_kv, t->block_k);
-    const tile_source v = source_of(&s->v, &s->v_step, t->head_kv, t->block_k);
-    (void)p;
-#if OPTIONS
-    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
-    const bool hides = p->mask.data || p->bias.data;
-    if (hides) load_hidden_keys(pipe, &k, &kept, &cleared);
-    else
-#endif
-        load_keys(pipe, &k, 0, &state->k_full, &cleared);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
-        const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
-        const int64_t head = t->head + at.head;
-        const int first = at.tile * QUERIES, row = (int)t->start_q + first;
-        kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
-#if OPTIONS
-        if (hides) find_blind(s, w->number + at.head * s->q_tiles + at.tile, &kept);
-#endif
-        const tile_source q = source_of(&s->q, &s->q_step, head, t->block_q);
-        const tile_source dout = source_of(&s->dout, &s->dout_step, head, t->block_q);
+    tile_cursor at = {0, 0, 0};
+    for (;;) {
+        const int number = state->num_tasks;
+        const block_work *w = acquire_work(pipe, number);
+        if (!w->heads) return;
+        if (w->tiles > 0) produce_task(pipe, p, s, w, &at);
         __syncwarp();
-        ptx_mbarrier_wait(&state->q_empty[stage], parity);
-        load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
-                  &state->q_full[stage], &kept, &cleared);
-        if (at.count == 0) load_keys(pipe, &v, V_AT, &state->v_full, &cleared);
-        ptx_mbarrier_wait(&state->dout_empty[stage], parity);
-        if (leader) {
-            ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
-            ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
-                          (const char *)s->rows +
-                              (w->number + at.head * s->q_tiles + at.tile) * ROW_BYTES,
-                          &state->dout_full[stage], ROW_BYTES);
+        if (threadIdx.x % 32 == 0) {
+            state->num_tasks++;
+            if (w->tiles > 0) state->num_filled++;
+            release_work(pipe, number, true);
         }
-        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * Q_BYTES, QUERIES, row,
-                  &state->dout_full[stage], &kept, &cleared);
+        __syncwarp();
     }
 }
 
-/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none. */
-FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
-                        const fa_backward_sm90_params *s, int consumer)
+/* The scheduler warp, one lane of it: loads descriptions of tasks. The block's first one is that of its number, the others
+ * come from a counter, as tasks may be of any length. */
+FA_DEVICE void schedule(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    int64_t task = blockIdx.x;
+    for (int number = 0;; number++) {
+        const int entry = number & 1;
+        ptx_mbarrier_wait(&state->work_empty[entry], (number >> 1 & 1) ^ 1);
+        if (task >= s->key_tasks) {
+            work_entry(pipe, number)->heads = 0;
+            ptx_mbarrier_arrive(&state->work_full[entry]);
+            return;
+        }
+        ptx_mbarrier_arrive_expect(&state->work_full[entry], FA_BACKWARD_SM90_WORK_BYTES);
+        ptx_bulk_load(work_entry(pipe, number),
+                      (const char *)s->work + task * FA_BACKWARD_SM90_WORK_BYTES,
+                      &state->work_full[entry], FA_BACKWARD_SM90_WORK_BYTES);
+        task = (int64_t)gridDim.x + atomicInc(s->next_task, UINT32_MAX);
+    }
+}
+
+/* The dQ of a task's tiles. The consumer stores a tile's dQ one tile later; what comes first is none. stores: of the
+ * consumer so far. */
+FA_DEVICE void store_task(const pipeline *pipe, const fa_backward_params *p,
+                          const fa_backward_sm90_params *s, const block_work *w, int consumer,
+                          int *stores)
+{
+    shared_state *state = pipe->state;
     const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
-    if (w->tiles == 0) return;
-    ptx_mbarrier_wait(&state->dq_full[consumer], 0);
+    tile_cursor at = {0, 0, 0};
+    ptx_mbarrier_wait(&state->dq_full[consumer], *stores & 1);
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+    *stores += 1;
+    for (begin_task(&at, w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
-        ptx_mbarrier_wait(&state->dq_full[consumer], (at.count & 1) ^ 1);
+        ptx_mbarrier_wait(&state->dq_full[consumer], *stores & 1);
         if (p->dq.data)
             ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
                                  consumer * (SUM_BYTES / 4 / CONSUMERS),
@@ -247,6 +306,20 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+        *stores += 1;
+    }
+}
+
+/* A consumer's store warp, one lane of it. */
+FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
+                        const fa_backward_sm90_params *s, int consumer)
+{
+    int stores = 0;
+    for (int number = 0;; number++) {
+        const block_work *w = acquire_work(pipe, number);
+        if (!w->heads) break;
+        if (w->tiles > 0) store_task(pipe, p, s, w, consumer, &stores);
+        release_work(pipe, number, true);
     }
     ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
 }

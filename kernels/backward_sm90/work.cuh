@@ -1,6 +1,6 @@
 /*
- * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them,
- * of each query head that shares the head. One thread describes it; all warps read the description.
+ * A task of a block: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them, of
+ * each query head that shares the head. prepare.cu describes all tasks: that takes long and many registers.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WORK_CUH
@@ -12,7 +12,7 @@
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
-    int32_t heads;    /* query heads that share the keys */
+    int32_t heads;    /* query heads that share the keys; 0: the end of a block's work */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
@@ -24,11 +24,9 @@ typedef struct block_work {
     /* Rows outside are cleared when they are loaded, for they may hold NaN: keys that some query sees, counted from the
      * block's first; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
-#if OPTIONS
-    int32_t center; /* the position of query 0 among the keys, counted from the block's first key */
-    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; as operands they are 0 */
-#endif
 } block_work;
+static_assert(sizeof(block_work) <= FA_BACKWARD_SM90_WORK_BYTES,
+              "the planner reserves so many bytes");
 
 /* Beyond every query, and small enough that it can be added to without overflow. */
 enum { UNBOUNDED = 1 << 30 };
@@ -84,9 +82,6 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
     find_seen_rows(p, w);
-#if OPTIONS
-    w->center = saturate(-center);
-#endif
 }
 
 /* The number of tile 0 of a sequence and head in the workspace. */
@@ -97,30 +92,31 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-FA_DEVICE void describe_work(const fa_attention_params *p, int64_t q_tiles, int64_t task,
-                             block_work *w)
+FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                             int64_t task, block_work *w)
 {
-    w->keys = fa_find_key_tile(p, task, KEYS);
+    const int64_t outer = fa_divide(task, s->key_tiles);
+    w->keys.batch = fa_divide(outer, p->heads_kv);
+    w->keys.head_kv = outer - w->keys.batch * p->heads_kv;
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
-#if OPTIONS
-    for (int i = 0; i < KEYS / 32; i++) w->bad_keys[i] = 0;
-#endif
+    fa_locate_key_tile(p, task - outer * s->key_tiles, KEYS, &w->keys);
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
-    w->number = find_tile_number(p, &w->sequence, q_tiles);
+    w->number = find_tile_number(p, &w->sequence, s->q_tiles);
     find_queries(p, w);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. */
+/* A place among the block's tiles: tile `tile` of head `head` of the task, counted from the task's first ones; count: of
+ * tiles so far, through all tasks. */
 typedef struct tile_cursor {
     int count, head, tile;
 } tile_cursor;
 
-FA_DEVICE tile_cursor first_tile(const block_work *w)
+FA_DEVICE void begin_task(tile_cursor *at, const block_work *w)
 {
-    const tile_cursor at = {0, 0, w->from};
-    return at;
+    at->head = 0;
+    at->tile = w->from;
 }
 
 FA_DEVICE void advance(tile_cursor *at, int from, int to)
@@ -131,16 +127,5 @@ FA_DEVICE void advance(tile_cursor *at, int from, int to)
     at->tile = from;
     at->head++;
 }
-
-#if OPTIONS
-
-/* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
- * which are 0, it would make NaN of. */
-FA_DEVICE float find_poison(const block_work *w, int key)
-{
-    return w->bad_keys[key / 32] >> key % 32 & 1 ? NAN : 0.0f;
-}
-
-#endif
 
 #endif
