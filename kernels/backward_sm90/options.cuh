@@ -66,12 +66,21 @@ FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
     return sees;
 }
 
+/* The sequence and head, for functions that are told no more of a tile. */
+FA_DEVICE fa_tile sequence_of(const block_work *w, const tile_options *o)
+{
+    fa_tile t;
+    t.batch = w->sequence.batch;
+    t.head = o->head;
+    return t;
+}
+
 /* The element of a bias or a mask for the thread's first query and key r. */
 FA_DEVICE int64_t first_index(const fa_kernel_view *view, const block_work *w,
                               const tile_options *o, int r)
 {
-    return w->sequence.batch * view->stride[0] + o->head * view->stride[1] +
-           o->query * view->stride[2] + (w->keys.first + o->key + 8 * r) * view->stride[3];
+    const fa_tile t = sequence_of(w, o);
+    return fa_score_index(view, &t, o->query, w->keys.first + o->key + 8 * r);
 }
 
 /* Takes away what the mask hides; what is hidden already is not read. */
@@ -100,9 +109,7 @@ FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, co
 FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
                              const tile_options *o)
 {
-    fa_tile t;
-    t.batch = w->sequence.batch;
-    t.head = o->head;
+    const fa_tile t = sequence_of(w, o);
     const fa_dropout d = fa_dropout_of(p, &t);
     const int64_t key = w->keys.first + o->key;
     const int odd = o->key & 1;

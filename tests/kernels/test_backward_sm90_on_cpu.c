@@ -25,7 +25,7 @@
 #include "random_problem.h"
 #include "scalar.h"
 
-enum { PROBLEMS = 600 };
+enum { PROBLEMS = 500 };
 
 typedef struct parameters {
     fa_backward_params backward;
