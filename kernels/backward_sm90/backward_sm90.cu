@@ -3,12 +3,10 @@
  * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads; the variants with
  * OPTIONS also with all options of the scores (options.cuh).
  *
- * One block a multiprocessor stays (a persistent kernel, with a dynamic schedule). A task is KEYS keys of one key/value
- * head and the tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums in
- * registers, written once. dQ is added to a float sum in global memory, which another kernel rounds (finish.cu). The
- * block's warps have roles:
+ * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
+ * that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in global memory, which
+ * another kernel rounds (finish.cu). Its warps have roles:
  *
- *     scheduler    takes tasks                                              producer.cuh, work.cuh
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
  *     store dQ     a warp for each consumer's columns, by TMA               producer.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
@@ -24,7 +22,7 @@
 #include "ptx/registers.cuh"
 
 /* The producer warpgroup's warps. */
-enum { WARP_LOAD, WARP_SCHEDULER, WARP_STORE_DQ /* of consumer 0, then of consumer 1 */ };
+enum { WARP_LOAD, WARP_STORE_DQ /* of consumer 0, and so on */ };
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm90(const __grid_constant__ fa_backward_params p,
@@ -35,14 +33,15 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     if (threadIdx.x == 0) init_barriers(&shared);
+    if (threadIdx.x == 32) describe_work(&p.a, s.q_tiles, blockIdx.x, &shared.work);
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;
         ptx_decrease_registers(PRODUCER_REGISTERS);
-        if (warp == WARP_LOAD) produce(&pipe, &p.a, &s);
-        else if (threadIdx.x % 32 != 0) return;
-        else if (warp == WARP_SCHEDULER) schedule(&pipe, &s);
-        else store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
+        if (warp == WARP_LOAD) {
+            if (shared.work.tiles > 0) produce(&pipe, &p.a, &s);
+        } else if (warp - WARP_STORE_DQ < CONSUMERS && threadIdx.x % 32 == 0)
+            store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));

@@ -2,8 +2,8 @@
  * What the kernels of backward_sm90 are told, and what follows from the numbers of a variant. Shared by the kernels
  * and the planner.
  *
- * Three launches. `prepare` writes a query's log-sum-exp and delta, zeros where the gradients of queries are to be
- * summed, and what each task is; `backward_sm90` computes all gradients; `finish` rounds those of the queries. The workspace is made of query tiles
+ * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
+ * summed; `backward_sm90` computes all gradients; `finish` rounds those of the queries. The workspace is made of query tiles
  * of FA_BACKWARD_SM90_QUERIES rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
@@ -23,16 +23,15 @@
 #define FA_BACKWARD_SM90_DS_BUFFERS 3 /* with 2, a consumer would wait for the other's products */
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
 
-#define FA_BACKWARD_SM90_WORK_BYTES 224 /* the description of a task, a multiple of 16 */
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
- * rows; buffers of dS; one of dQ; two descriptions of tasks. */
+ * rows; buffers of dS; one of dQ. */
 #define FA_BACKWARD_SM90_SMEM(element, dim, stages)                                                \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
-     (stages)*FA_BACKWARD_SM90_ROW_BYTES + 2 * FA_BACKWARD_SM90_WORK_BYTES +                       \
+     (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
      FA_BACKWARD_SM90_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS *              \
          FA_ELEMENT_BYTES(element) +                                                               \
      FA_BACKWARD_SM90_SUM_BYTES(dim) + 1024)
@@ -41,13 +40,9 @@
 typedef struct fa_backward_sm90_params {
     fa_sm90_map q, k, v, dout; /* boxes of 64 rows of q and dout, of 128 of k and v */
     fa_sm90_steps q_step, k_step, v_step, dout_step;
-    int64_t q_tiles;              /* of a head */
-    int64_t key_tiles, key_tasks; /* tiles of keys of a head; of all of them */
+    int64_t q_tiles; /* of a head */
     float *sums;
     float *rows;
-    void *work; /* what each task is: FA_BACKWARD_SM90_WORK_BYTES each (work.cuh) */
-    /* The counter of the dynamic schedule; prepare makes it 0. */
-    uint32_t *next_task;
 } fa_backward_sm90_params;
 
 #endif

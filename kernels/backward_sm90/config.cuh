@@ -3,8 +3,8 @@
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
- *     STAGES     buffers of query tiles, of backward_sm90.cu alone
- *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; of the same
+ *     STAGES     buffers of query tiles
+ *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
@@ -17,6 +17,12 @@
 #endif
 #if !defined(HEAD_DIM) || (HEAD_DIM != 64 && HEAD_DIM != 128)
 #error "backward_sm90: HEAD_DIM is neither 64 nor 128"
+#endif
+#ifndef STAGES
+#error "backward_sm90: STAGES is missing"
+#endif
+#ifndef OPTIONS
+#error "backward_sm90: OPTIONS is missing"
 #endif
 
 #include "backward_sm90/backward_sm90.h"
@@ -52,8 +58,13 @@ enum {
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
 
 /* Whether dP of a tile is computed with the tile before, as its scores are: where there are registers. */
+#ifndef DP_AHEAD
 #define DP_AHEAD (HEAD_DIM == 64)
+#endif
 
+#ifndef PINGPONG
+#define PINGPONG 0
+#endif
 #define PRODUCER_REGISTERS 24
 #define CONSUMER_REGISTERS 240
 

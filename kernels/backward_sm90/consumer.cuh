@@ -29,7 +29,6 @@ typedef struct consumer_state {
     float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
     int number;      /* of the consumer */
     int leader;      /* whether this lane arrives for its warp */
-    int tasks;       /* so far, of those that have tiles */
 } consumer_state;
 
 /* Descriptors of operands; ACROSS: of those that are read across their rows. */
@@ -175,28 +174,20 @@ FA_DEVICE void issue_dp(consumer_state *c, int stage)
     issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
 }
 
-/* Consumers alternate in issuing the products of a tile, so that one makes weights while the other multiplies. */
-FA_DEVICE void let_other_issue(const consumer_state *c)
-{
-    ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
-}
-
-/* The scores of a task's first tile. */
-FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c, int count)
+/* The first tile's scores. */
+FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c)
 {
     shared_state *state = pipe->state;
-    const int stage = stage_of(count), parity = parity_of(count);
-    ptx_mbarrier_wait(&state->q_full[stage], parity);
-    ptx_mbarrier_wait(&state->k_full, c->tasks & 1);
-    ptx_register_fence(c->scores, SCORES);
+    if (PINGPONG && c->number == 1) ptx_named_barrier_arrive(1, 2 * WARPGROUP);
+    ptx_mbarrier_wait(&state->k_full, 0);
+    ptx_mbarrier_wait(&state->q_full[0], 0);
     ptx_wgmma_fence();
-    issue_s(c, stage);
-    ptx_mbarrier_wait(&state->v_full, c->tasks & 1);
+    issue_s(c, 0);
+    ptx_mbarrier_wait(&state->v_full, 0);
     if (DP_AHEAD) {
-        ptx_mbarrier_wait(&state->dout_full[stage], parity);
-        ptx_register_fence(c->dp, SCORES);
+        ptx_mbarrier_wait(&state->dout_full[0], 0);
         ptx_wgmma_fence();
-        issue_dp(c, stage);
+        issue_dp(c, 0);
     }
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
@@ -206,13 +197,12 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c, int count)
 /* One tile, whose scores are there. Behind its own products those of the next tile's scores are issued, so that the tensor
  * cores have work until weights begin. With the last tile that is one more product, of no use. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                            const block_work *w, const tile_cursor *at, int begin, int end,
-                            bool masked)
+                            const tile_cursor *at, int tiles, bool masked)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = stage_of(count), next = stage_of(count + 1);
-    const int ready = count + 1 < end ? count + 1 : count; /* the tile that is waited for */
-    const int before = count > begin ? count - 1 : count;
+    const int ready = count + 1 < tiles ? count + 1 : count; /* the tile that is waited for */
+    const int before = count > 0 ? count - 1 : 0;
     const uint32_t rows = row_address(pipe, stage);
     uint32_t weights[SCORES / 2], ds[SCORES / 2];
 
@@ -223,12 +213,13 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
         issue_dp(c, stage);
     }
 #if OPTIONS
+    const block_work *w = &state->work;
     const tile_options options = find_tile_options(p, w, at, c->number);
     weigh_with_options(p, state, w, &options, c->scores, weights, c->scale, rows);
 #else
     (void)p;
     weigh(c->scores, c->scale, rows);
-    if (masked) mask_weights(w, c->scores, c->number, at->tile);
+    if (masked) mask_weights(&state->work, c->scores, c->number, at->tile);
     pack_weights(weights, c->scores);
 #endif
     ptx_register_fence(c->dv, SUMS);
@@ -244,9 +235,9 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
     make_ds(c->scores, c->dp, ds, rows, masked);
     share_ds(pipe, c, ds, count);
 
-    if (count > begin) ptx_mbarrier_wait(&state->ds_full[ds_buffer(before)], ds_parity(before));
+    if (count > 0) ptx_mbarrier_wait(&state->ds_full[ds_buffer(before)], ds_parity(before));
     ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
-    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
+    if (PINGPONG) ptx_named_barrier_sync(1 + c->number, 2 * WARPGROUP);
     ptx_register_fence(c->scores, SCORES);
     ptx_register_fence(c->dk, SUMS);
     ptx_register_fence(c->dq, DQ_SUMS);
@@ -259,10 +250,12 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
         ptx_register_fence(c->dp, SCORES);
         ptx_wgmma_fence();
         issue_dp(c, next);
-        let_other_issue(c);
+        if (PINGPONG && (c->number == 0 || count + 1 < tiles))
+            ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
         ptx_wgmma_wait(2);
     } else {
-        let_other_issue(c);
+        if (PINGPONG && (c->number == 0 || count + 1 < tiles))
+            ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
         ptx_wgmma_wait(0);
     }
     ptx_register_fence(c->dk, SUMS);
@@ -276,27 +269,22 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
     }
     ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(before)], c->leader && count > begin);
-    share_dq(pipe, c, count + c->tasks);
+    ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(before)], c->leader && count > 0);
+    share_dq(pipe, c, count);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
     ptx_register_fence(c->dp, SCORES);
 }
 
-/* The last tile's dQ; then keys and values are released. end: tiles so far. */
-FA_DEVICE void finish_dq(const pipeline *pipe, consumer_state *c, int end)
+/* The last tile's dQ. */
+FA_DEVICE void finish_dq(const pipeline *pipe, consumer_state *c, int tiles)
 {
-    shared_state *state = pipe->state;
-    const int last = end - 1;
-    ptx_mbarrier_wait(&state->ds_full[ds_buffer(last)], ds_parity(last));
-    ptx_register_fence(c->dq, DQ_SUMS);
+    ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(tiles - 1)], ds_parity(tiles - 1));
     ptx_wgmma_fence();
-    issue_dq(c->dq, ds_tile(c, last), key_columns(c));
+    issue_dq(c->dq, ds_tile(c, tiles - 1), key_columns(c));
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dq, DQ_SUMS);
-    ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(last)], c->leader);
-    ptx_mbarrier_arrive_if(&state->kv_empty, c->leader);
-    share_dq(pipe, c, end + c->tasks);
+    share_dq(pipe, c, tiles);
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -309,54 +297,38 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A task's tiles: those that need a mask, and those that do not. With options all do. */
-FA_DEVICE void consume_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                             const block_work *w, tile_cursor *at)
-{
-    const int from = w->from, to = w->to, begin = at->count, end = begin + w->tiles;
-    const int unmasked_from = w->unmasked_from[c->number];
-    const int unmasked_to = w->unmasked_to[c->number];
-    begin_task(at, w);
-    begin_tiles(pipe, c, begin);
-    while (at->count < end) {
-        while (at->count < end && !OPTIONS && at->tile >= unmasked_from &&
-               at->tile < unmasked_to) {
-            consume_tile(pipe, p, c, w, at, begin, end, false);
-            advance(at, from, to);
-        }
-        while (at->count < end && (OPTIONS || at->tile < unmasked_from || at->tile >= unmasked_to)) {
-            consume_tile(pipe, p, c, w, at, begin, end, true);
-            advance(at, from, to);
-        }
-    }
-    finish_dq(pipe, c, end);
-    c->tasks++;
-}
-
 FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
 {
+    const block_work *w = &pipe->state->work;
+    const int tiles = w->tiles, from = w->from, to = w->to;
+    const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
     consumer_state c;
-    tile_cursor at = {0, 0, 0};
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
     c.ds_row = find_ds_row(pipe, consumer);
     c.scale = inner_scale(&p->a);
     c.number = consumer;
     c.leader = threadIdx.x % 32 == 0;
-    c.tasks = 0;
-    if (consumer == 1) let_other_issue(&c); /* the first one may begin */
-    for (int number = 0;; number++) {
-        const block_work *w = acquire_work(pipe, number);
-        if (!w->heads) break;
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
-        if (w->tiles > 0) consume_tiles(pipe, &p->a, &c, w, &at);
-        store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
-        store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, value_scale(&p->a), consumer);
-        __syncwarp();
-        release_work(pipe, number, c.leader);
+    for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
+    if (tiles > 0) {
+        tile_cursor at = first_tile(w);
+        begin_tiles(pipe, &c);
+        while (at.count < tiles) {
+            while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
+                   at.tile < unmasked_to) {
+                consume_tile(pipe, &p->a, &c, &at, tiles, false);
+                advance(&at, from, to);
+            }
+            while (at.count < tiles &&
+                   (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
+                consume_tile(pipe, &p->a, &c, &at, tiles, true);
+                advance(&at, from, to);
+            }
+        }
+        finish_dq(pipe, &c, tiles);
     }
-    /* The other's last arrival. */
-    if (consumer == 0) ptx_named_barrier_sync(NAMED_BARRIER_ISSUE, 2 * WARPGROUP);
+    store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
+    store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, value_scale(&p->a), consumer);
 }
 
 #endif

@@ -3,9 +3,7 @@
  * released by.
  *
  *     barriers              buffers                         filled by              released by
- *     work_full, _empty     2 descriptions of tasks         TMA, scheduler warp    load and store warps, consumers
- *     k_full, v_full        the task's keys, values         TMA, load warp
- *     kv_empty              both                                                   both consumers
+ *     k_full, v_full        the block's keys, values        TMA, load warp         -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
  *     ds_full, ds_empty     DS_BUFFERS tiles of dS            both consumers         both consumers
@@ -21,21 +19,12 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
-#ifndef STAGES
-#error "backward_sm90: STAGES is missing"
-#endif
-#ifndef OPTIONS
-#error "backward_sm90: OPTIONS is missing"
-#endif
-
 typedef struct shared_state {
-    uint64_t work_full[2], work_empty[2];
-    uint64_t k_full, v_full, kv_empty, cleared;
+    uint64_t k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
-    /* The load warp's counts, for which it has no registers: tiles of which it has cleared rows, tasks, tasks with tiles. */
-    int32_t num_cleared, num_tasks, num_filled;
+    block_work work;
 #if OPTIONS
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
     uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
@@ -49,8 +38,7 @@ enum {
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * Q_BYTES,
     DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    ROWS_AT = DQ_AT + SUM_BYTES,
-    WORK_AT = ROWS_AT + STAGES * ROW_BYTES
+    ROWS_AT = DQ_AT + SUM_BYTES
 };
 
 typedef struct pipeline {
@@ -65,44 +53,14 @@ FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1);
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
 FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
 
-/* Named barriers. */
-enum {
-    NAMED_BARRIER_BLOCK, /* of __syncthreads */
-    NAMED_BARRIER_ISSUE, /* of consumer 0, then of consumer 1: where it waits until it may issue products */
-};
-
-/* Where the description of the block's task `number` is. */
-FA_DEVICE block_work *work_entry(const pipeline *pipe, int number)
-{
-    return (block_work *)(pipe->buffers + WORK_AT + (number & 1) * FA_BACKWARD_SM90_WORK_BYTES);
-}
-
-FA_DEVICE const block_work *acquire_work(const pipeline *pipe, int number)
-{
-    ptx_mbarrier_wait(&pipe->state->work_full[number & 1], number >> 1 & 1);
-    return work_entry(pipe, number);
-}
-
-/* leader: whether this lane arrives for its warp. */
-FA_DEVICE void release_work(const pipeline *pipe, int number, bool leader)
-{
-    ptx_mbarrier_arrive_if(&pipe->state->work_empty[number & 1], leader);
-}
-
 FA_DEVICE void init_barriers(shared_state *state)
 {
-    state->num_cleared = state->num_tasks = state->num_filled = 0;
 #if OPTIONS
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
-    ptx_mbarrier_init(&state->kv_empty, CONSUMERS * WARPS);
     ptx_mbarrier_init(&state->cleared, 1);
-    for (int i = 0; i < 2; i++) {
-        ptx_mbarrier_init(&state->work_full[i], 1);
-        ptx_mbarrier_init(&state->work_empty[i], 1 + CONSUMERS + CONSUMERS * WARPS);
-    }
     for (int stage = 0; stage < STAGES; stage++) {
         ptx_mbarrier_init(&state->q_full[stage], 1);
         ptx_mbarrier_init(&state->q_empty[stage], CONSUMERS * WARPS);

@@ -1,20 +1,21 @@
 /*
- * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ and
- * for the counter of the dynamic schedule. Bound by
+ * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ. Bound by
  * memory.
  */
-#include "backward_sm90/work.cuh"
+#include "backward_sm90/backward_sm90.h"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 
+#define QUERIES FA_BACKWARD_SM90_QUERIES
+
 enum {
-    PASS_THREADS = FA_BACKWARD_SM90_PASS_THREADS,
-    PASS_WARPS = PASS_THREADS / 32,
+    THREADS = FA_BACKWARD_SM90_PASS_THREADS,
+    WARPS = THREADS / 32,
     LANES = HEAD_DIM / 8, /* that share a row */
-    ROWS_OF_LANE = QUERIES * LANES / PASS_THREADS,
+    ROWS_OF_LANE = QUERIES * LANES / THREADS,
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
 
@@ -38,7 +39,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
     uint4 dout[ROWS_OF_LANE], out[ROWS_OF_LANE];
 #pragma unroll
     for (int n = 0; n < ROWS_OF_LANE; n++) {
-        const int64_t i = t->first + first + n * (PASS_THREADS / LANES);
+        const int64_t i = t->first + first + n * (THREADS / LANES);
         const uint4 zero = {0, 0, 0, 0};
         dout[n] = out[n] = zero;
         if (i >= t->n_q || !has_columns) continue;
@@ -49,7 +50,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
     }
 #pragma unroll
     for (int n = 0; n < ROWS_OF_LANE; n++) {
-        const int row = first + n * (PASS_THREADS / LANES);
+        const int row = first + n * (THREADS / LANES);
         const uint32_t x[4] = {dout[n].x, dout[n].y, dout[n].z, dout[n].w};
         const uint32_t y[4] = {out[n].x, out[n].y, out[n].z, out[n].w};
         float sum = 0.0f;
@@ -69,23 +70,14 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
 FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float2 *rows)
 {
 #pragma unroll 1
-    for (int r = (int)threadIdx.x / 32; r < QUERIES; r += PASS_WARPS) {
+    for (int r = (int)threadIdx.x / 32; r < QUERIES; r += WARPS) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
         if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, t, i, product);
     }
 }
 
-/* Of all tasks of the launch that follows, in turn by all threads that there are. */
-FA_DEVICE void describe_tasks(const fa_attention_params *p, const fa_backward_sm90_params *s)
-{
-    for (int64_t task = (int64_t)blockIdx.x * PASS_THREADS + threadIdx.x; task < s->key_tasks;
-         task += (int64_t)gridDim.x * PASS_THREADS)
-        describe_work(p, s, task,
-                      (block_work *)((char *)s->work + task * FA_BACKWARD_SM90_WORK_BYTES));
-}
-
-FA_KERNEL __launch_bounds__(PASS_THREADS)
+FA_KERNEL __launch_bounds__(THREADS)
     backward_sm90_prepare(const __grid_constant__ fa_backward_params p,
                           const __grid_constant__ fa_backward_sm90_params s)
 {
@@ -94,11 +86,9 @@ FA_KERNEL __launch_bounds__(PASS_THREADS)
     const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, QUERIES);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *s.next_task = 0;
-    describe_tasks(&p.a, &s);
 #pragma unroll
-    for (int i = 0; i < SUM_VECTORS / PASS_THREADS; i++)
-        if (p.dq.data) sums[i * PASS_THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+    for (int i = 0; i < SUM_VECTORS / THREADS; i++)
+        if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     __syncthreads();
     float2 *rows = (float2 *)s.rows + number * QUERIES;
     if (p.dout.vector == 8 && p.a.out.vector == 8) prepare_vectors(&p, &tile, rows);

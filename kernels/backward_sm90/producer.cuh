@@ -1,6 +1,6 @@
 /*
- * The warps beside the consumers: one takes tasks; one loads keys, values, and the tiles of queries and of dout; two add
- * the consumers' columns of dQ to those in global memory.
+ * The warps that move data: one loads keys, values, and the tiles of queries and of dout; two add the consumers' columns
+ * of dQ to those in global memory.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
@@ -12,16 +12,16 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
+/* A tensor that tiles are loaded from: its head and its entry of axis 0. */
 typedef struct tile_source {
     const fa_sm90_map *map;
     int head, block;
 } tile_source;
 
-FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
-                                int block)
+FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int64_t head,
+                                int64_t block)
 {
-    const tile_source from = {map, head * step->head, block * step->block};
+    const tile_source from = {map, (int)head * step->head, (int)block * step->block};
     return from;
 }
 
@@ -64,26 +64,24 @@ FA_DEVICE bool has_blind(const kept_rows *kept)
 #endif
 }
 
-/* A lane clears every 32nd row. */
 FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 {
+    const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int row = threadIdx.x % 32; row < rows; row += 32) {
-        if (row >= kept->from && row < kept->to && !is_blind(kept, row)) continue;
-#pragma unroll
-        for (int block = 0; block < BLOCKS; block++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                *(float4 *)(shared + (block * rows + row) * 128 + 16 * i) = make_float4(0, 0, 0, 0);
+    for (int at = lane * 16; at < BLOCKS * rows * 128; at += 32 * 16) {
+        const int row = at / 128 % rows;
+        if (row < kept->from || row >= kept->to || is_blind(kept, row))
+            *(float4 *)(shared + at) = make_float4(0, 0, 0, 0);
     }
     ptx_fence_proxy_async();
     __syncwarp();
 }
 
 /* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
- * to stay. */
+ * to stay. extra: bytes that the caller loads by the same barrier; a tile with such bytes is cleared without them.
+ * cleared: counts the tiles that were cleared so far. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
-                         int row, uint64_t *full, const kept_rows *kept)
+                         int row, uint64_t *full, const kept_rows *kept, int *cleared)
 {
     const bool leader = threadIdx.x % 32 == 0;
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
@@ -96,22 +94,19 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
                             from->head, from->block);
     }
     if (!clears) return;
-    ptx_mbarrier_wait(barrier, pipe->state->num_cleared & 1);
+    ptx_mbarrier_wait(barrier, *cleared & 1);
+    *cleared += 1;
     clear_rows(shared, rows, kept);
-    if (leader) {
-        pipe->state->num_cleared++;
-        ptx_mbarrier_arrive(full);
-    }
-    __syncwarp();
+    if (leader) ptx_mbarrier_arrive(full);
 }
 
-FA_DEVICE void load_keys(const pipeline *pipe, const block_work *w, const fa_sm90_map *map,
-                         const fa_sm90_steps *step, int at, uint64_t *full)
+FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full,
+                         int *cleared)
 {
+    const block_work *w = &pipe->state->work;
     const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
-    const tile_source from = source_of(map, step, (int)w->keys.head_kv, (int)w->sequence.block_k);
-    load_tile(pipe, &from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              full, &kept);
+    load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
+              full, &kept, cleared);
 }
 
 #if OPTIONS
@@ -141,16 +136,16 @@ FA_DEVICE void clear_row(char *shared, int row)
 }
 
 /* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
-FA_DEVICE void load_hidden_keys(const pipeline *pipe, const block_work *w, const fa_sm90_map *map,
-                                const fa_sm90_steps *step)
+FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from, int *cleared)
 {
     shared_state *state = pipe->state;
+    const block_work *w = &state->work;
     const int lane = threadIdx.x % 32;
     const kept_rows all = keep_rows(0, KEYS);
-    const tile_source from = source_of(map, step, (int)w->keys.head_kv, (int)w->sequence.block_k);
-    load_tile(pipe, &from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              &state->cleared, &all);
-    ptx_mbarrier_wait(&state->cleared, state->num_cleared & 1);
+    load_tile(pipe, from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
+              &state->cleared, &all, cleared);
+    ptx_mbarrier_wait(&state->cleared, *cleared & 1);
+    *cleared += 1;
 #pragma unroll 1
     for (int n = 0; n < KEYS / 32; n++) {
         const int row = 32 * n + lane;
@@ -162,11 +157,7 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const block_work *w, const
     }
     ptx_fence_proxy_async();
     __syncwarp();
-    if (lane == 0) {
-        state->num_cleared++;
-        ptx_mbarrier_arrive(&state->k_full);
-    }
-    __syncwarp();
+    if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
 }
 
 /* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
@@ -189,116 +180,65 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
 
 #endif
 
-/* A tile of queries or of dout. */
-FA_DEVICE void load_queries(const pipeline *pipe, const block_work *w, const tile_cursor *at,
-                            const fa_sm90_map *map, const fa_sm90_steps *step, char *shared,
-                            uint64_t *full)
-{
-    const int first = at->tile * QUERIES;
-    kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
-#if OPTIONS
-    kept.blind = pipe->state->blind;
-#endif
-    const tile_source from =
-        source_of(map, step, (int)w->sequence.head + at->head, (int)w->sequence.block_q);
-    load_tile(pipe, &from, shared, QUERIES, (int)w->sequence.start_q + first, full, &kept);
-}
-
-/* The tiles of a task. The first queries come before the keys, whose buffers are released last. */
-FA_DEVICE void produce_task(const pipeline *pipe, const fa_attention_params *p,
-                            const fa_backward_sm90_params *s, const block_work *w, tile_cursor *at)
-{
-    shared_state *state = pipe->state;
-    (void)p;
-    for (begin_task(at, w); at->head < w->heads; advance(at, w->from, w->to)) {
-        const int stage = stage_of(at->count), parity = parity_of(at->count) ^ 1;
-        __syncwarp();
-#if OPTIONS
-        find_blind(pipe, p, s, w->number + at->head * s->q_tiles + at->tile);
-#endif
-        ptx_mbarrier_wait(&state->q_empty[stage], parity);
-        load_queries(pipe, w, at, &s->q, &s->q_step, pipe->buffers + Q_AT + stage * Q_BYTES,
-                     &state->q_full[stage]);
-        if (at->head == 0 && at->tile == w->from) {
-            ptx_mbarrier_wait(&state->kv_empty, (state->num_filled & 1) ^ 1);
-#if OPTIONS
-            if (p->mask.data || p->bias.data) load_hidden_keys(pipe, w, &s->k, &s->k_step);
-            else
-#endif
-                load_keys(pipe, w, &s->k, &s->k_step, 0, &state->k_full);
-            load_keys(pipe, w, &s->v, &s->v_step, V_AT, &state->v_full);
-        }
-        ptx_mbarrier_wait(&state->dout_empty[stage], parity);
-        if (threadIdx.x % 32 == 0) {
-            const int64_t number = w->number + at->head * s->q_tiles + at->tile;
-            ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
-            ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
-                          (const char *)s->rows + number * ROW_BYTES, &state->dout_full[stage],
-                          ROW_BYTES);
-        }
-        load_queries(pipe, w, at, &s->dout, &s->dout_step,
-                     pipe->buffers + DOUT_AT + stage * Q_BYTES, &state->dout_full[stage]);
-    }
-}
-
 /* The warp that loads. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
-    tile_cursor at = {0, 0, 0};
-    for (;;) {
-        const int number = state->num_tasks;
-        const block_work *w = acquire_work(pipe, number);
-        if (!w->heads) return;
-        if (w->tiles > 0) produce_task(pipe, p, s, w, &at);
+    const block_work *w = &state->work;
+    const fa_tile *t = &w->sequence;
+    const bool leader = threadIdx.x % 32 == 0;
+    int cleared = 0;
+    const tile_source k = source_of(&s->k, &s->k_step, t->head_kv, t->block_k);
+    const tile_source v = source_of(&s->v, &s->v_step, t->head_kv, t->block_k);
+    (void)p;
+#if OPTIONS
+    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k, &cleared);
+    else
+#endif
+        load_keys(pipe, &k, 0, &state->k_full, &cleared);
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+        const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
+        const int64_t head = t->head + at.head;
+        const int first = at.tile * QUERIES, row = (int)t->start_q + first;
+        kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+#if OPTIONS
+        kept.blind = state->blind;
+        find_blind(pipe, p, s, w->number + at.head * s->q_tiles + at.tile);
+#endif
+        const tile_source q = source_of(&s->q, &s->q_step, head, t->block_q);
+        const tile_source dout = source_of(&s->dout, &s->dout_step, head, t->block_q);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            state->num_tasks++;
-            if (w->tiles > 0) state->num_filled++;
-            release_work(pipe, number, true);
+        ptx_mbarrier_wait(&state->q_empty[stage], parity);
+        load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
+                  &state->q_full[stage], &kept, &cleared);
+        if (at.count == 0) load_keys(pipe, &v, V_AT, &state->v_full, &cleared);
+        ptx_mbarrier_wait(&state->dout_empty[stage], parity);
+        if (leader) {
+            ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
+            ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+                          (const char *)s->rows +
+                              (w->number + at.head * s->q_tiles + at.tile) * ROW_BYTES,
+                          &state->dout_full[stage], ROW_BYTES);
         }
-        __syncwarp();
+        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * Q_BYTES, QUERIES, row,
+                  &state->dout_full[stage], &kept, &cleared);
     }
 }
 
-/* The scheduler warp, one lane of it: loads descriptions of tasks. The block's first one is that of its number, the others
- * come from a counter, as tasks may be of any length. */
-FA_DEVICE void schedule(const pipeline *pipe, const fa_backward_sm90_params *s)
+/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none. */
+FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
+                        const fa_backward_sm90_params *s, int consumer)
 {
     shared_state *state = pipe->state;
-    int64_t task = blockIdx.x;
-    for (int number = 0;; number++) {
-        const int entry = number & 1;
-        ptx_mbarrier_wait(&state->work_empty[entry], (number >> 1 & 1) ^ 1);
-        if (task >= s->key_tasks) {
-            work_entry(pipe, number)->heads = 0;
-            ptx_mbarrier_arrive(&state->work_full[entry]);
-            return;
-        }
-        ptx_mbarrier_arrive_expect(&state->work_full[entry], FA_BACKWARD_SM90_WORK_BYTES);
-        ptx_bulk_load(work_entry(pipe, number),
-                      (const char *)s->work + task * FA_BACKWARD_SM90_WORK_BYTES,
-                      &state->work_full[entry], FA_BACKWARD_SM90_WORK_BYTES);
-        task = (int64_t)gridDim.x + atomicInc(s->next_task, UINT32_MAX);
-    }
-}
-
-/* The dQ of a task's tiles. The consumer stores a tile's dQ one tile later; what comes first is none. stores: of the
- * consumer so far. */
-FA_DEVICE void store_task(const pipeline *pipe, const fa_backward_params *p,
-                          const fa_backward_sm90_params *s, const block_work *w, int consumer,
-                          int *stores)
-{
-    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
     const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
-    tile_cursor at = {0, 0, 0};
-    ptx_mbarrier_wait(&state->dq_full[consumer], *stores & 1);
+    if (w->tiles == 0) return;
+    ptx_mbarrier_wait(&state->dq_full[consumer], 0);
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-    *stores += 1;
-    for (begin_task(&at, w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
-        ptx_mbarrier_wait(&state->dq_full[consumer], *stores & 1);
+        ptx_mbarrier_wait(&state->dq_full[consumer], (at.count & 1) ^ 1);
         if (p->dq.data)
             ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
                                  consumer * (SUM_BYTES / 4 / CONSUMERS),
@@ -306,20 +246,6 @@ FA_DEVICE void store_task(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-        *stores += 1;
-    }
-}
-
-/* A consumer's store warp, one lane of it. */
-FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
-                        const fa_backward_sm90_params *s, int consumer)
-{
-    int stores = 0;
-    for (int number = 0;; number++) {
-        const block_work *w = acquire_work(pipe, number);
-        if (!w->heads) break;
-        if (w->tiles > 0) store_task(pipe, p, s, w, consumer, &stores);
-        release_work(pipe, number, true);
     }
     ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
 }

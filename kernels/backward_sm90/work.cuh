@@ -1,6 +1,6 @@
 /*
- * A task of a block: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them, of
- * each query head that shares the head. prepare.cu describes all tasks: that takes long and many registers.
+ * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them,
+ * of each query head that shares the head. One thread describes it; all warps read the description.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WORK_CUH
@@ -12,7 +12,7 @@
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
-    int32_t heads;    /* query heads that share the keys; 0: the end of a block's work */
+    int32_t heads;    /* query heads that share the keys */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
@@ -25,8 +25,6 @@ typedef struct block_work {
      * block's first; queries that see some key. */
     int32_t clear_before_key, clear_from_key, clear_before_query, clear_from_query;
 } block_work;
-static_assert(sizeof(block_work) <= FA_BACKWARD_SM90_WORK_BYTES,
-              "the planner reserves so many bytes");
 
 /* Beyond every query, and small enough that it can be added to without overflow. */
 enum { UNBOUNDED = 1 << 30 };
@@ -92,31 +90,27 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                             int64_t task, block_work *w)
+FA_DEVICE void describe_work(const fa_attention_params *p, int64_t q_tiles, int64_t task,
+                             block_work *w)
 {
-    const int64_t outer = fa_divide(task, s->key_tiles);
-    w->keys.batch = fa_divide(outer, p->heads_kv);
-    w->keys.head_kv = outer - w->keys.batch * p->heads_kv;
+    w->keys = fa_find_key_tile(p, task, KEYS);
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
-    fa_locate_key_tile(p, task - outer * s->key_tiles, KEYS, &w->keys);
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
-    w->number = find_tile_number(p, &w->sequence, s->q_tiles);
+    w->number = find_tile_number(p, &w->sequence, q_tiles);
     find_queries(p, w);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head` of the task, counted from the task's first ones; count: of
- * tiles so far, through all tasks. */
+/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. */
 typedef struct tile_cursor {
     int count, head, tile;
 } tile_cursor;
 
-FA_DEVICE void begin_task(tile_cursor *at, const block_work *w)
+FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
-    at->head = 0;
-    at->tile = w->from;
+    const tile_cursor at = {0, 0, w->from};
+    return at;
 }
 
 FA_DEVICE void advance(tile_cursor *at, int from, int to)

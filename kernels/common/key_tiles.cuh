@@ -44,30 +44,25 @@ FA_DEVICE void fa_locate_packed_keys(const fa_attention_params *p, int64_t numbe
     k->count = fa_max64(0, fa_min64(rows, room - k->first));
 }
 
-/* Tile `number` of a sequence of the batch, or, where sequences are packed, of all keys. */
-FA_DEVICE void fa_locate_key_tile(const fa_attention_params *p, int64_t number, int rows,
-                                  fa_key_tile *k)
-{
-    if (p->cu_seqlens_k) {
-        fa_locate_packed_keys(p, number, rows, k);
-        return;
-    }
-    k->block = k->batch;
-    k->row = k->first = number * rows;
-    k->count = fa_min64(rows, p->rows_k - k->first);
-}
-
 FA_DEVICE fa_key_tile fa_find_key_tile(const fa_attention_params *p, int64_t task, int rows)
 {
     const int64_t outer = fa_divide(task, p->tiles), number = task - outer * p->tiles;
     fa_key_tile k;
     k.batch = fa_divide(outer, p->heads_kv);
     k.head_kv = outer - k.batch * p->heads_kv;
+    if (p->cu_seqlens_k) {
+        fa_locate_packed_keys(p, number, rows, &k);
+        return k;
+    }
+    int64_t tile = number;
+    k.block = k.batch;
     if (p->block_table) {
         const int64_t tiles = (p->rows_k + rows - 1) / rows;
-        fa_locate_key_tile(p, number % tiles, rows, &k);
         k.block = fa_divide(number, tiles);
-    } else fa_locate_key_tile(p, number, rows, &k);
+        tile = number - k.block * tiles;
+    }
+    k.row = k.first = tile * rows;
+    k.count = fa_min64(rows, p->rows_k - k.first);
     return k;
 }
 

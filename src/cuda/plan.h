@@ -51,8 +51,7 @@ typedef struct fa_cuda_sm80_launch {
 typedef struct fa_cuda_backward_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and dout */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
-    int64_t key_tiles, key_tasks;
-    size_t rows_offset, work_offset, counter_offset; /* in the launch's range of the workspace */
+    size_t rows_offset;          /* where they are in the launch's range of the workspace */
 } fa_cuda_backward_sm90_launch;
 
 /* One launch of a kernel. */

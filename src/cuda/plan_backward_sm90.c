@@ -26,10 +26,6 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->q_tiles = x->q_tiles;
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
-    params->key_tiles = x->key_tiles;
-    params->key_tasks = x->key_tasks;
-    params->work = workspace + x->work_offset;
-    params->next_task = (uint32_t *)(void *)(workspace + x->counter_offset);
     return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
 }
 
@@ -149,16 +145,10 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, prepare);
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, finish);
     set_key_tasks(p, main);
-    if (main->grid > (uint32_t)device->multiprocessors)
-        main->grid = (uint32_t)device->multiprocessors;
     own.q_tiles = prepare->tiles;
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
-    own.work_offset = own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
-    own.key_tiles = main->tiles;
-    own.key_tasks = main->tasks;
-    own.counter_offset =
-        own.work_offset + (size_t)main->tasks * (size_t)FA_BACKWARD_SM90_WORK_BYTES;
-    plan->workspace_bytes = own.counter_offset + sizeof(int64_t);
+    plan->workspace_bytes =
+        own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
