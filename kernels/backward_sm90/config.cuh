@@ -58,13 +58,8 @@ enum {
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
 
 /* Whether dP of a tile is computed with the tile before, as its scores are: where there are registers. */
-#ifndef DP_AHEAD
 #define DP_AHEAD (HEAD_DIM == 64)
-#endif
 
-#ifndef PINGPONG
-#define PINGPONG 0
-#endif
 #define PRODUCER_REGISTERS 24
 #define CONSUMER_REGISTERS 240
 

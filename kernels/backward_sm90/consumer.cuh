@@ -174,11 +174,17 @@ FA_DEVICE void issue_dp(consumer_state *c, int stage)
     issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
 }
 
+/* Consumers alternate in issuing the products of a tile, so that one makes weights while the other multiplies. */
+FA_DEVICE void let_other_issue(const consumer_state *c)
+{
+    ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
+}
+
 /* The first tile's scores. */
 FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c)
 {
     shared_state *state = pipe->state;
-    if (PINGPONG && c->number == 1) ptx_named_barrier_arrive(1, 2 * WARPGROUP);
+    if (c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     ptx_mbarrier_wait(&state->k_full, 0);
     ptx_mbarrier_wait(&state->q_full[0], 0);
     ptx_wgmma_fence();
@@ -237,7 +243,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
 
     if (count > 0) ptx_mbarrier_wait(&state->ds_full[ds_buffer(before)], ds_parity(before));
     ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
-    if (PINGPONG) ptx_named_barrier_sync(1 + c->number, 2 * WARPGROUP);
+    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
     ptx_register_fence(c->scores, SCORES);
     ptx_register_fence(c->dk, SUMS);
     ptx_register_fence(c->dq, DQ_SUMS);
@@ -250,12 +256,10 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
         ptx_register_fence(c->dp, SCORES);
         ptx_wgmma_fence();
         issue_dp(c, next);
-        if (PINGPONG && (c->number == 0 || count + 1 < tiles))
-            ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
+        if (c->number == 0 || count + 1 < tiles) let_other_issue(c);
         ptx_wgmma_wait(2);
     } else {
-        if (PINGPONG && (c->number == 0 || count + 1 < tiles))
-            ptx_named_barrier_arrive(2 - c->number, 2 * WARPGROUP);
+        if (c->number == 0 || count + 1 < tiles) let_other_issue(c);
         ptx_wgmma_wait(0);
     }
     ptx_register_fence(c->dk, SUMS);

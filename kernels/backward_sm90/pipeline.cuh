@@ -24,6 +24,8 @@ typedef struct shared_state {
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
+    int32_t
+        num_cleared; /* tiles of which the load warp has cleared rows, for which it has no register */
     block_work work;
 #if OPTIONS
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
@@ -53,11 +55,18 @@ FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1);
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
 FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
 
+/* Named barriers. */
+enum {
+    NAMED_BARRIER_BLOCK, /* of __syncthreads */
+    NAMED_BARRIER_ISSUE, /* of consumer 0, then of consumer 1: where it waits until it may issue products */
+};
+
 FA_DEVICE void init_barriers(shared_state *state)
 {
 #if OPTIONS
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
+    state->num_cleared = 0;
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
     ptx_mbarrier_init(&state->cleared, 1);

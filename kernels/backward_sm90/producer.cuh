@@ -12,16 +12,16 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* A tensor that tiles are loaded from: its head and its entry of axis 0. */
+/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
 typedef struct tile_source {
     const fa_sm90_map *map;
     int head, block;
 } tile_source;
 
-FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int64_t head,
-                                int64_t block)
+FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
+                                int block)
 {
-    const tile_source from = {map, (int)head * step->head, (int)block * step->block};
+    const tile_source from = {map, head * step->head, block * step->block};
     return from;
 }
 
@@ -64,24 +64,26 @@ FA_DEVICE bool has_blind(const kept_rows *kept)
 #endif
 }
 
+/* A lane clears every 32nd row. */
 FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 {
-    const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int at = lane * 16; at < BLOCKS * rows * 128; at += 32 * 16) {
-        const int row = at / 128 % rows;
-        if (row < kept->from || row >= kept->to || is_blind(kept, row))
-            *(float4 *)(shared + at) = make_float4(0, 0, 0, 0);
+    for (int row = threadIdx.x % 32; row < rows; row += 32) {
+        if (row >= kept->from && row < kept->to && !is_blind(kept, row)) continue;
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                *(float4 *)(shared + (block * rows + row) * 128 + 16 * i) = make_float4(0, 0, 0, 0);
     }
     ptx_fence_proxy_async();
     __syncwarp();
 }
 
 /* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
- * to stay. extra: bytes that the caller loads by the same barrier; a tile with such bytes is cleared without them.
- * cleared: counts the tiles that were cleared so far. */
+ * to stay. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
-                         int row, uint64_t *full, const kept_rows *kept, int *cleared)
+                         int row, uint64_t *full, const kept_rows *kept)
 {
     const bool leader = threadIdx.x % 32 == 0;
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
@@ -94,19 +96,21 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
                             from->head, from->block);
     }
     if (!clears) return;
-    ptx_mbarrier_wait(barrier, *cleared & 1);
-    *cleared += 1;
+    ptx_mbarrier_wait(barrier, pipe->state->num_cleared & 1);
     clear_rows(shared, rows, kept);
-    if (leader) ptx_mbarrier_arrive(full);
+    if (leader) {
+        pipe->state->num_cleared++;
+        ptx_mbarrier_arrive(full);
+    }
+    __syncwarp();
 }
 
-FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full,
-                         int *cleared)
+FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full)
 {
     const block_work *w = &pipe->state->work;
     const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
     load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              full, &kept, cleared);
+              full, &kept);
 }
 
 #if OPTIONS
@@ -136,16 +140,15 @@ FA_DEVICE void clear_row(char *shared, int row)
 }
 
 /* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
-FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from, int *cleared)
+FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const int lane = threadIdx.x % 32;
     const kept_rows all = keep_rows(0, KEYS);
     load_tile(pipe, from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              &state->cleared, &all, cleared);
-    ptx_mbarrier_wait(&state->cleared, *cleared & 1);
-    *cleared += 1;
+              &state->cleared, &all);
+    ptx_mbarrier_wait(&state->cleared, state->num_cleared & 1);
 #pragma unroll 1
     for (int n = 0; n < KEYS / 32; n++) {
         const int row = 32 * n + lane;
@@ -157,7 +160,11 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from, i
     }
     ptx_fence_proxy_async();
     __syncwarp();
-    if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
+    if (lane == 0) {
+        state->num_cleared++;
+        ptx_mbarrier_arrive(&state->k_full);
+    }
+    __syncwarp();
 }
 
 /* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
@@ -188,31 +195,32 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     const block_work *w = &state->work;
     const fa_tile *t = &w->sequence;
     const bool leader = threadIdx.x % 32 == 0;
-    int cleared = 0;
-    const tile_source k = source_of(&s->k, &s->k_step, t->head_kv, t->block_k);
-    const tile_source v = source_of(&s->v, &s->v_step, t->head_kv, t->block_k);
+    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k);
     (void)p;
 #if OPTIONS
-    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k, &cleared);
+    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k);
     else
 #endif
-        load_keys(pipe, &k, 0, &state->k_full, &cleared);
+        load_keys(pipe, &k, 0, &state->k_full);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
-        const int64_t head = t->head + at.head;
+        const int head = (int)t->head + at.head, block = (int)t->block_q;
         const int first = at.tile * QUERIES, row = (int)t->start_q + first;
         kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
 #if OPTIONS
         kept.blind = state->blind;
         find_blind(pipe, p, s, w->number + at.head * s->q_tiles + at.tile);
 #endif
-        const tile_source q = source_of(&s->q, &s->q_step, head, t->block_q);
-        const tile_source dout = source_of(&s->dout, &s->dout_step, head, t->block_q);
+        const tile_source q = source_of(&s->q, &s->q_step, head, block);
+        const tile_source dout = source_of(&s->dout, &s->dout_step, head, block);
         __syncwarp();
         ptx_mbarrier_wait(&state->q_empty[stage], parity);
         load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
-                  &state->q_full[stage], &kept, &cleared);
-        if (at.count == 0) load_keys(pipe, &v, V_AT, &state->v_full, &cleared);
+                  &state->q_full[stage], &kept);
+        if (at.count == 0) {
+            const tile_source v = source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k);
+            load_keys(pipe, &v, V_AT, &state->v_full);
+        }
         ptx_mbarrier_wait(&state->dout_empty[stage], parity);
         if (leader) {
             ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
@@ -222,7 +230,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                           &state->dout_full[stage], ROW_BYTES);
         }
         load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * Q_BYTES, QUERIES, row,
-                  &state->dout_full[stage], &kept, &cleared);
+                  &state->dout_full[stage], &kept);
     }
 }
 
