@@ -345,6 +345,7 @@ static inline fa_gradients fa_gradients_init(void)
  * fa_forward returned for the same inputs and options (dropout: the same seed and offset).
  * Algorithm: FlashAttention-2, section 3.1.2, algorithm 2: the weights are recomputed from lse.
  * With dlse, rowsum(dout * out) becomes rowsum(dout * out) - dlse. fp8 inputs: unsupported.
+ * On a GPU dq may differ in its last bits from run to run, unless FA_DETERMINISTIC is set.
  */
 FA_API fa_status fa_backward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                              const fa_tensor *out, const float *lse, const fa_gradients *gradients,
