@@ -4,6 +4,7 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
  *     STAGES     buffers of query tiles
+ *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
@@ -19,6 +20,9 @@
 #endif
 #ifndef STAGES
 #error "backward_sm90: STAGES is missing"
+#endif
+#ifndef OPTIONS
+#error "backward_sm90: OPTIONS is missing"
 #endif
 
 #include "backward_sm90/backward_sm90.h"

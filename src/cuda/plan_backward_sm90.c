@@ -67,18 +67,13 @@ static bool refuse_options(const fa_problem *p, char *why, size_t size)
     const struct {
         const char *name;
         bool given;
-    } options[] = {{"block_table", p->block_table},
-                   {"softcap", p->softcap > 0},
-                   {"alibi_slopes", p->alibi_slopes},
-                   {"bias", p->bias.data},
-                   {"mask", p->mask.data},
-                   {"dropout_p", p->dropout_threshold}};
-    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        if (!options[i].given) continue;
-        fa_cuda_say(why, size, "%s is given", options[i].name);
-        return true;
-    }
-    return false;
+    } options[] = {
+        {"block_table", p->block_table}, for (size_t i = 0; i < sizeof options / sizeof options[0];
+                                              i++){if (!options[i].given) continue;
+    fa_cuda_say(why, size, "%s is given", options[i].name);
+    return true;
+}
+return false;
 }
 
 static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
@@ -91,12 +86,12 @@ static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* The narrowest of a pass's variants that has the type of the problem. */
-static const fa_variant *find_variant(const fa_problem *p, int first)
+/* The narrowest of a pass's variants that has the type of the problem. options: whether it is one with them. */
+static const fa_variant *find_variant(const fa_problem *p, int first, bool options)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype) v++;
+    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype || !v->options == options) v++;
     return v;
 }
 
@@ -157,17 +152,17 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
-    const fa_variant *v = find_variant(p, FA_FIRST_backward_sm90);
+    const fa_variant *v = find_variant(p, FA_FIRST_backward_sm90, fa_cuda_changes_scores(p));
     const int smem = FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     fa_cuda_plan_launch *const prepare =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90, false), threads, 0,
+                         queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM90_THREADS, smem, queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const finish =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90, false), threads, 0,
+                         queue_sm90, device, plan, why, size);
     if (!prepare || !main || !finish) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";
@@ -184,7 +179,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
     finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dsinks(&x);
+    return fa_cuda_add_dbias_dsinks(&x);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90 = {

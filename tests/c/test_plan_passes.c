@@ -195,6 +195,90 @@ static int queued(const fa_cuda_plan *plan)
     return bits;
 }
 
+/* A problem for tensor cores: 64 columns of float16, contiguous. */
+static fa_problem make_half(int64_t batch, int64_t heads, int64_t n, int64_t d)
+{
+    fa_problem p = make_problem(FA_PASS_BACKWARD, batch, heads, n, d);
+    const fa_view view = {
+        .data = memory, .dtype = FA_FLOAT16, .stride = {n * heads * d, heads * d, d, 1}};
+    p.q = p.k = p.v = p.out = p.dout = p.dq = p.dk = p.dv = view;
+    return p;
+}
+
+static void check_refused(const fa_problem *p, const char *reason)
+{
+    char text[640], expected[80];
+    const fa_cuda_plan s = plan_of(p, &devices[H200]);
+    fa_cuda_plan_describe(p, &devices[H200], &s, text, sizeof text);
+    snprintf(expected, sizeof expected, "; not sm90: %s", reason);
+    CHECK(FIND(&s, backward_dq_simt) && strstr(text, expected), "expected \"%s\": %s", expected,
+          text);
+}
+
+/* What tensor cores cannot do goes to the FMA units, and fa_describe says why. */
+static void test_refused(void)
+{
+    static const int32_t table[1] = {0};
+    const fa_problem plain = make_half(2, 8, 1000, 64);
+    fa_problem p = plain;
+    p.block_table = table;
+    check_refused(&p, "block_table is given");
+    p = plain, p.d = 129;
+    check_refused(&p, "the head dims are 129 and 64");
+    p = plain, p.dk.dtype = FA_FLOAT32;
+    check_refused(&p, "gradients.dk.dtype is float32");
+    p = plain, p.dout.stride[1] = 4;
+    check_refused(&p, "dout: a stride is no multiple of 16 bytes");
+    const fa_cuda_plan s = plan_of(&plain, &devices[A100]);
+    CHECK(FIND(&s, backward_dq_simt), "on an A100");
+}
+
+/* Options take a variant of their own, and the gradients of a bias and of sinks launches behind; what these need of the
+ * workspace is there before they are asked for. */
+static void test_sm90(void)
+{
+    static const float slopes[8] = {0};
+    const size_t delta = 2 * 8 * 1000 * sizeof(float);
+    const fa_problem plain = make_half(2, 8, 1000, 64);
+    fa_problem problems[5] = {plain, plain, plain, plain, plain};
+    fa_cuda_plan s = plan_of(&plain, &devices[H200]);
+    const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
+    const size_t bytes = s.workspace_bytes;
+    CHECK(s.count == 3 && l && l->variant == FA_VARIANT_backward_sm90_d64_f16, "no options");
+    problems[0].softcap = 1;
+    problems[1].alibi_slopes = slopes;
+    problems[2].bias = somewhere;
+    problems[3].mask = somewhere;
+    problems[4].dropout_threshold = 1;
+    for (int i = 0; i < 5; i++) {
+        s = plan_of(&problems[i], &devices[H200]);
+        l = FIND(&s, backward_sm90);
+        CHECK(s.count == 3 && l && l->variant == FA_VARIANT_backward_sm90_general64_f16,
+              "option %d: variant %d", i, l ? l->variant : -1);
+        CHECK(s.workspace_bytes == bytes + (i == 2 ? delta : 0), "option %d: %zu bytes", i,
+              s.workspace_bytes);
+    }
+    fa_problem p = problems[2];
+    p.dbias = somewhere;
+    p.dbias_shape[0] = p.dbias_shape[1] = 1;
+    p.dbias_shape[2] = p.dbias_shape[3] = 1000;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.count == 5 && queued(&s) == 9 && s.workspace_bytes == bytes + delta,
+          "dbias: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    p.sinks = slopes;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.count == 5 && queued(&s) == 9 && s.workspace_bytes == bytes + delta,
+          "dbias with sinks: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    p.dsinks = (float *)(void *)memory;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.count == 6 && queued(&s) == 25 && s.workspace_bytes == bytes + delta,
+          "dbias and dsinks: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    for (int i = 3; i < s.count; i++)
+        CHECK(s.launches[i].workspace_offset + s.launches[i].workspace_bytes == s.workspace_bytes &&
+                  s.launches[i].workspace_bytes == delta,
+              "delta of launch %d", i);
+}
+
 /* Only what has somewhere to go is computed, and delta only if something needs it. */
 static void test_wanted(void)
 {
@@ -295,8 +379,8 @@ static void test_text(void)
     CHECK(strcmp(text, "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
                        "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
                        "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
-                       "128 threads): float32 sums on FMA units, deterministic on sm_90; not sm90: "
-                       "q.dtype is float32") == 0,
+                       "128 threads): float32 sums on FMA units, deterministic on sm_90; not "
+                       "sm90: q.dtype is float32") == 0,
           "%s", text);
     p = make_backward(2, 4, 1 << 28, 512);
     s = plan_of(&p, &devices[H200]);
@@ -373,6 +457,8 @@ int main(void)
     test_variants();
     test_tasks();
     test_sizes();
+    test_refused();
+    test_sm90();
     test_wanted();
     test_combine();
     test_order();
