@@ -62,18 +62,11 @@ static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-static bool refuse_options(const fa_problem *p, char *why, size_t size)
+static bool refuse_pages(const fa_problem *p, char *why, size_t size)
 {
-    const struct {
-        const char *name;
-        bool given;
-    } options[] = {
-        {"block_table", p->block_table}, for (size_t i = 0; i < sizeof options / sizeof options[0];
-                                              i++){if (!options[i].given) continue;
-    fa_cuda_say(why, size, "%s is given", options[i].name);
+    if (!p->block_table) return false;
+    fa_cuda_say(why, size, "block_table is given");
     return true;
-}
-return false;
 }
 
 static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
@@ -145,7 +138,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     const fa_cuda_planning x = {p, device, plan, why, size};
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
-        refuse_options(p, why, size) || refuse_head_dims(p, why, size) ||
+        refuse_pages(p, why, size) || refuse_head_dims(p, why, size) ||
         fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     map_tensors(p, own.maps);
