@@ -254,7 +254,8 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
                     const float logit = fa_mask_score(*y, (o->sees & bit) != 0);
                     const float weight = logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
                     kept[i] = o->keeps & bit ? weight : 0.0f;
-                    *y = weight * slopes[4 * j + 2 * r + i];
+                    /* The slope of a hidden score may be NaN. */
+                    *y = weight == 0.0f ? 0.0f : weight * slopes[4 * j + 2 * r + i];
                 }
                 weights[2 * (first + j) + r] = fa_pack_x2(kept[0], kept[1]);
             }
