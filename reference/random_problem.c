@@ -168,10 +168,12 @@ static void shrink(problem *p, double work)
  * One class of faults
  * ---------------------------------------------------------------------------------------------- */
 
-/* The classes whose faults show in forward or decode only. */
-static bool fixes_pass(random_focus focus)
+/* The classes whose faults show in forward or decode only, or else in backward if that is asked for. */
+static bool fixes_pass(const random_settings *settings)
 {
-    return focus == RANDOM_SPLIT || focus == RANDOM_INVARIANCE || focus == RANDOM_DROPOUT;
+    const random_focus focus = settings->focus;
+    if (focus == RANDOM_INVARIANCE) return settings->pass != RANDOM_BACKWARD;
+    return focus == RANDOM_SPLIT || focus == RANDOM_DROPOUT;
 }
 
 static void focus_pass(problem *p, const random_settings *settings)
@@ -357,7 +359,7 @@ static void draw_sizes(problem *p, const random_settings *settings)
     if (settings->attend && !settings->all_passes && p->pass != RANDOM_DECODE)
         p->pass = RANDOM_FORWARD;
     focus_pass(p, settings);
-    if (settings->one_pass && !fixes_pass(settings->focus)) p->pass = settings->pass;
+    if (settings->one_pass && !fixes_pass(settings)) p->pass = settings->pass;
     p->batch = once_in(p, 3) ? between(p, 2, MAX_BATCH) : 1;
     p->heads_kv = between(p, 1, 3);
     p->heads_q =
@@ -1154,6 +1156,74 @@ static void poison_unused_rows(problem *p)
     free(used);
 }
 
+/* Rows of a tensor, as numbers, behind `to`; returns what comes behind them. */
+static double *copy_rows(double *to, const fa_tensor *t, int64_t block, int64_t start, int64_t n)
+{
+    for (int64_t i = 0; i < n && t->data; i++)
+        for (int64_t h = 0; h < t->shape[2]; h++)
+            for (int64_t c = 0; c < t->shape[3]; c++) *to++ = ref_load(t, block, start + i, h, c);
+    return to;
+}
+
+/* One item's gradients of queries, keys and values. */
+static double *copy_gradients(const problem *p, const ref_item *item, size_t *bytes)
+{
+    const int64_t queries = item->n_q * p->heads_q * p->d,
+                  keys = item->n_k * p->heads_kv * (p->d + p->d_v);
+    double *copy = calloc((size_t)(queries + keys) + 1, sizeof *copy), *end = copy;
+    if (!copy) abort();
+    end = copy_rows(end, &p->dq, item->block_q, item->start_q, item->n_q);
+    end = copy_rows(end, &p->dk, item->block_k, item->start_k, item->n_k);
+    end = copy_rows(end, &p->dv, item->block_k, item->start_k, item->n_k);
+    *bytes = (size_t)(end - copy) * sizeof *copy;
+    return copy;
+}
+
+/* The same call of backward for one batch item. */
+static random_call backward_alone(problem *p, int64_t b, const random_call *whole, fa_tensor *bias,
+                                  fa_tensor *mask)
+{
+    random_call c = call_alone(p, b, bias, mask);
+    fa_gradients *g = &c.gradients;
+    c.pass = RANDOM_BACKWARD;
+    *g = whole->gradients;
+    g->dbias.data = NULL;
+    g->dsinks = NULL;
+    if (!c.options.cu_seqlens_q) {
+        if (g->dlse) g->dlse += b * p->heads_q * p->in.q.shape[1];
+        take_index(&g->dout, b);
+        if (g->dq.data) take_index(&g->dq, b);
+    }
+    if (!c.options.cu_seqlens_k) {
+        if (g->dk.data) take_index(&g->dk, b);
+        if (g->dv.data) take_index(&g->dv, b);
+    }
+    return c;
+}
+
+/* With FA_BATCH_INVARIANT an item alone has the same gradients, but for those that are sums over items. */
+static void check_gradient_invariance(problem *p, const random_call *whole,
+                                      const random_settings *settings, random_result *result)
+{
+    const fa_options *o = &p->in.options;
+    if (!(o->flags & FA_BATCH_INVARIANT) || p->batch < 2 || o->block_table || !result->report.ok)
+        return;
+    const int64_t b = (int64_t)(p->number % (uint64_t)p->batch);
+    const ref_item item = ref_item_of(&p->in, b);
+    fa_tensor bias, mask;
+    size_t bytes;
+    const random_call call = backward_alone(p, b, whole, &bias, &mask);
+    double *among_others = copy_gradients(p, &item, &bytes);
+    if (attend(&call, settings, result)) {
+        double *alone = copy_gradients(p, &item, &bytes);
+        if (memcmp(among_others, alone, bytes) != 0)
+            ref_fail(&result->report, "batch item %lld has other gradients alone than among others",
+                     (long long)b);
+        free(alone);
+    }
+    free(among_others);
+}
+
 static void check_backward(problem *p, const random_settings *settings, random_result *result)
 {
     fa_gradients g = {0};
@@ -1178,6 +1248,7 @@ static void check_backward(problem *p, const random_settings *settings, random_r
     if (p->dbias.data) ref_check_tensor(&result->report, "dbias", &p->dbias, &want.dbias);
     if (p->dsinks) ref_check_floats(&result->report, "dsinks", p->dsinks, &want.dsinks);
     ref_gradients_free(&want);
+    check_gradient_invariance(p, &call, settings, result);
 }
 
 static void check_weights(problem *p, const random_settings *settings, random_result *result)

@@ -1,6 +1,7 @@
 /*
  * Backward on Hopper's tensor cores (wgmma) with TMA, float16 and bfloat16: all gradients in one pass over the tiles
- * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads.
+ * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads; the variants with
+ * OPTIONS also with all options of the scores (options.cuh).
  *
  * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
  * that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in global memory, which
@@ -32,13 +33,13 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     if (threadIdx.x == 0) init_barriers(&shared);
-    if (threadIdx.x == 32) describe_work(&p.a, s.q_tiles, blockIdx.x, &shared.work);
+    if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (warp == WARP_LOAD) {
-            if (shared.work.tiles > 0) produce(&pipe, &s);
+            if (shared.work.tiles > 0) produce(&pipe, &p.a, &s);
         } else if (warp - WARP_STORE_DQ < CONSUMERS && threadIdx.x % 32 == 0)
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
     } else {

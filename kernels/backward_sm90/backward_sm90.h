@@ -10,6 +10,7 @@
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them: of the
  *          columns' blocks of eight, the four words of each of the 128 threads that share one (store.cuh)
  *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta
+ *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
 #define FA_KERNEL_BACKWARD_SM90_H
@@ -25,6 +26,7 @@
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
+#define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
  * rows; buffers of dS; one of dQ. */
@@ -43,6 +45,9 @@ typedef struct fa_backward_sm90_params {
     int64_t q_tiles; /* of a head */
     float *sums;
     float *rows;
+    int32_t *semaphores; /* NULL: sums are added in any order */
+    int64_t
+        heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
 } fa_backward_sm90_params;
 
 #endif

@@ -4,6 +4,7 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
  *     STAGES     buffers of query tiles
+ *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
@@ -19,6 +20,9 @@
 #endif
 #ifndef STAGES
 #error "backward_sm90: STAGES is missing"
+#endif
+#ifndef OPTIONS
+#error "backward_sm90: OPTIONS is missing"
 #endif
 
 #include "backward_sm90/backward_sm90.h"
@@ -51,6 +55,7 @@ enum {
     SUMS = HEAD_DIM / 2,  /* accumulators of dK, and of dV */
     DQ_SUMS = DQ_COLUMNS / 2
 };
+static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
 
 /* Whether dP of a tile is computed with the tile before, as its scores are: where there are registers. */

@@ -8,6 +8,7 @@
 
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/multiply.cuh"
+#include "backward_sm90/options.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/store.cuh"
 #include "backward_sm90/work.cuh"
@@ -25,7 +26,7 @@ typedef struct consumer_state {
     float scores[SCORES], dp[SCORES], dq[DQ_SUMS];
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
-    float scale;     /* from scores to exponents of 2 */
+    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
     int number;      /* of the consumer */
     int leader;      /* whether this lane arrives for its warp */
 } consumer_state;
@@ -201,8 +202,8 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c)
 
 /* One tile, whose scores are there. Behind its own products those of the next tile's scores are issued, so that the tensor
  * cores have work until weights begin. With the last tile that is one more product, of no use. */
-FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
-                            int tiles, bool masked)
+FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            const tile_cursor *at, int tiles, bool masked)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = stage_of(count), next = stage_of(count + 1);
@@ -217,9 +218,16 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
         ptx_wgmma_fence();
         issue_dp(c, stage);
     }
+#if OPTIONS
+    const block_work *w = &state->work;
+    const tile_options options = find_tile_options(p, w, at, c->number);
+    weigh_with_options(p, state, w, &options, c->scores, weights, c->scale, rows);
+#else
+    (void)p;
     weigh(c->scores, c->scale, rows);
     if (masked) mask_weights(&state->work, c->scores, c->number, at->tile);
     pack_weights(weights, c->scores);
+#endif
     ptx_register_fence(c->dv, SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
@@ -227,6 +235,9 @@ FA_DEVICE void consume_tile(const pipeline *pipe, consumer_state *c, const tile_
         ptx_wgmma_wait(1);
         ptx_register_fence(c->dp, SCORES);
     }
+#if OPTIONS
+    drop_gradients(p, &options, c->dp);
+#endif
     make_ds(c->scores, c->dp, ds, rows, masked);
     share_ds(pipe, c, ds, count);
 
@@ -298,7 +309,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
     c.ds_row = find_ds_row(pipe, consumer);
-    c.scale = p->a.scale * FA_LOG2E;
+    c.scale = inner_scale(&p->a);
     c.number = consumer;
     c.leader = threadIdx.x % 32 == 0;
 #pragma unroll
@@ -307,19 +318,21 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, &c);
         while (at.count < tiles) {
-            while (at.count < tiles && at.tile >= unmasked_from && at.tile < unmasked_to) {
-                consume_tile(pipe, &c, &at, tiles, false);
+            while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
+                   at.tile < unmasked_to) {
+                consume_tile(pipe, &p->a, &c, &at, tiles, false);
                 advance(&at, from, to);
             }
-            while (at.count < tiles && (at.tile < unmasked_from || at.tile >= unmasked_to)) {
-                consume_tile(pipe, &c, &at, tiles, true);
+            while (at.count < tiles &&
+                   (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
+                consume_tile(pipe, &p->a, &c, &at, tiles, true);
                 advance(&at, from, to);
             }
         }
         finish_dq(pipe, &c, tiles);
     }
     store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
-    store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, 1.0f, consumer);
+    store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, value_scale(&p->a), consumer);
 }
 
 #endif

@@ -26,6 +26,10 @@ typedef struct shared_state {
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
+#if OPTIONS
+    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
+    uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
+#endif
 } shared_state;
 
 /* Where the buffers begin, in bytes behind the keys. */
@@ -58,6 +62,9 @@ enum {
 
 FA_DEVICE void init_barriers(shared_state *state)
 {
+#if OPTIONS
+    for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
+#endif
     state->num_cleared = 0;
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);

@@ -89,6 +89,8 @@ FA_KERNEL __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
         if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+    if (s.semaphores && threadIdx.x < FA_BACKWARD_SM90_SEMAPHORES)
+        s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
     float2 *rows = (float2 *)s.rows + number * QUERIES;
     if (p.dout.vector == 8 && p.a.out.vector == 8) prepare_vectors(&p, &tile, rows);

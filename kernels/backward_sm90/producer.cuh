@@ -8,7 +8,9 @@
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
+#include "common/x2.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
 /* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
@@ -27,14 +29,48 @@ FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *ste
 /* The rows of a tile that stay: those in [from, to) of it. */
 typedef struct kept_rows {
     int from, to;
+#if OPTIONS
+    const uint32_t *blind; /* bits of queries that do not stay either; NULL: of keys */
+#endif
 } kept_rows;
+
+FA_DEVICE kept_rows keep_rows(int from, int to)
+{
+    kept_rows kept;
+    kept.from = from;
+    kept.to = to;
+#if OPTIONS
+    kept.blind = 0;
+#endif
+    return kept;
+}
+
+FA_DEVICE bool is_blind(const kept_rows *kept, int row)
+{
+#if OPTIONS
+    return kept->blind && kept->blind[row / 32] >> row % 32 & 1;
+#else
+    (void)kept, (void)row;
+    return false;
+#endif
+}
+
+FA_DEVICE bool has_blind(const kept_rows *kept)
+{
+#if OPTIONS
+    return kept->blind && (kept->blind[0] | kept->blind[1]) != 0;
+#else
+    (void)kept;
+    return false;
+#endif
+}
 
 /* A lane clears every 32nd row. */
 FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 {
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < rows; row += 32) {
-        if (row >= kept->from && row < kept->to) continue;
+        if (row >= kept->from && row < kept->to && !is_blind(kept, row)) continue;
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++)
 #pragma unroll
@@ -50,7 +86,8 @@ FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
                          int row, uint64_t *full, const kept_rows *kept)
 {
-    const bool leader = threadIdx.x % 32 == 0, clears = kept->from > 0 || kept->to < rows;
+    const bool leader = threadIdx.x % 32 == 0;
+    const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &pipe->state->cleared : full;
     if (leader) {
         ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
@@ -72,25 +109,109 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
 FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full)
 {
     const block_work *w = &pipe->state->work;
-    const kept_rows kept = {w->clear_before_key, w->clear_from_key};
+    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
     load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
               full, &kept);
 }
 
+#if OPTIONS
+
+/* Whether a row of the keys has a number that is not finite. Lanes begin at different banks. */
+FA_DEVICE bool is_bad_row(const char *shared, int row)
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int n = 0; n < 8 * BLOCKS; n++) {
+        const uint4 x =
+            *(const uint4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16);
+        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                fa_x2_not_finite(x.w);
+    }
+    return seen != 0;
+}
+
+FA_DEVICE void clear_row(char *shared, int row)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int n = 0; n < 8 * BLOCKS; n++)
+        *(float4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16) =
+            make_float4(0, 0, 0, 0);
+}
+
+/* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
+FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    const int lane = threadIdx.x % 32;
+    const kept_rows all = keep_rows(0, KEYS);
+    load_tile(pipe, from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
+              &state->cleared, &all);
+    ptx_mbarrier_wait(&state->cleared, state->num_cleared & 1);
+#pragma unroll 1
+    for (int n = 0; n < KEYS / 32; n++) {
+        const int row = 32 * n + lane;
+        const bool stays = row >= w->clear_before_key && row < w->clear_from_key;
+        const bool bad = is_bad_row(pipe->buffers, row);
+        const uint32_t rows = __ballot_sync(0xffffffffu, stays && bad);
+        if (!stays || bad) clear_row(pipe->buffers, row);
+        if (lane == 0) state->bad_keys[n] = rows;
+    }
+    ptx_fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        state->num_cleared++;
+        ptx_mbarrier_arrive(&state->k_full);
+    }
+    __syncwarp();
+}
+
+/* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
+ * log-sum-exp infinity and delta 0. number: of the tile in the workspace. */
+FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
+                          const fa_backward_sm90_params *s, int64_t number)
+{
+    const float2 *rows = (const float2 *)(const void *)s->rows + number * QUERIES;
+    const int lane = threadIdx.x % 32;
+    const bool hides = p->mask.data || p->bias.data;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 32; n++) {
+        float2 row = make_float2(0.0f, 0.0f);
+        if (hides) row = rows[32 * n + lane];
+        const uint32_t blind = __ballot_sync(0xffffffffu, row.x == INFINITY && row.y == 0.0f);
+        if (lane == 0) pipe->state->blind[n] = blind;
+    }
+    __syncwarp();
+}
+
+#endif
+
 /* The warp that loads. */
-FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
+FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
+                       const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const fa_tile *t = &w->sequence;
     const bool leader = threadIdx.x % 32 == 0;
     const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k);
-    load_keys(pipe, &k, 0, &state->k_full);
+    (void)p;
+#if OPTIONS
+    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k);
+    else
+#endif
+        load_keys(pipe, &k, 0, &state->k_full);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
         const int head = (int)t->head + at.head, block = (int)t->block_q;
         const int first = at.tile * QUERIES, row = (int)t->start_q + first;
-        const kept_rows kept = {w->clear_before_query - first, w->clear_from_query - first};
+        kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+#if OPTIONS
+        kept.blind = state->blind;
+        find_blind(pipe, p, s, w->number + at.head * s->q_tiles + at.tile);
+#endif
         const tile_source q = source_of(&s->q, &s->q_step, head, block);
         const tile_source dout = source_of(&s->dout, &s->dout_step, head, block);
         __syncwarp();
@@ -114,18 +235,28 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_backward_sm90_params *s)
     }
 }
 
-/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none. */
+/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none.
+ *
+ * Where sums have one order, a key tile is added when all before it have been. It waits only for blocks of lower numbers, which
+ * start no later and do not wait for it. An addition is complete, and visible to this thread, after ptx_bulk_wait; the semaphore
+ * makes that so for the thread of the next block, and the fence for its copies. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int consumer)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
+    const bool ordered = s->semaphores && p->dq.data;
     if (w->tiles == 0) return;
     ptx_mbarrier_wait(&state->dq_full[consumer], 0);
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
+        int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
+        if (ordered) {
+            ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
+            ptx_fence_proxy_async_global();
+        }
         ptx_mbarrier_wait(&state->dq_full[consumer], (at.count & 1) ^ 1);
         if (p->dq.data)
             ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
@@ -134,6 +265,10 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+        if (ordered) {
+            ptx_bulk_wait(0);
+            ptx_semaphore_add(semaphore);
+        }
     }
     ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
 }

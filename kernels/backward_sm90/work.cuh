@@ -19,6 +19,8 @@ typedef struct block_work {
     int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
     /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
     int32_t first_query, end_query;
+    int32_t key_tile; /* number of the block's keys in the sequence */
+    int32_t edge;     /* see tiles_before */
     int32_t unmasked_from[CONSUMERS],
         unmasked_to[CONSUMERS]; /* tiles whose queries see all of a consumer's keys */
     /* Rows outside are cleared when they are loaded, for they may hold NaN: keys that some query sees, counted from the
@@ -77,7 +79,10 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
     w->to = divide_up((int32_t)fa_first_query(p, t, end, false));
     w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
     w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
-    w->end_query = p->window_left < 0 ? UNBOUNDED : saturate(add(add(center, p->window_left), 1));
+    const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
+    w->end_query = saturate(add(last_query, 1));
+    w->key_tile = (int32_t)(first / KEYS);
+    w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
     find_seen_rows(p, w);
@@ -91,35 +96,55 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
     return (t->batch * p->heads_q + t->head) * q_tiles;
 }
 
-FA_DEVICE void describe_work(const fa_attention_params *p, int64_t q_tiles, int64_t task,
-                             block_work *w)
+/* A block's task. Tasks count through the tiles of a head, then those of the next one; blocks through the first tiles of
+ * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
+ * behind all tiles in front of it. */
+FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
 {
-    w->keys = fa_find_key_tile(p, task, KEYS);
+    if (together <= 1) return block;
+    const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
+    const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);
+    const int64_t rest = block - first * p->tiles, tile = fa_divide(rest, heads);
+    return (first + rest - tile * heads) * p->tiles + tile;
+}
+
+FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                             int64_t block, block_work *w)
+{
+    w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
-    w->number = find_tile_number(p, &w->sequence, q_tiles);
+    w->number = find_tile_number(p, &w->sequence, s->q_tiles);
     find_queries(p, w);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. */
+/* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first
+ * key that the tile's first query sees. */
+FA_DEVICE int tiles_before(const block_work *w, int tile)
+{
+    return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
+}
+
+/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
+ * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. */
 typedef struct tile_cursor {
     int count, head, tile;
 } tile_cursor;
 
 FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
-    const tile_cursor at = {0, 0, w->from};
+    const tile_cursor at = {0, 0, w->to - 1};
     return at;
 }
 
 FA_DEVICE void advance(tile_cursor *at, int from, int to)
 {
     at->count++;
-    at->tile++;
-    if (at->tile < to) return;
-    at->tile = from;
+    at->tile--;
+    if (at->tile >= from) return;
+    at->tile = to - 1;
     at->head++;
 }
 

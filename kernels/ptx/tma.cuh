@@ -66,6 +66,12 @@ FA_DEVICE void ptx_fence_proxy_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Makes what this thread sees in global memory visible to the TMA copies that follow. */
+FA_DEVICE void ptx_fence_proxy_async_global(void)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 /* ---- To another block of the cluster: from `shared` or a register to the same address there --- */
 
 /* Copies bytes, a multiple of 16. They count towards the peer's barrier. */

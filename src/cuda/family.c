@@ -103,6 +103,26 @@ bool fa_cuda_refuse_rows(const fa_problem *p, int64_t max, char *why, size_t siz
     return true;
 }
 
+bool fa_cuda_refuse_block_strides(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        const fa_view *view;
+        bool batch;
+    } tensors[] = {{"q", &p->q, !p->cu_seqlens_q},
+                   {"k", &p->k, !p->cu_seqlens_k && !p->block_table},
+                   {"v", &p->v, !p->cu_seqlens_k && !p->block_table},
+                   {"dout", &p->dout, p->dout.data && !p->cu_seqlens_q}};
+    for (int i = 0; i < 4; i++) {
+        const int64_t stride = tensors[i].view->stride[0];
+        if (!p->batch_invariant || !tensors[i].batch || (stride >= 0 && stride % 8 == 0)) continue;
+        fa_cuda_say(why, size, "%s.stride[0] is %" PRId64 ", not made of whole 16 bytes",
+                    tensors[i].name, stride);
+        return true;
+    }
+    return false;
+}
+
 bool fa_cuda_changes_scores(const fa_problem *p)
 {
     return p->softcap > 0 || p->alibi_slopes || p->bias.data || p->mask.data ||

@@ -52,6 +52,9 @@ typedef struct fa_cuda_backward_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and dout */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
+    bool ordered;                /* sums have one order, by semaphores: */
+    size_t semaphores_offset;
+    int64_t heads_together; /* as in fa_backward_sm90_params */
 } fa_cuda_backward_sm90_launch;
 
 /* One launch of a kernel. */

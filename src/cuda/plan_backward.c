@@ -131,11 +131,14 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
            (!p->dsinks || add_dsinks(&x));
 }
 
-bool fa_cuda_add_dsinks(const fa_cuda_planning *x)
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x)
 {
-    if (!x->problem->sinks) return true;
-    x->plan->workspace_bytes += delta_bytes(x->problem);
-    return !x->problem->dsinks || (add_delta(x) && add_dsinks(x));
+    const fa_problem *p = x->problem;
+    const bool dbias = p->dbias.data, dsinks = p->dsinks;
+    if (!p->bias.data && !p->sinks) return true;
+    x->plan->workspace_bytes += delta_bytes(p);
+    return (!dbias && !dsinks) ||
+           (add_delta(x) && (!dbias || add_dbias(x)) && (!dsinks || add_dsinks(x)));
 }
 
 const fa_cuda_family fa_cuda_backward_simt = {

@@ -20,8 +20,8 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
-/* Adds what the gradients of sinks take: delta behind the workspace so far, if there are sinks, and two launches if their
- * gradients are wanted. A workspace is asked for before that is known. */
-bool fa_cuda_add_dsinks(const fa_cuda_planning *planning);
+/* Adds what the gradients of a bias and of sinks take: delta behind the workspace so far, if there is one of them, and
+ * launches for those that are wanted. A workspace is asked for before that is known. */
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *planning);
 
 #endif

@@ -25,6 +25,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->q_tiles = x->q_tiles;
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
+    params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->heads_together = x->heads_together;
     return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
 }
 
@@ -59,25 +61,11 @@ static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-static bool refuse_options(const fa_problem *p, char *why, size_t size)
+static bool refuse_pages(const fa_problem *p, char *why, size_t size)
 {
-    const struct {
-        const char *name;
-        bool given;
-    } options[] = {{"block_table", p->block_table},
-                   {"softcap", p->softcap > 0},
-                   {"alibi_slopes", p->alibi_slopes},
-                   {"bias", p->bias.data},
-                   {"mask", p->mask.data},
-                   {"dropout_p", p->dropout_threshold},
-                   {"FA_DETERMINISTIC", p->deterministic},
-                   {"FA_BATCH_INVARIANT", p->batch_invariant}};
-    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        if (!options[i].given) continue;
-        fa_cuda_say(why, size, "%s is given", options[i].name);
-        return true;
-    }
-    return false;
+    if (!p->block_table) return false;
+    fa_cuda_say(why, size, "block_table is given");
+    return true;
 }
 
 static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
@@ -90,12 +78,12 @@ static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* The narrowest of a pass's variants that has the type of the problem. */
-static const fa_variant *find_variant(const fa_problem *p, int first)
+/* The narrowest of a pass's variants that has the type of the problem. options: whether it is one with them. */
+static const fa_variant *find_variant(const fa_problem *p, int first, bool options)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype) v++;
+    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype || !v->options == options) v++;
     return v;
 }
 
@@ -108,6 +96,30 @@ static void map_tensors(const fa_problem *p, fa_tensor_map_shape maps[4])
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+/* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
+ * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. */
+static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
+{
+    if (l->tasks == 0) return 1;
+    const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
+    const int64_t heads = l->tasks / l->tiles, most = device->multiprocessors / at_once + 1;
+    const int64_t groups = (heads + most / 2) / most;
+    return groups > 1 ? (heads + groups - 1) / groups : heads;
+}
+
+/* The order also makes an item's sums independent of the batch. */
+static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
+                       const fa_cuda_plan_launch *main, const fa_cuda_device *device,
+                       fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
+{
+    own->ordered = p->deterministic || p->batch_invariant;
+    own->semaphores_offset = plan->workspace_bytes;
+    own->heads_together = own->ordered ? count_heads_together(main, device) : 1;
+    if (own->ordered)
+        plan->workspace_bytes +=
+            (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
+}
+
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
@@ -115,24 +127,24 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     const fa_cuda_planning x = {p, device, plan, why, size};
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
-        refuse_options(p, why, size) || refuse_head_dims(p, why, size) ||
-        fa_cuda_refuse_rows(p, max_rows, why, size))
+        refuse_pages(p, why, size) || refuse_head_dims(p, why, size) ||
+        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     map_tensors(p, own.maps);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
-    const fa_variant *v = find_variant(p, FA_FIRST_backward_sm90);
+    const fa_variant *v = find_variant(p, FA_FIRST_backward_sm90, fa_cuda_changes_scores(p));
     const int smem = FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     fa_cuda_plan_launch *const prepare =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90, false), threads, 0,
+                         queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM90_THREADS, smem, queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const finish =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90, false), threads, 0,
+                         queue_sm90, device, plan, why, size);
     if (!prepare || !main || !finish) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";
@@ -144,12 +156,13 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
+    plan_order(p, prepare, main, device, plan, &own);
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
     finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dsinks(&x);
+    return fa_cuda_add_dbias_dsinks(&x);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90 = {

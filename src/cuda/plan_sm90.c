@@ -85,27 +85,6 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* A batch-invariant choice must not depend on whether an item comes alone: then the axis of the batch has
- * extent 1, and its stride does not count. */
-static bool refuse_block_strides(const fa_problem *p, char *why, size_t size)
-{
-    const struct {
-        const char *name;
-        const fa_view *view;
-        bool batch;
-    } tensors[] = {{"q", &p->q, !p->cu_seqlens_q},
-                   {"k", &p->k, !p->cu_seqlens_k && !p->block_table},
-                   {"v", &p->v, !p->cu_seqlens_k && !p->block_table}};
-    for (int i = 0; i < 3; i++) {
-        const int64_t stride = tensors[i].view->stride[0];
-        if (!p->batch_invariant || !tensors[i].batch || (stride >= 0 && stride % 8 == 0)) continue;
-        fa_cuda_say(why, size, "%s.stride[0] is %" PRId64 ", not made of whole 16 bytes",
-                    tensors[i].name, stride);
-        return true;
-    }
-    return false;
-}
-
 /* The bias as a tensor of (batch, query, head, key). */
 static fa_view bias_rows(const fa_problem *p)
 {
@@ -295,7 +274,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     }
     make_map_shapes(p, v, maps);
     static const char *const names[] = {"q", "k", "v"};
-    if (refuse_block_strides(p, why, size) || !fa_cuda_maps_fit(maps, names, 3, why, size))
+    if (fa_cuda_refuse_block_strides(p, why, size) || !fa_cuda_maps_fit(maps, names, 3, why, size))
         return false;
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM90_THREADS(v->consumers), count_smem(v),
                                               queue_sm90, device, plan, why, size);

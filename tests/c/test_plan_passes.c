@@ -53,6 +53,17 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
     return plan;
 }
 
+/* float16 tensors of d 128, which backward_sm90 takes. */
+static fa_problem make_half_backward(int64_t batch, int64_t heads, int64_t n)
+{
+    static _Alignas(16) char aligned[16];
+    const fa_view view = {
+        .data = aligned, .dtype = FA_FLOAT16, .stride = {n * heads * 128, heads * 128, 128, 1}};
+    fa_problem p = make_problem(FA_PASS_BACKWARD, batch, heads, n, 128);
+    p.q = p.k = p.v = p.out = p.dout = p.dq = p.dk = p.dv = view;
+    return p;
+}
+
 /* The launch of a variant of these; NULL: there is none. */
 static const fa_cuda_plan_launch *find(const fa_cuda_plan *plan, int first, int end)
 {
@@ -184,7 +195,7 @@ static int queued(const fa_cuda_plan *plan)
     return bits;
 }
 
-/* A problem for tensor cores: float16, contiguous. */
+/* A problem for tensor cores: 64 columns of float16, contiguous. */
 static fa_problem make_half(int64_t batch, int64_t heads, int64_t n, int64_t d)
 {
     fa_problem p = make_problem(FA_PASS_BACKWARD, batch, heads, n, d);
@@ -204,59 +215,68 @@ static void check_refused(const fa_problem *p, const char *reason)
           text);
 }
 
-/* On Hopper, tensor cores compute what they can; the workspace has room for the gradients of sinks before they are asked
- * for. */
-static void test_sm90(void)
+/* What tensor cores cannot do goes to the FMA units, and fa_describe says why. */
+static void test_refused(void)
 {
-    static const float floats[8] = {0};
+    static const int32_t table[1] = {0};
     const fa_problem plain = make_half(2, 8, 1000, 64);
-    const int64_t tiles = 2 * 8 * 16;
     fa_problem p = plain;
-    fa_cuda_plan s = plan_of(&p, &devices[H200]);
-    const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
-    check_launches(&s, 3, &devices[H200]);
-    CHECK(l && l->variant == FA_VARIANT_backward_sm90_d64_f16 && l->tasks == 2 * 8 * 8,
-          "the kernel");
-    CHECK(tasks_of(FIND(&s, backward_prepare_sm90)) == tiles, "prepare");
-    CHECK(s.workspace_bytes == (size_t)tiles * 64 * (64 + 2) * sizeof(float), "%zu bytes",
-          s.workspace_bytes);
-    const size_t bytes = s.workspace_bytes;
-    p.sinks = floats;
-    s = plan_of(&p, &devices[H200]);
-    check_launches(&s, 3, &devices[H200]);
-    CHECK(s.workspace_bytes == bytes + 2 * 8 * 1000 * sizeof(float), "with sinks: %zu bytes",
-          s.workspace_bytes);
-    p.dsinks = (float *)(void *)memory;
-    const size_t with_sinks = s.workspace_bytes;
-    s = plan_of(&p, &devices[H200]);
-    check_launches(&s, 5, &devices[H200]);
-    CHECK(s.workspace_bytes == with_sinks, "with dsinks: %zu bytes", s.workspace_bytes);
-    p = plain;
-    p.dout = p.dq = p.dk = p.dv = (fa_view){0}; /* as a workspace is asked for */
-    s = plan_of(&p, &devices[H200]);
-    CHECK(s.workspace_bytes == bytes, "asked first: %zu bytes", s.workspace_bytes);
-    p = plain, p.softcap = 1;
-    check_refused(&p, "softcap is given");
-    p = plain, p.alibi_slopes = floats;
-    check_refused(&p, "alibi_slopes is given");
-    p = plain, p.bias = somewhere;
-    check_refused(&p, "bias is given");
-    p = plain, p.mask = somewhere;
-    check_refused(&p, "mask is given");
-    p = plain, p.dropout_threshold = 1;
-    check_refused(&p, "dropout_p is given");
-    p = plain, p.deterministic = true;
-    check_refused(&p, "FA_DETERMINISTIC is given");
-    p = plain, p.batch_invariant = true;
-    check_refused(&p, "FA_BATCH_INVARIANT is given");
+    p.block_table = table;
+    check_refused(&p, "block_table is given");
     p = plain, p.d = 129;
     check_refused(&p, "the head dims are 129 and 64");
     p = plain, p.dk.dtype = FA_FLOAT32;
     check_refused(&p, "gradients.dk.dtype is float32");
     p = plain, p.dout.stride[1] = 4;
     check_refused(&p, "dout: a stride is no multiple of 16 bytes");
-    s = plan_of(&plain, &devices[A100]);
+    const fa_cuda_plan s = plan_of(&plain, &devices[A100]);
     CHECK(FIND(&s, backward_dq_simt), "on an A100");
+}
+
+/* Options take a variant of their own, and the gradients of a bias and of sinks launches behind; what these need of the
+ * workspace is there before they are asked for. */
+static void test_sm90(void)
+{
+    static const float slopes[8] = {0};
+    const size_t delta = 2 * 8 * 1000 * sizeof(float);
+    const fa_problem plain = make_half(2, 8, 1000, 64);
+    fa_problem problems[5] = {plain, plain, plain, plain, plain};
+    fa_cuda_plan s = plan_of(&plain, &devices[H200]);
+    const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
+    const size_t bytes = s.workspace_bytes;
+    CHECK(s.count == 3 && l && l->variant == FA_VARIANT_backward_sm90_d64_f16, "no options");
+    problems[0].softcap = 1;
+    problems[1].alibi_slopes = slopes;
+    problems[2].bias = somewhere;
+    problems[3].mask = somewhere;
+    problems[4].dropout_threshold = 1;
+    for (int i = 0; i < 5; i++) {
+        s = plan_of(&problems[i], &devices[H200]);
+        l = FIND(&s, backward_sm90);
+        CHECK(s.count == 3 && l && l->variant == FA_VARIANT_backward_sm90_general64_f16,
+              "option %d: variant %d", i, l ? l->variant : -1);
+        CHECK(s.workspace_bytes == bytes + (i == 2 ? delta : 0), "option %d: %zu bytes", i,
+              s.workspace_bytes);
+    }
+    fa_problem p = problems[2];
+    p.dbias = somewhere;
+    p.dbias_shape[0] = p.dbias_shape[1] = 1;
+    p.dbias_shape[2] = p.dbias_shape[3] = 1000;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.count == 5 && queued(&s) == 9 && s.workspace_bytes == bytes + delta,
+          "dbias: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    p.sinks = slopes;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.count == 5 && queued(&s) == 9 && s.workspace_bytes == bytes + delta,
+          "dbias with sinks: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    p.dsinks = (float *)(void *)memory;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.count == 6 && queued(&s) == 25 && s.workspace_bytes == bytes + delta,
+          "dbias and dsinks: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    for (int i = 3; i < s.count; i++)
+        CHECK(s.launches[i].workspace_offset + s.launches[i].workspace_bytes == s.workspace_bytes &&
+                  s.launches[i].workspace_bytes == delta,
+              "delta of launch %d", i);
 }
 
 /* Only what has somewhere to go is computed, and delta only if something needs it. */
@@ -378,15 +398,70 @@ static void test_text(void)
           "%s", text);
 }
 
+static size_t workspace_of(const fa_problem *p)
+{
+    const fa_cuda_plan plan = plan_of(p, &devices[H200]);
+    CHECK(plan.family == &fa_cuda_backward_sm90, "%s", plan.passed_over);
+    return plan.workspace_bytes;
+}
+
+static const fa_cuda_backward_sm90_launch *find_sm90(const fa_cuda_plan *plan)
+{
+    static const fa_cuda_backward_sm90_launch none;
+    const fa_cuda_plan_launch *l = FIND(plan, backward_sm90);
+    CHECK(l, "%s", plan->passed_over);
+    return l ? &l->backward_sm90 : &none;
+}
+
+/* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
+ * take turns. */
+static void test_order(void)
+{
+    fa_problem p = make_half_backward(4, 16, 4096);
+    const size_t any_order = workspace_of(&p);
+    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    CHECK(!find_sm90(&plan)->ordered && find_sm90(&plan)->heads_together == 1, "any order");
+    p.deterministic = true;
+    CHECK(workspace_of(&p) == any_order + 4 * 16 * (4096 / 64) * 2 * sizeof(int32_t), "%zu bytes",
+          workspace_of(&p) - any_order);
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(find_sm90(&plan)->ordered && find_sm90(&plan)->semaphores_offset == any_order,
+          "semaphores at %zu", find_sm90(&plan)->semaphores_offset);
+
+    static const struct {
+        int64_t batch, heads, n, together;
+    } cases[] = {{4, 16, 4096, 16}, {16, 16, 1024, 32}, {1, 16, 16384, 16}, {1, 1, 4096, 1},
+                 {1, 5, 64, 5},     {1, 1000, 64, 125}, {3, 7, 2048, 21}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
+        p.deterministic = true;
+        plan = plan_of(&p, &devices[H200]);
+        CHECK(find_sm90(&plan)->heads_together == cases[i].together, "case %zu: %lld heads", i,
+              (long long)find_sm90(&plan)->heads_together);
+    }
+
+    p = make_half_backward(4, 16, 4096);
+    p.batch_invariant = true;
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(find_sm90(&plan)->ordered, "a batch item's sums depend on the batch");
+    p.blocks_q = p.batch = 1; /* alone, where TMA does not look at this stride */
+    p.dout.stride[0] += 4;
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(plan.family != &fa_cuda_backward_sm90 && strstr(plan.passed_over, "dout.stride[0] is "),
+          "%s", plan.passed_over);
+}
+
 int main(void)
 {
     test_head_dims();
     test_variants();
     test_tasks();
     test_sizes();
+    test_refused();
     test_sm90();
     test_wanted();
     test_combine();
+    test_order();
     test_refusals();
     test_text();
     return test_end();

@@ -71,10 +71,11 @@ typedef struct block {
     _Alignas(16) unsigned char shown[2][MOST_THREADS][MOST_SHARED];
 } block;
 
-/* The blocks of a cluster run side by side. */
+/* The blocks of a cluster run side by side, or blocks of no cluster. */
 static struct {
     const cuda_run *run;
-    block blocks[CUDA_MOST_CLUSTER];
+    unsigned together; /* blocks that run side by side now */
+    block blocks[CUDA_MOST_TOGETHER];
     jmp_buf scheduler;
     ucontext_t back;
     unsigned cluster_phase;
@@ -85,6 +86,9 @@ unsigned cuda_cluster_rank;
 static block *here(void) { return &machine.blocks[cuda_cluster_rank]; }
 
 unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
+
+/* What tells a block's shared addresses from those of others in its cluster. */
+static uint32_t rank_bits(void) { return machine.run->cluster ? cuda_cluster_rank << RANK_BIT : 0; }
 
 static size_t variables_size(void)
 {
@@ -281,13 +285,13 @@ uint32_t cuda_shared_address(const void *pointer)
     const ptrdiff_t at = (const char *)pointer - (const char *)cuda_shared_memory;
     if (at < 0 || at > (ptrdiff_t)machine.run->smem_bytes)
         cuda_die("a pointer that leads out of the dynamic shared memory");
-    return ((uint32_t)at + FIRST_ADDRESS) | cuda_cluster_rank << RANK_BIT;
+    return ((uint32_t)at + FIRST_ADDRESS) | rank_bits();
 }
 
 void *cuda_shared_at(uint32_t address, size_t size)
 {
     if (address % size != 0) cuda_die("a misaligned address in shared memory");
-    if (address >> RANK_BIT != cuda_cluster_rank) cuda_die("another block's address");
+    if (address >> RANK_BIT != rank_bits() >> RANK_BIT) cuda_die("another block's address");
     address &= (1u << RANK_BIT) - 1;
     if (address < FIRST_ADDRESS || address - FIRST_ADDRESS + size > machine.run->smem_bytes)
         cuda_die("an address outside the shared memory");
@@ -505,7 +509,7 @@ static bool run_all(void) { return run_warps(true); }
 /* Each block of the cluster in turn; whether one could. */
 static bool for_blocks(bool (*go_on)(void))
 {
-    const unsigned blocks = cuda_cluster_size(machine.run);
+    const unsigned blocks = machine.together;
     bool any = false;
     for (unsigned i = 0; i < blocks; i++) {
         cuda_enter_block(machine.run->backwards ? blocks - 1 - i : i);
@@ -529,7 +533,7 @@ static bool is_anywhere_but_at(meeting at, unsigned *there)
 static bool end_cluster_phase(void)
 {
     unsigned there = 0;
-    for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
+    for (unsigned rank = 0; rank < machine.together; rank++) {
         cuda_enter_block(rank);
         if (is_anywhere_but_at(CLUSTER, &there)) return false;
     }
@@ -556,7 +560,7 @@ static void describe(unsigned thread, char *text, size_t size)
 
 static void die_waiting(void)
 {
-    for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
+    for (unsigned rank = 0; rank < machine.together; rank++) {
         cuda_enter_block(rank);
         for (unsigned thread = 0; thread < machine.run->threads; thread += WARP) {
             char text[160];
@@ -635,24 +639,27 @@ static void release(block *b)
 
 void cuda_run_kernel(const cuda_run *run)
 {
-    const unsigned blocks = cuda_cluster_size(run);
+    const unsigned cluster = cuda_cluster_size(run), most = run->together ? run->together : cluster;
     machine.run = run;
     cuda_grid.x = run->grid;
-    if (run->threads > MOST_THREADS || blocks > CUDA_MOST_CLUSTER || run->grid % blocks) abort();
-    for (unsigned rank = 0; rank < blocks; rank++) allocate(&machine.blocks[rank], run);
+    if (run->threads > MOST_THREADS || cluster > CUDA_MOST_CLUSTER || run->grid % cluster ||
+        most > CUDA_MOST_TOGETHER || (run->cluster && run->together))
+        abort();
+    for (unsigned rank = 0; rank < most; rank++) allocate(&machine.blocks[rank], run);
     cuda_cluster_rank = 0;
     cuda_shared_memory = here()->dynamic;
-    for (unsigned n = 0; n < run->grid; n += blocks) {
-        const unsigned first = run->last_block_first ? run->grid - blocks - n : n;
-        for (unsigned rank = 0; rank < blocks; rank++) {
+    for (unsigned n = 0; n < run->grid; n += machine.together) {
+        machine.together = most < run->grid - n ? most : run->grid - n;
+        const unsigned first = run->last_block_first ? run->grid - machine.together - n : n;
+        for (unsigned rank = 0; rank < machine.together; rank++) {
             cuda_enter_block(rank);
             start_block(first + rank);
         }
         run_cluster();
-        for (unsigned rank = 0; rank < blocks; rank++) {
+        for (unsigned rank = 0; rank < machine.together; rank++) {
             cuda_enter_block(rank);
             end_block();
         }
     }
-    for (unsigned rank = 0; rank < blocks; rank++) release(&machine.blocks[rank]);
+    for (unsigned rank = 0; rank < most; rank++) release(&machine.blocks[rank]);
 }

@@ -165,8 +165,9 @@ void cuda_wait_until(const cuda_wait *wait);
 
 typedef struct cuda_run cuda_run;
 
-/* The blocks of a cluster, which run side by side: how many, which of them is running, and another. */
-enum { CUDA_MOST_CLUSTER = 2 };
+/* Blocks that run side by side, most of them in one cluster: how many there are in a cluster, which of those is running, and
+ * another. */
+enum { CUDA_MOST_CLUSTER = 2, CUDA_MOST_TOGETHER = 4 };
 extern unsigned cuda_cluster_rank;
 unsigned cuda_cluster_size(const cuda_run *run);
 void cuda_enter_block(unsigned rank);
@@ -182,7 +183,7 @@ typedef struct cuda_units {
     void (*store)(const void *to, size_t size);
 } cuda_units;
 
-/* Runs a kernel, clusters of blocks one after the other. With `backwards` the threads take turns in the
+/* Runs a kernel, clusters of blocks one after the other, or so many blocks side by side. With `backwards` the threads take turns in the
  * other order, so that a kernel that lacks a barrier goes wrong one way or the other; slow threads go on
  * only when no other can, and no unit. Ends the program where a write leaves the dynamic shared
  * memory. */
@@ -191,7 +192,8 @@ struct cuda_run {
     void (*kernel)(const void *parameters);
     const void *parameters;
     unsigned grid, threads;
-    unsigned cluster; /* blocks of it; 0: 1 */
+    unsigned cluster;  /* blocks of it; 0: 1 */
+    unsigned together; /* without clusters: blocks that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
     bool last_block_first;            /* clusters take turns from the last one on */

@@ -69,6 +69,8 @@ typedef struct addition {
 /* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
 typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
+    const int32_t *turn; /* the semaphore that it has waited for */
+    bool unfenced;       /* since its last fence */
 } bulk_groups;
 
 /* Accumulators that products on their way write to. */
@@ -116,7 +118,7 @@ static struct {
     const cuda_run *run;
     uint64_t blocks; /* so far */
     unsigned ended;  /* of the run */
-    block_units of[CUDA_MOST_CLUSTER];
+    block_units of[CUDA_MOST_TOGETHER];
     int num_additions;
     addition additions[MAX_ADDITIONS]; /* of all blocks, in the order in which they were issued */
 } units;
@@ -565,6 +567,8 @@ static void drop_ended_additions(void)
 void hopper_bulk_add(float *global, const void *shared, int bytes)
 {
     check_bulk(shared, global, bytes);
+    if (here()->bulk[cuda_thread.x].unfenced)
+        cuda_die("a bulk addition behind a semaphore without a fence");
     see_fenced();
     const char *from = read_seen(offset_in_shared(shared), (size_t)bytes);
     if (memcmp(from, shared, (size_t)bytes) != 0)
@@ -649,6 +653,52 @@ static void finish_additions(void)
     drop_ended_additions();
     units.ended = 0;
 }
+
+/* ---- Semaphores ------------------------------------------------------------------------------ */
+
+static bool is_reached(const cuda_wait *wait)
+{
+    const int32_t *semaphore = wait->what;
+    return (uint64_t)*semaphore >= wait->value;
+}
+
+static void describe_semaphore(const cuda_wait *wait, char *text, size_t size)
+{
+    const int32_t *semaphore = wait->what;
+    snprintf(text, size, "waits for a semaphore of %llu, which is %d",
+             (unsigned long long)wait->value, (int)*semaphore);
+}
+
+static int32_t *check_semaphore(const int32_t *semaphore)
+{
+    cuda_check_access(semaphore, sizeof *semaphore);
+    if (*semaphore < 0) cuda_die("a semaphore that was not cleared: %d", (int)*semaphore);
+    return (int32_t *)(uintptr_t)semaphore;
+}
+
+void hopper_semaphore_wait(const int32_t *semaphore, int count)
+{
+    const cuda_wait wait = {is_reached, describe_semaphore, check_semaphore(semaphore),
+                            (uint64_t)count};
+    if (count < 0) cuda_die("a wait for a semaphore of %d", count);
+    cuda_wait_until(&wait);
+    if (*semaphore != count)
+        cuda_die("a wait for a semaphore of %d, which is %d already", count, (int)*semaphore);
+    here()->bulk[cuda_thread.x].turn = semaphore;
+    here()->bulk[cuda_thread.x].unfenced = true;
+}
+
+void hopper_semaphore_add(int32_t *semaphore)
+{
+    bulk_groups *g = &here()->bulk[cuda_thread.x];
+    if (g->turn != semaphore) cuda_die("a semaphore is added to that was not waited for");
+    g->turn = NULL;
+    if (g->ended[HOPPER_BULK_ADDED] < g->committed)
+        cuda_die("a semaphore is added to before bulk additions are complete");
+    *check_semaphore(semaphore) += 1;
+}
+
+void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = false; }
 
 /* ---- The next copy --------------------------------------------------------------------------- */
 

@@ -41,6 +41,12 @@ void hopper_bulk_add(float *global, const void *shared, int bytes);
 void hopper_bulk_commit(void);
 void hopper_bulk_wait(int pending, hopper_bulk_end end);
 
+/* A counter in global memory, by which blocks that run side by side take turns. A thread waits for
+ * it, fences, adds to global memory, and adds to the semaphore when these additions are complete. */
+void hopper_semaphore_wait(const int32_t *semaphore, int count);
+void hopper_semaphore_add(int32_t *semaphore);
+void hopper_proxy_fence_global(void);
+
 /* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the same
  * address, which count towards the barrier's phase there. */
 void hopper_barrier_arrive_at_peer(uint64_t *barrier, unsigned peer);

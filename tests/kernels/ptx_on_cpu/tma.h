@@ -35,6 +35,7 @@ FA_DEVICE void ptx_bulk_commit(void) { hopper_bulk_commit(); }
 #define ptx_bulk_wait(pending) hopper_bulk_wait(pending, HOPPER_BULK_ADDED)
 
 FA_DEVICE void ptx_fence_proxy_async(void) { hopper_proxy_fence(); }
+FA_DEVICE void ptx_fence_proxy_async_global(void) { hopper_proxy_fence_global(); }
 
 FA_DEVICE void ptx_copy_to_peer(void *shared, uint64_t *barrier, int peer, int bytes)
 {

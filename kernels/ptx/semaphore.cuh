@@ -1,0 +1,42 @@
+/*
+ * Semaphores in global memory: counters by which blocks of a grid take turns. One thread of a block waits, one thread of another
+ * adds.
+ */
+#ifndef FA_KERNELS_PTX_SEMAPHORE_CUH
+#define FA_KERNELS_PTX_SEMAPHORE_CUH
+
+#include "common/dialect.h"
+
+#ifdef FA_CUDA_ON_CPU
+#include "ptx_on_cpu/semaphore.h"
+#else
+
+/* Waits until it has been added to so often, and sees what was visible to those who did. */
+FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
+{
+    asm volatile("{\n"
+                 ".reg .pred yes;\n"
+                 ".reg .s32 now;\n"
+                 "again:\n"
+                 "ld.acquire.gpu.global.s32 now, [%0];\n"
+                 "setp.ge.s32 yes, now, %1;\n"
+                 "@yes bra finished;\n"
+                 "nanosleep.u32 32;\n"
+                 "bra again;\n"
+                 "finished:\n"
+                 "}\n" ::"l"(__cvta_generic_to_global(semaphore)),
+                 "r"(count)
+                 : "memory");
+}
+
+/* Adds 1, behind all that is visible to this thread. */
+FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
+{
+    asm volatile(
+        "red.release.gpu.global.add.s32 [%0], 1;" ::"l"(__cvta_generic_to_global(semaphore))
+        : "memory");
+}
+
+#endif
+
+#endif

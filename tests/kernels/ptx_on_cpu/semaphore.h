@@ -1,0 +1,16 @@
+/*
+ * kernels/ptx/semaphore.cuh in C, on the units of hopper_units.h.
+ */
+#ifndef TEST_PTX_ON_CPU_SEMAPHORE_H
+#define TEST_PTX_ON_CPU_SEMAPHORE_H
+
+#include "hopper_units.h"
+
+FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
+{
+    hopper_semaphore_wait(semaphore, count);
+}
+
+FA_DEVICE void ptx_semaphore_add(int32_t *semaphore) { hopper_semaphore_add(semaphore); }
+
+#endif
