@@ -2,6 +2,9 @@
  * The consumers: 64 keys each. For every tile of queries a consumer computes the scores again, makes weights and dS of
  * them, and adds to dK and dV, which stay in its registers. The dQ of a tile is issued with the next tile's products:
  * by then the other consumer's half of dS is there, and nobody has waited for it.
+ *
+ * A warp that issues a product waits until tensor cores have room for it. So a consumer issues all products of a tile, and the
+ * next tile's scores and dP, in its turn, and none while it makes weights.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
@@ -23,12 +26,13 @@
 
 typedef struct consumer_state {
     float dk[SUMS], dv[SUMS];
-    float scores[SCORES], dp[SCORES], dq[DQ_SUMS];
-    uint32_t base;   /* descriptor of the block's keys */
-    uint32_t ds_row; /* where the lane stores dS */
-    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
-    int number;      /* of the consumer */
-    int leader;      /* whether this lane arrives for its warp */
+    float scores[SCORES], dp[SCORES];             /* dp: also sums of dQ */
+    uint32_t weights[SCORES / 2], ds[SCORES / 2]; /* of the tile whose products come next */
+    uint32_t base;                                /* descriptor of the block's keys */
+    uint32_t ds_row;                              /* where the lane stores dS */
+    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int number;  /* of the consumer */
+    int leader;  /* whether this lane arrives for its warp */
 } consumer_state;
 
 /* Descriptors of operands; ACROSS: of those that are read across their rows. */
@@ -137,18 +141,21 @@ FA_DEVICE void share_ds(const pipeline *pipe, const consumer_state *c, const uin
 }
 
 /* dQ of the tile before, for the store warp. number: of such stores so far. */
-FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int number)
+FA_DEVICE void store_dq_columns(const pipeline *pipe, const consumer_state *c, int number)
 {
-    shared_state *state = pipe->state;
     float4 *to = (float4 *)(pipe->buffers + DQ_AT + c->number * (SUM_BYTES / CONSUMERS)) +
                  threadIdx.x % WARPGROUP;
-    ptx_mbarrier_wait(&state->dq_empty[c->number], (number & 1) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
         to[WARPGROUP * j] =
-            make_float4(c->dq[4 * j], c->dq[4 * j + 1], c->dq[4 * j + 2], c->dq[4 * j + 3]);
+            make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
+}
+
+FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c)
+{
     ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(&state->dq_full[c->number]);
+    ptx_mbarrier_arrive(&pipe->state->dq_full[c->number]);
 }
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -174,121 +181,149 @@ FA_DEVICE void issue_dp(consumer_state *c, int stage)
     issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
 }
 
-/* Consumers alternate in issuing the products of a tile, so that one makes weights while the other multiplies. */
+/* Consumers alternate in issuing products, so that one makes weights while the other multiplies. */
+FA_DEVICE void wait_until_may_issue(const consumer_state *c)
+{
+    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
+}
+
 FA_DEVICE void let_other_issue(const consumer_state *c)
 {
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
 }
 
-/* The first tile's scores. */
-FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c)
+/* Makes weights and dS of a tile, whose scores and dP have been issued, in this order. */
+FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                          const tile_cursor *at, bool masked)
+{
+    const uint32_t rows = row_address(pipe, stage_of(at->count));
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+#if OPTIONS
+    const block_work *w = &pipe->state->work;
+    const tile_options options = find_tile_options(p, w, at, c->number);
+    weigh_with_options(p, pipe->state, w, &options, c->scores, c->weights, c->scale, rows);
+#else
+    (void)p;
+    weigh(c->scores, c->scale, rows);
+    if (masked) mask_weights(&pipe->state->work, c->scores, c->number, at->tile);
+    pack_weights(c->weights, c->scores);
+#endif
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, SCORES);
+#if OPTIONS
+    drop_gradients(p, &options, c->dp);
+#endif
+    make_ds(c->scores, c->dp, c->ds, rows, masked);
+    share_ds(pipe, c, c->ds, at->count);
+}
+
+/* The first tile. */
+FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                           const tile_cursor *at)
 {
     shared_state *state = pipe->state;
     if (c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     ptx_mbarrier_wait(&state->k_full, 0);
     ptx_mbarrier_wait(&state->q_full[0], 0);
+    ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, 0);
     ptx_mbarrier_wait(&state->v_full, 0);
-    if (DP_AHEAD) {
-        ptx_mbarrier_wait(&state->dout_full[0], 0);
-        ptx_wgmma_fence();
-        issue_dp(c, 0);
-    }
-    ptx_wgmma_wait(0);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dp, SCORES);
+    ptx_mbarrier_wait(&state->dout_full[0], 0);
+    ptx_register_forget(c->dp, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, 0);
+    weigh_tile(pipe, p, c, at, true);
 }
 
-/* One tile, whose scores are there. Behind its own products those of the next tile's scores are issued, so that the tensor
- * cores have work until weights begin. With the last tile that is one more product, of no use. */
+/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer's
+ * half of dS has been there for long. */
+FA_DEVICE void issue_gradients(consumer_state *c, int count)
+{
+    const int stage = stage_of(count), before = count > 0 ? count - 1 : 0;
+    ptx_register_fence(c->dv, SUMS);
+    ptx_register_fence(c->dk, SUMS);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
+    issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    issue_dq(c->dp, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
+}
+
+/* dV and dK are there: what they have read is free. */
+FA_DEVICE void release_queries(const pipeline *pipe, consumer_state *c, int count)
+{
+    const int stage = stage_of(count);
+    ptx_register_fence(c->dk, SUMS);
+    ptx_register_fence(c->dv, SUMS);
+    keep_operands(c->weights);
+    keep_operands(c->ds);
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage], c->leader);
+}
+
+/* dQ is there. */
+FA_DEVICE void release_ds(const pipeline *pipe, consumer_state *c, int count)
+{
+    const int before = count > 0 ? count - 1 : 0;
+    ptx_register_fence(c->dp, DQ_SUMS);
+    ptx_mbarrier_arrive_if(&pipe->state->ds_empty[ds_buffer(before)], c->leader && count > 0);
+}
+
+FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
+{
+    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
+}
+
+/* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
+ * for one consumer, while the other one makes weights and issues nothing. dP comes last, for its registers are those of dQ. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                            const tile_cursor *at, int tiles, bool masked)
+                            const tile_cursor *at, bool masked)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count), next = stage_of(count + 1);
-    const int ready = count + 1 < tiles ? count + 1 : count; /* the tile that is waited for */
-    const int before = count > 0 ? count - 1 : 0;
-    const uint32_t rows = row_address(pipe, stage);
-    uint32_t weights[SCORES / 2], ds[SCORES / 2];
-
-    if (!DP_AHEAD) {
-        ptx_mbarrier_wait(&state->dout_full[stage], parity_of(count));
-        ptx_register_fence(c->dp, SCORES);
-        ptx_wgmma_fence();
-        issue_dp(c, stage);
-    }
-#if OPTIONS
-    const block_work *w = &state->work;
-    const tile_options options = find_tile_options(p, w, at, c->number);
-    weigh_with_options(p, state, w, &options, c->scores, weights, c->scale, rows);
-#else
-    (void)p;
-    weigh(c->scores, c->scale, rows);
-    if (masked) mask_weights(&state->work, c->scores, c->number, at->tile);
-    pack_weights(weights, c->scores);
-#endif
-    ptx_register_fence(c->dv, SUMS);
+    const int count = at->count - 1, next = stage_of(at->count);
+    wait_for_ds(pipe, count - 1);
+    ptx_mbarrier_wait(&state->q_full[next], parity_of(at->count));
+    wait_until_may_issue(c);
+    issue_gradients(c, count);
+    ptx_wgmma_wait(1);
+    release_queries(pipe, c, count);
+    ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
-    issue_gradient(c->dv, weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
-    if (!DP_AHEAD) {
-        ptx_wgmma_wait(1);
-        ptx_register_fence(c->dp, SCORES);
-    }
-#if OPTIONS
-    drop_gradients(p, &options, c->dp);
-#endif
-    make_ds(c->scores, c->dp, ds, rows, masked);
-    share_ds(pipe, c, ds, count);
-
-    if (count > 0) ptx_mbarrier_wait(&state->ds_full[ds_buffer(before)], ds_parity(before));
-    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
-    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dk, SUMS);
-    ptx_register_fence(c->dq, DQ_SUMS);
+    issue_s(c, next);
+    ptx_wgmma_wait(1);
+    release_ds(pipe, c, count);
+    store_dq_columns(pipe, c, count);
+    ptx_mbarrier_wait(&state->dout_full[next], parity_of(at->count));
+    ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
-    issue_gradient(c->dk, ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    issue_dq(c->dq, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
-    if (DP_AHEAD) {
-        issue_s(c, next);
-        ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
-        ptx_register_fence(c->dp, SCORES);
-        ptx_wgmma_fence();
-        issue_dp(c, next);
-        if (c->number == 0 || count + 1 < tiles) let_other_issue(c);
-        ptx_wgmma_wait(2);
-    } else {
-        if (c->number == 0 || count + 1 < tiles) let_other_issue(c);
-        ptx_wgmma_wait(0);
-    }
-    ptx_register_fence(c->dk, SUMS);
-    ptx_register_fence(c->dv, SUMS);
-    keep_operands(weights);
-    keep_operands(ds);
-    ptx_register_fence(c->dq, DQ_SUMS);
-    if (!DP_AHEAD) {
-        ptx_wgmma_fence();
-        issue_s(c, next);
-    }
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(before)], c->leader && count > 0);
-    share_dq(pipe, c, count);
-    ptx_wgmma_wait(0);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dp, SCORES);
+    issue_dp(c, next);
+    let_other_issue(c);
+    share_dq(pipe, c);
+    weigh_tile(pipe, p, c, at, masked);
 }
 
-/* The last tile's dQ. */
-FA_DEVICE void finish_dq(const pipeline *pipe, consumer_state *c, int tiles)
+/* The products of the last tile. */
+FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
 {
-    ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(tiles - 1)], ds_parity(tiles - 1));
-    ptx_wgmma_fence();
-    issue_dq(c->dq, ds_tile(c, tiles - 1), key_columns(c));
+    wait_for_ds(pipe, tiles - 2);
+    wait_until_may_issue(c);
+    issue_gradients(c, tiles - 1);
+    if (c->number == 0) let_other_issue(c);
     ptx_wgmma_wait(0);
-    ptx_register_fence(c->dq, DQ_SUMS);
-    share_dq(pipe, c, tiles);
+    release_queries(pipe, c, tiles - 1);
+    release_ds(pipe, c, tiles - 1);
+    store_dq_columns(pipe, c, tiles - 1);
+    share_dq(pipe, c);
+    wait_for_ds(pipe, tiles - 1);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    issue_dq(c->dp, ds_tile(c, tiles - 1), key_columns(c));
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, DQ_SUMS);
+    store_dq_columns(pipe, c, tiles);
+    share_dq(pipe, c);
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -316,20 +351,21 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
-        begin_tiles(pipe, &c);
+        begin_tiles(pipe, &p->a, &c, &at);
+        advance(&at, from, to);
         while (at.count < tiles) {
             while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
                    at.tile < unmasked_to) {
-                consume_tile(pipe, &p->a, &c, &at, tiles, false);
+                consume_tile(pipe, &p->a, &c, &at, false);
                 advance(&at, from, to);
             }
             while (at.count < tiles &&
                    (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
-                consume_tile(pipe, &p->a, &c, &at, tiles, true);
+                consume_tile(pipe, &p->a, &c, &at, true);
                 advance(&at, from, to);
             }
         }
-        finish_dq(pipe, &c, tiles);
+        finish_tiles(pipe, &c, tiles);
     }
     store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
     store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, value_scale(&p->a), consumer);
