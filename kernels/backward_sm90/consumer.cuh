@@ -78,23 +78,18 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, i
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
-/* Where the lane's part of the rows of a tile is: for two neighbouring queries the log-sum-exp and delta of each. */
-FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
-{
-    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
-           (uint32_t)threadIdx.x % 4 * 16;
-}
-
 /* Scores become weights, P = exp(S - lse). */
 FA_DEVICE void weigh(float *scores, float scale, uint32_t rows)
 {
 #pragma unroll
-    for (int j = 0; j < QUERIES / 8; j++) {
-        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
-        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float lse[4];
+        load_rows(lse, rows, n);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            scores[4 * j + e] = ptx_ex2(fmaf(scores[4 * j + e], scale, -lse[e % 2]));
+        for (int e = 0; e < 8; e++) {
+            float *x = scores + 8 * n + e;
+            *x = ptx_ex2(fmaf(*x, scale, -lse[e / 4 * 2 + e % 2]));
+        }
     }
 }
 
@@ -109,35 +104,37 @@ FA_DEVICE void make_ds(const float *weights, const float *dp, uint32_t *ds, uint
                        bool masked)
 {
 #pragma unroll
-    for (int j = 0; j < QUERIES / 8; j++) {
-        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
-        const float delta[2] = {fa_bits_float(two.y), fa_bits_float(two.w)};
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float delta[4];
+        load_rows(delta, rows + DELTA_AT, n);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int e = 0; e < 8; e += 2) {
             float x[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int e = 4 * j + 2 * r + i;
-                x[i] = weights[e] * (dp[e] - delta[i]);
-                if (masked && weights[e] == 0.0f) x[i] = 0.0f;
+                const int at = 8 * n + e + i;
+                x[i] = weights[at] * (dp[at] - delta[e / 4 * 2 + i]);
+                if (masked && weights[at] == 0.0f) x[i] = 0.0f;
             }
-            ds[2 * j + r] = fa_pack_x2(x[0], x[1]);
+            ds[4 * n + e / 2] = fa_pack_x2(x[0], x[1]);
         }
     }
 }
 
 /* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. */
-FA_DEVICE void share_ds(const pipeline *pipe, const consumer_state *c, const uint32_t *ds,
-                        int count)
+FA_DEVICE void store_ds(const pipeline *pipe, const consumer_state *c, int count)
 {
-    shared_state *state = pipe->state;
-    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
-                              ds + 2 * j);
+                              c->ds + 2 * j);
+}
+
+FA_DEVICE void share_ds(const pipeline *pipe, int count)
+{
     ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(&state->ds_full[ds_buffer(count)]);
+    ptx_mbarrier_arrive(&pipe->state->ds_full[ds_buffer(count)]);
 }
 
 /* dQ of the tile before, for the store warp. number: of such stores so far. */
@@ -215,7 +212,7 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
     drop_gradients(p, &options, c->dp);
 #endif
     make_ds(c->scores, c->dp, c->ds, rows, masked);
-    share_ds(pipe, c, c->ds, at->count);
+    store_ds(pipe, c, at->count);
 }
 
 /* The first tile. */
@@ -237,17 +234,25 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, c
     weigh_tile(pipe, p, c, at, true);
 }
 
-/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer's
- * half of dS has been there for long. */
-FA_DEVICE void issue_gradients(consumer_state *c, int count)
+FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
 {
-    const int stage = stage_of(count), before = count > 0 ? count - 1 : 0;
+    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
+}
+
+/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer's
+ * half of dS has been there for long. dS is shared behind products, for then nobody waits until it is stored. */
+FA_DEVICE void issue_gradients(const pipeline *pipe, consumer_state *c, int count)
+{
+    const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
     ptx_register_fence(c->dv, SUMS);
     ptx_register_fence(c->dk, SUMS);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    share_ds(pipe, count);
+    wait_for_ds(pipe, count - 1);
+    ptx_wgmma_fence();
     issue_dq(c->dp, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
 }
 
@@ -271,11 +276,6 @@ FA_DEVICE void release_ds(const pipeline *pipe, consumer_state *c, int count)
     ptx_mbarrier_arrive_if(&pipe->state->ds_empty[ds_buffer(before)], c->leader && count > 0);
 }
 
-FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
-{
-    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
-}
-
 /* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
  * for one consumer, while the other one makes weights and issues nothing. dP comes last, for its registers are those of dQ. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
@@ -283,12 +283,11 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
 {
     shared_state *state = pipe->state;
     const int count = at->count - 1, next = stage_of(at->count);
-    wait_for_ds(pipe, count - 1);
-    ptx_mbarrier_wait(&state->q_full[next], parity_of(at->count));
     wait_until_may_issue(c);
-    issue_gradients(c, count);
+    issue_gradients(pipe, c, count);
     ptx_wgmma_wait(1);
     release_queries(pipe, c, count);
+    ptx_mbarrier_wait(&state->q_full[next], parity_of(at->count));
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, next);
@@ -307,9 +306,8 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
 /* The products of the last tile. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
 {
-    wait_for_ds(pipe, tiles - 2);
     wait_until_may_issue(c);
-    issue_gradients(c, tiles - 1);
+    issue_gradients(pipe, c, tiles - 1);
     if (c->number == 0) let_other_issue(c);
     ptx_wgmma_wait(0);
     release_queries(pipe, c, tiles - 1);
@@ -339,7 +337,7 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
 FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
 {
     const block_work *w = &pipe->state->work;
-    const int tiles = w->tiles, from = w->from, to = w->to;
+    const int tiles = w->tiles, from = w->from, to = w->to, start = w->start;
     const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
@@ -352,17 +350,17 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, &p->a, &c, &at);
-        advance(&at, from, to);
+        advance(&at, from, to, start);
         while (at.count < tiles) {
             while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
                    at.tile < unmasked_to) {
                 consume_tile(pipe, &p->a, &c, &at, false);
-                advance(&at, from, to);
+                advance(&at, from, to, start);
             }
             while (at.count < tiles &&
                    (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
                 consume_tile(pipe, &p->a, &c, &at, true);
-                advance(&at, from, to);
+                advance(&at, from, to, start);
             }
         }
         finish_tiles(pipe, &c, tiles);
