@@ -64,12 +64,18 @@ FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
            (uint32_t)threadIdx.x % 4 * 16;
 }
 
-/* Four numbers of rows, of 16 queries: those of elements e of both fragments j of 4 scores are row[2j + e % 2]. */
-FA_DEVICE void load_rows(float row[4], uint32_t address, int n)
+/* Numbers of the lane's 4 queries of 16: those of element 4j + 2r + i of its scores are number 2j + i. */
+FA_DEVICE void load_four_rows(float *numbers, uint32_t address)
 {
-    const uint4 x = ptx_ld_shared_v4(address + 64 * (uint32_t)n);
-    row[0] = fa_bits_float(x.x), row[1] = fa_bits_float(x.y);
-    row[2] = fa_bits_float(x.z), row[3] = fa_bits_float(x.w);
+    const uint4 x = ptx_ld_shared_v4(address);
+    numbers[0] = fa_bits_float(x.x), numbers[1] = fa_bits_float(x.y);
+    numbers[2] = fa_bits_float(x.z), numbers[3] = fa_bits_float(x.w);
+}
+
+FA_DEVICE void load_rows(float *numbers, uint32_t address)
+{
+#pragma unroll
+    for (int n = 0; n < QUERIES / 16; n++) load_four_rows(numbers + 4 * n, address + 64 * n);
 }
 
 /* Named barriers. */
