@@ -395,8 +395,12 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
         }
         finish_tiles(pipe, &c, tiles);
     }
-    store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
-    store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, value_scale(&p->a), consumer);
+    /* The tiles of queries have been read: behind a consumer's last turn, the other one does not read them either. */
+    char *buffer =
+        pipe->buffers + Q_AT + (int)(threadIdx.x - WARPGROUP) / 32 * (WARP_ROWS * HEAD_DIM * 2);
+    store_gradients(&w->keys, &p->dk, buffer, c.dk, HEAD_DIM, p->a.d, p->a.scale, consumer);
+    store_gradients(&w->keys, &p->dv, buffer, c.dv, HEAD_DIM, p->a.d_v, value_scale(&p->a),
+                    consumer);
 }
 
 #endif
