@@ -331,8 +331,8 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
         }
         finish_dq(pipe, &c, tiles);
     }
-    store_gradients(&w->keys, &p->dk, c.dk, p->a.d, p->a.scale, consumer);
-    store_gradients(&w->keys, &p->dv, c.dv, p->a.d_v, value_scale(&p->a), consumer);
+    store_gradients(&w->keys, &p->dk, c.dk, HEAD_DIM, p->a.d, p->a.scale, consumer);
+    store_gradients(&w->keys, &p->dv, c.dv, HEAD_DIM, p->a.d_v, value_scale(&p->a), consumer);
 }
 
 #endif

@@ -14,7 +14,7 @@
 enum {
     THREADS = FA_BACKWARD_SM90_PASS_THREADS,
     WARPS = THREADS / 32,
-    LANES = HEAD_DIM / 8, /* that share a row */
+    LANES = HEAD_DIM > 128 ? 32 : HEAD_DIM / 8, /* that share a row */
     ROWS_OF_LANE = QUERIES * LANES / THREADS,
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };

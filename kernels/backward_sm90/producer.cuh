@@ -13,16 +13,16 @@
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
-/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
+/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map; columns / 64. */
 typedef struct tile_source {
     const fa_sm90_map *map;
-    int head, block;
+    int head, block, blocks;
 } tile_source;
 
 FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
-                                int block)
+                                int block, int blocks)
 {
-    const tile_source from = {map, head * step->head, block * step->block};
+    const tile_source from = {map, head * step->head, block * step->block, blocks};
     return from;
 }
 
@@ -66,13 +66,13 @@ FA_DEVICE bool has_blind(const kept_rows *kept)
 }
 
 /* A lane clears every 32nd row. */
-FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
+FA_DEVICE void clear_rows(char *shared, int rows, int blocks, const kept_rows *kept)
 {
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < rows; row += 32) {
         if (row >= kept->from && row < kept->to && !is_blind(kept, row)) continue;
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++)
+        for (int block = 0; block < blocks; block++)
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 *(float4 *)(shared + (block * rows + row) * 128 + 16 * i) = make_float4(0, 0, 0, 0);
@@ -90,15 +90,15 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &pipe->state->cleared : full;
     if (leader) {
-        ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
+        ptx_mbarrier_arrive_expect(barrier, from->blocks * rows * 128);
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++)
+        for (int block = 0; block < from->blocks; block++)
             ptx_tma_load_4d(shared + block * rows * 128, from->map, barrier, 64 * block, row,
                             from->head, from->block);
     }
     if (!clears) return;
     ptx_mbarrier_wait(barrier, pipe->state->num_cleared & 1);
-    clear_rows(shared, rows, kept);
+    clear_rows(shared, rows, from->blocks, kept);
     if (leader) {
         pipe->state->num_cleared++;
         ptx_mbarrier_arrive(full);
@@ -196,7 +196,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     const block_work *w = &state->work;
     const fa_tile *t = &w->sequence;
     const bool leader = threadIdx.x % 32 == 0;
-    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k);
+    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, BLOCKS);
     (void)p;
 #if OPTIONS
     if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k);
@@ -212,14 +212,14 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         kept.blind = state->blind;
         find_blind(pipe, p, s, w->number + at.head * s->q_tiles + at.tile);
 #endif
-        const tile_source q = source_of(&s->q, &s->q_step, head, block);
-        const tile_source dout = source_of(&s->dout, &s->dout_step, head, block);
+        const tile_source q = source_of(&s->q, &s->q_step, head, block, BLOCKS);
+        const tile_source dout = source_of(&s->dout, &s->dout_step, head, block, VALUE_BLOCKS);
         __syncwarp();
         ptx_mbarrier_wait(&state->q_empty[stage], parity);
         load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
                   &state->q_full[stage], &kept);
         if (at.count == 0) {
-            const tile_source v = source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k);
+            const tile_source v = source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
             load_keys(pipe, &v, V_AT, &state->v_full);
         }
         ptx_mbarrier_wait(&state->dout_empty[stage], parity);
@@ -230,10 +230,12 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                               (w->number + at.head * s->q_tiles + at.tile) * ROW_BYTES,
                           &state->dout_full[stage], ROW_BYTES);
         }
-        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * Q_BYTES, QUERIES, row,
+        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES, row,
                   &state->dout_full[stage], &kept);
     }
 }
+
+#ifndef BACKWARD_SM90_WIDE /* whose dQ does not go through shared memory */
 
 /* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none.
  *
@@ -272,5 +274,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     }
     ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
 }
+
+#endif
 
 #endif

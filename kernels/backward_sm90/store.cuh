@@ -25,9 +25,9 @@ FA_DEVICE void store_words(char *row, uint32_t x[4], int n, int columns, bool wh
         if (row) fa_scatter_x2(row, 32 * n + 8 * i + 2 * t, columns, x[i]);
 }
 
-/* Rows of a consumer: 4j + 2r + i of a thread's sums is column 8j + 2 (lane % 4) + i of its row r. */
+/* Rows of a consumer, of `dim` sums each: 4j + 2r + i of a thread's sums is column 8j + 2 (lane % 4) + i of its row r. */
 FA_DEVICE void store_gradients(const fa_key_tile *k, const fa_kernel_view *view, const float *sums,
-                               int columns, float scale, int consumer)
+                               int dim, int columns, float scale, int consumer)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     const bool whole = view->vector == 8;
@@ -37,7 +37,7 @@ FA_DEVICE void store_gradients(const fa_key_tile *k, const fa_kernel_view *view,
         const int row = consumer * OWN_KEYS + warp * 16 + lane / 4 + 8 * r;
         char *to = row < k->count ? fa_view_row(view, k->block, k->row + row, k->head_kv) : NULL;
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 32; n++) {
+        for (int n = 0; n < dim / 32; n++) {
             uint32_t x[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {

@@ -1,0 +1,147 @@
+/*
+ * The warpgroup that computes scores, weights and dV. It hands each tile's weights to the warpgroup of dK, in float32.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_DV_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_DV_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/multiply.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/options.cuh"
+#include "backward_sm90/store.cuh"
+#include "common/device.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+typedef struct dv_state {
+    float dv[DV_SUMS], scores[SCORES];
+    uint32_t base; /* descriptor of the block's keys */
+    float scale;   /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int leader;    /* whether this lane arrives for its warp */
+} dv_state;
+
+/* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
+ * key r of the thread. */
+FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int first = tile * QUERIES + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = warp * 16 + lane / 4 + 8 * r;
+        const int from = w->first_query + key - first;
+        const int to = key < w->num_keys ? w->end_query + key - first : -1;
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (8 * j + i < from || 8 * j + i >= to) weights[4 * j + 2 * r + i] = 0;
+    }
+}
+
+/* Scores of a tile, which are there, become weights, P = exp(S - lse). */
+FA_DEVICE void weigh(const pipeline *pipe, dv_state *c, const tile_cursor *at)
+{
+    shared_state *state = pipe->state;
+    const int stage = stage_of(at->count);
+    const uint32_t rows = row_address(pipe, stage);
+    ptx_mbarrier_wait(&state->dout_full[stage], parity_of(at->count));
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
+        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            c->scores[4 * j + e] = ptx_ex2(fmaf(c->scores[4 * j + e], c->scale, -lse[e % 2]));
+    }
+    if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
+}
+
+/* For the warpgroup of dK, whose threads have the same elements. */
+FA_DEVICE void share_weights(const pipeline *pipe, const dv_state *c, int count)
+{
+    shared_state *state = pipe->state;
+    const uint32_t to = weight_address(pipe);
+    ptx_mbarrier_wait(&state->p_empty, (count & 1) ^ 1);
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        const float *x = c->scores + 4 * j;
+        ptx_st_shared_v4(to + (uint32_t)(16 * WARPGROUP * j),
+                         make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                                    __float_as_uint(x[3])));
+    }
+    ptx_mbarrier_arrive(&state->p_full);
+}
+
+FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
+}
+
+FA_DEVICE void issue_tile_scores(const pipeline *pipe, dv_state *c, int stage)
+{
+    (void)pipe;
+    issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
+}
+
+/* One tile, whose weights are there; then there are those of the next one. The next tile's scores come first, so that they are
+ * made weights while this tile's product runs. Behind the last tile that is one more product, of no use. */
+FA_DEVICE void add_dv(const pipeline *pipe, dv_state *c, tile_cursor *at, int tiles)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = stage_of(count);
+    const bool more = count + 1 < tiles;
+    const int ready = more ? count + 1 : count; /* the tile that is waited for */
+    uint32_t weights[SCORES / 2];
+
+    pack_weights(weights, c->scores);
+    share_weights(pipe, c, count);
+    advance(at, state->work.from, state->work.to);
+    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
+    ptx_register_fence(c->scores, SCORES);
+    ptx_register_fence(c->dv, DV_SUMS);
+    ptx_wgmma_fence();
+    issue_tile_scores(pipe, c, stage_of(count + 1));
+    issue_gradient(c->dv, weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], c->leader && more);
+    if (more) weigh(pipe, c, at);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dv, DV_SUMS);
+    keep_operands(weights);
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
+}
+
+FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
+{
+    const block_work *w = &pipe->state->work;
+    const int tiles = w->tiles;
+    shared_state *state = pipe->state;
+    dv_state c;
+    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.scale = inner_scale(&p->a);
+    c.leader = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
+    if (tiles > 0) {
+        tile_cursor at = first_tile(w);
+        ptx_mbarrier_wait(&state->k_full, 0);
+        ptx_mbarrier_wait(&state->q_full[0], 0);
+        ptx_wgmma_fence();
+        issue_tile_scores(pipe, &c, 0);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(c.scores, SCORES);
+        ptx_mbarrier_arrive_if(&state->q_empty[0], c.leader);
+        weigh(pipe, &c, &at);
+        while (at.count < tiles) add_dv(pipe, &c, &at, tiles);
+    }
+    store_gradients(&w->keys, &p->dv, c.dv, VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
+}
+
+#endif

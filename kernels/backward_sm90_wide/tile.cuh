@@ -1,0 +1,47 @@
+/*
+ * Where a tile's operands are, and what is known of it.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_TILE_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_TILE_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/multiply.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "ptx/address.cuh"
+
+/* Descriptors, by that of the block's keys. */
+FA_DEVICE uint32_t q_tile(uint32_t base, int stage)
+{
+    return base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
+}
+
+FA_DEVICE uint32_t dout_tile(uint32_t base, int stage)
+{
+    return base + (uint32_t)(DOUT_AT + stage * DOUT_BYTES) / UNIT;
+}
+
+FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
+{
+    return base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
+}
+
+/* Where the lane's part of the rows of a tile is: for two neighbouring queries the log-sum-exp and delta of each. */
+FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
+{
+    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
+           (uint32_t)threadIdx.x % 4 * 16;
+}
+
+/* Where the thread's weights are: words 4j to 4j + 3 of all threads lie together. */
+FA_DEVICE uint32_t weight_address(const pipeline *pipe)
+{
+    return ptx_shared_address(pipe->buffers + P_AT) + (uint32_t)threadIdx.x % WARPGROUP * 16;
+}
+
+/* Whether some query of the tile does not see some of the keys. */
+FA_DEVICE bool is_masked(const block_work *w, int tile)
+{
+    return tile < w->unmasked_from[0] || tile >= w->unmasked_to[0];
+}
+
+#endif
