@@ -186,6 +186,10 @@ VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90
               .head_dim = 192, .value_dim = 192, .options = 0, .stages = 2)
 VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .stages = 2)
+VARIANT_16BIT(backward_sm90_wide_general192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .stages = 2)
+VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .stages = 2)
 END(backward, sm90)
 
 FAMILY(backward_finish, sm90)

@@ -151,7 +151,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* Queries whose options are applied together: 8 GROUP. */
-#define GROUP (HEAD_DIM == 64 ? 8 : 4)
+#define GROUP (HEAD_DIM == 64 ? 8 : HEAD_DIM == 128 ? 4 : 2)
 
 /* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
  * which are 0, it would make NaN of. */

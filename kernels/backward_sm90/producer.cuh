@@ -219,7 +219,8 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
                   &state->q_full[stage], &kept);
         if (at.count == 0) {
-            const tile_source v = source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
+            const tile_source v =
+                source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
             load_keys(pipe, &v, V_AT, &state->v_full);
         }
         ptx_mbarrier_wait(&state->dout_empty[stage], parity);

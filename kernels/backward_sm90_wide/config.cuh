@@ -65,34 +65,24 @@ enum {
     DV_SUMS = VALUE_DIM / 2,
     DQ_SUMS = DQ_COLUMNS / 2
 };
-static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS, "as the planner counts");
+static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
+              "as the planner counts");
 
-/* Of the warpgroups: together 4 * 128, what the block starts with. */
+/* Of a thread of each warpgroup: together 4 * 128, what the block starts with. dQ of head dim 256 has registers for one set of
+ * accumulators, else for two. */
 #define PRODUCER_REGISTERS 24
-#ifndef DQ_SETS
-#define DQ_SETS (HEAD_DIM == 256 ? 1 : 2)
-#endif
 #if HEAD_DIM == 256
-#ifndef DV_REGISTERS
-#define DV_REGISTERS 208
-#endif
-#ifndef DK_REGISTERS
+#define DQ_SETS 1
+#define DQ_REGISTERS (OPTIONS ? 64 : 72)
 #define DK_REGISTERS 208
-#endif
-#ifndef DQ_REGISTERS
-#define DQ_REGISTERS 72
-#endif
+#define DV_REGISTERS (OPTIONS ? 216 : 208)
 #else
-#ifndef DV_REGISTERS
-#define DV_REGISTERS 184
-#endif
-#ifndef DK_REGISTERS
+#define DQ_SETS 2
+#define DQ_REGISTERS 112
 #define DK_REGISTERS 184
+#define DV_REGISTERS 192
 #endif
-#ifndef DQ_REGISTERS
-#define DQ_REGISTERS 120
-#endif
-#endif
-static_assert(PRODUCER_REGISTERS + DV_REGISTERS + DK_REGISTERS + DQ_REGISTERS <= 512, "all there are");
+static_assert(PRODUCER_REGISTERS + DV_REGISTERS + DK_REGISTERS + DQ_REGISTERS <= 512,
+              "all there are");
 
 #endif

@@ -16,17 +16,25 @@
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store.cuh"
+#include "ptx/thread.cuh"
 #include "ptx/tma.cuh"
 
 typedef struct dk_state {
     float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
     uint32_t base;                 /* descriptor of the block's keys */
-    uint32_t ds_row;               /* where the lane stores dS */
     int leader;                    /* whether this lane arrives for its warp */
 } dk_state;
 
+/* What dropout leaves of dP. weight: negative where it is dropped (mark_dropped). */
+FA_DEVICE float drop_gradient(const fa_attention_params *p, float weight, float dp)
+{
+    if (!OPTIONS || !p->dropout_threshold) return dp;
+    return __float_as_int(weight) < 0 ? 0.0f : dp * p->dropout_scale;
+}
+
 /* dS = P (dP - delta). masked: a weight of 0 has no gradient, whatever dP. */
-FA_DEVICE void multiply_weights(float *ds, uint32_t weights, uint32_t rows, bool masked)
+FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_t weights,
+                                uint32_t rows, bool masked)
 {
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j++) {
@@ -38,34 +46,47 @@ FA_DEVICE void multiply_weights(float *ds, uint32_t weights, uint32_t rows, bool
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float *x = ds + 4 * j + e;
-            *x = weight[e] * (*x - delta[e % 2]);
+            const float dp = drop_gradient(p, weight[e], *x);
+            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) * (dp - delta[e % 2]);
             if (masked && weight[e] == 0.0f) *x = 0.0f;
         }
     }
 }
 
 /* dP of a tile, which is there, becomes dS. */
-FA_DEVICE void make_ds(const pipeline *pipe, dk_state *c, const tile_cursor *at)
+FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
+                       const tile_cursor *at)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = stage_of(count);
     const uint32_t rows = row_address(pipe, stage), weights = weight_address(pipe);
     ptx_mbarrier_wait(&state->p_full, count & 1);
-    if (is_masked(&state->work, at->tile)) multiply_weights(c->ds, weights, rows, true);
-    else multiply_weights(c->ds, weights, rows, false);
+    if (OPTIONS || is_masked(&state->work, at->tile))
+        multiply_weights(p, c->ds, weights, rows, true);
+    else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
 }
 
+/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
+ * warp's, in TMA's swizzle. */
+FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
+{
+    const int thread = ptx_thread_id() % WARPGROUP, lane = thread % 32, warp = thread / 32;
+    return ptx_shared_address(pipe->buffers + DS_AT) +
+           (uint32_t)((lane % 8 + lane / 16 * 8) * 128 +
+                      ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
+}
+
 /* A tile of dS, transposed: a row for each query, of its keys. */
-FA_DEVICE void share_ds(const pipeline *pipe, const dk_state *c, const uint32_t *ds, int count)
+FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
 {
     shared_state *state = pipe->state;
+    const uint32_t row = find_ds_row(pipe) + (uint32_t)(ds_buffer(count) * DS_BYTES);
     ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
-        ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
-                              ds + 2 * j);
+        ptx_stmatrix_x4_trans(row + (uint32_t)(j * 8 * 128), ds + 2 * j);
     ptx_fence_proxy_async();
     ptx_mbarrier_arrive(&state->ds_full[ds_buffer(count)]);
 }
@@ -77,18 +98,19 @@ FA_DEVICE void issue_dp(dk_state *c, int stage)
 
 /* One tile, whose dS is there; then there is that of the next one. The next tile's dP comes first, so that it is made dS while
  * this tile's product runs. Behind the last tile that is one more product, of no use. */
-FA_DEVICE void add_dk(const pipeline *pipe, dk_state *c, tile_cursor *at, int tiles)
+FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
+                      tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = stage_of(count);
-    const bool more = count + 1 < tiles;
+    const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
     uint32_t ds[SCORES / 2];
 
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
-    share_ds(pipe, c, ds, count);
-    advance(at, state->work.from, state->work.to);
+    share_ds(pipe, ds, count);
+    advance(at, range->from, range->to);
     ptx_mbarrier_wait(&state->q_full[stage], parity_of(count));
     ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
     ptx_register_fence(c->ds, SCORES);
@@ -98,44 +120,33 @@ FA_DEVICE void add_dk(const pipeline *pipe, dk_state *c, tile_cursor *at, int ti
     issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->ds, SCORES);
-    if (more) make_ds(pipe, c, at);
+    if (more) make_ds(pipe, p, c, at);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
     ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
 }
 
-/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
- * warp's, in TMA's swizzle. */
-FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-    return ptx_shared_address(pipe->buffers + DS_AT) +
-           (uint32_t)((lane % 8 + lane / 16 * 8) * 128 +
-                      ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
-}
-
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
 {
     const block_work *w = &pipe->state->work;
-    const int tiles = w->tiles;
+    const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dk_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
-    c.ds_row = find_ds_row(pipe);
     c.leader = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
-    if (tiles > 0) {
-        tile_cursor at = first_tile(w);
+    if (range.tiles > 0) {
+        tile_cursor at = begin(&range);
         ptx_mbarrier_wait(&state->v_full, 0);
         ptx_mbarrier_wait(&state->dout_full[0], 0);
         ptx_wgmma_fence();
         issue_dp(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.ds, SCORES);
-        make_ds(pipe, &c, &at);
-        while (at.count < tiles) add_dk(pipe, &c, &at, tiles);
+        make_ds(pipe, &p->a, &c, &at);
+        while (at.count < range.tiles) add_dk(pipe, &p->a, &c, &at, &range);
     }
     store_gradients(&w->keys, &p->dk, c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
 }

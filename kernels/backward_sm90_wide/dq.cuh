@@ -18,9 +18,8 @@ FA_DEVICE void add_columns(float *to, const float *dq)
 {
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
-        ptx_add_global_f32x4(
-            to + 4 * WARPGROUP * j,
-            make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
+        ptx_add_global_f32x4(to + 4 * WARPGROUP * j,
+                             make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
 }
 
 FA_DEVICE void issue_columns(float *dq, uint32_t ds, uint32_t keys, int block)

@@ -18,10 +18,12 @@
 #include "ptx/shared.cuh"
 
 typedef struct dv_state {
-    float dv[DV_SUMS], scores[SCORES];
-    uint32_t base; /* descriptor of the block's keys */
-    float scale;   /* from scores to exponents of 2; with a softcap to what tanh takes */
-    int leader;    /* whether this lane arrives for its warp */
+    float dv[DV_SUMS],
+        scores[SCORES]; /* first scores, then weights: with options those that dS is made of */
+    uint32_t weights[SCORES / 2]; /* those that dV is made of */
+    uint32_t base;                /* descriptor of the block's keys */
+    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int leader;  /* whether this lane arrives for its warp */
 } dv_state;
 
 /* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
@@ -43,13 +45,33 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
     }
 }
 
+#if OPTIONS
+
+/* Weights are not negative: the sign says that dropout does not keep one. */
+FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o, float *weights)
+{
+    if (!p->dropout_threshold) return;
+#pragma unroll
+    for (int e = 0; e < SCORES; e++)
+        if (!(o->keeps & BIT(e / 4, e / 2 % 2, e % 2))) weights[e] = -weights[e];
+}
+
+#endif
+
 /* Scores of a tile, which are there, become weights, P = exp(S - lse). */
-FA_DEVICE void weigh(const pipeline *pipe, dv_state *c, const tile_cursor *at)
+FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                     const tile_cursor *at)
 {
     shared_state *state = pipe->state;
     const int stage = stage_of(at->count);
     const uint32_t rows = row_address(pipe, stage);
     ptx_mbarrier_wait(&state->dout_full[stage], parity_of(at->count));
+#if OPTIONS
+    const tile_options options = find_tile_options(p, &state->work, at, 0);
+    weigh_with_options(p, state, &state->work, &options, c->scores, c->weights, c->scale, rows);
+    mark_dropped(p, &options, c->scores);
+#else
+    (void)p;
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j++) {
         const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
@@ -59,6 +81,7 @@ FA_DEVICE void weigh(const pipeline *pipe, dv_state *c, const tile_cursor *at)
             c->scores[4 * j + e] = ptx_ex2(fmaf(c->scores[4 * j + e], c->scale, -lse[e % 2]));
     }
     if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
+#endif
 }
 
 /* For the warpgroup of dK, whose threads have the same elements. */
@@ -71,57 +94,59 @@ FA_DEVICE void share_weights(const pipeline *pipe, const dv_state *c, int count)
     for (int j = 0; j < QUERIES / 8; j++) {
         const float *x = c->scores + 4 * j;
         ptx_st_shared_v4(to + (uint32_t)(16 * WARPGROUP * j),
-                         make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
-                                    __float_as_uint(x[3])));
+                         make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
+                                    __float_as_uint(x[2]), __float_as_uint(x[3])));
     }
     ptx_mbarrier_arrive(&state->p_full);
 }
 
-FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
+FA_DEVICE void pack_weights(dv_state *c)
 {
 #pragma unroll
-    for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
+    for (int i = 0; i < SCORES / 2; i++)
+        c->weights[i] = fa_pack_x2(c->scores[2 * i], c->scores[2 * i + 1]);
 }
 
-FA_DEVICE void issue_tile_scores(const pipeline *pipe, dv_state *c, int stage)
+FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
 {
-    (void)pipe;
     issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
 /* One tile, whose weights are there; then there are those of the next one. The next tile's scores come first, so that they are
- * made weights while this tile's product runs. Behind the last tile that is one more product, of no use. */
-FA_DEVICE void add_dv(const pipeline *pipe, dv_state *c, tile_cursor *at, int tiles)
+ * made weights while this tile's product runs (with options behind it: there are no registers for the weights of two tiles).
+ * Behind the last tile that is one more product, of no use. */
+FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                      tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
     const int count = at->count, stage = stage_of(count);
-    const bool more = count + 1 < tiles;
+    const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
-    uint32_t weights[SCORES / 2];
 
-    pack_weights(weights, c->scores);
+    if (!OPTIONS) pack_weights(c);
     share_weights(pipe, c, count);
-    advance(at, state->work.from, state->work.to);
+    advance(at, range->from, range->to);
     ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
     ptx_register_fence(c->scores, SCORES);
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
-    issue_tile_scores(pipe, c, stage_of(count + 1));
-    issue_gradient(c->dv, weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
+    issue_tile_scores(c, stage_of(count + 1));
+    issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
     ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], c->leader && more);
-    if (more) weigh(pipe, c, at);
+    if (more && !OPTIONS) weigh(pipe, p, c, at);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dv, DV_SUMS);
-    keep_operands(weights);
+    keep_operands(c->weights);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
+    if (more && OPTIONS) weigh(pipe, p, c, at);
 }
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
 {
     const block_work *w = &pipe->state->work;
-    const int tiles = w->tiles;
+    const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dv_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
@@ -129,17 +154,17 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     c.leader = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
-    if (tiles > 0) {
-        tile_cursor at = first_tile(w);
+    if (range.tiles > 0) {
+        tile_cursor at = begin(&range);
         ptx_mbarrier_wait(&state->k_full, 0);
         ptx_mbarrier_wait(&state->q_full[0], 0);
         ptx_wgmma_fence();
-        issue_tile_scores(pipe, &c, 0);
+        issue_tile_scores(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
         ptx_mbarrier_arrive_if(&state->q_empty[0], c.leader);
-        weigh(pipe, &c, &at);
-        while (at.count < tiles) add_dv(pipe, &c, &at, tiles);
+        weigh(pipe, &p->a, &c, &at);
+        while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
     store_gradients(&w->keys, &p->dv, c.dv, VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
 }

@@ -46,9 +46,9 @@ FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t til
                 ptx_descriptor(tile + (column / 64 * Q_BLOCK + step * 16 * 128) / UNIT), 1);
 #pragma unroll
     for (int step = 0; step < QUERIES / 16 && dim % 128; step++)
-        ptx_wgmma_pv_64(
-            sums + dim / 128 * 64, weights + 4 * step,
-            ptx_descriptor(tile + (dim / 128 * 2 * Q_BLOCK + step * 16 * 128) / UNIT), 1);
+        ptx_wgmma_pv_64(sums + dim / 128 * 64, weights + 4 * step,
+                        ptx_descriptor(tile + (dim / 128 * 2 * Q_BLOCK + step * 16 * 128) / UNIT),
+                        1);
     ptx_wgmma_commit();
 }
 

@@ -7,7 +7,10 @@
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90/work.cuh"
 #include "ptx/address.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/thread.cuh"
 
 /* Descriptors, by that of the block's keys. */
 FA_DEVICE uint32_t q_tile(uint32_t base, int stage)
@@ -29,13 +32,33 @@ FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
 FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
 {
     return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
-           (uint32_t)threadIdx.x % 4 * 16;
+           (uint32_t)ptx_thread_id() % 4 * 16;
 }
 
 /* Where the thread's weights are: words 4j to 4j + 3 of all threads lie together. */
 FA_DEVICE uint32_t weight_address(const pipeline *pipe)
 {
-    return ptx_shared_address(pipe->buffers + P_AT) + (uint32_t)threadIdx.x % WARPGROUP * 16;
+    return ptx_shared_address(pipe->buffers + P_AT) + (uint32_t)ptx_thread_id() % WARPGROUP * 16;
+}
+
+/* The block's tiles of queries, the same for all threads: in uniform registers. */
+typedef struct tile_range {
+    int tiles, from, to;
+} tile_range;
+
+FA_DEVICE tile_range find_tiles(const block_work *w)
+{
+    tile_range r;
+    r.tiles = (int)ptx_uniform((uint32_t)w->tiles);
+    r.from = (int)ptx_uniform((uint32_t)w->from);
+    r.to = (int)ptx_uniform((uint32_t)w->to);
+    return r;
+}
+
+FA_DEVICE tile_cursor begin(const tile_range *r)
+{
+    const tile_cursor at = {0, 0, r->to - 1};
+    return at;
 }
 
 /* Whether some query of the tile does not see some of the keys. */

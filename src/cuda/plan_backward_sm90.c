@@ -83,13 +83,11 @@ static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
 static const fa_variant *find_variant(const fa_problem *p, bool options)
 {
     const int64_t both = p->d > p->d_v ? p->d : p->d_v;
-    for (int i = FA_FIRST_backward_sm90; i < FA_END_backward_sm90; i++) {
-        const fa_variant *v = &fa_variants[i];
+    for (const fa_variant *v = &fa_variants[FA_FIRST_backward_sm90];; v++) {
         if (v->element != (fa_element)p->q.dtype || !v->options == options) continue;
         if (v->value_dim ? p->d <= v->head_dim && p->d_v <= v->value_dim : both <= v->head_dim)
             return v;
     }
-    return NULL;
 }
 
 /* That of another pass which goes with it. */
@@ -164,24 +162,19 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
         return false;
     const bool changes = fa_cuda_changes_scores(p);
     const fa_variant *v = find_variant(p, changes);
-    if (!v) {
-        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64 ", with options", p->d,
-                    p->d_v);
-        return false;
-    }
     map_tensors(p, find_keys(v), own.maps);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     fa_cuda_plan_launch *const prepare =
-        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_prepare_sm90), threads, 0,
-                         queue_sm90, device, plan, why, size);
+        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
+                         device, plan, why, size);
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, find_threads(v), find_smem(v), queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const finish =
-        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0,
-                         queue_sm90, device, plan, why, size);
+        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0, queue_sm90,
+                         device, plan, why, size);
     if (!prepare || !main || !finish) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";
