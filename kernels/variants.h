@@ -181,13 +181,13 @@ VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .k
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 2)
 VARIANT_16BIT(backward_sm90_wide_d192_128, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 128, .options = 0, .stages = 2)
+              .head_dim = 192, .value_dim = 128, .options = 0, .stages = 3)
 VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 192, .options = 0, .stages = 2)
+              .head_dim = 192, .value_dim = 192, .options = 0, .stages = 3)
 VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .stages = 2)
 VARIANT_16BIT(backward_sm90_wide_general192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .stages = 2)
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .stages = 3)
 VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .stages = 2)
 END(backward, sm90)

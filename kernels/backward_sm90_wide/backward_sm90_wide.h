@@ -9,7 +9,7 @@
 
 #define FA_BACKWARD_SM90_WIDE_KEYS 64 /* of a block */
 #define FA_BACKWARD_SM90_WIDE_THREADS 512
-#define FA_BACKWARD_SM90_WIDE_DS_BUFFERS 2
+#define FA_BACKWARD_SM90_WIDE_DS_BUFFERS(dim) ((dim) == 256 ? 2 : 1) /* as there is room for */
 #define FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES                                                         \
     (FA_BACKWARD_SM90_WIDE_KEYS * FA_BACKWARD_SM90_QUERIES * 4)
 
@@ -19,8 +19,8 @@
     ((FA_BACKWARD_SM90_WIDE_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                            \
          (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(value_dim, element)) +               \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES + FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES +                    \
-     FA_BACKWARD_SM90_WIDE_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_WIDE_KEYS *    \
-         FA_ELEMENT_BYTES(element) +                                                               \
+     FA_BACKWARD_SM90_WIDE_DS_BUFFERS(dim) * FA_BACKWARD_SM90_QUERIES *                            \
+         FA_BACKWARD_SM90_WIDE_KEYS * FA_ELEMENT_BYTES(element) +                                  \
      1024)
 
 #endif

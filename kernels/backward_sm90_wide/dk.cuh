@@ -96,8 +96,8 @@ FA_DEVICE void issue_dp(dk_state *c, int stage)
     issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
 }
 
-/* One tile, whose dS is there; then there is that of the next one. The next tile's dP comes first, so that it is made dS while
- * this tile's product runs. Behind the last tile that is one more product, of no use. */
+/* One tile, whose dS is there; then there is that of the next one. As in add_dv, its queries are released early, and behind the
+ * last tile there is one more product, of no use. */
 FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
                       tile_cursor *at, const tile_range *range)
 {
@@ -112,19 +112,20 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_sta
     share_ds(pipe, ds, count);
     advance(at, range->from, range->to);
     ptx_mbarrier_wait(&state->q_full[stage], parity_of(count));
-    ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
-    ptx_register_fence(c->ds, SCORES);
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_wgmma_fence();
-    issue_dp(c, stage_of(count + 1));
     issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
-    ptx_wgmma_wait(1);
+    ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
     ptx_register_fence(c->ds, SCORES);
-    if (more) make_ds(pipe, p, c, at);
-    ptx_wgmma_wait(0);
+    ptx_wgmma_fence();
+    issue_dp(c, stage_of(count + 1));
+    ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
     ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->ds, SCORES);
+    if (more) make_ds(pipe, p, c, at);
 }
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)

@@ -112,9 +112,9 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
     issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
-/* One tile, whose weights are there; then there are those of the next one. The next tile's scores come first, so that they are
- * made weights while this tile's product runs (with options behind it: there are no registers for the weights of two tiles).
- * Behind the last tile that is one more product, of no use. */
+/* One tile, whose weights are there; then there are those of the next one. Its dout is released before the next tile's scores are
+ * waited for: with two stages, loads are what the block waits for most easily. Behind the last tile these scores are one more
+ * product, of no use. */
 FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                       tile_cursor *at, const tile_range *range)
 {
@@ -126,21 +126,21 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     if (!OPTIONS) pack_weights(c);
     share_weights(pipe, c, count);
     advance(at, range->from, range->to);
-    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
-    ptx_register_fence(c->scores, SCORES);
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
-    issue_tile_scores(c, stage_of(count + 1));
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-    ptx_wgmma_wait(1);
+    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
     ptx_register_fence(c->scores, SCORES);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], c->leader && more);
-    if (more && !OPTIONS) weigh(pipe, p, c, at);
-    ptx_wgmma_wait(0);
+    ptx_wgmma_fence();
+    issue_tile_scores(c, stage_of(count + 1));
+    ptx_wgmma_wait(1);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
-    if (more && OPTIONS) weigh(pipe, p, c, at);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->scores, SCORES);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], c->leader && more);
+    if (more) weigh(pipe, p, c, at);
 }
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
