@@ -22,7 +22,7 @@ typedef struct arguments {
     int pass, dtype, layout, device;
     int64_t batch, heads, heads_kv, seq_k, dim, dim_v, window[2], threads, repeat;
     cli_list seq;
-    bool causal, json;
+    bool causal, deterministic, json;
 } arguments;
 
 /* Fills in what was not given; seq_k stays 0 where it follows each entry of seq. */
@@ -54,6 +54,7 @@ static measure_case make_case(const arguments *a, int64_t seq)
                           .dtype = (fa_dtype)a->dtype,
                           .layout = (cli_layout)a->layout,
                           .causal = a->causal,
+                          .deterministic = a->deterministic,
                           .window_left = a->window[0],
                           .window_right = a->window[1],
                           .device = (fa_device)a->device,
@@ -104,6 +105,7 @@ static void print_json(const measure_case *c, const result *r)
     cli_json_text(&j, "dtype", CLI_DTYPE_NAMES[c->dtype]);
     cli_json_text(&j, "layout", CLI_LAYOUT_NAMES[c->layout]);
     cli_json_bool(&j, "causal", c->causal);
+    cli_json_bool(&j, "deterministic", c->deterministic);
     cli_json_integer(&j, "window_left", c->window_left);
     cli_json_integer(&j, "window_right", c->window_right);
     cli_json_text(&j, "device", CLI_DEVICE_NAMES[c->device]);
@@ -265,6 +267,10 @@ int cmd_bench(int argc, char **argv)
          .min = -1,
          .max = INT64_MAX,
          .help = "a query sees L keys before and R behind its own\nplace; -1: no limit"},
+        {.name = "--deterministic",
+         .kind = CLI_FLAG,
+         .value = &a.deterministic,
+         .help = "the same bits in every run (matters to backward on\na GPU)"},
         NAME_OPTION("--layout", a.layout, CLI_LAYOUT_NAMES,
                     "bhsd (default: as PyTorch has it) or bshd"),
         {.name = "--threads",

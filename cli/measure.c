@@ -114,7 +114,8 @@ static fa_options make_options(const measure_case *c)
 {
     bool window = c->window_left >= 0 || c->window_right >= 0;
     return (fa_options){.size = sizeof(fa_options),
-                        .flags = (c->causal ? FA_CAUSAL : 0u) | (window ? FA_WINDOW : 0u),
+                        .flags = (c->causal ? FA_CAUSAL : 0u) | (window ? FA_WINDOW : 0u) |
+                                 (c->deterministic ? FA_DETERMINISTIC : 0u),
                         .device = c->device,
                         .window_left = window ? c->window_left : 0,
                         .window_right = window ? c->window_right : 0,

@@ -16,7 +16,7 @@ typedef struct measure_case {
     int64_t batch, heads, heads_kv, n_q, n_k, d, d_v;
     fa_dtype dtype;
     cli_layout layout;
-    bool causal;
+    bool causal, deterministic;
     int64_t window_left, window_right; /* -1: no limit */
     fa_device device;
     int32_t threads; /* 0: the library's choice */

@@ -173,7 +173,7 @@ END(backward_prepare, sm90)
 
 FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .stages = 2)
+              .head_dim = 64, .options = 0, .stages = 3)
 VARIANT_16BIT(backward_sm90_d128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 2)
 VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

@@ -34,7 +34,7 @@ void ref_check_floats(ref_report *report, const char *name, const float *got,
                       const ref_array *want);
 
 /* How far a whole result is from the exact one: the norm of all errors, relative to that of all elements, and
- * the largest error. */
+ * the mean of the 16 largest errors: a single one differs by chance. */
 typedef struct ref_distance {
     double relative, largest;
 } ref_distance;

@@ -1110,8 +1110,8 @@ static void check_invariance(problem *p, const random_settings *settings, random
     free(among_others);
 }
 
-/* In times that of weights rounded at each row's maximum; 1 would be ideal, but two largest errors of one draw differ
- * by more than two norms. Rounding the largest weight at any other base makes it 1.25 to 2 times. Kernels that do
+/* In times that of weights rounded at each row's maximum; 1 would be ideal, but the largest errors of one draw
+ * differ by more than two norms. Rounding the largest weight at any other base makes it 1.25 to 2 times. Kernels that do
  * not look for maxima in flat rows may do so where one key grows beyond the others, but by so little that it takes
  * few powers of two to hold it: there they may be a little worse. */
 static ref_distance allowed_distance(const problem *p)

@@ -9,7 +9,8 @@
  *
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them: of the
  *          columns' blocks of eight, the four words of each of the 128 threads that share one (store.cuh)
- *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta
+ *   rows   of a tile: of the queries the log-sum-exp in units of log 2 (infinity where weights are to be 0), then delta, each
+ *          where FA_BACKWARD_SM90_ROW_AT says
  *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
@@ -26,6 +27,9 @@
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
+/* A thread's four of 16 queries, 2 (lane % 4) + {0, 1, 8, 9}, lie together. */
+#define FA_BACKWARD_SM90_ROW_AT(q)                                                                 \
+    (((q) & ~15) | ((q) >> 1 & 3) << 2 | ((q) >> 3 & 1) << 1 | ((q)&1))
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their

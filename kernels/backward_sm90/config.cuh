@@ -60,10 +60,13 @@ enum {
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
 
-/* Whether dP of a tile is computed with the tile before, as its scores are: where there are registers. */
-#define DP_AHEAD (HEAD_DIM == 64)
-
+/* 168 for each of three warpgroups, at most. */
+#if HEAD_DIM == 64
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+#else
 #define PRODUCER_REGISTERS 24
 #define CONSUMER_REGISTERS 240
+#endif
 
 #endif

@@ -2,6 +2,9 @@
  * The consumers: 64 keys each. For every tile of queries a consumer computes the scores again, makes weights and dS of
  * them, and adds to dK and dV, which stay in its registers. The dQ of a tile is issued with the next tile's products:
  * by then the other consumer's half of dS is there, and nobody has waited for it.
+ *
+ * A warp that issues a product waits until tensor cores have room for it. So a consumer issues all products of a tile, and the
+ * next tile's scores and dP, in its turn, and none while it makes weights.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONSUMER_CUH
@@ -23,12 +26,13 @@
 
 typedef struct consumer_state {
     float dk[SUMS], dv[SUMS];
-    float scores[SCORES], dp[SCORES], dq[DQ_SUMS];
-    uint32_t base;   /* descriptor of the block's keys */
-    uint32_t ds_row; /* where the lane stores dS */
-    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
-    int number;      /* of the consumer */
-    int leader;      /* whether this lane arrives for its warp */
+    float scores[SCORES], dp[SCORES];             /* dp: also sums of dQ */
+    uint32_t weights[SCORES / 2], ds[SCORES / 2]; /* of the tile whose products come next */
+    uint32_t base;                                /* descriptor of the block's keys */
+    uint32_t ds_row;                              /* where the lane stores dS */
+    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int number;  /* of the consumer */
+    int leader;  /* whether this lane arrives for its warp */
 } consumer_state;
 
 /* Descriptors of operands; ACROSS: of those that are read across their rows. */
@@ -74,23 +78,18 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, i
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
-/* Where the lane's part of the rows of a tile is: for two neighbouring queries the log-sum-exp and delta of each. */
-FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
-{
-    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
-           (uint32_t)threadIdx.x % 4 * 16;
-}
-
 /* Scores become weights, P = exp(S - lse). */
 FA_DEVICE void weigh(float *scores, float scale, uint32_t rows)
 {
 #pragma unroll
-    for (int j = 0; j < QUERIES / 8; j++) {
-        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
-        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float lse[4];
+        load_rows(lse, rows, n);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            scores[4 * j + e] = ptx_ex2(fmaf(scores[4 * j + e], scale, -lse[e % 2]));
+        for (int e = 0; e < 8; e++) {
+            float *x = scores + 8 * n + e;
+            *x = ptx_ex2(fmaf(*x, scale, -lse[e / 4 * 2 + e % 2]));
+        }
     }
 }
 
@@ -105,50 +104,55 @@ FA_DEVICE void make_ds(const float *weights, const float *dp, uint32_t *ds, uint
                        bool masked)
 {
 #pragma unroll
-    for (int j = 0; j < QUERIES / 8; j++) {
-        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
-        const float delta[2] = {fa_bits_float(two.y), fa_bits_float(two.w)};
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float delta[4];
+        load_rows(delta, rows + DELTA_AT, n);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int e = 0; e < 8; e += 2) {
             float x[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int e = 4 * j + 2 * r + i;
-                x[i] = weights[e] * (dp[e] - delta[i]);
-                if (masked && weights[e] == 0.0f) x[i] = 0.0f;
+                const int at = 8 * n + e + i;
+                x[i] = weights[at] * (dp[at] - delta[e / 4 * 2 + i]);
+                if (masked && weights[at] == 0.0f) x[i] = 0.0f;
             }
-            ds[2 * j + r] = fa_pack_x2(x[0], x[1]);
+            ds[4 * n + e / 2] = fa_pack_x2(x[0], x[1]);
         }
     }
 }
 
 /* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. */
-FA_DEVICE void share_ds(const pipeline *pipe, const consumer_state *c, const uint32_t *ds,
-                        int count)
+FA_DEVICE void store_ds(const pipeline *pipe, const consumer_state *c, int count)
 {
-    shared_state *state = pipe->state;
-    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
-                              ds + 2 * j);
+                              c->ds + 2 * j);
+}
+
+FA_DEVICE void share_ds(const pipeline *pipe, int count)
+{
     ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(&state->ds_full[ds_buffer(count)]);
+    ptx_mbarrier_arrive(&pipe->state->ds_full[ds_buffer(count)]);
 }
 
 /* dQ of the tile before, for the store warp. number: of such stores so far. */
-FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int number)
+FA_DEVICE void store_dq_columns(const pipeline *pipe, const consumer_state *c, int number)
 {
-    shared_state *state = pipe->state;
     float4 *to = (float4 *)(pipe->buffers + DQ_AT + c->number * (SUM_BYTES / CONSUMERS)) +
                  threadIdx.x % WARPGROUP;
-    ptx_mbarrier_wait(&state->dq_empty[c->number], (number & 1) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
         to[WARPGROUP * j] =
-            make_float4(c->dq[4 * j], c->dq[4 * j + 1], c->dq[4 * j + 2], c->dq[4 * j + 3]);
+            make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
+}
+
+FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c)
+{
     ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(&state->dq_full[c->number]);
+    ptx_mbarrier_arrive(&pipe->state->dq_full[c->number]);
 }
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -174,121 +178,150 @@ FA_DEVICE void issue_dp(consumer_state *c, int stage)
     issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
 }
 
-/* Consumers alternate in issuing the products of a tile, so that one makes weights while the other multiplies. */
+/* Consumers alternate in issuing products, so that one makes weights while the other multiplies. */
+FA_DEVICE void wait_until_may_issue(const consumer_state *c)
+{
+    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
+}
+
 FA_DEVICE void let_other_issue(const consumer_state *c)
 {
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
 }
 
-/* The first tile's scores. */
-FA_DEVICE void begin_tiles(const pipeline *pipe, consumer_state *c)
+/* Makes weights and dS of a tile, whose scores and dP have been issued, in this order. */
+FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                          const tile_cursor *at, bool masked)
+{
+    const uint32_t rows = row_address(pipe, stage_of(at->count));
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+#if OPTIONS
+    const block_work *w = &pipe->state->work;
+    const tile_options options = find_tile_options(p, w, at, c->number);
+    weigh_with_options(p, pipe->state, w, &options, c->scores, c->weights, c->scale, rows);
+#else
+    (void)p;
+    weigh(c->scores, c->scale, rows);
+    if (masked) mask_weights(&pipe->state->work, c->scores, c->number, at->tile);
+    pack_weights(c->weights, c->scores);
+#endif
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, SCORES);
+#if OPTIONS
+    drop_gradients(p, &options, c->dp);
+#endif
+    make_ds(c->scores, c->dp, c->ds, rows, masked);
+    store_ds(pipe, c, at->count);
+}
+
+/* The first tile. */
+FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                           const tile_cursor *at)
 {
     shared_state *state = pipe->state;
     if (c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     ptx_mbarrier_wait(&state->k_full, 0);
     ptx_mbarrier_wait(&state->q_full[0], 0);
+    ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, 0);
     ptx_mbarrier_wait(&state->v_full, 0);
-    if (DP_AHEAD) {
-        ptx_mbarrier_wait(&state->dout_full[0], 0);
-        ptx_wgmma_fence();
-        issue_dp(c, 0);
-    }
-    ptx_wgmma_wait(0);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dp, SCORES);
+    ptx_mbarrier_wait(&state->dout_full[0], 0);
+    ptx_register_forget(c->dp, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, 0);
+    weigh_tile(pipe, p, c, at, true);
 }
 
-/* One tile, whose scores are there. Behind its own products those of the next tile's scores are issued, so that the tensor
- * cores have work until weights begin. With the last tile that is one more product, of no use. */
+FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
+{
+    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
+}
+
+/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer's
+ * half of dS has been there for long. dS is shared behind products, for then nobody waits until it is stored. */
+FA_DEVICE void issue_gradients(const pipeline *pipe, consumer_state *c, int count)
+{
+    const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
+    ptx_register_fence(c->dv, SUMS);
+    ptx_register_fence(c->dk, SUMS);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
+    issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    share_ds(pipe, count);
+    wait_for_ds(pipe, count - 1);
+    ptx_wgmma_fence();
+    issue_dq(c->dp, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
+}
+
+/* dV and dK are there: what they have read is free. */
+FA_DEVICE void release_queries(const pipeline *pipe, consumer_state *c, int count)
+{
+    const int stage = stage_of(count);
+    ptx_register_fence(c->dk, SUMS);
+    ptx_register_fence(c->dv, SUMS);
+    keep_operands(c->weights);
+    keep_operands(c->ds);
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage], c->leader);
+}
+
+/* dQ is there. */
+FA_DEVICE void release_ds(const pipeline *pipe, consumer_state *c, int count)
+{
+    const int before = count > 0 ? count - 1 : 0;
+    ptx_register_fence(c->dp, DQ_SUMS);
+    ptx_mbarrier_arrive_if(&pipe->state->ds_empty[ds_buffer(before)], c->leader && count > 0);
+}
+
+/* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
+ * for one consumer, while the other one makes weights and issues nothing. dP comes last, for its registers are those of dQ. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                            const tile_cursor *at, int tiles, bool masked)
+                            const tile_cursor *at, bool masked)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count), next = stage_of(count + 1);
-    const int ready = count + 1 < tiles ? count + 1 : count; /* the tile that is waited for */
-    const int before = count > 0 ? count - 1 : 0;
-    const uint32_t rows = row_address(pipe, stage);
-    uint32_t weights[SCORES / 2], ds[SCORES / 2];
-
-    if (!DP_AHEAD) {
-        ptx_mbarrier_wait(&state->dout_full[stage], parity_of(count));
-        ptx_register_fence(c->dp, SCORES);
-        ptx_wgmma_fence();
-        issue_dp(c, stage);
-    }
-#if OPTIONS
-    const block_work *w = &state->work;
-    const tile_options options = find_tile_options(p, w, at, c->number);
-    weigh_with_options(p, state, w, &options, c->scores, weights, c->scale, rows);
-#else
-    (void)p;
-    weigh(c->scores, c->scale, rows);
-    if (masked) mask_weights(&state->work, c->scores, c->number, at->tile);
-    pack_weights(weights, c->scores);
-#endif
-    ptx_register_fence(c->dv, SUMS);
+    const int count = at->count - 1, next = stage_of(at->count);
+    wait_until_may_issue(c);
+    issue_gradients(pipe, c, count);
+    ptx_wgmma_wait(1);
+    release_queries(pipe, c, count);
+    ptx_mbarrier_wait(&state->q_full[next], parity_of(at->count));
+    ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
-    issue_gradient(c->dv, weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
-    if (!DP_AHEAD) {
-        ptx_wgmma_wait(1);
-        ptx_register_fence(c->dp, SCORES);
-    }
-#if OPTIONS
-    drop_gradients(p, &options, c->dp);
-#endif
-    make_ds(c->scores, c->dp, ds, rows, masked);
-    share_ds(pipe, c, ds, count);
-
-    if (count > 0) ptx_mbarrier_wait(&state->ds_full[ds_buffer(before)], ds_parity(before));
-    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
-    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dk, SUMS);
-    ptx_register_fence(c->dq, DQ_SUMS);
+    issue_s(c, next);
+    ptx_wgmma_wait(1);
+    release_ds(pipe, c, count);
+    store_dq_columns(pipe, c, count);
+    ptx_mbarrier_wait(&state->dout_full[next], parity_of(at->count));
+    ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
-    issue_gradient(c->dk, ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    issue_dq(c->dq, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
-    if (DP_AHEAD) {
-        issue_s(c, next);
-        ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
-        ptx_register_fence(c->dp, SCORES);
-        ptx_wgmma_fence();
-        issue_dp(c, next);
-        if (c->number == 0 || count + 1 < tiles) let_other_issue(c);
-        ptx_wgmma_wait(2);
-    } else {
-        if (c->number == 0 || count + 1 < tiles) let_other_issue(c);
-        ptx_wgmma_wait(0);
-    }
-    ptx_register_fence(c->dk, SUMS);
-    ptx_register_fence(c->dv, SUMS);
-    keep_operands(weights);
-    keep_operands(ds);
-    ptx_register_fence(c->dq, DQ_SUMS);
-    if (!DP_AHEAD) {
-        ptx_wgmma_fence();
-        issue_s(c, next);
-    }
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(before)], c->leader && count > 0);
-    share_dq(pipe, c, count);
-    ptx_wgmma_wait(0);
-    ptx_register_fence(c->scores, SCORES);
-    ptx_register_fence(c->dp, SCORES);
+    issue_dp(c, next);
+    let_other_issue(c);
+    share_dq(pipe, c);
+    weigh_tile(pipe, p, c, at, masked);
 }
 
-/* The last tile's dQ. */
-FA_DEVICE void finish_dq(const pipeline *pipe, consumer_state *c, int tiles)
+/* The products of the last tile. */
+FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
 {
-    ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(tiles - 1)], ds_parity(tiles - 1));
-    ptx_wgmma_fence();
-    issue_dq(c->dq, ds_tile(c, tiles - 1), key_columns(c));
+    wait_until_may_issue(c);
+    issue_gradients(pipe, c, tiles - 1);
+    if (c->number == 0) let_other_issue(c);
     ptx_wgmma_wait(0);
-    ptx_register_fence(c->dq, DQ_SUMS);
-    share_dq(pipe, c, tiles);
+    release_queries(pipe, c, tiles - 1);
+    release_ds(pipe, c, tiles - 1);
+    store_dq_columns(pipe, c, tiles - 1);
+    share_dq(pipe, c);
+    wait_for_ds(pipe, tiles - 1);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    issue_dq(c->dp, ds_tile(c, tiles - 1), key_columns(c));
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, DQ_SUMS);
+    store_dq_columns(pipe, c, tiles);
+    share_dq(pipe, c);
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -304,7 +337,7 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
 FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
 {
     const block_work *w = &pipe->state->work;
-    const int tiles = w->tiles, from = w->from, to = w->to;
+    const int tiles = w->tiles, from = w->from, to = w->to, start = w->start;
     const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
@@ -316,20 +349,21 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
-        begin_tiles(pipe, &c);
+        begin_tiles(pipe, &p->a, &c, &at);
+        advance(&at, from, to, start);
         while (at.count < tiles) {
             while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
                    at.tile < unmasked_to) {
-                consume_tile(pipe, &p->a, &c, &at, tiles, false);
-                advance(&at, from, to);
+                consume_tile(pipe, &p->a, &c, &at, false);
+                advance(&at, from, to, start);
             }
             while (at.count < tiles &&
                    (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
-                consume_tile(pipe, &p->a, &c, &at, tiles, true);
-                advance(&at, from, to);
+                consume_tile(pipe, &p->a, &c, &at, true);
+                advance(&at, from, to, start);
             }
         }
-        finish_dq(pipe, &c, tiles);
+        finish_tiles(pipe, &c, tiles);
     }
     store_gradients(&w->keys, &p->dk, c.dk, HEAD_DIM, p->a.d, p->a.scale, consumer);
     store_gradients(&w->keys, &p->dv, c.dv, HEAD_DIM, p->a.d_v, value_scale(&p->a), consumer);

@@ -236,14 +236,14 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
     const float poison[2] = {find_poison(state, o->key), find_poison(state, o->key + 8)};
 #pragma unroll
     for (int first = 0; first < QUERIES / 8; first += GROUP) {
-        float *x = scores + 4 * first, slopes[4 * GROUP];
+        float *x = scores + 4 * first, slopes[4 * GROUP], row[4];
         cap_scores(p, x, slopes, scale, poison);
         if (p->alibi_slopes) add_alibi(p, w, o, x, first);
         if (p->bias.data) add_bias(&p->bias, w, o, x, first);
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
-            const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)(first + j));
-            const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+            if (j % 2 == 0) load_rows(row, rows, (first + j) / 2);
+            const float *lse = row + j % 2 * 2;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float kept[2];

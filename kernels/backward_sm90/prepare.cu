@@ -20,21 +20,21 @@ enum {
 };
 
 /* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
-FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int64_t i,
-                             float product)
+FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,
+                           float *rows)
 {
-    const float2 none = make_float2(INFINITY, 0.0f);
-    if (i >= t->n_q) return none;
+    const int64_t i = t->first + row;
     const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
-    const float lse = p->a.lse[at];
-    if (lse == -INFINITY) return none;
-    return make_float2(lse * FA_LOG2E, product - (p->dlse ? p->dlse[at] : 0.0f));
+    const float lse = i < t->n_q ? p->a.lse[at] : -INFINITY;
+    const bool counts = lse != -INFINITY;
+    rows += FA_BACKWARD_SM90_ROW_AT(row);
+    rows[0] = counts ? lse * FA_LOG2E : INFINITY;
+    rows[QUERIES] = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
 }
 
 /* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. from: the
  * first of the rows. */
-FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float2 *rows,
-                               int from)
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float *rows, int from)
 {
     const int lane = threadIdx.x % LANES, first = from + (int)(threadIdx.x / LANES);
     const bool has_columns = 8 * lane < p->a.d_v;
@@ -64,18 +64,18 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
 #pragma unroll
         for (int other = LANES / 2; other > 0; other /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, other);
-        if (lane == 0) rows[row] = prepare_row(p, t, t->first + row, sum);
+        if (lane == 0) prepare_row(p, t, row, sum, rows);
     }
 }
 
 /* Any other rows: a warp each. */
-FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float *rows)
 {
 #pragma unroll 1
     for (int r = (int)threadIdx.x / 32; r < QUERIES; r += WARPS) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
-        if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, t, i, product);
+        if (threadIdx.x % 32 == 0) prepare_row(p, t, r, product, rows);
     }
 }
 
@@ -94,7 +94,7 @@ FA_KERNEL __launch_bounds__(THREADS)
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM90_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
-    float2 *rows = (float2 *)s.rows + number * QUERIES;
+    float *rows = s.rows + number * (2 * QUERIES);
     if (p.dout.vector == 8 && p.a.out.vector == 8) {
 #pragma unroll 1
         for (int from = 0; from < QUERIES; from += ROWS_OF_LANE * (THREADS / LANES))

@@ -173,14 +173,14 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
 FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
                           const fa_backward_sm90_params *s, int64_t number)
 {
-    const float2 *rows = (const float2 *)(const void *)s->rows + number * QUERIES;
+    const float *rows = s->rows + number * (2 * QUERIES);
     const int lane = threadIdx.x % 32;
     const bool hides = p->mask.data || p->bias.data;
 #pragma unroll
     for (int n = 0; n < QUERIES / 32; n++) {
-        float2 row = make_float2(0.0f, 0.0f);
-        if (hides) row = rows[32 * n + lane];
-        const uint32_t blind = __ballot_sync(0xffffffffu, row.x == INFINITY && row.y == 0.0f);
+        const float *row = rows + FA_BACKWARD_SM90_ROW_AT(32 * n + lane);
+        const bool none = hides && row[0] == INFINITY && row[QUERIES] == 0.0f;
+        const uint32_t blind = __ballot_sync(0xffffffffu, none);
         if (lane == 0) pipe->state->blind[n] = blind;
     }
     __syncwarp();
@@ -203,7 +203,8 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     else
 #endif
         load_keys(pipe, &k, 0, &state->k_full);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+    for (tile_cursor at = first_tile(w); at.count < w->tiles;
+         advance(&at, w->from, w->to, w->start)) {
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
         const int head = (int)t->head + at.head, block = (int)t->block_q;
         const int first = at.tile * QUERIES, row = (int)t->start_q + first;
@@ -253,7 +254,8 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     if (w->tiles == 0) return;
     ptx_mbarrier_wait(&state->dq_full[consumer], 0);
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+    for (tile_cursor at = first_tile(w); at.count < w->tiles;
+         advance(&at, w->from, w->to, w->start)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
         int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
         if (ordered) {

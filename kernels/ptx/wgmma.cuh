@@ -42,6 +42,13 @@ FA_DEVICE void ptx_wgmma_commit(void)
                                fence_i++) asm volatile("" : "+f"((registers)[fence_i])::"memory"); \
     } while (0)
 
+/* What these floats hold is not needed any more: a product overwrites them. */
+#define ptx_register_forget(registers, count)                                                      \
+    do {                                                                                           \
+        _Pragma("unroll") for (int forget_i = 0; forget_i < (count);                               \
+                               forget_i++) asm volatile("" : "=f"((registers)[forget_i]));         \
+    } while (0)
+
 #if ELEMENT == FA_ELEMENT_BFLOAT16
 #define PTX_WGMMA_TYPES "f32.bf16.bf16"
 #else

@@ -12,6 +12,7 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
 
 /* Accumulators are memory here, and products are computed in functions that the compiler cannot see into. */
 #define ptx_register_fence(registers, count) (void)(registers)
+#define ptx_register_forget(registers, count) (void)(registers)
 
 #define PTX_DEFINE_WGMMA_SHARED(kind, over, N)                                                     \
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)        \
