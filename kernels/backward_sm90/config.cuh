@@ -27,6 +27,9 @@
 
 #include "backward_sm90/backward_sm90.h"
 
+/* Whether consumers hold their keys and values in registers. */
+#define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
+
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
 #define QUERIES 64
 #if HEAD_DIM == 64

@@ -13,6 +13,7 @@
 #include "backward_sm90/multiply.cuh"
 #include "backward_sm90/options.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/device.cuh"
@@ -20,6 +21,7 @@
 #include "common/x2.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store.cuh"
 #include "ptx/tma.cuh"
@@ -28,11 +30,14 @@ typedef struct consumer_state {
     float dk[SUMS], dv[SUMS];
     float scores[SCORES], dp[SCORES];             /* dp: also sums of dQ */
     uint32_t weights[SCORES / 2], ds[SCORES / 2]; /* of the tile whose products come next */
-    uint32_t base;                                /* descriptor of the block's keys */
-    uint32_t ds_row;                              /* where the lane stores dS */
-    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
-    int number;  /* of the consumer */
-    int leader;  /* whether this lane arrives for its warp */
+#if KEYS_IN_REGISTERS
+    uint32_t k[HEAD_DIM / 4], v[HEAD_DIM / 4];
+#endif
+    uint32_t base;   /* descriptor of the block's keys */
+    uint32_t ds_row; /* where the lane stores dS */
+    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int number;      /* of the consumer */
+    int leader;      /* whether this lane arrives for its warp */
 } consumer_state;
 
 /* Descriptors of operands; ACROSS: of those that are read across their rows. */
@@ -79,18 +84,11 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, i
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
 /* Scores become weights, P = exp(S - lse). */
-FA_DEVICE void weigh(float *scores, float scale, uint32_t rows)
+FA_DEVICE void weigh(float *scores, float scale, const float *lse)
 {
 #pragma unroll
-    for (int n = 0; n < QUERIES / 16; n++) {
-        float lse[4];
-        load_rows(lse, rows, n);
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            float *x = scores + 8 * n + e;
-            *x = ptx_ex2(fmaf(*x, scale, -lse[e / 4 * 2 + e % 2]));
-        }
-    }
+    for (int e = 0; e < SCORES; e++)
+        scores[e] = ptx_ex2(fmaf(scores[e], scale, -lse[e / 4 * 2 + e % 2]));
 }
 
 FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
@@ -100,24 +98,19 @@ FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
 }
 
 /* dS = P (dP - delta), packed. masked: a weight of 0 has no gradient, whatever dP. */
-FA_DEVICE void make_ds(const float *weights, const float *dp, uint32_t *ds, uint32_t rows,
-                       bool masked)
+FA_DEVICE void weigh_gradients(const float *weights, const float *dp, uint32_t *ds,
+                               const float *delta, bool masked)
 {
 #pragma unroll
-    for (int n = 0; n < QUERIES / 16; n++) {
-        float delta[4];
-        load_rows(delta, rows + DELTA_AT, n);
+    for (int n = 0; n < SCORES / 2; n++) {
+        float x[2];
 #pragma unroll
-        for (int e = 0; e < 8; e += 2) {
-            float x[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int at = 8 * n + e + i;
-                x[i] = weights[at] * (dp[at] - delta[e / 4 * 2 + i]);
-                if (masked && weights[at] == 0.0f) x[i] = 0.0f;
-            }
-            ds[4 * n + e / 2] = fa_pack_x2(x[0], x[1]);
+        for (int i = 0; i < 2; i++) {
+            const int e = 2 * n + i;
+            x[i] = weights[e] * (dp[e] - delta[e / 4 * 2 + i]);
+            if (masked && weights[e] == 0.0f) x[i] = 0.0f;
         }
+        ds[n] = fa_pack_x2(x[0], x[1]);
     }
 }
 
@@ -137,12 +130,11 @@ FA_DEVICE void share_ds(const pipeline *pipe, int count)
     ptx_mbarrier_arrive(&pipe->state->ds_full[ds_buffer(count)]);
 }
 
-/* dQ of the tile before, for the store warp. number: of such stores so far. */
-FA_DEVICE void store_dq_columns(const pipeline *pipe, const consumer_state *c, int number)
+/* dQ of the tile before, for the store warp. */
+FA_DEVICE void store_dq_columns(const pipeline *pipe, const consumer_state *c)
 {
     float4 *to = (float4 *)(pipe->buffers + DQ_AT + c->number * (SUM_BYTES / CONSUMERS)) +
                  threadIdx.x % WARPGROUP;
-    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
         to[WARPGROUP * j] =
@@ -168,14 +160,32 @@ FA_DEVICE uint32_t dout_tile(const consumer_state *c, int stage)
     return c->base + (uint32_t)(DOUT_AT + stage * Q_BYTES) / UNIT;
 }
 
+#if KEYS_IN_REGISTERS
+#define WORDS(c, of) (c)->of
+#else
+#define WORDS(c, of) NULL
+#endif
+
 FA_DEVICE void issue_s(consumer_state *c, int stage)
 {
-    issue_scores(c->scores, own_keys(c), q_tile(c, stage));
+    issue_scores(c->scores, WORDS(c, k), own_keys(c), q_tile(c, stage));
 }
 
 FA_DEVICE void issue_dp(consumer_state *c, int stage)
 {
-    issue_scores(c->dp, own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
+    issue_scores(c->dp, WORDS(c, v), own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
+}
+
+/* The consumer's keys, or values, as products take them from registers. */
+FA_DEVICE void load_words(const pipeline *pipe, const consumer_state *c, int at, uint32_t *words)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = c->number * OWN_KEYS + warp * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++)
+        ptx_ldmatrix_x4(words + 4 * step,
+                        ptx_shared_address(pipe->buffers + at) +
+                            (uint32_t)(row * 128 + ((2 * step + lane / 16) ^ row % 8) * 16));
 }
 
 /* Consumers alternate in issuing products, so that one makes weights while the other multiplies. */
@@ -189,29 +199,47 @@ FA_DEVICE void let_other_issue(const consumer_state *c)
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
 }
 
-/* Makes weights and dS of a tile, whose scores and dP have been issued, in this order. */
-FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                          const tile_cursor *at, bool masked)
+/* Makes weights of a tile, whose scores and dP have been issued, in this order. */
+FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            const tile_cursor *at, tile_options *options, bool masked)
 {
     const uint32_t rows = row_address(pipe, stage_of(at->count));
-    ptx_wgmma_wait(1);
-    ptx_register_fence(c->scores, SCORES);
 #if OPTIONS
     const block_work *w = &pipe->state->work;
-    const tile_options options = find_tile_options(p, w, at, c->number);
-    weigh_with_options(p, pipe->state, w, &options, c->scores, c->weights, c->scale, rows);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    *options = find_tile_options(p, w, at, c->number);
+    weigh_with_options(p, pipe->state, w, options, c->scores, c->weights, c->scale, rows);
 #else
-    (void)p;
-    weigh(c->scores, c->scale, rows);
+    float lse[QUERIES / 4];
+    (void)p, (void)options;
+    load_rows(lse, rows);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    weigh(c->scores, c->scale, lse);
     if (masked) mask_weights(&pipe->state->work, c->scores, c->number, at->tile);
     pack_weights(c->weights, c->scores);
 #endif
+}
+
+/* Then makes dS. */
+FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                       const tile_cursor *at, const tile_options *options, bool masked)
+{
+    float delta[QUERIES / 4];
+    const uint32_t rows = row_address(pipe, stage_of(at->count)) + DELTA_AT;
+#if OPTIONS
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
-#if OPTIONS
-    drop_gradients(p, &options, c->dp);
+    drop_gradients(p, options, c->dp);
+    load_rows(delta, rows);
+#else
+    (void)p, (void)options;
+    load_rows(delta, rows);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, SCORES);
 #endif
-    make_ds(c->scores, c->dp, c->ds, rows, masked);
+    weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
     store_ds(pipe, c, at->count);
 }
 
@@ -220,27 +248,30 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, c
                            const tile_cursor *at)
 {
     shared_state *state = pipe->state;
+    tile_options options;
     if (c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     ptx_mbarrier_wait(&state->k_full, 0);
+#if KEYS_IN_REGISTERS
+    load_words(pipe, c, 0, c->k);
+#endif
     ptx_mbarrier_wait(&state->q_full[0], 0);
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, 0);
     ptx_mbarrier_wait(&state->v_full, 0);
+#if KEYS_IN_REGISTERS
+    load_words(pipe, c, V_AT, c->v);
+#endif
     ptx_mbarrier_wait(&state->dout_full[0], 0);
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, 0);
-    weigh_tile(pipe, p, c, at, true);
-}
-
-FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
-{
-    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
+    make_weights(pipe, p, c, at, &options, true);
+    make_ds(pipe, p, c, at, &options, true);
 }
 
 /* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer's
- * half of dS has been there for long. dS is shared behind products, for then nobody waits until it is stored. */
+ * half of dS has been there for long. dS is shared behind them, for then nobody waits until it is stored. */
 FA_DEVICE void issue_gradients(const pipeline *pipe, consumer_state *c, int count)
 {
     const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
@@ -250,10 +281,8 @@ FA_DEVICE void issue_gradients(const pipeline *pipe, consumer_state *c, int coun
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    share_ds(pipe, count);
-    wait_for_ds(pipe, count - 1);
-    ptx_wgmma_fence();
     issue_dq(c->dp, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
+    share_ds(pipe, count);
 }
 
 /* dV and dK are there: what they have read is free. */
@@ -276,43 +305,62 @@ FA_DEVICE void release_ds(const pipeline *pipe, consumer_state *c, int count)
     ptx_mbarrier_arrive_if(&pipe->state->ds_empty[ds_buffer(before)], c->leader && count > 0);
 }
 
+FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
+{
+    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
+}
+
+FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
+{
+    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
+}
+
 /* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
- * for one consumer, while the other one makes weights and issues nothing. dP comes last, for its registers are those of dQ. */
+ * for one consumer, while the other one makes weights and issues nothing. dP comes last, for its registers are those of dQ. What is
+ * needed is waited for before the consumer's turn comes; with two stages, though, the next tile is hardly there yet. */
 FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                             const tile_cursor *at, bool masked)
 {
     shared_state *state = pipe->state;
-    const int count = at->count - 1, next = stage_of(at->count);
+    const int count = at->count - 1, next = stage_of(at->count), parity = parity_of(at->count);
+    tile_options options;
+    wait_for_ds(pipe, count - 1);
+    wait_for_dq_buffer(pipe, c, count);
+    if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
+    if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     wait_until_may_issue(c);
     issue_gradients(pipe, c, count);
     ptx_wgmma_wait(1);
     release_queries(pipe, c, count);
-    ptx_mbarrier_wait(&state->q_full[next], parity_of(at->count));
+    if (STAGES == 2) ptx_mbarrier_wait(&state->q_full[next], parity);
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, next);
     ptx_wgmma_wait(1);
     release_ds(pipe, c, count);
-    store_dq_columns(pipe, c, count);
-    ptx_mbarrier_wait(&state->dout_full[next], parity_of(at->count));
+    store_dq_columns(pipe, c);
+    if (STAGES == 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, next);
     let_other_issue(c);
+    make_weights(pipe, p, c, at, &options, masked);
     share_dq(pipe, c);
-    weigh_tile(pipe, p, c, at, masked);
+    make_ds(pipe, p, c, at, &options, masked);
 }
 
 /* The products of the last tile. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
 {
+    wait_for_ds(pipe, tiles - 2);
+    wait_for_dq_buffer(pipe, c, tiles - 1);
     wait_until_may_issue(c);
     issue_gradients(pipe, c, tiles - 1);
     if (c->number == 0) let_other_issue(c);
     ptx_wgmma_wait(0);
     release_queries(pipe, c, tiles - 1);
     release_ds(pipe, c, tiles - 1);
-    store_dq_columns(pipe, c, tiles - 1);
+    store_dq_columns(pipe, c);
     share_dq(pipe, c);
     wait_for_ds(pipe, tiles - 1);
     ptx_register_forget(c->dp, DQ_SUMS);
@@ -320,7 +368,8 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
     issue_dq(c->dp, ds_tile(c, tiles - 1), key_columns(c));
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(pipe, c, tiles);
+    wait_for_dq_buffer(pipe, c, tiles);
+    store_dq_columns(pipe, c);
     share_dq(pipe, c);
 }
 
@@ -337,7 +386,7 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
 FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
 {
     const block_work *w = &pipe->state->work;
-    const int tiles = w->tiles, from = w->from, to = w->to, start = w->start;
+    const int tiles = w->tiles, from = w->from, to = w->to;
     const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
@@ -350,17 +399,17 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, &p->a, &c, &at);
-        advance(&at, from, to, start);
+        advance(&at, from, to);
         while (at.count < tiles) {
             while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
                    at.tile < unmasked_to) {
                 consume_tile(pipe, &p->a, &c, &at, false);
-                advance(&at, from, to, start);
+                advance(&at, from, to);
             }
             while (at.count < tiles &&
                    (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
                 consume_tile(pipe, &p->a, &c, &at, true);
-                advance(&at, from, to, start);
+                advance(&at, from, to);
             }
         }
         finish_tiles(pipe, &c, tiles);

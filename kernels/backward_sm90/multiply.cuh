@@ -2,7 +2,7 @@
  * The five products of a tile. A consumer's scores are transposed: its 64 keys are the rows, 64 queries the columns. So
  * weights and dS are in the registers that dV and dK take them from; for dQ alone dS goes to shared memory.
  *
- *     S^T  = K Q^T       both from shared memory
+ *     S^T  = K Q^T       head dim 64: K from registers, for shared memory is what bounds it; 128: from shared memory
  *     dP^T = V dO^T      the same
  *     dV  += P^T dO      P^T from registers
  *     dK  += dS^T Q      dS^T from registers
@@ -18,15 +18,23 @@
 /* Descriptors count in units of 16 bytes. */
 enum { UNIT = 16 };
 
-/* Scores of a consumer's keys (rows) and a tile's queries. rows, columns: descriptors of their first 64 columns. */
-FA_DEVICE void issue_scores(float *scores, uint32_t rows, uint32_t columns)
+/* Scores of a consumer's keys (rows) and a tile's queries. columns: descriptor of their first 64 columns; the same of the rows
+ * is `rows`, or `words` holds them. */
+FA_DEVICE void issue_scores(float *scores, const uint32_t *words, uint32_t rows, uint32_t columns)
 {
     __asm__ volatile(""
                      : "+r"(rows)); /* keeps the compiler from holding a descriptor for each step */
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16; step++) PTX_WGMMA(qk, QUERIES)
-    (scores, ptx_descriptor(rows + (step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT),
-     ptx_descriptor(columns + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT), step > 0);
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        const uint64_t b = ptx_descriptor(columns + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT);
+#if KEYS_IN_REGISTERS
+        PTX_WGMMA(registers_qk, QUERIES)(scores, words + 4 * step, b, step > 0);
+#else
+        (void)words;
+        PTX_WGMMA(qk, QUERIES)
+        (scores, ptx_descriptor(rows + (step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT), b, step > 0);
+#endif
+    }
     ptx_wgmma_commit();
 }
 

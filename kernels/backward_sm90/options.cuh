@@ -10,6 +10,7 @@
 
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -28,8 +29,6 @@ FA_DEVICE float value_scale(const fa_attention_params *p)
     return OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f;
 }
 
-#if OPTIONS
-
 /* A tile, for a thread. */
 typedef struct tile_options {
     uint32_t sees; /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
@@ -37,6 +36,8 @@ typedef struct tile_options {
     int query, key; /* the thread's first ones: of the sequence; of the block */
     int head;
 } tile_options;
+
+#if OPTIONS
 
 #define BIT(j, r, i) (1u << (16 * (i) + 2 * (j) + (r)))
 
@@ -151,7 +152,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* Queries whose options are applied together: 8 GROUP. */
-#define GROUP (HEAD_DIM == 64 ? 8 : HEAD_DIM == 128 ? 4 : 2)
+#define GROUP (HEAD_DIM == 64 ? 8 : 2)
 
 /* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
  * which are 0, it would make NaN of. */
@@ -242,7 +243,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
         if (p->bias.data) add_bias(&p->bias, w, o, x, first);
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
-            if (j % 2 == 0) load_rows(row, rows, (first + j) / 2);
+            if (j % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)(first + j));
             const float *lse = row + j % 2 * 2;
 #pragma unroll
             for (int r = 0; r < 2; r++) {

@@ -16,9 +16,7 @@
 #include "backward_sm90/work.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
-#include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
 
 typedef struct shared_state {
@@ -41,8 +39,7 @@ enum {
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * Q_BYTES,
     DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    ROWS_AT = DQ_AT + SUM_BYTES,
-    DELTA_AT = ROW_BYTES / 2 /* of a tile's rows */
+    ROWS_AT = DQ_AT + SUM_BYTES
 };
 
 typedef struct pipeline {
@@ -56,21 +53,6 @@ FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1);
 /* The same of dS. */
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
 FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
-
-/* Where the lane's part of the rows of a tile is: the log-sum-exp of 4 of each 16 queries; delta DELTA_AT behind. */
-FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
-{
-    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
-           (uint32_t)threadIdx.x % 4 * 16;
-}
-
-/* Four numbers of rows, of 16 queries: those of elements e of both fragments j of 4 scores are row[2j + e % 2]. */
-FA_DEVICE void load_rows(float row[4], uint32_t address, int n)
-{
-    const uint4 x = ptx_ld_shared_v4(address + 64 * (uint32_t)n);
-    row[0] = fa_bits_float(x.x), row[1] = fa_bits_float(x.y);
-    row[2] = fa_bits_float(x.z), row[3] = fa_bits_float(x.w);
-}
 
 /* Named barriers. */
 enum {

@@ -203,8 +203,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     else
 #endif
         load_keys(pipe, &k, 0, &state->k_full);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles;
-         advance(&at, w->from, w->to, w->start)) {
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
         const int head = (int)t->head + at.head, block = (int)t->block_q;
         const int first = at.tile * QUERIES, row = (int)t->start_q + first;
@@ -254,8 +253,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     if (w->tiles == 0) return;
     ptx_mbarrier_wait(&state->dq_full[consumer], 0);
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles;
-         advance(&at, w->from, w->to, w->start)) {
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
         int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
         if (ordered) {

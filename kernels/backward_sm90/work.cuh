@@ -14,7 +14,6 @@ typedef struct block_work {
     fa_tile sequence; /* with the first query head */
     int32_t heads;    /* query heads that share the keys */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
-    int32_t start;    /* the query tile that a head's tiles begin with */
     int32_t tiles;    /* of all heads */
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
     int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
@@ -68,7 +67,7 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
     w->clear_from_query = zeros_behind_queries ? UNBOUNDED : saturate(to);
 }
 
-FA_DEVICE void find_queries(const fa_attention_params *p, bool ordered, block_work *w)
+FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
 {
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
@@ -83,8 +82,6 @@ FA_DEVICE void find_queries(const fa_attention_params *p, bool ordered, block_wo
     const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
     w->end_query = saturate(add(last_query, 1));
     w->key_tile = (int32_t)(first / KEYS);
-    w->start = w->to - 1;
-    if (!ordered && w->tiles > 0) w->start -= w->key_tile * (KEYS / QUERIES) % (w->to - w->from);
     w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
@@ -120,7 +117,7 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
-    find_queries(p, s->semaphores != 0, w);
+    find_queries(p, w);
 }
 
 /* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first
@@ -130,25 +127,25 @@ FA_DEVICE int tiles_before(const block_work *w, int tile)
     return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. They descend from `start` on, and
- * go on with the last one behind the first. Where sums have one order, all blocks start with the last one: with a causal mask
- * blocks of later keys finish earlier. Elsewhere they start with different ones, and do not add to the same sums at once. */
+/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
+ * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. */
 typedef struct tile_cursor {
     int count, head, tile;
 } tile_cursor;
 
 FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
-    const tile_cursor at = {0, 0, w->start};
+    const tile_cursor at = {0, 0, w->to - 1};
     return at;
 }
 
-/* from, to, start: of the block's work. */
-FA_DEVICE void advance(tile_cursor *at, int from, int to, int start)
+FA_DEVICE void advance(tile_cursor *at, int from, int to)
 {
     at->count++;
-    at->tile = at->tile > from ? at->tile - 1 : to - 1;
-    if (at->tile == start) at->head++;
+    at->tile--;
+    if (at->tile >= from) return;
+    at->tile = to - 1;
+    at->head++;
 }
 
 #endif

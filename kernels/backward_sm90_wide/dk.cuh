@@ -9,6 +9,7 @@
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
 #include "backward_sm90/options.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
 #include "common/device.cuh"
 #include "common/x2.cuh"
@@ -36,18 +37,18 @@ FA_DEVICE float drop_gradient(const fa_attention_params *p, float weight, float 
 FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_t weights,
                                 uint32_t rows, bool masked)
 {
+    float delta[4];
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j++) {
-        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
         const uint4 bits = ptx_ld_shared_v4(weights + (uint32_t)(16 * WARPGROUP * j));
-        const float delta[2] = {fa_bits_float(two.y), fa_bits_float(two.w)};
         const float weight[4] = {fa_bits_float(bits.x), fa_bits_float(bits.y),
                                  fa_bits_float(bits.z), fa_bits_float(bits.w)};
+        if (j % 2 == 0) load_four_rows(delta, rows + DELTA_AT + 32 * (uint32_t)j);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float *x = ds + 4 * j + e;
             const float dp = drop_gradient(p, weight[e], *x);
-            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) * (dp - delta[e % 2]);
+            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) * (dp - delta[j % 2 * 2 + e % 2]);
             if (masked && weight[e] == 0.0f) *x = 0.0f;
         }
     }
@@ -139,7 +140,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
 #pragma unroll
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
     if (range.tiles > 0) {
-        tile_cursor at = begin(&range);
+        tile_cursor at = first_tile(w);
         ptx_mbarrier_wait(&state->v_full, 0);
         ptx_mbarrier_wait(&state->dout_full[0], 0);
         ptx_wgmma_fence();

@@ -9,6 +9,7 @@
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
 #include "backward_sm90/options.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
 #include "common/device.cuh"
 #include "common/softmax.cuh"
@@ -73,12 +74,14 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
 #else
     (void)p;
 #pragma unroll
-    for (int j = 0; j < QUERIES / 8; j++) {
-        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)j);
-        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float lse[4];
+        load_four_rows(lse, rows + 64 * (uint32_t)n);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            c->scores[4 * j + e] = ptx_ex2(fmaf(c->scores[4 * j + e], c->scale, -lse[e % 2]));
+        for (int e = 0; e < 8; e++) {
+            float *x = c->scores + 8 * n + e;
+            *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
+        }
     }
     if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
 #endif
@@ -155,7 +158,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
     if (range.tiles > 0) {
-        tile_cursor at = begin(&range);
+        tile_cursor at = first_tile(w);
         ptx_mbarrier_wait(&state->k_full, 0);
         ptx_mbarrier_wait(&state->q_full[0], 0);
         ptx_wgmma_fence();

@@ -28,13 +28,6 @@ FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
     return base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
 }
 
-/* Where the lane's part of the rows of a tile is: for two neighbouring queries the log-sum-exp and delta of each. */
-FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
-{
-    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
-           (uint32_t)ptx_thread_id() % 4 * 16;
-}
-
 /* Where the thread's weights are: words 4j to 4j + 3 of all threads lie together. */
 FA_DEVICE uint32_t weight_address(const pipeline *pipe)
 {
@@ -53,12 +46,6 @@ FA_DEVICE tile_range find_tiles(const block_work *w)
     r.from = (int)ptx_uniform((uint32_t)w->from);
     r.to = (int)ptx_uniform((uint32_t)w->to);
     return r;
-}
-
-FA_DEVICE tile_cursor begin(const tile_range *r)
-{
-    const tile_cursor at = {0, 0, r->to - 1};
-    return at;
 }
 
 /* Whether some query of the tile does not see some of the keys. */

@@ -105,6 +105,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 /*
  * For N columns (count = N / 2 accumulators a thread):
  *   ptx_wgmma_qk_N         A and B from shared memory, the 16 along the rows of both (Q and K)
+ *   ptx_wgmma_registers_qk_N  the same with A from registers
  *   ptx_wgmma_pv_N         A from registers, B from shared memory, the 16 across its rows (P and V)
  *   ptx_wgmma_shared_pv_N  the same with A from shared memory, along its rows
  * accumulate 0: D = A B. The literals n0 ... are the numbers of the operands behind the accumulators.
@@ -112,12 +113,17 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
     PTX_DEFINE_WGMMA_SHARED(qk, 0, N, count, n0, n1, n2)                                           \
     PTX_DEFINE_WGMMA_SHARED(shared_pv, 1, N, count, n0, n1, n2)                                    \
-    FA_DEVICE void ptx_wgmma_pv_##N(float *d, const uint32_t *a, uint64_t b, int accumulate)       \
+    PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)                  \
+    PTX_DEFINE_WGMMA_REGISTERS(pv, 1, N, count, n0, n1, n2, n3, n4, n5)
+
+/* Those with A from registers. across: 1 if the 16 go across the rows of B. */
+#define PTX_DEFINE_WGMMA_REGISTERS(kind, across, N, count, n0, n1, n2, n3, n4, n5)                 \
+    FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, const uint32_t *a, uint64_t b, int accumulate) \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n5 ", 0;\n"                             \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16." PTX_WGMMA_TYPES                 \
                      " {" PTX_NAMES_##count "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4   \
-                                            ", p, 1, 1, 1;\n}\n"                                   \
+                                            ", p, 1, 1, " #across ";\n}\n"                         \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));       \
     }

@@ -27,20 +27,24 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
         hopper_multiply(&p);                                                                       \
     }
 
-#define PTX_DEFINE_WGMMA(N)                                                                        \
-    PTX_DEFINE_WGMMA_SHARED(qk, false, N)                                                          \
-    PTX_DEFINE_WGMMA_SHARED(shared_pv, true, N)                                                    \
-    FA_DEVICE void ptx_wgmma_pv_##N(float *d, const uint32_t *a, uint64_t b, int accumulate)       \
+#define PTX_DEFINE_WGMMA_REGISTERS(kind, over, N)                                                  \
+    FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, const uint32_t *a, uint64_t b, int accumulate) \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
                                   .bfloat = ELEMENT == FA_ELEMENT_BFLOAT16,                        \
-                                  .across = true,                                                  \
+                                  .across = over,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
                                   .registers = a,                                                  \
                                   .b = b};                                                         \
         hopper_multiply(&p);                                                                       \
     }
+
+#define PTX_DEFINE_WGMMA(N)                                                                        \
+    PTX_DEFINE_WGMMA_SHARED(qk, false, N)                                                          \
+    PTX_DEFINE_WGMMA_SHARED(shared_pv, true, N)                                                    \
+    PTX_DEFINE_WGMMA_REGISTERS(registers_qk, false, N)                                             \
+    PTX_DEFINE_WGMMA_REGISTERS(pv, true, N)
 
 /* Every number of columns that there is. */
 /* clang-format off */
