@@ -23,7 +23,6 @@
 typedef struct dk_state {
     float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
     uint32_t base;                 /* descriptor of the block's keys */
-    int leader;                    /* whether this lane arrives for its warp */
 } dk_state;
 
 /* What dropout leaves of dP. weight: negative where it is dropped (mark_dropped). */
@@ -66,7 +65,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
         multiply_weights(p, c->ds, weights, rows, true);
     else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -123,7 +122,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_sta
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
     if (more) make_ds(pipe, p, c, at);
@@ -136,11 +135,10 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     shared_state *state = pipe->state;
     dk_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
-    c.leader = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
     if (range.tiles > 0) {
-        tile_cursor at = first_tile(w);
+        tile_cursor at = begin(w);
         ptx_mbarrier_wait(&state->v_full, 0);
         ptx_mbarrier_wait(&state->dout_full[0], 0);
         ptx_wgmma_fence();

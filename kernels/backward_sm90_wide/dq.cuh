@@ -45,7 +45,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
         else ptx_wgmma_wait(0);
         ptx_register_fence(now, DQ_SUMS);
         if (block + 1 == BLOCKS)
-            ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(count)], threadIdx.x % 32 == 0);
+            ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(count)], is_leader());
         if (to) add_columns(to + block * (WARPGROUP * DQ_SUMS), now);
     }
 }

@@ -24,7 +24,6 @@ typedef struct dv_state {
     uint32_t weights[SCORES / 2]; /* those that dV is made of */
     uint32_t base;                /* descriptor of the block's keys */
     float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
-    int leader;  /* whether this lane arrives for its warp */
 } dv_state;
 
 /* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
@@ -51,10 +50,12 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
 /* Weights are not negative: the sign says that dropout does not keep one. */
 FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o, float *weights)
 {
+    uint32_t keeps = o->keeps;
     if (!p->dropout_threshold) return;
+    __asm__ volatile("" : "+r"(keeps)); /* keeps the compiler from holding what each bit says */
 #pragma unroll
     for (int e = 0; e < SCORES; e++)
-        if (!(o->keeps & BIT(e / 4, e / 2 % 2, e % 2))) weights[e] = -weights[e];
+        if (!(keeps & BIT(e / 4, e / 2 % 2, e % 2))) weights[e] = -weights[e];
 }
 
 #endif
@@ -139,10 +140,10 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], c->leader && more);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], is_leader() && more);
     if (more) weigh(pipe, p, c, at);
 }
 
@@ -154,18 +155,17 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     dv_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
     c.scale = inner_scale(&p->a);
-    c.leader = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
     if (range.tiles > 0) {
-        tile_cursor at = first_tile(w);
+        tile_cursor at = begin(w);
         ptx_mbarrier_wait(&state->k_full, 0);
         ptx_mbarrier_wait(&state->q_full[0], 0);
         ptx_wgmma_fence();
         issue_tile_scores(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
-        ptx_mbarrier_arrive_if(&state->q_empty[0], c.leader);
+        ptx_mbarrier_arrive_if(&state->q_empty[0], is_leader());
         weigh(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }

@@ -28,6 +28,9 @@ FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
     return base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
 }
 
+/* Whether this lane arrives for its warp. */
+FA_DEVICE bool is_leader(void) { return ptx_thread_id() % 32 == 0; }
+
 /* Where the thread's weights are: words 4j to 4j + 3 of all threads lie together. */
 FA_DEVICE uint32_t weight_address(const pipeline *pipe)
 {
@@ -46,6 +49,13 @@ FA_DEVICE tile_range find_tiles(const block_work *w)
     r.from = (int)ptx_uniform((uint32_t)w->from);
     r.to = (int)ptx_uniform((uint32_t)w->to);
     return r;
+}
+
+FA_DEVICE tile_cursor begin(const block_work *w)
+{
+    tile_cursor at = first_tile(w);
+    at.tile = (int)ptx_uniform((uint32_t)at.tile);
+    return at;
 }
 
 /* Whether some query of the tile does not see some of the keys. */
