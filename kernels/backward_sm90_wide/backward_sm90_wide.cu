@@ -4,7 +4,7 @@
  * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
  * that share the keys. Each gradient has a warpgroup, and a tile goes from one to the next:
  *
- *     load    keys, values; tiles of queries and of dout, by TMA               backward_sm90/producer.cuh
+ *     load    keys and queries, values and dout: a warp each, by TMA           load.cuh
  *     dV      S^T, P^T, and adds to dV, in registers; P^T --> shared memory    dv.cuh
  *     dK      dP^T, dS^T, and adds to dK, in registers; dS --> shared memory   dk.cuh
  *     dQ      dQ, which it adds to a float sum in global memory                dq.cuh
@@ -18,7 +18,7 @@
 #include "backward_sm90_wide/dk.cuh"
 #include "backward_sm90_wide/dq.cuh"
 #include "backward_sm90_wide/dv.cuh"
-#include "backward_sm90/producer.cuh"
+#include "backward_sm90_wide/load.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/registers.cuh"
 
@@ -38,7 +38,10 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
-        if (threadIdx.x < 32 && shared.work.tiles > 0) produce(&pipe, &p.a, &s);
+        const int warp = (int)threadIdx.x / 32;
+        if (shared.work.tiles == 0) return;
+        if (warp == 0) load_keys_and_queries(&pipe, &p.a, &s);
+        else if (warp == 1) load_values_and_dout(&pipe, &p.a, &s);
     } else if (warpgroup == WARPGROUP_DV) {
         ptx_increase_registers(DV_REGISTERS);
         compute_dv(&pipe, &p);

@@ -47,6 +47,7 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_BACKWARD_SM90_WIDE_THREADS,
     KEYS = FA_BACKWARD_SM90_WIDE_KEYS,
+    LOAD_WARPS = 2,
     CONSUMERS = 1, /* that share the keys: all work on the same ones */
     OWN_KEYS = KEYS,
     BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */

@@ -65,6 +65,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
         multiply_weights(p, c->ds, weights, rows, true);
     else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
+    __syncwarp(); /* all lanes have read delta */
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
 }
 

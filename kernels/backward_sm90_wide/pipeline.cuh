@@ -3,9 +3,9 @@
  * released by. It replaces backward_sm90/pipeline.cuh.
  *
  *     barriers              buffers                         filled by              released by
- *     k_full, v_full        the block's keys, values        TMA, load warp         -
- *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         warpgroups dV (scores) and dK
- *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         warpgroups dV and dK
+ *     k_full, v_full        the block's keys, values        TMA, a load warp each  -
+ *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
+ *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
  *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroup dQ
  */
@@ -24,16 +24,26 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
+/* What a warp that loads has of its own. */
+typedef struct load_state {
+    uint64_t cleared;
+    int32_t num_cleared; /* tiles of which it has cleared rows */
+#if OPTIONS
+    uint32_t blind[QUERIES / 32]; /* bits of queries of a tile that see no key */
+#endif
+} load_state;
+
+#define LOADER(state) (&(state)->load[threadIdx.x / 32])
+
 typedef struct shared_state {
-    uint64_t k_full, v_full, cleared;
+    load_state load[LOAD_WARPS];
+    uint64_t k_full, v_full;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
-    int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
 #if OPTIONS
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
-    uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
 #endif
 } shared_state;
 
@@ -70,10 +80,12 @@ FA_DEVICE void init_barriers(shared_state *state)
 #if OPTIONS
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
-    state->num_cleared = 0;
+    for (int warp = 0; warp < LOAD_WARPS; warp++) {
+        state->load[warp].num_cleared = 0;
+        ptx_mbarrier_init(&state->load[warp].cleared, 1);
+    }
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
-    ptx_mbarrier_init(&state->cleared, 1);
     for (int stage = 0; stage < STAGES; stage++) {
         ptx_mbarrier_init(&state->q_full[stage], 1);
         ptx_mbarrier_init(&state->q_empty[stage], 2 * WARPS);
