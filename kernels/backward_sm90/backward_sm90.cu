@@ -34,6 +34,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     if (threadIdx.x == 0) init_barriers(&shared);
     if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
+    if (threadIdx.x == 64) describe_rows(&p.a, &s, blockIdx.x, &shared.work);
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;

@@ -114,20 +114,14 @@ FA_DEVICE void weigh_gradients(const float *weights, const float *dp, uint32_t *
     }
 }
 
-/* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. */
-FA_DEVICE void store_ds(const pipeline *pipe, const consumer_state *c, int count)
+/* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. The buffer is free: since both consumers have
+ * read it last, this one's turn has come again. */
+FA_DEVICE void store_ds(const consumer_state *c, int count)
 {
-    ptx_mbarrier_wait(&pipe->state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
                               c->ds + 2 * j);
-}
-
-FA_DEVICE void share_ds(const pipeline *pipe, int count)
-{
-    ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(&pipe->state->ds_full[ds_buffer(count)]);
 }
 
 /* dQ of the tile before, for the store warp. */
@@ -143,7 +137,6 @@ FA_DEVICE void store_dq_columns(const pipeline *pipe, const consumer_state *c)
 
 FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c)
 {
-    ptx_fence_proxy_async();
     ptx_mbarrier_arrive(&pipe->state->dq_full[c->number]);
 }
 
@@ -188,7 +181,8 @@ FA_DEVICE void load_words(const pipeline *pipe, const consumer_state *c, int at,
                             (uint32_t)(row * 128 + ((2 * step + lane / 16) ^ row % 8) * 16));
 }
 
-/* Consumers alternate in issuing products, so that one makes weights while the other multiplies. */
+/* Consumers alternate in issuing products, so that one makes weights while the other multiplies. What a consumer has stored in
+ * front of its turn, the other one sees in the turn behind it. */
 FA_DEVICE void wait_until_may_issue(const consumer_state *c)
 {
     ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
@@ -219,6 +213,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     weigh(c->scores, c->scale, lse);
     if (masked) mask_weights(&pipe->state->work, c->scores, c->number, at->tile);
     pack_weights(c->weights, c->scores);
+    ptx_register_fence(c->scores, SCORES); /* they are made before dP is waited for */
 #endif
 }
 
@@ -240,7 +235,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, consu
     ptx_register_fence(c->dp, SCORES);
 #endif
     weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
-    store_ds(pipe, c, at->count);
+    store_ds(c, at->count);
 }
 
 /* The first tile. */
@@ -270,9 +265,9 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, c
     make_ds(pipe, p, c, at, &options, true);
 }
 
-/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer's
- * half of dS has been there for long. dS is shared behind them, for then nobody waits until it is stored. */
-FA_DEVICE void issue_gradients(const pipeline *pipe, consumer_state *c, int count)
+/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer
+ * has shared its half of dS in its last turn. */
+FA_DEVICE void issue_gradients(consumer_state *c, int count)
 {
     const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
     ptx_register_fence(c->dv, SUMS);
@@ -282,7 +277,6 @@ FA_DEVICE void issue_gradients(const pipeline *pipe, consumer_state *c, int coun
     issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_dq(c->dp, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
-    share_ds(pipe, count);
 }
 
 /* dV and dK are there: what they have read is free. */
@@ -295,19 +289,6 @@ FA_DEVICE void release_queries(const pipeline *pipe, consumer_state *c, int coun
     keep_operands(c->ds);
     ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage], c->leader);
     ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage], c->leader);
-}
-
-/* dQ is there. */
-FA_DEVICE void release_ds(const pipeline *pipe, consumer_state *c, int count)
-{
-    const int before = count > 0 ? count - 1 : 0;
-    ptx_register_fence(c->dp, DQ_SUMS);
-    ptx_mbarrier_arrive_if(&pipe->state->ds_empty[ds_buffer(before)], c->leader && count > 0);
-}
-
-FA_DEVICE void wait_for_ds(const pipeline *pipe, int count)
-{
-    if (count >= 0) ptx_mbarrier_wait(&pipe->state->ds_full[ds_buffer(count)], ds_parity(count));
 }
 
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
@@ -324,12 +305,11 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
     shared_state *state = pipe->state;
     const int count = at->count - 1, next = stage_of(at->count), parity = parity_of(at->count);
     tile_options options;
-    wait_for_ds(pipe, count - 1);
     wait_for_dq_buffer(pipe, c, count);
     if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
     if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     wait_until_may_issue(c);
-    issue_gradients(pipe, c, count);
+    issue_gradients(c, count);
     ptx_wgmma_wait(1);
     release_queries(pipe, c, count);
     if (STAGES == 2) ptx_mbarrier_wait(&state->q_full[next], parity);
@@ -337,39 +317,41 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
     ptx_wgmma_fence();
     issue_s(c, next);
     ptx_wgmma_wait(1);
-    release_ds(pipe, c, count);
+    ptx_register_fence(c->dp, DQ_SUMS);
     store_dq_columns(pipe, c);
     if (STAGES == 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, next);
+    ptx_fence_proxy_async(); /* of dS and dQ */
     let_other_issue(c);
-    make_weights(pipe, p, c, at, &options, masked);
     share_dq(pipe, c);
+    make_weights(pipe, p, c, at, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }
 
-/* The products of the last tile. */
+/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
 {
-    wait_for_ds(pipe, tiles - 2);
     wait_for_dq_buffer(pipe, c, tiles - 1);
     wait_until_may_issue(c);
-    issue_gradients(pipe, c, tiles - 1);
-    if (c->number == 0) let_other_issue(c);
+    issue_gradients(c, tiles - 1);
     ptx_wgmma_wait(0);
     release_queries(pipe, c, tiles - 1);
-    release_ds(pipe, c, tiles - 1);
+    ptx_register_fence(c->dp, DQ_SUMS);
     store_dq_columns(pipe, c);
+    ptx_fence_proxy_async();
+    let_other_issue(c);
     share_dq(pipe, c);
-    wait_for_ds(pipe, tiles - 1);
+    if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
     issue_dq(c->dp, ds_tile(c, tiles - 1), key_columns(c));
+    wait_for_dq_buffer(pipe, c, tiles);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    wait_for_dq_buffer(pipe, c, tiles);
     store_dq_columns(pipe, c);
+    ptx_fence_proxy_async();
     share_dq(pipe, c);
 }
 
@@ -414,8 +396,12 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
         }
         finish_tiles(pipe, &c, tiles);
     }
-    store_gradients(&w->keys, &p->dk, c.dk, HEAD_DIM, p->a.d, p->a.scale, consumer);
-    store_gradients(&w->keys, &p->dv, c.dv, HEAD_DIM, p->a.d_v, value_scale(&p->a), consumer);
+    /* The tiles of queries have been read: behind a consumer's last turn, the other one does not read them either. */
+    char *buffer =
+        pipe->buffers + Q_AT + (int)(threadIdx.x - WARPGROUP) / 32 * (WARP_ROWS * HEAD_DIM * 2);
+    store_gradients(&w->keys, &p->dk, buffer, c.dk, HEAD_DIM, p->a.d, p->a.scale, consumer);
+    store_gradients(&w->keys, &p->dv, buffer, c.dv, HEAD_DIM, p->a.d_v, value_scale(&p->a),
+                    consumer);
 }
 
 #endif

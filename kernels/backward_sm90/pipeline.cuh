@@ -6,8 +6,10 @@
  *     k_full, v_full        the block's keys, values        TMA, load warp         -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
- *     ds_full, ds_empty     DS_BUFFERS tiles of dS          both consumers         both consumers
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
+ *
+ * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored before a turn is read
+ * behind it.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
@@ -22,7 +24,6 @@
 typedef struct shared_state {
     uint64_t k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
@@ -50,9 +51,7 @@ typedef struct pipeline {
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
-/* The same of dS. */
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
-FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
 
 /* Named barriers. */
 enum {
@@ -74,10 +73,6 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->q_empty[stage], CONSUMERS * WARPS);
         ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
         ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
-    }
-    for (int i = 0; i < DS_BUFFERS; i++) {
-        ptx_mbarrier_init(&state->ds_full[i], CONSUMERS * WARPGROUP);
-        ptx_mbarrier_init(&state->ds_empty[i], CONSUMERS * WARPS);
     }
     for (int i = 0; i < CONSUMERS; i++) {
         ptx_mbarrier_init(&state->dq_full[i], WARPGROUP);

@@ -9,43 +9,77 @@
 #include "common/key_tiles.cuh"
 #include "common/rows.cuh"
 #include "common/x2.cuh"
+#include "ptx/address.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/store.cuh"
 
-/* Four words of a row, of the blocks of columns 4n to 4n + 3; `row` may be NULL: then lanes only exchange. */
-FA_DEVICE void store_words(char *row, uint32_t x[4], int n, int columns, bool whole)
+enum { WARP_ROWS = 16 };
+
+/* A warp's buffer has blocks of 16 rows of 128 bytes. Chunks of 16 bytes are swizzled within their row, so that neither a row nor
+ * a column meets a bank twice. */
+FA_DEVICE char *buffer_chunk(char *buffer, int row, int chunk)
 {
-    const int t = threadIdx.x % 4;
-    if (whole) {
-        fa_exchange_words(x, t);
-        if (row && 32 * n + 8 * t < columns)
-            *(uint4 *)(row + 2 * (32 * n + 8 * t)) = make_uint4(x[0], x[1], x[2], x[3]);
+    return buffer + row * 128 + (chunk ^ row % 8) * 16;
+}
+
+/* Columns 8 n to 8 n + 15 of the warp's rows. sums: 4j + 2r + i of a thread's sums is column 8j + 2 (lane % 4) + i of its row r. */
+FA_DEVICE void pack_gradients(uint32_t x[4], const float *sums, int n, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *from = sums + 4 * (n + i / 2) + 2 * (i % 2);
+        x[i] = fa_pack_x2(from[0] * scale, from[1] * scale);
+    }
+}
+
+/* Through shared memory: then eight lanes store 128 bytes of a row. row: of the first of the warp's rows; count: how many there
+ * are. */
+FA_DEVICE void store_whole_rows(char *buffer, const fa_key_tile *k, const fa_kernel_view *view,
+                                const float *sums, int row, int dim, int columns, float scale)
+{
+    const int lane = threadIdx.x % 32;
+    __syncwarp(); /* what was in the buffer has been read */
+#pragma unroll
+    for (int n = 0; n < dim / 8; n += 2) {
+        uint32_t x[4];
+        pack_gradients(x, sums, n, scale);
+        ptx_stmatrix_x4(ptx_shared_address(buffer_chunk(buffer + n / 8 * WARP_ROWS * 128, lane % 16,
+                                                        n % 8 + lane / 16)),
+                        x);
+    }
+    __syncwarp();
+    char *to = fa_view_row(view, k->block, k->row + row + lane / 8, k->head_kv) + lane % 8 * 16;
+    const int64_t step = 4 * view->stride[1] * 2;
+#pragma unroll
+    for (int n = 0; n < dim / 64; n++)
+#pragma unroll
+        for (int part = 0; part < 4; part++)
+            if (row + 4 * part + lane / 8 < k->count && 64 * n + lane % 8 * 8 < columns)
+                ptx_store_global_16(to + part * step + 128 * n,
+                                    *(const uint4 *)buffer_chunk(buffer + n * WARP_ROWS * 128,
+                                                                 4 * part + lane / 8, lane % 8));
+}
+
+/* Rows of a consumer. buffer: of the warp, 16 rows of dim elements. */
+FA_DEVICE void store_gradients(const fa_key_tile *k, const fa_kernel_view *view, char *buffer,
+                               const float *sums, int dim, int columns, float scale, int consumer)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = consumer * OWN_KEYS + warp * WARP_ROWS;
+    if (!view->data || row >= k->count) return;
+    if (view->vector == 8) {
+        store_whole_rows(buffer, k, view, sums, row, dim, columns, scale);
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (row) fa_scatter_x2(row, 32 * n + 8 * i + 2 * t, columns, x[i]);
-}
-
-/* Rows of a consumer, of `dim` sums each: 4j + 2r + i of a thread's sums is column 8j + 2 (lane % 4) + i of its row r. */
-FA_DEVICE void store_gradients(const fa_key_tile *k, const fa_kernel_view *view, const float *sums,
-                               int dim, int columns, float scale, int consumer)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-    const bool whole = view->vector == 8;
-    if (!view->data) return;
-#pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int row = consumer * OWN_KEYS + warp * 16 + lane / 4 + 8 * r;
-        char *to = row < k->count ? fa_view_row(view, k->block, k->row + row, k->head_kv) : NULL;
+        const int own = row + lane / 4 + 8 * r;
+        if (own >= k->count) continue;
+        char *to = fa_view_row(view, k->block, k->row + own, k->head_kv);
 #pragma unroll
-        for (int n = 0; n < dim / 32; n++) {
-            uint32_t x[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float *from = sums + 4 * (4 * n + i) + 2 * r;
-                x[i] = fa_pack_x2(from[0] * scale, from[1] * scale);
-            }
-            store_words(to, x, n, columns, whole);
-        }
+        for (int n = 0; n < dim / 8; n++)
+            fa_scatter_x2(to, 8 * n + 2 * (lane % 4), columns,
+                          fa_pack_x2(sums[4 * n + 2 * r] * scale, sums[4 * n + 2 * r + 1] * scale));
     }
 }
 

@@ -1,6 +1,6 @@
 /*
  * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them,
- * of each query head that shares the head. One thread describes it; all warps read the description.
+ * of each query head that shares the head. Two threads describe it; all warps read the description.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WORK_CUH
@@ -85,7 +85,6 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
     w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
-    find_seen_rows(p, w);
 }
 
 /* The number of tile 0 of a sequence and head in the workspace. */
@@ -108,16 +107,38 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t
     return (first + rest - tile * heads) * p->tiles + tile;
 }
 
-FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                             int64_t block, block_work *w)
+/* The keys and the sequence; false if no query can see a key. */
+FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                         int64_t block, block_work *w)
 {
     w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
-    if (w->keys.batch < 0 || w->keys.count <= 0) return;
+    if (w->keys.batch < 0 || w->keys.count <= 0) return false;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
+    return true;
+}
+
+/* All but the rows to clear. */
+FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                             int64_t block, block_work *w)
+{
+    if (!find_keys(p, s, block, w)) return;
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
     find_queries(p, w);
+}
+
+/* The rows to clear, by another thread at the same time: the block waits for both. */
+FA_DEVICE void describe_rows(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                             int64_t block, block_work *w)
+{
+    block_work own;
+    if (!find_keys(p, s, block, &own)) return;
+    find_seen_rows(p, &own);
+    w->clear_before_key = own.clear_before_key;
+    w->clear_from_key = own.clear_from_key;
+    w->clear_before_query = own.clear_before_query;
+    w->clear_from_query = own.clear_from_query;
 }
 
 /* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first

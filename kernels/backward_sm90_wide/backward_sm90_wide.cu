@@ -34,6 +34,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     if (threadIdx.x == 0) init_barriers(&shared);
     if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
+    if (threadIdx.x == 64) describe_rows(&p.a, &s, blockIdx.x, &shared.work);
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
     if (warpgroup == WARPGROUP_LOAD) {

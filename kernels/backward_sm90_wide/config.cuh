@@ -68,6 +68,9 @@ enum {
 };
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
+static_assert(
+    STAGES > 1,
+    "the products behind the last tile do not read it, for gradients are stored through it");
 
 /* Of a thread of each warpgroup: together 4 * 128, what the block starts with. dQ of head dim 256 has registers for one set of
  * accumulators, else for two. */

@@ -149,7 +149,10 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         make_ds(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dk(pipe, &p->a, &c, &at, &range);
     }
-    store_gradients(&w->keys, &p->dk, c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
+    /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
+    const int last = range.tiles > 0 ? range.tiles - 1 : 0;
+    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + stage_of(last) * Q_BYTES, HEAD_DIM),
+                    c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
 }
 
 #endif

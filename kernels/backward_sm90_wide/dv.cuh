@@ -169,7 +169,12 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         weigh(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
-    store_gradients(&w->keys, &p->dv, c.dv, VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
+    /* The last tile of dout has been read, by the warpgroup of dK as well when it has the last weights. */
+    const int last = range.tiles > 0 ? range.tiles - 1 : 0;
+    if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
+    store_gradients(&w->keys, &p->dv,
+                    warp_buffer(pipe, DOUT_AT + stage_of(last) * DOUT_BYTES, VALUE_DIM), c.dv,
+                    VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
 }
 
 #endif

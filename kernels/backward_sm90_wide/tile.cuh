@@ -7,6 +7,7 @@
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90/store.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/address.cuh"
 #include "ptx/registers.cuh"
@@ -26,6 +27,12 @@ FA_DEVICE uint32_t dout_tile(uint32_t base, int stage)
 FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
 {
     return base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
+}
+
+/* The warp's part of a tile that has been read, through which it stores its rows of a gradient. */
+FA_DEVICE char *warp_buffer(const pipeline *pipe, int tile_at, int dim)
+{
+    return pipe->buffers + tile_at + (int)threadIdx.x % WARPGROUP / 32 * (WARP_ROWS * dim * 2);
 }
 
 /* Whether this lane arrives for its warp. */

@@ -127,12 +127,17 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
 }
 
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
- * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. */
-static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
+ * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. What
+ * the heads' blocks go through, queries, dout and the sums of dq, stays in half of the L2 cache. */
+static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                    const fa_cuda_device *device, int head_dim)
 {
     if (l->tasks == 0) return 1;
     const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
-    const int64_t heads = l->tasks / l->tiles, most = device->multiprocessors / at_once + 1;
+    const int64_t heads = l->tasks / l->tiles, wanted = device->multiprocessors / at_once + 1;
+    const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)head_dim);
+    const int64_t fit = bytes > 0 ? device->l2_bytes / 2 / bytes : wanted;
+    const int64_t most = fit < 1 ? 1 : fit < wanted ? fit : wanted;
     const int64_t groups = (heads + most / 2) / most;
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
@@ -144,7 +149,9 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
 {
     own->ordered = p->deterministic || p->batch_invariant;
     own->semaphores_offset = plan->workspace_bytes;
-    own->heads_together = own->ordered ? count_heads_together(main, device) : 1;
+    own->heads_together =
+        own->ordered ? count_heads_together(p, main, device, fa_variants[main->variant].head_dim)
+                     : 1;
     if (own->ordered)
         plan->workspace_bytes +=
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
