@@ -165,6 +165,10 @@ VARIANT_16BIT(backward_sm90_prepare_d64, .file = "backward_sm90/prepare", .kerne
               .head_dim = 64)
 VARIANT_16BIT(backward_sm90_prepare_d128, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
               .head_dim = 128)
+VARIANT_16BIT(backward_sm90_prepare_d192, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
+              .head_dim = 192)
+VARIANT_16BIT(backward_sm90_prepare_d256, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
+              .head_dim = 256)
 END(backward_prepare, sm90)
 
 FAMILY(backward, sm90)
@@ -176,6 +180,16 @@ VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .k
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 2)
+VARIANT_16BIT(backward_sm90_wide_d192_128, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 128, .options = 0, .stages = 3)
+VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = 0, .stages = 3)
+VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = 0, .stages = 2)
+VARIANT_16BIT(backward_sm90_wide_general192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .stages = 3)
+VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .stages = 2)
 END(backward, sm90)
 
 FAMILY(backward_finish, sm90)
@@ -183,6 +197,10 @@ VARIANT_16BIT(backward_sm90_finish_d64, .file = "backward_sm90/finish", .kernel 
               .head_dim = 64)
 VARIANT_16BIT(backward_sm90_finish_d128, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,
               .head_dim = 128)
+VARIANT_16BIT(backward_sm90_finish_d192, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,
+              .head_dim = 192)
+VARIANT_16BIT(backward_sm90_finish_d256, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,
+              .head_dim = 256)
 END(backward_finish, sm90)
 
 FAMILY(backward_delta, simt)

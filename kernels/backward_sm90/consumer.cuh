@@ -13,6 +13,7 @@
 #include "backward_sm90/multiply.cuh"
 #include "backward_sm90/options.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/device.cuh"

@@ -10,6 +10,7 @@
 
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rows.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -151,7 +152,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* Queries whose options are applied together: 8 GROUP. */
-#define GROUP (HEAD_DIM == 64 ? 8 : 2)
+#define GROUP (HEAD_DIM == 64 ? 8 : HEAD_DIM == 256 ? 1 : 2)
 
 /* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
  * which are 0, it would make NaN of. */
@@ -234,16 +235,17 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
                                   uint32_t *weights, float scale, uint32_t rows)
 {
     const float poison[2] = {find_poison(state, o->key), find_poison(state, o->key + 8)};
+    float row[4];
 #pragma unroll
     for (int first = 0; first < QUERIES / 8; first += GROUP) {
-        float *x = scores + 4 * first, slopes[4 * GROUP], row[4];
+        float *x = scores + 4 * first, slopes[4 * GROUP];
         cap_scores(p, x, slopes, scale, poison);
         if (p->alibi_slopes) add_alibi(p, w, o, x, first);
         if (p->bias.data) add_bias(&p->bias, w, o, x, first);
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
-            if (j % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)(first + j));
-            const float *lse = row + j % 2 * 2;
+            if ((first + j) % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)(first + j));
+            const float *lse = row + (first + j) % 2 * 2;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float kept[2];

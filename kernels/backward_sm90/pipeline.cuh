@@ -18,9 +18,7 @@
 #include "backward_sm90/work.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/registers.cuh"
-#include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
 
 typedef struct shared_state {
@@ -42,8 +40,7 @@ enum {
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * Q_BYTES,
     DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    ROWS_AT = DQ_AT + SUM_BYTES,
-    DELTA_AT = ROW_BYTES / 2 /* of a tile's rows */
+    ROWS_AT = DQ_AT + SUM_BYTES
 };
 
 typedef struct pipeline {
@@ -55,27 +52,6 @@ FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
-
-/* Where the lane's part of the rows of a tile is: the log-sum-exp of 4 of each 16 queries; delta DELTA_AT behind. */
-FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
-{
-    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
-           (uint32_t)threadIdx.x % 4 * 16;
-}
-
-/* Numbers of the lane's 4 queries of 16: those of element 4j + 2r + i of its scores are number 2j + i. */
-FA_DEVICE void load_four_rows(float *numbers, uint32_t address)
-{
-    const uint4 x = ptx_ld_shared_v4(address);
-    numbers[0] = fa_bits_float(x.x), numbers[1] = fa_bits_float(x.y);
-    numbers[2] = fa_bits_float(x.z), numbers[3] = fa_bits_float(x.w);
-}
-
-FA_DEVICE void load_rows(float *numbers, uint32_t address)
-{
-#pragma unroll
-    for (int n = 0; n < QUERIES / 16; n++) load_four_rows(numbers + 4 * n, address + 64 * n);
-}
 
 /* Named barriers. */
 enum {

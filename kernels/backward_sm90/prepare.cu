@@ -14,8 +14,8 @@
 enum {
     THREADS = FA_BACKWARD_SM90_PASS_THREADS,
     WARPS = THREADS / 32,
-    LANES = HEAD_DIM / 8, /* that share a row */
-    ROWS_OF_LANE = QUERIES * LANES / THREADS,
+    LANES = HEAD_DIM > 128 ? 32 : HEAD_DIM / 8, /* that share a row */
+    ROWS_OF_LANE = 4 < QUERIES * LANES / THREADS ? 4 : QUERIES * LANES / THREADS, /* at once */
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
 
@@ -32,10 +32,11 @@ FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int ro
     rows[QUERIES] = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
 }
 
-/* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. */
-FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float *rows)
+/* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. from: the
+ * first of the rows. */
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float *rows, int from)
 {
-    const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
+    const int lane = threadIdx.x % LANES, first = from + (int)(threadIdx.x / LANES);
     const bool has_columns = 8 * lane < p->a.d_v;
     uint4 dout[ROWS_OF_LANE], out[ROWS_OF_LANE];
 #pragma unroll
@@ -94,6 +95,9 @@ FA_KERNEL __launch_bounds__(THREADS)
         s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
     float *rows = s.rows + number * (2 * QUERIES);
-    if (p.dout.vector == 8 && p.a.out.vector == 8) prepare_vectors(&p, &tile, rows);
-    else prepare_rows(&p, &tile, rows);
+    if (p.dout.vector == 8 && p.a.out.vector == 8) {
+#pragma unroll 1
+        for (int from = 0; from < QUERIES; from += ROWS_OF_LANE * (THREADS / LANES))
+            prepare_vectors(&p, &tile, rows, from);
+    } else prepare_rows(&p, &tile, rows);
 }

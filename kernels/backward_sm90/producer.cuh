@@ -13,16 +13,21 @@
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
-/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map. */
+/* What a warp that loads has of its own. */
+#ifndef LOADER
+#define LOADER(state) (state)
+#endif
+
+/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map; columns / 64. */
 typedef struct tile_source {
     const fa_sm90_map *map;
-    int head, block;
+    int head, block, blocks;
 } tile_source;
 
 FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
-                                int block)
+                                int block, int blocks)
 {
-    const tile_source from = {map, head * step->head, block * step->block};
+    const tile_source from = {map, head * step->head, block * step->block, blocks};
     return from;
 }
 
@@ -66,13 +71,13 @@ FA_DEVICE bool has_blind(const kept_rows *kept)
 }
 
 /* A lane clears every 32nd row. */
-FA_DEVICE void clear_rows(char *shared, int rows, const kept_rows *kept)
+FA_DEVICE void clear_rows(char *shared, int rows, int blocks, const kept_rows *kept)
 {
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < rows; row += 32) {
         if (row >= kept->from && row < kept->to && !is_blind(kept, row)) continue;
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++)
+        for (int block = 0; block < blocks; block++)
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 *(float4 *)(shared + (block * rows + row) * 128 + 16 * i) = make_float4(0, 0, 0, 0);
@@ -88,19 +93,19 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
 {
     const bool leader = threadIdx.x % 32 == 0;
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
-    uint64_t *barrier = clears ? &pipe->state->cleared : full;
+    uint64_t *barrier = clears ? &LOADER(pipe->state)->cleared : full;
     if (leader) {
-        ptx_mbarrier_arrive_expect(barrier, BLOCKS * rows * 128);
+        ptx_mbarrier_arrive_expect(barrier, from->blocks * rows * 128);
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++)
+        for (int block = 0; block < from->blocks; block++)
             ptx_tma_load_4d(shared + block * rows * 128, from->map, barrier, 64 * block, row,
                             from->head, from->block);
     }
     if (!clears) return;
-    ptx_mbarrier_wait(barrier, pipe->state->num_cleared & 1);
-    clear_rows(shared, rows, kept);
+    ptx_mbarrier_wait(barrier, LOADER(pipe->state)->num_cleared & 1);
+    clear_rows(shared, rows, from->blocks, kept);
     if (leader) {
-        pipe->state->num_cleared++;
+        LOADER(pipe->state)->num_cleared++;
         ptx_mbarrier_arrive(full);
     }
     __syncwarp();
@@ -148,8 +153,8 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
     const int lane = threadIdx.x % 32;
     const kept_rows all = keep_rows(0, KEYS);
     load_tile(pipe, from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              &state->cleared, &all);
-    ptx_mbarrier_wait(&state->cleared, state->num_cleared & 1);
+              &LOADER(state)->cleared, &all);
+    ptx_mbarrier_wait(&LOADER(state)->cleared, LOADER(state)->num_cleared & 1);
 #pragma unroll 1
     for (int n = 0; n < KEYS / 32; n++) {
         const int row = 32 * n + lane;
@@ -162,7 +167,7 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
     ptx_fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
-        state->num_cleared++;
+        LOADER(state)->num_cleared++;
         ptx_mbarrier_arrive(&state->k_full);
     }
     __syncwarp();
@@ -181,57 +186,103 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
         const float *row = rows + FA_BACKWARD_SM90_ROW_AT(32 * n + lane);
         const bool none = hides && row[0] == INFINITY && row[QUERIES] == 0.0f;
         const uint32_t blind = __ballot_sync(0xffffffffu, none);
-        if (lane == 0) pipe->state->blind[n] = blind;
+        if (lane == 0) LOADER(pipe->state)->blind[n] = blind;
     }
     __syncwarp();
 }
 
 #endif
 
-/* The warp that loads. */
-FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
-                       const fa_backward_sm90_params *s)
+/* ---- What a block loads ---------------------------------------------------------------------- */
+
+FA_DEVICE void load_k(const pipeline *pipe, const fa_attention_params *p,
+                      const fa_backward_sm90_params *s)
 {
-    shared_state *state = pipe->state;
-    const block_work *w = &state->work;
-    const fa_tile *t = &w->sequence;
-    const bool leader = threadIdx.x % 32 == 0;
-    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k);
+    const fa_tile *t = &pipe->state->work.sequence;
+    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, BLOCKS);
     (void)p;
 #if OPTIONS
     if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k);
     else
 #endif
-        load_keys(pipe, &k, 0, &state->k_full);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
-        const int stage = stage_of(at.count), parity = parity_of(at.count) ^ 1;
-        const int head = (int)t->head + at.head, block = (int)t->block_q;
-        const int first = at.tile * QUERIES, row = (int)t->start_q + first;
-        kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+        load_keys(pipe, &k, 0, &pipe->state->k_full);
+}
+
+FA_DEVICE void load_v(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    const fa_tile *t = &pipe->state->work.sequence;
+    const tile_source v =
+        source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
+    load_keys(pipe, &v, V_AT, &pipe->state->v_full);
+}
+
+/* The number of a tile of the block in the workspace. */
+FA_DEVICE int64_t number_of(const fa_backward_sm90_params *s, const block_work *w,
+                            const tile_cursor *at)
+{
+    return w->number + at->head * s->q_tiles + at->tile;
+}
+
+/* The rows of a tile of queries, and of its dout, that stay. */
+FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params *p,
+                                 const fa_backward_sm90_params *s, const tile_cursor *at)
+{
+    const block_work *w = &pipe->state->work;
+    const int first = at->tile * QUERIES;
+    kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
+    (void)p, (void)s;
 #if OPTIONS
-        kept.blind = state->blind;
-        find_blind(pipe, p, s, w->number + at.head * s->q_tiles + at.tile);
+    kept.blind = LOADER(pipe->state)->blind;
+    find_blind(pipe, p, s, number_of(s, w, at));
 #endif
-        const tile_source q = source_of(&s->q, &s->q_step, head, block);
-        const tile_source dout = source_of(&s->dout, &s->dout_step, head, block);
-        __syncwarp();
-        ptx_mbarrier_wait(&state->q_empty[stage], parity);
-        load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES, row,
-                  &state->q_full[stage], &kept);
-        if (at.count == 0) {
-            const tile_source v = source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k);
-            load_keys(pipe, &v, V_AT, &state->v_full);
-        }
-        ptx_mbarrier_wait(&state->dout_empty[stage], parity);
-        if (leader) {
-            ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
-            ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
-                          (const char *)s->rows +
-                              (w->number + at.head * s->q_tiles + at.tile) * ROW_BYTES,
-                          &state->dout_full[stage], ROW_BYTES);
-        }
-        load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * Q_BYTES, QUERIES, row,
-                  &state->dout_full[stage], &kept);
+    __syncwarp();
+    return kept;
+}
+
+FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, const tile_cursor *at,
+                      const kept_rows *kept)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int stage = stage_of(at->count), head = (int)t->head + at->head;
+    const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
+    ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
+    load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
+              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
+}
+
+FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
+                         const tile_cursor *at, const kept_rows *kept)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int stage = stage_of(at->count), head = (int)t->head + at->head;
+    const tile_source dout =
+        source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
+    ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
+        ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+                      (const char *)s->rows + number_of(s, &state->work, at) * ROW_BYTES,
+                      &state->dout_full[stage], ROW_BYTES);
+    }
+    load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
+              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+}
+
+#ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */
+
+/* The warp that loads. */
+FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
+                       const fa_backward_sm90_params *s)
+{
+    const block_work *w = &pipe->state->work;
+    load_k(pipe, p, s);
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+        const kept_rows kept = keep_queries(pipe, p, s, &at);
+        load_q(pipe, s, &at, &kept);
+        if (at.count == 0) load_v(pipe, s);
+        load_dout(pipe, s, &at, &kept);
     }
 }
 
@@ -272,5 +323,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     }
     ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
 }
+
+#endif
 
 #endif

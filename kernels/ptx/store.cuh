@@ -28,6 +28,15 @@ FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
         : "memory");
 }
 
+/* Adds four floats to those in global memory, each by itself. From Hopper on. */
+FA_DEVICE void ptx_add_global_f32x4(float *to, float4 x)
+{
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+}
+
 /* To global memory, where the compiler does not know that the pointer leads there. */
 FA_DEVICE void ptx_store_global_16(void *to, uint4 x)
 {

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "cuda/family.h"
+#include "../../kernels/backward_sm90_wide/backward_sm90_wide.h"
 #include "cuda/plan_backward.h"
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
@@ -70,7 +71,7 @@ static bool refuse_pages(const fa_problem *p, char *why, size_t size)
 
 static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
 {
-    const int64_t widest = 128;
+    const int64_t widest = 256;
     if (p->d <= widest && p->d_v <= widest) return false;
     fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
     return true;
@@ -78,18 +79,47 @@ static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* The narrowest of a pass's variants that has the type of the problem. options: whether it is one with them. */
-static const fa_variant *find_variant(const fa_problem *p, int first, bool options)
+/* The first of the family's variants, from the narrowest on, that can do the problem. options: whether it is one with them. */
+static const fa_variant *find_variant(const fa_problem *p, bool options)
 {
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const int64_t both = p->d > p->d_v ? p->d : p->d_v;
+    for (const fa_variant *v = &fa_variants[FA_FIRST_backward_sm90];; v++) {
+        if (v->element != (fa_element)p->q.dtype || !v->options == options) continue;
+        if (v->value_dim ? p->d <= v->head_dim && p->d_v <= v->value_dim : both <= v->head_dim)
+            return v;
+    }
+}
+
+/* That of another pass which goes with it. */
+static const fa_variant *find_companion(const fa_variant *of, int first)
+{
     const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype || !v->options == options) v++;
+    while (v->head_dim != of->head_dim || v->element != of->element) v++;
     return v;
 }
 
-static void map_tensors(const fa_problem *p, fa_tensor_map_shape maps[4])
+/* The kernels for the widest head dims have their own tiles and threads. */
+static bool is_wide(const fa_variant *v) { return v->value_dim != 0; }
+
+static int find_keys(const fa_variant *v)
 {
-    const int queries = FA_BACKWARD_SM90_QUERIES, keys = FA_BACKWARD_SM90_KEYS;
+    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_KEYS : FA_BACKWARD_SM90_KEYS;
+}
+
+static int find_threads(const fa_variant *v)
+{
+    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_THREADS : FA_BACKWARD_SM90_THREADS;
+}
+
+static int find_smem(const fa_variant *v)
+{
+    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->stages)
+                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
+}
+
+static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[4])
+{
+    const int queries = FA_BACKWARD_SM90_QUERIES;
     fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, queries);
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, keys);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, keys);
@@ -137,27 +167,27 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
         refuse_pages(p, why, size) || refuse_head_dims(p, why, size) ||
         fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
-    map_tensors(p, own.maps);
+    const bool changes = fa_cuda_changes_scores(p);
+    const fa_variant *v = find_variant(p, changes);
+    map_tensors(p, find_keys(v), own.maps);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
-    const fa_variant *v = find_variant(p, FA_FIRST_backward_sm90, fa_cuda_changes_scores(p));
-    const int smem = FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     fa_cuda_plan_launch *const prepare =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_prepare_sm90, false), threads, 0,
-                         queue_sm90, device, plan, why, size);
+        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
+                         device, plan, why, size);
     fa_cuda_plan_launch *const main =
-        fa_cuda_plan_add(v, FA_BACKWARD_SM90_THREADS, smem, queue_sm90, device, plan, why, size);
+        fa_cuda_plan_add(v, find_threads(v), find_smem(v), queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const finish =
-        fa_cuda_plan_add(find_variant(p, FA_FIRST_backward_finish_sm90, false), threads, 0,
-                         queue_sm90, device, plan, why, size);
+        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0, queue_sm90,
+                         device, plan, why, size);
     if (!prepare || !main || !finish) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, prepare);
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, finish);
-    fa_cuda_set_key_tasks(p, FA_BACKWARD_SM90_KEYS, main);
+    fa_cuda_set_key_tasks(p, find_keys(v), main);
     main->tile_q = FA_BACKWARD_SM90_QUERIES;
     own.q_tiles = prepare->tiles;
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);

@@ -223,8 +223,8 @@ static void test_refused(void)
     fa_problem p = plain;
     p.block_table = table;
     check_refused(&p, "block_table is given");
-    p = plain, p.d = 129;
-    check_refused(&p, "the head dims are 129 and 64");
+    p = plain, p.d = 257;
+    check_refused(&p, "the head dims are 257 and 64");
     p = plain, p.dk.dtype = FA_FLOAT32;
     check_refused(&p, "gradients.dk.dtype is float32");
     p = plain, p.dout.stride[1] = 4;
@@ -413,6 +413,51 @@ static const fa_cuda_backward_sm90_launch *find_sm90(const fa_cuda_plan *plan)
     return l ? &l->backward_sm90 : &none;
 }
 
+/* The narrowest variant that has room for both head dims. */
+static void test_wide(void)
+{
+    static const struct {
+        int64_t d, d_v;
+        int plain, general, prepare;
+    } cases[] = {
+        {128, 128, FA_VARIANT_backward_sm90_d128_f16, FA_VARIANT_backward_sm90_general128_f16,
+         FA_VARIANT_backward_sm90_prepare_d128_f16},
+        {129, 8, FA_VARIANT_backward_sm90_wide_d192_128_f16,
+         FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
+        {192, 128, FA_VARIANT_backward_sm90_wide_d192_128_f16,
+         FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
+        {64, 129, FA_VARIANT_backward_sm90_wide_d192_f16,
+         FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
+        {192, 192, FA_VARIANT_backward_sm90_wide_d192_f16,
+         FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
+        {193, 1, FA_VARIANT_backward_sm90_wide_d256_f16,
+         FA_VARIANT_backward_sm90_wide_general256_f16, FA_VARIANT_backward_sm90_prepare_d256_f16},
+        {64, 256, FA_VARIANT_backward_sm90_wide_d256_f16,
+         FA_VARIANT_backward_sm90_wide_general256_f16, FA_VARIANT_backward_sm90_prepare_d256_f16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(2, 8, 1000);
+        p.d = cases[i].d;
+        p.d_v = cases[i].d_v;
+        fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_variant *v = &fa_variants[cases[i].plain];
+        const int keys = v->value_dim ? 64 : 128, tiles = 1024 / keys;
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90);
+        CHECK(l && l->variant == cases[i].plain && l->threads == (v->value_dim ? 512 : 384) &&
+                  l->tile_k == keys && l->tasks == 2 * 8 * tiles,
+              "case %zu", i);
+        CHECK(l && l->smem_bytes < (uint32_t)devices[H200].smem_per_block,
+              "case %zu: shared memory", i);
+        CHECK(l && l->backward_sm90.maps[1].box[1] == (uint32_t)keys, "case %zu: keys of a box", i);
+        CHECK(plan.launches[0].variant == cases[i].prepare &&
+                  plan.workspace_bytes == (size_t)(2 * 8 * 1024 * (v->head_dim + 2)) * 4,
+              "case %zu: prepare, %zu bytes", i, plan.workspace_bytes);
+        p.softcap = 1;
+        plan = plan_of(&p, &devices[H200]);
+        l = FIND(&plan, backward_sm90);
+        CHECK(l && l->variant == cases[i].general, "case %zu with a softcap", i);
+    }
+}
+
 /* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
  * take turns. */
 static void test_order(void)
@@ -461,6 +506,7 @@ int main(void)
     test_sm90();
     test_wanted();
     test_combine();
+    test_wide();
     test_order();
     test_refusals();
     test_text();

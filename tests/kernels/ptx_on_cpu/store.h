@@ -34,6 +34,11 @@ FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
         }
 }
 
+FA_DEVICE void ptx_add_global_f32x4(float *to, float4 x)
+{
+    to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w;
+}
+
 FA_DEVICE void ptx_store_global_16(void *to, uint4 x) { memcpy(to, &x, sizeof x); }
 FA_DEVICE void ptx_store_global_8(void *to, uint2 x) { memcpy(to, &x, sizeof x); }
 

@@ -1,0 +1,37 @@
+/*
+ * The log-sum-exp and delta of a tile's queries, in shared memory as prepare.cu has written them.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_ROWS_CUH
+#define FA_KERNELS_BACKWARD_SM90_ROWS_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "common/device.cuh"
+#include "ptx/address.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+enum { DELTA_AT = ROW_BYTES / 2 /* of a tile's rows */ };
+
+/* Where the lane's part of the rows of a tile is: the log-sum-exp of 4 of each 16 queries; delta DELTA_AT behind. */
+FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
+{
+    return ptx_shared_address(pipe->buffers + ROWS_AT + stage * ROW_BYTES) +
+           (uint32_t)threadIdx.x % 4 * 16;
+}
+
+/* Numbers of the lane's 4 queries of 16: those of element 4j + 2r + i of its scores are number 2j + i. */
+FA_DEVICE void load_four_rows(float *numbers, uint32_t address)
+{
+    const uint4 x = ptx_ld_shared_v4(address);
+    numbers[0] = fa_bits_float(x.x), numbers[1] = fa_bits_float(x.y);
+    numbers[2] = fa_bits_float(x.z), numbers[3] = fa_bits_float(x.w);
+}
+
+FA_DEVICE void load_rows(float *numbers, uint32_t address)
+{
+#pragma unroll
+    for (int n = 0; n < QUERIES / 16; n++) load_four_rows(numbers + 4 * n, address + 64 * n);
+}
+
+#endif

@@ -1,0 +1,56 @@
+/*
+ * backward_sm90 for head dims from 129 to 256, whose gradients of 128 keys are more than a block's registers.
+ *
+ * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
+ * that share the keys. Each gradient has a warpgroup, and a tile goes from one to the next:
+ *
+ *     load    keys and queries, values and dout: a warp each, by TMA           load.cuh
+ *     dV      S^T, P^T, and adds to dV, in registers; P^T --> shared memory    dv.cuh
+ *     dK      dP^T, dS^T, and adds to dK, in registers; dS --> shared memory   dk.cuh
+ *     dQ      dQ, which it adds to a float sum in global memory                dq.cuh
+ *
+ * So no warpgroup waits for its own products, and while one computes exponentials the tensor cores work for the others. They meet
+ * at the barriers of pipeline.cuh. config.cuh says what the file is compiled with, and docs/kernels/backward_sm90.md why it is
+ * made so.
+ */
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90_wide/dk.cuh"
+#include "backward_sm90_wide/dq.cuh"
+#include "backward_sm90_wide/dv.cuh"
+#include "backward_sm90_wide/load.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/registers.cuh"
+
+enum { WARPGROUP_LOAD, WARPGROUP_DV, WARPGROUP_DK, WARPGROUP_DQ };
+
+FA_KERNEL __launch_bounds__(THREADS, 1)
+    backward_sm90_wide(const __grid_constant__ fa_backward_params p,
+                       const __grid_constant__ fa_backward_sm90_params s)
+{
+    FA_DYNAMIC_SHARED(raw);
+    __shared__ shared_state shared;
+    const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
+                           .state = (shared_state *)ptx_uniform_pointer(&shared)};
+    if (threadIdx.x == 0) init_barriers(&shared);
+    if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
+    if (threadIdx.x == 64) describe_rows(&p.a, &s, blockIdx.x, &shared.work);
+    __syncthreads();
+    const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
+    if (warpgroup == WARPGROUP_LOAD) {
+        ptx_decrease_registers(PRODUCER_REGISTERS);
+        const int warp = (int)threadIdx.x / 32;
+        if (shared.work.tiles == 0) return;
+        if (warp == 0) load_keys_and_queries(&pipe, &p.a, &s);
+        else if (warp == 1) load_values_and_dout(&pipe, &p.a, &s);
+    } else if (warpgroup == WARPGROUP_DV) {
+        ptx_increase_registers(DV_REGISTERS);
+        compute_dv(&pipe, &p);
+    } else if (warpgroup == WARPGROUP_DK) {
+        ptx_increase_registers(DK_REGISTERS);
+        compute_dk(&pipe, &p);
+    } else {
+        ptx_decrease_registers(DQ_REGISTERS);
+        compute_dq(&pipe, &p, &s);
+    }
+}

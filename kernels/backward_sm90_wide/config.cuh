@@ -1,0 +1,92 @@
+/*
+ * What backward_sm90_wide is compiled with, and what follows. It replaces backward_sm90/config.cuh, and is included before any
+ * part of backward_sm90. A row of kernels/variants.h gives
+ *
+ *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
+ *     HEAD_DIM   192 or 256: the widest head dim of queries and keys
+ *     VALUE_DIM  a multiple of 64: the widest of values
+ *     STAGES     buffers of query tiles
+ *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
+
+#ifdef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
+#error "include backward_sm90_wide/config.cuh before the parts of backward_sm90"
+#endif
+#define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
+#define BACKWARD_SM90_WIDE
+
+#include "common/device.cuh"
+#include "common/element.h"
+
+#ifndef ELEMENT
+#error "backward_sm90_wide: ELEMENT is missing"
+#endif
+#if !defined(HEAD_DIM) || (HEAD_DIM != 192 && HEAD_DIM != 256)
+#error "backward_sm90_wide: HEAD_DIM is neither 192 nor 256"
+#endif
+#ifndef VALUE_DIM
+#error "backward_sm90_wide: VALUE_DIM is missing"
+#endif
+#ifndef STAGES
+#error "backward_sm90_wide: STAGES is missing"
+#endif
+#ifndef OPTIONS
+#error "backward_sm90_wide: OPTIONS is missing"
+#endif
+
+#include "backward_sm90_wide/backward_sm90_wide.h"
+
+/* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that are computed at once. */
+#define QUERIES 64
+#define DQ_COLUMNS 64
+
+enum {
+    WARPGROUP = 128,
+    WARPS = WARPGROUP / 32,
+    THREADS = FA_BACKWARD_SM90_WIDE_THREADS,
+    KEYS = FA_BACKWARD_SM90_WIDE_KEYS,
+    LOAD_WARPS = 2,
+    CONSUMERS = 1, /* that share the keys: all work on the same ones */
+    OWN_KEYS = KEYS,
+    BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
+    VALUE_BLOCKS = VALUE_DIM / 64,
+    Q_BLOCK = QUERIES * 128,
+    KEY_BLOCK = KEYS * 128,
+    Q_BYTES = BLOCKS * Q_BLOCK,
+    DOUT_BYTES = VALUE_BLOCKS * Q_BLOCK,
+    ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
+    WEIGHT_BYTES = FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES,
+    DS_BUFFERS = FA_BACKWARD_SM90_WIDE_DS_BUFFERS(HEAD_DIM),
+    DS_BYTES = QUERIES * KEYS * 2,
+    SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
+    SCORES = QUERIES / 2, /* of a thread */
+    DK_SUMS = HEAD_DIM / 2,
+    DV_SUMS = VALUE_DIM / 2,
+    DQ_SUMS = DQ_COLUMNS / 2
+};
+static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
+              "as the planner counts");
+static_assert(
+    STAGES > 1,
+    "the products behind the last tile do not read it, for gradients are stored through it");
+
+/* Of a thread of each warpgroup: together 4 * 128, what the block starts with. dQ of head dim 256 has registers for one set of
+ * accumulators, else for two. */
+#define PRODUCER_REGISTERS 24
+#if HEAD_DIM == 256
+#define DQ_SETS 1
+#define DQ_REGISTERS (OPTIONS ? 64 : 72)
+#define DK_REGISTERS 208
+#define DV_REGISTERS (OPTIONS ? 216 : 208)
+#else
+#define DQ_SETS 2
+#define DQ_REGISTERS 112
+#define DK_REGISTERS 184
+#define DV_REGISTERS 192
+#endif
+static_assert(PRODUCER_REGISTERS + DV_REGISTERS + DK_REGISTERS + DQ_REGISTERS <= 512,
+              "all there are");
+
+#endif

@@ -1,0 +1,158 @@
+/*
+ * The warpgroup that computes dP, dS and dK. It takes weights from the warpgroup of dV, and hands dS to that of dQ.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_DK_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_DK_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/multiply.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/options.cuh"
+#include "backward_sm90/rows.cuh"
+#include "backward_sm90/store.cuh"
+#include "common/device.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/store.cuh"
+#include "ptx/thread.cuh"
+#include "ptx/tma.cuh"
+
+typedef struct dk_state {
+    float dk[DK_SUMS], ds[SCORES]; /* first dP, then dS */
+    uint32_t base;                 /* descriptor of the block's keys */
+} dk_state;
+
+/* What dropout leaves of dP. weight: negative where it is dropped (mark_dropped). */
+FA_DEVICE float drop_gradient(const fa_attention_params *p, float weight, float dp)
+{
+    if (!OPTIONS || !p->dropout_threshold) return dp;
+    return __float_as_int(weight) < 0 ? 0.0f : dp * p->dropout_scale;
+}
+
+/* dS = P (dP - delta). masked: a weight of 0 has no gradient, whatever dP. */
+FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_t weights,
+                                uint32_t rows, bool masked)
+{
+    float delta[4];
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        const uint4 bits = ptx_ld_shared_v4(weights + (uint32_t)(16 * WARPGROUP * j));
+        const float weight[4] = {fa_bits_float(bits.x), fa_bits_float(bits.y),
+                                 fa_bits_float(bits.z), fa_bits_float(bits.w)};
+        if (j % 2 == 0) load_four_rows(delta, rows + DELTA_AT + 32 * (uint32_t)j);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float *x = ds + 4 * j + e;
+            const float dp = drop_gradient(p, weight[e], *x);
+            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) * (dp - delta[j % 2 * 2 + e % 2]);
+            if (masked && weight[e] == 0.0f) *x = 0.0f;
+        }
+    }
+}
+
+/* dP of a tile, which is there, becomes dS. */
+FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
+                       const tile_cursor *at)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = stage_of(count);
+    const uint32_t rows = row_address(pipe, stage), weights = weight_address(pipe);
+    ptx_mbarrier_wait(&state->p_full, count & 1);
+    if (OPTIONS || is_masked(&state->work, at->tile))
+        multiply_weights(p, c->ds, weights, rows, true);
+    else multiply_weights(p, c->ds, weights, rows, false);
+    ptx_mbarrier_arrive(&state->p_empty);
+    __syncwarp(); /* all lanes have read delta */
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
+}
+
+/* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
+ * warp's, in TMA's swizzle. */
+FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
+{
+    const int thread = ptx_thread_id() % WARPGROUP, lane = thread % 32, warp = thread / 32;
+    return ptx_shared_address(pipe->buffers + DS_AT) +
+           (uint32_t)((lane % 8 + lane / 16 * 8) * 128 +
+                      ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
+}
+
+/* A tile of dS, transposed: a row for each query, of its keys. */
+FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
+{
+    shared_state *state = pipe->state;
+    const uint32_t row = find_ds_row(pipe) + (uint32_t)(ds_buffer(count) * DS_BYTES);
+    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j += 2)
+        ptx_stmatrix_x4_trans(row + (uint32_t)(j * 8 * 128), ds + 2 * j);
+    ptx_fence_proxy_async();
+    ptx_mbarrier_arrive(&state->ds_full[ds_buffer(count)]);
+}
+
+FA_DEVICE void issue_dp(dk_state *c, int stage)
+{
+    issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
+}
+
+/* One tile, whose dS is there; then there is that of the next one. As in add_dv, its queries are released early, and behind the
+ * last tile there is one more product, of no use. */
+FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
+                      tile_cursor *at, const tile_range *range)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = stage_of(count);
+    const bool more = count + 1 < range->tiles;
+    const int ready = more ? count + 1 : count; /* the tile that is waited for */
+    uint32_t ds[SCORES / 2];
+
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
+    share_ds(pipe, ds, count);
+    advance(at, range->from, range->to);
+    ptx_mbarrier_wait(&state->q_full[stage], parity_of(count));
+    ptx_register_fence(c->dk, DK_SUMS);
+    ptx_wgmma_fence();
+    issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
+    ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
+    ptx_register_fence(c->ds, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, stage_of(count + 1));
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->dk, DK_SUMS);
+    keep_operands(ds);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage], is_leader());
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->ds, SCORES);
+    if (more) make_ds(pipe, p, c, at);
+}
+
+FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
+{
+    const block_work *w = &pipe->state->work;
+    const tile_range range = find_tiles(w);
+    shared_state *state = pipe->state;
+    dk_state c;
+    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+#pragma unroll
+    for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
+    if (range.tiles > 0) {
+        tile_cursor at = begin(w);
+        ptx_mbarrier_wait(&state->v_full, 0);
+        ptx_mbarrier_wait(&state->dout_full[0], 0);
+        ptx_wgmma_fence();
+        issue_dp(&c, 0);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(c.ds, SCORES);
+        make_ds(pipe, &p->a, &c, &at);
+        while (at.count < range.tiles) add_dk(pipe, &p->a, &c, &at, &range);
+    }
+    /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
+    const int last = range.tiles > 0 ? range.tiles - 1 : 0;
+    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + stage_of(last) * Q_BYTES, HEAD_DIM),
+                    c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
+}
+
+#endif

@@ -1,0 +1,180 @@
+/*
+ * The warpgroup that computes scores, weights and dV. It hands each tile's weights to the warpgroup of dK, in float32.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_DV_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_DV_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/multiply.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/options.cuh"
+#include "backward_sm90/rows.cuh"
+#include "backward_sm90/store.cuh"
+#include "common/device.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+typedef struct dv_state {
+    float dv[DV_SUMS],
+        scores[SCORES]; /* first scores, then weights: with options those that dS is made of */
+    uint32_t weights[SCORES / 2]; /* those that dV is made of */
+    uint32_t base;                /* descriptor of the block's keys */
+    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+} dv_state;
+
+/* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
+ * key r of the thread. */
+FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int first = tile * QUERIES + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = warp * 16 + lane / 4 + 8 * r;
+        const int from = w->first_query + key - first;
+        const int to = key < w->num_keys ? w->end_query + key - first : -1;
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (8 * j + i < from || 8 * j + i >= to) weights[4 * j + 2 * r + i] = 0;
+    }
+}
+
+#if OPTIONS
+
+/* Weights are not negative: the sign says that dropout does not keep one. */
+FA_DEVICE void mark_dropped(const fa_attention_params *p, const tile_options *o, float *weights)
+{
+    uint32_t keeps = o->keeps;
+    if (!p->dropout_threshold) return;
+    __asm__ volatile("" : "+r"(keeps)); /* keeps the compiler from holding what each bit says */
+#pragma unroll
+    for (int e = 0; e < SCORES; e++)
+        if (!(keeps & BIT(e / 4, e / 2 % 2, e % 2))) weights[e] = -weights[e];
+}
+
+#endif
+
+/* Scores of a tile, which are there, become weights, P = exp(S - lse). */
+FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                     const tile_cursor *at)
+{
+    shared_state *state = pipe->state;
+    const int stage = stage_of(at->count);
+    const uint32_t rows = row_address(pipe, stage);
+    ptx_mbarrier_wait(&state->dout_full[stage], parity_of(at->count));
+#if OPTIONS
+    const tile_options options = find_tile_options(p, &state->work, at, 0);
+    weigh_with_options(p, state, &state->work, &options, c->scores, c->weights, c->scale, rows);
+    mark_dropped(p, &options, c->scores);
+#else
+    (void)p;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 16; n++) {
+        float lse[4];
+        load_four_rows(lse, rows + 64 * (uint32_t)n);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            float *x = c->scores + 8 * n + e;
+            *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
+        }
+    }
+    if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
+#endif
+}
+
+/* For the warpgroup of dK, whose threads have the same elements. */
+FA_DEVICE void share_weights(const pipeline *pipe, const dv_state *c, int count)
+{
+    shared_state *state = pipe->state;
+    const uint32_t to = weight_address(pipe);
+    ptx_mbarrier_wait(&state->p_empty, (count & 1) ^ 1);
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j++) {
+        const float *x = c->scores + 4 * j;
+        ptx_st_shared_v4(to + (uint32_t)(16 * WARPGROUP * j),
+                         make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
+                                    __float_as_uint(x[2]), __float_as_uint(x[3])));
+    }
+    ptx_mbarrier_arrive(&state->p_full);
+}
+
+FA_DEVICE void pack_weights(dv_state *c)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++)
+        c->weights[i] = fa_pack_x2(c->scores[2 * i], c->scores[2 * i + 1]);
+}
+
+FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
+{
+    issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
+}
+
+/* One tile, whose weights are there; then there are those of the next one. Its dout is released before the next tile's scores are
+ * waited for: with two stages, loads are what the block waits for most easily. Behind the last tile these scores are one more
+ * product, of no use. */
+FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
+                      tile_cursor *at, const tile_range *range)
+{
+    shared_state *state = pipe->state;
+    const int count = at->count, stage = stage_of(count);
+    const bool more = count + 1 < range->tiles;
+    const int ready = more ? count + 1 : count; /* the tile that is waited for */
+
+    if (!OPTIONS) pack_weights(c);
+    share_weights(pipe, c, count);
+    advance(at, range->from, range->to);
+    ptx_register_fence(c->dv, DV_SUMS);
+    ptx_wgmma_fence();
+    issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
+    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
+    ptx_register_fence(c->scores, SCORES);
+    ptx_wgmma_fence();
+    issue_tile_scores(c, stage_of(count + 1));
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->dv, DV_SUMS);
+    keep_operands(c->weights);
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->scores, SCORES);
+    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], is_leader() && more);
+    if (more) weigh(pipe, p, c, at);
+}
+
+FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
+{
+    const block_work *w = &pipe->state->work;
+    const tile_range range = find_tiles(w);
+    shared_state *state = pipe->state;
+    dv_state c;
+    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.scale = inner_scale(&p->a);
+#pragma unroll
+    for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
+    if (range.tiles > 0) {
+        tile_cursor at = begin(w);
+        ptx_mbarrier_wait(&state->k_full, 0);
+        ptx_mbarrier_wait(&state->q_full[0], 0);
+        ptx_wgmma_fence();
+        issue_tile_scores(&c, 0);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(c.scores, SCORES);
+        ptx_mbarrier_arrive_if(&state->q_empty[0], is_leader());
+        weigh(pipe, &p->a, &c, &at);
+        while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
+    }
+    /* The last tile of dout has been read, by the warpgroup of dK as well when it has the last weights. */
+    const int last = range.tiles > 0 ? range.tiles - 1 : 0;
+    if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
+    store_gradients(&w->keys, &p->dv,
+                    warp_buffer(pipe, DOUT_AT + stage_of(last) * DOUT_BYTES, VALUE_DIM), c.dv,
+                    VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
+}
+
+#endif

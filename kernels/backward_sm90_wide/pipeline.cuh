@@ -1,0 +1,104 @@
+/*
+ * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are acquired and
+ * released by. It replaces backward_sm90/pipeline.cuh.
+ *
+ *     barriers              buffers                         filled by              released by
+ *     k_full, v_full        the block's keys, values        TMA, a load warp each  -
+ *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
+ *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
+ *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
+ *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroup dQ
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
+
+#ifdef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
+#error "include backward_sm90_wide/pipeline.cuh before the parts of backward_sm90"
+#endif
+#define FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
+
+/* What a warp that loads has of its own. */
+typedef struct load_state {
+    uint64_t cleared;
+    int32_t num_cleared; /* tiles of which it has cleared rows */
+#if OPTIONS
+    uint32_t blind[QUERIES / 32]; /* bits of queries of a tile that see no key */
+#endif
+} load_state;
+
+#define LOADER(state) (&(state)->load[threadIdx.x / 32])
+
+typedef struct shared_state {
+    load_state load[LOAD_WARPS];
+    uint64_t k_full, v_full;
+    uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    uint64_t p_full, p_empty;
+    uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
+    block_work work;
+#if OPTIONS
+    uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
+#endif
+} shared_state;
+
+/* Where the buffers begin, in bytes behind the keys. */
+enum {
+    V_AT = BLOCKS * KEY_BLOCK,
+    Q_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
+    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
+    P_AT = DS_AT + DS_BUFFERS * DS_BYTES,
+    ROWS_AT = P_AT + WEIGHT_BYTES
+};
+
+typedef struct pipeline {
+    char *buffers; /* where the keys begin: a multiple of 1024 */
+    shared_state *state;
+} pipeline;
+
+FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
+FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
+
+/* The same of dS. */
+FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
+FA_DEVICE int ds_parity(int count) { return (int)((uint32_t)count / DS_BUFFERS & 1); }
+
+/* Named barriers. */
+enum {
+    NAMED_BARRIER_BLOCK, /* of __syncthreads */
+    NAMED_BARRIER_DQ,    /* of that warpgroup */
+};
+
+FA_DEVICE void init_barriers(shared_state *state)
+{
+#if OPTIONS
+    for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
+#endif
+    for (int warp = 0; warp < LOAD_WARPS; warp++) {
+        state->load[warp].num_cleared = 0;
+        ptx_mbarrier_init(&state->load[warp].cleared, 1);
+    }
+    ptx_mbarrier_init(&state->k_full, 1);
+    ptx_mbarrier_init(&state->v_full, 1);
+    for (int stage = 0; stage < STAGES; stage++) {
+        ptx_mbarrier_init(&state->q_full[stage], 1);
+        ptx_mbarrier_init(&state->q_empty[stage], 2 * WARPS);
+        ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
+        ptx_mbarrier_init(&state->dout_empty[stage], 2 * WARPS);
+    }
+    ptx_mbarrier_init(&state->p_full, WARPGROUP);
+    ptx_mbarrier_init(&state->p_empty, WARPGROUP);
+    for (int i = 0; i < DS_BUFFERS; i++) {
+        ptx_mbarrier_init(&state->ds_full[i], WARPGROUP);
+        ptx_mbarrier_init(&state->ds_empty[i], WARPS);
+    }
+    ptx_mbarrier_init_fence();
+}
+
+#endif

@@ -1,0 +1,74 @@
+/*
+ * Where a tile's operands are, and what is known of it.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_TILE_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_TILE_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/multiply.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "backward_sm90/store.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/address.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/thread.cuh"
+
+/* Descriptors, by that of the block's keys. */
+FA_DEVICE uint32_t q_tile(uint32_t base, int stage)
+{
+    return base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
+}
+
+FA_DEVICE uint32_t dout_tile(uint32_t base, int stage)
+{
+    return base + (uint32_t)(DOUT_AT + stage * DOUT_BYTES) / UNIT;
+}
+
+FA_DEVICE uint32_t ds_tile(uint32_t base, int count)
+{
+    return base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
+}
+
+/* The warp's part of a tile that has been read, through which it stores its rows of a gradient. */
+FA_DEVICE char *warp_buffer(const pipeline *pipe, int tile_at, int dim)
+{
+    return pipe->buffers + tile_at + (int)threadIdx.x % WARPGROUP / 32 * (WARP_ROWS * dim * 2);
+}
+
+/* Whether this lane arrives for its warp. */
+FA_DEVICE bool is_leader(void) { return ptx_thread_id() % 32 == 0; }
+
+/* Where the thread's weights are: words 4j to 4j + 3 of all threads lie together. */
+FA_DEVICE uint32_t weight_address(const pipeline *pipe)
+{
+    return ptx_shared_address(pipe->buffers + P_AT) + (uint32_t)ptx_thread_id() % WARPGROUP * 16;
+}
+
+/* The block's tiles of queries, the same for all threads: in uniform registers. */
+typedef struct tile_range {
+    int tiles, from, to;
+} tile_range;
+
+FA_DEVICE tile_range find_tiles(const block_work *w)
+{
+    tile_range r;
+    r.tiles = (int)ptx_uniform((uint32_t)w->tiles);
+    r.from = (int)ptx_uniform((uint32_t)w->from);
+    r.to = (int)ptx_uniform((uint32_t)w->to);
+    return r;
+}
+
+FA_DEVICE tile_cursor begin(const block_work *w)
+{
+    tile_cursor at = first_tile(w);
+    at.tile = (int)ptx_uniform((uint32_t)at.tile);
+    return at;
+}
+
+/* Whether some query of the tile does not see some of the keys. */
+FA_DEVICE bool is_masked(const block_work *w, int tile)
+{
+    return tile < w->unmasked_from[0] || tile >= w->unmasked_to[0];
+}
+
+#endif
