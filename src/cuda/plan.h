@@ -57,6 +57,15 @@ typedef struct fa_cuda_backward_sm90_launch {
     int64_t heads_together; /* as in fa_backward_sm90_params */
 } fa_cuda_backward_sm90_launch;
 
+/* Of backward_sm80: the same without maps. */
+typedef struct fa_cuda_backward_sm80_launch {
+    int64_t q_tiles;
+    size_t rows_offset;
+    bool ordered;
+    size_t semaphores_offset;
+    int64_t heads_together;
+} fa_cuda_backward_sm80_launch;
+
 /* One launch of a kernel. */
 struct fa_cuda_plan_launch {
     int variant; /* its id */
@@ -72,6 +81,7 @@ struct fa_cuda_plan_launch {
         fa_cuda_sm90_launch sm90;
         fa_cuda_sm80_launch sm80;
         fa_cuda_backward_sm90_launch backward_sm90;
+        fa_cuda_backward_sm80_launch backward_sm80;
     };
 };
 
