@@ -29,7 +29,9 @@ enum {
     M_TILES = GROUP_ROWS / 16,
     OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
     COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
-    CHUNK = OWN_QUERIES < 32 ? OWN_QUERIES : 32, /* queries whose scores are in registers together */
+    /* Queries whose scores are in registers together: options need registers, too. */
+    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 ? 16 : 32,
+    CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
     N_TILES = CHUNK / 8,        /* of 8 queries of the scores */
     D_STEPS = HEAD_DIM / 16,    /* of mma along the head dim */
@@ -49,7 +51,6 @@ static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_S
               "whole groups of warps, each with its semaphore");
 static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % 16 == 0,
               "whole fragments");
-static_assert(SPLIT == 1 || CHUNKS == 1, "warps that share keys exchange a tile at once");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */

@@ -14,6 +14,7 @@
 #include "common/device.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/thread.cuh"
 
 /* Where things begin. */
 enum {
@@ -21,6 +22,7 @@ enum {
     V_AT = K_AT + KEY_BYTES,
     Q_AT = V_AT + KEY_BYTES,
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
     ROWS_AT = DOUT_AT + STAGES * Q_BYTES,
     DS_AT = ROWS_AT + STAGES * ROW_BYTES,
     WEIGHTS_AT = DS_AT + 2 * SCORE_BYTES
@@ -29,14 +31,14 @@ static_assert(WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0) + 128 == SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
 
-/* What a thread keeps. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
+/* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
  * go first down and then across (a), or first across and then down (b). */
 typedef struct fa_layout {
     uint32_t memory; /* the address of shared memory, in whole groups of banks */
     uint32_t a, b;   /* of rows of PITCH bytes */
     uint32_t score_a, score_b; /* of rows of SCORE_PITCH bytes */
-    uint32_t q;                /* of queries where a warp has 8: of four matrices side by side; else b */
-    int warp, group, share;    /* share: the warp's number in its group */
+    uint32_t q; /* of queries where a warp has 8: of four matrices side by side; else b */
+    int lane, warp, group, share; /* share: the warp's number in its group */
 } fa_layout;
 
 /* The place of unit u among eight of row r. */
@@ -50,20 +52,27 @@ FA_DEVICE uint32_t lane_offset(int row, int unit, int pitch)
     return (uint32_t)(row * pitch) + permuted(row, unit, pitch) * 16;
 }
 
-FA_DEVICE fa_layout find_layout(const void *memory)
+FA_DEVICE uint32_t find_memory(const void *memory)
 {
-    const int lane = threadIdx.x % 32;
+    const uint32_t address = ptx_shared_address(memory);
+    return address + (-address & 127u);
+}
+
+/* Found anew for each tile: products need the registers. */
+FA_DEVICE fa_layout find_layout(uint32_t memory)
+{
+    const int thread = ptx_thread_id(), lane = thread % 32;
     const int down = lane % 16, down_unit = lane / 16;
     const int across = lane % 8 + lane / 16 * 8, across_unit = lane / 8 % 2;
-    const uint32_t address = ptx_shared_address(memory);
     fa_layout l;
-    l.memory = fa_opaque(address + (-address & 127u));
+    l.memory = memory;
     l.a = lane_offset(down, down_unit, PITCH);
     l.b = lane_offset(across, across_unit, PITCH);
     l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
     l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
     l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
-    l.warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    l.lane = lane;
+    l.warp = thread / 32;
     l.group = l.warp / SPLIT;
     l.share = l.warp % SPLIT;
     return l;
@@ -75,32 +84,32 @@ FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
     return (row ^ (uint32_t)((unit & 7) * 16)) + (uint32_t)(unit / 8 * 128);
 }
 
-FA_DEVICE uint32_t q_at(const fa_layout *l, int stage)
+FA_DEVICE uint32_t q_at(uint32_t memory, int stage)
 {
-    return l->memory + Q_AT + (uint32_t)stage * Q_BYTES;
+    return memory + Q_AT + (uint32_t)stage * Q_BYTES;
 }
 
-FA_DEVICE uint32_t dout_at(const fa_layout *l, int stage)
+FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
 {
-    return l->memory + DOUT_AT + (uint32_t)stage * Q_BYTES;
+    return memory + DOUT_AT + (uint32_t)stage * Q_BYTES;
 }
 
 /* The rows of a tile begin at an address of 16 bytes for two of them: log-sum-exp and delta of each. */
-FA_DEVICE uint32_t rows_at(const fa_layout *l, int stage)
+FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 {
-    return l->memory + ROWS_AT + (uint32_t)stage * ROW_BYTES;
+    return memory + ROWS_AT + (uint32_t)stage * ROW_BYTES;
 }
 
 /* dS of tile number `count`. */
-FA_DEVICE uint32_t ds_at(const fa_layout *l, int count)
+FA_DEVICE uint32_t ds_at(uint32_t memory, int count)
 {
-    return l->memory + DS_AT + (uint32_t)(count & 1) * SCORE_BYTES;
+    return memory + DS_AT + (uint32_t)(count & 1) * SCORE_BYTES;
 }
 
 /* A barrier of the warps that share keys. */
 FA_DEVICE void sync_group(const fa_layout *l)
 {
-    if (SPLIT > 1) ptx_named_barrier_sync(1 + l->group, 32 * SPLIT);
+    ptx_named_barrier_sync(1 + l->group, 32 * SPLIT);
 }
 
 #endif

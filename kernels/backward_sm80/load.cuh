@@ -64,9 +64,9 @@ FA_DEVICE bool is_wanted(const row_source *from, int row)
 /* Issues the copy of a tile of `rows` rows. */
 FA_DEVICE void issue_rows(const row_source *from, int rows, uint32_t to)
 {
-    const int unit = threadIdx.x % ROW_VECTORS, first = (int)(threadIdx.x / ROW_VECTORS);
+    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
     const bool inside = 8 * unit < from->columns;
-    if ((int)COPIERS < (int)THREADS && (int)threadIdx.x >= COPIERS) return;
+    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
     if (!from->whole) {
 #pragma unroll 1
         for (int row = first; row < rows; row += ROWS_A_PASS) {
@@ -106,7 +106,7 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
 
 /* ---- Keys and values ------------------------------------------------------------------------- */
 
-FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_layout *l, const block_work *w)
+FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
 {
     const fa_tile *t = &w->sequence;
     const int64_t first = t->start_k + w->keys.first;
@@ -114,20 +114,20 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_layout *l, cons
                                    w->seen_key_to);
     const row_source v = source_of(&p->v, t->block_k, first, t->head_kv, p->d_v, w->seen_key_from,
                                    w->seen_key_to);
-    issue_rows(&k, KEYS, l->memory + K_AT);
-    issue_rows(&v, KEYS, l->memory + V_AT);
+    issue_rows(&k, KEYS, memory + K_AT);
+    issue_rows(&v, KEYS, memory + V_AT);
 }
 
 #if OPTIONS
 
 /* Keys that are not finite may be hidden by a mask or a bias from all queries, or from some: their weights are 0, and 0 * NaN is
  * NaN. So they become zeros, and scores of them NaN where they are not hidden. */
-FA_DEVICE void clear_bad_keys(const fa_layout *l, block_work *w)
+FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int row = l->warp; row < KEYS; row += WARPS) {
-        const uint32_t at = l->memory + K_AT + (uint32_t)(row * PITCH);
+    for (int row = (int)threadIdx.x / 32; row < KEYS; row += WARPS) {
+        const uint32_t at = memory + K_AT + (uint32_t)(row * PITCH);
         uint32_t seen = 0;
 #pragma unroll 1
         for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
@@ -150,10 +150,10 @@ FA_DEVICE void clear_bad_keys(const fa_layout *l, block_work *w)
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                          const fa_layout *l, const block_work *w, const tile_cursor *at)
+                          uint32_t memory, const block_work *w, const tile_cursor *at)
 {
     const fa_tile *t = &w->sequence;
-    const int stage = STAGES == 2 ? at->count & 1 : 0;
+    const int thread = ptx_thread_id(), stage = stage_of(at);
     const int first = at->tile * QUERIES, from = w->seen_query_from - first,
               to = w->seen_query_to - first;
     const int64_t head = t->head + at->head, row = t->start_q + first;
@@ -164,10 +164,10 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 #if OPTIONS
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
-    issue_rows(&q, QUERIES, q_at(l, stage));
-    issue_rows(&dout, QUERIES, dout_at(l, stage));
-    if (threadIdx.x < QUERIES / 2)
-        ptx_cp_async_16(rows_at(l, stage) + threadIdx.x * 16, rows + 2 * threadIdx.x, true);
+    issue_rows(&q, QUERIES, q_at(memory, stage));
+    issue_rows(&dout, QUERIES, dout_at(memory, stage));
+    if (thread < QUERIES / 2)
+        ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
 }
 
 #endif

@@ -147,7 +147,15 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
     return o;
 }
 
-/* ---- Scores of 16 keys, number m of the warp's ----------------------------------------------- */
+/* ---- Scores ---------------------------------------------------------------------------------- */
+
+/* Scores whose options are applied together: fragment m of the keys, and those of the queries from n on. */
+enum { GROUP = N_TILES < 2 ? N_TILES : 2 };
+
+typedef struct score_group {
+    float (*s)[4]; /* the first fragment of GROUP */
+    int m, n;
+} score_group;
 
 /* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
  * which are 0, it would make NaN of. */
@@ -155,100 +163,108 @@ FA_DEVICE float find_poison(const block_work *w, int key) { return w->bad_keys[k
 
 /* Scores become exponents of 2. slopes: the derivative of the softcap. */
 FA_DEVICE void cap_scores(const fa_attention_params *p, const block_work *w, const tile_options *o,
-                          float s[N_TILES][4], float slopes[N_TILES][4], float scale, int m)
+                          const score_group *g, float slopes[GROUP][4], float scale)
 {
     const float cap = p->softcap * FA_LOG2E;
-    const float poison[2] = {find_poison(w, o->key + 16 * m), find_poison(w, o->key + 16 * m + 8)};
+    const float poison[2] = {find_poison(w, o->key + 16 * g->m),
+                             find_poison(w, o->key + 16 * g->m + 8)};
 #pragma unroll
-    for (int e = 0; e < 4 * N_TILES; e++) {
-        s[e / 4][e % 4] = fmaf(s[e / 4][e % 4], scale, poison[e / 2 % 2]);
+    for (int e = 0; e < 4 * GROUP; e++) {
+        g->s[e / 4][e % 4] = fmaf(g->s[e / 4][e % 4], scale, poison[e / 2 % 2]);
         slopes[e / 4][e % 4] = 1.0f;
     }
     if (!(p->softcap > 0.0f)) return;
 #pragma unroll
-    for (int e = 0; e < 4 * N_TILES; e++) {
-        const float y = fa_tanh_fast(s[e / 4][e % 4]);
-        s[e / 4][e % 4] = cap * y;
+    for (int e = 0; e < 4 * GROUP; e++) {
+        const float y = fa_tanh_fast(g->s[e / 4][e % 4]);
+        g->s[e / 4][e % 4] = cap * y;
         slopes[e / 4][e % 4] = fmaf(-y, y, 1.0f);
     }
 }
 
 FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, const tile_options *o,
-                         float s[N_TILES][4], int m)
+                         const score_group *g)
 {
     const int64_t batch = w->sequence.batch * p->alibi_batch_stride;
     const int center = saturate(w->sequence.diagonal - w->keys.first);
     const float factor = -FA_LOG2E * p->alibi_slopes[batch + o->head];
+    const int first = center + o->query + 8 * g->n - o->key - 16 * g->m;
 #pragma unroll
-    for (int e = 0; e < 4 * N_TILES; e++) {
-        const int distance = center + o->query - o->key - 16 * m - e / 2 % 2 * 8;
-        s[e / 4][e % 4] =
-            fa_alibi_score(s[e / 4][e % 4], factor, (float)(distance + 8 * (e / 4) + e % 2));
+    for (int e = 0; e < 4 * GROUP; e++) {
+        const int distance = first + 8 * (e / 4) + e % 2 - e / 2 % 2 * 8;
+        g->s[e / 4][e % 4] = fa_alibi_score(g->s[e / 4][e % 4], factor, (float)distance);
     }
 }
 
 /* The compiler knows dtype. A bias that is not seen is not read. */
 FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
-                           float s[N_TILES][4], int m, int dtype)
+                           const score_group *g, int dtype)
 {
     const int size = fa_element_size(dtype);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const char *from = bias->data + first_index(bias, w, o, 2 * m + r) * size;
+        const char *from = bias->data + first_index(bias, w, o, 2 * g->m + r) * size;
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float x = 0.0f;
-                if (o->sees & BIT(n, m, r, i))
-                    x = fa_load_element(from, dtype, (8 * n + i) * bias->stride[2]);
-                s[n][2 * r + i] = fa_bias_score(s[n][2 * r + i], x, FA_LOG2E);
-            }
+        for (int e = 0; e < 2 * GROUP; e++) {
+            const int n = g->n + e / 2, i = e % 2;
+            float *to = &g->s[e / 2][2 * r + i], x = 0.0f;
+            if (o->sees & BIT(n, g->m, r, i))
+                x = fa_load_element(from, dtype, (8 * n + i) * bias->stride[2]);
+            *to = fa_bias_score(*to, x, FA_LOG2E);
+        }
     }
 }
 
 FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
-                        float s[N_TILES][4], int m)
+                        const score_group *g)
 {
-    if (bias->dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, w, o, s, m, FA_KERNEL_BFLOAT16);
-    else if (bias->dtype == FA_KERNEL_FLOAT16) add_bias_of(bias, w, o, s, m, FA_KERNEL_FLOAT16);
-    else add_bias_of(bias, w, o, s, m, FA_KERNEL_FLOAT32);
+    if (bias->dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, w, o, g, FA_KERNEL_BFLOAT16);
+    else if (bias->dtype == FA_KERNEL_FLOAT16) add_bias_of(bias, w, o, g, FA_KERNEL_FLOAT16);
+    else add_bias_of(bias, w, o, g, FA_KERNEL_FLOAT32);
 }
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
 /* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made.
  * What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float slopes[GROUP][4],
+                           fa_weights *weights, uint32_t rows)
+{
+#pragma unroll
+    for (int j = 0; j < GROUP; j++) {
+        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)(g->n + j));
+        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float kept[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t bit = BIT(g->n + j, g->m, r, i);
+                float *y = &g->s[j][2 * r + i];
+                const float logit = fa_mask_score(*y, (o->sees & bit) != 0);
+                const float weight = logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
+                kept[i] = o->keeps & bit ? weight : 0.0f;
+                /* The slope of a hidden score may be NaN. */
+                *y = weight == 0.0f ? 0.0f : weight * slopes[j][2 * r + i];
+            }
+            weights->at[g->m][g->n + j][r] = fa_pack_x2(kept[0], kept[1]);
+        }
+    }
+}
+
 FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work *w,
                                   const tile_options *o, fa_scores *scores, fa_weights *weights,
                                   float scale, uint32_t rows)
 {
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-        float slopes[N_TILES][4];
-        cap_scores(p, w, o, scores->at[m], slopes, scale, m);
-        if (p->alibi_slopes) add_alibi(p, w, o, scores->at[m], m);
-        if (p->bias.data) add_bias(&p->bias, w, o, scores->at[m], m);
-#pragma unroll
-        for (int n = 0; n < N_TILES; n++) {
-            const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)n);
-            const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float kept[2];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const uint32_t bit = BIT(n, m, r, i);
-                    float *y = &scores->at[m][n][2 * r + i];
-                    const float logit = fa_mask_score(*y, (o->sees & bit) != 0);
-                    const float weight = logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
-                    kept[i] = o->keeps & bit ? weight : 0.0f;
-                    /* The slope of a hidden score may be NaN. */
-                    *y = weight == 0.0f ? 0.0f : weight * slopes[n][2 * r + i];
-                }
-                weights->at[m][n][r] = fa_pack_x2(kept[0], kept[1]);
-            }
-        }
+    for (int i = 0; i < M_TILES * N_TILES / GROUP; i++) {
+        const int m = i / (N_TILES / GROUP), n = i % (N_TILES / GROUP) * GROUP;
+        const score_group g = {&scores->at[m][n], m, n};
+        float slopes[GROUP][4];
+        cap_scores(p, w, o, &g, slopes, scale);
+        if (p->alibi_slopes) add_alibi(p, w, o, &g);
+        if (p->bias.data) add_bias(&p->bias, w, o, &g);
+        weigh_group(o, &g, slopes, weights, rows);
     }
 }
 

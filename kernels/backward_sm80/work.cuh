@@ -133,6 +133,19 @@ FA_DEVICE void advance(tile_cursor *at, const block_work *w)
     at->head++;
 }
 
+/* The tile before; at is not the first one. */
+FA_DEVICE tile_cursor before(const tile_cursor *at, const block_work *w)
+{
+    tile_cursor b = {at->count - 1, at->head, at->tile + 1};
+    if (b.tile < w->to) return b;
+    b.tile = w->from;
+    b.head--;
+    return b;
+}
+
+/* The stage of its queries. */
+FA_DEVICE int stage_of(const tile_cursor *at) { return STAGES == 2 ? at->count & 1 : 0; }
+
 /* The tile of the workspace that has this tile of queries, which is one of PARTS of it. */
 FA_DEVICE int64_t tile_number(const block_work *w, const fa_backward_sm80_params *s,
                               const tile_cursor *at)
