@@ -76,20 +76,34 @@ static int count_smem(const fa_variant *v)
                                  v->stages);
 }
 
-/* The first variant that does the problem and whose shared memory the device has; else the first that does it. */
-static const fa_variant *find_main(const fa_problem *p, const fa_cuda_device *device)
+/* Whether a variant is for the problem; one with every option also does without. */
+static bool takes(const fa_variant *v, const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const bool general = fa_cuda_changes_scores(p);
-    const fa_variant *narrowest = NULL;
+    return v->head_dim >= dim && v->element == (fa_element)p->q.dtype &&
+           (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
+}
+
+/* Whether a multiprocessor has room for so many blocks. */
+static bool has_room(const fa_cuda_device *device, const fa_variant *v, int blocks)
+{
+    const int bytes = count_smem(v) + FA_CUDA_STATIC_SMEM;
+    return bytes <= device->smem_per_block && blocks * (bytes + 1024) <= device->smem_per_sm;
+}
+
+/* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that
+ * has as many blocks on a multiprocessor as it is made for. Without any the first that does the problem, which is refused. */
+static const fa_variant *find_main(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_variant *found = NULL, *first = NULL;
     for (int i = FA_FIRST_backward_sm80; i < FA_END_backward_sm80; i++) {
         const fa_variant *v = &fa_variants[i];
-        if (v->head_dim < dim || v->element != (fa_element)p->q.dtype || !v->options == general)
-            continue;
-        if (count_smem(v) + FA_CUDA_STATIC_SMEM <= device->smem_per_block) return v;
-        if (!narrowest) narrowest = v;
+        if (!takes(v, p) || (found && v->head_dim > found->head_dim)) continue;
+        if (has_room(device, v, v->blocks)) return v;
+        if (!found && has_room(device, v, 1)) found = v;
+        if (!first) first = v;
     }
-    return narrowest;
+    return found ? found : first;
 }
 
 static fa_cuda_plan_launch *add_pass(const fa_cuda_planning *x, int first, int dim)
