@@ -40,14 +40,14 @@ typedef struct thread_state {
 /* Where a warp's part of a tile is in shared memory. keys, queries, own_queries: where the lane's fragments begin; those of values and
  * of dout are V_AT and Q_TO_DOUT behind. */
 typedef struct tile_part {
-    uint32_t keys;                    /* the warp's, as rows of scores */
-    uint32_t queries;                 /* those of a chunk, as columns of scores */
-    uint32_t own_queries;             /* the same, as rows of a product */
-    uint32_t rows;                    /* of the lane's first query of the chunk */
-    int query, key;                   /* the lane's first ones: of the sequence; of the block */
-    int unit;                         /* of the chunk's first query in a row of weights and dS */
-    int column_unit;                  /* of the warp's first column */
-    uint32_t weights_word, ds_word;   /* where the lane stores them */
+    uint32_t keys;                  /* the warp's, as rows of scores */
+    uint32_t queries;               /* those of a chunk, as columns of scores */
+    uint32_t own_queries;           /* the same, as rows of a product */
+    uint32_t rows;                  /* of the lane's first query of the chunk */
+    int query, key;                 /* the lane's first ones: of the sequence; of the block */
+    int unit;                       /* of the chunk's first query in a row of weights and dS */
+    int column_unit;                /* of the warp's first column */
+    uint32_t weights_word, ds_word; /* where the lane stores them */
 } tile_part;
 
 FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int chunk)
@@ -55,9 +55,8 @@ FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int 
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const int first = l->share * OWN_QUERIES + chunk * CHUNK, own = first + l->lane % 4 * 2;
     const uint32_t q = q_at(x->memory, stage_of(at)) + (uint32_t)(first * PITCH);
-    const uint32_t word =
-        lane_offset(l->lane / 4, 0, SCORE_PITCH) +
-        (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH + l->lane % 4 * 4);
+    const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
+                          (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH + l->lane % 4 * 4);
     tile_part part;
     part.keys = x->memory + K_AT + (uint32_t)(l->group * GROUP_ROWS * PITCH) + l->a;
     part.queries = q + l->q;

@@ -34,8 +34,8 @@ static_assert(DS_AT % 128 == 0, "whole groups of banks");
 /* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
  * go first down and then across (a), or first across and then down (b). */
 typedef struct fa_layout {
-    uint32_t memory; /* the address of shared memory, in whole groups of banks */
-    uint32_t a, b;   /* of rows of PITCH bytes */
+    uint32_t memory;           /* the address of shared memory, in whole groups of banks */
+    uint32_t a, b;             /* of rows of PITCH bytes */
     uint32_t score_a, score_b; /* of rows of SCORE_PITCH bytes */
     uint32_t q; /* of queries where a warp has 8: of four matrices side by side; else b */
     int lane, warp, group, share; /* share: the warp's number in its group */
@@ -107,9 +107,6 @@ FA_DEVICE uint32_t ds_at(uint32_t memory, int count)
 }
 
 /* A barrier of the warps that share keys. */
-FA_DEVICE void sync_group(const fa_layout *l)
-{
-    ptx_named_barrier_sync(1 + l->group, 32 * SPLIT);
-}
+FA_DEVICE void sync_group(const fa_layout *l) { ptx_named_barrier_sync(1 + l->group, 32 * SPLIT); }
 
 #endif

@@ -27,12 +27,13 @@ static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole pass
 
 /* Rows of a tensor that go to a tile, and which of them are wanted: those in [from, to), counted from the tile's first. */
 typedef struct row_source {
-    const char *data;  /* of the tile's first row */
-    int64_t pitch;     /* bytes from row to row */
-    int columns;       /* of the tensor */
-    bool whole;        /* rows are whole vectors */
+    const char *data; /* of the tile's first row */
+    int64_t pitch;    /* bytes from row to row */
+    int columns;      /* of the tensor */
+    bool whole;       /* rows are whole vectors */
     int from, to;
-    const float2 *rows; /* with options: queries whose rows are {infinity, 0} are not wanted either; NULL: all are */
+    const float2 *
+        rows; /* with options: queries whose rows are {infinity, 0} are not wanted either; NULL: all are */
 } row_source;
 
 /* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
@@ -94,7 +95,8 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
                                int columns, int from, int to)
 {
     row_source s;
-    s.data = view->data + 2 * (block * view->stride[0] + row * view->stride[1] + head * view->stride[2]);
+    s.data =
+        view->data + 2 * (block * view->stride[0] + row * view->stride[1] + head * view->stride[2]);
     s.pitch = 2 * view->stride[1];
     s.columns = columns;
     s.whole = view->vector == 8;
@@ -110,10 +112,10 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
 {
     const fa_tile *t = &w->sequence;
     const int64_t first = t->start_k + w->keys.first;
-    const row_source k = source_of(&p->k, t->block_k, first, t->head_kv, p->d, w->seen_key_from,
-                                   w->seen_key_to);
-    const row_source v = source_of(&p->v, t->block_k, first, t->head_kv, p->d_v, w->seen_key_from,
-                                   w->seen_key_to);
+    const row_source k =
+        source_of(&p->k, t->block_k, first, t->head_kv, p->d, w->seen_key_from, w->seen_key_to);
+    const row_source v =
+        source_of(&p->v, t->block_k, first, t->head_kv, p->d_v, w->seen_key_from, w->seen_key_to);
     issue_rows(&k, KEYS, memory + K_AT);
     issue_rows(&v, KEYS, memory + V_AT);
 }

@@ -30,7 +30,7 @@ FA_DEVICE float value_scale(const fa_attention_params *p)
 
 /* The scores that a thread has, of a tile or of a chunk of it. */
 typedef struct tile_options {
-    uint32_t sees;  /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
+    uint32_t sees; /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
     uint32_t keeps; /* those that dropout keeps */
     int query, key; /* the thread's first ones: of the sequence; of the block */
     int head;

@@ -12,8 +12,10 @@
 enum {
     TILE = FA_BACKWARD_SM80_TILE,
     THREADS = FA_BACKWARD_SM80_PASS_THREADS,
-    LANES = HEAD_DIM <= 64 ? 8 : HEAD_DIM <= 128 ? 16 : 32, /* that share a row */
-    VECTORS = (HEAD_DIM / 8 + LANES - 1) / LANES,           /* of a lane, of eight elements */
+    LANES = HEAD_DIM <= 64    ? 8
+            : HEAD_DIM <= 128 ? 16
+                              : 32,               /* that share a row */
+    VECTORS = (HEAD_DIM / 8 + LANES - 1) / LANES, /* of a lane, of eight elements */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
     SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16
@@ -55,14 +57,12 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
         const int64_t i = t->first + first + pass * ROWS_A_PASS;
         dout[pass][vector] = out[pass][vector] = make_uint4(0, 0, 0, 0);
         if (i >= t->n_q || column >= p->a.d_v) continue;
-        dout[pass][vector] =
-            *(const uint4 *)(const void *)(fa_view_row(&p->dout, t->block_q, t->start_q + i,
-                                                       t->head) +
-                                           2 * column);
-        out[pass][vector] =
-            *(const uint4 *)(const void *)(fa_view_row(&p->a.out, t->block_q, t->start_q + i,
-                                                       t->head) +
-                                           2 * column);
+        dout[pass][vector] = *(const uint4 *)(const void *)(fa_view_row(&p->dout, t->block_q,
+                                                                        t->start_q + i, t->head) +
+                                                            2 * column);
+        out[pass][vector] = *(const uint4 *)(const void *)(fa_view_row(&p->a.out, t->block_q,
+                                                                       t->start_q + i, t->head) +
+                                                           2 * column);
     }
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {

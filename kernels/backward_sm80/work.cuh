@@ -12,7 +12,8 @@
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
-    int64_t number;   /* of the workspace's tile that has the sequence's first query and the first head */
+    int64_t
+        number; /* of the workspace's tile that has the sequence's first query and the first head */
     int32_t heads;    /* query heads that share the keys */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */

@@ -155,11 +155,9 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
         refuse_pages(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size))
         return false;
     const fa_variant *v = find_main(p, device);
-    fa_cuda_plan_launch *const prepare =
-        add_pass(&x, FA_FIRST_backward_prepare_sm80, v->head_dim);
-    fa_cuda_plan_launch *const main =
-        fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80, device,
-                         plan, why, size);
+    fa_cuda_plan_launch *const prepare = add_pass(&x, FA_FIRST_backward_prepare_sm80, v->head_dim);
+    fa_cuda_plan_launch *const main = fa_cuda_plan_add(
+        v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80, device, plan, why, size);
     fa_cuda_plan_launch *const finish = add_pass(&x, FA_FIRST_backward_finish_sm80, v->head_dim);
     if (!prepare || !main || !finish) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16

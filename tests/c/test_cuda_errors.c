@@ -494,12 +494,24 @@ static int run_alone(void (*scenario)(void))
 
 int main(void)
 {
-    void (*const scenarios[])(void) = {
-        test_no_driver,      test_old_driver, test_no_device,      test_no_context,
-        test_workspace,      test_arguments,  test_host_pointers,  test_other_device,
-        test_auto,           test_empty,      test_info,           test_combine_places,
-        test_combine_arrays, test_dry_runs,   test_unknown_family, test_asked_family,
-        test_asked_backward_family, test_unknown_backward_family};
+    void (*const scenarios[])(void) = {test_no_driver,
+                                       test_old_driver,
+                                       test_no_device,
+                                       test_no_context,
+                                       test_workspace,
+                                       test_arguments,
+                                       test_host_pointers,
+                                       test_other_device,
+                                       test_auto,
+                                       test_empty,
+                                       test_info,
+                                       test_combine_places,
+                                       test_combine_arrays,
+                                       test_dry_runs,
+                                       test_unknown_family,
+                                       test_asked_family,
+                                       test_asked_backward_family,
+                                       test_unknown_backward_family};
     int failures = 0;
     setenv("FA_CUDA_DRIVER", FAKE_CUDA_PATH, 1);
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)

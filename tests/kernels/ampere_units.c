@@ -42,7 +42,8 @@ static void gather(float a[16][16], float b[16][8], const char *shown, bool bflo
         memcpy(&x, shown + (size_t)lane * cuda_shown_pitch(), sizeof x);
         for (int i = 0; i < 8; i++)
             a[g + i / 2 % 2 * 8][2 * t + i / 4 * 8 + i % 2] = convert(x.a[i / 2], i % 2, bfloat16);
-        for (int i = 0; i < 4; i++) b[2 * t + i / 2 * 8 + i % 2][g] = convert(x.b[i / 2], i % 2, bfloat16);
+        for (int i = 0; i < 4; i++)
+            b[2 * t + i / 2 * 8 + i % 2][g] = convert(x.b[i / 2], i % 2, bfloat16);
     }
 }
 

@@ -110,10 +110,9 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m);
-    snprintf(name, sizeof name,
-             "number %lld: %s, %s, lanes %x of warp %u slow", (long long)m->number,
-             fa_variants[l->variant].name, run.backwards ? "backwards" : "forwards", run.slow_lanes,
-             run.slow_warp);
+    snprintf(name, sizeof name, "number %lld: %s, %s, lanes %x of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name,
+             run.backwards ? "backwards" : "forwards", run.slow_lanes, run.slow_warp);
     runs[l->variant]++;
     cuda_run_kernel(&run);
 }
@@ -306,21 +305,21 @@ static fa_status compute(void *context, const random_call *given, char *message,
 static bool run_problem(machine *m)
 {
     static random_result result;
-    static const random_focus focuses[] = {
-        RANDOM_ANYTHING, RANDOM_TAILS,   RANDOM_MASKS,      RANDOM_UNUSED,  RANDOM_LENGTHS, RANDOM_WIDE,
-        RANDOM_EMPTY,    RANDOM_STRIDES, RANDOM_INVARIANCE, RANDOM_DROPOUT, RANDOM_TAILS};
+    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_TAILS,   RANDOM_MASKS,
+                                           RANDOM_UNUSED,   RANDOM_LENGTHS, RANDOM_WIDE,
+                                           RANDOM_EMPTY,    RANDOM_STRIDES, RANDOM_INVARIANCE,
+                                           RANDOM_DROPOUT,  RANDOM_TAILS};
     const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
     /* The tails' number says the head dim: all widths, not only the first. */
     const int64_t drawn = focus == RANDOM_TAILS && !m->peaked ? m->number * 37 % 256 : m->number;
-    random_settings settings = {
-        .device = FA_DEVICE_CUDA,
-        .tiles = m->peaked || m->number % 16 == 4,
-        .one_pass = true,
-        .pass = RANDOM_BACKWARD,
-        .focus = focus,
-        .all_passes = true,
-        .attend = compute,
-        .context = m};
+    random_settings settings = {.device = FA_DEVICE_CUDA,
+                                .tiles = m->peaked || m->number % 16 == 4,
+                                .one_pass = true,
+                                .pass = RANDOM_BACKWARD,
+                                .focus = focus,
+                                .all_passes = true,
+                                .attend = compute,
+                                .context = m};
     static const int gpus[] = {H200, A100, H200, RTX_4090};
     device = devices[gpus[m->number / 8 % 4]];
     if (m->number / 16 % 2) device.multiprocessors = 3;
