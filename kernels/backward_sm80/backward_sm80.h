@@ -8,7 +8,8 @@
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)
- *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta
+ *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta, both as
+ *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -33,6 +34,10 @@
 #define FA_BACKWARD_SM80_ROW_BYTES (FA_BACKWARD_SM80_TILE * 8)
 
 #define FA_BACKWARD_SM80_THREADS(warps) (32 * (warps))
+
+/* Weights are computed 2 to this power times as large, so that small ones keep their bits in float16, whose numbers end at 2^16
+ * and become less exact below 2^-14. */
+#define FA_BACKWARD_SM80_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
 
 /* Warps that share keys: they have shares of the queries and of the columns. */
 #define FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) ((warps) / ((keys) / (group_rows)))

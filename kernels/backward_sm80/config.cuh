@@ -63,4 +63,7 @@ enum {
 };
 static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % 16 == 0, "whole fragments of dQ");
 
+/* Times this a weight is what it should be. */
+#define WEIGHT_UNIT (1.0f / (float)(1 << FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT)))
+
 #endif

@@ -30,7 +30,9 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int6
     const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
     const float lse = p->a.lse[at];
     if (lse == -INFINITY) return none;
-    return make_float2(lse * FA_LOG2E, product - (p->dlse ? p->dlse[at] : 0.0f));
+    const int bits = FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT);
+    const float delta = product - (p->dlse ? p->dlse[at] : 0.0f);
+    return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }
 
 /* The sum of products of eight elements. */

@@ -69,7 +69,7 @@ FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, b
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++) {
             float *x = &dp->at[i / 4][n][i % 4];
-            *x = weights->at[i / 4][n][i % 4] * (*x - pair.delta[i % 2]);
+            *x = weights->at[i / 4][n][i % 4] * fmaf(*x, WEIGHT_UNIT, -pair.delta[i % 2]);
         }
     }
     if (!masked) return;
