@@ -203,6 +203,103 @@ VARIANT_16BIT(backward_sm90_finish_d256, .file = "backward_sm90/finish", .kernel
               .head_dim = 256)
 END(backward_finish, sm90)
 
+FAMILY(backward_prepare, sm80)
+VARIANT_16BIT(backward_sm80_prepare_d64, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+              .head_dim = 64)
+VARIANT_16BIT(backward_sm80_prepare_d96, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+              .head_dim = 96)
+VARIANT_16BIT(backward_sm80_prepare_d128, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+              .head_dim = 128)
+VARIANT_16BIT(backward_sm80_prepare_d192, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+              .head_dim = 192)
+VARIANT_16BIT(backward_sm80_prepare_d256, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+              .head_dim = 256)
+VARIANT_16BIT(backward_sm80_prepare_d512, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+              .head_dim = 512)
+END(backward_prepare, sm80)
+
+FAMILY(backward, sm80)
+VARIANT_16BIT(backward_sm80_d64, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 32,
+              .keys = 128, .queries = 64, .stages = 2, .blocks = 2)
+VARIANT_16BIT_SUFFIX(backward_sm80_d64, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
+              .keys = 128, .queries = 64, .stages = 2, .blocks = 2)
+/* For shared memory of 163 KiB (A100): two blocks of a multiprocessor. */
+VARIANT_16BIT_SUFFIX(backward_sm80_d64, _small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 32,
+              .keys = 128, .queries = 32, .stages = 2, .blocks = 2)
+VARIANT_16BIT_SUFFIX(backward_sm80_d64, _small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
+              .keys = 128, .queries = 32, .stages = 2, .blocks = 2)
+VARIANT_16BIT(backward_sm80_d96, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 96, .options = 0, .warps = 8, .group_rows = 32,
+              .keys = 128, .queries = 64, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d96, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 96, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+              .keys = 128, .queries = 64, .stages = 2, .blocks = 1)
+VARIANT_16BIT(backward_sm80_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 32,
+              .keys = 128, .queries = 64, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d128, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+              .keys = 128, .queries = 64, .stages = 2, .blocks = 1)
+/* For 163 KiB, two blocks, and for 99 KiB (Ada). */
+VARIANT_16BIT_SUFFIX(backward_sm80_d128, _small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 128, .options = 0, .warps = 4, .group_rows = 32,
+              .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
+VARIANT_16BIT_SUFFIX(backward_sm80_d128, _small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
+              .keys = 64, .queries = 32, .stages = 2, .blocks = 2)
+VARIANT_16BIT(backward_sm80_d192, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 192, .options = 0, .warps = 8, .group_rows = 32,
+              .keys = 64, .queries = 64, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d192, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 192, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+              .keys = 64, .queries = 64, .stages = 2, .blocks = 1)
+VARIANT_16BIT(backward_sm80_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 32,
+              .keys = 64, .queries = 64, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d256, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+              .keys = 64, .queries = 64, .stages = 2, .blocks = 1)
+/* For 163 KiB; then for 99 KiB. */
+VARIANT_16BIT_SUFFIX(backward_sm80_d256, _small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 32,
+              .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d256, _small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+              .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d256, _tiny_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+              .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+VARIANT_16BIT(backward_sm80_d512, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 512, .options = 0, .warps = 8, .group_rows = 16,
+              .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT_16BIT_SUFFIX(backward_sm80_d512, _general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+              .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
+/* For 163 KiB. */
+VARIANT_16BIT_SUFFIX(backward_sm80_d512, _small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+              .each_architecture = 1, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+              .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+END(backward, sm80)
+
+FAMILY(backward_finish, sm80)
+VARIANT_16BIT(backward_sm80_finish_d64, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+              .each_architecture = 1, .head_dim = 64)
+VARIANT_16BIT(backward_sm80_finish_d96, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+              .each_architecture = 1, .head_dim = 96)
+VARIANT_16BIT(backward_sm80_finish_d128, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+              .each_architecture = 1, .head_dim = 128)
+VARIANT_16BIT(backward_sm80_finish_d192, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+              .each_architecture = 1, .head_dim = 192)
+VARIANT_16BIT(backward_sm80_finish_d256, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+              .each_architecture = 1, .head_dim = 256)
+VARIANT_16BIT(backward_sm80_finish_d512, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+              .each_architecture = 1, .head_dim = 512)
+END(backward_finish, sm80)
+
 FAMILY(backward_delta, simt)
 VARIANT(backward_delta, .file = "backward_simt/delta", .kernel = "backward_delta", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)

@@ -93,10 +93,10 @@ static fa_status check_problem_workspace(const fa_problem *p, size_t bytes,
 }
 /* ---- Plans and kernels ----------------------------------------------------------------------- */
 
-static fa_status get_allowed_family(const fa_cuda_family **asked)
+static fa_status get_allowed_family(fa_pass pass, const fa_cuda_family **asked)
 {
     char why[320];
-    if (fa_cuda_asked_family(asked, why, sizeof why)) return FA_OK;
+    if (fa_cuda_asked_family(pass, asked, why, sizeof why)) return FA_OK;
     return fa_fail(FA_ERROR_DEVICE, "%s", why);
 }
 
@@ -106,7 +106,7 @@ static fa_status make_plan(const fa_problem *p, const fa_cuda_device *device, bo
 {
     char why[320];
     const fa_cuda_family *asked = NULL;
-    if (p->pass == FA_PASS_FORWARD || p->pass == FA_PASS_DECODE) FA_TRY(get_allowed_family(&asked));
+    FA_TRY(get_allowed_family(p->pass, &asked));
     if (!in_words && fa_cuda_plan_make(p, device, asked, plan, NULL, 0)) return FA_OK;
     if (fa_cuda_plan_make(p, device, asked, plan, why, sizeof why)) return FA_OK;
     return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);

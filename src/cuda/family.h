@@ -8,7 +8,7 @@
 #include "cuda/plan.h"
 
 struct fa_cuda_family {
-    const char *name; /* of a forward family: what FA_CUDA_KERNEL calls it */
+    const char *name; /* what FA_CUDA_KERNEL and FA_CUDA_BACKWARD_KERNEL call it */
 
     /* The architectures (80 for 8.0) on which it is tried unasked. Elsewhere it does not count as
      * passed over. */
@@ -21,7 +21,8 @@ struct fa_cuda_family {
 };
 
 extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_forward_sm75,
-    fa_cuda_forward_simt, fa_cuda_backward_sm90, fa_cuda_backward_simt, fa_cuda_weights_simt;
+    fa_cuda_forward_simt, fa_cuda_backward_sm90, fa_cuda_backward_sm80, fa_cuda_backward_simt,
+    fa_cuda_weights_simt;
 
 enum {
     /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). */
@@ -32,9 +33,6 @@ enum {
 /* Words a refusal into why; does nothing where why is NULL. */
 __attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, const char *format,
                                                        ...);
-
-/* All forward families, space-separated. */
-void fa_cuda_family_names(char *text, size_t size);
 
 /* Begins a plan: without launches. */
 void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,

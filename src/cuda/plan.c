@@ -18,50 +18,65 @@ enum { MAX_FAMILIES = 4 };
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
-    [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90, &fa_cuda_backward_simt},
+    [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90, &fa_cuda_backward_sm80, &fa_cuda_backward_simt},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
 
-const fa_cuda_family *fa_cuda_find_family(const char *name)
+static const fa_cuda_family *find_family(fa_pass pass, const char *name)
 {
-    const fa_cuda_family *const *forward = families[FA_PASS_FORWARD];
-    for (int i = 0; i < MAX_FAMILIES; i++)
-        if (strcmp(forward[i]->name, name) == 0) return forward[i];
+    const fa_cuda_family *const *of = families[pass];
+    for (int i = 0; i < MAX_FAMILIES && of[i]; i++)
+        if (strcmp(of[i]->name, name) == 0) return of[i];
     return NULL;
 }
 
-void fa_cuda_family_names(char *text, size_t size)
+const fa_cuda_family *fa_cuda_find_family(const char *name)
 {
-    const fa_cuda_family *const *forward = families[FA_PASS_FORWARD];
+    return find_family(FA_PASS_FORWARD, name);
+}
+
+static void list_families(fa_pass pass, char *text, size_t size)
+{
+    const fa_cuda_family *const *of = families[pass];
     size_t used = 0;
-    for (int i = 0; i < MAX_FAMILIES && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", forward[i]->name);
+    for (int i = 0; i < MAX_FAMILIES && of[i] && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", of[i]->name);
 }
 
 /* ---- The family that the environment wants --------------------------------------------------- */
 
+/* The variables; decode has forward's. */
+static const char *const variables[] = {[FA_PASS_FORWARD] = "FA_CUDA_KERNEL",
+                                        [FA_PASS_DECODE] = "FA_CUDA_KERNEL",
+                                        [FA_PASS_BACKWARD] = "FA_CUDA_BACKWARD_KERNEL",
+                                        [FA_PASS_WEIGHTS] = NULL};
+enum { PASSES = sizeof variables / sizeof variables[0] };
+
 static struct {
     pthread_once_t once;
-    char name[48]; /* "": none in particular */
+    char names[PASSES][48]; /* "": none in particular */
 } asked_for = {.once = PTHREAD_ONCE_INIT};
 
 static void read_environment(void)
 {
-    const char *name = getenv("FA_CUDA_KERNEL");
-    if (name) snprintf(asked_for.name, sizeof asked_for.name, "%s", name);
+    for (int pass = 0; pass < PASSES; pass++) {
+        const char *name = variables[pass] ? getenv(variables[pass]) : NULL;
+        if (name) snprintf(asked_for.names[pass], sizeof asked_for.names[pass], "%s", name);
+    }
 }
 
-bool fa_cuda_asked_family(const fa_cuda_family **asked, char *why, size_t size)
+bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why, size_t size)
 {
     pthread_once(&asked_for.once, read_environment);
+    const char *name = asked_for.names[pass];
     *asked = NULL;
-    if (!asked_for.name[0]) return true;
-    *asked = fa_cuda_find_family(asked_for.name);
+    if (!name[0]) return true;
+    *asked = find_family(pass, name);
     if (*asked) return true;
     char names[64];
-    fa_cuda_family_names(names, sizeof names);
-    snprintf(why, size, "FA_CUDA_KERNEL is \"%s\"; expected one of the families of kernels: %s",
-             asked_for.name, names);
+    list_families(pass, names, sizeof names);
+    snprintf(why, size, "%s is \"%s\"; expected one of the families of kernels: %s",
+             variables[pass], name, names);
     return false;
 }
 
@@ -73,7 +88,7 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
     char reason[224] = "";
     fa_cuda_plan_begin(device, family, plan);
     if (family->plan(p, device, plan, why ? reason : NULL, sizeof reason)) return true;
-    fa_cuda_say(why, size, "%s (FA_CUDA_KERNEL asks for %s alone)", reason, family->name);
+    fa_cuda_say(why, size, "%s (%s asks for %s alone)", reason, variables[p->pass], family->name);
     return false;
 }
 

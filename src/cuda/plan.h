@@ -57,6 +57,15 @@ typedef struct fa_cuda_backward_sm90_launch {
     int64_t heads_together; /* as in fa_backward_sm90_params */
 } fa_cuda_backward_sm90_launch;
 
+/* Of backward_sm80: the same without maps. */
+typedef struct fa_cuda_backward_sm80_launch {
+    int64_t q_tiles;
+    size_t rows_offset;
+    bool ordered;
+    size_t semaphores_offset;
+    int64_t heads_together;
+} fa_cuda_backward_sm80_launch;
+
 /* One launch of a kernel. */
 struct fa_cuda_plan_launch {
     int variant; /* its id */
@@ -72,6 +81,7 @@ struct fa_cuda_plan_launch {
         fa_cuda_sm90_launch sm90;
         fa_cuda_sm80_launch sm80;
         fa_cuda_backward_sm90_launch backward_sm90;
+        fa_cuda_backward_sm80_launch backward_sm80;
     };
 };
 
@@ -88,14 +98,14 @@ struct fa_cuda_plan {
     char passed_over[240]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
 };
 
-/* The forward family that FA_CUDA_KERNEL asks for, which is read once; NULL: none in particular. False if
- * there is none of that name; why then says so in a sentence. */
-bool fa_cuda_asked_family(const fa_cuda_family **asked, char *why, size_t size);
+/* The pass's family that FA_CUDA_KERNEL asks for, of backward FA_CUDA_BACKWARD_KERNEL, which are read once; NULL: none in
+ * particular. False if there is none of that name; why then says so in a sentence. */
+bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why, size_t size);
 
 /* The forward family of that name, "sm90", "sm80", "sm75" or "simt"; NULL: there is none. */
 const fa_cuda_family *fa_cuda_find_family(const char *name);
 
-/* A problem's plan. asked: the only family that may do it, of forward and decode; NULL: the fastest that can.
+/* A problem's plan. asked: the only family that may do it; NULL: the fastest that can.
  * False if no kernel can; why then says so in a sentence that names the argument. With why NULL no refusal is
  * worded, which costs more than the plan: passed_over stays empty. */
 bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,

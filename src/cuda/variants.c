@@ -1,6 +1,7 @@
 /* The table of variants. */
 #include "cuda/variants.h"
 
+#include "../../kernels/backward_sm80/backward_sm80.h"
 #include "../../kernels/forward_sm80/forward_sm80.h"
 #include "../../kernels/forward_sm90/forward_sm90.h"
 #include "../../kernels/combine/combine.h"

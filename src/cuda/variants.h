@@ -29,10 +29,10 @@ typedef struct fa_variant {
     int head_dim, value_dim, options;
     int single_tiles, short_rows;
     int keys, stages, q_stages;
-    int cluster, consumers, chunk, v_rows;       /* sm90 */
-    int warps, split, group_rows, blocks, ahead; /* sm80, sm75 */
-    int rows;                                    /* simt */
-    int own, max_parts;                          /* other passes */
+    int cluster, consumers, chunk, v_rows;                /* sm90 */
+    int warps, split, group_rows, queries, blocks, ahead; /* sm80, sm75 */
+    int rows;                                             /* simt */
+    int own, max_parts;                                   /* other passes */
     int architecture, each_architecture;
     const char *name, *file, *kernel;
 } fa_variant;

@@ -6,20 +6,20 @@
 
 #include "cuda/device.h"
 
-/* gib: of memory. */
-#define GPU(text, higher, lower, sms, block_bytes, sm_bytes, gib)                                  \
+/* mib: of L2 cache; gib: of memory. */
+#define GPU(text, higher, lower, sms, block_bytes, sm_bytes, mib, gib)                             \
     {                                                                                              \
         .name = text, .major = higher, .minor = lower, .multiprocessors = sms,                     \
         .smem_per_block = block_bytes, .smem_per_sm = sm_bytes, .registers_per_sm = 65536,         \
-        .memory_bytes = gib##LL << 30                                                              \
+        .l2_bytes = mib##LL << 20, .memory_bytes = gib##LL << 30                                   \
     }
 
 static const fa_cuda_device devices[] = {
-    GPU("Tesla T4", 7, 5, 40, 65536, 65536, 16),
-    GPU("NVIDIA A100-SXM4-80GB", 8, 0, 108, 166912, 167936, 80),
-    GPU("NVIDIA GeForce RTX 4090", 8, 9, 128, 101376, 102400, 24),
-    GPU("NVIDIA H100 80GB HBM3", 9, 0, 132, 232448, 233472, 80),
-    GPU("NVIDIA H200", 9, 0, 132, 232448, 233472, 141),
+    GPU("Tesla T4", 7, 5, 40, 65536, 65536, 4, 16),
+    GPU("NVIDIA A100-SXM4-80GB", 8, 0, 108, 166912, 167936, 40, 80),
+    GPU("NVIDIA GeForce RTX 4090", 8, 9, 128, 101376, 102400, 72, 24),
+    GPU("NVIDIA H100 80GB HBM3", 9, 0, 132, 232448, 233472, 50, 80),
+    GPU("NVIDIA H200", 9, 0, 132, 232448, 233472, 60, 141),
 };
 #undef GPU
 

@@ -194,6 +194,25 @@ static void test_asked_family(void)
            "FA_CUDA_KERNEL asks for sm80 alone");
 }
 
+/* Backward has a variable of its own. */
+static void test_asked_backward_family(void)
+{
+    setenv("FA_CUDA_BACKWARD_KERNEL", "sm80", 1);
+    use(0);
+    setup s = on_device();
+    EXPECT(fa_supported(FA_PASS_BACKWARD, &s.q, &s.k, &s.v, &s.out, &s.o), FA_ERROR_UNSUPPORTED,
+           "q.dtype is float32", "FA_CUDA_BACKWARD_KERNEL asks for sm80 alone");
+}
+
+static void test_unknown_backward_family(void)
+{
+    setenv("FA_CUDA_BACKWARD_KERNEL", "sm75", 1);
+    use(0);
+    setup s = on_device();
+    EXPECT(fa_supported(FA_PASS_BACKWARD, &s.q, &s.k, &s.v, &s.out, &s.o), FA_ERROR_DEVICE,
+           "FA_CUDA_BACKWARD_KERNEL is \"sm75\"", "sm90 sm80 simt");
+}
+
 /* Arguments are checked before the device is looked at. */
 static void test_arguments(void)
 {
@@ -475,11 +494,24 @@ static int run_alone(void (*scenario)(void))
 
 int main(void)
 {
-    void (*const scenarios[])(void) = {
-        test_no_driver,      test_old_driver, test_no_device,      test_no_context,
-        test_workspace,      test_arguments,  test_host_pointers,  test_other_device,
-        test_auto,           test_empty,      test_info,           test_combine_places,
-        test_combine_arrays, test_dry_runs,   test_unknown_family, test_asked_family};
+    void (*const scenarios[])(void) = {test_no_driver,
+                                       test_old_driver,
+                                       test_no_device,
+                                       test_no_context,
+                                       test_workspace,
+                                       test_arguments,
+                                       test_host_pointers,
+                                       test_other_device,
+                                       test_auto,
+                                       test_empty,
+                                       test_info,
+                                       test_combine_places,
+                                       test_combine_arrays,
+                                       test_dry_runs,
+                                       test_unknown_family,
+                                       test_asked_family,
+                                       test_asked_backward_family,
+                                       test_unknown_backward_family};
     int failures = 0;
     setenv("FA_CUDA_DRIVER", FAKE_CUDA_PATH, 1);
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)

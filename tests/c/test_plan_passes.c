@@ -205,32 +205,104 @@ static fa_problem make_half(int64_t batch, int64_t heads, int64_t n, int64_t d)
     return p;
 }
 
-static void check_refused(const fa_problem *p, const char *reason)
+/* family: that does it instead. */
+static void check_refused(const fa_problem *p, const fa_cuda_family *family, const char *reason)
 {
     char text[640], expected[80];
     const fa_cuda_plan s = plan_of(p, &devices[H200]);
     fa_cuda_plan_describe(p, &devices[H200], &s, text, sizeof text);
     snprintf(expected, sizeof expected, "; not sm90: %s", reason);
-    CHECK(FIND(&s, backward_dq_simt) && strstr(text, expected), "expected \"%s\": %s", expected,
-          text);
+    CHECK(s.family == family && strstr(text, expected), "expected \"%s\": %s", expected, text);
 }
 
-/* What tensor cores cannot do goes to the FMA units, and fa_describe says why. */
+/* What Hopper's kernels cannot do goes to mma.sync, what tensor cores cannot do to the FMA units, and fa_describe says why. */
 static void test_refused(void)
 {
     static const int32_t table[1] = {0};
     const fa_problem plain = make_half(2, 8, 1000, 64);
     fa_problem p = plain;
     p.block_table = table;
-    check_refused(&p, "block_table is given");
+    check_refused(&p, &fa_cuda_backward_simt, "block_table is given");
     p = plain, p.d = 257;
-    check_refused(&p, "the head dims are 257 and 64");
+    check_refused(&p, &fa_cuda_backward_sm80, "the head dims are 257 and 64");
     p = plain, p.dk.dtype = FA_FLOAT32;
-    check_refused(&p, "gradients.dk.dtype is float32");
+    check_refused(&p, &fa_cuda_backward_simt, "gradients.dk.dtype is float32");
     p = plain, p.dout.stride[1] = 4;
-    check_refused(&p, "dout: a stride is no multiple of 16 bytes");
-    const fa_cuda_plan s = plan_of(&plain, &devices[A100]);
-    CHECK(FIND(&s, backward_dq_simt), "on an A100");
+    check_refused(&p, &fa_cuda_backward_sm80, "dout: a stride is no multiple of 16 bytes");
+    fa_cuda_plan s = plan_of(&plain, &devices[A100]);
+    CHECK(s.family == &fa_cuda_backward_sm80, "on an A100");
+    s = plan_of(&plain, &devices[T4]);
+    CHECK(s.family == &fa_cuda_backward_simt && !s.passed_over[0], "on a T4");
+}
+
+/* The variants of backward_sm80 that GPUs have the shared memory for; where they have none, the FMA units do it. */
+static void test_sm80(void)
+{
+    static const struct {
+        int gpu;
+        int64_t d, d_v;
+        bool option;
+        int variant; /* of float16 */
+    } cases[] = {{A100, 64, 64, false, FA_VARIANT_backward_sm80_d64_f16_small},
+                 {A100, 40, 64, true, FA_VARIANT_backward_sm80_d64_f16_small_general},
+                 {A100, 96, 65, false, FA_VARIANT_backward_sm80_d128_f16_small},
+                 {A100, 128, 1, true, FA_VARIANT_backward_sm80_d128_f16_small_general},
+                 {A100, 192, 128, false, FA_VARIANT_backward_sm80_d256_f16_small},
+                 {A100, 257, 1, false, FA_VARIANT_backward_sm80_d512_f16_small_general},
+                 {RTX_4090, 64, 64, false, FA_VARIANT_backward_sm80_d64_f16},
+                 {RTX_4090, 128, 128, false, FA_VARIANT_backward_sm80_d128_f16_small},
+                 {RTX_4090, 129, 1, false, FA_VARIANT_backward_sm80_d256_f16_tiny_general},
+                 {RTX_4090, 257, 1, false, FA_NO_VARIANT},
+                 {H200, 64, 257, false, FA_VARIANT_backward_sm80_d512_f16},
+                 {H200, 257, 1, true, FA_VARIANT_backward_sm80_d512_f16_general},
+                 {H200, 512, 512, false, FA_VARIANT_backward_sm80_d512_f16},
+                 {H200, 257, 1, true, FA_VARIANT_backward_sm80_d512_f16_general}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half(2, 8, 1000, cases[i].d);
+        p.d_v = cases[i].d_v;
+        if (cases[i].option) p.softcap = 1;
+        const fa_cuda_plan s = plan_of(&p, &devices[cases[i].gpu]);
+        const fa_cuda_plan_launch *l = FIND(&s, backward_sm80);
+        check_launches(&s, 3, &devices[cases[i].gpu]);
+        CHECK(cases[i].variant == FA_NO_VARIANT ? s.family == &fa_cuda_backward_simt && !l
+                                                : l && l->variant == cases[i].variant,
+              "case %zu: %s%s", i, l ? fa_variants[l->variant].name : "none", s.passed_over);
+        if (!l) continue;
+        const fa_variant *v = &fa_variants[l->variant];
+        CHECK(s.workspace_bytes == 2 * 8 * 1024 * sizeof(float) * (size_t)(v->head_dim + 2),
+              "case %zu: %zu bytes", i, s.workspace_bytes);
+        CHECK(l->tile_k == v->keys && l->tasks == 2 * 8 * ((1000 + v->keys - 1) / v->keys),
+              "case %zu: %lld tasks", i, (long long)l->tasks);
+    }
+}
+
+/* The gradients of a bias and of sinks have launches behind, as in backward_sm90; one order of the sums has semaphores. */
+static void test_sm80_launches(void)
+{
+    static const float sinks[8] = {0};
+    const size_t delta = 2 * 8 * 1000 * sizeof(float);
+    fa_problem p = make_half(2, 8, 1000, 128);
+    const size_t bytes = plan_of(&p, &devices[A100]).workspace_bytes;
+    p.sinks = sinks;
+    fa_cuda_plan s = plan_of(&p, &devices[A100]);
+    CHECK(s.count == 3 && s.workspace_bytes == bytes + delta, "room for delta");
+    p.dsinks = (float *)(void *)memory;
+    s = plan_of(&p, &devices[A100]);
+    CHECK(s.count == 5 && queued(&s) == 17 && s.workspace_bytes == bytes + delta, "launches %x",
+          queued(&s));
+    p.sinks = NULL, p.dsinks = NULL;
+    p.deterministic = true;
+    s = plan_of(&p, &devices[A100]);
+    const fa_cuda_plan_launch *l = FIND(&s, backward_sm80);
+    CHECK(s.workspace_bytes == bytes + 2 * 8 * 16 * 16 * sizeof(int32_t), "%zu bytes",
+          s.workspace_bytes - bytes);
+    CHECK(l && l->backward_sm80.ordered && l->backward_sm80.semaphores_offset == bytes &&
+              l->backward_sm80.heads_together == 16,
+          "one order");
+    p.deterministic = false;
+    p.dq.data = NULL;
+    s = plan_of(&p, &devices[A100]);
+    CHECK(s.count == 3 && s.launches[2].idle && !s.launches[1].idle, "without dq");
 }
 
 /* Options take a variant of their own, and the gradients of a bias and of sinks launches behind; what these need of the
@@ -475,7 +547,7 @@ static void test_order(void)
 
     static const struct {
         int64_t batch, heads, n, together;
-    } cases[] = {{4, 16, 4096, 16}, {16, 16, 1024, 32}, {1, 16, 16384, 16}, {1, 1, 4096, 1},
+    } cases[] = {{4, 16, 4096, 8}, {16, 16, 1024, 29}, {1, 16, 16384, 1}, {1, 1, 4096, 1},
                  {1, 5, 64, 5},     {1, 1000, 64, 125}, {3, 7, 2048, 21}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
@@ -503,6 +575,8 @@ int main(void)
     test_tasks();
     test_sizes();
     test_refused();
+    test_sm80();
+    test_sm80_launches();
     test_sm90();
     test_wanted();
     test_combine();

@@ -200,6 +200,8 @@ const void *cuda_show_warp(const void *mine, size_t size)
 
 size_t cuda_shown_pitch(void) { return MOST_SHARED; }
 
+unsigned cuda_warp_phase(void) { return here()->warp_phase[cuda_thread.x / WARP]; }
+
 static const void *show_all(unsigned mask, const void *mine, size_t size)
 {
     if (mask != 0xffffffffu) cuda_die("an exchange without all lanes");

@@ -136,6 +136,9 @@ void cuda_cluster_barrier(void);
 const void *cuda_show_warp(const void *mine, size_t size);
 size_t cuda_shown_pitch(void);
 
+/* How many exchanges the warp has made. */
+unsigned cuda_warp_phase(void);
+
 /* Dynamic shared memory by its addresses. It begins at an odd multiple of 16, which is all that a kernel
  * may count on. Ends the program where a pointer leads out of it, or where `size` bytes are not aligned
  * or lie outside. */

@@ -1,0 +1,270 @@
+/*
+ * Backward on tensor cores by mma.sync, from Ampere on, float16 and bfloat16: all gradients in one pass over the tiles
+ * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads; the variants with
+ * OPTIONS also with all options of the scores.
+ *
+ *   config.cuh    the numbers of the variant          multiply.cuh   the five products
+ *   layout.cuh    who has what, shared memory         weights.cuh    weights, dS, masks by position
+ *   work.cuh      the block's keys and tiles          options.cuh    the options of the scores
+ *   load.cuh      copies to shared memory             sums.cuh       the sums of dQ
+ *                                                     store.cuh      dK and dV
+ *
+ * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the tiles of queries that see
+ * some of them, of all heads that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in
+ * global memory, which another kernel rounds (finish.cu). docs/kernels/backward_sm80.md says why it is made so.
+ *
+ * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all warps have stored of the tile
+ * before: its dS, so that its dQ is computed now, by half of the warps before this tile's scores and by the others behind
+ * them: so one half makes weights while the other multiplies.
+ */
+#include "backward_sm80/config.cuh"
+#include "backward_sm80/layout.cuh"
+#include "backward_sm80/load.cuh"
+#include "backward_sm80/multiply.cuh"
+#include "backward_sm80/options.cuh"
+#include "backward_sm80/store.cuh"
+#include "backward_sm80/sums.cuh"
+#include "backward_sm80/weights.cuh"
+#include "backward_sm80/work.cuh"
+#include "ptx/semaphore.cuh"
+
+/* What a thread keeps. */
+typedef struct thread_state {
+    fa_gradient dk, dv;
+    uint32_t memory; /* the address of shared memory */
+    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
+} thread_state;
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+/* Where a warp's part of a tile is in shared memory. keys, queries, own_queries: where the lane's fragments begin; those of values and
+ * of dout are V_AT and Q_TO_DOUT behind. */
+typedef struct tile_part {
+    uint32_t keys;                  /* the warp's, as rows of scores */
+    uint32_t queries;               /* those of a chunk, as columns of scores */
+    uint32_t own_queries;           /* the same, as rows of a product */
+    uint32_t rows;                  /* of the lane's first query of the chunk */
+    int query, key;                 /* the lane's first ones: of the sequence; of the block */
+    int unit;                       /* of the chunk's first query in a row of weights and dS */
+    int column_unit;                /* of the warp's first column */
+    uint32_t weights_word, ds_word; /* where the lane stores them */
+} tile_part;
+
+FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int chunk)
+{
+    const fa_layout layout = find_layout(x->memory), *l = &layout;
+    const int first = l->share * OWN_QUERIES + chunk * CHUNK, own = first + l->lane % 4 * 2;
+    const uint32_t q = q_at(x->memory, stage_of(at)) + (uint32_t)(first * PITCH);
+    const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
+                          (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH + l->lane % 4 * 4);
+    tile_part part;
+    part.keys = x->memory + K_AT + (uint32_t)(l->group * GROUP_ROWS * PITCH) + l->a;
+    part.queries = q + l->q;
+    part.own_queries = q + l->a;
+    part.rows = rows_at(x->memory, stage_of(at)) + (uint32_t)own * 8;
+    part.query = at->tile * QUERIES + own;
+    part.key = l->group * GROUP_ROWS + l->lane / 4;
+    part.unit = first / 8;
+    part.column_unit = l->share * D_TILES;
+    part.weights_word = x->memory + WEIGHTS_AT + word;
+    part.ds_word = ds_at(x->memory, at->count) + word;
+    return part;
+}
+
+FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
+{
+    if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
+    add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
+}
+
+FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
+{
+    share_weights(ds, part->ds_word, part->unit);
+    add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
+}
+
+#if OPTIONS
+
+/* dP waits until the options, which take many registers, have been applied. */
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
+                             const tile_cursor *at, int chunk)
+{
+    tile_part part = find_part(x, at, chunk);
+    fa_scores s, dp;
+    fa_weights weights, ds;
+    make_scores(&s, part.keys, part.queries);
+    const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
+    weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows);
+    part = find_part(x, at, chunk); /* rather than to keep it in registers */
+    add_values(x, &part, &weights);
+    make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    drop_gradients(p, &o, &dp);
+    make_ds(&s, &dp, part.rows, true);
+    pack(&ds, &dp);
+    add_keys(x, &part, &ds);
+}
+
+#else
+
+/* Whether some queries of a tile do not see all of the warp's keys, from `first` on. */
+FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
+{
+    const int last = first + GROUP_ROWS - 1;
+    return tile * QUERIES < w->first_query + last || (tile + 1) * QUERIES > w->end_query + first ||
+           last >= w->num_keys;
+}
+
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
+                             const tile_cursor *at, int chunk)
+{
+    const tile_part part = find_part(x, at, chunk);
+    const bool masked = is_masked(w, part.key / GROUP_ROWS * GROUP_ROWS, at->tile);
+    fa_scores s, dp;
+    fa_weights weights, ds;
+    (void)p;
+    make_scores(&s, part.keys, part.queries);
+    make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    weigh(&s, x->scale, part.rows);
+    if (masked) mask_weights(w, &s, part.query, part.key);
+    make_ds(&s, &dp, part.rows, masked);
+    pack(&weights, &s);
+    pack(&ds, &dp);
+    add_values(x, &part, &weights);
+    add_keys(x, &part, &ds);
+}
+
+#endif
+
+/* What other warps have of the same keys. */
+FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
+{
+    const fa_layout layout = find_layout(x->memory), *l = &layout;
+    const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
+    const uint32_t q = q_at(x->memory, stage_of(at)) + l->a;
+    const int unit = l->share * D_TILES;
+    sync_group(l);
+    add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + own, q + Q_TO_DOUT, unit, l->share);
+    add_other_gradient(&x->dk, ds_at(x->memory, at->count) + own, q, unit, l->share);
+}
+
+FA_DEVICE void consume_tile(const fa_backward_params *p, const block_work *w, thread_state *x,
+                            const tile_cursor *at)
+{
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, w, x, at, chunk);
+    if (SPLIT > 1) add_others(x, at);
+}
+
+/* ---- dQ -------------------------------------------------------------------------------------- */
+
+/* The dQ of a tile whose dS is complete. Where sums have one order, a warp adds its part behind the same warp of all blocks of key
+ * tiles in front. It waits only for blocks of lower numbers, which start no later and do not wait for it. */
+FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                      const block_work *w, uint32_t memory, const tile_cursor *at)
+{
+    const fa_layout l = find_layout(memory);
+    const int block = l.warp % DQ_ROW_WARPS * DQ_M_TILES;
+    const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
+    fa_dq dq;
+    if (!p->dq.data) return;
+    make_dq(&dq, ds_at(memory, at->count) + l.score_b, memory + K_AT + l.a, block, column);
+    const int part = at->tile % PARTS;
+    const int64_t number = tile_number(w, s, at);
+    float *tile = s->sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
+    int32_t *semaphore =
+        s->semaphores + number * FA_BACKWARD_SM80_SEMAPHORES + part * WARPS + l.warp;
+    if (s->semaphores) {
+        if (l.lane == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
+        __syncwarp();
+    }
+#pragma unroll
+    for (int n = 0; n < DQ_N_TILES; n++)
+#pragma unroll
+        for (int m = 0; m < DQ_M_TILES; m++)
+            add_to_sums(fragment_sums(tile, part * (QUERIES / 16) + block + m, column + n),
+                        dq.at[m][n]);
+    if (s->semaphores) {
+        __syncwarp();
+        if (l.lane == 0) ptx_semaphore_add(semaphore);
+    }
+}
+
+/* ---- A block --------------------------------------------------------------------------------- */
+
+/* Waits until this tile's copies are there and all warps are done with the tile before. */
+FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                          uint32_t memory, const block_work *w, const tile_cursor *at)
+{
+    if (STAGES == 1 && at->count > 0) {
+        __syncthreads();
+        issue_tile(p, s, memory, w, at);
+    }
+    ptx_cp_async_wait_all();
+    __syncthreads();
+    if (STAGES == 2 && at->count + 1 < w->tiles) {
+        tile_cursor next = *at;
+        advance(&next, w);
+        issue_tile(p, s, memory, w, &next);
+    }
+}
+
+/* Whether the warp computes dQ of the tile before in front of a tile. */
+FA_DEVICE bool is_early(void) { return SPLIT > 1 && ptx_thread_id() < THREADS / 2; }
+
+/* Issues the first copies. */
+FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                           uint32_t memory, block_work *w)
+{
+    const tile_cursor at = first_tile(w);
+    issue_keys(&p->a, memory, w);
+    issue_tile(p, s, memory, w, &at);
+#if OPTIONS
+    if (p->a.mask.data || p->a.bias.data) {
+        ptx_cp_async_wait_all();
+        __syncthreads();
+        clear_bad_keys(memory, w);
+    }
+#endif
+}
+
+FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                             const block_work *w, thread_state *x)
+{
+    tile_cursor at = first_tile(w), last;
+    while (at.count < w->tiles) {
+        begin_tile(p, s, x->memory, w, &at);
+        if (at.count > 0 && is_early()) {
+            last = before(&at, w);
+            add_dq(p, s, w, x->memory, &last);
+        }
+        consume_tile(p, w, x, &at);
+        if (at.count > 0 && !is_early()) {
+            last = before(&at, w);
+            add_dq(p, s, w, x->memory, &last);
+        }
+        advance(&at, w);
+    }
+    __syncthreads();
+    last = before(&at, w);
+    add_dq(p, s, w, x->memory, &last);
+}
+
+FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
+    backward_sm80(const __grid_constant__ fa_backward_params p,
+                  const __grid_constant__ fa_backward_sm80_params s)
+{
+    FA_DYNAMIC_SHARED(memory);
+    __shared__ block_work work;
+    thread_state x;
+    x.memory = fa_opaque(find_memory(memory));
+    if (threadIdx.x == 0) describe_work(&p.a, &s, blockIdx.x, &work);
+    __syncthreads();
+    x.scale = inner_scale(&p.a);
+    if (work.tiles > 0) begin_block(&p, &s, x.memory, &work);
+    clear_gradient(&x.dk);
+    clear_gradient(&x.dv);
+    if (work.tiles > 0) consume_tiles(&p, &s, &work, &x);
+    const fa_layout layout = find_layout(x.memory);
+    store_gradient(&work.keys, &p.dk, &x.dk, &layout, p.a.d, p.a.scale);
+    store_gradient(&work.keys, &p.dv, &x.dv, &layout, p.a.d_v, value_scale(&p.a));
+}

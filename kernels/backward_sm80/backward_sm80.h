@@ -1,0 +1,68 @@
+/*
+ * What the kernels of backward_sm80 are told, and what follows from the numbers of a variant. Shared by the kernels and the
+ * planner.
+ *
+ * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
+ * summed; `backward_sm80` computes all gradients; `finish` rounds those of the queries. The workspace is made of tiles of
+ * FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
+ * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
+ *
+ *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)
+ *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta, both as
+ *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
+ *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
+ *
+ * Of kernels/variants.h:
+ *   keys        of a block
+ *   queries     of a tile: FA_BACKWARD_SM80_TILE, or half of it
+ *   warps       of a block
+ *   group_rows  keys of a warp, or of the warps that share them: 16 or 32
+ *   stages      buffers of queries and of dout: 1 or 2
+ *   blocks      of a multiprocessor, at least, which bounds the registers
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_BACKWARD_SM80_H
+#define FA_KERNELS_BACKWARD_SM80_BACKWARD_SM80_H
+
+#include "../backward_simt/backward_simt.h"
+
+#define FA_BACKWARD_SM80_TILE 64          /* rows of a tile of the workspace */
+#define FA_BACKWARD_SM80_PASS_THREADS 256 /* of a block of prepare and finish */
+#define FA_BACKWARD_SM80_SEMAPHORES 16    /* of a tile, 4 bytes each */
+#define FA_BACKWARD_SM80_MOST_COLUMNS 512
+
+#define FA_BACKWARD_SM80_SUM_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
+#define FA_BACKWARD_SM80_ROW_BYTES (FA_BACKWARD_SM80_TILE * 8)
+
+#define FA_BACKWARD_SM80_THREADS(warps) (32 * (warps))
+
+/* Weights are computed 2 to this power times as large, so that small ones keep their bits in float16, whose numbers end at 2^16
+ * and become less exact below 2^-14. */
+#define FA_BACKWARD_SM80_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
+
+/* Warps that share keys: they have shares of the queries and of the columns. */
+#define FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) ((warps) / ((keys) / (group_rows)))
+
+/* Bytes from one row to the next: of 16-bit elements, in whole groups of banks. */
+#define FA_BACKWARD_SM80_PITCH(dim) ((2 * (dim) + 127) / 128 * 128)
+
+/* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows;
+ * two buffers of dS, and where warps share keys one of weights. */
+#define FA_BACKWARD_SM80_SMEM(dim, keys, queries, warps, group_rows, stages)                       \
+    ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(dim) +                       \
+     (stages) * (queries)*8 +                                                                      \
+     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? 3 : 2) * 2 * (keys) * (queries) + 128)
+
+/* Every option that changes scores or weights may be there. 0: none of them. */
+#define FA_BACKWARD_SM80_ALL 1
+
+/* The second parameter of all three. */
+typedef struct fa_backward_sm80_params {
+    int64_t q_tiles; /* of the workspace, of a head */
+    float *sums;
+    float *rows;
+    int32_t *semaphores; /* NULL: sums are added in any order */
+    /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
+    int64_t heads_together;
+} fa_backward_sm80_params;
+
+#endif

@@ -1,0 +1,69 @@
+/*
+ * The numbers of a variant (kernels/variants.h) and what follows from them. backward_sm80.h says what the numbers are.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_CONFIG_CUH
+#define FA_KERNELS_BACKWARD_SM80_CONFIG_CUH
+
+#include "backward_sm80/backward_sm80.h"
+#include "common/dialect.h"
+#include "common/element.h"
+
+#if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(OPTIONS) || !defined(KEYS) ||              \
+    !defined(QUERIES)
+#error                                                                                             \
+    "backward_sm80: ELEMENT, HEAD_DIM, OPTIONS, KEYS or QUERIES is missing: a row of kernels/variants.h defines them"
+#endif
+#if !defined(WARPS) || !defined(GROUP_ROWS) || !defined(STAGES) || !defined(BLOCKS)
+#error                                                                                             \
+    "backward_sm80: WARPS, GROUP_ROWS, STAGES or BLOCKS is missing: a row of kernels/variants.h defines them"
+#endif
+#if ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
+#error "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
+#endif
+
+enum {
+    THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
+    TILE = FA_BACKWARD_SM80_TILE,
+    PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
+    SPLIT = FA_BACKWARD_SM80_SPLIT(KEYS, WARPS, GROUP_ROWS),
+    M_TILES = GROUP_ROWS / 16,
+    OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
+    COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
+    /* Queries whose scores are in registers together: options need registers, too. */
+    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 ? 16 : 32,
+    CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
+    CHUNKS = OWN_QUERIES / CHUNK,
+    N_TILES = CHUNK / 8,        /* of 8 queries of the scores */
+    D_STEPS = HEAD_DIM / 16,    /* of mma along the head dim */
+    D_TILES = COLUMNS / 8,      /* of 8 columns of dK and dV */
+    ROW_VECTORS = HEAD_DIM / 8, /* of 16 bytes */
+    PITCH = FA_BACKWARD_SM80_PITCH(HEAD_DIM),
+    SCORE_PITCH = 2 * QUERIES, /* weights and dS are transposed: a row for each key */
+    KEY_BYTES = KEYS * PITCH,
+    Q_BYTES = QUERIES * PITCH,
+    ROW_BYTES = QUERIES * 8,
+    SCORE_BYTES = KEYS * SCORE_PITCH,
+    SMEM_BYTES = FA_BACKWARD_SM80_SMEM(HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES)
+};
+static_assert(QUERIES == 32 || QUERIES == 64, "the swizzle of weights and dS");
+static_assert(GROUP_ROWS % 16 == 0 && KEYS % GROUP_ROWS == 0 && KEYS % 32 == 0, "whole groups");
+static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_SM80_SEMAPHORES,
+              "whole groups of warps, each with its semaphore");
+static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % 16 == 0,
+              "whole fragments");
+static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
+
+/* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
+enum {
+    DQ_ROWS = HEAD_DIM * QUERIES / 32 % (16 * WARPS) == 0 ? 32 : 16,
+    DQ_M_TILES = DQ_ROWS / 16,
+    DQ_ROW_WARPS = QUERIES / DQ_ROWS,
+    DQ_COLUMNS = HEAD_DIM * DQ_ROW_WARPS / WARPS,
+    DQ_N_TILES = DQ_COLUMNS / 8
+};
+static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % 16 == 0, "whole fragments of dQ");
+
+/* Times this a weight is what it should be. */
+#define WEIGHT_UNIT (1.0f / (float)(1 << FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT)))
+
+#endif

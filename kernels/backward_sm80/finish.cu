@@ -1,0 +1,77 @@
+/*
+ * The last launch of backward_sm80: the sums of dQ, times the scale, become the caller's rows. Bound by memory.
+ */
+#include "backward_sm80/backward_sm80.h"
+#include "backward_sm80/sums.cuh"
+#include "common/exchange.cuh"
+#include "common/rows.cuh"
+#include "common/sequence.cuh"
+#include "common/x2.cuh"
+
+enum {
+    TILE = FA_BACKWARD_SM80_TILE,
+    THREADS = FA_BACKWARD_SM80_PASS_THREADS,
+    UNITS = TILE / 16 * HEAD_DIM / 32, /* of a warp at a time: 16 queries and 32 columns */
+    PASSES = (UNITS + THREADS / 32 - 1) / (THREADS / 32)
+};
+
+/* Four words of row i of a thread, of four blocks of columns from `column` on. */
+FA_DEVICE void store_words(const fa_backward_params *p, const fa_tile *t, int64_t i, uint32_t x[4],
+                           int column)
+{
+    const int lane = threadIdx.x % 4;
+    const bool exists = i < t->room_q;
+    char *row = exists ? fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head) : NULL;
+    if (p->dq.vector == 8) {
+        fa_exchange_words(x, lane);
+        if (exists && column + 8 * lane < p->a.d)
+            *(uint4 *)(void *)(row + 2 * (column + 8 * lane)) = make_uint4(x[0], x[1], x[2], x[3]);
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        if (exists) fa_scatter_x2(row, column + 8 * n + 2 * lane, p->a.d, x[n]);
+}
+
+/* Rows behind the last query get zeros, whatever keys they met. */
+FA_DEVICE void store_unit(const fa_backward_params *p, const fa_tile *t, const float4 x[4],
+                          int block, int column)
+{
+    const float scale = p->a.scale;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = t->first + 16 * block + threadIdx.x % 32 / 4 + 8 * r;
+        uint32_t words[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float low = r ? x[n].z : x[n].x, high = r ? x[n].w : x[n].y;
+            words[n] = i < t->n_q ? fa_pack_x2(low * scale, high * scale) : 0;
+        }
+        store_words(p, t, i, words, column);
+    }
+}
+
+FA_KERNEL __launch_bounds__(THREADS)
+    backward_sm80_finish(const __grid_constant__ fa_backward_params p,
+                         const __grid_constant__ fa_backward_sm80_params s)
+{
+    __shared__ fa_tile tile;
+    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    float *sums = s.sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
+    const int warp = (int)threadIdx.x / 32;
+    float4 x[PASSES][4];
+    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);
+#pragma unroll
+    for (int i = 0; i < PASSES * 4; i++) {
+        const int unit = warp + i / 4 * (THREADS / 32);
+        if (unit < UNITS)
+            x[i / 4][i % 4] = load_sums(fragment_sums(sums, unit % 4, unit / 4 * 4 + i % 4));
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        const int unit = warp + i * (THREADS / 32);
+        if (unit < UNITS) store_unit(&p, &tile, x[i], unit % 4, unit / 4 * 32);
+    }
+}

@@ -1,0 +1,112 @@
+/*
+ * Which part of a block's work a thread has, and where things are in shared memory.
+ *
+ * SPLIT warps share GROUP_ROWS keys. Of a tile each computes the scores of its share of the queries, and of dK and dV its
+ * share of the columns.
+ *
+ * Units of 16 bytes of a row are permuted, so that ldmatrix, which reads one unit of eight rows, meets every bank once: of
+ * rows of 128 bytes and multiples of them unit u of row r is at u ^ r % 8, of rows of 64 bytes at u ^ r / 2 % 4.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
+#define FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
+
+#include "backward_sm80/config.cuh"
+#include "common/device.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/thread.cuh"
+
+/* Where things begin. */
+enum {
+    K_AT = 0,
+    V_AT = K_AT + KEY_BYTES,
+    Q_AT = V_AT + KEY_BYTES,
+    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
+    ROWS_AT = DOUT_AT + STAGES * Q_BYTES,
+    DS_AT = ROWS_AT + STAGES * ROW_BYTES,
+    WEIGHTS_AT = DS_AT + 2 * SCORE_BYTES
+};
+static_assert(WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0) + 128 == SMEM_BYTES,
+              "as the planner counts");
+static_assert(DS_AT % 128 == 0, "whole groups of banks");
+
+/* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
+ * go first down and then across (a), or first across and then down (b). */
+typedef struct fa_layout {
+    uint32_t memory;           /* the address of shared memory, in whole groups of banks */
+    uint32_t a, b;             /* of rows of PITCH bytes */
+    uint32_t score_a, score_b; /* of rows of SCORE_PITCH bytes */
+    uint32_t q; /* of queries where a warp has 8: of four matrices side by side; else b */
+    int lane, warp, group, share; /* share: the warp's number in its group */
+} fa_layout;
+
+/* The place of unit u among eight of row r. */
+FA_DEVICE uint32_t permuted(int row, int unit, int pitch)
+{
+    return (uint32_t)(pitch == 64 ? unit ^ (row / 2 & 3) : unit ^ (row & 7));
+}
+
+FA_DEVICE uint32_t lane_offset(int row, int unit, int pitch)
+{
+    return (uint32_t)(row * pitch) + permuted(row, unit, pitch) * 16;
+}
+
+FA_DEVICE uint32_t find_memory(const void *memory)
+{
+    const uint32_t address = ptx_shared_address(memory);
+    return address + (-address & 127u);
+}
+
+/* Found anew for each tile: products need the registers. */
+FA_DEVICE fa_layout find_layout(uint32_t memory)
+{
+    const int thread = ptx_thread_id(), lane = thread % 32;
+    const int down = lane % 16, down_unit = lane / 16;
+    const int across = lane % 8 + lane / 16 * 8, across_unit = lane / 8 % 2;
+    fa_layout l;
+    l.memory = memory;
+    l.a = lane_offset(down, down_unit, PITCH);
+    l.b = lane_offset(across, across_unit, PITCH);
+    l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
+    l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
+    l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
+    l.lane = lane;
+    l.warp = thread / 32;
+    l.group = l.warp / SPLIT;
+    l.share = l.warp % SPLIT;
+    return l;
+}
+
+/* The address of a fragment whose columns begin at unit `unit`, an even number. row: where its rows begin. */
+FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
+{
+    return (row ^ (uint32_t)((unit & 7) * 16)) + (uint32_t)(unit / 8 * 128);
+}
+
+FA_DEVICE uint32_t q_at(uint32_t memory, int stage)
+{
+    return memory + Q_AT + (uint32_t)stage * Q_BYTES;
+}
+
+FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
+{
+    return memory + DOUT_AT + (uint32_t)stage * Q_BYTES;
+}
+
+/* The rows of a tile begin at an address of 16 bytes for two of them: log-sum-exp and delta of each. */
+FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
+{
+    return memory + ROWS_AT + (uint32_t)stage * ROW_BYTES;
+}
+
+/* dS of tile number `count`. */
+FA_DEVICE uint32_t ds_at(uint32_t memory, int count)
+{
+    return memory + DS_AT + (uint32_t)(count & 1) * SCORE_BYTES;
+}
+
+/* A barrier of the warps that share keys. */
+FA_DEVICE void sync_group(const fa_layout *l) { ptx_named_barrier_sync(1 + l->group, 32 * SPLIT); }
+
+#endif

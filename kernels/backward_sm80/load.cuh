@@ -1,0 +1,175 @@
+/*
+ * Copies to shared memory: keys and values once; of each tile the queries, dout, and their rows. Rows that nobody sees are not
+ * read: zeros are stored instead.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_LOAD_CUH
+#define FA_KERNELS_BACKWARD_SM80_LOAD_CUH
+
+#include "backward_sm80/config.cuh"
+#include "backward_sm80/layout.cuh"
+#include "backward_sm80/work.cuh"
+#include "common/rows.cuh"
+#include "common/x2.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/shared.cuh"
+
+/* Threads that copy: each has the same 16 bytes of every row that it copies. */
+enum {
+    MAX_ROWS_A_PASS = THREADS / ROW_VECTORS,
+    ROWS_A_PASS = MAX_ROWS_A_PASS >= 32   ? 32
+                  : MAX_ROWS_A_PASS >= 16 ? 16
+                  : MAX_ROWS_A_PASS >= 8  ? 8
+                  : MAX_ROWS_A_PASS >= 4  ? 4
+                                          : 2,
+    COPIERS = ROWS_A_PASS * ROW_VECTORS
+};
+static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
+
+/* Rows of a tensor that go to a tile, and which of them are wanted: those in [from, to), counted from the tile's first. */
+typedef struct row_source {
+    const char *data; /* of the tile's first row */
+    int64_t pitch;    /* bytes from row to row */
+    int columns;      /* of the tensor */
+    bool whole;       /* rows are whole vectors */
+    int from, to;
+    const float2 *
+        rows; /* with options: queries whose rows are {infinity, 0} are not wanted either; NULL: all are */
+} row_source;
+
+/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
+FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
+{
+    uint32_t x2[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
+        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
+        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
+        x2[i] = low | high << 16;
+    }
+    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
+}
+
+FA_DEVICE bool is_wanted(const row_source *from, int row)
+{
+    if (row < from->from || row >= from->to) return false;
+#if OPTIONS
+    if (from->rows) {
+        const float2 x = from->rows[row];
+        return !(x.x == INFINITY && x.y == 0.0f);
+    }
+#endif
+    return true;
+}
+
+/* Issues the copy of a tile of `rows` rows. */
+FA_DEVICE void issue_rows(const row_source *from, int rows, uint32_t to)
+{
+    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
+    const bool inside = 8 * unit < from->columns;
+    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
+    if (!from->whole) {
+#pragma unroll 1
+        for (int row = first; row < rows; row += ROWS_A_PASS) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (inside && is_wanted(from, row))
+                x = gather_vector(from->data + row * from->pitch, 8 * unit, from->columns);
+            ptx_st_shared_v4(to + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                                 permuted(row, unit & 7, PITCH) * 16,
+                             x);
+        }
+        return;
+    }
+    const char *source = from->data + first * from->pitch + 16 * unit;
+    const int64_t ahead = ROWS_A_PASS * from->pitch;
+#pragma unroll
+    for (int pass = 0; pass < rows / ROWS_A_PASS; pass++, source += ahead) {
+        const int row = first + pass * ROWS_A_PASS;
+        ptx_cp_async_16(to + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                            permuted(row, unit & 7, PITCH) * 16,
+                        source, inside && is_wanted(from, row));
+    }
+}
+
+FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_t row, int64_t head,
+                               int columns, int from, int to)
+{
+    row_source s;
+    s.data =
+        view->data + 2 * (block * view->stride[0] + row * view->stride[1] + head * view->stride[2]);
+    s.pitch = 2 * view->stride[1];
+    s.columns = columns;
+    s.whole = view->vector == 8;
+    s.from = from;
+    s.to = to;
+    s.rows = NULL;
+    return s;
+}
+
+/* ---- Keys and values ------------------------------------------------------------------------- */
+
+FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const int64_t first = t->start_k + w->keys.first;
+    const row_source k =
+        source_of(&p->k, t->block_k, first, t->head_kv, p->d, w->seen_key_from, w->seen_key_to);
+    const row_source v =
+        source_of(&p->v, t->block_k, first, t->head_kv, p->d_v, w->seen_key_from, w->seen_key_to);
+    issue_rows(&k, KEYS, memory + K_AT);
+    issue_rows(&v, KEYS, memory + V_AT);
+}
+
+#if OPTIONS
+
+/* Keys that are not finite may be hidden by a mask or a bias from all queries, or from some: their weights are 0, and 0 * NaN is
+ * NaN. So they become zeros, and scores of them NaN where they are not hidden. */
+FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / 32; row < KEYS; row += WARPS) {
+        const uint32_t at = memory + K_AT + (uint32_t)(row * PITCH);
+        uint32_t seen = 0;
+#pragma unroll 1
+        for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
+            const uint4 x = ptx_ld_shared_v4(at + (uint32_t)(unit / 8 * 128) +
+                                             permuted(row, unit & 7, PITCH) * 16);
+            seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                    fa_x2_not_finite(x.w);
+        }
+        if (!__any_sync(0xffffffffu, seen != 0)) continue;
+#pragma unroll 1
+        for (int unit = lane; unit < ROW_VECTORS; unit += 32)
+            ptx_st_shared_v4(at + (uint32_t)(unit / 8 * 128) + permuted(row, unit & 7, PITCH) * 16,
+                             make_uint4(0, 0, 0, 0));
+        if (lane == 0) w->bad_keys[row] = 1;
+    }
+}
+
+#endif
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                          uint32_t memory, const block_work *w, const tile_cursor *at)
+{
+    const fa_tile *t = &w->sequence;
+    const int thread = ptx_thread_id(), stage = stage_of(at);
+    const int first = at->tile * QUERIES, from = w->seen_query_from - first,
+              to = w->seen_query_to - first;
+    const int64_t head = t->head + at->head, row = t->start_q + first;
+    const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
+                         at->tile % PARTS * QUERIES;
+    row_source q = source_of(&p->a.q, t->block_q, row, head, p->a.d, from, to);
+    row_source dout = source_of(&p->dout, t->block_q, row, head, p->a.d_v, from, to);
+#if OPTIONS
+    if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
+#endif
+    issue_rows(&q, QUERIES, q_at(memory, stage));
+    issue_rows(&dout, QUERIES, dout_at(memory, stage));
+    if (thread < QUERIES / 2)
+        ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
+}
+
+#endif

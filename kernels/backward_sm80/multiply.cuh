@@ -1,0 +1,165 @@
+/*
+ * The five products of a tile. A warp's scores are transposed: its keys are the rows, its queries the columns. So weights and dS
+ * are in the registers that dV and dK take them from; only what other warps take goes to shared memory.
+ *
+ *     S^T  = K Q^T       dP^T = V dO^T
+ *     dV  += P^T dO      dK  += dS^T Q      columns of the warp's share; weights of the other queries from shared memory
+ *     dQ   = dS K                           from all keys, rows and columns of the warp
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_MULTIPLY_CUH
+#define FA_KERNELS_BACKWARD_SM80_MULTIPLY_CUH
+
+#include "backward_sm80/layout.cuh"
+#include "common/mma.cuh"
+#include "ptx/ldmatrix.cuh"
+
+/* As mma leaves them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r are in [m][n][2r + i]. */
+typedef struct fa_scores {
+    float at[M_TILES][N_TILES][4];
+} fa_scores;
+
+/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. */
+typedef struct fa_weights {
+    uint32_t at[M_TILES][N_TILES][2];
+} fa_weights;
+
+/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. */
+typedef struct fa_gradient {
+    float at[M_TILES][D_TILES][4];
+} fa_gradient;
+
+typedef struct fa_dq {
+    float at[DQ_M_TILES][DQ_N_TILES][4];
+} fa_dq;
+
+/* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
+
+/* Words of B fragments of queries that are loaded together: of a step of 16 columns, or with 8 queries of two. */
+enum { PAIRS = N_TILES == 1, QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES };
+
+FA_DEVICE void load_key_fragments(uint32_t a[M_TILES][4], uint32_t rows, int step)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+        ptx_ldmatrix_x4(a[m], fragment_at(rows + (uint32_t)(m * 16 * PITCH), 2 * step));
+}
+
+FA_DEVICE void load_query_fragments(uint32_t b[QUERY_WORDS], uint32_t columns, int step)
+{
+#pragma unroll
+    for (int n = 0; n < QUERY_WORDS / 4; n++)
+        ptx_ldmatrix_x4(b + 4 * n, fragment_at(columns + (uint32_t)(n * 16 * PITCH), 2 * step));
+}
+
+/* rows, columns: where the lane's fragments of keys and of queries begin. Fragments are loaded one step ahead of their
+ * products. */
+FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
+{
+    uint32_t a[2][M_TILES][4], b[2][QUERY_WORDS];
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
+    load_key_fragments(a[0], rows, 0);
+    load_query_fragments(b[0], columns, 0);
+#pragma unroll
+    for (int step = 0; step < D_STEPS; step++) {
+        const int next = step + 1;
+        const uint32_t *queries = PAIRS ? b[step / 2 % 2] + step % 2 * 2 : b[step % 2];
+        if (next < D_STEPS) {
+            load_key_fragments(a[next % 2], rows, next);
+            if (!PAIRS) load_query_fragments(b[next % 2], columns, next);
+            else if (next % 2 == 0) load_query_fragments(b[next / 2 % 2], columns, next);
+        }
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+                fa_mma(s->at[m][n], a[step % 2][m], queries[2 * n], queries[2 * n + 1]);
+    }
+}
+
+/* ---- dV += P^T dO, dK += dS^T Q -------------------------------------------------------------- */
+
+FA_DEVICE void clear_gradient(fa_gradient *g)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        g->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
+}
+
+/* Products of 16 queries. tile: where the lane's fragment of the first of them begins, of dout or of queries; unit: of the
+ * first column of the warp's share. */
+FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_t tile, int unit)
+{
+#pragma unroll
+    for (int n = 0; n < D_TILES; n += 2) {
+        uint32_t b[4];
+        ptx_ldmatrix_x4_trans(b, fragment_at(tile, unit + n));
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            fa_mma(g->at[m][n], a[m], b[0], b[1]);
+            fa_mma(g->at[m][n + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+/* The products of the warp's own queries, with weights in registers. tile: of these queries. */
+FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
+{
+#pragma unroll
+    for (int step = 0; step < CHUNK / 16; step++) {
+        uint32_t a[M_TILES][4];
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++)
+            a[i / 4][i % 4] = x->at[i / 4][2 * step + i % 4 / 2][i % 2];
+        add_gradient_step(g, a, tile + (uint32_t)(step * 16 * PITCH), unit);
+    }
+}
+
+/* The products of all other queries of the tile. weights: where the lane's fragments of the warp's keys begin. */
+FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, int unit,
+                                  int share)
+{
+    enum { OWN_STEPS = OWN_QUERIES / 16 }; /* 0: all are read */
+#pragma unroll
+    for (int i = 0; i < QUERIES / 16 - OWN_STEPS; i++) {
+        uint32_t a[M_TILES][4];
+        const int step = OWN_STEPS == 0 || i < share * OWN_STEPS ? i : i + OWN_STEPS;
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+            ptx_ldmatrix_x4(a[m],
+                            fragment_at(weights + (uint32_t)(m * 16 * SCORE_PITCH), 2 * step));
+        add_gradient_step(g, a, tile + (uint32_t)(step * 16 * PITCH), unit);
+    }
+}
+
+/* ---- dQ = dS K ------------------------------------------------------------------------------- */
+
+/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of 16-row block `block` on, and
+ * columns of unit `unit` on. */
+FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int unit)
+{
+#pragma unroll
+    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
+        dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) {
+        uint32_t a[DQ_M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < DQ_M_TILES; m++)
+            ptx_ldmatrix_x4_trans(
+                a[m], fragment_at(ds + (uint32_t)(step * 16 * SCORE_PITCH), 2 * (block + m)));
+#pragma unroll
+        for (int n = 0; n < DQ_N_TILES; n += 2) {
+            uint32_t b[4];
+            ptx_ldmatrix_x4_trans(b, fragment_at(keys + (uint32_t)(step * 16 * PITCH), unit + n));
+#pragma unroll
+            for (int m = 0; m < DQ_M_TILES; m++) {
+                fa_mma(dq->at[m][n], a[m], b[0], b[1]);
+                fa_mma(dq->at[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,286 @@
+/*
+ * The options that change scores or weights: softcap, ALiBi, bias, boolean mask, dropout. The kernel is compiled without any,
+ * or for all of them, each of which may be there or not.
+ *
+ * What is known of an element by one bit is a bit of a word: BIT(n, m, r, i) of [m][n][2r + i].
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_OPTIONS_CUH
+#define FA_KERNELS_BACKWARD_SM80_OPTIONS_CUH
+
+#include "backward_sm80/multiply.cuh"
+#include "backward_sm80/work.cuh"
+#include "common/score_options.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+/* What scores are multiplied by, and sums of the gradients of values. */
+FA_DEVICE float inner_scale(const fa_attention_params *p)
+{
+    return OPTIONS && p->softcap > 0.0f ? p->scale / p->softcap : p->scale * FA_LOG2E;
+}
+
+FA_DEVICE float value_scale(const fa_attention_params *p)
+{
+    return WEIGHT_UNIT * (OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f);
+}
+
+#if OPTIONS
+
+/* The scores that a thread has, of a tile or of a chunk of it. */
+typedef struct tile_options {
+    uint32_t sees; /* pairs of a query and a key that are not hidden, but for a bias of -infinity */
+    uint32_t keeps; /* those that dropout keeps */
+    int query, key; /* the thread's first ones: of the sequence; of the block */
+    int head;
+} tile_options;
+
+#define BIT(n, m, r, i) (1u << (16 * (i) + 4 * (n) + 2 * (m) + (r)))
+
+/* ---- What is seen ---------------------------------------------------------------------------- */
+
+/* Of the numbers 8n + i, n < 4, those before `end`: bit 4n of each. */
+FA_DEVICE uint32_t bits_before(int end, int i)
+{
+    const int count = (end - i + 7) >> 3;
+    return 0x1111u & ((1u << 4 * (count < 0 ? 0 : count > 4 ? 4 : count)) - 1);
+}
+
+/* By position and lengths. */
+FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
+{
+    uint32_t sees = 0;
+#pragma unroll
+    for (int mr = 0; mr < M_TILES * 2; mr++) {
+        const int own = key + 8 * mr;
+        const int from = w->first_query + own - query;
+        const int end = w->end_query + own, last = (int)w->sequence.n_q;
+        const int to = own < w->num_keys ? (end < last ? end : last) - query : -1;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            sees |= (bits_before(to, i) & ~bits_before(from, i)) << (16 * i + mr);
+    }
+    return sees;
+}
+
+/* The sequence and head, for functions that are told no more of a tile. */
+FA_DEVICE fa_tile sequence_of(const block_work *w, const tile_options *o)
+{
+    fa_tile t;
+    t.batch = w->sequence.batch;
+    t.head = o->head;
+    return t;
+}
+
+/* The element of a bias or a mask for the thread's first query and key 8 mr. */
+FA_DEVICE int64_t first_index(const fa_kernel_view *view, const block_work *w,
+                              const tile_options *o, int mr)
+{
+    const fa_tile t = sequence_of(w, o);
+    return fa_score_index(view, &t, o->query, w->keys.first + o->key + 8 * mr);
+}
+
+/* Takes away what the mask hides; what is hidden already is not read. */
+FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, const tile_options *o)
+{
+    uint32_t sees = o->sees;
+#pragma unroll
+    for (int mr = 0; mr < M_TILES * 2; mr++) {
+        const uint8_t *first = (const uint8_t *)mask->data + first_index(mask, w, o, mr);
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t bit = BIT(n, 0, mr, i);
+                uint32_t shows = 0;
+                if (o->sees & bit) shows = first[(8 * n + i) * mask->stride[2]];
+                if (shows == 0) sees &= ~bit;
+            }
+    }
+    return sees;
+}
+
+/* ---- Dropout --------------------------------------------------------------------------------- */
+
+/* A block of random bits has those of a query and of all of a thread's keys, for two lanes, which differ in bit 2: their
+ * keys are neighbours. So each of the two computes the blocks of every second query, i, and they exchange what they find. */
+FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
+                             const tile_options *o)
+{
+    const fa_tile t = sequence_of(w, o);
+    const fa_dropout d = fa_dropout_of(p, &t);
+    const int64_t key = w->keys.first + o->key;
+    const int odd = o->key & 1;
+    uint32_t own = 0, other = 0;
+#pragma unroll 1
+    for (int n = 0; n < N_TILES; n++) {
+        uint32_t block[4];
+        fa_dropout_block(d.seed, d.offset, d.batch_head, o->query + 8 * n + odd, key >> 5,
+                         (int)(key >> 1) & 3, block);
+#pragma unroll
+        for (int mr = 0; mr < M_TILES * 2; mr++) {
+            const uint32_t word = M_TILES == 1 && key & 16 ? block[2 + mr % 2] : block[mr];
+            const uint32_t low = (word & 0xffffu) >= p->dropout_threshold,
+                           high = (word >> 16) >= p->dropout_threshold;
+            own |= (odd ? high : low) << (4 * n + mr);
+            other |= (odd ? low : high) << (4 * n + mr);
+        }
+    }
+    const uint32_t theirs = __shfl_xor_sync(0xffffffffu, other, 4);
+    return odd ? theirs | own << 16 : own | theirs << 16;
+}
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+/* query, key: the thread's first ones. */
+FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const block_work *w,
+                                         int head, int query, int key)
+{
+    tile_options o;
+    o.query = query;
+    o.key = key;
+    o.head = (int)w->sequence.head + head;
+    o.sees = find_seen(w, o.query, o.key);
+    o.keeps = p->dropout_threshold ? find_kept(p, w, &o) : ~0u;
+    if (p->mask.data) o.sees = read_mask(&p->mask, w, &o);
+    return o;
+}
+
+/* ---- Scores ---------------------------------------------------------------------------------- */
+
+/* Scores whose options are applied together: fragment m of the keys, and those of the queries from n on. */
+enum { GROUP = N_TILES < 2 ? N_TILES : 2 };
+
+typedef struct score_group {
+    float (*s)[4]; /* the first fragment of GROUP */
+    int m, n;
+} score_group;
+
+/* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
+ * which are 0, it would make NaN of. */
+FA_DEVICE float find_poison(const block_work *w, int key) { return w->bad_keys[key] ? NAN : 0.0f; }
+
+/* Scores become exponents of 2. slopes: the derivative of the softcap. */
+FA_DEVICE void cap_scores(const fa_attention_params *p, const block_work *w, const tile_options *o,
+                          const score_group *g, float slopes[GROUP][4], float scale)
+{
+    const float cap = p->softcap * FA_LOG2E;
+    const float poison[2] = {find_poison(w, o->key + 16 * g->m),
+                             find_poison(w, o->key + 16 * g->m + 8)};
+#pragma unroll
+    for (int e = 0; e < 4 * GROUP; e++) {
+        g->s[e / 4][e % 4] = fmaf(g->s[e / 4][e % 4], scale, poison[e / 2 % 2]);
+        slopes[e / 4][e % 4] = 1.0f;
+    }
+    if (!(p->softcap > 0.0f)) return;
+#pragma unroll
+    for (int e = 0; e < 4 * GROUP; e++) {
+        const float y = fa_tanh_fast(g->s[e / 4][e % 4]);
+        g->s[e / 4][e % 4] = cap * y;
+        slopes[e / 4][e % 4] = fmaf(-y, y, 1.0f);
+    }
+}
+
+FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, const tile_options *o,
+                         const score_group *g)
+{
+    const int64_t batch = w->sequence.batch * p->alibi_batch_stride;
+    const int center = saturate(w->sequence.diagonal - w->keys.first);
+    const float factor = -FA_LOG2E * p->alibi_slopes[batch + o->head];
+    const int first = center + o->query + 8 * g->n - o->key - 16 * g->m;
+#pragma unroll
+    for (int e = 0; e < 4 * GROUP; e++) {
+        const int distance = first + 8 * (e / 4) + e % 2 - e / 2 % 2 * 8;
+        g->s[e / 4][e % 4] = fa_alibi_score(g->s[e / 4][e % 4], factor, (float)distance);
+    }
+}
+
+/* The compiler knows dtype. A bias that is not seen is not read. */
+FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
+                           const score_group *g, int dtype)
+{
+    const int size = fa_element_size(dtype);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const char *from = bias->data + first_index(bias, w, o, 2 * g->m + r) * size;
+#pragma unroll
+        for (int e = 0; e < 2 * GROUP; e++) {
+            const int n = g->n + e / 2, i = e % 2;
+            float *to = &g->s[e / 2][2 * r + i], x = 0.0f;
+            if (o->sees & BIT(n, g->m, r, i))
+                x = fa_load_element(from, dtype, (8 * n + i) * bias->stride[2]);
+            *to = fa_bias_score(*to, x, FA_LOG2E);
+        }
+    }
+}
+
+FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
+                        const score_group *g)
+{
+    if (bias->dtype == FA_KERNEL_BFLOAT16) add_bias_of(bias, w, o, g, FA_KERNEL_BFLOAT16);
+    else if (bias->dtype == FA_KERNEL_FLOAT16) add_bias_of(bias, w, o, g, FA_KERNEL_FLOAT16);
+    else add_bias_of(bias, w, o, g, FA_KERNEL_FLOAT32);
+}
+
+/* ---- Weights and dS -------------------------------------------------------------------------- */
+
+/* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made.
+ * What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float slopes[GROUP][4],
+                           fa_weights *weights, uint32_t rows)
+{
+#pragma unroll
+    for (int j = 0; j < GROUP; j++) {
+        const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)(g->n + j));
+        const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float kept[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t bit = BIT(g->n + j, g->m, r, i);
+                float *y = &g->s[j][2 * r + i];
+                const float logit = fa_mask_score(*y, (o->sees & bit) != 0);
+                const float weight = logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
+                kept[i] = o->keeps & bit ? weight : 0.0f;
+                /* The slope of a hidden score may be NaN. */
+                *y = weight == 0.0f ? 0.0f : weight * slopes[j][2 * r + i];
+            }
+            weights->at[g->m][g->n + j][r] = fa_pack_x2(kept[0], kept[1]);
+        }
+    }
+}
+
+FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work *w,
+                                  const tile_options *o, fa_scores *scores, fa_weights *weights,
+                                  float scale, uint32_t rows)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES / GROUP; i++) {
+        const int m = i / (N_TILES / GROUP), n = i % (N_TILES / GROUP) * GROUP;
+        const score_group g = {&scores->at[m][n], m, n};
+        float slopes[GROUP][4];
+        cap_scores(p, w, o, &g, slopes, scale);
+        if (p->alibi_slopes) add_alibi(p, w, o, &g);
+        if (p->bias.data) add_bias(&p->bias, w, o, &g);
+        weigh_group(o, &g, slopes, weights, rows);
+    }
+}
+
+/* What dropout leaves of dP. A product with a dropped weight's dP is 0, whatever dP. */
+FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *o, fa_scores *dp)
+{
+    if (!p->dropout_threshold) return;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int e = 0; e < 4 * N_TILES; e++)
+            dp->at[m][e / 4][e % 4] = o->keeps & BIT(e / 4, m, e / 2 % 2, e % 2)
+                                          ? dp->at[m][e / 4][e % 4] * p->dropout_scale
+                                          : 0.0f;
+}
+
+#endif
+
+#endif

@@ -1,0 +1,112 @@
+/*
+ * The first launch of backward_sm80: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ. Bound by
+ * memory.
+ */
+#include "backward_sm80/backward_sm80.h"
+#include "backward_simt/row_product.cuh"
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+#include "common/sequence.cuh"
+#include "common/softmax.cuh"
+
+enum {
+    TILE = FA_BACKWARD_SM80_TILE,
+    THREADS = FA_BACKWARD_SM80_PASS_THREADS,
+    LANES = HEAD_DIM <= 64    ? 8
+            : HEAD_DIM <= 128 ? 16
+                              : 32,               /* that share a row */
+    VECTORS = (HEAD_DIM / 8 + LANES - 1) / LANES, /* of a lane, of eight elements */
+    ROWS_A_PASS = THREADS / LANES,
+    PASSES = TILE / ROWS_A_PASS,
+    SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16
+};
+
+/* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
+FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int64_t i,
+                             float product)
+{
+    const float2 none = make_float2(INFINITY, 0.0f);
+    if (i >= t->n_q) return none;
+    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+    const float lse = p->a.lse[at];
+    if (lse == -INFINITY) return none;
+    const int bits = FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT);
+    const float delta = product - (p->dlse ? p->dlse[at] : 0.0f);
+    return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
+}
+
+/* The sum of products of eight elements. */
+FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
+{
+    const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const float2 c = fa_unpack_x2(x[k], ELEMENT), d = fa_unpack_x2(y[k], ELEMENT);
+        sum = fmaf(c.x, d.x, fmaf(c.y, d.y, sum));
+    }
+    return sum;
+}
+
+/* Rows whose elements are loaded eight at once. All loads are issued before the first is used. */
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+{
+    const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
+    uint4 dout[PASSES][VECTORS], out[PASSES][VECTORS];
+#pragma unroll
+    for (int n = 0; n < PASSES * VECTORS; n++) {
+        const int pass = n / VECTORS, vector = n % VECTORS, column = 8 * (lane + vector * LANES);
+        const int64_t i = t->first + first + pass * ROWS_A_PASS;
+        dout[pass][vector] = out[pass][vector] = make_uint4(0, 0, 0, 0);
+        if (i >= t->n_q || column >= p->a.d_v) continue;
+        dout[pass][vector] = *(const uint4 *)(const void *)(fa_view_row(&p->dout, t->block_q,
+                                                                        t->start_q + i, t->head) +
+                                                            2 * column);
+        out[pass][vector] = *(const uint4 *)(const void *)(fa_view_row(&p->a.out, t->block_q,
+                                                                       t->start_q + i, t->head) +
+                                                           2 * column);
+    }
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int row = first + pass * ROWS_A_PASS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int vector = 0; vector < VECTORS; vector++)
+            sum += multiply_vectors(dout[pass][vector], out[pass][vector]);
+#pragma unroll
+        for (int other = LANES / 2; other > 0; other /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, other);
+        if (lane == 0) rows[row] = prepare_row(p, t, t->first + row, sum);
+    }
+}
+
+/* Any other rows: a warp each. */
+FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+{
+#pragma unroll 1
+    for (int r = (int)threadIdx.x / 32; r < TILE; r += THREADS / 32) {
+        const int64_t i = t->first + r;
+        const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
+        if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, t, i, product);
+    }
+}
+
+FA_KERNEL __launch_bounds__(THREADS)
+    backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
+                          const __grid_constant__ fa_backward_sm80_params s)
+{
+    __shared__ fa_tile tile;
+    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    float4 *sums = (float4 *)(void *)s.sums + number * SUM_VECTORS;
+    float2 *rows = (float2 *)(void *)s.rows + number * TILE;
+    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);
+#pragma unroll
+    for (int i = 0; i < SUM_VECTORS / THREADS; i++)
+        if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+    if (s.semaphores && threadIdx.x < FA_BACKWARD_SM80_SEMAPHORES)
+        s.semaphores[number * FA_BACKWARD_SM80_SEMAPHORES + threadIdx.x] = 0;
+    __syncthreads();
+    if (p.dout.vector == 8 && p.a.out.vector == 8) prepare_vectors(&p, &tile, rows);
+    else prepare_rows(&p, &tile, rows);
+}

@@ -1,0 +1,103 @@
+/*
+ * Between the products: scores become weights, and dP dS. The masks by position are here; options.cuh has the rest.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_WEIGHTS_CUH
+#define FA_KERNELS_BACKWARD_SM80_WEIGHTS_CUH
+
+#include "backward_sm80/multiply.cuh"
+#include "backward_sm80/options.cuh"
+#include "backward_sm80/work.cuh"
+#include "common/x2.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+/* Of two neighbouring queries. */
+typedef struct query_pair {
+    float lse[2], delta[2];
+} query_pair;
+
+/* rows: where the rows of the lane's first two queries are. */
+FA_DEVICE query_pair load_pair(uint32_t rows, int n)
+{
+    const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)n);
+    const query_pair pair = {{fa_bits_float(two.x), fa_bits_float(two.z)},
+                             {fa_bits_float(two.y), fa_bits_float(two.w)}};
+    return pair;
+}
+
+#if !OPTIONS
+
+/* P = exp(S - lse). */
+FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
+{
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const query_pair pair = load_pair(rows, n);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            float *x = &s->at[i / 4][n][i % 4];
+            *x = ptx_ex2(fmaf(*x, scale, -pair.lse[i % 2]));
+        }
+    }
+}
+
+/* Clears the weights of queries that do not see the thread's keys. query, key: the thread's first ones. */
+FA_DEVICE void mask_weights(const block_work *w, fa_scores *weights, int query, int key)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        const int own = key + 8 * i;
+        const int from = w->first_query + own - query;
+        const int to = own < w->num_keys ? w->end_query + own - query : -1;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                if (8 * n + c < from || 8 * n + c >= to)
+                    weights->at[i / 2][n][i % 2 * 2 + c] = 0.0f;
+    }
+}
+
+#endif
+
+/* dP becomes dS = P (dP - delta). masked: a weight of 0 has no gradient, whatever dP. */
+FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, bool masked)
+{
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const query_pair pair = load_pair(rows, n);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            float *x = &dp->at[i / 4][n][i % 4];
+            *x = weights->at[i / 4][n][i % 4] * fmaf(*x, WEIGHT_UNIT, -pair.delta[i % 2]);
+        }
+    }
+    if (!masked) return;
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+        if (weights->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] == 0.0f)
+            dp->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
+}
+
+FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 2; i++) {
+        const float *x = from->at[i / 2 / N_TILES][i / 2 % N_TILES] + i % 2 * 2;
+        to->at[i / 2 / N_TILES][i / 2 % N_TILES][i % 2] = fa_pack_x2(x[0], x[1]);
+    }
+}
+
+/* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of the tile goes; unit: of the
+ * first query. */
+FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
+{
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2; i++)
+            ptx_st_shared_u32(fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit + n),
+                              x->at[i / 2][n][i % 2]);
+}
+
+#endif

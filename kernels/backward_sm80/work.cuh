@@ -1,0 +1,157 @@
+/*
+ * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them, of
+ * each query head that shares the head. One thread describes it; all threads read the description.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_WORK_CUH
+#define FA_KERNELS_BACKWARD_SM80_WORK_CUH
+
+#include "backward_sm80/config.cuh"
+#include "common/key_tiles.cuh"
+#include "common/packed.h"
+
+typedef struct block_work {
+    fa_key_tile keys;
+    fa_tile sequence; /* with the first query head */
+    int64_t
+        number; /* of the workspace's tile that has the sequence's first query and the first head */
+    int32_t heads;    /* query heads that share the keys */
+    int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
+    int32_t tiles;    /* of all heads */
+    int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
+    /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
+    int32_t first_query, end_query;
+    int32_t key_tile; /* number of the block's keys in the sequence */
+    int32_t edge;     /* see tiles_before */
+    /* Rows outside are not read, for they may hold NaN: keys that some query sees, counted from the block's first; queries
+     * that see some key. */
+    int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
+#if OPTIONS
+    uint8_t bad_keys[KEYS]; /* 1: the key is not finite */
+#endif
+} block_work;
+
+/* Beyond every query, and small enough that it can be added to without overflow. */
+enum { UNBOUNDED = 1 << 30 };
+
+FA_DEVICE int32_t saturate(int64_t x)
+{
+    return (int32_t)fa_max64(-UNBOUNDED, fa_min64(x, UNBOUNDED));
+}
+
+/* a + b and a - b, or the nearest number that there is; b from 0 on. A window may be as large as numbers go. */
+FA_DEVICE int64_t add(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+FA_DEVICE int64_t subtract(int64_t a, int64_t b) { return a < INT64_MIN + b ? INT64_MIN : a - b; }
+
+FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const int64_t first = w->keys.first, last_query = fa_max64(t->n_q - 1, 0);
+    w->seen_key_from = saturate(fa_tile_visible(p, t, 0).lo - first);
+    w->seen_key_to = saturate(fa_tile_visible(p, t, last_query).hi - first);
+    w->seen_query_from = saturate(fa_first_query(p, t, 0, true));
+    w->seen_query_to = saturate(fa_first_query(p, t, t->n_k, false));
+}
+
+FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
+    const int64_t center = first - t->diagonal;
+    const int64_t right = fa_keys_ahead(p);
+    if (first >= end) return;
+    w->num_keys = (int32_t)(end - first);
+    w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
+    w->to = ((int32_t)fa_first_query(p, t, end, false) + QUERIES - 1) / QUERIES;
+    w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
+    w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
+    const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
+    w->end_query = saturate(add(last_query, 1));
+    w->key_tile = (int32_t)(first / KEYS);
+    w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
+    find_seen_rows(p, w);
+}
+
+/* The number of the first tile of a sequence and head in the workspace. */
+FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *t, int64_t q_tiles)
+{
+    if (p->cu_seqlens_q)
+        return t->head * q_tiles + FA_PACKED_FIRST_TILE(t->start_q, TILE, t->batch + 1);
+    return (t->batch * p->heads_q + t->head) * q_tiles;
+}
+
+/* A block's task. Tasks count through the tiles of a head, then those of the next one; blocks through the first tiles of
+ * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
+ * behind all tiles in front of it. */
+FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
+{
+    if (together <= 1) return block;
+    const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
+    const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);
+    const int64_t rest = block - first * p->tiles, tile = fa_divide(rest, heads);
+    return (first + rest - tile * heads) * p->tiles + tile;
+}
+
+FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                             int64_t block, block_work *w)
+{
+    w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
+    w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
+    w->from = w->to = w->tiles = w->num_keys = 0;
+#if OPTIONS
+    for (int i = 0; i < KEYS; i++) w->bad_keys[i] = 0;
+#endif
+    if (w->keys.batch < 0 || w->keys.count <= 0) return;
+    fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
+    w->number = find_tile_number(p, &w->sequence, s->q_tiles);
+    find_queries(p, w);
+}
+
+/* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first
+ * key that the tile's first query sees. */
+FA_DEVICE int tiles_before(const block_work *w, int tile)
+{
+    return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
+}
+
+/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
+ * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. */
+typedef struct tile_cursor {
+    int count, head, tile;
+} tile_cursor;
+
+FA_DEVICE tile_cursor first_tile(const block_work *w)
+{
+    const tile_cursor at = {0, 0, w->to - 1};
+    return at;
+}
+
+FA_DEVICE void advance(tile_cursor *at, const block_work *w)
+{
+    at->count++;
+    at->tile--;
+    if (at->tile >= w->from) return;
+    at->tile = w->to - 1;
+    at->head++;
+}
+
+/* The tile before; at is not the first one. */
+FA_DEVICE tile_cursor before(const tile_cursor *at, const block_work *w)
+{
+    tile_cursor b = {at->count - 1, at->head, at->tile + 1};
+    if (b.tile < w->to) return b;
+    b.tile = w->from;
+    b.head--;
+    return b;
+}
+
+/* The stage of its queries. */
+FA_DEVICE int stage_of(const tile_cursor *at) { return STAGES == 2 ? at->count & 1 : 0; }
+
+/* The tile of the workspace that has this tile of queries, which is one of PARTS of it. */
+FA_DEVICE int64_t tile_number(const block_work *w, const fa_backward_sm80_params *s,
+                              const tile_cursor *at)
+{
+    return w->number + at->head * s->q_tiles + at->tile / PARTS;
+}
+
+#endif

@@ -1,0 +1,178 @@
+/* backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches. */
+#include "cuda/plan_backward_sm80.h"
+
+#include <inttypes.h>
+
+#include "cuda/family.h"
+#include "cuda/plan_backward.h"
+
+/* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
+static const int64_t max_rows = (1 << 30) - 4096;
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                  fa_backward_sm80_params *params)
+{
+    const fa_cuda_backward_sm80_launch *x = &l->backward_sm80;
+    char *workspace = (char *)p->workspace + l->workspace_offset;
+    params->q_tiles = x->q_tiles;
+    params->sums = (float *)(void *)workspace;
+    params->rows = (float *)(void *)(workspace + x->rows_offset);
+    params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->heads_together = x->heads_together;
+}
+
+static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                       const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_backward_params backward;
+    fa_backward_sm80_params params;
+    fa_cuda_set_backward_params(call->problem, l, &backward);
+    fa_cuda_backward_sm80_params(call->problem, l, &params);
+    return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&backward, &params}, fault);
+}
+
+/* ---- What can be done ------------------------------------------------------------------------ */
+
+static bool refuse_gradient_dtypes(const fa_problem *p, char *why, size_t size)
+{
+    const struct {
+        const char *name;
+        const fa_view *view;
+    } tensors[] = {{"dout", &p->dout},
+                   {"gradients.dq", &p->dq},
+                   {"gradients.dk", &p->dk},
+                   {"gradients.dv", &p->dv}};
+    for (int i = 0; i < 4; i++) {
+        const fa_view *v = tensors[i].view;
+        if (!v->data || v->dtype == p->q.dtype) continue;
+        fa_cuda_say(why, size, "%s.dtype is %s", tensors[i].name, fa_dtype_name(v->dtype));
+        return true;
+    }
+    return false;
+}
+
+static bool refuse_pages(const fa_problem *p, char *why, size_t size)
+{
+    if (!p->block_table) return false;
+    fa_cuda_say(why, size, "block_table is given");
+    return true;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* The narrowest of a pass's variants that has the type of the problem. */
+static const fa_variant *find_pass(const fa_problem *p, int first, int dim)
+{
+    const fa_variant *v = &fa_variants[first];
+    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype) v++;
+    return v;
+}
+
+static int count_smem(const fa_variant *v)
+{
+    return FA_BACKWARD_SM80_SMEM(v->head_dim, v->keys, v->queries, v->warps, v->group_rows,
+                                 v->stages);
+}
+
+/* Whether a variant is for the problem; one with every option also does without. */
+static bool takes(const fa_variant *v, const fa_problem *p)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    return v->head_dim >= dim && v->element == (fa_element)p->q.dtype &&
+           (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
+}
+
+/* Whether a multiprocessor has room for so many blocks. */
+static bool has_room(const fa_cuda_device *device, const fa_variant *v, int blocks)
+{
+    const int bytes = count_smem(v) + FA_CUDA_STATIC_SMEM;
+    return bytes <= device->smem_per_block && blocks * (bytes + 1024) <= device->smem_per_sm;
+}
+
+/* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that
+ * has as many blocks on a multiprocessor as it is made for. Without any the first that does the problem, which is refused. */
+static const fa_variant *find_main(const fa_problem *p, const fa_cuda_device *device)
+{
+    const fa_variant *found = NULL, *first = NULL;
+    for (int i = FA_FIRST_backward_sm80; i < FA_END_backward_sm80; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (!takes(v, p) || (found && v->head_dim > found->head_dim)) continue;
+        if (has_room(device, v, v->blocks)) return v;
+        if (!found && has_room(device, v, 1)) found = v;
+        if (!first) first = v;
+    }
+    return found ? found : first;
+}
+
+static fa_cuda_plan_launch *add_pass(const fa_cuda_planning *x, int first, int dim)
+{
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(find_pass(x->problem, first, dim), FA_BACKWARD_SM80_PASS_THREADS, 0,
+                         queue_sm80, x->device, x->plan, x->why, x->size);
+    if (l) fa_cuda_set_query_tasks(x->problem, FA_BACKWARD_SM80_TILE, l);
+    return l;
+}
+
+/* Heads whose blocks take turns where sums have one order, as in backward_sm90. */
+static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
+{
+    if (l->tasks == 0) return 1;
+    const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
+    const int64_t blocks = (int64_t)device->multiprocessors * fa_variants[l->variant].blocks;
+    const int64_t heads = l->tasks / l->tiles, most = blocks / at_once + 1;
+    const int64_t groups = (heads + most / 2) / most;
+    return groups > 1 ? (heads + groups - 1) / groups : heads;
+}
+
+/* Sums, rows, and semaphores if sums have one order. The order also makes an item's sums independent of the batch. */
+static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
+                           const fa_cuda_plan_launch *main, int dim)
+{
+    const fa_problem *p = x->problem;
+    const size_t tiles = (size_t)prepare->tasks;
+    fa_cuda_backward_sm80_launch own;
+    own.q_tiles = prepare->tiles;
+    own.rows_offset = tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
+    own.semaphores_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
+    own.ordered = p->deterministic || p->batch_invariant;
+    own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
+    x->plan->workspace_bytes = own.semaphores_offset;
+    if (own.ordered)
+        x->plan->workspace_bytes += tiles * FA_BACKWARD_SM80_SEMAPHORES * sizeof(int32_t);
+    for (int i = 0; i < x->plan->count; i++) {
+        x->plan->launches[i].backward_sm80 = own;
+        x->plan->launches[i].workspace_bytes = x->plan->workspace_bytes;
+    }
+}
+
+static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
+        refuse_pages(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size))
+        return false;
+    const fa_variant *v = find_main(p, device);
+    fa_cuda_plan_launch *const prepare = add_pass(&x, FA_FIRST_backward_prepare_sm80, v->head_dim);
+    fa_cuda_plan_launch *const main = fa_cuda_plan_add(
+        v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80, device, plan, why, size);
+    fa_cuda_plan_launch *const finish = add_pass(&x, FA_FIRST_backward_finish_sm80, v->head_dim);
+    if (!prepare || !main || !finish) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
+                           ? "bfloat16 products (mma.sync), float32 sums"
+                           : "float16 products (mma.sync), float32 sums";
+    fa_cuda_set_key_tasks(p, v->keys, main);
+    main->tile_q = v->queries;
+    plan_workspace(&x, prepare, main, v->head_dim);
+    finish->idle = finish->idle || !p->dq.data;
+    return fa_cuda_add_dbias_dsinks(&x);
+}
+
+const fa_cuda_family fa_cuda_backward_sm80 = {
+    .name = "sm80",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .plan = plan_backward,
+};

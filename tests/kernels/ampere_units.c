@@ -1,0 +1,87 @@
+/* The first lane that goes on behind an exchange does what is the same for all of its warp. */
+#include "ampere_units.h"
+
+#include <string.h>
+
+#include "../../src/convert.h"
+#include "cuda_on_cpu.h"
+
+/* Which exchange something was computed of. */
+typedef struct exchange {
+    const void *shown;
+    unsigned phase;
+} exchange;
+
+static bool is_new(exchange *last, const void *shown)
+{
+    const unsigned phase = cuda_warp_phase();
+    if (last->shown == shown && last->phase == phase) return false;
+    last->shown = shown;
+    last->phase = phase;
+    return true;
+}
+
+/* ---- mma.sync -------------------------------------------------------------------------------- */
+
+typedef struct operands {
+    uint32_t a[4], b[2];
+} operands;
+
+static float convert(uint32_t x2, int half, bool bfloat16)
+{
+    const uint16_t bits = (uint16_t)(half ? x2 >> 16 : x2 & 0xffffu);
+    return bfloat16 ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
+}
+
+/* The whole matrices, of all lanes' registers. */
+static void gather(float a[16][16], float b[16][8], const char *shown, bool bfloat16)
+{
+    for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, t = lane % 4;
+        operands x;
+        memcpy(&x, shown + (size_t)lane * cuda_shown_pitch(), sizeof x);
+        for (int i = 0; i < 8; i++)
+            a[g + i / 2 % 2 * 8][2 * t + i / 4 * 8 + i % 2] = convert(x.a[i / 2], i % 2, bfloat16);
+        for (int i = 0; i < 4; i++)
+            b[2 * t + i / 2 * 8 + i % 2][g] = convert(x.b[i / 2], i % 2, bfloat16);
+    }
+}
+
+void ampere_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool bfloat16)
+{
+    static exchange last;
+    static float product[16][8];
+    const operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    const char *shown = cuda_show_warp(&mine, sizeof mine);
+    if (is_new(&last, shown)) {
+        float x[16][16], y[16][8];
+        gather(x, y, shown, bfloat16);
+        memset(product, 0, sizeof product);
+        for (int i = 0; i < 16; i++)
+            for (int k = 0; k < 16; k++)
+                for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
+    }
+    for (int e = 0; e < 4; e++) c[e] += product[g + e / 2 * 8][2 * t + e % 2];
+}
+
+/* ---- ldmatrix -------------------------------------------------------------------------------- */
+
+void ampere_ldmatrix(uint32_t x[4], uint32_t address, bool transposed)
+{
+    static exchange last;
+    static uint16_t matrices[4][8][8];
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    const char *shown = cuda_show_warp(&address, sizeof address);
+    if (is_new(&last, shown))
+        for (int row = 0; row < 32; row++) {
+            uint32_t from;
+            memcpy(&from, shown + (size_t)row * cuda_shown_pitch(), sizeof from);
+            memcpy(matrices[row / 8][row % 8], cuda_shared_at(from, 16), 16);
+        }
+    for (int i = 0; i < 4; i++) {
+        const uint16_t low = transposed ? matrices[i][2 * t][g] : matrices[i][g][2 * t];
+        const uint16_t high = transposed ? matrices[i][2 * t + 1][g] : matrices[i][g][2 * t + 1];
+        x[i] = low | (uint32_t)high << 16;
+    }
+}

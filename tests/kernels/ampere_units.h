@@ -1,0 +1,17 @@
+/*
+ * What mma.sync and ldmatrix do, for the machine of cuda_on_cpu.h: all lanes of a warp together. Apart from the kernels, so that it
+ * is compiled without checks of each access.
+ */
+#ifndef TEST_AMPERE_UNITS_H
+#define TEST_AMPERE_UNITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* c (16 x 8) += a (16 x 16) b (16 x 8); fragments as in kernels/ptx/mma.cuh. */
+void ampere_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool bfloat16);
+
+/* Four 8 x 8 matrices, as in kernels/ptx/ldmatrix.cuh. */
+void ampere_ldmatrix(uint32_t x[4], uint32_t address, bool transposed);
+
+#endif

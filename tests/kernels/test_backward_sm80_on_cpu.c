@@ -1,0 +1,379 @@
+/*
+ * backward_sm80, run on the host (cuda_on_cpu.h): random problems, compared with float64, with the launches that the planner
+ * and the backend make for an H200, an A100 and a card with little shared memory. What backward needs of forward comes from the
+ * CPU engine.
+ *
+ * Each problem runs twice, with another order of the threads and blocks, and each result is compared. Sums of dq are
+ * added in another order then, so its last bits may differ; all others must be the same. With FA_DETERMINISTIC, in half of the
+ * problems, dq must be the same, too: then blocks run in their order, the second time several
+ * side by side, so that they wait for each other.
+ *
+ * Arguments: the first problem's number, and how many, instead of those listed here; then the runs of each variant are
+ * printed.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "cuda/family.h"
+#include "cuda/plan_backward.h"
+#include "cuda/plan_backward_sm80.h"
+#include "cuda_on_cpu.h"
+#include "gpus.h"
+#include "hopper_units.h" /* semaphores */
+#include "normalize.h"
+#include "outputs.h"
+#include "random_problem.h"
+#include "scalar.h"
+
+/* Problems that take little time, and together have all variants, most of them twice. */
+static const int64_t numbers[] = {
+    1,    2,    3,    6,    7,    11,   28,   39,   71,   79,   138,  238,  257,  275,  276,  287,
+    297,  302,  318,  324,  343,  373,  385,  388,  396,  439,  452,  465,  489,  490,  495,  496,
+    512,  519,  529,  533,  549,  560,  582,  621,  643,  651,  653,  655,  695,  708,  714,  749,
+    758,  760,  802,  803,  813,  868,  882,  886,  925,  945,  975,  1000, 1022, 1027, 1035, 1092,
+    1178, 1216, 1227, 1315, 1325, 1326, 1345, 1375, 1381, 1396, 1409, 1436, 1486, 2037, 2771};
+
+/* Rows that few keys dominate, without what takes long here: wide heads. */
+static const int64_t peaked[] = {0, 1, 8, 15, 29};
+
+typedef struct parameters {
+    fa_backward_params backward;
+    fa_backward_sm80_params more;
+} parameters;
+
+/* The variants, one FORM(name) each: the build writes them. */
+#define FORM(name)                                                                                 \
+    void name(fa_backward_params p, fa_backward_sm80_params s);                                    \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->backward, both->more);                                                          \
+    }
+#include "test_backward_sm80_on_cpu_forms.h"
+#undef FORM
+
+/* Those that it shares with backward_simt. */
+#define SHARED(name)                                                                               \
+    void name(fa_backward_params p);                                                               \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->backward);                                                                      \
+    }
+SHARED(backward_delta)
+SHARED(backward_dbias_simt)
+SHARED(backward_dsinks)
+
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
+#include "test_backward_sm80_on_cpu_forms.h"
+    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)};
+
+static int runs[FA_VARIANTS];
+static fa_cuda_device device;
+
+static int64_t blind_queries; /* that were NaN */
+static int rounded_otherwise; /* problems whose second run left other bits in dq */
+static int ordered;           /* problems whose sums of dq have one order */
+
+/* One run of a problem. */
+typedef struct machine {
+    int64_t number;
+    bool otherwise;     /* the second one */
+    bool ordered;       /* sums of dq have one order */
+    bool peaked;        /* rows that few keys dominate */
+    bool compared;      /* this run; what comes behind it is a batch item alone */
+    char *first;        /* what the first one left in all buffers */
+    ref_buffers memory; /* what kernels may touch */
+} machine;
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+/* All orders; a slow warp, or one with slow lanes. Blocks of lower numbers start first where sums have one order. */
+static void vary(cuda_run *run, const machine *m)
+{
+    const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
+    run->backwards = (bits >> 61 & 1) != m->otherwise;
+    run->last_block_first = m->otherwise && !m->ordered;
+    if (!m->otherwise) return;
+    if (m->ordered) run->together = 2 + (unsigned)(bits >> 45 & 3) % 3;
+    run->slow_warp = (unsigned)(bits >> 50 & 1023) % (run->threads / 32);
+    run->slow_lanes = ~0u;
+}
+
+static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
+{
+    char name[200];
+    cuda_run run = {.name = name,
+                    .kernel = kernels[l->variant],
+                    .memory = &m->memory,
+                    .parameters = params,
+                    .grid = l->grid,
+                    .threads = l->threads,
+                    .smem_bytes = l->smem_bytes,
+                    .units = &hopper_units};
+    if (!run.kernel) abort();
+    vary(&run, m);
+    snprintf(name, sizeof name, "number %lld: %s, %s, lanes %x of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name,
+             run.backwards ? "backwards" : "forwards", run.slow_lanes, run.slow_warp);
+    runs[l->variant]++;
+    cuda_run_kernel(&run);
+}
+
+static bool is_shared(const fa_cuda_plan_launch *l)
+{
+    return l->variant == FA_VARIANT_backward_delta ||
+           l->variant == FA_VARIANT_backward_dbias_simt || l->variant == FA_VARIANT_backward_dsinks;
+}
+
+static void run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan)
+{
+    static parameters params;
+    for (int i = 0; i < plan->count; i++) {
+        const fa_cuda_plan_launch *l = &plan->launches[i];
+        if (l->idle) continue;
+        fa_cuda_set_backward_params(p, l, &params.backward);
+        if (!is_shared(l)) fa_cuda_backward_sm80_params(p, l, &params.more);
+        launch(m, l, &params);
+    }
+}
+
+/* The workspace lies between guard bands and is full of NaN. */
+enum { GUARD = 256, POISON = 0xff };
+
+static bool is_poison(const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)p[i] != POISON) return false;
+    return true;
+}
+
+static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan *plan,
+                                  char *message, size_t size)
+{
+    const size_t bytes = plan->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
+    char *memory = aligned_alloc(256, room);
+    if (!memory) abort();
+    memset(memory, POISON, room);
+    p->workspace = memory + GUARD;
+    p->workspace_size = bytes;
+    m->memory.list[m->memory.count++] =
+        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
+    fa_status status = FA_OK;
+    run_launches(m, p, plan);
+    m->memory.count--;
+    if (!is_poison(memory, GUARD) || !is_poison(memory + GUARD + bytes, room - GUARD - bytes)) {
+        snprintf(message, size, "memory beside the workspace was written");
+        status = (fa_status)RANDOM_WRONG;
+    }
+    free(memory);
+    return status;
+}
+
+/* ---- Problems -------------------------------------------------------------------------------- */
+
+/* The first run's outputs are kept, and the second's are compared with them. */
+static fa_status compare_runs(machine *m, const random_call *call, char *message, size_t size)
+{
+    size_t bytes;
+    fa_status status = FA_OK;
+    if (m->compared) return FA_OK;
+    m->compared = true;
+    if (!m->otherwise) {
+        m->first = copy_outputs(call->buffers, &bytes);
+        return FA_OK;
+    }
+    if (!m->first) abort();
+    const char *first = m->first;
+    for (int i = 0; i < call->buffers->count; first += call->buffers->list[i++].reserved) {
+        const ref_buffer *b = &call->buffers->list[i];
+        if (memcmp(first, b->base, b->reserved) == 0) continue;
+        if (strcmp(b->name, "dq") == 0 && !m->ordered) {
+            rounded_otherwise++;
+            continue;
+        }
+        snprintf(message, size, "a second run left other bits in %s", b->name);
+        status = (fa_status)RANDOM_WRONG;
+    }
+    return status;
+}
+
+/* The problem of backward, and a plan for it by the kernel, if it does it. */
+static fa_status make_plan(const random_call *call, const fa_gradients *gradients,
+                           fa_options *options, fa_problem *p, fa_cuda_plan *plan, char *message,
+                           size_t size)
+{
+    const fa_arguments a = {.pass = FA_PASS_BACKWARD,
+                            .device = FA_DEVICE_CUDA,
+                            .q_memory.ordinal = -1,
+                            .q = &call->q,
+                            .k = &call->k,
+                            .v = &call->v,
+                            .out = &call->out,
+                            .lse = call->lse,
+                            .gradients = gradients,
+                            .options = options};
+    const fa_status status = fa_problem_make(&a, p);
+    if (status != FA_OK) {
+        snprintf(message, size, "%s", fa_last_error());
+        return status;
+    }
+    return fa_cuda_plan_make(p, &device, &fa_cuda_backward_sm80, plan, message, size)
+               ? FA_OK
+               : FA_ERROR_UNSUPPORTED;
+}
+
+/* Whether no two elements of it are at one place. */
+static bool has_own_elements(const fa_tensor *t)
+{
+    for (int i = 0; i < 4; i++)
+        if (t->shape[i] > 1 && t->stride[i] == 0) return false;
+    return true;
+}
+
+/* Queries that see no key may hold anything, and their gradients dout; not yet for the kernel of dbias, which multiplies them. */
+static void poison_blind_queries(const random_call *call)
+{
+    if (call->gradients.dbias.data) return;
+    const fa_tensor *tensors[] = {&call->q, &call->gradients.dout};
+    const int64_t *n = call->q.shape;
+    for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
+        const int64_t i = row % n[1], h = row / n[1] % n[2], block = row / n[1] / n[2];
+        if (call->lse[row] != -INFINITY) continue;
+        for (int k = 0; k < 2; k++)
+            for (int64_t c = 0; c < tensors[k]->shape[3] && has_own_elements(tensors[k]); c++)
+                ref_store(tensors[k], block, i, h, c, NAN);
+        blind_queries++;
+    }
+}
+
+/* Copies the buffers of q and dout to a place, which NULL makes, or back from it. */
+static void *keep_queries(const ref_buffers *buffers, char *kept)
+{
+    size_t bytes = 0, at = 0;
+    const bool back = kept;
+    for (int i = 0; i < buffers->count; i++) bytes += buffers->list[i].reserved;
+    if (!kept) kept = malloc(bytes);
+    if (!kept) abort();
+    for (int i = 0; i < buffers->count; i++) {
+        const ref_buffer *b = &buffers->list[i];
+        if (strcmp(b->name, "q") != 0 && strcmp(b->name, "dout") != 0) continue;
+        memcpy(back ? b->base : kept + at, back ? kept + at : b->base, b->reserved);
+        at += b->reserved;
+    }
+    return kept;
+}
+
+static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
+{
+    fa_options options = call->options;
+    fa_problem p;
+    fa_cuda_plan plan;
+    if (m->number / 8 % 2) options.flags |= FA_DETERMINISTIC;
+    fa_status status = make_plan(call, &call->gradients, &options, &p, &plan, message, size);
+    if (status != FA_OK) return status;
+    m->ordered = p.deterministic || p.batch_invariant;
+    if (m->ordered && m->otherwise) ordered++;
+    m->memory = *call->buffers;
+    char *const kept = keep_queries(call->buffers, NULL);
+    poison_blind_queries(call);
+    status = run_in_workspace(m, &p, &plan, message, size);
+    free(keep_queries(call->buffers, kept));
+    return status == FA_OK ? compare_runs(m, call, message, size) : status;
+}
+
+/* With whatever gradients: then nobody needs forward. */
+static bool is_refused(const random_call *call)
+{
+    char message[320];
+    fa_options options = call->options;
+    fa_problem p;
+    fa_cuda_plan plan;
+    const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
+    return make_plan(call, &gradients, &options, &p, &plan, message, sizeof message) ==
+           FA_ERROR_UNSUPPORTED;
+}
+
+static fa_status compute(void *context, const random_call *given, char *message, size_t size)
+{
+    random_call call = *given;
+    if (call.pass != RANDOM_FORWARD) return attend(context, &call, message, size);
+    if (is_refused(&call)) return FA_ERROR_UNSUPPORTED;
+    call.options.device = FA_DEVICE_CPU;
+    const fa_status status = random_call_run(&call);
+    if (status != FA_OK) snprintf(message, size, "%s", fa_last_error());
+    return status;
+}
+
+static bool run_problem(machine *m)
+{
+    static random_result result;
+    static const random_focus focuses[] = {RANDOM_ANYTHING, RANDOM_TAILS,   RANDOM_MASKS,
+                                           RANDOM_UNUSED,   RANDOM_LENGTHS, RANDOM_WIDE,
+                                           RANDOM_EMPTY,    RANDOM_STRIDES, RANDOM_INVARIANCE,
+                                           RANDOM_DROPOUT,  RANDOM_TAILS};
+    const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+    /* The tails' number says the head dim: all widths, not only the first. */
+    const int64_t drawn = focus == RANDOM_TAILS && !m->peaked ? m->number * 37 % 256 : m->number;
+    random_settings settings = {.device = FA_DEVICE_CUDA,
+                                .tiles = m->peaked || m->number % 16 == 4,
+                                .one_pass = true,
+                                .pass = RANDOM_BACKWARD,
+                                .focus = focus,
+                                .all_passes = true,
+                                .attend = compute,
+                                .context = m};
+    static const int gpus[] = {H200, A100, H200, RTX_4090};
+    device = devices[gpus[m->number / 8 % 4]];
+    if (m->number / 16 % 2) device.multiprocessors = 3;
+    if (m->peaked) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
+    random_problem_run((uint64_t)drawn, &settings, &result);
+    if (result.status == FA_ERROR_UNSUPPORTED) return false;
+    CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
+          result.report.message, result.description);
+    return result.report.ok;
+}
+
+/* Whether the kernel does the problem. */
+static bool run_twice(int64_t number, bool is_peaked)
+{
+    machine m = {.number = number, .peaked = is_peaked};
+    const bool done = run_problem(&m);
+    if (done) {
+        m.otherwise = true;
+        m.compared = false;
+        run_problem(&m);
+    }
+    free(m.first);
+    return done;
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t first = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = first + (argc > 2 ? atoll(argv[2]) : 0);
+    int done = 0;
+    test_begin();
+    for (int64_t number = first; number < end; number++) done += run_twice(number, false);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && argc == 1; i++)
+        run_twice(numbers[i], false);
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
+        run_twice(peaked[i], true);
+    for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
+        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    CHECK(blind_queries || argc > 1, "all queries saw keys");
+    CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
+    if (argc > 2) {
+        printf("%5d problems, %d with another rounding of dq, %d with one order of its sums, %lld "
+               "queries that saw "
+               "nothing\n",
+               done, rounded_otherwise, ordered, (long long)blind_queries);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+    }
+    return test_end();
+}
