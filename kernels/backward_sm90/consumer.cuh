@@ -330,8 +330,23 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
     make_ds(pipe, p, c, at, &options, masked);
 }
 
-/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. */
-FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
+/* Gradients of keys and values. They go through the stage behind the last tile's one, which both consumers have read. */
+FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
+                          const consumer_state *c, int tiles)
+{
+    const block_work *w = &pipe->state->work;
+    const int warp = threadIdx.x % WARPGROUP / 32;
+    char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(tiles) * Q_BYTES +
+                   warp * (WARP_ROWS * HEAD_DIM * 2);
+    store_gradients(&w->keys, &p->dk, buffer, c->dk, HEAD_DIM, p->a.d, p->a.scale, c->number);
+    store_gradients(&w->keys, &p->dv, buffer, c->dv, HEAD_DIM, p->a.d_v, value_scale(&p->a),
+                    c->number);
+}
+
+/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. Meanwhile the sums
+ * are stored. */
+FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                            int tiles)
 {
     wait_for_dq_buffer(pipe, c, tiles - 1);
     wait_until_may_issue(c);
@@ -343,6 +358,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, consumer_state *c, int tiles)
     ptx_fence_proxy_async();
     let_other_issue(c);
     share_dq(pipe, c);
+    store_sums(pipe, p, c, tiles);
     if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
@@ -394,14 +410,10 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
                 advance(&at, from, to);
             }
         }
-        finish_tiles(pipe, &c, tiles);
+        finish_tiles(pipe, p, &c, tiles);
+    } else {
+        store_sums(pipe, p, &c, 0);
     }
-    /* The tiles of queries have been read: behind a consumer's last turn, the other one does not read them either. */
-    char *buffer =
-        pipe->buffers + Q_AT + (int)(threadIdx.x - WARPGROUP) / 32 * (WARP_ROWS * HEAD_DIM * 2);
-    store_gradients(&w->keys, &p->dk, buffer, c.dk, HEAD_DIM, p->a.d, p->a.scale, consumer);
-    store_gradients(&w->keys, &p->dv, buffer, c.dv, HEAD_DIM, p->a.d_v, value_scale(&p->a),
-                    consumer);
 }
 
 #endif

@@ -39,12 +39,12 @@ FA_KERNEL __launch_bounds__(THREADS)
                          const __grid_constant__ fa_backward_sm90_params s)
 {
     __shared__ fa_tile tile;
-    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
-    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128;
     const float4 *sums = (const float4 *)s.sums + number * SUM_VECTORS + thread;
     float4 x[NUM_BLOCKS / GROUPS];
-    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, QUERIES);
+    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j++)
         x[j] = sums[(group * (NUM_BLOCKS / GROUPS) + j) * 128];

@@ -1,6 +1,6 @@
 /*
  * The first launch of backward_sm90: of a tile of queries the log-sum-exp and delta, and zeros for the sums of dQ. Bound by
- * memory.
+ * memory. The last heads come first: those that the next launch begins with are in the L2 cache then.
  */
 #include "backward_sm90/backward_sm90.h"
 #include "backward_simt/row_product.cuh"
@@ -84,10 +84,10 @@ FA_KERNEL __launch_bounds__(THREADS)
                           const __grid_constant__ fa_backward_sm90_params s)
 {
     __shared__ fa_tile tile;
-    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
-    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
+    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
-    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, QUERIES);
+    if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
         if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);

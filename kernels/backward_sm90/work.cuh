@@ -112,10 +112,11 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                          int64_t block, block_work *w)
 {
     w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
-    w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
+    w->heads = p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
-    fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
+    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * w->heads, w->keys.head_kv,
+                          &w->sequence);
     return true;
 }
 

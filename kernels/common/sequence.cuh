@@ -110,12 +110,13 @@ FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int r
     return t;
 }
 
-/* Sequence b and a query head: where its queries and keys are. The first query of the tile is not set. */
-FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64_t head, fa_tile *t)
+/* Sequence b, a query head and its key/value head: where queries and keys are. The first query of the tile is not set. */
+FA_DEVICE void fa_locate_sequence_of(const fa_attention_params *p, int64_t b, int64_t head,
+                                     int64_t head_kv, fa_tile *t)
 {
     t->batch = b;
     t->head = head;
-    t->head_kv = fa_divide(head, fa_divide(p->heads_q, p->heads_kv));
+    t->head_kv = head_kv;
     if (p->cu_seqlens_q) {
         t->block_q = 0;
         t->start_q = fa_packed_start(p, b + 1);
@@ -127,6 +128,11 @@ FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64
     }
     fa_locate_keys(p, t);
     t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
+}
+
+FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64_t head, fa_tile *t)
+{
+    fa_locate_sequence_of(p, b, head, fa_divide(head, fa_divide(p->heads_q, p->heads_kv)), t);
 }
 
 FA_DEVICE fa_range fa_tile_visible(const fa_attention_params *p, const fa_tile *t, int64_t i)
