@@ -72,7 +72,6 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
         if (ordered) ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
         add_dq(pipe, base, at.count, to);
         if (ordered) {
-            __threadfence();
             ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);
             if (thread == 0) ptx_semaphore_add(semaphore);
         }

@@ -110,7 +110,6 @@ uint32_t __reduce_add_sync(unsigned mask, uint32_t value);
 uint32_t __reduce_or_sync(unsigned mask, uint32_t value);
 static inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 void __syncwarp(void);
-static inline void __threadfence(void) {}
 static inline void __threadfence_system(void) {}
 
 /* 32 bits of any type, from one lane, or from the one whose number differs in lane_mask. */

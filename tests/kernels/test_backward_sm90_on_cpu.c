@@ -8,7 +8,7 @@
  * problems, dq must be the same, too: then blocks run in their order, the second time several
  * side by side, so that they wait for each other.
  *
- * Behind these problems come those with head dims above 128 of many more.
+ * Behind these problems come others with head dims above 128.
  *
  * Arguments: the first problem's number, how many, and the least head dim, of keys or of values; then the runs of each
  * variant are printed.
@@ -30,7 +30,7 @@
 #include "random_problem.h"
 #include "scalar.h"
 
-enum { PROBLEMS = 500, WIDE_PROBLEMS = 2000, WIDE = 129 };
+enum { PROBLEMS = 500, WIDE = 129, FIRST_WIDE_PROBLEM = 1000, WIDE_PROBLEMS = 200 };
 
 typedef struct parameters {
     fa_backward_params backward;
@@ -366,7 +366,7 @@ int main(int argc, char **argv)
     const int done = run_problems(first, end);
     if (argc == 1) {
         least_dim = WIDE;
-        run_problems(end, end + WIDE_PROBLEMS);
+        run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
     }
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
