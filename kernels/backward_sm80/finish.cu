@@ -51,7 +51,7 @@ FA_DEVICE void store_unit(const fa_backward_params *p, const fa_tile *t, const f
     }
 }
 
-FA_KERNEL __launch_bounds__(THREADS)
+FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_finish(const __grid_constant__ fa_backward_params p,
                          const __grid_constant__ fa_backward_sm80_params s)
 {

@@ -91,7 +91,7 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float
     }
 }
 
-FA_KERNEL __launch_bounds__(THREADS)
+FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
                           const __grid_constant__ fa_backward_sm80_params s)
 {

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "convert.h"
 #include "cuda/family.h"
 #include "cuda/plan_backward.h"
 #include "cuda/plan_backward_sm80.h"
@@ -338,6 +339,117 @@ static bool run_problem(machine *m)
     return result.report.ok;
 }
 
+/* ---- Problems made by hand ------------------------------------------------------------------- */
+
+/* All queries and all keys are alike, so that gradients are known: each key has the weight 1 / ROWS. */
+enum { ROWS = 40, COLUMNS = 64 };
+
+static struct {
+    uint16_t q[ROWS * COLUMNS], k[ROWS * COLUMNS], v[ROWS * COLUMNS], out[ROWS * COLUMNS],
+        dout[ROWS * COLUMNS], dq[ROWS * COLUMNS], dk[ROWS * COLUMNS], dv[ROWS * COLUMNS];
+    float lse[ROWS];
+    uint8_t mask[ROWS * ROWS];
+    int32_t length;
+} hand;
+
+static void fill(uint16_t *to, float x)
+{
+    for (int i = 0; i < ROWS * COLUMNS; i++) to[i] = fa_float_to_half(x);
+}
+
+static fa_tensor tensor_of(uint16_t *data)
+{
+    return fa_bshd(data, FA_FLOAT16, 1, ROWS, 1, COLUMNS);
+}
+
+/* Scores of -128 and lower are far below the 0 of a row of zeros behind the last key. */
+static void make_hand(float key)
+{
+    fill(hand.q, 4);
+    fill(hand.k, key);
+    fill(hand.v, 1);
+    fill(hand.out, 1);
+    fill(hand.dout, 1);
+    for (int i = 0; i < ROWS; i++) hand.lse[i] = 4 * key * COLUMNS / 8 + logf(ROWS);
+    memset(hand.mask, 1, sizeof hand.mask);
+}
+
+static void run_hand(bool masked, const int32_t *seqlens_q)
+{
+    char message[320] = "";
+    const fa_tensor mask = {.data = hand.mask,
+                            .dtype = FA_BOOL,
+                            .shape = {1, 1, ROWS, ROWS},
+                            .stride = {0, 0, ROWS, 1}};
+    const fa_gradients gradients = {.size = sizeof gradients,
+                                    .dout = tensor_of(hand.dout),
+                                    .dq = tensor_of(hand.dq),
+                                    .dk = tensor_of(hand.dk),
+                                    .dv = tensor_of(hand.dv)};
+    fa_options options = FA_OPTIONS_INIT;
+    if (masked) options.mask = &mask;
+    options.seqlens_q = seqlens_q;
+    const random_call call = {.q = tensor_of(hand.q),
+                              .k = tensor_of(hand.k),
+                              .v = tensor_of(hand.v),
+                              .out = tensor_of(hand.out),
+                              .lse = hand.lse};
+    machine m = {.memory = {.count = 1}};
+    fa_problem p;
+    fa_cuda_plan plan;
+    m.memory.list[0] = (ref_buffer){.name = "arrays", .data = (char *)&hand, .bytes = sizeof hand};
+    device = devices[H200];
+    const fa_status status =
+        make_plan(&call, &gradients, &options, &p, &plan, message, sizeof message);
+    CHECK(status == FA_OK && run_in_workspace(&m, &p, &plan, message, sizeof message) == FA_OK,
+          "%s", message);
+}
+
+/* Weights of rows behind the last key would be infinite. */
+static void test_low_scores(void)
+{
+    for (int masked = 0; masked < 2; masked++) {
+        make_hand(-4);
+        run_hand(masked, NULL);
+        for (int i = 0; i < ROWS * COLUMNS; i++) {
+            const float dq = fa_half_to_float(hand.dq[i]), dk = fa_half_to_float(hand.dk[i]),
+                        dv = fa_half_to_float(hand.dv[i]);
+            CHECK(fabsf(dq) < 0.02f && fabsf(dk) < 0.02f && fabsf(dv - 1) < 0.002f,
+                  "masked %d, %d: %g, %g, %g", masked, i, dq, dk, dv);
+        }
+    }
+}
+
+/* An infinite key that a query sees is not forgotten where keys are looked through for hidden ones; one that is hidden is. */
+static void test_infinite_key(void)
+{
+    for (int hidden = 0; hidden < 2; hidden++) {
+        make_hand(0.125f);
+        hand.k[3 * COLUMNS] = fa_float_to_half(INFINITY);
+        for (int i = 0; i < ROWS; i++) {
+            hand.lse[i] = hidden ? 4 + logf(ROWS - 1) : INFINITY;
+            hand.mask[i * ROWS + 3] = !hidden;
+        }
+        run_hand(true, NULL);
+        for (int i = 0; i < ROWS * COLUMNS; i++)
+            CHECK(isnan(fa_half_to_float(hand.dq[i])) == !hidden, "hidden %d: dq %d is %g", hidden,
+                  i, fa_half_to_float(hand.dq[i]));
+    }
+}
+
+/* Rows behind the last query get zeros, whatever the keys. */
+static void test_rows_behind(void)
+{
+    make_hand(0.125f);
+    hand.k[3 * COLUMNS] = fa_float_to_half(INFINITY);
+    hand.length = 30;
+    for (int i = 0; i < ROWS; i++) hand.lse[i] = i < hand.length ? INFINITY : -INFINITY;
+    fill(hand.dq, 7);
+    run_hand(false, &hand.length);
+    for (int i = hand.length * COLUMNS; i < ROWS * COLUMNS; i++)
+        CHECK(hand.dq[i] == 0, "dq %d is %g", i, fa_half_to_float(hand.dq[i]));
+}
+
 /* Whether the kernel does the problem. */
 static bool run_twice(int64_t number, bool is_peaked)
 {
@@ -363,6 +475,9 @@ int main(int argc, char **argv)
         run_twice(numbers[i], false);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
         run_twice(peaked[i], true);
+    test_low_scores();
+    test_infinite_key();
+    test_rows_behind();
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
     CHECK(blind_queries || argc > 1, "all queries saw keys");
