@@ -111,9 +111,12 @@ class Backend:
 # ---- Ours ----------------------------------------------------------------------------------------
 
 
+FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
+
+
 class Ours(Backend):
-    """Through the C library. A family of kernels can be forced: by FA_CUDA_KERNEL, which stands
-    around the calls, and in a copy of the library, which may ask for it only once."""
+    """Through the C library. A family of kernels can be forced: by variables that stand around the
+    calls, and in a copy of the library, which may ask for them only once."""
 
     takes = ALL_OPTIONS
 
@@ -126,15 +129,16 @@ class Ours(Backend):
 
     @contextlib.contextmanager
     def context(self):
-        before = os.environ.pop("FA_CUDA_KERNEL", None)
+        before = {name: os.environ.pop(name, None) for name in FAMILY_VARIABLES}
         if self.family:
-            os.environ["FA_CUDA_KERNEL"] = self.family
+            os.environ |= dict.fromkeys(FAMILY_VARIABLES, self.family)
         try:
             yield
         finally:
-            os.environ.pop("FA_CUDA_KERNEL", None)
-            if before is not None:
-                os.environ["FA_CUDA_KERNEL"] = before
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
     def options(self, cell, inputs):
         """The struct, and what its pointers need to stay alive."""
@@ -222,7 +226,7 @@ class Ours(Backend):
     def describe(self, cell, inputs):
         text = self.kernel_of(cell, inputs)
         if self.family and self.family not in text:
-            raise RuntimeError(f"FA_CUDA_KERNEL={self.family} gave {text}")
+            raise RuntimeError(f"{self.family} was asked for: {text}")
         return text
 
 
