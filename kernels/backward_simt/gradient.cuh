@@ -20,8 +20,8 @@ FA_DEVICE int64_t fa_row_index(const fa_attention_params *p, const fa_tile *t, i
     return (t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i;
 }
 
-/* Query i: log-sum-exp, delta, and the keys that it sees of [key, key + keys). A row that sees no key gets
- * weights exp(x - infinity) = 0. */
+/* Query i: log-sum-exp, delta, and the keys that it sees of [key, key + keys). A row
+ * from which a mask or a bias hides all keys sees none, whatever it holds. */
 FA_DEVICE float4 know_query(const fa_backward_params *p, const fa_tile *t, int64_t i, int64_t key,
                             int keys)
 {
@@ -29,8 +29,8 @@ FA_DEVICE float4 know_query(const fa_backward_params *p, const fa_tile *t, int64
     const fa_range visible = fa_tile_visible(&p->a, t, i);
     const int64_t at = fa_row_index(&p->a, t, i);
     const float lse = p->a.lse[at];
-    return make_float4(lse == -INFINITY ? INFINITY : lse, p->delta[at],
-                       (float)fa_min64(fa_max64(visible.lo - key, 0), keys),
+    if (lse == -INFINITY) return make_float4(INFINITY, 0.0f, 0.0f, 0.0f);
+    return make_float4(lse, p->delta[at], (float)fa_min64(fa_max64(visible.lo - key, 0), keys),
                        (float)fa_min64(fa_max64(visible.hi - key, 0), keys));
 }
 

@@ -107,6 +107,21 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
              reason);
 }
 
+/* The gradients are not known yet when a workspace is asked for. A family may refuse them, and then one of those behind takes the
+ * problem: so there is room for each. */
+static void make_room(const fa_problem *p, const fa_cuda_device *device, int first,
+                      fa_cuda_plan *plan)
+{
+    for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
+        fa_cuda_plan other;
+        if (!is_tried(families[p->pass][i], device)) continue;
+        fa_cuda_plan_begin(device, families[p->pass][i], &other);
+        if (families[p->pass][i]->plan(p, device, &other, NULL, 0) &&
+            other.workspace_bytes > plan->workspace_bytes)
+            plan->workspace_bytes = other.workspace_bytes;
+    }
+}
+
 bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
@@ -116,7 +131,10 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
         const fa_cuda_family *family = families[p->pass][i];
         if (!is_tried(family, device)) continue;
         fa_cuda_plan_begin(device, family, plan);
-        if (family->plan(p, device, plan, why, size)) return true;
+        if (family->plan(p, device, plan, why, size)) {
+            if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, i + 1, plan);
+            return true;
+        }
         if (why) note_passed_over(plan, family->name, why);
     }
     return false;

@@ -235,6 +235,26 @@ static void test_refused(void)
     CHECK(s.family == &fa_cuda_backward_simt && !s.passed_over[0], "on a T4");
 }
 
+/* A workspace is asked for before the gradients are known: there is room for the family that takes any strides of dout, too. */
+static void test_room(void)
+{
+    for (int ordered = 0; ordered < 2; ordered++)
+        for (int64_t d = 8; d <= 512; d += 56) {
+            fa_problem p = make_half(2, 8, 1000, d);
+            p.deterministic = ordered;
+            p.dout.data = NULL;
+            const size_t room = plan_of(&p, &devices[H200]).workspace_bytes;
+            p = make_half(2, 8, 1000, d);
+            p.deterministic = ordered;
+            const size_t known = plan_of(&p, &devices[H200]).workspace_bytes;
+            p.dout.stride[1] = 4;
+            const fa_cuda_plan other = plan_of(&p, &devices[H200]);
+            CHECK(other.family == &fa_cuda_backward_sm80, "d %lld", (long long)d);
+            CHECK(room >= known && room >= other.workspace_bytes, "d %lld: %zu of %zu, %zu bytes",
+                  (long long)d, room, known, other.workspace_bytes);
+        }
+}
+
 /* The variants of backward_sm80 that GPUs have the shared memory for; where they have none, the FMA units do it. */
 static void test_sm80(void)
 {
@@ -548,7 +568,7 @@ static void test_order(void)
     static const struct {
         int64_t batch, heads, n, together;
     } cases[] = {{4, 16, 4096, 8}, {16, 16, 1024, 29}, {1, 16, 16384, 1}, {1, 1, 4096, 1},
-                 {1, 5, 64, 5},     {1, 1000, 64, 125}, {3, 7, 2048, 21}};
+                 {1, 5, 64, 5},    {1, 1000, 64, 125}, {3, 7, 2048, 21}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         p = make_half_backward(cases[i].batch, cases[i].heads, cases[i].n);
         p.deterministic = true;
@@ -575,6 +595,7 @@ int main(void)
     test_tasks();
     test_sizes();
     test_refused();
+    test_room();
     test_sm80();
     test_sm80_launches();
     test_sm90();
