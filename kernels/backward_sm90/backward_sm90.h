@@ -10,7 +10,8 @@
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them: of the
  *          columns' blocks of eight, the four words of each of the 128 threads that share one (store.cuh)
  *   rows   of a tile: of the queries the log-sum-exp in units of log 2 (infinity where weights are to be 0), then delta, each
- *          where FA_BACKWARD_SM90_ROW_AT says
+ *          where FA_BACKWARD_SM90_ROW_AT says. Weights are 2^FA_BACKWARD_SM90_WEIGHT_BITS times as large as they should be: so
+ *          the log-sum-exp is less these bits, and delta times 2^-bits
  *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
@@ -30,6 +31,8 @@
 /* A thread's four of 16 queries, 2 (lane % 4) + {0, 1, 8, 9}, lie together. */
 #define FA_BACKWARD_SM90_ROW_AT(q)                                                                 \
     (((q) & ~15) | ((q) >> 1 & 3) << 2 | ((q) >> 3 & 1) << 1 | ((q)&1))
+/* In float16 weights below 2^-14 would lose bits. */
+#define FA_BACKWARD_SM90_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their

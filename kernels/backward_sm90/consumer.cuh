@@ -107,7 +107,7 @@ FA_DEVICE void weigh_gradients(const float *weights, const float *dp, uint32_t *
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int e = 2 * n + i;
-            x[i] = weights[e] * (dp[e] - delta[e / 4 * 2 + i]);
+            x[i] = weights[e] * subtract_delta(dp[e], delta[e / 4 * 2 + i]);
             if (masked && weights[e] == 0.0f) x[i] = 0.0f;
         }
         ds[n] = fa_pack_x2(x[0], x[1]);

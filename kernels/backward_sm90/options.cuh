@@ -26,7 +26,7 @@ FA_DEVICE float inner_scale(const fa_attention_params *p)
 
 FA_DEVICE float value_scale(const fa_attention_params *p)
 {
-    return OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f;
+    return WEIGHT_UNIT * (OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f);
 }
 
 /* A tile, for a thread. */

@@ -28,8 +28,10 @@ FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int ro
     const float lse = i < t->n_q ? p->a.lse[at] : -INFINITY;
     const bool counts = lse != -INFINITY;
     rows += FA_BACKWARD_SM90_ROW_AT(row);
-    rows[0] = counts ? lse * FA_LOG2E : INFINITY;
-    rows[QUERIES] = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
+    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
+    const float delta = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
+    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
+    rows[QUERIES] = delta / (float)(1 << bits);
 }
 
 /* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. from: the

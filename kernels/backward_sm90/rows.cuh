@@ -13,6 +13,15 @@
 
 enum { DELTA_AT = ROW_BYTES / 2 /* of a tile's rows */ };
 
+/* Times this a weight is what it should be. */
+#define WEIGHT_UNIT (1.0f / (float)(1 << FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT)))
+
+/* What a weight is multiplied by. */
+FA_DEVICE float subtract_delta(float dp, float delta)
+{
+    return FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT) ? fmaf(dp, WEIGHT_UNIT, -delta) : dp - delta;
+}
+
 /* Where the lane's part of the rows of a tile is: the log-sum-exp of 4 of each 16 queries; delta DELTA_AT behind. */
 FA_DEVICE uint32_t row_address(const pipeline *pipe, int stage)
 {

@@ -47,7 +47,8 @@ FA_DEVICE void multiply_weights(const fa_attention_params *p, float *ds, uint32_
         for (int e = 0; e < 4; e++) {
             float *x = ds + 4 * j + e;
             const float dp = drop_gradient(p, weight[e], *x);
-            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) * (dp - delta[j % 2 * 2 + e % 2]);
+            *x = (OPTIONS ? fabsf(weight[e]) : weight[e]) *
+                 subtract_delta(dp, delta[j % 2 * 2 + e % 2]);
             if (masked && weight[e] == 0.0f) *x = 0.0f;
         }
     }
