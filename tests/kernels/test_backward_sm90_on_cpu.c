@@ -30,7 +30,7 @@
 #include "random_problem.h"
 #include "scalar.h"
 
-enum { PROBLEMS = 200, WIDE = 129, FIRST_WIDE_PROBLEM = 1000, WIDE_PROBLEMS = 60 };
+enum { PROBLEMS = 160, WIDE = 129, FIRST_WIDE_PROBLEM = 1000, WIDE_PROBLEMS = 180 };
 
 typedef struct parameters {
     fa_backward_params backward;
