@@ -582,18 +582,17 @@ static void spread_add(const spread *s, int64_t at, double product)
     s->square[at] += product * product;
 }
 
-/* Whether rows are the same memory: then factors made of them are equal, and so is what rounding does to them. */
+/* Whether rows are the same memory. Of equal queries or equal keys the weights are equal, and so is what rounding does to them. */
 static bool repeats(const fa_tensor *t)
 {
     return (t->shape[1] > 1 && t->stride[1] == 0) || (t->shape[2] > 1 && t->stride[2] == 0);
 }
 
 /* Each factor moves by at most u of itself. All in one direction, a sum moves by u sum |x y|; but where they are
- * independent, by no more than 4 u sqrt(sum (x y)^2): see ref_weights_error. rows: that the sum goes over. */
-static void spread_free(spread *s, double u, const fa_tensor *rows, ref_array *array)
+ * independent, by no more than 4 u sqrt(sum (x y)^2): see ref_weights_error. */
+static void spread_free(spread *s, double u, bool independent, ref_array *array)
 {
     const int64_t *n = array->shape;
-    const bool independent = !repeats(rows);
     for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++) {
         const double moved = independent ? 4 * sqrt(s->square[i]) : s->magnitude[i];
         array->error[i] += u * fmin(s->magnitude[i], moved);
@@ -746,9 +745,10 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         row_free(&r);
     }
     if (rounds) {
-        spread_free(&rounded.dq, in->rounding.pair, &in->k, &g->dq);
-        spread_free(&rounded.dk, in->rounding.pair, &in->q, &g->dk);
-        spread_free(&rounded.dv, in->rounding.pair, &in->q, &g->dv);
+        const bool independent = !repeats(&in->q) && !repeats(&in->k);
+        spread_free(&rounded.dq, in->rounding.pair, independent, &g->dq);
+        spread_free(&rounded.dk, in->rounding.pair, independent, &g->dk);
+        spread_free(&rounded.dv, in->rounding.pair, independent, &g->dv);
     }
     free(out);
     free(out_error);
