@@ -1,0 +1,81 @@
+"""What only a GPU can show: equal bits in run after run, CUDA graphs, compiled training steps."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
+
+import flashattn  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+REPEATS = 1000  # of a kernel
+
+
+def random(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (200, 100)}, {"softcap": 10.0}],
+                         ids=["full", "causal", "window", "softcap"])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256, 320])
+def test_deterministic_gradients_repeat(dim, mask):
+    """Each head dim is another kernel. Work beside them changes the order in which blocks run."""
+    length, heads = 1000, 6
+    q, k, v = (random(2, length, n, dim).requires_grad_() for n in (heads, heads // 2, heads // 2))
+    out = flashattn.attention(q, k, v, deterministic=True, **mask)
+    dout = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+    assert all(x.isfinite().all() for x in expected)
+    beside, side = random(1024, 1024), torch.cuda.Stream()
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(REPEATS // 4):
+        if i % 2:
+            with torch.cuda.stream(side):
+                beside @ beside
+        gradients = torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+        for x, y in zip(gradients, expected):
+            different += (x != y).sum()
+    assert different.item() == 0
+
+
+def training_step(q, k, v, dout):
+    out = flashattn.attention(q, k, v, causal=True)
+    return (out, *torch.autograd.grad(out, (q, k, v), dout))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256, 320])
+def test_training_step_in_a_graph(dim):
+    shape = 1, 500, 4, dim
+    q, k, v = (random(*shape).requires_grad_() for _ in range(3))
+    dout = random(*shape)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        training_step(q, k, v, dout)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = training_step(q, k, v, dout)
+    for _ in range(3):
+        with torch.no_grad():
+            for x in (q, k, v, dout):
+                x.copy_(random(*shape))
+        graph.replay()
+        for x, y in zip(results, training_step(q, k, v, dout)):
+            torch.testing.assert_close(x, y)  # dq is summed in any order
+
+
+def test_compiled_training_step():
+    layer = torch.nn.Linear(256, 3 * 256, device="cuda", dtype=torch.bfloat16)
+
+    def loss(x):
+        q, k, v = layer(x).view(2, -1, 3, 4, 64).unbind(2)
+        return flashattn.attention(q, k, v, causal=True).float().square().sum()
+
+    x = random(2, 300, 256)
+    gradients = []
+    for call in (loss, torch.compile(loss, fullgraph=True)):
+        layer.zero_grad()
+        call(x).backward()
+        gradients.append(layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=0.05, atol=0.05 * gradients[0].abs().max().item())
