@@ -25,6 +25,7 @@
  *                     One: it is there, alone. 0: masks by position and lengths alone
  *   keys              of a key tile
  *   stages, q_stages  buffers of the pipeline in shared memory, for keys and for values; for queries
+ *   static_smem       bytes of shared memory beside the dynamic ones, at most; 0: as of any kernel here
  *   max_parts         of a launch of combine
  * The others are explained by the header of their family, kernels/<folder>/<folder>.h, which also has the formulas
  * of the numbers that follow from them (queries, threads, shared memory).
@@ -175,11 +176,23 @@ FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3)
 VARIANT_16BIT(backward_sm90_d128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = 0, .stages = 2)
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_d64_softcap, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = FA_SM90_SOFTCAP, .stages = 2)
+VARIANT_16BIT(backward_sm90_d64_alibi, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = FA_SM90_ALIBI, .stages = 2)
+VARIANT_16BIT(backward_sm90_d64_dropout, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = FA_SM90_DROPOUT, .stages = 2)
+VARIANT_16BIT(backward_sm90_d128_softcap, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = FA_SM90_SOFTCAP, .stages = 3, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_d128_alibi, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = FA_SM90_ALIBI, .stages = 3, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_d128_dropout, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = FA_SM90_DROPOUT, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = FA_SM90_ALL, .stages = 2)
+              .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192_128, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 192, .value_dim = 128, .options = 0, .stages = 3)
 VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,

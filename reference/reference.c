@@ -745,7 +745,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         row_free(&r);
     }
     if (rounds) {
-        const bool independent = !repeats(&in->q) && !repeats(&in->k);
+        const bool independent = l.scale != 0 && !repeats(&in->q) && !repeats(&in->k);
         spread_free(&rounded.dq, in->rounding.pair, independent, &g->dq);
         spread_free(&rounded.dk, in->rounding.pair, independent, &g->dk);
         spread_free(&rounded.dv, in->rounding.pair, independent, &g->dv);

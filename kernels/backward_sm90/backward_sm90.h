@@ -23,8 +23,12 @@
 #define FA_BACKWARD_SM90_QUERIES 64 /* of a tile */
 #define FA_BACKWARD_SM90_KEYS 128   /* of a block: two consumers with 64 each */
 #define FA_BACKWARD_SM90_THREADS 384
-#define FA_BACKWARD_SM90_DS_BUFFERS 3 /* with 2, a consumer would wait for the other's products */
+/* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages. */
+#define FA_BACKWARD_SM90_DS_BUFFERS(dim) ((dim) > 64 ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
+
+/* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a bias of -infinity. */
+#define FA_BACKWARD_SM90_HIDES(options) (((options) & (FA_SM90_BIAS | FA_SM90_BY_ROWS)) != 0)
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
@@ -41,7 +45,7 @@
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
-     FA_BACKWARD_SM90_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS *              \
+     FA_BACKWARD_SM90_DS_BUFFERS(dim) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS *         \
          FA_ELEMENT_BYTES(element) +                                                               \
      FA_BACKWARD_SM90_SUM_BYTES(dim) + 1024)
 

@@ -4,7 +4,9 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
  *     STAGES     buffers of query tiles
- *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
+ *     STATIC_SMEM  bytes beside the dynamic ones that the planner counts with; 0: as of any kernel
+ *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; one, as
+ *                FA_SM90_SOFTCAP: it is there, alone
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_BACKWARD_SM90_CONFIG_CUH
@@ -25,10 +27,19 @@
 #error "backward_sm90: OPTIONS is missing"
 #endif
 
+#ifndef STATIC_SMEM
+#define STATIC_SMEM 0
+#endif
+
 #include "backward_sm90/backward_sm90.h"
+
+#define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
+
+/* The order of the products of a turn. Head dim 128: dQ first, which leaves while dK and dV are computed. */
+#define DQ_FIRST (HEAD_DIM == 128)
 
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
 #define QUERIES 64
@@ -53,7 +64,7 @@ enum {
     DOUT_BYTES = Q_BYTES,
     KEY_BYTES = BLOCKS * KEY_BLOCK,
     ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
-    DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS,
+    DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS(HEAD_DIM),
     DS_BYTES = QUERIES * KEYS * 2,
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
     SCORES = QUERIES / 2, /* of a thread */

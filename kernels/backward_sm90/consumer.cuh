@@ -35,6 +35,7 @@ typedef struct consumer_state {
 #endif
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
+    float4 *dq;      /* where the thread stores its part of dQ */
     float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
     int number;      /* of the consumer */
     int leader;      /* whether this lane arrives for its warp */
@@ -125,13 +126,11 @@ FA_DEVICE void store_ds(const consumer_state *c, int count)
 }
 
 /* dQ of the tile before, for the store warp. */
-FA_DEVICE void store_dq_columns(const pipeline *pipe, const consumer_state *c)
+FA_DEVICE void store_dq_columns(const consumer_state *c)
 {
-    float4 *to = (float4 *)(pipe->buffers + DQ_AT + c->number * (SUM_BYTES / CONSUMERS)) +
-                 threadIdx.x % WARPGROUP;
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++)
-        to[WARPGROUP * j] =
+        c->dq[WARPGROUP * j] =
             make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
 }
 
@@ -193,21 +192,39 @@ FA_DEVICE void let_other_issue(const consumer_state *c)
     ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
 }
 
-/* Makes weights of a tile, whose scores and dP have been issued, in this order. */
-FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                            const tile_cursor *at, tile_options *options, bool masked)
+/* The log-sum-exp of a stage; options load theirs later. */
+FA_DEVICE void load_lse(const pipeline *pipe, float *lse, int stage)
 {
-    const uint32_t rows = row_address(pipe, stage_of(at->count));
+    if (!OPTIONS) load_rows(lse, row_address(pipe, stage));
+}
+
+/* With two buffers of dS: the other consumer has read the one that comes next. */
+FA_DEVICE void free_ds(const consumer_state *c)
+{
+    if (c->number == 1) ptx_named_barrier_arrive(NAMED_BARRIER_DS, 2 * WARPGROUP);
+}
+
+FA_DEVICE void wait_for_ds(const consumer_state *c)
+{
+    if (c->number == 0) ptx_named_barrier_sync(NAMED_BARRIER_DS, 2 * WARPGROUP);
+}
+
+/* Makes weights of a tile, whose scores and dP have been issued, in this order. lse: the tile's, without options. */
+FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            const tile_cursor *at, const float *lse, tile_options *options,
+                            bool masked)
+{
 #if OPTIONS
+    const uint32_t rows = row_address(pipe, stage_of(at->count));
     const block_work *w = &pipe->state->work;
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
-    *options = find_tile_options(p, w, at, c->number);
-    weigh_with_options(p, pipe->state, w, options, c->scores, c->weights, c->scale, rows);
+    *options = find_tile_options(p, w, at, c->number, HIDES || masked);
+    weigh_with_options(p, pipe->state, w, options, c->scores, c->weights, c->scale, rows,
+                       HIDES || masked);
+    (void)lse;
 #else
-    float lse[QUERIES / 4];
     (void)p, (void)options;
-    load_rows(lse, rows);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
     weigh(c->scores, c->scale, lse);
@@ -235,7 +252,9 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, consu
     ptx_register_fence(c->dp, SCORES);
 #endif
     weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
+    if (DQ_FIRST && at->count >= DS_BUFFERS) wait_for_ds(c);
     store_ds(c, at->count);
+    if (DQ_FIRST) ptx_fence_proxy_async();
 }
 
 /* The first tile. */
@@ -244,6 +263,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, c
 {
     shared_state *state = pipe->state;
     tile_options options;
+    float lse[QUERIES / 4];
     if (c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     ptx_mbarrier_wait(&state->k_full, 0);
 #if KEYS_IN_REGISTERS
@@ -261,7 +281,8 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, c
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, 0);
-    make_weights(pipe, p, c, at, &options, true);
+    load_lse(pipe, lse, 0);
+    make_weights(pipe, p, c, at, lse, &options, true);
     make_ds(pipe, p, c, at, &options, true);
 }
 
@@ -274,21 +295,27 @@ FA_DEVICE void issue_gradients(consumer_state *c, int count)
     ptx_register_fence(c->dk, SUMS);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
+    /* With the first tile it is dQ of nothing. */
+    if (DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
+    if (DQ_FIRST) issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
-    issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    issue_dq(c->dp, ds_tile(c, before), key_columns(c)); /* of nothing, with the first tile */
+    if (!DQ_FIRST) issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    if (!DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
 }
 
-/* dV and dK are there: what they have read is free. */
-FA_DEVICE void release_queries(const pipeline *pipe, consumer_state *c, int count)
+/* dK is there: what it has read is free. The same of dV. */
+FA_DEVICE void release_q(const pipeline *pipe, consumer_state *c, int count)
 {
-    const int stage = stage_of(count);
     ptx_register_fence(c->dk, SUMS);
+    keep_operands(c->ds);
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(count)], c->leader);
+}
+
+FA_DEVICE void release_dout(const pipeline *pipe, consumer_state *c, int count)
+{
     ptx_register_fence(c->dv, SUMS);
     keep_operands(c->weights);
-    keep_operands(c->ds);
-    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage], c->leader);
-    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage], c->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], c->leader);
 }
 
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
@@ -296,37 +323,70 @@ FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c,
     ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
 }
 
-/* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
- * for one consumer, while the other one makes weights and issues nothing. dP comes last, for its registers are those of dQ. What is
- * needed is waited for before the consumer's turn comes; with two stages, though, the next tile is hardly there yet. */
-FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
-                            const tile_cursor *at, bool masked)
+/* The consumer's turn: the gradients of the tile in front of `at`, then the scores and dP of that one. dP comes last, for its
+ * registers are those of dQ. */
+FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
+                             float *lse)
 {
-    shared_state *state = pipe->state;
-    const int count = at->count - 1, next = stage_of(at->count), parity = parity_of(at->count);
-    tile_options options;
-    wait_for_dq_buffer(pipe, c, count);
-    if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
-    if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
-    wait_until_may_issue(c);
+    const int count = at->count - 1, next = stage_of(at->count);
     issue_gradients(c, count);
+#if DQ_FIRST
+    ptx_wgmma_wait(2);
+    ptx_register_fence(c->dp, DQ_SUMS);
+    if (count > 0) free_ds(c);
+    store_dq_columns(c);
+    ptx_fence_proxy_async();
+    share_dq(pipe, c);
+    load_lse(pipe, lse, next);
     ptx_wgmma_wait(1);
-    release_queries(pipe, c, count);
-    if (STAGES == 2) ptx_mbarrier_wait(&state->q_full[next], parity);
+    release_q(pipe, c, count);
+    ptx_register_forget(c->scores, SCORES);
+    ptx_wgmma_fence();
+    issue_s(c, next);
+    ptx_wgmma_wait(1);
+    release_dout(pipe, c, count);
+    ptx_register_forget(c->dp, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, next);
+    let_other_issue(c);
+#else
+    ptx_wgmma_wait(1);
+    release_q(pipe, c, count);
+    release_dout(pipe, c, count);
+    if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->q_full[next], parity_of(at->count));
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_s(c, next);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(pipe, c);
-    if (STAGES == 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
+    store_dq_columns(c);
+    if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, next);
     ptx_fence_proxy_async(); /* of dS and dQ */
     let_other_issue(c);
     share_dq(pipe, c);
-    make_weights(pipe, p, c, at, &options, masked);
+    load_lse(pipe, lse, next);
+#endif
+}
+
+/* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
+ * for one consumer, while the other one makes weights and issues nothing. What is needed is waited for before the consumer's turn
+ * comes; with two stages, though, the next tile is hardly there yet. */
+FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            const tile_cursor *at, bool masked)
+{
+    shared_state *state = pipe->state;
+    const int next = stage_of(at->count), parity = parity_of(at->count);
+    tile_options options;
+    float lse[QUERIES / 4];
+    wait_for_dq_buffer(pipe, c, at->count - 1);
+    if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
+    if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
+    wait_until_may_issue(c);
+    multiply_tile(pipe, c, at, lse);
+    make_weights(pipe, p, c, at, lse, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }
 
@@ -352,9 +412,10 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_until_may_issue(c);
     issue_gradients(c, tiles - 1);
     ptx_wgmma_wait(0);
-    release_queries(pipe, c, tiles - 1);
+    release_q(pipe, c, tiles - 1);
+    release_dout(pipe, c, tiles - 1);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(pipe, c);
+    store_dq_columns(c);
     ptx_fence_proxy_async();
     let_other_issue(c);
     share_dq(pipe, c);
@@ -366,7 +427,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, tiles);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(pipe, c);
+    store_dq_columns(c);
     ptx_fence_proxy_async();
     share_dq(pipe, c);
 }
@@ -389,6 +450,8 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
     c.ds_row = find_ds_row(pipe, consumer);
+    c.dq = (float4 *)(pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS)) +
+           threadIdx.x % WARPGROUP;
     c.scale = inner_scale(&p->a);
     c.number = consumer;
     c.leader = threadIdx.x % 32 == 0;
@@ -399,13 +462,13 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
         begin_tiles(pipe, &p->a, &c, &at);
         advance(&at, from, to);
         while (at.count < tiles) {
-            while (at.count < tiles && !OPTIONS && at.tile >= unmasked_from &&
+            while (at.count < tiles && !HIDES && at.tile >= unmasked_from &&
                    at.tile < unmasked_to) {
                 consume_tile(pipe, &p->a, &c, &at, false);
                 advance(&at, from, to);
             }
             while (at.count < tiles &&
-                   (OPTIONS || at.tile < unmasked_from || at.tile >= unmasked_to)) {
+                   (HIDES || at.tile < unmasked_from || at.tile >= unmasked_to)) {
                 consume_tile(pipe, &p->a, &c, &at, true);
                 advance(&at, from, to);
             }

@@ -1,6 +1,6 @@
 /*
  * The options that change scores or weights: softcap, ALiBi, bias, boolean mask, dropout. The kernel is compiled without any,
- * or for all of them, each of which may be there or not.
+ * for one that is there alone, or for all of them, each of which may be there or not.
  *
  * Scores are transposed: of a tile, element 4j + 2r + i of a thread is query 8j + 2 (lane % 4) + i and key r of the thread,
  * the second one 8 behind the first. What is known of an element by one bit is bit 16i + 2j + r of a word.
@@ -18,15 +18,31 @@
 #include "ptx/convert.cuh"
 #include "ptx/shared.cuh"
 
+/* Whether an option is there. */
+FA_DEVICE bool has_softcap(const fa_attention_params *p)
+{
+    return OPTIONS == FA_SM90_SOFTCAP || ((OPTIONS & FA_SM90_SOFTCAP) && p->softcap > 0.0f);
+}
+
+FA_DEVICE bool has_alibi(const fa_attention_params *p)
+{
+    return OPTIONS == FA_SM90_ALIBI || ((OPTIONS & FA_SM90_ALIBI) && p->alibi_slopes);
+}
+
+FA_DEVICE bool has_dropout(const fa_attention_params *p)
+{
+    return OPTIONS == FA_SM90_DROPOUT || ((OPTIONS & FA_SM90_DROPOUT) && p->dropout_threshold);
+}
+
 /* What scores are multiplied by, and sums of the gradients of values. */
 FA_DEVICE float inner_scale(const fa_attention_params *p)
 {
-    return OPTIONS && p->softcap > 0.0f ? p->scale / p->softcap : p->scale * FA_LOG2E;
+    return has_softcap(p) ? p->scale / p->softcap : p->scale * FA_LOG2E;
 }
 
 FA_DEVICE float value_scale(const fa_attention_params *p)
 {
-    return WEIGHT_UNIT * (OPTIONS && p->dropout_threshold ? p->dropout_scale : 1.0f);
+    return WEIGHT_UNIT * (has_dropout(p) ? p->dropout_scale : 1.0f);
 }
 
 /* A tile, for a thread. */
@@ -135,30 +151,36 @@ FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
+/* hides: whether some query may not see some key. */
 FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const block_work *w,
-                                         const tile_cursor *at, int consumer)
+                                         const tile_cursor *at, int consumer, bool hides)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
     tile_options o;
     o.query = at->tile * QUERIES + lane % 4 * 2;
     o.key = consumer * OWN_KEYS + warp * 16 + lane / 4;
     o.head = (int)w->sequence.head + at->head;
-    o.sees = find_seen(w, o.query, o.key);
-    o.keeps = p->dropout_threshold ? find_kept(p, w, &o) : ~0u;
-    if (p->mask.data) o.sees = read_mask(&p->mask, w, &o);
+    o.sees = hides ? find_seen(w, o.query, o.key) : ~0u;
+    o.keeps = has_dropout(p) ? find_kept(p, w, &o) : ~0u;
+    if (HIDES && p->mask.data) o.sees = read_mask(&p->mask, w, &o);
     return o;
 }
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* Queries whose options are applied together: 8 GROUP. */
-#define GROUP (HEAD_DIM == 64 ? 8 : HEAD_DIM == 256 ? 1 : 2)
+#define GROUP (HEAD_DIM == 64 ? 8 : HEAD_DIM == 256 || OPTIONS == FA_SM90_SOFTCAP ? 1 : 2)
 
 /* NaN for a key that is not finite. Its row in shared memory is 0, for it may be hidden from queries whose weights of it,
  * which are 0, it would make NaN of. */
 FA_DEVICE float find_poison(const shared_state *state, int key)
 {
+#if HIDES
     return state->bad_keys[key / 32] >> key % 32 & 1 ? NAN : 0.0f;
+#else
+    (void)state, (void)key;
+    return 0.0f;
+#endif
 }
 
 /* Scores become exponents of 2. slopes: the derivative of the softcap. poison: NaN for a key that is not finite. */
@@ -168,10 +190,10 @@ FA_DEVICE void cap_scores(const fa_attention_params *p, float *scores, float *sl
     const float cap = p->softcap * FA_LOG2E;
 #pragma unroll
     for (int e = 0; e < 4 * GROUP; e++) {
-        scores[e] = fmaf(scores[e], scale, poison[e / 2 % 2]);
+        scores[e] = HIDES ? fmaf(scores[e], scale, poison[e / 2 % 2]) : scores[e] * scale;
         slopes[e] = 1.0f;
     }
-    if (!(p->softcap > 0.0f)) return;
+    if (!has_softcap(p)) return;
 #pragma unroll
     for (int e = 0; e < 4 * GROUP; e++) {
         const float y = fa_tanh_fast(scores[e]);
@@ -187,12 +209,11 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
     const int64_t batch = w->sequence.batch * p->alibi_batch_stride;
     const int center = saturate(w->sequence.diagonal - w->keys.first);
     const float factor = -FA_LOG2E * p->alibi_slopes[batch + o->head];
+    const float distance = (float)(center + o->query - o->key);
 #pragma unroll
-    for (int e = 0; e < 4 * GROUP; e++) {
-        const int distance = center + o->query - o->key - e / 2 % 2 * 8;
-        scores[e] =
-            fa_alibi_score(scores[e], factor, (float)(distance + 8 * (first + e / 4) + e % 2));
-    }
+    for (int e = 0; e < 4 * GROUP; e++)
+        scores[e] = fa_alibi_score(scores[e], factor,
+                                   distance + (float)(8 * (first + e / 4) + e % 2 - e / 2 % 2 * 8));
 }
 
 /* The compiler knows dtype. A bias that is not seen is not read. */
@@ -232,7 +253,7 @@ FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const t
  * What is hidden has the weight 0, whatever the score and the log-sum-exp. */
 FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_state *state,
                                   const block_work *w, const tile_options *o, float *scores,
-                                  uint32_t *weights, float scale, uint32_t rows)
+                                  uint32_t *weights, float scale, uint32_t rows, bool hides)
 {
     const float poison[2] = {find_poison(state, o->key), find_poison(state, o->key + 8)};
     float row[4];
@@ -240,8 +261,8 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
     for (int first = 0; first < QUERIES / 8; first += GROUP) {
         float *x = scores + 4 * first, slopes[4 * GROUP];
         cap_scores(p, x, slopes, scale, poison);
-        if (p->alibi_slopes) add_alibi(p, w, o, x, first);
-        if (p->bias.data) add_bias(&p->bias, w, o, x, first);
+        if (has_alibi(p)) add_alibi(p, w, o, x, first);
+        if (HIDES && p->bias.data) add_bias(&p->bias, w, o, x, first);
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
             if ((first + j) % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)(first + j));
@@ -253,11 +274,12 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
                 for (int i = 0; i < 2; i++) {
                     const uint32_t bit = BIT(first + j, r, i);
                     float *y = x + 4 * j + 2 * r + i;
-                    const float logit = fa_mask_score(*y, (o->sees & bit) != 0);
-                    const float weight = logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
-                    kept[i] = o->keeps & bit ? weight : 0.0f;
+                    const float logit = hides ? fa_mask_score(*y, (o->sees & bit) != 0) : *y;
+                    const float weight =
+                        hides && logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
+                    kept[i] = !has_dropout(p) || (o->keeps & bit) ? weight : 0.0f;
                     /* The slope of a hidden score may be NaN. */
-                    *y = weight == 0.0f ? 0.0f : weight * slopes[4 * j + 2 * r + i];
+                    *y = hides && weight == 0.0f ? 0.0f : weight * slopes[4 * j + 2 * r + i];
                 }
                 weights[2 * (first + j) + r] = fa_pack_x2(kept[0], kept[1]);
             }
@@ -268,7 +290,7 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
 /* What dropout leaves of dP. A product with a dropped weight's dP is 0, whatever dP. */
 FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *o, float *dp)
 {
-    if (!p->dropout_threshold) return;
+    if (!has_dropout(p)) return;
 #pragma unroll
     for (int e = 0; e < SCORES; e++)
         dp[e] = o->keeps & BIT(e / 4, e / 2 % 2, e % 2) ? dp[e] * p->dropout_scale : 0.0f;

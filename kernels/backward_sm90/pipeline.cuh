@@ -9,7 +9,8 @@
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored before a turn is read
- * behind it.
+ * behind it. Where there are two, consumer 0 stores dS while consumer 1 may still read the buffer, and waits
+ * (NAMED_BARRIER_DS); consumer 1 has been handed the turn by a consumer that has read it.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
@@ -27,11 +28,12 @@ typedef struct shared_state {
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
-#if OPTIONS
+#if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
     uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
 #endif
 } shared_state;
+static_assert(STATIC_SMEM == 0 || sizeof(shared_state) <= STATIC_SMEM, "as the planner counts");
 
 /* Where the buffers begin, in bytes behind the keys. */
 enum {
@@ -57,11 +59,13 @@ FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS);
 enum {
     NAMED_BARRIER_BLOCK, /* of __syncthreads */
     NAMED_BARRIER_ISSUE, /* of consumer 0, then of consumer 1: where it waits until it may issue products */
+    NAMED_BARRIER_DS =
+        NAMED_BARRIER_ISSUE + CONSUMERS /* where consumer 0 waits until dS has been read */
 };
 
 FA_DEVICE void init_barriers(shared_state *state)
 {
-#if OPTIONS
+#if HIDES
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     state->num_cleared = 0;

@@ -34,7 +34,7 @@ FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *ste
 /* The rows of a tile that stay: those in [from, to) of it. */
 typedef struct kept_rows {
     int from, to;
-#if OPTIONS
+#if HIDES
     const uint32_t *blind; /* bits of queries that do not stay either; NULL: of keys */
 #endif
 } kept_rows;
@@ -44,7 +44,7 @@ FA_DEVICE kept_rows keep_rows(int from, int to)
     kept_rows kept;
     kept.from = from;
     kept.to = to;
-#if OPTIONS
+#if HIDES
     kept.blind = 0;
 #endif
     return kept;
@@ -52,7 +52,7 @@ FA_DEVICE kept_rows keep_rows(int from, int to)
 
 FA_DEVICE bool is_blind(const kept_rows *kept, int row)
 {
-#if OPTIONS
+#if HIDES
     return kept->blind && kept->blind[row / 32] >> row % 32 & 1;
 #else
     (void)kept, (void)row;
@@ -62,7 +62,7 @@ FA_DEVICE bool is_blind(const kept_rows *kept, int row)
 
 FA_DEVICE bool has_blind(const kept_rows *kept)
 {
-#if OPTIONS
+#if HIDES
     return kept->blind && (kept->blind[0] | kept->blind[1]) != 0;
 #else
     (void)kept;
@@ -119,7 +119,7 @@ FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, 
               full, &kept);
 }
 
-#if OPTIONS
+#if HIDES
 
 /* Whether a row of the keys has a number that is not finite. Lanes begin at different banks. */
 FA_DEVICE bool is_bad_row(const char *shared, int row)
@@ -201,7 +201,7 @@ FA_DEVICE void load_k(const pipeline *pipe, const fa_attention_params *p,
     const fa_tile *t = &pipe->state->work.sequence;
     const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, BLOCKS);
     (void)p;
-#if OPTIONS
+#if HIDES
     if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k);
     else
 #endif
@@ -231,7 +231,7 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
     const int first = at->tile * QUERIES;
     kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
     (void)p, (void)s;
-#if OPTIONS
+#if HIDES
     kept.blind = LOADER(pipe->state)->blind;
     find_blind(pipe, p, s, number_of(s, w, at));
 #endif
@@ -321,7 +321,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
             ptx_semaphore_add(semaphore);
         }
     }
-    ptx_bulk_wait(0); /* the block's shared memory must stay until all has been read */
+    ptx_bulk_wait_read(0); /* the block's shared memory must stay until all has been read */
 }
 
 #endif

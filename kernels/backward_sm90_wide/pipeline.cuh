@@ -28,7 +28,7 @@
 typedef struct load_state {
     uint64_t cleared;
     int32_t num_cleared; /* tiles of which it has cleared rows */
-#if OPTIONS
+#if HIDES
     uint32_t blind[QUERIES / 32]; /* bits of queries of a tile that see no key */
 #endif
 } load_state;
@@ -42,7 +42,7 @@ typedef struct shared_state {
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     block_work work;
-#if OPTIONS
+#if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
 #endif
 } shared_state;
@@ -77,7 +77,7 @@ enum {
 
 FA_DEVICE void init_barriers(shared_state *state)
 {
-#if OPTIONS
+#if HIDES
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     for (int warp = 0; warp < LOAD_WARPS; warp++) {

@@ -29,10 +29,15 @@ static bool refuse_architecture(const fa_variant *v, const fa_cuda_device *devic
     return true;
 }
 
+int fa_cuda_static_smem(const fa_variant *variant)
+{
+    return variant->static_smem > 0 ? variant->static_smem : FA_CUDA_STATIC_SMEM;
+}
+
 static bool refuse_smem(const fa_variant *v, int smem_bytes, const fa_cuda_device *device,
                         char *why, size_t size)
 {
-    const int needed = smem_bytes + FA_CUDA_STATIC_SMEM;
+    const int needed = smem_bytes + fa_cuda_static_smem(v);
     if (needed <= device->smem_per_block) return false;
     fa_cuda_say(why, size,
                 "CUDA device %" PRId32

@@ -25,10 +25,13 @@ extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_
     fa_cuda_weights_simt;
 
 enum {
-    /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). */
+    /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). A variant may say less. */
     FA_CUDA_STATIC_SMEM = 896,
     FA_CUDA_NEWEST = 1 << 20 /* no last architecture */
 };
+
+/* Bytes of shared memory of a block beside the dynamic ones, at most. */
+int fa_cuda_static_smem(const fa_variant *variant);
 
 /* Words a refusal into why; does nothing where why is NULL. */
 __attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, const char *format,

@@ -79,15 +79,35 @@ static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* The first of the family's variants, from the narrowest on, that can do the problem. options: whether it is one with them. */
-static const fa_variant *find_variant(const fa_problem *p, bool options)
+/* The options that change scores or weights. */
+static int find_options(const fa_problem *p)
 {
-    const int64_t both = p->d > p->d_v ? p->d : p->d_v;
-    for (const fa_variant *v = &fa_variants[FA_FIRST_backward_sm90];; v++) {
-        if (v->element != (fa_element)p->q.dtype || !v->options == options) continue;
-        if (v->value_dim ? p->d <= v->head_dim && p->d_v <= v->value_dim : both <= v->head_dim)
-            return v;
+    int options = 0;
+    if (p->softcap > 0) options |= FA_SM90_SOFTCAP;
+    if (p->alibi_slopes) options |= FA_SM90_ALIBI;
+    if (p->mask.data || p->bias.data) options |= FA_SM90_BY_ROWS;
+    if (p->dropout_threshold) options |= FA_SM90_DROPOUT;
+    return options;
+}
+
+static bool has_room(const fa_variant *v, const fa_problem *p)
+{
+    if (v->value_dim) return p->d <= v->head_dim && p->d_v <= v->value_dim;
+    return p->d <= v->head_dim && p->d_v <= v->head_dim;
+}
+
+/* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    const int options = find_options(p);
+    const fa_variant *found = NULL;
+    for (int i = FA_FIRST_backward_sm90; i < FA_END_backward_sm90; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
+        if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
+        if (!found || v->head_dim < found->head_dim) found = v;
     }
+    return found;
 }
 
 /* That of another pass which goes with it. */
@@ -167,8 +187,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
         refuse_pages(p, why, size) || refuse_head_dims(p, why, size) ||
         fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
-    const bool changes = fa_cuda_changes_scores(p);
-    const fa_variant *v = find_variant(p, changes);
+    const fa_variant *v = find_variant(p);
     map_tensors(p, find_keys(v), own.maps);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;

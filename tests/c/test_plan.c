@@ -54,7 +54,7 @@ static void check_plan(const fa_problem *p, const fa_cuda_device *device)
     const fa_variant *v = &fa_variants[plan.launches[0].variant];
     CHECK(strncmp(v->name, "forward_", 8) == 0, "%s", v->name);
     CHECK(strncmp(v->kernel, "forward_", 8) == 0, "%s", v->kernel);
-    CHECK((int)plan.launches[0].smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
+    CHECK((int)plan.launches[0].smem_bytes + fa_cuda_static_smem(v) <= device->smem_per_block,
           "%u bytes of shared memory on %s", plan.launches[0].smem_bytes, device->name);
     const uint32_t cluster = plan.launches[0].cluster ? plan.launches[0].cluster : 1;
     CHECK(plan.launches[0].grid <= 2147483647u && plan.launches[0].grid % cluster == 0 &&

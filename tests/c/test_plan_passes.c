@@ -83,7 +83,7 @@ static void check_launch(const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
 {
     const fa_variant *v = &fa_variants[l->variant];
     CHECK(strncmp(v->name, v->kernel, strlen(v->kernel)) == 0, "%s: %s", v->name, v->kernel);
-    CHECK((int)l->smem_bytes + FA_CUDA_STATIC_SMEM <= device->smem_per_block,
+    CHECK((int)l->smem_bytes + fa_cuda_static_smem(v) <= device->smem_per_block,
           "%s: %u bytes of shared memory on %s", v->name, l->smem_bytes, device->name);
     CHECK(l->grid <= 2147483647u && (int64_t)l->grid <= l->tasks, "%s: grid %u", v->name, l->grid);
     CHECK((l->grid > 0) == (l->tasks > 0), "%s: grid %u for %lld tasks", v->name, l->grid,
@@ -333,6 +333,10 @@ static void test_sm90(void)
     const size_t delta = 2 * 8 * 1000 * sizeof(float);
     const fa_problem plain = make_half(2, 8, 1000, 64);
     fa_problem problems[5] = {plain, plain, plain, plain, plain};
+    static const int variants[5] = {
+        FA_VARIANT_backward_sm90_d64_softcap_f16, FA_VARIANT_backward_sm90_d64_alibi_f16,
+        FA_VARIANT_backward_sm90_general64_f16, FA_VARIANT_backward_sm90_general64_f16,
+        FA_VARIANT_backward_sm90_d64_dropout_f16};
     fa_cuda_plan s = plan_of(&plain, &devices[H200]);
     const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
     const size_t bytes = s.workspace_bytes;
@@ -345,8 +349,8 @@ static void test_sm90(void)
     for (int i = 0; i < 5; i++) {
         s = plan_of(&problems[i], &devices[H200]);
         l = FIND(&s, backward_sm90);
-        CHECK(s.count == 3 && l && l->variant == FA_VARIANT_backward_sm90_general64_f16,
-              "option %d: variant %d", i, l ? l->variant : -1);
+        CHECK(s.count == 3 && l && l->variant == variants[i], "option %d: variant %d", i,
+              l ? l->variant : -1);
         CHECK(s.workspace_bytes == bytes + (i == 2 ? delta : 0), "option %d: %zu bytes", i,
               s.workspace_bytes);
     }
@@ -544,9 +548,10 @@ static void test_wide(void)
                   plan.workspace_bytes == (size_t)(2 * 8 * 1024 * (v->head_dim + 2)) * 4,
               "case %zu: prepare, %zu bytes", i, plan.workspace_bytes);
         p.softcap = 1;
+        p.dropout_threshold = 1;
         plan = plan_of(&p, &devices[H200]);
         l = FIND(&plan, backward_sm90);
-        CHECK(l && l->variant == cases[i].general, "case %zu with a softcap", i);
+        CHECK(l && l->variant == cases[i].general, "case %zu with two options", i);
     }
 }
 

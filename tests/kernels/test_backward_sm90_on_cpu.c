@@ -30,6 +30,12 @@
 #include "random_problem.h"
 #include "scalar.h"
 
+/* More problems with options, for each of the variants that have some. */
+static const int64_t with_options[] = {
+    168,  170,  348,  384,  482,  577,  631,  749,  787,  957,  1089, 1370, 1385, 1499,
+    1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323, 2343,
+    2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
+
 enum { PROBLEMS = 160, WIDE = 129, FIRST_WIDE_PROBLEM = 1000, WIDE_PROBLEMS = 180 };
 
 typedef struct parameters {
@@ -363,6 +369,8 @@ int main(int argc, char **argv)
     if (argc > 3) least_dim = atoll(argv[3]);
     const int done = run_problems(first, end);
     if (argc == 1) {
+        for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
+            run_problems(with_options[i], with_options[i] + 1);
         least_dim = WIDE;
         run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
     }
