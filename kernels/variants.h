@@ -25,6 +25,7 @@
  *                     One: it is there, alone. 0: masks by position and lengths alone
  *   keys              of a key tile
  *   stages, q_stages  buffers of the pipeline in shared memory, for keys and for values; for queries
+ *   ordered           1: only where sums have one order (FA_DETERMINISTIC, FA_BATCH_INVARIANT)
  *   static_smem       bytes of shared memory beside the dynamic ones, at most; 0: as of any kernel here
  *   max_parts         of a launch of combine
  * The others are explained by the header of their family, kernels/<folder>/<folder>.h, which also has the formulas
@@ -175,6 +176,9 @@ END(backward_prepare, sm90)
 FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3)
+/* Where sums have one order; then the other loop is faster. */
+VARIANT_16BIT(backward_sm90_d128_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 2, .ordered = 1)
 VARIANT_16BIT(backward_sm90_d128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d64_softcap, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

@@ -24,7 +24,7 @@
 #define FA_BACKWARD_SM90_KEYS 128   /* of a block: two consumers with 64 each */
 #define FA_BACKWARD_SM90_THREADS 384
 /* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages. */
-#define FA_BACKWARD_SM90_DS_BUFFERS(dim) ((dim) > 64 ? 2 : 3)
+#define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) ((dim) > 64 && (stages) > 2 ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
 
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a bias of -infinity. */
@@ -45,7 +45,7 @@
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
-     FA_BACKWARD_SM90_DS_BUFFERS(dim) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS *         \
+     FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * \
          FA_ELEMENT_BYTES(element) +                                                               \
      FA_BACKWARD_SM90_SUM_BYTES(dim) + 1024)
 

@@ -38,8 +38,8 @@
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
 
-/* The order of the products of a turn. Head dim 128: dQ first, which leaves while dK and dV are computed. */
-#define DQ_FIRST (HEAD_DIM == 128)
+/* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed. */
+#define DQ_FIRST (HEAD_DIM == 128 && STAGES > 2)
 
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
 #define QUERIES 64
@@ -64,7 +64,7 @@ enum {
     DOUT_BYTES = Q_BYTES,
     KEY_BYTES = BLOCKS * KEY_BLOCK,
     ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
-    DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS(HEAD_DIM),
+    DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS(HEAD_DIM, STAGES),
     DS_BYTES = QUERIES * KEYS * 2,
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
     SCORES = QUERIES / 2, /* of a thread */

@@ -96,6 +96,8 @@ static bool has_room(const fa_variant *v, const fa_problem *p)
     return p->d <= v->head_dim && p->d_v <= v->head_dim;
 }
 
+static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
+
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
 static const fa_variant *find_variant(const fa_problem *p)
 {
@@ -105,6 +107,7 @@ static const fa_variant *find_variant(const fa_problem *p)
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
+        if (v->ordered && !is_ordered(p)) continue;
         if (!found || v->head_dim < found->head_dim) found = v;
     }
     return found;
@@ -167,7 +170,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        const fa_cuda_plan_launch *main, const fa_cuda_device *device,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
-    own->ordered = p->deterministic || p->batch_invariant;
+    own->ordered = is_ordered(p);
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together =
         own->ordered ? count_heads_together(p, main, device, fa_variants[main->variant].head_dim)

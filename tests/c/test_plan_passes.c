@@ -582,6 +582,16 @@ static void test_order(void)
               (long long)find_sm90(&plan)->heads_together);
     }
 
+    p = make_half_backward(2, 8, 1000);
+    p.d = p.d_v = 128;
+    plan = plan_of(&p, &devices[H200]);
+    const int any = FIND(&plan, backward_sm90)->variant;
+    p.deterministic = true;
+    plan = plan_of(&p, &devices[H200]);
+    const int one = FIND(&plan, backward_sm90)->variant;
+    CHECK(!fa_variants[any].ordered && fa_variants[one].ordered && fa_variants[one].head_dim == 128,
+          "%s, and in one order %s", fa_variants[any].name, fa_variants[one].name);
+
     p = make_half_backward(4, 16, 4096);
     p.batch_invariant = true;
     plan = plan_of(&p, &devices[H200]);
