@@ -193,8 +193,12 @@ VARIANT_16BIT(backward_sm90_d128_alibi, .file = "backward_sm90/backward_sm90", .
               .head_dim = 128, .options = FA_SM90_ALIBI, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d128_dropout, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_DROPOUT, .stages = 3, .static_smem = 512)
+VARIANT_16BIT(backward_sm90_d64_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = FA_SM90_BY_ROWS, .stages = 2)
 VARIANT_16BIT(backward_sm90_general64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = FA_SM90_ALL, .stages = 2)
+VARIANT_16BIT(backward_sm90_d128_bias, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = FA_SM90_BY_ROWS, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192_128, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
@@ -348,6 +352,17 @@ FAMILY(backward_dbias, simt)
 VARIANT(backward_dbias_simt, .file = "backward_simt/dbias", .kernel = "backward_dbias_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .own = 64)
 END(backward_dbias, simt)
+
+/* Where the kernel of the other gradients makes dbias. */
+FAMILY(backward_dbias_clear, simt)
+VARIANT(backward_dbias_clear, .file = "backward_simt/dbias_clear", .kernel = "backward_dbias_clear", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32)
+END(backward_dbias_clear, simt)
+
+FAMILY(backward_dbias_round, simt)
+VARIANT(backward_dbias_round, .file = "backward_simt/dbias_round", .kernel = "backward_dbias_round", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32)
+END(backward_dbias_round, simt)
 
 FAMILY(backward_dsinks, simt)
 VARIANT(backward_dsinks, .file = "backward_simt/dsinks", .kernel = "backward_dsinks", .architecture = 75,

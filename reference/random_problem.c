@@ -39,6 +39,7 @@ typedef struct problem {
     bool plain;                   /* most tensors are contiguous and aligned */
     bool strided;                 /* many axes are broadcast */
     bool shows_dropout;
+    bool about_bias; /* RANDOM_BIAS */
     double amplitude, bias_holes;
     bool checks_exactness; /* RANDOM_PEAKED */
     random_peak peak;
@@ -314,6 +315,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
         break;
     case RANDOM_ANYTHING:
     case RANDOM_UNUSED:
+    case RANDOM_BIAS:
     case RANDOM_STRIDES: break;
     }
 }
@@ -405,7 +407,7 @@ static void draw_dtypes(problem *p, const random_settings *settings)
     p->in.q.dtype = p->in.k.dtype = p->in.v.dtype = p->out.dtype = common;
     p->dout.dtype = p->dq.dtype = p->dk.dtype = p->dv.dtype = common;
     p->dbias.dtype = once_in(p, 2) ? FA_FLOAT32 : common;
-    p->bias.dtype = once_in(p, 2) ? common : draw_dtype(p);
+    p->bias.dtype = once_in(p, 2) || p->about_bias ? common : draw_dtype(p);
     p->weights.dtype = once_in(p, 2) ? FA_FLOAT32 : common;
     p->mask.dtype = FA_BOOL;
     if (once_in(p, 6)) { /* mixed */
@@ -704,6 +706,20 @@ static void draw_peaked_options(problem *p)
     }
 }
 
+static void draw_bias(problem *p)
+{
+    draw_score_shape(p, &p->bias);
+    if (p->about_bias && !once_in(p, 4)) { /* shared by batch items or by heads at most */
+        const bool each_batch = once_in(p, 2), each_head = once_in(p, 2);
+        set_score_shape(p, &p->bias);
+        if (!each_batch) p->bias.shape[0] = 1;
+        if (!each_head) p->bias.shape[1] = 1;
+    }
+    make_tensor(p, "bias", &p->bias, true, true);
+    p->in.options.bias = &p->bias;
+    p->bias_holes = once_in(p, 4) ? 0.3 : 0;
+}
+
 static void draw_options(problem *p, const random_settings *settings)
 {
     fa_options *o = &p->in.options;
@@ -747,12 +763,7 @@ static void draw_options(problem *p, const random_settings *settings)
     if (dropout && p->pass != RANDOM_WEIGHTS) draw_dropout(p);
     const bool masks = settings->focus == RANDOM_EMPTY || settings->focus == RANDOM_UNUSED;
     if (weighs_otherwise(p, settings, masks ? 3 : 6)) draw_mask(p);
-    if (weighs_otherwise(p, settings, 5)) {
-        draw_score_shape(p, &p->bias);
-        make_tensor(p, "bias", &p->bias, true, true);
-        o->bias = &p->bias;
-        p->bias_holes = once_in(p, 4) ? 0.3 : 0;
-    }
+    if (p->about_bias || weighs_otherwise(p, settings, 5)) draw_bias(p);
     if (p->in.k.dtype == FA_FLOAT8_E4M3 && once_in(p, 2)) {
         int64_t n = p->batch * p->heads_kv;
         if (p->in.q.dtype == FA_FLOAT8_E4M3)
@@ -1301,8 +1312,10 @@ static void make_gradients(problem *p)
         p->dlse = make_floats(p, "dlse", q[0] * p->heads_q * q[1]);
         say(p, " dlse");
     }
-    if (p->in.options.bias && !once_in(p, 4)) {
+    const bool like_bias = p->about_bias && !once_in(p, 4);
+    if (p->in.options.bias && (p->about_bias || !once_in(p, 4))) {
         draw_score_shape(p, &p->dbias);
+        if (like_bias) memcpy(p->dbias.shape, p->bias.shape, sizeof p->bias.shape);
         make_tensor(p, "dbias", &p->dbias, false, true);
     }
     if (p->in.options.sinks && !once_in(p, 4))
@@ -1443,6 +1456,7 @@ void random_problem_run(uint64_t number, const random_settings *settings, random
     p->plain = settings->tiles && settings->focus != RANDOM_STRIDES;
     p->strided = settings->focus == RANDOM_STRIDES;
     p->shows_dropout = settings->focus == RANDOM_DROPOUT;
+    p->about_bias = settings->focus == RANDOM_BIAS;
     p->text = result->description;
     p->text_size = sizeof result->description;
 

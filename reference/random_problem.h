@@ -34,6 +34,7 @@ typedef enum random_focus {
     RANDOM_INVARIANCE, /* FA_BATCH_INVARIANT: each item alone has the same bits                   */
     RANDOM_DROPOUT,    /* values from which every bit of the dropout mask can be read             */
     RANDOM_WIDE,       /* head dims of 257 to 512, without options that change scores             */
+    RANDOM_BIAS,       /* a bias and its gradient, which heads or batch items may share           */
     RANDOM_PEAKED      /* rows that few keys dominate, by number: as exact as the best kernels    */
 } random_focus;
 

@@ -24,7 +24,7 @@ COLUMNS = ("image", "kernel", "architecture", "registers", "spill", "stack", "sh
 # Hopper's, whose warps that load have few registers, and which spill at the ends of a work tile, those
 # with the rarer options, and Turing's for head dim 128, by a few registers.
 FIRST_FAST_RUNG = "kernel_mma_qreg"
-MAY_SPILL = re.compile(r"kernels/(forward_sm90_|forward_sm75_d128|backward_sm90_d128_softcap|.*_general)")
+MAY_SPILL = re.compile(r"kernels/(forward_sm90_|forward_sm75_d128|backward_sm90_d128_(softcap|bias)|.*_general)")
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -98,20 +98,19 @@ FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
     for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
 }
 
-/* dS = P (dP - delta), packed. masked: a weight of 0 has no gradient, whatever dP. */
-FA_DEVICE void weigh_gradients(const float *weights, const float *dp, uint32_t *ds,
-                               const float *delta, bool masked)
+/* Weights become dS = P (dP - delta), also packed. masked: a weight of 0 has no gradient, whatever dP. */
+FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, const float *delta,
+                               bool masked)
 {
 #pragma unroll
     for (int n = 0; n < SCORES / 2; n++) {
-        float x[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int e = 2 * n + i;
-            x[i] = weights[e] * subtract_delta(dp[e], delta[e / 4 * 2 + i]);
-            if (masked && weights[e] == 0.0f) x[i] = 0.0f;
+            const float x = weights[e] * subtract_delta(dp[e], delta[e / 4 * 2 + i]);
+            weights[e] = masked && weights[e] == 0.0f ? 0.0f : x;
         }
-        ds[n] = fa_pack_x2(x[0], x[1]);
+        ds[n] = fa_pack_x2(weights[2 * n], weights[2 * n + 1]);
     }
 }
 
@@ -235,7 +234,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
 }
 
 /* Then makes dS. */
-FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                        const tile_cursor *at, const tile_options *options, bool masked)
 {
     float delta[QUERIES / 4];
@@ -243,7 +242,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, consu
 #if OPTIONS
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, SCORES);
-    drop_gradients(p, options, c->dp);
+    drop_gradients(&p->a, options, c->dp);
     load_rows(delta, rows);
 #else
     (void)p, (void)options;
@@ -255,10 +254,13 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, consu
     if (DQ_FIRST && at->count >= DS_BUFFERS) wait_for_ds(c);
     store_ds(c, at->count);
     if (DQ_FIRST) ptx_fence_proxy_async();
+#if HIDES
+    if (p->dbias_by_others) put_dbias(p, &pipe->state->work, options, c->scores);
+#endif
 }
 
 /* The first tile. */
-FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                            const tile_cursor *at)
 {
     shared_state *state = pipe->state;
@@ -282,7 +284,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_attention_params *p, c
     ptx_wgmma_fence();
     issue_dp(c, 0);
     load_lse(pipe, lse, 0);
-    make_weights(pipe, p, c, at, lse, &options, true);
+    make_weights(pipe, &p->a, c, at, lse, &options, true);
     make_ds(pipe, p, c, at, &options, true);
 }
 
@@ -374,7 +376,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
 /* Multiplies the tile in front of `at`, and makes weights and dS of that one. All products are issued together: tensor cores work
  * for one consumer, while the other one makes weights and issues nothing. What is needed is waited for before the consumer's turn
  * comes; with two stages, though, the next tile is hardly there yet. */
-FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             const tile_cursor *at, bool masked)
 {
     shared_state *state = pipe->state;
@@ -386,7 +388,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_attention_params *p, 
     if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     wait_until_may_issue(c);
     multiply_tile(pipe, c, at, lse);
-    make_weights(pipe, p, c, at, lse, &options, masked);
+    make_weights(pipe, &p->a, c, at, lse, &options, masked);
     make_ds(pipe, p, c, at, &options, masked);
 }
 
@@ -459,17 +461,17 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
-        begin_tiles(pipe, &p->a, &c, &at);
+        begin_tiles(pipe, p, &c, &at);
         advance(&at, from, to);
         while (at.count < tiles) {
             while (at.count < tiles && !HIDES && at.tile >= unmasked_from &&
                    at.tile < unmasked_to) {
-                consume_tile(pipe, &p->a, &c, &at, false);
+                consume_tile(pipe, p, &c, &at, false);
                 advance(&at, from, to);
             }
             while (at.count < tiles &&
                    (HIDES || at.tile < unmasked_from || at.tile >= unmasked_to)) {
-                consume_tile(pipe, &p->a, &c, &at, true);
+                consume_tile(pipe, p, &c, &at, true);
                 advance(&at, from, to);
             }
         }

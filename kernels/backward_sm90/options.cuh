@@ -12,10 +12,12 @@
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/rows.cuh"
 #include "backward_sm90/work.cuh"
+#include "common/rows.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/reduce.cuh"
 #include "ptx/shared.cuh"
 
 /* Whether an option is there. */
@@ -151,15 +153,21 @@ FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
+/* Where the thread's first elements are. */
+FA_DEVICE tile_options find_tile_place(const block_work *w, const tile_cursor *at, int consumer)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const tile_options o = {.query = at->tile * QUERIES + lane % 4 * 2,
+                            .key = consumer * OWN_KEYS + warp * 16 + lane / 4,
+                            .head = (int)w->sequence.head + at->head};
+    return o;
+}
+
 /* hides: whether some query may not see some key. */
 FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const block_work *w,
                                          const tile_cursor *at, int consumer, bool hides)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-    tile_options o;
-    o.query = at->tile * QUERIES + lane % 4 * 2;
-    o.key = consumer * OWN_KEYS + warp * 16 + lane / 4;
-    o.head = (int)w->sequence.head + at->head;
+    tile_options o = find_tile_place(w, at, consumer);
     o.sees = hides ? find_seen(w, o.query, o.key) : ~0u;
     o.keeps = has_dropout(p) ? find_kept(p, w, &o) : ~0u;
     if (HIDES && p->mask.data) o.sees = read_mask(&p->mask, w, &o);
@@ -294,6 +302,51 @@ FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *
 #pragma unroll
     for (int e = 0; e < SCORES; e++)
         dp[e] = o->keeps & BIT(e / 4, e / 2 % 2, e % 2) ? dp[e] * p->dropout_scale : 0.0f;
+}
+
+/* ---- The gradient of the bias ---------------------------------------------------------------- */
+
+/* Stores dS of a tile in dbias, or adds it to the sums of dbias. The compiler knows dtype and adds. A sequence that is longer than
+ * dbias, which a caller has been told not to pass, is cut. */
+FA_DEVICE void put_bias_gradients(const fa_backward_params *p, const fa_kernel_view *dbias,
+                                  const block_work *w, const tile_options *o, const float *ds,
+                                  int dtype, bool adds)
+{
+    const int size = fa_element_size(dtype);
+    const int queries = (int)(fa_min64(w->sequence.n_q, p->dbias_shape[2]) - o->query);
+    const int64_t keys =
+        fa_min64(w->num_keys, p->dbias_shape[3] - w->keys.first); /* from the block's first on */
+    const int64_t step = dbias->stride[2] * size;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (o->key + 8 * r >= keys) continue;
+        char *to = dbias->data + first_index(dbias, w, o, r) * size;
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float x = ds[4 * j + 2 * r + i];
+                char *own = to + i * step;
+                if (8 * j + i >= queries) continue;
+                if (!adds) fa_store_element(own, dtype, 0, x);
+                else if (x != 0.0f) ptx_reduce_add((float *)(void *)own, x);
+            }
+            to += 8 * step;
+            __asm__ volatile("" : "+l"(to)); /* keeps the compiler from holding an address for each */
+        }
+    }
+}
+
+FA_DEVICE void put_dbias(const fa_backward_params *p, const block_work *w, const tile_options *o,
+                         const float *ds)
+{
+    if (p->dbias_sums.data)
+        put_bias_gradients(p, &p->dbias_sums, w, o, ds, FA_KERNEL_FLOAT32, true);
+    else if (p->dbias.dtype == FA_KERNEL_BFLOAT16)
+        put_bias_gradients(p, &p->dbias, w, o, ds, FA_KERNEL_BFLOAT16, false);
+    else if (p->dbias.dtype == FA_KERNEL_FLOAT16)
+        put_bias_gradients(p, &p->dbias, w, o, ds, FA_KERNEL_FLOAT16, false);
+    else put_bias_gradients(p, &p->dbias, w, o, ds, FA_KERNEL_FLOAT32, false);
 }
 
 #endif

@@ -98,9 +98,23 @@ FA_DEVICE void issue_dp(dk_state *c, int stage)
     issue_scores(c->ds, c->base + V_AT / UNIT, dout_tile(c->base, stage), VALUE_DIM);
 }
 
+/* Of a tile whose dS is there. */
+FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p, const dk_state *c,
+                              const tile_cursor *at)
+{
+#if HIDES
+    const block_work *w = &pipe->state->work;
+    if (!p->dbias_by_others) return;
+    const tile_options options = find_tile_place(w, at, 0);
+    put_dbias(p, w, &options, c->ds);
+#else
+    (void)pipe, (void)p, (void)c, (void)at;
+#endif
+}
+
 /* One tile, whose dS is there; then there is that of the next one. As in add_dv, its queries are released early, and behind the
  * last tile there is one more product, of no use. */
-FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_state *c,
+FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_state *c,
                       tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
@@ -112,6 +126,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_sta
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) ds[i] = fa_pack_x2(c->ds[2 * i], c->ds[2 * i + 1]);
     share_ds(pipe, ds, count);
+    put_tile_dbias(pipe, p, c, at);
     advance(at, range->from, range->to);
     ptx_mbarrier_wait(&state->q_full[stage], parity_of(count));
     ptx_register_fence(c->dk, DK_SUMS);
@@ -127,7 +142,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_attention_params *p, dk_sta
     ptx_mbarrier_arrive_if(&state->q_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
-    if (more) make_ds(pipe, p, c, at);
+    if (more) make_ds(pipe, &p->a, c, at);
 }
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
@@ -148,7 +163,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         ptx_wgmma_wait(0);
         ptx_register_fence(c.ds, SCORES);
         make_ds(pipe, &p->a, &c, &at);
-        while (at.count < range.tiles) add_dk(pipe, &p->a, &c, &at, &range);
+        while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
     }
     /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;

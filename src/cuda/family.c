@@ -73,6 +73,8 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem
     l->idle = true;
     l->workspace_offset = l->workspace_bytes = 0;
     l->queue = queue;
+    l->dbias = FA_CUDA_DBIAS_ALONE;
+    l->dbias_sums_offset = 0;
     return l;
 }
 

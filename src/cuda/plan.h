@@ -66,6 +66,15 @@ typedef struct fa_cuda_backward_sm80_launch {
     int64_t heads_together;
 } fa_cuda_backward_sm80_launch;
 
+/* Who makes dbias, the gradient of the bias: a kernel of its own, or that of the other gradients. That one stores dS where each
+ * element of dbias belongs to one score; else it adds, in float32, to dbias itself or to sums in the workspace. */
+typedef enum fa_cuda_dbias {
+    FA_CUDA_DBIAS_ALONE,
+    FA_CUDA_DBIAS_STORED,
+    FA_CUDA_DBIAS_ADDED,
+    FA_CUDA_DBIAS_SUMMED
+} fa_cuda_dbias;
+
 /* One launch of a kernel. */
 struct fa_cuda_plan_launch {
     int variant; /* its id */
@@ -77,6 +86,8 @@ struct fa_cuda_plan_launch {
     bool idle;          /* there are no tasks, or nobody wants the results: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;
+    fa_cuda_dbias dbias;
+    size_t dbias_sums_offset; /* in the call's workspace, if they are summed there */
     union { /* what the family of the variant alone knows; nothing where it is not named here */
         fa_cuda_sm90_launch sm90;
         fa_cuda_sm80_launch sm80;
@@ -85,7 +96,7 @@ struct fa_cuda_plan_launch {
     };
 };
 
-enum { FA_CUDA_LAUNCHES = 6 };
+enum { FA_CUDA_LAUNCHES = 8 };
 
 /* Only the first `count` launches are written. */
 struct fa_cuda_plan {

@@ -8,6 +8,26 @@
 
 /* ---- The launches ---------------------------------------------------------------------------- */
 
+/* dbias, contiguous, as float32 sums in the workspace. */
+static fa_kernel_view view_sums(const fa_problem *p, size_t offset)
+{
+    const int64_t *n = p->dbias_shape;
+    const int64_t matrix = n[2] * n[3];
+    return (fa_kernel_view){
+        .data = (char *)p->workspace + offset,
+        .stride = {n[0] > 1 ? n[1] * matrix : 0, n[1] > 1 ? matrix : 0, n[3], 1},
+        .dtype = FA_KERNEL_FLOAT32};
+}
+
+static void set_dbias(const fa_problem *p, const fa_cuda_plan_launch *l, fa_backward_params *params)
+{
+    memcpy(params->dbias_shape, p->dbias_shape, sizeof params->dbias_shape);
+    params->dbias_by_others = l->dbias != FA_CUDA_DBIAS_ALONE;
+    if (l->dbias == FA_CUDA_DBIAS_ADDED) params->dbias_sums = params->dbias;
+    if (l->dbias == FA_CUDA_DBIAS_SUMMED)
+        params->dbias_sums = view_sums(p, l->dbias_sums_offset);
+}
+
 void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                  fa_backward_params *params)
 {
@@ -23,7 +43,7 @@ void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch 
                              .blocks_q = p->blocks_q,
                              .blocks_k = p->blocks_k};
     fa_cuda_set_params(p, l, &params->a);
-    memcpy(params->dbias_shape, p->dbias_shape, sizeof params->dbias_shape);
+    set_dbias(p, l, params);
 }
 
 static bool queue_backward(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -131,10 +151,69 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
            (!p->dsinks || add_dsinks(&x));
 }
 
-bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x)
+/* ---- dbias by the kernel of the other gradients ------------------------------------------------ */
+
+static bool is_16_bit(const fa_view *v) { return v->dtype != FA_FLOAT32; }
+
+size_t fa_cuda_dbias_sum_bytes(const fa_problem *p)
+{
+    const int64_t *stride = p->bias.stride;
+    const bool each_batch = p->batch == 1 || stride[0] != 0,
+               each_head = p->heads_q == 1 || stride[1] != 0;
+    if (!p->bias.data || !is_16_bit(&p->bias) || (each_batch && each_head) ||
+        p->softcap > 0 || p->deterministic || p->batch_invariant || fa_cuda_has_own_lengths(p))
+        return 0;
+    return (size_t)((each_batch ? p->batch : 1) * (each_head ? p->heads_q : 1) * p->n_q * p->n_k) *
+           sizeof(float);
+}
+
+/* Weights that a softcap's slope has been multiplied into make no dbias. Sums over queries or over keys, which many threads
+ * would add to at once, and those that need one order, have their own kernel. */
+fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *p)
+{
+    const int64_t *n = p->dbias_shape;
+    if (!p->dbias.data || p->softcap > 0 || n[2] == 1 || n[3] == 1) return FA_CUDA_DBIAS_ALONE;
+    if (n[0] == p->batch && n[1] == p->heads_q) return FA_CUDA_DBIAS_STORED;
+    if (p->deterministic || p->batch_invariant) return FA_CUDA_DBIAS_ALONE;
+    if (!is_16_bit(&p->dbias)) return FA_CUDA_DBIAS_ADDED;
+    const size_t bytes = (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float);
+    return bytes <= fa_cuda_dbias_sum_bytes(p) ? FA_CUDA_DBIAS_SUMMED : FA_CUDA_DBIAS_ALONE;
+}
+
+static bool add_dbias_rows(const fa_cuda_planning *x, int variant)
+{
+    const int64_t *n = x->problem->dbias_shape;
+    fa_cuda_plan_launch *l = add(x, &fa_variants[variant], FA_PASS_THREADS, 0);
+    if (!l) return false;
+    fa_cuda_set_tasks(l, 1, fa_cuda_count_tiles(n[0] * n[1] * n[2], FA_DBIAS_ROWS));
+    return true;
+}
+
+/* Where each query sees each key, and nobody adds, all of dbias is stored. */
+bool fa_cuda_add_dbias_clear(const fa_cuda_planning *x, fa_cuda_dbias dbias)
 {
     const fa_problem *p = x->problem;
-    const bool dbias = p->dbias.data, dsinks = p->dsinks;
+    const bool all_seen =
+        !p->causal && p->window_left < 0 && p->window_right < 0 && !fa_cuda_has_own_lengths(p);
+    if (dbias == FA_CUDA_DBIAS_ALONE || (dbias == FA_CUDA_DBIAS_STORED && all_seen)) return true;
+    return add_dbias_rows(x, FA_VARIANT_backward_dbias_clear);
+}
+
+bool fa_cuda_add_dbias_round(const fa_cuda_planning *x, fa_cuda_dbias dbias, size_t sums_offset)
+{
+    if (dbias == FA_CUDA_DBIAS_SUMMED && !add_dbias_rows(x, FA_VARIANT_backward_dbias_round))
+        return false;
+    for (int i = 0; i < x->plan->count; i++) {
+        x->plan->launches[i].dbias = dbias;
+        x->plan->launches[i].dbias_sums_offset = sums_offset;
+    }
+    return true;
+}
+
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *x, fa_cuda_dbias by_others)
+{
+    const fa_problem *p = x->problem;
+    const bool dbias = p->dbias.data && by_others == FA_CUDA_DBIAS_ALONE, dsinks = p->dsinks;
     if (!p->bias.data && !p->sinks) return true;
     x->plan->workspace_bytes += delta_bytes(p);
     return (!dbias && !dsinks) ||

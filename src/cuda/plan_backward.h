@@ -20,8 +20,21 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
+/* Who makes dbias where the kernel of the other gradients can. */
+fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *problem);
+
+/* Bytes of workspace for sums of dbias, whose shape is not known when a workspace is asked for: as if it were the bias's. */
+size_t fa_cuda_dbias_sum_bytes(const fa_problem *problem);
+
+/* Adds the launch that comes before that kernel, if one is needed. */
+bool fa_cuda_add_dbias_clear(const fa_cuda_planning *planning, fa_cuda_dbias dbias);
+
+/* Tells the launches so far where its sums are, and adds the one that rounds them. */
+bool fa_cuda_add_dbias_round(const fa_cuda_planning *planning, fa_cuda_dbias dbias,
+                             size_t sums_offset);
+
 /* Adds what the gradients of a bias and of sinks take: delta behind the workspace so far, if there is one of them, and
  * launches for those that are wanted. A workspace is asked for before that is known. */
-bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *planning);
+bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *planning, fa_cuda_dbias dbias);
 
 #endif

@@ -167,7 +167,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     main->tile_q = v->queries;
     plan_workspace(&x, prepare, main, v->head_dim);
     finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dbias_dsinks(&x);
+    return fa_cuda_add_dbias_dsinks(&x, FA_CUDA_DBIAS_ALONE);
 }
 
 const fa_cuda_family fa_cuda_backward_sm80 = {

@@ -196,6 +196,8 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
+    const fa_cuda_dbias dbias = fa_cuda_choose_dbias(p);
+    if (!fa_cuda_add_dbias_clear(&x, dbias)) return false;
     fa_cuda_plan_launch *const prepare =
         fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
                          device, plan, why, size);
@@ -216,12 +218,15 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_order(p, prepare, main, device, plan, &own);
+    const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
+    const size_t dbias_sums = fa_cuda_dbias_sum_bytes(p);
+    if (dbias_sums) plan->workspace_bytes = sums_offset + dbias_sums;
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
     finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dbias_dsinks(&x);
+    return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90 = {

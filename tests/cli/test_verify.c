@@ -7,7 +7,7 @@
 
 static const char *const classes[] = {"empty",      "unused",  "lengths", "strides",
                                       "tails",      "masks",   "split",   "grid",
-                                      "invariance", "dropout", "wide",    "peaked"};
+                                      "invariance", "dropout", "wide",    "bias", "peaked"};
 
 /* A few problems of each class, and the line that counts them. */
 static void test_classes(void)

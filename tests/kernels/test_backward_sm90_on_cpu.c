@@ -8,10 +8,10 @@
  * problems, dq must be the same, too: then blocks run in their order, the second time several
  * side by side, so that they wait for each other.
  *
- * Behind these problems come others with head dims above 128.
+ * Behind these problems come others with a bias and its gradient, and with head dims above 128.
  *
- * Arguments: the first problem's number, how many, and the least head dim, of keys or of values; then the runs of each
- * variant are printed.
+ * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and anything for problems with a
+ * bias; then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -35,6 +35,9 @@ static const int64_t with_options[] = {
     168,  170,  348,  384,  482,  577,  631,  749,  787,  957,  1089, 1370, 1385, 1499,
     1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323, 2343,
     2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
+
+/* Of the class of a bias and its gradient: stored, added, summed in the workspace. */
+static const int64_t with_dbias[] = {62, 66, 103, 130, 162, 165, 167, 171, 275, 306};
 
 enum { PROBLEMS = 160, WIDE = 129, FIRST_WIDE_PROBLEM = 1000, WIDE_PROBLEMS = 180 };
 
@@ -65,14 +68,18 @@ typedef struct parameters {
 SHARED(backward_delta)
 SHARED(backward_dbias_simt)
 SHARED(backward_dsinks)
+SHARED(backward_dbias_clear)
+SHARED(backward_dbias_round)
 
 static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #define FORM(name) [FA_VARIANT_##name] = run_##name,
 #include "test_backward_sm90_on_cpu_forms.h"
-    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)};
+    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)
+        FORM(backward_dbias_clear) FORM(backward_dbias_round)};
 
 static int runs[FA_VARIANTS];
 static int64_t least_dim;
+static bool about_bias; /* problems are of that class */
 /* An H200, or one with few multiprocessors, for which plans are made otherwise. */
 static fa_cuda_device device;
 
@@ -133,8 +140,12 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
 
 static bool is_shared(const fa_cuda_plan_launch *l)
 {
-    return l->variant == FA_VARIANT_backward_delta ||
-           l->variant == FA_VARIANT_backward_dbias_simt || l->variant == FA_VARIANT_backward_dsinks;
+    const int shared[] = {FA_VARIANT_backward_delta, FA_VARIANT_backward_dbias_simt,
+                          FA_VARIANT_backward_dsinks, FA_VARIANT_backward_dbias_clear,
+                          FA_VARIANT_backward_dbias_round};
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        if (l->variant == shared[i]) return true;
+    return false;
 }
 
 static fa_status run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan,
@@ -189,6 +200,12 @@ static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan 
 
 /* ---- Problems -------------------------------------------------------------------------------- */
 
+/* Whether blocks add to it. */
+static bool is_sum(const char *name)
+{
+    return strcmp(name, "dq") == 0 || strcmp(name, "dbias") == 0;
+}
+
 /* The first run's outputs are kept, and the second's are compared with them. */
 static fa_status compare_runs(machine *m, const random_call *call, char *message, size_t size)
 {
@@ -205,7 +222,7 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
     for (int i = 0; i < call->buffers->count; first += call->buffers->list[i++].reserved) {
         const ref_buffer *b = &call->buffers->list[i];
         if (memcmp(first, b->base, b->reserved) == 0) continue;
-        if (strcmp(b->name, "dq") == 0 && !m->ordered) {
+        if (is_sum(b->name) && !m->ordered) {
             rounded_otherwise++;
             continue;
         }
@@ -332,7 +349,9 @@ static bool run_problem(machine *m)
         .tiles = true,
         .one_pass = true,
         .pass = RANDOM_BACKWARD,
-        .focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
+        .focus = about_bias
+                     ? RANDOM_BIAS
+                     : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
         .all_passes = true,
         .attend = compute,
         .context = m};
@@ -367,10 +386,15 @@ int main(int argc, char **argv)
     const int64_t end = first + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
     if (argc > 3) least_dim = atoll(argv[3]);
+    about_bias = argc > 4;
     const int done = run_problems(first, end);
     if (argc == 1) {
         for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
             run_problems(with_options[i], with_options[i] + 1);
+        about_bias = true;
+        for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
+            run_problems(with_dbias[i], with_dbias[i] + 1);
+        about_bias = false;
         least_dim = WIDE;
         run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
     }
