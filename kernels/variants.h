@@ -224,6 +224,11 @@ VARIANT_16BIT(backward_sm90_finish_d256, .file = "backward_sm90/finish", .kernel
               .head_dim = 256)
 END(backward_finish, sm90)
 
+/* Where blocks share keys. */
+FAMILY(backward_finish_keys, sm90)
+VARIANT_16BIT(backward_sm90_finish_keys, .file = "backward_sm90/finish_keys", .kernel = "backward_sm90_finish_keys", .architecture = 90)
+END(backward_finish_keys, sm90)
+
 FAMILY(backward_prepare, sm80)
 VARIANT_16BIT(backward_sm80_prepare_d64, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
               .head_dim = 64)

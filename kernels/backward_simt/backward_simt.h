@@ -15,13 +15,13 @@ typedef struct fa_backward_params {
     const float *dlse;
     float *delta; /* like lse: rowsum(dout * out) - dlse, 0 in rows of no sequence */
     float *dsinks;
-    int32_t dbias_by_others; /* the kernel of the other gradients makes dbias as well: */
+    int32_t dbias_by_others;   /* the kernel of the other gradients makes dbias as well: */
     fa_kernel_view dbias_sums; /* float32, where it adds them; data NULL: it stores them in dbias */
 } fa_backward_params;
 
-#define FA_DELTA_ROWS 32      /* of a block of FA_PASS_THREADS */
+#define FA_DELTA_ROWS 32                     /* of a block of FA_PASS_THREADS */
 #define FA_DBIAS_ROWS (FA_PASS_THREADS / 32) /* of dbias_clear and dbias_round: a warp each */
-#define FA_DSINKS_THREADS 512 /* a block for each head */
+#define FA_DSINKS_THREADS 512                /* a block for each head */
 #define FA_DSINKS_SMEM (8 * FA_DSINKS_THREADS)
 
 #endif

@@ -12,8 +12,8 @@ FA_KERNEL __launch_bounds__(FA_PASS_THREADS)
         if (number >= p.dbias_shape[0] * p.dbias_shape[1] * p.dbias_shape[2]) continue;
         const dbias_row row = find_dbias_row(&p, number);
         const int64_t to = dbias_row_index(&p.dbias, &row);
-        const float *from = (const float *)(const void *)p.dbias_sums.data +
-                            dbias_row_index(&p.dbias_sums, &row);
+        const float *from =
+            (const float *)(const void *)p.dbias_sums.data + dbias_row_index(&p.dbias_sums, &row);
         for (int64_t j = threadIdx.x % 32; j < p.dbias_shape[3]; j += 32)
             fa_store_element(p.dbias.data, p.dbias.dtype, to + j * p.dbias.stride[3], from[j]);
     }

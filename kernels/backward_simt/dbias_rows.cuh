@@ -23,7 +23,8 @@ FA_DEVICE dbias_row find_dbias_row(const fa_backward_params *p, int64_t row)
 /* The element of its first key. */
 FA_DEVICE int64_t dbias_row_index(const fa_kernel_view *view, const dbias_row *row)
 {
-    return row->batch * view->stride[0] + row->head * view->stride[1] + row->query * view->stride[2];
+    return row->batch * view->stride[0] + row->head * view->stride[1] +
+           row->query * view->stride[2];
 }
 
 #endif

@@ -2,8 +2,10 @@
  * What the kernels of backward_sm90 are told, and what follows from the numbers of a variant. Shared by the kernels
  * and the planner.
  *
- * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
- * summed; `backward_sm90` computes all gradients; `finish` rounds those of the queries. The workspace is made of query tiles
+ * Three launches, or four. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
+ * summed; `backward_sm90` computes all gradients; `finish` rounds those of the queries. Where few key
+ * tiles keep few multiprocessors busy, blocks share one: each takes some of the query heads, and `finish_keys` adds up
+ * what they leave of the gradients of keys and values, in one order. The workspace is made of query tiles
  * of FA_BACKWARD_SM90_QUERIES rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
@@ -12,6 +14,8 @@
  *   rows   of a tile: of the queries the log-sum-exp in units of log 2 (infinity where weights are to be 0), then delta, each
  *          where FA_BACKWARD_SM90_ROW_AT says. Weights are 2^FA_BACKWARD_SM90_WEIGHT_BITS times as large as they should be: so
  *          the log-sum-exp is less these bits, and delta times 2^-bits
+ *   key_sums   of a split, and of a block's keys: a float for each key and column of dK, then of dV; of 64 keys in the same
+ *          order
  *   semaphores   of a tile, where sums have one order: for each consumer's columns how many key tiles have been added
  */
 #ifndef FA_KERNEL_BACKWARD_SM90_H
@@ -37,6 +41,8 @@
     (((q) & ~15) | ((q) >> 1 & 3) << 2 | ((q) >> 3 & 1) << 1 | ((q)&1))
 /* In float16 weights below 2^-14 would lose bits. */
 #define FA_BACKWARD_SM90_WEIGHT_BITS(element) ((element) == FA_ELEMENT_FLOAT16 ? 10 : 0)
+/* Floats that a block leaves of its keys. */
+#define FA_BACKWARD_SM90_KEY_SUMS(keys, dim, value_dim) ((keys) * ((dim) + (value_dim)))
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
@@ -59,6 +65,10 @@ typedef struct fa_backward_sm90_params {
     int32_t *semaphores; /* NULL: sums are added in any order */
     int64_t
         heads_together; /* key/value heads of the batch whose blocks take turns; 1: head follows head */
+    int32_t
+        splits; /* blocks that share the keys of a key/value head, each with some of the query heads */
+    int32_t keys, head_dim, value_dim; /* of a block; of its sums. For finish_keys */
+    float *key_sums;                   /* NULL: there is one split */
 } fa_backward_sm90_params;
 
 #endif

@@ -41,6 +41,8 @@
 /* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed. */
 #define DQ_FIRST (HEAD_DIM == 128 && STAGES > 2)
 
+#define VALUE_DIM HEAD_DIM
+
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
 #define QUERIES 64
 #if HEAD_DIM == 64

@@ -400,6 +400,11 @@ FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
     const int warp = threadIdx.x % WARPGROUP / 32;
     char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(tiles) * Q_BYTES +
                    warp * (WARP_ROWS * HEAD_DIM * 2);
+    if (w->key_sums) {
+        leave_sums(w->key_sums, c->dk, HEAD_DIM, c->number);
+        leave_sums(w->key_sums + KEYS * HEAD_DIM, c->dv, VALUE_DIM, c->number);
+        return;
+    }
     store_gradients(&w->keys, &p->dk, buffer, c->dk, HEAD_DIM, p->a.d, p->a.scale, c->number);
     store_gradients(&w->keys, &p->dv, buffer, c->dv, HEAD_DIM, p->a.d_v, value_scale(&p->a),
                     c->number);

@@ -2,7 +2,7 @@
  * The last launch of backward_sm90: the sums of dQ, times the scale, become the caller's rows. Bound by memory.
  */
 #include "backward_sm90/backward_sm90.h"
-#include "common/exchange.cuh"
+#include "backward_sm90/whole_rows.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
@@ -15,24 +15,6 @@ enum {
     NUM_BLOCKS = HEAD_DIM / 8,
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
-
-/* Four words of row r of a thread, of four blocks of columns. */
-FA_DEVICE void store_words(const fa_backward_params *p, const fa_tile *t, int64_t i, uint32_t x[4],
-                           int block)
-{
-    const int lane = threadIdx.x % 4;
-    const bool exists = i < t->room_q, whole = p->dq.vector == 8;
-    char *row = exists ? fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head) : NULL;
-    if (whole) {
-        fa_exchange_words(x, lane);
-        if (exists && 8 * (block + lane) < p->a.d)
-            *(uint4 *)(row + 16 * (block + lane)) = make_uint4(x[0], x[1], x[2], x[3]);
-        return;
-    }
-#pragma unroll
-    for (int n = 0; n < 4; n++)
-        if (exists) fa_scatter_x2(row, 8 * (block + n) + 2 * lane, p->a.d, x[n]);
-}
 
 FA_KERNEL __launch_bounds__(THREADS)
     backward_sm90_finish(const __grid_constant__ fa_backward_params p,
@@ -63,6 +45,9 @@ FA_KERNEL __launch_bounds__(THREADS)
                 /* Rows behind the last query get zeros, whatever keys they met. */
                 words[n] = i < tile.n_q ? fa_pack_x2(low * scale, high * scale) : 0;
             }
-            store_words(&p, &tile, i, words, group * (NUM_BLOCKS / GROUPS) + j);
+            char *row = i < tile.room_q
+                            ? fa_view_row(&p.dq, tile.block_q, tile.start_q + i, tile.head)
+                            : NULL;
+            store_words(&p.dq, row, p.a.d, words, group * (NUM_BLOCKS / GROUPS) + j);
         }
 }

@@ -332,7 +332,8 @@ FA_DEVICE void put_bias_gradients(const fa_backward_params *p, const fa_kernel_v
                 else if (x != 0.0f) ptx_reduce_add((float *)(void *)own, x);
             }
             to += 8 * step;
-            __asm__ volatile("" : "+l"(to)); /* keeps the compiler from holding an address for each */
+            __asm__ volatile(""
+                             : "+l"(to)); /* keeps the compiler from holding an address for each */
         }
     }
 }

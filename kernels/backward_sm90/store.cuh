@@ -60,6 +60,16 @@ FA_DEVICE void store_whole_rows(char *buffer, const fa_key_tile *k, const fa_ker
                                                                  4 * part + lane / 8, lane % 8));
 }
 
+/* The same of a block that has some of the query heads: as the accumulators are. */
+FA_DEVICE void leave_sums(float *to, const float *sums, int dim, int consumer)
+{
+    float4 *own = (float4 *)(void *)(to + consumer * OWN_KEYS * dim) + threadIdx.x % WARPGROUP;
+#pragma unroll
+    for (int j = 0; j < dim / 8; j++)
+        own[WARPGROUP * j] =
+            make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+}
+
 /* Rows of a consumer. buffer: of the warp, 16 rows of dim elements. */
 FA_DEVICE void store_gradients(const fa_key_tile *k, const fa_kernel_view *view, char *buffer,
                                const float *sums, int dim, int columns, float scale, int consumer)

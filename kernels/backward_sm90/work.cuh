@@ -12,7 +12,9 @@
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
-    int32_t heads;    /* query heads that share the keys */
+    int32_t heads;    /* query heads that share the keys, and are the block's */
+    float *
+        key_sums; /* where it leaves its sums of dK and dV; NULL: it stores the gradients themselves */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
@@ -107,16 +109,35 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t
     return (first + rest - tile * heads) * p->tiles + tile;
 }
 
+/* The task of the first split of the same keys, and the number of the split: the splits of a head follow each other. */
+FA_DEVICE int64_t find_split(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                             int64_t task, int *split)
+{
+    *split = 0;
+    if (s->splits == 1) return task;
+    const int64_t outer = fa_divide(task, p->tiles), head = fa_divide(outer, s->splits);
+    *split = (int)(outer - head * s->splits);
+    return task - (outer - head) * p->tiles;
+}
+
 /* The keys and the sequence; false if no query can see a key. */
 FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_params *s,
                          int64_t block, block_work *w)
 {
-    w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
-    w->heads = p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
+    int split;
+    const int64_t task = find_split(p, s, find_task(p, block, s->heads_together), &split);
+    const int32_t group =
+        p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
+    w->keys = fa_find_key_tile(p, task, KEYS);
+    w->heads = s->splits == 1 ? group : group / s->splits;
+    w->key_sums = NULL;
+    if (s->key_sums)
+        w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
+                                        FA_BACKWARD_SM90_KEY_SUMS(KEYS, HEAD_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = w->num_keys = 0;
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
-    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * w->heads, w->keys.head_kv,
-                          &w->sequence);
+    fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,
+                          w->keys.head_kv, &w->sequence);
     return true;
 }
 

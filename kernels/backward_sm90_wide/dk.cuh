@@ -167,6 +167,10 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     }
     /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
+    if (w->key_sums) {
+        leave_sums(w->key_sums, c.dk, HEAD_DIM, 0);
+        return;
+    }
     store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + stage_of(last) * Q_BYTES, HEAD_DIM),
                     c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
 }

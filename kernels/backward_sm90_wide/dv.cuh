@@ -173,6 +173,10 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     /* The last tile of dout has been read, by the warpgroup of dK as well when it has the last weights. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
+    if (w->key_sums) {
+        leave_sums(w->key_sums + KEYS * HEAD_DIM, c.dv, VALUE_DIM, 0);
+        return;
+    }
     store_gradients(&w->keys, &p->dv,
                     warp_buffer(pipe, DOUT_AT + stage_of(last) * DOUT_BYTES, VALUE_DIM), c.dv,
                     VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);

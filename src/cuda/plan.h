@@ -55,6 +55,9 @@ typedef struct fa_cuda_backward_sm90_launch {
     bool ordered;                /* sums have one order, by semaphores: */
     size_t semaphores_offset;
     int64_t heads_together; /* as in fa_backward_sm90_params */
+    int splits;             /* the same: */
+    int keys, head_dim, value_dim;
+    size_t key_sums_offset;
 } fa_cuda_backward_sm90_launch;
 
 /* Of backward_sm80: the same without maps. */

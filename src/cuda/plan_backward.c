@@ -24,8 +24,7 @@ static void set_dbias(const fa_problem *p, const fa_cuda_plan_launch *l, fa_back
     memcpy(params->dbias_shape, p->dbias_shape, sizeof params->dbias_shape);
     params->dbias_by_others = l->dbias != FA_CUDA_DBIAS_ALONE;
     if (l->dbias == FA_CUDA_DBIAS_ADDED) params->dbias_sums = params->dbias;
-    if (l->dbias == FA_CUDA_DBIAS_SUMMED)
-        params->dbias_sums = view_sums(p, l->dbias_sums_offset);
+    if (l->dbias == FA_CUDA_DBIAS_SUMMED) params->dbias_sums = view_sums(p, l->dbias_sums_offset);
 }
 
 void fa_cuda_set_backward_params(const fa_problem *p, const fa_cuda_plan_launch *l,
@@ -160,8 +159,8 @@ size_t fa_cuda_dbias_sum_bytes(const fa_problem *p)
     const int64_t *stride = p->bias.stride;
     const bool each_batch = p->batch == 1 || stride[0] != 0,
                each_head = p->heads_q == 1 || stride[1] != 0;
-    if (!p->bias.data || !is_16_bit(&p->bias) || (each_batch && each_head) ||
-        p->softcap > 0 || p->deterministic || p->batch_invariant || fa_cuda_has_own_lengths(p))
+    if (!p->bias.data || !is_16_bit(&p->bias) || (each_batch && each_head) || p->softcap > 0 ||
+        p->deterministic || p->batch_invariant || fa_cuda_has_own_lengths(p))
         return 0;
     return (size_t)((each_batch ? p->batch : 1) * (each_head ? p->heads_q : 1) * p->n_q * p->n_k) *
            sizeof(float);

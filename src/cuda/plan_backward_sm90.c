@@ -28,6 +28,11 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
+    params->splits = x->splits;
+    params->keys = x->keys;
+    params->head_dim = x->head_dim;
+    params->value_dim = x->value_dim;
+    params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
     return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
 }
 
@@ -180,6 +185,59 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
 
+/* How many blocks share the keys of a key/value head. Under a causal mask the first keys are seen by twice as many queries as the
+ * average: six blocks for each multiprocessor even that out. Without one, what matters is how full the last round of blocks
+ * is. The sums that they leave take at most the memory of gradients for each query head in 16 bits. */
+static int count_splits(const fa_problem *p, int64_t tasks, const fa_cuda_device *device)
+{
+    const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    const int64_t room = device->multiprocessors, rounds = (tasks + room - 1) / room;
+    const bool full = tasks * 10 >= rounds * room * 9;
+    const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
+    if (tasks == 0 || p->batch_invariant) return 1;
+    int64_t splits = 1;
+    for (int64_t i = 2; i <= group / 2 && tasks * splits < wanted; i++)
+        if (group % i == 0) splits = i;
+    return (int)splits;
+}
+
+/* Sums of splits are behind the workspace so far. */
+static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                        fa_cuda_plan_launch *main, fa_cuda_plan *plan,
+                        fa_cuda_backward_sm90_launch *own)
+{
+    const int64_t tasks = main->tasks;
+    own->splits = count_splits(p, tasks, device);
+    own->keys = find_keys(v);
+    own->head_dim = v->head_dim;
+    own->value_dim = is_wide(v) ? v->value_dim : v->head_dim;
+    own->key_sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
+    if (own->splits == 1) return;
+    fa_cuda_set_tasks(main, main->tiles, tasks * own->splits);
+    plan->workspace_bytes =
+        own->key_sums_offset +
+        (size_t)main->tasks *
+            (size_t)FA_BACKWARD_SM90_KEY_SUMS(own->keys, own->head_dim, own->value_dim) *
+            sizeof(float);
+}
+
+/* The launch that adds them up. */
+static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
+                            const fa_cuda_plan_launch *main,
+                            const fa_cuda_backward_sm90_launch *own)
+{
+    const fa_variant *finish = &fa_variants[FA_FIRST_backward_finish_keys_sm90];
+    if (own->splits == 1) return true;
+    while (finish->element != v->element) finish++;
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(finish, FA_BACKWARD_SM90_PASS_THREADS, 0, queue_sm90,
+                                              x->device, x->plan, x->why, x->size);
+    if (!l) return false;
+    fa_cuda_set_tasks(l, main->tiles, main->tasks / own->splits);
+    l->tile_k = own->keys;
+    l->idle = l->idle || (!x->problem->dk.data && !x->problem->dv.data);
+    return true;
+}
+
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
@@ -217,7 +275,9 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     own.rows_offset = (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_SUM_BYTES(v->head_dim);
     plan->workspace_bytes =
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
+    plan_splits(p, v, device, main, plan, &own);
     plan_order(p, prepare, main, device, plan, &own);
+    if (!add_finish_keys(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
     const size_t dbias_sums = fa_cuda_dbias_sum_bytes(p);
     if (dbias_sums) plan->workspace_bytes = sums_offset + dbias_sums;

@@ -53,6 +53,13 @@ static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
     return plan;
 }
 
+static size_t workspace_of(const fa_problem *p)
+{
+    const fa_cuda_plan plan = plan_of(p, &devices[H200]);
+    CHECK(plan.family == &fa_cuda_backward_sm90, "%s", plan.passed_over);
+    return plan.workspace_bytes;
+}
+
 /* float16 tensors of d 128, which backward_sm90 takes. */
 static fa_problem make_half_backward(int64_t batch, int64_t heads, int64_t n)
 {
@@ -325,8 +332,8 @@ static void test_sm80_launches(void)
     CHECK(s.count == 3 && s.launches[2].idle && !s.launches[1].idle, "without dq");
 }
 
-/* Options take a variant of their own, and the gradients of a bias and of sinks launches behind; what these need of the
- * workspace is there before they are asked for. */
+/* Options take a variant of their own, and the gradients of sinks launches behind; what these need of the workspace is there
+ * before they are asked for. */
 static void test_sm90(void)
 {
     static const float slopes[8] = {0};
@@ -335,7 +342,7 @@ static void test_sm90(void)
     fa_problem problems[5] = {plain, plain, plain, plain, plain};
     static const int variants[5] = {
         FA_VARIANT_backward_sm90_d64_softcap_f16, FA_VARIANT_backward_sm90_d64_alibi_f16,
-        FA_VARIANT_backward_sm90_general64_f16, FA_VARIANT_backward_sm90_general64_f16,
+        FA_VARIANT_backward_sm90_d64_bias_f16, FA_VARIANT_backward_sm90_d64_bias_f16,
         FA_VARIANT_backward_sm90_d64_dropout_f16};
     fa_cuda_plan s = plan_of(&plain, &devices[H200]);
     const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
@@ -355,24 +362,101 @@ static void test_sm90(void)
               s.workspace_bytes);
     }
     fa_problem p = problems[2];
-    p.dbias = somewhere;
-    p.dbias_shape[0] = p.dbias_shape[1] = 1;
-    p.dbias_shape[2] = p.dbias_shape[3] = 1000;
-    s = plan_of(&p, &devices[H200]);
-    CHECK(s.count == 5 && queued(&s) == 9 && s.workspace_bytes == bytes + delta,
-          "dbias: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
     p.sinks = slopes;
-    s = plan_of(&p, &devices[H200]);
-    CHECK(s.count == 5 && queued(&s) == 9 && s.workspace_bytes == bytes + delta,
-          "dbias with sinks: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
     p.dsinks = (float *)(void *)memory;
     s = plan_of(&p, &devices[H200]);
-    CHECK(s.count == 6 && queued(&s) == 25 && s.workspace_bytes == bytes + delta,
-          "dbias and dsinks: launches %x, %zu bytes", queued(&s), s.workspace_bytes);
+    CHECK(s.count == 5 && FIND(&s, backward_dsinks_simt) && s.workspace_bytes == bytes + delta,
+          "dsinks: %d launches, %zu bytes", s.count, s.workspace_bytes);
     for (int i = 3; i < s.count; i++)
         CHECK(s.launches[i].workspace_offset + s.launches[i].workspace_bytes == s.workspace_bytes &&
                   s.launches[i].workspace_bytes == delta,
               "delta of launch %d", i);
+}
+
+/* The launches of dbias, by letter: cleared before, rounded behind, alone. */
+static const char *dbias_launches(const fa_problem *p)
+{
+    static char text[8];
+    const fa_cuda_plan s = plan_of(p, &devices[H200]);
+    (void)snprintf(text, sizeof text, "%s%s%s",
+                   s.launches[0].variant == FA_VARIANT_backward_dbias_clear ? "c" : "",
+                   FIND(&s, backward_dbias_round_simt) ? "r" : "",
+                   FIND(&s, backward_dbias_simt) ? "a" : "");
+    return text;
+}
+
+/* The kernel of the other gradients makes dbias where it can; what that takes of the workspace is there before it is asked for. */
+static void test_dbias(void)
+{
+    enum { N = 1000 };
+    fa_problem p = make_half(2, 8, N, 64);
+    const size_t bytes = workspace_of(&p), delta = 2 * 8 * N * sizeof(float);
+    const size_t sums = (size_t)8 * N * N * sizeof(float);
+    p.bias = p.dbias = somewhere;
+    p.bias.stride[0] = 8 * N * N, p.bias.stride[1] = N * N;
+    p.dbias_shape[0] = 2, p.dbias_shape[1] = 8, p.dbias_shape[2] = p.dbias_shape[3] = N;
+    CHECK(strcmp(dbias_launches(&p), "") == 0, "stored: %s", dbias_launches(&p));
+    p.causal = true;
+    CHECK(strcmp(dbias_launches(&p), "c") == 0, "stored, causal: %s", dbias_launches(&p));
+    p.deterministic = true;
+    CHECK(strcmp(dbias_launches(&p), "c") == 0, "stored, one order: %s", dbias_launches(&p));
+    p.deterministic = false;
+    p.dbias_shape[0] = 1;
+    CHECK(strcmp(dbias_launches(&p), "c") == 0, "added: %s", dbias_launches(&p));
+    p.bias.stride[0] = 0;
+    p.bias.dtype = p.dbias.dtype = FA_FLOAT16;
+    CHECK(strcmp(dbias_launches(&p), "cr") == 0, "summed: %s", dbias_launches(&p));
+    CHECK(workspace_of(&p) - bytes - delta - sums < 256, "%zu bytes", workspace_of(&p) - bytes);
+    p.dbias.data = NULL;
+    CHECK(workspace_of(&p) - bytes - delta - sums < 256, "before: %zu bytes",
+          workspace_of(&p) - bytes);
+    p.dbias = somewhere;
+    p.dbias.dtype = FA_FLOAT16;
+    p.dbias_shape[1] = 1; /* less than there is room for */
+    CHECK(strcmp(dbias_launches(&p), "cr") == 0, "summed over more: %s", dbias_launches(&p));
+    p.bias.stride[1] = 0;
+    p.dbias_shape[1] = 8;
+    CHECK(strcmp(dbias_launches(&p), "a") == 0, "no room: %s", dbias_launches(&p));
+    p.dbias_shape[1] = 1;
+    p.deterministic = true;
+    CHECK(strcmp(dbias_launches(&p), "a") == 0, "one order: %s", dbias_launches(&p));
+    p.deterministic = false;
+    p.softcap = 1;
+    CHECK(strcmp(dbias_launches(&p), "a") == 0, "softcap: %s", dbias_launches(&p));
+    p.softcap = 0;
+    p.dbias_shape[3] = 1;
+    CHECK(strcmp(dbias_launches(&p), "a") == 0, "over keys: %s", dbias_launches(&p));
+}
+
+/* Blocks share key tiles where these are too few for the device. */
+static void test_splits(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n;
+        bool causal, invariant;
+        int splits;
+    } cases[] = {{4, 32, 1, 4096, true, false, 8},   {4, 32, 1, 4096, false, false, 1},
+                 {4, 32, 8, 4096, true, false, 1},   {4, 32, 32, 512, true, false, 1},
+                 {1, 32, 1, 4096, false, false, 16}, {1, 32, 1, 4096, true, true, 1},
+                 {1, 12, 2, 512, true, false, 3},    {1, 2, 1, 512, true, false, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.causal = cases[i].causal;
+        p.batch_invariant = cases[i].invariant;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90),
+                                  *keys = FIND(&plan, backward_finish_keys_sm90);
+        const int splits = l ? l->backward_sm90.splits : 0;
+        const int64_t tasks = p.batch * p.heads_kv * ((p.n_k + 127) / 128);
+        CHECK(splits == cases[i].splits && tasks_of(l) == splits * tasks, "case %zu: %d splits", i,
+              splits);
+        CHECK(splits > 1 ? tasks_of(keys) == tasks : !keys, "case %zu: finish_keys", i);
+        CHECK(!keys ||
+                  keys->backward_sm90.key_sums_offset + (size_t)(tasks_of(l) * 128 * 256 * 4) <=
+                      plan.workspace_bytes,
+              "case %zu: room", i);
+    }
 }
 
 /* Only what has somewhere to go is computed, and delta only if something needs it. */
@@ -494,13 +578,6 @@ static void test_text(void)
           "%s", text);
 }
 
-static size_t workspace_of(const fa_problem *p)
-{
-    const fa_cuda_plan plan = plan_of(p, &devices[H200]);
-    CHECK(plan.family == &fa_cuda_backward_sm90, "%s", plan.passed_over);
-    return plan.workspace_bytes;
-}
-
 static const fa_cuda_backward_sm90_launch *find_sm90(const fa_cuda_plan *plan)
 {
     static const fa_cuda_backward_sm90_launch none;
@@ -614,6 +691,8 @@ int main(void)
     test_sm80();
     test_sm80_launches();
     test_sm90();
+    test_dbias();
+    test_splits();
     test_wanted();
     test_combine();
     test_wide();

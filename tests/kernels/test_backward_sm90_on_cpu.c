@@ -74,8 +74,8 @@ SHARED(backward_dbias_round)
 static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #define FORM(name) [FA_VARIANT_##name] = run_##name,
 #include "test_backward_sm90_on_cpu_forms.h"
-    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks)
-        FORM(backward_dbias_clear) FORM(backward_dbias_round)};
+    FORM(backward_delta) FORM(backward_dbias_simt) FORM(backward_dsinks) FORM(backward_dbias_clear)
+        FORM(backward_dbias_round)};
 
 static int runs[FA_VARIANTS];
 static int64_t least_dim;
@@ -349,9 +349,8 @@ static bool run_problem(machine *m)
         .tiles = true,
         .one_pass = true,
         .pass = RANDOM_BACKWARD,
-        .focus = about_bias
-                     ? RANDOM_BIAS
-                     : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
+        .focus = about_bias ? RANDOM_BIAS
+                            : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
         .all_passes = true,
         .attend = compute,
         .context = m};
