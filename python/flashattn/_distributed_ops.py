@@ -14,7 +14,6 @@ from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 from . import _core
 from ._distributed_plan import (
@@ -31,6 +30,13 @@ from ._distributed_plan import (
     unflatten,
 )
 from .torch import _call, _library, _resolved, _rows
+
+try:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+except ImportError:
+    raise ImportError(
+        "flashattn.distributed needs torch.distributed, which this PyTorch is built without"
+    ) from None
 
 # ---- Messages -----------------------------------------------------------------------------------
 
@@ -173,8 +179,13 @@ class _Sum:
         batch, n, heads, _ = q.shape
         self.out = q.new_zeros(batch, n, heads, v.shape[-1], dtype=torch.float32)
         self.lse = q.new_full((batch, heads, n), -torch.inf, dtype=torch.float32)
+        self.rows, self.is_empty = n, True
 
     def add(self, start: int, stop: int, out: torch.Tensor, lse: torch.Tensor) -> None:
+        first, self.is_empty = self.is_empty, False
+        if first and stop - start == self.rows:
+            self.out, self.lse = out.float(), lse
+            return
         sum_out, sum_lse = self.out[:, start:stop], self.lse[:, :, start:stop]
         both = torch.logaddexp(sum_lse, lse)
         weight = torch.exp(lse - both).masked_fill(lse == -torch.inf, 0)

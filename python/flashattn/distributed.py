@@ -43,8 +43,10 @@ Group = Union[None, dist.ProcessGroup, DeviceMesh]
 METHODS = ("auto", "ring", "all_gather", "ulysses")
 LAYOUTS = ("contiguous", "zigzag")
 
-# "auto" takes the ring from this many rows a rank on, times the query heads of a key head: the
-# kernels of a block then take longer than its way over NVLink (docs/distributed.md).
+# What "auto" goes by, from the model in bench/distributed_model.py. Up to this many ranks are taken
+# for one node, whose links exchange heads faster than blocks go around. From this many rows a rank
+# on, times the query heads of a key head, a block's kernels take longer than its way over NVLink.
+_NODE = 8
 _LONG_ROWS = 4096
 
 
@@ -625,15 +627,19 @@ def _check_method(method: str, places: _Places, inputs: _Inputs) -> str:
     return method
 
 
-def _choose(method: str, inputs: _Inputs, known: _Known) -> str:
+def _choose(method: str, inputs: _Inputs, known: _Known, places: _Places) -> str:
     if method != "auto":
         return method
     window = inputs.window
     if window is not None and max(window) >= 0:
-        return "ring"
-    group = inputs.q.shape[2] // inputs.k.shape[2]
+        return "ring"  # which sends only what the window sees
+    heads, heads_kv = inputs.q.shape[2], inputs.k.shape[2]
+    matrices = inputs.tensors["bias"] is not None or inputs.tensors["mask"] is not None
+    if places.heads is None and places.size <= _NODE and not matrices:
+        if heads % places.size == 0 and heads_kv % places.size == 0:
+            return "ulysses"
     rows = sum(known.lengths_k) // len(known.lengths_k)
-    return "ring" if rows * group >= _LONG_ROWS else "all_gather"
+    return "ring" if rows * (heads // heads_kv) >= _LONG_ROWS else "all_gather"
 
 
 def _heads_of(x: Any, place: _Place, axis: int) -> Any:
@@ -786,7 +792,7 @@ def _attend(
         if cu and cu[-1] != n:
             raise ValueError(f"{name} ends with {cu[-1]}: expected {n}, the rows of all shards")
     inputs.check_matrices(n_k)
-    method = _choose(method, inputs, known)
+    method = _choose(method, inputs, known, places)
     ring, heads = places.ring, places.heads
     if heads is None and method == "ulysses":
         ring, heads = None, ring

@@ -401,3 +401,34 @@ def fully_sharded(size):
         gradient = size * parameter.grad.full_tensor()  # FSDP's is the mean over the ranks
         wanted = dict(expected.named_parameters())[name].grad
         torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5)
+
+
+def benchmark(size, folder):
+    """bench/distributed.py, with a peer that is wrong and one that fails on rank 1."""
+    import sys
+    import types
+
+    import torch
+    import torch.distributed as dist
+
+    sys.path.insert(0, folder)
+    import distributed as script
+
+    @contextlib.contextmanager
+    def wrong(q, k, v, dout):
+        with script.PEERS["flashattn-ring"](q, k, v, dout) as (attend, *rest):
+            yield lambda q, k, v: attend(q, k, v) * 1.1, *rest
+
+    @contextlib.contextmanager
+    def failing(q, k, v, dout):
+        if dist.get_rank() == 1:
+            raise RuntimeError("no such kernel")
+        with script.alone(*(script.rows_of(x) for x in (q, k, v, dout))) as work:
+            yield work
+
+    script.PEERS.update(wrong=wrong, failing=failing)
+    args = types.SimpleNamespace(
+        device="cpu", heads=8, heads_kv=8, dim=8, rounds=2, budget=0.1, peers=list(script.PEERS)
+    )
+    torch.manual_seed(0)
+    return script.measure(32, args)["results"]

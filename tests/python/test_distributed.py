@@ -1,6 +1,7 @@
 """flashattn.distributed: 2, 3, 4 and 8 Gloo processes beside attention in float64 in one."""
 
 import itertools
+import pathlib
 
 import numpy as np
 import pytest
@@ -209,7 +210,7 @@ def check(results, case):
 def test_random_problems(pool, size, method):
     rng = np.random.default_rng([size, METHODS.index(method)])
     shares = size if method == "ulysses" else 1
-    for i in range(16):
+    for i in range(14):
         case = random_case(rng, size, method, distributed.LAYOUTS[i % 2], shares)
         check(pool.values(ranks.attend, size, case), case)
 
@@ -240,10 +241,49 @@ def plain_case(n=60, heads=4, method="ring", layout="zigzag", **options):
     }
 
 
-def test_auto_chooses_by_the_options(pool):
+@pytest.mark.parametrize("method", METHODS)
+def test_each_sequence_has_its_own_numbers(pool, method):
+    """Slopes of ALiBi, and the random bits of dropout, of packed and of equal sequences."""
+    rng = np.random.default_rng(5)
+    dropout = {"dropout_p": 0.4, "seed": 7, "offset": 5 << 32 | 3} if method == "ulysses" else {}
+    cu = {"cu_seqlens_q": [0, 13, 13, 41, 60], "cu_seqlens_k": [0, 13, 13, 41, 60]}
+    for layout, options in itertools.product(distributed.LAYOUTS, (dropout, dropout | cu)):
+        case = plain_case(method=method, layout=layout, causal=True, **options)
+        count = 4 if cu.keys() <= options.keys() else 2
+        if count == 2:
+            for name in ("q", "k", "v", "dout", "dlse"):
+                case[name] = np.concatenate((case[name], case[name][::-1] + 0.1))
+        case["options"]["alibi_slopes"] = rng.random((count, 4), np.float32)
+        check(pool.values(ranks.attend, 2, case), case)
+
+
+def test_auto(pool):
     for options in ({"window": (3, 0)}, {"dropout_p": 0.5, "seed": 1, "offset": 2}, {}):
         case = plain_case(method="auto", **options)
         check(pool.values(ranks.attend, 2, case), case)
+
+
+@pytest.mark.parametrize(
+    "size, heads_kv, n, options, expected",
+    [
+        (4, 8, 100, {}, "ulysses"),
+        (4, 8, 1 << 20, {}, "ulysses"),
+        (4, 8, 100, {"window": (10, 0)}, "ring"),
+        (4, 8, 100, {"window": (-1, -1)}, "ulysses"),
+        (4, 8, 100, {"bias": (100, 100)}, "all_gather"),
+        (4, 2, 100, {}, "all_gather"),
+        (4, 2, 4096, {}, "ring"),
+        (4, 8, 4096, {"mask": (100, 100)}, "all_gather"),
+        (16, 16, 1 << 20, {}, "ring"),
+    ],
+)
+def test_what_auto_chooses(size, heads_kv, n, options, expected):
+    options = {x: torch.zeros(y) if x in ("bias", "mask") else y for x, y in options.items()}
+    q, k = torch.zeros(1, 1, 8 if size < 9 else 16, 8), torch.zeros(1, 1, heads_kv, 8)
+    inputs = distributed._Inputs(q, k, k, options)
+    known = distributed._Known([n // size] * size, [n // size] * size, {})
+    places = distributed._Places(distributed._Place("", 0, size), None)
+    assert distributed._choose("auto", inputs, known, places) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -495,6 +535,65 @@ def test_not_initialized():
     x = torch.zeros(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match="init_process_group"):
         distributed.attention(x, x, x)
+
+
+# ---- What it costs -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "bench"))
+    return pytest.importorskip("distributed_model")
+
+
+def test_model_counts_what_is_sent_and_computed(model):
+    """Beside the plans that attention follows."""
+    machine, n = model.measured_machine(), 1 << 10
+    for size, columns in ((2, 1), (8, 1), (8, 2), (8, 8)):
+        steps = size // columns
+        problem = model.Problem(n, heads=16, heads_kv=8, dim=64)
+        found = model.ring(problem, machine, size, columns)
+        shards = plan.zigzag(n, steps)
+        mask = plan.Mask(True, -1, -1, None, False, False)
+        whole = plan.Problem(shards, shards, plan.Lengths((0, n), (0, n), False), mask)
+        rows = sum(
+            plan.size_of(plan.step(whole, r, s).intervals)
+            for r, s in itertools.permutations(range(steps), 2)
+        )
+        sent = rows / steps * 2 * (8 // columns) * 64 * 2  # k and v
+        heads = model.exchange(problem, machine, columns, n / size).sent if columns > 1 else 0
+        assert found.sent == pytest.approx(sent + heads)
+    forward = model.ulysses(problem, machine, 8)
+    assert forward.sent == n / 8 * (2 * 16 + 2 * 8) * 64 * 2 * 7 / 8
+    assert forward.compute > 4 * n**2 / 2 * 16 * 64 / 8 / machine.forward
+    assert 0.99 < model.efficiency(problem._replace(n=1 << 18), machine, 1, "all_gather") < 1
+
+
+def test_model_knows_what_a_faster_link_is_for(model):
+    problem, slow = model.Problem(1 << 20), model.measured_machine()
+    fast = slow._replace(network=slow.network * 4)
+    for name in ("ring", "all_gather", "mesh"):
+        times = [model.training(name, problem, m, 256).total for m in (slow, fast)]
+        assert times[1] < times[0]
+    assert model.hidden_from(problem, slow, 64, False, False) == 1 << 20
+    assert model.hidden_from(problem, fast, 64, False, False) == 1 << 18
+
+
+def test_tables_of_the_model(model):
+    text = model.DOCUMENT.read_text()
+    assert "<!-- model: best -->" in text
+    assert model.rewritten(text, model.measured_machine()) == text
+
+
+def test_benchmark(pool):
+    """That the script measures what is right, and nothing else."""
+    folder = str(pathlib.Path(__file__).parents[2] / "bench")
+    for rank, results in enumerate(pool.values(ranks.benchmark, ranks.RANKS, folder)):
+        for name in ("one", *(f"flashattn-{x}" for x in METHODS)):
+            assert results[name]["error"] < 1e-5 and results[name]["training_ms"] > 0, results
+        assert "wrong: relative error 1" in results["wrong"]["failed"]
+        own = "no such kernel" if rank == 1 else "another rank failed"
+        assert own in results["failing"]["failed"] and "training_ms" not in results["failing"]
 
 
 # ---- With the rest of PyTorch -------------------------------------------------------------------
