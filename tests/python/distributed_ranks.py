@@ -80,6 +80,9 @@ _groups = {}
 
 
 def _serve(pipe, rank, count, port):
+    import faulthandler
+
+    faulthandler.dump_traceback_later(110)
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -401,6 +404,53 @@ def fully_sharded(size):
         gradient = size * parameter.grad.full_tensor()  # FSDP's is the mean over the ranks
         wanted = dict(expected.named_parameters())[name].grad
         torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5)
+
+
+def language_model(size, layout):
+    """A small Llama whose sequence is spread over the ranks, beside one process with all of it."""
+    import torch
+    import transformers
+
+    import flashattn.transformers
+    from flashattn import distributed
+
+    places = {"group": _group(size), "layout": layout}
+    name = flashattn.transformers.register_distributed(**places)
+
+    def config():  # one for each model, which changes it
+        return transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=50,
+            use_cache=False,
+        )
+
+    torch.manual_seed(7)
+    expected = transformers.LlamaForCausalLM._from_config(config(), attn_implementation="eager")
+    model = transformers.LlamaForCausalLM._from_config(config(), attn_implementation=name)
+    model.load_state_dict(expected.state_dict())
+    n = 21
+    ids = torch.randint(50, (2, n))
+    wanted = expected(ids).logits
+    wanted.square().sum().backward()
+    own = distributed.shard(ids, **places)
+    at = distributed.positions(n, **places)[None]
+    logits = model(own, position_ids=at).logits
+    logits.square().sum().backward()
+    whole = distributed.unshard(logits.detach(), **places)
+    for x in model.parameters():
+        torch.distributed.all_reduce(x.grad, group=places["group"])
+    # From here on a rank that fails leaves nobody waiting.
+    torch.testing.assert_close(whole, wanted.detach(), rtol=1e-4, atol=1e-4)
+    for x, y in zip(model.parameters(), expected.parameters()):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+    try:
+        model(own, attention_mask=torch.zeros_like(own))
+    except NotImplementedError as error:
+        return str(error)
 
 
 def benchmark(size, folder):

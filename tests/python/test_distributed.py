@@ -611,3 +611,10 @@ def test_checkpointed(pool, method):
 
 def test_fully_sharded(pool):
     pool.values(ranks.fully_sharded, 2)
+
+
+@pytest.mark.parametrize("layout", distributed.LAYOUTS)
+def test_language_model(pool, layout):
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    for text in pool.values(ranks.language_model, 2, layout):
+        assert 'attn_implementation="flashattn_distributed" has no attention_mask' in text
