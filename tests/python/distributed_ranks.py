@@ -80,9 +80,6 @@ _groups = {}
 
 
 def _serve(pipe, rank, count, port):
-    import faulthandler
-
-    faulthandler.dump_traceback_later(110)
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
