@@ -56,6 +56,80 @@ def register(name: str = NAME) -> str:
     return name
 
 
+def register_distributed(
+    name: str = NAME + "_distributed",
+    *,
+    group: Any = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+) -> str:
+    """Makes attn_implementation=name spread each sequence over the ranks of a process group.
+
+    Every rank gives the model its own rows of input_ids, with position_ids that say where they are
+    (flashattn.distributed.shard, positions), and gets its own rows of the output. Without a mask,
+    a cache and dropout: for training, and for scores of whole sequences.
+
+    Args:
+        group, method, layout: as in flashattn.distributed.attention.
+
+    Returns:
+        The name.
+    """
+    from . import distributed
+
+    def attend(
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Any = None,
+        sinks: Any = None,
+        position_bias: Any = None,
+        cache: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, None]:
+        _warn_once_of(kwargs)
+        refused = (
+            ("attention_mask", attention_mask is not None),
+            ("dropout", bool(dropout)),
+            ("position_bias", position_bias is not None),
+            ("a cache", cache is not None or key.shape[2] != query.shape[2]),
+        )
+        for what, given in refused:
+            if given:
+                raise NotImplementedError(
+                    f'attn_implementation="{name}" has no {what.removeprefix("a ")}: leave it out, '
+                    f'or take attn_implementation="{NAME}"'
+                )
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        options: dict[str, Any] = {
+            "scale": scaling,
+            "softcap": softcap or None,
+            "sinks": _sinks(s_aux if s_aux is not None else sinks, query.shape[1]),
+            **_by_position(bool(is_causal), sliding_window),
+        }
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        places = {"group": group, "method": method, "layout": layout}
+        return distributed.attention(query, key, value, **places, **options), None
+
+    def no_mask(**arguments: Any) -> Any:
+        """Padding is for attend to refuse; jumps of positions are no packed sequences here."""
+        return arguments.get("attention_mask")
+
+    modeling_utils.AttentionInterface.register(name, attend)
+    if masking_utils is not None:
+        masking_utils.AttentionMaskInterface.register(name, no_mask)
+    _accept_as_it_is(name)
+    return name
+
+
 def _accept_as_it_is(name):
     """Transformers 5 looks on its hub for every implementation with "flash" in its name, or takes
     another where a model lists those that it was tried with. Ours is here and needs neither."""

@@ -1,0 +1,428 @@
+"""Which rank holds which rows, and which calls one rank's queries need on another's keys: numbers
+in, numbers out, for flashattn.distributed.
+
+Rows are told apart by their position in the whole sequence. For queries from position q0 on and
+keys from k0 on, a call of its own has the diagonal q0 + D - k0, D being the diagonal of the whole
+problem. All that depends on positions (causal, window, ALiBi) follows from it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from typing import NamedTuple, Optional, Sequence
+
+
+class Piece(NamedTuple):
+    """Rows row to row + length of a shard are positions start to start + length."""
+
+    start: int
+    length: int
+    row: int
+
+
+# A rank's pieces, in the order of rows; the shards of all ranks.
+Shard = tuple[Piece, ...]
+Shards = tuple[Shard, ...]
+
+
+def _as_shard(ranges: Sequence[tuple[int, int]]) -> Shard:
+    """Of (start, length), in the order of rows; neighbours become one piece, empty ones none."""
+    pieces: list[Piece] = []
+    row = 0
+    for start, length in ranges:
+        if pieces and pieces[-1].start + pieces[-1].length == start:
+            last = pieces.pop()
+            pieces.append(Piece(last.start, last.length + length, last.row))
+        elif length:
+            pieces.append(Piece(start, length, row))
+        row += length
+    return tuple(pieces)
+
+
+def _parts(n: int, count: int) -> list[tuple[int, int]]:
+    """n rows in count parts as equal as they can be, longer ones first: (start, length)."""
+    base, longer = divmod(n, count)
+    return [(i * base + min(i, longer), base + (i < longer)) for i in range(count)]
+
+
+def zigzag(n: int, ranks: int) -> Shards:
+    """Of 2 * ranks chunks, rank r has the chunks r and 2 * ranks - 1 - r."""
+    chunks = _parts(n, 2 * ranks)
+    return tuple(_as_shard((chunks[r], chunks[2 * ranks - 1 - r])) for r in range(ranks))
+
+
+def contiguous(lengths: Sequence[int]) -> Shards:
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    return tuple(_as_shard([(start, length)]) for start, length in zip(starts, lengths))
+
+
+def split(n: int, ranks: int, layout: str) -> Shards:
+    """The shards of n rows as flashattn.distributed.shard makes them."""
+    if layout == "zigzag":
+        return zigzag(n, ranks)
+    return contiguous([length for _, length in _parts(n, ranks)])
+
+
+def length_of(shard: Shard) -> int:
+    return sum(piece.length for piece in shard)
+
+
+def positions_of(shard: Shard) -> list[range]:
+    return [range(piece.start, piece.start + piece.length) for piece in shard]
+
+
+def in_order(shards: Shards) -> list[tuple[int, Piece]]:
+    """(rank, piece) of all shards in the order of positions."""
+    return sorted(
+        ((rank, piece) for rank, shard in enumerate(shards) for piece in shard),
+        key=lambda entry: entry[1].start,
+    )
+
+
+def together(shards: Shards) -> Shard:
+    """What several ranks hold, as one shard whose rows are in the order of positions."""
+    return _as_shard([(piece.start, piece.length) for _, piece in in_order(shards)])
+
+
+def flatten(shards: Shards) -> list[int]:
+    """As numbers, which an operator takes: of each rank the count of pieces, then start, length and
+    row of each."""
+    return [x for shard in shards for x in (len(shard), *(y for piece in shard for y in piece))]
+
+
+def unflatten(numbers: Sequence[int]) -> Shards:
+    shards, at = [], 0
+    while at < len(numbers):
+        stop = at + 1 + 3 * numbers[at]
+        values = numbers[at + 1 : stop]
+        shards.append(tuple(Piece(*values[i : i + 3]) for i in range(0, len(values), 3)))
+        at = stop
+    return tuple(shards)
+
+
+# ---- Calls --------------------------------------------------------------------------------------
+
+
+class Mask(NamedTuple):
+    """What a query sees by its position, and what else decides which calls may become one."""
+
+    causal: bool
+    left: int  # of the window; -1: no limit
+    right: int
+    diagonal: Optional[int]  # None: n_k - n_q of each sequence
+    alibi: bool
+    fixed: bool  # whether rows and columns have arrays of their own (bias, mask)
+
+    @property
+    def ahead(self) -> Optional[int]:
+        """Query i sees keys to i + diagonal + ahead; None: to the last."""
+        if self.causal:
+            return 0
+        return None if self.right < 0 else self.right
+
+    @property
+    def behind(self) -> Optional[int]:
+        return None if self.left < 0 else self.left
+
+
+class Call(NamedTuple):
+    """Queries of rows q0 to q1 against keys of rows k0 to k1, which are columns `column` on.
+
+    diagonal: None where neither a mask nor ALiBi reads it. masked: whether causal and window count.
+    Packed: cu_q and cu_k, relative to q0 and k0, of the sequences from `sequence` on; else None.
+    """
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+    column: int
+    diagonal: Optional[int]
+    masked: bool
+    sequence: int
+    cu_q: Optional[tuple[int, ...]] = None
+    cu_k: Optional[tuple[int, ...]] = None
+
+
+class _Segment(NamedTuple):
+    """One sequence's rows in a piece of the queries and one of the keys; starts are positions in
+    the sequence."""
+
+    q_start: int
+    q_row: int
+    q_length: int
+    k_start: int
+    k_row: int
+    k_length: int
+    column: int
+    diagonal: int  # of the whole sequence
+    sequence: int
+
+
+class Lengths(NamedTuple):
+    """Where sequences begin and end: cu_seqlens; one sequence if they are not packed."""
+
+    cu_q: tuple[int, ...]
+    cu_k: tuple[int, ...]
+    packed: bool
+
+
+def _segments(queries: Piece, keys: Piece, lengths: Lengths, mask: Mask) -> list[_Segment]:
+    cu_q, cu_k = lengths.cu_q, lengths.cu_k
+    q_end, k_end = queries.start + queries.length, keys.start + keys.length
+    first = max(bisect.bisect_right(cu_q, queries.start), bisect.bisect_right(cu_k, keys.start), 1)
+    found = []
+    for s in range(first - 1, len(cu_q) - 1):
+        if cu_q[s] >= q_end or cu_k[s] >= k_end:
+            break
+        q0, q1 = max(cu_q[s], queries.start), min(cu_q[s + 1], q_end)
+        k0, k1 = max(cu_k[s], keys.start), min(cu_k[s + 1], k_end)
+        if q0 >= q1 or k0 >= k1:
+            continue
+        diagonal = mask.diagonal
+        if diagonal is None:
+            diagonal = (cu_k[s + 1] - cu_k[s]) - (cu_q[s + 1] - cu_q[s])
+        found.append(
+            _Segment(
+                q0 - cu_q[s],
+                queries.row + q0 - queries.start,
+                q1 - q0,
+                k0 - cu_k[s],
+                keys.row + k0 - keys.start,
+                k1 - k0,
+                k0,
+                diagonal,
+                s,
+            )
+        )
+    return found
+
+
+def _local_diagonal(s: _Segment) -> int:
+    return s.q_start + s.diagonal - s.k_start
+
+
+def _seen(s: _Segment, mask: Mask) -> Optional[tuple[int, int, int, int]]:
+    """The rows and keys of a segment that see each other, (i0, i1, j0, j1) from 0; None: none."""
+    d, ahead, behind = _local_diagonal(s), mask.ahead, mask.behind
+    if ahead is not None and behind is not None and ahead + behind < 0:
+        return None
+    i0 = 0 if ahead is None else max(0, -d - ahead)
+    i1 = s.q_length if behind is None else min(s.q_length, s.k_length - d + behind)
+    if i0 >= i1:
+        return None
+    j0 = 0 if behind is None else max(0, i0 + d - behind)
+    j1 = s.k_length if ahead is None else min(s.k_length, i1 + d + ahead)
+    return (i0, i1, j0, j1) if j0 < j1 else None
+
+
+def _single(s: _Segment, mask: Mask) -> Optional[Call]:
+    seen = _seen(s, mask)
+    if seen is None:
+        return None
+    i0, i1, j0, j1 = seen
+    d = _local_diagonal(s) + i0 - j0
+    rows, keys = i1 - i0, j1 - j0
+    ahead, behind = mask.ahead, mask.behind
+    masked = (ahead is not None and keys - 1 > d + ahead) or (
+        behind is not None and rows - 1 + d - behind > 0
+    )
+    return Call(
+        s.q_row + i0,
+        s.q_row + i1,
+        s.k_row + j0,
+        s.k_row + j1,
+        s.column + j0,
+        d if masked or mask.alibi else None,
+        masked,
+        s.sequence,
+    )
+
+
+def _packed(run: list[_Segment], mask: Mask) -> Call:
+    first, last = run[0], run[-1]
+    positional = mask.ahead is not None or mask.behind is not None
+    return Call(
+        first.q_row,
+        last.q_row + last.q_length,
+        first.k_row,
+        last.k_row + last.k_length,
+        first.column,
+        _local_diagonal(first) if positional or mask.alibi else None,
+        positional,
+        first.sequence,
+        tuple(s.q_row - first.q_row for s in run) + (last.q_row + last.q_length - first.q_row,),
+        tuple(s.k_row - first.k_row for s in run) + (last.k_row + last.k_length - first.k_row,),
+    )
+
+
+def _runs(segments: list[_Segment], mask: Mask) -> list[list[_Segment]]:
+    """Sequences one behind the other on both sides that one packed call can do."""
+    positional = mask.ahead is not None or mask.behind is not None or mask.alibi
+    runs: list[list[_Segment]] = []
+    for s in segments:
+        last = runs[-1][-1] if runs else None
+        if (
+            last is not None
+            and last.sequence + 1 == s.sequence
+            and last.q_row + last.q_length == s.q_row
+            and last.k_row + last.k_length == s.k_row
+            and (not positional or _local_diagonal(last) == _local_diagonal(s))
+        ):
+            runs[-1].append(s)
+        else:
+            runs.append([s])
+    return runs
+
+
+def _merged(calls: list[Call], mask: Mask) -> list[Call]:
+    """Calls that mask nothing, beside each other along the queries or along the keys, as one."""
+    if mask.fixed:
+        return calls
+    for along, across in (((0, 1), (2, 3)), ((2, 3), (0, 1))):
+        done: list[Call] = []
+        for call in sorted(calls, key=lambda c: (c[across[0]], c[across[1]], c[along[0]])):
+            last = done[-1] if done else None
+            if (
+                last is not None
+                and last.diagonal is None
+                and call.diagonal is None
+                and last.cu_q is None
+                and call.cu_q is None
+                and last[across[0]] == call[across[0]]
+                and last[across[1]] == call[across[1]]
+                and last[along[1]] == call[along[0]]
+            ):
+                done[-1] = last._replace(q1=call.q1, k1=call.k1)
+            else:
+                done.append(call)
+        calls = done
+    return sorted(calls)
+
+
+def _is_own_block(queries: Shard, keys: Shard, lengths: Lengths, mask: Mask) -> bool:
+    """Where queries and keys are at the same positions in ascending order, a causal mask is one in
+    rows, too."""
+    diagonal = mask.diagonal
+    if diagonal is None:
+        diagonal = lengths.cu_k[-1] - lengths.cu_q[-1]
+    ascending = all(a.start < b.start and a.row < b.row for a, b in zip(queries, queries[1:]))
+    return (
+        queries == keys
+        and len(queries) > 1
+        and ascending
+        and diagonal == 0
+        and mask.ahead == 0
+        and mask.behind is None
+        and not (mask.alibi or mask.fixed or lengths.packed)
+    )
+
+
+def calls(queries: Shard, keys: Shard, lengths: Lengths, mask: Mask) -> list[Call]:
+    """What attention of these queries to these keys takes, in the order in which results are
+    merged."""
+    if _is_own_block(queries, keys, lengths, mask):
+        n = length_of(queries)
+        return [Call(0, n, 0, n, 0, 0, True, 0)]
+    found: list[Call] = []
+    for q in queries:
+        for k in keys:
+            segments = _segments(q, k, lengths, mask)
+            for run in _runs([s for s in segments if _seen(s, mask) is not None], mask):
+                call = _single(run[0], mask) if len(run) == 1 else _packed(run, mask)
+                if call is not None:
+                    found.append(call)
+    return _merged(found, mask)
+
+
+# ---- What one rank needs of another -------------------------------------------------------------
+
+Interval = tuple[int, int]
+
+
+def _needed(found: list[Call]) -> tuple[Interval, ...]:
+    """The rows of the keys that calls read, as ascending intervals."""
+    intervals: list[Interval] = []
+    for k0, k1 in sorted((call.k0, call.k1) for call in found):
+        if intervals and k0 <= intervals[-1][1]:
+            intervals[-1] = (intervals[-1][0], max(intervals[-1][1], k1))
+        else:
+            intervals.append((k0, k1))
+    return tuple(intervals)
+
+
+class Step(NamedTuple):
+    """intervals: the rows of another rank's keys that are needed. calls: on these rows, one
+    interval behind the other."""
+
+    intervals: tuple[Interval, ...]
+    calls: tuple[Call, ...]
+
+
+def size_of(intervals: Sequence[Interval]) -> int:
+    return sum(stop - start for start, stop in intervals)
+
+
+def _moved(call: Call, intervals: tuple[Interval, ...]) -> Call:
+    offset = 0
+    for start, stop in intervals:
+        if start <= call.k0 < stop:
+            return call._replace(k0=call.k0 - start + offset, k1=call.k1 - start + offset)
+        offset += stop - start
+    raise AssertionError("a call's keys are in no interval")
+
+
+class Problem(NamedTuple):
+    """The same on all ranks."""
+
+    queries: Shards
+    keys: Shards
+    lengths: Lengths
+    mask: Mask
+
+
+@functools.lru_cache(maxsize=1024)
+def step(problem: Problem, rank: int, source: int) -> Step:
+    """What the queries of a rank need of a source's keys."""
+    found = calls(problem.queries[rank], problem.keys[source], problem.lengths, problem.mask)
+    if rank == source:
+        whole = ((0, length_of(problem.keys[rank])),)
+        return Step(whole, tuple(found))
+    intervals = _needed(found)
+    return Step(intervals, tuple(_moved(call, intervals) for call in found))
+
+
+class Gathered(NamedTuple):
+    """rows: (source, from row, to row), in the order in which they lie in the buffer; calls: on the
+    buffer."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    calls: tuple[Call, ...]
+
+
+def _sub_pieces(shard: Shard, intervals: tuple[Interval, ...]) -> list[Piece]:
+    found = []
+    for piece in shard:
+        for start, stop in intervals:
+            a, b = max(start, piece.row), min(stop, piece.row + piece.length)
+            if a < b:
+                found.append(Piece(piece.start + a - piece.row, b - a, a))
+    return found
+
+
+@functools.lru_cache(maxsize=128)
+def gathered(problem: Problem, rank: int) -> Gathered:
+    """All keys that a rank's queries need, in the order of positions."""
+    needed = []
+    for source, shard in enumerate(problem.keys):
+        found = calls(problem.queries[rank], shard, problem.lengths, problem.mask)
+        needed += [(source, piece) for piece in _sub_pieces(shard, _needed(found))]
+    needed.sort(key=lambda entry: entry[1].start)
+    rows = tuple((source, p.row, p.row + p.length) for source, p in needed)
+    # Neighbours become one piece; between others there may be keys that nobody here sees.
+    shard = _as_shard([(p.start, p.length) for _, p in needed])
+    found = calls(problem.queries[rank], shard, problem.lengths, problem.mask)
+    return Gathered(rows, tuple(found))

@@ -1,0 +1,901 @@
+"""Context parallelism: one attention call over the ranks of a process group, exactly.
+
+    from flashattn import distributed as fad
+
+    x = fad.shard(x, group=group, layout="zigzag")       # this rank's rows of the sequence
+    at = fad.positions(n, group=group, layout="zigzag")  # where they are, for rotary embeddings
+    out = fad.attention(q, k, v, group=group, layout="zigzag", causal=True)
+    whole = fad.unshard(out, group=group, layout="zigzag")
+
+Every rank holds some rows of q, k and v, and gets the same rows of out. Results and gradients equal
+those of one device within rounding: results of parts of the keys are merged by their log-sum-exp,
+and sums are kept in float32. Messages go through torch.distributed: NCCL on GPUs, Gloo on the CPU.
+docs/distributed.md has the algorithms and what they cost.
+
+A group is a ProcessGroup, None (all ranks), or a DeviceMesh of one or two dimensions. On a mesh
+(ring, heads) the ranks of a row exchange heads (Ulysses), and the rows form a ring; rank (i, j) has
+shard i * columns + j.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from . import _distributed_ops as _ops
+from . import _distributed_plan as _plan
+from ._functional import attention as _one_device
+from ._options import Options, check_flag, check_types, read_window
+from .torch import _FP8, _compiling, _has_tangent, _refuse_gradients_of_options, _under_autocast
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["attention", "positions", "shard", "shard_lengths", "unshard"]
+
+Group = Union[None, dist.ProcessGroup, DeviceMesh]
+
+METHODS = ("auto", "ring", "all_gather", "ulysses")
+LAYOUTS = ("contiguous", "zigzag")
+
+# What "auto" goes by, from the model in bench/distributed_model.py. Up to this many ranks are taken
+# for one node, whose links exchange heads faster than blocks go around. From this many rows a rank
+# on, times the query heads of a key head, a block's kernels take longer than its way over NVLink.
+_NODE = 8
+_LONG_ROWS = 4096
+
+
+# ---- Groups and shards --------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """A rank in one dimension of a mesh; the group by its name, as operators take it."""
+
+    name: str
+    rank: int
+    size: int
+
+
+class _Places(NamedTuple):
+    ring: Optional[_Place]
+    heads: Optional[_Place]  # None: the group has one dimension, which is ring's
+
+    @property
+    def size(self) -> int:
+        return (self.ring.size if self.ring else 1) * (self.heads.size if self.heads else 1)
+
+    @property
+    def number(self) -> int:
+        """Of this rank's shard."""
+        columns, column = (self.heads.size, self.heads.rank) if self.heads else (1, 0)
+        return (self.ring.rank if self.ring else 0) * columns + column
+
+
+def _place(group: dist.ProcessGroup) -> _Place:
+    rank = group.rank()
+    if rank < 0:
+        raise ValueError("group does not contain this rank: expected a group that it belongs to")
+    return _Place(group.group_name, rank, group.size())
+
+
+@torch.compiler.assume_constant_result
+def _places(group: Group) -> _Places:
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "torch.distributed is not initialized: call torch.distributed.init_process_group first"
+        )
+    if group is None:
+        return _Places(_place(dist.group.WORLD), None)
+    if isinstance(group, DeviceMesh):
+        if group.ndim == 1:
+            return _Places(_place(group.get_group()), None)
+        if group.ndim == 2:
+            return _Places(_place(group.get_group(0)), _place(group.get_group(1)))
+        raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions: expected 1 or 2")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group is of type {type(group).__name__}: expected a ProcessGroup, a DeviceMesh or "
+            "None"
+        )
+    return _Places(_place(group), None)
+
+
+def _check_layout(layout: str) -> None:
+    if layout in ("bshd", "bhsd"):
+        raise ValueError(
+            f"layout is {layout!r}: here it says how the sequence is sharded, 'contiguous' or "
+            "'zigzag'; tensors are (batch, sequence, heads, dim), or views of that shape"
+        )
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}: expected 'contiguous' or 'zigzag'")
+
+
+def _check_count(name: str, n: Any) -> None:
+    if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
+        raise TypeError(f"{name} is of type {type(n).__name__}: expected an integer")
+    if n < 0:
+        raise ValueError(f"{name} is {n}: expected a number of rows, from 0 on")
+
+
+def _shards(lengths: Sequence[int], layout: str, name: str = "lengths") -> _plan.Shards:
+    """Of shards with these lengths."""
+    if layout == "contiguous":
+        return _plan.contiguous(lengths)
+    shards = _plan.zigzag(sum(lengths), len(lengths))
+    expected = [_plan.length_of(shard) for shard in shards]
+    if list(lengths) != expected:
+        raise ValueError(
+            f"{name} is {list(lengths)}: expected {expected} for layout 'zigzag', whose chunks are "
+            "as equal as they can be (flashattn.distributed.shard_lengths); 'contiguous' takes any"
+        )
+    return shards
+
+
+def _given_lengths(name: str, lengths: Any, size: int) -> list[int]:
+    values = list(lengths)
+    if len(values) != size:
+        raise ValueError(f"{name} has {len(values)} entries: expected {size}, one for each rank")
+    for i, n in enumerate(values):
+        _check_count(f"{name}[{i}]", n)
+    return values
+
+
+def shard_lengths(n: int, *, group: Group = None, layout: str = "contiguous") -> list[int]:
+    """How many of n rows each rank's shard has, as shard() cuts them.
+
+    Args:
+        n: rows of the whole sequence.
+        group: a ProcessGroup, a DeviceMesh of one or two dimensions, or None: all ranks.
+        layout: "contiguous": one part for each rank; "zigzag": of 2 * ranks chunks, rank r has the
+            chunks r and 2 * ranks - 1 - r, so that a causal mask gives all ranks equal work. Parts
+            and chunks are as equal as they can be; the first ones are longer.
+
+    Returns:
+        A list with one number for each rank.
+    """
+    _check_layout(layout)
+    _check_count("n", n)
+    return [_plan.length_of(s) for s in _plan.split(n, _places(group).size, layout)]
+
+
+def _all_shards(n: int, lengths: Any, places: _Places, layout: str) -> _plan.Shards:
+    _check_layout(layout)
+    if lengths is None:
+        return _plan.split(n, places.size, layout)
+    values = _given_lengths("lengths", lengths, places.size)
+    if sum(values) != n:
+        raise ValueError(f"lengths sum to {sum(values)}: expected {n}, the rows of all shards")
+    return _shards(values, layout)
+
+
+def positions(
+    n: int,
+    *,
+    group: Group = None,
+    layout: str = "contiguous",
+    lengths: Optional[Sequence[int]] = None,
+    device: Any = None,
+) -> torch.Tensor:
+    """The positions of this rank's rows in the whole sequence: int64 (rows of the shard).
+
+    Args:
+        n: rows of the whole sequence.
+        group, layout: as in shard_lengths.
+        lengths: rows of each rank's shard, where shard() did not cut them; layout "contiguous".
+        device: of the result.
+    """
+    _check_count("n", n)
+    places = _places(group)
+    shards = _all_shards(n, lengths, places, layout)
+    parts = [
+        torch.arange(r.start, r.stop, device=device)
+        for r in _plan.positions_of(shards[places.number])
+    ]
+    return torch.cat(parts) if parts else torch.arange(0, device=device)
+
+
+def shard(
+    x: torch.Tensor,
+    *,
+    group: Group = None,
+    layout: str = "contiguous",
+    axis: int = 1,
+    lengths: Optional[Sequence[int]] = None,
+) -> torch.Tensor:
+    """This rank's rows of a tensor that every rank has.
+
+    Args:
+        x: any tensor.
+        group, layout: as in shard_lengths.
+        axis: of the sequence.
+        lengths: rows of each rank's shard; layout "contiguous". Default: as shard_lengths says.
+
+    Returns:
+        A tensor with the rows of the shard, a copy only where it has two chunks. Its gradient with
+        respect to x is 0 in the rows of other ranks.
+    """
+    places = _places(group)
+    shards = _all_shards(x.shape[axis], lengths, places, layout)
+    parts = [x.narrow(axis, p.start, p.length) for p in shards[places.number]]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, axis) if parts else x.narrow(axis, 0, 0)
+
+
+def _tell(values: Sequence[int], place: _Place, device: torch.device) -> list[list[int]]:
+    """Everybody's numbers, which are as many on all ranks of a group."""
+    mine = torch.tensor(values, dtype=torch.int64, device=device)
+    all_of_them = [torch.empty_like(mine) for _ in range(place.size)]
+    group = _ops._resolve_process_group(place.name)
+    dist.all_gather(all_of_them, mine, group=group)
+    return [list(x) for x in torch.stack(all_of_them).tolist()]
+
+
+def _tell_all(values: Sequence[int], places: _Places, device: torch.device) -> list[list[int]]:
+    """The same over both dimensions of a mesh, in the order of shards."""
+    rows = [list(values)]
+    for place in (places.heads, places.ring):
+        if place is not None:
+            flat = list(itertools.chain.from_iterable(rows))
+            told = _tell(flat, place, device)
+            count = len(values)
+            rows = [row[i : i + count] for row in told for i in range(0, len(row), count)]
+    return rows
+
+
+def _gather_rows(x: torch.Tensor, lengths: list[int], place: _Place) -> torch.Tensor:
+    """The rows (axis 0) of all ranks of a group, in the order of ranks."""
+    group = _ops._resolve_process_group(place.name)
+    messages = _ops._Messages(group)
+    parts = {place.rank: x}
+    for t in range(1, place.size):
+        target, source = (place.rank + t) % place.size, (place.rank - t) % place.size
+        messages.send(x, target)
+        part = x.new_empty((lengths[source], *x.shape[1:]))
+        parts[source] = messages.receive(part, source)
+    messages.post().wait()
+    return torch.cat([parts[r] for r in range(place.size)])
+
+
+def unshard(
+    x: torch.Tensor, *, group: Group = None, layout: str = "contiguous", axis: int = 1
+) -> torch.Tensor:
+    """The inverse of shard(): all rows, on every rank. All ranks of the group call it.
+
+    Args:
+        x: this rank's shard. Shards of layout "contiguous" may have any lengths.
+        group, layout, axis: as in shard().
+
+    Returns:
+        A new tensor. It has no gradient: x must not require one (detach it).
+    """
+    _check_layout(layout)
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise NotImplementedError("x requires a gradient, which unshard has none for: detach it")
+    places = _places(group)
+    lengths = [row[0] for row in _tell_all([x.shape[axis]], places, x.device)]
+    shards = _shards(lengths, layout, "the list of all shards' lengths")
+    rows = x.movedim(axis, 0).contiguous()
+    if places.heads is not None:
+        first = (places.ring.rank if places.ring else 0) * places.heads.size
+        rows = _gather_rows(rows, lengths[first : first + places.heads.size], places.heads)
+        lengths = [
+            sum(lengths[i : i + places.heads.size])
+            for i in range(0, len(lengths), places.heads.size)
+        ]
+    if places.ring is not None:
+        rows = _gather_rows(rows, lengths, places.ring)
+    starts = [0, *itertools.accumulate(map(_plan.length_of, shards))]
+    parts = [
+        rows[starts[r] + p.row : starts[r] + p.row + p.length] for r, p in _plan.in_order(shards)
+    ]
+    whole = torch.cat(parts) if parts else rows
+    return whole.movedim(0, axis).contiguous()
+
+
+# ---- Arguments ----------------------------------------------------------------------------------
+
+_REFUSED = {
+    "seqlens_q": "padded lengths are not sharded: pack the sequences (cu_seqlens_q)",
+    "seqlens_k": "padded lengths are not sharded: pack the sequences (cu_seqlens_k)",
+    "block_table": "a paged cache is not sharded: give keys and values themselves",
+    "q_descale": "float8 is not supported: convert q, k and v to a 16-bit type",
+    "k_descale": "float8 is not supported: convert q, k and v to a 16-bit type",
+    "v_descale": "float8 is not supported: convert q, k and v to a 16-bit type",
+    "dropout_state": "give seed and offset, the same numbers on all ranks",
+    "stream": "use torch.cuda.stream",
+    "out": "the result is a new tensor",
+}
+_TAKEN = (
+    "causal",
+    "scale",
+    "softcap",
+    "window",
+    "diagonal",
+    "bias",
+    "mask",
+    "alibi_slopes",
+    "sinks",
+    "dropout_p",
+    "seed",
+    "offset",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "deterministic",
+    "batch_invariant",
+    "threads",
+)
+_TENSORS = ("bias", "mask", "alibi_slopes", "sinks")
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in _REFUSED:
+            raise ValueError(f"{name} is given: {_REFUSED[name]}")
+        if name not in _TAKEN:
+            raise TypeError(f"there is no option {name!r}")
+        if name in _TENSORS and not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is of type {type(value).__name__}: expected a tensor")
+    check_types(options)
+
+
+class _Inputs:
+    """The arguments of a call after their checks; what is fixed for all ranks in numbers."""
+
+    def __init__(self, q: Any, k: Any, v: Any, options: dict[str, Any]):
+        _check_options(options)
+        self.packed = options.get("cu_seqlens_q") is not None
+        if self.packed != (options.get("cu_seqlens_k") is not None):
+            raise ValueError("cu_seqlens_q and cu_seqlens_k are given together, or neither")
+        self.q, self.k, self.v = self._tensors(q, k, v)
+        self.tensors = {name: options.get(name) for name in _TENSORS}
+        self._check_shapes()
+        self._check_tensors()
+        self.cu_q = _whole_numbers("cu_seqlens_q", options.get("cu_seqlens_q"))
+        self.cu_k = _whole_numbers("cu_seqlens_k", options.get("cu_seqlens_k"))
+        if len(self.cu_q) != len(self.cu_k):
+            raise ValueError(
+                f"cu_seqlens_k has {len(self.cu_k)} entries: expected {len(self.cu_q)}, as "
+                "cu_seqlens_q"
+            )
+        window = options.get("window")
+        self.window = None if window is None else list(read_window("window", window))
+        self.causal = bool(options.get("causal"))
+        self.scale, self.softcap = options.get("scale"), options.get("softcap")
+        self.diagonal = options.get("diagonal")
+        self.deterministic = (
+            bool(options.get("deterministic")) or torch.are_deterministic_algorithms_enabled()
+        )
+        self.batch_invariant = bool(options.get("batch_invariant"))
+        self.threads = options.get("threads") or 0
+        self.dropout_p = options.get("dropout_p") or 0.0
+        self.seed, self.offset = options.get("seed"), options.get("offset")
+        if self.dropout_p and self.seed is None and self.offset is None:
+            raise ValueError(
+                "dropout_p is given without seed and offset: give them, the same numbers on all "
+                "ranks, for each rank's own generator would draw others"
+            )
+
+    def _tensors(self, q: Any, k: Any, v: Any) -> list[torch.Tensor]:
+        given = (("q", q), ("k", k), ("v", v))
+        for name, x in given:
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(
+                    f"{name} is of type {type(x).__name__}: expected a tensor of PyTorch"
+                )
+            if x.layout is not torch.strided or x.is_nested:
+                raise ValueError(f"{name} is nested or sparse: expected a dense tensor")
+            if x.dim() != 4 and not (x.dim() == 3 and self.packed):
+                raise ValueError(
+                    f"{name}.ndim is {x.dim()}: expected 4, (batch, sequence, heads, dim)"
+                    + (", or 3 as cu_seqlens are given" if self.packed else "")
+                )
+            if x.dtype is _FP8:
+                raise ValueError(f"{name}.dtype is {x.dtype}: {_REFUSED['q_descale']}")
+            if x.device != q.device:
+                raise ValueError(f"{name} lies on {x.device}: expected {q.device}, where q lies")
+            if x.dim() != q.dim():
+                raise ValueError(f"{name}.ndim is {x.dim()}: expected {q.dim()}, as q")
+        self.axes = q.dim()
+        if _has_tangent((q, k, v)):
+            raise NotImplementedError(
+                "flashattn.distributed.attention has no forward-mode derivative"
+            )
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = _under_autocast(q, k, v)
+        return [x if x.dim() == 4 else x[None] for x in (q, k, v)]
+
+    def _check_shapes(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        expected = (
+            ("k.shape[0]", k.shape[0], q.shape[0], "as q"),
+            ("v.shape[0]", v.shape[0], q.shape[0], "as q"),
+            ("v.shape[1]", v.shape[1], k.shape[1], "as k"),
+            ("v.shape[2]", v.shape[2], k.shape[2], "as k"),
+            ("k.shape[3]", k.shape[3], q.shape[3], "as q"),
+        )
+        shift = 4 - self.axes
+        for name, value, wanted, of in expected:
+            axis = int(name[-2]) - shift
+            if value != wanted:
+                raise ValueError(f"{name[:-2]}{axis}] is {value}: expected {wanted}, {of}")
+        if self.packed and q.shape[0] != 1:
+            raise ValueError(f"q.shape[0] is {q.shape[0]}: expected 1 with cu_seqlens_q")
+        if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+            raise ValueError(
+                f"q.shape[{2 - shift}] is {q.shape[2]}: expected a multiple of {k.shape[2]}, the "
+                "heads of k"
+            )
+        for name, x in (("k", k), ("v", v)):
+            if x.dtype != q.dtype:
+                raise ValueError(f"{name}.dtype is {x.dtype}: expected {q.dtype}, as q")
+
+    def _check_tensors(self) -> None:
+        heads = self.q.shape[2]
+        for name, x in self.tensors.items():
+            if x is None:
+                continue
+            if x.device != self.q.device:
+                raise ValueError(
+                    f"{name} lies on {x.device}: expected {self.q.device}, where q lies"
+                )
+            if name in ("bias", "mask") and self.packed:
+                raise ValueError(f"{name} is given with cu_seqlens_q, whose rows it cannot follow")
+        _refuse_gradients_of_options((n, self.tensors[n]) for n in ("mask", "alibi_slopes"))
+        sinks, slopes = self.tensors["sinks"], self.tensors["alibi_slopes"]
+        if sinks is not None and tuple(sinks.shape) != (heads,):
+            raise ValueError(f"sinks.shape is {tuple(sinks.shape)}: expected ({heads},)")
+        if slopes is not None and (slopes.dim() not in (1, 2) or slopes.shape[-1] != heads):
+            raise ValueError(
+                f"alibi_slopes.shape is {tuple(slopes.shape)}: expected ({heads},) or "
+                f"(batch, {heads})"
+            )
+
+    def rows_of(self, name: str) -> int:
+        """The extent of a bias or mask along the queries; -1: there is none."""
+        x = self.tensors[name]
+        if x is None:
+            return -1
+        return x.shape[-2] if x.dim() > 1 else 1
+
+    def check_matrices(self, n_k: int) -> None:
+        n_q = self.q.shape[1]
+        for name in ("bias", "mask"):
+            x = self.tensors[name]
+            if x is None:
+                continue
+            rows, columns = self.rows_of(name), x.shape[-1] if x.dim() else 1
+            if rows not in (1, n_q):
+                raise ValueError(
+                    f"{name}.shape[-2] is {rows}: expected {n_q}, the rows of this rank's q, or 1"
+                )
+            if columns not in (1, n_k):
+                raise ValueError(
+                    f"{name}.shape[-1] is {columns}: expected {n_k}, the keys of all ranks, or 1"
+                )
+
+    def text(self) -> str:
+        """What must be the same on all ranks, besides the shapes."""
+        numbers = (self.causal, self.window, self.scale, self.softcap, self.diagonal)
+        more = (self.deterministic, self.dropout_p, self.seed, self.offset, self.cu_q, self.cu_k)
+        return repr((numbers, more, [x is not None for x in self.tensors.values()], self.axes))
+
+
+def _whole_numbers(name: str, cu: Any) -> list[int]:
+    """cu_seqlens on the host: where they lie on a GPU, this waits for it."""
+    if cu is None:
+        return []
+    values = [int(x) for x in (cu.tolist() if hasattr(cu, "tolist") else cu)]
+    if not values or values[0] != 0 or any(a > b for a, b in zip(values, values[1:])):
+        raise ValueError(f"{name} is {values[:8]}...: expected numbers from 0 on, none decreasing")
+    return values
+
+
+# ---- The handshake ------------------------------------------------------------------------------
+
+_FIELDS = (
+    "the number of batch items (q.shape[0])",
+    "the number of query heads (q.shape[2])",
+    "the number of key heads (k.shape[2])",
+    "the head dim of q",
+    "the head dim of v",
+    "the dtype of q",
+    "method",
+    "layout",
+    "options, as causal or window,",
+)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class _Known(NamedTuple):
+    """Of all ranks: rows of q and k, and whether a bias or mask has rows of its own."""
+
+    lengths_q: list[int]
+    lengths_k: list[int]
+    sharded: dict[str, bool]
+
+
+def _own_numbers(inputs: _Inputs, method: str, layout: str) -> list[int]:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    dtype = _DTYPES.index(q.dtype) if q.dtype in _DTYPES else -1
+    compared = [q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], dtype]
+    compared += [METHODS.index(method), LAYOUTS.index(layout), zlib.crc32(inputs.text().encode())]
+    rows = [inputs.rows_of("bias"), inputs.rows_of("mask")]
+    return [0, q.shape[1], k.shape[1], *rows, *compared]
+
+
+_NUMBERS = 5 + len(_FIELDS)
+
+
+def _meet(numbers: Optional[list[int]], places: _Places, device: torch.device) -> _Known:
+    """Ranks compare their arguments. None: this rank's are wrong, and it is about to raise an
+    error."""
+    told = _tell_all(numbers or [1] + [0] * (_NUMBERS - 1), places, device)
+    if numbers is None:
+        return _Known([], [], {})
+    wrong = [rank for rank, row in enumerate(told) if row[0]]
+    if wrong:
+        raise RuntimeError(
+            f"flashattn.distributed.attention: the arguments of rank {wrong[0]} of the group are "
+            "wrong: its own error says why"
+        )
+    for i, name in enumerate(_FIELDS, 5):
+        values = [row[i] for row in told]
+        if len(set(values)) > 1:
+            shown = "" if name.startswith("options") else f": {values}"
+            raise ValueError(
+                f"{name} differs between the ranks of group{shown}; expected the same on all"
+            )
+    sharded = {"bias": any(r[3] != 1 for r in told), "mask": any(r[4] != 1 for r in told)}
+    return _Known([r[1] for r in told], [r[2] for r in told], sharded)
+
+
+def _assume(inputs: _Inputs, places: _Places, lengths: Any, lengths_k: Any) -> _Known:
+    """Without a handshake: what the caller says; else all shards are as long as this one."""
+    n_q, n_k = inputs.q.shape[1], inputs.k.shape[1]
+    if lengths is None:
+        lengths = [n_q] * places.size
+    if lengths_k is None:
+        lengths_k = lengths if n_q == n_k else [n_k] * places.size
+    known = []
+    for name, values, n, x in (("lengths", lengths, n_q, "q"), ("lengths_k", lengths_k, n_k, "k")):
+        values = _given_lengths(name, values, places.size)
+        if values[places.number] != n:
+            raise ValueError(
+                f"{name}[{places.number}] is {values[places.number]}: expected {n}, the rows of "
+                f"this rank's {x}"
+            )
+        known.append(values)
+    sharded = {name: inputs.rows_of(name) != 1 for name in ("bias", "mask")}
+    return _Known(known[0], known[1], sharded)
+
+
+# ---- The methods --------------------------------------------------------------------------------
+
+
+def _check_heads(inputs: _Inputs, size: int) -> None:
+    for name, x in (("q", inputs.q), ("k", inputs.k)):
+        if x.shape[2] % size:
+            raise ValueError(
+                f"{name}.shape[{inputs.axes - 2}] is {x.shape[2]} heads: expected a multiple of "
+                f"{size}, the ranks that share the heads (Ulysses); use method 'ring' or "
+                "'all_gather', or a smaller dimension of the mesh"
+            )
+
+
+def _check_method(method: str, places: _Places, inputs: _Inputs) -> str:
+    """The method that will run, but for the choice that needs lengths: "auto" stays."""
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}: expected one of {', '.join(map(repr, METHODS))}")
+    mesh = places.heads is not None and places.ring is not None
+    if mesh and places.ring is not None and places.ring.size > 1:
+        if method == "ulysses":
+            raise ValueError(
+                "method is 'ulysses' and group is a mesh of two dimensions, which has Ulysses "
+                "inside and 'ring' or 'all_gather' across: give one of these"
+            )
+    if inputs.dropout_p:
+        if (
+            mesh
+            and places.ring is not None
+            and places.ring.size > 1
+            or method
+            not in (
+                "auto",
+                "ulysses",
+            )
+        ):
+            raise ValueError(
+                f"dropout_p is {inputs.dropout_p}: only method 'ulysses' in a group of one "
+                "dimension has dropout, for the random bits depend on a query's and a key's place "
+                "in the call"
+            )
+        method = "ulysses" if not mesh else method
+    if places.heads is not None:
+        _check_heads(inputs, places.heads.size)
+    elif method == "ulysses":
+        _check_heads(inputs, places.size)
+    return method
+
+
+def _choose(method: str, inputs: _Inputs, known: _Known, places: _Places) -> str:
+    if method != "auto":
+        return method
+    window = inputs.window
+    if window is not None and max(window) >= 0:
+        return "ring"  # which sends only what the window sees
+    heads, heads_kv = inputs.q.shape[2], inputs.k.shape[2]
+    matrices = inputs.tensors["bias"] is not None or inputs.tensors["mask"] is not None
+    if places.heads is None and places.size <= _NODE and not matrices:
+        if heads % places.size == 0 and heads_kv % places.size == 0:
+            return "ulysses"
+    rows = sum(known.lengths_k) // len(known.lengths_k)
+    return "ring" if rows * (heads // heads_kv) >= _LONG_ROWS else "all_gather"
+
+
+def _heads_of(x: Any, place: _Place, axis: int) -> Any:
+    """This rank's share of a tensor that all ranks have."""
+    if x is None or x.shape[axis] == 1 and place.size > 1:
+        return x
+    share = x.shape[axis] // place.size
+    return x.narrow(axis, place.rank * share, share)
+
+
+def _matrix_to_heads(x: Any, sharded: bool, place: _Place, pieces: list[int]) -> Any:
+    """A bias or mask (batch, heads, own rows, n_k) as (batch, own heads, all rows, n_k)."""
+    if x is None:
+        return None
+    x = x[(None,) * (4 - x.dim())]
+    if not sharded:
+        return _heads_of(x, place, 1)
+    if x.shape[1] == 1:
+        x = x.expand(-1, place.size, -1, -1)
+    rows = torch.ops.flashattn.redistribute(x.transpose(1, 2), place.name, pieces, True)
+    return rows.transpose(1, 2)
+
+
+class _Share:
+    """What a rank works on between the exchanges of heads."""
+
+    def __init__(self, inputs: _Inputs, known: _Known, place: _Place, shards_q: Any, shards_k: Any):
+        self.place = place
+        self.pieces_q, pieces_k = _plan.flatten(shards_q), _plan.flatten(shards_k)
+        self.q = self._rows(inputs.q, self.pieces_q)
+        self.k = self._rows(inputs.k, pieces_k)
+        self.v = self._rows(inputs.v, pieces_k)
+        given = inputs.tensors
+        self.tensors = {
+            name: _matrix_to_heads(given[name], known.sharded[name], place, self.pieces_q)
+            for name in ("bias", "mask")
+        }
+        for name in ("alibi_slopes", "sinks"):
+            x = given[name]
+            self.tensors[name] = None if x is None else _own_heads(x, place)
+
+    def _rows(self, x: torch.Tensor, pieces: list[int]) -> torch.Tensor:
+        return torch.ops.flashattn.redistribute(x, self.place.name, pieces, True)
+
+    def back(self, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def rows(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.flashattn.redistribute(x, self.place.name, self.pieces_q, False)
+
+        return rows(out), rows(lse.mT[..., None])[..., 0].mT
+
+
+def _own_heads(x: torch.Tensor, place: _Place) -> torch.Tensor:
+    share = x.shape[-1] // place.size
+    return x.narrow(-1, place.rank * share, share)
+
+
+def _ring(
+    inputs: _Inputs,
+    tensors: dict[str, Any],
+    qkv: Sequence[torch.Tensor],
+    place: _Place,
+    gather: bool,
+    shards_q: Any,
+    shards_k: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ops.flashattn.distributed_forward(
+        *qkv,
+        *(tensors[name] for name in _TENSORS),
+        place.name,
+        gather,
+        _plan.flatten(shards_q),
+        _plan.flatten(shards_k),
+        [*inputs.cu_q, *inputs.cu_k],
+        inputs.causal,
+        inputs.scale,
+        inputs.softcap,
+        inputs.window,
+        inputs.diagonal,
+        inputs.deterministic,
+        inputs.batch_invariant,
+        inputs.threads,
+    )
+
+
+def _whole_rows(
+    inputs: _Inputs, tensors: dict[str, Any], qkv: Sequence[torch.Tensor], first_head: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of some heads over the whole sequence."""
+    names = ("causal", "scale", "softcap", "window", "diagonal", "deterministic")
+    options: dict[str, Any] = {name: getattr(inputs, name) for name in names}
+    options.update(batch_invariant=inputs.batch_invariant, threads=inputs.threads)
+    options.update((name, x) for name, x in tensors.items() if x is not None)
+    if inputs.dropout_p:
+        return _with_dropout(inputs, options, qkv, first_head)
+    if not inputs.packed:
+        out, lse = _one_device(*qkv, return_lse=True, **options)
+        return out, lse
+    options.update(cu_seqlens_q=inputs.cu_q, cu_seqlens_k=inputs.cu_k)
+    out, lse = _one_device(*(x[0] for x in qkv), return_lse=True, **options)
+    return out[None], lse[None]
+
+
+def _with_dropout(
+    inputs: _Inputs, options: dict[str, Any], qkv: Sequence[torch.Tensor], first_head: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The random bits of a head follow from its number in the whole problem, which a call that has
+    only some of the heads does not know. It is added to the offset's upper half, for one sequence
+    at a time."""
+    heads = inputs.q.shape[2]
+    offset = inputs.offset or 0
+    low, high = offset & 0xFFFFFFFF, offset >> 32
+    slopes = options.pop("alibi_slopes", None)
+    matrices: dict[str, Any] = {n: options.pop(n) for n in ("bias", "mask") if n in options}
+    if inputs.packed:
+        cuts = [
+            ((0, a, b), (0, c, d))
+            for a, b, c, d in zip(inputs.cu_q, inputs.cu_q[1:], inputs.cu_k, inputs.cu_k[1:])
+        ]
+    else:
+        n_q, n_k = qkv[0].shape[1], qkv[1].shape[1]
+        cuts = [((b, 0, n_q), (b, 0, n_k)) for b in range(qkv[0].shape[0])]
+    results = []
+    for item, ((b, q0, q1), (_, k0, k1)) in enumerate(cuts):
+        own: dict[str, Any] = {}
+        for name, x in matrices.items():
+            x = x[(None,) * (4 - x.dim())]
+            own[name] = x[b if x.shape[0] > 1 else 0]
+        if slopes is not None:
+            own["alibi_slopes"] = slopes if slopes.dim() == 1 else slopes[item]
+        own.update(options, dropout_p=inputs.dropout_p, seed=inputs.seed or 0)
+        number = (high + item * heads + first_head) & 0xFFFFFFFF
+        rows = (qkv[0][b : b + 1, q0:q1], *(x[b : b + 1, k0:k1] for x in qkv[1:]))
+        results.append(_one_device(*rows, return_lse=True, offset=number << 32 | low, **own))
+    if not results:
+        empty = qkv[0].new_zeros(*qkv[0].shape[:3], qkv[2].shape[3])
+        return empty, empty.new_zeros(empty.shape[0], empty.shape[2], empty.shape[1]).float()
+    outs, lses = zip(*results)
+    if inputs.packed:
+        return torch.cat(outs, 1), torch.cat(lses, 2)
+    return torch.cat(outs), torch.cat(lses)
+
+
+def _attend(
+    inputs: _Inputs, known: _Known, places: _Places, method: str, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shards_q = _shards(known.lengths_q, layout)
+    shards_k = _shards(known.lengths_k, layout, "lengths_k")
+    n_q, n_k = sum(known.lengths_q), sum(known.lengths_k)
+    for name, cu, n in (("cu_seqlens_q", inputs.cu_q, n_q), ("cu_seqlens_k", inputs.cu_k, n_k)):
+        if cu and cu[-1] != n:
+            raise ValueError(f"{name} ends with {cu[-1]}: expected {n}, the rows of all shards")
+    inputs.check_matrices(n_k)
+    method = _choose(method, inputs, known, places)
+    ring, heads = places.ring, places.heads
+    if heads is None and method == "ulysses":
+        ring, heads = None, ring
+    if heads is None:
+        assert ring is not None
+        qkv = (inputs.q, inputs.k, inputs.v)
+        gather = method == "all_gather"
+        return _ring(inputs, inputs.tensors, qkv, ring, gather, shards_q, shards_k)
+    first = (ring.rank if ring is not None else 0) * heads.size
+    row = slice(first, first + heads.size)
+    share = _Share(inputs, known, heads, shards_q[row], shards_k[row])
+    qkv = (share.q, share.k, share.v)
+    if ring is None or ring.size == 1:
+        first_head = heads.rank * (inputs.q.shape[2] // heads.size)
+        out, lse = _whole_rows(inputs, share.tensors, qkv, first_head)
+    else:
+        starts = range(0, len(shards_q), heads.size)
+        rows_q, rows_k = (
+            tuple(_plan.together(shards[i : i + heads.size]) for i in starts)
+            for shards in (shards_q, shards_k)
+        )
+        gather = method == "all_gather"
+        out, lse = _ring(inputs, share.tensors, qkv, ring, gather, rows_q, rows_k)
+    return share.back(out, lse)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    group: Group = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    lengths: Optional[Sequence[int]] = None,
+    lengths_k: Optional[Sequence[int]] = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """flashattn.attention over sequences whose rows are spread over the ranks of a group.
+
+    Every rank of the group calls it, with its own rows, and every rank runs the backward if one
+    does. Gradients of q, k, v and of a bias's rows are complete; those of what all ranks have
+    (sinks, a bias without rows of its own) are this rank's part, to be summed over the ranks as
+    those of parameters are.
+
+    Args:
+        q: this rank's rows, (batch, rows, heads, dim); float32, float16 or bfloat16; with
+            cu_seqlens also (rows, heads, dim). Shards may differ in length, and have no rows.
+        k, v: this rank's rows, (batch, rows_k, heads_kv, dim) and (batch, rows_k, heads_kv, dim_v).
+        group: a ProcessGroup, a DeviceMesh, or None: all ranks. On a mesh of two dimensions heads
+            are exchanged along the last one, and method is for the first.
+        method: "ring": keys and values arrive a block at a time, while the block before is worked
+            on; "all_gather": all that are needed arrive first; "ulysses": ranks exchange rows for
+            heads, so each works on some heads over the whole sequence (heads and heads_kv must be
+            multiples of the number of ranks); "auto": see docs/distributed.md.
+        layout: how the sequence is sharded, "contiguous" or "zigzag" (see shard_lengths).
+        lengths, lengths_k: rows of q (k) on each rank. With lengths ranks do not compare their
+            arguments first, which the host waits for; shards of k are then taken to be as long as
+            those of q, unless lengths_k is given. Under torch.compile, which knows shapes ahead,
+            the default is that all shards are as long as this one.
+        return_lse: also return the log-sum-exp, float32 (batch, heads, rows).
+        options: those of flashattn.attention: causal, scale, softcap, window, diagonal, sinks,
+            alibi_slopes, deterministic, batch_invariant, threads; all mean the whole sequence.
+            bias, mask: (batch, heads, own rows, keys of all ranks), extents of 1 broadcast.
+            cu_seqlens_q, cu_seqlens_k: of the whole sequence, best as lists (a tensor on a GPU is
+            waited for). dropout_p, with seed and offset: method "ulysses", same bits as on one
+            device.
+
+    Returns:
+        out, (batch, rows, heads, dim_v) in q's dtype; or (out, lse).
+
+    Errors: as flashattn.attention; also where ranks do not agree on shapes or options, and
+    RuntimeError on the other ranks where one rank's arguments are wrong. A rank that ends or does
+    not call is an error on the others after the timeout of the process group.
+    """
+    places = _places(group)
+    given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
+    greets = lengths is None and lengths_k is None and not _compiling() and places.size > 1
+    try:
+        _check_layout(layout)
+        check_flag("return_lse", return_lse)
+        inputs = _Inputs(q, k, v, given)
+        method = _check_method(method, places, inputs)
+        if greets:
+            numbers = _own_numbers(inputs, method, layout)
+        else:
+            known = _assume(inputs, places, lengths, lengths_k)
+    except Exception:
+        device = getattr(q, "device", None)
+        if greets and isinstance(device, torch.device):
+            _meet(None, places, device)
+        raise
+    if greets:
+        known = _meet(numbers, places, inputs.q.device)
+    if places.size == 1:
+        if layout == "zigzag":
+            _shards(known.lengths_q, layout)
+        inputs.check_matrices(inputs.k.shape[1])
+        tensors = {name: x for name, x in inputs.tensors.items()}
+        out, lse = _whole_rows(inputs, tensors, (inputs.q, inputs.k, inputs.v), 0)
+    else:
+        out, lse = _attend(inputs, known, places, method, layout)
+    if inputs.axes == 3:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out

@@ -1,0 +1,620 @@
+"""flashattn.distributed: 2, 3, 4 and 8 Gloo processes beside attention in float64 in one."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("PyTorch is built without Gloo", allow_module_level=True)
+
+import distributed_ranks as ranks  # noqa: E402
+from flashattn import _distributed_plan as plan  # noqa: E402
+from flashattn import distributed  # noqa: E402
+from reference import dropout_keep, visible  # noqa: E402
+
+METHODS = ("ring", "all_gather", "ulysses")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    processes = ranks.Ranks()
+    yield processes
+    processes.close()
+
+
+# ---- Attention by its definition, with autograd -------------------------------------------------
+
+
+def attention64(q, k, v, options, sequence=0):
+    """(out, lse) of one sequence in float64; dropout counts batch items from `sequence` on."""
+    o = dict(options)
+    groups = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(groups, 2) for x in (k, v))
+    n_q, n_k = q.shape[1], k.shape[1]
+    scale = o.get("scale")
+    x = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if o.get("softcap"):
+        x = o["softcap"] * torch.tanh(x / o["softcap"])
+    diagonal = o.get("diagonal")
+    diagonal = n_k - n_q if diagonal is None else diagonal
+    if o.get("alibi_slopes") is not None:
+        slopes = o["alibi_slopes"]
+        slopes = slopes if slopes.dim() == 2 else slopes[None]
+        at = diagonal + torch.arange(n_q)[:, None]
+        x = x - slopes[:, :, None, None] * (at - torch.arange(n_k)).abs()
+    if o.get("bias") is not None:
+        x = x + o["bias"]
+    seen = torch.from_numpy(
+        visible(n_q, n_k, o.get("causal", False), o.get("window"), o.get("diagonal"))
+    )
+    if o.get("mask") is not None:
+        seen = seen & o["mask"]
+    x = x.masked_fill(~seen, -torch.inf)
+    if o.get("sinks") is not None:
+        sinks = o["sinks"][None, :, None, None].expand(x.shape[0], -1, n_q, 1)
+        x = torch.cat((x, sinks), -1)
+    dead = (x == -torch.inf).all(-1, keepdim=True)
+    safe = x.masked_fill(dead, 0) if x.shape[-1] else x.sum(-1, keepdim=True)
+    lse = torch.logsumexp(safe, -1, keepdim=True)
+    p = torch.exp(safe - lse).masked_fill(dead, 0)[..., :n_k]
+    if o.get("dropout_p"):
+        keep = [
+            dropout_keep(
+                sequence + x.shape[0], x.shape[1], n_q, n_k, o["dropout_p"], o["seed"], o["offset"]
+            )[sequence:]
+        ]
+        p = p * torch.from_numpy(keep[0]) / (1 - o["dropout_p"])
+    out = torch.einsum("bhij,bjhd->bihd", p, v)
+    return out, lse.masked_fill(dead, -torch.inf)[..., 0]
+
+
+def packed64(q, k, v, options):
+    o = dict(options)
+    cu_q, cu_k = o.pop("cu_seqlens_q"), o.pop("cu_seqlens_k")
+    slopes = o.pop("alibi_slopes", None)
+    parts = []
+    for s in range(len(cu_q) - 1):
+        own = dict(o)
+        if slopes is not None:
+            own["alibi_slopes"] = slopes if slopes.dim() == 1 else slopes[s : s + 1]
+        rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
+        parts.append(attention64(q[:, rows], k[:, keys], v[:, keys], own, s))
+    outs, lses = zip(*parts)
+    return torch.cat(outs, 1), torch.cat(lses, 2)
+
+
+def expected64(case):
+    dtype = getattr(torch, case["dtype"])
+    arrays = [torch.from_numpy(case[n]).to(dtype).double() for n in ("q", "k", "v", "dout", "dlse")]
+    q, k, v = (x.requires_grad_() for x in arrays[:3])
+    options = {
+        n: (torch.from_numpy(x).double() if x.dtype != bool else torch.from_numpy(x))
+        if isinstance(x, np.ndarray)
+        else x
+        for n, x in case["options"].items()
+    }
+    for name in ("bias", "sinks"):
+        if name in options:
+            options[name].requires_grad_()
+    run = packed64 if "cu_seqlens_q" in options else attention64
+    out, lse = run(q, k, v, options)
+    dlse = arrays[4].where(lse.detach().isfinite(), 0)
+    names = ["q", "k", "v", *(n for n in ("bias", "sinks") if n in options)]
+    inputs = [q, k, v, *(options[n] for n in names[3:])]
+    gradients = torch.autograd.grad((out, lse), inputs, (arrays[3], dlse), allow_unused=True)
+    results = {"out": out, "lse": lse}
+    for name, x, g in zip(names, inputs, gradients):
+        results[name] = torch.zeros_like(x) if g is None else g
+    return {n: x.detach().numpy() for n, x in results.items()}
+
+
+# ---- Random problems ----------------------------------------------------------------------------
+
+
+def random_lengths(rng, n, size):
+    """Any lengths, some of them 0."""
+    cuts = np.sort(rng.integers(0, n + 1, size - 1))
+    return [int(x) for x in np.diff([0, *cuts, n])]
+
+
+def random_cu(rng, n, sequences):
+    return [0, *(int(x) for x in np.sort(rng.integers(0, n + 1, sequences - 1))), n]
+
+
+def random_case(rng, size, method, layout, shares_heads=1):
+    packed = rng.random() < 0.25
+    batch = 1 if packed else int(rng.integers(1, 3))
+    heads_kv = shares_heads * int(rng.integers(1, 3 if shares_heads < 8 else 2))
+    heads = heads_kv * int(rng.integers(1, 4 if heads_kv < 8 else 2))
+    dim, dim_v = (int(x) for x in rng.choice([8, 16, 24], 2))
+    n = int(rng.choice([size - 1, 3 * size + 1, 37, 64, 90]))
+    n_k = n if rng.random() < 0.7 else int(rng.integers(1, 80))
+    o = {}
+    if rng.random() < 0.5:
+        o["causal"] = True
+    if rng.random() < 0.35:
+        o["window"] = tuple(int(x) for x in rng.integers(-1, 20, 2))
+    if rng.random() < 0.2:
+        o["diagonal"] = int(rng.integers(-n, n_k + 1))
+    if rng.random() < 0.2:
+        o["softcap"] = 2.0
+    if rng.random() < 0.2:
+        o["scale"] = 0.2
+    sequences = int(rng.integers(1, 6))
+    if rng.random() < 0.25:
+        count = sequences if packed else batch
+        shape = (heads,) if rng.random() < 0.5 else (count, heads)
+        o["alibi_slopes"] = rng.random(shape, np.float32)
+    if rng.random() < 0.25:
+        o["sinks"] = rng.standard_normal(heads, np.float32)
+    if packed:
+        o["cu_seqlens_q"] = random_cu(rng, n, sequences)
+        same = n == n_k and rng.random() < 0.7
+        o["cu_seqlens_k"] = o["cu_seqlens_q"] if same else random_cu(rng, n_k, sequences)
+    else:
+        shape = [(1, x)[int(rng.integers(2))] for x in (batch, heads)]
+        shape += [n if rng.random() < 0.8 else 1, n_k if rng.random() < 0.9 else 1]
+        if rng.random() < 0.25:
+            o["bias"] = rng.standard_normal(shape, np.float32)
+        elif rng.random() < 0.15:
+            o["mask"] = rng.random(shape) < 0.7
+    if method == "ulysses" and rng.random() < 0.3:
+        o.update(dropout_p=0.3, seed=int(rng.integers(2**40)), offset=int(rng.integers(2**40)))
+    unequal = layout == "contiguous" and rng.random() < 0.6
+    return {
+        "q": rng.standard_normal((batch, n, heads, dim), np.float32),
+        "k": rng.standard_normal((batch, n_k, heads_kv, dim), np.float32),
+        "v": rng.standard_normal((batch, n_k, heads_kv, dim_v), np.float32),
+        "dout": rng.standard_normal((batch, n, heads, dim_v), np.float32),
+        "dlse": rng.standard_normal((batch, heads, n), np.float32),
+        "lengths": random_lengths(rng, n, size) if unequal else None,
+        "lengths_k": random_lengths(rng, n_k, size) if unequal else None,
+        "tell_lengths": bool(rng.random() < 0.3),
+        "axes": 3 if packed and rng.random() < 0.5 else 4,
+        "dtype": "bfloat16" if rng.random() < 0.1 else "float32",
+        "method": method,
+        "layout": layout,
+        "options": o,
+    }
+
+
+def describe(case):
+    shapes = {n: case[n].shape for n in ("q", "k", "v")}
+    options = {n: x.shape if isinstance(x, np.ndarray) else x for n, x in case["options"].items()}
+    rest = {n: x for n, x in case.items() if not isinstance(x, np.ndarray) and n != "options"}
+    return f"{shapes} {options} {rest}"
+
+
+def check(results, case):
+    """float32: rounding of a few sums; bfloat16: of inputs to products, and of results."""
+    expected = expected64(case)
+    bound = 3e-5 if case["dtype"] == "float32" else 3e-2
+    for name, x in expected.items():
+        found = [r[0][name] for r in results]
+        if name in results[0][1]:  # each rank has a part
+            found = [np.sum(found, 0)]
+        for y in found:
+            y = y.reshape(x.shape)
+            assert (np.isfinite(y) == np.isfinite(x)).all(), (name, describe(case))
+            finite = np.isfinite(x)
+            largest = np.abs(x[finite]).max(initial=1)
+            error = np.abs(y[finite] - x[finite]).max(initial=0)
+            assert error <= bound * largest, (name, error, describe(case))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_random_problems(pool, size, method):
+    rng = np.random.default_rng([size, METHODS.index(method)])
+    shares = size if method == "ulysses" else 1
+    for i in range(14):
+        case = random_case(rng, size, method, distributed.LAYOUTS[i % 2], shares)
+        check(pool.values(ranks.attend, size, case), case)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 4), (4, 2), (1, 2), (2, 1)])
+def test_mesh(pool, mesh):
+    rng = np.random.default_rng(mesh)
+    size = mesh[0] * mesh[1]
+    for i in range(8):
+        method = ("ring", "all_gather")[i // 2 % 2]
+        case = random_case(rng, size, method, distributed.LAYOUTS[i % 2], mesh[1])
+        check(pool.values(ranks.attend, size, case, mesh), case)
+
+
+def plain_case(n=60, heads=4, method="ring", layout="zigzag", **options):
+    rng = np.random.default_rng(1)
+    shapes = {"q": 4, "k": 4, "v": 4, "dout": 4}
+    case = {name: rng.standard_normal((1, n, heads, 8), np.float32) for name in shapes}
+    case["dlse"] = rng.standard_normal((1, heads, n), np.float32)
+    fixed = {"lengths": None, "lengths_k": None, "tell_lengths": False, "axes": 4}
+    return {
+        **case,
+        **fixed,
+        "dtype": "float32",
+        "method": method,
+        "layout": layout,
+        "options": options,
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_sequence_has_its_own_numbers(pool, method):
+    """Slopes of ALiBi, and the random bits of dropout, of packed and of equal sequences."""
+    rng = np.random.default_rng(5)
+    dropout = {"dropout_p": 0.4, "seed": 7, "offset": 5 << 32 | 3} if method == "ulysses" else {}
+    cu = {"cu_seqlens_q": [0, 13, 13, 41, 60], "cu_seqlens_k": [0, 13, 13, 41, 60]}
+    for layout, options in itertools.product(distributed.LAYOUTS, (dropout, dropout | cu)):
+        case = plain_case(method=method, layout=layout, causal=True, **options)
+        count = 4 if cu.keys() <= options.keys() else 2
+        if count == 2:
+            for name in ("q", "k", "v", "dout", "dlse"):
+                case[name] = np.concatenate((case[name], case[name][::-1] + 0.1))
+        case["options"]["alibi_slopes"] = rng.random((count, 4), np.float32)
+        check(pool.values(ranks.attend, 2, case), case)
+
+
+def test_auto(pool):
+    for options in ({"window": (3, 0)}, {"dropout_p": 0.5, "seed": 1, "offset": 2}, {}):
+        case = plain_case(method="auto", **options)
+        check(pool.values(ranks.attend, 2, case), case)
+
+
+@pytest.mark.parametrize(
+    "size, heads_kv, n, options, expected",
+    [
+        (4, 8, 100, {}, "ulysses"),
+        (4, 8, 1 << 20, {}, "ulysses"),
+        (4, 8, 100, {"window": (10, 0)}, "ring"),
+        (4, 8, 100, {"window": (-1, -1)}, "ulysses"),
+        (4, 8, 100, {"bias": (100, 100)}, "all_gather"),
+        (4, 2, 100, {}, "all_gather"),
+        (4, 2, 4096, {}, "ring"),
+        (4, 8, 4096, {"mask": (100, 100)}, "all_gather"),
+        (16, 16, 1 << 20, {}, "ring"),
+    ],
+)
+def test_what_auto_chooses(size, heads_kv, n, options, expected):
+    options = {x: torch.zeros(y) if x in ("bias", "mask") else y for x, y in options.items()}
+    q, k = torch.zeros(1, 1, 8 if size < 9 else 16, 8), torch.zeros(1, 1, heads_kv, 8)
+    inputs = distributed._Inputs(q, k, k, options)
+    known = distributed._Known([n // size] * size, [n // size] * size, {})
+    places = distributed._Places(distributed._Place("", 0, size), None)
+    assert distributed._choose("auto", inputs, known, places) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_group_of_one(pool, method):
+    rng = np.random.default_rng(9)
+    for layout in distributed.LAYOUTS:
+        case = random_case(rng, 1, method, layout)
+        check(pool.values(ranks.attend, 1, case), case)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_deterministic(pool, method):
+    case = plain_case(method=method, causal=True, deterministic=True)
+    for first, *others in pool.values(ranks.bits, 4, case, 3):
+        assert all(other == first for other in others)
+
+
+# ---- Where rows are, and what is sent -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("size, mesh", [(1, None), (3, None), (8, None), (8, (2, 4))])
+def test_helpers(pool, size, mesh):
+    rng = np.random.default_rng(size)
+    for layout, n in itertools.product(distributed.LAYOUTS, (0, 5, 16, 43)):
+        for lengths in (None, random_lengths(rng, n, size)):
+            if lengths is not None and layout == "zigzag":
+                continue
+            results = pool.values(ranks.helpers, size, mesh, layout, lengths, n)
+            assert sorted(sum((own for own, *_ in results), [])) == list(range(n))
+            for own, at, back, standard in results:
+                assert own == at and back == list(range(n))
+                assert lengths is not None or standard == [len(r[0]) for r in results]
+
+
+def test_zigzag_chunks():
+    shards = plan.zigzag(21, 2)  # chunks of 6, 5, 5 and 5 rows
+    assert [plan.positions_of(shard) for shard in shards] == [
+        [range(0, 6), range(16, 21)],
+        [range(6, 16)],
+    ]
+
+
+ROW = 2 * 4 * 8  # bytes of a row of k and v
+
+
+def test_a_window_reaches_neighbours_only(pool):
+    for method in ("ring", "all_gather"):
+        sent = pool.values(ranks.traffic, 8, method, "contiguous", 80, (4, 0), False)
+        assert sent == [{r + 1: 4 * ROW} if r < 7 else {} for r in range(8)]
+        # Chunk c goes to where chunk c + 1 is; 16 chunks of 5 rows.
+        sent = pool.values(ranks.traffic, 8, method, "zigzag", 80, (4, 0), False)
+        assert sent[0] == {1: 4 * ROW} and sent[7] == {6: 4 * ROW}
+        assert sent[3] == {4: 4 * ROW, 2: 4 * ROW}
+
+
+def test_causal_sends_what_is_seen(pool):
+    sent = pool.values(ranks.traffic, 4, "ring", "contiguous", 40, None, False)
+    assert sent == [{s: 10 * ROW for s in range(r + 1, 4)} for r in range(4)]
+    # With the backward: keys and values twice, their gradients (float32, as they are) once.
+    sent = pool.values(ranks.traffic, 2, "ring", "contiguous", 40, None, True)
+    assert sent == [{1: 2 * 20 * ROW}, {0: 20 * ROW}]
+
+
+def seen_by(calls, n_q, n_k, mask):
+    """How often each row of a shard is multiplied with each row of a block."""
+    counts = np.zeros((n_q, n_k), int)
+    for c in calls:
+        q_cuts = c.cu_q or (0, c.q1 - c.q0)
+        k_cuts = c.cu_k or (0, c.k1 - c.k0)
+        for a, b, x, y in zip(q_cuts, q_cuts[1:], k_cuts, k_cuts[1:]):
+            block = counts[c.q0 + a : c.q0 + b, c.k0 + x : c.k0 + y]
+            window = (mask.left, mask.right)
+            block += visible(
+                b - a, y - x, c.masked and mask.causal, window if c.masked else None, c.diagonal
+            )
+    return counts
+
+
+def test_calls_cover_what_is_seen_once():
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        size = int(rng.integers(1, 5))
+        n_q, n_k = (int(x) for x in rng.integers(0, 40, 2))
+        n_k = n_q if rng.random() < 0.6 else n_k
+        sequences = int(rng.integers(1, 5)) if rng.random() < 0.4 else 1
+        packed = sequences > 1
+        cu_q, cu_k = ([*random_cu(rng, n, sequences)] for n in (n_q, n_k))
+        cu_k = cu_q if n_k == n_q and rng.random() < 0.7 else cu_k
+        left, right = (int(x) for x in rng.integers(-1, 12, 2)) if rng.random() < 0.5 else (-1, -1)
+        diagonal = int(rng.integers(-9, 9)) if rng.random() < 0.2 else None
+        causal, fixed = bool(rng.random() < 0.5), bool(rng.random() < 0.3)
+        mask = plan.Mask(causal, left, right, diagonal, bool(rng.random() < 0.3), fixed)
+        whole = np.zeros((n_q, n_k), int)
+        for a, b, x, y in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
+            whole[a:b, x:y] = visible(b - a, y - x, causal, (left, right), diagonal)
+        layout = distributed.LAYOUTS[int(rng.integers(2))]
+        queries, keys = (plan.split(n, size, layout) for n in (n_q, n_k))
+        lengths = plan.Lengths(tuple(cu_q), tuple(cu_k), packed)
+        problem = plan.Problem(queries, keys, lengths, mask)
+        for rank in range(size):
+            rows = [i for r in plan.positions_of(queries[rank]) for i in r]
+            for source in range(size):
+                columns = [j for r in plan.positions_of(keys[source]) for j in r]
+                step = plan.step(problem, rank, source)
+                taken = [j for a, b in step.intervals for j in columns[a:b]]
+                found = seen_by(step.calls, len(rows), len(taken), mask)
+                assert (found == whole[np.ix_(rows, taken)]).all(), (problem, rank, source)
+                rest = [j for j in columns if j not in taken]
+                assert not whole[np.ix_(rows, rest)].any()
+                if rank != source and not packed:  # nothing is sent that nobody sees
+                    assert whole[np.ix_(rows, taken)].any(0).all()
+            gathered = plan.gathered(problem, rank)
+            columns = [
+                [j for r in plan.positions_of(keys[s]) for j in r][a:b] for s, a, b in gathered.rows
+            ]
+            columns = [j for part in columns for j in part]
+            found = seen_by(gathered.calls, len(rows), len(columns), mask)
+            assert (found == whole[np.ix_(rows, columns)]).all()
+
+
+@pytest.mark.parametrize("ranks_", [2, 8])
+def test_zigzag_is_one_call_a_step(ranks_):
+    n = 64 * ranks_
+    shards = plan.zigzag(n, ranks_)
+    mask = plan.Mask(True, -1, -1, None, False, False)
+    problem = plan.Problem(shards, shards, plan.Lengths((0, n), (0, n), False), mask)
+    work = []
+    for rank, source in itertools.product(range(ranks_), repeat=2):
+        (call,) = plan.step(problem, rank, source).calls
+        assert call.masked == (rank == source)
+        work.append((call.q1 - call.q0) * (call.k1 - call.k0))
+    assert {w for i, w in enumerate(work) if i % (ranks_ + 1)} == {64 * 32}
+
+
+# ---- Errors -------------------------------------------------------------------------------------
+
+SHAPE = (1, 6, 4, 8)
+GOOD = ((SHAPE, SHAPE, SHAPE), {})
+
+
+def with_options(**options):
+    return ((SHAPE, SHAPE, SHAPE), options)
+
+
+@pytest.mark.parametrize(
+    "arguments, common, kind, text",
+    [
+        ({"method": "rings"}, {}, "ValueError", "method is 'rings': expected one of 'auto'"),
+        ({"layout": "bhsd"}, {}, "ValueError", "here it says how the sequence is sharded"),
+        ({"layout": "zig"}, {}, "ValueError", "expected 'contiguous' or 'zigzag'"),
+        ({}, {"seqlens_k": [3]}, "ValueError", "seqlens_k is given: padded lengths"),
+        ({}, {"block_table": [[3]]}, "ValueError", "block_table is given: a paged cache"),
+        ({}, {"dropout_p": 0.5}, "ValueError", "dropout_p is given without seed and offset"),
+        ({}, {"dropout_p": 0.5, "seed": 1}, "ValueError", "only method 'ulysses'"),
+        ({}, {"causl": True}, "TypeError", "there is no option 'causl'"),
+        ({}, {"causal": 3}, "TypeError", "causal is 3: expected True or False"),
+        ({}, {"window": 3}, "TypeError", "window is 3: expected a pair"),
+        ({}, {"cu_seqlens_q": [0, 12]}, "ValueError", "given together"),
+        (
+            {},
+            {"cu_seqlens_q": [0, 9], "cu_seqlens_k": [0, 9]},
+            "ValueError",
+            "cu_seqlens_q ends with 9: expected 12",
+        ),
+        (
+            {},
+            {"cu_seqlens_q": [0, 9, 8], "cu_seqlens_k": [0, 8, 9]},
+            "ValueError",
+            "cu_seqlens_q is [0, 9, 8]",
+        ),
+        ({}, {"lengths": [6]}, "ValueError", "lengths has 1 entries: expected 2"),
+        ({}, {"lengths": [5, 5]}, "ValueError", "is 5: expected 6, the rows of this rank's q"),
+        ({}, {"bias": (5, 12)}, "ValueError", "bias.shape[-2] is 5: expected 6"),
+        ({}, {"mask": (6, 6)}, "ValueError", "mask.shape[-1] is 6: expected 12"),
+        ({}, {"sinks": (3,)}, "ValueError", "sinks.shape is (3,): expected (4,)"),
+        ({}, {"alibi_slopes": (2, 3)}, "ValueError", "alibi_slopes.shape is (2, 3)"),
+        ({}, {"group": "all"}, "TypeError", "group is of type str"),
+        ({"method": "ulysses", "mesh": (2, 2)}, {}, "ValueError", "Ulysses inside"),
+    ],
+)
+def test_wrong_arguments(pool, arguments, common, kind, text):
+    size = 4 if "mesh" in arguments else 2
+    for result in pool.run(ranks.call, size, [GOOD] * size, common=common, **arguments):
+        assert isinstance(result, ranks.Failed) and result.kind == kind, result
+        assert text in result.text
+
+
+def test_heads_that_cannot_be_divided(pool):
+    for heads, text in ((3, "q.shape[2] is 3 heads"), (4, "k.shape[2] is 1 heads")):
+        q, k = (1, 6, heads, 8), (1, 6, 1, 8)
+        for result in pool.run(ranks.call, 2, [((q, k, k), {})] * 2, method="ulysses"):
+            assert result.kind == "ValueError" and text in result.text, result
+            assert "use method 'ring'" in result.text
+    q = (1, 6, 6, 8)
+    for result in pool.run(ranks.call, 8, [((q, q, q), {})] * 8, mesh=(2, 4)):
+        assert "expected a multiple of 4" in result.text
+
+
+def test_zigzag_needs_its_lengths(pool):
+    own = [((shape,) * 3, {}) for shape in ((1, 6, 4, 8), (1, 8, 4, 8))]
+    for result in pool.run(ranks.call, 2, own, layout="zigzag"):
+        assert result.kind == "ValueError" and "lengths is [6, 8]: expected [7, 7]" in result.text
+
+
+@pytest.mark.parametrize(
+    "own, text",
+    [
+        (((1, 6, 2, 8),) * 3, "the number of query heads (q.shape[2]) differs between the ranks"),
+        (((1, 6, 4, 16), (1, 6, 4, 16), SHAPE), "the head dim of q differs"),
+    ],
+)
+def test_ranks_that_differ(pool, own, text):
+    for result in pool.run(ranks.call, 3, [GOOD, GOOD, (own, {})]):
+        assert result.kind == "ValueError" and text in result.text, result
+    for result in pool.run(ranks.call, 3, [GOOD, with_options(causal=True), GOOD]):
+        assert result.kind == "ValueError" and "options" in result.text, result
+
+
+def test_one_rank_with_wrong_arguments(pool):
+    """All ranks have an error at once, without waiting for a timeout."""
+    wrong = ((SHAPE, SHAPE, (1, 5, 4, 8)), {})
+    first, second, third = pool.run(ranks.call, 3, [GOOD, wrong, GOOD])
+    assert second.kind == "ValueError" and "v.shape[1] is 5: expected 6, as k" in second.text
+    for result in (first, third):
+        assert result.kind == "RuntimeError" and "arguments of rank 1 of the group" in result.text
+        assert result.seconds < ranks.PATIENCE
+
+
+@pytest.mark.parametrize("when", ["before", "forward", "backward"])
+def test_a_rank_that_fails(pool, when):
+    """The others have an error after the timeout of the group."""
+    results = pool.run(ranks.fail, 3, when)
+    assert [r.kind for r in results] == ["RuntimeError", "MemoryError", "RuntimeError"], results
+    assert all(r.seconds < 3 * ranks.PATIENCE for r in results)
+
+
+def test_a_rank_that_ends():
+    processes = ranks.Ranks(3)
+    try:
+        *others, last = processes.run(ranks.die, 3)
+        assert last.kind == "EOFError"
+        assert [r.kind for r in others] == ["RuntimeError"] * 2
+        assert all(r.seconds < 3 * ranks.PATIENCE for r in others)
+    finally:
+        processes.close()
+
+
+def test_not_initialized():
+    x = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        distributed.attention(x, x, x)
+
+
+# ---- What it costs -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "bench"))
+    return pytest.importorskip("distributed_model")
+
+
+def test_model_counts_what_is_sent_and_computed(model):
+    """Beside the plans that attention follows."""
+    machine, n = model.measured_machine(), 1 << 10
+    for size, columns in ((2, 1), (8, 1), (8, 2), (8, 8)):
+        steps = size // columns
+        problem = model.Problem(n, heads=16, heads_kv=8, dim=64)
+        found = model.ring(problem, machine, size, columns)
+        shards = plan.zigzag(n, steps)
+        mask = plan.Mask(True, -1, -1, None, False, False)
+        whole = plan.Problem(shards, shards, plan.Lengths((0, n), (0, n), False), mask)
+        rows = sum(
+            plan.size_of(plan.step(whole, r, s).intervals)
+            for r, s in itertools.permutations(range(steps), 2)
+        )
+        sent = rows / steps * 2 * (8 // columns) * 64 * 2  # k and v
+        heads = model.exchange(problem, machine, columns, n / size).sent if columns > 1 else 0
+        assert found.sent == pytest.approx(sent + heads)
+    forward = model.ulysses(problem, machine, 8)
+    assert forward.sent == n / 8 * (2 * 16 + 2 * 8) * 64 * 2 * 7 / 8
+    assert forward.compute > 4 * n**2 / 2 * 16 * 64 / 8 / machine.forward
+    assert 0.99 < model.efficiency(problem._replace(n=1 << 18), machine, 1, "all_gather") < 1
+
+
+def test_model_knows_what_a_faster_link_is_for(model):
+    problem, slow = model.Problem(1 << 20), model.measured_machine()
+    fast = slow._replace(network=slow.network * 4)
+    for name in ("ring", "all_gather", "mesh"):
+        times = [model.training(name, problem, m, 256).total for m in (slow, fast)]
+        assert times[1] < times[0]
+    assert model.hidden_from(problem, slow, 64, False, False) == 1 << 20
+    assert model.hidden_from(problem, fast, 64, False, False) == 1 << 18
+
+
+def test_tables_of_the_model(model):
+    text = model.DOCUMENT.read_text()
+    assert "<!-- model: best -->" in text
+    assert model.rewritten(text, model.measured_machine()) == text
+
+
+def test_benchmark(pool):
+    """That the script measures what is right, and nothing else."""
+    folder = str(pathlib.Path(__file__).parents[2] / "bench")
+    for rank, results in enumerate(pool.values(ranks.benchmark, ranks.RANKS, folder)):
+        for name in ("one", *(f"flashattn-{x}" for x in METHODS)):
+            assert results[name]["error"] < 1e-5 and results[name]["training_ms"] > 0, results
+        assert "wrong: relative error 1" in results["wrong"]["failed"]
+        own = "no such kernel" if rank == 1 else "another rank failed"
+        assert own in results["failing"]["failed"] and "training_ms" not in results["failing"]
+
+
+# ---- With the rest of PyTorch -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method, layout", [("ring", "zigzag"), ("ulysses", "contiguous")])
+def test_compiled(pool, method, layout):
+    pool.values(ranks.compiled, 2, method, layout)
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_checkpointed(pool, method):
+    pool.values(ranks.checkpointed, 2, method)
+
+
+def test_fully_sharded(pool):
+    pool.values(ranks.fully_sharded, 2)
+
+
+@pytest.mark.parametrize("layout", distributed.LAYOUTS)
+def test_language_model(pool, layout):
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    for text in pool.values(ranks.language_model, 2, layout):
+        assert 'attn_implementation="flashattn_distributed" has no attention_mask' in text
