@@ -431,11 +431,6 @@ class _CachePositions:
                 f"positions up to {last}"
             )
 
-    def new_positions(self, xp, q):
-        """In int64: which keys of their item the new ones become."""
-        item, row = self.new.locate(xp, q)
-        return _as_int64(xp, self.lengths.array)[item] + row
-
     def rotary_positions(self, xp, q, rows, one_by_one=True):
         start = self.lengths if self.rotary_seqlens is None else self.rotary_seqlens
         item, row = rows.locate(xp, q)
@@ -448,6 +443,8 @@ class _CachePositions:
             if self.known:
                 return lengths
             return xp.where(lengths < 0, 0, lengths.long().clamp(max=self.capacity)).int()
+        if self.known and not self.new.packed:
+            return lengths + self.new.longest
         ends = _as_int64(xp, lengths) + self.new.counts(xp)
         if self.known:
             return ends.astype(np.int32) if xp is np else ends.int()
@@ -465,34 +462,37 @@ class _CachePositions:
         return table[rows if self.known else rows.clamp(0, table.shape[0] - 1)]
 
     def find(self, xp, q):
-        """The row or page, and the position in it, of each new key."""
-        item, _ = self.new.locate(xp, q)
-        at = self.new_positions(xp, q)
+        """The row or page, and the position in it, of each new key; and its item, its row among
+        the item's new ones, and which of the item's keys it becomes."""
+        item, row = self.new.locate(xp, q)
+        position = at = _as_int64(xp, self.lengths.array)[item] + row
         if not self.known or self.new.packed:  # packed rows behind the last sequence lie anywhere
             at = at.clip(0, max(self.capacity - 1, 0))
         table = self.item_tables(xp, q)
         if self.table is None:
-            return table[item, 0] + 0 * at, at
-        return table[item, at // self.page_size], at % self.page_size
+            return table[item, 0] + 0 * at, at, item, row, position
+        page, at = table[item, at // self.page_size], at % self.page_size
+        return page, at, item, row, position
 
     def append(self, xp, q, caches):
         """Writes each of the (cache, new keys or values)."""
         if not self.writes() or self.batch == 0:
             return
-        rows, at = self.find(xp, q)
+        found = self.find(xp, q)
         if not self.known:
-            self.append_inside(xp, q, caches, rows, at)
+            self.append_inside(xp, q, caches, *found)
             return
-        end = int(self.new.cu_seqlens.host[-1]) if self.new.packed else None
+        rows, at = found[:2]
+        if self.new.packed:
+            end = int(self.new.cu_seqlens.host[-1])
+            rows, at, caches = rows[:end], at[:end], [(cache, new[:end]) for cache, new in caches]
         for cache, new in caches:
-            cache[rows[:end], at[:end]] = _as_type_of(xp, new[:end], cache)
+            cache[rows, at] = _as_type_of(xp, new, cache)
 
-    def append_inside(self, xp, q, caches, rows, at):
+    def append_inside(self, xp, q, caches, rows, at, item, row, position):
         """Leaves out what would lie outside of the cache, without waiting for the device. The
         first key inside is written again instead; if there is none, what the cache holds."""
-        positions = self.new_positions(xp, q)
-        item, row = self.new.locate(xp, q)
-        inside = (positions < self.capacity) & (self.lengths.array >= 0)[item]
+        inside = (position < self.capacity) & (self.lengths.array >= 0)[item]
         inside = inside & (row >= 0) & (rows >= 0) & (rows < self.cache_shape[0])
         if self.batch_idx is not None and self.table is not None:
             chosen = self.batch_idx.array

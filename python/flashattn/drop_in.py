@@ -9,6 +9,7 @@ The import makes these modules importable, though no such package is installed:
         .flash_attn_interface    _flash_attn_forward, _flash_attn_backward and their like, too
         .bert_padding            unpad_input, pad_input, index_first_axis, index_put_first_axis
         .layers.rotary, .ops.triton.rotary   apply_rotary_emb, apply_rotary
+    flash_attn_2_cuda            its extension: fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache
     flash_attn_interface         FlashAttention 3, with its order of arguments;
                                  also as flash_attn_3.flash_attn_interface
 
@@ -68,6 +69,7 @@ _THREE = (
     "flash_attn_with_kvcache",
     "get_scheduler_metadata",
 )
+_EXTENSION = ("bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd")
 _PADDING = ("index_first_axis", "index_put_first_axis", "pad_input", "unpad_input")
 
 # Module: where its names come from, and which they are. None: a package of modules.
@@ -77,9 +79,7 @@ _MODULES: dict[str, _Names] = {
     "flash_attn.flash_attn_interface": {
         "": _FUNCTIONS,
         "_forward_backward": tuple(
-            [f"_{name}" for name in _PASSES]
-            + [f"_wrapped_{name}" for name in _PASSES]
-            + ["flash_attn_gpu"]
+            [f"_{name}" for name in _PASSES] + [f"_wrapped_{name}" for name in _PASSES]
         ),
     },
     "flash_attn.bert_padding": {"_bert_padding": _PADDING},
@@ -91,6 +91,7 @@ _MODULES: dict[str, _Names] = {
     "flash_attn_interface": {"_flash_attn_3": _THREE},
     "flash_attn_3": {},
     "flash_attn_3.flash_attn_interface": {"_flash_attn_3": _THREE},
+    "flash_attn_2_cuda": {"_flash_attn_2_cuda": _EXTENSION},
 }
 _PACKAGES = (
     "flash_attn",
@@ -100,9 +101,9 @@ _PACKAGES = (
     "flash_attn_3",
 )
 _VERSIONS = {"flash_attn": VERSION, "flash_attn_interface": VERSION_3, "flash_attn_3": VERSION_3}
-_ROOTS = tuple(_VERSIONS)
+_ROOTS = (*_VERSIONS, "flash_attn_2_cuda")
 _DISTRIBUTIONS = {  # Name: version, and what it installs
-    "flash_attn": (VERSION, ("flash_attn",)),
+    "flash_attn": (VERSION, ("flash_attn", "flash_attn_2_cuda")),
     "flash_attn_3": (VERSION_3, ("flash_attn_3", "flash_attn_interface")),
 }
 
@@ -150,6 +151,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__dict__.update((n, getattr(ours, n)) for n in names)
         if name == "flash_attn":
             importlib.import_module("flash_attn.flash_attn_interface")
+        if name == "flash_attn.flash_attn_interface":
+            extension = importlib.import_module("flash_attn_2_cuda")
+            module.__dict__["flash_attn_gpu"] = extension
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
@@ -179,7 +183,8 @@ def is_registered() -> bool:
 def register() -> None:
     """Makes the modules importable; importing flashattn.drop_in does it. Again: nothing more.
 
-    Errors: ImportError if another flash_attn, flash_attn_interface or flash_attn_3 was imported.
+    Errors: ImportError if another flash_attn, flash_attn_2_cuda, flash_attn_interface or
+    flash_attn_3 was imported.
     """
     for name in _ROOTS:
         module = sys.modules.get(name)

@@ -929,6 +929,7 @@ def test_xformers(rng, two):
     """xformers/ops/fmha/flash.py, _flash_fwd and _flash_bwd, which call the C++ extension. The
     gradients of q, k and v share memory."""
     gpu = two.flash_attn_gpu
+    assert gpu is importlib.import_module("flash_attn_2_cuda")
     q, k, v, dout = (draw(rng, 2, 6, 4, 8) for _ in range(4))
     out, lse, p, state = gpu.fwd(q, k, v, None, None, 0.0, 0.3, True, 3, 0, 0.0, False, None)
     options = {"scale": 0.3, "causal": True, "window": (3, 0)}
@@ -969,7 +970,16 @@ def test_xformers(rng, two):
         query, cache.k, cache.v, None, ints(0, 2, 4), ints(0, 16, 32), cache.lengths, None,
         cache.table, None, 2, 16, 0.0, 0.3, False, True, -1, -1, 0.0, False, None,
     )  # fmt: skip
-    close(out, each(split(query, [2, 2]), cache.keys, cache.values, scale=0.3, causal=True)[0])
+    expected, expected_lse = each(
+        split(query, [2, 2]), cache.keys, cache.values, scale=0.3, causal=True
+    )
+    close(out, expected)
+    out, lse = gpu.fwd_kvcache(
+        query.view(2, 2, 4, 8), cache.k, cache.v, None, None, cache.lengths, None, None, None, None,
+        cache.table, None, None, 0.3, True, -1, -1, 0.0, True, 0,
+    )  # fmt: skip
+    close(out.flatten(0, 1), expected)
+    close(torch.cat([lse[0], lse[1]], -1), expected_lse)
 
 
 def test_transformer_engine(rng, three):
