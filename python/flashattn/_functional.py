@@ -235,7 +235,8 @@ def combine(
     Returns:
         out, or (out, lse): sum of exp(lse_p - lse) * part_p, lse = log(sum of exp(lse_p)).
 
-    Errors: as attention's. At least one part is needed. No gradients.
+    Errors: as attention's. At least one part is needed.
+    Tensors of PyTorch get gradients, parts and lses both, of any order.
     """
     parts, lses = _as_tuple("parts", parts), _as_tuple("lses", lses)
     if not parts:

@@ -16,7 +16,18 @@ import numpy as np
 from . import _core, _functional
 from ._arrays import as_integers, is_tensor
 from ._core import UnsupportedError
-from ._flash_attn import CacheExtras, add_extras, attend, check_call, with_their_names
+from ._flash_attn import (
+    CacheExtras,
+    about_qv,
+    add_extras,
+    attend,
+    check_call,
+    contiguous,
+    join_qv,
+    take_extra,
+    with_signature,
+    with_their_names,
+)
 from ._options import check_flag, check_integer, read_window
 
 if TYPE_CHECKING:
@@ -125,29 +136,37 @@ def _apart(xp, arrays, caches):
     return [x.clone() if x.untyped_storage().data_ptr() in written else x for x in arrays]
 
 
-def _check_caches(q, k_cache, v_cache):
+def _check_caches(q, k_cache, v_cache, packed):
     shape, keys, values = q.shape, k_cache.shape, v_cache.shape
-    if len(shape) == len(keys) == len(values) == 4 and shape[3] == keys[3]:
+    if not packed and len(shape) == len(keys) == len(values) == 4 and shape[3] == keys[3]:
         if keys[:3] == values[:3]:
             return  # nothing below would be wrong
-    _expect_shape("q", q, (None,) * 4, "(batch, n_q, heads, dim)")
+    if packed:
+        meaning = "(total_q, heads, dim), as cu_seqlens_q is given"
+        _expect_shape("q", q, (None,) * 3, meaning)
+    else:
+        _expect_shape("q", q, (None,) * 4, "(batch, n_q, heads, dim)")
     rows = "(cache batch or pages, capacity or page size, heads_kv, dim)"
-    _expect_shape("k_cache", k_cache, (None, None, None, q.shape[3]), rows)
+    _expect_shape("k_cache", k_cache, (None, None, None, q.shape[-1]), rows)
     _expect_shape("v_cache", v_cache, (*k_cache.shape[:3], None), rows + " as k_cache, but its dim")
 
 
-def _check_arrays(xp, q, k_cache, v_cache, k, v):
+def _check_arrays(xp, q, k_cache, v_cache, k, v, packed):
+    """packed: whether q and whether k and v are packed sequences."""
     for name, array in (("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
         if array is None and name in ("k", "v"):
             continue
         if type(array) is not type(q) or (xp is not np and array.device != q.device):
             _namespace(name, array, q)
-    _check_caches(q, k_cache, v_cache)
+    _check_caches(q, k_cache, v_cache, packed[0])
     if k is None:
         return
-    new = "(batch, n_new, heads_kv, dim)"
-    _expect_shape("k", k, (q.shape[0], None, *k_cache.shape[2:]), new)
-    _expect_shape("v", v, (*k.shape[:3], v_cache.shape[3]), new)
+    if packed[1]:
+        new, rows = "(total_new, heads_kv, dim), as cu_seqlens_k_new is given", (None,)
+    else:
+        new, rows = "(batch, n_new, heads_kv, dim)", (None if packed[0] else q.shape[0], None)
+    _expect_shape("k", k, (*rows, *k_cache.shape[2:]), new)
+    _expect_shape("v", v, (*k.shape[:-1], v_cache.shape[3]), new)
     for name, array in (("k", k), ("v", v)):
         integers = array.dtype.kind in "iub" if xp is np else not array.dtype.is_floating_point
         if integers:
@@ -212,9 +231,9 @@ def _as_traced(values, q):
 
 class _Integers:
     """An argument of int32 for each batch item: `array` where q lies, and `host`, in NumPy's, if
-    that is cheap."""
+    that is cheap. count: how many items there are; None: any number."""
 
-    def __init__(self, name, values, q, axes, traced):
+    def __init__(self, name, values, q, axes, traced, count):
         self.name = name
         if traced:
             array = _as_traced(values, q)
@@ -223,7 +242,9 @@ class _Integers:
         else:
             array = as_integers(name, values, 32, None)
         meaning = "(batch, pages per item)" if axes == 2 else "(batch)"
-        _expect_shape(name, array, (q.shape[0],) + (None,) * (axes - 1), meaning)
+        if name.startswith("cu_"):
+            meaning = "(batch + 1)"
+        _expect_shape(name, array, (count,) + (None,) * (axes - 1), meaning)
         self.host = _on_host(array, traced)
         self.array = array
         if is_tensor(q):
@@ -246,162 +267,270 @@ class _Integers:
             raise ValueError(f"{self.name}[{at_text}] is {self.host[at]}: expected {limit}")
 
 
-def _read_lengths(q, cache_seqlens, capacity, traced):
+def _read_lengths(q, cache_seqlens, capacity, traced, batch):
     if cache_seqlens is None:
         cache_seqlens = capacity
     number = isinstance(cache_seqlens, int) or getattr(cache_seqlens, "shape", ()) == ()
     if isinstance(cache_seqlens, (list, tuple)) or not number:
-        return _Integers("cache_seqlens", cache_seqlens, q, 1, traced)
+        return _Integers("cache_seqlens", cache_seqlens, q, 1, traced, batch)
     check_integer("cache_seqlens", cache_seqlens)
     if not 0 <= cache_seqlens <= capacity:
         raise ValueError(f"cache_seqlens is {cache_seqlens}: expected 0 to {capacity}")
     if traced:
         torch = sys.modules["torch"]
-        values = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+        values = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     else:
-        values = np.full(q.shape[0], int(cache_seqlens), np.int32)
-    return _Integers("cache_seqlens", values, q, 1, traced)
+        values = np.full(batch, int(cache_seqlens), np.int32)
+    return _Integers("cache_seqlens", values, q, 1, traced, batch)
+
+
+class _Rows:
+    """Which item each row of an array belongs to, and where in it: of queries or new keys, (batch,
+    n, ...), or packed (total, ...) with cu_seqlens."""
+
+    def __init__(self, x, batch, cu_seqlens):
+        self.batch, self.cu_seqlens = batch, cu_seqlens
+        self.total = 0 if x is None else x.shape[0]
+        self.longest = 0 if x is None else x.shape[1]  # of arrays that are not packed
+        self.packed = x is not None and cu_seqlens is not None
+        self.known = not self.packed or cu_seqlens.host is not None
+        if self.packed and cu_seqlens.host is not None:
+            self.check()
+
+    def check(self):
+        ends = _as_int64(np, self.cu_seqlens.host)
+        before = np.concatenate([ends[:1] * 0, ends[:-1]])
+        right = (ends >= before) & (ends <= self.total)
+        right[:1] &= ends[:1] == 0
+        self.cu_seqlens.check(
+            right,
+            lambda b: "0" if b == 0 else f"{before[b]} (the one before) to {self.total} (the rows)",
+        )
+
+    def counts(self, xp):
+        """How many rows each item has: a number, or an array (batch)."""
+        if not self.packed:
+            return self.longest
+        ends = _as_int64(xp, self.cu_seqlens.array)
+        return ends[1:] - ends[:-1]
+
+    def host_counts(self):
+        return np.diff(_as_int64(np, self.cu_seqlens.host)) if self.packed else self.longest
+
+    def locate(self, xp, q):
+        """(item, row of it), int64: of the shapes (batch, 1) and (1, n), or both (total). A packed
+        row behind the last sequence is counted to that."""
+        if not self.packed:
+            return _arange(xp, self.batch, q)[:, None], _arange(xp, self.longest, q)[None]
+        ends, row = _as_int64(xp, self.cu_seqlens.array), _arange(xp, self.total, q)
+        if xp is np:
+            item = np.searchsorted(ends[1:], row, "right").clip(max=self.batch - 1)
+        else:
+            item = xp.searchsorted(ends[1:].contiguous(), row, right=True)
+            item = item.clamp(max=self.batch - 1)
+        return item, row - ends[item]
+
+    def real(self, xp, q):
+        """Whether each packed row belongs to a sequence."""
+        row = _arange(xp, self.total, q)
+        ends = self.cu_seqlens.array
+        return (row >= ends[0]) & (row < ends[-1])
 
 
 class _CachePositions:
     """Where each item's keys are and where its new ones go; checked as far as the host knows."""
 
-    def __init__(self, q, k_cache, new, lengths, batch_idx, leftpad, table):
+    def __init__(self, q, k_cache, rows, lengths, batch_idx, leftpad, table, rotary_seqlens):
+        """rows: those of q, and those of the new keys."""
         self.cache_shape = tuple(k_cache.shape[:2])
         self.page_size = k_cache.shape[1]
         self.capacity = self.page_size * (1 if table is None else table.array.shape[1])
-        self.new = new  # how many new keys each item has
+        self.queries, self.new = rows
+        self.batch = self.queries.batch
         self.lengths, self.batch_idx = lengths, batch_idx
         self.leftpad, self.table = leftpad, table
-        given = [x for x in (lengths, batch_idx, leftpad, table) if x is not None]
+        self.rotary_seqlens = rotary_seqlens
+        given = [x for x in (lengths, batch_idx, leftpad, table, rotary_seqlens) if x is not None]
         self.known = all(x.host is not None for x in given)
-        if table is None and batch_idx is None and q.shape[0] != k_cache.shape[0]:
+        self.known = self.known and self.queries.known and self.new.known
+        if table is None and batch_idx is None and self.batch != k_cache.shape[0]:
             raise ValueError(
-                f"k_cache.shape[0] is {k_cache.shape[0]}: expected {q.shape[0]} (the batch), "
+                f"k_cache.shape[0] is {k_cache.shape[0]}: expected {self.batch} (the batch), "
                 "cache_batch_idx or block_table"
             )
-        if new > self.capacity:
+        if table is not None and batch_idx is None and self.batch != table.array.shape[0]:
+            rest = ", ".join(map(str, table.array.shape[1:]))
             raise ValueError(
-                f"k.shape[1] is {new}: expected at most {self.capacity} (the cache's capacity)"
+                f"{table.name}.shape is {tuple(table.array.shape)}: expected ({self.batch}, {rest})"
+                ", that is (batch, pages per item)"
+            )
+        if self.new.longest > self.capacity and not self.new.packed:
+            raise ValueError(
+                f"k.shape[1] is {self.new.longest}: expected at most {self.capacity} (the cache's "
+                "capacity)"
             )
         # Where nothing is written, the CPU engine's own checks come in time.
-        if new or leftpad is not None or (is_tensor(q) and q.is_cuda):
+        if self.writes() or leftpad is not None or (is_tensor(q) and q.is_cuda) or batch_idx:
             self.check_lengths()
             self.check_rows()
 
+    def writes(self):
+        return self.new.total > 0 if self.new.packed else self.new.longest > 0
+
     def check_lengths(self):
-        largest = self.capacity - self.new
-        if self.lengths.host is not None:
-            why = f" (a capacity of {self.capacity} with {self.new} new keys)" if self.new else ""
-            n = self.lengths.host
-            self.lengths.check((n >= 0) & (n <= largest), lambda b: f"0 to {largest}{why}")
+        if self.lengths.host is not None and self.new.known:
+            n, new = self.lengths.host, self.new.host_counts()
+            new = np.broadcast_to(new, n.shape)
+            largest = self.capacity - new
+
+            def expected(b):
+                why = f" (a capacity of {self.capacity} with {new[b]} new keys)" if new[b] else ""
+                return f"0 to {largest[b]}{why}"
+
+            self.lengths.check((n >= 0) & (n <= largest), expected)
         if self.leftpad is not None and self.leftpad.host is not None:
             pad = self.leftpad.host
             ends = np.full(pad.shape, self.capacity)
-            if self.lengths.host is not None:
-                ends = _as_int64(np, self.lengths.host) + self.new
+            if self.lengths.host is not None and self.new.known:
+                ends = _as_int64(np, self.lengths.host) + self.new.host_counts()
             self.leftpad.check((pad >= 0) & (pad <= ends), lambda b: f"0 to {ends[b]}")
 
     def check_rows(self):
-        count = self.cache_shape[0]
+        count = self.cache_shape[0] if self.table is None else self.table.array.shape[0]
         if self.batch_idx is not None and self.batch_idx.host is not None:
             rows = self.batch_idx.host
             self.batch_idx.check((rows >= 0) & (rows < count), lambda b: f"0 to {count - 1}")
-        if self.table is not None and self.table.host is not None and self.lengths.host is not None:
-            pages = self.table.host
-            ends = _as_int64(np, self.lengths.host)[:, None] + self.new
-            used = np.arange(pages.shape[1]) * self.page_size < ends
-            right = ~used | ((pages >= 0) & (pages < count))
-            self.table.check(right, lambda b, i: f"a page, 0 to {count - 1}")
-
-    def check_rotary(self, cos, turned):
-        """turned: how many positions from its length on an item uses."""
-        if self.lengths.host is None or self.lengths.host.size == 0 or turned == 0:
+        known = self.lengths.host is not None and self.new.known
+        if self.table is None or self.table.host is None or not known:
             return
-        last = int(self.lengths.host.max()) + turned - 1
+        pages, ends = self.table.host, _as_int64(np, self.lengths.host) + self.new.host_counts()
+        if self.batch_idx is not None:
+            if self.batch_idx.host is None:
+                return
+            used_by = np.zeros(pages.shape[0], np.int64)
+            np.maximum.at(used_by, self.batch_idx.host, ends)
+            ends = used_by
+        used = np.arange(pages.shape[1]) * self.page_size < ends[:, None]
+        right = ~used | ((pages >= 0) & (pages < self.cache_shape[0]))
+        self.table.check(right, lambda b, i: f"a page, 0 to {self.cache_shape[0] - 1}")
+
+    def check_rotary(self, cos, one_by_one):
+        """one_by_one: whether each query has a position of its own."""
+        start = self.lengths if self.rotary_seqlens is None else self.rotary_seqlens
+        if start.host is None or not (self.queries.known and self.new.known):
+            return
+        if start is self.rotary_seqlens:
+            start.check(start.host >= 0, lambda b: "at least 0")
+        queries = self.queries.host_counts()
+        turned = np.maximum(self.new.host_counts(), queries if one_by_one else queries > 0)
+        turned = np.broadcast_to(turned, start.host.shape)
+        last = (_as_int64(np, start.host) + turned - 1)[turned > 0].max(initial=-1)
         if last >= cos.shape[0]:
             raise ValueError(
                 f"rotary_cos.shape[0] is {cos.shape[0]}: expected at least {last + 1}, for "
                 f"positions up to {last}"
             )
 
-    def new_positions(self, xp, q):
-        """(batch, n_new), in int64: which keys of their item the new ones become."""
-        return _as_int64(xp, self.lengths.array)[:, None] + _arange(xp, self.new, q)
+    def rotary_positions(self, xp, q, rows, one_by_one=True):
+        start = self.lengths if self.rotary_seqlens is None else self.rotary_seqlens
+        item, row = rows.locate(xp, q)
+        return _as_int64(xp, start.array)[item] + row * bool(one_by_one)
 
     def lengths_after(self, xp):
         """int32: with the new keys, and within the cache."""
         lengths = self.lengths.array
+        if not self.writes():
+            if self.known:
+                return lengths
+            return xp.where(lengths < 0, 0, lengths.long().clamp(max=self.capacity)).int()
+        if self.known and not self.new.packed:
+            return lengths + self.new.longest
+        ends = _as_int64(xp, lengths) + self.new.counts(xp)
         if self.known:
-            return lengths + self.new if self.new else lengths
-        ends = (lengths.long() + self.new).clamp(max=self.capacity)
-        return xp.where(lengths < 0, 0, ends).int()
+            return ends.astype(np.int32) if xp is np else ends.int()
+        return xp.where(lengths < 0, 0, ends.clamp(0, self.capacity)).int()
+
+    def item_tables(self, xp, q):
+        """int64 (batch, pages): the pages of each item; of a cache without pages its row."""
+        if self.table is None:
+            rows = self.batch_idx.array if self.batch_idx else _arange(xp, self.batch, q)
+            return _as_int64(xp, rows)[:, None]
+        table = _as_int64(xp, self.table.array)
+        if self.batch_idx is None:
+            return table
+        rows = _as_int64(xp, self.batch_idx.array)
+        return table[rows if self.known else rows.clamp(0, table.shape[0] - 1)]
 
     def find(self, xp, q):
-        """The row or page, and the position in it, of each new key: two arrays (batch, n_new)."""
-        at = self.new_positions(xp, q)
-        if not self.known:
-            at = at.clamp(0, self.capacity - 1)
-        if self.table is not None:
-            table = _as_int64(xp, self.table.array)
-            items = _arange(xp, q.shape[0], q)[:, None]
-            return table[items, at // self.page_size], at % self.page_size
-        if self.batch_idx is not None:
-            rows = _as_int64(xp, self.batch_idx.array)
-        else:
-            rows = _arange(xp, q.shape[0], q)
-        return rows[:, None] + 0 * at, at
+        """The row or page, and the position in it, of each new key; and its item, its row among
+        the item's new ones, and which of the item's keys it becomes."""
+        item, row = self.new.locate(xp, q)
+        position = at = _as_int64(xp, self.lengths.array)[item] + row
+        if not self.known or self.new.packed:  # packed rows behind the last sequence lie anywhere
+            at = at.clip(0, max(self.capacity - 1, 0))
+        table = self.item_tables(xp, q)
+        if self.table is None:
+            return table[item, 0] + 0 * at, at, item, row, position
+        page, at = table[item, at // self.page_size], at % self.page_size
+        return page, at, item, row, position
 
     def append(self, xp, q, caches):
         """Writes each of the (cache, new keys or values)."""
-        rows, at = self.find(xp, q)
-        if self.new == 0 or q.shape[0] == 0:
+        if not self.writes() or self.batch == 0:
             return
+        found = self.find(xp, q)
         if not self.known:
-            self.append_inside(xp, q, caches, rows, at)
+            self.append_inside(xp, q, caches, *found)
             return
+        rows, at = found[:2]
+        if self.new.packed:
+            end = int(self.new.cu_seqlens.host[-1])
+            rows, at, caches = rows[:end], at[:end], [(cache, new[:end]) for cache, new in caches]
         for cache, new in caches:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
-    def append_inside(self, xp, q, caches, rows, at):
+    def append_inside(self, xp, q, caches, rows, at, item, row, position):
         """Leaves out what would lie outside of the cache, without waiting for the device. The
         first key inside is written again instead; if there is none, what the cache holds."""
-        positions = self.new_positions(xp, q)
-        inside = (positions < self.capacity) & (self.lengths.array >= 0)[:, None]
-        inside = (inside & (rows >= 0) & (rows < self.cache_shape[0])).flatten()
+        inside = (position < self.capacity) & (self.lengths.array >= 0)[item]
+        inside = inside & (row >= 0) & (rows >= 0) & (rows < self.cache_shape[0])
+        if self.batch_idx is not None and self.table is not None:
+            chosen = self.batch_idx.array
+            inside = inside & ((chosen >= 0) & (chosen < self.table.array.shape[0]))[item]
+        if self.new.packed:
+            inside = inside & self.new.real(xp, q)
+        inside = inside.flatten()
         rows = rows.clamp(0, self.cache_shape[0] - 1)
         first = inside.to(xp.uint8).argmax()
         source = xp.where(inside, _arange(xp, inside.shape[0], q), first)
         rows, at = rows.flatten()[source], at.flatten()[source]
         any_inside = inside.any()
         for cache, new in caches:
-            values = _as_type_of(xp, new.flatten(0, 1)[source], cache)
+            new = new if self.new.packed else new.flatten(0, 1)
+            values = _as_type_of(xp, new[source], cache)
             cache[rows, at] = xp.where(any_inside, values, cache[rows, at])
 
-    def options(self, xp, k_cache, v_cache):
+    def options(self, xp, q, k_cache, v_cache):
         """How the library finds each item's keys, without moving any."""
         lengths = self.lengths_after(xp)
         if self.leftpad is not None:
-            return self.skip_left(xp, k_cache, v_cache, lengths)
+            if self.table is None and self.batch_idx is None and not self.queries.packed:
+                return self.skip_left(xp, k_cache, v_cache, lengths)
+            return self.skip_left_of_pages(xp, q, k_cache, v_cache, lengths)
         options = {"seqlens_k": lengths}
         table = None if self.table is None else self.table.array
-        if self.batch_idx is not None and table is None:
-            # Each row of the cache is one page.
-            table = self.batch_idx.array.reshape(-1, 1)
+        if self.batch_idx is not None or (table is None and self.queries.packed):
+            # Each row of a cache without pages is one page.
+            table = self.item_tables(xp, q)
+            table = table.astype(np.int32) if xp is np else table.int()
         if table is not None:
             # A kernel follows page numbers as they are.
-            options["block_table"] = (
-                table if self.known else table.clamp(0, self.cache_shape[0] - 1)
-            )
+            table = table if self.known else table.clamp(0, self.cache_shape[0] - 1)
+            options["block_table"] = contiguous(table)
         return k_cache, v_cache, options
 
     def skip_left(self, xp, k_cache, v_cache, lengths):
         """The cache as packed sequences that begin behind their left padding."""
-        if self.table is not None or self.batch_idx is not None:
-            raise UnsupportedError(
-                "cache_leftpad is given with block_table or cache_batch_idx: supported only "
-                "without them"
-            )
         batch, capacity = self.cache_shape
         leftpad = self.leftpad.array
         if not self.known:
@@ -432,15 +561,75 @@ class _CachePositions:
         seqlens = left if self.known else left.clamp(min=0)
         return (*packed, {"cu_seqlens_k": cu_seqlens, "seqlens_k": seqlens})
 
+    def skip_left_of_pages(self, xp, q, k_cache, v_cache, lengths):
+        """The cache as pages of one row, with a table that begins behind the left padding."""
+        leftpad = _as_int64(xp, self.leftpad.array)
+        at = leftpad[:, None] + _arange(xp, self.capacity, q)
+        at = at.clip(0, max(self.capacity - 1, 0))
+        page = at // max(self.page_size, 1)
+        if self.table is None:
+            pages = self.item_tables(xp, q) + 0 * page
+        elif xp is np:
+            pages = np.take_along_axis(self.item_tables(xp, q), page, 1)
+        else:
+            pages = self.item_tables(xp, q).gather(1, page)
+        pages = pages.clip(0, max(self.cache_shape[0] - 1, 0))
+        rows_apart = _rows_from_page_to_page(k_cache, v_cache)
+        table = pages * rows_apart + at % max(self.page_size, 1)
+        left = lengths - self.leftpad.array
+        options = {
+            "block_table": table.astype(np.int32) if xp is np else table.int(),
+            "seqlens_k": left if self.known else left.clamp(min=0),
+        }
+        flat = (_as_single_rows(xp, cache, rows_apart) for cache in (k_cache, v_cache))
+        return (*flat, options)
+
+
+def _strides(x):
+    return x.stride() if is_tensor(x) else x.strides
+
+
+def _rows_from_page_to_page(k_cache, v_cache):
+    """The distance of two pages in rows, the same for keys and values."""
+    pages, size = k_cache.shape[:2]
+    distances = []
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        page, row = _strides(cache)[:2]
+        whole = pages <= 1 or size <= 1 or (row > 0 and page % row == 0 and page >= size * row)
+        if not whole:
+            raise UnsupportedError(
+                f"{name}.strides are {tuple(_strides(cache))}: expected pages that are a whole "
+                "number of rows apart, as cache_leftpad is given"
+            )
+        distances.append(size if pages <= 1 else 1 if size <= 1 else page // row)
+    if distances[0] != distances[1] or pages * distances[0] >= 2**31:
+        raise UnsupportedError(
+            f"k_cache and v_cache have pages {distances[0]} and {distances[1]} rows apart: "
+            "expected the same, and fewer than 2^31 rows in all, as cache_leftpad is given"
+        )
+    return distances[0]
+
+
+def _as_single_rows(xp, cache, rows_apart):
+    """(rows, 1, heads, dim), with the rows between pages, which no table names."""
+    pages, size, *rest = cache.shape
+    page, row, *others = _strides(cache)
+    rows = (pages - 1) * rows_apart + size if pages * size else 0
+    step = page if size <= 1 else row
+    shape, strides = (rows, 1, *rest), (step, step, *others)
+    if xp is np:
+        return np.lib.stride_tricks.as_strided(cache, shape, strides)
+    return cache.as_strided(shape, strides)
+
 
 # ---- The rotary embedding -----------------------------------------------------------------------
 
 
 def _rotate(xp, x, cos, sin, positions, interleaved):
-    """x (batch, n, heads, dim) turned by the angles of positions (batch, n); cos and sin are
-    (length, rotary dim / 2). Computed in float32 and rounded once."""
+    """x (..., heads, dim) turned by the angles of positions (...); cos and sin are (length, rotary
+    dim / 2). Computed in float32 and rounded once."""
     half = cos.shape[-1]
-    c, s = (_as_float(xp, angles[positions][:, :, None]) for angles in (cos, sin))
+    c, s = (_as_float(xp, angles[positions][..., None, :]) for angles in (cos, sin))
     turned = x.copy() if xp is np else x.clone()
     if interleaved:
         a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
@@ -456,12 +645,11 @@ def _rotate(xp, x, cos, sin, positions, interleaved):
 
 def _rotate_both(xp, q, k, cos, sin, interleaved, cached, one_by_one):
     """q and k rotated by the angles of their positions; on a device, beyond cos by its last row."""
-    cached.check_rotary(cos, max(k.shape[1], q.shape[1] if one_by_one else min(q.shape[1], 1)))
-    start = _as_int64(xp, cached.lengths.array)[:, None]
-    at_q = start + _arange(xp, q.shape[1], q) * bool(one_by_one)
-    at_k = cached.new_positions(xp, q)
-    if not cached.known:
-        at_q, at_k = (at.clamp(0, cos.shape[0] - 1) for at in (at_q, at_k))
+    cached.check_rotary(cos, one_by_one)
+    at_q = cached.rotary_positions(xp, q, cached.queries, one_by_one)
+    at_k = cached.rotary_positions(xp, q, cached.new)
+    # Packed rows behind the last sequence have positions, too.
+    at_q, at_k = (at.clip(0, max(cos.shape[0] - 1, 0)) for at in (at_q, at_k))
     return (
         _rotate(xp, q, cos, sin, at_q, interleaved),
         _rotate(xp, k, cos, sin, at_k, interleaved),
@@ -477,17 +665,18 @@ _NAMES = {
 # ---- The call -----------------------------------------------------------------------------------
 
 
-def _check_attention(q, keys, values, arguments, options, traced):
+def _check_attention(q, keys, values, qv, arguments, options, traced):
     """Whether the attention that follows would run, before the cache is written."""
     if traced:
         return
     scale, causal, window, softcap, slopes, extras = arguments
     given = {"scale": scale, "causal": causal, "window": window, "softcap": softcap or None}
     given.update(options, alibi_slopes=slopes)
+    out = given.pop("out", None)
     try:
-        reason = _core.supported("forward", q, keys, values, None, "bshd", **given)
+        reason = _core.supported("forward", q, keys, values, out, "bshd", **given)
     except (TypeError, ValueError) as error:
-        raise with_their_names(error, extras) from None
+        raise with_their_names(about_qv(error, qv, q), extras) from None
     if reason is not None:
         # The call itself has the right exception; autocast, and strides that are copied first, may
         # make that it runs.
@@ -495,6 +684,7 @@ def _check_attention(q, keys, values, arguments, options, traced):
                False, False, "flash_attn_with_kvcache", {}, **options)  # fmt: skip
 
 
+@with_signature(CacheExtras)
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -509,7 +699,7 @@ def flash_attn_with_kvcache(
     block_table: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
+    window_size: tuple[int | None, int | None] | None = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Any = None,
@@ -521,27 +711,31 @@ def flash_attn_with_kvcache(
     new ones, in place. Arrays of NumPy or PyTorch; no gradients.
 
     Args:
-        q: (batch, n_q, heads, dim).
+        q: (batch, n_q, heads, dim), or with cu_seqlens_q (total_q, heads, dim).
         k_cache, v_cache: (cache batch, capacity, heads_kv, dim), or with block_table (pages, page
             size, heads_kv, dim); pages of any size.
-        k, v: (batch, n_new, heads_kv, dim): written behind the cache's cache_seqlens keys.
+        k, v: (batch, n_new, heads_kv, dim), or with cu_seqlens_k_new (total_new, heads_kv, dim):
+            written behind the cache's cache_seqlens keys.
         rotary_cos, rotary_sin: (length, rotary dim / 2), rotary dim up to dim: turn k by its
             positions cache_seqlens + i, and q by the same if causal or with a window, else all of q
             by the position cache_seqlens. Positions count from the start of the cache's row, with
             cache_leftpad too. Need k and v.
         rotary_interleaved: pairs are neighbours (2i, 2i + 1), else (i, i + rotary dim / 2).
         cache_seqlens: int, or int32 (batch): how many keys the cache holds.
-        cache_batch_idx: int32 (batch): the cache's row of each item.
-        cache_leftpad: int32 (batch): how many rows in front of each item do not count. Not with
-            block_table or cache_batch_idx.
+        cache_batch_idx: int32 (batch): the cache's row of each item, with block_table the table's.
+        cache_leftpad: int32 (batch): how many rows in front of each item do not count.
         block_table: int32 (batch, pages per item).
         num_splits: no effect: the keys are split into parts of a fixed length, so that a result
             does not depend on what else is in the batch.
-        return_softmax_lse: also return the log-sum-exp, float32 (batch, heads, n_q).
-        extras: FlashAttention 3's page_table (block_table), and those of flash_attn_func.
+        return_softmax_lse: also return the log-sum-exp, float32 (batch, heads, n_q), or with
+            cu_seqlens_q (heads, total_q).
+        extras: FlashAttention 3's page_table (block_table), cu_seqlens_q and cu_seqlens_k_new
+            (int32 (batch + 1): where each item's queries and new keys begin, and the end),
+            max_seqlen_q (a bound), rotary_seqlens (int32 (batch): the position that the rotary
+            embedding begins with, instead of cache_seqlens), and those of flash_attn_func.
         The others: as flash_attn_func's.
 
-    Returns: out (batch, n_q, heads, dim), or (out, softmax_lse).
+    Returns: out, of q's shape with v_cache's dim, or (out, softmax_lse).
 
     Errors: as flash_attn_func's; the cache is then as it was. Lengths, rows, page numbers and
     positions are checked where the host knows them: all on the CPU; on CUDA those that are given as
@@ -556,52 +750,81 @@ def flash_attn_with_kvcache(
     page_table = extras.pop("page_table", None)
     if page_table is not None and block_table is not None:
         raise ValueError("page_table is given with block_table: expected one of them")
-    for name in ("seqused_q", "seqused_k"):
+    for name in ("seqused_q", "seqused_k", "return_softmax_lse"):
         if name in extras:
             raise TypeError(f"flash_attn_with_kvcache has no argument {name!r}")
-    add_extras(options, extras, "flash_attn_with_kvcache")
+    cu_seqlens_q = extras.pop("cu_seqlens_q", None)
+    cu_seqlens_k_new = extras.pop("cu_seqlens_k_new", None)
+    if k is None:
+        cu_seqlens_k_new = None  # FlashAttention does not look at it, and SGLang gives it
+    rotary_seqlens = extras.pop("rotary_seqlens", None)
+    max_seqlen_q, out = extras.pop("max_seqlen_q", None), extras.pop("out", None)
+    qv = take_extra(extras, "qv", "q_v")
+    add_extras(options, extras, "flash_attn_with_kvcache", (q, k_cache, v_cache))
+    if out is not None:
+        options["out"] = out
     check_call(0.0, softmax_scale, causal, softcap, False, False)
     check_flag("return_softmax_lse", return_softmax_lse)
     check_flag("rotary_interleaved", rotary_interleaved)
-    window = read_window("window_size", window_size)
+    window = read_window("window_size", (-1, -1) if window_size is None else window_size)
     if (k is None) != (v is None):
         raise ValueError(
             f"{'k' if k is None else 'v'} is None: expected both or neither of k and v"
         )
-    _check_arrays(xp, q, k_cache, v_cache, k, v)
+    packed = cu_seqlens_q is not None, cu_seqlens_k_new is not None
+    _check_arrays(xp, q, k_cache, v_cache, k, v, packed)
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None: expected where to append k and v")
     _check_rotary(rotary_cos, rotary_sin, k, q)
 
     given = block_table, page_table, cache_seqlens, cache_batch_idx, cache_leftpad
-    traced = _is_traced(q, k_cache, v_cache, *given)
+    packing = cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens
+    traced = _is_traced(q, k_cache, v_cache, *given, *packing)
 
-    def read(name, values, axes=1):
-        return None if values is None else _Integers(name, values, q, axes, traced)
+    def read(name, values, count, axes=1):
+        return None if values is None else _Integers(name, values, q, axes, traced, count)
 
-    table = read("page_table", page_table, 2) or read("block_table", block_table, 2)
+    cu_q = read("cu_seqlens_q", cu_seqlens_q, None)
+    if cu_q is not None:
+        if cu_q.array.shape[0] == 0:
+            raise ValueError("cu_seqlens_q.shape is (0): expected (batch + 1)")
+        options["cu_seqlens_q"] = cu_q.array
+        if max_seqlen_q is not None:
+            check_integer("max_seqlen_q", max_seqlen_q)
+            options["max_seqlen_q"] = int(max_seqlen_q)
+    batch = q.shape[0] if cu_q is None else cu_q.array.shape[0] - 1
+    if k is not None and not packed[1]:
+        _expect_shape("k", k, (batch, None, *k_cache.shape[2:]), "(batch, n_new, heads_kv, dim)")
+    # With cache_batch_idx the table may have other items than the call.
+    items = None if cache_batch_idx is not None else batch
+    table = read("page_table", page_table, items, 2) or read("block_table", block_table, items, 2)
     capacity = k_cache.shape[1] * (1 if table is None else table.array.shape[1])
+    cu_new = read("cu_seqlens_k_new", cu_seqlens_k_new, batch + 1)
     cached = _CachePositions(
         q,
         k_cache,
-        0 if k is None else k.shape[1],
-        _read_lengths(q, cache_seqlens, capacity, traced),
-        read("cache_batch_idx", cache_batch_idx),
-        read("cache_leftpad", cache_leftpad),
+        (_Rows(q, batch, cu_q), _Rows(k, batch, cu_new)),
+        _read_lengths(q, cache_seqlens, capacity, traced, batch),
+        read("cache_batch_idx", cache_batch_idx, batch),
+        read("cache_leftpad", cache_leftpad, batch),
         table,
+        read("rotary_seqlens", rotary_seqlens, batch),
     )
-    keys, values, where = cached.options(xp, k_cache, v_cache)
+    keys, values, where = cached.options(xp, q, k_cache, v_cache)
     options.update(where)
     if rotary_cos is not None:
         one_by_one = causal or window != (-1, -1)
         q, k = _rotate_both(
             xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, cached, one_by_one
         )
+    apart = q, keys
+    if qv is not None:
+        q, keys = join_qv(q, qv, keys, values)
     if k is not None:
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
-        _check_attention(q, keys, values, arguments, options, traced)
+        _check_attention(q, keys, values, qv, arguments, options, traced)
         if not traced:
-            if k_cache.shape[0] * k_cache.shape[1] * k.shape[1] and _begins_with(
+            if k_cache.shape[0] * k_cache.shape[1] * k.shape[0] * k.shape[1] and _begins_with(
                 xp, k_cache, v_cache
             ):
                 raise ValueError(
@@ -610,6 +833,8 @@ def flash_attn_with_kvcache(
                 )
             q, k, v = _apart(xp, (q, k, v), (k_cache, v_cache))
         cached.append(xp, q, ((k_cache, k), (v_cache, v)))
+        if qv is not None:
+            keys = join_qv(apart[0], qv, apart[1], values)[1]  # a copy lacks the new keys
     try:
         result = attend(
             q,
@@ -630,7 +855,7 @@ def flash_attn_with_kvcache(
     except ValueError as error:
         if k is not None:
             raise
-        sentence = str(error)
+        sentence = str(about_qv(error, qv, q))
         for ours, theirs in _NAMES.items():
             sentence = sentence.replace(f"options.{ours}[", f"{theirs}[")
         raise type(error)(sentence) from None

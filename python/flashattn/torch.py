@@ -2,11 +2,11 @@
 .ladder, and what uses them.
 
 The operators have fake kernels (torch.compile, export, meta tensors), a rule for torch.func.vmap
-and a count of flops. forward has derivatives by q, k, v, bias and sinks, also of the log-sum-exp:
-of any order, by autograd and by torch.func, reverse and forward mode. The gradient is the
-library's; what goes beyond it is computed by PyTorch's own operations (_derivatives.py) for every
-option, and takes memory that grows with n_q * n_k if it is differentiated once more. What has no
-derivative says so.
+and a count of flops. forward has derivatives by q, k, v, bias and sinks, also of the log-sum-exp,
+and combine by its parts and their log-sum-exps: of any order, by autograd and by torch.func,
+reverse and forward mode. The gradient of forward is the library's; what goes beyond it is computed
+by PyTorch's own operations (_derivatives.py) for every option, and takes memory that grows with
+n_q * n_k if it is differentiated once more. What has no derivative says so.
 The operators run on the CPU and on CUDA. Where nothing of this is needed, attention() calls the
 library without them, which costs less.
 
@@ -659,6 +659,88 @@ def _register_autograd(name, first_option, differentiate):
     _library.impl(name, dispatch, "Autograd", with_keyset=True)
 
 
+def _rows_of(x, layout):
+    """What there is for each row, float32 (..., heads, n_q), beside the row's columns."""
+    return (x if layout == "bhsd" else x.transpose(-1, -2)).unsqueeze(-1)
+
+
+def _shares(lses, lse):
+    """How much each part counts: 0 for an empty one, also where all are empty."""
+    total = lse.masked_fill(lse == -torch.inf, 0)
+    return [torch.exp(x - total) for x in lses]
+
+
+def _counted(part, share):
+    """A part in float32; an empty one may hold anything."""
+    return part.float().masked_fill(share == 0, 0)
+
+
+class _Combine(torch.autograd.Function):
+    """combine's derivatives, by PyTorch's own operations, so that they can be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(layout, deterministic, batch_invariant, threads, *tensors):
+        parts, lses = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        flags = layout, deterministic, batch_invariant, threads
+        return torch.ops.flashattn.combine(list(parts), list(lses), *flags)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        ctx.layout = inputs[0]
+        ctx.save_for_backward(*inputs[4:], *output)
+        ctx.save_for_forward(*inputs[4:], *output)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        *tensors, out, lse = ctx.saved_tensors
+        count, layout = len(tensors) // 2, ctx.layout
+        parts, lses = tensors[:count], tensors[count:]
+        shares = _shares(lses, lse)
+        gradients = [None] * (2 * count)
+        for i, (part, share, need) in enumerate(zip(parts, shares, ctx.needs_input_grad[4:])):
+            if need and dout is not None:
+                gradients[i] = (_rows_of(share, layout) * dout.float()).to(part.dtype)
+        for i, (part, share) in enumerate(zip(parts, shares)):
+            if not ctx.needs_input_grad[4 + count + i]:
+                continue
+            slope = torch.zeros_like(lse) if dlse is None else dlse
+            if dout is not None:
+                apart = _counted(part, _rows_of(share, layout)) - out.float()
+                along = (dout.float() * apart).sum(-1)
+                slope = slope + (along if layout == "bhsd" else along.transpose(-1, -2))
+            gradients[count + i] = share * slope
+        return (None, None, None, None, *gradients)
+
+    @staticmethod
+    @_within_transforms
+    def jvp(ctx, saved, layout, deterministic, batch_invariant, threads, *tangents):
+        *tensors, out, lse = saved
+        count = len(tensors) // 2
+        parts, lses = tensors[:count], tensors[count:]
+        shares = _shares(lses, lse)
+        lse1 = torch.zeros_like(lse)
+        for share, tangent in zip(shares, tangents[count:]):
+            if tangent is not None:
+                lse1 = lse1 + share * tangent
+        out1 = -_rows_of(lse1, ctx.layout) * out.float()
+        for part, share, part1, slope in zip(parts, shares, tangents, tangents[count:]):
+            rows = _rows_of(share, ctx.layout)
+            if part1 is not None:
+                out1 = out1 + rows * _counted(part1, rows)
+            if slope is not None:
+                out1 = out1 + rows * _rows_of(slope, ctx.layout) * _counted(part, rows)
+        return out1.to(out.dtype), lse1
+
+
+def _differentiate_combine(
+    parts, lses, layout="bshd", deterministic=False, batch_invariant=False, threads=0
+):
+    return _Combine.apply(layout, deterministic, batch_invariant, threads, *parts, *lses)
+
+
 def _refusal(name, advice):
     def refuse(*arguments):
         raise _no_derivatives(name, advice)
@@ -671,7 +753,7 @@ _register_autograd("forward", 4, functools.partial(_apply, _Forward))
 _register_autograd("backward", 9, functools.partial(_apply, _Backward))
 _register_autograd("decode", 4, _refusal("decode", _DECODE_ADVICE))
 _register_autograd("weights", 4, _refusal("weights", _DETACH_ADVICE))
-_register_autograd("combine", 6, _refusal("combine", _DETACH_ADVICE))
+_register_autograd("combine", 6, _differentiate_combine)
 
 # ---- vmap ---------------------------------------------------------------------------------------
 
@@ -1256,16 +1338,22 @@ def combine(parts, lses, layout, out, return_lse, options):
     _refuse_stream(options)
     _check_parts(parts, lses, layout)
     tensors = (*parts, *lses)
-    if _differentiated(tensors):
-        raise _no_derivatives("combine", _DETACH_ADVICE)
+    recorded = _differentiated(tensors)
+    if recorded and out is not None:
+        raise ValueError(
+            "out is given where gradients are recorded: leave it out, or use torch.no_grad()"
+        )
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     first = parts[0]
     if out is not None:
         _check_out(out, first)
-    if _is_watched(tensors, {}):
+    if recorded or _is_watched(tensors, {}):
         check_types(options)
-        result, lse = torch.ops.flashattn.combine(list(parts), list(lses), layout, **options)
+        combine_ = torch.ops.flashattn.combine
+        if recorded and (_transformed() or not _is_watched(tensors, {})):
+            combine_ = _differentiate_combine
+        result, lse = combine_(list(parts), list(lses), layout, **options)
         result = result if out is None else _copy_to(out, result)
         return (result, lse) if return_lse else result
     result = first.new_empty(first.shape) if out is None else out

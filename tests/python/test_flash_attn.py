@@ -130,29 +130,41 @@ def rotate(x, cos, sin, positions, interleaved):
     return turned
 
 
-@pytest.mark.parametrize("cache", ["rows", "batch_idx", "leftpad", "paged"])
+CACHES = ["rows", "batch_idx", "leftpad", "paged", "batch_idx leftpad", "paged leftpad"]
+CACHES += ["paged batch_idx", "paged batch_idx leftpad"]
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("rotary", [None, "interleaved", "halves"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_kvcache(rng, give, cache, rotary, causal):
+@pytest.mark.parametrize("gaps", [False, True])
+def test_kvcache(rng, give, cache, rotary, causal, gaps):
     batch, capacity, n_q, n_new, heads, heads_kv, dim, page = 3, 20, 2, 2, 4, 2, 8, 5
     lengths, leftpad = np.array([4, 0, 17], np.int32), np.array([2, 0, 5], np.int32)
     q, k, v = draw(rng, (batch, n_q, heads, dim), *[(batch, n_new, heads_kv, dim)] * 2)
-    if cache == "paged":
-        shape, table = (
-            (14, page, heads_kv, dim),
-            rng.permutation(14)[:12].reshape(3, 4).astype(np.int32),
-        )
+    paged, indexed, padded = (word in cache.split() for word in ("paged", "batch_idx", "leftpad"))
+    rows = np.array([4, 0, 2], np.int32) if indexed else np.arange(batch)
+    if paged:
+        shape = (24, page, heads_kv, dim)
+        table = rng.permutation(24)[: 4 * (5 if indexed else batch)].reshape(-1, 4)
+        table = table.astype(np.int32)
     else:
-        shape = (5 if cache == "batch_idx" else batch, capacity, heads_kv, dim)
-    k_cache, v_cache = draw(rng, shape, shape)
+        shape = (5 if indexed else batch, capacity, heads_kv, dim)
+    if gaps and cache != "leftpad":  # keys and values of a page side by side, as in vLLM
+        both = draw(rng, (shape[0], 2, *shape[1:]))[0]
+        k_cache, v_cache = both[:, 0], both[:, 1]
+        given_caches = give(both)
+        given_caches = given_caches[:, 0], given_caches[:, 1]
+    else:
+        k_cache, v_cache = draw(rng, shape, shape)
+        given_caches = give(k_cache, v_cache)
     before = k_cache.copy(), v_cache.copy()
-    rows = np.array([4, 0, 2], np.int32) if cache == "batch_idx" else np.arange(batch)
     options, left = {}, np.zeros(batch, int)
-    if cache == "batch_idx":
+    if indexed:
         options["cache_batch_idx"] = give(rows)
-    if cache == "leftpad":
+    if padded:
         options["cache_leftpad"], left = give(leftpad), leftpad
-    if cache == "paged":
+    if paged:
         options["block_table"] = give(table)
     if rotary:
         angles = rng.random((capacity + 4, 3)).astype(np.float32)
@@ -161,7 +173,9 @@ def test_kvcache(rng, give, cache, rotary, causal):
             rotary_cos=give(cos), rotary_sin=give(sin), rotary_interleaved=rotary == "interleaved"
         )
     out, lse = flashattn.flash_attn_with_kvcache(
-        *give(q, k_cache, v_cache, k, v),
+        give(q),
+        *given_caches,
+        *give(k, v),
         cache_seqlens=give(lengths),
         causal=causal,
         return_softmax_lse=True,
@@ -181,10 +195,11 @@ def test_kvcache(rng, give, cache, rotary, causal):
                 rotary == "interleaved",
             )
             turned_k = rotate(k[b], cos, sin, at, rotary == "interleaved")
-        if cache == "paged":
-            keys, values = (x[table[b]].reshape(-1, heads_kv, dim) for x in (k_cache, v_cache))
-            old_keys = before[0][table[b]].reshape(-1, heads_kv, dim)
-            changed[table[b][at // page], at % page] = True
+        if paged:
+            pages = table[rows[b]]
+            keys, values = (x[pages].reshape(-1, heads_kv, dim) for x in (k_cache, v_cache))
+            old_keys = before[0][pages].reshape(-1, heads_kv, dim)
+            changed[pages[at // page], at % page] = True
         else:
             keys, values, old_keys = k_cache[rows[b]], v_cache[rows[b]], before[0][rows[b]]
             changed[rows[b], at] = True
@@ -225,9 +240,8 @@ def test_extras(rng, give):
         ),
         reference.attention(q, k, v, sinks=sinks)[0],
     )
-    for bad in ({"qv": give(q)}, {"attention_chunk": 4}):
-        with pytest.raises(flashattn.UnsupportedError, match=next(iter(bad))):
-            flashattn.flash_attn_func(*give(q, k, v), **bad)
+    with pytest.raises(flashattn.UnsupportedError, match="attention_chunk"):
+        flashattn.flash_attn_func(*give(q, k, v), attention_chunk=4)
     with pytest.raises(TypeError, match="no argument 'colour'"):
         flashattn.flash_attn_func(*give(q, k, v), colour=1)
 
@@ -243,15 +257,6 @@ def test_kvcache_errors(rng, give):
     angles = give(np.ones((9, 4), np.float32))
     with pytest.raises(ValueError, match="expected new keys"):
         call(q, cache, cache, rotary_cos=angles, rotary_sin=angles, cache_seqlens=1)
-    with pytest.raises(flashattn.UnsupportedError, match="cache_leftpad"):
-        call(
-            q,
-            cache,
-            cache,
-            cache_seqlens=3,
-            cache_leftpad=give(np.array([1, 0], np.int32)),
-            cache_batch_idx=give(np.array([1, 0], np.int32)),
-        )
 
 
 def ints(*values):
@@ -293,7 +298,6 @@ WRONG_CALLS = [
     ({"softmax_scale": float("nan")}, "scale is nan"),
     ({"softmax_scale": True}, "softmax_scale is True: expected a number"),
     ({"causal": (-1, -1)}, r"causal is \(-1, -1\): expected True or False"),
-    ({"window_size": None}, r"window_size is None: expected a pair \(left, right\)"),
     ({"window_size": (2, "b")}, r"window_size\[1\] is 'b': expected an integer"),
     ({"window_size": (-2, 0)}, r"window_size\[0\] is -2"),
     ({"rotary_interleaved": None}, "rotary_interleaved is None: expected True or False"),
@@ -400,7 +404,6 @@ def test_a_cache_that_shares_memory_with_itself_or_the_other_is_refused(rng, kin
     assert not base.any() and not np.asarray(good).any()
 
 
-
 def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):
     q, k, keys, values = draw(rng, *[(2, 1, 2, 8)] * 2, *[(2, 9, 2, 8)] * 2)
     values.flags.writeable = False
@@ -411,8 +414,9 @@ def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):
 
 
 @pytest.mark.parametrize("cache", ["rows", "batch_idx", "leftpad", "paged"])
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
-def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, rotary):
+def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, packed, rotary):
     """As on CUDA, where lengths and tables are not read before: what is right gives what it gives
     on the host, what is not writes nothing anywhere else."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
@@ -437,8 +441,15 @@ def test_what_a_device_alone_knows_stays_inside(rng, monkeypatch, cache, rotary)
 
     def run(lengths, **changed):
         mine = [x.clone() for x in caches]
-        lengths = torch.tensor(lengths, dtype=torch.int32)
-        return call(q, *mine, k, v, cache_seqlens=lengths, **{**options, **changed}), *mine
+        given = {**options, **changed, "cache_seqlens": torch.tensor(lengths, dtype=torch.int32)}
+        if not packed:
+            return call(q, *mine, k, v, **given), *mine
+        given["cu_seqlens_q"] = torch.arange(5, dtype=torch.int32) * 2
+        given["cu_seqlens_k_new"] = torch.arange(5, dtype=torch.int32) * 3
+        # Rows behind the last sequence are nobody's, as in a batch that is padded for a graph.
+        flat = [torch.cat([x.flatten(0, 1), x[0]]) for x in (q, k, v)]
+        out = call(flat[0], *mine, *flat[1:], **given)
+        return out[:8].unflatten(0, (4, 2)), *mine
 
     right = [4, 0, 7, 5]
     expected = run(right)
@@ -500,7 +511,6 @@ FLASH3 = [  # (arguments behind v as FlashAttention 3 orders them, the argument 
     (("a",), "dropout_p is 'a'"),
     (((1, 2),), r"dropout_p is \(1, 2\)"),
     ((0.0, "a"), "softmax_scale is 'a'"),
-    ((0.0, None, False, None), "window_size is None"),
     ((0.0, None, False, 3), "window_size is 3"),
     ((0.0, None, False, (1, 2, 3)), r"window_size is \(1, 2, 3\)"),
     ((0.0, None, False, (True, 0)), r"window_size\[0\] is True"),
@@ -549,7 +559,13 @@ WRONG_VARLEN = [
     ({"q_descale": 1.0}, "q_descale is of type float"),
     ({"attention_chunk": 3}, "attention_chunk is 3: expected 0"),
     ({"cu_seqlens_k_new": [0]}, r"cu_seqlens_k_new is \[0\]: expected None"),
-    ({"page_table": [[0]]}, "no argument 'page_table'"),
+    ({"page_table": [[0]]}, r"block_table.shape\[0\] is 1: expected 2"),
+    ({"page_table": [[0]], "block_table": [[0]]}, "page_table is given with block_table"),
+    ({"qv": floats(9, 2, 7)}, r"qv is of shape \(9, 2, 7\): expected \(9, 2, 8\)"),
+    ({"s_aux": floats(2), "sinks": floats(2)}, "sinks is given with s_aux"),
+    ({"cp_world_size": 2}, "cp_world_size is 2: expected 1"),
+    ({"return_softmax_lse": 3}, "return_softmax_lse is 3: expected True or False"),
+    ({"cu_seqlens_k": None, "seqused_k": ints(1, 1)}, r"k.shape is \(9, 2, 8\): expected \(2, n_k"),
 ]
 
 

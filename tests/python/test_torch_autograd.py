@@ -553,15 +553,9 @@ def test_the_operator_in_a_transform_says_what_to_call():
 
 def test_what_has_no_derivatives_says_so():
     q, k, v = (randn(1, 4, 2, 8) for _ in range(3))
-    lse = randn(1, 2, 4)
     calls = {
         "decode": (flashattn.decode, torch.ops.flashattn.decode, (q, k, v)),
         "weights": (flashattn.weights, torch.ops.flashattn.weights, (q, k)),
-        "combine": (
-            lambda q, *r: flashattn.combine([q], [lse]),
-            lambda q, *r: torch.ops.flashattn.combine([q], [lse]),
-            (q,),
-        ),
     }
     for name, (function, operator, tensors) in calls.items():
         for call in (function, operator):
@@ -584,3 +578,137 @@ def test_writing_to_out_in_inference_mode():
         out = torch.empty_like(q)
         assert torch.equal(flashattn.attention(q, k, v, out=out), expected)
     assert torch.equal(flashattn.attention(q, k, v, out=torch.empty_like(q)), expected)
+
+
+# ---- combine ------------------------------------------------------------------------------------
+
+
+def combined(parts, lses, layout):
+    """The definition, in the type of its arguments; a part with an lse of -infinity is empty."""
+    lses = torch.stack(list(lses))
+    empty = lses == -torch.inf
+    total = torch.logsumexp(lses.masked_fill(empty.all(0), 0), 0)
+    shares = torch.exp(lses - total).masked_fill(empty, 0)
+    rows = shares.unsqueeze(-1) if layout == "bhsd" else shares.transpose(-1, -2).unsqueeze(-1)
+    out = sum(r * p.masked_fill(r == 0, 0) for r, p in zip(rows, parts))
+    return out, total.masked_fill(empty.all(0), 0)
+
+
+def parts_to_combine(layout, dtype, count=3):
+    """Some empty parts, which hold NaN, and a row that has none at all."""
+    shape = (2, 5, 3, 8) if layout == "bshd" else (2, 3, 5, 8)
+    lses = [randn(2, 3, 5) * 2 for _ in range(count)]
+    lses[1][0, :, 2] = -torch.inf
+    for x in lses:
+        x[1, 2, 4] = -torch.inf
+    parts = []
+    for x in lses:
+        rows = x if layout == "bhsd" else x.transpose(1, 2)
+        part = randn(*shape).masked_fill((rows == -torch.inf).unsqueeze(-1), torch.nan)
+        parts.append(part.to(dtype))
+    return parts, lses
+
+
+def check_combine(parts, lses, layout, call, tolerance):
+    """The gradients by call's, against those of the definition in float64."""
+    tensors = [x.clone().requires_grad_() for x in (*parts, *lses)]
+    doubles = [x.detach().double().requires_grad_() for x in tensors]
+    n = len(parts)
+    out, lse = call(tensors[:n], tensors[n:])
+    expected, expected_lse = combined(doubles[:n], doubles[n:], layout)
+    finite = torch.isfinite(lse)
+    close(out, expected.detach(), tolerance)
+    close(lse[finite], expected_lse.detach()[finite], tolerance)
+    weights, slopes = randn(*out.shape), randn(*lse.shape)
+
+    def loss(out, lse, kind):
+        return (out.to(kind) * weights.to(kind)).sum() + (lse[finite] * slopes[finite]).sum()
+
+    mine = torch.autograd.grad(loss(out, lse, torch.float32), tensors, create_graph=True)
+    right = torch.autograd.grad(
+        loss(expected, expected_lse, torch.float64), doubles, create_graph=True
+    )
+    for a, b in zip(mine, right):
+        close(a, b.nan_to_num().detach(), tolerance)
+    return tensors, doubles, mine, right
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", ["function", "operator", "compiled"])
+def test_combine_has_gradients(layout, dtype, how):
+    def call(parts, lses):
+        return flashattn.combine(parts, lses, layout=layout, return_lse=True)
+
+    if how == "operator":
+        call = lambda parts, lses: torch.ops.flashattn.combine(parts, lses, layout)  # noqa: E731
+    if how == "compiled":
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    tolerance = 0.1 if dtype == torch.float32 else 200
+    for count in (1, 3):
+        check_combine(*parts_to_combine(layout, dtype, max(count, 2)), layout, call, tolerance)
+
+
+def test_combine_has_second_derivatives_and_forward_mode():
+    parts, lses = parts_to_combine("bshd", torch.float32)
+    parts = [x.nan_to_num() for x in parts]
+
+    def call(parts, lses):
+        return flashattn.combine(parts, lses, return_lse=True)
+
+    tensors, doubles, mine, right = check_combine(parts, lses, "bshd", call, 0.1)
+    along = [randn(*x.shape) for x in tensors]
+    second = [
+        torch.autograd.grad(sum((g * u.to(g)).sum() for g, u in zip(grads, along)), inputs)
+        for grads, inputs in ((mine, tensors), (right, doubles))
+    ]
+    for a, b in zip(*second):
+        close(a, b.nan_to_num(), 0.1)
+
+    lses = [x.clamp(min=-5) for x in lses]
+    inputs = (*parts, *lses)
+
+    def run(function, inputs, along):
+        def whole(*tensors):
+            return function(tensors[:3], tensors[3:])
+
+        return torch.func.jvp(whole, tuple(inputs), tuple(along))[1]
+
+    doubles = [[x.double() for x in xs] for xs in (inputs, along)]
+    expected = run(lambda parts, lses: combined(parts, lses, "bshd"), *doubles)
+    for a, b in zip(run(call, inputs, along), expected):
+        close(a, b, 0.1)
+    gradient = torch.func.grad(lambda *t: call(t[:3], t[3:])[0].sum(), tuple(range(6)))
+    plain = [x.clone().requires_grad_() for x in inputs]
+    call(plain[:3], plain[3:])[0].sum().backward()
+    for a, x in zip(gradient(*inputs), plain):
+        close(a, x.grad, 0.1)
+    many = [torch.stack([x, x * 0.5]) for x in inputs]
+    mapped = torch.func.vmap(gradient)(*many)
+    for i in range(2):
+        for a, b in zip(mapped, gradient(*(x[i] for x in many))):
+            close(a[i], b, 0.1)
+
+
+def test_combine_of_attention_has_attentions_gradients():
+    """Attention over parts of the keys, merged, is attention over all, and so are its gradients."""
+    q, k, v = (randn(2, n, 4, 8, grad=True) for n in (6, 15, 15))
+    weights, slopes = randn(2, 6, 4, 8), randn(2, 4, 6)
+    results = []
+    for whole in (True, False):
+        if whole:
+            out, lse = flashattn.attention(q, k, v, return_lse=True)
+        else:
+            pieces = zip(k.split(5, 1), v.split(5, 1))
+            parts = [flashattn.attention(q, a, b, return_lse=True) for a, b in pieces]
+            out, lse = flashattn.combine(*zip(*parts), return_lse=True)
+        loss = (out * weights).sum() + (lse * slopes).sum()
+        results.append((out, lse, *torch.autograd.grad(loss, (q, k, v))))
+    for a, b in zip(*results):
+        close(a, b, 0.1)
+
+
+def test_combine_writes_to_no_out_where_gradients_are_recorded():
+    part, lse = randn(1, 4, 2, 8, grad=True), randn(1, 2, 4)
+    with pytest.raises(ValueError, match="out is given where gradients are recorded"):
+        flashattn.combine([part], [lse], out=torch.empty(1, 4, 2, 8))
