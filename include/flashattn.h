@@ -286,7 +286,8 @@ static inline fa_options fa_options_init(void)
  * 5. The calls
  *
  * Shapes: B = batch (num_sequences when packed), Hq and Hkv heads (Hq a multiple of Hkv), d the head
- * dim of q and k, d_v that of v and out, each from 1 to 512.
+ * dim of q and k, from 1 to 576, d_v that of v and out, from 1 to 512. Latent attention (MLA) has 576 and
+ * 512: its values are the first 512 columns of its keys, and v then is a tensor with k's data and strides.
  *     q   (B, n_q, Hq,  d)         packed: (1, total_q, Hq,  d)
  *     k   (B, n_k, Hkv, d)         packed: (1, total_k, Hkv, d)     paged: (pages, page_size, Hkv, d)
  *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)

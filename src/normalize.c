@@ -17,7 +17,6 @@
 /* Largest extent. Leaves room for sums of positions and a diagonal in 64 bits, see mask.h. */
 #define EXTENT_MAX ((int64_t)1 << 60)
 #define DIAGONAL_MAX ((int64_t)1 << 62)
-#define HEAD_DIM_MAX 512
 
 /* ---- Single tensors -------------------------------------------------------------------------- */
 
@@ -521,11 +520,11 @@ static void set_options(const fa_arguments *a, fa_problem *p)
 
 /* ---- Shapes of q, k, v, out and lse ---------------------------------------------------------- */
 
-static fa_status check_head_dim(const char *name, const fa_tensor *t)
+static fa_status check_head_dim(const char *name, const fa_tensor *t, int max)
 {
-    FA_REQUIRE(t->shape[3] >= 1 && t->shape[3] <= HEAD_DIM_MAX,
+    FA_REQUIRE(t->shape[3] >= 1 && t->shape[3] <= max,
                "%s.shape[3] is %" PRId64 ": expected a head dim from 1 to %d", name, t->shape[3],
-               HEAD_DIM_MAX);
+               max);
     return FA_OK;
 }
 
@@ -534,7 +533,7 @@ static fa_status set_queries(const fa_arguments *a, fa_problem *p)
     const fa_tensor *q = a->q;
     const fa_options *o = a->options;
     FA_TRY(check_tensor("q", q, ROLE_INPUT, a->dry_run));
-    FA_TRY(check_head_dim("q", q));
+    FA_TRY(check_head_dim("q", q, FA_HEAD_DIM_MAX));
     p->batch = o->cu_seqlens_q || o->cu_seqlens_k ? o->num_sequences : q->shape[0];
     if (o->cu_seqlens_q) FA_TRY(check_axis("q", q, 0, 1, "packed by options.cu_seqlens_q"));
     else FA_TRY(check_axis("q", q, 0, p->batch, "options.num_sequences"));
@@ -595,7 +594,7 @@ static fa_status set_values(const fa_arguments *a, fa_problem *p)
     if (!v && p->pass == FA_PASS_WEIGHTS) return FA_OK;
     FA_TRY(check_tensor("v", v, ROLE_INPUT, a->dry_run));
     FA_TRY(check_like("v", v, "k", a->k, 3));
-    FA_TRY(check_head_dim("v", v));
+    FA_TRY(check_head_dim("v", v, FA_VALUE_DIM_MAX));
     p->d_v = v->shape[3];
     set_row_view(&p->v, v);
     return FA_OK;
@@ -606,7 +605,8 @@ static fa_status check_out_shape(const char *name, const fa_tensor *t, const fa_
                                  const fa_problem *p)
 {
     FA_TRY(check_like(name, t, "q", a->q, 3));
-    return a->v ? check_axis(name, t, 3, p->d_v, "v.shape[3]") : check_head_dim(name, t);
+    return a->v ? check_axis(name, t, 3, p->d_v, "v.shape[3]")
+                : check_head_dim(name, t, FA_VALUE_DIM_MAX);
 }
 
 /* fa_weights has no out, and a dry run need not give one. */
@@ -1191,7 +1191,7 @@ static fa_status check_part(const fa_combine_problem *c, const fa_tensor *out, i
 static fa_status check_combine_out(const fa_combine_problem *c, const fa_tensor *out)
 {
     FA_TRY(check_tensor("out", out, ROLE_OUTPUT, false));
-    FA_TRY(check_head_dim("out", out));
+    FA_TRY(check_head_dim("out", out, FA_VALUE_DIM_MAX));
     const int64_t rows[4] = {out->shape[0], out->shape[1], out->shape[2], (int64_t)sizeof(float)};
     int64_t lse_bytes;
     FA_REQUIRE(count_elements(rows, &lse_bytes),

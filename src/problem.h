@@ -10,6 +10,9 @@
 
 #include "flashattn.h"
 
+/* The widest head dims: of q and k, and of v and out. */
+enum { FA_HEAD_DIM_MAX = 576, FA_VALUE_DIM_MAX = 512 };
+
 /* A strided 4-D view; strides in elements. Extents live in the problem. data NULL: absent. */
 typedef struct fa_view {
     char *data;

@@ -76,11 +76,11 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem
     return l;
 }
 
-const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first)
+const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first, int last)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim) v++;
+    while (v->head_dim < dim && v < &fa_variants[last]) v++;
     return v;
 }
 

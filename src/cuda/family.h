@@ -48,9 +48,9 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *variant, int threads, in
                                       fa_cuda_queue_function *queue, const fa_cuda_device *device,
                                       fa_cuda_plan *plan, char *why, size_t size);
 
-/* The narrowest variant of a family, whose first one is given, that both head dims fit into: for families without any
- * other choice, whose widest variant takes the largest head dim that there is. */
-const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first);
+/* The narrowest variant of a family, from its first to its last, that both head dims fit into; else the last: for
+ * families without any other choice. */
+const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first, int last);
 
 /* Reasons that families of tensor cores share. Types: q, k, v and out must all be float16, or all
  * bfloat16 if the family has it. Rows: the kernel counts no more of them in a sequence. */

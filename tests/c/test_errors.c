@@ -439,9 +439,9 @@ static void test_aliasing(void)
 
 static void test_shapes(void)
 {
-    REFUSES(forward, s.q.shape[3] = 0, "q.shape[3] is 0", "expected a head dim from 1 to 512");
-    REFUSES(forward, s.q = fa_bshd(buffer[Q], FA_FLOAT32, 1, 1, 1, 513), "q.shape[3] is 513",
-            "from 1 to 512");
+    REFUSES(forward, s.q.shape[3] = 0, "q.shape[3] is 0", "expected a head dim from 1 to 576");
+    REFUSES(forward, s.q = fa_bshd(buffer[Q], FA_FLOAT32, 1, 1, 1, 577), "q.shape[3] is 577",
+            "from 1 to 576");
     REFUSES(forward, s.v.shape[3] = 0, "v.shape[3] is 0", "expected a head dim from 1 to 512");
     REFUSES(supported, s.v.shape[3] = 513, "v.shape[3] is 513",
             "expected a head dim from 1 to 512");
