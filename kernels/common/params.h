@@ -13,7 +13,8 @@ enum {
     FA_KERNEL_FLOAT16 = FA_ELEMENT_FLOAT16,
     FA_KERNEL_BFLOAT16 = FA_ELEMENT_BFLOAT16,
     FA_KERNEL_FLOAT8_E4M3 = FA_ELEMENT_FLOAT8_E4M3,
-    FA_KERNEL_BOOL = 4
+    FA_KERNEL_BOOL = 4,
+    FA_KERNEL_INT8 = 5
 };
 
 /* A strided view; strides in elements. data NULL: absent. */

@@ -1,7 +1,7 @@
 /* What kernels are told of a problem. */
 #include "cuda/parameters.h"
 
-static const int8_t element_size[] = {4, 2, 2, 1, 1};
+static const int8_t element_size[] = {4, 2, 2, 1, 1, 1};
 
 /* Whether rows of so many elements are made of groups, 8 or 4 elements, that the device can move at
  * once. */

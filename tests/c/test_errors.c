@@ -1038,10 +1038,10 @@ static void test_names(void)
                                     "FA_ERROR_MEMORY", "FA_ERROR_DEVICE",   "FA_ERROR_WORKSPACE",
                                     "unknown status"};
     for (int i = 0; i < 7; i++) expect_text(__LINE__, fa_status_name((fa_status)i), statuses[i]);
-    const char *const dtypes[] = {"float32",     "float16", "bfloat16",
-                                  "float8_e4m3", "bool",    "unknown dtype"};
-    const size_t sizes[] = {4, 2, 2, 1, 1, 0};
-    for (int i = 0; i < 6; i++) {
+    const char *const dtypes[] = {"float32", "float16", "bfloat16",     "float8_e4m3",
+                                  "bool",    "int8",    "unknown dtype"};
+    const size_t sizes[] = {4, 2, 2, 1, 1, 1, 0};
+    for (int i = 0; i < 7; i++) {
         expect_text(__LINE__, fa_dtype_name((fa_dtype)i), dtypes[i]);
         expect_status(__LINE__, fa_dtype_size((fa_dtype)i) == sizes[i] ? FA_OK : FA_ERROR_ARGUMENT,
                       FA_OK);
