@@ -170,6 +170,8 @@ enum {
  *   5. x = -infinity unless query i may see key j. It may if every one of these allows it:
  *        FA_CAUSAL:  j <= i + diagonal
  *        FA_WINDOW:  i + diagonal - window_left <= j <= i + diagonal + window_right  (-1: no limit)
+ *        attention_chunk c > 0:  floor(j / c) = floor((i + diagonal) / c): the key is in the chunk of c
+ *                    positions that the query is in
  *        mask:       mask[b, h, i, j] != 0
  *   6. lse_i = log( sum_j exp(x_ij) + exp(sink_h) )        natural logarithm; the sink's term if sinks
  *   7. p_ij  = exp(x_ij - lse_i)
@@ -268,6 +270,10 @@ typedef struct fa_options {
      * part_lse to the next; any that stay inside 63 bits. NULL: all are contiguous. Not in version
      * 0.1, so size must be set                                                                       */
     const int64_t *part_lse_stride;
+
+    /* Behind version 0.1, too. */
+    int64_t attention_chunk; /* > 0: chunked attention (Llama 4), with FA_CAUSAL or without; 0: none. On
+                              * CUDA in the kernels on FMA units alone                             */
 } fa_options;
 
 /* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */

@@ -327,6 +327,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
         break;
     case RANDOM_ANYTHING:
     case RANDOM_UNUSED:
+    case RANDOM_CHUNKS:
     case RANDOM_STRIDES: break;
     }
 }
@@ -615,6 +616,16 @@ static void draw_position_masks(problem *p, const random_settings *settings)
     }
 }
 
+/* From one position to more than there are. */
+static void draw_attention_chunk(problem *p)
+{
+    fa_options *o = &p->in.options;
+    static const int64_t usual[] = {1, 2, 8, 16, 32, 64, 100, 128, 256};
+    o->attention_chunk = once_in(p, 2) ? usual[between(p, 0, 8)] : between(p, 1, p->n_k + 3);
+    if (!once_in(p, 3)) o->flags |= FA_CAUSAL;
+    say(p, "%s chunk=%lld", o->flags & FA_CAUSAL ? " causal" : "", (long long)o->attention_chunk);
+}
+
 /* The longest of the lengths; or a little more, which is as good. */
 static int64_t draw_extent(problem *p, const int64_t *length)
 {
@@ -733,6 +744,7 @@ static void draw_options(problem *p, const random_settings *settings)
     if (p->pass == RANDOM_COMBINE) return;
 
     draw_position_masks(p, settings);
+    if (settings->focus == RANDOM_CHUNKS) draw_attention_chunk(p);
     if (weighs_otherwise(p, settings, 5)) {
         o->scale = once_in(p, 4) ? 0 : (float)uniform(p, -0.5, 0.5);
         o->flags |= FA_SCALE;

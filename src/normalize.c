@@ -401,6 +401,10 @@ static fa_status check_ranges(const fa_options *o)
     FA_REQUIRE(o->window_right >= -1,
                "options.window_right is %" PRId64 ": expected >= 0, or -1 for no limit",
                o->window_right);
+    FA_REQUIRE(o->attention_chunk >= 0 && o->attention_chunk <= EXTENT_MAX,
+               "options.attention_chunk is %" PRId64
+               ": expected 1 to 2^60 positions, or 0 for no chunks",
+               o->attention_chunk);
     FA_REQUIRE(o->dropout_p >= 0.0f && o->dropout_p < 1.0f,
                "options.dropout_p is %g: expected 0 <= p < 1", (double)o->dropout_p);
     FA_REQUIRE(o->threads >= 0,
@@ -503,6 +507,7 @@ static void set_options(const fa_arguments *a, fa_problem *p)
     p->diagonal = o->diagonal;
     p->window_left = window ? o->window_left : -1;
     p->window_right = window ? o->window_right : -1;
+    p->attention_chunk = o->attention_chunk;
     p->alibi_slopes = o->alibi_slopes;
     p->alibi_batch_stride = o->alibi_batch_stride;
     p->sinks = o->sinks;
@@ -1534,6 +1539,7 @@ static const struct unused_option {
     UNUSED(num_sequences), UNUSED(cu_seqlens_q), UNUSED(cu_seqlens_k), UNUSED(seqlens_q),
     UNUSED(seqlens_k), UNUSED(max_seqlen_q), UNUSED(max_seqlen_k), UNUSED(block_table),
     UNUSED(block_table_stride), UNUSED(q_descale), UNUSED(k_descale), UNUSED(v_descale),
+    UNUSED(attention_chunk),
 #undef UNUSED
     /* clang-format on */
 };

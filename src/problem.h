@@ -43,6 +43,7 @@ typedef struct fa_problem {
     bool causal, diagonal_given, deterministic, batch_invariant;
     int64_t diagonal;                  /* if diagonal_given; else n_k - n_q of each sequence */
     int64_t window_left, window_right; /* -1: no limit */
+    int64_t attention_chunk;           /* 0: none */
 
     fa_view bias; /* (batch, head, query, key); broadcast axes have stride 0 */
     fa_view mask;

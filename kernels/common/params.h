@@ -56,6 +56,8 @@ typedef struct fa_attention_params {
 
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
+
+    int64_t attention_chunk; /* 0: none; only kernels with HAS_ATTENTION_CHUNKS look at it */
 } fa_attention_params;
 
 #endif

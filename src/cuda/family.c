@@ -108,6 +108,13 @@ bool fa_cuda_refuse_rows(const fa_problem *p, int64_t max, char *why, size_t siz
     return true;
 }
 
+bool fa_cuda_refuse_options(const fa_problem *p, char *why, size_t size)
+{
+    if (!p->attention_chunk) return false;
+    fa_cuda_say(why, size, "options.attention_chunk is %" PRId64, p->attention_chunk);
+    return true;
+}
+
 bool fa_cuda_refuse_block_strides(const fa_problem *p, char *why, size_t size)
 {
     const struct {

@@ -57,6 +57,9 @@ const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first, int la
 bool fa_cuda_refuse_dtypes(const fa_problem *problem, bool bfloat, char *why, size_t size);
 bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t max, char *why, size_t size);
 
+/* Options of which only kernels on FMA units know: attention_chunk. */
+bool fa_cuda_refuse_options(const fa_problem *problem, char *why, size_t size);
+
 /* A batch-invariant choice must not depend on whether an item comes alone: then the axis of the batch has extent 1, and its
  * stride does not count. So TMA must be able to use it in any case, of q, k, v, and dout if there is one. */
 bool fa_cuda_refuse_block_strides(const fa_problem *problem, char *why, size_t size);

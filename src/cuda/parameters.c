@@ -57,6 +57,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->diagonal = p->diagonal;
     params->window_left = p->window_left;
     params->window_right = p->window_right;
+    params->attention_chunk = p->attention_chunk;
     params->alibi_slopes = p->alibi_slopes;
     params->alibi_batch_stride = p->alibi_batch_stride;
     params->sinks = p->sinks;

@@ -550,6 +550,12 @@ static void test_ranges(void)
     REFUSES(forward, s.o.scale = -INFINITY, "options.scale is -inf", "expected a finite number");
     REFUSES(forward, s.o.softcap = -1.5f, "options.softcap is -1.5",
             "expected 0 (none) or a finite number above 0");
+    REFUSES(forward, s.o.attention_chunk = -1, "options.attention_chunk is -1",
+            "expected 1 to 2^60 positions, or 0");
+    REFUSES(backward, s.o.attention_chunk = INT64_MAX,
+            "options.attention_chunk is 9223372036854775807", "expected 1 to 2^60 positions");
+    REFUSES(decode, s.o.attention_chunk = INT64_MIN,
+            "options.attention_chunk is -9223372036854775808", "or 0 for no chunks");
     REFUSES(forward, s.o.softcap = INFINITY, "options.softcap is inf", "finite number above 0");
     REFUSES(forward, s.o.softcap = NAN, "options.softcap is ", "nan", "finite number above 0");
     REFUSES(forward, s.o.flags = FA_DIAGONAL; s.o.diagonal = ((int64_t)1 << 62) + 1,
@@ -947,6 +953,7 @@ static void test_unused_by_combine(void)
 {
     COMBINE_REFUSES(scale, 1.0f);
     COMBINE_REFUSES(softcap, 2.0f);
+    COMBINE_REFUSES(attention_chunk, 4);
     COMBINE_REFUSES(diagonal, 1);
     COMBINE_REFUSES(window_left, 1);
     COMBINE_REFUSES(window_right, 1);

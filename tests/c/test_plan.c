@@ -150,6 +150,22 @@ static void set_dtype(fa_problem *p, fa_dtype dtype)
     p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
 }
 
+/* Tensor cores refuse chunked attention by name; the FMA units do it. */
+static void test_chunks(void)
+{
+    for (int i = 0; i < DEVICES; i++) {
+        char why[320] = "";
+        fa_cuda_plan plan;
+        fa_problem p = make_problem(2, 8, 300, 64, 64);
+        set_dtype(&p, FA_FLOAT16);
+        p.attention_chunk = 100;
+        CHECK(fa_cuda_plan_make(&p, &devices[i], NULL, &plan, why, sizeof why) &&
+                  plan.launches[0].variant == FA_VARIANT_forward_simt_d64 &&
+                  strstr(plan.passed_over, "options.attention_chunk is 100"),
+              "%s: %s", devices[i].name, plan.passed_over);
+    }
+}
+
 /* Head dims above 512: of forward the FMA units alone. */
 static void test_latent(void)
 {
@@ -480,6 +496,7 @@ int main(void)
     test_packed_shares();
     test_refusals();
     test_latent();
+    test_chunks();
     test_tensor_cores();
     test_forms();
     test_shares();

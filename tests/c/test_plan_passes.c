@@ -223,6 +223,8 @@ static void test_refused(void)
     fa_problem p = plain;
     p.block_table = table;
     check_refused(&p, &fa_cuda_backward_simt, "block_table is given");
+    p = plain, p.attention_chunk = 64;
+    check_refused(&p, &fa_cuda_backward_simt, "options.attention_chunk is 64");
     p = plain, p.d = 257;
     check_refused(&p, &fa_cuda_backward_sm80, "the head dims are 257 and 64");
     p = plain, p.dk.dtype = FA_FLOAT32;
