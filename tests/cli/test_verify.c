@@ -5,9 +5,9 @@
 
 #include "harness.h"
 
-static const char *const classes[] = {"empty",      "unused",  "lengths", "strides",
-                                      "tails",      "masks",   "split",   "grid",
-                                      "invariance", "dropout", "wide",    "bias", "peaked"};
+static const char *const classes[] = {
+    "empty",      "unused",  "lengths", "strides", "tails",  "masks",     "split",  "grid",
+    "invariance", "dropout", "wide",    "bias",    "chunks", "quantized", "latent", "peaked"};
 
 /* A few problems of each class, and the line that counts them. */
 static void test_classes(void)
