@@ -33,10 +33,12 @@ static int count_smem(const fa_variant *v)
 
 static int64_t block_keys(const fa_variant *v) { return (int64_t)v->warps * v->keys; }
 
-/* Queries of a sequence: of packed ones the average, rounded up. */
+/* Queries of a sequence: of packed ones the average, rounded up. Where results may not depend on the batch, it does not
+ * count. */
 static int64_t count_queries(const fa_problem *p)
 {
     if (!p->cu_seqlens_q) return p->n_q;
+    if (p->batch_invariant) return 1;
     return p->batch > 0 ? fa_cuda_count_tiles(p->rows_q, p->batch) : 0;
 }
 
@@ -50,6 +52,10 @@ static int64_t group_size(const fa_problem *p)
 static bool refuse_queries(const fa_problem *p, int64_t most, char *why, size_t size)
 {
     const int64_t queries = count_queries(p), group = group_size(p);
+    if (p->pass == FA_PASS_FORWARD && p->cu_seqlens_q && p->batch_invariant) {
+        fa_cuda_say(why, size, "options.cu_seqlens_q is set, and FA_BATCH_INVARIANT");
+        return true;
+    }
     if (queries <= 1 || queries <= most / group) return false;
     fa_cuda_say(why, size,
                 "q has %" PRId64 " queries a sequence and %" PRId64
@@ -228,19 +234,16 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
-/* Of the narrowest variants that are wide enough, the first one with room for all rows of a sequence, or the last one. Where
- * results may not depend on the batch, the number of packed queries does not count. */
+/* Of the narrowest variants that are wide enough, the first one with room for all rows of a sequence, or the last one. */
 static const fa_variant *find_variant(const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const int64_t queries = p->batch_invariant && p->cu_seqlens_q ? 1 : count_queries(p);
+    const int64_t rows = group_size(p) * count_queries(p);
     const fa_variant *found = NULL;
     for (int i = FA_FIRST_decode_sm80; i < FA_END_decode_sm80; i++) {
         const fa_variant *v = &fa_variants[i];
         if (!takes(v, p, dim)) continue;
-        if (found &&
-            (v->head_dim > found->head_dim || group_size(p) * queries <= found->group_rows))
-            break;
+        if (found && (v->head_dim > found->head_dim || rows <= found->group_rows)) break;
         found = v;
     }
     return found;

@@ -509,6 +509,20 @@ static void test_invariant_parts(void)
               "%d parts of %lld keys, and %d", (int)one.launches[0].decode.parts, (long long)n_k,
               (int)many.launches[0].decode.parts);
     }
+    static const int32_t cu[101] = {0};
+    fa_problem p = make_decode(1, 32, 8, 1000, 128);
+    p.batch_invariant = true;
+    p.cu_seqlens_q = p.cu_seqlens_k = cu;
+    p.rows_q = p.n_q = 500; /* of one sequence; or of 100 */
+    const fa_cuda_plan one = asked_plan(&p, &devices[H200]);
+    p.batch = 100;
+    const fa_cuda_plan many = asked_plan(&p, &devices[H200]);
+    CHECK(one.family == &fa_cuda_decode && many.family == &fa_cuda_decode &&
+              one.launches[0].variant == many.launches[0].variant &&
+              one.launches[0].decode.queries == many.launches[0].decode.queries,
+          "packed: %s, and %s", name_of(&one), name_of(&many));
+    p.pass = FA_PASS_FORWARD;
+    CHECK(asked_plan(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
 }
 
 /* Without words the plan is the same. */
