@@ -14,8 +14,13 @@
 /* Positions and rows are counted in 32 bits, and a tile more. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* Keys of a part, at least: what a part's results cost, written and read, is then a few hundredths of its keys. */
-enum { LEAST_KEYS = 256 };
+/* Keys of a part, at least: what a part's results cost, written and read, is then some hundredths of its keys. Where there
+ * are blocks enough for one round, of more of them. */
+enum { LEAST_KEYS = 256, LEAST_KEYS_OF_ROUNDS = 512 };
+
+/* Where memory bounds the rate, multiprocessors get unequal shares of it: with one round of blocks, equally long, some
+ * end a third later than others. With so many rounds the last one is short. */
+enum { ROUNDS = 6 };
 
 /* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as long have so many keys. */
 enum { INVARIANT_KEYS = 512 };
@@ -119,23 +124,21 @@ static int64_t count_keys(const fa_problem *p, const fa_cuda_plan_launch *l)
     return span < p->n_k ? span : p->n_k;
 }
 
-/* How full the device is on average while so many blocks run in rounds. */
-static double occupancy(int64_t blocks, int64_t room)
+static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
 {
-    return (double)blocks / (double)(fa_cuda_count_tiles(blocks, room) * room);
+    const int64_t fitting = keys / least;
+    if (parts > fitting) parts = fitting;
+    if (parts > FA_DECODE_PARTS) parts = FA_DECODE_PARTS;
+    return parts < 1 ? 1 : parts;
 }
 
-/* As many parts as there is room for on the device, if one round of blocks has room for all; else the fewest
- * with which the rounds are nearly as full as they can be (the rule of FlashAttention's num_splits_heuristic). */
-static int64_t find_parts(int64_t tasks, int64_t room, int64_t most)
+/* room: blocks that the device has room for. */
+static int64_t find_parts(int64_t tasks, int64_t room, int64_t keys)
 {
-    double best = 0;
-    if (tasks * most <= room) return most;
-    for (int64_t parts = 1; parts <= most; parts++)
-        if (occupancy(tasks * parts, room) > best) best = occupancy(tasks * parts, room);
-    int64_t parts = 1;
-    while (occupancy(tasks * parts, room) < 0.85 * best) parts++;
-    return parts;
+    const int64_t one_round = clamp_parts(room / tasks, keys, LEAST_KEYS);
+    const int64_t rounds =
+        clamp_parts(fa_cuda_count_tiles(ROUNDS * room, tasks), keys, LEAST_KEYS_OF_ROUNDS);
+    return one_round > rounds ? one_round : rounds;
 }
 
 static int64_t count_room(const fa_cuda_device *device, const fa_variant *v)
@@ -156,14 +159,14 @@ static int64_t least_keys(const fa_problem *p)
 static int64_t count_parts(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                            const fa_cuda_plan_launch *l)
 {
-    const int64_t keys = p->batch_invariant ? p->n_k : count_keys(p, l);
-    const int64_t fitting = fa_cuda_count_tiles(keys, least_keys(p));
-    const int64_t most = at_least_one(fitting < FA_DECODE_PARTS ? fitting : FA_DECODE_PARTS);
-    if (p->batch_invariant || l->tasks == 0) return most;
-    const int64_t parts = find_parts(l->tasks, count_room(device, v), most);
-    const int64_t fewest = fa_cuda_count_tiles(keys, MOST_KEYS);
-    if (!fa_cuda_has_own_lengths(p) || parts >= fewest) return parts;
-    return fewest < most ? fewest : most;
+    const int64_t keys = count_keys(p, l);
+    if (p->batch_invariant)
+        return clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
+    if (l->tasks == 0) return 1;
+    const int64_t parts = find_parts(l->tasks, count_room(device, v), keys);
+    if (!fa_cuda_has_own_lengths(p)) return parts;
+    const int64_t fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
+    return parts > fewest ? parts : fewest;
 }
 
 void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)

@@ -464,13 +464,16 @@ static void test_decode_parts(void)
         int64_t batch, heads_q, heads_kv, n_k, d;
         int variant, tasks, parts;
     } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32},
-                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 43},
-                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3},
-                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 2},
-                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 2},
-                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1},
-                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 11},
-                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3},
+                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 128},
+                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 16},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 3},
+                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 32},
+                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 19},
+                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24},
+                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1},
+                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1},
                  {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_decode(cases[i].batch, cases[i].heads_q, cases[i].heads_kv,
@@ -493,6 +496,16 @@ static void test_decode_parts(void)
                        : (size_t)(l->tasks * l->decode.parts * rows * (v->head_dim + 4)) * 4),
               "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
     }
+}
+
+/* Many sequences are cut all the same where one may be long. */
+static void test_own_lengths(void)
+{
+    static const int32_t lengths[4096] = {0};
+    fa_problem p = make_decode(4096, 32, 8, 131072, 128);
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 1, "lengths are known");
+    p.seqlens_k = lengths;
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 16, "lengths are not");
 }
 
 /* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
@@ -609,6 +622,7 @@ int main(void)
     test_asked();
     test_asked_only();
     test_decode_parts();
+    test_own_lengths();
     test_invariant_parts();
     test_without_words();
     test_params_are_written();
