@@ -93,11 +93,10 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device,
-                     const fa_cuda_family *asked)
+static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device, bool asked)
 {
     const int architecture = fa_cuda_architecture(device);
-    if (family->asked_only && family != asked) return false;
+    if (family->asked_only && !asked) return false;
     return architecture >= family->oldest && architecture <= family->newest;
 }
 
@@ -117,7 +116,7 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
 {
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         fa_cuda_plan other;
-        if (!is_tried(families[p->pass][i], device, NULL)) continue;
+        if (!is_tried(families[p->pass][i], device, false)) continue;
         fa_cuda_plan_begin(device, families[p->pass][i], &other);
         if (families[p->pass][i]->plan(p, device, &other, NULL, 0) &&
             other.workspace_bytes > plan->workspace_bytes)
@@ -132,7 +131,7 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
     if (asked && !asked->asked_only) return plan_asked(p, device, asked, plan, why, size);
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
-        if (!is_tried(family, device, asked)) continue;
+        if (!is_tried(family, device, family == asked)) continue;
         fa_cuda_plan_begin(device, family, plan);
         if (family->plan(p, device, plan, why, size)) {
             if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, i + 1, plan);
