@@ -28,7 +28,8 @@ enum { INVARIANT_KEYS = 512 };
 /* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not keep few blocks busy. */
 enum { MOST_KEYS = 8192 };
 
-/* Rows of a batch item's queries in a forward pass: beyond, keys are read so often that the forward kernels are for it. */
+/* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
+ * take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128 };
 
 static int count_smem(const fa_variant *v)

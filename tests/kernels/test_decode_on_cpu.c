@@ -149,8 +149,10 @@ static int run_random_problems(int64_t first, int64_t end)
                                            RANDOM_STRIDES, RANDOM_EMPTY,      RANDOM_TAILS,
                                            RANDOM_SPLIT,   RANDOM_INVARIANCE, RANDOM_PEAKED};
     int done = 0;
-    for (int64_t number = first; number < end; number++) {
-        random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
+    int64_t number = first;
+    random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
+    if (first == 0) run_known_problems(&settings, &number);
+    for (; number < end; number++) {
         settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
         settings.few_queries = true;
         settings.tiles = settings.focus != RANDOM_TAILS && number % 2;
