@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One query on a long cache: the family `decode` of kernels beside the forward kernels.
+"""Few queries on a long cache: the family `decode` of kernels beside the forward kernels.
 
     python3 bench/decode.py [--library build/libflashattn.so] [--cells 0,3] [--pages 0,1,16,64,256]
-                            [--families decode,default] [--rounds 9]
+                            [--queries 1] [--families decode,default] [--rounds 9]
 
 The shapes of docs/kernels/decode.md, bfloat16, contiguous (page 0) and in pages, with lengths on the
-device. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
+device; several queries of a sequence are its last ones, with a causal mask. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
 second-level cache. FA_CUDA_KERNEL is read once in a process, so each family has one of its own, and
 each cell its turn. Each result is compared with float32 arithmetic by PyTorch, for the first and the
 last sequence. Rates are GB/s of keys and values.
@@ -37,6 +37,7 @@ def parsed(arguments=None):
     add("--library", type=pathlib.Path, default=ROOT / "build" / "libflashattn.so")
     add("--cells", default=",".join(map(str, range(len(CELLS)))))
     add("--pages", default="0,1,16,64,256")
+    add("--queries", type=int, default=1)
     add("--families", default="decode,default")
     add("--rounds", type=int, default=9)
     add("--one", help=argparse.SUPPRESS)  # in the process of a family: cell, page
@@ -55,11 +56,13 @@ def parsed(arguments=None):
 
 
 def expected(torch, q, k, v):
-    """The results of one sequence: q (heads, dim), k and v (keys, heads_kv, dim)."""
-    group = q.shape[0] // k.shape[1]
+    """The results of one sequence: q (queries, heads, dim), k and v (keys, heads_kv, dim)."""
+    group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
-    scores = torch.einsum("hd,nhd->hn", q.float(), keys) / math.sqrt(q.shape[1])
-    return torch.einsum("hn,nhd->hd", scores.softmax(-1), values)
+    scores = torch.einsum("qhd,nhd->hqn", q.float(), keys) / math.sqrt(q.shape[2])
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+    scores.masked_fill_(hidden.triu(k.shape[0] - q.shape[0] + 1), -math.inf)
+    return torch.einsum("hqn,nhd->qhd", scores.softmax(-1), values)
 
 
 def in_pages(torch, cache, page):
@@ -78,7 +81,7 @@ def in_pages(torch, cache, page):
 def make_call(torch, fa, library, q, cache, page, lengths):
     """A decode call ready to be captured, and its results."""
     out = torch.empty_like(q)
-    options = {"seqlens_k": lengths, "device": fa.CUDA}
+    options = {"seqlens_k": lengths, "device": fa.CUDA, "causal": True}
     if page:
         cache, table = in_pages(torch, cache, page)
         options.update(block_table=table, block_table_stride=table.shape[1])
@@ -121,7 +124,7 @@ def measure(args):
     sys.path.insert(0, str(ROOT / "bench"))
     import flashattn_ctypes as fa
     if not torch.cuda.is_available():
-        raise SystemExit(2)
+        raise SystemExit("PyTorch sees no CUDA device")
     number, page = map(int, args.one.split(","))
     batch, heads, heads_kv, keys, dim, _ = CELLS[number]
     library = fa.Library(args.library)
@@ -132,15 +135,15 @@ def measure(args):
     def random(*shape):
         return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
-    q = random(batch, 1, heads, dim)
+    q = random(batch, args.queries, heads, dim)
     lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
     caches = [[random(batch, keys, heads_kv, dim) for _ in range(2)] for _ in range(copies)]
     made = [make_call(torch, fa, library, q, cache, page, lengths) for cache in caches]
     made[0][0]()
     torch.cuda.synchronize()
-    error = max(float((made[0][1][b, 0].float() - want).norm() / want.norm())
+    error = max(float((made[0][1][b].float() - want).norm() / want.norm())
                 for b in {0, batch - 1}
-                for want in [expected(torch, q[b, 0], caches[0][0][b], caches[0][1][b])])
+                for want in [expected(torch, q[b], caches[0][0][b], caches[0][1][b])])
     us = time_calls(torch, [call for call, _ in made], args.rounds)
     print(json.dumps({"us": us, "rate": kv_bytes / us / 1e3, "error": error,
                       "kernel": made[0][0].describe()}))
@@ -156,7 +159,7 @@ def run_one(args, family, cell, page):
     if FAMILIES[family]:
         environment["FA_CUDA_KERNEL"] = FAMILIES[family]
     command = [sys.executable, __file__, "--library", str(args.library),
-               "--rounds", str(args.rounds), "--one", f"{cell},{page}"]
+               "--rounds", str(args.rounds), "--queries", str(args.queries), "--one", f"{cell},{page}"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if run.returncode == 0:
         return json.loads(run.stdout.splitlines()[-1])
@@ -191,7 +194,7 @@ def main():
                 wrong += not right
                 texts.append(f"{found['rate']:.0f} ({found['us']:.1f})"
                              + ("" if right else f" WRONG: error {found['error']:.2g}"))
-            bar = CELLS[cell][5] if page == 0 else ""
+            bar = CELLS[cell][5] if page == 0 and args.queries == 1 else ""
             print(f"| {name_of(cell)} | {page or 'none'} | {bar} | {' | '.join(texts)} |", flush=True)
     return 1 if wrong else 2 if failed else 0
 
