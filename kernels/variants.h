@@ -162,6 +162,22 @@ VARIANT(forward_simt_d512, .file = "forward_simt/forward_simt", .kernel = "forwa
         .element = FA_ELEMENT_FLOAT32, .head_dim = 512, .keys = 32, .chunk = 128, .rows = 2)
 END(forward, simt)
 
+FAMILY(decode, sm80)
+/* A work tile's rows are query heads that share keys, and a few queries. */
+VARIANT_16BIT(decode_sm80_d64, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 64, .options = FA_DECODE_BY_ROWS, .warps = 4, .group_rows = 16,
+              .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT_16BIT(decode_sm80_d128, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 128, .options = FA_DECODE_BY_ROWS, .warps = 4, .group_rows = 16,
+              .keys = 16, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm80_d128, _rows32, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 128, .options = 0, .warps = 4, .group_rows = 32,
+              .keys = 16, .stages = 2, .static_smem = 256, .blocks = 2)
+VARIANT_16BIT(decode_sm80_d256, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 256, .options = 0, .warps = 2, .group_rows = 16,
+              .keys = 16, .stages = 2, .static_smem = 256, .blocks = 2)
+END(decode, sm80)
+
 FAMILY(backward_prepare, sm90)
 VARIANT_16BIT(backward_sm90_prepare_d64, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
               .head_dim = 64)

@@ -11,70 +11,13 @@
 #define FA_KERNELS_FORWARD_SM80_RECOMPUTE_CUH
 
 #include "common/params.h"
-#include "common/mma.cuh"
-#include "common/x2.cuh"
 #include "forward_sm80/layout.cuh"
+#include "common/nonfinite_values.cuh"
 #include "forward_sm80/multiply.cuh"
 #include "forward_sm80/scheduler.cuh"
 #include "forward_sm80/scores.cuh"
-#include "ptx/ldmatrix.cuh"
 
-/* A number 1 in each half that is not finite, except the infinity of sign `without`; 0 in the others. */
-FA_DEVICE uint32_t mark_x2(uint32_t x2, uint32_t without)
-{
-    const uint32_t other = x2 ^ (FA_X2_EXPONENTS | without);
-    return FA_X2_ONES & fa_x2_spread(fa_x2_not_finite(x2)) &
-           fa_x2_spread(fa_x2_not_zero(other) | (other & 0x80008000u));
-}
-
-/* A number 1 in each half that is not 0. */
-FA_DEVICE uint32_t mark_weights(uint32_t x2)
-{
-    return FA_X2_ONES & fa_x2_spread(fa_x2_not_zero(x2));
-}
-
-/* O += P V of 16 keys and of finite values. v: the address of this lane's fragments of these keys. */
-FA_DEVICE void add_finite_values(fa_output *o, uint32_t a[M_TILES][4], uint32_t v)
-{
-#pragma unroll
-    for (int block = 0; block < D_TILES / 2; block++) {
-        uint32_t b[4];
-        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
-#pragma unroll
-        for (int i = 0; i < 4; i++) b[i] &= ~fa_x2_spread(fa_x2_not_finite(b[i]));
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-            fa_mma(o->at[m][2 * block], a[m], b[0], b[1]);
-            fa_mma(o->at[m][2 * block + 1], a[m], b[2], b[3]);
-        }
-    }
-}
-
-/* Adds infinity, or minus infinity, to elements for which one of these keys' values is that or NaN and has a
- * weight other than 0. marks: mark_weights of the weights. */
-FA_DEVICE void add_infinities(fa_output *o, uint32_t marks[M_TILES][4], uint32_t v, bool negative)
-{
-    const uint32_t without = negative ? 0 : 0x80008000u;
-    const float infinity = negative ? -INFINITY : INFINITY;
-#pragma unroll
-    for (int block = 0; block < D_TILES / 2; block++) {
-        uint32_t b[4];
-        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
-#pragma unroll
-        for (int i = 0; i < 4; i++) b[i] = mark_x2(b[i], without);
-#pragma unroll
-        for (int i = 0; i < M_TILES * 2; i++) {
-            float count[4] = {0.0f};
-            fa_mma(count, marks[i / 2], b[i % 2 * 2], b[i % 2 * 2 + 1]);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (count[e] > 0.0f) o->at[i / 2][2 * block + i % 2][e] += infinity;
-        }
-    }
-}
-
-/* O += P V with values that are not finite: products of the finite ones, then infinities of both signs, whose
- * sum is NaN. The weights are in local memory: this rare path must not take registers from the others. */
+/* O += P V with values that are not finite. The weights are in local memory: this rare path must not take registers from the others. */
 FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
 {
     uint32_t waiting[KEY_STEPS][M_TILES][4];
@@ -89,11 +32,7 @@ FA_DEVICE void add_nonfinite_values(fa_output *o, const fa_weights *p, uint32_t 
 #pragma unroll
         for (int i = 0; i < M_TILES * 4 && SPLIT == 1; i++)
             a[i / 4][i % 4] = waiting[step][i / 4][i % 4];
-        add_finite_values(o, a, values);
-#pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) a[i / 4][i % 4] = mark_weights(a[i / 4][i % 4]);
-#pragma unroll 1
-        for (int negative = 0; negative < 2; negative++) add_infinities(o, a, values, negative);
+        fa_add_values_carefully(o->at, a, values);
     }
 }
 

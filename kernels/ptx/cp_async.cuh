@@ -18,6 +18,12 @@ FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
                  : "memory");
 }
 
+/* Ends a group of this thread's copies, which may be none. */
+FA_DEVICE void ptx_cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Waits for all groups of this thread but the last `pending` ones, a constant. */
+#define ptx_cp_async_wait(pending) asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory")
+
 /* Waits for all copies of this thread. Other threads see them after a barrier. */
 FA_DEVICE void ptx_cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

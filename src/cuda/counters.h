@@ -34,7 +34,8 @@ typedef struct fa_cuda_counter {
     void *shared;   /* of this module */
 } fa_cuda_counter;
 
-/* The counter for one launch on the stream; count: how many the kernel has. */
+/* The counter for one launch on the stream; count: how many the kernel has. Kernels whose launches are captured name the
+ * same count, of which the first one decides; one with fewer counters than that looks at the number it gets. */
 fa_cuda_counter fa_cuda_counter_take(void *stream, int32_t count);
 
 /* To be called when the launch has been queued, or has failed. */

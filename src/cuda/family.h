@@ -14,6 +14,10 @@ struct fa_cuda_family {
      * passed over. */
     int oldest, newest;
 
+    /* It is tried only if the environment asks for it, and then before the others: its speed has not been
+     * measured yet. Without this line it is tried always. */
+    bool asked_only;
+
     /* Adds launches to the plan, which has none, and sets arithmetic and workspace_bytes. False if it cannot do the
      * problem; why, if it is not NULL, then names the argument and its value: "q.dtype is float32". */
     bool (*plan)(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -21,8 +25,8 @@ struct fa_cuda_family {
 };
 
 extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_forward_sm75,
-    fa_cuda_forward_simt, fa_cuda_backward_sm90, fa_cuda_backward_sm80, fa_cuda_backward_simt,
-    fa_cuda_weights_simt;
+    fa_cuda_forward_simt, fa_cuda_decode, fa_cuda_backward_sm90, fa_cuda_backward_sm80,
+    fa_cuda_backward_simt, fa_cuda_weights_simt;
 
 enum {
     /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). A variant may say less. */

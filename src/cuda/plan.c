@@ -10,10 +10,11 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. The last one does every problem. */
-enum { MAX_FAMILIES = 4 };
+enum { MAX_FAMILIES = 5 };
 #define FORWARD                                                                                    \
     {                                                                                              \
-        &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75, &fa_cuda_forward_simt \
+        &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,      \
+            &fa_cuda_forward_simt                                                                  \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
@@ -92,9 +93,10 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
+static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device, bool asked)
 {
     const int architecture = fa_cuda_architecture(device);
+    if (family->asked_only && !asked) return false;
     return architecture >= family->oldest && architecture <= family->newest;
 }
 
@@ -114,7 +116,7 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
 {
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         fa_cuda_plan other;
-        if (!is_tried(families[p->pass][i], device)) continue;
+        if (!is_tried(families[p->pass][i], device, false)) continue;
         fa_cuda_plan_begin(device, families[p->pass][i], &other);
         if (families[p->pass][i]->plan(p, device, &other, NULL, 0) &&
             other.workspace_bytes > plan->workspace_bytes)
@@ -143,10 +145,10 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
 {
     plan->passed_over[0] = 0;
     if (refuse_caches(p, why, size)) return false;
-    if (asked) return plan_asked(p, device, asked, plan, why, size);
+    if (asked && !asked->asked_only) return plan_asked(p, device, asked, plan, why, size);
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
-        if (!is_tried(family, device)) continue;
+        if (!is_tried(family, device, family == asked)) continue;
         fa_cuda_plan_begin(device, family, plan);
         if (family->plan(p, device, plan, why, size)) {
             if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, i + 1, plan);
@@ -183,6 +185,11 @@ static void append_launch(text *t, const fa_problem *p, const fa_cuda_plan_launc
     append(t, "%" PRIu32 " blocks of %" PRIu32 " threads", l->grid, l->threads);
 }
 
+static void append_parts(text *t, const fa_cuda_plan_launch *l)
+{
+    append(t, ", keys in at most %d part%s", (int)l->decode.parts, l->decode.parts == 1 ? "" : "s");
+}
+
 /* One launch: "NAME: arithmetic, tiles, blocks"; several: "NAME (tiles, blocks), ...: arithmetic". */
 void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
                            const fa_cuda_plan *plan, char *to, size_t size)
@@ -206,6 +213,9 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
         append_launch(&t, p, &plan->launches[0]);
     }
     append(&t, " on sm_%d%d", (int)device->major, (int)device->minor);
-    if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split yet");
+    if (plan->family == &fa_cuda_decode) append_parts(&t, &plan->launches[0]);
+    else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split yet");
+    if (plan->family && plan->family->asked_only)
+        append(&t, ", which %s asks for: not measured yet", variables[p->pass]);
     append(&t, "%s", plan->passed_over);
 }

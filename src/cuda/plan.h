@@ -48,6 +48,11 @@ typedef struct fa_cuda_sm80_launch {
     int64_t causal_pairs, full_heads;
 } fa_cuda_sm80_launch;
 
+/* Of decode_sm80: as in fa_decode_params. */
+typedef struct fa_cuda_decode_launch {
+    int32_t heads, queries, chunks, parts, least;
+} fa_cuda_decode_launch;
+
 /* Of backward_sm90. */
 typedef struct fa_cuda_backward_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and dout */
@@ -95,6 +100,7 @@ struct fa_cuda_plan_launch {
     union { /* what the family of the variant alone knows; nothing where it is not named here */
         fa_cuda_sm90_launch sm90;
         fa_cuda_sm80_launch sm80;
+        fa_cuda_decode_launch decode;
         fa_cuda_backward_sm90_launch backward_sm90;
         fa_cuda_backward_sm80_launch backward_sm80;
     };
@@ -117,10 +123,11 @@ struct fa_cuda_plan {
  * particular. False if there is none of that name; why then says so in a sentence. */
 bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why, size_t size);
 
-/* The forward family of that name, "sm90", "sm80", "sm75" or "simt"; NULL: there is none. */
+/* The forward family of that name, "sm90", "sm80", "sm75", "simt" or "decode"; NULL: there is none. */
 const fa_cuda_family *fa_cuda_find_family(const char *name);
 
-/* A problem's plan. asked: the only family that may do it; NULL: the fastest that can.
+/* A problem's plan. asked: the only family that may do it, or, if it is one that is used only where it is asked for, the first
+ * one that is tried; NULL: the fastest that can.
  * False if no kernel can; why then says so in a sentence that names the argument. With why NULL no refusal is
  * worded, which costs more than the plan: passed_over stays empty. */
 bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,

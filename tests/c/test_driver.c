@@ -17,8 +17,11 @@
 #include "cuda/checks.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/driver.h"
+#include "cuda/family.h"
 #include "cuda/images.h"
+#include "cuda/plan_decode.h"
 #include "fake_cuda.h"
+#include "gpus.h"
 
 static fake_cuda_record *record; /* of the fake that is open */
 
@@ -515,6 +518,85 @@ static void test_captured_counters(void)
     CHECK(counter_of(0) == 0, "the stream's own");
 }
 
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+/* How many launches a decode call of so many sequences takes, whose keys are cut into parts; -1: it fails. */
+static int count_decode_launches(void *kernel, int64_t batch, int64_t parts)
+{
+    static char memory[64];
+    const fa_view view = {.data = memory, .dtype = FA_FLOAT16, .stride = {64, 64, 64, 1}};
+    const fa_problem p = {.pass = FA_PASS_DECODE,
+                          .batch = batch,
+                          .heads_q = 8,
+                          .heads_kv = 2,
+                          .n_q = 1,
+                          .n_k = 4096,
+                          .rows_q = 1,
+                          .rows_k = 4096,
+                          .d = 64,
+                          .d_v = 64,
+                          .q = view,
+                          .k = view,
+                          .v = view,
+                          .out = view,
+                          .window_left = -1,
+                          .window_right = -1,
+                          .workspace = memory};
+    const fa_cuda_call call = {.problem = &p, .stream = stream_number(1)};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
+    char why[200] = "";
+    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode, &plan, why, sizeof why) ||
+        plan.family != &fa_cuda_decode)
+        return -1;
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    const int before = record->launches;
+    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
+    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
+    const int count = record->launches - before;
+    const int64_t tiles = 2 * batch;
+    CHECK(record->last.grid[0] == (count == 1 ? tiles * parts : tiles), "%u blocks",
+          record->last.grid[0]);
+    return count;
+}
+
+/* One launch, or two where nothing tells a block that it is the last one of its sequence. */
+static void test_decode_launches(void)
+{
+    fa_cuda_fault fault;
+    void *kernel;
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    CHECK(count_decode_launches(kernel, 4, 7) == 1, "the last block merges");
+    CHECK(count_decode_launches(kernel, FA_DECODE_COUNTERS / 2, 7) == 1, "as many as are counted");
+    CHECK(count_decode_launches(kernel, FA_DECODE_COUNTERS / 2 + 1, 7) == 2, "too many");
+    CHECK(count_decode_launches(kernel, FA_DECODE_COUNTERS, 1) == 1, "keys are not cut");
+    setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
+    CHECK(count_decode_launches(kernel, 4, 7) == 2, "without counters");
+    setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx=1", 1);
+    CHECK(count_decode_launches(kernel, 4, 7) == -1, "a launch that fails");
+    unsetenv("FAKE_CUDA_FAIL");
+}
+
+/* The kernel has fewer sets of counters than there are numbers for captured calls. */
+static void test_captured_decode(void)
+{
+    enum { SETS = FA_DECODE_COUNTER_SETS - FA_CUDA_STREAM_COUNTERS };
+    fa_cuda_fault fault;
+    void *kernel;
+    int two = 0;
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    CHECK(count_decode_launches(kernel, 4, 7) == 1, "before");
+    record->capturing = 1;
+    for (int i = 0; i < SETS; i++) {
+        two += count_decode_launches(kernel, 4, 7) != 1;
+        if (record->num_kept < FAKE_CUDA_KEPT) continue;
+        for (int kept = 0; kept < FAKE_CUDA_KEPT; kept++) free(record->kept[kept].data);
+        record->num_kept = 0; /* graphs that stay */
+    }
+    CHECK(two == 0, "%d of %d captured calls have two launches", two, SETS);
+    CHECK(count_decode_launches(kernel, 4, 7) == 2, "behind the last set of counters");
+}
+
 /* ---- tensor maps ----------------------------------------------------------------------------- */
 
 /* Every element type is the driver's, and boxes are at most 128 bytes wide. */
@@ -880,6 +962,8 @@ static const struct {
     SCENARIO(test_counters),
     SCENARIO(test_shared_counters),
     SCENARIO(test_captured_counters),
+    SCENARIO(test_decode_launches),
+    SCENARIO(test_captured_decode),
     SCENARIO(test_maps),
     SCENARIO(test_map_memory),
     SCENARIO(test_threads),

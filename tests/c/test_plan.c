@@ -449,6 +449,149 @@ static void test_asked(void)
     }
 }
 
+/* A decode problem of the table in docs/kernels/decode.md. */
+static fa_problem make_decode(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t n_k,
+                              int64_t d)
+{
+    fa_problem p = make_problem(batch, heads_q, 1, d, d);
+    set_dtype(&p, FA_BFLOAT16);
+    p.pass = FA_PASS_DECODE;
+    p.heads_kv = heads_kv;
+    p.n_k = p.rows_k = n_k;
+    return p;
+}
+
+static fa_cuda_plan asked_plan(const fa_problem *p, const fa_cuda_device *device)
+{
+    fa_cuda_plan plan;
+    char why[320] = "";
+    CHECK(fa_cuda_plan_make(p, device, &fa_cuda_decode, &plan, why, sizeof why), "%s", why);
+    return plan;
+}
+
+/* The family that is used only where it is asked for comes before the others then, and they do what it cannot. */
+static void test_asked_only(void)
+{
+    static float slopes[8];
+    fa_problem p = make_decode(1, 32, 8, 8192, 128);
+    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    CHECK(plan.family != &fa_cuda_decode && plan.workspace_bytes == 0, "%s unasked",
+          plan.family->name);
+    CHECK(fa_cuda_find_family("decode") == &fa_cuda_decode, "no family decode");
+    CHECK(asked_plan(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
+    CHECK(asked_plan(&p, &devices[T4]).family == plan_of(&p, &devices[T4]).family, "on a T4");
+    fa_problem other[9] = {p, p, p, p, p, p, p, p, p};
+    other[0].dropout_threshold = 1;
+    other[1].d = 257;
+    set_dtype(&other[2], FA_FLOAT32);
+    other[3].n_q = other[3].rows_q = 33;
+    other[4].pass = FA_PASS_FORWARD, other[4].n_q = other[4].rows_q = 9;
+    other[5].d = 192, other[5].alibi_slopes = slopes;
+    other[6].d_v = 130, other[6].bias.data = (char *)slopes;
+    other[7].d_v = 130, other[7].mask.data = (char *)slopes;
+    other[8].n_k = 1LL << 31;
+    static const char *const reasons[] = {
+        "options.dropout_p is set",
+        "the head dim is 257, above 256",
+        "q.dtype is float32",
+        "q has 33 queries a sequence and 4 heads for each of k: expected at most 128 in all",
+        "q has 9 queries a sequence and 4 heads for each of k: expected at most 32 in all",
+        "the head dim is 192 with options.alibi_slopes, above 128",
+        "the head dim is 130 with options.bias, above 128",
+        "the head dim is 130 with options.mask, above 128",
+        "k.shape[1] is 2147483648"};
+    for (int i = 0; i < 9; i++) {
+        char text[300];
+        snprintf(text, sizeof text, "; not decode: %s", reasons[i]);
+        plan = asked_plan(&other[i], &devices[H200]);
+        CHECK(plan.family != &fa_cuda_decode && strstr(plan.passed_over, text), "%d: %s, %s", i,
+              plan.family->name, plan.passed_over);
+    }
+    other[4].n_q = other[4].rows_q = 8;
+    CHECK(asked_plan(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
+}
+
+/* Parts and work tiles of the table in docs/kernels/decode.md, on an H200. */
+static void test_decode_parts(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n_k, d;
+        int variant, tasks, parts;
+    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32},
+                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 128},
+                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 16},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 3},
+                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 32},
+                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 19},
+                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24},
+                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1},
+                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1},
+                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fa_problem p = make_decode(cases[i].batch, cases[i].heads_q, cases[i].heads_kv,
+                                         cases[i].n_k, cases[i].d);
+        const fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        const fa_variant *v = &fa_variants[l->variant];
+        CHECK(l->variant == cases[i].variant && l->tasks == cases[i].tasks &&
+                  l->decode.parts == cases[i].parts,
+              "case %d: %s, %lld work tiles, %d parts", (int)i, name_of(&plan), (long long)l->tasks,
+              (int)l->decode.parts);
+        const int64_t rows = l->decode.heads * l->decode.queries;
+        CHECK(rows <= v->group_rows && l->decode.heads * l->decode.chunks >= p.heads_q / p.heads_kv,
+              "case %d: %d heads of %d tiles, %d queries", (int)i, (int)l->decode.heads,
+              (int)l->decode.chunks, (int)l->decode.queries);
+        CHECK(l->grid == l->tasks * l->decode.parts, "case %d: %u blocks", (int)i, l->grid);
+        CHECK(plan.workspace_bytes ==
+                  (l->decode.parts == 1
+                       ? 0
+                       : (size_t)(l->tasks * l->decode.parts * rows * (v->head_dim + 4)) * 4),
+              "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
+    }
+}
+
+/* Many sequences are cut all the same where one may be long. */
+static void test_own_lengths(void)
+{
+    static const int32_t lengths[4096] = {0};
+    fa_problem p = make_decode(4096, 32, 8, 131072, 128);
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 1, "lengths are known");
+    p.seqlens_k = lengths;
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 16, "lengths are not");
+}
+
+/* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
+static void test_invariant_parts(void)
+{
+    for (int64_t n_k = 1; n_k <= 1 << 20; n_k = n_k * 3 + 1) {
+        fa_problem p = make_decode(1, 32, 8, n_k, 128);
+        p.batch_invariant = true;
+        const fa_cuda_plan one = asked_plan(&p, &devices[H200]);
+        p.batch = p.blocks_q = p.blocks_k = 100;
+        const fa_cuda_plan many = asked_plan(&p, &devices[A100]);
+        CHECK(one.launches[0].decode.parts == many.launches[0].decode.parts &&
+                  one.launches[0].decode.least == many.launches[0].decode.least,
+              "%d parts of %lld keys, and %d", (int)one.launches[0].decode.parts, (long long)n_k,
+              (int)many.launches[0].decode.parts);
+    }
+    static const int32_t cu[101] = {0};
+    fa_problem p = make_decode(1, 32, 8, 1000, 128);
+    p.batch_invariant = true;
+    p.cu_seqlens_q = p.cu_seqlens_k = cu;
+    p.rows_q = p.n_q = 500; /* of one sequence; or of 100 */
+    const fa_cuda_plan one = asked_plan(&p, &devices[H200]);
+    p.batch = 100;
+    const fa_cuda_plan many = asked_plan(&p, &devices[H200]);
+    CHECK(one.family == &fa_cuda_decode && many.family == &fa_cuda_decode &&
+              one.launches[0].variant == many.launches[0].variant &&
+              one.launches[0].decode.queries == many.launches[0].decode.queries,
+          "packed: %s, and %s", name_of(&one), name_of(&many));
+    p.pass = FA_PASS_FORWARD;
+    CHECK(asked_plan(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
+}
+
 /* Without words the plan is the same. */
 static void test_without_words(void)
 {
@@ -507,6 +650,14 @@ static void test_text(void)
     plan = plan_of(&p, &devices[A100]);
     fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
     CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split yet"), "%s", text);
+    p = make_decode(1, 32, 8, 8192, 128);
+    plan = asked_plan(&p, &devices[H200]);
+    fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
+    CHECK(strcmp(text,
+                 "cuda decode decode_sm80_d128_bf16: bfloat16 products (mma.sync), float32 sums, "
+                 "query tile 1, key tile 64, 256 blocks of 128 threads on sm_90, keys in at "
+                 "most 32 parts, which FA_CUDA_KERNEL asks for: not measured yet") == 0,
+          "%s", text);
 }
 
 int main(void)
@@ -526,6 +677,10 @@ int main(void)
     test_shares();
     test_wide();
     test_asked();
+    test_asked_only();
+    test_decode_parts();
+    test_own_lengths();
+    test_invariant_parts();
     test_without_words();
     test_params_are_written();
     test_text();

@@ -2,6 +2,7 @@
 #undef _FORTIFY_SOURCE
 #include "cuda_on_cpu.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,6 +39,7 @@ typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUS
 typedef struct copy {
     uint32_t to;
     const void *from;
+    int group;
 } copy;
 
 typedef struct fiber {
@@ -49,7 +51,7 @@ typedef struct fiber {
     int number;     /* NAMED */
     cuda_wait wait; /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
-    int copies;
+    int copies, copy_groups;           /* on their way; committed */
     copy copy[MOST_COPIES];
 } fiber;
 
@@ -300,6 +302,19 @@ void *cuda_shared_at(uint32_t address, size_t size)
     return (char *)cuda_shared_memory + (address - FIRST_ADDRESS);
 }
 
+/* Lets the copies of groups in front of this one come. */
+static void finish_copies(int group)
+{
+    fiber *f = &here()->fibers[cuda_thread.x];
+    int left = 0;
+    for (int i = 0; i < f->copies; i++) {
+        const copy *c = &f->copy[i];
+        if (c->group < group) memcpy(cuda_shared_at(c->to, 16), c->from, 16);
+        else f->copy[left++] = *c;
+    }
+    f->copies = left;
+}
+
 /* With `backwards` copies come as late as they may, else at once. */
 void cuda_copy_async(uint32_t to, const void *from, bool wanted)
 {
@@ -307,17 +322,18 @@ void cuda_copy_async(uint32_t to, const void *from, bool wanted)
     fiber *f = &here()->fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
     if (wanted) cuda_check_access(from, sizeof zeros);
-    f->copy[f->copies++] = (copy){to, wanted ? from : zeros};
-    if (!machine.run->backwards) cuda_wait_for_copies();
+    f->copy[f->copies++] = (copy){to, wanted ? from : zeros, f->copy_groups};
+    if (!machine.run->backwards) finish_copies(f->copy_groups + 1);
 }
 
-void cuda_wait_for_copies(void)
+void cuda_commit_copies(void) { here()->fibers[cuda_thread.x].copy_groups++; }
+
+void cuda_wait_for_groups(int pending)
 {
-    fiber *f = &here()->fibers[cuda_thread.x];
-    for (int i = 0; i < f->copies; i++)
-        memcpy(cuda_shared_at(f->copy[i].to, 16), f->copy[i].from, 16);
-    f->copies = 0;
+    finish_copies(here()->fibers[cuda_thread.x].copy_groups - pending);
 }
+
+void cuda_wait_for_copies(void) { finish_copies(INT_MAX); }
 
 /* ---- Global memory --------------------------------------------------------------------------- */
 
@@ -603,7 +619,7 @@ static void start_fiber(unsigned thread)
     fiber *f = &here()->fibers[thread];
     f->started = false;
     f->at = NOWHERE;
-    f->copies = 0;
+    f->copies = f->copy_groups = 0;
     memset(f->arrivals, 0, sizeof f->arrivals);
     if (getcontext(&f->first) != 0) abort();
     f->first.uc_stack.ss_sp = here()->stacks + (size_t)thread * STACK;

@@ -110,6 +110,7 @@ uint32_t __reduce_add_sync(unsigned mask, uint32_t value);
 uint32_t __reduce_or_sync(unsigned mask, uint32_t value);
 static inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 void __syncwarp(void);
+static inline void __threadfence(void) {}
 static inline void __threadfence_system(void) {}
 
 /* 32 bits of any type, from one lane, or from the one whose number differs in lane_mask. */
@@ -147,8 +148,11 @@ void *cuda_shared_at(uint32_t address, size_t size);
 /* The same place in another block of the cluster. */
 void *cuda_at_peer(const void *pointer, unsigned rank);
 
-/* Copies of 16 bytes, or of zeros where not wanted, that are there after the wait. */
+/* Copies of 16 bytes, or of zeros where not wanted, that are there after the wait: for all of the thread, or for all
+ * groups but the last `pending` ones. */
 void cuda_copy_async(uint32_t to, const void *from, bool wanted);
+void cuda_commit_copies(void);
+void cuda_wait_for_groups(int pending);
 void cuda_wait_for_copies(void);
 
 /* Ends the program where so many bytes are neither the kernel's own nor in one of the run's buffers. */

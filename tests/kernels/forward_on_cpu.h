@@ -30,8 +30,8 @@ static fa_status make_forward(const random_call *call, fa_problem *p, char *mess
 }
 
 /* Sometimes so few blocks that each has several tiles, and threads in either order. */
-static cuda_run make_run(const random_call *call, const void *params, const fa_cuda_plan *plan,
-                         int64_t number)
+static inline cuda_run make_run(const random_call *call, const void *params,
+                                const fa_cuda_plan *plan, int64_t number)
 {
     static char name[80];
     snprintf(name, sizeof name, "number %lld: %s", (long long)number,

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Few queries on a long cache: the family `decode` of kernels beside the forward kernels.
+
+    python3 bench/decode.py [--library build/libflashattn.so] [--cells 0,3] [--pages 0,1,16,64,256]
+                            [--queries 1] [--families decode,default] [--rounds 9]
+
+The shapes of docs/kernels/decode.md, bfloat16, contiguous (page 0) and in pages, with lengths on the
+device; several queries of a sequence are its last ones, with a causal mask. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
+second-level cache. FA_CUDA_KERNEL is read once in a process, so each family has one of its own, and
+each cell its turn. Each result is compared with float32 arithmetic by PyTorch, for the first and the
+last sequence. Rates are GB/s of keys and values.
+Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache
+
+# batch, query heads, key/value heads, keys, head dim; the rate of FlashAttention-3
+CELLS = ((1, 32, 8, 8192, 128, 1843), (1, 32, 8, 131072, 128, 3698), (16, 32, 8, 8192, 128, 3925),
+         (64, 32, 8, 8192, 128, 4373), (16, 32, 32, 8192, 128, 4447), (128, 64, 8, 2048, 128, 4188),
+         (16, 16, 2, 16384, 256, 3785), (16, 32, 8, 16384, 64, 3930))
+FAMILIES = {"decode": "decode", "default": None}  # what FA_CUDA_KERNEL is
+
+
+def parsed(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--library", type=pathlib.Path, default=ROOT / "build" / "libflashattn.so")
+    add("--cells", default=",".join(map(str, range(len(CELLS)))))
+    add("--pages", default="0,1,16,64,256")
+    add("--queries", type=int, default=1)
+    add("--families", default="decode,default")
+    add("--rounds", type=int, default=9)
+    add("--one", help=argparse.SUPPRESS)  # in the process of a family: cell, page
+    args = parser.parse_args(arguments)
+    args.cells = [int(cell) for cell in args.cells.split(",")]
+    args.pages = [int(page) for page in args.pages.split(",")]
+    args.families = args.families.split(",")
+    if not all(0 <= cell < len(CELLS) for cell in args.cells):
+        parser.error(f"--cells: expected numbers from 0 to {len(CELLS) - 1}")
+    if not all(family in FAMILIES for family in args.families):
+        parser.error(f"--families: expected some of {', '.join(FAMILIES)}")
+    return args
+
+
+# ---- One cell, in a process of its own -----------------------------------------------------------
+
+
+def expected(torch, q, k, v):
+    """The results of one sequence: q (queries, heads, dim), k and v (keys, heads_kv, dim)."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("qhd,nhd->hqn", q.float(), keys) / math.sqrt(q.shape[2])
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+    scores.masked_fill_(hidden.triu(k.shape[0] - q.shape[0] + 1), -math.inf)
+    return torch.einsum("hqn,nhd->qhd", scores.softmax(-1), values)
+
+
+def in_pages(torch, cache, page):
+    """Keys and values in pages in random order, and the block table."""
+    batch, keys, heads, dim = cache[0].shape
+    count = batch * (keys // page)
+    table = torch.randperm(count, device=cache[0].device)
+    paged = []
+    for x in cache:
+        pages = torch.empty(count, page, heads, dim, dtype=x.dtype, device=x.device)
+        pages[table] = x.reshape(count, page, heads, dim)
+        paged.append(pages)
+    return paged, table.int().reshape(batch, keys // page)
+
+
+def make_call(torch, fa, library, q, cache, page, lengths):
+    """A decode call ready to be captured, and its results."""
+    out = torch.empty_like(q)
+    options = {"seqlens_k": lengths, "device": fa.CUDA, "causal": True}
+    if page:
+        cache, table = in_pages(torch, cache, page)
+        options.update(block_table=table, block_table_stride=table.shape[1])
+    call = fa.Call(library, q, *cache, out, decode=True, **options)
+    size = call.workspace_size()
+    if size:
+        workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+        call.kept.append(workspace)
+        call.options.workspace, call.options.workspace_size = workspace.data_ptr(), size
+    return call, out
+
+
+def time_calls(torch, calls, rounds):
+    """Microseconds of a call, the median over the rounds of a graph."""
+    stream = torch.cuda.Stream()
+    repeats = max(1, math.ceil(20 / len(calls)))
+    for call in calls:
+        call.options.stream = stream.cuda_stream
+    with torch.cuda.stream(stream):
+        calls[0]()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(repeats):
+                for call in calls:
+                    call()
+        times = []
+        for _ in range(rounds + 2):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / (repeats * len(calls)))
+    return statistics.median(times[2:])
+
+
+def measure(args):
+    import torch
+
+    sys.path.insert(0, str(ROOT / "bench"))
+    import flashattn_ctypes as fa
+    if not torch.cuda.is_available():
+        raise SystemExit("PyTorch sees no CUDA device")
+    number, page = map(int, args.one.split(","))
+    batch, heads, heads_kv, keys, dim, _ = CELLS[number]
+    library = fa.Library(args.library)
+    kv_bytes = 2 * batch * keys * heads_kv * dim * 2
+    copies = max(1, min(32, math.ceil(2 * CACHE_BYTES / kv_bytes)))
+    torch.manual_seed(number)
+
+    def random(*shape):
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+    q = random(batch, args.queries, heads, dim)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    caches = [[random(batch, keys, heads_kv, dim) for _ in range(2)] for _ in range(copies)]
+    made = [make_call(torch, fa, library, q, cache, page, lengths) for cache in caches]
+    made[0][0]()
+    torch.cuda.synchronize()
+    error = max(float((made[0][1][b].float() - want).norm() / want.norm())
+                for b in {0, batch - 1}
+                for want in [expected(torch, q[b], caches[0][0][b], caches[0][1][b])])
+    us = time_calls(torch, [call for call, _ in made], args.rounds)
+    print(json.dumps({"us": us, "rate": kv_bytes / us / 1e3, "error": error,
+                      "kernel": made[0][0].describe()}))
+
+
+# ---- All cells -----------------------------------------------------------------------------------
+
+
+def run_one(args, family, cell, page):
+    """What a process of the family says; an error's last line where it fails."""
+    environment = dict(os.environ)
+    environment.pop("FA_CUDA_KERNEL", None)
+    if FAMILIES[family]:
+        environment["FA_CUDA_KERNEL"] = FAMILIES[family]
+    command = [sys.executable, __file__, "--library", str(args.library),
+               "--rounds", str(args.rounds), "--queries", str(args.queries), "--one", f"{cell},{page}"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if run.returncode == 0:
+        return json.loads(run.stdout.splitlines()[-1])
+    lines = run.stderr.strip().splitlines() or [f"exit code {run.returncode}"]
+    return {"failed": lines[-1]}
+
+
+def name_of(cell):
+    batch, heads, heads_kv, keys, dim, _ = CELLS[cell]
+    return f"{batch}, {heads}/{heads_kv}, {keys}, {dim}"
+
+
+def main():
+    args = parsed()
+    if args.one:
+        measure(args)
+        return 0
+    wrong = failed = 0
+    print("| batch, heads, keys, head dim | page | FA-3 | "
+          + " | ".join(f"{f}: GB/s (us)" for f in args.families) + " |")
+    print("|---|---:|---:|" + "---:|" * len(args.families))
+    for cell in args.cells:
+        for page in args.pages:
+            texts = []
+            for family in args.families:
+                found = run_one(args, family, cell, page)
+                if "failed" in found:
+                    failed += 1
+                    texts.append(found["failed"])
+                    continue
+                right = found["error"] < 4e-3
+                wrong += not right
+                texts.append(f"{found['rate']:.0f} ({found['us']:.1f})"
+                             + ("" if right else f" WRONG: error {found['error']:.2g}"))
+            bar = CELLS[cell][5] if page == 0 and args.queries == 1 else ""
+            print(f"| {name_of(cell)} | {page or 'none'} | {bar} | {' | '.join(texts)} |", flush=True)
+    return 1 if wrong else 2 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+/*
+ * A warp's walk over its key tiles: S = Q K^T, logits, weights by a running max, O += P V.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_ATTEND_CUH
+#define FA_KERNELS_DECODE_SM80_ATTEND_CUH
+
+#include "decode_sm80/config.cuh"
+
+#include "common/mma.cuh"
+#include "common/nonfinite_values.cuh"
+#include "common/reduce.cuh"
+#include "common/score_fragments.cuh"
+#include "common/softmax.cuh"
+#include "decode_sm80/load.cuh"
+#include "decode_sm80/work.cuh"
+#include "ptx/ldmatrix.cuh"
+
+/* The base of a row that has seen no key. With -infinity its weights would be NaN; 2^(-infinity - NOTHING_SEEN) is 0. */
+#define NOTHING_SEEN (-3.402823466e38f)
+
+/* As in forward_sm80: the largest weight is 2^HEADROOM when a base is found, for float16 keeps more of the small weights
+ * then. A base stays until logits are RESCALE_ABOVE beyond it. */
+#define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 7.0f)
+#define RESCALE_ABOVE (HEADROOM + 0.5f)
+
+/* ---- Scores ---------------------------------------------------------------------------------- */
+
+typedef struct fa_queries {
+#if QUERIES_IN_REGISTERS
+    uint32_t fragments[D_STEPS][M_TILES][4];
+#endif
+    uint32_t at; /* the address that this lane passes */
+} fa_queries;
+
+FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
+{
+    q->at = at->q + value_lane();
+#if QUERIES_IN_REGISTERS
+#pragma unroll
+    for (int i = 0; i < D_STEPS * M_TILES; i++)
+        ptx_ldmatrix_x4(q->fragments[i / M_TILES][i % M_TILES],
+                        q->at + (uint32_t)(i % M_TILES * 16 * PITCH + i / M_TILES * 32));
+#endif
+}
+
+FA_DEVICE void get_query_fragments(const fa_queries *q, int step, uint32_t a[M_TILES][4])
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#if QUERIES_IN_REGISTERS
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[m][i] = q->fragments[step][m][i];
+#else
+        ptx_ldmatrix_x4(a[m], q->at + (uint32_t)(m * 16 * PITCH + step * 32));
+#endif
+    }
+}
+
+FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
+{
+    const uint32_t k = tile + key_lane();
+#pragma unroll
+    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
+        s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < D_STEPS; step++) {
+        uint32_t a[M_TILES][4];
+        get_query_fragments(q, step, a);
+#pragma unroll
+        for (int block = 0; block < KEY_STEPS; block++) {
+            uint32_t b[4];
+            ptx_ldmatrix_x4(b, k + (uint32_t)(block * 16 * PITCH + step * 32));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                fa_mma(s->at[m][2 * block], a[m], b[0], b[1]);
+                fa_mma(s->at[m][2 * block + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* ---- Logits ---------------------------------------------------------------------------------- */
+
+/* Whether there are options that are read or computed row by row. */
+FA_DEVICE bool has_row_options(const fa_decode_params *d)
+{
+    return OPTIONS && fa_has_row_options(&d->attention);
+}
+
+/* Options and the mask by position of one row of a thread. first: the tile's first key. */
+FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first, int m, int half,
+                          fa_scores *s)
+{
+    const fa_attention_params *p = &d->attention;
+    const int r = row_of(m, half), key = first + lane_id() % 4 * 2;
+    const int64_t i = w->tile.first + min(query_of(d, r), w->queries - 1);
+    const fa_range range = fa_tile_visible(p, &w->tile, i);
+    const int lo = (int)range.lo - key, hi = (int)range.hi - key;
+    if (has_row_options(d)) {
+        fa_tile t = w->tile;
+        t.head += min(head_of(d, r), w->heads - 1);
+        const fa_fragment_row row = {fa_logit_row_of(p, &t, i), key, lo, hi};
+        fa_change_row(p, s->at[m][0], half, &row);
+    }
+    fa_hide_fragment(s->at[m][0], half, lo, hi);
+}
+
+/* Scores become logits, as exponents of 2. */
+FA_DEVICE void make_logits(const fa_decode_params *d, const fa_work *w, int first, fa_scores *s)
+{
+    const bool masked = first < w->all_from || first + KEYS > w->all_to;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+        fa_scale_fragment(&d->attention, d->attention.scale, s->at[m][0]);
+    if (!masked && !has_row_options(d)) return;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) change_row(d, w, first, i / 2, i % 2, s);
+}
+
+/* Whether a row can have a weight of 0 for a key whose value is read. */
+FA_DEVICE bool hides_keys(const fa_decode_params *d, const fa_work *w, int first)
+{
+    if (OPTIONS && (d->attention.bias.data || d->attention.mask.data)) return true;
+    return max(first, w->from) < w->all_from || min(first + KEYS, w->to) > w->all_to;
+}
+
+/* ---- Weights --------------------------------------------------------------------------------- */
+
+FA_DEVICE void clear_output(fa_output *o)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        o->base[i / 2][i % 2] = NOTHING_SEEN;
+        o->sum[i / 2][i % 2] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
+}
+
+/* New bases for rows whose logits are too far beyond the old ones; what has been summed is rescaled. */
+FA_DEVICE void raise_bases(fa_output *o, float top[M_TILES][2])
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float *base = &o->base[i / 2][i % 2], *x = &top[i / 2][i % 2];
+        const float now = *x > *base + RESCALE_ABOVE ? *x - HEADROOM : *base;
+        *x = ptx_ex2(*base - now);
+        *base = now;
+        o->sum[i / 2][i % 2] *= *x;
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
+}
+
+FA_DEVICE void update_bases(fa_output *o, const fa_scores *s)
+{
+    float top[M_TILES][2];
+    bool grown = false;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float x = s->at[i / 2][0][i % 2 * 2];
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+            x = fmaxf(x, fmaxf(s->at[i / 2][n][i % 2 * 2], s->at[i / 2][n][i % 2 * 2 + 1]));
+        top[i / 2][i % 2] = fa_max_over_lanes(x, 4);
+        grown |= top[i / 2][i % 2] > o->base[i / 2][i % 2] + RESCALE_ABOVE;
+    }
+    if (__any_sync(0xffffffffu, grown)) raise_bases(o, top);
+}
+
+/* The A fragments of the weights of 16 keys. */
+FA_DEVICE void make_weights(const fa_scores *s, int step, fa_output *o, uint32_t a[M_TILES][4])
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 4; i++) {
+        const int m = i / 4, half = i % 2;
+        const float *x = s->at[m][2 * step + i % 4 / 2] + 2 * half;
+        const float first = ptx_ex2(x[0] - o->base[m][half]);
+        const float second = ptx_ex2(x[1] - o->base[m][half]);
+        o->sum[m][half] += first + second;
+        a[m][i % 4] = fa_pack_x2(first, second);
+    }
+}
+
+/* The softmax of a tile and O += P V. carefully: some values are not finite. */
+FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_output *o)
+{
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        const uint32_t v = tile + value_lane() + (uint32_t)(step * 16 * PITCH);
+        uint32_t a[M_TILES][4];
+        make_weights(s, step, o, a);
+        if (carefully) {
+            fa_add_values_carefully(o->at, a, v);
+            continue;
+        }
+#pragma unroll
+        for (int block = 0; block < D_TILES / 2; block++) {
+            uint32_t b[4];
+            ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                fa_mma(o->at[m][2 * block], a[m], b[0], b[1]);
+                fa_mma(o->at[m][2 * block + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* ---- The walk -------------------------------------------------------------------------------- */
+
+/* The warp's sums over its key tiles of a part. */
+FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memory *at,
+                      fa_output *o)
+{
+    const fa_key_tiles tiles = find_key_tiles(w);
+    fa_places places;
+    fa_queries q;
+    begin_pipeline(d, w, &tiles, at, &places);
+    load_queries(d, w, at->q);
+    clear_output(o);
+    __syncthreads();
+    find_queries(&q, at);
+#pragma unroll 1
+    for (int n = 0; n < tiles.count; n++) {
+        const uint32_t stage = (uint32_t)(n % STAGES * TILE_BYTES);
+        const int first = tiles.first + n * BLOCK_KEYS;
+        fa_scores s;
+        wait_for_tile();
+        make_scores(&q, at->k + stage, &s);
+        __syncwarp(); /* all lanes have used the keys */
+        issue_keys(d, w, &tiles, at, n + STAGES, &places);
+        make_logits(d, w, first, &s);
+        update_bases(o, &s);
+        wait_for_tile();
+        const bool careful = hides_keys(d, w, first) && has_nonfinite_values(at->v + stage);
+        add_tile(&s, at->v + stage, careful, o);
+        __syncwarp();
+        issue_values(d, w, &tiles, at, n + STAGES, &places);
+    }
+    ptx_cp_async_wait(0);
+}
+
+#endif

@@ -1,0 +1,99 @@
+/*
+ * The numbers of a variant (kernels/variants.h) and what follows from them: who has what, and where it is in shared
+ * memory. decode_sm80.h says what the numbers are.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_CONFIG_CUH
+#define FA_KERNELS_DECODE_SM80_CONFIG_CUH
+
+#include "common/dialect.h"
+#include "common/element.h"
+#include "decode_sm80/decode_sm80.h"
+
+#if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(GROUP_ROWS) || !defined(WARPS)
+#error                                                                                             \
+    "decode_sm80: ELEMENT, HEAD_DIM, GROUP_ROWS or WARPS is missing: a row of kernels/variants.h defines them"
+#endif
+#if !defined(KEYS) || !defined(STAGES) || !defined(BLOCKS) || !defined(OPTIONS)
+#error                                                                                             \
+    "decode_sm80: KEYS, STAGES, BLOCKS or OPTIONS is missing: a row of kernels/variants.h defines them"
+#endif
+#if ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
+#error "decode_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
+#endif
+
+enum {
+    THREADS = FA_DECODE_THREADS(WARPS),
+    ROWS = GROUP_ROWS,
+    M_TILES = ROWS / 16,
+    BLOCK_KEYS = WARPS * KEYS, /* of a key tile of the block */
+    D_STEPS = HEAD_DIM / 16,   /* of mma along the head dim in Q K^T */
+    D_TILES = HEAD_DIM / 8,    /* of 8 columns of the output */
+    KEY_STEPS = KEYS / 16,     /* of mma along the keys in P V */
+    KEY_TILES = KEYS / 8,      /* of 8 columns of the scores */
+    PITCH = FA_DECODE_PITCH(HEAD_DIM, ELEMENT),
+    TILE_BYTES = KEYS * PITCH,
+    WARP_BYTES = 2 * STAGES * TILE_BYTES, /* a warp's stages: of keys, then of values */
+    ROW_FLOATS = FA_DECODE_ROW(HEAD_DIM),
+    ROW_VECTORS = HEAD_DIM / 8 /* of 16 bytes */
+};
+static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "whole fragments");
+static_assert(32 % ROW_VECTORS == 0, "whole rows a pass");
+static_assert(4 * ROWS * ROW_FLOATS <= WARP_BYTES, "room for a warp's sums");
+static_assert(4 * ROWS * FA_DECODE_PARTS <= WARPS * WARP_BYTES, "room for the parts' factors");
+static_assert(4 * ROWS * (WARPS + 2) <= ROWS * PITCH, "room for the warps' factors and the rows'");
+
+/* Fragments of Q stay in registers where there is room for them. */
+#define QUERIES_IN_REGISTERS (M_TILES * D_STEPS <= 8)
+
+/* For score_fragments.cuh. */
+#define FRAGMENT_KEYS KEYS
+
+#include "common/device.cuh"
+#include "ptx/address.cuh"
+#include "ptx/thread.cuh"
+
+FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
+FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
+
+/* The row of the work tile that elements 2 * half and 2 * half + 1 of tile m belong to. */
+FA_DEVICE int row_of(int m, int half) { return 16 * m + 8 * half + lane_id() / 4; }
+
+/* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and columns. The 8 x 8 matrices
+ * go first down and then across for A and the transposed V, and the other way for K. */
+FA_DEVICE uint32_t value_lane(void)
+{
+    return (uint32_t)(lane_id() % 16 * PITCH + lane_id() / 16 * 16);
+}
+
+FA_DEVICE uint32_t key_lane(void)
+{
+    return (uint32_t)((lane_id() % 8 + lane_id() / 16 * 8) * PITCH + lane_id() / 8 % 2 * 16);
+}
+
+/* S as mma leaves it: with g = lane / 4 and t = lane % 4, keys 8n + 2t and 8n + 2t + 1 of row 16m + g + 8h are
+ * in [m][n][2h] and [m][n][2h + 1]. */
+typedef struct fa_scores {
+    float at[M_TILES][KEY_TILES][4];
+} fa_scores;
+
+typedef struct fa_output {
+    float at[M_TILES][D_TILES][4];
+    float base[M_TILES][2]; /* of the weights, in powers of two */
+    float sum[M_TILES][2];  /* of the thread's own columns */
+} fa_output;
+
+/* Addresses in shared memory: of the block's queries, and of the warp's stages. */
+typedef struct fa_memory {
+    uint32_t q, k, v;
+} fa_memory;
+
+FA_DEVICE fa_memory find_memory(const void *memory)
+{
+    fa_memory at;
+    at.q = ptx_shared_address(memory);
+    at.k = at.q + (uint32_t)(ROWS * PITCH + warp_id() * WARP_BYTES);
+    at.v = at.k + STAGES * TILE_BYTES;
+    return at;
+}
+
+#endif

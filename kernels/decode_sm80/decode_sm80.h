@@ -1,0 +1,64 @@
+/*
+ * What the kernel of decode_sm80 is told, and what follows from the numbers of a variant. Shared by the kernel and the
+ * planner.
+ *
+ * Of kernels/variants.h:
+ *   group_rows  rows of a work tile, a multiple of 16: every query head of a group of the same key/value head, for
+ *               as many queries as there is room for
+ *   warps       of a block; each has its own key tiles
+ *   keys        of a warp's key tile: a multiple of 16
+ *   stages      key tiles of a warp in shared memory
+ *   blocks      of a multiprocessor, at least, which bounds the registers
+ *   options     FA_DECODE_BY_ROWS: with ALiBi, a bias and a mask, too
+ */
+#ifndef FA_KERNELS_DECODE_SM80_DECODE_SM80_H
+#define FA_KERNELS_DECODE_SM80_DECODE_SM80_H
+
+#include "../common/element.h"
+#include "../common/params.h"
+
+/* Who merges the parts of a sequence's keys. */
+enum {
+    FA_DECODE_LAST = 0,  /* the last block of a work tile, found by a counter */
+    FA_DECODE_STORE = 1, /* nobody: parts are stored for a second launch, */
+    FA_DECODE_MERGE = 2  /* which merges them and does nothing else */
+};
+
+/* The kernel's parameter. */
+typedef struct fa_decode_params {
+    fa_attention_params
+        attention;          /* tasks: work tiles. Block b has part b / tasks of number b % tasks */
+    int64_t pages;          /* of the cache, if it has pages */
+    int32_t heads, queries; /* of a work tile: query heads of a group, queries of a sequence */
+    int32_t chunks;         /* work tiles that share the query heads of a group */
+    int32_t parts;          /* of a sequence's keys, at most */
+    int32_t least;          /* key tiles of a block in a part, at least */
+    int32_t step;           /* FA_DECODE_... */
+    int32_t counters;       /* FA_DECODE_LAST: the set of counters */
+    float *sums;            /* the parts' results, if there can be several */
+} fa_decode_params;
+
+#define FA_DECODE_BY_ROWS 1
+
+/* Parts, at most. A warp merges four for each lane. */
+#define FA_DECODE_PARTS 128
+
+/* Sets of counters that a kernel has, for launches that may run at the same time, and how many a set has: work tiles of a
+ * launch that can be counted. */
+#define FA_DECODE_COUNTER_SETS 2048
+#define FA_DECODE_COUNTERS 256
+
+#define FA_DECODE_THREADS(warps) (32 * (warps))
+
+/* Bytes from one row to the next in shared memory, as in forward_sm80. */
+#define FA_DECODE_PITCH(dim, element) (FA_ELEMENT_BYTES(element) * (dim) + 16)
+
+/* Floats of a row's sums: of a part in the workspace, of a warp in shared memory. Behind the columns stand the base of the weights,
+ * as a power of two, and the sum of the weights. */
+#define FA_DECODE_ROW(dim) ((dim) + 4)
+
+/* Bytes of dynamic shared memory: queries; for each warp and stage a tile of keys and one of values. */
+#define FA_DECODE_SMEM(element, dim, rows, warps, keys, stages)                                    \
+    (FA_DECODE_PITCH(dim, element) * ((rows) + 2 * (warps) * (stages) * (keys)))
+
+#endif

@@ -1,0 +1,198 @@
+/*
+ * Copies to shared memory. Each warp has a pipeline of its own: it issues the copies of its key tiles, waits for them and
+ * multiplies, without a barrier of the block. Keys and values are separate groups of copies; the stage of either is
+ * filled again as soon as it has been used.
+ *
+ *      K 0  V 0  K 1  V 1 | S 0  K 2 | O 0  V 2 | S 1  K 3 | O 1  V 3 | ...
+ *
+ * Rows that no row of the work tile sees are not read: zeros are stored instead.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_LOAD_CUH
+#define FA_KERNELS_DECODE_SM80_LOAD_CUH
+
+#include "common/rows.cuh"
+#include "common/x2.cuh"
+#include "decode_sm80/config.cuh"
+#include "decode_sm80/work.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/shared.cuh"
+
+/* A lane copies the same 16 bytes ("vector") of every row that it copies. */
+enum { ROWS_A_PASS = 32 / ROW_VECTORS, PASSES = KEYS / ROWS_A_PASS };
+
+FA_DEVICE int copied_vector(void) { return lane_id() % ROW_VECTORS; }
+FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
+
+/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
+FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
+{
+    uint32_t x2[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
+        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
+        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
+        x2[i] = low | high << 16;
+    }
+    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
+}
+
+/* ---- Queries --------------------------------------------------------------------------------- */
+
+/* All threads load the rows of the work tile; zeros for those that stand for no query. */
+FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t tile)
+{
+    const fa_attention_params *p = &d->attention;
+    const fa_tile *t = &w->tile;
+#pragma unroll 1
+    for (int i = ptx_thread_id(); i < ROWS * ROW_VECTORS; i += THREADS) {
+        const int r = i / ROW_VECTORS, column = i % ROW_VECTORS * 8;
+        const int query = query_of(d, r), head = head_of(d, r);
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (query < w->queries && head < w->heads && column < p->d) {
+            const char *row =
+                fa_view_row(&p->q, t->block_q, t->start_q + t->first + query, t->head + head);
+            x = p->q.vector == 8 ? *(const uint4 *)(row + 2 * column)
+                                 : gather_vector(row, column, p->d);
+        }
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
+    }
+}
+
+/* ---- Keys and values ------------------------------------------------------------------------- */
+
+/* Where key `first + lane % KEYS` is: its page and its row there; without pages, page 0. */
+typedef struct fa_place {
+    int page, row;
+} fa_place;
+
+FA_DEVICE fa_place find_place(const fa_decode_params *d, const fa_work *w,
+                              const fa_key_tiles *tiles, int first)
+{
+    const fa_attention_params *p = &d->attention;
+    fa_place at = {0, first + lane_id() % KEYS};
+    if (!p->block_table || !is_seen(tiles, at.row)) return at;
+    const uint32_t key = (uint32_t)at.row, size = (uint32_t)p->rows_k, number = key / size;
+    const int64_t page = p->block_table[w->tile.batch * p->block_table_stride + number];
+    at.page =
+        (int)fa_max64(0, fa_min64(page, d->pages - 1)); /* a wrong one reads some other page */
+    at.row = (int)(key - number * size);
+    return at;
+}
+
+/* Row r of a tile in pages, of which the warp's lanes have the places. */
+FA_DEVICE const char *find_row(const fa_kernel_view *v, const char *first, fa_place at, int r)
+{
+    const int page = __shfl_sync(0xffffffffu, at.page, r);
+    const int row = __shfl_sync(0xffffffffu, at.row, r);
+    return first + 2 * (page * v->stride[0] + row * v->stride[1]);
+}
+
+/* Copies rows that are not aligned. key: the tile's first one, as below. */
+FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, const char *first,
+                           fa_place at, int key, int columns, uint32_t to)
+{
+    const int column = 8 * copied_vector();
+#pragma unroll 1
+    for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS, to += ROWS_A_PASS * PITCH) {
+        const char *row = find_row(v, first, at, r);
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (column < columns && is_seen(tiles, key + r)) x = gather_vector(row, column, columns);
+        ptx_st_shared_v4(to, x);
+    }
+}
+
+/* Issues the copy of a tile of keys or values, or, where its rows are not aligned, copies it. first: row 0 of the sequence's, or
+ * of page 0's. */
+FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
+                          const fa_kernel_view *v, const char *first, fa_place at, int key,
+                          int columns, uint32_t tile)
+{
+    const int column = 8 * copied_vector();
+    const uint32_t to = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
+    if (v->vector != 8) {
+        gather_rows(tiles, v, first, at, key, columns, to);
+        return;
+    }
+    const int from = column < columns ? tiles->from - key : KEYS, end = tiles->to - key;
+    if (d->attention.block_table) {
+#pragma unroll 4
+        for (int pass = 0; pass < PASSES; pass++) {
+            const int r = pass * ROWS_A_PASS + copied_row();
+            ptx_cp_async_16(to + (uint32_t)(pass * ROWS_A_PASS * PITCH),
+                            find_row(v, first, at, r) + 2 * column, r >= from && r < end);
+        }
+        return;
+    }
+    const char *row = first + 2 * ((key + copied_row()) * v->stride[1] + column);
+    const int64_t ahead = 2 * ROWS_A_PASS * v->stride[1];
+#pragma unroll 4
+    for (int pass = 0; pass < PASSES; pass++, row += ahead) {
+        const int r = pass * ROWS_A_PASS + copied_row();
+        ptx_cp_async_16(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, r >= from && r < end);
+    }
+}
+
+/* ---- The pipeline of a warp ------------------------------------------------------------------ */
+
+/* The places of the tile that is issued now, and of the next one: page numbers are read ahead. */
+typedef struct fa_places {
+    fa_place now, next;
+} fa_places;
+
+FA_DEVICE void issue_keys(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
+                          const fa_memory *at, int n, const fa_places *places)
+{
+    if (n < tiles->count)
+        issue_rows(d, tiles, &d->attention.k, w->k, places->now, tiles->first + n * BLOCK_KEYS,
+                   d->attention.d, at->k + (uint32_t)(n % STAGES * TILE_BYTES));
+    ptx_cp_async_commit();
+}
+
+/* And goes on to the places of tile n + 1. */
+FA_DEVICE void issue_values(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
+                            const fa_memory *at, int n, fa_places *places)
+{
+    if (n < tiles->count)
+        issue_rows(d, tiles, &d->attention.v, w->v, places->now, tiles->first + n * BLOCK_KEYS,
+                   d->attention.d_v, at->v + (uint32_t)(n % STAGES * TILE_BYTES));
+    ptx_cp_async_commit();
+    places->now = places->next;
+    places->next = find_place(d, w, tiles, tiles->first + (n + 2) * BLOCK_KEYS);
+}
+
+/* The first STAGES tiles. */
+FA_DEVICE void begin_pipeline(const fa_decode_params *d, const fa_work *w,
+                              const fa_key_tiles *tiles, const fa_memory *at, fa_places *places)
+{
+    places->now = find_place(d, w, tiles, tiles->first);
+    places->next = find_place(d, w, tiles, tiles->first + BLOCK_KEYS);
+#pragma unroll
+    for (int n = 0; n < STAGES; n++) {
+        issue_keys(d, w, tiles, at, n, places);
+        issue_values(d, w, tiles, at, n, places);
+    }
+}
+
+/* Waits for the oldest group of copies that has not been waited for: of keys and of values in turn. */
+FA_DEVICE void wait_for_tile(void)
+{
+    ptx_cp_async_wait(2 * STAGES - 1);
+    __syncwarp();
+}
+
+/* Whether some value of a tile is not finite. The lanes look at what they have copied. */
+FA_DEVICE bool has_nonfinite_values(uint32_t tile)
+{
+    const uint32_t from = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; pass++) {
+        const uint4 x = ptx_ld_shared_v4(from + (uint32_t)(pass * ROWS_A_PASS * PITCH));
+        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                fa_x2_not_finite(x.w);
+    }
+    return __any_sync(0xffffffffu, seen != 0);
+}
+
+#endif

@@ -1,0 +1,186 @@
+/*
+ * Merging: a block's warps have sums over different keys, and so have the parts of a sequence. Both are rows of ROW_FLOATS
+ * floats, of warps in shared memory and of parts in the workspace: unnormalized outputs, the base of their weights and
+ * the weights' sum. Sources are added up by number, so a result is the same in every run.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_MERGE_CUH
+#define FA_KERNELS_DECODE_SM80_MERGE_CUH
+
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+#include "common/softmax.cuh"
+#include "decode_sm80/attend.cuh"
+#include "decode_sm80/config.cuh"
+#include "decode_sm80/work.cuh"
+
+#define LN2 0.69314718055994530942f
+
+/* The sums of some sources: row r of source i is at first + i * stride + r * ROW_FLOATS. */
+typedef struct fa_sources {
+    const float *first;
+    int64_t stride;
+    int count;
+} fa_sources;
+
+/* Of the merged rows, in shared memory: each source's factor; and of each row the base and the sum of weights, or at the end
+ * the factor of the output. */
+typedef struct fa_merged {
+    float *factors, *rows;
+} fa_merged;
+
+/* ---- The warps' sums ------------------------------------------------------------------------- */
+
+/* To the warp's own part of shared memory. */
+FA_DEVICE void store_warp(const fa_output *o, float *to)
+{
+    const int column = lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        float *row = to + row_of(i / 2, i % 2) * ROW_FLOATS;
+        const float sum = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
+#pragma unroll
+        for (int n = 0; n < D_TILES; n++)
+            *(float2 *)(row + 8 * n + column) =
+                make_float2(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n][i % 2 * 2 + 1]);
+        if (lane_id() % 4 == 0)
+            *(float2 *)(row + HEAD_DIM) = make_float2(o->base[i / 2][i % 2], sum);
+    }
+}
+
+/* ---- Factors --------------------------------------------------------------------------------- */
+
+/* The end of row r, with its log-sum-exp; returns the factor of its output. */
+FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, float base,
+                           float sum)
+{
+    const fa_attention_params *p = &d->attention;
+    const fa_tile *t = &w->tile;
+    const int64_t head = t->head + head_of(d, r), i = t->first + query_of(d, r);
+    if (head_of(d, r) >= w->heads || i >= t->room_q) return 0.0f;
+    float lse, factor = fa_softmax_finish(base == NOTHING_SEEN ? -INFINITY : base * LN2, sum,
+                                          p->sinks ? p->sinks[head] : -INFINITY, &lse);
+    if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
+    if (p->lse) p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i] = lse;
+    return factor;
+}
+
+/* A warp for each row, a lane for each source. last: the row is complete. */
+FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
+                             bool last, const fa_merged *to)
+{
+#pragma unroll 1
+    for (int r = warp_id(); r < w->rows; r += WARPS) {
+        float2 of[FA_DECODE_PARTS / 32];
+        float base = NOTHING_SEEN, sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < FA_DECODE_PARTS / 32; n++) {
+            const int i = 32 * n + lane_id();
+            of[n] = make_float2(NOTHING_SEEN, 0.0f);
+            if (i < from->count)
+                of[n] =
+                    *(const float2 *)(from->first + i * from->stride + r * ROW_FLOATS + HEAD_DIM);
+            base = fmaxf(base, of[n].x);
+        }
+        base = fa_warp_max(base);
+#pragma unroll
+        for (int n = 0; n < FA_DECODE_PARTS / 32; n++) {
+            const int i = 32 * n + lane_id();
+            const float factor = ptx_ex2(of[n].x - base);
+            sum = fmaf(factor, of[n].y, sum);
+            if (i < from->count) to->factors[r * from->count + i] = factor;
+        }
+        sum = fa_warp_sum(sum);
+        if (lane_id() > 0) continue;
+        to->rows[2 * r] = last ? finish_row(d, w, r, base, sum) : base;
+        to->rows[2 * r + 1] = sum;
+    }
+    __syncthreads();
+}
+
+/* ---- Sums ------------------------------------------------------------------------------------ */
+
+/* Four columns of a row. */
+FA_DEVICE float4 add_sources(const fa_sources *from, const float *factors, int r, int column)
+{
+    const float *at = from->first + r * ROW_FLOATS + column;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 16
+    for (int i = 0; i < from->count; i++, at += from->stride) {
+        const float4 x = *(const float4 *)at;
+        const float factor = factors[r * from->count + i];
+        sum.x = fmaf(factor, x.x, sum.x);
+        sum.y = fmaf(factor, x.y, sum.y);
+        sum.z = fmaf(factor, x.z, sum.z);
+        sum.w = fmaf(factor, x.w, sum.w);
+    }
+    return sum;
+}
+
+/* Zeros for a factor of 0, whatever the row holds. */
+FA_DEVICE void write_output(const fa_decode_params *d, const fa_work *w, int r, int column,
+                            float factor, float4 x)
+{
+    const fa_attention_params *p = &d->attention;
+    const fa_tile *t = &w->tile;
+    const int64_t i = t->first + query_of(d, r);
+    if (head_of(d, r) >= w->heads || i >= t->room_q) return;
+    if (factor == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    else x = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+    fa_store4(fa_view_row(&p->out, t->block_q, t->start_q + i, t->head + head_of(d, r)), &p->out,
+              column, p->d_v, x);
+}
+
+/* Merges the sources: into a part's record, or, with to NULL, into results. All threads. */
+FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
+                     const fa_merged *merged, float *to)
+{
+    weigh_sources(d, w, from, !to, merged);
+#pragma unroll 1
+    for (int i = ptx_thread_id(); i < w->rows * (HEAD_DIM / 4); i += THREADS) {
+        const int r = i / (HEAD_DIM / 4), column = i % (HEAD_DIM / 4) * 4;
+        if (column >= d->attention.d_v) continue;
+        const float4 x = add_sources(from, merged->factors, r, column);
+        if (to) *(float4 *)(to + r * ROW_FLOATS + column) = x;
+        else write_output(d, w, r, column, merged->rows[2 * r], x);
+    }
+    if (!to) return;
+#pragma unroll 1
+    for (int r = ptx_thread_id(); r < w->rows; r += THREADS)
+        *(float2 *)(to + r * ROW_FLOATS + HEAD_DIM) =
+            make_float2(merged->rows[2 * r], merged->rows[2 * r + 1]);
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+/* Floats of a part's sums of a work tile, whose rows are at most so many. */
+FA_DEVICE int64_t part_floats(const fa_decode_params *d)
+{
+    return (int64_t)d->heads * d->queries * ROW_FLOATS;
+}
+
+FA_DEVICE float *find_part(const fa_decode_params *d, const fa_work *w, int part)
+{
+    return d->sums + (w->task * d->parts + part) * part_floats(d);
+}
+
+/* A set of counters for each launch that may run at the same time; each is 0 before a launch and after it, as atomicInc
+ * wraps at the number of parts. */
+static __device__ uint32_t part_counters[FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS];
+
+/* Whether this block is the last one of the work tile's. All that the others have stored can be read then. */
+FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
+{
+    __shared__ int last;
+    __threadfence();
+    __syncthreads();
+    if (ptx_thread_id() == 0) {
+        const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task;
+        const uint32_t end = (uint32_t)w->parts - 1;
+        last = atomicInc(&part_counters[counter], end) == end;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+#endif

@@ -1,0 +1,116 @@
+/*
+ * What a block works on: some queries of a sequence, some query heads that share a key/value head, and a part of the keys
+ * that they see. The number of parts that have keys follows from the sequence's own length, which is read here; a
+ * block without keys ends at once.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_WORK_CUH
+#define FA_KERNELS_DECODE_SM80_WORK_CUH
+
+#include "common/divide.h"
+#include "common/sequence.cuh"
+#include "decode_sm80/config.cuh"
+
+/* Positions count from the sequence's first key. In shared memory, as products need the registers. */
+typedef struct fa_work {
+    fa_tile tile;         /* its head: the first one */
+    int heads, queries;   /* that there are */
+    int rows;             /* that are written: also those behind the last query, which get zeros */
+    int from, to;         /* keys that some row sees */
+    int all_from, all_to; /* keys that all rows see */
+    int start;            /* the first key of key tile 0 */
+    int per_part;         /* key tiles */
+    int parts, tiles;     /* of all keys */
+    int part;             /* the block's */
+    int64_t task;
+    const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0's */
+} fa_work;
+
+/* Row r stands for query r / d->heads of the tile and head r % d->heads. */
+FA_DEVICE int query_of(const fa_decode_params *d, int r) { return r / d->heads; }
+FA_DEVICE int head_of(const fa_decode_params *d, int r) { return r % d->heads; }
+
+/* The sequence and its lengths; the tile's first query and head. */
+FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
+{
+    const fa_attention_params *p = &d->attention;
+    fa_tile *t = &w->tile;
+    const int64_t outer = fa_divide(task, p->tiles), tile = task - outer * p->tiles;
+    const int64_t units = p->heads_kv * d->chunks;
+    t->batch = fa_divide(outer, units);
+    const int64_t unit = outer - t->batch * units;
+    t->head_kv = fa_divide(unit, d->chunks);
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    const int64_t first = (unit - t->head_kv * d->chunks) * d->heads;
+    t->head = t->head_kv * group + first;
+    w->heads = (int)fa_min64(d->heads, group - first);
+    if (p->cu_seqlens_q) fa_locate_packed(p, tile, d->queries, t);
+    else fa_locate_padded(p, tile, d->queries, t);
+    fa_locate_keys(p, t);
+    if (p->block_table && d->pages == 0) t->n_k = 0;
+    t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
+    w->queries = (int)fa_max64(0, fa_min64(d->queries, t->n_q - t->first));
+    w->rows = d->heads * (int)fa_max64(0, fa_min64(d->queries, t->room_q - t->first));
+}
+
+FA_DEVICE const char *first_row(const fa_decode_params *d, const fa_kernel_view *v,
+                                const fa_tile *t)
+{
+    const bool paged = d->attention.block_table;
+    return fa_view_row(v, paged ? 0 : t->block_k, paged ? 0 : t->start_k, t->head_kv);
+}
+
+/* The keys that rows see, and their parts. Key tiles begin at multiples of KEYS, so that a page of so many keys, or of a
+ * multiple, has whole ones. */
+FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
+{
+    const fa_attention_params *p = &d->attention;
+    fa_work w;
+    w.part = (int)fa_divide(number, p->tasks);
+    w.task = number - w.part * p->tasks;
+    locate(d, w.task, &w);
+    w.k = first_row(d, &p->k, &w.tile);
+    w.v = first_row(d, &p->v, &w.tile);
+    w.from = w.to = w.all_from = w.all_to = w.start = 0;
+    w.tiles = w.parts = w.per_part = 0;
+    if (w.queries == 0) return w;
+    const fa_range first = fa_tile_visible(p, &w.tile, w.tile.first);
+    const fa_range last = fa_tile_visible(p, &w.tile, w.tile.first + w.queries - 1);
+    if (last.hi <= first.lo) return w;
+    w.from = (int)first.lo;
+    w.to = (int)last.hi;
+    w.all_from = (int)last.lo;
+    w.all_to = (int)first.hi;
+    w.start = w.from / KEYS * KEYS;
+    w.tiles = (w.to - w.start + BLOCK_KEYS - 1) / BLOCK_KEYS;
+    w.per_part = max(d->least, (w.tiles + d->parts - 1) / d->parts);
+    w.parts = (w.tiles + w.per_part - 1) / w.per_part;
+    return w;
+}
+
+FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
+{
+    if (ptx_thread_id() == 0) *w = describe_work(d, blockIdx.x);
+    __syncthreads();
+}
+
+/* The warp's key tiles in a part: the first key of the first one, and how many there are; the next one is BLOCK_KEYS on.
+ * from, to: as the work tile has them. */
+typedef struct fa_key_tiles {
+    int first, count, from, to;
+} fa_key_tiles;
+
+FA_DEVICE bool is_seen(const fa_key_tiles *k, int key) { return key >= k->from && key < k->to; }
+
+FA_DEVICE fa_key_tiles find_key_tiles(const fa_work *w)
+{
+    const int before = w->part * w->per_part, tiles = min(w->per_part, w->tiles - before);
+    fa_key_tiles k;
+    k.from = w->from;
+    k.to = w->to;
+    k.first = w->start + before * BLOCK_KEYS + warp_id() * KEYS;
+    const int left = w->to - k.first;
+    k.count = left > 0 ? min(tiles, (left + BLOCK_KEYS - 1) / BLOCK_KEYS) : 0;
+    return k;
+}
+
+#endif

@@ -1,0 +1,296 @@
+/*
+ * decode_sm80: few queries over many keys. A work tile is the query heads of a group, or some of them, for a few
+ * queries of a sequence; its keys are cut into parts, so that there are blocks for all multiprocessors.
+ */
+#include "cuda/plan_decode.h"
+
+#include <inttypes.h>
+
+#include "../../kernels/forward_sm90/forward_sm90.h"
+#include "cuda/counters.h"
+#include "cuda/family.h"
+#include "cuda/parameters.h"
+
+/* Positions and rows are counted in 32 bits, and a tile more. */
+static const int64_t max_rows = INT32_MAX - 4096;
+
+/* Keys of a part, at least: what a part's results cost, written and read, is then some hundredths of its keys. Where there
+ * are blocks enough for one round, of more of them. */
+enum { LEAST_KEYS = 256, LEAST_KEYS_OF_ROUNDS = 512 };
+
+/* Where memory bounds the rate, multiprocessors get unequal shares of it: with one round of blocks, equally long, some
+ * end a third later than others. With so many rounds the last one is short. */
+enum { ROUNDS = 6 };
+
+/* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as long have so many keys. */
+enum { INVARIANT_KEYS = 512 };
+
+/* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not keep few blocks busy. */
+enum { MOST_KEYS = 8192 };
+
+/* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
+ * take longer than the reading: that is for the forward kernels. */
+enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128 };
+
+static int count_smem(const fa_variant *v)
+{
+    return FA_DECODE_SMEM(v->element, v->head_dim, v->group_rows, v->warps, v->keys, v->stages);
+}
+
+static int64_t block_keys(const fa_variant *v) { return (int64_t)v->warps * v->keys; }
+
+/* Queries of a sequence: of packed ones the average, rounded up. Where results may not depend on the batch, it does not
+ * count. */
+static int64_t count_queries(const fa_problem *p)
+{
+    if (!p->cu_seqlens_q) return p->n_q;
+    if (p->batch_invariant) return 1;
+    return p->batch > 0 ? fa_cuda_count_tiles(p->rows_q, p->batch) : 0;
+}
+
+static int64_t group_size(const fa_problem *p)
+{
+    return p->heads_kv > 0 && p->heads_q > 0 ? p->heads_q / p->heads_kv : 1;
+}
+
+/* ---- Refusals -------------------------------------------------------------------------------- */
+
+static bool refuse_queries(const fa_problem *p, int64_t most, char *why, size_t size)
+{
+    const int64_t queries = count_queries(p), group = group_size(p);
+    if (p->pass == FA_PASS_FORWARD && p->cu_seqlens_q && p->batch_invariant) {
+        fa_cuda_say(why, size, "options.cu_seqlens_q is set, and FA_BATCH_INVARIANT");
+        return true;
+    }
+    if (queries <= 1 || queries <= most / group) return false;
+    fa_cuda_say(why, size,
+                "q has %" PRId64 " queries a sequence and %" PRId64
+                " heads for each of k: expected at most %" PRId64 " in all",
+                queries, group, most);
+    return true;
+}
+
+static bool has_row_options(const fa_problem *p)
+{
+    return p->alibi_slopes || p->bias.data || p->mask.data;
+}
+
+static bool refuse_options(const fa_problem *p, int widest, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    if (p->dropout_threshold) {
+        fa_cuda_say(why, size, "options.dropout_p is set");
+        return true;
+    }
+    if (dim > widest || (dim > 128 && has_row_options(p))) {
+        const char *option = dim > widest   ? ""
+                             : p->bias.data ? " with options.bias"
+                             : p->mask.data ? " with options.mask"
+                                            : " with options.alibi_slopes";
+        fa_cuda_say(why, size, "the head dim is %" PRId64 "%s, above %d", dim, option,
+                    dim > widest ? widest : 128);
+        return true;
+    }
+    return false;
+}
+
+/* ---- Work tiles and parts -------------------------------------------------------------------- */
+
+/* A tile has all heads of a group if there is room, and as many queries as fit then. */
+static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_launch *l)
+{
+    const int64_t group = group_size(p), rows = v->group_rows;
+    l->decode.heads = (int32_t)(group < rows ? group : rows);
+    l->decode.queries = (int32_t)(rows / l->decode.heads);
+    if (!p->cu_seqlens_q && p->n_q > 0 && l->decode.queries > p->n_q)
+        l->decode.queries = (int32_t)p->n_q;
+    l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
+}
+
+/* Sets tasks: the work tiles. */
+static void set_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
+{
+    fa_cuda_set_query_tasks(p, l->decode.queries, l);
+    const int64_t units = p->heads_kv * l->decode.chunks * (p->cu_seqlens_q ? 1 : p->batch);
+    fa_cuda_set_tasks(l, l->tiles, l->tiles * units);
+}
+
+/* Keys that a work tile sees, at most. */
+static int64_t count_keys(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t right = p->causal ? 0 : p->window_right;
+    if (p->window_left < 0 || right < 0) return p->n_k;
+    if (p->window_left >= p->n_k || right >= p->n_k) return p->n_k;
+    const int64_t span = p->window_left + right + l->decode.queries;
+    return span < p->n_k ? span : p->n_k;
+}
+
+static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
+{
+    const int64_t fitting = keys / least;
+    if (parts > fitting) parts = fitting;
+    if (parts > FA_DECODE_PARTS) parts = FA_DECODE_PARTS;
+    return parts < 1 ? 1 : parts;
+}
+
+/* room: blocks that the device has room for. */
+static int64_t find_parts(int64_t tasks, int64_t room, int64_t keys)
+{
+    const int64_t one_round = clamp_parts(room / tasks, keys, LEAST_KEYS);
+    const int64_t rounds =
+        clamp_parts(fa_cuda_count_tiles(ROUNDS * room, tasks), keys, LEAST_KEYS_OF_ROUNDS);
+    return one_round > rounds ? one_round : rounds;
+}
+
+static int64_t count_room(const fa_cuda_device *device, const fa_variant *v)
+{
+    const int bytes = count_smem(v) + fa_cuda_static_smem(v) + 1024; /* the driver's own */
+    const int fitting = device->smem_per_sm / bytes;
+    return (int64_t)device->multiprocessors * (fitting < 1 ? 1 : fitting);
+}
+
+static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
+
+/* Keys of a part, at least. */
+static int64_t least_keys(const fa_problem *p)
+{
+    return p->batch_invariant ? INVARIANT_KEYS : LEAST_KEYS;
+}
+
+static int64_t count_parts(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                           const fa_cuda_plan_launch *l)
+{
+    const int64_t keys = count_keys(p, l);
+    if (p->batch_invariant)
+        return clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
+    if (l->tasks == 0) return 1;
+    const int64_t parts = find_parts(l->tasks, count_room(device, v), keys);
+    if (!fa_cuda_has_own_lengths(p)) return parts;
+    const int64_t fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
+    return parts > fewest ? parts : fewest;
+}
+
+void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
+    l->decode.parts = (int32_t)parts;
+    l->decode.least = (int32_t)at_least_one(least / block_keys(v));
+    l->grid = fa_cuda_grid(l->tasks * parts);
+    l->workspace_bytes = 0;
+    if (parts > 1)
+        l->workspace_bytes = (size_t)l->tasks * (size_t)parts * rows *
+                             FA_DECODE_ROW((size_t)v->head_dim) * sizeof(float);
+}
+
+/* ---- The launch ------------------------------------------------------------------------------ */
+
+void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l, int step,
+                               int32_t counters, fa_decode_params *params)
+{
+    fa_cuda_set_params(p, l, &params->attention);
+    params->pages = p->block_table ? p->blocks_k : 0;
+    params->heads = l->decode.heads;
+    params->queries = l->decode.queries;
+    params->chunks = l->decode.chunks;
+    params->parts = l->decode.parts;
+    params->least = l->decode.least;
+    params->step = step;
+    params->counters = counters;
+    params->sums = NULL;
+    if (l->workspace_bytes > 0)
+        params->sums = (float *)(void *)((char *)p->workspace + l->workspace_offset);
+}
+
+static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                       const fa_cuda_call *call, int step, int32_t counters, fa_cuda_fault *fault)
+{
+    fa_decode_params params;
+    fa_cuda_plan_launch now = *l;
+    fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
+    if (step == FA_DECODE_MERGE) now.grid = fa_cuda_grid(l->tasks);
+    return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params}, fault);
+}
+
+/* One launch if its work tiles can be counted, so that the last block of each merges its parts; else a second
+ * launch merges them. The result is the same. */
+static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                         const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_cuda_counter counters = {-1, NULL};
+    if (l->decode.parts == 1) return queue_step(kernel, plan, l, call, FA_DECODE_LAST, 0, fault);
+    if (l->tasks <= FA_DECODE_COUNTERS)
+        counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    const bool counted = counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS;
+    const bool fine =
+        counted ? queue_step(kernel, plan, l, call, FA_DECODE_LAST, counters.number, fault)
+                : queue_step(kernel, plan, l, call, FA_DECODE_STORE, 0, fault) &&
+                      queue_step(kernel, plan, l, call, FA_DECODE_MERGE, 0, fault);
+    fa_cuda_counter_release(counters, call->stream);
+    return fine;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
+{
+    return v->head_dim >= dim && v->element == (fa_element)p->q.dtype &&
+           (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
+}
+
+/* Of the narrowest variants that are wide enough, the first one with room for all rows of a sequence, or the last one. */
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const int64_t rows = group_size(p) * count_queries(p);
+    const fa_variant *found = NULL;
+    for (int i = FA_FIRST_decode_sm80; i < FA_END_decode_sm80; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (!takes(v, p, dim)) continue;
+        if (found && (v->head_dim > found->head_dim || rows <= found->group_rows)) break;
+        found = v;
+    }
+    return found;
+}
+
+bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,
+                         fa_cuda_plan *plan, char *why, size_t size)
+{
+    const int widest = fa_variants[FA_LAST_decode_sm80].head_dim;
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_options(p, widest, why, size) ||
+        fa_cuda_refuse_rows(p, max_rows, why, size) || refuse_queries(p, most_rows, why, size))
+        return false;
+    const fa_variant *v = find_variant(p);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
+                                              queue_decode, device, plan, why, size);
+    if (!l) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
+                           ? "bfloat16 products (mma.sync), float32 sums"
+                           : "float16 products (mma.sync), float32 sums";
+    l->tile_k = (int)block_keys(v);
+    set_rows(p, v, l);
+    set_tasks(p, l);
+    const int64_t parts = count_parts(p, device, v, l);
+    if (l->tasks > INT32_MAX / parts) {
+        fa_cuda_say(why, size, "there are %" PRId64 " work tiles", l->tasks);
+        return false;
+    }
+    fa_cuda_cut_decode(l, parts, least_keys(p));
+    plan->workspace_bytes = l->workspace_bytes;
+    return true;
+}
+
+static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    const int64_t most = p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
+    return fa_cuda_plan_decode(p, device, most, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_decode = {
+    .name = "decode",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .asked_only = true,
+    .plan = plan_decode,
+};

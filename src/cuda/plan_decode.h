@@ -1,0 +1,21 @@
+/*
+ * What decode_sm80 is told.
+ */
+#ifndef FA_CUDA_PLAN_DECODE_H
+#define FA_CUDA_PLAN_DECODE_H
+
+#include "../../kernels/decode_sm80/decode_sm80.h"
+#include "cuda/plan.h"
+
+/* The family's plan. most_rows: queries of a sequence times query heads of a group, of several queries. */
+bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device, int64_t most_rows,
+                         fa_cuda_plan *plan, char *why, size_t size);
+
+/* Cuts keys into at most so many parts, of so many keys at least. Sets the grid and the workspace. */
+void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t least);
+
+/* Every field is written. step: FA_DECODE_...; counters: the set's number, for FA_DECODE_LAST. */
+void fa_cuda_set_decode_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                               int step, int32_t counters, fa_decode_params *params);
+
+#endif
