@@ -62,6 +62,8 @@ class Options(C.Structure):
         ("workspace", C.c_void_p),
         ("workspace_size", C.c_size_t),
         ("part_lse_stride", C.c_void_p),
+        ("precision", C.c_int),
+        ("reserved_2", C.c_int32),
     ]
 
 
