@@ -13,7 +13,7 @@
 #include "cuda/plan_sm80.h"
 #include "forward_on_cpu.h"
 
-enum { PROBLEMS = 150 };
+enum { PROBLEMS = 150, FLOAT32_PROBLEMS = 100 };
 
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
@@ -49,12 +49,20 @@ static bool launch(const random_call *call, const fa_problem *p, const fa_cuda_p
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     const int64_t number = *(const int64_t *)context;
-    const fa_cuda_family *family = fa_cuda_find_family(number % 4 == 3 ? "sm75" : "sm80");
+    const bool float32 =
+        call->q.dtype == FA_FLOAT32; /* or mixed, for which there is no kernel here */
+    const fa_cuda_family *family =
+        fa_cuda_find_family(!float32 ? number % 4 == 3 ? "sm75" : "sm80"
+                            : call->options.precision == FA_PRECISION_TF32 ? "tf32"
+                                                                           : "tf32x3");
     fa_problem p;
     fa_cuda_plan plan;
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
-    fa_cuda_device device = devices[number % 4 == 3 ? T4 : number % 4 == 2 ? RTX_4090 : H200];
+    fa_cuda_device device = devices[float32           ? (number % 4 == 2 ? RTX_4090 : H200)
+                                    : number % 4 == 3 ? T4
+                                    : number % 4 == 2 ? RTX_4090
+                                                      : H200];
     if (number % 5 < 2) device.multiprocessors = 1; /* then its blocks have several tasks each */
     if (!fa_cuda_plan_make(&p, &device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
     if (plan.launches[0].tasks && !launch(call, &p, &plan, number)) {
@@ -62,6 +70,29 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         return FA_ERROR_DEVICE;
     }
     return FA_OK;
+}
+
+/* float32 inputs: any problems, a few with wide heads, rows that few keys dominate. */
+static void test_float32(random_settings settings, fa_precision precision, int64_t first,
+                         int64_t count)
+{
+    static random_result result;
+    int64_t number = first;
+    settings.context = &number;
+    settings.one_dtype = settings.tiles = settings.few_queries = true;
+    settings.dtype = FA_FLOAT32;
+    settings.precision = precision;
+    const int done = run_forward_problems(&settings, &number, first + count);
+    CHECK(done > 0, "no float32 problem of precision %d was for these kernels", (int)precision);
+    settings.focus = RANDOM_WIDE;
+    for (number = first; number < first + count / 40; number++) {
+        random_problem_run((uint64_t)number, &settings, &result);
+        CHECK(result.report.ok || result.status == FA_ERROR_UNSUPPORTED,
+              "wide number %lld: %s\n  %s", (long long)number, result.report.message,
+              result.description);
+    }
+    number = first;
+    run_peaked_problems(&settings, &number, first + count / 10);
 }
 
 int main(int argc, char **argv)
@@ -76,6 +107,10 @@ int main(int argc, char **argv)
         run_peaked_problems(&settings, &number, peaked[i] + 1);
     }
     CHECK(done > 0, "no problem was for these kernels");
+    const int64_t first = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
+    test_float32(settings, FA_PRECISION_TF32, first, count);
+    test_float32(settings, FA_PRECISION_FLOAT32, first, count);
     if (argc > 2)
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
