@@ -185,10 +185,10 @@ FAMILY(forward, tf32x3)
 /* Three products in tf32 for each of float32. */
 VARIANT(forward_tf32x3_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
         .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = 0,
-        .warps = 4, .split = 1, .group_rows = 16, .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
 VARIANT(forward_tf32x3_d64_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
         .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_SM80_ALL,
-        .warps = 4, .split = 1, .group_rows = 16, .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
 VARIANT(forward_tf32x3_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
         .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0,
         .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)

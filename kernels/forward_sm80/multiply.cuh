@@ -57,14 +57,14 @@ FA_DEVICE void clear_scores(fa_scores *s)
  * Then x y = big big + big small + small big, but for small small, 2^-24 of it at most.
  *
  * Tensor cores do not round sums to the nearest: they cut them off, so that errors add up and do not cancel. So
- * sums are short: they begin anew every CHAIN steps along the head dim, and every key tile, and are added up outside, rounded
- * (Ootomo and Yokota 2022, arXiv:2203.03341, had the idea for whole matrices).
+ * sums are short: they begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys, and are
+ * added up outside, rounded (Ootomo and Yokota 2022, arXiv:2203.03341, had the idea for whole matrices).
  *
  * The rest of an infinity is NaN. So infinities make NaN of results that might be other, and the work tile is computed
  * again, carefully: then what is not finite has no small part, and no products with small parts.
  */
-enum { CHAIN = 2 };
-static_assert(D_STEPS % CHAIN == 0, "whole chains");
+enum { CHAIN = 2, VALUE_CHAIN = 4 };
+static_assert(D_STEPS % CHAIN == 0 && KEY_STEPS % VALUE_CHAIN == 0, "whole chains");
 
 typedef struct fa_parts {
     uint32_t big[4], small[4], big_finite[4]; /* big_finite: as big, unless careful */
@@ -286,15 +286,15 @@ FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v,
 
 #if THREE_PRODUCTS
 
-/* The products of all keys of a tile and of columns 32 * block .. 32 * block + 31. */
-FA_DEVICE void add_values_block(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v,
-                                int block)
+/* The products of VALUE_CHAIN steps along the keys, and of columns 32 * block .. 32 * block + 31. */
+FA_DEVICE void add_value_chain(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v,
+                               int from, int block)
 {
     float sum[M_TILES][4][4];
 #pragma unroll
     for (int i = 0; i < M_TILES * 16; i++) sum[i / 16][i / 4 % 4][i % 4] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < KEY_STEPS; step++) {
+    for (int step = from; step < from + VALUE_CHAIN; step++) {
         uint32_t x[M_TILES][4];
         fa_values loaded;
         fa_parts a[M_TILES], even, odd;
@@ -322,7 +322,9 @@ FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t rows, uint
 {
 #pragma unroll
     for (int block = 0; block < D_TILES / VALUE_TILES; block++)
-        add_values_block(o, p, rows, v, block);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step += VALUE_CHAIN)
+            add_value_chain(o, p, rows, v, step, block);
 }
 
 #else
