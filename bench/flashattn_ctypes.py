@@ -65,6 +65,8 @@ class Options(C.Structure):
         ("attention_chunk", C.c_int64),
         ("k_scale", C.c_void_p),
         ("v_scale", C.c_void_p),
+        ("precision", C.c_int),
+        ("reserved_2", C.c_int32),
     ]
 
 

@@ -19,7 +19,7 @@ static const char *const PASS_NAMES[] = {"forward", "backward", "decode", NULL};
 enum { WIDTH = 1024, DECODE_HEADS = 32 };
 
 typedef struct arguments {
-    int pass, dtype, layout, device;
+    int pass, dtype, precision, layout, device;
     int64_t batch, heads, heads_kv, seq_k, dim, dim_v, window[2], threads, repeat;
     cli_list seq;
     bool causal, deterministic, json;
@@ -58,6 +58,7 @@ static measure_case make_case(const arguments *a, int64_t seq)
                           .window_left = a->window[0],
                           .window_right = a->window[1],
                           .device = (fa_device)a->device,
+                          .precision = (fa_precision)a->precision,
                           .threads = (int32_t)a->threads,
                           .repeat = (int)a->repeat};
 }
@@ -103,6 +104,7 @@ static void print_json(const measure_case *c, const result *r)
     cli_json_integer(&j, "dim", c->d);
     cli_json_integer(&j, "dim_v", c->d_v);
     cli_json_text(&j, "dtype", CLI_DTYPE_NAMES[c->dtype]);
+    cli_json_text(&j, "precision", CLI_PRECISION_NAMES[c->precision]);
     cli_json_text(&j, "layout", CLI_LAYOUT_NAMES[c->layout]);
     cli_json_bool(&j, "causal", c->causal);
     cli_json_bool(&j, "deterministic", c->deterministic);
@@ -256,6 +258,10 @@ int cmd_bench(int argc, char **argv)
         SIZE_OPTION("--dim", a.dim, 1, 576, "of q and k (default: 64; decode: 128)"),
         SIZE_OPTION("--dim-v", a.dim_v, 1, 512, "of v and the result (default: --dim)"),
         NAME_OPTION("--dtype", a.dtype, CLI_DTYPE_NAMES, "f32 (default), f16 or bf16"),
+        NAME_OPTION("--precision", a.precision, CLI_PRECISION_NAMES,
+                    "how exactly f32 is multiplied: float32 (default),\n"
+                    "tf32 (rounded to 11 bits, on tensor cores), ieee\n"
+                    "(float32 arithmetic alone)"),
         {.name = "--causal",
          .kind = CLI_FLAG,
          .value = &a.causal,

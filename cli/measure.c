@@ -119,7 +119,8 @@ static fa_options make_options(const measure_case *c)
                         .device = c->device,
                         .window_left = window ? c->window_left : 0,
                         .window_right = window ? c->window_right : 0,
-                        .threads = c->threads};
+                        .threads = c->threads,
+                        .precision = c->precision};
 }
 
 static bool on_cuda(const measure_case *c) { return c->device == FA_DEVICE_CUDA; }

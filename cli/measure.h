@@ -19,6 +19,7 @@ typedef struct measure_case {
     bool causal, deterministic;
     int64_t window_left, window_right; /* -1: no limit */
     fa_device device;
+    fa_precision precision;
     int32_t threads; /* 0: the library's choice */
     int repeat;
 } measure_case;

@@ -25,7 +25,7 @@ typedef struct arguments {
     int64_t diagonal, window[2], attention_chunk, threads;
     double scale, softcap, dropout;
     uint64_t seed;
-    int layout, dtype, device;
+    int layout, dtype, precision, device;
     bool json;
 } arguments;
 
@@ -141,6 +141,14 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
          .help = "computes in f32, f16 or bf16 (default: that of the\n"                            \
                  "files if all of them hold float16 or all bfloat16,\n"                            \
                  "else f32)"},                                                                     \
+        {.name = "--precision",                                                                    \
+         .kind = CLI_CHOICE,                                                                       \
+         .value = &(a)->precision,                                                                 \
+         .meta = "NAME",                                                                           \
+         .choices = CLI_PRECISION_NAMES,                                                           \
+         .help = "how exactly f32 is multiplied: float32 (default),\n"                             \
+                 "tf32 (rounded to 11 bits, on tensor cores), ieee\n"                              \
+                 "(float32 arithmetic alone)"},                                                    \
         {.name = "--device",                                                                       \
          .kind = CLI_CHOICE,                                                                       \
          .value = &(a)->device,                                                                    \
@@ -382,6 +390,7 @@ static void set_options(const arguments *a, problem *p)
     o->dropout_p = (float)a->dropout;
     o->dropout_seed = a->seed;
     o->threads = (int32_t)a->threads;
+    o->precision = (fa_precision)a->precision;
 }
 
 static bool load_problem(const arguments *a, problem *p)

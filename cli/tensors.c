@@ -11,6 +11,7 @@
 #include "convert.h"
 
 const char *const CLI_LAYOUT_NAMES[] = {"bshd", "bhsd", NULL};
+const char *const CLI_PRECISION_NAMES[] = {"float32", "tf32", "ieee", NULL};
 const char *const CLI_DTYPE_NAMES[] = {"f32", "f16", "bf16", NULL};
 const char *const CLI_DEVICE_NAMES[] = {"auto", "cpu", "cuda", NULL};
 

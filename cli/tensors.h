@@ -18,6 +18,7 @@ typedef enum cli_layout {
 /* Names for CLI_CHOICE options, in the order of cli_layout, fa_dtype and fa_device. */
 extern const char *const CLI_LAYOUT_NAMES[];
 extern const char *const CLI_DTYPE_NAMES[];
+extern const char *const CLI_PRECISION_NAMES[]; /* by fa_precision */
 extern const char *const CLI_DEVICE_NAMES[];
 
 /* A tensor with memory of its own. */

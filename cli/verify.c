@@ -17,6 +17,7 @@
 #include "device.h"
 #include "flashattn.h"
 #include "random_problem.h"
+#include "tensors.h"
 #include "verify_classes.h"
 #include "verify_large.h"
 
@@ -25,8 +26,9 @@ enum { NUM_DTYPES = FA_FLOAT8_E4M3 + 1, MAX_JOBS = 64, USUAL_MAX_JOBS = 32 };
 typedef struct arguments {
     int64_t seconds, cases, threads, jobs;
     uint64_t seed, single;
-    bool cases_given, seed_given, single_given, class_given, pass_given, json, large, tiles;
-    int device, class, pass;
+    bool cases_given, seed_given, single_given, class_given, pass_given, dtype_given, json, large,
+        tiles;
+    int device, class, pass, dtype, precision;
 } arguments;
 
 /* What was found for one pass in one dtype. */
@@ -88,6 +90,19 @@ static int parse(int argc, char **argv, arguments *a)
          .choices = passes,
          .given = &a->pass_given,
          .help = "only forward, backward, decode, weights or combine"},
+        {.name = "--dtype",
+         .kind = CLI_CHOICE,
+         .value = &a->dtype,
+         .meta = "NAME",
+         .choices = CLI_DTYPE_NAMES,
+         .given = &a->dtype_given,
+         .help = "only f32, f16 or bf16, for all tensors"},
+        {.name = "--precision",
+         .kind = CLI_CHOICE,
+         .value = &a->precision,
+         .meta = "NAME",
+         .choices = CLI_PRECISION_NAMES,
+         .help = "of float32 inputs: float32 (default), tf32 or ieee"},
         {.name = "--threads",
          .kind = CLI_INTEGER,
          .value = &a->threads,
@@ -128,8 +143,10 @@ static int parse(int argc, char **argv, arguments *a)
     };
     const cli_command command = {
         .name = "verify",
-        .usage = "[--seconds N | --cases N | --case N] [--seed N] [--device NAME] [--class NAME] "
-                 "[--pass NAME] [--jobs N] [--threads N] [--tiles] [--large] [--json]",
+        .usage =
+            "[--seconds N | --cases N | --case N] [--seed N] [--device NAME] [--class NAME] "
+            "[--pass NAME] [--dtype NAME] [--precision NAME] [--jobs N] [--threads N] [--tiles] "
+            "[--large] [--json]",
         .about =
             "Draws random problems over all passes, types and options and compares the results "
             "with\n"
@@ -306,6 +323,9 @@ static void run_worker(worker *mine)
         .focus_name = w->class ? w->class->name : NULL,
         .one_pass = w->a->pass_given,
         .pass = (random_pass)w->a->pass,
+        .one_dtype = w->a->dtype_given,
+        .dtype = (fa_dtype)w->a->dtype,
+        .precision = (fa_precision)w->a->precision,
         .all_passes = true,
         .attend = w->a->device == FA_DEVICE_CUDA ? device_attend : NULL,
         .context = mine->arena,

@@ -151,6 +151,58 @@ VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "f
         .warps = 3, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
 END(forward, sm75)
 
+FAMILY(forward, tf32)
+/* The same source for float32 inputs whose products may be rounded to tf32. Head dims above 256 need 212 KiB of shared
+ * memory (Hopper). */
+VARIANT(forward_tf32_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0,
+        .warps = 4, .split = 1, .group_rows = 32, .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32_d64_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 32, .keys = 64, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .options = 0,
+        .warps = 4, .split = 1, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32_d128_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+/* For shared memory of 99 KiB (Ada, consumer Ampere). */
+VARIANT(forward_tf32_d128_small, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 256, .options = 0,
+        .warps = 4, .split = 2, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 1, .ahead = 8)
+VARIANT(forward_tf32_d256_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_SM80_ALL,
+        .warps = 4, .split = 2, .group_rows = 32, .keys = 32, .stages = 1, .blocks = 1, .ahead = 8)
+VARIANT(forward_tf32_d512, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 512, .options = FA_SM80_ALL,
+        .warps = 4, .split = 2, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 1, .ahead = 8)
+END(forward, tf32)
+
+FAMILY(forward, tf32x3)
+/* Three products in tf32 for each of float32. */
+VARIANT(forward_tf32x3_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = 0,
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32x3_d64_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32x3_d128, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0,
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32x3_d128_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_SM80_ALL,
+        .warps = 4, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 8)
+VARIANT(forward_tf32x3_d256, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0,
+        .warps = 8, .split = 2, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 1, .ahead = 8)
+VARIANT(forward_tf32x3_d256_general, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
+        .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_SM80_ALL,
+        .warps = 8, .split = 2, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 1, .ahead = 8)
+END(forward, tf32x3)
+
 FAMILY(forward, simt)
 VARIANT(forward_simt_d64, .file = "forward_simt/forward_simt", .kernel = "forward_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32, .head_dim = 64, .keys = 64, .chunk = 64, .rows = 4)

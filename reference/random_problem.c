@@ -408,9 +408,21 @@ static void draw_sizes(problem *p, const random_settings *settings)
 
 static fa_dtype draw_dtype(problem *p) { return (fa_dtype)between(p, FA_FLOAT32, FA_BFLOAT16); }
 
+static void set_dtypes(problem *p, fa_dtype dtype)
+{
+    p->in.q.dtype = p->in.k.dtype = p->in.v.dtype = p->out.dtype = p->bias.dtype = dtype;
+    p->dout.dtype = p->dq.dtype = p->dk.dtype = p->dv.dtype = p->dbias.dtype = dtype;
+    p->weights.dtype = dtype;
+    p->mask.dtype = FA_BOOL;
+}
+
 static void draw_dtypes(problem *p, const random_settings *settings)
 {
     fa_dtype common = draw_dtype(p);
+    if (settings->one_dtype) {
+        set_dtypes(p, settings->dtype);
+        return;
+    }
     if (p->checks_exactness) {
         common = p->number % 2 ? FA_FLOAT16 : FA_BFLOAT16;
         p->in.q.dtype = p->in.k.dtype = p->in.v.dtype = p->out.dtype = p->bias.dtype = common;
@@ -755,6 +767,7 @@ static void draw_options(problem *p, const random_settings *settings)
     fa_options *o = &p->in.options;
     o->size = sizeof *o;
     o->device = settings->device;
+    if (p->pass != RANDOM_COMBINE) o->precision = settings->precision;
     o->threads = settings->threads ? settings->threads : (int32_t)between(p, 1, 3);
     if (p->checks_exactness) {
         draw_peaked_options(p);
@@ -1182,7 +1195,7 @@ static void check_forward(problem *p, const random_settings *settings, random_re
     ref_forward(&p->in, &out, &lse);
     ref_check_tensor(&result->report, "out", &p->out, &out);
     if (p->lse) ref_check_floats(&result->report, "lse", p->lse, &lse);
-    if (p->checks_exactness) {
+    if (p->checks_exactness && p->in.q.dtype != FA_FLOAT32) {
         ref_array rounded;
         ref_forward_rounded(&p->in, p->out.dtype, &rounded);
         ref_check_exactness(&result->report, "out", &p->out, &out, &rounded, allowed_distance(p));
@@ -1431,19 +1444,19 @@ static void make_attention(problem *p, const random_settings *settings)
 
 static void make_parts(problem *p, const random_settings *settings)
 {
-    fa_dtype common = draw_dtype(p);
+    fa_dtype common = settings->one_dtype ? settings->dtype : draw_dtype(p);
     int64_t rows = p->batch * p->heads_q * p->n_q;
     draw_options(p, settings);
     p->in.q.dtype = common;
     p->num_parts = between(p, 0, MAX_PARTS);
-    p->out.dtype = once_in(p, 2) ? common : draw_dtype(p);
+    p->out.dtype = settings->one_dtype || once_in(p, 2) ? common : draw_dtype(p);
     set_shape(&p->out, p->batch, p->n_q, p->heads_q, p->d_v);
     make_tensor(p, "out", &p->out, false, false);
     if (!once_in(p, 4)) p->lse = make_output_floats(p, "lse", rows);
     for (int64_t n = 0; n < p->num_parts; n++) {
         fa_tensor *t = &p->parts[n];
         *t = p->out;
-        t->dtype = once_in(p, 4) ? draw_dtype(p) : common;
+        t->dtype = !settings->one_dtype && once_in(p, 4) ? draw_dtype(p) : common;
         make_tensor(p, "part", t, true, false);
         p->part_lse[n] = make_random_floats(p, "part_lse", rows, -20, 20);
         for (int64_t b = 0; b < p->batch; b++)
@@ -1489,15 +1502,19 @@ static void say_how_to_reproduce(uint64_t number, const random_settings *setting
                                  random_result *result)
 {
     const char *isa = getenv("FA_CPU_ISA");
-    char threads[32] = "", focus[32] = "", pass[24] = "";
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    static const char *const precisions[] = {"", " --precision tf32", " --precision ieee"};
+    char threads[32] = "", focus[32] = "", pass[24] = "", dtype[16] = "";
     if (settings->threads)
         snprintf(threads, sizeof threads, " --threads %d", (int)settings->threads);
     if (settings->focus_name) snprintf(focus, sizeof focus, " --class %s", settings->focus_name);
     if (settings->one_pass)
         snprintf(pass, sizeof pass, " --pass %s", random_pass_name(settings->pass));
+    if (settings->one_dtype) snprintf(dtype, sizeof dtype, " --dtype %s", dtypes[settings->dtype]);
     snprintf(result->reproduce, sizeof result->reproduce,
-             "%s%.16s%sflashattn verify%s%s --case %" PRIu64 "%s%s", isa ? "FA_CPU_ISA=" : "",
-             isa ? isa : "", isa ? " " : "", focus, pass, number, threads,
+             "%s%.16s%sflashattn verify%s%s%s%s --case %" PRIu64 "%s%s", isa ? "FA_CPU_ISA=" : "",
+             isa ? isa : "", isa ? " " : "", focus, pass, dtype, precisions[settings->precision],
+             number, threads,
              settings->device == FA_DEVICE_CUDA ? " --device cuda"
              : settings->tiles                  ? " --tiles"
                                                 : "");

@@ -95,6 +95,9 @@ typedef struct random_settings {
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
     bool one_pass;          /* only problems of this pass */
     random_pass pass;
+    bool one_dtype; /* all tensors of this type */
+    fa_dtype dtype;
+    fa_precision precision; /* of all problems */
     /* Computes instead of the library's own calls, for example in other memory: forward and decode,
      * and with all_passes the others too; without, there are no problems of them. If it fails, message
      * (of that size) says why; if a result is wrong, it says how, and the status is RANDOM_WRONG. */
@@ -109,7 +112,7 @@ typedef struct random_result {
     fa_status status; /* of the call that failed, else FA_OK */
     ref_report report;
     char description[800]; /* one line */
-    char reproduce[144];   /* a command line */
+    char reproduce[176];   /* a command line */
 } random_result;
 
 /* Draws problem number `number` and checks it. May run in several threads at once. */

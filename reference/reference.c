@@ -72,6 +72,16 @@ static bool rounds_weights(const ref_inputs *in, bool cuda)
     return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
 }
 
+/* Half an epsilon of tf32: a float32's exponent, and 11 bits with the one in front. */
+#define TF32_ROUNDING 0x1p-11
+
+/* Whether the forward on tensor cores may take all operands in tf32. */
+static bool rounds_operands(const ref_inputs *in, bool cuda)
+{
+    return cuda && in->options.precision == FA_PRECISION_TF32 && in->q.dtype == FA_FLOAT32 &&
+           in->k.dtype == FA_FLOAT32 && in->v.dtype == FA_FLOAT32;
+}
+
 ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
 {
     bool cuda = in->options.device == FA_DEVICE_CUDA;
@@ -79,6 +89,7 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
                       .out = ref_epsilon(out) / 2,
                       .out_tiny = ref_smallest(out)};
     r.cap = r.sum;
+    if (rounds_operands(in, cuda)) r.operand = r.weight = TF32_ROUNDING;
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
     if (cuda) {
@@ -311,19 +322,27 @@ static double descale(const loaded *l, const float *factors, int64_t b, int64_t 
 typedef struct row {
     int64_t n_k;
     double *x, *x_error; /* logits after step 5; errors are absolute                        */
+    double *x_moved;     /* how far rounding the operands to tf32 may move them besides     */
     double *slope,
         *slope_error;    /* derivative of step 2                                            */
     double *p, *p_error; /* step 7                                                          */
     double *keep;        /* step 8's factor                                                 */
-    double lse, lse_error;
+    double lse, lse_error, lse_moved;
     double p_sink,
         p_sink_error; /* the sink's share                                                */
 } row;
 
 static row row_new(int64_t n_k)
 {
-    row r = {n_k,        zeros(n_k), zeros(n_k), zeros(n_k), zeros(n_k), zeros(n_k),
-             zeros(n_k), zeros(n_k), 0,          0,          0,          0};
+    row r = {.n_k = n_k,
+             .x = zeros(n_k),
+             .x_error = zeros(n_k),
+             .x_moved = zeros(n_k),
+             .slope = zeros(n_k),
+             .slope_error = zeros(n_k),
+             .p = zeros(n_k),
+             .p_error = zeros(n_k),
+             .keep = zeros(n_k)};
     return r;
 }
 
@@ -331,11 +350,24 @@ static void row_free(row *r)
 {
     free(r->x);
     free(r->x_error);
+    free(r->x_moved);
     free(r->slope);
     free(r->slope_error);
     free(r->p);
     free(r->p_error);
     free(r->keep);
+}
+
+/*
+ * How far a sum of products of rounded operands may be from the sum: each factor's error is at most u times it.
+ * At worst that is 2 u times the sum of the magnitudes. But errors are independent with mean 0, as those of weights
+ * are (ref_weights_error): the standard deviation of the sum is at most u sqrt(2 / 3 sum (x y)^2), and 6.9 times
+ * that is the second bound. What all of a row's numbers have in common, because they are equal, is as much as
+ * 2 u times the sum itself.
+ */
+static double moved_by_operands(double u, double dot, double magnitude, double square)
+{
+    return u * fmin(2 * magnitude, 4 * sqrt(2 * square) + 2 * fabs(dot));
 }
 
 /* Steps 1 to 5 for one key. */
@@ -346,7 +378,7 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
     const double eps = l->in->rounding.sum;
     int64_t head_kv = h / (l->heads_q / l->heads_kv), block, key_row;
     r->x[j] = -INFINITY;
-    r->x_error[j] = 0;
+    r->x_error[j] = r->x_moved[j] = 0;
     r->slope[j] = 1;
     r->slope_error[j] = 0;
     if (!ref_may_see(l->in, item, h, i, j)) return;
@@ -356,10 +388,11 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
     const double *k = row_of(&l->k, block, key_row, head_kv);
     double factor = l->scale * descale(l, o->q_descale, item->b, head_kv) *
                     descale(l, o->k_descale, item->b, head_kv);
-    double dot = 0, magnitude = 0;
+    double dot = 0, magnitude = 0, square = 0;
     for (int64_t c = 0; c < l->d; c++) {
         dot += q[c] * k[c];
         magnitude += fabs(q[c] * k[c]);
+        square += q[c] * k[c] * (q[c] * k[c]);
     }
     double x = factor * dot, error = eps * fabs(factor) * magnitude;
     if (o->softcap > 0) {
@@ -382,6 +415,9 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
     }
     r->x[j] = x;
     r->x_error[j] = error;
+    if (l->in->rounding.operand > 0)
+        r->x_moved[j] = r->slope[j] * fabs(factor) *
+                        moved_by_operands(l->in->rounding.operand, dot, magnitude, square);
 }
 
 /* Step 6: log(exp(sink) + sum exp(x)), the largest taken out first so that nothing overflows. */
@@ -414,11 +450,12 @@ static void compute_row(const loaded *l, const ref_item *item, int64_t h, int64_
     r->lse = log_sum_exp(r->x, r->n_k, sink);
 
     r->p_sink = weight_of(sink, r->lse);
-    r->lse_error = 0;
+    r->lse_error = r->lse_moved = 0;
     for (int64_t j = 0; j < r->n_k; j++) {
         r->p[j] = weight_of(r->x[j], r->lse);
         r->keep[j] = keep_factor(l->in, item, h, i, j);
         r->lse_error += r->p[j] * r->x_error[j];
+        r->lse_moved += r->p[j] * r->x_moved[j];
     }
     if (isfinite(r->lse)) r->lse_error += rounding->sum * (1 + fabs(r->lse));
     for (int64_t j = 0; j < r->n_k; j++)
@@ -470,6 +507,32 @@ static void add_weights_error(const loaded *l, const ref_item *item, int64_t hea
     }
 }
 
+/* What rounding queries, keys and values to tf32 adds to the errors of the row. Logit j moves by at most
+ * x_moved, its weight by a factor of at most 1 + e_j = exp(x_moved), and out by sum e_j p_j (v_j - out) to first order; as these errors are independent, by no more than the root of the
+ * sum of the squares of these terms, twice for rows whose keys are not all different. Values move it as weights do,
+ * and where they are all equal by as much as one of them. */
+static void add_operands_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
+                               double factor, const double *out_row, double *error_row)
+{
+    const double u = l->in->rounding.operand;
+    int64_t block, key_row;
+    for (int64_t c = 0; c < l->d_v; c++) {
+        double worst = 0, square = 0, magnitude = 0, p2_square = 0;
+        for (int64_t j = 0; j < r->n_k; j++) {
+            if (r->x[j] == -INFINITY) continue;
+            ref_key_place(l->in, item, j, &block, &key_row);
+            const double x = r->keep[j] * factor * row_of(&l->v, block, key_row, head_kv)[c];
+            const double moved = r->p[j] * expm1(r->x_moved[j]) * (x - out_row[c]);
+            worst += fabs(moved);
+            square += moved * moved;
+            magnitude += r->p[j] * fabs(x);
+            p2_square += r->p[j] * r->p[j] * x * x;
+        }
+        error_row[c] += fmin(worst, 2 * sqrt(square)) +
+                        u * fmin(magnitude, 4 * sqrt(p2_square) + fabs(out_row[c]));
+    }
+}
+
 /* Step 9 for one query, into out_row and its error (d_v). */
 static void compute_output(const loaded *l, const ref_item *item, int64_t h, const row *r,
                            double *out_row, double *error_row)
@@ -489,6 +552,8 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
     }
     if (l->in->rounding.weight > 0)
         add_weights_error(l, item, head_kv, r, factor, out_row, error_row);
+    if (l->in->rounding.operand > 0)
+        add_operands_error(l, item, head_kv, r, factor, out_row, error_row);
 }
 
 void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
@@ -510,7 +575,7 @@ void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
                 compute_output(&l, &item, h, &r, row_of(out, item.block_q, token, h),
                                error_row_of(out, item.block_q, token, h));
                 lse->value[at] = r.lse;
-                lse->error[at] = r.lse_error;
+                lse->error[at] = r.lse_error + r.lse_moved;
             }
         row_free(&r);
     }
@@ -708,6 +773,13 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
     }
 }
 
+/* The backward's weights are exact but for the log-sum-exp, which the forward has computed of rounded operands. */
+static void move_weights(row *r)
+{
+    for (int64_t j = 0; j < r->n_k; j++) r->p_error[j] += r->p[j] * expm1(r->lse_moved);
+    r->p_sink_error += r->p_sink * expm1(r->lse_moved);
+}
+
 static void backward_query(const backward *w, const row *r)
 {
     for (int64_t j = 0; j < r->n_k; j++) backward_pair(w, r, j);
@@ -756,6 +828,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
                               rounds ? &rounded : NULL};
                 compute_row(&l, &item, h, i, &r);
                 compute_output(&l, &item, h, &r, out, out_error);
+                move_weights(&r);
                 w.sums = compute_delta(&l, w.dout, out, out_error, dlse ? (double)dlse[lse_at] : 0);
                 backward_query(&w, &r);
             }

@@ -340,6 +340,7 @@ static fa_status check_flags(const fa_options *o)
                " that this version knows",
                o->flags, ALL_FLAGS);
     FA_REQUIRE(o->reserved == 0, "options.reserved is %" PRId32 ": expected 0", o->reserved);
+    FA_REQUIRE(o->reserved_2 == 0, "options.reserved_2 is %" PRId32 ": expected 0", o->reserved_2);
     return FA_OK;
 }
 
@@ -391,6 +392,11 @@ static fa_status check_companions(const fa_options *o)
 
 static fa_status check_ranges(const fa_options *o)
 {
+    const int precision = (int)o->precision;
+    FA_REQUIRE(precision >= FA_PRECISION_FLOAT32 && precision <= FA_PRECISION_IEEE,
+               "options.precision is %d: expected FA_PRECISION_FLOAT32, FA_PRECISION_TF32 or "
+               "FA_PRECISION_IEEE",
+               precision);
     FA_REQUIRE(isfinite(o->scale), "options.scale is %g: expected a finite number",
                (double)o->scale);
     FA_REQUIRE(isfinite(o->softcap) && o->softcap >= 0.0f,
@@ -496,6 +502,12 @@ static void set_dropout(const fa_arguments *a, fa_problem *p)
     }
 }
 
+/* fa_weights has no values, whose dtype is then 0: float32. */
+static bool is_float32(const fa_problem *p)
+{
+    return p->q.dtype == FA_FLOAT32 && p->k.dtype == FA_FLOAT32 && p->v.dtype == FA_FLOAT32;
+}
+
 /* The options that need no more than a copy. Comes after the shapes: the scale depends on d. */
 static void set_options(const fa_arguments *a, fa_problem *p)
 {
@@ -503,6 +515,7 @@ static void set_options(const fa_arguments *a, fa_problem *p)
     bool window = o->flags & FA_WINDOW, scale = o->flags & FA_SCALE || o->scale != 0.0f;
     p->scale = scale ? o->scale : (float)(1.0 / sqrt((double)p->d));
     p->softcap = o->softcap;
+    p->precision = is_float32(p) ? o->precision : FA_PRECISION_FLOAT32;
     p->causal = o->flags & FA_CAUSAL;
     p->diagonal_given = o->flags & FA_DIAGONAL;
     p->deterministic = o->flags & FA_DETERMINISTIC;
@@ -1574,6 +1587,7 @@ static const struct unused_option {
     UNUSED(seqlens_k), UNUSED(max_seqlen_q), UNUSED(max_seqlen_k), UNUSED(block_table),
     UNUSED(block_table_stride), UNUSED(q_descale), UNUSED(k_descale), UNUSED(v_descale),
     UNUSED(attention_chunk), UNUSED(k_scale), UNUSED(v_scale),
+    UNUSED(precision),
 #undef UNUSED
     /* clang-format on */
 };

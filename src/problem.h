@@ -40,7 +40,8 @@ typedef struct fa_problem {
     int64_t blocks_k; /* entries of axis 0 of k, v: batch, 1 if packed, the page count if paged */
     float *lse;       /* (blocks_q, heads_q, rows_q), may be NULL in forward */
 
-    float scale, softcap; /* softcap 0: none */
+    fa_precision precision; /* FA_PRECISION_FLOAT32 unless q, k and v are float32 */
+    float scale, softcap;   /* softcap 0: none */
     bool causal, diagonal_given, deterministic, batch_invariant;
     int64_t diagonal;                  /* if diagonal_given; else n_k - n_q of each sequence */
     int64_t window_left, window_right; /* -1: no limit */

@@ -4,6 +4,7 @@
 #ifndef FA_KERNELS_COMMON_MMA_CUH
 #define FA_KERNELS_COMMON_MMA_CUH
 
+#include "common/device.cuh"
 #include "common/element.h"
 #include "ptx/mma.cuh"
 
@@ -11,7 +12,14 @@
 #error "common/mma.cuh: ELEMENT is missing"
 #endif
 
-/* c (16 x 8) += a (16 x 16) b (16 x 8); fragments as in ptx/mma.cuh. */
+/* Rounded to tf32, to the nearest, ties away from 0, as cvt.rna.tf32 does it: mma drops the last 13 bits. What is not
+ * finite stays: a NaN of all ones would become 0. */
+FA_DEVICE uint32_t fa_to_tf32(uint32_t x)
+{
+    return fabsf(fa_bits_float(x)) < INFINITY ? x + 0x1000u : x;
+}
+
+/* c (16 x 8) += a (16 x 16) b (16 x 8); in tf32 a (16 x 8) b (8 x 8). Fragments as in ptx/mma.cuh. */
 FA_DEVICE void fa_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -19,7 +27,9 @@ FA_DEVICE void fa_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
                         b0); /* fragments are halves of those of the larger product */
     ptx_mma_m16n8k8_f16(c, a[2], a[3], b1);
 #else
-    if (ELEMENT == FA_ELEMENT_BFLOAT16) ptx_mma_m16n8k16_bf16(c, a, b0, b1);
+    if (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
+        ptx_mma_m16n8k8_tf32(c, a, b0, b1);
+    else if (ELEMENT == FA_ELEMENT_BFLOAT16) ptx_mma_m16n8k16_bf16(c, a, b0, b1);
     else ptx_mma_m16n8k16_f16(c, a, b0, b1);
 #endif
 }

@@ -1,6 +1,6 @@
 /*
  * Attention forward on tensor cores by mma.sync, from Ampere on: FlashAttention-2, algorithm 1 (arXiv:2307.08691,
- * section 3.1), in float16 or bfloat16 with float32 sums, with every option of the API. Compiled with ARCHITECTURE
+ * section 3.1), in float16, bfloat16 or tf32 with float32 sums, with every option of the API. Compiled with ARCHITECTURE
  * 75 it
  * runs on Turing, in float16.
  *
@@ -48,7 +48,12 @@ FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, con
     const fa_seen *mine = &w->group[group_id()];
     if (first >= mine->to || first + KEYS <= mine->from) return false;
     find_queries(q, at);
-    make_scores(s, q, stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id()));
+    const uint32_t k = stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id());
+#if THREE_PRODUCTS
+    if (w->recompute) make_careful_scores(s, q, k);
+    else
+#endif
+        make_scores(s, q, k);
 #if OPTIONS
     apply_options(p, t, w, first + own_key(), logit_scale, s);
 #else
@@ -70,6 +75,12 @@ FA_DEVICE bool load_and_multiply(const fa_attention_params *p, fa_block *b, cons
     const fa_next_tile c = find_next_tile(b, at, n);
     fa_key_tiles *w = &b->now.keys;
     bool here = false;
+#if TF32 && !THREE_PRODUCTS
+    if (n == 0) {
+        wait_for_copies(); /* this thread's own */
+        round_queries(at);
+    }
+#endif
     if (n >= 0) sync_block(w, at, n, STAGES == 2 && searched);
     if (n == 0) load_query_fragments(q, at);
     if (STAGES == 2) {
@@ -92,7 +103,7 @@ FA_DEVICE void add_tracked_values(const fa_memory *at, const fa_weights *p, uint
                                   bool nonfinite, fa_output *o)
 {
     const uint32_t rows = weight_rows(at);
-    if (nonfinite || UNTRACKED) add_nonfinite_values(o, p, rows, value_fragments(tile));
+    if (nonfinite || PLAIN_LOOP) add_nonfinite_values(o, p, rows, value_fragments(tile));
     else add_values(o, p, rows, value_fragments(tile));
 }
 
@@ -113,7 +124,7 @@ FA_DEVICE void add_tracked_tile(const fa_attention_params *p, const fa_tile *t,
     add_tracked_values(at, &weights, stage(at, at->v, n), nonfinite, o);
 }
 
-#if UNTRACKED
+#if PLAIN_LOOP
 
 /* ---- Plain key tiles ------------------------------------------------------------------------- */
 
@@ -124,10 +135,10 @@ FA_DEVICE void multiply_and_issue(const fa_attention_params *p, const fa_memory 
 {
     const uint32_t k = stage(at, path->k, n);
     clear_scores(s);
-    add_scores(s, q, k, 0, 1);
+    add_scores(s, q, k, 0, FIRST_STEPS);
     if (STAGES == 2) issue_next(p, at, n, path);
     else issue_whole_values(p, path, path->copy);
-    add_scores(s, q, k, 1, D_STEPS);
+    add_scores(s, q, k, FIRST_STEPS, D_STEPS);
 }
 
 /* The softmax and O += P V. With one stage it issues the copies of the next keys. */
@@ -135,16 +146,16 @@ FA_DEVICE int weigh_and_issue(const fa_attention_params *p, const fa_memory *at,
                               fa_path *path, float scale, const fa_scores *s, fa_output *o)
 {
     const uint32_t v = stage(at, path->v, n);
-    if (path->peaked) update_max(at, o, s, scale);
+    if (is_tracked(path)) update_max(at, o, s, scale);
 #if SPLIT == 1
     fa_weights weights;
     float sum[M_TILES][2] = {{0.0f}};
     weigh_first_chunk(&weights, s, o, scale, sum);
     if (STAGES == 1) issue_next(p, at, n, path);
-    return multiply_chunks(o, &weights, s, scale, v, sum, path->bound, path->peaked);
+    return multiply_chunks(o, &weights, s, scale, v, sum, path->bound, is_tracked(path));
 #else
     if (STAGES == 1) issue_next(p, at, n, path);
-    return weigh_tile(o, s, scale, at, v, path->bound, path->peaked);
+    return weigh_tile(o, s, scale, at, v, path->bound, is_tracked(path));
 #endif
 }
 
@@ -224,20 +235,21 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     fa_queries q;
     if (!b->loading) issue_queries(p, t, at->q);
     fa_path path = find_path(p, w, at, 1, STAGES - 1);
-    if (UNTRACKED) hold_path(&path);
+    if (PLAIN_LOOP) hold_path(&path);
     const int tiles = w->tiles;
-#if UNTRACKED
+#if PLAIN_LOOP
     /* The first tile is not plain: it finds the bases. */
-    const int plain_from = w->plain_from > 0 ? w->plain_from : 1, plain_to = w->plain_to - 1;
+    const int plain_from = w->plain_from > 0 ? w->plain_from : 1;
+    const int plain_to = THREE_PRODUCTS && w->recompute ? 0 : w->plain_to - 1;
 #endif
 #pragma unroll 1
     for (int n = b->loading ? 0 : -1; n < tiles; n++) {
         fa_scores s;
         bool nonfinite = false; /* whether not all values of the tile are finite */
-#if UNTRACKED
+#if PLAIN_LOOP
         int done = 0; /* chunks of the tile that have been added */
-        bool tracked = n == 0 || path.peaked;
-        if (n == plain_from) judge_rows(o, n, &path);
+        bool tracked = n == 0 || is_tracked(&path);
+        if (UNTRACKED && n == plain_from) judge_rows(o, n, &path);
         if (n >= plain_from && n < plain_to) {
             done = add_plain_tiles(p, w, at, &n, &path, &q, scale, &s, o);
             if (done == CHUNKS) continue;
@@ -246,13 +258,13 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #endif
         {
             const int first = n * KEYS;
-            const bool searched =
-                w->recompute && n >= 0 &&
-                (hides || first < w->block.all_from || first + KEYS > w->block.all_to);
+            const bool searched = w->recompute && n >= 0 &&
+                                  (THREE_PRODUCTS || hides || first < w->block.all_from ||
+                                   first + KEYS > w->block.all_to);
             if (!load_and_multiply(p, b, at, n, &path, &q, searched, logit_scale, &s)) continue;
             nonfinite = searched && nonfinite_values(w);
         }
-#if UNTRACKED
+#if PLAIN_LOOP
         if (!nonfinite) {
             add_untracked_tile(o, &s, scale, at, value_fragments(stage(at, at->v, n)), done,
                                path.bound, tracked);

@@ -41,15 +41,21 @@ typedef struct fa_scores {
 } fa_scores;
 
 /* P rounded to 16 bits: [m][n][h] is an x2. Two neighbours along n are an A fragment. Warps that share rows need
- * the weights of all keys: they store theirs to shared memory. */
+ * the weights of all keys: they store theirs to shared memory.
+ *
+ * In tf32 [m][n] is an A fragment: of a row, a thread has columns t and t + 4 of it, and of the scores keys 2t and
+ * 2t + 1 of 8. So these keys count as columns t and t + 4, and the rows of V are taken in the same order: no weight
+ * moves to another thread. */
 typedef struct fa_weights {
 #if SPLIT == 1
-    uint32_t at[M_TILES][KEY_TILES][2];
+    uint32_t at[M_TILES][KEY_TILES][TF32 ? 4 : 2];
 #else
-    uint32_t at; /* the address of this lane's x2 [0][0][0] */
+    uint32_t at; /* the address of this lane's first weights [0][0][0] */
 #endif
 } fa_weights;
 
+/* O: columns 8n + 2t and 8n + 2t + 1 in [m][n]. In tf32 column 32b + 8t + 4c + i in [m][4b + i][2h + c]: a thread has 8
+ * neighbours of 32. */
 typedef struct fa_output {
     float at[M_TILES][D_TILES][4];
     float max[M_TILES][2]; /* in powers of two */
@@ -105,10 +111,17 @@ FA_DEVICE uint32_t key_lane(int lane)
     return (uint32_t)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16);
 }
 
-/* The address that this lane passes for its first fragment of values. */
+/* The address that this lane passes for its first fragment of values. In tf32, where no instruction transposes, it
+ * loads four columns of keys 2t and 2t + 1 by itself: units of 16 bytes, t and g apart by an even number and by one, so
+ * that the 8 lanes that are served at once find theirs in different banks. */
 FA_DEVICE uint32_t value_fragments(uint32_t tile)
 {
+#if TF32
+    const int lane = lane_id();
+    return tile + (uint32_t)(share_id() * COLUMNS * 4 + lane % 4 * 2 * PITCH + lane / 4 * 16);
+#else
     return tile + (uint32_t)(share_id() * COLUMNS * 2) + value_lane(lane_id());
+#endif
 }
 
 /* ---- What the warps of a group pass to each other -------------------------------------------- */
@@ -128,13 +141,39 @@ FA_DEVICE fa_weights find_weights(const fa_memory *at)
 {
     fa_weights p = {0};
 #if SPLIT > 1
-    p.at = group_weights(at) +
-           (uint32_t)(lane_id() / 4 * WEIGHTS_PITCH + own_key() * 2 + lane_id() % 4 * 4);
+    p.at = group_weights(at) + (uint32_t)(lane_id() / 4 * WEIGHTS_PITCH +
+                                          own_key() * ELEMENT_BYTES + lane_id() % 4 * 4);
 #else
     (void)at;
 #endif
     return p;
 }
+
+#if TF32
+
+FA_DEVICE uint32_t is_not_finite(uint32_t x) { return (x & 0x7f800000u) == 0x7f800000u; }
+
+/* The weights of keys 8n + 2t (c 0) and 8n + 2t + 1. */
+FA_DEVICE uint32_t get_weight(const fa_weights *p, int m, int n, int half, int c)
+{
+#if SPLIT > 1
+    return ptx_ld_shared_u32(p->at +
+                             (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 32 * n + 16 * c));
+#else
+    return p->at[m][n][2 * c + half];
+#endif
+}
+
+FA_DEVICE void set_weight(fa_weights *p, int m, int n, int half, int c, uint32_t x)
+{
+#if SPLIT > 1
+    ptx_st_shared_u32(p->at + (uint32_t)((16 * m + 8 * half) * WEIGHTS_PITCH + 32 * n + 16 * c), x);
+#else
+    p->at[m][n][2 * c + half] = x;
+#endif
+}
+
+#else
 
 #if OPTIONS
 FA_DEVICE uint32_t get_x2(const fa_weights *p, int m, int n, int half)
@@ -155,6 +194,8 @@ FA_DEVICE void set_x2(fa_weights *p, int m, int n, int half, uint32_t x2)
     p->at[m][n][half] = x2;
 #endif
 }
+
+#endif
 
 /* Stores a number for each row, for the other warps of the group. All four lanes of a row hold the same. */
 FA_DEVICE void share_with_group(const fa_memory *at, float x[M_TILES][2])

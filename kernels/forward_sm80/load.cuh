@@ -11,6 +11,7 @@
 #define FA_KERNELS_FORWARD_SM80_LOAD_CUH
 
 #include "common/flat_rows.h"
+#include "common/mma.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
@@ -26,7 +27,8 @@ enum {
                   : MAX_ROWS_A_PASS >= 16 ? 16
                   : MAX_ROWS_A_PASS >= 8  ? 8
                   : MAX_ROWS_A_PASS >= 4  ? 4
-                                          : 2,
+                  : MAX_ROWS_A_PASS >= 2  ? 2
+                                          : 1,
     COPIERS = ROWS_A_PASS * ROW_VECTORS
 };
 static_assert(KEYS % ROWS_A_PASS == 0 && QUERIES % ROWS_A_PASS == 0, "whole passes");
@@ -56,10 +58,15 @@ FA_DEVICE void wait_for_copies(void)
 #endif
 }
 
-/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
+/* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
     uint32_t x2[4];
+#if TF32
+    const uint32_t *x = (const uint32_t *)row + column;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x2[i] = column + i < columns ? x[i] : 0;
+#else
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint16_t *x = (const uint16_t *)row + column + 2 * i;
@@ -67,6 +74,7 @@ FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
         const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
         x2[i] = low | high << 16;
     }
+#endif
     return make_uint4(x2[0], x2[1], x2[2], x2[3]);
 }
 
@@ -76,14 +84,14 @@ FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 FA_DEVICE void gather_queries(const fa_attention_params *p, const fa_tile *t, int64_t count,
                               uint32_t tile)
 {
-    const int column = 8 * copied_vector();
+    const int column = VECTOR * copied_vector();
 #pragma unroll 1
     for (int r = copied_row(); r < QUERIES; r += ROWS_A_PASS) {
         uint4 x = make_uint4(0, 0, 0, 0);
         if (r < count && column < p->d)
             x = gather_vector(fa_view_row(&p->q, t->block_q, t->start_q + t->first + r, t->head),
                               column, p->d);
-        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * ELEMENT_BYTES), x);
     }
 }
 
@@ -91,15 +99,16 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_tile *t, uin
 {
     if (!is_copier()) return;
     const int64_t count = t->n_q - t->first;
-    if (p->q.vector != 8) {
+    if (!is_vectored(&p->q)) {
         gather_queries(p, t, count, tile);
         return;
     }
-    const int column = 8 * copied_vector();
+    const int column = VECTOR * copied_vector();
     const int64_t first = t->start_q + t->first + copied_row();
-    const int64_t ahead = 2 * ROWS_A_PASS * p->q.stride[1];
-    const char *row = p->q.data + 2 * (t->block_q * p->q.stride[0] + first * p->q.stride[1] +
-                                       t->head * p->q.stride[2] + column);
+    const int64_t ahead = ELEMENT_BYTES * ROWS_A_PASS * p->q.stride[1];
+    const char *row =
+        p->q.data + ELEMENT_BYTES * (t->block_q * p->q.stride[0] + first * p->q.stride[1] +
+                                     t->head * p->q.stride[2] + column);
     const int rows = column < p->d ? (int)fa_min64(count, QUERIES) : 0;
 #pragma unroll
     for (int r = 0; r < QUERIES; r += ROWS_A_PASS, row += ahead)
@@ -116,14 +125,14 @@ FA_DEVICE bool is_seen(const fa_key_tiles *w, int j)
 FA_DEVICE void gather_rows(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
                            const fa_key_tiles *w, int first, int columns, uint32_t tile)
 {
-    const int column = 8 * copied_vector();
+    const int column = VECTOR * copied_vector();
 #pragma unroll 1
     for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS) {
         const int j = first + r;
         uint4 x = make_uint4(0, 0, 0, 0);
         if (is_seen(w, j) && column < columns)
             x = gather_vector(fa_key_row(p, v, t, w->start + j), column, columns);
-        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * ELEMENT_BYTES), x);
     }
 }
 
@@ -160,15 +169,17 @@ FA_DEVICE void issue_rows(const fa_attention_params *p, const fa_kernel_view *v,
                           uint32_t tile)
 {
     if (!is_copier()) return;
-    if (v->vector != 8) {
+    if (!is_vectored(v)) {
         gather_rows(p, v, t, w, first, columns, tile);
         return;
     }
     const uint32_t to = copied_address(tile);
-    const bool inside = 8 * copied_vector() < columns;
+    const bool inside = VECTOR * copied_vector() < columns;
     const int j = first + copied_row();
     if (p->block_table) issue_paged_rows(p, v, t, w, j, inside, to);
-    else issue_plain_rows(rows + 16 * copied_vector(), 2 * v->stride[1], w, j, inside, to);
+    else
+        issue_plain_rows(rows + 16 * copied_vector(), ELEMENT_BYTES * v->stride[1], w, j, inside,
+                         to);
 }
 
 /* ---- Key tiles that are copied whole --------------------------------------------------------- */
@@ -188,7 +199,7 @@ typedef struct fa_path {
 FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_key_tiles *w,
                             const fa_memory *at, int keys, int values)
 {
-    const int row = copied_row(), column = 8 * copied_vector(), lane = lane_id();
+    const int row = copied_row(), column = VECTOR * copied_vector(), lane = lane_id();
     fa_path path;
     path.q = at->q + (uint32_t)(group_row() * PITCH) + value_lane(lane);
     path.k = at->k + (uint32_t)(own_key() * PITCH) + key_lane(lane);
@@ -196,12 +207,15 @@ FA_DEVICE fa_path find_path(const fa_attention_params *p, const fa_key_tiles *w,
     path.copy = copied_address(at->k);
     path.k_inside = is_copier() && column < p->d;
     path.v_inside = is_copier() && column < p->d_v;
-    path.k_row = w->k + 2 * (p->k.stride[1] * (row + keys * KEYS) + column);
-    path.v_row = w->v + 2 * (p->v.stride[1] * (row + values * KEYS) + column);
+    path.k_row = w->k + ELEMENT_BYTES * (p->k.stride[1] * (row + keys * KEYS) + column);
+    path.v_row = w->v + ELEMENT_BYTES * (p->v.stride[1] * (row + values * KEYS) + column);
     path.bound = FA_SUM_BOUND;
     path.peaked = true;
     return path;
 }
+
+/* In tf32 all key tiles are tracked. */
+FA_DEVICE bool is_tracked(const fa_path *path) { return !UNTRACKED || path->peaked; }
 
 FA_DEVICE void hold_path(fa_path *path)
 {
@@ -224,16 +238,16 @@ FA_DEVICE const char *issue_whole(const char *row, int64_t pitch, bool inside, u
 
 FA_DEVICE void issue_whole_keys(const fa_attention_params *p, fa_path *path, uint32_t to)
 {
-    path->k_row = issue_whole(path->k_row, 2 * p->k.stride[1], path->k_inside, to);
+    path->k_row = issue_whole(path->k_row, ELEMENT_BYTES * p->k.stride[1], path->k_inside, to);
 }
 
 FA_DEVICE void issue_whole_values(const fa_attention_params *p, fa_path *path, uint32_t to)
 {
-    path->v_row =
-        issue_whole(path->v_row, 2 * p->v.stride[1], path->v_inside, to + STAGES * TILE_BYTES);
+    path->v_row = issue_whole(path->v_row, ELEMENT_BYTES * p->v.stride[1], path->v_inside,
+                              to + STAGES * TILE_BYTES);
 }
 
-#if UNTRACKED
+#if PLAIN_LOOP
 /* Issues the copies of tile n + 1: of keys and, with two stages, of values. */
 FA_DEVICE void issue_next(const fa_attention_params *p, const fa_memory *at, int n, fa_path *path)
 {
@@ -263,7 +277,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, const fa_work_tile *work
     if (is_whole(w, n)) issue_whole_keys(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
         issue_rows(p, &p->k, w->k, &work->tile, w, n * KEYS, p->d, stage(at, at->k, n));
-        path->k_row += 2 * p->k.stride[1] * KEYS;
+        path->k_row += ELEMENT_BYTES * p->k.stride[1] * KEYS;
     }
 }
 
@@ -278,7 +292,7 @@ FA_DEVICE void issue_values(const fa_attention_params *p, const fa_work_tile *wo
     if (is_whole(w, n)) issue_whole_values(p, path, stage(at, path->copy, n));
     else if (n < w->tiles) {
         issue_rows(p, &p->v, w->v, &work->tile, w, n * KEYS, p->d_v, stage(at, at->v, n));
-        path->v_row += 2 * p->v.stride[1] * KEYS;
+        path->v_row += ELEMENT_BYTES * p->v.stride[1] * KEYS;
     }
 }
 
@@ -309,6 +323,28 @@ FA_DEVICE void find_rows(const fa_attention_params *p, const fa_next_tile *c, fa
 
 /* ---- The end of copies ----------------------------------------------------------------------- */
 
+#if TF32
+
+/* Rounds the queries that this thread has copied, once and for all key tiles. */
+FA_DEVICE void round_queries(const fa_memory *at)
+{
+    if (!is_copier()) return;
+#pragma unroll 4
+    for (int r = 0; r < QUERIES; r += ROWS_A_PASS) {
+        const uint32_t to = copied_address(at->q) + (uint32_t)(r * PITCH);
+        const uint4 x = ptx_ld_shared_v4(to);
+        ptx_st_shared_v4(
+            to, make_uint4(fa_to_tf32(x.x), fa_to_tf32(x.y), fa_to_tf32(x.z), fa_to_tf32(x.w)));
+    }
+}
+
+#else
+
+/* Not 0 if one of the two is not. */
+FA_DEVICE uint32_t is_not_finite(uint32_t x2) { return fa_x2_not_finite(x2); }
+
+#endif
+
 /* Whether some element that this thread copied to a tile is not finite. */
 FA_DEVICE bool copied_not_finite(uint32_t tile)
 {
@@ -318,8 +354,7 @@ FA_DEVICE bool copied_not_finite(uint32_t tile)
     for (int pass = 0; pass < KEYS / ROWS_A_PASS; pass++) {
         const uint4 x =
             ptx_ld_shared_v4(copied_address(tile) + (uint32_t)(pass * ROWS_A_PASS * PITCH));
-        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
-                fa_x2_not_finite(x.w);
+        seen |= is_not_finite(x.x) | is_not_finite(x.y) | is_not_finite(x.z) | is_not_finite(x.w);
     }
     return seen != 0;
 }

@@ -8,6 +8,9 @@
 #include "forward_sm80/layout.cuh"
 #include "ptx/ldmatrix.cuh"
 
+/* Of a plain key tile, before the copies that are issued behind products. */
+enum { FIRST_STEPS = THREE_PRODUCTS ? 2 : 1 }; /* a chain */
+
 /* ---- S = Q K^T ------------------------------------------------------------------------------- */
 
 /* The warp's fragments of Q: those in registers, and the address that this lane passes for the others. */
@@ -47,6 +50,50 @@ FA_DEVICE void clear_scores(fa_scores *s)
             for (int e = 0; e < 4; e++) s->at[m][n][e] = 0.0f;
 }
 
+#if THREE_PRODUCTS
+
+/*
+ * x = big + small, both tf32: big is x rounded, small the rest, whose last bit or two mma drops (2^-23 of x at most).
+ * Then x y = big big + big small + small big, but for small small, 2^-24 of it at most.
+ *
+ * Tensor cores do not round sums to the nearest: they cut them off, so that errors add up and do not cancel. So
+ * sums are short: they begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys, and are
+ * added up outside, rounded (Ootomo and Yokota 2022, arXiv:2203.03341, had the idea for whole matrices).
+ *
+ * The rest of an infinity is NaN. So infinities make NaN of results that might be other, and the work tile is computed
+ * again, carefully: then what is not finite has no small part, and no products with small parts.
+ */
+enum { CHAIN = 2, VALUE_CHAIN = 4 };
+static_assert(D_STEPS % CHAIN == 0 && KEY_STEPS % VALUE_CHAIN == 0, "whole chains");
+
+typedef struct fa_parts {
+    uint32_t big[4], small[4], big_finite[4]; /* big_finite: as big, unless careful */
+} fa_parts;
+
+FA_DEVICE void split_four(fa_parts *parts, const uint32_t x[4], bool careful)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const bool whole = careful && is_not_finite(x[i]);
+        const uint32_t big = whole ? x[i] : (x[i] + 0x1000u) & 0xffffe000u;
+        const float rest = fa_bits_float(x[i]) - fa_bits_float(big);
+        parts->big[i] = big;
+        parts->big_finite[i] = whole ? 0 : big;
+        parts->small[i] = whole ? 0 : __float_as_uint(rest);
+    }
+}
+
+/* c += a b by words first and second of b. */
+FA_DEVICE void multiply_parts(float c[4], const fa_parts *a, const fa_parts *b, int first,
+                              int second)
+{
+    fa_mma(c, a->small, b->big_finite[first], b->big_finite[second]);
+    fa_mma(c, a->big_finite, b->small[first], b->small[second]);
+    fa_mma(c, a->big, b->big[first], b->big[second]);
+}
+
+#endif
+
 FA_DEVICE void get_query_fragments(uint32_t a[M_TILES][4], const fa_queries *q, int step)
 {
 #if REGISTER_STEPS > 0
@@ -66,6 +113,72 @@ FA_DEVICE void load_key_fragments(uint32_t b[4], uint32_t k, int i)
     ptx_ldmatrix_x4(b, k + (uint32_t)(i % KEY_BLOCKS * 16 * PITCH + i / KEY_BLOCKS * 32));
 }
 
+#if THREE_PRODUCTS
+
+/* The sums of CHAIN steps of 16 keys. k: the address of this lane's fragments of the first step. */
+FA_DEVICE void add_chain(fa_scores *s, fa_parts q[CHAIN][M_TILES], uint32_t k, int block,
+                         bool careful)
+{
+    fa_parts b[CHAIN];
+#pragma unroll
+    for (int i = 0; i < CHAIN; i++) {
+        uint32_t x[4];
+        ptx_ldmatrix_x4(x, k + (uint32_t)(block * 16 * PITCH + i * 32));
+        split_four(&b[i], x, careful);
+    }
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float sum[4] = {0.0f};
+#pragma unroll
+            for (int i = 0; i < CHAIN; i++) multiply_parts(sum, &q[i][m], &b[i], 2 * n, 2 * n + 1);
+#pragma unroll
+            for (int e = 0; e < 4; e++) s->at[m][2 * block + n][e] += sum[e];
+        }
+}
+
+/* The products of CHAIN steps along the head dim. */
+FA_DEVICE void add_chains(fa_scores *s, const fa_queries *q, uint32_t k, int step, bool careful)
+{
+    fa_parts a[CHAIN][M_TILES];
+#pragma unroll
+    for (int i = 0; i < CHAIN; i++) {
+        uint32_t x[M_TILES][4];
+        get_query_fragments(x, q, step + i);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) split_four(&a[i][m], x[m], careful);
+    }
+#pragma unroll
+    for (int block = 0; block < KEY_BLOCKS; block++)
+        add_chain(s, a, k + (uint32_t)(step * 32), block, careful);
+}
+
+/* Steps from .. to - 1 along the head dim: whole chains. */
+FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
+{
+#pragma unroll
+    for (int step = from; step < to; step += CHAIN) add_chains(s, q, k, step, false);
+}
+
+/* This is rare and must not take registers from the others: the loop is rolled. */
+FA_DEVICE void make_careful_scores(fa_scores *s, const fa_queries *q, uint32_t k)
+{
+    clear_scores(s);
+#pragma unroll 1
+    for (int step = 0; step < D_STEPS; step += CHAIN) add_chains(s, q, k, step, true);
+}
+
+#else
+
+#if TF32
+FA_DEVICE void round_four(uint32_t x[4], const uint32_t loaded[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = fa_to_tf32(loaded[i]);
+}
+#endif
+
 /* Steps from .. to - 1 along the head dim. Fragments are loaded one step ahead of their products. */
 FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int from, int to)
 {
@@ -75,10 +188,15 @@ FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int fro
 #pragma unroll
     for (int i = 0; i < (to - from) * KEY_BLOCKS; i++) {
         const int step = from + i / KEY_BLOCKS, block = i % KEY_BLOCKS;
+#if TF32
+        uint32_t now[4];
+        round_four(now, b[i % 2]);
+#else
         const uint32_t *now = b[i % 2];
+#endif
         if (i + 1 < (to - from) * KEY_BLOCKS)
             load_key_fragments(b[(i + 1) % 2], k, from * KEY_BLOCKS + i + 1);
-        if (block == KEY_BLOCKS - 1 && step + 1 < to)
+        if (block == KEY_BLOCKS - 1 && step + 1 < to) /* queries are rounded already */
             get_query_fragments(a[(step + 1) % 2], q, step + 1);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
@@ -88,6 +206,8 @@ FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int fro
     }
 }
 
+#endif
+
 FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
 {
     clear_scores(s);
@@ -96,7 +216,7 @@ FA_DEVICE void make_scores(fa_scores *s, const fa_queries *q, uint32_t k)
 
 /* ---- O += P V -------------------------------------------------------------------------------- */
 
-/* The A fragments of 16 keys. rows: the address that this lane passes (weight_rows). */
+/* The A fragments of a step of keys. rows: the address that this lane passes (weight_rows). */
 FA_DEVICE void get_weight_fragments(uint32_t a[M_TILES][4], const fa_weights *p, uint32_t rows,
                                     int step)
 {
@@ -107,10 +227,46 @@ FA_DEVICE void get_weight_fragments(uint32_t a[M_TILES][4], const fa_weights *p,
     (void)p;
 #else
 #pragma unroll
-        for (int i = 0; i < 4; i++) a[m][i] = p->at[m][2 * step + i / 2][i % 2];
+        for (int i = 0; i < 4; i++)
+            a[m][i] = TF32 ? p->at[m][step][i] : p->at[m][2 * step + i / 2][i % 2];
     (void)rows;
 #endif
 }
+
+#if TF32
+
+/* Values of keys 2t and 2t + 1 of 8, in columns 4g .. 4g + 3 of 32: one of each of four tiles of 8 columns. */
+typedef struct fa_values {
+    uint32_t even[4], odd[4];
+} fa_values;
+
+FA_DEVICE void load_values(fa_values *b, uint32_t v, int step, int block)
+{
+    const uint32_t at = v + (uint32_t)(step * 8 * PITCH + block * 128);
+    const uint4 even = ptx_ld_shared_v4(at), odd = ptx_ld_shared_v4(at + PITCH);
+    b->even[0] = even.x, b->even[1] = even.y, b->even[2] = even.z, b->even[3] = even.w;
+    b->odd[0] = odd.x, b->odd[1] = odd.y, b->odd[2] = odd.z, b->odd[3] = odd.w;
+}
+
+#if !THREE_PRODUCTS
+
+/* The products of 8 keys and of columns 32 * block .. 32 * block + 31. */
+FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, int step,
+                               int block)
+{
+    fa_values b;
+    load_values(&b, v, step, block);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t even = fa_to_tf32(b.even[i]), odd = fa_to_tf32(b.odd[i]);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) fa_mma(o->at[m][4 * block + i], a[m], even, odd);
+    }
+}
+
+#endif
+
+#else
 
 /* The products of 16 keys and of columns 16 * block .. 16 * block + 15. One transposed ldmatrix gives both B
  * fragments. */
@@ -126,6 +282,53 @@ FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v,
     }
 }
 
+#endif
+
+#if THREE_PRODUCTS
+
+/* The products of VALUE_CHAIN steps along the keys, and of columns 32 * block .. 32 * block + 31. */
+FA_DEVICE void add_value_chain(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v,
+                               int from, int block)
+{
+    float sum[M_TILES][4][4];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 16; i++) sum[i / 16][i / 4 % 4][i % 4] = 0.0f;
+#pragma unroll
+    for (int step = from; step < from + VALUE_CHAIN; step++) {
+        uint32_t x[M_TILES][4];
+        fa_values loaded;
+        fa_parts a[M_TILES], even, odd;
+        get_weight_fragments(x, p, rows, step);
+        load_values(&loaded, v, step, block);
+        split_four(&even, loaded.even, false);
+        split_four(&odd, loaded.odd, false);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            split_four(&a[m], x[m], false);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                fa_mma(sum[m][i], a[m].small, even.big[i], odd.big[i]);
+                fa_mma(sum[m][i], a[m].big, even.small[i], odd.small[i]);
+                fa_mma(sum[m][i], a[m].big, even.big[i], odd.big[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * 16; i++)
+        o->at[i / 16][4 * block + i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4];
+}
+
+FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
+{
+#pragma unroll
+    for (int block = 0; block < D_TILES / VALUE_TILES; block++)
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step += VALUE_CHAIN)
+            add_value_chain(o, p, rows, v, step, block);
+}
+
+#else
+
 FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t rows, uint32_t v)
 {
 #pragma unroll
@@ -133,8 +336,11 @@ FA_DEVICE void add_values(fa_output *o, const fa_weights *p, uint32_t rows, uint
         uint32_t a[M_TILES][4];
         get_weight_fragments(a, p, rows, step);
 #pragma unroll
-        for (int block = 0; block < D_TILES / 2; block++) add_values_step(o, a, v, step, block);
+        for (int block = 0; block < D_TILES / VALUE_TILES; block++)
+            add_values_step(o, a, v, step, block);
     }
 }
+
+#endif
 
 #endif

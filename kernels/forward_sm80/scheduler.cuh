@@ -58,6 +58,12 @@ FA_DEVICE const fa_work_tile *next_work_tile(const fa_block *b)
     return &b->queue[(b->number + 1) % QUEUE_ENTRIES];
 }
 
+/* Whether rows are made of whole vectors of 16 bytes, each aligned. */
+FA_DEVICE bool is_vectored(const fa_kernel_view *v)
+{
+    return TF32 ? v->vector != 0 : v->vector == 8;
+}
+
 /* ---- Descriptions ---------------------------------------------------------------------------- */
 
 FA_DEVICE int clamp_position(int64_t key, int64_t start) { return (int)fa_max64(key - start, 0); }
@@ -108,7 +114,7 @@ FA_DEVICE void plan_tiles(const fa_attention_params *p, const fa_tile *t, int64_
         w->group[part] = seen;
         return;
     }
-    const bool rows = !p->block_table && p->k.vector == 8 && p->v.vector == 8;
+    const bool rows = !p->block_table && is_vectored(&p->k) && is_vectored(&p->v);
     w->block = seen;
     w->tiles = seen.to > seen.from ? (seen.to + KEYS - 1) / KEYS : 0;
     w->plain_from = (seen.all_from + KEYS - 1) / KEYS;

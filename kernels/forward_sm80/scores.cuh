@@ -78,7 +78,16 @@ FA_DEVICE void drop_row(const fa_attention_params *p, const uint32_t block[4], i
     for (int n = 0; n < COUNT; n++) {
         const uint32_t bits = COUNT == 4 || key == 0 ? block[n] : block[n + 4 - COUNT];
         const uint32_t kept = fa_dropout_mask_x2(p, bits);
+#if TF32
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const bool keeps = (c ? kept >> 16 : kept & 0xffffu) != 0;
+            set_weight(weights, m, first + n, half, c,
+                       keeps ? get_weight(weights, m, first + n, half, c) : 0);
+        }
+#else
         set_x2(weights, m, first + n, half, get_x2(weights, m, first + n, half) & kept);
+#endif
     }
 }
 

@@ -29,7 +29,7 @@
 
 /* A row's largest weight is LARGEST = 2^HEADROOM when its max is found: float16 keeps more of the small weights if the large
  * ones come near its end, 2^16. The max stays until the logits are RESCALE_ABOVE beyond it. */
-#if ELEMENT == FA_ELEMENT_BFLOAT16
+#if ELEMENT != FA_ELEMENT_FLOAT16
 #define HEADROOM 0.0f
 #define LARGEST 1.0f
 #else
@@ -120,7 +120,13 @@ FA_DEVICE void make_weight_x2(fa_weights *p, const fa_scores *s, const fa_output
     const float first = ptx_ex2(fmaf(x[0], scale, -o->max[m][half]));
     const float second = ptx_ex2(fmaf(x[1], scale, -o->max[m][half]));
     sum[m][half] += first + second;
+#if TF32
+    /* The sum tells if one is NaN. */
+    set_weight(p, m, n, half, 0, __float_as_uint(first) + (THREE_PRODUCTS ? 0 : 0x1000u));
+    set_weight(p, m, n, half, 1, __float_as_uint(second) + (THREE_PRODUCTS ? 0 : 0x1000u));
+#else
     set_x2(p, m, n, half, fa_pack_x2(first, second));
+#endif
 }
 
 FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, float scale)
@@ -132,7 +138,7 @@ FA_DEVICE void make_weights(fa_weights *p, const fa_scores *s, fa_output *o, flo
             make_weight_x2(p, s, o, scale, i / 2, n, i % 2, o->sum);
 }
 
-#if UNTRACKED
+#if PLAIN_LOOP
 
 /* ---- Flat rows ------------------------------------------------------------------------------- */
 
@@ -177,8 +183,8 @@ FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
  * the chunk before go on: PARTS times one ldmatrix and the mma that use it. */
 enum {
     CHUNKS = OWN_KEYS / CHUNK_KEYS,
-    CHUNK_STEPS = CHUNK_KEYS / 16,
-    PARTS = CHUNK_STEPS * D_TILES / 2,
+    CHUNK_STEPS = CHUNK_KEYS / STEP,
+    PARTS = CHUNK_STEPS * D_TILES / VALUE_TILES,
     UNITS = M_TILES * CHUNK_KEYS / 8 * 2,
     UNITS_A_PART = (UNITS + PARTS - 1) / PARTS
 };
@@ -192,16 +198,17 @@ FA_DEVICE void weigh_unit(fa_weights *p, const fa_scores *s, const fa_output *o,
     make_weight_x2(p, s, o, scale, unit / 2 % M_TILES, n, unit % 2, sum);
 }
 
+#if !THREE_PRODUCTS
 /* O += P V of one chunk, among the weights of the next. */
 FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores *s, float scale,
                                     uint32_t v, int chunk, float sum[M_TILES][2])
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-        const int step = chunk * CHUNK_STEPS + part / (D_TILES / 2);
+        const int step = chunk * CHUNK_STEPS + part / (D_TILES / VALUE_TILES);
         uint32_t a[M_TILES][4];
         get_weight_fragments(a, p, 0, step);
-        add_values_step(o, a, v, step, part % (D_TILES / 2));
+        add_values_step(o, a, v, step, part % (D_TILES / VALUE_TILES));
         if (chunk + 1 == CHUNKS) continue;
 #pragma unroll
         for (int i = 0; i < UNITS_A_PART; i++)
@@ -209,6 +216,8 @@ FA_DEVICE void add_values_and_weigh(fa_output *o, fa_weights *p, const fa_scores
                 weigh_unit(p, s, o, scale, chunk + 1, part * UNITS_A_PART + i, sum);
     }
 }
+
+#endif
 
 /* Whether all rows' sums of a chunk are within the bound, or the tile is tracked, whose bases cannot be better.
  * If so, the sums are added. NaN is not within the bound. */
@@ -234,7 +243,12 @@ FA_DEVICE int multiply_chunks(fa_output *o, fa_weights *p, const fa_scores *s, f
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (!take_sums(o, sum, bound, tracked)) return chunk;
+#if THREE_PRODUCTS
+        (void)s, (void)scale; /* all weights are there */
+        add_values(o, p, 0, v);
+#else
         add_values_and_weigh(o, p, s, scale, v, chunk, sum);
+#endif
     }
     return CHUNKS;
 }

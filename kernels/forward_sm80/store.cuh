@@ -48,6 +48,56 @@ FA_DEVICE void finish_rows(const fa_attention_params *p, const fa_tile *t, const
         factor[i / 2][i % 2] = __shfl_sync(0xffffffffu, mine, lane_id() / 4 * 4 + i);
 }
 
+#if TF32
+
+/* Rows whose vectors are stored at once. */
+FA_DEVICE void write_vectors(const fa_attention_params *p, const fa_output *o,
+                             float factors[M_TILES][2], char *rows, int count)
+{
+    const int column = share_id() * COLUMNS + lane_id() % 4 * 8;
+    float *row = (float *)rows + (row_of(0, 0) * p->out.stride[1] + column);
+    const int64_t ahead = 8 * p->out.stride[1];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++, row += ahead) {
+        const int columns = row_of(i / 2, i % 2) < count ? p->d_v : 0;
+        const float factor = factors[i / 2][i % 2];
+#pragma unroll
+        for (int n = 0; n < D_TILES / 2; n++) { /* four neighbours */
+            const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2, ahead_of = n / 2 * 32 + n % 2 * 4;
+            const float(*x)[4] = o->at[i / 2] + tile;
+            if (column + ahead_of < columns)
+                *(float4 *)(row + ahead_of) = make_float4(x[0][e] * factor, x[1][e] * factor,
+                                                          x[2][e] * factor, x[3][e] * factor);
+        }
+    }
+}
+
+/* Element by element; zeros for a factor of 0, whatever the row holds. The loop is rolled, over local memory:
+ * this is rare and must not be much code. */
+FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
+                              float factors[M_TILES][2], char *rows, int count)
+{
+    enum { COUNT = 2 * D_TILES }; /* of a row */
+    const int first = share_id() * COLUMNS + lane_id() % 4 * 8;
+    float waiting[M_TILES * 2 * COUNT];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2 * COUNT; i++) { /* in the order of the columns */
+        const int row = i / COUNT, n = i % COUNT;
+        const float factor = factors[row / 2][row % 2];
+        const float x = o->at[row / 2][n / 8 * 4 + n % 4][row % 2 * 2 + n / 4 % 2] * factor;
+        waiting[i] = factor == 0.0f ? 0.0f : x;
+    }
+#pragma unroll 1
+    for (int i = 0; i < M_TILES * 2 * COUNT; i++) {
+        const int row = i / COUNT, r = row_of(row / 2, row % 2);
+        const int column = first + i % COUNT / 8 * 32 + i % 8;
+        if (r >= count) return;
+        if (column < p->d_v) ((float *)rows)[r * p->out.stride[1] + column] = waiting[i];
+    }
+}
+
+#else
+
 /* Four x2 of a thread's part of a row, from the warp's column 32 * n on. */
 FA_DEVICE void get_output_x2(const fa_output *o, int m, int half, int n, float factor,
                              uint32_t x[4])
@@ -104,6 +154,8 @@ FA_DEVICE void write_elements(const fa_attention_params *p, const fa_output *o,
     }
 }
 
+#endif
+
 FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, const fa_output *o)
 {
     char *rows = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
@@ -113,7 +165,7 @@ FA_DEVICE void write_output(const fa_attention_params *p, const fa_tile *t, cons
     finish_rows(p, t, o, factors);
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) zeros |= factors[i / 2][i % 2] == 0.0f;
-    if (p->out.vector == 8 && !__any_sync(0xffffffffu, zeros))
+    if (is_vectored(&p->out) && !__any_sync(0xffffffffu, zeros))
         write_vectors(p, o, factors, rows, count);
     else write_elements(p, o, factors, rows, count);
 }

@@ -33,6 +33,17 @@ FA_DEVICE void ptx_mma_m16n8k16_bf16(float c[4], const uint32_t a[4], uint32_t b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* c (16 x 8) += a (16 x 8) b (8 x 8), of float32 numbers whose last 13 bits are dropped (tf32):
+ *   A   in a[0..3] (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
+ *   B   in b0, b1 of column g: rows t, t + 4 */
+FA_DEVICE void ptx_mma_m16n8k8_tf32(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* Half of it, which Turing has too: c (16 x 8) += a (16 x 8) b (8 x 8), of float16. */
 FA_DEVICE void ptx_mma_m16n8k8_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t b)
 {

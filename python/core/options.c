@@ -10,7 +10,7 @@
     X(causal) X(scale) X(softcap) X(window) X(diagonal) X(bias) X(mask) X(alibi_slopes) X(sinks) \
     X(dropout_p) X(seed) X(offset) X(dropout_state) X(cu_seqlens_q) X(cu_seqlens_k) X(seqlens_q) \
     X(seqlens_k) X(max_seqlen_q) X(max_seqlen_k) X(block_table) X(q_descale) X(k_descale) \
-    X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(stream) X(allocate) \
+    X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(precision) X(stream) X(allocate) \
     X(attention_chunk)
 /* clang-format on */
 
@@ -448,6 +448,18 @@ static int read_threads(PyObject *value, int32_t *threads)
     return 0;
 }
 
+static int read_precision(PyObject *value, fa_precision *precision)
+{
+    static const char *const names[] = {"float32", "tf32", "ieee"};
+    for (int i = 0; PyUnicode_Check(value) && i < 3; i++) {
+        if (PyUnicode_CompareWithASCIIString(value, names[i]) != 0) continue;
+        *precision = (fa_precision)i;
+        return 0;
+    }
+    return wrong_value(PyUnicode_Check(value) ? PyExc_ValueError : PyExc_TypeError, "precision",
+                       value, "\"float32\", \"tf32\" or \"ieee\"");
+}
+
 static int read_side(const char *name, PyObject *value, int64_t *side)
 {
     if (value != Py_None) return read_int64(name, value, side);
@@ -590,6 +602,7 @@ static int read_number_option(call *c, option which, PyObject *value)
     case OPTION_max_seqlen_q: return read_int64("max_seqlen_q", value, &o->max_seqlen_q);
     case OPTION_max_seqlen_k: return read_int64("max_seqlen_k", value, &o->max_seqlen_k);
     case OPTION_threads: return read_threads(value, &o->threads);
+    case OPTION_precision: return read_precision(value, &o->precision);
     case OPTION_allocate: c->allocator = value; return 0;
     default: return 0; /* the stream: call_begin has read it */
     }

@@ -195,7 +195,18 @@ _Static_assert(XLA_FFI_API_MAJOR == XLA_MAJOR, "another binary interface");
 
 enum attribute { ARRAYS, FLOATS, INTEGERS, ATTRIBUTE_COUNT };
 
-enum integer { BHSD, FLAGS, DIAGONAL, LEFT, RIGHT, MAX_Q, MAX_K, THREADS, INTEGER_COUNT };
+enum integer {
+    BHSD,
+    FLAGS,
+    DIAGONAL,
+    LEFT,
+    RIGHT,
+    MAX_Q,
+    MAX_K,
+    THREADS,
+    PRECISION,
+    INTEGER_COUNT
+};
 
 enum number { SCALE, SOFTCAP, DROPOUT_P, NUMBER_COUNT };
 
@@ -334,6 +345,7 @@ static void set_numbers(fa_options *o, const int64_t *integers, const float *num
     o->max_seqlen_q = integers[MAX_Q];
     o->max_seqlen_k = integers[MAX_K];
     o->threads = (int32_t)integers[THREADS];
+    o->precision = (fa_precision)integers[PRECISION];
     o->scale = numbers[SCALE];
     o->softcap = numbers[SOFTCAP];
     o->dropout_p = numbers[DROPOUT_P];

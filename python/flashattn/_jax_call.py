@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
+from ._options import PRECISIONS
 
 # The arrays among the options, in the order in which they follow q, k and v: that of xla_ffi.c.
 ARRAYS = (
@@ -197,6 +198,7 @@ def _attributes(call):
         numbers.get("max_seqlen_q", 0),
         numbers.get("max_seqlen_k", 0),
         numbers["threads"],
+        PRECISIONS.index(numbers.get("precision", "float32")),
     ]
     floats = [numbers.get("scale", 0.0), numbers.get("softcap", 0.0), numbers["dropout_p"]]
     return {

@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     deterministic: bool
     batch_invariant: bool
     threads: int
+    precision: Optional[str]
     stream: Optional[int]
 
 
@@ -86,6 +87,10 @@ TEXT = """
             followed; the environment variable FA_CHECK=1 finds them there.
         q_descale, k_descale, v_descale: float32 (batch, heads_kv), for float8 inputs.
         deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
+        precision: how exactly float32 arrays are multiplied: "float32" (the default: errors of
+            float32's size), "tf32" (operands may be rounded to tf32, 11 bits, on tensor cores) or
+            "ieee" (float32 arithmetic alone). Others are multiplied as they are. The CPU always
+            computes in float32; describe says what a GPU does.
         threads: of the CPU; 0: OpenMP's choice. Never changes a result.
         stream: address of the CUDA stream; default: the current one of the arrays' library (with
             tensors of PyTorch always that one).
@@ -174,6 +179,19 @@ _INTEGERS = {
 }
 
 
+PRECISIONS = ("float32", "tf32", "ieee")
+
+
+def check_precision(value):
+    if not isinstance(value, str):
+        raise TypeError(f"precision is {shown(value)}: expected {_PRECISIONS_SHOWN}")
+    if value not in PRECISIONS:
+        raise ValueError(f"precision is {shown(value)}: expected {_PRECISIONS_SHOWN}")
+
+
+_PRECISIONS_SHOWN = '"float32", "tf32" or "ieee"'
+
+
 def check_types(options):
     """For callers that turn options into another call's arguments, of one type each."""
     for names, check in (
@@ -184,6 +202,8 @@ def check_types(options):
         for name in names:
             if options.get(name) is not None:
                 check(name, options[name])
+    if options.get("precision") is not None:
+        check_precision(options["precision"])
     for name, (low, high, expected) in _INTEGERS.items():
         value = options.get(name)
         if value is not None and not low <= value <= high:

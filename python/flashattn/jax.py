@@ -83,6 +83,7 @@ def attention(
     max_seqlen_k: Optional[int] = None,
     block_table: Any = None,
     threads: int = 0,
+    precision: Optional[str] = None,
 ) -> Any:
     """softmax(scale * q k^T + bias, masked) v, differentiable in q, k, v, bias and sinks.
 
@@ -115,6 +116,7 @@ def attention(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
         "threads": threads,
+        "precision": precision,
     }
     numbers = {name: _as_number(x) for name, x in numbers.items()}
     check_types(numbers)

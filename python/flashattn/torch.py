@@ -68,6 +68,7 @@ _NUMBERS = {
     "deterministic": ("bool", False),
     "batch_invariant": ("bool", False),
     "threads": ("int", 0),
+    "precision": ("str?", None),
 }
 _OPTIONS = _TENSORS + tuple(_NUMBERS)
 _DEFAULTS = {**dict.fromkeys(_TENSORS), **{name: d for name, (_, d) in _NUMBERS.items()}}
@@ -923,6 +924,8 @@ def _kind_of(*tensors):
     """What tells whether others are of the same kind as these ordinary ones, or None."""
     if any(x.requires_grad for x in tensors):  # without a gradient only as long as none is recorded
         return None
+    if _FOLLOWS_FP32_PRECISION and tensors[0].is_cuda and tensors[0].dtype is torch.float32:
+        return None  # the setting is read in each call
     try:
         return _guards(*tensors) if _guards_see_all() else None
     except (AttributeError, RuntimeError, TypeError):
@@ -1154,6 +1157,24 @@ def _own_all(options):
             options[name] = read_window("window", x)
 
 
+# Whether float32 tensors on CUDA follow PyTorch's setting of its own matrix products, unless the
+# call says `precision`. Not before the kernels in tf32 have been verified on a GPU.
+_FOLLOWS_FP32_PRECISION = False
+
+
+def _asks_for_tf32():
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # PyTorch 2.9
+    return precision == "tf32" if precision is not None else matmul.allow_tf32
+
+
+def _follow_fp32_precision(q, options):
+    if not q.is_cuda or q.dtype is not torch.float32 or options.get("precision") is not None:
+        return
+    if _asks_for_tf32():
+        options["precision"] = "tf32"
+
+
 def _prepare(q, k, v, options):
     """What PyTorch's users expect to happen by itself; options may be changed."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -1167,6 +1188,8 @@ def _prepare(q, k, v, options):
         q, k, v = _under_autocast(q, k, v)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
+    if _FOLLOWS_FP32_PRECISION:
+        _follow_fp32_precision(q, options)
     return q, k, v
 
 

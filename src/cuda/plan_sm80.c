@@ -1,6 +1,8 @@
 /*
  * forward_sm80: tensor cores by mma.sync, float16 and bfloat16. The same source compiled for Turing,
- * which knows float16 alone and no asynchronous copies, is the family sm75.
+ * which knows float16 alone and no asynchronous copies, is the family sm75; compiled for float32 inputs
+ * whose operands may be rounded to tf32, the family tf32, and with three products in tf32 for each of
+ * float32 the family tf32x3.
  */
 #include "cuda/plan_sm80.h"
 
@@ -104,8 +106,19 @@ static bool queue_sm80(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 /* Whether a variant is for the problem; one with every option also does without. */
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim, bool general)
 {
-    if (v->head_dim < dim || v->element != (fa_element)p->q.dtype) return false;
+    const bool float32 = p->q.dtype == FA_FLOAT32; /* the families tf32 and tf32x3 */
+    if (v->head_dim < dim || (!float32 && v->element != (fa_element)p->q.dtype)) return false;
     return v->options == FA_SM80_ALL || !general;
+}
+
+static const char *arithmetic_of(const fa_variant *v)
+{
+    switch (v->element) {
+    case FA_ELEMENT_TF32X3: return "three tf32 products for each (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32: return "tf32 products (mma.sync), float32 sums";
+    case FA_ELEMENT_BFLOAT16: return "bfloat16 products (mma.sync), float32 sums";
+    default: return "float16 products (mma.sync), float32 sums";
+    }
 }
 
 /* Takes the first variant whose shared memory the device has. */
@@ -122,9 +135,7 @@ static bool plan_variants(const fa_problem *p, int first, int end, const fa_cuda
             why = NULL; /* why not the narrowest is what counts */
             continue;
         }
-        plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
-                               ? "bfloat16 products (mma.sync), float32 sums"
-                               : "float16 products (mma.sync), float32 sums";
+        plan->arithmetic = arithmetic_of(v);
         l->tile_k = v->keys;
         fa_cuda_set_query_tasks(p, count_queries(v), l);
         share_out(p, device, v, l);
@@ -152,6 +163,58 @@ static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda
         return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
+
+static bool refuse_other_than_float32(const fa_problem *p, char *why, size_t size)
+{
+    const fa_view *views[] = {&p->q, &p->k, &p->v, &p->out};
+    static const char *const names[] = {"q", "k", "v", "out"};
+    for (int i = 0; i < 4; i++) {
+        if (views[i]->dtype == FA_FLOAT32) continue;
+        fa_cuda_say(why, size, "%s.dtype is %s", names[i], fa_dtype_name(views[i]->dtype));
+        return true;
+    }
+    return false;
+}
+
+static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    const int first = FA_FIRST_forward_tf32, end = FA_END_forward_tf32;
+    if (refuse_other_than_float32(p, why, size)) return false;
+    if (p->precision != FA_PRECISION_TF32) {
+        fa_cuda_say(why, size, "options.precision is not FA_PRECISION_TF32");
+        return false;
+    }
+    if (refuse_sizes(p, 512, why, size)) return false;
+    return plan_variants(p, first, end, device, plan, why, size);
+}
+
+static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    const int first = FA_FIRST_forward_tf32x3, end = FA_END_forward_tf32x3;
+    if (refuse_other_than_float32(p, why, size)) return false;
+    if (p->precision == FA_PRECISION_IEEE) {
+        fa_cuda_say(why, size, "options.precision is FA_PRECISION_IEEE");
+        return false;
+    }
+    if (refuse_sizes(p, 256, why, size)) return false;
+    return plan_variants(p, first, end, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_forward_tf32 = {
+    .name = "tf32",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .plan = plan_tf32,
+};
+
+const fa_cuda_family fa_cuda_forward_tf32x3 = {
+    .name = "tf32x3",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .plan = plan_tf32x3,
+};
 
 const fa_cuda_family fa_cuda_forward_sm80 = {
     .name = "sm80",

@@ -563,6 +563,12 @@ static void test_8_bits_in_backward(void)
 static void test_companions(void)
 {
     REFUSES(forward, s.o.flags = 0x140, "options.flags is 0x140", "expected only the bits 0x3f");
+    REFUSES(forward, s.o.precision = (fa_precision)3, "options.precision is 3",
+            "expected FA_PRECISION_FLOAT32, FA_PRECISION_TF32 or FA_PRECISION_IEEE");
+    REFUSES(forward, s.o.precision = (fa_precision)-1, "options.precision is -1", "FA_PRECISION");
+    ACCEPTS(forward, s.o.precision = FA_PRECISION_TF32);
+    ACCEPTS(forward, s.o.precision = FA_PRECISION_IEEE);
+    REFUSES(forward, s.o.reserved_2 = -3, "options.reserved_2 is -3", "expected 0");
     REFUSES(forward, s.o.reserved = -3, "options.reserved is -3", "expected 0");
     REFUSES(forward, s.o.diagonal = 7, "options.diagonal is 7", "expected 0",
             "FA_DIAGONAL is not set");
@@ -984,6 +990,7 @@ static void test_combine(void)
     REFUSES(combine, s.out.stride[2] = 0, "out.stride is (72, 24, 0, 1)",
             "no two elements share an address");
     REFUSES(combine, s.o.threads = -1, "options.threads is -1", "expected > 0, or 0");
+    REFUSES(combine, s.o.reserved_2 = 1, "options.reserved_2 is 1", "expected 0");
     REFUSES(combine, s.o.reserved = 1, "options.reserved is 1", "expected 0");
     REFUSES(combine, s.o.flags = 1u << 20, "options.flags is 0x100000",
             "expected only the bits 0x3f");
@@ -1029,6 +1036,7 @@ static void test_unused_by_combine(void)
     COMBINE_REFUSES(q_descale, buffer[DESCALE]);
     COMBINE_REFUSES(k_descale, buffer[DESCALE]);
     COMBINE_REFUSES(v_descale, buffer[DESCALE]);
+    COMBINE_REFUSES(precision, FA_PRECISION_TF32);
     ACCEPTS(combine, s.o.workspace = buffer[0]; s.o.workspace_size = 64);
     REFUSES(combine, s.o.workspace_size = 64, "options.workspace is NULL with workspace_size 64");
 }

@@ -47,6 +47,7 @@ static void check_options(void)
     full.dropout_seed = 5;
     full.threads = 2;
     full.attention_chunk = 7;
+    full.precision = FA_PRECISION_IEEE;
 /* Where a struct would end whose last field this is: at a multiple of its alignment. */
 #define END(field) ((offsetof(fa_options, field) + sizeof(full.field) + 7) / 8 * 8)
     const size_t sizes[] = {END(size),
@@ -71,7 +72,8 @@ static void check_options(void)
                             END(part_lse_stride),
                             END(attention_chunk),
                             END(k_scale),
-                            END(v_scale)};
+                            END(v_scale),
+                            END(precision)};
 #undef END
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) check_size(&full, sizes[n]);
 }

@@ -224,6 +224,46 @@ static void test_tensor_cores(void)
             }
 }
 
+/* float32 of every head dim on every device: in tf32 if it is asked for, wherever there is the shared memory. */
+static void test_tf32(void)
+{
+    static const fa_precision precisions[] = {FA_PRECISION_FLOAT32, FA_PRECISION_TF32,
+                                              FA_PRECISION_IEEE};
+    for (int64_t d = 1; d <= 512; d++)
+        for (int i = 0; i < DEVICES; i++)
+            for (int n = 0; n < 3; n++) {
+                const int architecture = 10 * devices[i].major + devices[i].minor;
+                const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220; /* KiB */
+                fa_problem p = make_problem(2, 8, 300, d, d > 8 ? d - 8 : d);
+                p.precision = precisions[n];
+                check_plan(&p, &devices[i]);
+                const bool expected = precisions[n] == FA_PRECISION_TF32 && architecture >= 80 &&
+                                      devices[i].smem_per_block >= needed * 1024;
+                const fa_cuda_plan plan = plan_of(&p, &devices[i]);
+                CHECK((strcmp(plan.family->name, "tf32") == 0) == expected, "d %lld on %s: %s%s",
+                      (long long)d, devices[i].name, name_of(&plan), plan.passed_over);
+                CHECK(strcmp(plan.arithmetic, expected ? "tf32 products (mma.sync), float32 sums"
+                                                       : "float32 sums on FMA units") == 0,
+                      "d %lld: %s", (long long)d, plan.arithmetic);
+            }
+    for (int n = 0; n < 3; n++) { /* where it is asked for */
+        char why[320];
+        fa_cuda_plan exact;
+        fa_problem p = make_problem(2, 8, 300, 100, 64);
+        const fa_cuda_family *family = fa_cuda_find_family("tf32x3");
+        p.precision = precisions[n];
+        const bool made = fa_cuda_plan_make(&p, &devices[A100], family, &exact, why, sizeof why);
+        CHECK(made == (precisions[n] != FA_PRECISION_IEEE), "precision %d", (int)precisions[n]);
+        CHECK(!made || exact.launches[0].variant == FA_VARIANT_forward_tf32x3_d128, "%s",
+              name_of(&exact));
+    }
+    fa_problem mixed = make_problem(2, 8, 300, 64, 64);
+    mixed.precision = FA_PRECISION_TF32;
+    mixed.out.dtype = FA_FLOAT16;
+    const fa_cuda_plan plan = plan_of(&mixed, &devices[H200]);
+    CHECK(strcmp(plan.family->name, "simt") == 0, "%s", name_of(&plan));
+}
+
 static void expect_variant(const fa_problem *p, const fa_cuda_device *device, int variant)
 {
     const fa_cuda_plan plan = plan_of(p, device);
@@ -637,14 +677,14 @@ static void test_params_are_written(void)
 
 static void test_text(void)
 {
-    char text[256];
+    char text[320];
     fa_problem p = make_problem(2, 4, 100, 64, 64);
     fa_cuda_plan plan = plan_of(&p, &devices[A100]);
     fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
     CHECK(strcmp(text,
                  "cuda forward forward_simt_d64: float32 sums on FMA units, query tile 64, "
-                 "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32") ==
-              0,
+                 "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32; "
+                 "not tf32: options.precision is not FA_PRECISION_TF32") == 0,
           "%s", text);
     p.pass = FA_PASS_DECODE;
     plan = plan_of(&p, &devices[A100]);
@@ -673,6 +713,7 @@ int main(void)
     test_chunks();
     test_caches();
     test_tensor_cores();
+    test_tf32();
     test_forms();
     test_shares();
     test_wide();

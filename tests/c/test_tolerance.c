@@ -11,16 +11,25 @@ enum { HEADS = 2, QUERIES = 16, DIM = 64, MAX_KEYS = 1000 };
 
 /* What a simulated kernel does. */
 typedef struct kernel {
-    fa_dtype weights; /* to which it rounds them */
+    fa_dtype weights; /* to which it rounds them; FA_FLOAT32: all operands to tf32 */
     double base;      /* a row's largest weight */
     bool sum_rounded; /* divides by the sum of the rounded weights */
     bool drops_key;   /* loses a key */
     double error;     /* multiplies all errors by this */
 } kernel;
 
-/* Rounded as ref_store does it, to a 16-bit type. */
+/* To 11 bits, ties away from 0, as cvt.rna.tf32 does it. */
+static double rounded_to_tf32(double x)
+{
+    int exponent;
+    const double fraction = frexp(x, &exponent);
+    return ldexp(round(ldexp(fraction, 11)), exponent - 11);
+}
+
+/* Rounded as ref_store does it, to a 16-bit type; FA_FLOAT32: to tf32. */
 static double rounded(fa_dtype dtype, double x)
 {
+    if (dtype == FA_FLOAT32) return rounded_to_tf32(x);
     uint16_t bits = 0;
     const fa_tensor t = fa_bshd(&bits, dtype, 1, 1, 1, 1);
     ref_store(&t, 0, 0, 0, 0, x);
@@ -29,12 +38,19 @@ static double rounded(fa_dtype dtype, double x)
 
 static double keys[MAX_KEYS][DIM], values[MAX_KEYS][DIM];
 
+/* Operands that a kernel in tf32 rounds; others are multiplied as they are. */
+static double operand(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    const double x = ref_load(t, a, b, c, d);
+    return t->dtype == FA_FLOAT32 ? rounded_to_tf32(x) : x;
+}
+
 static void load_head(const attention *a, int64_t h)
 {
     for (int64_t j = 0; j < a->s.n_k; j++)
         for (int64_t c = 0; c < DIM; c++) {
-            keys[j][c] = ref_load(&a->in.k, 0, j, h, c);
-            values[j][c] = ref_load(&a->in.v, 0, j, h, c);
+            keys[j][c] = operand(&a->in.k, 0, j, h, c);
+            values[j][c] = operand(&a->in.v, 0, j, h, c);
         }
 }
 
@@ -47,7 +63,7 @@ static void simulate_row(attention *a, const kernel *k, const ref_array *exact, 
     double out[DIM] = {0}, largest = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         x[j] = 0;
-        for (int64_t c = 0; c < DIM; c++) x[j] += ref_load(&a->in.q, 0, i, h, c) * keys[j][c];
+        for (int64_t c = 0; c < DIM; c++) x[j] += operand(&a->in.q, 0, i, h, c) * keys[j][c];
         x[j] /= sqrt((double)DIM);
         largest = fmax(largest, x[j]);
     }
@@ -73,6 +89,7 @@ static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak,
     attention_make(&a, (uint64_t)n, s, dtype);
     attention_fill(&a, &a.in.q, peak);
     a.in.options.device = FA_DEVICE_CUDA;
+    if (dtype == FA_FLOAT32) a.in.options.precision = FA_PRECISION_TF32;
     a.in.rounding = ref_rounding_for(&a.in, dtype, true);
     a.in.rounding.sum_rounded = sum_rounded;
     ref_forward(&a.in, &out, &lse);
@@ -110,17 +127,19 @@ static void check_roundings(fa_dtype dtype)
                 }
 }
 
-/* Such errors several times: the largest of a few thousand is then beyond what is allowed. */
-enum { TIMES = 6 };
+/* Such errors several times: the largest of a few thousand is then beyond what is allowed. In tf32 scores, weights
+ * and values are rounded, and what is allowed for each is added up. */
+enum { TIMES = 6, TIMES_TF32 = 12 };
 
 static void check_larger_errors(fa_dtype dtype)
 {
+    const int times = dtype == FA_FLOAT32 ? TIMES_TF32 : TIMES;
     for (int n = 2; n < LENGTHS; n++)
         for (int sum = 0; sum < 2; sum++) {
-            const kernel k = {dtype, 1.37, sum, false, TIMES};
+            const kernel k = {dtype, 1.37, sum, false, times};
             const ref_report r = check(&k, dtype, lengths[n], 1, sum);
             CHECK(!r.ok, "%s, %lld keys, sum of %s weights: %d times the errors pass (%.0f%%)",
-                  fa_dtype_name(dtype), (long long)lengths[n], sum ? "rounded" : "exact", TIMES,
+                  fa_dtype_name(dtype), (long long)lengths[n], sum ? "rounded" : "exact", times,
                   1e2 * r.worst);
         }
 }
@@ -157,6 +176,15 @@ static void check_devices(void)
     in.k.dtype = in.q.dtype = in.v.dtype = FA_BFLOAT16;
     CHECK(ref_rounding_for(&in, FA_FLOAT16, true).weight == 0x1p-8, "bfloat16 on tensor cores");
     in.v.dtype = FA_FLOAT32;
+    in.options.precision = FA_PRECISION_TF32;
+    CHECK(ref_rounding_for(&in, FA_FLOAT16, true).operand == 0, "float32 values alone");
+    in.q.dtype = in.k.dtype = FA_FLOAT32;
+    CHECK(ref_rounding_for(&in, FA_FLOAT32, true).operand == 0x1p-11, "tf32 on tensor cores");
+    in.options.device = FA_DEVICE_CPU;
+    CHECK(ref_rounding_for(&in, FA_FLOAT32, true).operand == 0, "tf32 on the CPU");
+    in.options.device = FA_DEVICE_CUDA;
+    in.options.precision = FA_PRECISION_IEEE;
+    CHECK(ref_rounding_for(&in, FA_FLOAT32, true).operand == 0, "float32 arithmetic");
     CHECK(ref_rounding_for(&in, FA_FLOAT16, true).weight == 0, "float32 values");
 }
 
@@ -169,6 +197,9 @@ int main(void)
         check_lost_key(dtypes[n]);
         check_dominated_rows(dtypes[n]);
     }
+    check_roundings(FA_FLOAT32);
+    check_larger_errors(FA_FLOAT32);
+    check_lost_key(FA_FLOAT32);
     check_devices();
     return test_end();
 }

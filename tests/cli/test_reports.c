@@ -61,8 +61,8 @@ static void test_bench(void)
         EXPECT_FINE("bench", SMALL, "--seq", "8,16", "--json", "--causal", "--window", "3,-1",
                     "--dtype", "bf16", "--layout", "bhsd", "--dim-v", "8");
     CHECK_JSON(o, 2, "pass", "batch", "heads", "heads_kv", "seq", "seq_k", "dim", "dim_v", "dtype",
-               "layout", "causal", "deterministic", "window_left", "window_right", "device",
-               "threads", "repeat", "median_ms", "min_ms", "max_ms", "tflops", "gflops",
+               "precision", "layout", "causal", "deterministic", "window_left", "window_right",
+               "device", "threads", "repeat", "median_ms", "min_ms", "max_ms", "tflops", "gflops",
                "share_of_peak", "kernel", "version");
     /* Causal, 16 x 16: 136 pairs of 2 heads, 2 * (16 + 16) operations each. */
     o = EXPECT_FINE("bench", SMALL, "--seq", "16", "--causal", "--json");

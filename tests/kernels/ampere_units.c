@@ -1,6 +1,7 @@
 /* The first lane that goes on behind an exchange does what is the same for all of its warp. */
 #include "ampere_units.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../../src/convert.h"
@@ -63,6 +64,46 @@ void ampere_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool 
                 for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
     }
     for (int e = 0; e < 4; e++) c[e] += product[g + e / 2 * 8][2 * t + e % 2];
+}
+
+/* To float32, towards 0. */
+static float cut_off(double x)
+{
+    const float nearest = (float)x;
+    return fabs((double)nearest) > fabs(x) ? nextafterf(nearest, 0) : nearest;
+}
+
+static double tf32(uint32_t bits)
+{
+    float x;
+    bits &= 0xffffe000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+void ampere_mma_tf32(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    static exchange last;
+    static double product[16][8];
+    const operands mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    const char *shown = cuda_show_warp(&mine, sizeof mine);
+    if (is_new(&last, shown)) {
+        double x[16][8], y[8][8];
+        for (int lane = 0; lane < 32; lane++) {
+            operands of;
+            memcpy(&of, shown + (size_t)lane * cuda_shown_pitch(), sizeof of);
+            for (int i = 0; i < 4; i++)
+                x[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = tf32(of.a[i]);
+            for (int i = 0; i < 2; i++) y[lane % 4 + i * 4][lane / 4] = tf32(of.b[i]);
+        }
+        memset(product, 0, sizeof product);
+        for (int i = 0; i < 16; i++)
+            for (int k = 0; k < 8; k++)
+                for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
+    }
+    for (int e = 0; e < 4; e++)
+        c[e] = cut_off((double)c[e] + product[g + e / 2 * 8][2 * t + e % 2]);
 }
 
 /* ---- ldmatrix -------------------------------------------------------------------------------- */

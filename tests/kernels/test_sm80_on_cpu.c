@@ -4,16 +4,18 @@
  * an H200, for a card with little shared memory, for a T4. Problems that the planner gives to another
  * family are left out.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "check.h"
 #include "cuda/family.h"
 #include "cuda/plan_sm80.h"
 #include "forward_on_cpu.h"
 
-enum { PROBLEMS = 150 };
+enum { PROBLEMS = 150, FLOAT32_PROBLEMS = 60 };
 
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
@@ -49,12 +51,20 @@ static bool launch(const random_call *call, const fa_problem *p, const fa_cuda_p
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     const int64_t number = *(const int64_t *)context;
-    const fa_cuda_family *family = fa_cuda_find_family(number % 4 == 3 ? "sm75" : "sm80");
+    const bool float32 =
+        call->q.dtype == FA_FLOAT32; /* or mixed, for which there is no kernel here */
+    const fa_cuda_family *family =
+        fa_cuda_find_family(!float32 ? number % 4 == 3 ? "sm75" : "sm80"
+                            : call->options.precision == FA_PRECISION_TF32 ? "tf32"
+                                                                           : "tf32x3");
     fa_problem p;
     fa_cuda_plan plan;
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
-    fa_cuda_device device = devices[number % 4 == 3 ? T4 : number % 4 == 2 ? RTX_4090 : H200];
+    fa_cuda_device device = devices[float32           ? (number % 4 == 2 ? RTX_4090 : H200)
+                                    : number % 4 == 3 ? T4
+                                    : number % 4 == 2 ? RTX_4090
+                                                      : H200];
     if (number % 5 < 2) device.multiprocessors = 1; /* then its blocks have several tasks each */
     if (!fa_cuda_plan_make(&p, &device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
     if (plan.launches[0].tasks && !launch(call, &p, &plan, number)) {
@@ -64,20 +74,184 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return FA_OK;
 }
 
+/* float32 inputs: any problems, a few with wide heads, rows that few keys dominate. */
+static void test_float32(random_settings settings, fa_precision precision, int64_t first,
+                         int64_t count)
+{
+    static random_result result;
+    int64_t number = first;
+    settings.context = &number;
+    settings.one_dtype = settings.tiles = settings.few_queries = true;
+    settings.dtype = FA_FLOAT32;
+    settings.precision = precision;
+    const int done = run_forward_problems(&settings, &number, first + count);
+    CHECK(done > 0, "no float32 problem of precision %d was for these kernels", (int)precision);
+    settings.focus = RANDOM_WIDE;
+    for (number = first; number < first + count / 40; number++) {
+        random_problem_run((uint64_t)number, &settings, &result);
+        CHECK(result.report.ok || result.status == FA_ERROR_UNSUPPORTED,
+              "wide number %lld: %s\n  %s", (long long)number, result.report.message,
+              result.description);
+    }
+    number = first;
+    run_peaked_problems(&settings, &number, first + count / 10);
+}
+
+/* ---- As exact as float32 arithmetic ---------------------------------------------------------- */
+
+enum { QUERIES = 24, KEYS = 320, MAX_DIM = 256 };
+
+/* The forward on an H200, imitated. */
+static void run_alone(attention *a, fa_precision precision)
+{
+    int64_t number = 1;
+    char message[320] = "";
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a->buffers,
+                        .q = a->in.q,
+                        .k = a->in.k,
+                        .v = a->in.v,
+                        .out = a->out,
+                        .lse = a->lse,
+                        .options = a->in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    call.options.precision = precision;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+}
+
+static double load(const fa_tensor *t, int64_t row, int64_t column)
+{
+    return ref_load(t, 0, row, 0, column);
+}
+
+/* Query i in float32: each sum in one chain of fused multiply-adds, as a kernel on FMA units does it. */
+static void attend_plainly(const attention *a, int64_t i, float out[MAX_DIM])
+{
+    const int64_t d = a->s.d;
+    const float scale = (float)(1 / sqrt((double)d)) * 1.4426950408889634f;
+    float scores[KEYS], top = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < KEYS; j++) {
+        float dot = 0;
+        for (int64_t c = 0; c < d; c++)
+            dot = fmaf((float)load(&a->in.q, i, c), (float)load(&a->in.k, j, c), dot);
+        scores[j] = dot * scale;
+        top = fmaxf(top, scores[j]);
+    }
+    for (int64_t c = 0; c < d; c++) out[c] = 0;
+    for (int64_t j = 0; j < KEYS; j++) {
+        const float weight = exp2f(scores[j] - top);
+        sum += weight;
+        for (int64_t c = 0; c < d; c++) out[c] = fmaf(weight, (float)load(&a->in.v, j, c), out[c]);
+    }
+    for (int64_t c = 0; c < d; c++) out[c] /= sum;
+}
+
+/* Queries are `factor` times as large as usual; 0: a fifth as large, and a key. */
+static void peak_queries(attention *a, double factor)
+{
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t c = 0; c < a->s.d; c++) {
+            const double q = load(&a->in.q, i, c), key = load(&a->in.k, 13 * i, c);
+            ref_store(&a->in.q, 0, i, 0, c, factor > 0 ? factor * q : 0.2 * q + key);
+        }
+}
+
+/* Three products in tf32, cut off by the imitated tensor cores: errors like those of float32 arithmetic. */
+static void test_exactness(int d)
+{
+    static const double factors[] = {1, 4, 16, 64, 0};
+    for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
+        attention a;
+        ref_array want, lse;
+        const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
+        double error = 0, plain_error = 0;
+        attention_make(&a, 7 + n, s, FA_FLOAT32);
+        peak_queries(&a, factors[n]);
+        run_alone(&a, FA_PRECISION_FLOAT32);
+        ref_forward(&a.in, &want, &lse);
+        for (int64_t i = 0; i < QUERIES; i++) {
+            float plain[MAX_DIM];
+            attend_plainly(&a, i, plain);
+            for (int64_t c = 0; c < d; c++) {
+                const double exact = want.value[ref_array_index(&want, 0, i, 0, c)];
+                error += pow(load(&a.out, i, c) - exact, 2);
+                plain_error += pow((double)plain[c] - exact, 2);
+            }
+        }
+        CHECK(error <= plain_error, "d %d, queries times %g: %g times the error of float32", d,
+              factors[n], sqrt(error / plain_error));
+        ref_array_free(&want);
+        ref_array_free(&lse);
+        attention_free(&a);
+    }
+}
+
+/* Infinite queries, keys and values, and a NaN of all ones: as on the CPU. */
+static void test_infinities(fa_precision precision)
+{
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+    attention_make(&a, 3, s, FA_FLOAT32);
+    static float want[QUERIES][64];
+    ref_store(&a.in.k, 0, 70, 0, 5, INFINITY); /* half of the rows: no weight, the others: NaN */
+    ref_store(&a.in.q, 0, 3, 0, 9, -INFINITY);
+    ref_store(&a.in.v, 0, 150, 0, 1, INFINITY);
+    ref_store(&a.in.v, 0, 151, 0, 2, -INFINITY);
+    ref_store(&a.in.v, 0, 152, 0, 3, INFINITY);
+    ref_store(&a.in.v, 0, 300, 0, 3, -INFINITY);
+    memset((float *)a.in.v.data + 200 * 64 + 4, 0xff, sizeof(float));
+    if (!attention_forward(&a, "on the CPU")) return;
+    int64_t infinite = 0, finite = 0;
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t c = 0; c < 64; c++) want[i][c] = (float)load(&a.out, i, c);
+    attention_poison(&a);
+    run_alone(&a, precision);
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t c = 0; c < 64; c++) {
+            const double out = load(&a.out, i, c), w = (double)want[i][c];
+            infinite += isinf(w) != 0, finite += isfinite(w) != 0;
+            const bool fine = isnan(w) ? isnan(out) : isinf(w) ? out == w : fabs(out - w) < 2e-2;
+            CHECK(fine, "precision %d, query %lld, column %lld: %g, expected %g", (int)precision,
+                  (long long)i, (long long)c, out, w);
+        }
+    CHECK(infinite > QUERIES / 2 && finite > 64 * QUERIES / 4, "few infinite, or few finite");
+    attention_free(&a);
+}
+
+static void test_single_problems(void)
+{
+    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(d);
+    test_infinities(FA_PRECISION_TF32);
+    test_infinities(FA_PRECISION_FLOAT32);
+}
+
+/* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by hand. */
 int main(int argc, char **argv)
 {
+    test_begin();
+    if (argc == 2 && strcmp(argv[1], "single") == 0) {
+        test_single_problems();
+        return test_end();
+    }
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
-    test_begin();
     const int done = run_forward_problems(&settings, &number, end);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++) {
         number = peaked[i];
         run_peaked_problems(&settings, &number, peaked[i] + 1);
     }
     CHECK(done > 0, "no problem was for these kernels");
-    if (argc > 2)
+    const int64_t first = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
+    test_float32(settings, FA_PRECISION_TF32, first, count);
+    test_float32(settings, FA_PRECISION_FLOAT32, first, count);
+    if (argc > 2) {
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+        return test_end();
+    }
+    test_single_problems();
     return test_end();
 }

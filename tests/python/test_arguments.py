@@ -84,6 +84,7 @@ KINDS = {
     "seed": [*INTEGER, -1, 2**64],
     "offset": [*INTEGER, -1, 2**64],
     "threads": [*INTEGER, -1, 2**31],
+    "precision": [3, "float16", "TF32", "", b"tf32", ["tf32"]],
     "stream": [*INTEGER, -1],
     "max_seqlen_q": [*INTEGER, -1],
     "max_seqlen_k": [*INTEGER, -1],

@@ -577,3 +577,58 @@ def test_tensors_that_cannot_be_read_are_named():
             with pytest.raises((TypeError, ValueError), match=rf"^k\b.*({words})") as caught:
                 call()
             assert "\n" not in str(caught.value)
+
+
+# ---- precision ----------------------------------------------------------------------------------
+
+
+def test_precision_of_cpu_is_float32():
+    q, k, v = (torch.randn(1, 20, 2, 16) for _ in range(3))
+    expected = flashattn.attention(q, k, v)
+    for precision in ("float32", "tf32", "ieee", None):
+        assert torch.equal(flashattn.attention(q, k, v, precision=precision), expected)
+        op = torch.ops.flashattn.forward(q, k, v, precision=precision)
+        assert torch.equal(op[0], expected)
+
+
+class _OnCuda:
+    """What _follow_fp32_precision looks at."""
+
+    is_cuda, dtype = True, torch.float32
+
+
+def test_global_precision(monkeypatch):
+    """tf32 for float32 tensors on CUDA, where PyTorch's own matrix products have it."""
+    follow = flashattn.torch._follow_fp32_precision
+    half = _OnCuda()
+    half.dtype = torch.float16
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting, expected in (("highest", {}), ("high", {"precision": "tf32"})):
+            torch.set_float32_matmul_precision(setting)
+            for q, wanted in ((_OnCuda(), expected), (half, {}), (torch.zeros(1), {})):
+                options = {}
+                follow(q, options)
+                assert options == wanted, (setting, q)
+            given = {"precision": "ieee"}
+            follow(_OnCuda(), given)
+            assert given == {"precision": "ieee"}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    old = type("matmul", (), {"allow_tf32": True})()  # before PyTorch 2.9
+    monkeypatch.setattr(torch.backends.cuda, "matmul", old)
+    assert flashattn.torch._asks_for_tf32()
+    old.allow_tf32 = False
+    assert not flashattn.torch._asks_for_tf32()
+
+
+def test_global_precision_is_not_followed_yet(monkeypatch):
+    """Until a GPU has verified the kernels. With the switch on, each call reads the setting."""
+    seen = []
+    monkeypatch.setattr(flashattn.torch, "_follow_fp32_precision", lambda q, o: seen.append(q))
+    q = torch.randn(1, 4, 1, 8)
+    flashattn.torch._prepare(q, q, q, {})
+    assert seen == []
+    monkeypatch.setattr(flashattn.torch, "_FOLLOWS_FP32_PRECISION", True)
+    flashattn.torch._prepare(q, q, q, {})
+    assert len(seen) == 1
