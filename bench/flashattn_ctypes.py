@@ -62,6 +62,7 @@ class Options(C.Structure):
         ("workspace", C.c_void_p),
         ("workspace_size", C.c_size_t),
         ("part_lse_stride", C.c_void_p),
+        ("attention_chunk", C.c_int64),
     ]
 
 

@@ -253,7 +253,7 @@ int cmd_bench(int argc, char **argv)
                  "keys for one query (default: 8192)"},
         SIZE_OPTION("--seq-k", a.seq_k, 1, MAX_SIZE,
                     "number of keys (default: as many as queries)"),
-        SIZE_OPTION("--dim", a.dim, 1, 512, "of q and k (default: 64; decode: 128)"),
+        SIZE_OPTION("--dim", a.dim, 1, 576, "of q and k (default: 64; decode: 128)"),
         SIZE_OPTION("--dim-v", a.dim_v, 1, 512, "of v and the result (default: --dim)"),
         NAME_OPTION("--dtype", a.dtype, CLI_DTYPE_NAMES, "f32 (default), f16 or bf16"),
         {.name = "--causal",

@@ -22,7 +22,7 @@ typedef struct arguments {
     const char *dout, *dq, *dk, *dv, *dbias, *dsinks;
     lengths_paths lengths;
     bool causal, diagonal_given, window_given, scale_given, dropout_given, seed_given, dtype_given;
-    int64_t diagonal, window[2], threads;
+    int64_t diagonal, window[2], attention_chunk, threads;
     double scale, softcap, dropout;
     uint64_t seed;
     int layout, dtype, device;
@@ -86,6 +86,14 @@ static bool below_one(double x) { return x >= 0 && x < 1 && (float)x < 1; }
          .given = &(a)->window_given,                                                              \
          .help = "query i sees keys i + diagonal - L to\n"                                         \
                  "i + diagonal + R; -1: no limit"},                                                \
+        {.name = "--attention-chunk",                                                              \
+         .kind = CLI_INTEGER,                                                                      \
+         .value = &(a)->attention_chunk,                                                           \
+         .meta = "N",                                                                              \
+         .min = 1,                                                                                 \
+         .max = (int64_t)1 << 60,                                                                  \
+         .help = "query i sees only keys of its own chunk of N\n"                                  \
+                 "positions, that of i + diagonal"},                                               \
         {.name = "--scale",                                                                        \
          .kind = CLI_REAL,                                                                         \
          .value = &(a)->scale,                                                                     \
@@ -368,6 +376,7 @@ static void set_options(const arguments *a, problem *p)
     o->diagonal = a->diagonal;
     o->window_left = a->window_given ? a->window[0] : 0;
     o->window_right = a->window_given ? a->window[1] : 0;
+    o->attention_chunk = a->attention_chunk;
     o->bias = a->bias ? &p->bias.view : NULL;
     o->mask = a->mask ? &p->mask.view : NULL;
     o->dropout_p = (float)a->dropout;

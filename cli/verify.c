@@ -103,8 +103,8 @@ static int parse(int argc, char **argv, arguments *a)
          .given = &a->class_given,
          .help = "problems made for one class of faults, in place of any\n"
                  "problems: empty, unused, grid, lengths, strides, tails,\n"
-                 "masks, split, invariance, dropout, wide, peaked; all: all\n"
-                 "of these, then any (default on cuda); none (default on cpu)"},
+                 "masks, split, invariance, dropout, wide, chunks, latent, peaked;\n"
+                 "all: all of these, then any (default on cuda); none (default on cpu)"},
         {.name = "--jobs",
          .kind = CLI_INTEGER,
          .value = &a->jobs,

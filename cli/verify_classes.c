@@ -18,12 +18,14 @@ const verify_class verify_classes[] = {
     {"invariance", RANDOM_INVARIANCE, 150, false, "an item alone has the same bits"},
     {"dropout", RANDOM_DROPOUT, 60, false, "every bit of the mask"},
     {"wide", RANDOM_WIDE, 100, false, "head dims of 257 to 512"},
+    {"chunks", RANDOM_CHUNKS, 150, false, "attention_chunk, causal or not"},
+    {"latent", RANDOM_LATENT, 100, false, "head dims to 576, values in the keys"},
     {"peaked", RANDOM_PEAKED, 130, true, "rows that few keys dominate: as exact as the best"},
 };
 const int verify_num_classes = CLI_COUNT(verify_classes);
 
-const char *const verify_class_names[] = {"all",        "none",    "empty", "unused", "grid",
-                                          "lengths",    "strides", "tails", "masks",  "split",
-                                          "invariance", "dropout", "wide",  "peaked", NULL};
+const char *const verify_class_names[] = {
+    "all",   "none",       "empty",   "unused", "grid",   "lengths", "strides", "tails", "masks",
+    "split", "invariance", "dropout", "wide",   "chunks", "latent",  "peaked",  NULL};
 _Static_assert(CLI_COUNT(verify_class_names) - 1 - VERIFY_FIRST_CLASS == CLI_COUNT(verify_classes),
                "a name for every class");

@@ -12,7 +12,7 @@
  *   2. Status and errors
  *   3. Tensors
  *   4. Options, and what each one means
- *   5. The calls: fa_forward, fa_backward, fa_decode, fa_combine, fa_weights
+ *   5. The calls: fa_forward, fa_backward, fa_decode, fa_append, fa_combine, fa_weights
  *   6. Asking first: fa_supported, fa_describe, fa_workspace_size
  *   7. Devices
  *
@@ -101,7 +101,8 @@ typedef enum fa_dtype {
     FA_FLOAT16 = 1,     /* IEEE 754 binary16                                                      */
     FA_BFLOAT16 = 2,    /* the upper half of a float32                                            */
     FA_FLOAT8_E4M3 = 3, /* OCP 8-bit float, 4 exponent bits, no infinities; inputs only           */
-    FA_BOOL = 4         /* one byte; 0 is false, anything else is true; masks only                */
+    FA_BOOL = 4,        /* one byte; 0 is false, anything else is true; masks only                */
+    FA_INT8 = 5         /* -127 to 127 times a scale; caches of keys and values only              */
 } fa_dtype;
 
 /* Bytes per element; 0 for an unknown dtype. */
@@ -169,6 +170,8 @@ enum {
  *   5. x = -infinity unless query i may see key j. It may if every one of these allows it:
  *        FA_CAUSAL:  j <= i + diagonal
  *        FA_WINDOW:  i + diagonal - window_left <= j <= i + diagonal + window_right  (-1: no limit)
+ *        attention_chunk c > 0:  floor(j / c) = floor((i + diagonal) / c): the key is in the chunk of c
+ *                    positions that the query is in
  *        mask:       mask[b, h, i, j] != 0
  *   6. lse_i = log( sum_j exp(x_ij) + exp(sink_h) )        natural logarithm; the sink's term if sinks
  *   7. p_ij  = exp(x_ij - lse_i)
@@ -267,6 +270,10 @@ typedef struct fa_options {
      * part_lse to the next; any that stay inside 63 bits. NULL: all are contiguous. Not in version
      * 0.1, so size must be set                                                                       */
     const int64_t *part_lse_stride;
+
+    /* Behind version 0.1, too. */
+    int64_t attention_chunk; /* > 0: chunked attention (Llama 4), with FA_CAUSAL or without; 0: none. On
+                              * CUDA in the kernels on FMA units alone                             */
 } fa_options;
 
 /* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */
@@ -286,7 +293,8 @@ static inline fa_options fa_options_init(void)
  * 5. The calls
  *
  * Shapes: B = batch (num_sequences when packed), Hq and Hkv heads (Hq a multiple of Hkv), d the head
- * dim of q and k, d_v that of v and out, each from 1 to 512.
+ * dim of q and k, from 1 to 576, d_v that of v and out, from 1 to 512. Latent attention (MLA) has 576 and
+ * 512: its values are the first 512 columns of its keys, and v then is a tensor with k's data and strides.
  *     q   (B, n_q, Hq,  d)         packed: (1, total_q, Hq,  d)
  *     k   (B, n_k, Hkv, d)         packed: (1, total_k, Hkv, d)     paged: (pages, page_size, Hkv, d)
  *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)
@@ -360,6 +368,95 @@ FA_API fa_status fa_backward(const fa_tensor *q, const fa_tensor *k, const fa_te
  */
 FA_API fa_status fa_decode(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                            const fa_tensor *out, float *lse, const fa_options *options);
+
+/* Bits of fa_append_options.flags. */
+enum {
+    FA_ROTARY_INTERLEAVED = 1 << 0, /* pairs are columns 2i and 2i+1; without it i and i + r/2    */
+    FA_ROTARY_ONE_POSITION = 1 << 1, /* a sequence's queries all have the position of its first   */
+    FA_WRITE_SCALES = 1 << 2 /* scales are found for each row and head, and written               */
+};
+
+/*
+ * What fa_append does beside writing; in the style of fa_options. B: the batch, which is k_new.shape[0], or
+ * num_sequences where k_new or q are packed. On CUDA all arrays lie in device memory, and the host does not read
+ * them: lengths may be the device's alone, and a captured graph serves any.
+ */
+typedef struct fa_append_options {
+    size_t size; /* sizeof(fa_append_options) */
+
+    uint32_t flags;   /* FA_ROTARY_INTERLEAVED | ...                                               */
+    fa_device device; /* where to compute                                                          */
+
+    /* Number t of the new keys of sequence b goes to row left_padding[b] + lengths[b] + t of entry
+     * cache_index[b] of the cache. */
+    const int32_t *lengths;      /* (B): keys in the cache before the call. NULL: 0                */
+    const int32_t *left_padding; /* (B): rows in front of the sequence's first key. NULL: 0        */
+    const int32_t *cache_index;  /* (B): which entry of axis 0 of the cache, or row of the block
+                                  * table, is the sequence's. NULL: entry b                        */
+
+    int64_t num_sequences;         /* with cu_seqlens_new or cu_seqlens_q: how many; else 0        */
+    const int32_t *cu_seqlens_new; /* (num_sequences + 1) of k_new and v_new. NULL: not packed     */
+    const int32_t *cu_seqlens_q;   /* the same of q                                                */
+    const int32_t *seqlens_new;    /* (B): how many of its rows count. NULL: all                   */
+    const int32_t *seqlens_q;
+
+    const int32_t *block_table; /* (block_table_rows, block_table_stride): page numbers, as in
+                                 * fa_options. NULL: the cache is not paged                        */
+    int64_t block_table_stride;
+    int64_t block_table_rows; /* 0: B                                                              */
+
+    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: the pair i of
+     * columns (x, y) becomes (x c - y s, y c + x s), with c and s in column i of row `position` of the
+     * tables. Number t of the new keys, and of the queries, of sequence b has position lengths[b] + t. */
+    const fa_tensor *cos; /* (1, positions, 1, r/2), float32, float16 or bfloat16. NULL: none      */
+    const fa_tensor *sin; /* the same                                                              */
+    int64_t rotary_offset;
+    const int32_t *rotary_positions; /* (B): in place of lengths. NULL: lengths                    */
+    const fa_tensor *q;              /* queries to rotate. NULL: none                              */
+    const fa_tensor *q_out;          /* where they go. NULL: they stay where they are              */
+
+    /* float32 (blocks, rows, Hkv, 1), the first three extents those of the cache, or 1 where all share a scale:
+     * an element of the cache, which must be float8_e4m3 or int8, stands for itself times the scale. They are
+     * read; with FA_WRITE_SCALES, for which no extent may be 1 in place of another, each row gets the scale
+     * that lets its largest element just fit. NULL: 1. */
+    const fa_tensor *k_scale;
+    const fa_tensor *v_scale;
+
+    int32_t threads;  /* CPU: as in fa_options                                                     */
+    int32_t reserved; /* 0                                                                         */
+    void *stream;     /* CUDA: as in fa_options                                                    */
+} fa_append_options;
+
+#ifdef __cplusplus
+static inline fa_append_options fa_append_options_init(void)
+{
+    fa_append_options options = fa_append_options();
+    options.size = sizeof options;
+    return options;
+}
+#define FA_APPEND_OPTIONS_INIT fa_append_options_init()
+#else
+#define FA_APPEND_OPTIONS_INIT {.size = sizeof(fa_append_options)}
+#endif
+
+/*
+ * Append: writes new keys and values into a cache, contiguous or paged, with rotary embedding of the keys (and of
+ * queries) and conversion to the cache's type. On CUDA that is one launch.
+ *   k_new, v_new      (B, n_new, Hkv, d or d_v), packed: (1, total_new, Hkv, d or d_v); float32, float16 or bfloat16
+ *   k_cache, v_cache  (blocks, rows, Hkv, d or d_v), paged: (pages, page_size, Hkv, d or d_v); those types,
+ *                     float8_e4m3 or int8
+ *   options->q        (B, n_q, Hq, d), packed: (1, total_q, Hq, d); q_out the same
+ * v_new and v_cache may be NULL, together: keys alone (latent attention, whose values are a part of its keys).
+ * Elements are rotated in float32 and rounded once. In 8 bits what does not fit becomes the largest number that
+ * does; NaN stays NaN in float8_e4m3 and makes a written scale NaN, and is 0 in int8 otherwise. A written scale is
+ * the row's largest magnitude divided by 448 or 127.
+ * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence. Nothing is
+ * written outside of the cache: on the CPU a length, an index or a page that leads there is an error, on CUDA that key
+ * is left out (also one whose page number is negative), and a position outside of the rotary tables is taken as
+ * their first or last. Sequences must not write the same row.
+ */
+FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,
+                           const fa_tensor *v_cache, const fa_append_options *options);
 
 /*
  * Combine: merges attention over disjoint sets of keys into attention over their union.

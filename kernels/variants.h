@@ -367,6 +367,11 @@ VARIANT(combine_many, .file = "combine/combine", .kernel = "combine", .architect
         .element = FA_ELEMENT_FLOAT32, .max_parts = FA_COMBINE_MANY)
 END(combine, simt)
 
+FAMILY(append, simt)
+VARIANT(append_simt, .file = "append/append", .kernel = "append_simt", .architecture = 75,
+        .element = FA_ELEMENT_FLOAT32)
+END(append, simt)
+
 FAMILY(check, simt)
 VARIANT(check_simt, .file = "check/check", .kernel = "check_simt", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)

@@ -237,6 +237,18 @@ static void draw_wide_sizes(problem *p)
     p->d_v = once_in(p, 4) ? 8 * between(p, 1, 64) : p->d;
 }
 
+/* Latent attention: one key/value head, many query heads, few queries or some. */
+static void draw_latent_sizes(problem *p)
+{
+    p->batch = between(p, 1, 2);
+    p->heads_kv = once_in(p, 4) ? 2 : 1;
+    p->heads_q = p->heads_kv * (once_in(p, 2) ? 16 : between(p, 1, 20));
+    p->n_q = once_in(p, 3) ? between(p, 1, 40) : between(p, 1, 4);
+    p->n_k = between(p, 1, 200);
+    p->d = once_in(p, 2) ? 576 : between(p, 513, 576);
+    p->d_v = once_in(p, 2) ? 512 : between(p, 1, 512);
+}
+
 /* The options of RANDOM_PEAKED: one in each problem, or none. */
 typedef enum peaked_option {
     PEAKED_FULL = 0,
@@ -296,6 +308,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
     case RANDOM_GRID: draw_grid_sizes(p); break;
     case RANDOM_TAILS: draw_tail_sizes(p); break;
     case RANDOM_WIDE: draw_wide_sizes(p); break;
+    case RANDOM_LATENT: draw_latent_sizes(p); break;
     case RANDOM_EMPTY:
         if (once_in(p, 4)) p->n_q = 0;
         if (once_in(p, 4)) p->n_k = 0;
@@ -314,6 +327,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
         break;
     case RANDOM_ANYTHING:
     case RANDOM_UNUSED:
+    case RANDOM_CHUNKS:
     case RANDOM_STRIDES: break;
     }
 }
@@ -602,6 +616,16 @@ static void draw_position_masks(problem *p, const random_settings *settings)
     }
 }
 
+/* From one position to more than there are. */
+static void draw_attention_chunk(problem *p)
+{
+    fa_options *o = &p->in.options;
+    static const int64_t usual[] = {1, 2, 8, 16, 32, 64, 100, 128, 256};
+    o->attention_chunk = once_in(p, 2) ? usual[between(p, 0, 8)] : between(p, 1, p->n_k + 3);
+    if (!once_in(p, 3)) o->flags |= FA_CAUSAL;
+    say(p, "%s chunk=%lld", o->flags & FA_CAUSAL ? " causal" : "", (long long)o->attention_chunk);
+}
+
 /* The longest of the lengths; or a little more, which is as good. */
 static int64_t draw_extent(problem *p, const int64_t *length)
 {
@@ -720,6 +744,7 @@ static void draw_options(problem *p, const random_settings *settings)
     if (p->pass == RANDOM_COMBINE) return;
 
     draw_position_masks(p, settings);
+    if (settings->focus == RANDOM_CHUNKS) draw_attention_chunk(p);
     if (weighs_otherwise(p, settings, 5)) {
         o->scale = once_in(p, 4) ? 0 : (float)uniform(p, -0.5, 0.5);
         o->flags |= FA_SCALE;
@@ -1322,6 +1347,14 @@ static void make_weights(problem *p)
     make_tensor(p, "weights", &p->weights, false, false);
 }
 
+/* The values are the keys' first columns. */
+static void make_latent_values(problem *p)
+{
+    p->in.v = p->in.k;
+    p->in.v.shape[3] = p->d_v;
+    say(p, " v=k(%lld)", (long long)p->d_v);
+}
+
 static void make_attention(problem *p, const random_settings *settings)
 {
     int64_t rows_q, blocks_q, rows_k, blocks_k;
@@ -1336,7 +1369,8 @@ static void make_attention(problem *p, const random_settings *settings)
     if (p->pass == RANDOM_WEIGHTS) {
         make_weights(p);
     } else {
-        make_tensor(p, "v", &p->in.v, true, false);
+        if (settings->focus == RANDOM_LATENT && !once_in(p, 4)) make_latent_values(p);
+        else make_tensor(p, "v", &p->in.v, true, false);
         set_shape(&p->out, blocks_q, rows_q, p->heads_q, p->d_v);
         make_tensor(p, "out", &p->out, false, false);
         if (p->pass == RANDOM_BACKWARD || (!once_in(p, 4) && !has_capped_peaks(p)))

@@ -34,7 +34,9 @@ typedef enum random_focus {
     RANDOM_INVARIANCE, /* FA_BATCH_INVARIANT: each item alone has the same bits                   */
     RANDOM_DROPOUT,    /* values from which every bit of the dropout mask can be read             */
     RANDOM_WIDE,       /* head dims of 257 to 512, without options that change scores             */
-    RANDOM_PEAKED      /* rows that few keys dominate, by number: as exact as the best kernels    */
+    RANDOM_CHUNKS,     /* chunked attention, mostly causal */
+    RANDOM_LATENT, /* head dims of 513 to 576 over values that mostly are columns of the keys  */
+    RANDOM_PEAKED  /* rows that few keys dominate, by number: as exact as the best kernels    */
 } random_focus;
 
 /* What the scores of RANDOM_PEAKED are like. Problem n has kind n % RANDOM_NUM_PEAKS, so that the numbers,

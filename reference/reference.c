@@ -195,6 +195,10 @@ bool ref_may_see(const ref_inputs *in, const ref_item *item, int64_t h, int64_t 
         if (o->window_left >= 0 && !(center - (double)o->window_left <= (double)j)) return false;
         if (o->window_right >= 0 && !((double)j <= center + (double)o->window_right)) return false;
     }
+    if (o->attention_chunk > 0) {
+        const double chunk = (double)o->attention_chunk;
+        if (floor(center / chunk) != floor((double)j / chunk)) return false;
+    }
     if (o->mask && load_broadcast(o->mask, item->b, h, i, j) == 0) return false;
     return true;
 }

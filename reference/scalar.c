@@ -15,6 +15,7 @@ static format format_of(fa_dtype dtype)
     case FA_BFLOAT16: return (format){8, 7, 1};
     case FA_FLOAT8_E4M3: return (format){4, 3, 0};
     case FA_FLOAT32:
+    case FA_INT8:
     case FA_BOOL: break;
     }
     return (format){8, 23, 1};
@@ -76,6 +77,7 @@ double ref_load(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d)
     case FA_BFLOAT16: memcpy(&half, p, sizeof half); return ref_decode_small(half, 8, 7, 1);
     case FA_FLOAT8_E4M3: memcpy(&byte, p, sizeof byte); return ref_decode_small(byte, 4, 3, 0);
     case FA_BOOL: memcpy(&byte, p, sizeof byte); return byte != 0;
+    case FA_INT8: memcpy(&byte, p, sizeof byte); return (int8_t)byte;
     }
     return NAN;
 }
@@ -98,6 +100,7 @@ void ref_store(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64_t d, d
         memcpy(p, &byte, sizeof byte);
         break;
     case FA_BOOL: memcpy(p, &truth, sizeof truth); break;
+    case FA_INT8: *(int8_t *)p = (int8_t)nearbyint(fmin(fmax(x, -127), 127)); break;
     }
 }
 

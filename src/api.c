@@ -40,16 +40,16 @@ const char *fa_version_string(void)
 
 /* Copies a caller's struct, whose size may be that of another version, into one of ours; what the
  * caller's lacks becomes 0. */
-static fa_status copy_sized(const char *name, const void *given, size_t size_0_1, void *ours,
-                            size_t our_size)
+static fa_status copy_sized(const char *name, const char *type, const void *given, size_t size_0_1,
+                            void *ours, size_t our_size)
 {
     size_t size;
     memcpy(&size, given, sizeof size);
     /* Structs end on a multiple of their alignment: any other size would cut a pointer in two. */
     FA_REQUIRE(size == 0 || (size >= sizeof size && size <= SIZE_LIMIT && size % sizeof size == 0),
-               "%s.size is %zu: expected 0 or sizeof(fa_%s), a multiple of %zu, which is %zu in "
+               "%s.size is %zu: expected 0 or sizeof(%s), a multiple of %zu, which is %zu in "
                "version %s",
-               name, size, name, sizeof size, our_size, fa_version_string());
+               name, size, type, sizeof size, our_size, fa_version_string());
     if (size == 0) size = size_0_1;
     const unsigned char *bytes = given;
     for (size_t i = our_size; i < size; i++) {
@@ -68,7 +68,8 @@ static fa_status copy_sized(const char *name, const void *given, size_t size_0_1
 static fa_status complete_options(const fa_options *given, fa_options *ours)
 {
     ours->device = FA_DEVICE_AUTO; /* also where the rest is not read */
-    if (given) return copy_sized("options", given, OPTIONS_SIZE_0_1, ours, sizeof *ours);
+    if (given)
+        return copy_sized("options", "fa_options", given, OPTIONS_SIZE_0_1, ours, sizeof *ours);
     memset(ours, 0, sizeof *ours);
     return FA_OK;
 }
@@ -76,7 +77,7 @@ static fa_status complete_options(const fa_options *given, fa_options *ours)
 static fa_status complete_gradients(const fa_gradients *given, fa_gradients *ours)
 {
     FA_REQUIRE(given, "gradients is NULL: expected a struct with dout and the gradients to write");
-    return copy_sized("gradients", given, GRADIENTS_SIZE_0_1, ours, sizeof *ours);
+    return copy_sized("gradients", "fa_gradients", given, GRADIENTS_SIZE_0_1, ours, sizeof *ours);
 }
 
 /* ---- Backends -------------------------------------------------------------------------------- */
@@ -212,6 +213,34 @@ fa_status fa_combine(const fa_tensor *parts, const float *const *part_lse, int64
     if (c.device == FA_DEVICE_CPU && host.backend->in_use())
         FA_TRY(fa_check_combine_locations(&c, host));
     return backends[c.device]->combine(&c);
+}
+
+static fa_status complete_append_options(const fa_append_options *given, fa_append_options *ours)
+{
+    ours->device = FA_DEVICE_AUTO;
+    if (given)
+        return copy_sized("options", "fa_append_options", given, sizeof *given, ours, sizeof *ours);
+    memset(ours, 0, sizeof *ours);
+    return FA_OK;
+}
+
+fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,
+                    const fa_tensor *v_cache, const fa_append_options *options)
+{
+    fa_append_options complete;
+    fa_append_problem p;
+    fa_allocation memory;
+    fa_append_call c = {.k_new = k_new,
+                        .v_new = v_new,
+                        .k_cache = k_cache,
+                        .v_cache = v_cache,
+                        .options = &complete};
+    FA_TRY(complete_append_options(options, &complete));
+    FA_TRY(choose_device(complete.device, k_cache, &c.device, &memory));
+    if (c.device == FA_DEVICE_CPU && host.backend->in_use())
+        FA_TRY(fa_check_append_locations(&c, host));
+    FA_TRY(fa_append_problem_make(&c, &p));
+    return backends[c.device]->append(&c, &p);
 }
 
 /* ---- Dry runs -------------------------------------------------------------------------------- */

@@ -40,4 +40,11 @@ typedef struct fa_arguments {
     const fa_options *options;
 } fa_arguments;
 
+/* The arguments of fa_append; options: complete. */
+typedef struct fa_append_call {
+    fa_device device;
+    const fa_tensor *k_new, *v_new, *k_cache, *v_cache;
+    const fa_append_options *options;
+} fa_append_call;
+
 #endif

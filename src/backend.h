@@ -34,6 +34,7 @@ typedef struct fa_backend {
      * checks where they lie. */
     fa_status (*run)(const fa_arguments *arguments, const fa_problem *problem);
     fa_status (*combine)(const fa_combine_problem *problem);
+    fa_status (*append)(const fa_append_call *call, const fa_append_problem *problem);
 
     /* Does what run does before it looks at data. */
     fa_status (*dry_run)(const fa_problem *problem, fa_answer *answer);

@@ -70,4 +70,28 @@ FA_SHARED_FUNCTION float fa_e4m3_to_float(uint8_t b)
     return fa_bits_float(sign | fa_float_bits(fa_bits_float(magnitude << 20) * 0x1p120f));
 }
 
+/* What is too large becomes 448, the largest number. */
+FA_SHARED_FUNCTION uint8_t fa_float_to_e4m3(float x)
+{
+    const uint32_t bits = fa_float_bits(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t sign = (bits >> 24) & 0x80u;
+    if (magnitude > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    if (magnitude >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);
+    if (magnitude < 0x3c800000u) { /* subnormal: let the adder of 2^14 round at 2^-9 */
+        const float rounded = fa_bits_float(magnitude) + 0x1p14f;
+        return (uint8_t)(sign | (fa_float_bits(rounded) - 0x46800000u));
+    }
+    const uint32_t odd = (magnitude >> 20) & 1u;
+    return (uint8_t)(sign | ((magnitude - 0x3c000000u + 0x7ffffu + odd) >> 20));
+}
+
+/* What is too large becomes 127 or -127; NaN becomes 0. */
+FA_SHARED_FUNCTION int8_t fa_float_to_int8(float x)
+{
+    if (!(x > -127.0f)) return x <= -127.0f ? -127 : 0;
+    if (x >= 127.0f) return 127;
+    /* The adder of 1.5 * 2^23 rounds to an integer. */
+    return (int8_t)(int32_t)(fa_float_bits(x + 0x1.8p23f) - 0x4b400000u);
+}
+
 #endif

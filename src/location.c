@@ -138,3 +138,33 @@ fa_status fa_check_combine_locations(const fa_combine_problem *c, fa_location ex
     for (int64_t i = 0; i < c->num_parts; i++) FA_TRY(check_part(c, i, expected));
     return FA_OK;
 }
+
+fa_status fa_check_append_locations(const fa_append_call *c, fa_location expected)
+{
+    static const struct {
+        const char *name;
+        size_t field;
+    } arrays[] = {
+#define ARRAY(field) {"options." #field, offsetof(fa_append_options, field)}
+        ARRAY(lengths),     ARRAY(left_padding),   ARRAY(cache_index),
+        ARRAY(seqlens_new), ARRAY(cu_seqlens_new), ARRAY(seqlens_q),
+        ARRAY(block_table), ARRAY(cu_seqlens_q),   ARRAY(rotary_positions),
+#undef ARRAY
+    };
+    const fa_append_options *o = c->options;
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        const void *pointer;
+        memcpy(&pointer, (const char *)o + arrays[i].field, sizeof pointer);
+        if (pointer) FA_TRY(fa_check_location(arrays[i].name, pointer, expected));
+    }
+    FA_TRY(check_tensor("k_new.data", c->k_new, expected));
+    FA_TRY(check_tensor("v_new.data", c->v_new, expected));
+    FA_TRY(check_tensor("k_cache.data", c->k_cache, expected));
+    FA_TRY(check_tensor("v_cache.data", c->v_cache, expected));
+    FA_TRY(check_tensor("options.cos.data", o->cos, expected));
+    FA_TRY(check_tensor("options.sin.data", o->sin, expected));
+    FA_TRY(check_tensor("options.q.data", o->q, expected));
+    FA_TRY(check_tensor("options.q_out.data", o->q_out, expected));
+    FA_TRY(check_tensor("options.k_scale.data", o->k_scale, expected));
+    return check_tensor("options.v_scale.data", o->v_scale, expected);
+}

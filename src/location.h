@@ -23,6 +23,9 @@ fa_status fa_check_locations(const fa_arguments *arguments, fa_location expected
 /* All arrays of a problem that fa_combine_problem_make has made. */
 fa_status fa_check_combine_locations(const fa_combine_problem *problem, fa_location expected);
 
+/* All arrays of fa_append. */
+fa_status fa_check_append_locations(const fa_append_call *call, fa_location expected);
+
 /* An array that the host reads wherever the call runs. */
 fa_status fa_check_host_array(const char *name, const void *array, const fa_backend *backend);
 

@@ -1,5 +1,5 @@
 /*
- * Which keys a query sees by position (causal, diagonal, window). The same code for every backend, kernels
+ * Which keys a query sees by position (causal, diagonal, window, chunks). The same code for every backend, kernels
  * included; a boolean mask comes on top.
  */
 #ifndef FA_MASK_H
@@ -31,12 +31,26 @@ FA_SHARED_FUNCTION fa_range fa_visible_keys(int causal, int64_t window_left, int
     return r;
 }
 
+/* The part of them in the query's own chunk of so many positions. start: the first position of that chunk; a query in
+ * front of all keys (center < 0) has none. */
+FA_SHARED_FUNCTION fa_range fa_visible_in_chunk(fa_range r, int64_t chunk, int64_t center,
+                                                int64_t start)
+{
+    if (center < 0) r.hi = 0;
+    else if (start + chunk < r.hi) r.hi = start + chunk;
+    if (center >= 0 && start > r.lo) r.lo = start;
+    if (r.lo > r.hi) r.lo = r.hi;
+    return r;
+}
+
 #ifndef FA_DEVICE_CODE
 #include "problem.h"
 
 static inline fa_range fa_visible(const fa_problem *p, const fa_sequence *s, int64_t i)
 {
-    return fa_visible_keys(p->causal, p->window_left, p->window_right, s->n_k, i + s->diagonal);
+    const int64_t center = i + s->diagonal, chunk = p->attention_chunk;
+    const fa_range r = fa_visible_keys(p->causal, p->window_left, p->window_right, s->n_k, center);
+    return chunk ? fa_visible_in_chunk(r, chunk, center, center - center % chunk) : r;
 }
 #endif
 

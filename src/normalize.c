@@ -2,7 +2,7 @@
  * Checks of the caller's arguments, and the fa_problem that is made from them.
  *
  * In this order: single tensors, aliasing, options, shapes, lengths, bias and mask, gradients, weights,
- * the whole problem, and combine.
+ * the whole problem, append, and combine.
  */
 #include "normalize.h"
 
@@ -17,30 +17,32 @@
 /* Largest extent. Leaves room for sums of positions and a diagonal in 64 bits, see mask.h. */
 #define EXTENT_MAX ((int64_t)1 << 60)
 #define DIAGONAL_MAX ((int64_t)1 << 62)
-#define HEAD_DIM_MAX 512
 
 /* ---- Single tensors -------------------------------------------------------------------------- */
 
 /* What a tensor is used for decides which dtypes and strides are legal. */
 typedef enum role {
-    ROLE_INPUT,    /* q, k, v             */
-    ROLE_RESULT,   /* out, or dout: read  */
-    ROLE_OUTPUT,   /* written             */
-    ROLE_BIAS,     /* read, any strides   */
-    ROLE_MASK,     /* read, any strides   */
-    ROLE_BIAS_GRAD /* written, any strides */
+    ROLE_INPUT,     /* q, k, v             */
+    ROLE_RESULT,    /* out, or dout: read  */
+    ROLE_OUTPUT,    /* written             */
+    ROLE_BIAS,      /* read, any strides   */
+    ROLE_MASK,      /* read, any strides   */
+    ROLE_BIAS_GRAD, /* written, any strides */
+    ROLE_CACHE      /* written by fa_append */
 } role;
 
 static const struct role_rules {
     const char *dtypes;
-    bool fp8, boolean, written, dense_rows;
+    bool fp8, int8, boolean, written, dense_rows;
 } rules[] = {
-    [ROLE_INPUT] = {"float32, float16, bfloat16 or float8_e4m3", true, false, false, true},
-    [ROLE_RESULT] = {"float32, float16 or bfloat16", false, false, false, true},
-    [ROLE_OUTPUT] = {"float32, float16 or bfloat16", false, false, true, true},
-    [ROLE_BIAS] = {"float32, float16 or bfloat16", false, false, false, false},
-    [ROLE_MASK] = {"bool", false, true, false, false},
-    [ROLE_BIAS_GRAD] = {"float32, float16 or bfloat16", false, false, true, false},
+    [ROLE_INPUT] = {"float32, float16, bfloat16 or float8_e4m3", true, false, false, false, true},
+    [ROLE_RESULT] = {"float32, float16 or bfloat16", false, false, false, false, true},
+    [ROLE_OUTPUT] = {"float32, float16 or bfloat16", false, false, false, true, true},
+    [ROLE_BIAS] = {"float32, float16 or bfloat16", false, false, false, false, false},
+    [ROLE_MASK] = {"bool", false, false, true, false, false},
+    [ROLE_BIAS_GRAD] = {"float32, float16 or bfloat16", false, false, false, true, false},
+    [ROLE_CACHE] = {"float32, float16, bfloat16, float8_e4m3 or int8", true, true, false, true,
+                    true},
 };
 
 typedef struct axes_text {
@@ -59,7 +61,7 @@ static axes_text show(const int64_t axes[4])
 /* fa_dtype_size, without a call of a public function. */
 static size_t element_size(fa_dtype dtype)
 {
-    static const uint8_t sizes[] = {4, 2, 2, 1, 1};
+    static const uint8_t sizes[] = {4, 2, 2, 1, 1, 1};
     return (size_t)dtype < sizeof sizes ? sizes[dtype] : 0;
 }
 
@@ -137,8 +139,9 @@ static bool may_meet_itself(const fa_tensor *t)
 static fa_status check_dtype(const char *name, fa_dtype dtype, role r)
 {
     bool is_float = dtype == FA_FLOAT32 || dtype == FA_FLOAT16 || dtype == FA_BFLOAT16;
-    bool legal =
-        rules[r].boolean ? dtype == FA_BOOL : is_float || (rules[r].fp8 && dtype == FA_FLOAT8_E4M3);
+    bool legal = rules[r].boolean ? dtype == FA_BOOL
+                                  : is_float || (rules[r].fp8 && dtype == FA_FLOAT8_E4M3) ||
+                                        (rules[r].int8 && dtype == FA_INT8);
     FA_REQUIRE(legal, "%s.dtype is %d (%s): expected %s", name, (int)dtype, fa_dtype_name(dtype),
                rules[r].dtypes);
     return FA_OK;
@@ -398,6 +401,10 @@ static fa_status check_ranges(const fa_options *o)
     FA_REQUIRE(o->window_right >= -1,
                "options.window_right is %" PRId64 ": expected >= 0, or -1 for no limit",
                o->window_right);
+    FA_REQUIRE(o->attention_chunk >= 0 && o->attention_chunk <= EXTENT_MAX,
+               "options.attention_chunk is %" PRId64
+               ": expected 1 to 2^60 positions, or 0 for no chunks",
+               o->attention_chunk);
     FA_REQUIRE(o->dropout_p >= 0.0f && o->dropout_p < 1.0f,
                "options.dropout_p is %g: expected 0 <= p < 1", (double)o->dropout_p);
     FA_REQUIRE(o->threads >= 0,
@@ -500,6 +507,7 @@ static void set_options(const fa_arguments *a, fa_problem *p)
     p->diagonal = o->diagonal;
     p->window_left = window ? o->window_left : -1;
     p->window_right = window ? o->window_right : -1;
+    p->attention_chunk = o->attention_chunk;
     p->alibi_slopes = o->alibi_slopes;
     p->alibi_batch_stride = o->alibi_batch_stride;
     p->sinks = o->sinks;
@@ -521,11 +529,11 @@ static void set_options(const fa_arguments *a, fa_problem *p)
 
 /* ---- Shapes of q, k, v, out and lse ---------------------------------------------------------- */
 
-static fa_status check_head_dim(const char *name, const fa_tensor *t)
+static fa_status check_head_dim(const char *name, const fa_tensor *t, int max)
 {
-    FA_REQUIRE(t->shape[3] >= 1 && t->shape[3] <= HEAD_DIM_MAX,
+    FA_REQUIRE(t->shape[3] >= 1 && t->shape[3] <= max,
                "%s.shape[3] is %" PRId64 ": expected a head dim from 1 to %d", name, t->shape[3],
-               HEAD_DIM_MAX);
+               max);
     return FA_OK;
 }
 
@@ -534,7 +542,7 @@ static fa_status set_queries(const fa_arguments *a, fa_problem *p)
     const fa_tensor *q = a->q;
     const fa_options *o = a->options;
     FA_TRY(check_tensor("q", q, ROLE_INPUT, a->dry_run));
-    FA_TRY(check_head_dim("q", q));
+    FA_TRY(check_head_dim("q", q, FA_HEAD_DIM_MAX));
     p->batch = o->cu_seqlens_q || o->cu_seqlens_k ? o->num_sequences : q->shape[0];
     if (o->cu_seqlens_q) FA_TRY(check_axis("q", q, 0, 1, "packed by options.cu_seqlens_q"));
     else FA_TRY(check_axis("q", q, 0, p->batch, "options.num_sequences"));
@@ -595,7 +603,7 @@ static fa_status set_values(const fa_arguments *a, fa_problem *p)
     if (!v && p->pass == FA_PASS_WEIGHTS) return FA_OK;
     FA_TRY(check_tensor("v", v, ROLE_INPUT, a->dry_run));
     FA_TRY(check_like("v", v, "k", a->k, 3));
-    FA_TRY(check_head_dim("v", v));
+    FA_TRY(check_head_dim("v", v, FA_VALUE_DIM_MAX));
     p->d_v = v->shape[3];
     set_row_view(&p->v, v);
     return FA_OK;
@@ -606,7 +614,8 @@ static fa_status check_out_shape(const char *name, const fa_tensor *t, const fa_
                                  const fa_problem *p)
 {
     FA_TRY(check_like(name, t, "q", a->q, 3));
-    return a->v ? check_axis(name, t, 3, p->d_v, "v.shape[3]") : check_head_dim(name, t);
+    return a->v ? check_axis(name, t, 3, p->d_v, "v.shape[3]")
+                : check_head_dim(name, t, FA_VALUE_DIM_MAX);
 }
 
 /* fa_weights has no out, and a dry run need not give one. */
@@ -1089,6 +1098,432 @@ fa_status fa_problem_make(const fa_arguments *a, fa_problem *p)
     return check_aliasing(a, p);
 }
 
+/* ---- Append ---------------------------------------------------------------------------------- */
+
+/* The pointers of fa_append_options that lead to int32 arrays; wants_q: meaningless without q. */
+static const struct append_array {
+    const char *name;
+    size_t field;
+    bool wants_q, wants_tables;
+} append_arrays[] = {
+    {"options.lengths", offsetof(fa_append_options, lengths), false, false},
+    {"options.left_padding", offsetof(fa_append_options, left_padding), false, false},
+    {"options.cache_index", offsetof(fa_append_options, cache_index), false, false},
+    {"options.cu_seqlens_new", offsetof(fa_append_options, cu_seqlens_new), false, false},
+    {"options.seqlens_new", offsetof(fa_append_options, seqlens_new), false, false},
+    {"options.cu_seqlens_q", offsetof(fa_append_options, cu_seqlens_q), true, false},
+    {"options.seqlens_q", offsetof(fa_append_options, seqlens_q), true, false},
+    {"options.block_table", offsetof(fa_append_options, block_table), false, false},
+    {"options.rotary_positions", offsetof(fa_append_options, rotary_positions), false, true},
+};
+enum { APPEND_ARRAYS = sizeof append_arrays / sizeof append_arrays[0] };
+
+static const int32_t *append_array_of(const fa_append_options *o, int i)
+{
+    const int32_t *data;
+    memcpy(&data, (const char *)o + append_arrays[i].field, sizeof data);
+    return data;
+}
+
+static fa_status check_append_companions(const fa_append_options *o)
+{
+    const uint32_t rotary = FA_ROTARY_INTERLEAVED | FA_ROTARY_ONE_POSITION;
+    FA_REQUIRE(!o->cos == !o->sin, "options.%s is NULL: expected both tables or none",
+               o->cos ? "sin" : "cos");
+    FA_REQUIRE(o->cos || !(o->flags & rotary),
+               "options.flags is 0x%" PRIx32 ": expected no FA_ROTARY_ bit without options.cos",
+               o->flags);
+    FA_REQUIRE(o->cos || o->rotary_offset == 0,
+               "options.rotary_offset is %" PRId64 ": expected 0 without options.cos",
+               o->rotary_offset);
+    FA_REQUIRE(o->cos || !o->q, "options.q is set: expected NULL without options.cos");
+    FA_REQUIRE(o->q || !o->q_out, "options.q_out is set: expected NULL without options.q");
+    FA_REQUIRE(o->cu_seqlens_new || o->cu_seqlens_q || o->num_sequences == 0,
+               "options.num_sequences is %" PRId64
+               ": expected 0 without options.cu_seqlens_new or options.cu_seqlens_q",
+               o->num_sequences);
+    FA_REQUIRE(o->block_table || (o->block_table_stride == 0 && o->block_table_rows == 0),
+               "options.block_table_stride is %" PRId64 " and block_table_rows %" PRId64
+               ": expected 0 without options.block_table",
+               o->block_table_stride, o->block_table_rows);
+    for (int i = 0; i < APPEND_ARRAYS; i++) {
+        const int32_t *data = append_array_of(o, i);
+        FA_REQUIRE(!data || o->q || !append_arrays[i].wants_q,
+                   "%s is set: expected NULL without options.q", append_arrays[i].name);
+        FA_REQUIRE(!data || o->cos || !append_arrays[i].wants_tables,
+                   "%s is set: expected NULL without options.cos", append_arrays[i].name);
+        FA_TRY(check_alignment(append_arrays[i].name, data, sizeof(int32_t)));
+    }
+    return FA_OK;
+}
+
+static fa_status check_append_options(const fa_append_options *o, fa_device device)
+{
+    const uint32_t known = FA_ROTARY_INTERLEAVED | FA_ROTARY_ONE_POSITION | FA_WRITE_SCALES;
+    FA_REQUIRE(!(o->flags & ~known),
+               "options.flags is 0x%" PRIx32 ": expected only the bits 0x%" PRIx32
+               " that this version knows",
+               o->flags, known);
+    FA_REQUIRE(o->reserved == 0, "options.reserved is %" PRId32 ": expected 0", o->reserved);
+    FA_TRY(check_append_companions(o));
+    FA_REQUIRE(o->num_sequences >= 0 && o->num_sequences <= EXTENT_MAX,
+               "options.num_sequences is %" PRId64 ": expected 0 to 2^60", o->num_sequences);
+    FA_REQUIRE(
+        !o->block_table || (o->block_table_stride >= 1 && o->block_table_stride <= EXTENT_MAX),
+        "options.block_table_stride is %" PRId64 ": expected 1 to 2^60 table entries per row",
+        o->block_table_stride);
+    FA_REQUIRE(o->block_table_rows >= 0 && o->block_table_rows <= EXTENT_MAX,
+               "options.block_table_rows is %" PRId64 ": expected 0 to 2^60", o->block_table_rows);
+    FA_REQUIRE(o->threads >= 0,
+               "options.threads is %" PRId32 ": expected > 0, or 0 for OpenMP's choice",
+               o->threads);
+    FA_REQUIRE(device != FA_DEVICE_CPU || !o->stream,
+               "options.stream is %p: expected NULL, as the call runs on the CPU", o->stream);
+    return FA_OK;
+}
+
+static fa_status set_new_rows(const fa_append_call *c, fa_append_problem *p)
+{
+    const fa_append_options *o = c->options;
+    const fa_tensor *k = c->k_new, *v = c->v_new;
+    FA_TRY(check_tensor("k_new", k, ROLE_RESULT, false));
+    FA_TRY(check_head_dim("k_new", k, FA_HEAD_DIM_MAX));
+    p->arrays.batch = o->cu_seqlens_new || o->cu_seqlens_q ? o->num_sequences : k->shape[0];
+    if (o->cu_seqlens_new) FA_TRY(check_axis("k_new", k, 0, 1, "packed by options.cu_seqlens_new"));
+    else FA_TRY(check_axis("k_new", k, 0, p->arrays.batch, "options.num_sequences"));
+    p->blocks_new = k->shape[0];
+    p->arrays.rows_new = k->shape[1];
+    p->heads_kv = k->shape[2];
+    p->d = k->shape[3];
+    set_row_view(&p->k_new, k);
+    FA_REQUIRE(!v == !c->v_cache, "%s is NULL: expected both v_new and v_cache, or neither",
+               v ? "v_cache" : "v_new");
+    if (!v) return FA_OK;
+    FA_TRY(check_tensor("v_new", v, ROLE_RESULT, false));
+    FA_TRY(check_like("v_new", v, "k_new", k, 3));
+    FA_TRY(check_head_dim("v_new", v, FA_VALUE_DIM_MAX));
+    p->d_v = v->shape[3];
+    set_row_view(&p->v_new, v);
+    return FA_OK;
+}
+
+static fa_status set_cache(const fa_append_call *c, fa_append_problem *p)
+{
+    const fa_append_options *o = c->options;
+    const fa_tensor *k = c->k_cache, *v = c->v_cache;
+    fa_append_arrays *a = &p->arrays;
+    FA_TRY(check_tensor("k_cache", k, ROLE_CACHE, false));
+    FA_TRY(check_axis("k_cache", k, 2, p->heads_kv, "k_new.shape[2]"));
+    FA_TRY(check_axis("k_cache", k, 3, p->d, "k_new.shape[3]"));
+    set_row_view(&p->k_cache, k);
+    a->cache_blocks = k->shape[0];
+    a->cache_rows = k->shape[1];
+    a->block_table_stride = o->block_table_stride;
+    a->block_table_rows = o->block_table_rows ? o->block_table_rows : a->batch;
+    if (o->block_table) {
+        int64_t entries;
+        FA_REQUIRE(a->cache_rows >= 1, "k_cache.shape[1] is 0: expected a page size of at least "
+                                       "1, as options.block_table is set");
+        FA_REQUIRE(multiply(a->block_table_stride, a->cache_rows, &entries) &&
+                       entries <= EXTENT_MAX &&
+                       multiply(a->block_table_stride, a->block_table_rows, &entries) &&
+                       entries <= EXTENT_MAX,
+                   "options.block_table_stride is %" PRId64 " with %" PRId64
+                   " rows and pages of %" PRId64 " keys (k_cache.shape[1]): expected products up "
+                   "to 2^60",
+                   a->block_table_stride, a->block_table_rows, a->cache_rows);
+    }
+    FA_REQUIRE(o->cache_index || o->block_table || a->cache_blocks >= a->batch,
+               "k_cache.shape[0] is %" PRId64 ": expected at least %" PRId64
+               " (the batch), as options.cache_index is NULL",
+               a->cache_blocks, a->batch);
+    FA_REQUIRE(o->cache_index || !o->block_table || a->block_table_rows >= a->batch,
+               "options.block_table_rows is %" PRId64 ": expected at least %" PRId64
+               " (the batch), as options.cache_index is NULL",
+               a->block_table_rows, a->batch);
+    if (!v) return FA_OK;
+    FA_TRY(check_tensor("v_cache", v, ROLE_CACHE, false));
+    FA_TRY(check_like("v_cache", v, "k_cache", k, 3));
+    FA_TRY(check_axis("v_cache", v, 3, p->d_v, "v_new.shape[3]"));
+    set_row_view(&p->v_cache, v);
+    return FA_OK;
+}
+
+static fa_status check_rotary_table(const char *name, const fa_tensor *t, const fa_tensor *cos)
+{
+    FA_TRY(check_tensor(name, t, ROLE_RESULT, false));
+    FA_TRY(check_axis(name, t, 0, 1, "one table for all"));
+    FA_TRY(check_axis(name, t, 2, 1, "one table for all heads"));
+    FA_REQUIRE(t->shape[1] >= 1, "%s.shape[1] is 0: expected at least one position", name);
+    return check_like(name, t, "options.cos", cos, 4);
+}
+
+static fa_status set_rotary(const fa_append_call *c, fa_append_problem *p)
+{
+    const fa_append_options *o = c->options;
+    const fa_tensor *cos = o->cos;
+    if (!cos) return FA_OK;
+    FA_TRY(check_rotary_table("options.cos", cos, cos));
+    FA_TRY(check_rotary_table("options.sin", o->sin, cos));
+    FA_REQUIRE(cos->shape[3] >= 1 && cos->shape[3] <= p->d / 2,
+               "options.cos.shape[3] is %" PRId64 ": expected 1 to %" PRId64
+               ", half the columns of k_new",
+               cos->shape[3], p->d / 2);
+    FA_REQUIRE(o->rotary_offset >= 0 && o->rotary_offset <= p->d - 2 * cos->shape[3],
+               "options.rotary_offset is %" PRId64 ": expected 0 to %" PRId64 ", so that %" PRId64
+               " columns of k_new follow",
+               o->rotary_offset, p->d - 2 * cos->shape[3], 2 * cos->shape[3]);
+    p->rotary_dim = 2 * cos->shape[3];
+    p->rotary_offset = o->rotary_offset;
+    p->arrays.positions = cos->shape[1];
+    set_row_view(&p->cos, cos);
+    set_row_view(&p->sin, o->sin);
+    return FA_OK;
+}
+
+static bool same_place(const fa_tensor *a, const fa_tensor *b)
+{
+    return a->data == b->data && a->dtype == b->dtype &&
+           memcmp(a->stride, b->stride, sizeof a->stride) == 0;
+}
+
+static fa_status set_append_queries(const fa_append_call *c, fa_append_problem *p)
+{
+    const fa_append_options *o = c->options;
+    const fa_tensor *q = o->q, *out = o->q_out ? o->q_out : o->q;
+    if (!q) return FA_OK;
+    FA_TRY(check_tensor("options.q", q, o->q_out ? ROLE_RESULT : ROLE_OUTPUT, false));
+    if (o->cu_seqlens_q) FA_TRY(check_axis("options.q", q, 0, 1, "packed by options.cu_seqlens_q"));
+    else FA_TRY(check_axis("options.q", q, 0, p->arrays.batch, "the batch"));
+    FA_TRY(check_axis("options.q", q, 3, p->d, "k_new.shape[3]"));
+    FA_TRY(check_tensor("options.q_out", out, ROLE_OUTPUT, false));
+    FA_TRY(check_like("options.q_out", out, "options.q", q, 4));
+    p->blocks_q = q->shape[0];
+    p->arrays.rows_q = q->shape[1];
+    p->heads_q = q->shape[2];
+    set_row_view(&p->q, q);
+    set_row_view(&p->q_out, out);
+    return FA_OK;
+}
+
+/* Scales of a cache: float32, the extents of its first three axes, or 1 where all share one. written: by the call, so
+ * that each row has its own. */
+static fa_status check_scale_shape(const char *name, const fa_tensor *t, const char *of,
+                                   const fa_tensor *cache, bool written)
+{
+    FA_TRY(check_tensor(name, t, written ? ROLE_BIAS_GRAD : ROLE_BIAS, false));
+    FA_REQUIRE(t->dtype == FA_FLOAT32, "%s.dtype is %d (%s): expected float32", name, (int)t->dtype,
+               fa_dtype_name(t->dtype));
+    for (int axis = 0; axis < 3; axis++)
+        FA_REQUIRE(t->shape[axis] == cache->shape[axis] || (t->shape[axis] == 1 && !written),
+                   "%s.shape[%d] is %" PRId64 ": expected %" PRId64 " (%s.shape[%d])%s", name, axis,
+                   t->shape[axis], cache->shape[axis], of, axis,
+                   written ? ", as FA_WRITE_SCALES writes one for each row" : " or 1");
+    return check_axis(name, t, 3, 1, "one scale for a row");
+}
+
+/* Scales of keys or values; cache: NULL: there are none of these. */
+static fa_status set_scale(const char *name, const fa_tensor *scale, const char *cache_name,
+                           const fa_tensor *cache, bool write, fa_view *view)
+{
+    const bool eight = cache && (cache->dtype == FA_FLOAT8_E4M3 || cache->dtype == FA_INT8);
+    FA_REQUIRE(!eight || scale || !write, "%s is NULL: expected where FA_WRITE_SCALES shall write",
+               name);
+    if (!scale) return FA_OK;
+    FA_REQUIRE(eight, "%s is set and %s is %s: expected float8_e4m3 or int8, or no scale", name,
+               cache_name, cache ? fa_dtype_name(cache->dtype) : "NULL");
+    FA_TRY(check_scale_shape(name, scale, cache_name, cache, write));
+    set_broadcast_view(view, scale);
+    return FA_OK;
+}
+
+static fa_status check_append_aliasing(const fa_append_call *c, const fa_append_problem *p)
+{
+    const fa_append_options *o = c->options;
+    const fa_append_arrays *a = &p->arrays;
+    const int64_t entry = (int64_t)sizeof(int32_t);
+    const bool write = o->flags & FA_WRITE_SCALES;
+    const int64_t bytes[APPEND_ARRAYS] = {
+        a->batch * entry, a->batch * entry,
+        a->batch * entry, (a->batch + 1) * entry,
+        a->batch * entry, (a->batch + 1) * entry,
+        a->batch * entry, a->block_table_stride * a->block_table_rows * entry,
+        a->batch * entry};
+    regions r;
+    r.count = 0;
+    add_tensor(&r, "k_new", c->k_new, false);
+    add_tensor(&r, "v_new", c->v_new, false);
+    add_tensor(&r, "k_cache", c->k_cache, true);
+    add_tensor(&r, "v_cache", c->v_cache, true);
+    add_tensor(&r, "options.cos", o->cos, false);
+    add_tensor(&r, "options.sin", o->sin, false);
+    if (o->q && (!o->q_out || same_place(o->q, o->q_out))) {
+        add_tensor(&r, "options.q", o->q, true);
+    } else {
+        add_tensor(&r, "options.q", o->q, false);
+        add_tensor(&r, "options.q_out", o->q_out, true);
+    }
+    add_tensor(&r, "options.k_scale", o->k_scale, write);
+    add_tensor(&r, "options.v_scale", o->v_scale, write);
+    for (int i = 0; i < APPEND_ARRAYS; i++)
+        add_array(&r, append_arrays[i].name, append_array_of(o, i), bytes[i], false);
+    return check_apart(&r);
+}
+
+/* One side's lengths in host memory: of the new keys, or of the queries. */
+typedef struct append_side {
+    const char *name, *rows_name;
+    const int32_t *cu_seqlens, *seqlens;
+    int64_t rows;
+} append_side;
+
+static fa_status check_append_cu_seqlens(const append_side *s, int64_t batch)
+{
+    const int32_t *cu = s->cu_seqlens;
+    FA_REQUIRE(cu[0] >= 0, "options.cu_seqlens_%s[0] is %" PRId32 ": expected >= 0", s->name,
+               cu[0]);
+    for (int64_t b = 0; b < batch; b++)
+        FA_REQUIRE(cu[b + 1] >= cu[b],
+                   "options.cu_seqlens_%s[%" PRId64 "] is %" PRId32 ": expected >= %" PRId32
+                   ", the entry before it",
+                   s->name, b + 1, cu[b + 1], cu[b]);
+    FA_REQUIRE(cu[batch] <= s->rows,
+               "options.cu_seqlens_%s[%" PRId64 "] is %" PRId32 ": expected <= %" PRId64 " (%s)",
+               s->name, batch, cu[batch], s->rows, s->rows_name);
+    return FA_OK;
+}
+
+static fa_status read_append_count(const append_side *s, int64_t b, int64_t *count)
+{
+    const int64_t room = s->cu_seqlens ? (int64_t)s->cu_seqlens[b + 1] - s->cu_seqlens[b] : s->rows;
+    *count = s->seqlens ? s->seqlens[b] : room;
+    FA_REQUIRE(*count >= 0 && *count <= room,
+               "options.seqlens_%s[%" PRId64 "] is %" PRId64 ": expected 0 to %" PRId64, s->name, b,
+               *count, room);
+    return FA_OK;
+}
+
+/* Number 0 to count - 1 of keys or queries of sequence b. */
+static fa_status check_positions(const fa_append_problem *p, int64_t b, int64_t count)
+{
+    const fa_append_arrays *a = &p->arrays;
+    if (!p->rotary_dim || count == 0) return FA_OK;
+    const bool own = a->rotary_positions;
+    const int64_t start = own ? a->rotary_positions[b] : fa_append_length(a, b);
+    FA_REQUIRE(start >= 0 && start + count <= a->positions,
+               "options.%s[%" PRId64 "] is %" PRId64 " with %" PRId64
+               " rows to rotate: expected positions of 0 to %" PRId64 " (options.cos.shape[1])",
+               own ? "rotary_positions" : "lengths", b, start, count, a->positions - 1);
+    return FA_OK;
+}
+
+/* The cache's rows for `count` new keys of sequence b. */
+static fa_status check_append_place(const fa_append_problem *p, int64_t b, int64_t count)
+{
+    const fa_append_arrays *a = &p->arrays;
+    const int64_t entries = a->block_table ? a->block_table_rows : a->cache_blocks;
+    const int64_t room = a->block_table ? a->block_table_stride * a->cache_rows : a->cache_rows;
+    const int64_t length = fa_append_length(a, b), entry = a->cache_index ? a->cache_index[b] : b;
+    const int64_t padding = a->left_padding ? a->left_padding[b] : 0;
+    FA_REQUIRE(length >= 0, "options.lengths[%" PRId64 "] is %" PRId64 ": expected >= 0", b,
+               length);
+    FA_REQUIRE(padding >= 0, "options.left_padding[%" PRId64 "] is %" PRId64 ": expected >= 0", b,
+               padding);
+    FA_REQUIRE(entry >= 0 && entry < entries,
+               "options.cache_index[%" PRId64 "] is %" PRId64 ": expected 0 to %" PRId64 " (%s)", b,
+               entry, entries - 1,
+               a->block_table ? "rows of options.block_table" : "k_cache.shape[0]");
+    FA_REQUIRE(padding + length + count <= room,
+               "options.lengths[%" PRId64 "] is %" PRId64 " with %" PRId64
+               " rows of padding and %" PRId64 " new keys: expected at most %" PRId64
+               " in all (%s)",
+               b, length, padding, count, room,
+               a->block_table ? "the pages of a row of options.block_table" : "k_cache.shape[1]");
+    for (int64_t row = padding + length; a->block_table && count > 0;) {
+        const int64_t i = row / a->cache_rows, at = entry * a->block_table_stride + i;
+        FA_REQUIRE(a->block_table[at] >= 0 && a->block_table[at] < a->cache_blocks,
+                   "options.block_table[%" PRId64 "] (row %" PRId64 ", entry %" PRId64
+                   ") is %" PRId32 ": expected 0 <= page < %" PRId64 " (k_cache.shape[0])",
+                   at, entry, i, a->block_table[at], a->cache_blocks);
+        row = (i + 1) * a->cache_rows;
+        if (row >= padding + length + count) break;
+    }
+    return FA_OK;
+}
+
+/* What lies in host memory. */
+static fa_status check_append_arrays(const fa_append_problem *p)
+{
+    const fa_append_arrays *a = &p->arrays;
+    const append_side new = {"new", "k_new.shape[1]", a->cu_seqlens_new, a->seqlens_new,
+                             a->rows_new};
+    const append_side q = {"q", "options.q.shape[1]", a->cu_seqlens_q, a->seqlens_q, a->rows_q};
+    if (a->cu_seqlens_new) FA_TRY(check_append_cu_seqlens(&new, a->batch));
+    if (a->cu_seqlens_q) FA_TRY(check_append_cu_seqlens(&q, a->batch));
+    for (int64_t b = 0; b < a->batch; b++) {
+        int64_t count, queries = 0;
+        FA_TRY(read_append_count(&new, b, &count));
+        FA_TRY(check_append_place(p, b, count));
+        FA_TRY(check_positions(p, b, count));
+        if (!p->q.data) continue;
+        FA_TRY(read_append_count(&q, b, &queries));
+        FA_TRY(check_positions(p, b, p->one_position && queries ? 1 : queries));
+    }
+    return FA_OK;
+}
+
+static void set_append_arrays(const fa_append_options *o, fa_append_arrays *a)
+{
+    a->lengths = o->lengths;
+    a->left_padding = o->left_padding;
+    a->cache_index = o->cache_index;
+    a->cu_seqlens_new = o->cu_seqlens_new;
+    a->seqlens_new = o->seqlens_new;
+    a->cu_seqlens_q = o->cu_seqlens_q;
+    a->seqlens_q = o->seqlens_q;
+    a->block_table = o->block_table;
+    a->rotary_positions = o->rotary_positions;
+}
+
+/* Rows times heads must be countable. */
+static fa_status check_append_counts(const fa_append_problem *p)
+{
+    const int64_t rows[4] = {p->blocks_new, p->arrays.rows_new, p->heads_kv, 1};
+    const int64_t queries[4] = {p->blocks_q, p->arrays.rows_q, p->heads_q, 1};
+    int64_t n = 0, m = 0;
+    FA_REQUIRE(count_elements(rows, &n) && count_elements(queries, &m) && n <= EXTENT_MAX &&
+                   m <= EXTENT_MAX,
+               "k_new has %" PRId64 " x %" PRId64 " rows of %" PRId64 " heads, options.q %" PRId64
+               " x %" PRId64 " of %" PRId64 ": expected products up to 2^60",
+               rows[0], rows[1], rows[2], queries[0], queries[1], queries[2]);
+    return FA_OK;
+}
+
+fa_status fa_append_problem_make(const fa_append_call *c, fa_append_problem *p)
+{
+    const fa_append_options *o = c->options;
+    memset(p, 0, sizeof *p);
+    p->device = c->device;
+    p->interleaved = o->flags & FA_ROTARY_INTERLEAVED;
+    p->one_position = o->flags & FA_ROTARY_ONE_POSITION;
+    p->write_scales = o->flags & FA_WRITE_SCALES;
+    p->threads = o->threads;
+    p->stream = o->stream;
+    FA_TRY(check_append_options(o, c->device));
+    set_append_arrays(o, &p->arrays);
+    FA_TRY(set_new_rows(c, p));
+    FA_TRY(set_cache(c, p));
+    FA_TRY(set_rotary(c, p));
+    FA_TRY(set_append_queries(c, p));
+    FA_TRY(set_scale("options.k_scale", o->k_scale, "k_cache", c->k_cache, p->write_scales,
+                     &p->k_scale));
+    FA_TRY(set_scale("options.v_scale", o->v_scale, "v_cache", c->v_cache, p->write_scales,
+                     &p->v_scale));
+    FA_TRY(check_append_counts(p));
+    FA_TRY(check_append_aliasing(c, p));
+    return c->device == FA_DEVICE_CPU ? check_append_arrays(p) : FA_OK;
+}
+
 /* ---- Combine --------------------------------------------------------------------------------- */
 
 /* The options that merging has no use for. */
@@ -1104,6 +1539,7 @@ static const struct unused_option {
     UNUSED(num_sequences), UNUSED(cu_seqlens_q), UNUSED(cu_seqlens_k), UNUSED(seqlens_q),
     UNUSED(seqlens_k), UNUSED(max_seqlen_q), UNUSED(max_seqlen_k), UNUSED(block_table),
     UNUSED(block_table_stride), UNUSED(q_descale), UNUSED(k_descale), UNUSED(v_descale),
+    UNUSED(attention_chunk),
 #undef UNUSED
     /* clang-format on */
 };
@@ -1191,7 +1627,7 @@ static fa_status check_part(const fa_combine_problem *c, const fa_tensor *out, i
 static fa_status check_combine_out(const fa_combine_problem *c, const fa_tensor *out)
 {
     FA_TRY(check_tensor("out", out, ROLE_OUTPUT, false));
-    FA_TRY(check_head_dim("out", out));
+    FA_TRY(check_head_dim("out", out, FA_VALUE_DIM_MAX));
     const int64_t rows[4] = {out->shape[0], out->shape[1], out->shape[2], (int64_t)sizeof(float)};
     int64_t lse_bytes;
     FA_REQUIRE(count_elements(rows, &lse_bytes),

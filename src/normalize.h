@@ -14,6 +14,9 @@ fa_status fa_problem_make(const fa_arguments *arguments, fa_problem *problem);
 fa_status fa_combine_problem_make(const fa_tensor *out, const fa_options *options,
                                   fa_combine_problem *problem);
 
+/* The same for fa_append. */
+fa_status fa_append_problem_make(const fa_append_call *call, fa_append_problem *problem);
+
 struct fa_check_report; /* kernels/check/check.h */
 
 /* Words what FA_CHECK has found on a device as the same fault is worded on the CPU. where: ends the sentence. */

@@ -8,7 +8,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "append_rows.h"
 #include "flashattn.h"
+
+/* The widest head dims: of q and k, and of v and out. */
+enum { FA_HEAD_DIM_MAX = 576, FA_VALUE_DIM_MAX = 512 };
 
 /* A strided 4-D view; strides in elements. Extents live in the problem. data NULL: absent. */
 typedef struct fa_view {
@@ -39,6 +43,7 @@ typedef struct fa_problem {
     bool causal, diagonal_given, deterministic, batch_invariant;
     int64_t diagonal;                  /* if diagonal_given; else n_k - n_q of each sequence */
     int64_t window_left, window_right; /* -1: no limit */
+    int64_t attention_chunk;           /* 0: none */
 
     fa_view bias; /* (batch, head, query, key); broadcast axes have stride 0 */
     fa_view mask;
@@ -103,7 +108,7 @@ static inline fa_sequence fa_problem_sequence(const fa_problem *p, int64_t b)
 /* The address of row (a, row, head) of a (batch, sequence, head, dim) view. */
 static inline char *fa_view_row(const fa_view *v, int64_t a, int64_t row, int64_t head)
 {
-    static const int8_t size[] = {4, 2, 2, 1, 1};
+    static const int8_t size[] = {4, 2, 2, 1, 1, 1};
     return v->data + (a * v->stride[0] + row * v->stride[1] + head * v->stride[2]) * size[v->dtype];
 }
 
@@ -123,6 +128,21 @@ static inline int64_t fa_lse_offset(const fa_problem *p, const fa_sequence *s, i
 {
     return (s->block_q * p->heads_q + head) * p->rows_q + s->start_q;
 }
+
+/* What fa_append writes. Views without data are absent. */
+typedef struct fa_append_problem {
+    fa_device device; /* FA_DEVICE_CPU or FA_DEVICE_CUDA, never AUTO */
+    fa_append_arrays arrays;
+    int64_t heads_kv, heads_q, d, d_v;
+    int64_t blocks_new, blocks_q; /* entries of axis 0 of k_new and of q */
+    fa_view k_new, v_new, k_cache, v_cache, q, q_out;
+    fa_view cos, sin;                  /* (1, positions, 1, rotary_dim / 2) */
+    fa_view k_scale, v_scale;          /* (blocks, rows, head, 1); broadcast axes have stride 0 */
+    int64_t rotary_dim, rotary_offset; /* 0: no rotation */
+    bool interleaved, one_position, write_scales;
+    int threads; /* as in fa_problem */
+    void *stream;
+} fa_append_problem;
 
 /* What fa_combine merges: float32 log-sum-exps and values of any float type. */
 typedef struct fa_combine_problem {

@@ -10,6 +10,7 @@ size_t fa_dtype_size(fa_dtype dtype)
     case FA_FLOAT16:
     case FA_BFLOAT16: return 2;
     case FA_FLOAT8_E4M3:
+    case FA_INT8:
     case FA_BOOL: return 1;
     }
     return 0;
@@ -23,6 +24,7 @@ const char *fa_dtype_name(fa_dtype dtype)
     case FA_BFLOAT16: return "bfloat16";
     case FA_FLOAT8_E4M3: return "float8_e4m3";
     case FA_BOOL: return "bool";
+    case FA_INT8: return "int8";
     }
     return "unknown dtype";
 }

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Lowest first: (name, files, layers below that it may include; None: all).
 LAYERS = (
     ("api header", ("include/flashattn.h",), ()),
-    ("problem", ("src/problem.h", "src/mask.h", "src/philox.h", "src/convert.h"), None),
+    ("problem", ("src/problem.h", "src/mask.h", "src/philox.h", "src/convert.h", "src/append_rows.h"), None),
     # What the Python extension, linked to the library's objects, may call besides the API.
     ("extension's calls", ("src/api.h",), ("api header",)),
     # Device code and what its host code shares with it; no kernel knows the API.

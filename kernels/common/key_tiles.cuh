@@ -94,6 +94,9 @@ FA_DEVICE int64_t fa_first_query(const fa_attention_params *p, const fa_tile *t,
                                  bool sees)
 {
     const int64_t right = fa_keys_ahead(p);
+#if HAS_ATTENTION_CHUNKS
+    if (p->attention_chunk) return fa_search_query(p, t, j, sees);
+#endif
     if (sees ? j >= t->n_k : j > 0 && p->window_left < 0) return t->n_q;
     if (sees ? right < 0 : j == 0) return 0;
     if (!fa_is_moderate(t->diagonal) || !fa_is_moderate(right) || !fa_is_moderate(p->window_left))

@@ -13,7 +13,8 @@ enum {
     FA_KERNEL_FLOAT16 = FA_ELEMENT_FLOAT16,
     FA_KERNEL_BFLOAT16 = FA_ELEMENT_BFLOAT16,
     FA_KERNEL_FLOAT8_E4M3 = FA_ELEMENT_FLOAT8_E4M3,
-    FA_KERNEL_BOOL = 4
+    FA_KERNEL_BOOL = 4,
+    FA_KERNEL_INT8 = 5
 };
 
 /* A strided view; strides in elements. data NULL: absent. */
@@ -55,6 +56,8 @@ typedef struct fa_attention_params {
 
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
+
+    int64_t attention_chunk; /* 0: none; only kernels with HAS_ATTENTION_CHUNKS look at it */
 } fa_attention_params;
 
 #endif

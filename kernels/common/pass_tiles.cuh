@@ -10,6 +10,7 @@
 #ifndef OWN
 #error "common/pass_tiles.cuh: OWN is missing: a row of kernels/variants.h defines it"
 #endif
+#define HAS_ATTENTION_CHUNKS 1
 #define OTHERS FA_PASS_OTHERS
 #define CHUNK FA_PASS_CHUNK
 #define RESULT_GROUPS (CHUNK / 32)

@@ -135,9 +135,28 @@ FA_DEVICE void fa_locate_sequence(const fa_attention_params *p, int64_t b, int64
     fa_locate_sequence_of(p, b, head, fa_divide(head, fa_divide(p->heads_q, p->heads_kv)), t);
 }
 
-FA_DEVICE fa_range fa_tile_visible(const fa_attention_params *p, const fa_tile *t, int64_t i)
+/* Kernels that take chunked attention define this; the others' planners refuse it. */
+#ifndef HAS_ATTENTION_CHUNKS
+#define HAS_ATTENTION_CHUNKS 0
+#endif
+
+/* By causal masks and windows alone. */
+FA_DEVICE fa_range fa_tile_unchunked(const fa_attention_params *p, const fa_tile *t, int64_t i)
 {
     return fa_visible_keys(p->causal, p->window_left, p->window_right, t->n_k, i + t->diagonal);
+}
+
+FA_DEVICE fa_range fa_tile_visible(const fa_attention_params *p, const fa_tile *t, int64_t i)
+{
+    const fa_range r = fa_tile_unchunked(p, t, i);
+#if HAS_ATTENTION_CHUNKS
+    if (p->attention_chunk) {
+        const int64_t chunk = p->attention_chunk, center = i + t->diagonal;
+        const int64_t start = center < 0 ? 0 : fa_divide(center, chunk) * chunk;
+        return fa_visible_in_chunk(r, chunk, center, start);
+    }
+#endif
+    return r;
 }
 
 /* Row j of a sequence's keys or values: through the page table if there is one. */

@@ -100,13 +100,45 @@ FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v,
     }
 }
 
+/* ---- Which keys are seen --------------------------------------------------------------------- */
+
+/* What is found once for a tile, in shared memory: registers are for products. */
+typedef struct fa_seen {
+    fa_range first, last; /* by the tile's first and last query */
+    int64_t chunk;        /* the first position of the chunk that the first query is in */
+} fa_seen;
+
+/* The keys that query i of the tile sees by position. */
+FA_DEVICE fa_range find_visible(const fa_attention_params *p, const fa_tile *t, int64_t chunk,
+                                int64_t i)
+{
+    const fa_range r = fa_tile_unchunked(p, t, i);
+    if (!p->attention_chunk) return r;
+    const int64_t center = i + t->diagonal;
+#pragma unroll 1
+    while (chunk + p->attention_chunk <= center) chunk += p->attention_chunk;
+    return fa_visible_in_chunk(r, p->attention_chunk, center, chunk);
+}
+
+FA_DEVICE fa_seen find_seen(const fa_attention_params *p, const fa_tile *t)
+{
+    const int64_t center = t->first + t->diagonal;
+    fa_seen s;
+    s.chunk = 0;
+    if (p->attention_chunk && center > 0)
+        s.chunk = fa_divide(center, p->attention_chunk) * p->attention_chunk;
+    s.first = find_visible(p, t, s.chunk, t->first);
+    s.last = find_visible(p, t, s.chunk, fa_min64(t->first + QUERIES, t->n_q) - 1);
+    return s;
+}
+
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
 /* Scores become logits, with any options. They are in shared memory, so that the loop need not be unrolled. A
  * thread accesses its own elements only. */
 FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *t,
-                                   const fa_shared *shared, int64_t start, float scale,
-                                   float scores[ROWS][COLUMNS])
+                                   const fa_shared *shared, const fa_seen *seen, int64_t start,
+                                   float scale, float scores[ROWS][COLUMNS])
 {
     float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
 #pragma unroll
@@ -117,7 +149,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
 #pragma unroll 1
     for (int r = 0; r < ROWS; r++) {
         const int64_t i = fa_min64(t->first + row_of(r), t->n_q - 1);
-        const fa_range visible = fa_tile_visible(p, t, i);
+        const fa_range visible = find_visible(p, t, seen->chunk, i);
 #pragma unroll 1
         for (int c = 0; c < COLUMNS; c++) {
             float *x = mine + r * DOWN * WEIGHTS_PITCH + c * ACROSS;
@@ -132,7 +164,7 @@ FA_DEVICE void make_general_logits(const fa_attention_params *p, const fa_tile *
             scores[r][c] = mine[r * DOWN * WEIGHTS_PITCH + c * ACROSS];
 }
 
-/* Scores become logits, for a scale and masks by position alone. full: every row sees the whole tile. */
+/* Scores become logits, for a scale, causal masks and windows alone. full: every row sees the whole tile. */
 FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t, int64_t start,
                                  bool full, float scale, float scores[ROWS][COLUMNS])
 {
@@ -140,7 +172,7 @@ FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t,
     for (int r = 0; r < ROWS; r++) {
         fa_range visible = {0, KEYS}; /* from start on */
         if (!full) {
-            visible = fa_tile_visible(p, t, fa_min64(t->first + row_of(r), t->n_q - 1));
+            visible = fa_tile_unchunked(p, t, fa_min64(t->first + row_of(r), t->n_q - 1));
             visible.lo = fa_min64(fa_max64(visible.lo - start, 0), KEYS);
             visible.hi = fa_min64(fa_max64(visible.hi - start, 0), KEYS);
         }
@@ -240,25 +272,23 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
 
 /* All keys that the work tile's queries see: load, multiply, softmax, load, multiply. */
 FA_DEVICE void attend(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
-                      fa_state *state)
+                      const fa_seen *seen, fa_state *state)
 {
     const float scale = fa_effective_scale(p, t);
-    const int64_t last = fa_min64(t->first + QUERIES, t->n_q) - 1;
-    const fa_range first_row = fa_tile_visible(p, t, t->first);
-    const fa_range last_row = fa_tile_visible(p, t, last);
-    if (first_row.lo >= last_row.hi) return;
+    if (seen->first.lo >= seen->last.hi) return;
     /* With one chunk the queries stay for all key tiles. */
     if (CHUNKS == 1) load_queries(p, t, shared->own, 0);
 #pragma unroll 1
-    for (int64_t start = first_row.lo / KEYS * KEYS; start < last_row.hi; start += KEYS) {
+    for (int64_t start = seen->first.lo / KEYS * KEYS; start < seen->last.hi; start += KEYS) {
         fa_key_range keys;
         keys.start = start;
-        keys.from = fa_max64(start, first_row.lo);
-        keys.to = fa_min64(start + KEYS, last_row.hi);
+        keys.from = fa_max64(start, seen->first.lo);
+        keys.to = fa_min64(start + KEYS, seen->last.hi);
         float scores[ROWS][COLUMNS];
         make_scores(p, t, shared, &keys, scores);
-        const bool full = start >= last_row.lo && start + KEYS <= first_row.hi;
-        if (fa_has_score_options(p)) make_general_logits(p, t, shared, start, scale, scores);
+        const bool full = start >= seen->last.lo && start + KEYS <= seen->first.hi;
+        if (fa_has_score_options(p) || p->attention_chunk)
+            make_general_logits(p, t, shared, seen, start, scale, scores);
         else make_plain_logits(p, t, start, full, scale, scores);
         make_weights(shared, scores, state);
         if (p->dropout_threshold) drop_weights(p, t, shared, start);
@@ -313,12 +343,13 @@ FA_DEVICE void clear(fa_state *state)
     }
 }
 
-FA_DEVICE void run_tile(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared)
+FA_DEVICE void run_tile(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
+                        const fa_seen *seen)
 {
     fa_state state;
     if (t->first >= t->room_q) return;
     clear(&state);
-    if (t->first < t->n_q) attend(p, t, shared, &state);
+    if (t->first < t->n_q) attend(p, t, shared, seen, &state);
     finish(p, t, &state);
 }
 
@@ -327,15 +358,19 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_tile tile; /* products need the registers */
+    __shared__ fa_seen seen;
     fa_shared shared;
     shared.own = memory;
     shared.other = shared.own + QUERIES * PITCH;
     shared.weights = shared.other + KEYS * PITCH;
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.tasks; task += gridDim.x) {
-        if (threadIdx.x == 0) tile = fa_find_tile(&p, task, QUERIES);
+        if (threadIdx.x == 0) {
+            tile = fa_find_tile(&p, task, QUERIES);
+            seen = find_seen(&p, &tile);
+        }
         __syncthreads();
-        run_tile(&p, &tile, &shared);
+        run_tile(&p, &tile, &shared, &seen);
         __syncthreads();
     }
 }

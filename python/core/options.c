@@ -10,7 +10,8 @@
     X(causal) X(scale) X(softcap) X(window) X(diagonal) X(bias) X(mask) X(alibi_slopes) X(sinks) \
     X(dropout_p) X(seed) X(offset) X(dropout_state) X(cu_seqlens_q) X(cu_seqlens_k) X(seqlens_q) \
     X(seqlens_k) X(max_seqlen_q) X(max_seqlen_k) X(block_table) X(q_descale) X(k_descale) \
-    X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(stream) X(allocate)
+    X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(stream) X(allocate) \
+    X(attention_chunk)
 /* clang-format on */
 
 #define OPTION_ENUM(name) OPTION_##name,
@@ -582,6 +583,7 @@ static int read_number_option(call *c, option which, PyObject *value)
     case OPTION_diagonal:
         o->flags |= FA_DIAGONAL;
         return read_int64("diagonal", value, &o->diagonal);
+    case OPTION_attention_chunk: return read_int64("attention_chunk", value, &o->attention_chunk);
     case OPTION_dropout_p: return read_float("dropout_p", value, &o->dropout_p);
     case OPTION_seed: return read_uint64("seed", value, &o->dropout_seed);
     case OPTION_offset: return read_uint64("offset", value, &o->dropout_offset);

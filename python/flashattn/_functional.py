@@ -120,7 +120,7 @@ def attention(
             strides. Without the batch: (n_q, heads, dim), also for packed sequences.
         k: (batch, n_k, heads_kv, dim), heads a multiple of heads_kv; paged: (pages, page size,
             heads_kv, dim).
-        v: (batch, n_k, heads_kv, dim_v). dim and dim_v from 1 to 512.
+        v: (batch, n_k, heads_kv, dim_v). dim from 1 to 576, dim_v to 512.
         layout: "bshd" as above, or "bhsd": (batch, heads, sequence, dim) everywhere.
         out: where to write the result; must not overlap the inputs.
         return_lse: also return the log-sum-exp of each query's scores, natural logarithm,

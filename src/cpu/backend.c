@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "append.h"
 #include "dispatch.h"
 #include "error.h"
 
@@ -49,6 +50,13 @@ static fa_status combine(const fa_combine_problem *c)
     return engine_status(engine->combine(c), "combine");
 }
 
+static fa_status append(const fa_append_call *call, const fa_append_problem *p)
+{
+    (void)call;
+    fa_cpu_append(p);
+    return FA_OK;
+}
+
 static fa_status dry_run(const fa_problem *p, fa_answer *answer)
 {
     const fa_cpu_engine *engine;
@@ -70,5 +78,9 @@ static fa_status get_info(void *filled)
     return FA_OK;
 }
 
-const fa_backend fa_cpu_backend = {
-    .open = open_cpu, .run = run, .combine = combine, .dry_run = dry_run, .get_info = get_info};
+const fa_backend fa_cpu_backend = {.open = open_cpu,
+                                   .run = run,
+                                   .combine = combine,
+                                   .append = append,
+                                   .dry_run = dry_run,
+                                   .get_info = get_info};

@@ -428,7 +428,7 @@ static void find_delta(const fa_backward_job *job, int64_t b, int64_t n, int64_t
 {
     const fa_problem *p = job->p;
     const fa_sequence s = fa_problem_sequence(p, b);
-    float dout[512 + VL], out[512 + VL];
+    float dout[FA_VALUE_DIM_MAX + VL], out[FA_VALUE_DIM_MAX + VL];
     const int64_t padded = fa_round_up(p->d_v, VL);
     for (int64_t i = n * FA_Q_BLOCK; i < fa_min((n + 1) * FA_Q_BLOCK, s.n_q); i++) {
         const int64_t at = fa_lse_offset(p, &s, head) + i;
@@ -524,7 +524,7 @@ static void sum_page_row(const fa_backward_job *job, const fa_page_uses *u, int6
 {
     const fa_problem *p = job->p;
     const int64_t width = p->d + p->d_v;
-    float row[1024] = {0};
+    float row[FA_HEAD_DIM_MAX + FA_VALUE_DIM_MAX] = {0};
     for (int64_t n = u->first[page]; n < u->first[page + 1]; n++) {
         const int64_t b = u->uses[n] / p->block_table_stride;
         const int64_t j = u->uses[n] % p->block_table_stride * p->rows_k + t;

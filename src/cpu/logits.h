@@ -55,7 +55,7 @@ static inline void fa_add_alibi(const fa_problem *p, const fa_row *row, float *x
 /* The address of element (batch, head, query, key) of a bias, mask or weights view. */
 FA_INLINE char *fa_score_address(const fa_view *v, int64_t b, int64_t h, int64_t i, int64_t j)
 {
-    static const int8_t size[] = {4, 2, 2, 1, 1};
+    static const int8_t size[] = {4, 2, 2, 1, 1, 1};
     return v->data + (b * v->stride[0] + h * v->stride[1] + i * v->stride[2] + j * v->stride[3]) *
                          size[v->dtype];
 }

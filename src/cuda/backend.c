@@ -13,6 +13,7 @@
 #include "cuda/driver.h"
 #include "cuda/images.h"
 #include "cuda/plan.h"
+#include "cuda/plan_append.h"
 #include "cuda/plan_combine.h"
 #include "error.h"
 #include "location.h"
@@ -226,6 +227,25 @@ static fa_status combine(const fa_combine_problem *c)
                                                              : cuda_failed(&fault, device.ordinal);
 }
 
+static fa_status append(const fa_append_call *c, const fa_append_problem *p)
+{
+    fa_cuda_device device = {0};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault = {0};
+    void *kernels[FA_CUDA_LAUNCHES];
+    bool current = false;
+    char why[320];
+    FA_TRY(find_device(false, &device, &current));
+    FA_TRY(fa_check_append_locations(c, location_of(&device)));
+    FA_TRY(check_on_device(NULL, NULL, &device));
+    if (!fa_cuda_plan_append(p, &device, &plan, why, sizeof why))
+        return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
+    FA_TRY(find_kernels(&plan, &device, kernels));
+    const fa_cuda_call call = {.append = p, .stream = p->stream};
+    return fa_cuda_plan_queue(&plan, kernels, &call, &fault) ? FA_OK
+                                                             : cuda_failed(&fault, device.ordinal);
+}
+
 /* ---- Dry runs -------------------------------------------------------------------------------- */
 
 /* Whether there is a kernel. Without a context only its image can be looked for. */
@@ -293,5 +313,6 @@ const fa_backend fa_cuda_backend = {.open = open_cuda,
                                     .out_of_reach = fa_cuda_out_of_reach,
                                     .run = run,
                                     .combine = combine,
+                                    .append = append,
                                     .dry_run = dry_run,
                                     .get_info = get_info};

@@ -76,11 +76,11 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem
     return l;
 }
 
-const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first)
+const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first, int last)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim) v++;
+    while (v->head_dim < dim && v < &fa_variants[last]) v++;
     return v;
 }
 
@@ -105,6 +105,13 @@ bool fa_cuda_refuse_rows(const fa_problem *p, int64_t max, char *why, size_t siz
     if (p->rows_q <= max && p->n_k <= max) return false;
     fa_cuda_say(why, size, "%s.shape[1] is %" PRId64, p->rows_q > max ? "q" : "k",
                 p->rows_q > max ? p->rows_q : p->n_k);
+    return true;
+}
+
+bool fa_cuda_refuse_options(const fa_problem *p, char *why, size_t size)
+{
+    if (!p->attention_chunk) return false;
+    fa_cuda_say(why, size, "options.attention_chunk is %" PRId64, p->attention_chunk);
     return true;
 }
 

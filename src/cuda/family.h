@@ -48,14 +48,17 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *variant, int threads, in
                                       fa_cuda_queue_function *queue, const fa_cuda_device *device,
                                       fa_cuda_plan *plan, char *why, size_t size);
 
-/* The narrowest variant of a family, whose first one is given, that both head dims fit into: for families without any
- * other choice, whose widest variant takes the largest head dim that there is. */
-const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first);
+/* The narrowest variant of a family, from its first to its last, that both head dims fit into; else the last: for
+ * families without any other choice. */
+const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first, int last);
 
 /* Reasons that families of tensor cores share. Types: q, k, v and out must all be float16, or all
  * bfloat16 if the family has it. Rows: the kernel counts no more of them in a sequence. */
 bool fa_cuda_refuse_dtypes(const fa_problem *problem, bool bfloat, char *why, size_t size);
 bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t max, char *why, size_t size);
+
+/* Options of which only kernels on FMA units know: attention_chunk. */
+bool fa_cuda_refuse_options(const fa_problem *problem, char *why, size_t size);
 
 /* A batch-invariant choice must not depend on whether an item comes alone: then the axis of the batch has extent 1, and its
  * stride does not count. So TMA must be able to use it in any case, of q, k, v, and dout if there is one. */

@@ -1,7 +1,7 @@
 /* What kernels are told of a problem. */
 #include "cuda/parameters.h"
 
-static const int8_t element_size[] = {4, 2, 2, 1, 1};
+static const int8_t element_size[] = {4, 2, 2, 1, 1, 1};
 
 /* Whether rows of so many elements are made of groups, 8 or 4 elements, that the device can move at
  * once. */
@@ -57,6 +57,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->diagonal = p->diagonal;
     params->window_left = p->window_left;
     params->window_right = p->window_right;
+    params->attention_chunk = p->attention_chunk;
     params->alibi_slopes = p->alibi_slopes;
     params->alibi_batch_stride = p->alibi_batch_stride;
     params->sinks = p->sinks;

@@ -27,6 +27,7 @@ typedef struct fa_cuda_call {
     const fa_problem *problem;
     const fa_combine_problem *combine;
     const fa_check_params *check;
+    const fa_append_problem *append;
     void *stream;
 } fa_cuda_call;
 

@@ -1,6 +1,7 @@
 /* backward_simt: every gradient, in float32 on the FMA units of any GPU, in up to five launches. */
 #include "cuda/plan_backward.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "cuda/family.h"
@@ -73,7 +74,7 @@ static bool add_delta(const fa_cuda_planning *x)
 static bool add_dq(const fa_cuda_planning *x)
 {
     const fa_problem *p = x->problem;
-    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dq_simt);
+    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dq_simt, FA_LAST_backward_dq_simt);
     fa_cuda_plan_launch *l = add(x, v, FA_PASS_THREADS, FA_PASS_SMEM(v->own));
     if (!l) return false;
     use_delta(x, l);
@@ -86,7 +87,8 @@ static bool add_dq(const fa_cuda_planning *x)
 static bool add_dkv(const fa_cuda_planning *x)
 {
     const fa_problem *p = x->problem;
-    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_backward_dkv_simt);
+    const fa_variant *v =
+        fa_cuda_narrowest(p, FA_FIRST_backward_dkv_simt, FA_LAST_backward_dkv_simt);
     fa_cuda_plan_launch *l = add(x, v, FA_PASS_THREADS, FA_PASS_SMEM(v->own));
     if (!l) return false;
     use_delta(x, l);
@@ -121,10 +123,20 @@ static bool add_dsinks(const fa_cuda_planning *x)
     return true;
 }
 
+bool fa_cuda_refuse_wide_backward(const fa_problem *p, char *why, size_t size)
+{
+    const int widest = fa_variants[FA_LAST_backward_dq_simt].head_dim;
+    if (p->d <= widest) return false;
+    fa_cuda_say(why, size, "q.shape[3] is %" PRId64 ": backward on CUDA has head dims to %d", p->d,
+                widest);
+    return true;
+}
+
 static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
+    if (fa_cuda_refuse_wide_backward(p, why, size)) return false;
     plan->arithmetic = "float32 sums on FMA units, deterministic";
     plan->workspace_bytes = delta_bytes(p);
     return add_delta(&x) && add_dq(&x) && add_dkv(&x) && (!p->dbias.data || add_dbias(&x)) &&

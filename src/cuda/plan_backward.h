@@ -20,6 +20,9 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
+/* Backward keeps sums of the gradients of queries and keys in registers: head dims above 512 have no variant. */
+bool fa_cuda_refuse_wide_backward(const fa_problem *problem, char *why, size_t size);
+
 /* Adds what the gradients of a bias and of sinks take: delta behind the workspace so far, if there is one of them, and
  * launches for those that are wanted. A workspace is asked for before that is known. */
 bool fa_cuda_add_dbias_dsinks(const fa_cuda_planning *planning);

@@ -151,8 +151,9 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
                           char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
-        refuse_pages(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size))
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_gradient_dtypes(p, why, size) || refuse_pages(p, why, size) ||
+        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_wide_backward(p, why, size))
         return false;
     const fa_variant *v = find_main(p, device);
     fa_cuda_plan_launch *const prepare = add_pass(&x, FA_FIRST_backward_prepare_sm80, v->head_dim);

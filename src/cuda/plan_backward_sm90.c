@@ -186,9 +186,10 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     static const char *const names[] = {"q", "k", "v", "dout"};
     const fa_cuda_planning x = {p, device, plan, why, size};
     fa_cuda_backward_sm90_launch own;
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_gradient_dtypes(p, why, size) ||
-        refuse_pages(p, why, size) || refuse_head_dims(p, why, size) ||
-        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_block_strides(p, why, size))
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_gradient_dtypes(p, why, size) || refuse_pages(p, why, size) ||
+        refuse_head_dims(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+        fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_variant(p);
     map_tensors(p, find_keys(v), own.maps);

@@ -11,10 +11,12 @@ static bool queue_simt(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     return fa_cuda_queue(kernel, plan, l, call->stream, (void *[]){&params}, fault);
 }
 
+/* The widest variant takes any head dim of queries and keys, which it multiplies chunk by chunk; it is as wide as values
+ * can be. */
 static bool plan_simt(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_forward_simt);
+    const fa_variant *v = fa_cuda_narrowest(p, FA_FIRST_forward_simt, FA_LAST_forward_simt);
     fa_cuda_plan_launch *l =
         fa_cuda_plan_add(v, FA_SIMT_THREADS, FA_SIMT_SMEM(v->keys, v->chunk, v->rows), queue_simt,
                          device, plan, why, size);

@@ -137,7 +137,9 @@ static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                       char *why, size_t size)
 {
     const int first = FA_FIRST_forward_sm80, end = FA_END_forward_sm80;
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, 512, why, size)) return false;
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_sizes(p, 512, why, size))
+        return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
 
@@ -145,7 +147,9 @@ static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                       char *why, size_t size)
 {
     const int first = FA_FIRST_forward_sm75, end = FA_END_forward_sm75;
-    if (fa_cuda_refuse_dtypes(p, false, why, size) || refuse_sizes(p, 256, why, size)) return false;
+    if (fa_cuda_refuse_dtypes(p, false, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_sizes(p, 256, why, size))
+        return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
 

@@ -266,7 +266,9 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     fa_tensor_map_shape *maps = plan->launches[plan->count].sm90.maps;
     const int options = find_options(p, &maps[3]);
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_sizes(p, why, size)) return false;
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_sizes(p, why, size))
+        return false;
     const fa_variant *v = find_variant(p, options);
     if (!v) {
         fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);

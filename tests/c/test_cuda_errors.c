@@ -346,6 +346,31 @@ static void test_combine_arrays(void)
           fa_last_error());
 }
 
+/* fa_append goes where k_cache lies. */
+static void test_append_places(void)
+{
+    use(0);
+    static int32_t host_lengths[BATCH];
+    const setup d = on_device(), h = on_host();
+    const char *on_cuda = "lies on CUDA device 0: expected host memory";
+    const char *on_cpu = "lies in host memory: expected memory of CUDA device 0";
+    fa_append_options o = {.size = sizeof o};
+    o.lengths = d.lse ? (const int32_t *)(const void *)d.lse : NULL;
+    EXPECT(fa_append(&h.q, NULL, &h.k, NULL, &o), FA_ERROR_ARGUMENT, "options.lengths at 0x",
+           on_cuda);
+    o.lengths = host_lengths;
+    EXPECT(fa_append(&d.q, NULL, &h.k, NULL, &o), FA_ERROR_ARGUMENT, "k_new.data at 0x", on_cuda);
+    EXPECT(fa_append(&h.q, &d.v, &h.k, &h.v, &o), FA_ERROR_ARGUMENT, "v_new.data at 0x", on_cuda);
+    EXPECT(fa_append(&d.q, NULL, &d.k, NULL, &o), FA_ERROR_ARGUMENT, "options.lengths at 0x",
+           on_cpu);
+    o.lengths = NULL;
+    EXPECT(fa_append(&h.q, NULL, &d.k, NULL, &o), FA_ERROR_ARGUMENT, "k_new.data at 0x", on_cpu);
+    o.device = FA_DEVICE_CUDA;
+    EXPECT(fa_append(&h.q, NULL, &h.k, NULL, &o), FA_ERROR_ARGUMENT, "k_new.data at 0x", on_cpu);
+    o.device = FA_DEVICE_CPU;
+    EXPECT(fa_append(&h.q, NULL, &d.k, NULL, &o), FA_ERROR_ARGUMENT, "k_cache.data at 0x", on_cuda);
+}
+
 static fake_cuda_record *find_record(void)
 {
     void *library = dlopen(FAKE_CUDA_PATH, RTLD_NOW);
@@ -507,6 +532,7 @@ int main(void)
                                        test_info,
                                        test_combine_places,
                                        test_combine_arrays,
+                                       test_append_places,
                                        test_dry_runs,
                                        test_unknown_family,
                                        test_asked_family,

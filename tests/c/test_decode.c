@@ -62,6 +62,26 @@ static void check_dims(void)
     }
 }
 
+/* Latent attention: the values are the first columns of the keys. */
+static void check_latent(void)
+{
+    static const int64_t dims[][2] = {{576, 512}, {576, 1}, {513, 512}, {560, 496}};
+    for (int n = 0; n < 4; n++)
+        for (int t = 0; t < 3; t++) {
+            const shape s = {2, 16, 1, 1 + n % 2 * 3, 150, dims[n][0], dims[n][1]};
+            attention a;
+            char what[80];
+            attention_make(&a, (uint64_t)n, s, float_dtypes[t]);
+            a.in.v = a.in.k;
+            a.in.v.shape[3] = s.d_v;
+            snprintf(what, sizeof what, "latent %s d %lld d_v %lld", fa_dtype_name(float_dtypes[t]),
+                     (long long)s.d, (long long)s.d_v);
+            attention_check_decode(&a, what);
+            attention_check_forward(&a, what);
+            attention_free(&a);
+        }
+}
+
 /* The keys of a contiguous problem, scattered over pages: the same bits must come out. */
 static void check_pages(int64_t page_size, fa_dtype dtype)
 {
@@ -113,6 +133,7 @@ int main(void)
     check_lengths();
     check_groups();
     check_dims();
+    check_latent();
     for (int64_t page_size = 1; page_size <= 70; page_size += page_size < 20 ? 1 : 16)
         check_pages(page_size, float_dtypes[page_size % 3]);
     return test_end();

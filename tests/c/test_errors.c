@@ -439,9 +439,9 @@ static void test_aliasing(void)
 
 static void test_shapes(void)
 {
-    REFUSES(forward, s.q.shape[3] = 0, "q.shape[3] is 0", "expected a head dim from 1 to 512");
-    REFUSES(forward, s.q = fa_bshd(buffer[Q], FA_FLOAT32, 1, 1, 1, 513), "q.shape[3] is 513",
-            "from 1 to 512");
+    REFUSES(forward, s.q.shape[3] = 0, "q.shape[3] is 0", "expected a head dim from 1 to 576");
+    REFUSES(forward, s.q = fa_bshd(buffer[Q], FA_FLOAT32, 1, 1, 1, 577), "q.shape[3] is 577",
+            "from 1 to 576");
     REFUSES(forward, s.v.shape[3] = 0, "v.shape[3] is 0", "expected a head dim from 1 to 512");
     REFUSES(supported, s.v.shape[3] = 513, "v.shape[3] is 513",
             "expected a head dim from 1 to 512");
@@ -550,6 +550,12 @@ static void test_ranges(void)
     REFUSES(forward, s.o.scale = -INFINITY, "options.scale is -inf", "expected a finite number");
     REFUSES(forward, s.o.softcap = -1.5f, "options.softcap is -1.5",
             "expected 0 (none) or a finite number above 0");
+    REFUSES(forward, s.o.attention_chunk = -1, "options.attention_chunk is -1",
+            "expected 1 to 2^60 positions, or 0");
+    REFUSES(backward, s.o.attention_chunk = INT64_MAX,
+            "options.attention_chunk is 9223372036854775807", "expected 1 to 2^60 positions");
+    REFUSES(decode, s.o.attention_chunk = INT64_MIN,
+            "options.attention_chunk is -9223372036854775808", "or 0 for no chunks");
     REFUSES(forward, s.o.softcap = INFINITY, "options.softcap is inf", "finite number above 0");
     REFUSES(forward, s.o.softcap = NAN, "options.softcap is ", "nan", "finite number above 0");
     REFUSES(forward, s.o.flags = FA_DIAGONAL; s.o.diagonal = ((int64_t)1 << 62) + 1,
@@ -947,6 +953,7 @@ static void test_unused_by_combine(void)
 {
     COMBINE_REFUSES(scale, 1.0f);
     COMBINE_REFUSES(softcap, 2.0f);
+    COMBINE_REFUSES(attention_chunk, 4);
     COMBINE_REFUSES(diagonal, 1);
     COMBINE_REFUSES(window_left, 1);
     COMBINE_REFUSES(window_right, 1);
@@ -1038,10 +1045,10 @@ static void test_names(void)
                                     "FA_ERROR_MEMORY", "FA_ERROR_DEVICE",   "FA_ERROR_WORKSPACE",
                                     "unknown status"};
     for (int i = 0; i < 7; i++) expect_text(__LINE__, fa_status_name((fa_status)i), statuses[i]);
-    const char *const dtypes[] = {"float32",     "float16", "bfloat16",
-                                  "float8_e4m3", "bool",    "unknown dtype"};
-    const size_t sizes[] = {4, 2, 2, 1, 1, 0};
-    for (int i = 0; i < 6; i++) {
+    const char *const dtypes[] = {"float32", "float16", "bfloat16",     "float8_e4m3",
+                                  "bool",    "int8",    "unknown dtype"};
+    const size_t sizes[] = {4, 2, 2, 1, 1, 1, 0};
+    for (int i = 0; i < 7; i++) {
         expect_text(__LINE__, fa_dtype_name((fa_dtype)i), dtypes[i]);
         expect_status(__LINE__, fa_dtype_size((fa_dtype)i) == sizes[i] ? FA_OK : FA_ERROR_ARGUMENT,
                       FA_OK);

@@ -11,6 +11,7 @@
 typedef struct position_mask {
     bool causal, diagonal_given, window;
     int64_t diagonal, left, right;
+    int64_t chunk; /* 0: none */
 } position_mask;
 
 static bool sees(const position_mask *m, int64_t n_q, int64_t n_k, int64_t i, int64_t j)
@@ -20,6 +21,11 @@ static bool sees(const position_mask *m, int64_t n_q, int64_t n_k, int64_t i, in
     if (m->causal && right_of > 0) return false;
     if (m->window && m->left >= 0 && -right_of > m->left) return false;
     if (m->window && m->right >= 0 && right_of > m->right) return false;
+    if (m->chunk) { /* the query's position less its place in its chunk, in front of 0 too */
+        const int64_t position = j - right_of, place = position % m->chunk;
+        const int64_t first = position - place - (place < 0 ? m->chunk : 0);
+        return j >= first && j - first < m->chunk;
+    }
     return true;
 }
 
@@ -34,6 +40,7 @@ static void set_options(fa_options *o, const position_mask *m)
     if (m->diagonal_given) o->diagonal = m->diagonal;
     if (m->window) o->window_left = m->left;
     if (m->window) o->window_right = m->right;
+    o->attention_chunk = m->chunk;
 }
 
 /* Room for the largest case: values n_k x n_k, out and weights n_q x n_k. */
@@ -62,11 +69,11 @@ static void check(const position_mask *m, int64_t n_q, int64_t n_k)
             if (!wrong++) first_i = i, first_j = j;
         }
     CHECK(wrong == 0,
-          "n %lldx%lld causal %d diagonal %lld (%d) window %lld,%lld (%d): %lld wrong, first "
-          "query %lld key %lld",
+          "n %lldx%lld causal %d diagonal %lld (%d) window %lld,%lld (%d) chunk %lld: %lld wrong, "
+          "first query %lld key %lld",
           (long long)n_q, (long long)n_k, m->causal, (long long)m->diagonal, m->diagonal_given,
-          (long long)m->left, (long long)m->right, m->window, (long long)wrong, (long long)first_i,
-          (long long)first_j);
+          (long long)m->left, (long long)m->right, m->window, (long long)m->chunk, (long long)wrong,
+          (long long)first_i, (long long)first_j);
 }
 
 /* All small ones. */
@@ -77,7 +84,7 @@ static void check_all_small(void)
             for (int causal = 0; causal < 2; causal++)
                 for (int64_t left = -2; left <= n_k + 1; left++)
                     for (int64_t right = -1; right <= n_k + 1; right++) {
-                        position_mask m = {causal, false, left > -2, 0, left, right};
+                        position_mask m = {causal, false, left > -2, 0, left, right, 0};
                         check(&m, n_q, n_k);
                         for (int64_t d = -n_q - 3; d <= n_k + 3; d += 2) {
                             m.diagonal_given = true;
@@ -87,21 +94,57 @@ static void check_all_small(void)
                     }
 }
 
+/* Chunks, with everything else. */
+static void check_chunks(void)
+{
+    for (int64_t n_q = 1; n_q <= 6; n_q++)
+        for (int64_t n_k = 1; n_k <= 7; n_k++)
+            for (int64_t chunk = 1; chunk <= 8; chunk++)
+                for (int causal = 0; causal < 2; causal++)
+                    for (int64_t d = -n_q - 9; d <= n_k + 9; d++) {
+                        const bool window = (n_q + n_k + d) % 3 == 0;
+                        const position_mask m = {causal,         d % 2 != 0,     window, d,
+                                                 window ? 1 : 0, window ? 2 : 0, chunk};
+                        check(&m, n_q, n_k);
+                    }
+    static const int64_t n[][2] = {{1, 400}, {13, 257}, {300, 300}, {400, 33}, {200, 399}};
+    static const int64_t chunks[] = {1, 16, 31, 32, 100, 128, 256, 399, (int64_t)1 << 60};
+    static const int64_t far = (int64_t)1 << 61;
+    for (int c = 0; c < 5; c++)
+        for (int k = 0; k < 9; k++)
+            for (int causal = 0; causal < 2; causal++) {
+                const position_mask masks[] = {{causal, false, false, 0, 0, 0, chunks[k]},
+                                               {causal, true, false, 31, 0, 0, chunks[k]},
+                                               {causal, true, false, -150, 0, 0, chunks[k]},
+                                               {causal, true, false, far, 0, 0, chunks[k]},
+                                               {causal, true, false, -far, 0, 0, chunks[k]},
+                                               {causal, false, true, 0, 40, 20, chunks[k]}};
+                for (int m = 0; m < 6; m++) check(&masks[m], n[c][0], n[c][1]);
+            }
+}
+
 /* Around the edges of tiles, and far out. */
 static void check_large(void)
 {
     static const int64_t n[][2] = {{1, 400}, {13, 257}, {300, 300}, {400, 33}, {200, 399}};
     static const int64_t far = (int64_t)1 << 61;
     for (int c = 0; c < 5; c++) {
-        const position_mask masks[] = {
-            {true, false, false, 0, 0, 0},          {true, true, false, 31, 0, 0},
-            {true, true, false, -far, 0, 0},        {true, true, false, far, 0, 0},
-            {false, true, true, -far, 3, 3},        {false, true, true, far, 3, 3},
-            {false, false, true, 0, 0, 0},          {false, false, true, 0, 15, 16},
-            {false, false, true, 0, 63, -1},        {false, false, true, 0, -1, 64},
-            {true, false, true, 0, 100, 100},       {false, false, true, 0, INT64_MAX, INT64_MAX},
-            {false, true, true, far, INT64_MAX, 5}, {false, true, true, -500, 20, 450},
-            {false, true, true, 500, 450, 20},      {true, true, true, 380, 5, -1}};
+        const position_mask masks[] = {{true, false, false, 0, 0, 0, 0},
+                                       {true, true, false, 31, 0, 0, 0},
+                                       {true, true, false, -far, 0, 0, 0},
+                                       {true, true, false, far, 0, 0, 0},
+                                       {false, true, true, -far, 3, 3, 0},
+                                       {false, true, true, far, 3, 3, 0},
+                                       {false, false, true, 0, 0, 0, 0},
+                                       {false, false, true, 0, 15, 16, 0},
+                                       {false, false, true, 0, 63, -1, 0},
+                                       {false, false, true, 0, -1, 64, 0},
+                                       {true, false, true, 0, 100, 100, 0},
+                                       {false, false, true, 0, INT64_MAX, INT64_MAX, 0},
+                                       {false, true, true, far, INT64_MAX, 5, 0},
+                                       {false, true, true, -500, 20, 450, 0},
+                                       {false, true, true, 500, 450, 20, 0},
+                                       {true, true, true, 380, 5, -1, 0}};
         for (int m = 0; m < (int)(sizeof masks / sizeof *masks); m++)
             check(&masks[m], n[c][0], n[c][1]);
     }
@@ -141,6 +184,7 @@ int main(void)
     test_begin();
     check_all_small();
     check_large();
+    check_chunks();
     for (int n = 0; n < 12; n++) check_blind_rows(float_dtypes[n % 3], n / 3 % 2, n / 6);
     return test_end();
 }

@@ -46,15 +46,30 @@ static void check_options(void)
     full.dropout_p = 0.2f;
     full.dropout_seed = 5;
     full.threads = 2;
+    full.attention_chunk = 7;
 /* Where a struct would end whose last field this is: at a multiple of its alignment. */
 #define END(field) ((offsetof(fa_options, field) + sizeof(full.field) + 7) / 8 * 8)
-    const size_t sizes[] = {END(size),          END(flags),     END(device),
-                            END(scale),         END(softcap),   END(diagonal),
-                            END(window_right),  END(bias),      END(alibi_slopes),
-                            END(sinks),         END(dropout_p), END(dropout_seed),
-                            END(dropout_state), END(seqlens_k), END(block_table_stride),
-                            END(v_descale),     END(threads),   END(reserved),
-                            END(workspace_size)};
+    const size_t sizes[] = {END(size),
+                            END(flags),
+                            END(device),
+                            END(scale),
+                            END(softcap),
+                            END(diagonal),
+                            END(window_right),
+                            END(bias),
+                            END(alibi_slopes),
+                            END(sinks),
+                            END(dropout_p),
+                            END(dropout_seed),
+                            END(dropout_state),
+                            END(seqlens_k),
+                            END(block_table_stride),
+                            END(v_descale),
+                            END(threads),
+                            END(reserved),
+                            END(workspace_size),
+                            END(part_lse_stride),
+                            END(attention_chunk)};
 #undef END
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) check_size(&full, sizes[n]);
 }

@@ -93,7 +93,8 @@ static void test_images(void)
         {1, 1, FA_VARIANT_forward_simt_d64},      {64, 64, FA_VARIANT_forward_simt_d64},
         {65, 64, FA_VARIANT_forward_simt_d128},   {64, 65, FA_VARIANT_forward_simt_d128},
         {128, 128, FA_VARIANT_forward_simt_d128}, {192, 128, FA_VARIANT_forward_simt_d256},
-        {256, 257, FA_VARIANT_forward_simt_d512}, {512, 512, FA_VARIANT_forward_simt_d512}};
+        {256, 257, FA_VARIANT_forward_simt_d512}, {512, 512, FA_VARIANT_forward_simt_d512},
+        {513, 64, FA_VARIANT_forward_simt_d512},  {576, 512, FA_VARIANT_forward_simt_d512}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_problem(1, 1, 1, cases[i].d, cases[i].d_v);
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
@@ -147,6 +148,36 @@ static void test_refusals(void)
 static void set_dtype(fa_problem *p, fa_dtype dtype)
 {
     p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
+}
+
+/* Tensor cores refuse chunked attention by name; the FMA units do it. */
+static void test_chunks(void)
+{
+    for (int i = 0; i < DEVICES; i++) {
+        char why[320] = "";
+        fa_cuda_plan plan;
+        fa_problem p = make_problem(2, 8, 300, 64, 64);
+        set_dtype(&p, FA_FLOAT16);
+        p.attention_chunk = 100;
+        CHECK(fa_cuda_plan_make(&p, &devices[i], NULL, &plan, why, sizeof why) &&
+                  plan.launches[0].variant == FA_VARIANT_forward_simt_d64 &&
+                  strstr(plan.passed_over, "options.attention_chunk is 100"),
+              "%s: %s", devices[i].name, plan.passed_over);
+    }
+}
+
+/* Head dims above 512: of forward the FMA units alone. */
+static void test_latent(void)
+{
+    for (int i = 0; i < DEVICES; i++)
+        for (int64_t d = 513; d <= 576; d++) {
+            fa_problem p = make_problem(2, 16, 3, d, d < 544 ? 1 : 512);
+            check_plan(&p, &devices[i]);
+            set_dtype(&p, FA_FLOAT16);
+            check_plan(&p, &devices[i]);
+            const fa_cuda_plan plan = plan_of(&p, &devices[i]);
+            CHECK(plan.launches[0].variant == FA_VARIANT_forward_simt_d512, "%s", name_of(&plan));
+        }
 }
 
 /* 16-bit problems of every head dim on every device: the plan is sound, and on tensor cores wherever
@@ -464,6 +495,8 @@ int main(void)
     test_short_rows();
     test_packed_shares();
     test_refusals();
+    test_latent();
+    test_chunks();
     test_tensor_cores();
     test_forms();
     test_shares();

@@ -223,6 +223,8 @@ static void test_refused(void)
     fa_problem p = plain;
     p.block_table = table;
     check_refused(&p, &fa_cuda_backward_simt, "block_table is given");
+    p = plain, p.attention_chunk = 64;
+    check_refused(&p, &fa_cuda_backward_simt, "options.attention_chunk is 64");
     p = plain, p.d = 257;
     check_refused(&p, &fa_cuda_backward_sm80, "the head dims are 257 and 64");
     p = plain, p.dk.dtype = FA_FLOAT32;
@@ -452,7 +454,7 @@ static void test_refusals(void)
 {
     fa_cuda_plan plan;
     char why[320] = "";
-    const fa_problem p = make_backward(1, 1, 1, 64);
+    fa_problem p = make_backward(1, 1, 1, 64);
     fa_cuda_device old = devices[0];
     old.minor = 0;
     CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
@@ -463,6 +465,16 @@ static void test_refusals(void)
     CHECK(!fa_cuda_plan_make(&p, &old, NULL, &plan, why, sizeof why) &&
               strstr(why, "has 49152 bytes of shared memory for a block: expected "),
           "%s", why);
+    for (int i = 0; i < DEVICES; i++) {
+        p = make_half(1, 2, 10, 576);
+        p.d_v = 512;
+        CHECK(!fa_cuda_plan_make(&p, &devices[i], NULL, &plan, why, sizeof why) &&
+                  strstr(why, "q.shape[3] is 576: backward on CUDA has head dims to 512"),
+              "%s", why);
+        p.pass = FA_PASS_WEIGHTS;
+        p.weights = p.q;
+        CHECK(fa_cuda_plan_make(&p, &devices[i], NULL, &plan, why, sizeof why), "%s", why);
+    }
 }
 
 /* Five launches fit into the text that fa_describe's caller gets. */

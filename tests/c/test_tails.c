@@ -18,6 +18,7 @@ static void check(shape s, fa_dtype dtype, bool causal)
 
 int main(void)
 {
+    static const int64_t wide[] = {513, 543, 544, 560, 575, 576};
     static const int64_t large[] = {159, 160, 161, 191, 192, 193, 255, 256,
                                     257, 320, 383, 384, 385, 448, 511, 512};
     const int count = (int)(sizeof large / sizeof *large);
@@ -34,6 +35,11 @@ int main(void)
             const shape other = {1, 1, 1, 14, 35, large[n], large[count - 1 - n]};
             check(same, float_dtypes[t], true);
             check(other, float_dtypes[t], false);
+        }
+    for (int n = 0; n < (int)(sizeof wide / sizeof *wide); n++)
+        for (int t = 0; t < 3; t++) {
+            const shape s = {1, 2, 1, 14, 35, wide[n], n % 2 ? 512 : 1 + wide[n] % 64};
+            check(s, float_dtypes[t], n % 2);
         }
     for (int64_t n_q = 1; n_q <= 34; n_q++)
         for (int64_t n_k = 1; n_k <= 66; n_k++) {

@@ -172,6 +172,7 @@ static void take_options(input *in, fuzz_case *c)
     if (take(in) % 4 == 1) o->diagonal = take_integer(in);
     if (take(in) % 4 == 1) o->window_left = take_integer(in);
     if (take(in) % 4 == 1) o->window_right = take_integer(in);
+    if (take(in) % 8 == 1) o->attention_chunk = take_integer(in);
     if (c->bias.data) o->bias = &c->bias;
     if (c->mask.data) o->mask = &c->mask;
     o->alibi_slopes = take_floats(in, c->floats[0], heads);
