@@ -320,12 +320,12 @@ def _flash_attn_forward(
     Args: as flash_attn_with_kvcache's and flash_attn_varlen_func's. window_size: instead of
         window_size_left and window_size_right, as in early versions.
     """
-    import torch
+    from ._forward_backward import unrecorded
 
     window = (window_size_left, window_size_right) if window_size is None else window_size
     cached = k_new, v_new, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin
     descales = q_descale, k_descale, v_descale
-    with torch.no_grad():
+    with unrecorded(q):
         if any(x is not None for x in cached):
             for name, value in (("seqused_q", seqused_q), ("cu_seqlens_k", cu_seqlens_k)):
                 if value is not None:

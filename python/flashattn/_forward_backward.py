@@ -8,7 +8,9 @@ which the backward computes for itself, is None.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +19,13 @@ from . import _core
 from . import torch as _torch
 from ._flash_attn import _bound, _cumulative, check_call, contiguous, with_their_names
 from ._options import read_window
+
+
+@contextlib.contextmanager
+def unrecorded(q: Any) -> Iterator[None]:
+    """No gradients, and no casts by autocast: the backward is called later, with these inputs."""
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        yield
 
 
 def _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic=False):
@@ -54,7 +63,7 @@ def _forward(q, k, v, options):
     else:
         rng_state = torch.randint(-(2**62), 2**62, (2,), dtype=torch.int64, device=q.device)
         options["dropout_state"] = rng_state
-    with torch.no_grad():
+    with unrecorded(q):
         result = _torch.attend("forward", q, k, v, "bshd", None, True, options)
     return (*result, q.new_empty(0), rng_state)
 
@@ -82,7 +91,7 @@ def _backward(dout, q, k, v, out, softmax_lse, gradients, options, rng_state, ze
                 f"d{name} is {gradient.dtype} of shape {tuple(gradient.shape)}: expected "
                 f"{like.dtype} and {tuple(like.shape)}, as {name}"
             )
-    with torch.no_grad():
+    with unrecorded(q):
         _run_backward(dout, q, k, v, out, lse, gradients, options)
         if zero:
             for x, ends in zip(

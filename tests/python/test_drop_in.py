@@ -1071,6 +1071,36 @@ def test_passes_are_not_recorded_and_strided_gradients_are_written(rng, two):
         close(mine, expected)
 
 
+def test_passes_are_not_cast_by_autocast(rng, two, three):
+    q, k, v = (draw(rng, 1, 5, 2, 8) for _ in range(3))
+    numbers = (0.0, 0.3, True, -1, -1, 0.0, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, lse, *_ = two._flash_attn_forward(q, k, v, *numbers, False)
+        other, *_ = three._flash_attn_forward(q, k, v, softmax_scale=0.3, causal=True)
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        two._flash_attn_backward(q, q, k, v, out, lse, *grads, *numbers, False)
+    close(out, reference.attention(q, k, v, scale=0.3, causal=True)[0])
+    assert torch.equal(other, out)
+    for mine, expected in zip(grads, gradients(q, k, v, q, scale=0.3, causal=True)):
+        close(mine, expected)
+
+
+def test_the_backward_compiles(rng, two):
+    """As part of another library's autograd function: it becomes the operator."""
+    q, k, v = (draw(rng, 1, 5, 2, 8) for _ in range(3))
+    numbers = (0.0, 0.3, True, -1, -1, 0.0, None)
+
+    def both(q, k, v):
+        out, lse, *_ = two._flash_attn_forward(q, k, v, *numbers, False)
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        two._flash_attn_backward(out, q, k, v, out, lse, *grads, *numbers, False)
+        return (out, *grads)
+
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
+    for mine, expected in zip(compiled(q, k, v), both(q, k, v)):
+        close(mine, expected)
+
+
 def test_zero_tensors(rng, two):
     q, k, v = (draw(rng, 7, 2, 8) for _ in range(3))
     cu = ints(0, 3, 5)
