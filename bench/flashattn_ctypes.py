@@ -63,6 +63,8 @@ class Options(C.Structure):
         ("workspace_size", C.c_size_t),
         ("part_lse_stride", C.c_void_p),
         ("attention_chunk", C.c_int64),
+        ("k_scale", C.c_void_p),
+        ("v_scale", C.c_void_p),
     ]
 
 

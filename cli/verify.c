@@ -103,7 +103,8 @@ static int parse(int argc, char **argv, arguments *a)
          .given = &a->class_given,
          .help = "problems made for one class of faults, in place of any\n"
                  "problems: empty, unused, grid, lengths, strides, tails,\n"
-                 "masks, split, invariance, dropout, wide, chunks, latent, peaked;\n"
+                 "masks, split, invariance, dropout, wide, chunks, quantized, latent,\n"
+                 "peaked;\n"
                  "all: all of these, then any (default on cuda); none (default on cpu)"},
         {.name = "--jobs",
          .kind = CLI_INTEGER,
@@ -411,6 +412,7 @@ static int run_all(const arguments *a, summary *s)
         a->class >= VERIFY_FIRST_CLASS ? &verify_classes[a->class - VERIFY_FIRST_CLASS] : NULL;
     if (chosen || a->class == VERIFY_NONE || a->single_given) return run_problems(a, chosen, s);
     for (int i = 0; i < verify_num_classes; i++) {
+        if (verify_classes[i].cpu_alone && a->device == FA_DEVICE_CUDA) continue;
         const int code = run_problems(a, &verify_classes[i], s);
         if (code != CLI_FINE) return code;
     }

@@ -252,7 +252,8 @@ typedef struct fa_options {
     const int32_t *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
     int64_t block_table_stride; /* table entries per batch item                                    */
 
-    const float *q_descale; /* float32 (batch, Hkv): fp8 inputs stand for data * descale. NULL: 1  */
+    const float *q_descale; /* float32 (batch, Hkv): inputs of 8 bits stand for data * descale.
+                             * NULL: 1                                                             */
     const float *k_descale;
     const float *v_descale;
 
@@ -274,6 +275,12 @@ typedef struct fa_options {
     /* Behind version 0.1, too. */
     int64_t attention_chunk; /* > 0: chunked attention (Llama 4), with FA_CAUSAL or without; 0: none. On
                               * CUDA in the kernels on FMA units alone                             */
+    /* float32 (blocks, rows, Hkv, 1), the first three extents those of k (and v), or 1 where all share a
+     * scale: an element of k, which must be float8_e4m3 or int8, stands for itself times the scale. So
+     * there is one for the tensor, for each head, for each token and head, or what else the extents
+     * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. Not on CUDA yet         */
+    const fa_tensor *k_scale;
+    const fa_tensor *v_scale;
 } fa_options;
 
 /* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */
@@ -300,8 +307,8 @@ static inline fa_options fa_options_init(void)
  *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)
  *     out (B, n_q, Hq,  d_v)       packed: (1, total_q, Hq,  d_v)
  *     lse (B, Hq, n_q)             packed: (Hq, total_q)            float32, contiguous
- * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3; out and gradients are float32, float16
- * or bfloat16. They may differ from each other on the CPU. Sums are kept in float32.
+ * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3, k and v also int8 (on the CPU); out and
+ * gradients are float32, float16 or bfloat16. They may differ from each other on the CPU. Sums are kept in float32.
  * options may be NULL: the same as a zeroed struct.
  *
  * On CUDA all pointers except the structs themselves are device pointers; work is queued on
@@ -352,7 +359,7 @@ static inline fa_gradients fa_gradients_init(void)
  * Backward: the gradients of a scalar loss, given those of out and lse. out and lse are those that
  * fa_forward returned for the same inputs and options (dropout: the same seed and offset).
  * Algorithm: FlashAttention-2, section 3.1.2, algorithm 2: the weights are recomputed from lse.
- * With dlse, rowsum(dout * out) becomes rowsum(dout * out) - dlse. fp8 inputs: unsupported.
+ * With dlse, rowsum(dout * out) becomes rowsum(dout * out) - dlse. Inputs of 8 bits: unsupported.
  * On a GPU dq may differ in its last bits from run to run, unless FA_DETERMINISTIC is set.
  */
 FA_API fa_status fa_backward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,

@@ -24,7 +24,7 @@ typedef struct problem {
     random_pass pass;
     ref_buffers buffers;
     ref_inputs in; /* q, k, v and the options */
-    fa_tensor bias, mask;
+    fa_tensor bias, mask, k_scale, v_scale;
     fa_tensor out, dout, dq, dk, dv, dbias, weights;
     float *lse, *dlse, *dsinks;
     int64_t *rows, num_rows;
@@ -328,6 +328,7 @@ static void focus_sizes(problem *p, const random_settings *settings)
     case RANDOM_ANYTHING:
     case RANDOM_UNUSED:
     case RANDOM_CHUNKS:
+    case RANDOM_QUANTIZED:
     case RANDOM_STRIDES: break;
     }
 }
@@ -430,6 +431,11 @@ static void draw_dtypes(problem *p, const random_settings *settings)
         p->dq.dtype = draw_dtype(p);
         p->dk.dtype = draw_dtype(p);
         p->dv.dtype = draw_dtype(p);
+    }
+    if (settings->focus == RANDOM_QUANTIZED) {
+        p->in.k.dtype = once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
+        p->in.v.dtype = once_in(p, 2) ? p->in.k.dtype : once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
+        return;
     }
     if (p->pass != RANDOM_BACKWARD && once_in(p, 12)) {
         p->in.k.dtype = p->in.v.dtype = FA_FLOAT8_E4M3;
@@ -778,7 +784,7 @@ static void draw_options(problem *p, const random_settings *settings)
         o->bias = &p->bias;
         p->bias_holes = once_in(p, 4) ? 0.3 : 0;
     }
-    if (p->in.k.dtype == FA_FLOAT8_E4M3 && once_in(p, 2)) {
+    if (settings->focus != RANDOM_QUANTIZED && p->in.k.dtype == FA_FLOAT8_E4M3 && once_in(p, 2)) {
         int64_t n = p->batch * p->heads_kv;
         if (p->in.q.dtype == FA_FLOAT8_E4M3)
             o->q_descale = make_random_floats(p, "q_descale", n, 0.3, 2);
@@ -824,6 +830,17 @@ static void show_key(problem *p, int64_t block, int64_t row, int64_t head, int64
         ref_store(&p->in.v, block, row, head, c, j - p->first_shown == c ? 1 : 0);
 }
 
+/* A row of keys or values, and its scale if there are any. */
+static void fill_key(problem *p, const fa_tensor *t, const fa_tensor *scale, int64_t block,
+                     int64_t row, int64_t h, double amplitude)
+{
+    const bool int8 = t->dtype == FA_INT8;
+    fill_row(p, t, block, row, h, int8 ? 40 * amplitude : amplitude);
+    if (!scale) return;
+    ref_store(scale, scale->shape[0] == 1 ? 0 : block, scale->shape[1] == 1 ? 0 : row,
+              scale->shape[2] == 1 ? 0 : h, 0, uniform(p, 0.3, 2) / (int8 ? 40 : 1));
+}
+
 static void fill_keys(problem *p, const ref_item *item)
 {
     for (int64_t j = 0; j < item->n_k; j++)
@@ -832,10 +849,10 @@ static void fill_keys(problem *p, const ref_item *item)
             if (p->hide_unseen && !p->seen[(item->b * p->heads_kv + h) * p->longest_k + j])
                 continue;
             ref_key_place(&p->in, item, j, &block, &row);
-            fill_row(p, &p->in.k, block, row, h, p->amplitude);
+            fill_key(p, &p->in.k, p->in.options.k_scale, block, row, h, p->amplitude);
             if (!p->in.v.data) continue;
             if (p->shows_dropout) show_key(p, block, row, h, j);
-            else fill_row(p, &p->in.v, block, row, h, 1);
+            else fill_key(p, &p->in.v, p->in.options.v_scale, block, row, h, 1);
         }
 }
 
@@ -1119,6 +1136,7 @@ static double *copy_item(const problem *p, const ref_item *item)
 static void check_invariance(problem *p, const random_settings *settings, random_result *result)
 {
     if (!(p->in.options.flags & FA_BATCH_INVARIANT) || p->batch < 2 || !result->report.ok) return;
+    if (p->in.options.k_scale || p->in.options.v_scale) return; /* call_alone does not cut them */
     const int64_t b = (int64_t)(p->number % (uint64_t)p->batch);
     const ref_item item = ref_item_of(&p->in, b);
     const size_t bytes = (size_t)(item.n_q * p->heads_q * (p->d_v + 1)) * sizeof(double);
@@ -1355,6 +1373,18 @@ static void make_latent_values(problem *p)
     say(p, " v=k(%lld)", (long long)p->d_v);
 }
 
+/* Scales for the tensor, heads, tokens, or any of these together. */
+static void make_key_scale(problem *p, const char *name, fa_tensor *scale, const fa_tensor *t,
+                           const fa_tensor **option)
+{
+    if (once_in(p, 8)) return;
+    scale->dtype = FA_FLOAT32;
+    for (int axis = 0; axis < 3; axis++) scale->shape[axis] = once_in(p, 2) ? 1 : t->shape[axis];
+    scale->shape[3] = 1;
+    make_tensor(p, name, scale, true, true);
+    *option = scale;
+}
+
 static void make_attention(problem *p, const random_settings *settings)
 {
     int64_t rows_q, blocks_q, rows_k, blocks_k;
@@ -1377,6 +1407,11 @@ static void make_attention(problem *p, const random_settings *settings)
             p->lse = make_output_floats(p, "lse", blocks_q * p->heads_q * rows_q);
     }
     if (p->pass == RANDOM_BACKWARD) make_gradients(p);
+    if (settings->focus == RANDOM_QUANTIZED) {
+        make_key_scale(p, "k_scale", &p->k_scale, &p->in.k, &p->in.options.k_scale);
+        if (p->in.v.data)
+            make_key_scale(p, "v_scale", &p->v_scale, &p->in.v, &p->in.options.v_scale);
+    }
     p->in.rounding = ref_rounding_for(&p->in, p->out.dtype, p->lse != NULL);
     fill_inputs(p);
 }

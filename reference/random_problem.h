@@ -35,6 +35,7 @@ typedef enum random_focus {
     RANDOM_DROPOUT,    /* values from which every bit of the dropout mask can be read             */
     RANDOM_WIDE,       /* head dims of 257 to 512, without options that change scores             */
     RANDOM_CHUNKS,     /* chunked attention, mostly causal */
+    RANDOM_QUANTIZED,  /* float8 and int8 keys and values, with scales of every shape */
     RANDOM_LATENT, /* head dims of 513 to 576 over values that mostly are columns of the keys  */
     RANDOM_PEAKED  /* rows that few keys dominate, by number: as exact as the best kernels    */
 } random_focus;

@@ -262,6 +262,17 @@ typedef struct loaded {
     double *sums; /* (SUMS, d_v): for add_weights_error */
 } loaded;
 
+/* Elements of 8 bits times their scales, which broadcast. */
+static void scale_rows(ref_array *x, const fa_tensor *scale)
+{
+    for (int64_t a = 0; scale && a < x->shape[0]; a++)
+        for (int64_t b = 0; b < x->shape[1]; b++)
+            for (int64_t h = 0; h < x->shape[2]; h++) {
+                const double factor = load_broadcast(scale, a, b, h, 0);
+                for (int64_t e = 0; e < x->shape[3]; e++) row_of(x, a, b, h)[e] *= factor;
+            }
+}
+
 static loaded load_inputs(const ref_inputs *in)
 {
     loaded l = {in,
@@ -274,7 +285,9 @@ static loaded load_inputs(const ref_inputs *in)
                 in->k.shape[2],
                 0,
                 NULL};
+    scale_rows(&l.k, in->options.k_scale);
     if (in->v.data) l.v = unpack(&in->v);
+    if (in->v.data) scale_rows(&l.v, in->options.v_scale);
     l.sums = zeros(SUMS * l.d_v);
     bool given = (in->options.flags & FA_SCALE) || in->options.scale != 0;
     l.scale = given ? (double)in->options.scale : 1 / sqrt((double)l.d);

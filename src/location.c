@@ -72,6 +72,8 @@ static fa_status check_options(const fa_options *o, fa_location expected)
         if (pointer) FA_TRY(fa_check_location(arrays[i].name, pointer, expected));
     }
     FA_TRY(check_tensor("options.bias", o->bias, expected));
+    FA_TRY(check_tensor("options.k_scale", o->k_scale, expected));
+    FA_TRY(check_tensor("options.v_scale", o->v_scale, expected));
     return check_tensor("options.mask", o->mask, expected);
 }
 

@@ -22,7 +22,8 @@
 
 /* What a tensor is used for decides which dtypes and strides are legal. */
 typedef enum role {
-    ROLE_INPUT,     /* q, k, v             */
+    ROLE_INPUT,     /* q             */
+    ROLE_KEYS,      /* k, v */
     ROLE_RESULT,    /* out, or dout: read  */
     ROLE_OUTPUT,    /* written             */
     ROLE_BIAS,      /* read, any strides   */
@@ -36,6 +37,8 @@ static const struct role_rules {
     bool fp8, int8, boolean, written, dense_rows;
 } rules[] = {
     [ROLE_INPUT] = {"float32, float16, bfloat16 or float8_e4m3", true, false, false, false, true},
+    [ROLE_KEYS] = {"float32, float16, bfloat16, float8_e4m3 or int8", true, true, false, false,
+                   true},
     [ROLE_RESULT] = {"float32, float16 or bfloat16", false, false, false, false, true},
     [ROLE_OUTPUT] = {"float32, float16 or bfloat16", false, false, false, true, true},
     [ROLE_BIAS] = {"float32, float16 or bfloat16", false, false, false, false, false},
@@ -583,7 +586,7 @@ static fa_status set_key_rows(const fa_arguments *a, fa_problem *p)
 static fa_status set_keys(const fa_arguments *a, fa_problem *p)
 {
     const fa_tensor *k = a->k;
-    FA_TRY(check_tensor("k", k, ROLE_INPUT, a->dry_run));
+    FA_TRY(check_tensor("k", k, ROLE_KEYS, a->dry_run));
     FA_TRY(set_key_rows(a, p));
     FA_TRY(check_axis("k", k, 3, p->d, "q.shape[3]"));
     p->heads_kv = k->shape[2];
@@ -601,7 +604,7 @@ static fa_status set_values(const fa_arguments *a, fa_problem *p)
     const fa_tensor *v = a->v;
     p->d_v = p->d;
     if (!v && p->pass == FA_PASS_WEIGHTS) return FA_OK;
-    FA_TRY(check_tensor("v", v, ROLE_INPUT, a->dry_run));
+    FA_TRY(check_tensor("v", v, ROLE_KEYS, a->dry_run));
     FA_TRY(check_like("v", v, "k", a->k, 3));
     FA_TRY(check_head_dim("v", v, FA_VALUE_DIM_MAX));
     p->d_v = v->shape[3];
@@ -666,34 +669,75 @@ static fa_status set_lse(const fa_arguments *a, fa_problem *p)
     return check_alignment("lse", a->lse, sizeof(float));
 }
 
-/* Scales only mean something for 8-bit floats. */
+static bool has_8_bits(const fa_tensor *t)
+{
+    return t->dtype == FA_FLOAT8_E4M3 || t->dtype == FA_INT8;
+}
+
+/* Scales only mean something for elements of 8 bits. */
 static fa_status check_descale(char letter, const float *descale, const fa_tensor *t)
 {
-    FA_REQUIRE(!descale || !t || t->dtype == FA_FLOAT8_E4M3,
-               "options.%c_descale is set and %c.dtype is %s: expected float8_e4m3, or no descale",
-               letter, letter, fa_dtype_name(t->dtype));
+    FA_REQUIRE(
+        !descale || !t || has_8_bits(t),
+        "options.%c_descale is set and %c.dtype is %s: expected float8_e4m3%s, or no descale",
+        letter, letter, fa_dtype_name(t->dtype), letter == 'q' ? "" : " or int8");
     return FA_OK;
 }
 
-static fa_status refuse_fp8(char letter, const fa_tensor *t)
+static fa_status refuse_8_bits(char letter, const fa_tensor *t)
 {
-    if (t->dtype != FA_FLOAT8_E4M3) return FA_OK;
+    if (!has_8_bits(t)) return FA_OK;
     return fa_fail(FA_ERROR_UNSUPPORTED,
-                   "%c.dtype is float8_e4m3, which the backward pass does not support: expected "
+                   "%c.dtype is %s, which the backward pass does not support: expected "
                    "float32, float16 or bfloat16",
-                   letter);
+                   letter, fa_dtype_name(t->dtype));
 }
 
-static fa_status check_fp8(const fa_arguments *a)
+/* Scales of a cache: float32, the extents of its first three axes, or 1 where all share one. written: by the call, so
+ * that each row has its own. */
+static fa_status check_scale_shape(const char *name, const fa_tensor *t, const char *of,
+                                   const fa_tensor *cache, bool written, bool dry_run)
+{
+    FA_TRY(check_tensor(name, t, written ? ROLE_BIAS_GRAD : ROLE_BIAS, dry_run));
+    FA_REQUIRE(t->dtype == FA_FLOAT32, "%s.dtype is %d (%s): expected float32", name, (int)t->dtype,
+               fa_dtype_name(t->dtype));
+    for (int axis = 0; axis < 3; axis++)
+        FA_REQUIRE(t->shape[axis] == cache->shape[axis] || (t->shape[axis] == 1 && !written),
+                   "%s.shape[%d] is %" PRId64 ": expected %" PRId64 " (%s.shape[%d])%s", name, axis,
+                   t->shape[axis], cache->shape[axis], of, axis,
+                   written ? ", as FA_WRITE_SCALES writes one for each row" : " or 1");
+    return check_axis(name, t, 3, 1, "one scale for a row");
+}
+
+/* letter: 'k' or 'v'; t: NULL: fa_weights has no values. */
+static fa_status set_key_scale(char letter, const fa_tensor *scale, const float *descale,
+                               const fa_tensor *t, bool dry_run, fa_view *view)
+{
+    const char name[] = {letter, 0};
+    if (!scale || !t) return FA_OK;
+    FA_REQUIRE(has_8_bits(t),
+               "options.%c_scale is set and %c.dtype is %s: expected float8_e4m3 or int8, or no "
+               "scale",
+               letter, letter, fa_dtype_name(t->dtype));
+    FA_REQUIRE(!descale,
+               "options.%c_scale and %c_descale are both set: expected one of them at most", letter,
+               letter);
+    FA_TRY(check_scale_shape(letter == 'k' ? "options.k_scale" : "options.v_scale", scale, name, t,
+                             false, dry_run));
+    set_broadcast_view(view, scale);
+    return FA_OK;
+}
+
+static fa_status check_8_bits(const fa_arguments *a)
 {
     const fa_options *o = a->options;
     FA_TRY(check_descale('q', o->q_descale, a->q));
     FA_TRY(check_descale('k', o->k_descale, a->k));
     FA_TRY(check_descale('v', o->v_descale, a->v));
     if (a->pass != FA_PASS_BACKWARD) return FA_OK;
-    FA_TRY(refuse_fp8('q', a->q));
-    FA_TRY(refuse_fp8('k', a->k));
-    return refuse_fp8('v', a->v);
+    FA_TRY(refuse_8_bits('q', a->q));
+    FA_TRY(refuse_8_bits('k', a->k));
+    return refuse_8_bits('v', a->v);
 }
 
 static fa_status set_shapes(const fa_arguments *a, fa_problem *p)
@@ -705,7 +749,11 @@ static fa_status set_shapes(const fa_arguments *a, fa_problem *p)
     FA_TRY(check_counts(p));
     FA_TRY(check_alibi_stride(a->options, p));
     FA_TRY(set_lse(a, p));
-    return check_fp8(a);
+    FA_TRY(check_8_bits(a));
+    FA_TRY(set_key_scale('k', a->options->k_scale, a->options->k_descale, a->k, a->dry_run,
+                         &p->k_scale));
+    return set_key_scale('v', a->options->v_scale, a->options->v_descale, a->v, a->dry_run,
+                         &p->v_scale);
 }
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
@@ -1046,6 +1094,8 @@ static void add_inputs(const fa_arguments *a, const fa_problem *p, regions *r)
     add_tensor(r, "v", a->v, false);
     add_tensor(r, "options.bias", o->bias, false);
     add_tensor(r, "options.mask", o->mask, false);
+    add_tensor(r, "options.k_scale", o->k_scale, false);
+    add_tensor(r, "options.v_scale", o->v_scale, false);
     add_array(r, "options.sinks", o->sinks, p->heads_q * per_head, false);
     add_array(r, "options.alibi_slopes", o->alibi_slopes, p->heads_q * per_head, false);
     add_index_arrays(o, p, r);
@@ -1306,33 +1356,17 @@ static fa_status set_append_queries(const fa_append_call *c, fa_append_problem *
     return FA_OK;
 }
 
-/* Scales of a cache: float32, the extents of its first three axes, or 1 where all share one. written: by the call, so
- * that each row has its own. */
-static fa_status check_scale_shape(const char *name, const fa_tensor *t, const char *of,
-                                   const fa_tensor *cache, bool written)
-{
-    FA_TRY(check_tensor(name, t, written ? ROLE_BIAS_GRAD : ROLE_BIAS, false));
-    FA_REQUIRE(t->dtype == FA_FLOAT32, "%s.dtype is %d (%s): expected float32", name, (int)t->dtype,
-               fa_dtype_name(t->dtype));
-    for (int axis = 0; axis < 3; axis++)
-        FA_REQUIRE(t->shape[axis] == cache->shape[axis] || (t->shape[axis] == 1 && !written),
-                   "%s.shape[%d] is %" PRId64 ": expected %" PRId64 " (%s.shape[%d])%s", name, axis,
-                   t->shape[axis], cache->shape[axis], of, axis,
-                   written ? ", as FA_WRITE_SCALES writes one for each row" : " or 1");
-    return check_axis(name, t, 3, 1, "one scale for a row");
-}
-
 /* Scales of keys or values; cache: NULL: there are none of these. */
 static fa_status set_scale(const char *name, const fa_tensor *scale, const char *cache_name,
                            const fa_tensor *cache, bool write, fa_view *view)
 {
-    const bool eight = cache && (cache->dtype == FA_FLOAT8_E4M3 || cache->dtype == FA_INT8);
+    const bool eight = cache && has_8_bits(cache);
     FA_REQUIRE(!eight || scale || !write, "%s is NULL: expected where FA_WRITE_SCALES shall write",
                name);
     if (!scale) return FA_OK;
     FA_REQUIRE(eight, "%s is set and %s is %s: expected float8_e4m3 or int8, or no scale", name,
                cache_name, cache ? fa_dtype_name(cache->dtype) : "NULL");
-    FA_TRY(check_scale_shape(name, scale, cache_name, cache, write));
+    FA_TRY(check_scale_shape(name, scale, cache_name, cache, write, false));
     set_broadcast_view(view, scale);
     return FA_OK;
 }
@@ -1539,7 +1573,7 @@ static const struct unused_option {
     UNUSED(num_sequences), UNUSED(cu_seqlens_q), UNUSED(cu_seqlens_k), UNUSED(seqlens_q),
     UNUSED(seqlens_k), UNUSED(max_seqlen_q), UNUSED(max_seqlen_k), UNUSED(block_table),
     UNUSED(block_table_stride), UNUSED(q_descale), UNUSED(k_descale), UNUSED(v_descale),
-    UNUSED(attention_chunk),
+    UNUSED(attention_chunk), UNUSED(k_scale), UNUSED(v_scale),
 #undef UNUSED
     /* clang-format on */
 };

@@ -32,7 +32,8 @@ typedef struct fa_problem {
     int64_t n_k; /* the same for keys: k.shape[1]; paged: block_table_stride * page_size */
     int64_t d, d_v;
 
-    fa_view q, k, v, out; /* packed: axis 0 is unused, axis 1 runs over all tokens */
+    fa_view k_scale, v_scale; /* as k and v, a column each; axes of extent 1 have stride 0 */
+    fa_view q, k, v, out;     /* packed: axis 0 is unused, axis 1 runs over all tokens */
     int64_t rows_q;   /* rows of axis 1 of q, out and lse: n_q, or all tokens of a packed batch */
     int64_t rows_k;   /* the same for k and v; paged: page_size */
     int64_t blocks_q; /* entries of axis 0 of q, out: batch, or 1 if packed */
@@ -121,6 +122,14 @@ static inline char *fa_key_row(const fa_problem *p, const fa_view *v, const fa_s
         return fa_view_row(v, page, j % p->rows_k, head);
     }
     return fa_view_row(v, s->block_k, s->start_k + j, head);
+}
+
+/* The scale of the elements of row j of a sequence's keys or values. */
+static inline float fa_key_scale(const fa_problem *p, const fa_view *scale, const fa_sequence *s,
+                                 int64_t b, int64_t j, int64_t head)
+{
+    if (!scale->data) return 1.0f;
+    return *(const float *)(const void *)fa_key_row(p, scale, s, b, j, head);
 }
 
 /* Where the log-sum-exp of query 0 of a sequence lies in a (blocks_q, heads_q, rows_q) array. */

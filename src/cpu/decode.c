@@ -44,10 +44,10 @@ typedef enum fa_reading {
 
 /* One of k and v, with how it is read. */
 typedef struct fa_source {
-    const fa_view *view;
-    int64_t width, padded; /* padded to pairs of vectors */
-    int64_t row, head;     /* bytes of a row, and from one head to the next */
-    bool direct;           /* rows are read where they lie */
+    const fa_view *view, *scale; /* scale: without data: 1 */
+    int64_t width, padded;       /* padded to pairs of vectors */
+    int64_t row, head;           /* bytes of a row, and from one head to the next */
+    bool direct;                 /* rows are read where they lie */
     fa_reading reading;
 } fa_source;
 
@@ -84,13 +84,14 @@ static fa_decode_tiles carve(const fa_decode_plan *plan, char *scratch, size_t *
 }
 
 /* Rows are read where they lie if they are whole pairs of vectors of a type that loads convert. */
-static fa_source make_source(const fa_view *view, int64_t width)
+static fa_source make_source(const fa_view *view, const fa_view *scale, int64_t width)
 {
     const int64_t size = (int64_t)fa_dtype_size(view->dtype);
-    fa_source source = {
-        view,  width,        fa_round_up(width, 2 * VL), width * size, view->stride[2] * size,
-        false, FA_READ_FLOAT};
-    source.direct = width == source.padded && view->dtype != FA_FLOAT8_E4M3;
+    fa_source source = {view,         scale,
+                        width,        fa_round_up(width, 2 * VL),
+                        width * size, view->stride[2] * size,
+                        false,        FA_READ_FLOAT};
+    source.direct = width == source.padded && size > 1;
     if (source.direct && view->dtype == FA_FLOAT16) source.reading = FA_READ_HALF;
     if (source.direct && view->dtype == FA_BFLOAT16) source.reading = FA_READ_BFLOAT;
     return source;
@@ -98,8 +99,8 @@ static fa_source make_source(const fa_view *view, int64_t width)
 
 static fa_decode_plan make_plan(const fa_problem *p)
 {
-    fa_decode_plan plan = {make_source(&p->k, p->d), make_source(&p->v, p->d_v),
-                           p->heads_q / p->heads_kv, 1, 0};
+    fa_decode_plan plan = {make_source(&p->k, &p->k_scale, p->d),
+                           make_source(&p->v, &p->v_scale, p->d_v), p->heads_q / p->heads_kv, 1, 0};
 #ifdef FA_ISA_AVX512_BF16
     if (p->q.dtype == FA_BFLOAT16 && plan.k.reading == FA_READ_BFLOAT)
         plan.k.reading = FA_READ_PAIRS;
@@ -287,6 +288,7 @@ FA_INLINE void value_rows(const fa_reading reading, const char *const value[FA_K
 /* Where the rows of a tile of k or v lie for a task's first head, and those to fetch meanwhile. */
 typedef struct fa_rows {
     const char *at[FA_DECODE_TILE + FA_AHEAD + FA_KEYS];
+    const char *scale[FA_DECODE_TILE + FA_KEYS]; /* if there are any */
 } fa_rows;
 
 /* The rows from key j0 on. Rows outside of `keys` are seen by no query and are not read: the
@@ -302,17 +304,30 @@ static void find_rows(const fa_problem *p, const fa_source *source, const fa_seq
         rows->at[n] = p->block_table ? fa_key_row(p, source->view, s, b, j, head)
                                      : first + (j - keys.lo) * step;
     }
+    const int64_t scales = source->scale->data ? FA_DECODE_TILE + FA_KEYS : 0;
+    for (int64_t n = 0; n < scales; n++) {
+        const int64_t j = fa_max(keys.lo, fa_min(j0 + n, keys.hi - 1));
+        rows->scale[n] = fa_key_row(p, source->scale, s, b, j, head);
+    }
 }
 
-/* The four rows at `at`, of the task's n-th head. */
-static void take_rows(const fa_source *source, const char *const *at, int64_t n, float *stage,
-                      const char *taken[FA_KEYS])
+/* The scale of row i for the task's n-th head. */
+static float row_scale(const fa_source *source, const fa_rows *rows, int64_t i, int64_t n)
+{
+    if (!source->scale->data) return 1.0f;
+    return ((const float *)(const void *)rows->scale[i])[n * source->scale->stride[2]];
+}
+
+/* The four rows from number i on, of the task's n-th head. */
+static void take_rows(const fa_source *source, const fa_rows *rows, int64_t i, int64_t n,
+                      float *stage, const char *taken[FA_KEYS])
 {
     for (int e = 0; e < FA_KEYS; e++) {
-        taken[e] = at[e] + n * source->head;
+        taken[e] = rows->at[i + e] + n * source->head;
         if (source->direct) continue;
         float *row = stage + e * source->padded;
-        fa_load_row(row, taken[e], source->view->dtype, source->width, source->padded);
+        fa_load_scaled_row(row, taken[e], source->view->dtype, source->width, source->padded,
+                           row_scale(source, rows, i + e, n));
         taken[e] = (const char *)row;
     }
 }
@@ -331,14 +346,14 @@ static void fetch_ahead(const fa_decode_plan *plan, const fa_source *source, con
 }
 
 /* Scores of four keys of the task's n-th head. */
-static void score_keys(const fa_decode_plan *plan, const fa_decode_tiles *t, const char *const *at,
-                       int64_t n, int64_t rows, float *s)
+static void score_keys(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *k,
+                       int64_t i, int64_t n, int64_t rows, float *s)
 {
     const int64_t depth = plan->k.padded;
     const float *q = t->q + n * rows * depth;
     const char *key[FA_KEYS];
-    fetch_ahead(plan, &plan->k, at, n);
-    take_rows(&plan->k, at, n, t->stage, key);
+    fetch_ahead(plan, &plan->k, k->at + i, n);
+    take_rows(&plan->k, k, i, n, t->stage, key);
     s += n * rows * S_PITCH;
     switch (plan->k.reading) {
     case FA_READ_FLOAT: score_rows(FA_READ_FLOAT, key, q, depth, rows, s); break;
@@ -349,14 +364,14 @@ static void score_keys(const fa_decode_plan *plan, const fa_decode_tiles *t, con
 }
 
 /* Adds four weighted values of the task's n-th head. */
-static void add_values(const fa_decode_plan *plan, const fa_decode_tiles *t, const char *const *at,
-                       int64_t n, int64_t rows, const float *s)
+static void add_values(const fa_decode_plan *plan, const fa_decode_tiles *t, const fa_rows *v,
+                       int64_t i, int64_t n, int64_t rows, const float *s)
 {
     const int64_t columns = plan->v.padded;
     float *update = t->update + n * rows * columns;
     const char *value[FA_KEYS];
-    fetch_ahead(plan, &plan->v, at, n);
-    take_rows(&plan->v, at, n, t->stage, value);
+    fetch_ahead(plan, &plan->v, v->at + i, n);
+    take_rows(&plan->v, v, i, n, t->stage, value);
     s += n * rows * S_PITCH;
     if (plan->v.reading == FA_READ_FLOAT)
         value_rows(FA_READ_FLOAT, value, s, update, rows, columns);
@@ -376,9 +391,10 @@ static void add_values_skip_zeros(const fa_decode_plan *plan, const fa_decode_ti
         for (int64_t j = 0; j < count; j++) {
             const float w = t->s[r * S_PITCH + j];
             const char *value = v->at[j] + n * source->head;
+            const float scale = row_scale(source, v, j, n);
             for (int64_t c = 0; w != 0.0f && c < source->width; c++)
                 update[element_position(source->reading, c)] +=
-                    w * fa_element(value, source->view->dtype, c);
+                    w * (scale * fa_element(value, source->view->dtype, c));
         }
     }
 }
@@ -470,7 +486,7 @@ static void score_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, con
                        int64_t j, int64_t count, int64_t heads, int64_t share)
 {
     for (int64_t i = j; i < fa_min(j + FA_TURN, count); i += FA_KEYS)
-        for (int64_t n = 0; n < heads; n++) score_keys(plan, t, k->at + i, n, share, t->next + i);
+        for (int64_t n = 0; n < heads; n++) score_keys(plan, t, k, i, n, share, t->next + i);
 }
 
 /* Adds the values [j, j + FA_TURN) of a tile likewise. */
@@ -478,7 +494,7 @@ static void value_turn(const fa_decode_plan *plan, const fa_decode_tiles *t, con
                        int64_t j, int64_t count, int64_t heads, int64_t share)
 {
     for (int64_t i = j; i < fa_min(j + FA_TURN, count); i += FA_KEYS)
-        for (int64_t n = 0; n < heads; n++) add_values(plan, t, v->at + i, n, share, t->s + i);
+        for (int64_t n = 0; n < heads; n++) add_values(plan, t, v, i, n, share, t->s + i);
 }
 
 /* One split of the keys for all rows of some heads of a sequence. The scores of a tile are computed

@@ -119,13 +119,13 @@ static fa_forward_plan make_plan(const fa_problem *p)
     return plan;
 }
 
-/* A row of q or k as words: floats, or raw bfloat16 padded to an even count. */
+/* A row of q or k as words: floats, times the scale, or raw bfloat16 padded to an even count. */
 static void load_words(const fa_forward_plan *plan, uint32_t *dst, const char *src, fa_dtype dtype,
-                       int64_t d)
+                       int64_t d, float scale)
 {
     const int64_t padded = fa_round_up(plan->depth, VL);
     if (!plan->bfloat) {
-        fa_load_row((float *)(void *)dst, src, dtype, d, padded);
+        fa_load_scaled_row((float *)(void *)dst, src, dtype, d, padded, scale);
         return;
     }
     dst[plan->depth - 1] = 0;
@@ -138,7 +138,8 @@ static void load_queries(const fa_problem *p, const fa_forward_plan *plan, fa_fo
 {
     for (int64_t r = 0; r < rows; r++)
         load_words(plan, t->q + r * plan->pitch_depth,
-                   fa_view_row(&p->q, s->block_q, s->start_q + i0 + r, head), p->q.dtype, p->d);
+                   fa_view_row(&p->q, s->block_q, s->start_q + i0 + r, head), p->q.dtype, p->d,
+                   1.0f);
     for (int64_t r = rows; r < fa_round_up(rows, FA_MR); r++)
         memset(t->q + r * plan->pitch_depth, 0, (size_t)plan->pitch_depth * 4);
     for (int64_t r = 0; r < rows; r++) {
@@ -158,7 +159,8 @@ static void load_keys(const fa_problem *p, const fa_forward_plan *plan, fa_forwa
     for (int64_t c = first; c < last; c++) {
         uint32_t *row = t->stage + c * plan->pitch_depth;
         if (j0 + c >= keys.lo && j0 + c < keys.hi)
-            load_words(plan, row, fa_key_row(p, &p->k, s, b, j0 + c, head), p->k.dtype, p->d);
+            load_words(plan, row, fa_key_row(p, &p->k, s, b, j0 + c, head), p->k.dtype, p->d,
+                       fa_key_scale(p, &p->k_scale, s, b, j0 + c, head));
         else memset(row, 0, (size_t)plan->pitch_depth * 4);
     }
     fa_transpose(t->k + first, plan->pitch_keys, t->stage + first * plan->pitch_depth,
@@ -204,7 +206,9 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
             continue;
         }
         float *dst = (float *)(void *)(t->v + c * plan->pitch_out);
-        if (row[0]) fa_load_row(dst, row[0], p->v.dtype, p->d_v, plan->columns);
+        if (row[0])
+            fa_load_scaled_row(dst, row[0], p->v.dtype, p->d_v, plan->columns,
+                               fa_key_scale(p, &p->v_scale, s, b, j0 + c, head));
         else memset(dst, 0, (size_t)plan->columns * 4);
         finite &= fa_all_finite(dst, plan->columns);
     }

@@ -23,6 +23,7 @@ FA_INLINE float fa_element(const char *data, fa_dtype dtype, int64_t index)
     case FA_FLOAT16: return fa_half_to_float(((const uint16_t *)(const void *)data)[index]);
     case FA_BFLOAT16: return fa_bfloat_to_float(((const uint16_t *)(const void *)data)[index]);
     case FA_FLOAT8_E4M3: return fa_e4m3_to_float(((const uint8_t *)data)[index]);
+    case FA_INT8: return (float)((const int8_t *)data)[index];
     default: return ((const uint8_t *)data)[index] ? 1.0f : 0.0f;
     }
 }
@@ -40,9 +41,21 @@ static inline void fa_load_row(float *dst, const char *src, fa_dtype dtype, int6
     } else if (dtype == FA_BFLOAT16) {
         for (; i + VL <= n; i += VL)
             v_store(dst + i, v_load_bfloat((const uint16_t *)(const void *)src + i));
+    } else if (dtype == FA_FLOAT8_E4M3) { /* loops that the compiler makes vectors of */
+        for (; i < n; i++) dst[i] = fa_e4m3_to_float(((const uint8_t *)src)[i]);
+    } else if (dtype == FA_INT8) {
+        for (; i < n; i++) dst[i] = (float)((const int8_t *)src)[i];
     }
     for (; i < n; i++) dst[i] = fa_element(src, dtype, i);
     for (; i < padded; i++) dst[i] = 0.0f;
+}
+
+/* A row of keys or values times the scale of its elements. */
+static inline void fa_load_scaled_row(float *dst, const char *src, fa_dtype dtype, int64_t n,
+                                      int64_t padded, float scale)
+{
+    fa_load_row(dst, src, dtype, n, padded);
+    for (int64_t i = 0; scale != 1.0f && i < n; i++) dst[i] *= scale;
 }
 
 /* n elements a stride apart; as above without padding. */

@@ -13,8 +13,9 @@ static void score_row(const fa_problem *p, const fa_row *row, const float *q, fl
     const int64_t padded = fa_round_up(p->d, VL);
     const int64_t head_kv = row->head / (p->heads_q / p->heads_kv);
     for (int64_t j = row->visible.lo; j < row->visible.hi; j++) {
-        fa_load_row(k, fa_key_row(p, &p->k, row->sequence, row->batch, j, head_kv), p->k.dtype,
-                    p->d, padded);
+        fa_load_scaled_row(k, fa_key_row(p, &p->k, row->sequence, row->batch, j, head_kv),
+                           p->k.dtype, p->d, padded,
+                           fa_key_scale(p, &p->k_scale, row->sequence, row->batch, j, head_kv));
         vf sum = v_zero();
         for (int64_t c = 0; c < padded; c += VL) sum = v_fma(v_load(q + c), v_load(k + c), sum);
         x[j] = v_sum(sum);

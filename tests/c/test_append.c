@@ -112,6 +112,87 @@ static void test_nonfinite(void)
     }
 }
 
+/* ---- Into a quantized cache and out of it ---------------------------------------------------- */
+
+enum {
+    KEYS = 40,
+    PAGE = 8,
+    HEADS = 2,
+    GROUP = 3,
+    DIM = 24,
+    BATCH = 2,
+    PAGES = BATCH * KEYS / PAGE
+};
+
+static void fill(ref_random *r, float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = (float)ref_random_normal(r);
+}
+
+/* What fa_append quantizes fa_decode reads, and it sees what the elements stand for. */
+static void test_round_trip(fa_dtype dtype)
+{
+    static float k[BATCH * KEYS * HEADS * DIM], v[BATCH * KEYS * HEADS * DIM];
+    static float q[BATCH * HEADS * GROUP * DIM], got[BATCH * HEADS * GROUP * DIM];
+    static float want[BATCH * HEADS * GROUP * DIM], k_plain[PAGES * PAGE * HEADS * DIM];
+    static float v_plain[PAGES * PAGE * HEADS * DIM], scales[2][PAGES * PAGE * HEADS];
+    static uint8_t caches[2][PAGES * PAGE * HEADS * DIM];
+    int32_t pages[PAGES], lengths[BATCH] = {KEYS, KEYS};
+    ref_random random = {(uint64_t)dtype};
+    for (int i = 0; i < PAGES; i++) pages[i] = i * 3 % PAGES;
+    fill(&random, k, BATCH * KEYS * HEADS * DIM);
+    fill(&random, v, BATCH * KEYS * HEADS * DIM);
+    fill(&random, q, BATCH * HEADS * GROUP * DIM);
+    memset(caches, 0x7f, sizeof caches);
+    memset(scales, 0xff, sizeof scales);
+    const fa_tensor k_new = fa_bshd(k, FA_FLOAT32, BATCH, KEYS, HEADS, DIM);
+    const fa_tensor v_new = fa_bshd(v, FA_FLOAT32, BATCH, KEYS, HEADS, DIM);
+    const fa_tensor k_cache = fa_bshd(caches[0], dtype, PAGES, PAGE, HEADS, DIM);
+    const fa_tensor v_cache = fa_bshd(caches[1], dtype, PAGES, PAGE, HEADS, DIM);
+    const fa_tensor k_scale = fa_bshd(scales[0], FA_FLOAT32, PAGES, PAGE, HEADS, 1);
+    const fa_tensor v_scale = fa_bshd(scales[1], FA_FLOAT32, PAGES, PAGE, HEADS, 1);
+    fa_append_options a = FA_APPEND_OPTIONS_INIT;
+    a.flags = FA_WRITE_SCALES;
+    a.block_table = pages;
+    a.block_table_stride = KEYS / PAGE;
+    a.k_scale = &k_scale;
+    a.v_scale = &v_scale;
+    CHECK(fa_append(&k_new, &v_new, &k_cache, &v_cache, &a) == FA_OK, "%s", fa_last_error());
+
+    const fa_tensor dense_k = fa_bshd(k_plain, FA_FLOAT32, PAGES, PAGE, HEADS, DIM);
+    const fa_tensor dense_v = fa_bshd(v_plain, FA_FLOAT32, PAGES, PAGE, HEADS, DIM);
+    for (int64_t i = 0; i < PAGES * PAGE * HEADS * DIM; i++) {
+        const int64_t page = i / DIM / HEADS / PAGE, row = i / DIM / HEADS % PAGE;
+        const int64_t head = i / DIM % HEADS, e = i % DIM;
+        k_plain[i] = (float)(ref_load(&k_cache, page, row, head, e) * (double)scales[0][i / DIM]);
+        v_plain[i] = (float)(ref_load(&v_cache, page, row, head, e) * (double)scales[1][i / DIM]);
+    }
+    for (int64_t b = 0; b < BATCH; b++)
+        for (int64_t j = 0; j < KEYS; j++) {
+            const int64_t at = ((b * KEYS + j) * HEADS) * DIM;
+            const int64_t page = pages[b * (KEYS / PAGE) + j / PAGE];
+            const int64_t in_cache = ((page * PAGE + j % PAGE) * HEADS) * DIM;
+            CHECK(fabsf(k_plain[in_cache] - k[at]) < 0.3f &&
+                      fabsf(v_plain[in_cache] - v[at]) < 0.3f,
+                  "key %d: %g, not %g", (int)j, (double)k_plain[in_cache], (double)k[at]);
+        }
+    const fa_tensor queries = fa_bshd(q, FA_FLOAT32, BATCH, 1, HEADS * GROUP, DIM);
+    const fa_tensor out = fa_bshd(got, FA_FLOAT32, BATCH, 1, HEADS * GROUP, DIM);
+    const fa_tensor plain = fa_bshd(want, FA_FLOAT32, BATCH, 1, HEADS * GROUP, DIM);
+    fa_options o = FA_OPTIONS_INIT;
+    o.block_table = pages;
+    o.block_table_stride = KEYS / PAGE;
+    o.seqlens_k = lengths;
+    CHECK(fa_decode(&queries, &dense_k, &dense_v, &plain, NULL, &o) == FA_OK, "%s",
+          fa_last_error());
+    o.k_scale = &k_scale;
+    o.v_scale = &v_scale;
+    CHECK(fa_decode(&queries, &k_cache, &v_cache, &out, NULL, &o) == FA_OK, "%s", fa_last_error());
+    for (int64_t i = 0; i < BATCH * HEADS * GROUP * DIM; i++)
+        CHECK(fabsf(got[i] - want[i]) < 1e-5f, "%s: out %g, not %g", fa_dtype_name(dtype),
+              (double)got[i], (double)want[i]);
+}
+
 /* ---- Wrong arguments ------------------------------------------------------------------------- */
 
 enum { B = 2, N = 3, H = 2, D = 8, DV = 4, ROWS = 6, POSITIONS = 9 };
@@ -339,6 +420,8 @@ int main(void)
     test_random();
     test_wild();
     test_nonfinite();
+    test_round_trip(FA_FLOAT8_E4M3);
+    test_round_trip(FA_INT8);
     test_tensors();
     test_rotary_tables();
     test_lengths();

@@ -256,10 +256,11 @@ static void test_missing(void)
 static void test_dtypes(void)
 {
     const char *inputs = "expected float32, float16, bfloat16 or float8_e4m3";
+    const char *keys = "expected float32, float16, bfloat16, float8_e4m3 or int8";
     const char *outputs = "expected float32, float16 or bfloat16";
     REFUSES(forward, s.q.dtype = FA_BOOL, "q.dtype is 4 (bool)", inputs);
-    REFUSES(forward, s.k.dtype = (fa_dtype)9, "k.dtype is 9 (unknown dtype)", inputs);
-    REFUSES(forward, s.v.dtype = (fa_dtype)-1, "v.dtype is ", "(unknown dtype)", inputs);
+    REFUSES(forward, s.k.dtype = (fa_dtype)9, "k.dtype is 9 (unknown dtype)", keys);
+    REFUSES(forward, s.v.dtype = (fa_dtype)-1, "v.dtype is ", "(unknown dtype)", keys);
     REFUSES(forward, s.out.dtype = FA_FLOAT8_E4M3, "out.dtype is 3 (float8_e4m3)", outputs);
     REFUSES(forward, s.out.dtype = FA_BOOL, "out.dtype is 4 (bool)", outputs);
     REFUSES(weights, s.weights.dtype = FA_FLOAT8_E4M3, "weights.dtype is 3 (float8_e4m3)", outputs);
@@ -493,7 +494,53 @@ static void test_fp8(void)
     REFUSES(forward, s.o.v_descale = one; s.v.dtype = FA_BFLOAT16, "options.v_descale is set",
                                           "v.dtype is bfloat16", "expected float8_e4m3");
     ACCEPTS(forward, s.k.dtype = FA_FLOAT8_E4M3; s.o.k_descale = one);
+    ACCEPTS(forward, s.k.dtype = FA_INT8; s.o.k_descale = one);
+}
 
+/* Scales as a tensor, for keys and values of 8 bits alone. */
+static void test_key_scales(void)
+{
+    static fa_tensor scale;
+    const char *either = "expected float8_e4m3 or int8, or no scale";
+#define SCALE(a, b, h)                                                                             \
+    scale = fa_bshd(buffer[DESCALE], FA_FLOAT32, a, b, h, 1), s.o.k_scale = &scale
+    REFUSES(forward, SCALE(1, 1, 1), "options.k_scale is set", "k.dtype is float32", either);
+    REFUSES(decode, SCALE(1, 1, 1); s.o.k_scale = NULL;
+            s.o.v_scale = &scale, "options.v_scale is set", "v.dtype is float32", either);
+    REFUSES(forward, SCALE(1, 1, 1); s.k.dtype = FA_INT8;
+            s.o.k_descale = buffer[DESCALE], "options.k_scale and k_descale are both set",
+            "one of them at most");
+    REFUSES(forward, SCALE(B + 1, 1, 1);
+            s.k.dtype = FA_INT8, "options.k_scale.shape[0] is 3", "expected 2 (k.shape[0]) or 1");
+    REFUSES(forward, SCALE(B, NK - 1, 1);
+            s.k.dtype = FA_INT8, "options.k_scale.shape[1] is 4", "expected 5 (k.shape[1]) or 1");
+    REFUSES(weights, SCALE(1, 1, HKV + 1);
+            s.k.dtype = FA_INT8, "options.k_scale.shape[2] is 3", "expected 2 (k.shape[2]) or 1");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8;
+            scale.shape[3] = 2, "options.k_scale.shape[3] is 2", "one scale for a row");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8;
+            scale.shape[1] = -5, "options.k_scale.shape[1] is -5", "0 to 2^60");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8;
+            scale.dtype = FA_FLOAT16, "options.k_scale.dtype is 1", "expected float32");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8;
+            scale.data = NULL, "options.k_scale.data is NULL", "expected data");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8;
+            scale.stride[0] = INT64_MAX, "options.k_scale.stride is", "within 63 bits");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8; scale.data = (char *)scale.data + 2,
+                                                             "options.k_scale.data is 0x",
+                                                             "aligned to 4 bytes");
+    REFUSES(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8;
+            scale.data = s.out.data, "out at", "overlaps options.k_scale at", "apart");
+    REFUSES(forward, s.q.dtype = FA_INT8, "q.dtype is 5 (int8)", "float8_e4m3");
+    ACCEPTS(forward, SCALE(B, NK, HKV); s.k.dtype = FA_INT8);
+    ACCEPTS(forward, SCALE(1, NK, 1); s.k.dtype = FA_FLOAT8_E4M3);
+    ACCEPTS(decode, SCALE(1, 1, 1); s.k.dtype = s.v.dtype = FA_INT8; s.o.v_scale = &scale);
+    ACCEPTS(supported, SCALE(B, 1, HKV); s.k.dtype = FA_INT8; scale.data = NULL);
+#undef SCALE
+}
+
+static void test_8_bits_in_backward(void)
+{
     const char *why = "which the backward pass does not support";
     const char *floats = "expected float32, float16 or bfloat16";
     setup s = valid();
@@ -502,6 +549,8 @@ static void test_fp8(void)
     s = valid();
     s.k.dtype = FA_FLOAT8_E4M3;
     FAILS(backward(&s), FA_ERROR_UNSUPPORTED, "k.dtype is float8_e4m3", why, floats);
+    s.k.dtype = FA_INT8;
+    FAILS(backward(&s), FA_ERROR_UNSUPPORTED, "k.dtype is int8", why, floats);
     s = valid();
     s.v.dtype = FA_FLOAT8_E4M3;
     FAILS(backward(&s), FA_ERROR_UNSUPPORTED, "v.dtype is float8_e4m3", why, floats);
@@ -954,6 +1003,8 @@ static void test_unused_by_combine(void)
     COMBINE_REFUSES(scale, 1.0f);
     COMBINE_REFUSES(softcap, 2.0f);
     COMBINE_REFUSES(attention_chunk, 4);
+    COMBINE_REFUSES(k_scale, &s.bias);
+    COMBINE_REFUSES(v_scale, &s.bias);
     COMBINE_REFUSES(diagonal, 1);
     COMBINE_REFUSES(window_left, 1);
     COMBINE_REFUSES(window_right, 1);
@@ -1107,6 +1158,8 @@ int main(void)
     test_shapes();
     test_empty_shapes();
     test_fp8();
+    test_key_scales();
+    test_8_bits_in_backward();
     test_companions();
     test_ranges();
     test_struct_sizes();

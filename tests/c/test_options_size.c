@@ -69,7 +69,9 @@ static void check_options(void)
                             END(reserved),
                             END(workspace_size),
                             END(part_lse_stride),
-                            END(attention_chunk)};
+                            END(attention_chunk),
+                            END(k_scale),
+                            END(v_scale)};
 #undef END
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) check_size(&full, sizes[n]);
 }

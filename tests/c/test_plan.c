@@ -166,6 +166,29 @@ static void test_chunks(void)
     }
 }
 
+/* What CUDA has no kernels for is refused by name. */
+static void test_caches(void)
+{
+    for (int i = 0; i < DEVICES; i++) {
+        char why[320] = "";
+        fa_cuda_plan plan;
+        fa_problem p = make_problem(2, 8, 300, 64, 64);
+        p.v.dtype = FA_INT8;
+        CHECK(!fa_cuda_plan_make(&p, &devices[i], NULL, &plan, why, sizeof why) &&
+                  strstr(why, "v.dtype is int8"),
+              "%s: %s", devices[i].name, why);
+        CHECK(!fa_cuda_plan_make(&p, &devices[i], NULL, &plan, NULL, 0), "without words");
+        p = make_problem(2, 8, 300, 64, 64);
+        p.k.dtype = FA_FLOAT8_E4M3;
+        CHECK(fa_cuda_plan_make(&p, &devices[i], NULL, &plan, why, sizeof why), "%s", why);
+        p.k_scale = (fa_view){.data = why, .dtype = FA_FLOAT32};
+        CHECK(!fa_cuda_plan_make(&p, &devices[i], fa_cuda_find_family("simt"), &plan, why,
+                                 sizeof why) &&
+                  strstr(why, "options.k_scale is set"),
+              "%s: %s", devices[i].name, why);
+    }
+}
+
 /* Head dims above 512: of forward the FMA units alone. */
 static void test_latent(void)
 {
@@ -497,6 +520,7 @@ int main(void)
     test_refusals();
     test_latent();
     test_chunks();
+    test_caches();
     test_tensor_cores();
     test_forms();
     test_shares();
