@@ -19,6 +19,8 @@ import flashattn  # noqa: E402
 import flashattn.drop_in as drop_in  # noqa: E402
 import reference  # noqa: E402
 
+drop_in.unregister()  # other files are collected, too, and may look for flash_attn
+
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
