@@ -496,6 +496,37 @@ def test_sglang_latent_attention(rng, three):
     close(o, each(queries, keys, values, scale=0.15, causal=True)[0])
 
 
+@pytest.mark.parametrize("float8_queries", [False, True])
+def test_a_float8_cache_with_one_scale(rng, three, float8_queries):
+    """layer.k_scale.expand((sequences, heads_kv)); the queries are float8, too, or are not."""
+    n_q, n_k = [1, 4], [9, 21]
+    cache = Pages(rng, n_k, 4, 2, 16)
+    q, kinds = draw(rng, 5, 4, 16).bfloat16(), torch.float8_e4m3fn
+    k_scale, v_scale = torch.tensor(0.02), torch.tensor(0.01)
+    k, v = (cache.k / k_scale).to(kinds), (cache.v / v_scale).to(kinds)
+    descales = {"k_descale": k_scale.expand(2, 2), "v_descale": v_scale.expand(2, 2)}
+    if float8_queries:
+        q = q.to(kinds)
+        descales["q_descale"] = torch.ones(()).expand(2, 2)
+    out = three.flash_attn_with_kvcache(
+        q,
+        k,
+        v,
+        page_table=cache.table,
+        cache_seqlens=cache.lengths,
+        cu_seqlens_q=starts(*n_q),
+        max_seqlen_q=4,
+        causal=True,
+        **descales,
+    )
+    assert out.dtype == torch.bfloat16
+    keys = [(x / k_scale).to(kinds).float() * k_scale for x in cache.keys]
+    values = [(x / v_scale).to(kinds).float() * v_scale for x in cache.values]
+    expected, _ = each(split(q.float(), n_q), keys, values, causal=True)
+    # A kernel may round the weights to float8 where the queries are.
+    close(out, expected, 6e-2 if float8_queries else 1e-2)
+
+
 def test_sglang_prefix_chunks(rng, three):
     """MHA of a chunked prefix: packed keys, with the log-sum-exp."""
     n_q, n_k = [3, 5], [8, 0]
