@@ -254,6 +254,9 @@ class _Problem:
             limits.append(j >= at - left)
         if right >= 0:
             limits.append(j <= at + right)
+        chunk = o.get("attention_chunk")
+        if chunk:
+            limits.append(j // chunk == torch.div(at, chunk, rounding_mode="floor"))
         if o["mask"] is not None:
             limits.append(_scores_part(o["mask"], start, stop, self.n_k))
         if self.queries.used is not None:

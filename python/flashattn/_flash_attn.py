@@ -40,7 +40,6 @@ _HINTS = {
 }
 # What they change, and the value that changes nothing.
 _UNSUPPORTED = {
-    "attention_chunk": (0, "chunked attention"),
     "cu_seqlens_k_new": (None, "packed new keys"),
     "cp_world_size": (1, "keys that are spread over processes"),
 }
@@ -48,6 +47,7 @@ _ndarray = np.ndarray
 _ORDER = " (positional arguments are in FlashAttention 2's order)"
 _PASSED_ON = {
     "softmax_scale": "scale",
+    "attention_chunk": "attention_chunk",
     "q_descale": "q_descale",
     "k_descale": "k_descale",
     "v_descale": "v_descale",
@@ -147,6 +147,11 @@ def add_extras(options, extras, function, arrays=()):
         if name in _PASSED_ON:
             if value is None or _is_no_scale(name, value, arrays):
                 continue
+            if name == "attention_chunk":
+                check_integer(name, value)
+                value = int(value)
+                if value == 0:
+                    continue
             ours = _PASSED_ON[name]
             if ours in given:
                 raise ValueError(f"{name} is given with {given[ours]}: expected one of them")
@@ -344,7 +349,8 @@ def flash_attn_func(
         return_attn_probs: also return the log-sum-exp.
         extras: FlashAttention 3's q_descale, k_descale, v_descale, 4's learnable_sink
             (s_aux, sinks), qv (scores are then q k^T + qv v^T), out (where to write the result) and
-            return_softmax_lse (returns (out, softmax_lse)); num_splits, pack_gqa, sm_margin and
+            return_softmax_lse (returns (out, softmax_lse)), attention_chunk (a query sees the keys
+            of its own chunk of so many positions); num_splits, pack_gqa, sm_margin and
             scheduler_metadata have no effect. Descales count for float8 alone.
 
     Returns:
@@ -352,7 +358,7 @@ def flash_attn_func(
         float32 (batch, heads, n_q). The third is FlashAttention's S_dmask, which it keeps for its
         own tests; flashattn.weights gives the weights.
 
-    Errors: as attention's; UnsupportedError for attention_chunk; TypeError for what cannot
+    Errors: as attention's; TypeError for what cannot
     be meant, as a call with FlashAttention 3's positional arguments has it (its fourth is the
     scale).
     """

@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     softcap: Optional[float]
     window: Optional[Tuple[Optional[int], Optional[int]]]
     diagonal: Optional[int]
+    attention_chunk: Optional[int]
     bias: Any
     mask: Any
     alibi_slopes: Any
@@ -64,6 +65,8 @@ TEXT = """
         softcap: scores become softcap * tanh(score / softcap).
         window: (left, right): query i sees keys i + diagonal - left to i + diagonal + right;
             -1 or None: no limit on that side.
+        attention_chunk: query i sees the keys of its own chunk alone: j // attention_chunk is
+            (i + diagonal) // attention_chunk; None or 0: no chunks.
         diagonal: where the masks lie; default n_k - n_q: the last query sees the last key.
         bias: added to the scores; broadcasts to (batch, heads, n_q, n_k); float32, float16 or
             bfloat16.
@@ -171,6 +174,7 @@ _FLAGS = ("causal", "deterministic", "batch_invariant")
 _NUMBERS = ("scale", "softcap", "dropout_p")
 _INTEGERS = {
     "diagonal": (-(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"),
+    "attention_chunk": (0, 2**60, "0 to 2^60"),
     "seed": (0, 2**64 - 1, "0 to 2^64 - 1"),
     "offset": (0, 2**64 - 1, "0 to 2^64 - 1"),
     "max_seqlen_q": (0, 2**63 - 1, "0 to 2^63 - 1"),

@@ -69,6 +69,7 @@ _NUMBERS = {
     "batch_invariant": ("bool", False),
     "threads": ("int", 0),
     "precision": ("str?", None),
+    "attention_chunk": ("int", 0),
 }
 _OPTIONS = _TENSORS + tuple(_NUMBERS)
 _DEFAULTS = {**dict.fromkeys(_TENSORS), **{name: d for name, (_, d) in _NUMBERS.items()}}

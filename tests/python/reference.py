@@ -36,10 +36,12 @@ def dropout_keep(batch, heads, n_q, n_k, p, seed=0, offset=0):
     return ((word >> (16 * (half & 1)).astype(np.uint64)) & np.uint64(0xFFFF)) >= threshold
 
 
-def visible(n_q, n_k, causal=False, window=None, diagonal=None):
+def visible(n_q, n_k, causal=False, window=None, diagonal=None, attention_chunk=0):
     at = (n_k - n_q if diagonal is None else diagonal) + np.arange(n_q)[:, None]
     j = np.arange(n_k)[None]
     seen = np.ones((n_q, n_k), bool)
+    if attention_chunk:
+        seen &= j // attention_chunk == at // attention_chunk
     if causal:
         seen &= j <= at
     if window is not None:
@@ -58,6 +60,7 @@ def scores(
     softcap=None,
     window=None,
     diagonal=None,
+    attention_chunk=0,
     bias=None,
     mask=None,
     alibi_slopes=None,
@@ -76,7 +79,7 @@ def scores(
         x = x - slopes[:, :, None, None] * np.abs(at - np.arange(n_k)[None])
     if bias is not None:
         x = x + np.asarray(bias, np.float64)
-    seen = visible(n_q, n_k, causal, window, diagonal)
+    seen = visible(n_q, n_k, causal, window, diagonal, attention_chunk)
     if mask is not None:
         seen = seen & np.asarray(mask)
     return np.where(seen, x, -np.inf)

@@ -81,6 +81,7 @@ KINDS = {
     "dropout_p": [*NUMBER, -0.5, 1.0, float("nan")],
     "window": PAIR,
     "diagonal": INTEGER,
+    "attention_chunk": [*INTEGER, -1, 2**61],
     "seed": [*INTEGER, -1, 2**64],
     "offset": [*INTEGER, -1, 2**64],
     "threads": [*INTEGER, -1, 2**31],

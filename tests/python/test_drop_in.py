@@ -19,6 +19,8 @@ import flashattn  # noqa: E402
 import flashattn.drop_in as drop_in  # noqa: E402
 import reference  # noqa: E402
 
+drop_in.unregister()  # other files are collected, too, and may look for flash_attn
+
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
@@ -349,9 +351,10 @@ def latent(rng, lengths, page, rank, rope):
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-def test_vllm_latent_attention(rng, two, side_by_side):
-    """vllm/v1/attention/backends/mla/flashattn_mla.py, forward_mqa: q_v."""
-    rank, rope, n_q, n_k = 32, 8, [1, 2, 1], [30, 17, 5]
+@pytest.mark.parametrize("rank, rope", [(32, 8), (512, 64)])
+def test_vllm_latent_attention(rng, two, side_by_side, rank, rope):
+    """vllm/v1/attention/backends/mla/flashattn_mla.py, forward_mqa. (512, 64) is DeepSeek's."""
+    n_q, n_k = [1, 2, 1], [30, 17, 5]
     cache, keys, values = latent(rng, n_k, 8, rank, rope)
     latents = cache.k[:, :, 0]
     q_nope, q_pe = draw(rng, 4, 8, rank), draw(rng, 4, 8, rope)
@@ -491,6 +494,37 @@ def test_sglang_latent_attention(rng, three):
     )
     queries = split(torch.cat([q_rope, q_nope], -1), n_q)
     close(o, each(queries, keys, values, scale=0.15, causal=True)[0])
+
+
+@pytest.mark.parametrize("float8_queries", [False, True])
+def test_a_float8_cache_with_one_scale(rng, three, float8_queries):
+    """layer.k_scale.expand((sequences, heads_kv)); the queries are float8, too, or are not."""
+    n_q, n_k = [1, 4], [9, 21]
+    cache = Pages(rng, n_k, 4, 2, 16)
+    q, kinds = draw(rng, 5, 4, 16).bfloat16(), torch.float8_e4m3fn
+    k_scale, v_scale = torch.tensor(0.02), torch.tensor(0.01)
+    k, v = (cache.k / k_scale).to(kinds), (cache.v / v_scale).to(kinds)
+    descales = {"k_descale": k_scale.expand(2, 2), "v_descale": v_scale.expand(2, 2)}
+    if float8_queries:
+        q = q.to(kinds)
+        descales["q_descale"] = torch.ones(()).expand(2, 2)
+    out = three.flash_attn_with_kvcache(
+        q,
+        k,
+        v,
+        page_table=cache.table,
+        cache_seqlens=cache.lengths,
+        cu_seqlens_q=starts(*n_q),
+        max_seqlen_q=4,
+        causal=True,
+        **descales,
+    )
+    assert out.dtype == torch.bfloat16
+    keys = [(x / k_scale).to(kinds).float() * k_scale for x in cache.keys]
+    values = [(x / v_scale).to(kinds).float() * v_scale for x in cache.values]
+    expected, _ = each(split(q.float(), n_q), keys, values, causal=True)
+    # A kernel may round the weights to float8 where the queries are.
+    close(out, expected, 6e-2 if float8_queries else 1e-2)
 
 
 def test_sglang_prefix_chunks(rng, three):
@@ -651,7 +685,7 @@ WRONG = [
     ({"page_table": ints([0, 1, 9], [3, 4, 5])}, r"page_table\[0, 2\] is 9: expected a page"),
     ({"page_table": ints([0, 1, 2])}, r"page_table.shape is \(1, 3\): expected \(2, "),
     ({"cache_batch_idx": ints(0, 2)}, r"cache_batch_idx\[1\] is 2: expected 0 to 1"),
-    ({"attention_chunk": 4}, "attention_chunk is 4"),
+    ({"attention_chunk": -4}, "attention_chunk is -4"),
     ({"s_aux": torch.zeros(3)}, "has 3 elements: expected 4"),
     ({"out": torch.zeros(3, 4, 8)}, "out.shape"),
     ({"qv": torch.zeros(4, 4, 7)}, r"qv is of shape \(4, 4, 7\)"),
@@ -745,6 +779,43 @@ def test_flash_attention_3_by_position(rng, three):
     share = 1 / (1 + math.e)
     close(merged, expected_ * share + 2 * expected_ * (1 - share))
     close(total, (lse + 1 + math.log1p(math.exp(-1))).transpose(-1, -2))
+
+
+def test_chunked_attention(rng, two, three):
+    """Llama 4, as FlashAttention 3 has it, and with gradients, which that has not."""
+    n_q, n_k = [1, 6, 4], [9, 17, 4]
+    cache = Pages(rng, n_k, 4, 2, 8)
+    q = draw(rng, 11, 4, 8)
+    expected = each(split(q, n_q), cache.keys, cache.values, causal=True, attention_chunk=5)
+    out, lse = three.flash_attn_with_kvcache(
+        q,
+        cache.k,
+        cache.v,
+        cache_seqlens=cache.lengths,
+        page_table=cache.table,
+        cu_seqlens_q=starts(*n_q),
+        max_seqlen_q=6,
+        causal=True,
+        attention_chunk=5,
+        return_softmax_lse=True,
+    )
+    close(out, expected[0])
+    close(lse, expected[1])
+    tensors = [draw(rng, 2, 7, h, 8).requires_grad_() for h in (4, 2, 2)]
+    at = torch.arange(7)
+    mask = (at[:, None] // 3 == at // 3) & (at[:, None] >= at)
+    weights = draw(rng, 2, 7, 4, 8)
+    results = []
+    for call in (
+        lambda q, k, v: two.flash_attn_func(q, k, v, causal=True, attention_chunk=3),
+        lambda q, k, v: flashattn.attention(q, k, v, mask=mask),
+    ):
+        out = call(*tensors)
+        first = torch.autograd.grad((out * weights).sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(sum((x * x).sum() for x in first), tensors)
+        results.append((out, *first, *second))
+    for a, b in zip(*results):
+        close(a, b.detach(), 1e-4)
 
 
 # ---- The passes ----------------------------------------------------------------------------------

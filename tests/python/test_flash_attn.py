@@ -240,8 +240,10 @@ def test_extras(rng, give):
         ),
         reference.attention(q, k, v, sinks=sinks)[0],
     )
-    with pytest.raises(flashattn.UnsupportedError, match="attention_chunk"):
-        flashattn.flash_attn_func(*give(q, k, v), attention_chunk=4)
+    close(
+        flashattn.flash_attn_func(*give(q, k, v), causal=True, attention_chunk=2),
+        reference.attention(q, k, v, causal=True, attention_chunk=2)[0],
+    )
     with pytest.raises(TypeError, match="no argument 'colour'"):
         flashattn.flash_attn_func(*give(q, k, v), colour=1)
 
@@ -557,7 +559,8 @@ WRONG_VARLEN = [
     ({"seqused_q": floats(2)}, "seqused_q.dtype is .*float32: expected integers"),
     ({"learnable_sink": [1.0]}, "learnable_sink is of type list"),
     ({"q_descale": 1.0}, "q_descale is of type float"),
-    ({"attention_chunk": 3}, "attention_chunk is 3: expected 0"),
+    ({"attention_chunk": -3}, "attention_chunk is -3: expected 1"),
+    ({"attention_chunk": 2.5}, "attention_chunk is 2.5: expected an integer"),
     ({"cu_seqlens_k_new": [0]}, r"cu_seqlens_k_new is \[0\]: expected None"),
     ({"page_table": [[0]]}, r"block_table.shape\[0\] is 1: expected 2"),
     ({"page_table": [[0]], "block_table": [[0]]}, "page_table is given with block_table"),

@@ -1,0 +1,181 @@
+"""flash_attn_with_kvcache with arguments drawn at random, all together: what it writes, and
+attention over it, against the definition in float64."""
+
+import random
+
+import numpy as np
+import pytest
+
+import flashattn
+import flashattn._kvcache
+import reference
+from test_flash_attn import rotate
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+HEADS, HEADS_KV, DIM = 4, 2, 8
+
+
+class Case:
+    """One call. Sequences are numbered b; counts and positions are lists with a number for each."""
+
+    def __init__(self, seed):
+        r, rng = random.Random(seed), np.random.default_rng(seed)
+        self.rng, self.batch = rng, r.randint(1, 4)
+        self.page, pages = r.choice([1, 2, 3, 5]), r.randint(2, 5)
+        self.capacity = self.page * pages
+        self.paged, indexed, padded = (r.random() < p for p in (0.6, 0.4, 0.4))
+        self.packed_q, self.packed_k = r.random() < 0.5, r.random() < 0.5
+        self.appends = r.random() < 0.7
+        self.rotary = self.appends and r.random() < 0.5
+        self.causal, self.window = r.random() < 0.5, r.choice([None, None, (2, 0), (3, 1)])
+        self.interleaved = r.random() < 0.5
+        self.dim_v = r.choice([DIM, DIM // 2])
+
+        most = min(3, self.capacity)
+        self.new = [r.randint(0 if self.packed_k else 1, most) for _ in range(self.batch)]
+        self.queries = [r.randint(0 if self.packed_q else 1, 4) for _ in range(self.batch)]
+        if not self.packed_k:
+            self.new = self.new[:1] * self.batch
+        if not self.packed_q:
+            self.queries = self.queries[:1] * self.batch
+        if not self.appends:
+            self.new = [0] * self.batch
+        self.before = [r.randint(0, self.capacity - n) for n in self.new]
+        self.after = [a + n for a, n in zip(self.before, self.new)]
+        self.pads = [r.randint(0, n) if padded else 0 for n in self.after]
+        items = self.batch + 2 if indexed else self.batch
+        self.rows = r.sample(range(items), self.batch) if indexed else list(range(self.batch))
+        self.begin = self.before  # of the rotary embedding
+
+        self.given = {"causal": self.causal, "cache_seqlens": np.array(self.before, np.int32)}
+        if self.window is not None:
+            self.given["window_size"] = self.window
+        if indexed:
+            self.given["cache_batch_idx"] = np.array(self.rows, np.int32)
+        if padded:
+            self.given["cache_leftpad"] = np.array(self.pads, np.int32)
+        shape = items, self.capacity
+        if self.paged:
+            shape = items * pages + 2, self.page
+            table = rng.permutation(shape[0])[: items * pages]
+            self.given["page_table"] = table.reshape(items, pages).astype(np.int32)
+        # cache_leftpad alone needs items side by side.
+        side_by_side = padded and not (self.paged or indexed or self.packed_q)
+        if self.dim_v == DIM and not side_by_side and r.random() < 0.4:
+            both = self.draw(shape[0], 2, shape[1], HEADS_KV, DIM)
+            self.k_cache, self.v_cache = both[:, 0], both[:, 1]
+        else:
+            self.k_cache = self.draw(*shape, HEADS_KV, DIM)
+            self.v_cache = self.draw(*shape, HEADS_KV, self.dim_v)
+        self.draw_rows(r)
+        if self.rotary:
+            self.draw_rotary(r)
+
+    def draw(self, *shape):
+        return self.rng.standard_normal(shape, dtype=np.float32)
+
+    def draw_rows(self, r):
+        """Queries and new keys; packed ones may have rows of no sequence behind them."""
+        self.q = self.draw(self.batch, self.queries[0], HEADS, DIM)
+        if self.packed_q:
+            self.q = self.draw(sum(self.queries) + r.randint(0, 2), HEADS, DIM)
+            self.given["cu_seqlens_q"] = np.cumsum([0, *self.queries], dtype=np.int32)
+            self.given["max_seqlen_q"] = max(1, *self.queries)
+        self.k = self.v = None
+        if not self.appends:
+            return
+        front = (self.batch, self.new[0])
+        if self.packed_k:
+            front = (sum(self.new) + r.randint(0, 2),)
+            self.given["cu_seqlens_k_new"] = np.cumsum([0, *self.new], dtype=np.int32)
+        self.k = self.draw(*front, HEADS_KV, DIM)
+        self.v = self.draw(*front, HEADS_KV, self.dim_v)
+
+    def draw_rotary(self, r):
+        angles = self.draw(self.capacity + 12, 3)
+        self.cos, self.sin = np.cos(angles), np.sin(angles)
+        self.given.update(rotary_cos=self.cos, rotary_sin=self.sin)
+        self.given["rotary_interleaved"] = self.interleaved
+        if r.random() < 0.4:
+            self.begin = [r.randint(0, 5) for _ in range(self.batch)]
+            self.given["rotary_seqlens"] = np.array(self.begin, np.int32)
+
+    def turn(self, x, b, one_by_one=True):
+        if not self.rotary:
+            return x
+        at = self.begin[b] + np.arange(len(x)) * one_by_one
+        return rotate(x, self.cos, self.sin, at, self.interleaved)
+
+    def place(self, b, at):
+        """Where key number `at` of sequence b lies in the cache."""
+        if not self.paged:
+            return self.rows[b], at
+        return self.given["page_table"][self.rows[b], at // self.page], at % self.page
+
+
+def of(x, b, counts, packed):
+    return x[sum(counts[:b]) : sum(counts[: b + 1])] if packed else x[b]
+
+
+def expected_caches(case):
+    caches = case.k_cache.copy(), case.v_cache.copy()
+    for b in range(case.batch if case.appends else 0):
+        k, v = (of(x, b, case.new, case.packed_k) for x in (case.k, case.v))
+        k = case.turn(k, b)
+        for i in range(case.new[b]):
+            place = case.place(b, case.before[b] + i)
+            caches[0][place], caches[1][place] = k[i], v[i]
+    return caches
+
+
+def expected_attention(case, b, caches):
+    q = of(case.q, b, case.queries, case.packed_q)
+    q = case.turn(q, b, case.causal or case.window is not None)
+    seen = [case.place(b, at) for at in range(case.pads[b], case.after[b])]
+    keys, values = (
+        np.array([x[place] for place in seen]).reshape(len(seen), HEADS_KV, x.shape[-1])
+        for x in caches
+    )
+    options = {"causal": case.causal, "window": case.window}
+    out, lse = reference.attention(q[None], keys[None], values[None], **options)
+    return out[0], lse[0]
+
+
+def check(case, give):
+    expected = expected_caches(case)
+    given = {n: give(x) if isinstance(x, np.ndarray) else x for n, x in case.given.items()}
+    arrays = (case.q, case.k_cache, case.v_cache, case.k, case.v)
+    out, lse = flashattn.flash_attn_with_kvcache(
+        *(x if x is None else give(x) for x in arrays), return_softmax_lse=True, **given
+    )
+    out, lse = np.asarray(out), np.asarray(lse)
+    assert np.abs(case.k_cache - expected[0]).max() < 1e-5
+    assert np.array_equal(case.v_cache, expected[1])
+    for b in range(case.batch):
+        right, right_lse = expected_attention(case, b, expected)
+        mine = of(out, b, case.queries, case.packed_q)
+        mine_lse = of(lse.T, b, case.queries, True).T if case.packed_q else lse[b]
+        seen = np.isfinite(right_lse)
+        assert np.array_equal(np.isneginf(mine_lse), ~seen)
+        assert np.abs(mine - right).max(initial=0) < 2e-5
+        assert np.abs(mine_lse[seen] - right_lse[seen]).max(initial=0) < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "device"])
+def test_random_calls(monkeypatch, kind):
+    """device: as on CUDA, where lengths and tables are not read before."""
+    give = np.asarray
+    if kind != "numpy":
+        pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
+        give = torch.from_numpy
+    if kind == "device":
+        monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
+    for seed in range(400):
+        try:
+            check(Case(seed), give)
+        except Exception as error:
+            raise AssertionError(f"the call of seed {seed} failed") from error
