@@ -78,12 +78,11 @@ FA_API const char *fa_version_string(void);
 /* The values are pinned: they never change meaning. */
 typedef enum fa_status {
     FA_OK = 0,
-    FA_ERROR_ARGUMENT = 1, /* an argument is wrong: shape, stride, dtype, pointer, option      */
-    FA_ERROR_UNSUPPORTED =
-        2,                 /* legal, but this backend cannot do it; the message names the option */
-    FA_ERROR_MEMORY = 3,   /* an allocation failed                                             */
-    FA_ERROR_DEVICE = 4,   /* no such device or driver, or the device reported an error        */
-    FA_ERROR_WORKSPACE = 5 /* the workspace is missing or too small                            */
+    FA_ERROR_ARGUMENT = 1,    /* an argument is wrong: shape, stride, dtype, pointer, option      */
+    FA_ERROR_UNSUPPORTED = 2, /* legal, but this backend cannot do it; the message names the option */
+    FA_ERROR_MEMORY = 3,      /* an allocation failed                                             */
+    FA_ERROR_DEVICE = 4,      /* no such device or driver, or the device reported an error        */
+    FA_ERROR_WORKSPACE = 5    /* the workspace is missing or too small                            */
 } fa_status;
 
 /* The name of a status, for example "FA_ERROR_ARGUMENT"; "unknown status" for any other value. */
@@ -149,13 +148,13 @@ typedef enum fa_device {
 
 /* How exactly float32 inputs are multiplied. It counts where q, k and v are float32; other types are
  * multiplied as they are, and ignore it. A backend may always be more exact than asked: the CPU computes
- * in float32 whatever is asked, and so do CUDA kernels where there are none with fewer bits (backward,
- * fa_weights). fa_describe says what a call does. All sums are float32. */
+ * in float32 whatever is asked, and so does CUDA where it has no kernels with fewer bits (backward,
+ * fa_weights, older devices). fa_describe says what a call does. All sums are float32. */
 typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by whatever products are fastest       */
-    FA_PRECISION_TF32 = 1, /* operands of products, the weights too, may be rounded to tf32, which
+    FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to tf32, which
                                * has 11 bits: on tensor cores                                     */
-    FA_PRECISION_IEEE = 2  /* products and sums of float32 numbers in IEEE 754's arithmetic     */
+    FA_PRECISION_IEEE = 2     /* products and sums of float32 numbers in IEEE 754's arithmetic    */
 } fa_precision;
 
 /* Bits of fa_options.flags. */
@@ -227,73 +226,61 @@ typedef struct fa_options {
      * behind that size count as 0. A zeroed struct means plain softmax(Q K^T / sqrt(d)) V. */
     size_t size;
 
-    uint32_t flags; /* FA_CAUSAL | ...                                                           */
-    fa_device
-        device; /* where to compute                                                          */
+    uint32_t flags;   /* FA_CAUSAL | ...                                                           */
+    fa_device device; /* where to compute                                                          */
 
-    float scale;         /* 0 means 1/sqrt(d), unless FA_SCALE is set                             */
-    float softcap;       /* 0: none; else > 0                                                     */
-    int64_t diagonal;    /* needs FA_DIAGONAL                                                     */
-    int64_t window_left; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
-    int64_t
-        window_right; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
+    float scale;          /* 0 means 1/sqrt(d), unless FA_SCALE is set                             */
+    float softcap;        /* 0: none; else > 0                                                     */
+    int64_t diagonal;     /* needs FA_DIAGONAL                                                     */
+    int64_t window_left;  /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
+    int64_t window_right; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
 
     const fa_tensor *bias; /* (batch, Hq, n_q, n_k), float32, float16 or bfloat16. An extent of 1
                             * broadcasts, as does a stride of 0. NULL: none                        */
-    const fa_tensor
-        *mask; /* the same shape, FA_BOOL: true means "may see". NULL: none            */
+    const fa_tensor *mask; /* the same shape, FA_BOOL: true means "may see". NULL: none            */
 
-    const float *alibi_slopes; /* float32 (Hq), or (batch, Hq) with a stride. NULL: none          */
-    int64_t
-        alibi_batch_stride; /* elements from one batch item's slopes to the next; 0: shared    */
-    const float *sinks;     /* float32 (Hq): a logit without a value. NULL: none               */
+    const float *alibi_slopes;  /* float32 (Hq), or (batch, Hq) with a stride. NULL: none          */
+    int64_t alibi_batch_stride; /* elements from one batch item's slopes to the next; 0: shared    */
+    const float *sinks;         /* float32 (Hq): a logit without a value. NULL: none               */
 
-    float dropout_p; /* 0 <= p < 1                                                   */
+    float dropout_p;               /* 0 <= p < 1                                                   */
     uint64_t dropout_seed;
     uint64_t dropout_offset;
     const uint64_t *dropout_state; /* {seed, offset} read when the kernel runs, in the device's own
                                     * memory; instead of the two fields above. For CUDA graphs      */
 
-    int64_t num_sequences; /* with cu_seqlens: how many; else 0                              */
-    const int32_t
-        *cu_seqlens_q; /* (num_sequences + 1). NULL: not packed                          */
+    int64_t num_sequences;       /* with cu_seqlens: how many; else 0                              */
+    const int32_t *cu_seqlens_q; /* (num_sequences + 1). NULL: not packed                          */
     const int32_t *cu_seqlens_k;
-    const int32_t *seqlens_q; /* (batch). NULL: all rows are used                               */
+    const int32_t *seqlens_q;    /* (batch). NULL: all rows are used                               */
     const int32_t *seqlens_k;
-    int64_t
-        max_seqlen_q; /* with cu_seqlens: a bound on the lengths, so that CUDA need not read   */
-    int64_t
-        max_seqlen_k; /* them; 0: unknown. On the CPU a bound that is too small is an error    */
+    int64_t max_seqlen_q; /* with cu_seqlens: a bound on the lengths, so that CUDA need not read   */
+    int64_t max_seqlen_k; /* them; 0: unknown. On the CPU a bound that is too small is an error    */
 
-    const int32_t
-        *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
-    int64_t
-        block_table_stride; /* table entries per batch item                                    */
+    const int32_t *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
+    int64_t block_table_stride; /* table entries per batch item                                    */
 
-    const float
-        *q_descale; /* float32 (batch, Hkv): fp8 inputs stand for data * descale. NULL: 1  */
+    const float *q_descale; /* float32 (batch, Hkv): fp8 inputs stand for data * descale. NULL: 1  */
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads;  /* CPU: how many threads may work at once; 0: OpenMP's choice (one without
+    int32_t threads; /* CPU: how many threads may work at once; 0: OpenMP's choice (one without
                       * OpenMP, or inside a parallel region), fewer for tiny problems. Fewer where
                       * there is less to do, or more cannot be started; never more than 1024. Never
                       * changes a bit of a result                                                  */
     int32_t reserved; /* 0 */
 
-    void *stream;    /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
-    void *workspace; /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
-    size_t
-        workspace_size; /* its size in bytes                                                    */
+    void *stream;          /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
+    void *workspace;       /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
+    size_t workspace_size; /* its size in bytes                                                    */
 
     /* fa_combine: (num_parts, 3) in host memory: the elements from one batch item, head and query of a
      * part_lse to the next; any that stay inside 63 bits. NULL: all are contiguous. Not in version
      * 0.1, so size must be set                                                                       */
     const int64_t *part_lse_stride;
 
-    fa_precision
-        precision;      /* of float32 inputs. 0: FA_PRECISION_FLOAT32. Not in version 0.1       */
-    int32_t reserved_2; /* 0 */
+    fa_precision precision; /* of float32 inputs. Not in version 0.1                               */
+    int32_t reserved_2;     /* 0                                                                   */
 } fa_options;
 
 /* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */
@@ -306,10 +293,7 @@ static inline fa_options fa_options_init(void)
 }
 #define FA_OPTIONS_INIT fa_options_init()
 #else
-#define FA_OPTIONS_INIT                                                                            \
-    {                                                                                              \
-        .size = sizeof(fa_options)                                                                 \
-    }
+#define FA_OPTIONS_INIT {.size = sizeof(fa_options)}
 #endif
 
 /* ------------------------------------------------------------------------------------------------
@@ -345,21 +329,17 @@ FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_ten
 typedef struct fa_gradients {
     size_t size; /* sizeof(fa_gradients); 0 is read as the size in version 0.1 */
 
-    fa_tensor dout; /* in:  (B, n_q, Hq, d_v), the gradient of out                              */
-    const float
-        *dlse; /* in:  float32 like lse, the gradient of lse. NULL: zero                   */
+    fa_tensor dout;    /* in:  (B, n_q, Hq, d_v), the gradient of out                              */
+    const float *dlse; /* in:  float32 like lse, the gradient of lse. NULL: zero                   */
 
-    fa_tensor
-        dq; /* out: shape of q                                                               */
+    fa_tensor dq; /* out: shape of q                                                               */
     fa_tensor dk; /* out: shape of k; paged: of the pages, where a page that several sequences share
                    * gets the sum and an unused one gets 0                                         */
-    fa_tensor
-        dv; /* out: shape of v                                                               */
+    fa_tensor dv; /* out: shape of v                                                               */
 
-    fa_tensor
-        dbias;     /* out: (B or 1, Hq or 1, n_q or 1, n_k or 1): summed over the axes of extent 1.
+    fa_tensor dbias; /* out: (B or 1, Hq or 1, n_q or 1, n_k or 1): summed over the axes of extent 1.
                       * Needs options->bias. Any strides, no two elements at one address.          */
-    float *dsinks; /* out: float32 (Hq). Needs options->sinks                                    */
+    float *dsinks;   /* out: float32 (Hq). Needs options->sinks                                    */
 } fa_gradients;
 
 #ifdef __cplusplus
@@ -371,10 +351,7 @@ static inline fa_gradients fa_gradients_init(void)
 }
 #define FA_GRADIENTS_INIT fa_gradients_init()
 #else
-#define FA_GRADIENTS_INIT                                                                          \
-    {                                                                                              \
-        .size = sizeof(fa_gradients)                                                               \
-    }
+#define FA_GRADIENTS_INIT {.size = sizeof(fa_gradients)}
 #endif
 
 /*
@@ -448,9 +425,8 @@ FA_API fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor 
 /* Writes one line that tells which kernel would run (without an lse) and why, for example
  *   "cpu forward avx512_bf16: bfloat16 dot products, query tile 192, key tile 256, 2 threads"
  * to text (at most size bytes with the final 0; cut if longer). */
-FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
-                             const fa_tensor *v, const fa_tensor *out, const fa_options *options,
-                             char *text, size_t size);
+FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                             const fa_tensor *out, const fa_options *options, char *text, size_t size);
 
 /* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch. */
 FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
@@ -483,9 +459,9 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fa_cpu_info {
-    char isa[32];    /* the instruction set in use                                             */
-    char isas[128];  /* all that this build has and this processor runs, space-separated       */
-    int32_t threads; /* how many threads a call uses by default                                */
+    char isa[32];       /* the instruction set in use                                             */
+    char isas[128];     /* all that this build has and this processor runs, space-separated       */
+    int32_t threads;    /* how many threads a call uses by default                                */
     int32_t vector_bits;
 } fa_cpu_info;
 
