@@ -78,12 +78,11 @@ FA_API const char *fa_version_string(void);
 /* The values are pinned: they never change meaning. */
 typedef enum fa_status {
     FA_OK = 0,
-    FA_ERROR_ARGUMENT = 1, /* an argument is wrong: shape, stride, dtype, pointer, option      */
-    FA_ERROR_UNSUPPORTED =
-        2,                 /* legal, but this backend cannot do it; the message names the option */
-    FA_ERROR_MEMORY = 3,   /* an allocation failed                                             */
-    FA_ERROR_DEVICE = 4,   /* no such device or driver, or the device reported an error        */
-    FA_ERROR_WORKSPACE = 5 /* the workspace is missing or too small                            */
+    FA_ERROR_ARGUMENT = 1,    /* an argument is wrong: shape, stride, dtype, pointer, option      */
+    FA_ERROR_UNSUPPORTED = 2, /* legal, but this backend cannot do it; the message names the option */
+    FA_ERROR_MEMORY = 3,      /* an allocation failed                                             */
+    FA_ERROR_DEVICE = 4,      /* no such device or driver, or the device reported an error        */
+    FA_ERROR_WORKSPACE = 5    /* the workspace is missing or too small                            */
 } fa_status;
 
 /* The name of a status, for example "FA_ERROR_ARGUMENT"; "unknown status" for any other value. */
@@ -150,13 +149,13 @@ typedef enum fa_device {
 
 /* How exactly float32 inputs are multiplied. It counts where q, k and v are float32; other types are
  * multiplied as they are, and ignore it. A backend may always be more exact than asked: the CPU computes
- * in float32 whatever is asked, and so do CUDA kernels where there are none with fewer bits (backward,
- * fa_weights). fa_describe says what a call does. All sums are float32. */
+ * in float32 whatever is asked, and so does CUDA where it has no kernels with fewer bits (backward,
+ * fa_weights, older devices). fa_describe says what a call does. All sums are float32. */
 typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by whatever products are fastest       */
-    FA_PRECISION_TF32 = 1, /* operands of products, the weights too, may be rounded to tf32, which
+    FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to tf32, which
                                * has 11 bits: on tensor cores                                     */
-    FA_PRECISION_IEEE = 2  /* products and sums of float32 numbers in IEEE 754's arithmetic     */
+    FA_PRECISION_IEEE = 2     /* products and sums of float32 numbers in IEEE 754's arithmetic    */
 } fa_precision;
 
 /* Bits of fa_options.flags. */
@@ -230,64 +229,54 @@ typedef struct fa_options {
      * behind that size count as 0. A zeroed struct means plain softmax(Q K^T / sqrt(d)) V. */
     size_t size;
 
-    uint32_t flags; /* FA_CAUSAL | ...                                                           */
-    fa_device
-        device; /* where to compute                                                          */
+    uint32_t flags;   /* FA_CAUSAL | ...                                                           */
+    fa_device device; /* where to compute                                                          */
 
-    float scale;         /* 0 means 1/sqrt(d), unless FA_SCALE is set                             */
-    float softcap;       /* 0: none; else > 0                                                     */
-    int64_t diagonal;    /* needs FA_DIAGONAL                                                     */
-    int64_t window_left; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
-    int64_t
-        window_right; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
+    float scale;          /* 0 means 1/sqrt(d), unless FA_SCALE is set                             */
+    float softcap;        /* 0: none; else > 0                                                     */
+    int64_t diagonal;     /* needs FA_DIAGONAL                                                     */
+    int64_t window_left;  /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
+    int64_t window_right; /* needs FA_WINDOW; >= 0, or -1 for no limit                             */
 
     const fa_tensor *bias; /* (batch, Hq, n_q, n_k), float32, float16 or bfloat16. An extent of 1
                             * broadcasts, as does a stride of 0. NULL: none                        */
-    const fa_tensor
-        *mask; /* the same shape, FA_BOOL: true means "may see". NULL: none            */
+    const fa_tensor *mask; /* the same shape, FA_BOOL: true means "may see". NULL: none            */
 
-    const float *alibi_slopes; /* float32 (Hq), or (batch, Hq) with a stride. NULL: none          */
-    int64_t
-        alibi_batch_stride; /* elements from one batch item's slopes to the next; 0: shared    */
-    const float *sinks;     /* float32 (Hq): a logit without a value. NULL: none               */
+    const float *alibi_slopes;  /* float32 (Hq), or (batch, Hq) with a stride. NULL: none          */
+    int64_t alibi_batch_stride; /* elements from one batch item's slopes to the next; 0: shared    */
+    const float *sinks;         /* float32 (Hq): a logit without a value. NULL: none               */
 
-    float dropout_p; /* 0 <= p < 1                                                   */
+    float dropout_p;               /* 0 <= p < 1                                                   */
     uint64_t dropout_seed;
     uint64_t dropout_offset;
     const uint64_t *dropout_state; /* {seed, offset} read when the kernel runs, in the device's own
                                     * memory; instead of the two fields above. For CUDA graphs      */
 
-    int64_t num_sequences; /* with cu_seqlens: how many; else 0                              */
-    const int32_t
-        *cu_seqlens_q; /* (num_sequences + 1). NULL: not packed                          */
+    int64_t num_sequences;       /* with cu_seqlens: how many; else 0                              */
+    const int32_t *cu_seqlens_q; /* (num_sequences + 1). NULL: not packed                          */
     const int32_t *cu_seqlens_k;
-    const int32_t *seqlens_q; /* (batch). NULL: all rows are used                               */
+    const int32_t *seqlens_q;    /* (batch). NULL: all rows are used                               */
     const int32_t *seqlens_k;
-    int64_t
-        max_seqlen_q; /* with cu_seqlens: a bound on the lengths, so that CUDA need not read   */
-    int64_t
-        max_seqlen_k; /* them; 0: unknown. On the CPU a bound that is too small is an error    */
+    int64_t max_seqlen_q; /* with cu_seqlens: a bound on the lengths, so that CUDA need not read   */
+    int64_t max_seqlen_k; /* them; 0: unknown. On the CPU a bound that is too small is an error    */
 
-    const int32_t
-        *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
-    int64_t
-        block_table_stride; /* table entries per batch item                                    */
+    const int32_t *block_table; /* (batch, block_table_stride): page numbers. NULL: not paged      */
+    int64_t block_table_stride; /* table entries per batch item                                    */
 
     const float *q_descale; /* float32 (batch, Hkv): inputs of 8 bits stand for data * descale.
                              * NULL: 1                                                             */
     const float *k_descale;
     const float *v_descale;
 
-    int32_t threads;  /* CPU: how many threads may work at once; 0: OpenMP's choice (one without
+    int32_t threads; /* CPU: how many threads may work at once; 0: OpenMP's choice (one without
                       * OpenMP, or inside a parallel region), fewer for tiny problems. Fewer where
                       * there is less to do, or more cannot be started; never more than 1024. Never
                       * changes a bit of a result                                                  */
     int32_t reserved; /* 0 */
 
-    void *stream;    /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
-    void *workspace; /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
-    size_t
-        workspace_size; /* its size in bytes                                                    */
+    void *stream;          /* CUDA: the CUstream (cudaStream_t) to work on; NULL: the default one  */
+    void *workspace;       /* CUDA: device memory of fa_workspace_size() bytes, aligned to 256     */
+    size_t workspace_size; /* its size in bytes                                                    */
 
     /* fa_combine: (num_parts, 3) in host memory: the elements from one batch item, head and query of a
      * part_lse to the next; any that stay inside 63 bits. NULL: all are contiguous. Not in version
@@ -300,11 +289,12 @@ typedef struct fa_options {
     /* float32 (blocks, rows, Hkv, 1), the first three extents those of k (and v), or 1 where all share a
      * scale: an element of k, which must be float8_e4m3 or int8, stands for itself times the scale. So
      * there is one for the tensor, for each head, for each token and head, or what else the extents
-     * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. Not on CUDA yet         */
+     * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. On CUDA in fa_forward
+     * and fa_decode, in the kernels on FMA units                                                     */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
-    fa_precision precision; /* of float32 inputs. 0: FA_PRECISION_FLOAT32                           */
-    int32_t reserved_2;     /* 0 */
+    fa_precision precision; /* of float32 inputs                                                   */
+    int32_t reserved_2;     /* 0                                                                   */
 } fa_options;
 
 /* For "fa_options options = FA_OPTIONS_INIT;" in C and in C++11 and later. */
@@ -317,10 +307,7 @@ static inline fa_options fa_options_init(void)
 }
 #define FA_OPTIONS_INIT fa_options_init()
 #else
-#define FA_OPTIONS_INIT                                                                            \
-    {                                                                                              \
-        .size = sizeof(fa_options)                                                                 \
-    }
+#define FA_OPTIONS_INIT {.size = sizeof(fa_options)}
 #endif
 
 /* ------------------------------------------------------------------------------------------------
@@ -334,8 +321,9 @@ static inline fa_options fa_options_init(void)
  *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)
  *     out (B, n_q, Hq,  d_v)       packed: (1, total_q, Hq,  d_v)
  *     lse (B, Hq, n_q)             packed: (Hq, total_q)            float32, contiguous
- * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3, k and v also int8 (on the CPU); out and
- * gradients are float32, float16 or bfloat16. They may differ from each other on the CPU. Sums are kept in float32.
+ * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3, k and v also int8 (not in fa_weights on
+ * CUDA); out and gradients are float32, float16 or bfloat16. They may differ from each other on the CPU.
+ * Sums are kept in float32.
  * options may be NULL: the same as a zeroed struct.
  *
  * On CUDA all pointers except the structs themselves are device pointers; work is queued on
@@ -357,21 +345,17 @@ FA_API fa_status fa_forward(const fa_tensor *q, const fa_tensor *k, const fa_ten
 typedef struct fa_gradients {
     size_t size; /* sizeof(fa_gradients); 0 is read as the size in version 0.1 */
 
-    fa_tensor dout; /* in:  (B, n_q, Hq, d_v), the gradient of out                              */
-    const float
-        *dlse; /* in:  float32 like lse, the gradient of lse. NULL: zero                   */
+    fa_tensor dout;    /* in:  (B, n_q, Hq, d_v), the gradient of out                              */
+    const float *dlse; /* in:  float32 like lse, the gradient of lse. NULL: zero                   */
 
-    fa_tensor
-        dq; /* out: shape of q                                                               */
+    fa_tensor dq; /* out: shape of q                                                               */
     fa_tensor dk; /* out: shape of k; paged: of the pages, where a page that several sequences share
                    * gets the sum and an unused one gets 0                                         */
-    fa_tensor
-        dv; /* out: shape of v                                                               */
+    fa_tensor dv; /* out: shape of v                                                               */
 
-    fa_tensor
-        dbias;     /* out: (B or 1, Hq or 1, n_q or 1, n_k or 1): summed over the axes of extent 1.
+    fa_tensor dbias; /* out: (B or 1, Hq or 1, n_q or 1, n_k or 1): summed over the axes of extent 1.
                       * Needs options->bias. Any strides, no two elements at one address.          */
-    float *dsinks; /* out: float32 (Hq). Needs options->sinks                                    */
+    float *dsinks;   /* out: float32 (Hq). Needs options->sinks                                    */
 } fa_gradients;
 
 #ifdef __cplusplus
@@ -383,10 +367,7 @@ static inline fa_gradients fa_gradients_init(void)
 }
 #define FA_GRADIENTS_INIT fa_gradients_init()
 #else
-#define FA_GRADIENTS_INIT                                                                          \
-    {                                                                                              \
-        .size = sizeof(fa_gradients)                                                               \
-    }
+#define FA_GRADIENTS_INIT {.size = sizeof(fa_gradients)}
 #endif
 
 /*
@@ -418,9 +399,9 @@ enum {
 };
 
 /*
- * What fa_append does beside writing; in the style of fa_options. B: the batch, which is k_new.shape[0], or
- * num_sequences where k_new or q are packed. On CUDA all arrays lie in device memory, and the host does not read
- * them: lengths may be the device's alone, and a captured graph serves any.
+ * What fa_append does beside writing; in the style of fa_options. B: the batch, which is k_new.shape[0],
+ * or num_sequences where k_new or q are packed. On CUDA all arrays lie in device memory, and the host
+ * does not read them: lengths may be the device's alone, and a captured graph serves any.
  */
 typedef struct fa_append_options {
     size_t size; /* sizeof(fa_append_options) */
@@ -446,9 +427,10 @@ typedef struct fa_append_options {
     int64_t block_table_stride;
     int64_t block_table_rows; /* 0: B                                                              */
 
-    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: the pair i of
-     * columns (x, y) becomes (x c - y s, y c + x s), with c and s in column i of row `position` of the
-     * tables. Number t of the new keys, and of the queries, of sequence b has position lengths[b] + t. */
+    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: the
+     * pair i of columns (x, y) becomes (x c - y s, y c + x s), with c and s in column i of row `position`
+     * of the tables. Number t of the new keys, and of the queries, of sequence b has position
+     * lengths[b] + t. */
     const fa_tensor *cos; /* (1, positions, 1, r/2), float32, float16 or bfloat16. NULL: none      */
     const fa_tensor *sin; /* the same                                                              */
     int64_t rotary_offset;
@@ -456,10 +438,10 @@ typedef struct fa_append_options {
     const fa_tensor *q;              /* queries to rotate. NULL: none                              */
     const fa_tensor *q_out;          /* where they go. NULL: they stay where they are              */
 
-    /* float32 (blocks, rows, Hkv, 1), the first three extents those of the cache, or 1 where all share a scale:
-     * an element of the cache, which must be float8_e4m3 or int8, stands for itself times the scale. They are
-     * read; with FA_WRITE_SCALES, for which no extent may be 1 in place of another, each row gets the scale
-     * that lets its largest element just fit. NULL: 1. */
+    /* float32 (blocks, rows, Hkv, 1), the first three extents those of the cache, or 1 where all share a
+     * scale: an element of the cache, which must be float8_e4m3 or int8, stands for itself times the
+     * scale. They are read; with FA_WRITE_SCALES, for which no extent may be 1 in place of another, each
+     * row gets the scale that lets its largest element just fit. NULL: 1. */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
 
@@ -481,20 +463,22 @@ static inline fa_append_options fa_append_options_init(void)
 #endif
 
 /*
- * Append: writes new keys and values into a cache, contiguous or paged, with rotary embedding of the keys (and of
- * queries) and conversion to the cache's type. On CUDA that is one launch.
- *   k_new, v_new      (B, n_new, Hkv, d or d_v), packed: (1, total_new, Hkv, d or d_v); float32, float16 or bfloat16
- *   k_cache, v_cache  (blocks, rows, Hkv, d or d_v), paged: (pages, page_size, Hkv, d or d_v); those types,
- *                     float8_e4m3 or int8
+ * Append: writes new keys and values into a cache, contiguous or paged, with rotary embedding of the
+ * keys (and of queries) and conversion to the cache's type. On CUDA that is one launch.
+ *   k_new, v_new      (B, n_new, Hkv, d or d_v), packed: (1, total_new, Hkv, d or d_v); float32, float16
+ *                     or bfloat16
+ *   k_cache, v_cache  (blocks, rows, Hkv, d or d_v), paged: (pages, page_size, Hkv, d or d_v); those
+ *                     types, float8_e4m3 or int8
  *   options->q        (B, n_q, Hq, d), packed: (1, total_q, Hq, d); q_out the same
- * v_new and v_cache may be NULL, together: keys alone (latent attention, whose values are a part of its keys).
- * Elements are rotated in float32 and rounded once. In 8 bits what does not fit becomes the largest number that
- * does; NaN stays NaN in float8_e4m3 and makes a written scale NaN, and is 0 in int8 otherwise. A written scale is
- * the row's largest magnitude divided by 448 or 127.
- * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence. Nothing is
- * written outside of the cache: on the CPU a length, an index or a page that leads there is an error, on CUDA that key
- * is left out (also one whose page number is negative), and a position outside of the rotary tables is taken as
- * their first or last. Sequences must not write the same row.
+ * v_new and v_cache may be NULL, together: keys alone (latent attention, whose values are a part of its
+ * keys). Elements are rotated in float32 and rounded once. In 8 bits what does not fit becomes the
+ * largest number that does. NaN stays NaN in float8_e4m3 and becomes 0 in int8, but a written scale is
+ * then NaN. A written scale is else the row's largest magnitude divided by 448 or 127.
+ * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence.
+ * Nothing is written outside of the cache: on the CPU a length, an index or a page that leads there is an
+ * error; on CUDA that key is left out (also one whose page number is negative), and a position outside of
+ * the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
+ * must not write the same row.
  */
 FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,
                            const fa_tensor *v_cache, const fa_append_options *options);
@@ -549,9 +533,8 @@ FA_API fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor 
 /* Writes one line that tells which kernel would run (without an lse) and why, for example
  *   "cpu forward avx512_bf16: bfloat16 dot products, query tile 192, key tile 256, 2 threads"
  * to text (at most size bytes with the final 0; cut if longer). */
-FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
-                             const fa_tensor *v, const fa_tensor *out, const fa_options *options,
-                             char *text, size_t size);
+FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
+                             const fa_tensor *out, const fa_options *options, char *text, size_t size);
 
 /* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch. */
 FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
@@ -571,10 +554,8 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * family of forward kernels alone: "sm90" (Hopper's tensor cores and TMA), "sm80" (tensor cores of
  * Ampere and later), "sm75" (of Turing: float16 only) or "simt" (float32 arithmetic, every GPU). What
  * that family cannot do is then FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that
- * is unknown makes every such call fail with FA_ERROR_DEVICE. "decode" (few queries, Ampere and later:
- * keys are split over blocks) is tried before the others, which do what it cannot; it is used only where
- * it is asked for, and needs a workspace. FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90",
- * "sm80" or "simt".
+ * is unknown makes every such call fail with FA_ERROR_DEVICE. FA_CUDA_BACKWARD_KERNEL is the same for
+ * backward: "sm90", "sm80" or "simt".
  *
  * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
  * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the
@@ -586,9 +567,9 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fa_cpu_info {
-    char isa[32];    /* the instruction set in use                                             */
-    char isas[128];  /* all that this build has and this processor runs, space-separated       */
-    int32_t threads; /* how many threads a call uses by default                                */
+    char isa[32];       /* the instruction set in use                                             */
+    char isas[128];     /* all that this build has and this processor runs, space-separated       */
+    int32_t threads;    /* how many threads a call uses by default                                */
     int32_t vector_bits;
 } fa_cpu_info;
 

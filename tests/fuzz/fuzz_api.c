@@ -197,6 +197,7 @@ static void take_options(input *in, fuzz_case *c)
             for (int n = 0; n < ARRAY; n++) c->table[n] = (int32_t)take_integer(in);
         }
     }
+    if (take(in) % 8 == 1) o->precision = (fa_precision)(take(in) % 4);
 }
 
 static fuzz_case *take_case(input *in)

@@ -600,6 +600,17 @@ def test_numbers_of_other_libraries():
         assert np.array_equal(np.asarray(out), np.asarray(expected))
 
 
+def test_precision():
+    """The CPU computes in float32 whatever is asked."""
+    q, k, v = draw()
+    expected = np.asarray(attention(q, k, v))
+    for precision in ("float32", "tf32", "ieee"):
+        out = jax.jit(lambda *x, p=precision: attention(*x, precision=p))(q, k, v)
+        assert np.array_equal(np.asarray(out), expected)
+    with pytest.raises(ValueError, match="precision is 'float16': expected \"float32\", \"tf32\""):
+        attention(q, k, v, precision="float16")
+
+
 def test_vmap_of_nothing():
     q, k, v = draw()
     none = jnp.zeros((0, *q.shape))
