@@ -7,23 +7,21 @@
 #include "verify_classes.h"
 
 const verify_class verify_classes[] = {
-    {"empty", RANDOM_EMPTY, 150, false, false, "no queries, no keys, rows that see none"},
-    {"unused", RANDOM_UNUSED, 150, false, false, "NaN in padding, pages, hidden keys"},
-    {"grid", RANDOM_GRID, 12, true, false, "more than 65,535 batch items or heads"},
-    {"lengths", RANDOM_LENGTHS, 200, false, false, "packed, padded, paged; lengths 0 and 1"},
-    {"strides", RANDOM_STRIDES, 200, false, false, "broadcast, backwards, gaps, misaligned"},
-    {"tails", RANDOM_TAILS, RANDOM_NUM_TAILS, true, false, "every head dim, every rest of a tile"},
-    {"masks", RANDOM_MASKS, 200, false, false, "causal, diagonal, window; lengths differ"},
-    {"split", RANDOM_SPLIT, 100, false, false, "few queries, many keys, several items"},
-    {"invariance", RANDOM_INVARIANCE, 150, false, false, "an item alone has the same bits"},
-    {"dropout", RANDOM_DROPOUT, 60, false, false, "every bit of the mask"},
-    {"wide", RANDOM_WIDE, 100, false, false, "head dims of 257 to 512"},
-    {"chunks", RANDOM_CHUNKS, 150, false, false, "attention_chunk, causal or not"},
-    {"quantized", RANDOM_QUANTIZED, 150, false, true,
-     "float8 and int8 caches, scales of any shape"},
-    {"latent", RANDOM_LATENT, 100, false, false, "head dims to 576, values in the keys"},
-    {"peaked", RANDOM_PEAKED, 130, true, false,
-     "rows that few keys dominate: as exact as the best"},
+    {"empty", RANDOM_EMPTY, 150, false, "no queries, no keys, rows that see none"},
+    {"unused", RANDOM_UNUSED, 150, false, "NaN in padding, pages, hidden keys"},
+    {"grid", RANDOM_GRID, 12, true, "more than 65,535 batch items or heads"},
+    {"lengths", RANDOM_LENGTHS, 200, false, "packed, padded, paged; lengths 0 and 1"},
+    {"strides", RANDOM_STRIDES, 200, false, "broadcast, backwards, gaps, misaligned"},
+    {"tails", RANDOM_TAILS, RANDOM_NUM_TAILS, true, "every head dim, every rest of a tile"},
+    {"masks", RANDOM_MASKS, 200, false, "causal, diagonal, window; lengths differ"},
+    {"split", RANDOM_SPLIT, 100, false, "few queries, many keys, several items"},
+    {"invariance", RANDOM_INVARIANCE, 150, false, "an item alone has the same bits"},
+    {"dropout", RANDOM_DROPOUT, 60, false, "every bit of the mask"},
+    {"wide", RANDOM_WIDE, 100, false, "head dims of 257 to 512"},
+    {"chunks", RANDOM_CHUNKS, 150, false, "attention_chunk, causal or not"},
+    {"quantized", RANDOM_QUANTIZED, 150, false, "float8 and int8 caches, scales of any shape"},
+    {"latent", RANDOM_LATENT, 100, false, "head dims to 576, values in the keys"},
+    {"peaked", RANDOM_PEAKED, 130, true, "rows that few keys dominate: as exact as the best"},
 };
 const int verify_num_classes = CLI_COUNT(verify_classes);
 

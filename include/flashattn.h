@@ -278,7 +278,8 @@ typedef struct fa_options {
     /* float32 (blocks, rows, Hkv, 1), the first three extents those of k (and v), or 1 where all share a
      * scale: an element of k, which must be float8_e4m3 or int8, stands for itself times the scale. So
      * there is one for the tensor, for each head, for each token and head, or what else the extents
-     * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. Not on CUDA yet         */
+     * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. On CUDA in fa_forward
+     * and fa_decode, in the kernels on FMA units                                                     */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
 } fa_options;
@@ -307,8 +308,9 @@ static inline fa_options fa_options_init(void)
  *     v   (B, n_k, Hkv, d_v)       packed: (1, total_k, Hkv, d_v)   paged: (pages, page_size, Hkv, d_v)
  *     out (B, n_q, Hq,  d_v)       packed: (1, total_q, Hq,  d_v)
  *     lse (B, Hq, n_q)             packed: (Hq, total_q)            float32, contiguous
- * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3, k and v also int8 (on the CPU); out and
- * gradients are float32, float16 or bfloat16. They may differ from each other on the CPU. Sums are kept in float32.
+ * Types: q, k, v are float32, float16, bfloat16 or float8_e4m3, k and v also int8 (not in fa_weights on
+ * CUDA); out and gradients are float32, float16 or bfloat16. They may differ from each other on the CPU.
+ * Sums are kept in float32.
  * options may be NULL: the same as a zeroed struct.
  *
  * On CUDA all pointers except the structs themselves are device pointers; work is queued on
@@ -384,9 +386,9 @@ enum {
 };
 
 /*
- * What fa_append does beside writing; in the style of fa_options. B: the batch, which is k_new.shape[0], or
- * num_sequences where k_new or q are packed. On CUDA all arrays lie in device memory, and the host does not read
- * them: lengths may be the device's alone, and a captured graph serves any.
+ * What fa_append does beside writing; in the style of fa_options. B: the batch, which is k_new.shape[0],
+ * or num_sequences where k_new or q are packed. On CUDA all arrays lie in device memory, and the host
+ * does not read them: lengths may be the device's alone, and a captured graph serves any.
  */
 typedef struct fa_append_options {
     size_t size; /* sizeof(fa_append_options) */
@@ -412,9 +414,10 @@ typedef struct fa_append_options {
     int64_t block_table_stride;
     int64_t block_table_rows; /* 0: B                                                              */
 
-    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: the pair i of
-     * columns (x, y) becomes (x c - y s, y c + x s), with c and s in column i of row `position` of the
-     * tables. Number t of the new keys, and of the queries, of sequence b has position lengths[b] + t. */
+    /* Rotary embedding of r columns, rotary_offset .. rotary_offset + r - 1, of keys and queries: the
+     * pair i of columns (x, y) becomes (x c - y s, y c + x s), with c and s in column i of row `position`
+     * of the tables. Number t of the new keys, and of the queries, of sequence b has position
+     * lengths[b] + t. */
     const fa_tensor *cos; /* (1, positions, 1, r/2), float32, float16 or bfloat16. NULL: none      */
     const fa_tensor *sin; /* the same                                                              */
     int64_t rotary_offset;
@@ -422,10 +425,10 @@ typedef struct fa_append_options {
     const fa_tensor *q;              /* queries to rotate. NULL: none                              */
     const fa_tensor *q_out;          /* where they go. NULL: they stay where they are              */
 
-    /* float32 (blocks, rows, Hkv, 1), the first three extents those of the cache, or 1 where all share a scale:
-     * an element of the cache, which must be float8_e4m3 or int8, stands for itself times the scale. They are
-     * read; with FA_WRITE_SCALES, for which no extent may be 1 in place of another, each row gets the scale
-     * that lets its largest element just fit. NULL: 1. */
+    /* float32 (blocks, rows, Hkv, 1), the first three extents those of the cache, or 1 where all share a
+     * scale: an element of the cache, which must be float8_e4m3 or int8, stands for itself times the
+     * scale. They are read; with FA_WRITE_SCALES, for which no extent may be 1 in place of another, each
+     * row gets the scale that lets its largest element just fit. NULL: 1. */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
 
@@ -447,20 +450,22 @@ static inline fa_append_options fa_append_options_init(void)
 #endif
 
 /*
- * Append: writes new keys and values into a cache, contiguous or paged, with rotary embedding of the keys (and of
- * queries) and conversion to the cache's type. On CUDA that is one launch.
- *   k_new, v_new      (B, n_new, Hkv, d or d_v), packed: (1, total_new, Hkv, d or d_v); float32, float16 or bfloat16
- *   k_cache, v_cache  (blocks, rows, Hkv, d or d_v), paged: (pages, page_size, Hkv, d or d_v); those types,
- *                     float8_e4m3 or int8
+ * Append: writes new keys and values into a cache, contiguous or paged, with rotary embedding of the
+ * keys (and of queries) and conversion to the cache's type. On CUDA that is one launch.
+ *   k_new, v_new      (B, n_new, Hkv, d or d_v), packed: (1, total_new, Hkv, d or d_v); float32, float16
+ *                     or bfloat16
+ *   k_cache, v_cache  (blocks, rows, Hkv, d or d_v), paged: (pages, page_size, Hkv, d or d_v); those
+ *                     types, float8_e4m3 or int8
  *   options->q        (B, n_q, Hq, d), packed: (1, total_q, Hq, d); q_out the same
- * v_new and v_cache may be NULL, together: keys alone (latent attention, whose values are a part of its keys).
- * Elements are rotated in float32 and rounded once. In 8 bits what does not fit becomes the largest number that
- * does; NaN stays NaN in float8_e4m3 and makes a written scale NaN, and is 0 in int8 otherwise. A written scale is
- * the row's largest magnitude divided by 448 or 127.
- * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence. Nothing is
- * written outside of the cache: on the CPU a length, an index or a page that leads there is an error, on CUDA that key
- * is left out (also one whose page number is negative), and a position outside of the rotary tables is taken as
- * their first or last. Sequences must not write the same row.
+ * v_new and v_cache may be NULL, together: keys alone (latent attention, whose values are a part of its
+ * keys). Elements are rotated in float32 and rounded once. In 8 bits what does not fit becomes the
+ * largest number that does. NaN stays NaN in float8_e4m3 and becomes 0 in int8, but a written scale is
+ * then NaN. A written scale is else the row's largest magnitude divided by 448 or 127.
+ * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence.
+ * Nothing is written outside of the cache: on the CPU a length, an index or a page that leads there is an
+ * error; on CUDA that key is left out (also one whose page number is negative), and a position outside of
+ * the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
+ * must not write the same row.
  */
 FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,
                            const fa_tensor *v_cache, const fa_append_options *options);
