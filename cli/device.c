@@ -369,7 +369,7 @@ static fa_status call_library(const moved *m, const random_call *given)
 {
     moved_parts parts;
     random_call c = *given;
-    fa_tensor bias, mask;
+    fa_tensor bias, mask, k_scale, v_scale;
     c.options.stream = m->arena->stream;
     c.options.workspace = m->workspace_bytes ? m->arena->device + m->workspace : NULL;
     c.options.workspace_size = m->workspace_bytes;
@@ -388,6 +388,16 @@ static fa_status call_library(const moved *m, const random_call *given)
         mask = *c.options.mask;
         translate(m, &mask.data);
         c.options.mask = &mask;
+    }
+    if (c.options.k_scale) {
+        k_scale = *c.options.k_scale;
+        translate(m, &k_scale.data);
+        c.options.k_scale = &k_scale;
+    }
+    if (c.options.v_scale) {
+        v_scale = *c.options.v_scale;
+        translate(m, &v_scale.data);
+        c.options.v_scale = &v_scale;
     }
     return random_call_run(&c);
 }

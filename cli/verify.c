@@ -432,7 +432,6 @@ static int run_all(const arguments *a, summary *s)
         a->class >= VERIFY_FIRST_CLASS ? &verify_classes[a->class - VERIFY_FIRST_CLASS] : NULL;
     if (chosen || a->class == VERIFY_NONE || a->single_given) return run_problems(a, chosen, s);
     for (int i = 0; i < verify_num_classes; i++) {
-        if (verify_classes[i].cpu_alone && a->device == FA_DEVICE_CUDA) continue;
         const int code = run_problems(a, &verify_classes[i], s);
         if (code != CLI_FINE) return code;
     }

@@ -15,7 +15,6 @@ typedef struct verify_class {
     random_focus focus;
     int64_t problems;
     bool in_order;     /* problem i is number i; else numbers are random */
-    bool cpu_alone;    /* kernels of CUDA refuse it */
     const char *about; /* what faults, for the table */
 } verify_class;
 

@@ -375,7 +375,8 @@ static inline fa_gradients fa_gradients_init(void)
  * fa_forward returned for the same inputs and options (dropout: the same seed and offset).
  * Algorithm: FlashAttention-2, section 3.1.2, algorithm 2: the weights are recomputed from lse.
  * With dlse, rowsum(dout * out) becomes rowsum(dout * out) - dlse. Inputs of 8 bits: unsupported.
- * On a GPU dq may differ in its last bits from run to run, unless FA_DETERMINISTIC is set.
+ * On a GPU dq, and a dbias that batch items or heads share, may differ in their last bits from run to
+ * run, unless FA_DETERMINISTIC is set.
  */
 FA_API fa_status fa_backward(const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                              const fa_tensor *out, const float *lse, const fa_gradients *gradients,
@@ -554,8 +555,10 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * family of forward kernels alone: "sm90" (Hopper's tensor cores and TMA), "sm80" (tensor cores of
  * Ampere and later), "sm75" (of Turing: float16 only) or "simt" (float32 arithmetic, every GPU). What
  * that family cannot do is then FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that
- * is unknown makes every such call fail with FA_ERROR_DEVICE. FA_CUDA_BACKWARD_KERNEL is the same for
- * backward: "sm90", "sm80" or "simt".
+ * is unknown makes every such call fail with FA_ERROR_DEVICE. "decode" (few queries, Ampere and later:
+ * keys are split over blocks) is tried before the others, which do what it cannot; it is used only where
+ * it is asked for, and needs a workspace. "tf32" and "tf32x3" are for float32 inputs, on tensor cores of
+ * Ampere and later. FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80" or "simt".
  *
  * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
  * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the

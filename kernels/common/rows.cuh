@@ -12,12 +12,16 @@ FA_DEVICE int fa_element_size(int dtype)
     return dtype == FA_KERNEL_FLOAT32 ? 4 : dtype <= FA_KERNEL_BFLOAT16 ? 2 : 1;
 }
 
+/* int8 only in kernels that define HAS_INT8: the planners of the others refuse it. */
 FA_DEVICE float fa_load_element(const char *data, int dtype, int64_t index)
 {
     switch (dtype) {
     case FA_KERNEL_FLOAT32: return ((const float *)data)[index];
     case FA_KERNEL_FLOAT16: return fa_half_to_float(((const uint16_t *)data)[index]);
     case FA_KERNEL_BFLOAT16: return fa_bfloat_to_float(((const uint16_t *)data)[index]);
+#ifdef HAS_INT8
+    case FA_KERNEL_INT8: return (float)((const int8_t *)data)[index];
+#endif
     default: return fa_e4m3_to_float(((const uint8_t *)data)[index]);
     }
 }

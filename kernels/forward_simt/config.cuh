@@ -11,6 +11,8 @@
     "forward_simt: HEAD_DIM, KEYS, CHUNK or ROWS is missing: a row of kernels/variants.h defines them"
 #endif
 
+#define HAS_INT8 1 /* keys and values */
+
 /* For common/simt.cuh: own rows are queries, the others keys and values. */
 #define OWN FA_SIMT_QUERIES(ROWS)
 #define OTHERS KEYS

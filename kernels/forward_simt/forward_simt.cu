@@ -57,11 +57,16 @@ FA_DEVICE void load_queries(const fa_attention_params *p, const fa_tile *t, floa
     }
 }
 
+FA_DEVICE float4 scale_by(float4 x, float scale)
+{
+    return make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
+}
+
 /* Columns column .. column+CHUNK-1 of a tile of keys or values; zeros for keys that no query sees. Returns 0, or
  * NaN if something in it is not finite. Without the checks of load_rows (common/simt.cuh), as tiles are whole. */
 FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view *v,
-                             const fa_tile *t, const fa_key_range *keys, float *to, int kind,
-                             int column, int columns)
+                             const fa_kernel_view *scale, const fa_tile *t,
+                             const fa_key_range *keys, float *to, int kind, int column, int columns)
 {
     float seen = 0.0f;
 #pragma unroll 1
@@ -75,6 +80,8 @@ FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view 
             if (j >= keys->from && j < keys->to)
                 x[u] = fa_fetch4(fa_key_row(p, v, t, j), kind, v->dtype,
                                  column + n % (CHUNK / 4) * 4, columns);
+            if (kind == FA_FETCH_ANY && scale->data && j >= keys->from && j < keys->to)
+                x[u] = scale_by(x[u], *(const float *)(const void *)fa_key_row(p, scale, t, j));
         }
 #pragma unroll
         for (int u = 0; u < BATCH; u++) {
@@ -86,17 +93,18 @@ FA_DEVICE float load_keys_as(const fa_attention_params *p, const fa_kernel_view 
     return seen;
 }
 
-FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v, const fa_tile *t,
-                          const fa_key_range *keys, float *to, int column, int columns)
+FA_DEVICE float load_keys(const fa_attention_params *p, const fa_kernel_view *v,
+                          const fa_kernel_view *scale, const fa_tile *t, const fa_key_range *keys,
+                          float *to, int column, int columns)
 {
     switch (fa_fetch_kind(v)) {
     case FA_FETCH_FLOAT32:
-        return load_keys_as(p, v, t, keys, to, FA_FETCH_FLOAT32, column, columns);
+        return load_keys_as(p, v, scale, t, keys, to, FA_FETCH_FLOAT32, column, columns);
     case FA_FETCH_FLOAT16:
-        return load_keys_as(p, v, t, keys, to, FA_FETCH_FLOAT16, column, columns);
+        return load_keys_as(p, v, scale, t, keys, to, FA_FETCH_FLOAT16, column, columns);
     case FA_FETCH_BFLOAT16:
-        return load_keys_as(p, v, t, keys, to, FA_FETCH_BFLOAT16, column, columns);
-    default: return load_keys_as(p, v, t, keys, to, FA_FETCH_ANY, column, columns);
+        return load_keys_as(p, v, scale, t, keys, to, FA_FETCH_BFLOAT16, column, columns);
+    default: return load_keys_as(p, v, scale, t, keys, to, FA_FETCH_ANY, column, columns);
     }
 }
 
@@ -248,7 +256,7 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
         const int columns = p->d - column < CHUNK ? p->d - column : CHUNK;
         __syncthreads(); /* the buffers have been used */
         if (CHUNKS > 1) load_queries(p, t, shared->own, column);
-        (void)load_keys(p, &p->k, t, keys, shared->other, column, p->d);
+        (void)load_keys(p, &p->k, &p->k_scale, t, keys, shared->other, column, p->d);
         __syncthreads();
         add_scores(shared, columns, scores);
     }
@@ -263,7 +271,7 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
-        float bad = load_keys(p, &p->v, t, keys, shared->other, chunk * CHUNK, p->d_v);
+        float bad = load_keys(p, &p->v, &p->v_scale, t, keys, shared->other, chunk * CHUNK, p->d_v);
         if (__syncthreads_or(bad != 0.0f))
             add_rows_skip_zeros(shared->weights, shared->other, count, chunk * GROUPS, state->out);
         else add_rows(shared->weights, shared->other, count, chunk * GROUPS, state->out);

@@ -58,6 +58,8 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->window_left = p->window_left;
     params->window_right = p->window_right;
     params->attention_chunk = p->attention_chunk;
+    set_view(&params->k_scale, &p->k_scale, 0);
+    set_view(&params->v_scale, &p->v_scale, 0);
     params->alibi_slopes = p->alibi_slopes;
     params->alibi_batch_stride = p->alibi_batch_stride;
     params->sinks = p->sinks;

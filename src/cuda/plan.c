@@ -125,19 +125,18 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
     }
 }
 
-/* What no kernel here takes yet. */
-static bool refuse_caches(const fa_problem *p, char *why, size_t size)
+/* What forward_simt takes and the kernel of fa_weights does not. */
+static bool refuse_quantized(const fa_problem *p, char *why, size_t size)
 {
-    const fa_dtype int8 = p->k.dtype == FA_INT8 ? p->k.dtype : p->v.dtype;
-    if (int8 == FA_INT8)
-        fa_cuda_say(why, size, "%s.dtype is int8: CUDA has no kernels for it yet; the CPU has",
-                    p->k.dtype == FA_INT8 ? "k" : "v");
-    else if (p->k_scale.data || p->v_scale.data)
+    if (p->pass != FA_PASS_WEIGHTS || (p->k.dtype != FA_INT8 && !p->k_scale.data)) return false;
+    if (p->k.dtype == FA_INT8)
         fa_cuda_say(why, size,
-                    "options.%s is set: CUDA has no kernels for it yet; float8_e4m3 can have "
-                    "options.k_descale and v_descale",
-                    p->k_scale.data ? "k_scale" : "v_scale");
-    else return false;
+                    "k.dtype is int8: CUDA's fa_weights has no kernel for it; the CPU has");
+    else
+        fa_cuda_say(
+            why, size,
+            "options.k_scale is set: CUDA's fa_weights has no kernel for it; float8_e4m3 can "
+            "have options.k_descale");
     return true;
 }
 
@@ -145,7 +144,7 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
     plan->passed_over[0] = 0;
-    if (refuse_caches(p, why, size)) return false;
+    if (refuse_quantized(p, why, size)) return false;
     if (asked && !asked->asked_only) return plan_asked(p, device, asked, plan, why, size);
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];

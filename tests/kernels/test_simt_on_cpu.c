@@ -10,7 +10,7 @@
 #include "forward_on_cpu.h"
 
 /* One problem in CLASS_EVERY is of each class that "anything" does not draw. */
-enum { PROBLEMS = 180, CLASS_EVERY = 10 };
+enum { PROBLEMS = 200, CLASS_EVERY = 10 };
 
 /* The variants, one FORM(name) each: the build writes them. */
 #define FORM(name)                                                                                 \
@@ -58,6 +58,7 @@ int main(int argc, char **argv)
     for (; number < end; number++) {
         settings.focus = number % CLASS_EVERY == 0   ? RANDOM_LATENT
                          : number % CLASS_EVERY == 5 ? RANDOM_CHUNKS
+                         : number % CLASS_EVERY == 7 ? RANDOM_QUANTIZED
                                                      : RANDOM_ANYTHING;
         random_problem_run((uint64_t)number, &settings, &result);
         CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
