@@ -10,6 +10,7 @@ them no longer read. work.wait() lets the current stream wait, not the host.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Optional
 
 import torch
@@ -40,15 +41,14 @@ except ImportError:
 
 # ---- Messages -----------------------------------------------------------------------------------
 
-_connected: set[tuple[str, str]] = set()
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
     """Before a group's first messages: NCCL makes its connections in a call of all ranks."""
-    key = (group.group_name, device.type)
-    if key not in _connected:
+    if group not in _connected:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
-        _connected.add(key)
+        _connected.add(group)
 
 
 class _Messages:
