@@ -10,6 +10,7 @@ them no longer read. work.wait() lets the current stream wait, not the host.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Optional
 
 import torch
@@ -25,8 +26,8 @@ from ._distributed_plan import (
     gathered,
     in_order,
     length_of,
+    ring,
     size_of,
-    step,
     unflatten,
 )
 from .torch import _call, _library, _resolved, _rows
@@ -40,15 +41,14 @@ except ImportError:
 
 # ---- Messages -----------------------------------------------------------------------------------
 
-_connected: set[tuple[str, str]] = set()
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
     """Before a group's first messages: NCCL makes its connections in a call of all ranks."""
-    key = (group.group_name, device.type)
-    if key not in _connected:
+    if group not in _connected:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
-        _connected.add(key)
+        _connected.add(group)
 
 
 class _Messages:
@@ -279,43 +279,31 @@ class _Ring:
     """In step t a rank works on rows of rank r - t, and sends its own to rank r + t."""
 
     def __init__(self, given: _Given, k: torch.Tensor, v: torch.Tensor):
-        self.given, self.k, self.v = given, k, v
-
-    def source(self, t: int) -> int:
-        return (self.given.rank - t) % self.given.ranks
-
-    def target(self, t: int) -> int:
-        return (self.given.rank + t) % self.given.ranks
-
-    def needed(self, t: int) -> Any:
-        return step(self.given.problem, self.given.rank, self.source(t))
-
-    def asked(self, t: int) -> Any:
-        """The intervals of own rows that the target of step t needs."""
-        return step(self.given.problem, self.target(t), self.given.rank).intervals
+        self.group, self.k, self.v = given.group, k, v
+        self.turns = ring(given.problem, given.rank)
 
     def post_blocks(self, t: int) -> tuple[_Messages, list[torch.Tensor]]:
         """k and v of step t, which are there after wait()."""
-        messages = _Messages(self.given.group)
-        rows = size_of(self.needed(t).intervals)
+        turn, messages = self.turns[t], _Messages(self.group)
+        rows = size_of(turn.needed.intervals)
         blocks = []
         for x in (self.k, self.v):
             batch, _, heads, dim = x.shape
-            messages.send(_take(x, self.asked(t)), self.target(t))
+            messages.send(_take(x, turn.asked), turn.target)
             block = x.new_empty(batch, rows, heads, dim)
-            blocks.append(messages.receive(block, self.source(t)))
+            blocks.append(messages.receive(block, turn.source))
         return messages.post(), blocks
 
     def post_gradients(self, t: int, dk: Any, dv: Any) -> tuple[_Messages, list[torch.Tensor]]:
         """Sends those of step t's block to its owner, and receives those of own rows."""
-        messages = _Messages(self.given.group)
-        rows = size_of(self.asked(t))
+        turn, messages = self.turns[t], _Messages(self.group)
+        rows = size_of(turn.asked)
         parts = []
         for x, block in ((self.k, dk), (self.v, dv)):
             batch, _, heads, dim = x.shape
-            messages.send(block, self.source(t))
+            messages.send(block, turn.source)
             part = block.new_empty(batch, rows, heads, dim)
-            parts.append(messages.receive(part, self.target(t)))
+            parts.append(messages.receive(part, turn.target))
         return messages.post(), parts
 
 
@@ -335,12 +323,12 @@ def _give(total: torch.Tensor, intervals: Any, part: torch.Tensor) -> None:
 
 
 def _ring_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
-    ring = _Ring(given, k, v)
+    circle = _Ring(given, k, v)
     blocks = [k, v]
     for t in range(given.ranks):
         if t + 1 < given.ranks:
-            messages, following = ring.post_blocks(t + 1)
-        for call in ring.needed(t).calls:
+            messages, following = circle.post_blocks(t + 1)
+        for call in circle.turns[t].needed.calls:
             _attend(given, total, call, q, *blocks)
         if t + 1 < given.ranks:
             messages.wait()
@@ -348,7 +336,7 @@ def _ring_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
 
 
 def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k: Any, v: Any):
-    ring = _Ring(given, k, v)
+    circle = _Ring(given, k, v)
     blocks, totals = [k, v], [sums.dk, sums.dv]
     returning: Any = None
 
@@ -361,14 +349,14 @@ def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k
 
     for t in range(given.ranks):
         if t + 1 < given.ranks:
-            messages, following = ring.post_blocks(t + 1)
-        for call in ring.needed(t).calls:
+            messages, following = circle.post_blocks(t + 1)
+        for call in circle.turns[t].needed.calls:
             _differentiate(given, sums, outputs, call, q, *blocks, *totals)
         if returning is not None:
             finish()
             returning = None
         if t > 0:
-            returning = (*ring.post_gradients(t, *totals), ring.asked(t))
+            returning = (*circle.post_gradients(t, *totals), circle.turns[t].asked)
         if t + 1 < given.ranks:
             messages.wait()
             blocks = following
@@ -387,9 +375,8 @@ def _gather(given: _Given, x: torch.Tensor) -> tuple[_Messages, Any]:
     batch, _, heads, dim = x.shape
     for t in range(1, given.ranks):
         target = (rank + t) % given.ranks
-        for source, start, stop in gathered(given.problem, target).rows:
-            if source == rank:
-                messages.send(x[:, start:stop], target)
+        for start, stop in plan.asked[target]:
+            messages.send(x[:, start:stop], target)
     received = {}
     for t in range(1, given.ranks):
         source = (rank - t) % given.ranks
@@ -420,11 +407,11 @@ def _gather_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
 
 def _return(given: _Given, total: torch.Tensor, gradient: torch.Tensor) -> None:
     """The inverse of _gather: sums in the order of distance, as the ring does."""
-    rank = given.rank
+    rank, plan = given.rank, gathered(given.problem, given.rank)
     messages = _Messages(given.group)
     at, own, received = 0, [], []
     parts: dict[int, list[torch.Tensor]] = {}
-    for source, start, stop in gathered(given.problem, rank).rows:
+    for source, start, stop in plan.rows:
         part = gradient[:, at : at + stop - start]
         parts.setdefault(source, []).append(part)
         if source == rank:
@@ -435,11 +422,10 @@ def _return(given: _Given, total: torch.Tensor, gradient: torch.Tensor) -> None:
             messages.send(part, (rank - t) % given.ranks)
     for t in range(1, given.ranks):
         target = (rank + t) % given.ranks
-        for source, start, stop in gathered(given.problem, target).rows:
-            if source == rank:
-                batch, _, heads, dim = gradient.shape
-                part = gradient.new_empty(batch, stop - start, heads, dim)
-                received.append((start, stop, messages.receive(part, target)))
+        for start, stop in plan.asked[target]:
+            batch, _, heads, dim = gradient.shape
+            part = gradient.new_empty(batch, stop - start, heads, dim)
+            received.append((start, stop, messages.receive(part, target)))
     messages.post().wait()
     for start, stop, part in own + received:
         total[:, start:stop] += part

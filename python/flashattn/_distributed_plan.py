@@ -384,7 +384,6 @@ class Problem(NamedTuple):
     mask: Mask
 
 
-@functools.lru_cache(maxsize=1024)
 def step(problem: Problem, rank: int, source: int) -> Step:
     """What the queries of a rank need of a source's keys."""
     found = calls(problem.queries[rank], problem.keys[source], problem.lengths, problem.mask)
@@ -395,34 +394,64 @@ def step(problem: Problem, rank: int, source: int) -> Step:
     return Step(intervals, tuple(_moved(call, intervals) for call in found))
 
 
+class Turn(NamedTuple):
+    """One step of the ring: rows come from the source, and own rows go to the target."""
+
+    source: int
+    target: int
+    needed: Step
+    asked: tuple[Interval, ...]  # own rows
+
+
+@functools.lru_cache(maxsize=64)
+def ring(problem: Problem, rank: int) -> tuple[Turn, ...]:
+    """All steps of a rank; in step t the source is rank - t and the target rank + t."""
+    ranks = len(problem.keys)
+    turns = []
+    for t in range(ranks):
+        source, target = (rank - t) % ranks, (rank + t) % ranks
+        asked = step(problem, target, rank).intervals
+        turns.append(Turn(source, target, step(problem, rank, source), asked))
+    return tuple(turns)
+
+
 class Gathered(NamedTuple):
     """rows: (source, from row, to row), in the order in which they lie in the buffer; calls: on the
-    buffer."""
+    buffer; asked: of each rank, the own rows that it needs, in the order of its buffer."""
 
     rows: tuple[tuple[int, int, int], ...]
     calls: tuple[Call, ...]
+    asked: tuple[tuple[Interval, ...], ...]
 
 
-def _sub_pieces(shard: Shard, intervals: tuple[Interval, ...]) -> list[Piece]:
-    found = []
+def _sub_pieces(shard: Shard, found: list[Call]) -> list[Piece]:
+    """What calls read of a shard, in the order of positions."""
+    pieces = []
     for piece in shard:
-        for start, stop in intervals:
+        for start, stop in _needed(found):
             a, b = max(start, piece.row), min(stop, piece.row + piece.length)
             if a < b:
-                found.append(Piece(piece.start + a - piece.row, b - a, a))
-    return found
+                pieces.append(Piece(piece.start + a - piece.row, b - a, a))
+    return sorted(pieces)
 
 
-@functools.lru_cache(maxsize=128)
+def _between(problem: Problem, rank: int, source: int) -> list[Piece]:
+    queries, keys = problem.queries[rank], problem.keys[source]
+    return _sub_pieces(keys, calls(queries, keys, problem.lengths, problem.mask))
+
+
+@functools.lru_cache(maxsize=64)
 def gathered(problem: Problem, rank: int) -> Gathered:
     """All keys that a rank's queries need, in the order of positions."""
-    needed = []
-    for source, shard in enumerate(problem.keys):
-        found = calls(problem.queries[rank], shard, problem.lengths, problem.mask)
-        needed += [(source, piece) for piece in _sub_pieces(shard, _needed(found))]
+    ranks = range(len(problem.keys))
+    needed = [(s, piece) for s in ranks for piece in _between(problem, rank, s)]
     needed.sort(key=lambda entry: entry[1].start)
     rows = tuple((source, p.row, p.row + p.length) for source, p in needed)
     # Neighbours become one piece; between others there may be keys that nobody here sees.
     shard = _as_shard([(p.start, p.length) for _, p in needed])
     found = calls(problem.queries[rank], shard, problem.lengths, problem.mask)
-    return Gathered(rows, tuple(found))
+    asked = tuple(
+        tuple((p.row, p.row + p.length) for p in _between(problem, target, rank))
+        for target in ranks
+    )
+    return Gathered(rows, tuple(found), asked)

@@ -517,11 +517,23 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class _Known(NamedTuple):
-    """Of all ranks: rows of q and k, and whether a bias or mask has rows of its own."""
+    """Of all ranks: rows of q and k, and whether a bias or mask has rows of its own, or None where
+    that cannot be told."""
 
     lengths_q: list[int]
     lengths_k: list[int]
-    sharded: dict[str, bool]
+    sharded: dict[str, Optional[bool]]
+
+
+def _is_sharded(extents: Sequence[int], lengths: Sequence[int]) -> Optional[bool]:
+    """extents: of a bias along the rows, of those ranks that are known. A shard of one row does not
+    tell: its bias could be one for all rows. If there are no others, taking it for the row's own
+    is right either way."""
+    if any(n != 1 for n in extents):
+        return True
+    if all(n == 1 for n in lengths):
+        return True
+    return False if len(extents) == len(lengths) or all(n != 1 for n in lengths) else None
 
 
 def _own_numbers(inputs: _Inputs, method: str, layout: str) -> list[int]:
@@ -555,8 +567,11 @@ def _meet(numbers: Optional[list[int]], places: _Places, device: torch.device) -
             raise ValueError(
                 f"{name} differs between the ranks of group{shown}; expected the same on all"
             )
-    sharded = {"bias": any(r[3] != 1 for r in told), "mask": any(r[4] != 1 for r in told)}
-    return _Known([r[1] for r in told], [r[2] for r in told], sharded)
+    lengths = [r[1] for r in told]
+    sharded = {
+        name: _is_sharded([r[i] for r in told], lengths) for name, i in (("bias", 3), ("mask", 4))
+    }
+    return _Known(lengths, [r[2] for r in told], sharded)
 
 
 def _assume(inputs: _Inputs, places: _Places, lengths: Any, lengths_k: Any) -> _Known:
@@ -575,7 +590,12 @@ def _assume(inputs: _Inputs, places: _Places, lengths: Any, lengths_k: Any) -> _
                 f"this rank's {x}"
             )
         known.append(values)
-    sharded = {name: inputs.rows_of(name) != 1 for name in ("bias", "mask")}
+    # Where some shards have one row, the others must not decide for themselves.
+    some = 1 in known[0] and any(n != 1 for n in known[0])
+    sharded = {
+        name: None if some else _is_sharded([inputs.rows_of(name)], known[0])
+        for name in ("bias", "mask")
+    }
     return _Known(known[0], known[1], sharded)
 
 
@@ -650,10 +670,17 @@ def _heads_of(x: Any, place: _Place, axis: int) -> Any:
     return x.narrow(axis, place.rank * share, share)
 
 
-def _matrix_to_heads(x: Any, sharded: bool, place: _Place, pieces: list[int]) -> Any:
+def _matrix_to_heads(
+    name: str, x: Any, sharded: Optional[bool], place: _Place, pieces: list[int]
+) -> Any:
     """A bias or mask (batch, heads, own rows, n_k) as (batch, own heads, all rows, n_k)."""
     if x is None:
         return None
+    if sharded is None:
+        raise ValueError(
+            f"lengths has a shard of one row, which does not tell whether {name} has rows of its "
+            "own: leave lengths out, so that the ranks can compare"
+        )
     x = x[(None,) * (4 - x.dim())]
     if not sharded:
         return _heads_of(x, place, 1)
@@ -674,7 +701,7 @@ class _Share:
         self.v = self._rows(inputs.v, pieces_k)
         given = inputs.tensors
         self.tensors = {
-            name: _matrix_to_heads(given[name], known.sharded[name], place, self.pieces_q)
+            name: _matrix_to_heads(name, given[name], known.sharded[name], place, self.pieces_q)
             for name in ("bias", "mask")
         }
         for name in ("alibi_slopes", "sinks"):

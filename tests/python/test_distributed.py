@@ -127,12 +127,13 @@ def random_cu(rng, n, sequences):
 def random_case(rng, size, method, layout, shares_heads=1):
     packed = rng.random() < 0.25
     batch = 1 if packed else int(rng.integers(1, 3))
+    tell_lengths = bool(rng.random() < 0.3)
     heads_kv = shares_heads * int(rng.integers(1, 3 if shares_heads < 8 else 2))
     heads = heads_kv * int(rng.integers(1, 4 if heads_kv < 8 else 2))
     dim, dim_v = (int(x) for x in rng.choice([8, 16, 24], 2))
     n = int(rng.choice([size - 1, 3 * size + 1, 37, 64, 90]))
     n_k = n if rng.random() < 0.7 else int(rng.integers(1, 80))
-    o = {}
+    o, matrix = {}, False
     if rng.random() < 0.5:
         o["causal"] = True
     if rng.random() < 0.35:
@@ -155,6 +156,7 @@ def random_case(rng, size, method, layout, shares_heads=1):
         same = n == n_k and rng.random() < 0.7
         o["cu_seqlens_k"] = o["cu_seqlens_q"] if same else random_cu(rng, n_k, sequences)
     else:
+        matrix = True
         shape = [(1, x)[int(rng.integers(2))] for x in (batch, heads)]
         shape += [n if rng.random() < 0.8 else 1, n_k if rng.random() < 0.9 else 1]
         if rng.random() < 0.25:
@@ -172,7 +174,7 @@ def random_case(rng, size, method, layout, shares_heads=1):
         "dlse": rng.standard_normal((batch, heads, n), np.float32),
         "lengths": random_lengths(rng, n, size) if unequal else None,
         "lengths_k": random_lengths(rng, n_k, size) if unequal else None,
-        "tell_lengths": bool(rng.random() < 0.3),
+        "tell_lengths": tell_lengths and not matrix,
         "axes": 3 if packed and rng.random() < 0.5 else 4,
         "dtype": "bfloat16" if rng.random() < 0.1 else "float32",
         "method": method,
@@ -255,6 +257,26 @@ def test_each_sequence_has_its_own_numbers(pool, method):
                 case[name] = np.concatenate((case[name], case[name][::-1] + 0.1))
         case["options"]["alibi_slopes"] = rng.random((count, 4), np.float32)
         check(pool.values(ranks.attend, 2, case), case)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("lengths", [[1, 8], [1, 1], [0, 1], [1, 0], [5, 4]])
+def test_shards_of_one_row(pool, lengths, heads):
+    """A bias of one row is that row's own, or one for all rows."""
+    n = sum(lengths)
+    rng = np.random.default_rng(n)
+    for rows in {1, n}:
+        bias = rng.standard_normal((1, heads, rows, n), np.float32)
+        case = plain_case(n, method="ulysses", layout="contiguous", bias=bias)
+        case.update(lengths=lengths, lengths_k=lengths)
+        check(pool.values(ranks.attend, 2, case), case)
+        case["tell_lengths"] = True
+        if 1 not in lengths or lengths == [1, 1]:
+            check(pool.values(ranks.attend, 2, case), case)
+            continue
+        for result in pool.run(ranks.attend, 2, case):
+            assert result.kind == "ValueError", result
+            assert "whether bias has rows of its own" in result.text
 
 
 def test_auto(pool):
