@@ -257,8 +257,9 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
                          fa_cuda_plan *plan, char *why, size_t size)
 {
     const int widest = fa_variants[FA_LAST_decode_sm80].head_dim;
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_options(p, widest, why, size) ||
-        fa_cuda_refuse_rows(p, max_rows, why, size) || refuse_queries(p, most_rows, why, size))
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_options(p, widest, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+        refuse_queries(p, most_rows, why, size))
         return false;
     const fa_variant *v = find_variant(p);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),

@@ -180,7 +180,8 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                       char *why, size_t size)
 {
     const int first = FA_FIRST_forward_tf32, end = FA_END_forward_tf32;
-    if (refuse_other_than_float32(p, why, size)) return false;
+    if (refuse_other_than_float32(p, why, size) || fa_cuda_refuse_options(p, why, size))
+        return false;
     if (p->precision != FA_PRECISION_TF32) {
         fa_cuda_say(why, size, "options.precision is not FA_PRECISION_TF32");
         return false;
@@ -193,7 +194,8 @@ static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cu
                         char *why, size_t size)
 {
     const int first = FA_FIRST_forward_tf32x3, end = FA_END_forward_tf32x3;
-    if (refuse_other_than_float32(p, why, size)) return false;
+    if (refuse_other_than_float32(p, why, size) || fa_cuda_refuse_options(p, why, size))
+        return false;
     if (p->precision == FA_PRECISION_IEEE) {
         fa_cuda_say(why, size, "options.precision is FA_PRECISION_IEEE");
         return false;

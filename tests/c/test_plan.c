@@ -163,6 +163,16 @@ static void test_chunks(void)
                   plan.launches[0].variant == FA_VARIANT_forward_simt_d64 &&
                   strstr(plan.passed_over, "options.attention_chunk is 100"),
               "%s: %s", devices[i].name, plan.passed_over);
+        const fa_cuda_family *const asked[] = {&fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3,
+                                               &fa_cuda_decode};
+        for (int n = 0; n < 3; n++) { /* float32 in tf32, and decode in 16 bits */
+            set_dtype(&p, n < 2 ? FA_FLOAT32 : FA_FLOAT16);
+            p.precision = n == 0 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
+            p.pass = n < 2 ? FA_PASS_FORWARD : FA_PASS_DECODE;
+            const bool fine = fa_cuda_plan_make(&p, &devices[i], asked[n], &plan, why, sizeof why);
+            CHECK(!fine || plan.launches[0].variant == FA_VARIANT_forward_simt_d64,
+                  "%s: %s takes chunks", devices[i].name, asked[n]->name);
+        }
     }
 }
 
