@@ -72,8 +72,9 @@ static bool rounds_weights(const ref_inputs *in, bool cuda)
     return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
 }
 
-/* Half an epsilon of tf32: a float32's exponent, and 11 bits with the one in front. */
-#define TF32_ROUNDING 0x1p-11
+/* Half an epsilon of tf32, which has a float32's exponent and 11 bits with the one in front, and a quarter of that more:
+ * kernels that multiply tf32 numbers round so. */
+#define TF32_ROUNDING 0x1.4p-11
 
 /* Whether the forward on tensor cores may take all operands in tf32. */
 static bool rounds_operands(const ref_inputs *in, bool cuda)
@@ -89,7 +90,7 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
                       .out = ref_epsilon(out) / 2,
                       .out_tiny = ref_smallest(out)};
     r.cap = r.sum;
-    if (rounds_operands(in, cuda)) r.operand = r.weight = TF32_ROUNDING;
+    if (rounds_operands(in, cuda)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
     if (cuda) {

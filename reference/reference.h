@@ -31,8 +31,7 @@ typedef struct ref_rounding {
                        * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
     double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
     double
-        operand; /* forward: of queries, keys and values as they are multiplied: half an epsilon of
-                     * tf32, relatively; 0: they are multiplied as they are                       */
+        operand; /* forward: of queries, keys and values as they are multiplied, relatively: tf32's; 0: they are multiplied as they are                       */
     double cap; /* of a capped logit, relatively: GPU kernels may take a series for its tanh      */
 } ref_rounding;
 

@@ -175,7 +175,7 @@ FA_DEVICE void make_careful_scores(fa_scores *s, const fa_queries *q, uint32_t k
 FA_DEVICE void round_four(uint32_t x[4], const uint32_t loaded[4])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = fa_to_tf32(loaded[i]);
+    for (int i = 0; i < 4; i++) x[i] = fa_near_tf32(loaded[i]);
 }
 #endif
 
@@ -258,7 +258,7 @@ FA_DEVICE void add_values_step(fa_output *o, uint32_t a[M_TILES][4], uint32_t v,
     load_values(&b, v, step, block);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const uint32_t even = fa_to_tf32(b.even[i]), odd = fa_to_tf32(b.odd[i]);
+        const uint32_t even = fa_near_tf32(b.even[i]), odd = fa_near_tf32(b.odd[i]);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) fa_mma(o->at[m][4 * block + i], a[m], even, odd);
     }
