@@ -219,11 +219,29 @@ static void test_infinities(fa_precision precision)
     attention_free(&a);
 }
 
+/* A key that is a NaN of all ones: rows that see it are NaN, and no others. */
+static void test_nan_key(fa_precision precision)
+{
+    enum { KEY = 12 };
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+    attention_make(&a, 5, s, FA_FLOAT32);
+    a.in.options.flags = FA_CAUSAL | FA_DIAGONAL;
+    memset((float *)a.in.k.data + KEY * 64 + 2, 0xff, sizeof(float));
+    run_alone(&a, precision);
+    for (int64_t i = 0; i < QUERIES; i++)
+        CHECK(isnan(load(&a.out, i, 7)) == (i >= KEY), "precision %d, query %lld: %g",
+              (int)precision, (long long)i, load(&a.out, i, 7));
+    attention_free(&a);
+}
+
 static void test_single_problems(void)
 {
     for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(d);
     test_infinities(FA_PRECISION_TF32);
     test_infinities(FA_PRECISION_FLOAT32);
+    test_nan_key(FA_PRECISION_TF32);
+    test_nan_key(FA_PRECISION_FLOAT32);
 }
 
 /* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by hand. */
