@@ -21,6 +21,7 @@
  *                     whatever type they load
  *   head_dim          the widest head dim of queries and keys, or, without value_dim, of values as well
  *   value_dim         the widest head dim of values that a block computes: of all of them, but for a cluster's share
+ *   columns           of head_dim, that products take: those behind are 0; 0: all
  *   options           bits of the options that change scores or weights. All of them: each may be there or not.
  *                     One: it is there, alone. 0: masks by position and lengths alone
  *   keys              of a key tile
@@ -244,6 +245,9 @@ END(backward_prepare, sm90)
 FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3)
+/* Rows of 128 columns in shared memory, of which products take 96. */
+VARIANT_16BIT(backward_sm90_d96, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .columns = 96, .options = 0, .stages = 3, .static_smem = 512)
 /* Where sums have one order; then the other loop is faster. */
 VARIANT_16BIT(backward_sm90_d128_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 2, .ordered = 1)

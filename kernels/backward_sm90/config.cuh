@@ -3,6 +3,7 @@
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
+ *     COLUMNS    96: of those 128, the others are 0: products leave them out; 0: all
  *     STAGES     buffers of query tiles
  *     STATIC_SMEM  bytes beside the dynamic ones that the planner counts with; 0: as of any kernel
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; one, as
@@ -30,6 +31,11 @@
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
 #endif
+#ifndef COLUMNS
+#define COLUMNS HEAD_DIM
+#elif COLUMNS != 96 || HEAD_DIM != 128
+#error "backward_sm90: COLUMNS is not 96 of 128"
+#endif
 
 #include "backward_sm90/backward_sm90.h"
 
@@ -41,7 +47,8 @@
 /* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed. */
 #define DQ_FIRST (HEAD_DIM == 128 && STAGES > 2)
 
-#define VALUE_DIM HEAD_DIM
+#define VALUE_DIM COLUMNS
+#define SUM_DIM COLUMNS /* of keys */
 
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
 #define QUERIES 64
@@ -70,11 +77,12 @@ enum {
     DS_BYTES = QUERIES * KEYS * 2,
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
     SCORES = QUERIES / 2, /* of a thread */
-    SUMS = HEAD_DIM / 2,  /* accumulators of dK, and of dV */
+    SUMS = COLUMNS / 2,   /* accumulators of dK, and of dV */
     DQ_SUMS = DQ_COLUMNS / 2
 };
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
-static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && SUMS == 32 * BLOCKS, "as the planner counts");
+static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
+              "as the planner counts");
 
 /* 168 for each of three warpgroups, at most. */
 #if HEAD_DIM == 64

@@ -128,9 +128,11 @@ FA_DEVICE void store_ds(const consumer_state *c, int count)
 FA_DEVICE void store_dq_columns(const consumer_state *c)
 {
 #pragma unroll
-    for (int j = 0; j < DQ_COLUMNS / 8; j++)
+    for (int j = 0; j < DQ_COLUMNS / 8; j++) {
+        if (8 * j + DQ_COLUMNS >= COLUMNS && c->number == 1) break;
         c->dq[WARPGROUP * j] =
             make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
+    }
 }
 
 FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c)
@@ -401,12 +403,12 @@ FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
     char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(tiles) * Q_BYTES +
                    warp * (WARP_ROWS * HEAD_DIM * 2);
     if (w->key_sums) {
-        leave_sums(w->key_sums, c->dk, HEAD_DIM, c->number);
-        leave_sums(w->key_sums + KEYS * HEAD_DIM, c->dv, VALUE_DIM, c->number);
+        leave_sums(w->key_sums, c->dk, COLUMNS, c->number);
+        leave_sums(w->key_sums + KEYS * COLUMNS, c->dv, COLUMNS, c->number);
         return;
     }
-    store_gradients(&w->keys, &p->dk, buffer, c->dk, HEAD_DIM, p->a.d, p->a.scale, c->number);
-    store_gradients(&w->keys, &p->dv, buffer, c->dv, HEAD_DIM, p->a.d_v, value_scale(&p->a),
+    store_gradients(&w->keys, &p->dk, buffer, c->dk, COLUMNS, p->a.d, p->a.scale, c->number);
+    store_gradients(&w->keys, &p->dv, buffer, c->dv, COLUMNS, p->a.d_v, value_scale(&p->a),
                     c->number);
 }
 

@@ -25,7 +25,7 @@ FA_DEVICE void issue_scores(float *scores, const uint32_t *words, uint32_t rows,
     __asm__ volatile(""
                      : "+r"(rows)); /* keeps the compiler from holding a descriptor for each step */
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16; step++) {
+    for (int step = 0; step < COLUMNS / 16; step++) {
         const uint64_t b = ptx_descriptor(columns + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT);
 #if KEYS_IN_REGISTERS
         PTX_WGMMA(registers_qk, QUERIES)(scores, words + 4 * step, b, step > 0);
@@ -42,7 +42,7 @@ FA_DEVICE void issue_scores(float *scores, const uint32_t *words, uint32_t rows,
 FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t tile)
 {
 #pragma unroll
-    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(pv, HEAD_DIM)
+    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(pv, COLUMNS)
     (sums, weights + 4 * step, ptx_descriptor(tile + step * 16 * 128 / UNIT), 1);
     ptx_wgmma_commit();
 }

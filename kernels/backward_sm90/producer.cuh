@@ -297,6 +297,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
+    const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     const bool ordered = s->semaphores && p->dq.data;
     if (w->tiles == 0) return;
     ptx_mbarrier_wait(&state->dq_full[consumer], 0);
@@ -312,7 +313,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
         if (p->dq.data)
             ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
                                  consumer * (SUM_BYTES / 4 / CONSUMERS),
-                             from, SUM_BYTES / CONSUMERS);
+                             from, SUM_BYTES / HEAD_DIM * own_columns);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
         ptx_mbarrier_arrive(&state->dq_empty[consumer]);

@@ -51,7 +51,7 @@ FA_DEVICE void store_whole_rows(char *buffer, const fa_key_tile *k, const fa_ker
     char *to = fa_view_row(view, k->block, k->row + row + lane / 8, k->head_kv) + lane % 8 * 16;
     const int64_t step = 4 * view->stride[1] * 2;
 #pragma unroll
-    for (int n = 0; n < dim / 64; n++)
+    for (int n = 0; n < (dim + 63) / 64; n++)
 #pragma unroll
         for (int part = 0; part < 4; part++)
             if (row + 4 * part + lane / 8 < k->count && 64 * n + lane % 8 * 8 < columns)

@@ -133,7 +133,7 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     w->key_sums = NULL;
     if (s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
-                                        FA_BACKWARD_SM90_KEY_SUMS(KEYS, HEAD_DIM, VALUE_DIM);
+                                        FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
     w->from = w->to = w->tiles = w->num_keys = 0;
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
     fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,

@@ -38,6 +38,7 @@
 
 #include "backward_sm90_wide/backward_sm90_wide.h"
 
+#define SUM_DIM HEAD_DIM /* of keys */
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that are computed at once. */

@@ -42,8 +42,8 @@ static_assert(4 * ROWS * ROW_FLOATS <= WARP_BYTES, "room for a warp's sums");
 static_assert(4 * ROWS * FA_DECODE_PARTS <= WARPS * WARP_BYTES, "room for the parts' factors");
 static_assert(4 * ROWS * (WARPS + 2) <= ROWS * PITCH, "room for the warps' factors and the rows'");
 
-/* Fragments of Q stay in registers where there is room for them. */
-#define QUERIES_IN_REGISTERS (M_TILES * D_STEPS <= 8)
+/* Fragments of Q, 16 x 16 elements each, stay in registers where there are at most eight. */
+#define QUERIES_IN_REGISTERS (GROUP_ROWS * HEAD_DIM <= 8 * 256)
 
 /* For score_fragments.cuh. */
 #define FRAGMENT_KEYS KEYS

@@ -95,10 +95,13 @@ static int find_options(const fa_problem *p)
     return options;
 }
 
+/* The widest head dim. */
+static int find_columns(const fa_variant *v) { return v->columns ? v->columns : v->head_dim; }
+
 static bool has_room(const fa_variant *v, const fa_problem *p)
 {
     if (v->value_dim) return p->d <= v->head_dim && p->d_v <= v->value_dim;
-    return p->d <= v->head_dim && p->d_v <= v->head_dim;
+    return p->d <= find_columns(v) && p->d_v <= find_columns(v);
 }
 
 static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
@@ -113,7 +116,7 @@ static const fa_variant *find_variant(const fa_problem *p)
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
         if (v->ordered && !is_ordered(p)) continue;
-        if (!found || v->head_dim < found->head_dim) found = v;
+        if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
 }
@@ -209,8 +212,8 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
     const int64_t tasks = main->tasks;
     own->splits = count_splits(p, tasks, device);
     own->keys = find_keys(v);
-    own->head_dim = v->head_dim;
-    own->value_dim = is_wide(v) ? v->value_dim : v->head_dim;
+    own->head_dim = find_columns(v);
+    own->value_dim = is_wide(v) ? v->value_dim : find_columns(v);
     own->key_sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
     if (own->splits == 1) return;
     fa_cuda_set_tasks(main, main->tiles, tasks * own->splits);

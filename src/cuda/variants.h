@@ -26,7 +26,7 @@ enum {
  * search comes first. */
 typedef struct fa_variant {
     fa_element element;
-    int head_dim, value_dim, options;
+    int head_dim, value_dim, columns, options;
     int single_tiles, short_rows;
     int keys, stages, q_stages, static_smem, ordered;
     int cluster, consumers, chunk, v_rows;                /* sm90 */

@@ -605,6 +605,12 @@ static void test_wide(void)
         int64_t d, d_v;
         int plain, general, prepare;
     } cases[] = {
+        {65, 1, FA_VARIANT_backward_sm90_d96_f16, FA_VARIANT_backward_sm90_general128_f16,
+         FA_VARIANT_backward_sm90_prepare_d128_f16},
+        {64, 96, FA_VARIANT_backward_sm90_d96_f16, FA_VARIANT_backward_sm90_general128_f16,
+         FA_VARIANT_backward_sm90_prepare_d128_f16},
+        {8, 97, FA_VARIANT_backward_sm90_d128_f16, FA_VARIANT_backward_sm90_general128_f16,
+         FA_VARIANT_backward_sm90_prepare_d128_f16},
         {128, 128, FA_VARIANT_backward_sm90_d128_f16, FA_VARIANT_backward_sm90_general128_f16,
          FA_VARIANT_backward_sm90_prepare_d128_f16},
         {129, 8, FA_VARIANT_backward_sm90_wide_d192_128_f16,

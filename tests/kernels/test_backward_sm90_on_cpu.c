@@ -8,7 +8,7 @@
  * problems, dq must be the same, too: then blocks run in their order, the second time several
  * side by side, so that they wait for each other.
  *
- * Behind these problems come others with a bias and its gradient, and with head dims above 128.
+ * Behind these problems come others with a bias and its gradient, and with head dims above 96 and above 128.
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and anything for problems with a
  * bias; then the runs of each variant are printed.
@@ -39,7 +39,15 @@ static const int64_t with_options[] = {
 /* Of the class of a bias and its gradient: stored, added, summed in the workspace. */
 static const int64_t with_dbias[] = {62, 66, 103, 130, 162, 165, 167, 171, 275, 306};
 
-enum { PROBLEMS = 160, WIDE = 129, FIRST_WIDE_PROBLEM = 1000, WIDE_PROBLEMS = 180 };
+enum {
+    PROBLEMS = 160,
+    WIDE = 129,
+    FIRST_WIDE_PROBLEM = 1000,
+    WIDE_PROBLEMS = 180,
+    FULL = 97,
+    FIRST_FULL_PROBLEM = 720,
+    FULL_PROBLEMS = 30
+};
 
 typedef struct parameters {
     fa_backward_params backward;
@@ -394,6 +402,8 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
             run_problems(with_dbias[i], with_dbias[i] + 1);
         about_bias = false;
+        least_dim = FULL;
+        run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
         least_dim = WIDE;
         run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
     }
