@@ -69,8 +69,12 @@ void ampere_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool 
 /* To float32, towards 0. */
 static float cut_off(double x)
 {
-    const float nearest = (float)x;
-    return fabs((double)nearest) > fabs(x) ? nextafterf(nearest, 0) : nearest;
+    float nearest = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &nearest, sizeof bits);
+    bits -= fabs((double)nearest) > fabs(x); /* the next number towards 0 */
+    memcpy(&nearest, &bits, sizeof bits);
+    return nearest;
 }
 
 static double tf32(uint32_t bits)
