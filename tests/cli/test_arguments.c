@@ -132,7 +132,8 @@ static void test_values(void)
                  "512,,1024");
     EXPECT_ERROR("--seq is \"0\"; expected 1 to 64 integers from 1 to", "bench", "--seq", "0");
     EXPECT_ERROR("--dim is \"577\"; expected an integer from 1 to 576", "bench", "--dim", "577");
-    EXPECT_ERROR("--dim-v is \"513\"; expected an integer from 1 to 512", "bench", "--dim-v", "513");
+    EXPECT_ERROR("--dim-v is \"513\"; expected an integer from 1 to 512", "bench", "--dim-v",
+                 "513");
     EXPECT_ERROR("q.shape[2] is 3: expected a multiple", "bench", "--heads", "3", "--heads-kv", "2",
                  "--seq", "1");
     EXPECT_ERROR("--json is \"1\"; expected no value", "info", "--json=1");
