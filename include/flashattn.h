@@ -537,7 +537,9 @@ FA_API fa_status fa_supported(fa_pass pass, const fa_tensor *q, const fa_tensor 
 FA_API fa_status fa_describe(fa_pass pass, const fa_tensor *q, const fa_tensor *k, const fa_tensor *v,
                              const fa_tensor *out, const fa_options *options, char *text, size_t size);
 
-/* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch. */
+/* The bytes of device workspace that the call needs; 0 on the CPU, which allocates its own scratch. More
+ * than that lets fa_backward compute a dbias on Hopper's tensor cores that has 16 bits and is summed over
+ * the batch or over heads: 4 bytes for each of its elements, and 256. */
 FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_tensor *k,
                                    const fa_tensor *v, const fa_tensor *out,
                                    const fa_options *options, size_t *bytes);

@@ -429,6 +429,7 @@ static xla_error *allocate_workspace(call *c, device_work *w)
     fa_status status =
         fa_workspace_size(w->pass, &c->q, &c->k, &c->v, &w->out, &c->options, &needed);
     if (status != FA_OK || needed == 0) return finish(frame, status);
+    needed += call_dbias_workspace(c, &w->gradients.dbias);
     w->bytes = needed + WORKSPACE_ALIGNMENT - XLA_ALIGNMENT;
     xla_allocate_arguments a = {
         .size = sizeof a, .context = frame->context, .bytes = w->bytes, .alignment = XLA_ALIGNMENT};

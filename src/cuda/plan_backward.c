@@ -168,14 +168,8 @@ static bool is_16_bit(const fa_view *v) { return v->dtype != FA_FLOAT32; }
 
 size_t fa_cuda_dbias_sum_bytes(const fa_problem *p)
 {
-    const int64_t *stride = p->bias.stride;
-    const bool each_batch = p->batch == 1 || stride[0] != 0,
-               each_head = p->heads_q == 1 || stride[1] != 0;
-    if (!p->bias.data || !is_16_bit(&p->bias) || (each_batch && each_head) || p->softcap > 0 ||
-        p->deterministic || p->batch_invariant || fa_cuda_has_own_lengths(p))
-        return 0;
-    return (size_t)((each_batch ? p->batch : 1) * (each_head ? p->heads_q : 1) * p->n_q * p->n_k) *
-           sizeof(float);
+    const int64_t *n = p->dbias_shape;
+    return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float);
 }
 
 /* Weights that a softcap's slope has been multiplied into make no dbias. Sums over queries or over keys, which many threads
@@ -186,9 +180,7 @@ fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *p)
     if (!p->dbias.data || p->softcap > 0 || n[2] == 1 || n[3] == 1) return FA_CUDA_DBIAS_ALONE;
     if (n[0] == p->batch && n[1] == p->heads_q) return FA_CUDA_DBIAS_STORED;
     if (p->deterministic || p->batch_invariant) return FA_CUDA_DBIAS_ALONE;
-    if (!is_16_bit(&p->dbias)) return FA_CUDA_DBIAS_ADDED;
-    const size_t bytes = (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float);
-    return bytes <= fa_cuda_dbias_sum_bytes(p) ? FA_CUDA_DBIAS_SUMMED : FA_CUDA_DBIAS_ALONE;
+    return is_16_bit(&p->dbias) ? FA_CUDA_DBIAS_SUMMED : FA_CUDA_DBIAS_ADDED;
 }
 
 static bool add_dbias_rows(const fa_cuda_planning *x, int variant)

@@ -20,10 +20,10 @@ typedef struct fa_cuda_planning {
     size_t size;
 } fa_cuda_planning;
 
-/* Who makes dbias where the kernel of the other gradients can. */
+/* Who makes dbias where the kernel of the other gradients can, and the workspace has room for its sums. */
 fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *problem);
 
-/* Bytes of workspace for sums of dbias, whose shape is not known when a workspace is asked for: as if it were the bias's. */
+/* Bytes of these sums. */
 size_t fa_cuda_dbias_sum_bytes(const fa_problem *problem);
 
 /* Adds the launch that comes before that kernel, if one is needed. */

@@ -241,8 +241,8 @@ static bool add_finish_keys(const fa_cuda_planning *x, const fa_variant *v,
     return true;
 }
 
-static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                          char *why, size_t size)
+static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_cuda_dbias dbias,
+                          fa_cuda_plan *plan, char *why, size_t size)
 {
     static const char *const names[] = {"q", "k", "v", "dout"};
     const fa_cuda_planning x = {p, device, plan, why, size};
@@ -258,7 +258,6 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
-    const fa_cuda_dbias dbias = fa_cuda_choose_dbias(p);
     if (!fa_cuda_add_dbias_clear(&x, dbias)) return false;
     fa_cuda_plan_launch *const prepare =
         fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
@@ -283,14 +282,25 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     plan_order(p, prepare, main, device, plan, &own);
     if (!add_finish_keys(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
-    const size_t dbias_sums = fa_cuda_dbias_sum_bytes(p);
-    if (dbias_sums) plan->workspace_bytes = sums_offset + dbias_sums;
+    if (dbias == FA_CUDA_DBIAS_SUMMED)
+        plan->workspace_bytes = sums_offset + fa_cuda_dbias_sum_bytes(p);
     for (int i = 0; i < plan->count; i++) {
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
     finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);
+}
+
+/* Sums of dbias are made where the workspace has room for them: fa_workspace_size, which does not know dbias, does not count them. */
+static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    const fa_cuda_dbias dbias = fa_cuda_choose_dbias(p);
+    if (!make_launches(p, device, dbias, plan, why, size)) return false;
+    if (dbias != FA_CUDA_DBIAS_SUMMED || plan->workspace_bytes <= p->workspace_size) return true;
+    fa_cuda_plan_begin(device, &fa_cuda_backward_sm90, plan);
+    return make_launches(p, device, FA_CUDA_DBIAS_ALONE, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90 = {

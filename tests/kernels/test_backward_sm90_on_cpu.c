@@ -261,6 +261,7 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
         return status;
     }
     if (p->d < least_dim && p->d_v < least_dim) return FA_ERROR_UNSUPPORTED;
+    p->workspace_size = SIZE_MAX; /* for sums of dbias as well */
     if (!fa_cuda_plan_make(p, &device, NULL, plan, message, size)) return FA_ERROR_UNSUPPORTED;
     return plan->family == &fa_cuda_backward_sm90 ? FA_OK : FA_ERROR_UNSUPPORTED;
 }
