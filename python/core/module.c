@@ -111,7 +111,7 @@ static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
         return -1;
     }
     workspace_expected[w->pass] = bytes > 0;
-    bytes += call_dbias_workspace(c, &w->gradients.dbias);
+    if (w->pass == FA_PASS_BACKWARD) bytes += call_dbias_workspace(c, &w->gradients.dbias);
     if (bytes <= c->options.workspace_size) return 0;
     *memory = allocate(c, bytes, q);
     return *memory ? 1 : -1;
