@@ -285,6 +285,9 @@ class Direct(Sdpa):
         try:
             function = self.operator_of(cell, inputs)
             function()
+            # The state of the dropout mask comes from a forward pass outside of the graph: on the
+            # host, where a captured operator would read it as the device's.
+            function.capturable = not cell.dropout
             return function
         except (RuntimeError, TypeError, ValueError) as error:
             if cell.deterministic:

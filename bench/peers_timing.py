@@ -50,7 +50,8 @@ class Timer:
                 break
         self.calls = self.calls_for(once)
         self.samples = []
-        if self.events and once < SLOW_MS:
+        capturable = all(getattr(f, "capturable", True) for f in functions)
+        if self.events and once < SLOW_MS and capturable:
             self.capture()
         self.most = max(1, budget * 1e3 / (once * self.calls * len(functions)))
 
