@@ -156,12 +156,14 @@ class Ours(Backend):
         given |= {name: x for name, x in tensors.items() if x is not None}
         return fa.options_of(**given)
 
-    def workspace(self, o, which, views):
+    def workspace(self, o, which, views, more=0):
+        """Memory of the size that the call needs, and `more` bytes."""
         size = C.c_size_t()
         self.library.call("fa_workspace_size", which, *map(C.byref, views), C.byref(o),
                           C.byref(size))
-        memory = torch.empty(max(size.value, 1), dtype=torch.uint8, device=self.device)
-        o.workspace, o.workspace_size = memory.data_ptr(), size.value
+        count = size.value + more
+        memory = torch.empty(max(count, 1), dtype=torch.uint8, device=self.device)
+        o.workspace, o.workspace_size = memory.data_ptr(), count
         return memory
 
     def call(self, which, o, arguments):
@@ -206,7 +208,7 @@ class Ours(Backend):
         if cell.sinks:
             results.append(torch.full_like(inputs.sinks, math.nan))
             g.dsinks = results[-1].data_ptr()
-        memory = self.workspace(o, fa.BACKWARD, views)
+        memory = self.workspace(o, fa.BACKWARD, views, room_for_dbias(cell, inputs))
         arguments = [*map(C.byref, views), C.c_void_p(forward[1].data_ptr()), C.byref(g),
                      C.byref(o)]
 
@@ -217,17 +219,29 @@ class Ours(Backend):
         return backward
 
     def kernel_of(self, cell, inputs):
+        """What fa_describe says, and of dbias, which it is not told of, what the call gives."""
         q, k, v = inputs.bshd
         out = torch.empty((*q.shape[:3], cell.dim_v), dtype=q.dtype, device=q.device)
         o, keep = self.options(cell, inputs)
         which = fa.BACKWARD if cell.which == "backward" else fa.FORWARD
-        return self.library.describe(which, *map(fa.of_torch, (q, k, v, out)), o)
+        text = self.library.describe(which, *map(fa.of_torch, (q, k, v, out)), o)
+        has_room = self.device == "cuda" and room_for_dbias(cell, inputs) > 0
+        return text + (", with workspace for sums of dbias" if has_room else "")
 
     def describe(self, cell, inputs):
         text = self.kernel_of(cell, inputs)
         if self.family and self.family not in text:
             raise RuntimeError(f"{self.family} was asked for: {text}")
         return text
+
+
+def room_for_dbias(cell, inputs):
+    """The bytes of workspace beyond what fa_workspace_size says, as there: for float32 sums of a
+    dbias of 16 bits that batch items or heads share. 0: it has none."""
+    if cell.which != "backward" or not cell.bias_grad or inputs.bias.element_size() != 2:
+        return 0
+    shared = inputs.bias.shape[:2] != (cell.batch, cell.heads)
+    return 4 * inputs.bias.numel() + 256 if shared else 0
 
 
 def copied(path):

@@ -216,6 +216,40 @@ def test_an_operator_for_gradients_is_preferred_to_autograd(capsys):
     assert run(alike, refused)["results"]["cudnn"]["state"] == "failed"
 
 
+class Recorder:
+    """In the library's place: the size of the workspace that the last call got."""
+
+    def call(self, name, *arguments):
+        if name == "fa_workspace_size":
+            arguments[-1]._obj.value = 1000
+        else:
+            self.given = arguments[-1]._obj.workspace_size
+
+    def describe(self, *arguments):
+        return "cuda backward"
+
+
+@pytest.mark.parametrize(
+    "dtype, bias", [("bf16", "batch"), ("fp16", "heads"), ("bf16", "full"), ("fp32", "batch")]
+)
+def test_a_shared_dbias_gets_the_room_for_its_sums(dtype, bias):
+    """As include/flashattn.h says at fa_workspace_size."""
+    cell = peers_cells.dataclasses.replace(
+        CELL, which="backward", causal=False, heads_kv=4, dtype=dtype, bias=bias, bias_grad=True
+    )
+    ours = peers_libraries.Ours.__new__(peers_libraries.Ours)
+    ours.device, ours.family, ours.library = "cpu", None, Recorder()
+    inputs = inputs_of(cell)
+    ours.function(cell, inputs)()
+    room = {"batch": 4, "heads": 2}.get(bias, 0) * 96 * 96 * 4 + 256
+    shared = dtype != "fp32" and bias != "full"
+    assert ours.library.given == (1000 + room if shared else 1000)
+    ours.device = "cuda"
+    assert ours.describe(cell, inputs).endswith("sums of dbias") is shared
+    cell = peers_cells.dataclasses.replace(cell, bias_grad=False)
+    assert ours.describe(cell, inputs) == "cuda backward"
+
+
 def test_time_to_compile_gradients_is_flexattentions_own():
     """What another library takes is not taken from it; without a bias it is not asked."""
     flex, other = Stub("flex", takes=("bias",)), Stub("fa4", takes=("bias",))
