@@ -12,13 +12,16 @@
  * Arrays
  * ---------------------------------------------------------------------------------------------- */
 
+static void out_of_memory(int64_t count)
+{
+    fprintf(stderr, "reference: cannot allocate %lld elements\n", (long long)count);
+    abort();
+}
+
 static double *zeros(int64_t count)
 {
     double *p = calloc(count > 0 ? (size_t)count : 1, sizeof *p);
-    if (!p) {
-        fprintf(stderr, "reference: cannot allocate %lld doubles\n", (long long)count);
-        abort();
-    }
+    if (!p) out_of_memory(count);
     return p;
 }
 
@@ -263,7 +266,7 @@ static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h,
  * One row of the attention matrix: query i of head h of a batch item
  * ---------------------------------------------------------------------------------------------- */
 
-enum { SUMS = 4 };
+enum { SUMS = 5 };
 
 /* Everything that is read again and again, as doubles. */
 typedef struct loaded {
@@ -320,10 +323,43 @@ static double descale(const loaded *l, const float *factors, int64_t b, int64_t 
     return factors ? (double)factors[b * l->heads_kv + head_kv] : 1;
 }
 
+/* A key, and where its row of k or v begins. */
+typedef struct placed_key {
+    int64_t j, offset;
+} placed_key;
+
+static int compare_places(const void *left, const void *right)
+{
+    const placed_key *a = left, *b = right;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return (a->j > b->j) - (a->j < b->j);
+}
+
+static int64_t row_offset(const fa_tensor *t, int64_t block, int64_t row)
+{
+    return block * t->stride[0] + row * t->stride[1];
+}
+
+/* The keys of an item, sorted so that those whose rows of t are the same memory follow each other: strides may be 0, and a
+ * page may be used twice. What rounding does to such rows is the same for all of them: their errors add up. */
+static placed_key *sort_keys(const ref_inputs *in, const ref_item *item, const fa_tensor *t)
+{
+    placed_key *sorted = calloc(item->n_k > 0 ? (size_t)item->n_k : 1, sizeof *sorted);
+    if (!sorted) out_of_memory(item->n_k);
+    for (int64_t j = 0; j < item->n_k; j++) {
+        int64_t block, row;
+        ref_key_place(in, item, j, &block, &row);
+        sorted[j] = (placed_key){j, row_offset(t, block, row)};
+    }
+    qsort(sorted, (size_t)item->n_k, sizeof *sorted, compare_places);
+    return sorted;
+}
+
 typedef struct row {
     int64_t n_k;
-    double *x, *x_error; /* logits after step 5; errors are absolute                        */
-    double *x_moved;     /* how far rounding the operands to tf32 may move them besides     */
+    placed_key *by_k, *by_v; /* as sort_keys sorts them; NULL: all stays float32 */
+    double *x, *x_error;     /* logits after step 5; errors are absolute                        */
+    double *x_moved;         /* how far rounding the operands to tf32 may move them besides     */
     double *slope,
         *slope_error;    /* derivative of step 2                                            */
     double *p, *p_error; /* step 7                                                          */
@@ -333,9 +369,13 @@ typedef struct row {
         p_sink_error; /* the sink's share                                                */
 } row;
 
-static row row_new(int64_t n_k)
+static row row_new(const ref_inputs *in, const ref_item *item)
 {
+    const int64_t n_k = item->n_k;
+    const bool rounds = in->v.data && (in->rounding.weight > 0 || in->rounding.operand > 0);
     row r = {.n_k = n_k,
+             .by_k = rounds ? sort_keys(in, item, &in->k) : NULL,
+             .by_v = rounds ? sort_keys(in, item, &in->v) : NULL,
              .x = zeros(n_k),
              .x_error = zeros(n_k),
              .x_moved = zeros(n_k),
@@ -349,6 +389,8 @@ static row row_new(int64_t n_k)
 
 static void row_free(row *r)
 {
+    free(r->by_k);
+    free(r->by_v);
     free(r->x);
     free(r->x_error);
     free(r->x_moved);
@@ -476,62 +518,123 @@ static double largest_of(const double *p, int64_t n)
     return largest;
 }
 
-/* What rounding the weights of the row adds to its errors. Sums for all columns lie side by side, so that the
- * compiler can use vectors. */
+/* Sums over the keys of a row, of all columns: side by side, so that the compiler can use vectors. */
+typedef struct column_sums {
+    int64_t d_v;
+    double *px, p;                /* of p x and of p, of the present keys of one weight */
+    double *p2_x, *p2_square, p2; /* as in ref_column */
+} column_sums;
+
+/* Keys of one weight count as one in the sums of squares. */
+static void end_weight(column_sums *s)
+{
+    double *restrict px = s->px, *restrict p2_x = s->p2_x, *restrict p2_square = s->p2_square;
+    s->p2 += s->p * s->p;
+    for (int64_t c = 0; c < s->d_v; c++) {
+        p2_x[c] += s->p * px[c];
+        p2_square[c] += px[c] * px[c];
+        px[c] = 0;
+    }
+    s->p = 0;
+}
+
+/* What rounding the weights of the row adds to its errors. Keys of equal logits have one weight, which is rounded one way; those of
+ * equal memory follow each other here. */
 static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                               double factor, const double *out_row, double *restrict error_row)
 {
     const ref_rounding *rounding = &l->in->rounding;
+    const int64_t d_v = l->d_v;
     const double tiny = rounding->weight_tiny * largest_of(r->p, r->n_k);
-    double *restrict magnitude = l->sums, *restrict square = magnitude + l->d_v;
-    double *restrict p2_x = square + l->d_v, *restrict p2_square = p2_x + l->d_v, p2 = 0;
+    double *restrict magnitude = l->sums, *restrict square = magnitude + d_v;
+    double *restrict px = square + d_v, last = NAN;
+    column_sums sums = {d_v, px, 0, px + d_v, px + 2 * d_v, 0};
     int64_t block, key_row;
-    memset(l->sums, 0, (size_t)(SUMS * l->d_v) * sizeof *l->sums);
-    for (int64_t j = 0; j < r->n_k; j++) {
+    memset(l->sums, 0, (size_t)(SUMS * d_v) * sizeof *l->sums);
+    for (int64_t n = 0; n < r->n_k; n++) {
+        const int64_t j = r->by_k[n].j;
         if (r->x[j] == -INFINITY) continue;
         ref_key_place(l->in, item, j, &block, &key_row);
         const double *v = row_of(&l->v, block, key_row, head_kv);
         const double p = r->p[j], scale = r->keep[j] * factor;
-        p2 += p * p;
-        for (int64_t c = 0; c < l->d_v; c++) {
-            const double x = scale * v[c], px = p * x;
-            magnitude[c] += fabs(px);
-            square[c] += px * x;
-            p2_x[c] += p * px;
-            p2_square[c] += px * px;
+        if (r->x[j] != last) end_weight(&sums);
+        last = r->x[j];
+        sums.p += p;
+        for (int64_t c = 0; c < d_v; c++) {
+            const double x = scale * v[c];
+            magnitude[c] += p * fabs(x);
+            square[c] += p * x * x;
+            px[c] += p * x;
             error_row[c] += tiny * fabs(x);
         }
     }
-    for (int64_t c = 0; c < l->d_v; c++) {
-        const ref_column column = {out_row[c], magnitude[c], square[c], p2, p2_x[c], p2_square[c]};
+    end_weight(&sums);
+    for (int64_t c = 0; c < d_v; c++) {
+        const ref_column column = {out_row[c], magnitude[c], square[c],
+                                   sums.p2,    sums.p2_x[c], sums.p2_square[c]};
         error_row[c] += ref_weights_error(rounding, &column);
     }
 }
 
-/* What rounding queries, keys and values to tf32 adds to the errors of the row. Logit j moves by at most
- * x_moved, its weight by a factor of at most 1 + e_j = exp(x_moved), and out by sum e_j p_j (v_j - out) to first order; as these errors are independent, by no more than the root of the
- * sum of the squares of these terms, twice for rows whose keys are not all different. Values move it as weights do,
- * and where they are all equal by as much as one of them. */
+/* Whether key n and the one after it, as they are sorted, are the same memory. */
+static bool same_as_next(const row *r, const placed_key *sorted, int64_t n)
+{
+    return n + 1 < r->n_k && sorted[n + 1].offset == sorted[n].offset;
+}
+
+static double value_of(const loaded *l, const ref_item *item, int64_t head_kv, int64_t j, int64_t c)
+{
+    int64_t block, key_row;
+    ref_key_place(l->in, item, j, &block, &key_row);
+    return row_of(&l->v, block, key_row, head_kv)[c];
+}
+
+/* What rounding queries and keys to tf32 makes of column c. Logit j moves by at most x_moved, its weight by a factor of at
+ * most 1 + e_j = exp(x_moved), and out by sum e_j p_j (v_j - out) to first order. Keys that are the same memory have one e_j.
+ * As errors of different keys are independent, out moves by no more than the root of the sum of the squares, twice for rows
+ * whose keys are not all different. */
+static double moved_by_keys(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
+                            double factor, double out, int64_t c)
+{
+    double worst = 0, square = 0, moved = 0;
+    for (int64_t n = 0; n < r->n_k; n++) {
+        const int64_t j = r->by_k[n].j;
+        if (r->x[j] != -INFINITY) {
+            const double x = r->keep[j] * factor * value_of(l, item, head_kv, j, c);
+            moved += r->p[j] * expm1(r->x_moved[j]) * (x - out);
+        }
+        if (same_as_next(r, r->by_k, n)) continue;
+        worst += fabs(moved);
+        square += moved * moved;
+        moved = 0;
+    }
+    return fmin(worst, 2 * sqrt(square));
+}
+
+/* What rounding values makes of column c: they move it as weights do, and where they are all equal by as much as one of
+ * them. */
+static double moved_by_values(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
+                              double factor, double out, int64_t c)
+{
+    double magnitude = 0, square = 0, part = 0;
+    for (int64_t n = 0; n < r->n_k; n++) {
+        const int64_t j = r->by_v[n].j;
+        if (r->x[j] != -INFINITY)
+            part += r->p[j] * r->keep[j] * factor * value_of(l, item, head_kv, j, c);
+        if (same_as_next(r, r->by_v, n)) continue;
+        magnitude += fabs(part);
+        square += part * part;
+        part = 0;
+    }
+    return l->in->rounding.operand * fmin(magnitude, 4 * sqrt(square) + fabs(out));
+}
+
 static void add_operands_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                                double factor, const double *out_row, double *error_row)
 {
-    const double u = l->in->rounding.operand;
-    int64_t block, key_row;
-    for (int64_t c = 0; c < l->d_v; c++) {
-        double worst = 0, square = 0, magnitude = 0, p2_square = 0;
-        for (int64_t j = 0; j < r->n_k; j++) {
-            if (r->x[j] == -INFINITY) continue;
-            ref_key_place(l->in, item, j, &block, &key_row);
-            const double x = r->keep[j] * factor * row_of(&l->v, block, key_row, head_kv)[c];
-            const double moved = r->p[j] * expm1(r->x_moved[j]) * (x - out_row[c]);
-            worst += fabs(moved);
-            square += moved * moved;
-            magnitude += r->p[j] * fabs(x);
-            p2_square += r->p[j] * r->p[j] * x * x;
-        }
-        error_row[c] += fmin(worst, 2 * sqrt(square)) +
-                        u * fmin(magnitude, 4 * sqrt(p2_square) + fabs(out_row[c]));
-    }
+    for (int64_t c = 0; c < l->d_v; c++)
+        error_row[c] += moved_by_keys(l, item, head_kv, r, factor, out_row[c], c) +
+                        moved_by_values(l, item, head_kv, r, factor, out_row[c], c);
 }
 
 /* Step 9 for one query, into out_row and its error (d_v). */
@@ -567,7 +670,7 @@ void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)
 
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);
-        row r = row_new(item.n_k);
+        row r = row_new(in, &item);
         for (int64_t h = 0; h < l.heads_q; h++)
             for (int64_t i = 0; i < item.n_q; i++) {
                 int64_t token = item.start_q + i;
@@ -613,7 +716,7 @@ void ref_forward_rounded(const ref_inputs *in, fa_dtype dtype, ref_array *rounde
     *rounded = ref_array_new(in->q.shape[0], in->q.shape[1], l.heads_q, l.d_v);
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);
-        row r = row_new(item.n_k);
+        row r = row_new(in, &item);
         for (int64_t h = 0; h < l.heads_q; h++)
             for (int64_t i = 0; i < item.n_q; i++) {
                 compute_row(&l, &item, h, i, &r);
@@ -813,7 +916,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
 
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);
-        row r = row_new(item.n_k);
+        row r = row_new(in, &item);
         for (int64_t h = 0; h < l.heads_q; h++)
             for (int64_t i = 0; i < item.n_q; i++) {
                 int64_t token = item.start_q + i;
@@ -867,7 +970,7 @@ void ref_weights(const ref_inputs *in, const int64_t *rows, int64_t num_rows, in
     *weights = ref_array_new(ref_batch(in), l.heads_q, num_rows, n_k);
     for (int64_t b = 0; b < ref_batch(in); b++) {
         ref_item item = ref_item_of(in, b);
-        row r = row_new(item.n_k);
+        row r = row_new(in, &item);
         for (int64_t h = 0; h < l.heads_q; h++)
             for (int64_t n = 0; n < num_rows; n++) {
                 int64_t i = rows ? rows[n] : n;

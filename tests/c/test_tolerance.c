@@ -55,11 +55,31 @@ static double operand(const fa_tensor *t, int64_t a, int64_t b, int64_t c, int64
 
 static void load_head(const attention *a, int64_t h)
 {
+    const int64_t page = a->in.k.shape[1]; /* all keys, but for share_rows */
     for (int64_t j = 0; j < a->s.n_k; j++)
         for (int64_t c = 0; c < DIM; c++) {
-            keys[j][c] = operand(&a->in.k, 0, j, h, c);
-            values[j][c] = operand(&a->in.v, 0, j, h, c);
+            keys[j][c] = operand(&a->in.k, j / page, j % page, h, c);
+            values[j][c] = operand(&a->in.v, j / page, j % page, h, c);
         }
+}
+
+/* Pages of keys and values whose rows are all the same memory. */
+static void share_rows(attention *a, int64_t pages)
+{
+    static const int32_t table[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    static int32_t length;
+    fa_tensor *const tensors[] = {&a->in.k, &a->in.v};
+    for (int n = 0; n < 2; n++) {
+        fa_tensor *t = tensors[n];
+        t->shape[0] = pages;
+        t->shape[1] = a->s.n_k / pages;
+        t->stride[0] = t->shape[1] * t->stride[1];
+        t->stride[1] = 0;
+    }
+    length = (int32_t)a->s.n_k;
+    a->in.options.seqlens_k = &length;
+    a->in.options.block_table = table;
+    a->in.options.block_table_stride = pages;
 }
 
 /* Row i of head h, which is loaded, into a->out. exact: by the definition. */
@@ -87,8 +107,9 @@ static void simulate_row(attention *a, const kernel *k, const ref_array *exact, 
     }
 }
 
-/* The report of such a kernel on random inputs, queries multiplied by peak. */
-static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak, bool sum_rounded)
+/* The report of such a kernel on random inputs, queries multiplied by peak. pages: whose keys are equal; 0: no keys are. */
+static ref_report check_pages(const kernel *k, fa_dtype dtype, int64_t n, double peak,
+                              bool sum_rounded, int64_t pages)
 {
     attention a;
     const shape s = {1, HEADS, HEADS, QUERIES, n, DIM, DIM};
@@ -98,6 +119,7 @@ static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak,
     attention_fill(&a, &a.in.q, peak);
     a.in.options.device = FA_DEVICE_CUDA;
     if (dtype == FA_FLOAT32) a.in.options.precision = FA_PRECISION_TF32;
+    if (pages > 0) share_rows(&a, pages);
     a.in.rounding = ref_rounding_for(&a.in, dtype, true);
     a.in.rounding.sum_rounded = sum_rounded;
     ref_forward(&a.in, &out, &lse);
@@ -110,6 +132,11 @@ static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak,
     ref_array_free(&lse);
     attention_free(&a);
     return report;
+}
+
+static ref_report check(const kernel *k, fa_dtype dtype, int64_t n, double peak, bool sum_rounded)
+{
+    return check_pages(k, dtype, n, peak, sum_rounded, 0);
 }
 
 static const int64_t lengths[] = {1, 2, 7, 64, 200, MAX_KEYS};
@@ -149,6 +176,24 @@ static void check_larger_errors(fa_dtype dtype)
             CHECK(!r.ok, "%s, %lld keys, sum of %s weights: %d times the errors pass (%.0f%%)",
                   fa_dtype_name(dtype), (long long)lengths[n], sum ? "rounded" : "exact", times,
                   1e2 * r.worst);
+        }
+}
+
+/* Keys that are the same memory are rounded the same way: their errors add up, and as much is allowed, but no more. */
+static void check_equal_keys(fa_dtype dtype)
+{
+    enum { KEYS = 240 };
+    const int times = dtype == FA_FLOAT32 ? TIMES_TF32 : TIMES;
+    for (int64_t pages = 2; pages <= 8; pages += 3)
+        for (int sum = 0; sum < 2; sum++) {
+            const kernel k = {dtype, 1.37, sum, false, 1},
+                         larger = {dtype, 1.37, sum, false, times};
+            const ref_report r = check_pages(&k, dtype, KEYS, 1, sum, pages);
+            const ref_report bad = check_pages(&larger, dtype, KEYS, 1, sum, pages);
+            CHECK(r.ok, "%s, %lld pages of equal keys, sum of %s weights: %s", fa_dtype_name(dtype),
+                  (long long)pages, sum ? "rounded" : "exact", r.message);
+            CHECK(!bad.ok, "%s, %lld pages of equal keys: %d times the errors pass (%.0f%%)",
+                  fa_dtype_name(dtype), (long long)pages, times, 1e2 * bad.worst);
         }
 }
 
@@ -202,11 +247,13 @@ int main(void)
     for (int n = 0; n < 2; n++) {
         check_roundings(dtypes[n]);
         check_larger_errors(dtypes[n]);
+        check_equal_keys(dtypes[n]);
         check_lost_key(dtypes[n]);
         check_dominated_rows(dtypes[n]);
     }
     check_roundings(FA_FLOAT32);
     check_larger_errors(FA_FLOAT32);
+    check_equal_keys(FA_FLOAT32);
     check_lost_key(FA_FLOAT32);
     check_devices();
     return test_end();
