@@ -268,13 +268,26 @@ static double keep_factor(const ref_inputs *in, const ref_item *item, int64_t h,
 
 enum { SUMS = 5 };
 
+/* Half an epsilon of float32: what an addition to a sum may lose, relatively. */
+#define ADDITION 0x1p-24
+
+/* Adds a term to a float32 sum. Errors of additions are mostly independent, and ref_rounding's `sum` allows for those. But
+ * terms that are equal, one after the other, as rows that are the same memory make them, are rounded the same way: their errors
+ * add up. last: the term before, 0 at first. */
+static inline void add_term(double term, double *sum, double *error, double *last)
+{
+    *sum += term;
+    *error += term == *last && term != 0 ? ADDITION * fabs(*sum) : 0;
+    *last = term;
+}
+
 /* Everything that is read again and again, as doubles. */
 typedef struct loaded {
     const ref_inputs *in;
     ref_array q, k, v;
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
-    double *sums; /* (SUMS, d_v): for add_weights_error */
+    double *sums; /* (SUMS, d_v): for add_weights_error; its first row for compute_output */
 } loaded;
 
 /* Elements of 8 bits times their scales, which broadcast. */
@@ -643,15 +656,17 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
 {
     int64_t head_kv = h / (l->heads_q / l->heads_kv), block, key_row;
     double factor = descale(l, l->in->options.v_descale, item->b, head_kv);
-    for (int64_t c = 0; c < l->d_v; c++) out_row[c] = error_row[c] = 0;
+    for (int64_t c = 0; c < l->d_v; c++) out_row[c] = error_row[c] = l->sums[c] = 0;
     for (int64_t j = 0; j < r->n_k; j++) {
         if (r->x[j] == -INFINITY) continue;
         ref_key_place(l->in, item, j, &block, &key_row);
         const double *v = row_of(&l->v, block, key_row, head_kv);
+        const double p = r->p[j] * r->keep[j] * factor;
+        const double p_error =
+            (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor);
         for (int64_t c = 0; c < l->d_v; c++) {
-            out_row[c] += r->p[j] * r->keep[j] * factor * v[c];
-            error_row[c] +=
-                (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor * v[c]);
+            add_term(p * v[c], &out_row[c], &error_row[c], &l->sums[c]);
+            error_row[c] += p_error * fabs(v[c]);
         }
     }
     if (l->in->rounding.weight > 0)
@@ -756,10 +771,15 @@ typedef struct spread {
     double *magnitude, *square;
 } spread;
 
-static spread spread_new(const ref_array *array)
+static double *zeros_like(const ref_array *array)
 {
     const int64_t *n = array->shape;
-    return (spread){zeros(n[0] * n[1] * n[2] * n[3]), zeros(n[0] * n[1] * n[2] * n[3])};
+    return zeros(n[0] * n[1] * n[2] * n[3]);
+}
+
+static spread spread_new(const ref_array *array)
+{
+    return (spread){zeros_like(array), zeros_like(array)};
 }
 
 static void spread_add(const spread *s, int64_t at, double product)
@@ -792,6 +812,26 @@ typedef struct spreads {
     spread dq, dk, dv;
 } spreads;
 
+/* The last term of each of the gradients' sums, for add_term. */
+typedef struct last_terms {
+    double *dq, *dk, *dv, *dbias, *dsinks;
+} last_terms;
+
+static last_terms last_terms_new(const ref_gradients *g)
+{
+    return (last_terms){zeros_like(&g->dq), zeros_like(&g->dk), zeros_like(&g->dv),
+                        zeros_like(&g->dbias), zeros_like(&g->dsinks)};
+}
+
+static void last_terms_free(last_terms *last)
+{
+    free(last->dq);
+    free(last->dk);
+    free(last->dv);
+    free(last->dbias);
+    free(last->dsinks);
+}
+
 /* Where one query's gradients go: rows of d (dq) and the whole of the others. */
 typedef struct backward {
     const loaded *l;
@@ -800,6 +840,7 @@ typedef struct backward {
     const double *q, *dout; /* (d), (d_v) */
     row_sums sums;
     ref_gradients *g;
+    const last_terms *last;
     const spreads *rounded; /* NULL: factors stay float32 */
 } backward;
 
@@ -852,27 +893,27 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
     double *dk = row_of(&w->g->dk, block, key_row, head_kv);
     double *dq_error = error_row_of(&w->g->dq, w->item->block_q, token, w->h);
     double *dk_error = error_row_of(&w->g->dk, block, key_row, head_kv);
+    const int64_t at_q = dq - w->g->dq.value, at_k = dk - w->g->dk.value;
     for (int64_t c = 0; c < l->d; c++) {
-        dq[c] += l->scale * dy * k[c];
-        dk[c] += l->scale * dy * w->q[c];
+        add_term(l->scale * dy * k[c], &dq[c], &dq_error[c], &w->last->dq[at_q + c]);
+        add_term(l->scale * dy * w->q[c], &dk[c], &dk_error[c], &w->last->dk[at_k + c]);
         dq_error[c] += fabs(l->scale) * (dy_error + eps * fabs(dy)) * fabs(k[c]);
         dk_error[c] += fabs(l->scale) * (dy_error + eps * fabs(dy)) * fabs(w->q[c]);
     }
     double *dv = row_of(&w->g->dv, block, key_row, head_kv);
     double *dv_error = error_row_of(&w->g->dv, block, key_row, head_kv);
+    const int64_t at_v = dv - w->g->dv.value;
     for (int64_t c = 0; c < l->d_v; c++) {
-        dv[c] += r->p[j] * r->keep[j] * w->dout[c];
+        add_term(r->p[j] * r->keep[j] * w->dout[c], &dv[c], &dv_error[c], &w->last->dv[at_v + c]);
         dv_error[c] += (r->p_error[j] + eps * r->p[j]) * r->keep[j] * fabs(w->dout[c]);
     }
-    if (w->rounded)
-        round_pair(w, r->p[j] * r->keep[j], dy, dq - w->g->dq.value, dk - w->g->dk.value,
-                   dv - w->g->dv.value, k);
+    if (w->rounded) round_pair(w, r->p[j] * r->keep[j], dy, at_q, at_k, at_v, k);
     ref_array *dbias = &w->g->dbias;
     if (dbias->value) {
         int64_t at = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
                                      dbias->shape[1] == 1 ? 0 : w->h,
                                      dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
-        dbias->value[at] += dx;
+        add_term(dx, &dbias->value[at], &dbias->error[at], &w->last->dbias[at]);
         dbias->error[at] += dx_error + eps * fabs(dx);
     }
 }
@@ -889,7 +930,8 @@ static void backward_query(const backward *w, const row *r)
     for (int64_t j = 0; j < r->n_k; j++) backward_pair(w, r, j);
     if (r->p_sink > 0 || isnan(r->p_sink)) { /* out does not read the sink: its dp is 0 */
         const row_sums *s = &w->sums;
-        w->g->dsinks.value[w->h] -= r->p_sink * s->delta;
+        add_term(-r->p_sink * s->delta, &w->g->dsinks.value[w->h], &w->g->dsinks.error[w->h],
+                 &w->last->dsinks[w->h]);
         w->g->dsinks.error[w->h] +=
             r->p_sink_error * fabs(s->delta) +
             r->p_sink * (s->delta_error + w->l->in->rounding.sum * fabs(s->delta));
@@ -911,6 +953,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         g->dbias = ref_array_new(dbias_shape[0], dbias_shape[1], dbias_shape[2], dbias_shape[3]);
     double *out = zeros(l.d_v), *out_error = zeros(l.d_v);
     const bool rounds = in->rounding.pair > 0 && dout->dtype == in->v.dtype;
+    last_terms last = last_terms_new(g);
     spreads rounded;
     if (rounds) rounded = (spreads){spread_new(&g->dq), spread_new(&g->dk), spread_new(&g->dv)};
 
@@ -929,6 +972,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
                               row_of(&douts, item.block_q, token, h),
                               {0, 0},
                               g,
+                              &last,
                               rounds ? &rounded : NULL};
                 compute_row(&l, &item, h, i, &r);
                 compute_output(&l, &item, h, &r, out, out_error);
@@ -944,6 +988,7 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         spread_free(&rounded.dk, in->rounding.pair, independent, &g->dk);
         spread_free(&rounded.dv, in->rounding.pair, independent, &g->dv);
     }
+    last_terms_free(&last);
     free(out);
     free(out_error);
     ref_array_free(&douts);

@@ -219,6 +219,43 @@ static void check_dominated_rows(fa_dtype dtype)
           fa_dtype_name(dtype), 1e2 * strict.worst);
 }
 
+/* A gradient of keys or values to which `used` of n equal queries contribute: a float32 sum, one after the other. */
+static void sum_equal_queries(const fa_tensor *t, const ref_array *exact, int n, int used)
+{
+    for (int64_t j = 0; j < t->shape[1]; j++)
+        for (int64_t c = 0; c < t->shape[3]; c++) {
+            const double whole = exact->value[ref_array_index(exact, 0, j, 0, c)];
+            const float term = (float)(whole / n);
+            float sum = 0;
+            for (int i = 0; i < used; i++) sum += term;
+            ref_store(t, 0, j, 0, c, (double)sum);
+        }
+}
+
+/* Terms of sums that are equal are rounded the same way: their errors add up. A lost query is more than that. */
+static void check_equal_queries(void)
+{
+    enum { N = 4000 };
+    attention a;
+    ref_gradients g;
+    attention_make(&a, 1, (shape){1, 1, 1, N, 8, DIM, DIM}, FA_FLOAT32);
+    a.in.q.stride[1] = a.dout.stride[1] = 0;
+    ref_backward(&a.in, &a.dout, NULL, NULL, &g);
+    for (int lost = 0; lost < 2; lost++) {
+        ref_report dk = REF_REPORT_INIT, dv = REF_REPORT_INIT;
+        sum_equal_queries(&a.dk, &g.dk, N, N - lost);
+        sum_equal_queries(&a.dv, &g.dv, N, N - lost);
+        ref_check_tensor(&dk, "dk", &a.dk, &g.dk);
+        ref_check_tensor(&dv, "dv", &a.dv, &g.dv);
+        CHECK(dk.ok == !lost, "equal queries, %d lost: %.0f%% %s", lost, 1e2 * dk.worst,
+              dk.message);
+        CHECK(dv.ok == !lost, "equal queries, %d lost: %.0f%% %s", lost, 1e2 * dv.worst,
+              dv.message);
+    }
+    ref_gradients_free(&g);
+    attention_free(&a);
+}
+
 /* The CPU in float16, and all in float32, keep weights in float32: those of tensor cores do not pass. */
 static void check_devices(void)
 {
@@ -255,6 +292,7 @@ int main(void)
     check_larger_errors(FA_FLOAT32);
     check_equal_keys(FA_FLOAT32);
     check_lost_key(FA_FLOAT32);
+    check_equal_queries();
     check_devices();
     return test_end();
 }
