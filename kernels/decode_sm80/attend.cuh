@@ -1,5 +1,5 @@
 /*
- * A warp's walk over its key tiles: S = Q K^T, logits, weights by a running max, O += P V.
+ * A warp's loop over its key tiles: S = Q K^T, logits, weights by a running max, O += P V.
  */
 #ifndef FA_KERNELS_DECODE_SM80_ATTEND_CUH
 #define FA_KERNELS_DECODE_SM80_ATTEND_CUH
@@ -209,7 +209,7 @@ FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_ou
     }
 }
 
-/* ---- The walk -------------------------------------------------------------------------------- */
+/* ---- The loop -------------------------------------------------------------------------------- */
 
 /* The warp's sums over its key tiles of a part. */
 FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memory *at,

@@ -3,7 +3,7 @@
  * once. Float16 or bfloat16 with float32 sums; every option of the API but dropout.
  *
  *   config.cuh  the numbers of the variant, who has what    load.cuh    copies to shared memory
- *   work.cuh    which queries, heads and keys are a block's   attend.cuh  a warp's walk over its keys
+ *   work.cuh    which queries, heads and keys are a block's   attend.cuh  a warp's loop over its keys
  *                                                             merge.cuh   sums of warps and of parts, results
  *
  * The query heads that share a key/value head, and some queries of a sequence, are the rows of one work tile. Its keys

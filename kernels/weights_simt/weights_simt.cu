@@ -78,7 +78,7 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const fa_tile *t, const
     }
 }
 
-/* ---- First walk: max and sum ---------------------------------------------------------------- */
+/* ---- First loop: max and sum ---------------------------------------------------------------- */
 
 FA_DEVICE void clear(fa_state *state)
 {
@@ -118,7 +118,7 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *
     }
 }
 
-/* ---- Second walk: weights -------------------------------------------------------------------- */
+/* ---- Second loop: weights -------------------------------------------------------------------- */
 
 /* Logits become weights; 0 where nothing is seen, whatever the row. */
 FA_DEVICE void make_weights(const fa_shared *shared, const fa_state *state)

@@ -96,8 +96,8 @@ class _Given:
         tensors: Any,
         group: str,
         gather: bool,
-        pieces_q: Any,
-        pieces_k: Any,
+        chunks_q: Any,
+        chunks_k: Any,
         sequences: Any,
         numbers: Any,
     ):
@@ -106,7 +106,7 @@ class _Given:
         self.rank, self.ranks = self.group.rank(), self.group.size()
         self.gather = gather
         self.numbers = dict(numbers)
-        queries, keys = unflatten(pieces_q), unflatten(pieces_k)
+        queries, keys = unflatten(chunks_q), unflatten(chunks_k)
         if sequences:
             half = len(sequences) // 2
             lengths = Lengths(tuple(sequences[:half]), tuple(sequences[half:]), True)
@@ -444,7 +444,7 @@ def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any,
 
 _ARGUMENTS = (
     "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, str group, bool gather, "
-    "SymInt[] pieces_q, SymInt[] pieces_k, SymInt[] sequences, bool causal, float? scale, "
+    "SymInt[] chunks_q, SymInt[] chunks_k, SymInt[] sequences, bool causal, float? scale, "
     "float? softcap, int[]? window, SymInt? diagonal, bool deterministic, bool batch_invariant, "
     "int threads"
 )
@@ -472,16 +472,16 @@ torch.library.define(
 )
 torch.library.define(
     "flashattn::redistribute",
-    "(Tensor x, str group, SymInt[] pieces, bool to_heads) -> Tensor",
+    "(Tensor x, str group, SymInt[] chunks, bool to_heads) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
 def _read(arguments: Any) -> _Given:
     tensors = [_resolved(x) for x in arguments[:4]]
-    group, gather, pieces_q, pieces_k, sequences, *numbers = arguments[4:]
+    group, gather, chunks_q, chunks_k, sequences, *numbers = arguments[4:]
     named = zip(_NUMBERS, numbers)
-    return _Given(tensors, group, gather, pieces_q, pieces_k, sequences, named)
+    return _Given(tensors, group, gather, chunks_q, chunks_k, sequences, named)
 
 
 @torch.library.impl("flashattn::distributed_forward", ("cpu", "cuda"))
@@ -587,8 +587,8 @@ def _to_heads(x: torch.Tensor, group: dist.ProcessGroup, shards: Shards) -> torc
         part = x.new_empty(batch, length_of(shards[source]), share, dim)
         parts[source] = messages.receive(part, source)
     messages.post().wait()
-    pieces = in_order(shards)
-    result = [parts[r][:, piece.row : piece.row + piece.length] for r, piece in pieces]
+    chunks = in_order(shards)
+    result = [parts[r][:, chunk.row : chunk.row + chunk.length] for r, chunk in chunks]
     return torch.cat(result, 1) if result else x.new_empty(batch, 0, share, dim)
 
 
@@ -598,14 +598,14 @@ def _to_rows(x: torch.Tensor, group: dist.ProcessGroup, shards: Shards) -> torch
     batch, _, share, dim = x.shape
     mine: list[list[torch.Tensor]] = [[] for _ in shards]
     at = 0
-    for r, piece in in_order(shards):
-        mine[r].append(x[:, at : at + piece.length])
-        at += piece.length
+    for r, chunk in in_order(shards):
+        mine[r].append(x[:, at : at + chunk.length])
+        at += chunk.length
     messages = _Messages(group)
     own = length_of(shards[rank])
     result = x.new_empty(batch, own, ranks, share, dim)
 
-    # Rows of a shard lie in the order of its pieces, which need not be that of positions.
+    # Rows of a shard lie in the order of its chunks, which need not be that of positions.
     def rows_of(r):
         order = sorted(range(len(shards[r])), key=lambda i: shards[r][i].start)
         parts = [p for _, p in sorted(zip(order, mine[r]), key=lambda entry: entry[0])]
@@ -625,16 +625,16 @@ def _to_rows(x: torch.Tensor, group: dist.ProcessGroup, shards: Shards) -> torch
 
 
 @torch.library.impl("flashattn::redistribute", ("cpu", "cuda"))
-def _redistribute(x, group, pieces, to_heads):
+def _redistribute(x, group, chunks, to_heads):
     group = _resolve_process_group(group)
     connect(group, x.device)
-    return (_to_heads if to_heads else _to_rows)(_resolved(x), group, unflatten(pieces))
+    return (_to_heads if to_heads else _to_rows)(_resolved(x), group, unflatten(chunks))
 
 
 @torch.library.register_fake("flashattn::redistribute")
-def _redistribute_fake(x, group, pieces, to_heads):
+def _redistribute_fake(x, group, chunks, to_heads):
     resolved = _resolve_process_group(group)
-    shards = unflatten(pieces)
+    shards = unflatten(chunks)
     batch, _, heads, dim = x.shape
     if to_heads:
         return x.new_empty(batch, sum(map(length_of, shards)), heads // resolved.size(), dim)

@@ -13,7 +13,7 @@ import functools
 from typing import NamedTuple, Optional, Sequence
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Rows row to row + length of a shard are positions start to start + length."""
 
     start: int
@@ -21,23 +21,23 @@ class Piece(NamedTuple):
     row: int
 
 
-# A rank's pieces, in the order of rows; the shards of all ranks.
-Shard = tuple[Piece, ...]
+# A rank's chunks, in the order of rows; the shards of all ranks.
+Shard = tuple[Chunk, ...]
 Shards = tuple[Shard, ...]
 
 
 def _as_shard(ranges: Sequence[tuple[int, int]]) -> Shard:
-    """Of (start, length), in the order of rows; neighbours become one piece, empty ones none."""
-    pieces: list[Piece] = []
+    """Of (start, length), in the order of rows; neighbours become one chunk, empty ones none."""
+    chunks: list[Chunk] = []
     row = 0
     for start, length in ranges:
-        if pieces and pieces[-1].start + pieces[-1].length == start:
-            last = pieces.pop()
-            pieces.append(Piece(last.start, last.length + length, last.row))
+        if chunks and chunks[-1].start + chunks[-1].length == start:
+            last = chunks.pop()
+            chunks.append(Chunk(last.start, last.length + length, last.row))
         elif length:
-            pieces.append(Piece(start, length, row))
+            chunks.append(Chunk(start, length, row))
         row += length
-    return tuple(pieces)
+    return tuple(chunks)
 
 
 def _parts(n: int, count: int) -> list[tuple[int, int]]:
@@ -67,30 +67,30 @@ def split(n: int, ranks: int, layout: str) -> Shards:
 
 
 def length_of(shard: Shard) -> int:
-    return sum(piece.length for piece in shard)
+    return sum(chunk.length for chunk in shard)
 
 
 def positions_of(shard: Shard) -> list[range]:
-    return [range(piece.start, piece.start + piece.length) for piece in shard]
+    return [range(chunk.start, chunk.start + chunk.length) for chunk in shard]
 
 
-def in_order(shards: Shards) -> list[tuple[int, Piece]]:
-    """(rank, piece) of all shards in the order of positions."""
+def in_order(shards: Shards) -> list[tuple[int, Chunk]]:
+    """(rank, chunk) of all shards in the order of positions."""
     return sorted(
-        ((rank, piece) for rank, shard in enumerate(shards) for piece in shard),
+        ((rank, chunk) for rank, shard in enumerate(shards) for chunk in shard),
         key=lambda entry: entry[1].start,
     )
 
 
 def together(shards: Shards) -> Shard:
     """What several ranks hold, as one shard whose rows are in the order of positions."""
-    return _as_shard([(piece.start, piece.length) for _, piece in in_order(shards)])
+    return _as_shard([(chunk.start, chunk.length) for _, chunk in in_order(shards)])
 
 
 def flatten(shards: Shards) -> list[int]:
-    """As numbers, which an operator takes: of each rank the count of pieces, then start, length and
+    """As numbers, which an operator takes: of each rank the count of chunks, then start, length and
     row of each."""
-    return [x for shard in shards for x in (len(shard), *(y for piece in shard for y in piece))]
+    return [x for shard in shards for x in (len(shard), *(y for chunk in shard for y in chunk))]
 
 
 def unflatten(numbers: Sequence[int]) -> Shards:
@@ -98,7 +98,7 @@ def unflatten(numbers: Sequence[int]) -> Shards:
     while at < len(numbers):
         stop = at + 1 + 3 * numbers[at]
         values = numbers[at + 1 : stop]
-        shards.append(tuple(Piece(*values[i : i + 3]) for i in range(0, len(values), 3)))
+        shards.append(tuple(Chunk(*values[i : i + 3]) for i in range(0, len(values), 3)))
         at = stop
     return tuple(shards)
 
@@ -148,7 +148,7 @@ class Call(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """One sequence's rows in a piece of the queries and one of the keys; starts are positions in
+    """One sequence's rows in a chunk of the queries and one of the keys; starts are positions in
     the sequence."""
 
     q_start: int
@@ -170,7 +170,7 @@ class Lengths(NamedTuple):
     packed: bool
 
 
-def _segments(queries: Piece, keys: Piece, lengths: Lengths, mask: Mask) -> list[_Segment]:
+def _segments(queries: Chunk, keys: Chunk, lengths: Lengths, mask: Mask) -> list[_Segment]:
     cu_q, cu_k = lengths.cu_q, lengths.cu_k
     q_end, k_end = queries.start + queries.length, keys.start + keys.length
     first = max(bisect.bisect_right(cu_q, queries.start), bisect.bisect_right(cu_k, keys.start), 1)
@@ -424,30 +424,30 @@ class Gathered(NamedTuple):
     asked: tuple[tuple[Interval, ...], ...]
 
 
-def _sub_pieces(shard: Shard, found: list[Call]) -> list[Piece]:
+def _sub_chunks(shard: Shard, found: list[Call]) -> list[Chunk]:
     """What calls read of a shard, in the order of positions."""
-    pieces = []
-    for piece in shard:
+    chunks = []
+    for chunk in shard:
         for start, stop in _needed(found):
-            a, b = max(start, piece.row), min(stop, piece.row + piece.length)
+            a, b = max(start, chunk.row), min(stop, chunk.row + chunk.length)
             if a < b:
-                pieces.append(Piece(piece.start + a - piece.row, b - a, a))
-    return sorted(pieces)
+                chunks.append(Chunk(chunk.start + a - chunk.row, b - a, a))
+    return sorted(chunks)
 
 
-def _between(problem: Problem, rank: int, source: int) -> list[Piece]:
+def _between(problem: Problem, rank: int, source: int) -> list[Chunk]:
     queries, keys = problem.queries[rank], problem.keys[source]
-    return _sub_pieces(keys, calls(queries, keys, problem.lengths, problem.mask))
+    return _sub_chunks(keys, calls(queries, keys, problem.lengths, problem.mask))
 
 
 @functools.lru_cache(maxsize=64)
 def gathered(problem: Problem, rank: int) -> Gathered:
     """All keys that a rank's queries need, in the order of positions."""
     ranks = range(len(problem.keys))
-    needed = [(s, piece) for s in ranks for piece in _between(problem, rank, s)]
+    needed = [(s, chunk) for s in ranks for chunk in _between(problem, rank, s)]
     needed.sort(key=lambda entry: entry[1].start)
     rows = tuple((source, p.row, p.row + p.length) for source, p in needed)
-    # Neighbours become one piece; between others there may be keys that nobody here sees.
+    # Neighbours become one chunk; between others there may be keys that nobody here sees.
     shard = _as_shard([(p.start, p.length) for _, p in needed])
     found = calls(problem.queries[rank], shard, problem.lengths, problem.mask)
     asked = tuple(

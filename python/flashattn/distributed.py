@@ -671,7 +671,7 @@ def _heads_of(x: Any, place: _Place, axis: int) -> Any:
 
 
 def _matrix_to_heads(
-    name: str, x: Any, sharded: Optional[bool], place: _Place, pieces: list[int]
+    name: str, x: Any, sharded: Optional[bool], place: _Place, chunks: list[int]
 ) -> Any:
     """A bias or mask (batch, heads, own rows, n_k) as (batch, own heads, all rows, n_k)."""
     if x is None:
@@ -686,7 +686,7 @@ def _matrix_to_heads(
         return _heads_of(x, place, 1)
     if x.shape[1] == 1:
         x = x.expand(-1, place.size, -1, -1)
-    rows = torch.ops.flashattn.redistribute(x.transpose(1, 2), place.name, pieces, True)
+    rows = torch.ops.flashattn.redistribute(x.transpose(1, 2), place.name, chunks, True)
     return rows.transpose(1, 2)
 
 
@@ -695,25 +695,25 @@ class _Share:
 
     def __init__(self, inputs: _Inputs, known: _Known, place: _Place, shards_q: Any, shards_k: Any):
         self.place = place
-        self.pieces_q, pieces_k = _plan.flatten(shards_q), _plan.flatten(shards_k)
-        self.q = self._rows(inputs.q, self.pieces_q)
-        self.k = self._rows(inputs.k, pieces_k)
-        self.v = self._rows(inputs.v, pieces_k)
+        self.chunks_q, chunks_k = _plan.flatten(shards_q), _plan.flatten(shards_k)
+        self.q = self._rows(inputs.q, self.chunks_q)
+        self.k = self._rows(inputs.k, chunks_k)
+        self.v = self._rows(inputs.v, chunks_k)
         given = inputs.tensors
         self.tensors = {
-            name: _matrix_to_heads(name, given[name], known.sharded[name], place, self.pieces_q)
+            name: _matrix_to_heads(name, given[name], known.sharded[name], place, self.chunks_q)
             for name in ("bias", "mask")
         }
         for name in ("alibi_slopes", "sinks"):
             x = given[name]
             self.tensors[name] = None if x is None else _own_heads(x, place)
 
-    def _rows(self, x: torch.Tensor, pieces: list[int]) -> torch.Tensor:
-        return torch.ops.flashattn.redistribute(x, self.place.name, pieces, True)
+    def _rows(self, x: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+        return torch.ops.flashattn.redistribute(x, self.place.name, chunks, True)
 
     def back(self, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         def rows(x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.flashattn.redistribute(x, self.place.name, self.pieces_q, False)
+            return torch.ops.flashattn.redistribute(x, self.place.name, self.chunks_q, False)
 
         return rows(out), rows(lse.mT[..., None])[..., 0].mT
 

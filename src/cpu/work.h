@@ -45,7 +45,7 @@ static inline void *fa_take(char **scratch, int64_t count, size_t size)
     return taken;
 }
 
-/* Sequences with few query rows per key/value head are decoded: all their rows share one walk over the
+/* Sequences with few query rows per key/value head are decoded: all their rows share one loop over the
  * keys. More rows are faster by tiles. */
 enum { FA_DECODE_ROWS = 32 };
 
