@@ -11,14 +11,16 @@ from . import _kvcache
 from ._core import UnsupportedError
 
 
-def _extras(qv, q_descale, k_descale, v_descale, attention_chunk, sinks=None):
+def _extras(qv, q_descale, k_descale, v_descale, attention_chunk, learnable_sink=None, **more):
+    """What FlashAttention 2 has no place for; of it and of `more`, what is given."""
     given = {
         "qv": qv,
         "q_descale": q_descale,
         "k_descale": k_descale,
         "v_descale": v_descale,
         "attention_chunk": attention_chunk or None,
-        "learnable_sink": sinks,
+        "learnable_sink": learnable_sink,
+        **more,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -149,9 +151,18 @@ def flash_attn_varlen_func(
 ) -> Any:
     """As flashattn.flash_attn_varlen_func; with return_attn_probs or return_softmax_lse (out,
     softmax_lse)."""
-    extras = _extras(qv, q_descale, k_descale, v_descale, attention_chunk, s_aux)
-    given = {"seqused_q": seqused_q, "seqused_k": seqused_k, "page_table": page_table, "out": out}
-    extras.update((name, value) for name, value in given.items() if value is not None)
+    extras = _extras(
+        qv,
+        q_descale,
+        k_descale,
+        v_descale,
+        attention_chunk,
+        s_aux,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        out=out,
+    )
     with_lse = bool(return_attn_probs or return_softmax_lse)
     result = _two.flash_attn_varlen_func(
         q,
@@ -214,17 +225,21 @@ def flash_attn_with_kvcache(
     ver: int = 3,
 ) -> Any:
     """As flashattn.flash_attn_with_kvcache. sinks is SGLang's name of s_aux."""
-    extras = _extras(qv, q_descale, k_descale, v_descale, attention_chunk, s_aux)
-    given = {
-        "sinks": sinks,
-        "page_table": page_table,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k_new": cu_seqlens_k_new,
-        "max_seqlen_q": max_seqlen_q,
-        "rotary_seqlens": rotary_seqlens,
-        "out": out,
-    }
-    extras.update((name, value) for name, value in given.items() if value is not None)
+    extras = _extras(
+        qv,
+        q_descale,
+        k_descale,
+        v_descale,
+        attention_chunk,
+        s_aux,
+        sinks=sinks,
+        page_table=page_table,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        max_seqlen_q=max_seqlen_q,
+        rotary_seqlens=rotary_seqlens,
+        out=out,
+    )
     return _kvcache.flash_attn_with_kvcache(
         q,
         k_cache,
@@ -379,9 +394,7 @@ def _flash_attn_forward(
                 out=out_,
             )
         else:
-            extras = _extras(qv, *descales, attention_chunk)
-            given = {"out": out_, "seqused_q": seqused_q, "seqused_k": seqused_k}
-            extras.update((name, value) for name, value in given.items() if value is not None)
+            more = {"out": out_, "seqused_q": seqused_q, "seqused_k": seqused_k}
             result = _two.flash_attn_func(
                 q,
                 k,
@@ -392,7 +405,7 @@ def _flash_attn_forward(
                 window,
                 softcap,
                 return_attn_probs=True,
-                **extras,
+                **_extras(qv, *descales, attention_chunk, **more),
             )[:2]
     return (*result, None, None)
 
@@ -441,7 +454,4 @@ def _flash_attn_backward(
     for ours, value in (("seqlens_q", sequed_q), ("seqlens_k", sequed_k)):
         if value is not None:
             options[ours] = value
-    try:
-        passes._backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options, None)
-    except (TypeError, ValueError) as error:
-        raise _two.with_their_names(error, ()) from None
+    passes._backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options, None)

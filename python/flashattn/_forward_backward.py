@@ -54,6 +54,15 @@ def _check(q, named):
             raise ValueError(f"{name} lies on {x.device}: expected {q.device}, where q lies")
 
 
+@contextlib.contextmanager
+def _their_names(extras: tuple[str, ...] = ()) -> Iterator[None]:
+    """Errors name the arguments as FlashAttention does."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise with_their_names(error, extras) from None
+
+
 def _forward(q, k, v, options):
     """(out, softmax_lse, S_dmask, rng_state)."""
     _check(q, (("q", q), ("k", k), ("v", v)))
@@ -68,6 +77,7 @@ def _forward(q, k, v, options):
     return (*result, q.new_empty(0), rng_state)
 
 
+@_their_names()
 def _backward(dout, q, k, v, out, softmax_lse, gradients, options, rng_state, zero=False):
     """zero: the gradients of rows of no sequence become 0."""
     named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}
@@ -166,10 +176,8 @@ def _flash_attn_forward(
     """
     window = window_size_left, window_size_right
     options = _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
-    try:
+    with _their_names():
         return _forward(q, k, v, options)
-    except (TypeError, ValueError) as error:
-        raise with_their_names(error, ()) from None
 
 
 def _flash_attn_backward(
@@ -201,10 +209,7 @@ def _flash_attn_backward(
     options = _options(
         dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic
     )
-    try:
-        _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options, rng_state)
-    except (TypeError, ValueError) as error:
-        raise with_their_names(error, ()) from None
+    _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), options, rng_state)
 
 
 def _flash_attn_varlen_forward(
@@ -247,10 +252,8 @@ def _flash_attn_varlen_forward(
         options["block_table"] = contiguous(block_table)
         ends, _ = options.pop("cu_seqlens_k"), options.pop("max_seqlen_k")
         options.setdefault("seqlens_k", ends[1:] - ends[:-1])
-    try:
+    with _their_names(("seqused_k",)):
         out, lse, *rest = _forward(q, k, v, options)
-    except (TypeError, ValueError) as error:
-        raise with_their_names(error, ("seqused_k",)) from None
     if zero_tensors:
         nobodys = _of_no_sequence(q, cu_seqlens_q)
         out.masked_fill_(nobodys[:, None, None], 0)
@@ -289,11 +292,8 @@ def _flash_attn_varlen_backward(
         dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic
     )
     options.update(_lengths(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))
-    try:
-        gradients = dq, dk, dv
-        _backward(dout, q, k, v, out, softmax_lse, gradients, options, rng_state, zero_tensors)
-    except (TypeError, ValueError) as error:
-        raise with_their_names(error, ()) from None
+    gradients = dq, dk, dv
+    _backward(dout, q, k, v, out, softmax_lse, gradients, options, rng_state, zero_tensors)
 
 
 def _lengths(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
