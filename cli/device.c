@@ -337,6 +337,15 @@ static bool compare_runs(const moved *m, const random_call *call, char *message,
     return !message[0];
 }
 
+/* A tensor that options point to: a copy whose data lies on the device takes its place. */
+static void translate_tensor(const moved *m, const fa_tensor **given, fa_tensor *copy)
+{
+    if (!*given) return;
+    *copy = **given;
+    translate(m, &copy->data);
+    *given = copy;
+}
+
 static void translate_gradients(const moved *m, fa_gradients *g)
 {
     void *pointers[] = {&g->dout.data, &g->dlse,       &g->dq.data, &g->dk.data,
@@ -379,26 +388,10 @@ static fa_status call_library(const moved *m, const random_call *given)
     translate_options(m, &c.options);
     translate_gradients(m, &c.gradients);
     translate_parts(m, &c, &parts);
-    if (c.options.bias) {
-        bias = *c.options.bias;
-        translate(m, &bias.data);
-        c.options.bias = &bias;
-    }
-    if (c.options.mask) {
-        mask = *c.options.mask;
-        translate(m, &mask.data);
-        c.options.mask = &mask;
-    }
-    if (c.options.k_scale) {
-        k_scale = *c.options.k_scale;
-        translate(m, &k_scale.data);
-        c.options.k_scale = &k_scale;
-    }
-    if (c.options.v_scale) {
-        v_scale = *c.options.v_scale;
-        translate(m, &v_scale.data);
-        c.options.v_scale = &v_scale;
-    }
+    translate_tensor(m, &c.options.bias, &bias);
+    translate_tensor(m, &c.options.mask, &mask);
+    translate_tensor(m, &c.options.k_scale, &k_scale);
+    translate_tensor(m, &c.options.v_scale, &v_scale);
     return random_call_run(&c);
 }
 

@@ -183,30 +183,33 @@ static fa_status check_on_device(const fa_arguments *a, const fa_problem *p,
 }
 /* ---- Running --------------------------------------------------------------------------------- */
 
+static fa_status queue_plan(const fa_cuda_plan *plan, const fa_cuda_call *call,
+                            const fa_cuda_device *device)
+{
+    fa_cuda_fault fault = {0};
+    void *kernels[FA_CUDA_LAUNCHES];
+    FA_TRY(find_kernels(plan, device, kernels));
+    return fa_cuda_plan_queue(plan, kernels, call, &fault) ? FA_OK
+                                                           : cuda_failed(&fault, device->ordinal);
+}
+
 static fa_status run(const fa_arguments *a, const fa_problem *p)
 {
     fa_cuda_device device = {0};
     fa_cuda_plan plan;
-    fa_cuda_fault fault;
-    void *kernels[FA_CUDA_LAUNCHES];
     bool current = false;
     FA_TRY(find_device(false, &device, &current));
     FA_TRY(make_plan(p, &device, false, &plan));
     FA_TRY(fa_check_locations(a, location_of(&device)));
     FA_TRY(check_problem_workspace(p, plan.workspace_bytes, &device));
     FA_TRY(check_on_device(a, p, &device));
-    FA_TRY(find_kernels(&plan, &device, kernels));
-    const fa_cuda_call call = {.problem = p, .stream = p->stream};
-    return fa_cuda_plan_queue(&plan, kernels, &call, &fault) ? FA_OK
-                                                             : cuda_failed(&fault, device.ordinal);
+    return queue_plan(&plan, &(fa_cuda_call){.problem = p, .stream = p->stream}, &device);
 }
 
 static fa_status combine(const fa_combine_problem *c)
 {
     fa_cuda_device device = {0};
     fa_cuda_plan plan;
-    fa_cuda_fault fault = {0};
-    void *kernels[FA_CUDA_LAUNCHES];
     bool current = false;
     char why[320];
     FA_TRY(find_device(false, &device, &current));
@@ -221,18 +224,13 @@ static fa_status combine(const fa_combine_problem *c)
                    "be kept between launches of %d parts",
                    c->num_parts, fa_variants[plan.launches[0].variant].max_parts);
     FA_TRY(check_workspace(c->workspace, c->workspace_size, plan.workspace_bytes, why, &device));
-    FA_TRY(find_kernels(&plan, &device, kernels));
-    const fa_cuda_call call = {.combine = c, .stream = c->stream};
-    return fa_cuda_plan_queue(&plan, kernels, &call, &fault) ? FA_OK
-                                                             : cuda_failed(&fault, device.ordinal);
+    return queue_plan(&plan, &(fa_cuda_call){.combine = c, .stream = c->stream}, &device);
 }
 
 static fa_status append(const fa_append_call *c, const fa_append_problem *p)
 {
     fa_cuda_device device = {0};
     fa_cuda_plan plan;
-    fa_cuda_fault fault = {0};
-    void *kernels[FA_CUDA_LAUNCHES];
     bool current = false;
     char why[320];
     FA_TRY(find_device(false, &device, &current));
@@ -240,10 +238,7 @@ static fa_status append(const fa_append_call *c, const fa_append_problem *p)
     FA_TRY(check_on_device(NULL, NULL, &device));
     if (!fa_cuda_plan_append(p, &device, &plan, why, sizeof why))
         return fa_fail(FA_ERROR_UNSUPPORTED, "%s", why);
-    FA_TRY(find_kernels(&plan, &device, kernels));
-    const fa_cuda_call call = {.append = p, .stream = p->stream};
-    return fa_cuda_plan_queue(&plan, kernels, &call, &fault) ? FA_OK
-                                                             : cuda_failed(&fault, device.ordinal);
+    return queue_plan(&plan, &(fa_cuda_call){.append = p, .stream = p->stream}, &device);
 }
 
 /* ---- Dry runs -------------------------------------------------------------------------------- */
