@@ -406,26 +406,30 @@ def test_latent_attention_copies_no_cache(rng):
         flashattn.flash_attn_func(x[..., :64], x[..., :64], x, qv=x)
 
 
-def test_vllm_prefill_of_latent_attention(rng, two):
-    """vllm/model_executor/layers/attention/mla_attention.py: v narrower than q and k, with lse."""
-    n_q, n_k = [5, 9], [12, 9]
-    q, k, v = draw(rng, 14, 4, 24), draw(rng, 21, 4, 24), draw(rng, 21, 4, 16)
-    out, lse = two.flash_attn_varlen_func(
+def check_packed_with_lse(rng, module, n_q, n_k, **version):
+    """v narrower than q and k, with the log-sum-exp."""
+    q, k, v = draw(rng, sum(n_q), 4, 24), draw(rng, sum(n_k), 4, 24), draw(rng, sum(n_k), 4, 16)
+    out, lse, *_ = module.flash_attn_varlen_func(
         q=q,
         k=k,
         v=v,
         cu_seqlens_q=starts(*n_q),
         cu_seqlens_k=starts(*n_k),
-        max_seqlen_q=9,
-        max_seqlen_k=12,
+        max_seqlen_q=max(n_q),
+        max_seqlen_k=max(n_k),
         softmax_scale=0.2,
         causal=False,
         return_softmax_lse=True,
-        fa_version=3,
+        **version,
     )
     expected = each(split(q, n_q), split(k, n_k), split(v, n_k), scale=0.2)
     close(out, expected[0])
     close(lse, expected[1])
+
+
+def test_vllm_prefill_of_latent_attention(rng, two):
+    """vllm/model_executor/layers/attention/mla_attention.py."""
+    check_packed_with_lse(rng, two, [5, 9], [12, 9], fa_version=3)
 
 
 # ---- SGLang --------------------------------------------------------------------------------------
@@ -528,25 +532,8 @@ def test_a_float8_cache_with_one_scale(rng, three, float8_queries):
 
 
 def test_sglang_prefix_chunks(rng, three):
-    """MHA of a chunked prefix: packed keys, with the log-sum-exp."""
-    n_q, n_k = [3, 5], [8, 0]
-    q, k, v = draw(rng, 8, 4, 16), draw(rng, 8, 4, 16), draw(rng, 8, 4, 8)
-    out, lse, *_ = three.flash_attn_varlen_func(
-        q=q,
-        k=k,
-        v=v,
-        cu_seqlens_q=starts(*n_q),
-        cu_seqlens_k=starts(*n_k),
-        max_seqlen_q=5,
-        max_seqlen_k=8,
-        softmax_scale=0.2,
-        causal=False,
-        return_softmax_lse=True,
-        ver=3,
-    )
-    expected = each(split(q, n_q), split(k, n_k), split(v, n_k), scale=0.2)
-    close(out, expected[0])
-    close(lse, expected[1])
+    """MHA of a chunked prefix: packed keys, of one sequence none."""
+    check_packed_with_lse(rng, three, [3, 5], [8, 0], ver=3)
 
 
 def test_scheduler_metadata_may_be_none(three):
