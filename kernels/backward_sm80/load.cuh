@@ -36,20 +36,6 @@ typedef struct row_source {
         rows; /* with options: queries whose rows are {infinity, 0} are not wanted either; NULL: all are */
 } row_source;
 
-/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
-FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
-{
-    uint32_t x2[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
-        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
-        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
-        x2[i] = low | high << 16;
-    }
-    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
-}
-
 FA_DEVICE bool is_wanted(const row_source *from, int row)
 {
     if (row < from->from || row >= from->to) return false;
@@ -73,7 +59,7 @@ FA_DEVICE void issue_rows(const row_source *from, int rows, uint32_t to)
         for (int row = first; row < rows; row += ROWS_A_PASS) {
             uint4 x = make_uint4(0, 0, 0, 0);
             if (inside && is_wanted(from, row))
-                x = gather_vector(from->data + row * from->pitch, 8 * unit, from->columns);
+                x = fa_gather_vector(from->data + row * from->pitch, 8 * unit, from->columns);
             ptx_st_shared_v4(to + (uint32_t)(row * PITCH + unit / 8 * 128) +
                                  permuted(row, unit & 7, PITCH) * 16,
                              x);

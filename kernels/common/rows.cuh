@@ -105,4 +105,18 @@ FA_DEVICE void fa_store4(char *row, const fa_kernel_view *v, int column, int col
     if (column + 3 < columns) fa_store_element(row, v->dtype, column + 3, x.w);
 }
 
+/* Eight 16-bit elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
+FA_DEVICE uint4 fa_gather_vector(const char *row, int column, int columns)
+{
+    uint32_t x2[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
+        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
+        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
+        x2[i] = low | high << 16;
+    }
+    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
+}
+
 #endif

@@ -23,20 +23,6 @@ enum { ROWS_A_PASS = 32 / ROW_VECTORS, PASSES = KEYS / ROWS_A_PASS };
 FA_DEVICE int copied_vector(void) { return lane_id() % ROW_VECTORS; }
 FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
 
-/* Eight elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
-FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
-{
-    uint32_t x2[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
-        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
-        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
-        x2[i] = low | high << 16;
-    }
-    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
-}
-
 /* ---- Queries --------------------------------------------------------------------------------- */
 
 /* All threads load the rows of the work tile; zeros for those that stand for no query. */
@@ -53,7 +39,7 @@ FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_
             const char *row =
                 fa_view_row(&p->q, t->block_q, t->start_q + t->first + query, t->head + head);
             x = p->q.vector == 8 ? *(const uint4 *)(row + 2 * column)
-                                 : gather_vector(row, column, p->d);
+                                 : fa_gather_vector(row, column, p->d);
         }
         ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
     }
@@ -97,7 +83,7 @@ FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, c
     for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS, to += ROWS_A_PASS * PITCH) {
         const char *row = find_row(v, first, at, r);
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (column < columns && is_seen(tiles, key + r)) x = gather_vector(row, column, columns);
+        if (column < columns && is_seen(tiles, key + r)) x = fa_gather_vector(row, column, columns);
         ptx_st_shared_v4(to, x);
     }
 }

@@ -61,21 +61,15 @@ FA_DEVICE void wait_for_copies(void)
 /* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
-    uint32_t x2[4];
 #if TF32
     const uint32_t *x = (const uint32_t *)row + column;
+    uint32_t found[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) x2[i] = column + i < columns ? x[i] : 0;
+    for (int i = 0; i < 4; i++) found[i] = column + i < columns ? x[i] : 0;
+    return make_uint4(found[0], found[1], found[2], found[3]);
 #else
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint16_t *x = (const uint16_t *)row + column + 2 * i;
-        const uint32_t low = column + 2 * i < columns ? x[0] : 0;
-        const uint32_t high = column + 2 * i + 1 < columns ? x[1] : 0;
-        x2[i] = low | high << 16;
-    }
+    return fa_gather_vector(row, column, columns);
 #endif
-    return make_uint4(x2[0], x2[1], x2[2], x2[3]);
 }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
