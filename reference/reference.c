@@ -287,7 +287,7 @@ typedef struct loaded {
     ref_array q, k, v;
     int64_t d, d_v, heads_q, heads_kv;
     double scale;
-    double *sums; /* (SUMS, d_v): for add_weights_error; its first row for compute_output */
+    double *sums; /* (SUMS, d_v): of compute_output and what it calls */
 } loaded;
 
 /* Elements of 8 bits times their scales, which broadcast. */
@@ -595,59 +595,61 @@ static bool same_as_next(const row *r, const placed_key *sorted, int64_t n)
     return n + 1 < r->n_k && sorted[n + 1].offset == sorted[n].offset;
 }
 
-static double value_of(const loaded *l, const ref_item *item, int64_t head_kv, int64_t j, int64_t c)
-{
-    int64_t block, key_row;
-    ref_key_place(l->in, item, j, &block, &key_row);
-    return row_of(&l->v, block, key_row, head_kv)[c];
-}
-
-/* What rounding queries and keys to tf32 makes of column c. Logit j moves by at most x_moved, its weight by a factor of at
+/* What rounding queries and keys to tf32 adds to the errors of the row. Logit j moves by at most x_moved, its weight by a factor of at
  * most 1 + e_j = exp(x_moved), and out by sum e_j p_j (v_j - out) to first order. Keys that are the same memory have one e_j.
  * As errors of different keys are independent, out moves by no more than the root of the sum of the squares, twice for rows
  * whose keys are not all different. */
-static double moved_by_keys(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
-                            double factor, double out, int64_t c)
+static void add_keys_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
+                           double factor, const double *out_row, double *error_row)
 {
-    double worst = 0, square = 0, moved = 0;
+    double *restrict worst = l->sums, *restrict square = worst + l->d_v;
+    double *restrict moved = square + l->d_v;
+    int64_t block, key_row;
+    memset(l->sums, 0, (size_t)(3 * l->d_v) * sizeof *l->sums);
     for (int64_t n = 0; n < r->n_k; n++) {
         const int64_t j = r->by_k[n].j;
         if (r->x[j] != -INFINITY) {
-            const double x = r->keep[j] * factor * value_of(l, item, head_kv, j, c);
-            moved += r->p[j] * expm1(r->x_moved[j]) * (x - out);
+            ref_key_place(l->in, item, j, &block, &key_row);
+            const double *v = row_of(&l->v, block, key_row, head_kv);
+            const double p_moved = r->p[j] * expm1(r->x_moved[j]), scale = r->keep[j] * factor;
+            for (int64_t c = 0; c < l->d_v; c++) moved[c] += p_moved * (scale * v[c] - out_row[c]);
         }
         if (same_as_next(r, r->by_k, n)) continue;
-        worst += fabs(moved);
-        square += moved * moved;
-        moved = 0;
+        for (int64_t c = 0; c < l->d_v; c++) {
+            worst[c] += fabs(moved[c]);
+            square[c] += moved[c] * moved[c];
+            moved[c] = 0;
+        }
     }
-    return fmin(worst, 2 * sqrt(square));
+    for (int64_t c = 0; c < l->d_v; c++) error_row[c] += fmin(worst[c], 2 * sqrt(square[c]));
 }
 
-/* What rounding values makes of column c: they move it as weights do, and where they are all equal by as much as one of
- * them. */
-static double moved_by_values(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
-                              double factor, double out, int64_t c)
+/* What rounding values does: they move out as weights do, and where they are all equal by as much as one of them. */
+static void add_values_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
+                             double factor, const double *out_row, double *error_row)
 {
-    double magnitude = 0, square = 0, part = 0;
+    const double u = l->in->rounding.operand;
+    double *restrict magnitude = l->sums, *restrict square = magnitude + l->d_v;
+    double *restrict part = square + l->d_v;
+    int64_t block, key_row;
+    memset(l->sums, 0, (size_t)(3 * l->d_v) * sizeof *l->sums);
     for (int64_t n = 0; n < r->n_k; n++) {
         const int64_t j = r->by_v[n].j;
-        if (r->x[j] != -INFINITY)
-            part += r->p[j] * r->keep[j] * factor * value_of(l, item, head_kv, j, c);
+        if (r->x[j] != -INFINITY) {
+            ref_key_place(l->in, item, j, &block, &key_row);
+            const double *v = row_of(&l->v, block, key_row, head_kv);
+            const double p = r->p[j] * r->keep[j] * factor;
+            for (int64_t c = 0; c < l->d_v; c++) part[c] += p * v[c];
+        }
         if (same_as_next(r, r->by_v, n)) continue;
-        magnitude += fabs(part);
-        square += part * part;
-        part = 0;
+        for (int64_t c = 0; c < l->d_v; c++) {
+            magnitude[c] += fabs(part[c]);
+            square[c] += part[c] * part[c];
+            part[c] = 0;
+        }
     }
-    return l->in->rounding.operand * fmin(magnitude, 4 * sqrt(square) + fabs(out));
-}
-
-static void add_operands_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
-                               double factor, const double *out_row, double *error_row)
-{
     for (int64_t c = 0; c < l->d_v; c++)
-        error_row[c] += moved_by_keys(l, item, head_kv, r, factor, out_row[c], c) +
-                        moved_by_values(l, item, head_kv, r, factor, out_row[c], c);
+        error_row[c] += u * fmin(magnitude[c], 4 * sqrt(square[c]) + fabs(out_row[c]));
 }
 
 /* Step 9 for one query, into out_row and its error (d_v). */
@@ -671,8 +673,10 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
     }
     if (l->in->rounding.weight > 0)
         add_weights_error(l, item, head_kv, r, factor, out_row, error_row);
-    if (l->in->rounding.operand > 0)
-        add_operands_error(l, item, head_kv, r, factor, out_row, error_row);
+    if (l->in->rounding.operand > 0) {
+        add_keys_error(l, item, head_kv, r, factor, out_row, error_row);
+        add_values_error(l, item, head_kv, r, factor, out_row, error_row);
+    }
 }
 
 void ref_forward(const ref_inputs *in, ref_array *out, ref_array *lse)

@@ -64,7 +64,8 @@ typedef struct named_barrier {
 typedef struct block {
     unsigned number; /* of the grid */
     fiber fibers[MOST_THREADS];
-    char *stacks;
+    char *stacks; /* of so many threads; they are kept for later kernels */
+    unsigned stack_count;
     float *dynamic;  /* shared memory */
     char *variables; /* the same, declared: while another block's are in their place */
     unsigned phase, warp_phase[MOST_WARPS];
@@ -85,7 +86,26 @@ static struct {
 
 unsigned cuda_cluster_rank;
 
-static block *here(void) { return &machine.blocks[cuda_cluster_rank]; }
+static block *current = &machine.blocks[0];
+static block *here(void) { return current; }
+
+/* Memory of the block that runs: where it begins, and how far from there 16 bytes may lie at most. */
+typedef struct own_memory {
+    uintptr_t first, most;
+} own_memory;
+
+static own_memory own_stacks, own_shared;
+
+static own_memory own_memory_at(const void *first, size_t bytes)
+{
+    return bytes < 16 ? (own_memory){UINTPTR_MAX, 0} : (own_memory){(uintptr_t)first, bytes - 16};
+}
+
+/* Whether up to 16 bytes lie there, or else may lie there at its end. */
+static inline bool surely_lies_in(const void *at, own_memory own)
+{
+    return (uintptr_t)at - own.first <= own.most;
+}
 
 unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
 
@@ -97,6 +117,15 @@ static size_t variables_size(void)
     return __start_cuda_shared ? (size_t)(__stop_cuda_shared - __start_cuda_shared) : 0;
 }
 
+static void set_current(unsigned rank)
+{
+    cuda_cluster_rank = rank;
+    current = &machine.blocks[rank];
+    cuda_shared_memory = current->dynamic;
+    own_stacks = own_memory_at(current->stacks, (size_t)machine.run->threads * STACK);
+    own_shared = own_memory_at(current->dynamic, machine.run->smem_bytes);
+}
+
 /* From now on a block of the cluster is the one that runs: its variables in their place. */
 void cuda_enter_block(unsigned rank)
 {
@@ -106,9 +135,8 @@ void cuda_enter_block(unsigned rank)
         memcpy(here()->variables, __start_cuda_shared, size);
         memcpy(__start_cuda_shared, machine.blocks[rank].variables, size);
     }
-    cuda_cluster_rank = rank;
+    set_current(rank);
     cuda_block.x = here()->number;
-    cuda_shared_memory = here()->dynamic;
 }
 
 void cuda_die(const char *format, ...)
@@ -387,7 +415,8 @@ static void check_store(const void *to, size_t size)
     else cuda_check_access(to, size);
 }
 
-/* What the compiler calls before each access of a kernel: -fsanitize=kernel-address, without its shadow. */
+/* What the compiler calls before each access of a kernel: -fsanitize=kernel-address, without its shadow. Most accesses are to
+ * the block's own memory. */
 void __asan_loadN_noabort(const void *at, size_t size);
 void __asan_storeN_noabort(const void *at, size_t size);
 void __asan_handle_no_return(void);
@@ -399,8 +428,15 @@ void __asan_handle_no_return(void) {}
 #define ACCESSES_OF(size)                                                                          \
     void __asan_load##size##_noabort(const void *at);                                              \
     void __asan_store##size##_noabort(const void *at);                                             \
-    void __asan_load##size##_noabort(const void *at) { cuda_check_access(at, size); }              \
-    void __asan_store##size##_noabort(const void *at) { check_store(at, size); }
+    void __asan_load##size##_noabort(const void *at)                                               \
+    {                                                                                              \
+        if (!surely_lies_in(at, own_stacks) && !surely_lies_in(at, own_shared))                    \
+            cuda_check_access(at, size);                                                           \
+    }                                                                                              \
+    void __asan_store##size##_noabort(const void *at)                                              \
+    {                                                                                              \
+        if (!surely_lies_in(at, own_stacks)) check_store(at, size);                                \
+    }
 ACCESSES_OF(1)
 ACCESSES_OF(2)
 ACCESSES_OF(4)
@@ -642,7 +678,11 @@ static void start_block(unsigned number)
 
 static void allocate(block *b, const cuda_run *run)
 {
-    b->stacks = malloc((size_t)run->threads * STACK);
+    if (run->threads > b->stack_count) {
+        free(b->stacks);
+        b->stacks = malloc((size_t)run->threads * STACK);
+        b->stack_count = run->threads;
+    }
     b->dynamic = aligned_alloc(128, ((size_t)run->smem_bytes + GUARD + 127) / 128 * 128);
     b->variables = malloc(variables_size() + 1);
     if (!b->stacks || !b->dynamic || !b->variables) abort();
@@ -650,7 +690,6 @@ static void allocate(block *b, const cuda_run *run)
 
 static void release(block *b)
 {
-    free(b->stacks);
     free(b->dynamic);
     free(b->variables);
 }
@@ -664,8 +703,7 @@ void cuda_run_kernel(const cuda_run *run)
         most > CUDA_MOST_TOGETHER || (run->cluster && run->together))
         abort();
     for (unsigned rank = 0; rank < most; rank++) allocate(&machine.blocks[rank], run);
-    cuda_cluster_rank = 0;
-    cuda_shared_memory = here()->dynamic;
+    set_current(0);
     for (unsigned n = 0; n < run->grid; n += machine.together) {
         machine.together = most < run->grid - n ? most : run->grid - n;
         const unsigned first = run->last_block_first ? run->grid - machine.together - n : n;
