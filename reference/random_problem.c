@@ -395,8 +395,9 @@ static void draw_sizes(problem *p, const random_settings *settings)
         p->n_k = 1;
     }
     const bool large = once_in(p, 20);
-    if (settings->tiles) shrink(p, large ? large_tiles_work : usual_tiles_work);
-    else shrink(p, large ? large_work : usual_work);
+    const double work = settings->tiles ? (large ? large_tiles_work : usual_tiles_work)
+                                        : (large ? large_work : usual_work);
+    shrink(p, settings->small ? work / 4 : work);
     focus_sizes(p, settings);
     p->length_q = make_array(p->batch);
     p->length_k = make_array(p->batch);

@@ -92,6 +92,7 @@ typedef struct random_settings {
                       * tiles. Takes the reference some ten times as long */
     random_focus focus;
     bool few_queries;       /* RANDOM_PEAKED: for kernels that are interpreted */
+    bool small;             /* a fourth of the work, likewise */
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
     bool one_pass;          /* only problems of this pass */
     random_pass pass;

@@ -343,6 +343,7 @@ int main(int argc, char **argv)
                                           .one_pass = true,
                                           .pass = passes[number % 6],
                                           .all_passes = true,
+                                          .small = true,
                                           .attend = compute,
                                           .context = &m};
         random_problem_run((uint64_t)number, &settings, &result);

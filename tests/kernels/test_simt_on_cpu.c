@@ -53,7 +53,8 @@ int main(int argc, char **argv)
     static random_result result;
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
+    random_settings settings = {
+        .device = FA_DEVICE_CUDA, .small = true, .attend = attend, .context = &number};
     test_begin();
     for (; number < end; number++) {
         settings.focus = number % CLASS_EVERY == 0   ? RANDOM_LATENT

@@ -81,7 +81,7 @@ static void test_float32(random_settings settings, fa_precision precision, int64
     static random_result result;
     int64_t number = first;
     settings.context = &number;
-    settings.one_dtype = settings.tiles = settings.few_queries = true;
+    settings.one_dtype = settings.tiles = settings.few_queries = settings.small = true;
     settings.dtype = FA_FLOAT32;
     settings.precision = precision;
     const int done = run_forward_problems(&settings, &number, first + count);
