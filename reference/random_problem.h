@@ -96,6 +96,8 @@ typedef struct random_settings {
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */
     bool one_pass;          /* only problems of this pass */
     random_pass pass;
+    bool
+        backward_alone; /* the forward in front of a backward is not compared: attend's is known to be right */
     bool one_dtype; /* all tensors of this type */
     fa_dtype dtype;
     fa_precision precision; /* of all problems */

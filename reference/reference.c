@@ -271,14 +271,19 @@ enum { SUMS = 5 };
 /* Half an epsilon of float32: what an addition to a sum may lose, relatively. */
 #define ADDITION 0x1p-24
 
-/* Adds a term to a float32 sum. Errors of additions are mostly independent, and ref_rounding's `sum` allows for those. But
- * terms that are equal, one after the other, as rows that are the same memory make them, are rounded the same way: their errors
- * add up. last: the term before, 0 at first. */
-static inline void add_term(double term, double *sum, double *error, double *last)
+/* Adds factor * x to float32 sums, and error * |x| to their errors. Errors of additions are mostly independent, and
+ * ref_rounding's `sum` allows for those. But terms that are equal, one after the other, as rows that are the same memory make
+ * them, are rounded the same way: their errors add up. last: the terms before, 0 at first. */
+static void add_terms(int64_t n, double factor, double error, const double *restrict x,
+                      double *restrict sums, double *restrict errors, double *restrict last)
 {
-    *sum += term;
-    *error += term == *last && term != 0 ? ADDITION * fabs(*sum) : 0;
-    *last = term;
+    for (int64_t i = 0; i < n; i++) {
+        const double term = factor * x[i];
+        const bool equal = (term == last[i]) & (term != 0);
+        sums[i] += term;
+        errors[i] += error * fabs(x[i]) + (equal ? ADDITION * fabs(sums[i]) : 0);
+        last[i] = term;
+    }
 }
 
 /* Everything that is read again and again, as doubles. */
@@ -666,10 +671,7 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
         const double p = r->p[j] * r->keep[j] * factor;
         const double p_error =
             (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor);
-        for (int64_t c = 0; c < l->d_v; c++) {
-            add_term(p * v[c], &out_row[c], &error_row[c], &l->sums[c]);
-            error_row[c] += p_error * fabs(v[c]);
-        }
+        add_terms(l->d_v, p, p_error, v, out_row, error_row, l->sums);
     }
     if (l->in->rounding.weight > 0)
         add_weights_error(l, item, head_kv, r, factor, out_row, error_row);
@@ -816,7 +818,7 @@ typedef struct spreads {
     spread dq, dk, dv;
 } spreads;
 
-/* The last term of each of the gradients' sums, for add_term. */
+/* The last term of each of the gradients' sums, for add_terms. */
 typedef struct last_terms {
     double *dq, *dk, *dv, *dbias, *dsinks;
 } last_terms;
@@ -866,6 +868,8 @@ static void round_pair(const backward *w, double p, double dy, int64_t at_q, int
     }
 }
 
+static const double one = 1;
+
 /* What key j contributes to the gradients of query i. */
 static void backward_pair(const backward *w, const row *r, int64_t j)
 {
@@ -898,27 +902,22 @@ static void backward_pair(const backward *w, const row *r, int64_t j)
     double *dq_error = error_row_of(&w->g->dq, w->item->block_q, token, w->h);
     double *dk_error = error_row_of(&w->g->dk, block, key_row, head_kv);
     const int64_t at_q = dq - w->g->dq.value, at_k = dk - w->g->dk.value;
-    for (int64_t c = 0; c < l->d; c++) {
-        add_term(l->scale * dy * k[c], &dq[c], &dq_error[c], &w->last->dq[at_q + c]);
-        add_term(l->scale * dy * w->q[c], &dk[c], &dk_error[c], &w->last->dk[at_k + c]);
-        dq_error[c] += fabs(l->scale) * (dy_error + eps * fabs(dy)) * fabs(k[c]);
-        dk_error[c] += fabs(l->scale) * (dy_error + eps * fabs(dy)) * fabs(w->q[c]);
-    }
+    const double factor = l->scale * dy, error = fabs(l->scale) * (dy_error + eps * fabs(dy));
+    add_terms(l->d, factor, error, k, dq, dq_error, w->last->dq + at_q);
+    add_terms(l->d, factor, error, w->q, dk, dk_error, w->last->dk + at_k);
     double *dv = row_of(&w->g->dv, block, key_row, head_kv);
     double *dv_error = error_row_of(&w->g->dv, block, key_row, head_kv);
     const int64_t at_v = dv - w->g->dv.value;
-    for (int64_t c = 0; c < l->d_v; c++) {
-        add_term(r->p[j] * r->keep[j] * w->dout[c], &dv[c], &dv_error[c], &w->last->dv[at_v + c]);
-        dv_error[c] += (r->p_error[j] + eps * r->p[j]) * r->keep[j] * fabs(w->dout[c]);
-    }
-    if (w->rounded) round_pair(w, r->p[j] * r->keep[j], dy, at_q, at_k, at_v, k);
+    const double p = r->p[j] * r->keep[j], p_error = (r->p_error[j] + eps * r->p[j]) * r->keep[j];
+    add_terms(l->d_v, p, p_error, w->dout, dv, dv_error, w->last->dv + at_v);
+    if (w->rounded) round_pair(w, p, dy, at_q, at_k, at_v, k);
     ref_array *dbias = &w->g->dbias;
     if (dbias->value) {
         int64_t at = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
                                      dbias->shape[1] == 1 ? 0 : w->h,
                                      dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
-        add_term(dx, &dbias->value[at], &dbias->error[at], &w->last->dbias[at]);
-        dbias->error[at] += dx_error + eps * fabs(dx);
+        add_terms(1, dx, dx_error + eps * fabs(dx), &one, &dbias->value[at], &dbias->error[at],
+                  &w->last->dbias[at]);
     }
 }
 
@@ -934,11 +933,10 @@ static void backward_query(const backward *w, const row *r)
     for (int64_t j = 0; j < r->n_k; j++) backward_pair(w, r, j);
     if (r->p_sink > 0 || isnan(r->p_sink)) { /* out does not read the sink: its dp is 0 */
         const row_sums *s = &w->sums;
-        add_term(-r->p_sink * s->delta, &w->g->dsinks.value[w->h], &w->g->dsinks.error[w->h],
-                 &w->last->dsinks[w->h]);
-        w->g->dsinks.error[w->h] +=
-            r->p_sink_error * fabs(s->delta) +
-            r->p_sink * (s->delta_error + w->l->in->rounding.sum * fabs(s->delta));
+        const double error = r->p_sink_error * fabs(s->delta) +
+                             r->p_sink * (s->delta_error + w->l->in->rounding.sum * fabs(s->delta));
+        add_terms(1, -r->p_sink * s->delta, error, &one, &w->g->dsinks.value[w->h],
+                  &w->g->dsinks.error[w->h], &w->last->dsinks[w->h]);
     }
 }
 

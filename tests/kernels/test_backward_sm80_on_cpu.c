@@ -326,6 +326,7 @@ static bool run_problem(machine *m)
                                 .pass = RANDOM_BACKWARD,
                                 .focus = focus,
                                 .all_passes = true,
+                                .backward_alone = true,
                                 .attend = compute,
                                 .context = m};
     static const int gpus[] = {H200, A100, H200, RTX_4090};

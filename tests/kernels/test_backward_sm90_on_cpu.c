@@ -361,6 +361,7 @@ static bool run_problem(machine *m)
         .focus = about_bias ? RANDOM_BIAS
                             : focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])],
         .all_passes = true,
+        .backward_alone = true,
         .attend = compute,
         .context = m};
     device = devices[H200];

@@ -344,6 +344,7 @@ int main(int argc, char **argv)
                                           .pass = passes[number % 6],
                                           .all_passes = true,
                                           .small = true,
+                                          .backward_alone = true,
                                           .attend = compute,
                                           .context = &m};
         random_problem_run((uint64_t)number, &settings, &result);
