@@ -524,17 +524,17 @@ static fa_cuda_plan asked_plan(const fa_problem *p, const fa_cuda_device *device
     return plan;
 }
 
-/* The family that is used only where it is asked for comes before the others then, and they do what it cannot. */
-static void test_asked_only(void)
+/* Few queries are the decode kernels'; the other families do what these cannot. */
+static void test_decode_refusals(void)
 {
     static float slopes[8];
     fa_problem p = make_decode(1, 32, 8, 8192, 128);
-    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
-    CHECK(plan.family != &fa_cuda_decode && plan.workspace_bytes == 0, "%s unasked",
-          plan.family->name);
+    fa_cuda_plan plan;
     CHECK(fa_cuda_find_family("decode") == &fa_cuda_decode, "no family decode");
-    CHECK(asked_plan(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
-    CHECK(asked_plan(&p, &devices[T4]).family == plan_of(&p, &devices[T4]).family, "on a T4");
+    CHECK(plan_of(&p, &devices[H200]).family == &fa_cuda_decode, "on an H200");
+    CHECK(plan_of(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
+    CHECK(plan_of(&p, &devices[T4]).family != &fa_cuda_decode, "on a T4");
+    expect_refusal(&p, &devices[T4], "decode", "has architecture 7.5: expected 8.0 or later");
     fa_problem other[9] = {p, p, p, p, p, p, p, p, p};
     other[0].dropout_threshold = 1;
     other[1].d = 257;
@@ -558,12 +558,42 @@ static void test_asked_only(void)
     for (int i = 0; i < 9; i++) {
         char text[300];
         snprintf(text, sizeof text, "; not decode: %s", reasons[i]);
-        plan = asked_plan(&other[i], &devices[H200]);
-        CHECK(plan.family != &fa_cuda_decode && strstr(plan.passed_over, text), "%d: %s, %s", i,
-              plan.family->name, plan.passed_over);
+        plan = plan_of(&other[i], &devices[H200]);
+        CHECK(plan.family != &fa_cuda_decode, "%d: decode", i);
+        if (i == 4) CHECK(!strstr(plan.passed_over, "decode"), "words: %s", plan.passed_over);
+        else CHECK(strstr(plan.passed_over, text), "%d: %s", i, plan.passed_over);
+        expect_refusal(&other[i], &devices[H200], "decode", reasons[i]);
     }
     other[4].n_q = other[4].rows_q = 8;
-    CHECK(asked_plan(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
+    CHECK(plan_of(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
+}
+
+/* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
+ * depend on the batch where results must not, and the environment's choice counts. */
+static void test_decode_is_slower(void)
+{
+    fa_problem p = make_decode(16, 32, 32, 8192, 128);
+    p.scale = 0.1f;
+    set_strides(&p.q, 1, 32, 128);
+    set_strides(&p.k, 8192, 32, 128);
+    set_strides(&p.v, 8192, 32, 128);
+    const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    CHECK(plan.family == &fa_cuda_forward_sm90 && plan.workspace_bytes == 0 &&
+              strstr(plan.passed_over, "; not decode: 16 sequences with 32 heads of k and of q"),
+          "%s%s", name_of(&plan), plan.passed_over);
+    CHECK(asked_plan(&p, &devices[H200]).family == &fa_cuda_decode, "not where it is asked for");
+    CHECK(plan_of(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
+    static const int32_t table[16];
+    static float slopes[32];
+    fa_problem other[6] = {p, p, p, p, p, p};
+    other[0].batch = other[0].blocks_q = other[0].blocks_k = 12;
+    other[1].heads_kv = 16;
+    other[2].batch_invariant = true;
+    other[3].block_table = table, other[3].block_table_stride = 1, other[3].rows_k = 8192;
+    other[4].alibi_slopes = slopes;
+    other[5].k.stride[1] = 0; /* the forward kernel refuses it */
+    for (int i = 0; i < 6; i++)
+        CHECK(plan_of(&other[i], &devices[H200]).family == &fa_cuda_decode, "case %d", i);
 }
 
 /* Parts and work tiles of the table in docs/kernels/decode.md, on an H200. */
@@ -644,7 +674,7 @@ static void test_invariant_parts(void)
               one.launches[0].decode.queries == many.launches[0].decode.queries,
           "packed: %s, and %s", name_of(&one), name_of(&many));
     p.pass = FA_PASS_FORWARD;
-    CHECK(asked_plan(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
+    CHECK(plan_of(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
 }
 
 /* Without words the plan is the same. */
@@ -701,17 +731,17 @@ static void test_text(void)
                  "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32; "
                  "not tf32: options.precision is not FA_PRECISION_TF32") == 0,
           "%s", text);
-    p.pass = FA_PASS_DECODE;
+    p.pass = FA_PASS_DECODE; /* in float32 */
     plan = plan_of(&p, &devices[A100]);
     fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
-    CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split yet"), "%s", text);
+    CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split"), "%s", text);
     p = make_decode(1, 32, 8, 8192, 128);
-    plan = asked_plan(&p, &devices[H200]);
+    plan = plan_of(&p, &devices[H200]);
     fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
     CHECK(strcmp(text,
                  "cuda decode decode_sm80_d128_bf16: bfloat16 products (mma.sync), float32 sums, "
                  "query tile 1, key tile 64, 256 blocks of 128 threads on sm_90, keys in at "
-                 "most 32 parts, which FA_CUDA_KERNEL asks for: not measured yet") == 0,
+                 "most 32 parts") == 0,
           "%s", text);
 }
 
@@ -733,7 +763,8 @@ int main(void)
     test_shares();
     test_wide();
     test_asked();
-    test_asked_only();
+    test_decode_refusals();
+    test_decode_is_slower();
     test_decode_parts();
     test_own_lengths();
     test_invariant_parts();
