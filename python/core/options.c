@@ -11,7 +11,7 @@
     X(dropout_p) X(seed) X(offset) X(dropout_state) X(cu_seqlens_q) X(cu_seqlens_k) X(seqlens_q) \
     X(seqlens_k) X(max_seqlen_q) X(max_seqlen_k) X(block_table) X(q_descale) X(k_descale) \
     X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(precision) X(stream) X(allocate) \
-    X(attention_chunk)
+    X(attention_chunk) X(k_scale) X(v_scale)
 /* clang-format on */
 
 #define OPTION_ENUM(name) OPTION_##name,
@@ -185,7 +185,9 @@ static void set_axes(fa_tensor *t, const array *a, const int axes[4])
 static int make_tensor(const call *c, const array *a, fa_tensor *t)
 {
     static const int axes[2][2][4] = {{{-1, 0, 1, 2}, {0, 1, 2, 3}}, {{-1, 1, 0, 2}, {0, 2, 1, 3}}};
-    if (get_float_dtype(a, &t->dtype) < 0) return -1;
+    if (array_is(a, kDLInt, 8))
+        t->dtype = FA_INT8; /* of keys and values; else the library refuses it */
+    else if (get_float_dtype(a, &t->dtype) < 0) return -1;
     if (a->ndim != 3 && a->ndim != 4)
         return wrong_axes(a, c->order == LAYOUT_BSHD
                                  ? "4 (batch, sequence, head, dim), or 3 without a "
@@ -508,6 +510,14 @@ static int read_bias(call *c, PyObject *value)
     return 0;
 }
 
+static int read_scale(call *c, const char *name, PyObject *value, fa_tensor *t,
+                      const fa_tensor **option)
+{
+    if (call_tensor(c, name, value, false, t) < 0) return -1;
+    *option = t;
+    return 0;
+}
+
 /* How many sequences there are must be the same for both sides. */
 static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
 {
@@ -638,6 +648,8 @@ static int read_option(call *c, option which, PyObject *value)
         return read_floats(c, "k_descale", value, call_batch(c) * heads_kv, &o->k_descale);
     case OPTION_v_descale:
         return read_floats(c, "v_descale", value, call_batch(c) * heads_kv, &o->v_descale);
+    case OPTION_k_scale: return read_scale(c, "k_scale", value, &c->k_scale, &o->k_scale);
+    case OPTION_v_scale: return read_scale(c, "v_scale", value, &c->v_scale, &o->v_scale);
     default: return read_number_option(c, which, value);
     }
 }

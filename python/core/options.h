@@ -21,7 +21,7 @@ typedef struct call {
     array arrays[ARRAYS_MAX];
     int count;
     fa_options options;
-    fa_tensor q, k, v, bias, mask;
+    fa_tensor q, k, v, bias, mask, k_scale, v_scale;
     PyObject *like; /* borrowed: of whose library, and where, converted integers are; or NULL */
     PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;

@@ -53,6 +53,8 @@ _TENSORS = (
     "q_descale",
     "k_descale",
     "v_descale",
+    "k_scale",
+    "v_scale",
 )
 _NUMBERS = {
     "causal": ("bool", False),
