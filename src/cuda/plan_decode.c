@@ -5,6 +5,7 @@
 #include "cuda/plan_decode.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "../../kernels/forward_sm90/forward_sm90.h"
 #include "cuda/counters.h"
@@ -14,19 +15,25 @@
 /* Positions and rows are counted in 32 bits, and a tile more. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* Keys of a part, at least: what a part's results cost, written and read, is then some hundredths of its keys. Where there
- * are blocks enough for one round, of more of them. */
-enum { LEAST_KEYS = 256, LEAST_KEYS_OF_ROUNDS = 512 };
+/* Keys of a part, at least. */
+enum { LEAST_KEYS = 256 };
 
-/* Where memory bounds the rate, multiprocessors get unequal shares of it: with one round of blocks, equally long, some
- * end a third later than others. With so many rounds the last one is short. */
-enum { ROUNDS = 6 };
+/* What a part costs beside its keys and values, in bytes of these: its description, the first copies, its results written and
+ * read (measured on an H200). */
+enum { PART_BYTES = 80 << 10 };
+
+/* Hundredths of the device that blocks keep busy, at least: those of the only round, when there are few, and those behind
+ * whole rounds, which come to the multiprocessors that happen to end first (measured). */
+enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
+
+/* Rounds of blocks, behind the fewest, that are tried. */
+enum { ROUNDS_TRIED = 4 };
 
 /* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as long have so many keys. */
 enum { INVARIANT_KEYS = 512 };
 
 /* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not keep few blocks busy. */
-enum { MOST_KEYS = 8192 };
+enum { MOST_KEYS = 4096 };
 
 /* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
  * take longer than the reading: that is for the forward kernels. */
@@ -136,13 +143,32 @@ static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
     return parts < 1 ? 1 : parts;
 }
 
-/* room: blocks that the device has room for. */
-static int64_t find_parts(int64_t tasks, int64_t room, int64_t keys)
+/* The time of so many blocks, in units of what one block takes while the device is full. room: blocks that it has room
+ * for. */
+static double count_slots(int64_t blocks, int64_t room)
 {
-    const int64_t one_round = clamp_parts(room / tasks, keys, LEAST_KEYS);
-    const int64_t rounds =
-        clamp_parts(fa_cuda_count_tiles(ROUNDS * room, tasks), keys, LEAST_KEYS_OF_ROUNDS);
-    return one_round > rounds ? one_round : rounds;
+    const int64_t left = blocks % room, whole = blocks - left;
+    const double least = (double)room * (whole ? BLOCKS_LEFT_OVER : FEW_BLOCKS) / 100;
+    if (left == 0) return (double)whole;
+    return (double)whole + ((double)left > least ? (double)left : least);
+}
+
+/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least. key_bytes: of a key and its
+ * value. */
+static int64_t find_parts(int64_t tasks, int64_t room, int64_t keys, int64_t key_bytes)
+{
+    const int64_t first = fa_cuda_count_tiles(tasks, room);
+    int64_t best = 1;
+    double least = INFINITY;
+    for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
+        const int64_t parts = clamp_parts(rounds * room / tasks, keys, LEAST_KEYS);
+        const double bytes = (double)keys / (double)parts * (double)key_bytes + PART_BYTES;
+        const double cost = count_slots(tasks * parts, room) * bytes;
+        if (cost >= least) continue;
+        least = cost;
+        best = parts;
+    }
+    return best;
 }
 
 static int64_t count_room(const fa_cuda_device *device, const fa_variant *v)
@@ -167,7 +193,8 @@ static int64_t count_parts(const fa_problem *p, const fa_cuda_device *device, co
     if (p->batch_invariant)
         return clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
     if (l->tasks == 0) return 1;
-    const int64_t parts = find_parts(l->tasks, count_room(device, v), keys);
+    const int64_t key_bytes = 2 * (p->d + p->d_v);
+    const int64_t parts = find_parts(l->tasks, count_room(device, v), keys, key_bytes);
     if (!fa_cuda_has_own_lengths(p)) return parts;
     const int64_t fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
     return parts > fewest ? parts : fewest;

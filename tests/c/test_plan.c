@@ -603,13 +603,13 @@ static void test_decode_parts(void)
         int64_t batch, heads_q, heads_kv, n_k, d;
         int variant, tasks, parts;
     } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32},
-                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 128},
-                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 16},
-                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
-                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
-                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 3},
-                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 32},
-                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 19},
+                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49},
+                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 3},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 3},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1},
+                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12},
+                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3},
                  {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24},
                  {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1},
                  {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1},
@@ -644,7 +644,7 @@ static void test_own_lengths(void)
     fa_problem p = make_decode(4096, 32, 8, 131072, 128);
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 1, "lengths are known");
     p.seqlens_k = lengths;
-    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 16, "lengths are not");
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 32, "lengths are not");
 }
 
 /* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
