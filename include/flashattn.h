@@ -477,8 +477,8 @@ static inline fa_append_options fa_append_options_init(void)
  * then NaN. A written scale is else the row's largest magnitude divided by 448 or 127.
  * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence.
  * Nothing is written outside of the cache: on the CPU a length, an index or a page that leads there is an
- * error; on CUDA that key is left out (also one whose page number is negative), and a position outside of
- * the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
+ * error; on CUDA that key is left out (also one whose page number is negative, and all of a sequence whose
+ * length is), and a position outside of the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
  * must not write the same row.
  */
 FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,

@@ -340,8 +340,7 @@ static const array *add_integers(call *c, const char *name, PyObject *object, in
     return a;
 }
 
-/* count < 0: any. Gives how many there are. */
-static int read_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
+int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
                      const int32_t **data, const array **read)
 {
     const array *a = add_integers(c, name, object, 32);
@@ -396,7 +395,7 @@ static bool is_truth_value(PyObject *value)
 }
 
 /* 0 and 1 will do; what else has a truth value, a pair for one, was meant for another argument. */
-static int read_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags)
+int call_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags)
 {
     int truth = value == Py_True;
     if (!truth && value != Py_False) {
@@ -451,7 +450,7 @@ static int read_uint64(const char *name, PyObject *value, uint64_t *result)
     return wrong_value(PyExc_ValueError, name, value, "0 to 2^64 - 1");
 }
 
-static int read_threads(PyObject *value, int32_t *threads)
+int call_threads(PyObject *value, int32_t *threads)
 {
     int64_t number;
     if (read_int64("threads", value, &number) < 0) return -1;
@@ -524,7 +523,7 @@ static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int
     const array *a;
     fa_options *o = &c->options;
     bool first = !o->cu_seqlens_q && !o->cu_seqlens_k;
-    if (read_ints(c, name, value, 1, first ? -1 : o->num_sequences + 1, data, &a) < 0) return -1;
+    if (call_ints(c, name, value, 1, first ? -1 : o->num_sequences + 1, data, &a) < 0) return -1;
     if (first) o->num_sequences = a->shape[0] - 1;
     if (a->shape[0] > 0) return 0;
     PyErr_Format(PyExc_ValueError, "%s is empty: expected one entry more than sequences", name);
@@ -534,13 +533,13 @@ static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int
 static int read_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
 {
     const array *a;
-    return read_ints(c, name, value, 1, call_batch(c), data, &a);
+    return call_ints(c, name, value, 1, call_batch(c), data, &a);
 }
 
 static int read_block_table(call *c, PyObject *value)
 {
     const array *a;
-    if (read_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
+    if (call_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
     c->options.block_table_stride = a->shape[1];
     /* A table without columns has no memory, and must not look like none. */
     if (a->shape[1] == 0) {
@@ -605,11 +604,11 @@ static int read_number_option(call *c, option which, PyObject *value)
 {
     fa_options *o = &c->options;
     switch (which) {
-    case OPTION_causal: return read_flag("causal", value, FA_CAUSAL, &o->flags);
+    case OPTION_causal: return call_flag("causal", value, FA_CAUSAL, &o->flags);
     case OPTION_deterministic:
-        return read_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
+        return call_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
     case OPTION_batch_invariant:
-        return read_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
+        return call_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
     case OPTION_scale: o->flags |= FA_SCALE; return read_float("scale", value, &o->scale);
     case OPTION_softcap: return read_float("softcap", value, &o->softcap);
     case OPTION_window: return read_window(value, o);
@@ -622,7 +621,7 @@ static int read_number_option(call *c, option which, PyObject *value)
     case OPTION_offset: return read_uint64("offset", value, &o->dropout_offset);
     case OPTION_max_seqlen_q: return read_int64("max_seqlen_q", value, &o->max_seqlen_q);
     case OPTION_max_seqlen_k: return read_int64("max_seqlen_k", value, &o->max_seqlen_k);
-    case OPTION_threads: return read_threads(value, &o->threads);
+    case OPTION_threads: return call_threads(value, &o->threads);
     case OPTION_precision: return read_precision(value, &o->precision);
     case OPTION_allocate: c->allocator = value; return 0;
     default: return 0; /* the stream: call_begin has read it */
