@@ -341,7 +341,7 @@ static const array *add_integers(call *c, const char *name, PyObject *object, in
 }
 
 int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
-                     const int32_t **data, const array **read)
+              const int32_t **data, const array **read)
 {
     const array *a = add_integers(c, name, object, 32);
     if (!a) return -1;

@@ -18,9 +18,9 @@ static const int64_t max_rows = INT32_MAX - 4096;
 /* Keys of a part, at least. */
 enum { LEAST_KEYS = 256 };
 
-/* What a part costs beside its keys and values, in bytes of these: its description, the first copies, its results written and
- * read (measured on an H200). */
-enum { PART_BYTES = 80 << 10 };
+/* What a round of blocks costs beside its keys and values, in bytes of these that a multiprocessor reads meanwhile: descriptions,
+ * the first copies, results written and read (8 us, measured on an H200). */
+enum { ROUND_BYTES = 256 << 10 };
 
 /* Hundredths of the device that blocks keep busy, at least: those of the only round, when there are few, and those behind
  * whole rounds, which come to the multiprocessors that happen to end first (measured). */
@@ -153,29 +153,44 @@ static double count_slots(int64_t blocks, int64_t room)
     return (double)whole + ((double)left > least ? (double)left : least);
 }
 
-/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least. key_bytes: of a key and its
- * value. */
-static int64_t find_parts(int64_t tasks, int64_t room, int64_t keys, int64_t key_bytes)
+/* How keys are cut, and how many blocks a multiprocessor shall have at a time. */
+typedef struct cut {
+    int64_t parts;
+    int blocks;
+    double cost;
+} cut;
+
+/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least; and whether it takes less than the
+ * best one so far. key_bytes: of a key and its value. */
+static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys,
+                     int64_t key_bytes, cut *best)
 {
+    const int64_t room = (int64_t)multiprocessors * blocks;
     const int64_t first = fa_cuda_count_tiles(tasks, room);
-    int64_t best = 1;
-    double least = INFINITY;
     for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
         const int64_t parts = clamp_parts(rounds * room / tasks, keys, LEAST_KEYS);
-        const double bytes = (double)keys / (double)parts * (double)key_bytes + PART_BYTES;
+        const double bytes =
+            (double)keys / (double)parts * (double)key_bytes + (double)ROUND_BYTES / blocks;
         const double cost = count_slots(tasks * parts, room) * bytes;
-        if (cost >= least) continue;
-        least = cost;
-        best = parts;
+        if (cost < best->cost) *best = (cut){parts, blocks, cost};
     }
-    return best;
 }
 
-static int64_t count_room(const fa_cuda_device *device, const fa_variant *v)
+/* Bytes of shared memory that a block has beside its dynamic ones: also the driver's own. */
+static int other_smem(const fa_variant *v) { return fa_cuda_static_smem(v) + 1024; }
+
+/* Blocks of a multiprocessor that there is room for. */
+static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
 {
-    const int bytes = count_smem(v) + fa_cuda_static_smem(v) + 1024; /* the driver's own */
-    const int fitting = device->smem_per_sm / bytes;
-    return (int64_t)device->multiprocessors * (fitting < 1 ? 1 : fitting);
+    const int fitting = device->smem_per_sm / (count_smem(v) + other_smem(v));
+    return fitting < 1 ? 1 : fitting;
+}
+
+/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. */
+static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int blocks)
+{
+    if (blocks == count_fitting(device, v)) return (uint32_t)count_smem(v);
+    return (uint32_t)(device->smem_per_sm / (blocks + 1) + 1024 - other_smem(v));
 }
 
 static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
@@ -186,18 +201,24 @@ static int64_t least_keys(const fa_problem *p)
     return p->batch_invariant ? INVARIANT_KEYS : LEAST_KEYS;
 }
 
-static int64_t count_parts(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
-                           const fa_cuda_plan_launch *l)
+/* Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there is room for three, fewer
+ * and larger ones may fit better into rounds. */
+static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                    const fa_cuda_plan_launch *l)
 {
-    const int64_t keys = count_keys(p, l);
+    const int fitting = count_fitting(device, v);
+    const int64_t keys = count_keys(p, l), key_bytes = 2 * (p->d + p->d_v);
+    cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
-        return clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
-    if (l->tasks == 0) return 1;
-    const int64_t key_bytes = 2 * (p->d + p->d_v);
-    const int64_t parts = find_parts(l->tasks, count_room(device, v), keys, key_bytes);
-    if (!fa_cuda_has_own_lengths(p)) return parts;
+        best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
+    if (p->batch_invariant || l->tasks == 0) return best;
+    try_cuts(l->tasks, device->multiprocessors, fitting, keys, key_bytes, &best);
+    if (fitting == 3 && !p->block_table)
+        try_cuts(l->tasks, device->multiprocessors, 2, keys, key_bytes, &best);
+    if (!fa_cuda_has_own_lengths(p)) return best;
     const int64_t fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
-    return parts > fewest ? parts : fewest;
+    if (best.parts < fewest) best = (cut){fewest, fitting, 0};
+    return best;
 }
 
 void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
@@ -301,12 +322,13 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
     set_tasks(p, l);
-    const int64_t parts = count_parts(p, device, v, l);
-    if (l->tasks > INT32_MAX / parts) {
+    const cut found = find_cut(p, device, v, l);
+    if (l->tasks > INT32_MAX / found.parts) {
         fa_cuda_say(why, size, "there are %" PRId64 " work tiles", l->tasks);
         return false;
     }
-    fa_cuda_cut_decode(l, parts, least_keys(p));
+    l->smem_bytes = smem_for(device, v, found.blocks);
+    fa_cuda_cut_decode(l, found.parts, least_keys(p));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }

@@ -601,19 +601,19 @@ static void test_decode_parts(void)
 {
     static const struct {
         int64_t batch, heads_q, heads_kv, n_k, d;
-        int variant, tasks, parts;
-    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32},
-                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49},
-                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3},
-                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 3},
-                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 3},
-                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1},
-                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12},
-                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3},
-                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24},
-                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1},
-                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1},
-                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16}};
+        int variant, tasks, parts, blocks;
+    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32, 3},
+                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49, 3},
+                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3, 3},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 2},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 2},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1, 2},
+                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12, 3},
+                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3, 3},
+                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24, 3},
+                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1, 3},
+                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1, 2},
+                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_decode(cases[i].batch, cases[i].heads_q, cases[i].heads_kv,
                                          cases[i].n_k, cases[i].d);
@@ -624,6 +624,9 @@ static void test_decode_parts(void)
                   l->decode.parts == cases[i].parts,
               "case %d: %s, %lld work tiles, %d parts", (int)i, name_of(&plan), (long long)l->tasks,
               (int)l->decode.parts);
+        const int fitting = devices[H200].smem_per_sm / (int)(l->smem_bytes + 1024 + 256);
+        CHECK(fitting == cases[i].blocks && (int)l->smem_bytes <= devices[H200].smem_per_block,
+              "case %d: %u bytes of shared memory, %d blocks", (int)i, l->smem_bytes, fitting);
         const int64_t rows = l->decode.heads * l->decode.queries;
         CHECK(rows <= v->group_rows && l->decode.heads * l->decode.chunks >= p.heads_q / p.heads_kv,
               "case %d: %d heads of %d tiles, %d queries", (int)i, (int)l->decode.heads,
@@ -635,6 +638,19 @@ static void test_decode_parts(void)
                        : (size_t)(l->tasks * l->decode.parts * rows * (v->head_dim + 4)) * 4),
               "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
     }
+}
+
+/* Pages take bytes on their way: as many blocks as there is room for, at all times. */
+static void test_decode_pages(void)
+{
+    static const int32_t table[64];
+    fa_problem p = make_decode(64, 32, 8, 8192, 128);
+    p.block_table = table, p.block_table_stride = 512, p.rows_k = 16, p.blocks_k = 32768;
+    const fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
+    const fa_cuda_plan_launch *l = &plan.launches[0];
+    CHECK(l->decode.parts == 3 &&
+              3 * (l->smem_bytes + 1024 + 256) <= (unsigned)devices[H200].smem_per_sm,
+          "%d parts, %u bytes of shared memory", (int)l->decode.parts, l->smem_bytes);
 }
 
 /* Many sequences are cut all the same where one may be long. */
@@ -766,6 +782,7 @@ int main(void)
     test_decode_refusals();
     test_decode_is_slower();
     test_decode_parts();
+    test_decode_pages();
     test_own_lengths();
     test_invariant_parts();
     test_without_words();
