@@ -33,7 +33,7 @@ enum { ROUNDS_TRIED = 4 };
 enum { INVARIANT_KEYS = 512 };
 
 /* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not keep few blocks busy. */
-enum { MOST_KEYS = 4096 };
+enum { MOST_KEYS = 8192 };
 
 /* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
  * take longer than the reading: that is for the forward kernels. */
@@ -160,15 +160,16 @@ typedef struct cut {
     double cost;
 } cut;
 
-/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least; and whether it takes less than the
- * best one so far. key_bytes: of a key and its value. */
+/* Of the numbers of parts whose blocks just fit into whole rounds, but at least `fewest`, the one that takes least, if that is
+ * less than the best one so far. key_bytes: of a key and its value. */
 static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys,
-                     int64_t key_bytes, cut *best)
+                     int64_t key_bytes, int64_t fewest, cut *best)
 {
     const int64_t room = (int64_t)multiprocessors * blocks;
     const int64_t first = fa_cuda_count_tiles(tasks, room);
     for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
-        const int64_t parts = clamp_parts(rounds * room / tasks, keys, LEAST_KEYS);
+        const int64_t fitting = clamp_parts(rounds * room / tasks, keys, LEAST_KEYS);
+        const int64_t parts = fitting > fewest ? fitting : fewest;
         const double bytes =
             (double)keys / (double)parts * (double)key_bytes + (double)ROUND_BYTES / blocks;
         const double cost = count_slots(tasks * parts, room) * bytes;
@@ -208,16 +209,16 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
 {
     const int fitting = count_fitting(device, v);
     const int64_t keys = count_keys(p, l), key_bytes = 2 * (p->d + p->d_v);
+    int64_t fewest = 1;
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
     if (p->batch_invariant || l->tasks == 0) return best;
-    try_cuts(l->tasks, device->multiprocessors, fitting, keys, key_bytes, &best);
+    if (fa_cuda_has_own_lengths(p))
+        fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
+    try_cuts(l->tasks, device->multiprocessors, fitting, keys, key_bytes, fewest, &best);
     if (fitting == 3 && !p->block_table)
-        try_cuts(l->tasks, device->multiprocessors, 2, keys, key_bytes, &best);
-    if (!fa_cuda_has_own_lengths(p)) return best;
-    const int64_t fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
-    if (best.parts < fewest) best = (cut){fewest, fitting, 0};
+        try_cuts(l->tasks, device->multiprocessors, 2, keys, key_bytes, fewest, &best);
     return best;
 }
 

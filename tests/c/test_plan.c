@@ -660,7 +660,14 @@ static void test_own_lengths(void)
     fa_problem p = make_decode(4096, 32, 8, 131072, 128);
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 1, "lengths are known");
     p.seqlens_k = lengths;
-    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 32, "lengths are not");
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 16, "lengths are not");
+    p = make_decode(64, 32, 8, 8192, 128);
+    const fa_cuda_plan known = asked_plan(&p, &devices[H200]);
+    p.seqlens_k = lengths;
+    const fa_cuda_plan unknown = asked_plan(&p, &devices[H200]);
+    CHECK(unknown.launches[0].decode.parts == known.launches[0].decode.parts &&
+              unknown.launches[0].smem_bytes == known.launches[0].smem_bytes,
+          "8,192 keys are cut in another way where there may be fewer");
 }
 
 /* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
