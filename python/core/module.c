@@ -14,25 +14,6 @@
 
 PyObject *unsupported_error;
 
-/* ---- Errors ---------------------------------------------------------------------------------- */
-
-static PyObject *exception_of(fa_status status)
-{
-    switch (status) {
-    case FA_ERROR_ARGUMENT: return PyExc_ValueError;
-    case FA_ERROR_UNSUPPORTED: return unsupported_error;
-    case FA_ERROR_MEMORY: return PyExc_MemoryError;
-    default: return PyExc_RuntimeError;
-    }
-}
-
-PyObject *call_result(fa_status status)
-{
-    if (status == FA_OK) Py_RETURN_NONE;
-    PyErr_SetString(exception_of(status), fa_last_error());
-    return NULL;
-}
-
 static int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected)
 {
     if (count == expected) return 0;

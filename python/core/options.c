@@ -2,6 +2,25 @@
 
 #include <string.h>
 
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+static PyObject *exception_of(fa_status status)
+{
+    switch (status) {
+    case FA_ERROR_ARGUMENT: return PyExc_ValueError;
+    case FA_ERROR_UNSUPPORTED: return unsupported_error;
+    case FA_ERROR_MEMORY: return PyExc_MemoryError;
+    default: return PyExc_RuntimeError;
+    }
+}
+
+PyObject *call_result(fa_status status)
+{
+    if (status == FA_OK) Py_RETURN_NONE;
+    PyErr_SetString(exception_of(status), fa_last_error());
+    return NULL;
+}
+
 /* ---- The names of the options ---------------------------------------------------------------- */
 
 /* In the order in which the Python layer passes them, so that each is found at once. */
