@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Few queries on a long cache: the family `decode` of kernels beside the forward kernels.
+"""Few queries on a long cache: what is chosen for them beside the forward kernels.
 
     python3 bench/decode.py [--library build/libflashattn.so] [--cells 0,3] [--pages 0,1,16,64,256]
-                            [--queries 1] [--families decode,default] [--rounds 9]
+                            [--queries 1] [--families default,sm90] [--rounds 9]
 
 The shapes of docs/kernels/decode.md, bfloat16, contiguous (page 0) and in pages, with lengths on the
 device; several queries of a sequence are its last ones, with a causal mask. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
@@ -28,7 +28,7 @@ CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache
 CELLS = ((1, 32, 8, 8192, 128, 1843), (1, 32, 8, 131072, 128, 3698), (16, 32, 8, 8192, 128, 3925),
          (64, 32, 8, 8192, 128, 4373), (16, 32, 32, 8192, 128, 4447), (128, 64, 8, 2048, 128, 4188),
          (16, 16, 2, 16384, 256, 3785), (16, 32, 8, 16384, 64, 3930))
-FAMILIES = {"decode": "decode", "default": None}  # what FA_CUDA_KERNEL is
+FAMILIES = {"default": None, "decode": "decode", "sm90": "sm90", "sm80": "sm80"}  # what FA_CUDA_KERNEL is
 
 
 def parsed(arguments=None):
@@ -38,7 +38,7 @@ def parsed(arguments=None):
     add("--cells", default=",".join(map(str, range(len(CELLS)))))
     add("--pages", default="0,1,16,64,256")
     add("--queries", type=int, default=1)
-    add("--families", default="decode,default")
+    add("--families", default="default,sm90")
     add("--rounds", type=int, default=9)
     add("--one", help=argparse.SUPPRESS)  # in the process of a family: cell, page
     args = parser.parse_args(arguments)

@@ -461,6 +461,21 @@ static bool move_to_device(problem *p)
     return device_copies_in(&p->copies);
 }
 
+/* The workspace of a pass or, asked for a second one, of both. */
+static bool new_workspace(problem *p, fa_pass pass)
+{
+    size_t bytes = 0;
+    if (p->device != FA_DEVICE_CUDA) return true;
+    if (!library_fine(fa_workspace_size(pass, &p->q.view, &p->k.view, &p->v.view, &p->out.view,
+                                        &p->options, &bytes)))
+        return false;
+    if (bytes <= p->options.workspace_size) return true;
+    device_delete(p->workspace);
+    p->workspace = p->options.workspace = device_new(bytes);
+    p->options.workspace_size = bytes;
+    return p->workspace != NULL;
+}
+
 static bool move_from_device(problem *p)
 {
     bool fine = p->device != FA_DEVICE_CUDA || device_copies_out(&p->copies);
@@ -598,7 +613,7 @@ static bool run(const arguments *a, problem *p, results *r)
     if (!load_problem(a, p) || !new_results(p) || !check_supported(p, FA_PASS_FORWARD))
         return false;
     describe(r, FA_PASS_FORWARD, p);
-    if (!move_to_device(p)) return false;
+    if (!new_workspace(p, FA_PASS_FORWARD) || !move_to_device(p)) return false;
     double begin = cli_seconds();
     if (!forward(p)) return false;
     r->seconds = cli_seconds() - begin;
@@ -648,23 +663,16 @@ static bool new_gradients(const arguments *a, problem *p)
     return !a->dsinks || p->dsinks;
 }
 
-/* What backward reads and writes besides, and its workspace. */
+/* What backward reads and writes besides. */
 static bool move_gradients_to_device(problem *p)
 {
     cli_tensor *outputs[] = {&p->dq, &p->dk, &p->dv, &p->dbias};
-    size_t bytes = 0;
     if (p->device != FA_DEVICE_CUDA) return true;
     device_copies_add_tensor(&p->copies, &p->dout, false);
     for (int i = 0; i < CLI_COUNT(outputs); i++)
         if (outputs[i]->view.data) device_copies_add_tensor(&p->copies, outputs[i], true);
     device_copies_add(&p->copies, &p->dsinks, float_bytes(p->q.view.shape[2]), true);
-    if (!library_fine(fa_workspace_size(FA_PASS_BACKWARD, &p->q.view, &p->k.view, &p->v.view,
-                                        &p->out.view, &p->options, &bytes)))
-        return false;
-    if (bytes == 0) return true;
-    p->workspace = p->options.workspace = device_new(bytes);
-    p->options.workspace_size = bytes;
-    return p->workspace != NULL;
+    return new_workspace(p, FA_PASS_BACKWARD);
 }
 
 static bool backward(problem *p)
@@ -687,7 +695,8 @@ static bool grad(const arguments *a, problem *p, results *r)
         !check_supported(p, FA_PASS_FORWARD) || !check_supported(p, FA_PASS_BACKWARD))
         return false;
     describe(r, FA_PASS_BACKWARD, p);
-    if (!move_gradients_to_device(p) || !move_to_device(p)) return false;
+    if (!move_gradients_to_device(p) || !new_workspace(p, FA_PASS_FORWARD) || !move_to_device(p))
+        return false;
     double begin = cli_seconds();
     if (!forward(p) || !backward(p)) return false;
     r->seconds = cli_seconds() - begin;

@@ -3,7 +3,7 @@
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter ${SKBUILD_SABI_COMPONENT} Development.Module)
 
 set(FA_PYTHON_SOURCES python/core/module.c python/core/options.c python/core/array.c
-    python/core/xla_ffi.c python/core/ladder_call.c python/core/torch_call.c)
+    python/core/xla_ffi.c python/core/ladder_call.c python/core/append_call.c python/core/torch_call.c)
 option(FA_PYTHON_LADDER "The ladder's kernels in the Python extension, where CUDA is built" ON)
 if(SKBUILD_SABI_VERSION)
     python_add_library(flashattn_python MODULE WITH_SOABI USE_SABI ${SKBUILD_SABI_VERSION}

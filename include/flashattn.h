@@ -477,8 +477,8 @@ static inline fa_append_options fa_append_options_init(void)
  * then NaN. A written scale is else the row's largest magnitude divided by 448 or 127.
  * Rows of the cache that no new key goes to are left as they are, and so are rows of q_out of no sequence.
  * Nothing is written outside of the cache: on the CPU a length, an index or a page that leads there is an
- * error; on CUDA that key is left out (also one whose page number is negative), and a position outside of
- * the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
+ * error; on CUDA that key is left out (also one whose page number is negative, and all of a sequence whose
+ * length is), and a position outside of the rotary tables is taken as their first or last. FA_CHECK does not look at these arrays. Two sequences
  * must not write the same row.
  */
 FA_API fa_status fa_append(const fa_tensor *k_new, const fa_tensor *v_new, const fa_tensor *k_cache,
@@ -554,13 +554,12 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  *
  * On CUDA the fastest kernel that can do a problem on the device is chosen; fa_describe names it and
  * says why a faster one was passed over. The environment variable FA_CUDA_KERNEL, read once, allows one
- * family of forward kernels alone: "sm90" (Hopper's tensor cores and TMA), "sm80" (tensor cores of
- * Ampere and later), "sm75" (of Turing: float16 only) or "simt" (float32 arithmetic, every GPU). What
- * that family cannot do is then FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that
- * is unknown makes every such call fail with FA_ERROR_DEVICE. "decode" (few queries, Ampere and later:
- * keys are split over blocks) is tried before the others, which do what it cannot; it is used only where
- * it is asked for, and needs a workspace. "tf32" and "tf32x3" are for float32 inputs, on tensor cores of
- * Ampere and later. FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80" or "simt".
+ * family of forward kernels alone: "decode" (few queries, Ampere and later: keys are split over blocks),
+ * "sm90" (Hopper's tensor cores and TMA), "sm80" (tensor cores of Ampere and later), "sm75" (of Turing:
+ * float16 only), "tf32" and "tf32x3" (float32 inputs, on tensor cores of Ampere and later) or "simt"
+ * (float32 arithmetic, every GPU). What that family cannot do is then FA_ERROR_UNSUPPORTED, with a
+ * sentence naming the argument; a name that is unknown makes every such call fail with FA_ERROR_DEVICE.
+ * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80" or "simt".
  *
  * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
  * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the

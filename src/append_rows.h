@@ -67,6 +67,7 @@ FA_SHARED_FUNCTION bool fa_append_place(const fa_append_arrays *a, const fa_appe
     const int64_t entry = a->cache_index ? a->cache_index[b] : b;
     *row = (a->left_padding ? a->left_padding[b] : 0) + fa_append_length(a, b) + key->number;
     *block = entry;
+    if (fa_append_length(a, b) < 0) return false; /* also of a key that would come to row 0 */
     if (entry < 0 || entry >= entries || *row < 0) return false;
     if (a->block_table) {
         const int64_t page = *row / a->cache_rows;

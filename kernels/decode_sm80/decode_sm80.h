@@ -46,7 +46,7 @@ typedef struct fa_decode_params {
 /* Sets of counters that a kernel has, for launches that may run at the same time, and how many a set has: work tiles of a
  * launch that can be counted. */
 #define FA_DECODE_COUNTER_SETS 2048
-#define FA_DECODE_COUNTERS 256
+#define FA_DECODE_COUNTERS 512
 
 #define FA_DECODE_THREADS(warps) (32 * (warps))
 

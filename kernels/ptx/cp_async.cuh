@@ -18,6 +18,18 @@ FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
                  : "memory");
 }
 
+/* The same for rows that are read whole, and once: the second-level cache gets all 128 bytes around, and gives them up
+ * first. */
+FA_DEVICE void ptx_cp_async_16_once(uint32_t to, const void *from, bool wanted)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+        "l"(from), "r"(wanted ? 16 : 0), "l"(policy)
+        : "memory");
+}
+
 /* Ends a group of this thread's copies, which may be none. */
 FA_DEVICE void ptx_cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -3,6 +3,7 @@
  * arguments are the arrays and the layout, keywords the options; a keyword that is None counts as
  * not given. The Python layer beside it allocates results and knows whose arrays they are.
  */
+#include "append_call.h"
 #include "ladder_call.h"
 #include "options.h"
 #include "api.h"
@@ -12,26 +13,6 @@
 #include <string.h>
 
 PyObject *unsupported_error;
-
-/* ---- Errors ---------------------------------------------------------------------------------- */
-
-static PyObject *exception_of(fa_status status)
-{
-    switch (status) {
-    case FA_ERROR_ARGUMENT: return PyExc_ValueError;
-    case FA_ERROR_UNSUPPORTED: return unsupported_error;
-    case FA_ERROR_MEMORY: return PyExc_MemoryError;
-    default: return PyExc_RuntimeError;
-    }
-}
-
-/* None, or the exception that stands for the status, in the library's own words. */
-static PyObject *finish(fa_status status)
-{
-    if (status == FA_OK) Py_RETURN_NONE;
-    PyErr_SetString(exception_of(status), fa_last_error());
-    return NULL;
-}
 
 static int check_count(const char *name, Py_ssize_t count, Py_ssize_t expected)
 {
@@ -107,7 +88,7 @@ static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
     fa_status status = fa_workspace_size(w->pass, &c->q, &c->k, weights ? NULL : &c->v,
                                          weights ? NULL : &w->out, &c->options, &bytes);
     if (status != FA_OK) {
-        finish(status);
+        call_result(status);
         return -1;
     }
     workspace_expected[w->pass] = bytes > 0;
@@ -137,7 +118,7 @@ static PyObject *run(call *c, const work *w, PyObject *q)
         more = get_workspace(c, w, q, &memory);
     } while (more != 0);
     Py_XDECREF(memory);
-    return finish(status);
+    return call_result(status);
 }
 
 /* ---- Forward and decode ---------------------------------------------------------------------- */
@@ -437,7 +418,7 @@ static PyObject *run_combine(call *c, parts *p, PyObject *const *args, PyObject 
         status = merge(c, p, lse);
     }
     Py_XDECREF(memory);
-    return finish(status);
+    return call_result(status);
 }
 
 static PyObject *core_combine(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -539,7 +520,7 @@ static PyObject *answer_describe(dry_run *x)
     call *c = &x->c;
     fa_status status = fa_describe(x->pass, &c->q, &c->k, x->v_given, x->out_given, &c->options,
                                    text, sizeof text);
-    return status == FA_OK ? PyUnicode_FromString(text) : finish(status);
+    return status == FA_OK ? PyUnicode_FromString(text) : call_result(status);
 }
 
 static PyObject *run_dry(const char *name, PyObject *(*answer)(dry_run *), PyObject *const *args,
@@ -581,7 +562,7 @@ static PyObject *core_cpu_info(PyObject *self, PyObject *none)
     (void)self, (void)none;
     fa_cpu_info info;
     fa_status status = fa_get_cpu_info(&info);
-    if (status != FA_OK) return finish(status);
+    if (status != FA_OK) return call_result(status);
     return Py_BuildValue("{sssssisi}", "isa", info.isa, "isas", info.isas, "threads",
                          (int)info.threads, "vector_bits", (int)info.vector_bits);
 }
@@ -591,7 +572,7 @@ static PyObject *core_cuda_info(PyObject *self, PyObject *none)
     (void)self, (void)none;
     fa_cuda_info info;
     fa_status status = fa_get_cuda_info(&info);
-    if (status != FA_OK) return finish(status);
+    if (status != FA_OK) return call_result(status);
     return Py_BuildValue("{sisiss}", "device_count", (int)info.device_count, "driver_version",
                          (int)info.driver_version, "detail", info.detail);
 }
@@ -619,6 +600,8 @@ static PyMethodDef methods[] = {
      "backward(q, k, v, out, lse, dout, dlse, dq, dk, dv, dbias, dsinks, layout, /, **options)"},
     {"combine", FAST(core_combine), FAST_KEYWORDS,
      "combine(parts, part_lses, out, lse, layout, /, **options)"},
+    {"append", FAST(core_append), FAST_KEYWORDS,
+     "append(k_new, v_new, k_cache, v_cache, layout, /, **options): see append_call.h"},
     {"weights", FAST(core_weights), FAST_KEYWORDS,
      "weights(q, k, rows, weights, layout, /, **options)"},
     {"supported", FAST(core_supported), FAST_KEYWORDS,

@@ -2,6 +2,25 @@
 
 #include <string.h>
 
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+static PyObject *exception_of(fa_status status)
+{
+    switch (status) {
+    case FA_ERROR_ARGUMENT: return PyExc_ValueError;
+    case FA_ERROR_UNSUPPORTED: return unsupported_error;
+    case FA_ERROR_MEMORY: return PyExc_MemoryError;
+    default: return PyExc_RuntimeError;
+    }
+}
+
+PyObject *call_result(fa_status status)
+{
+    if (status == FA_OK) Py_RETURN_NONE;
+    PyErr_SetString(exception_of(status), fa_last_error());
+    return NULL;
+}
+
 /* ---- The names of the options ---------------------------------------------------------------- */
 
 /* In the order in which the Python layer passes them, so that each is found at once. */
@@ -11,7 +30,7 @@
     X(dropout_p) X(seed) X(offset) X(dropout_state) X(cu_seqlens_q) X(cu_seqlens_k) X(seqlens_q) \
     X(seqlens_k) X(max_seqlen_q) X(max_seqlen_k) X(block_table) X(q_descale) X(k_descale) \
     X(v_descale) X(deterministic) X(batch_invariant) X(threads) X(precision) X(stream) X(allocate) \
-    X(attention_chunk)
+    X(attention_chunk) X(k_scale) X(v_scale)
 /* clang-format on */
 
 #define OPTION_ENUM(name) OPTION_##name,
@@ -185,7 +204,9 @@ static void set_axes(fa_tensor *t, const array *a, const int axes[4])
 static int make_tensor(const call *c, const array *a, fa_tensor *t)
 {
     static const int axes[2][2][4] = {{{-1, 0, 1, 2}, {0, 1, 2, 3}}, {{-1, 1, 0, 2}, {0, 2, 1, 3}}};
-    if (get_float_dtype(a, &t->dtype) < 0) return -1;
+    if (array_is(a, kDLInt, 8))
+        t->dtype = FA_INT8; /* of keys and values; else the library refuses it */
+    else if (get_float_dtype(a, &t->dtype) < 0) return -1;
     if (a->ndim != 3 && a->ndim != 4)
         return wrong_axes(a, c->order == LAYOUT_BSHD
                                  ? "4 (batch, sequence, head, dim), or 3 without a "
@@ -338,9 +359,8 @@ static const array *add_integers(call *c, const char *name, PyObject *object, in
     return a;
 }
 
-/* count < 0: any. Gives how many there are. */
-static int read_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
-                     const int32_t **data, const array **read)
+int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
+              const int32_t **data, const array **read)
 {
     const array *a = add_integers(c, name, object, 32);
     if (!a) return -1;
@@ -394,7 +414,7 @@ static bool is_truth_value(PyObject *value)
 }
 
 /* 0 and 1 will do; what else has a truth value, a pair for one, was meant for another argument. */
-static int read_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags)
+int call_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags)
 {
     int truth = value == Py_True;
     if (!truth && value != Py_False) {
@@ -449,7 +469,7 @@ static int read_uint64(const char *name, PyObject *value, uint64_t *result)
     return wrong_value(PyExc_ValueError, name, value, "0 to 2^64 - 1");
 }
 
-static int read_threads(PyObject *value, int32_t *threads)
+int call_threads(PyObject *value, int32_t *threads)
 {
     int64_t number;
     if (read_int64("threads", value, &number) < 0) return -1;
@@ -508,13 +528,21 @@ static int read_bias(call *c, PyObject *value)
     return 0;
 }
 
+static int read_scale(call *c, const char *name, PyObject *value, fa_tensor *t,
+                      const fa_tensor **option)
+{
+    if (call_tensor(c, name, value, false, t) < 0) return -1;
+    *option = t;
+    return 0;
+}
+
 /* How many sequences there are must be the same for both sides. */
 static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
 {
     const array *a;
     fa_options *o = &c->options;
     bool first = !o->cu_seqlens_q && !o->cu_seqlens_k;
-    if (read_ints(c, name, value, 1, first ? -1 : o->num_sequences + 1, data, &a) < 0) return -1;
+    if (call_ints(c, name, value, 1, first ? -1 : o->num_sequences + 1, data, &a) < 0) return -1;
     if (first) o->num_sequences = a->shape[0] - 1;
     if (a->shape[0] > 0) return 0;
     PyErr_Format(PyExc_ValueError, "%s is empty: expected one entry more than sequences", name);
@@ -524,13 +552,13 @@ static int read_cu_seqlens(call *c, const char *name, PyObject *value, const int
 static int read_seqlens(call *c, const char *name, PyObject *value, const int32_t **data)
 {
     const array *a;
-    return read_ints(c, name, value, 1, call_batch(c), data, &a);
+    return call_ints(c, name, value, 1, call_batch(c), data, &a);
 }
 
 static int read_block_table(call *c, PyObject *value)
 {
     const array *a;
-    if (read_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
+    if (call_ints(c, "block_table", value, 2, -1, &c->options.block_table, &a) < 0) return -1;
     c->options.block_table_stride = a->shape[1];
     /* A table without columns has no memory, and must not look like none. */
     if (a->shape[1] == 0) {
@@ -595,11 +623,11 @@ static int read_number_option(call *c, option which, PyObject *value)
 {
     fa_options *o = &c->options;
     switch (which) {
-    case OPTION_causal: return read_flag("causal", value, FA_CAUSAL, &o->flags);
+    case OPTION_causal: return call_flag("causal", value, FA_CAUSAL, &o->flags);
     case OPTION_deterministic:
-        return read_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
+        return call_flag("deterministic", value, FA_DETERMINISTIC, &o->flags);
     case OPTION_batch_invariant:
-        return read_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
+        return call_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
     case OPTION_scale: o->flags |= FA_SCALE; return read_float("scale", value, &o->scale);
     case OPTION_softcap: return read_float("softcap", value, &o->softcap);
     case OPTION_window: return read_window(value, o);
@@ -612,7 +640,7 @@ static int read_number_option(call *c, option which, PyObject *value)
     case OPTION_offset: return read_uint64("offset", value, &o->dropout_offset);
     case OPTION_max_seqlen_q: return read_int64("max_seqlen_q", value, &o->max_seqlen_q);
     case OPTION_max_seqlen_k: return read_int64("max_seqlen_k", value, &o->max_seqlen_k);
-    case OPTION_threads: return read_threads(value, &o->threads);
+    case OPTION_threads: return call_threads(value, &o->threads);
     case OPTION_precision: return read_precision(value, &o->precision);
     case OPTION_allocate: c->allocator = value; return 0;
     default: return 0; /* the stream: call_begin has read it */
@@ -638,6 +666,8 @@ static int read_option(call *c, option which, PyObject *value)
         return read_floats(c, "k_descale", value, call_batch(c) * heads_kv, &o->k_descale);
     case OPTION_v_descale:
         return read_floats(c, "v_descale", value, call_batch(c) * heads_kv, &o->v_descale);
+    case OPTION_k_scale: return read_scale(c, "k_scale", value, &c->k_scale, &o->k_scale);
+    case OPTION_v_scale: return read_scale(c, "v_scale", value, &c->v_scale, &o->v_scale);
     default: return read_number_option(c, which, value);
     }
 }

@@ -14,6 +14,9 @@ typedef enum layout { LAYOUT_BSHD, LAYOUT_BHSD } layout;
 
 enum { ARRAYS_MAX = 32 };
 
+/* None, or NULL with the exception that stands for the status, in the library's own words. */
+PyObject *call_result(fa_status status);
+
 /* All that lives as long as one call. */
 typedef struct call {
     location where;
@@ -21,7 +24,7 @@ typedef struct call {
     array arrays[ARRAYS_MAX];
     int count;
     fa_options options;
-    fa_tensor q, k, v, bias, mask;
+    fa_tensor q, k, v, bias, mask, k_scale, v_scale;
     PyObject *like; /* borrowed: of whose library, and where, converted integers are; or NULL */
     PyObject *allocator; /* borrowed: allocator(bytes, q) gives CUDA workspace; NULL: none */
 } call;
@@ -68,6 +71,16 @@ typedef struct part {
 /* Whatever it returns, part_release must follow. */
 int call_part(call *c, part *p, PyObject *tensor, PyObject *lse);
 void part_release(part *p);
+
+/* int32 with so many axes, and `count` elements if that is not negative. read: the array. */
+int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
+              const int32_t **data, const array **read);
+
+/* Python's or NumPy's truth value, 0 or 1: sets the bit or does not. */
+int call_flag(const char *name, PyObject *value, uint32_t bit, uint32_t *flags);
+
+/* 0 to 2^31 - 1. */
+int call_threads(PyObject *value, int32_t *threads);
 
 /* Integers with one axis; None gives NULL. */
 int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count);

@@ -119,7 +119,7 @@ def attention(
             be contiguous (PyTorch's tensors are copied if it is not), the others may have any
             strides. Without the batch: (n_q, heads, dim), also for packed sequences.
         k: (batch, n_k, heads_kv, dim), heads a multiple of heads_kv; paged: (pages, page size,
-            heads_kv, dim).
+            heads_kv, dim). k and v may also be float8_e4m3fn or int8 where q is wider (k_scale).
         v: (batch, n_k, heads_kv, dim_v). dim from 1 to 576, dim_v to 512.
         layout: "bshd" as above, or "bhsd": (batch, heads, sequence, dim) everywhere.
         out: where to write the result; must not overlap the inputs.

@@ -489,6 +489,37 @@ class _CachePositions:
         for cache, new in caches:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
+    def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary):
+        """Writes the new keys and values by the library's own call, in one launch on CUDA; with
+        rotary, the options of the rotary embedding, it turns keys and queries. The queries, or None
+        where that call cannot be made: then nothing has been written."""
+        if not self.known and not q.is_cuda:
+            return None  # on the CPU the library looks at the numbers, and wrong ones are errors
+        if not self.writes() or self.batch == 0:
+            return None
+        if not _can_append(xp, k, v, k_cache, v_cache, ("float8_e4m3fn",)):
+            return None
+        options = {
+            "lengths": self.lengths,
+            "cache_index": self.batch_idx,
+            "block_table": self.table,
+        }
+        options["cu_seqlens_new"] = self.new.cu_seqlens if self.new.packed else None
+        if rotary:
+            if not _can_append(xp, q, q, rotary["cos"], rotary["sin"]):
+                return None
+            options["rotary_positions"] = self.rotary_seqlens
+            options["cu_seqlens_q"] = self.queries.cu_seqlens if self.queries.packed else None
+        options = {name: contiguous(x.array) for name, x in options.items() if x is not None}
+        if rotary:
+            out = np.empty_like(q) if xp is np else xp.empty_like(q)
+            options.update(rotary, queries=q, queries_out=out)
+        if xp is np:
+            _core.append(k, v, k_cache, v_cache, "bshd", **options)
+        elif not _functional._torch().append(k, v, k_cache, v_cache, options):
+            return None
+        return options["queries_out"] if rotary else q
+
     def append_inside(self, xp, q, caches, rows, at, item, row, position):
         """Leaves out what would lie outside of the cache, without waiting for the device. The
         first key inside is written again instead; if there is none, what the cache holds."""
@@ -585,6 +616,20 @@ class _CachePositions:
         return (*flat, options)
 
 
+_APPENDED = ("float32", "float16", "bfloat16")
+
+
+def _can_append(xp, k, v, k_to, v_to, others=()):
+    """Whether fa_append knows the types, of k_to also the others; rows without gaps."""
+    if k.dtype != v.dtype or k_to.dtype != v_to.dtype:
+        return False
+    names = [x.dtype.name if xp is np else str(x.dtype)[6:] for x in (k, k_to)]
+    if names[0] not in _APPENDED or names[1] not in (*_APPENDED, *others):
+        return False
+    step = (lambda x: x.itemsize) if xp is np else (lambda x: 1)
+    return all(x.shape[-1] == 1 or _strides(x)[-1] == step(x) for x in (k, v, k_to, v_to))
+
+
 def _strides(x):
     return x.stride() if is_tensor(x) else x.strides
 
@@ -643,10 +688,10 @@ def _rotate(xp, x, cos, sin, positions, interleaved):
     return turned
 
 
-def _rotate_both(xp, q, k, cos, sin, interleaved, cached, one_by_one):
+def _rotate_both(xp, q, k, rotary, cached):
     """q and k rotated by the angles of their positions; on a device, beyond cos by its last row."""
-    cached.check_rotary(cos, one_by_one)
-    at_q = cached.rotary_positions(xp, q, cached.queries, one_by_one)
+    cos, sin, interleaved = rotary["cos"], rotary["sin"], rotary["interleaved"]
+    at_q = cached.rotary_positions(xp, q, cached.queries, not rotary["one_position"])
     at_k = cached.rotary_positions(xp, q, cached.new)
     # Packed rows behind the last sequence have positions, too.
     at_q, at_k = (at.clip(0, max(cos.shape[0] - 1, 0)) for at in (at_q, at_k))
@@ -812,11 +857,15 @@ def flash_attn_with_kvcache(
     )
     keys, values, where = cached.options(xp, q, k_cache, v_cache)
     options.update(where)
+    rotary = None
     if rotary_cos is not None:
         one_by_one = causal or window != (-1, -1)
-        q, k = _rotate_both(
-            xp, q, k, rotary_cos, rotary_sin, rotary_interleaved, cached, one_by_one
-        )
+        cached.check_rotary(rotary_cos, one_by_one)
+        rotary = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
+        rotary["one_position"] = not one_by_one
+    at_once = k is not None and qv is None and not traced
+    if rotary and not at_once:
+        q, k = _rotate_both(xp, q, k, rotary, cached)
     apart = q, keys
     if qv is not None:
         q, keys = join_qv(q, qv, keys, values)
@@ -832,7 +881,13 @@ def flash_attn_with_kvcache(
                     "written to them"
                 )
             q, k, v = _apart(xp, (q, k, v), (k_cache, v_cache))
-        cached.append(xp, q, ((k_cache, k), (v_cache, v)))
+        turned = cached.append_at_once(xp, q, k, v, k_cache, v_cache, rotary) if at_once else None
+        if turned is not None:
+            q = turned
+        else:
+            if rotary and at_once:
+                q, k = _rotate_both(xp, q, k, rotary, cached)
+            cached.append(xp, q, ((k_cache, k), (v_cache, v)))
         if qv is not None:
             keys = join_qv(apart[0], qv, apart[1], values)[1]  # a copy lacks the new keys
     try:

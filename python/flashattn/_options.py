@@ -40,6 +40,8 @@ class Options(TypedDict, total=False):
     q_descale: Any
     k_descale: Any
     v_descale: Any
+    k_scale: Any
+    v_scale: Any
     deterministic: bool
     batch_invariant: bool
     threads: int
@@ -89,6 +91,10 @@ TEXT = """
             as the nearest that the array or the block table has room for, and page numbers are
             followed; the environment variable FA_CHECK=1 finds them there.
         q_descale, k_descale, v_descale: float32 (batch, heads_kv), for float8 inputs.
+        k_scale, v_scale: float32, of k's (v's) shape with a last axis of 1; another axis may be 1,
+            too, where all share a scale. An element of k, which is float8_e4m3fn or int8, stands
+            for itself times the scale. In place of k_descale (v_descale); attention, decode and
+            weights, without gradients.
         deterministic, batch_invariant: the same bits from run to run; whatever the batch holds.
         precision: how exactly float32 arrays are multiplied: "float32" (the default: errors of
             float32's size), "tf32" (operands may be rounded to tf32, 11 bits, on tensor cores) or

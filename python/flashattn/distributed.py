@@ -307,6 +307,8 @@ _REFUSED = {
     "q_descale": "float8 is not supported: convert q, k and v to a 16-bit type",
     "k_descale": "float8 is not supported: convert q, k and v to a 16-bit type",
     "v_descale": "float8 is not supported: convert q, k and v to a 16-bit type",
+    "k_scale": "keys of 8 bits are not supported: convert q, k and v to a 16-bit type",
+    "v_scale": "values of 8 bits are not supported: convert q, k and v to a 16-bit type",
     "dropout_state": "give seed and offset, the same numbers on all ranks",
     "stream": "use torch.cuda.stream",
     "out": "the result is a new tensor",

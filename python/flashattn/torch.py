@@ -53,6 +53,8 @@ _TENSORS = (
     "q_descale",
     "k_descale",
     "v_descale",
+    "k_scale",
+    "v_scale",
 )
 _NUMBERS = {
     "causal": ("bool", False),
@@ -937,6 +939,21 @@ def _count_write(out):
     """Autograd must know: out may have been saved for another operation's backward."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
+
+
+def append(k, v, k_cache, v_cache, options):
+    """fa_append, where it can be called at once: not where gradients are recorded or something
+    stands between a call and the tensors' numbers. Whether it has been."""
+    others = (options[name] for name in ("queries", "cos", "sin") if name in options)
+    tensors = [k, v, k_cache, v_cache, *others]
+    if _is_watched(tensors, options) or any(x.is_neg() for x in tensors):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    _named_call("append", _core.append, k, v, k_cache, v_cache, "bshd", **options)
+    for cache in (k_cache, v_cache):
+        _count_write(cache)
+    return True
 
 
 # Most calls without gradients need nothing of what follows: _core tests that, in a microsecond.

@@ -14,9 +14,9 @@ struct fa_cuda_family {
      * passed over. */
     int oldest, newest;
 
-    /* It is tried only if the environment asks for it, and then before the others: its speed has not been
-     * measured yet. Without this line it is tried always. */
-    bool asked_only;
+    /* Whether a family behind it does the problem faster. Says why, or nothing where that is plain. Not asked where the
+     * environment names this family; NULL: never. */
+    bool (*slower)(const fa_problem *problem, const fa_cuda_device *device, char *why, size_t size);
 
     /* Adds launches to the plan, which has none, and sets arithmetic and workspace_bytes. False if it cannot do the
      * problem; why, if it is not NULL, then names the argument and its value: "q.dtype is float32". */

@@ -94,11 +94,17 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device, bool asked)
+static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
 {
     const int architecture = fa_cuda_architecture(device);
-    if (family->asked_only && !asked) return false;
     return architecture >= family->oldest && architecture <= family->newest;
+}
+
+static bool is_slower(const fa_cuda_family *family, const fa_problem *p,
+                      const fa_cuda_device *device, char *why, size_t size)
+{
+    if (why && size) why[0] = 0;
+    return family->slower && family->slower(p, device, why, size);
 }
 
 /* The same reason as the family's before is not said twice. */
@@ -117,7 +123,7 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
 {
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         fa_cuda_plan other;
-        if (!is_tried(families[p->pass][i], device, false)) continue;
+        if (!is_tried(families[p->pass][i], device)) continue;
         fa_cuda_plan_begin(device, families[p->pass][i], &other);
         if (families[p->pass][i]->plan(p, device, &other, NULL, 0) &&
             other.workspace_bytes > plan->workspace_bytes)
@@ -145,16 +151,16 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
 {
     plan->passed_over[0] = 0;
     if (refuse_quantized(p, why, size)) return false;
-    if (asked && !asked->asked_only) return plan_asked(p, device, asked, plan, why, size);
+    if (asked) return plan_asked(p, device, asked, plan, why, size);
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
-        if (!is_tried(family, device, family == asked)) continue;
+        if (!is_tried(family, device)) continue;
         fa_cuda_plan_begin(device, family, plan);
-        if (family->plan(p, device, plan, why, size)) {
+        if (!is_slower(family, p, device, why, size) && family->plan(p, device, plan, why, size)) {
             if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, i + 1, plan);
             return true;
         }
-        if (why) note_passed_over(plan, family->name, why);
+        if (why && why[0]) note_passed_over(plan, family->name, why);
     }
     return false;
 }
@@ -214,8 +220,6 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
     }
     append(&t, " on sm_%d%d", (int)device->major, (int)device->minor);
     if (plan->family == &fa_cuda_decode) append_parts(&t, &plan->launches[0]);
-    else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split yet");
-    if (plan->family && plan->family->asked_only)
-        append(&t, ", which %s asks for: not measured yet", variables[p->pass]);
+    else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);
 }

@@ -5,6 +5,7 @@
 #include "cuda/plan_decode.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "../../kernels/forward_sm90/forward_sm90.h"
 #include "cuda/counters.h"
@@ -14,13 +15,19 @@
 /* Positions and rows are counted in 32 bits, and a tile more. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* Keys of a part, at least: what a part's results cost, written and read, is then some hundredths of its keys. Where there
- * are blocks enough for one round, of more of them. */
-enum { LEAST_KEYS = 256, LEAST_KEYS_OF_ROUNDS = 512 };
+/* Keys of a part, at least. */
+enum { LEAST_KEYS = 256 };
 
-/* Where memory bounds the rate, multiprocessors get unequal shares of it: with one round of blocks, equally long, some
- * end a third later than others. With so many rounds the last one is short. */
-enum { ROUNDS = 6 };
+/* What a round of blocks costs beside its keys and values, in bytes of these that a multiprocessor reads meanwhile: descriptions,
+ * the first copies, results written and read (8 us, measured on an H200). */
+enum { ROUND_BYTES = 256 << 10 };
+
+/* Hundredths of the device that blocks keep busy, at least: those of the only round, when there are few, and those behind
+ * whole rounds, which come to the multiprocessors that happen to end first (measured). */
+enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
+
+/* Rounds of blocks, behind the fewest, that are tried. */
+enum { ROUNDS_TRIED = 4 };
 
 /* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as long have so many keys. */
 enum { INVARIANT_KEYS = 512 };
@@ -31,6 +38,9 @@ enum { MOST_KEYS = 8192 };
 /* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
  * take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128 };
+
+/* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
+enum { FORWARD_ROUNDS = 3 };
 
 static int count_smem(const fa_variant *v)
 {
@@ -133,20 +143,55 @@ static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
     return parts < 1 ? 1 : parts;
 }
 
-/* room: blocks that the device has room for. */
-static int64_t find_parts(int64_t tasks, int64_t room, int64_t keys)
+/* The time of so many blocks, in units of what one block takes while the device is full. room: blocks that it has room
+ * for. */
+static double count_slots(int64_t blocks, int64_t room)
 {
-    const int64_t one_round = clamp_parts(room / tasks, keys, LEAST_KEYS);
-    const int64_t rounds =
-        clamp_parts(fa_cuda_count_tiles(ROUNDS * room, tasks), keys, LEAST_KEYS_OF_ROUNDS);
-    return one_round > rounds ? one_round : rounds;
+    const int64_t left = blocks % room, whole = blocks - left;
+    const double least = (double)room * (whole ? BLOCKS_LEFT_OVER : FEW_BLOCKS) / 100;
+    if (left == 0) return (double)whole;
+    return (double)whole + ((double)left > least ? (double)left : least);
 }
 
-static int64_t count_room(const fa_cuda_device *device, const fa_variant *v)
+/* How keys are cut, and how many blocks a multiprocessor shall have at a time. */
+typedef struct cut {
+    int64_t parts;
+    int blocks;
+    double cost;
+} cut;
+
+/* Of the numbers of parts whose blocks just fit into whole rounds, but at least `fewest`, the one that takes least, if that is
+ * less than the best one so far. key_bytes: of a key and its value. */
+static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys,
+                     int64_t key_bytes, int64_t fewest, cut *best)
 {
-    const int bytes = count_smem(v) + fa_cuda_static_smem(v) + 1024; /* the driver's own */
-    const int fitting = device->smem_per_sm / bytes;
-    return (int64_t)device->multiprocessors * (fitting < 1 ? 1 : fitting);
+    const int64_t room = (int64_t)multiprocessors * blocks;
+    const int64_t first = fa_cuda_count_tiles(tasks, room);
+    for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
+        const int64_t fitting = clamp_parts(rounds * room / tasks, keys, LEAST_KEYS);
+        const int64_t parts = fitting > fewest ? fitting : fewest;
+        const double bytes =
+            (double)keys / (double)parts * (double)key_bytes + (double)ROUND_BYTES / blocks;
+        const double cost = count_slots(tasks * parts, room) * bytes;
+        if (cost < best->cost) *best = (cut){parts, blocks, cost};
+    }
+}
+
+/* Bytes of shared memory that a block has beside its dynamic ones: also the driver's own. */
+static int other_smem(const fa_variant *v) { return fa_cuda_static_smem(v) + 1024; }
+
+/* Blocks of a multiprocessor that there is room for. */
+static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
+{
+    const int fitting = device->smem_per_sm / (count_smem(v) + other_smem(v));
+    return fitting < 1 ? 1 : fitting;
+}
+
+/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. */
+static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int blocks)
+{
+    if (blocks == count_fitting(device, v)) return (uint32_t)count_smem(v);
+    return (uint32_t)(device->smem_per_sm / (blocks + 1) + 1024 - other_smem(v));
 }
 
 static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
@@ -157,17 +202,24 @@ static int64_t least_keys(const fa_problem *p)
     return p->batch_invariant ? INVARIANT_KEYS : LEAST_KEYS;
 }
 
-static int64_t count_parts(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
-                           const fa_cuda_plan_launch *l)
+/* Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there is room for three, fewer
+ * and larger ones may fit better into rounds. */
+static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
+                    const fa_cuda_plan_launch *l)
 {
-    const int64_t keys = count_keys(p, l);
+    const int fitting = count_fitting(device, v);
+    const int64_t keys = count_keys(p, l), key_bytes = 2 * (p->d + p->d_v);
+    int64_t fewest = 1;
+    cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
-        return clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
-    if (l->tasks == 0) return 1;
-    const int64_t parts = find_parts(l->tasks, count_room(device, v), keys);
-    if (!fa_cuda_has_own_lengths(p)) return parts;
-    const int64_t fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
-    return parts > fewest ? parts : fewest;
+        best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
+    if (p->batch_invariant || l->tasks == 0) return best;
+    if (fa_cuda_has_own_lengths(p))
+        fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
+    try_cuts(l->tasks, device->multiprocessors, fitting, keys, key_bytes, fewest, &best);
+    if (fitting == 3 && !p->block_table)
+        try_cuts(l->tasks, device->multiprocessors, 2, keys, key_bytes, fewest, &best);
+    return best;
 }
 
 void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
@@ -271,13 +323,40 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
     set_tasks(p, l);
-    const int64_t parts = count_parts(p, device, v, l);
-    if (l->tasks > INT32_MAX / parts) {
+    const cut found = find_cut(p, device, v, l);
+    if (l->tasks > INT32_MAX / found.parts) {
         fa_cuda_say(why, size, "there are %" PRId64 " work tiles", l->tasks);
         return false;
     }
-    fa_cuda_cut_decode(l, parts, least_keys(p));
+    l->smem_bytes = smem_for(device, v, found.blocks);
+    fa_cuda_cut_decode(l, found.parts, least_keys(p));
     plan->workspace_bytes = l->workspace_bytes;
+    return true;
+}
+
+/* Where each query head has keys of its own and there are heads enough for the whole device, forward_sm90 reads keys
+ * once, too, and faster: it has no parts to merge (16 x 32 heads of 8,192 keys on an H200: 4,248 GB/s, here 4,025). Pages
+ * are read faster here. */
+static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *device)
+{
+    fa_cuda_plan other;
+    if (fa_cuda_architecture(device) != 90 || group_size(p) > 1 || p->block_table ||
+        p->batch_invariant || has_row_options(p) ||
+        p->batch * p->heads_q < FORWARD_ROUNDS * (int64_t)device->multiprocessors)
+        return false;
+    fa_cuda_plan_begin(device, &fa_cuda_forward_sm90, &other);
+    return fa_cuda_forward_sm90.plan(p, device, &other, NULL, 0);
+}
+
+/* That many queries are not for these kernels needs no words in fa_forward. */
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    if (p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0)) return true;
+    if (!is_slower_than_sm90(p, device)) return false;
+    fa_cuda_say(why, size,
+                "%" PRId64 " sequences with %" PRId64
+                " heads of k and of q fill the device without splitting keys",
+                p->batch, p->heads_q);
     return true;
 }
 
@@ -292,6 +371,6 @@ const fa_cuda_family fa_cuda_decode = {
     .name = "decode",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .asked_only = true,
+    .slower = is_slower,
     .plan = plan_decode,
 };

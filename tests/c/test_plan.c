@@ -524,17 +524,17 @@ static fa_cuda_plan asked_plan(const fa_problem *p, const fa_cuda_device *device
     return plan;
 }
 
-/* The family that is used only where it is asked for comes before the others then, and they do what it cannot. */
-static void test_asked_only(void)
+/* Few queries are the decode kernels'; the other families do what these cannot. */
+static void test_decode_refusals(void)
 {
     static float slopes[8];
     fa_problem p = make_decode(1, 32, 8, 8192, 128);
-    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
-    CHECK(plan.family != &fa_cuda_decode && plan.workspace_bytes == 0, "%s unasked",
-          plan.family->name);
+    fa_cuda_plan plan;
     CHECK(fa_cuda_find_family("decode") == &fa_cuda_decode, "no family decode");
-    CHECK(asked_plan(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
-    CHECK(asked_plan(&p, &devices[T4]).family == plan_of(&p, &devices[T4]).family, "on a T4");
+    CHECK(plan_of(&p, &devices[H200]).family == &fa_cuda_decode, "on an H200");
+    CHECK(plan_of(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
+    CHECK(plan_of(&p, &devices[T4]).family != &fa_cuda_decode, "on a T4");
+    expect_refusal(&p, &devices[T4], "decode", "has architecture 7.5: expected 8.0 or later");
     fa_problem other[9] = {p, p, p, p, p, p, p, p, p};
     other[0].dropout_threshold = 1;
     other[1].d = 257;
@@ -558,12 +558,42 @@ static void test_asked_only(void)
     for (int i = 0; i < 9; i++) {
         char text[300];
         snprintf(text, sizeof text, "; not decode: %s", reasons[i]);
-        plan = asked_plan(&other[i], &devices[H200]);
-        CHECK(plan.family != &fa_cuda_decode && strstr(plan.passed_over, text), "%d: %s, %s", i,
-              plan.family->name, plan.passed_over);
+        plan = plan_of(&other[i], &devices[H200]);
+        CHECK(plan.family != &fa_cuda_decode, "%d: decode", i);
+        if (i == 4) CHECK(!strstr(plan.passed_over, "decode"), "words: %s", plan.passed_over);
+        else CHECK(strstr(plan.passed_over, text), "%d: %s", i, plan.passed_over);
+        expect_refusal(&other[i], &devices[H200], "decode", reasons[i]);
     }
     other[4].n_q = other[4].rows_q = 8;
-    CHECK(asked_plan(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
+    CHECK(plan_of(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
+}
+
+/* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
+ * depend on the batch where results must not, and the environment's choice counts. */
+static void test_decode_is_slower(void)
+{
+    fa_problem p = make_decode(16, 32, 32, 8192, 128);
+    p.scale = 0.1f;
+    set_strides(&p.q, 1, 32, 128);
+    set_strides(&p.k, 8192, 32, 128);
+    set_strides(&p.v, 8192, 32, 128);
+    const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    CHECK(plan.family == &fa_cuda_forward_sm90 && plan.workspace_bytes == 0 &&
+              strstr(plan.passed_over, "; not decode: 16 sequences with 32 heads of k and of q"),
+          "%s%s", name_of(&plan), plan.passed_over);
+    CHECK(asked_plan(&p, &devices[H200]).family == &fa_cuda_decode, "not where it is asked for");
+    CHECK(plan_of(&p, &devices[A100]).family == &fa_cuda_decode, "on an A100");
+    static const int32_t table[16];
+    static float slopes[32];
+    fa_problem other[6] = {p, p, p, p, p, p};
+    other[0].batch = other[0].blocks_q = other[0].blocks_k = 12;
+    other[1].heads_kv = 16;
+    other[2].batch_invariant = true;
+    other[3].block_table = table, other[3].block_table_stride = 1, other[3].rows_k = 8192;
+    other[4].alibi_slopes = slopes;
+    other[5].k.stride[1] = 0; /* the forward kernel refuses it */
+    for (int i = 0; i < 6; i++)
+        CHECK(plan_of(&other[i], &devices[H200]).family == &fa_cuda_decode, "case %d", i);
 }
 
 /* Parts and work tiles of the table in docs/kernels/decode.md, on an H200. */
@@ -571,19 +601,19 @@ static void test_decode_parts(void)
 {
     static const struct {
         int64_t batch, heads_q, heads_kv, n_k, d;
-        int variant, tasks, parts;
-    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32},
-                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 128},
-                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 16},
-                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
-                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 5},
-                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 3},
-                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 32},
-                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 19},
-                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24},
-                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1},
-                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1},
-                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16}};
+        int variant, tasks, parts, blocks;
+    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32, 3},
+                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49, 3},
+                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3, 3},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 2},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 2},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1, 2},
+                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12, 3},
+                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3, 3},
+                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24, 3},
+                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1, 3},
+                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1, 2},
+                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_decode(cases[i].batch, cases[i].heads_q, cases[i].heads_kv,
                                          cases[i].n_k, cases[i].d);
@@ -594,6 +624,9 @@ static void test_decode_parts(void)
                   l->decode.parts == cases[i].parts,
               "case %d: %s, %lld work tiles, %d parts", (int)i, name_of(&plan), (long long)l->tasks,
               (int)l->decode.parts);
+        const int fitting = devices[H200].smem_per_sm / (int)(l->smem_bytes + 1024 + 256);
+        CHECK(fitting == cases[i].blocks && (int)l->smem_bytes <= devices[H200].smem_per_block,
+              "case %d: %u bytes of shared memory, %d blocks", (int)i, l->smem_bytes, fitting);
         const int64_t rows = l->decode.heads * l->decode.queries;
         CHECK(rows <= v->group_rows && l->decode.heads * l->decode.chunks >= p.heads_q / p.heads_kv,
               "case %d: %d heads of %d tiles, %d queries", (int)i, (int)l->decode.heads,
@@ -607,6 +640,19 @@ static void test_decode_parts(void)
     }
 }
 
+/* Pages take bytes on their way: as many blocks as there is room for, at all times. */
+static void test_decode_pages(void)
+{
+    static const int32_t table[64];
+    fa_problem p = make_decode(64, 32, 8, 8192, 128);
+    p.block_table = table, p.block_table_stride = 512, p.rows_k = 16, p.blocks_k = 32768;
+    const fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
+    const fa_cuda_plan_launch *l = &plan.launches[0];
+    CHECK(l->decode.parts == 3 &&
+              3 * (l->smem_bytes + 1024 + 256) <= (unsigned)devices[H200].smem_per_sm,
+          "%d parts, %u bytes of shared memory", (int)l->decode.parts, l->smem_bytes);
+}
+
 /* Many sequences are cut all the same where one may be long. */
 static void test_own_lengths(void)
 {
@@ -615,6 +661,13 @@ static void test_own_lengths(void)
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 1, "lengths are known");
     p.seqlens_k = lengths;
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 16, "lengths are not");
+    p = make_decode(64, 32, 8, 8192, 128);
+    const fa_cuda_plan known = asked_plan(&p, &devices[H200]);
+    p.seqlens_k = lengths;
+    const fa_cuda_plan unknown = asked_plan(&p, &devices[H200]);
+    CHECK(unknown.launches[0].decode.parts == known.launches[0].decode.parts &&
+              unknown.launches[0].smem_bytes == known.launches[0].smem_bytes,
+          "8,192 keys are cut in another way where there may be fewer");
 }
 
 /* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
@@ -644,7 +697,7 @@ static void test_invariant_parts(void)
               one.launches[0].decode.queries == many.launches[0].decode.queries,
           "packed: %s, and %s", name_of(&one), name_of(&many));
     p.pass = FA_PASS_FORWARD;
-    CHECK(asked_plan(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
+    CHECK(plan_of(&p, &devices[H200]).family != &fa_cuda_decode, "packed forward");
 }
 
 /* Without words the plan is the same. */
@@ -701,17 +754,17 @@ static void test_text(void)
                  "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32; "
                  "not tf32: options.precision is not FA_PRECISION_TF32") == 0,
           "%s", text);
-    p.pass = FA_PASS_DECODE;
+    p.pass = FA_PASS_DECODE; /* in float32 */
     plan = plan_of(&p, &devices[A100]);
     fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
-    CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split yet"), "%s", text);
+    CHECK(strstr(text, "cuda decode ") && strstr(text, "keys are not split"), "%s", text);
     p = make_decode(1, 32, 8, 8192, 128);
-    plan = asked_plan(&p, &devices[H200]);
+    plan = plan_of(&p, &devices[H200]);
     fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
     CHECK(strcmp(text,
                  "cuda decode decode_sm80_d128_bf16: bfloat16 products (mma.sync), float32 sums, "
                  "query tile 1, key tile 64, 256 blocks of 128 threads on sm_90, keys in at "
-                 "most 32 parts, which FA_CUDA_KERNEL asks for: not measured yet") == 0,
+                 "most 32 parts") == 0,
           "%s", text);
 }
 
@@ -733,8 +786,10 @@ int main(void)
     test_shares();
     test_wide();
     test_asked();
-    test_asked_only();
+    test_decode_refusals();
+    test_decode_is_slower();
     test_decode_parts();
+    test_decode_pages();
     test_own_lengths();
     test_invariant_parts();
     test_without_words();

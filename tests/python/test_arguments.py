@@ -67,6 +67,7 @@ LENGTHS = [
     ints(1, 2).reshape(1, 2, 1),
     *NO_NUMBERS,
 ]
+SCALE = [3, "a", [1.0], floats(2, 4, 2, 2), floats(2, 3, 2, 1), floats(2), ints(1, 2)]
 TABLE = [3, "a", [1, 2], [[0.5]], [["a"]], [[2**40]], floats(2, 1), ints(1, 2), ints(9, 9)[:, None]]
 TABLE.append(np.zeros((2, 0), np.int32))
 LAYOUT = ["sbhd", 3, None, b"bshd", ["bshd"]]
@@ -102,6 +103,8 @@ KINDS = {
     "q_descale": FLOATS,
     "k_descale": FLOATS,
     "v_descale": FLOATS,
+    "k_scale": SCALE,
+    "v_scale": SCALE,
     "layout": LAYOUT,
     "rows": [
         3,
@@ -139,7 +142,7 @@ ALSO = {
     "out": "weights",
 }
 OPTIONS = [n for n in KINDS if n not in ("q", "k", "v", "which", "rows", "return_lse")]
-OF_VALUES = ("dropout_p", "dropout_state", "seed", "offset", "v_descale")
+OF_VALUES = ("dropout_p", "dropout_state", "seed", "offset", "v_descale", "v_scale")
 FUNCTIONS = {
     "attention": ["q", "k", "v", *OPTIONS],
     "decode": ["q", "k", "v", *OPTIONS],
@@ -159,6 +162,8 @@ def arguments_of(function, name):
     if name.startswith("max_seqlen"):
         call = {n: x[0] for n, x in call.items()}
         call["cu_seqlens_q"] = call["cu_seqlens_k"] = ints(0, 4)
+    if name in ("k_scale", "v_scale"):
+        call[name[0]] = call[name[0]].astype(np.int8)
     if name.startswith("cu_seqlens"):
         call = {n: x[0] for n, x in call.items()}
     if function == "weights":
@@ -290,7 +295,7 @@ def test_unknown_options(function):
 JAX_TYPES = ("bias", "mask", "alibi_slopes", "sinks")
 JAX_NAMES = [n for n in FUNCTIONS["attention"] if n not in ("deterministic", "batch_invariant")]
 JAX_NAMES = [n for n in JAX_NAMES if n not in ("out", "stream", "seed", "offset", "dropout_state")]
-JAX_NAMES = [n for n in JAX_NAMES if not n.endswith("descale")]
+JAX_NAMES = [n for n in JAX_NAMES if not n.endswith(("descale", "_scale"))]
 
 
 @pytest.mark.parametrize("name", JAX_NAMES)

@@ -415,6 +415,48 @@ def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):
     assert np.array_equal(keys, before)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("rotary", [None, "neighbours", "halves"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_new_keys_are_written_by_one_call(rng, monkeypatch, library, rotary, packed):
+    """What was several operations of the arrays' library, and still is where tensors are traced."""
+    from flashattn import _core, _kvcache
+
+    calls = []
+
+    def counted(*arguments, **options):
+        calls.append(options)
+        return append(*arguments, **options)
+
+    append = _core.append
+    monkeypatch.setattr(_core, "append", counted)
+    q, k, v, *caches = draw(rng, (2, 3, 4, 8), *[(2, 3, 2, 8)] * 2, *[(5, 4, 2, 8)] * 2)
+    given = {"cache_seqlens": np.array([4, 1], np.int32), "causal": True}
+    given["block_table"] = np.array([[4, 0], [3, 1]], np.int32)
+    if rotary:
+        angles = rng.random((9, 3), np.float32)
+        given.update(rotary_cos=np.cos(angles), rotary_sin=np.sin(angles))
+        given["rotary_interleaved"] = rotary == "neighbours"
+    if packed:
+        q, k, v = (x.reshape(6, *x.shape[2:]) for x in (q, k, v))
+        given["cu_seqlens_q"] = given["cu_seqlens_k_new"] = np.array([0, 2, 6], np.int32)
+    if library == "torch":
+        torch = pytest.importorskip("torch", reason="PyTorch is not installed: its test is skipped")
+        q, k, v, *caches = (torch.tensor(x) for x in (q, k, v, *caches))
+        given = {n: torch.tensor(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
+    copies = [x.copy() if library == "numpy" else x.clone() for x in caches]
+    versions = [getattr(x, "_version", 0) for x in caches]
+    out = flashattn.flash_attn_with_kvcache(q, *caches, k, v, **given)
+    assert len(calls) == 1 and ("queries" in calls[0]) == bool(rotary)
+    if library == "torch":
+        assert all(x._version > before for x, before in zip(caches, versions))
+    monkeypatch.setattr(_kvcache, "_can_append", lambda *arguments: False)
+    expected = flashattn.flash_attn_with_kvcache(q, *copies, k, v, **given)
+    assert len(calls) == 1
+    for x, y in zip((out, *caches), (expected, *copies)):
+        assert np.allclose(x, y, atol=2e-6)
+
+
 @pytest.mark.parametrize("cache", ["rows", "batch_idx", "leftpad", "paged"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])

@@ -221,6 +221,60 @@ def test_paged(rng):
         close(out[b], reference.attention(q[b : b + 1], k, v, causal=True)[0][0])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("each", ["tensor", "head", "row"])
+def test_scales_of_8_bits(rng, dtype, layout, each):
+    batch, n_k, heads_kv, dim = 2, 300, 2, 16
+    q = draw(rng, (batch, 1, 4, dim), np.float32)
+    axes = {"tensor": (1, 1, 1, 1), "head": (1, 1, heads_kv, 1), "row": (batch, n_k, heads_kv, 1)}
+    caches, scales, meant = [], [], []
+    for _ in range(2):
+        cache = (rng.standard_normal((batch, n_k, heads_kv, dim)) * 30).clip(-120, 120)
+        caches.append(cache.astype(dtype))
+        scales.append((rng.random(axes[each]) / 20 + 0.01).astype(np.float32))
+        meant.append(caches[-1].astype(np.float64) * scales[-1])
+    expected, _ = reference.attention(q.astype(np.float64), *meant)
+    arrays = [q, *caches, *scales]
+    if layout == "bhsd":
+        arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+        expected = expected.swapaxes(1, 2)
+    q, k, v, k_scale, v_scale = arrays
+    for call in (flashattn.attention, flashattn.decode):
+        close(call(q, k, v, layout=layout, k_scale=k_scale, v_scale=v_scale), expected)
+    got = flashattn.weights(q, k, layout=layout, k_scale=k_scale)
+    wanted = flashattn.weights(q, (k * k_scale).astype(np.float32), layout=layout)
+    close(got, wanted)
+
+
+def test_scales_of_a_cache_in_pages(rng):
+    pages, page, heads, dim = 7, 4, 2, 8
+    k, v = (rng.integers(-127, 128, (pages, page, heads, dim)).astype(np.int8) for _ in range(2))
+    k_scale, v_scale = (rng.random((pages, page, heads, 1)).astype(np.float32) for _ in range(2))
+    table, lengths = np.array([[6, 0, 3], [2, 5, 1]], np.int32), np.array([11, 6], np.int32)
+    q = draw(rng, (2, 3, heads, dim), np.float32)
+    given = {"block_table": table, "seqlens_k": lengths, "causal": True}
+    got = flashattn.decode(q, k, v, k_scale=k_scale, v_scale=v_scale, **given)
+    close(got, flashattn.decode(q, k * k_scale, v * v_scale, **given))
+
+
+def test_wrong_scales(rng):
+    q = draw(rng, (1, 2, 2, 8), np.float32)
+    k = np.ones((1, 5, 2, 8), np.int8)
+    scale = np.ones((1, 5, 2, 1), np.float32)
+    for scales, words in (
+        ({"k_scale": scale[:, :4]}, r"k_scale.shape\[1\] is 4: expected 5 .* or 1"),
+        ({"k_scale": scale.astype(np.float16)}, r"k_scale.dtype is .*float16.*: expected float32"),
+        ({"v_scale": scale, "v_descale": scale[:, 0, :, 0]}, "v_scale and v_descale are both set"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            flashattn.attention(q, k, k, **scales)
+    with pytest.raises(ValueError, match="k_scale is set and k.dtype is float32"):
+        flashattn.attention(q, q, q, k_scale=scale[:, :2])
+    with pytest.raises(ValueError, match=r"q.dtype is 5 \(int8\)"):
+        flashattn.attention(k, k, k)
+
+
 def test_float8(rng):
     fp8 = ml_dtypes.float8_e4m3fn
     q, k, v = (draw(rng, (1, n, 2, 16), fp8) for n in (4, 9, 9))

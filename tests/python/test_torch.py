@@ -632,3 +632,24 @@ def test_global_precision_is_not_followed_yet(monkeypatch):
     monkeypatch.setattr(flashattn.torch, "_FOLLOWS_FP32_PRECISION", True)
     flashattn.torch._prepare(q, q, q, {})
     assert len(seen) == 1
+
+
+def test_cache_of_int8_with_scales():
+    q = torch.randn(2, 3, 4, 16)
+    k, v = (torch.randint(-127, 128, (2, 70, 2, 16), dtype=torch.int8) for _ in range(2))
+    k_scale, v_scale = (torch.rand(2, 70, 2, 1) / 64 for _ in range(2))
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    meant = k * k_scale, v * v_scale
+    expected = flashattn.attention(q, *meant, causal=True)
+    for call in (flashattn.attention, flashattn.decode):
+        torch.testing.assert_close(call(q, k, v, causal=True, **scales), expected)
+    compiled = torch.compile(flashattn.attention, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v, causal=True, **scales), expected)
+    mapped = torch.func.vmap(
+        lambda q, k, v, a, b: flashattn.attention(q, k, v, causal=True, k_scale=a, v_scale=b)
+    )(*(x[:, None] for x in (q, k, v, k_scale, v_scale)))
+    torch.testing.assert_close(mapped[:, 0], expected)
+    with pytest.raises(NotImplementedError, match="k.dtype is int8"):
+        flashattn.attention(q.requires_grad_(), k, v, **scales).sum().backward()
+    with pytest.raises(NotImplementedError, match="k_scale"):
+        flashattn.attention(q, k, v, k_scale=k_scale.requires_grad_(), v_scale=v_scale)

@@ -10,6 +10,10 @@ FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
 {
     cuda_copy_async(to, from, wanted);
 }
+FA_DEVICE void ptx_cp_async_16_once(uint32_t to, const void *from, bool wanted)
+{
+    cuda_copy_async(to, from, wanted);
+}
 FA_DEVICE void ptx_cp_async_commit(void) { cuda_commit_copies(); }
 #define ptx_cp_async_wait(pending) cuda_wait_for_groups(pending)
 FA_DEVICE void ptx_cp_async_wait_all(void) { cuda_wait_for_copies(); }
