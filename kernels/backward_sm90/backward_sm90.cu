@@ -8,7 +8,8 @@
  * another kernel rounds (finish.cu). Its warps have roles:
  *
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
- *     store dQ     a warp for each consumer's columns, by TMA               producer.cuh
+ *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
+ *     load bias    where TMA can                                            producer.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
  * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh says what the file is
@@ -22,7 +23,7 @@
 #include "ptx/registers.cuh"
 
 /* The producer warpgroup's warps. */
-enum { WARP_LOAD, WARP_STORE_DQ /* of consumer 0, and so on */ };
+enum { WARP_LOAD, WARP_STORE_DQ /* of consumer 0, and so on */, WARP_BIAS = WARPS - 1 };
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm90(const __grid_constant__ fa_backward_params p,
@@ -30,8 +31,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 {
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state shared;
-    const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
-                           .state = (shared_state *)ptx_uniform_pointer(&shared)};
+    const pipeline pipe = {
+        .buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
+        .state = (shared_state *)ptx_uniform_pointer(&shared),
+#if BIAS_TILE
+        .bias_mapped = s.bias_mapped != 0,
+        .dbias_mapped = s.dbias_mapped
+#endif
+    };
     if (threadIdx.x == 0) init_barriers(&shared);
     if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
     if (threadIdx.x == 64) describe_rows(&p.a, &s, blockIdx.x, &shared.work);
@@ -43,6 +50,10 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
             if (shared.work.tiles > 0) produce(&pipe, &p.a, &s);
         } else if (warp - WARP_STORE_DQ < CONSUMERS && threadIdx.x % 32 == 0)
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
+#if BIAS_TILE
+        else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
+            produce_bias(&pipe, &s);
+#endif
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP - 1, 0));

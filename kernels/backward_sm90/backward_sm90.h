@@ -34,7 +34,15 @@
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a bias of -infinity. */
 #define FA_BACKWARD_SM90_HIDES(options) (((options) & (FA_SM90_BIAS | FA_SM90_BY_ROWS)) != 0)
 
+/* Whether a variant has room for a tile of a bias in 16 bits, which TMA loads where it can. */
+#define FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)                                           \
+    (FA_BACKWARD_SM90_HIDES(options) && ((dim) <= 64 || (stages) <= 2))
+
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
+/* The buffer of dQ: also of dS in 32 bits. */
+#define FA_BACKWARD_SM90_DQ_BYTES(dim, tile)                                                       \
+    ((tile) ? FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * 4                                 \
+            : FA_BACKWARD_SM90_SUM_BYTES(dim))
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
 /* A thread's four of 16 queries, 2 (lane % 4) + {0, 1, 8, 9}, lie together. */
 #define FA_BACKWARD_SM90_ROW_AT(q)                                                                 \
@@ -46,14 +54,25 @@
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
- * rows; buffers of dS; one of dQ. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, stages)                                                \
+ * rows; buffers of dS; one of dQ; one of a bias. */
+#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options)                                       \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
      FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * \
          FA_ELEMENT_BYTES(element) +                                                               \
-     FA_BACKWARD_SM90_SUM_BYTES(dim) + 1024)
+     FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)) +            \
+     FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options) * FA_BACKWARD_SM90_QUERIES *                 \
+         FA_BACKWARD_SM90_KEYS * 2 +                                                               \
+     1024)
+
+/* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. */
+enum {
+    FA_BACKWARD_SM90_DBIAS_BY_STRIDES,
+    FA_BACKWARD_SM90_DBIAS_STORED,
+    FA_BACKWARD_SM90_DBIAS_STORED_FLOATS,
+    FA_BACKWARD_SM90_DBIAS_ADDED
+};
 
 /* The second parameter of all three. */
 typedef struct fa_backward_sm90_params {
@@ -69,6 +88,11 @@ typedef struct fa_backward_sm90_params {
         splits; /* blocks that share the keys of a key/value head, each with some of the query heads */
     int32_t keys, head_dim, value_dim; /* of a block; of its sums. For finish_keys */
     float *key_sums;                   /* NULL: there is one split */
+    fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
+    fa_sm90_steps bias_step, dbias_step;
+    int32_t bias_mapped;    /* 0: it is read by its strides, or there is none */
+    int32_t dbias_mapped;   /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
+    int32_t items_together; /* all batch items, if their blocks take turns; 1: item follows item */
 } fa_backward_sm90_params;
 
 #endif

@@ -41,6 +41,9 @@
 
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 
+/* Whether there is a tile of a bias in shared memory. */
+#define BIAS_TILE FA_BACKWARD_SM90_BIAS_TILE(HEAD_DIM, STAGES, OPTIONS)
+
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
 
@@ -75,7 +78,9 @@ enum {
     ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
     DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS(HEAD_DIM, STAGES),
     DS_BYTES = QUERIES * KEYS * 2,
+    BIAS_BYTES = BIAS_TILE * DS_BYTES,
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
+    DQ_PART = FA_BACKWARD_SM90_DQ_BYTES(HEAD_DIM, BIAS_TILE) / CONSUMERS,
     SCORES = QUERIES / 2, /* of a thread */
     SUMS = COLUMNS / 2,   /* accumulators of dK, and of dV */
     DQ_SUMS = DQ_COLUMNS / 2

@@ -140,6 +140,37 @@ FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c)
     ptx_mbarrier_arrive(&pipe->state->dq_full[c->number]);
 }
 
+/* The buffer is used for the time of this number. */
+FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
+{
+    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
+}
+
+#if BIAS_TILE
+
+/* dS of a tile, for the store warp, in 32 bits: boxes of 32 keys, swizzled. */
+FA_DEVICE void share_float_ds(const pipeline *pipe, const consumer_state *c, int count)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const uint32_t to = ptx_shared_address(pipe->buffers + DQ_AT + c->number * DQ_PART) +
+                        (uint32_t)(warp / 2 * (QUERIES * 128) + lane % 4 * 256 + lane / 4 % 4 * 4);
+    wait_for_dq_buffer(pipe, c, 2 * count);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int chunk = (warp % 2 * 4 + 2 * r + lane / 16) ^ (lane % 4 * 2 + i);
+#pragma unroll
+            for (int j = 0; j < QUERIES / 8; j++)
+                ptx_st_shared_f32(to + (uint32_t)(j * 1024 + i * 128 + chunk * 16),
+                                  c->scores[4 * j + 2 * r + i]);
+        }
+    ptx_fence_proxy_async();
+    share_dq(pipe, c);
+}
+
+#endif
+
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
 /* Descriptors of the queries and of the dout of a stage. */
@@ -210,6 +241,36 @@ FA_DEVICE void wait_for_ds(const consumer_state *c)
     if (c->number == 0) ptx_named_barrier_sync(NAMED_BARRIER_DS, 2 * WARPGROUP);
 }
 
+#if BIAS_TILE
+
+/* Elements of a bias in 16 bits, laid out as weights: word 2j + r. */
+FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const consumer_state *c,
+                         const tile_cursor *at, const tile_options *options, uint32_t *x2)
+{
+    shared_state *state = pipe->state;
+    if (pipe->bias_mapped) {
+        ptx_mbarrier_wait(&state->bias_full[c->number], at->count & 1);
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j += 2)
+            ptx_ldmatrix_x4_trans(x2 + 2 * j,
+                                  c->ds_row + (uint32_t)(BIAS_AT - DS_AT + j * 8 * 128));
+        return;
+    }
+    if (bias->data && bias->dtype != FA_KERNEL_FLOAT32)
+        read_bias_x2(bias, &pipe->state->work, options, x2);
+}
+
+/* When the tile's elements have been used. An arrival does not wait for loads that are on their way to registers: one behind
+ * these, with products at work, let TMA overwrite what had not been read. */
+FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
+{
+    if (!pipe->bias_mapped) return;
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->bias_empty[c->number], c->leader);
+}
+
+#endif
+
 /* Makes weights of a tile, whose scores and dP have been issued, in this order. lse: the tile's, without options. */
 FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                             const tile_cursor *at, const float *lse, tile_options *options,
@@ -218,11 +279,23 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
 #if OPTIONS
     const uint32_t rows = row_address(pipe, stage_of(at->count));
     const block_work *w = &pipe->state->work;
+#if BIAS_TILE
+    /* What is loaded may come while scores are computed. */
+    uint32_t bias[SCORES / 2];
+    *options = find_tile_options(p, w, at, c->number, true);
+    load_bias(pipe, &p->bias, c, at, options, bias);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
+                       true);
+    release_bias(pipe, c);
+#else
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
     *options = find_tile_options(p, w, at, c->number, HIDES || masked);
-    weigh_with_options(p, pipe->state, w, options, c->scores, c->weights, c->scale, rows,
+    weigh_with_options(p, pipe->state, w, options, NULL, c->scores, c->weights, c->scale, rows,
                        HIDES || masked);
+#endif
     (void)lse;
 #else
     (void)p, (void)options;
@@ -257,6 +330,10 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
     store_ds(c, at->count);
     if (DQ_FIRST) ptx_fence_proxy_async();
 #if HIDES
+#if BIAS_TILE
+    if (shares_dbias(pipe)) share_float_ds(pipe, c, at->count);
+    if (pipe->dbias_mapped) return;
+#endif
     if (p->dbias_by_others) put_dbias(p, &pipe->state->work, options, c->scores);
 #endif
 }
@@ -322,11 +399,6 @@ FA_DEVICE void release_dout(const pipeline *pipe, consumer_state *c, int count)
     ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], c->leader);
 }
 
-FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
-{
-    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
-}
-
 /* The consumer's turn: the gradients of the tile in front of `at`, then the scores and dP of that one. dP comes last, for its
  * registers are those of dQ. */
 FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile_cursor *at,
@@ -363,6 +435,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     issue_s(c, next);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
+    if (shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, 2 * count + 1);
     store_dq_columns(c);
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
@@ -385,7 +458,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     const int next = stage_of(at->count), parity = parity_of(at->count);
     tile_options options;
     float lse[QUERIES / 4];
-    wait_for_dq_buffer(pipe, c, at->count - 1);
+    if (!shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, at->count - 1);
     if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
     if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     wait_until_may_issue(c);
@@ -417,7 +490,7 @@ FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
 FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             int tiles)
 {
-    wait_for_dq_buffer(pipe, c, tiles - 1);
+    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * tiles - 1 : tiles - 1);
     wait_until_may_issue(c);
     issue_gradients(c, tiles - 1);
     ptx_wgmma_wait(0);
@@ -433,7 +506,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
     issue_dq(c->dp, ds_tile(c, tiles - 1), key_columns(c));
-    wait_for_dq_buffer(pipe, c, tiles);
+    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * tiles : tiles);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
     store_dq_columns(c);
@@ -455,12 +528,10 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
 {
     const block_work *w = &pipe->state->work;
     const int tiles = w->tiles, from = w->from, to = w->to;
-    const int unmasked_from = w->unmasked_from[consumer], unmasked_to = w->unmasked_to[consumer];
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
     c.ds_row = find_ds_row(pipe, consumer);
-    c.dq = (float4 *)(pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS)) +
-           threadIdx.x % WARPGROUP;
+    c.dq = (float4 *)(pipe->buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
     c.scale = inner_scale(&p->a);
     c.number = consumer;
     c.leader = threadIdx.x % 32 == 0;
@@ -469,19 +540,24 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int co
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, p, &c, &at);
+#if HIDES
+        for (advance(&at, from, to); at.count < tiles; advance(&at, from, to))
+            consume_tile(pipe, p, &c, &at, true);
+#else
+        const int unmasked_from = w->unmasked_from[consumer],
+                  unmasked_to = w->unmasked_to[consumer];
         advance(&at, from, to);
         while (at.count < tiles) {
-            while (at.count < tiles && !HIDES && at.tile >= unmasked_from &&
-                   at.tile < unmasked_to) {
+            while (at.count < tiles && at.tile >= unmasked_from && at.tile < unmasked_to) {
                 consume_tile(pipe, p, &c, &at, false);
                 advance(&at, from, to);
             }
-            while (at.count < tiles &&
-                   (HIDES || at.tile < unmasked_from || at.tile >= unmasked_to)) {
+            while (at.count < tiles && (at.tile < unmasked_from || at.tile >= unmasked_to)) {
                 consume_tile(pipe, p, &c, &at, true);
                 advance(&at, from, to);
             }
         }
+#endif
         finish_tiles(pipe, p, &c, tiles);
     } else {
         store_sums(pipe, p, &c, 0);

@@ -105,20 +105,29 @@ FA_DEVICE int64_t first_index(const fa_kernel_view *view, const block_work *w,
 /* Takes away what the mask hides; what is hidden already is not read. */
 FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, const tile_options *o)
 {
-    uint32_t sees = o->sees;
-#pragma unroll
+    const int64_t step = mask->stride[2];
+    uint32_t hidden = 0;
+#pragma unroll 1
     for (int r = 0; r < 2; r++) {
-        const uint8_t *first = (const uint8_t *)mask->data + first_index(mask, w, o, r);
+        const uint8_t *from = (const uint8_t *)mask->data + first_index(mask, w, o, r);
+        const uint32_t sees = o->sees >> r;
+        uint32_t hides = 0;
 #pragma unroll
-        for (int j = 0; j < QUERIES / 8; j++)
+        for (int j = 0; j < QUERIES / 8; j++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                uint32_t shows = 0;
-                if (o->sees & BIT(j, r, i)) shows = first[(8 * j + i) * mask->stride[2]];
-                if (shows == 0) sees &= ~BIT(j, r, i);
+                uint32_t shows = 1;
+                if (sees & BIT(j, 0, i)) shows = from[i * step];
+                if (shows == 0) hides |= BIT(j, 0, i);
             }
+            from += 8 * step;
+            __asm__ volatile(
+                ""
+                : "+l"(from)); /* keeps the compiler from holding an address for each */
+        }
+        hidden |= hides << r;
     }
-    return sees;
+    return o->sees & ~hidden;
 }
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
@@ -168,7 +177,10 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
                                          const tile_cursor *at, int consumer, bool hides)
 {
     tile_options o = find_tile_place(w, at, consumer);
-    o.sees = hides ? find_seen(w, o.query, o.key) : ~0u;
+    const bool all = !hides || (HIDES && at->tile >= w->unmasked_from[consumer] &&
+                                at->tile < w->unmasked_to[consumer] &&
+                                (at->tile + 1) * QUERIES <= w->sequence.n_q);
+    o.sees = all ? ~0u : find_seen(w, o.query, o.key);
     o.keeps = has_dropout(p) ? find_kept(p, w, &o) : ~0u;
     if (HIDES && p->mask.data) o.sees = read_mask(&p->mask, w, &o);
     return o;
@@ -224,6 +236,81 @@ FA_DEVICE void add_alibi(const fa_attention_params *p, const block_work *w, cons
                                    distance + (float)(8 * (first + e / 4) + e % 2 - e / 2 % 2 * 8));
 }
 
+/* Elements of a bias in 16 bits, of which the two that differ in i share word 2j + r. A bias that is not seen is not read. */
+FA_DEVICE void read_bias_x2(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
+                            uint32_t *x2)
+{
+    const int64_t step = bias->stride[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint16_t *from =
+            (const uint16_t *)(const void *)bias->data + first_index(bias, w, o, r);
+        if (step == 0) { /* all queries have the same */
+            const bool sees = (o->sees & 0x55555555u << r) != 0;
+            const uint32_t x = sees ? *from * 0x10001u : 0;
+#pragma unroll
+            for (int j = 0; j < QUERIES / 8; j++) x2[2 * j + r] = x;
+            continue;
+        }
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++) {
+            const uint32_t low = o->sees & BIT(j, r, 0) ? from[0] : 0,
+                           high = o->sees & BIT(j, r, 1) ? from[step] : 0;
+            x2[2 * j + r] = low | high << 16;
+            from += 8 * step;
+            __asm__ volatile(
+                ""
+                : "+l"(from)); /* keeps the compiler from holding an address for each */
+        }
+    }
+}
+
+/* Adds elements that read_bias_x2, or who stands for it, has loaded. */
+FA_DEVICE void add_bias_x2(const uint32_t *x2, float *scores, int dtype)
+{
+#pragma unroll
+    for (int n = 0; n < 2 * GROUP; n++) {
+        const float2 x = fa_unpack_x2(x2[n], dtype);
+        scores[2 * n] = fa_bias_score(scores[2 * n], x.x, FA_LOG2E);
+        scores[2 * n + 1] = fa_bias_score(scores[2 * n + 1], x.y, FA_LOG2E);
+    }
+}
+
+/* Whether a bias of 32 bits is added in front of all else: there is no softcap, and registers are few. */
+#define FLOATS_FIRST (OPTIONS == FA_SM90_BY_ROWS)
+
+/* Scores become exponents of 2, with a bias of 32 bits, 16 of a thread's elements at a time. */
+FA_DEVICE void add_float_bias(const fa_kernel_view *bias, const block_work *w,
+                              const tile_options *o, float *scores, float scale)
+{
+    enum { AT_ONCE = 4 };
+#pragma unroll
+    for (int first = 0; first < QUERIES / 8; first += AT_ONCE) {
+        float x[4 * AT_ONCE];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float *from = (const float *)(const void *)bias->data +
+                                first_index(bias, w, o, r) + 8 * first * bias->stride[2];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    x[4 * j + 2 * r + i] =
+                        o->sees & BIT(first + j, r, i) ? from[i * bias->stride[2]] : 0.0f;
+                from += 8 * bias->stride[2];
+                __asm__ volatile(
+                    ""
+                    : "+l"(from)); /* keeps the compiler from holding an address for each */
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 4 * AT_ONCE; e++) {
+            float *to = scores + 4 * first + e;
+            *to = fa_bias_score(*to * scale, x[e], FA_LOG2E);
+        }
+    }
+}
+
 /* The compiler knows dtype. A bias that is not seen is not read. */
 FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
                            float *scores, int first, int dtype)
@@ -245,12 +332,18 @@ FA_DEVICE void add_bias_of(const fa_kernel_view *bias, const block_work *w, cons
     }
 }
 
+/* x2: what read_bias_x2 has loaded, or NULL. */
 FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const tile_options *o,
-                        float *scores, int first)
+                        const uint32_t *x2, float *scores, int first)
 {
-    if (bias->dtype == FA_KERNEL_BFLOAT16)
+    if (x2 && bias->dtype == FA_KERNEL_BFLOAT16)
+        add_bias_x2(x2 + 2 * first, scores, FA_KERNEL_BFLOAT16);
+    else if (!FLOATS_FIRST && x2 && bias->dtype == FA_KERNEL_FLOAT16)
+        add_bias_x2(x2 + 2 * first, scores, FA_KERNEL_FLOAT16);
+    else if (FLOATS_FIRST) add_bias_x2(x2 + 2 * first, scores, FA_KERNEL_FLOAT16);
+    else if (!x2 && bias->dtype == FA_KERNEL_BFLOAT16)
         add_bias_of(bias, w, o, scores, first, FA_KERNEL_BFLOAT16);
-    else if (bias->dtype == FA_KERNEL_FLOAT16)
+    else if (!x2 && bias->dtype == FA_KERNEL_FLOAT16)
         add_bias_of(bias, w, o, scores, first, FA_KERNEL_FLOAT16);
     else add_bias_of(bias, w, o, scores, first, FA_KERNEL_FLOAT32);
 }
@@ -258,19 +351,26 @@ FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const t
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
 /* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made.
- * What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+ * bias_x2: a bias of 16 bits that has been loaded, or NULL. What is hidden has the weight 0, whatever the score and the log-sum-exp. */
 FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_state *state,
-                                  const block_work *w, const tile_options *o, float *scores,
-                                  uint32_t *weights, float scale, uint32_t rows, bool hides)
+                                  const block_work *w, const tile_options *o, uint32_t *bias_x2,
+                                  float *scores, uint32_t *weights, float scale, uint32_t rows,
+                                  bool hides)
 {
     const float poison[2] = {find_poison(state, o->key), find_poison(state, o->key + 8)};
     float row[4];
+    if (FLOATS_FIRST && p->bias.data && p->bias.dtype == FA_KERNEL_FLOAT32) {
+        add_float_bias(&p->bias, w, o, scores, scale);
+        scale = 1.0f;
+#pragma unroll
+        for (int n = 0; n < SCORES / 2; n++) bias_x2[n] = 0; /* there is none left */
+    }
 #pragma unroll
     for (int first = 0; first < QUERIES / 8; first += GROUP) {
         float *x = scores + 4 * first, slopes[4 * GROUP];
         cap_scores(p, x, slopes, scale, poison);
         if (has_alibi(p)) add_alibi(p, w, o, x, first);
-        if (HIDES && p->bias.data) add_bias(&p->bias, w, o, x, first);
+        if (HIDES && p->bias.data) add_bias(&p->bias, w, o, bias_x2, x, first);
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
             if ((first + j) % 2 == 0) load_four_rows(row, rows + 32 * (uint32_t)(first + j));
@@ -287,7 +387,9 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const shared_sta
                         hides && logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
                     kept[i] = !has_dropout(p) || (o->keeps & bit) ? weight : 0.0f;
                     /* The slope of a hidden score may be NaN. */
-                    *y = hides && weight == 0.0f ? 0.0f : weight * slopes[4 * j + 2 * r + i];
+                    const float slope = slopes[4 * j + 2 * r + i];
+                    const bool slopes_are_1 = !(OPTIONS & FA_SM90_SOFTCAP);
+                    *y = slopes_are_1 || (hides && weight == 0.0f) ? weight : weight * slope;
                 }
                 weights[2 * (first + j) + r] = fa_pack_x2(kept[0], kept[1]);
             }

@@ -7,6 +7,7 @@
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
+ *     bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored before a turn is read
  * behind it. Where there are two, consumer 0 stores dS while consumer 1 may still read the buffer, and waits
@@ -28,6 +29,9 @@ typedef struct shared_state {
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
+#if BIAS_TILE
+    uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
+#endif
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
     uint32_t blind[QUERIES / 32]; /* the load warp's: bits of queries of a tile that see no key */
@@ -42,13 +46,29 @@ enum {
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * Q_BYTES,
     DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    ROWS_AT = DQ_AT + SUM_BYTES
+    BIAS_AT = DQ_AT + CONSUMERS * DQ_PART,
+    ROWS_AT = BIAS_AT + BIAS_BYTES
 };
 
 typedef struct pipeline {
     char *buffers; /* where the keys begin: a multiple of 1024 */
     shared_state *state;
+#if BIAS_TILE
+    bool bias_mapped; /* as in fa_backward_sm90_params */
+    int dbias_mapped;
+#endif
 } pipeline;
+
+/* Whether dbias is made of dS in 32 bits, in the buffer of dQ: that is used twice a tile then. */
+FA_DEVICE bool shares_dbias(const pipeline *pipe)
+{
+#if BIAS_TILE
+    return pipe->dbias_mapped >= FA_BACKWARD_SM90_DBIAS_STORED_FLOATS;
+#else
+    (void)pipe;
+    return false;
+#endif
+}
 
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
@@ -81,6 +101,10 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int i = 0; i < CONSUMERS; i++) {
         ptx_mbarrier_init(&state->dq_full[i], WARPGROUP);
         ptx_mbarrier_init(&state->dq_empty[i], 1);
+#if BIAS_TILE
+        ptx_mbarrier_init(&state->bias_full[i], 1);
+        ptx_mbarrier_init(&state->bias_empty[i], WARPS);
+#endif
     }
     ptx_mbarrier_init_fence();
 }

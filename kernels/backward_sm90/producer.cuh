@@ -1,6 +1,6 @@
 /*
  * The warps that move data: one loads keys, values, and the tiles of queries and of dout; two add the consumers' columns
- * of dQ to those in global memory.
+ * of dQ to those in global memory, and store dbias; one loads tiles of a bias.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
@@ -286,41 +286,161 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
     }
 }
 
+#if BIAS_TILE
+
+/* A consumer's box of a bias, or of dbias, of a tile. */
+typedef struct score_box {
+    int key, query, head, batch;
+} score_box;
+
+FA_DEVICE score_box find_box(const block_work *w, const fa_sm90_steps *step, const tile_cursor *at,
+                             int consumer)
+{
+    const score_box box = {(int)w->keys.first + consumer * OWN_KEYS, at->tile * QUERIES,
+                           ((int)w->sequence.head + at->head) * step->head,
+                           (int)w->sequence.batch * step->block};
+    return box;
+}
+
+/* The warp that loads the bias, one lane of it. */
+FA_DEVICE void produce_bias(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to))
+#pragma unroll 1
+        for (int c = 0; c < CONSUMERS; c++) {
+            const score_box box = find_box(w, &s->bias_step, &at, c);
+            ptx_mbarrier_wait(&state->bias_empty[c], (at.count & 1) ^ 1);
+            ptx_mbarrier_arrive_expect(&state->bias_full[c], BIAS_BYTES / CONSUMERS);
+            ptx_tma_load_4d(pipe->buffers + BIAS_AT + c * Q_BLOCK, &s->bias, &state->bias_full[c],
+                            box.key, box.query, box.head, box.batch);
+        }
+}
+
+#endif
+
+/* A consumer's half of dS of a tile, rounded as products take it, becomes its elements of dbias: those that dbias has. */
+FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
+                           const tile_cursor *at, int consumer)
+{
+#if BIAS_TILE
+    const block_work *w = &pipe->state->work;
+    if (pipe->dbias_mapped != FA_BACKWARD_SM90_DBIAS_STORED || at->count >= w->tiles) return;
+    const score_box box = find_box(w, &s->dbias_step, at, consumer);
+    ptx_tma_store_4d(&s->dbias,
+                     pipe->buffers + DS_AT + ds_buffer(at->count) * DS_BYTES + consumer * Q_BLOCK,
+                     box.key, box.query, box.head, box.batch);
+#else
+    (void)pipe, (void)s, (void)at, (void)consumer;
+#endif
+}
+
+#if BIAS_TILE
+
+/* The same of dS in 32 bits, from the buffer of dQ. */
+FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
+                               const tile_cursor *at, int consumer)
+{
+    const score_box box = find_box(&pipe->state->work, &s->dbias_step, at, consumer);
+    const char *from = pipe->buffers + DQ_AT + consumer * DQ_PART;
+#pragma unroll 1
+    for (int n = 0; n < OWN_KEYS / 32; n++, from += QUERIES * 128)
+        if (pipe->dbias_mapped == FA_BACKWARD_SM90_DBIAS_ADDED)
+            ptx_tma_add_4d(&s->dbias, from, box.key + 32 * n, box.query, box.head, box.batch);
+        else ptx_tma_store_4d(&s->dbias, from, box.key + 32 * n, box.query, box.head, box.batch);
+}
+
+#endif
+
 /* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none.
  *
  * Where sums have one order, a key tile is added when all before it have been. It waits only for blocks of lower numbers, which
  * start no later and do not wait for it. An addition is complete, and visible to this thread, after ptx_bulk_wait; the semaphore
- * makes that so for the thread of the next block, and the fence for its copies. */
+ * makes that so for the thread of the next block, and the fence for its copies.
+ *
+ * With a tile's dQ the consumer shares its dS of the next tile, and with what comes first that of the first one. It stores to the
+ * same buffer of dS, of three, when the buffer of dQ has been freed once more: all but the last store of dS has been read then. */
+FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
+                             const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
+                             const tile_cursor *next, int parity)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
+    const bool ordered = s->semaphores && p->dq.data;
+    const int64_t number = w->number + at->head * s->q_tiles + at->tile;
+    int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
+    if (ordered) {
+        ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
+        ptx_fence_proxy_async_global();
+    }
+    ptx_mbarrier_wait(&state->dq_full[consumer], parity);
+    if (p->dq.data)
+        ptx_bulk_add_f32(
+            s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS),
+            pipe->buffers + DQ_AT + consumer * DQ_PART, SUM_BYTES / HEAD_DIM * own_columns);
+    ptx_bulk_commit();
+    store_dbias(pipe, s, next, consumer);
+    if (BIAS_TILE) ptx_bulk_commit();
+    ptx_bulk_wait_read(BIAS_TILE);
+    ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+    if (ordered) {
+        ptx_bulk_wait(0);
+        ptx_semaphore_add(semaphore);
+    }
+}
+
+#if BIAS_TILE
+
+/* The same where dS in 32 bits comes in turn with dQ: first that of a tile, then dQ of the tile before. */
+FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params *p,
+                                  const fa_backward_sm90_params *s, int consumer)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    tile_cursor at = first_tile(w), before = at;
+    while (at.count < w->tiles) {
+        ptx_mbarrier_wait(&state->dq_full[consumer], 0);
+        put_float_dbias(pipe, s, &at, consumer);
+        ptx_bulk_commit();
+        ptx_bulk_wait_read(0);
+        ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+        if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1);
+        else {
+            ptx_mbarrier_wait(&state->dq_full[consumer], 1);
+            ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+        }
+        before = at;
+        advance(&at, w->from, w->to);
+    }
+    store_tile_dq(pipe, p, s, consumer, &before, &at, 0);
+    ptx_bulk_wait_read(0);
+}
+
+#endif
+
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int consumer)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
-    const char *from = pipe->buffers + DQ_AT + consumer * (SUM_BYTES / CONSUMERS);
-    const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
-    const bool ordered = s->semaphores && p->dq.data;
     if (w->tiles == 0) return;
+#if BIAS_TILE
+    if (shares_dbias(pipe)) {
+        store_dq_and_dbias(pipe, p, s, consumer);
+        return;
+    }
+#endif
+    tile_cursor next = first_tile(w);
     ptx_mbarrier_wait(&state->dq_full[consumer], 0);
+    store_dbias(pipe, s, &next, consumer);
+    if (BIAS_TILE) ptx_bulk_commit();
     ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
-        const int64_t number = w->number + at.head * s->q_tiles + at.tile;
-        int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
-        if (ordered) {
-            ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
-            ptx_fence_proxy_async_global();
-        }
-        ptx_mbarrier_wait(&state->dq_full[consumer], (at.count & 1) ^ 1);
-        if (p->dq.data)
-            ptx_bulk_add_f32(s->sums + number * (SUM_BYTES / 4) +
-                                 consumer * (SUM_BYTES / 4 / CONSUMERS),
-                             from, SUM_BYTES / HEAD_DIM * own_columns);
-        ptx_bulk_commit();
-        ptx_bulk_wait_read(0);
-        ptx_mbarrier_arrive(&state->dq_empty[consumer]);
-        if (ordered) {
-            ptx_bulk_wait(0);
-            ptx_semaphore_add(semaphore);
-        }
+    while (next.count < w->tiles) {
+        const tile_cursor at = next;
+        advance(&next, w->from, w->to);
+        store_tile_dq(pipe, p, s, consumer, &at, &next, (at.count & 1) ^ 1);
     }
     ptx_bulk_wait_read(0); /* the block's shared memory must stay until all has been read */
 }

@@ -100,8 +100,14 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
 /* A block's task. Tasks count through the tiles of a head, then those of the next one; blocks through the first tiles of
  * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
  * behind all tiles in front of it. */
-FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t together)
+FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                            int64_t block)
 {
+    const int64_t together = s->heads_together;
+    if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */
+        const int64_t own = fa_divide(block, s->items_together);
+        return own + (block - own * s->items_together) * fa_divide(p->tasks, s->items_together);
+    }
     if (together <= 1) return block;
     const int64_t group = fa_divide(block, together * p->tiles), first = group * together;
     const int64_t heads = fa_min64(together, fa_divide(p->tasks, p->tiles) - first);
@@ -125,7 +131,7 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                          int64_t block, block_work *w)
 {
     int split;
-    const int64_t task = find_split(p, s, find_task(p, block, s->heads_together), &split);
+    const int64_t task = find_split(p, s, find_task(p, s, block), &split);
     const int32_t group =
         p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->keys = fa_find_key_tile(p, task, KEYS);

@@ -40,6 +40,7 @@
 
 #define SUM_DIM HEAD_DIM /* of keys */
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
+#define BIAS_TILE 0
 
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that are computed at once. */
 #define QUERIES 64

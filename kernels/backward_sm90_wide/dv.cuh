@@ -70,8 +70,8 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     ptx_mbarrier_wait(&state->dout_full[stage], parity_of(at->count));
 #if OPTIONS
     const tile_options options = find_tile_options(p, &state->work, at, 0, true);
-    weigh_with_options(p, state, &state->work, &options, c->scores, c->weights, c->scale, rows,
-                       true);
+    weigh_with_options(p, state, &state->work, &options, NULL, c->scores, c->weights, c->scale,
+                       rows, true);
     mark_dropped(p, &options, c->scores);
 #else
     (void)p;

@@ -32,6 +32,24 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
+/* Stores the box that starts at (x, y, z, w), where it is in the tensor; waited for like bulk copies to global memory. */
+FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(ptx_shared_address(shared)), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* The same, but floats are added to those that are there. */
+FA_DEVICE void ptx_tma_add_4d(const void *map, const void *shared, int x, int y, int z, int w)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(ptx_shared_address(shared)), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
 /* Copies bytes, a multiple of 16, from global memory. */
 FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
 {

@@ -55,13 +55,15 @@ typedef struct fa_cuda_decode_launch {
 
 /* Of backward_sm90. */
 typedef struct fa_cuda_backward_sm90_launch {
-    fa_tensor_map_shape maps[4]; /* of q, k, v and dout */
+    fa_tensor_map_shape maps[6]; /* of q, k, v and dout; */
+    bool bias_mapped;            /* of the bias, if TMA can load it; */
+    int dbias_mapped;            /* of dbias or its sums: FA_BACKWARD_SM90_DBIAS_... */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
     bool ordered;                /* sums have one order, by semaphores: */
     size_t semaphores_offset;
-    int64_t heads_together; /* as in fa_backward_sm90_params */
-    int splits;             /* the same: */
+    int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
+    int splits;                             /* the same: */
     int keys, head_dim, value_dim;
     size_t key_sums_offset;
 } fa_cuda_backward_sm90_launch;

@@ -10,14 +10,19 @@
 /* ---- The launches ---------------------------------------------------------------------------- */
 
 /* dbias, contiguous, as float32 sums in the workspace. */
-static fa_kernel_view view_sums(const fa_problem *p, size_t offset)
+fa_view fa_cuda_dbias_sums(const fa_problem *p, size_t offset)
 {
     const int64_t *n = p->dbias_shape;
     const int64_t matrix = n[2] * n[3];
-    return (fa_kernel_view){
-        .data = (char *)p->workspace + offset,
-        .stride = {n[0] > 1 ? n[1] * matrix : 0, n[1] > 1 ? matrix : 0, n[3], 1},
-        .dtype = FA_KERNEL_FLOAT32};
+    return (fa_view){.data = (char *)p->workspace + offset,
+                     .stride = {n[0] > 1 ? n[1] * matrix : 0, n[1] > 1 ? matrix : 0, n[3], 1},
+                     .dtype = FA_FLOAT32};
+}
+
+static fa_kernel_view view_sums(const fa_problem *p, size_t offset)
+{
+    const fa_view v = fa_cuda_dbias_sums(p, offset);
+    return fa_cuda_view(&v, 0);
 }
 
 static void set_dbias(const fa_problem *p, const fa_cuda_plan_launch *l, fa_backward_params *params)

@@ -23,7 +23,10 @@ typedef struct fa_cuda_planning {
 /* Who makes dbias where the kernel of the other gradients can, and the workspace has room for its sums. */
 fa_cuda_dbias fa_cuda_choose_dbias(const fa_problem *problem);
 
-/* Bytes of these sums. */
+/* These sums, in a workspace at this offset. */
+fa_view fa_cuda_dbias_sums(const fa_problem *problem, size_t offset);
+
+/* Bytes of them. */
 size_t fa_cuda_dbias_sum_bytes(const fa_problem *problem);
 
 /* Adds the launch that comes before that kernel, if one is needed. */

@@ -12,6 +12,32 @@ static const int64_t max_rows = (1 << 30) - 4096;
 
 /* ---- The launches ---------------------------------------------------------------------------- */
 
+/* dbias, or its sums. */
+static fa_view dbias_rows(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const fa_view sums = fa_cuda_dbias_sums(p, l->dbias_sums_offset);
+    return fa_cuda_score_rows(l->dbias == FA_CUDA_DBIAS_SUMMED ? &sums : &p->dbias);
+}
+
+/* The maps of the bias and of dbias, of those that have one. */
+static bool set_score_maps(const fa_problem *p, const fa_cuda_plan_launch *l,
+                           fa_cuda_encoder *encode, fa_backward_sm90_params *params,
+                           fa_cuda_fault *fault)
+{
+    const fa_view bias = fa_cuda_score_rows(&p->bias), dbias = dbias_rows(p, l);
+    const fa_cuda_backward_sm90_launch *x = &l->backward_sm90;
+    fa_tensor_map_shape dbias_map = x->maps[5];
+    dbias_map.base = dbias.data; /* sums are in the workspace */
+    params->bias_mapped = x->bias_mapped;
+    params->dbias_mapped = x->dbias_mapped;
+    params->bias_step = fa_cuda_map_steps(&bias);
+    params->dbias_step = fa_cuda_map_steps(&dbias);
+    return fa_cuda_encode_maps(&x->maps[4], (fa_sm90_map *[]){&params->bias}, x->bias_mapped,
+                               encode, fault) &&
+           fa_cuda_encode_maps(&dbias_map, (fa_sm90_map *[]){&params->dbias}, x->dbias_mapped != 0,
+                               encode, fault);
+}
+
 bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
                                   fa_cuda_encoder *encode, fa_backward_sm90_params *params,
                                   fa_cuda_fault *fault)
@@ -28,12 +54,14 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
+    params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
     params->keys = x->keys;
     params->head_dim = x->head_dim;
     params->value_dim = x->value_dim;
     params->key_sums = x->splits > 1 ? (float *)(void *)(workspace + x->key_sums_offset) : NULL;
-    return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault);
+    return fa_cuda_encode_maps(x->maps, maps, 4, encode, fault) &&
+           set_score_maps(p, l, encode, params, fault);
 }
 
 static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
@@ -145,7 +173,47 @@ static int find_threads(const fa_variant *v)
 static int find_smem(const fa_variant *v)
 {
     return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->stages)
-                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages);
+                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options);
+}
+
+/* How TMA can store dbias, or add to it or to its sums. */
+static int map_dbias(const fa_problem *p, fa_cuda_dbias by, fa_tensor_map_shape *map)
+{
+    const fa_view sums = fa_cuda_dbias_sums(p, 0);
+    const fa_view v = fa_cuda_score_rows(by == FA_CUDA_DBIAS_SUMMED ? &sums : &p->dbias);
+    const int64_t *n = p->dbias_shape;
+    const bool stores = by == FA_CUDA_DBIAS_STORED;
+    if (by == FA_CUDA_DBIAS_ALONE || v.stride[3] != 1) return FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+    if (v.dtype != FA_FLOAT32 && v.dtype != p->q.dtype) return FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+    /* TMA stores whole 16 bytes, also behind the end of a row. */
+    if (n[3] * FA_ELEMENT_BYTES((fa_element)v.dtype) % 16) return FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+    fa_cuda_map_view(map, &v, n[3], n[2], n[1], n[0], FA_BACKWARD_SM90_QUERIES);
+    if (!fa_tensor_map_fits(map, NULL)) return FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
+    return !stores                 ? FA_BACKWARD_SM90_DBIAS_ADDED
+           : v.dtype == FA_FLOAT32 ? FA_BACKWARD_SM90_DBIAS_STORED_FLOATS
+                                   : FA_BACKWARD_SM90_DBIAS_STORED;
+}
+
+/* Blocks that load the same elements of a bias, or add to the same ones of dbias, run at the same time: they meet in the L2
+ * cache. */
+static void plan_shared_bias(const fa_problem *p, fa_cuda_backward_sm90_launch *own)
+{
+    const bool by_items = fa_cuda_is_broadcast(&p->bias, 0) && p->batch > 1;
+    const bool by_heads = fa_cuda_is_broadcast(&p->bias, 1) && p->heads_kv > 1;
+    if ((!own->bias_mapped && !own->dbias_mapped) || own->ordered || p->cu_seqlens_q) return;
+    if (by_heads) own->heads_together = p->heads_kv * own->splits * (by_items ? p->batch : 1);
+    else if (by_items) own->items_together = p->batch;
+}
+
+/* The bias and dbias, where the kernel can use their maps. */
+static void map_scores(const fa_problem *p, const fa_variant *v, fa_cuda_dbias dbias,
+                       fa_cuda_backward_sm90_launch *own)
+{
+    const bool has_tile =
+        !is_wide(v) && FA_BACKWARD_SM90_BIAS_TILE(v->head_dim, v->stages, v->options);
+    own->bias_mapped = has_tile && fa_cuda_map_bias(p, &own->maps[4]);
+    own->dbias_mapped =
+        has_tile ? map_dbias(p, dbias, &own->maps[5]) : FA_BACKWARD_SM90_DBIAS_BY_STRIDES;
 }
 
 static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[4])
@@ -179,6 +247,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
     own->ordered = is_ordered(p);
+    own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together =
         own->ordered ? count_heads_together(p, main, device, fa_variants[main->variant].head_dim)
@@ -254,6 +323,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         return false;
     const fa_variant *v = find_variant(p);
     map_tensors(p, find_keys(v), own.maps);
+    map_scores(p, v, dbias, &own);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
 
@@ -280,6 +350,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
     plan_order(p, prepare, main, device, plan, &own);
+    plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
     if (dbias == FA_CUDA_DBIAS_SUMMED)

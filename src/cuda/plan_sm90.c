@@ -85,31 +85,12 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* The bias as a tensor of (batch, query, head, key). */
-static fa_view bias_rows(const fa_problem *p)
-{
-    const fa_view *v = &p->bias;
-    return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};
-}
-
-/* Whether TMA can load the bias: 16-bit elements, an axis for each query, a sequence in each
- * batch item. Where these have lengths of their own, the bias may end with the longest, and what is behind it
- * must not be read; but how long that is only the device knows. */
-static bool maps_bias(const fa_problem *p, fa_tensor_map_shape *map)
-{
-    const fa_view v = bias_rows(p);
-    if (!v.data || (v.dtype != FA_FLOAT16 && v.dtype != FA_BFLOAT16)) return false;
-    if (fa_cuda_has_own_lengths(p) || v.stride[3] != 1 || fa_cuda_is_broadcast(&v, 1)) return false;
-    fa_cuda_map_view(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
-    return fa_tensor_map_fits(map, NULL);
-}
-
 /* The options that change scores or weights; the bias's map, if FA_SM90_BIAS is among them. Kernels without
  * any, or with one, take the largest score for the largest logit, which a scale below 0 would turn round;
  * with a bias, one must not overflow in units of the scale. */
 static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 {
-    const bool mapped = maps_bias(p, bias);
+    const bool mapped = fa_cuda_map_bias(p, bias);
     int options = 0;
     if (p->softcap > 0) options |= FA_SM90_SOFTCAP;
     if (p->alibi_slopes) options |= FA_SM90_ALIBI;
@@ -230,7 +211,7 @@ static void set_order(const fa_problem *p, const fa_cuda_plan_launch *l, fa_sm90
 bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_cuda_encoder *encode,
                          fa_sm90_params *params, fa_cuda_fault *fault)
 {
-    const fa_view bias = bias_rows(p);
+    const fa_view bias = fa_cuda_score_rows(&p->bias);
     params->q_step = fa_cuda_map_steps(&p->q);
     params->k_step = fa_cuda_map_steps(&p->k);
     params->v_step = fa_cuda_map_steps(&p->v);

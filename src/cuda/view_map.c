@@ -36,6 +36,20 @@ void fa_cuda_map_view(fa_tensor_map_shape *map, const fa_view *v, int64_t d, int
     set_axis(map, 3, fa_cuda_is_broadcast(v, 0) ? 1 : blocks, bytes * (uint64_t)v->stride[0], 1);
 }
 
+fa_view fa_cuda_score_rows(const fa_view *v)
+{
+    return (fa_view){v->data, v->dtype, {v->stride[0], v->stride[2], v->stride[1], v->stride[3]}};
+}
+
+bool fa_cuda_map_bias(const fa_problem *p, fa_tensor_map_shape *map)
+{
+    const fa_view v = fa_cuda_score_rows(&p->bias);
+    if (!v.data || (v.dtype != FA_FLOAT16 && v.dtype != FA_BFLOAT16)) return false;
+    if (fa_cuda_has_own_lengths(p) || v.stride[3] != 1 || fa_cuda_is_broadcast(&v, 1)) return false;
+    fa_cuda_map_view(map, &v, p->n_k, p->rows_q, p->heads_q, p->batch, 64);
+    return fa_tensor_map_fits(map, NULL);
+}
+
 bool fa_cuda_maps_fit(const fa_tensor_map_shape *maps, const char *const *names, int count,
                       char *why, size_t size)
 {

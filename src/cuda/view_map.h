@@ -23,6 +23,14 @@ fa_sm90_steps fa_cuda_map_steps(const fa_view *view);
 void fa_cuda_map_view(fa_tensor_map_shape *map, const fa_view *view, int64_t d, int64_t rows,
                       int64_t heads, int64_t blocks, int32_t box_rows);
 
+/* A bias, or its gradient, as a tensor of (batch, query, head, key). */
+fa_view fa_cuda_score_rows(const fa_view *view);
+
+/* Whether TMA can load boxes of 64 x 64 of the bias, and its map: 16-bit elements, an axis for each query, a sequence in each
+ * batch item. Where these have lengths of their own, the bias may end with the longest, and what is behind it
+ * must not be read; but how long that is only the device knows. */
+bool fa_cuda_map_bias(const fa_problem *problem, fa_tensor_map_shape *map);
+
 /* Whether all maps fit; else why says which tensor's does not, and why not. */
 bool fa_cuda_maps_fit(const fa_tensor_map_shape *maps, const char *const *names, int count,
                       char *why, size_t size);

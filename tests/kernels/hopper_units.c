@@ -54,7 +54,7 @@ typedef struct load {
     float x;     /* else this one is sent */
 } load;
 
-/* Floats on their way to global memory. */
+/* Floats on their way to global memory, where they are added, or a box that is stored. */
 typedef struct addition {
     uint64_t block;
     unsigned thread;
@@ -63,6 +63,9 @@ typedef struct addition {
     const char *from; /* in shared memory */
     float *values;    /* what was there; freed when it is added and the source is read */
     int bytes;
+    load *box;        /* NULL: floats in a row; freed with the values */
+    uint32_t address; /* in shared memory, of a box */
+    bool stores;      /* does not add */
     bool added, read;
 } addition;
 
@@ -363,7 +366,7 @@ bool hopper_encode_map(fa_tensor_map *to, const fa_tensor_map_shape *shape, fa_c
 
 static int box_bytes(const fa_tensor_map_shape *m)
 {
-    int bytes = 2;
+    int bytes = FA_ELEMENT_BYTES(m->element);
     for (int i = 0; i < m->axes; i++) bytes *= (int)m->box[i];
     return bytes;
 }
@@ -482,18 +485,27 @@ static void spoil_box(const load *l)
         write_row(l->to + row * SWIZZLE, bytes);
 }
 
-void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
+static load describe_box(void *shared, const void *opaque, int axes, const int *start)
 {
     map m;
-    load l = {.to = shared, .full = find_barrier(word)};
+    load l = {.to = shared};
     memcpy(&m, opaque, sizeof m);
     if (m.mark != map_mark || (uintptr_t)opaque % 64) cuda_die("no tensor map, or misaligned");
     if (m.shape.axes != axes) cuda_die("a map of %d axes, not %d", m.shape.axes, axes);
-    if (m.shape.box[0] * 2 != SWIZZLE) cuda_die("a box of other rows than 128 bytes");
-    if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
+    if (m.shape.box[0] * (uint32_t)FA_ELEMENT_BYTES(m.shape.element) != SWIZZLE)
+        cuda_die("a box of other rows than 128 bytes");
     if (cuda_shared_address(shared) % SWIZZLE) cuda_die("a misaligned box in shared memory");
     l.map = m.shape;
     for (int i = 0; i < axes; i++) l.start[i] = start[i];
+    return l;
+}
+
+void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
+{
+    load l = describe_box(shared, opaque, axes, start);
+    l.full = find_barrier(word);
+    if (FA_ELEMENT_BYTES(l.map.element) != 2) cuda_die("a load of other than 16-bit elements");
+    if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
     if (!units.run->late_copies) {
         finish_box(&l);
         return;
@@ -537,10 +549,39 @@ void hopper_bulk_load(void *shared, const void *global, uint64_t *word, int byte
 /* As global memory adds: subnormal numbers are 0. */
 static float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
 
+static void add_floats(float *to, const float *x, int count)
+{
+    for (int i = 0; i < count; i++) to[i] = flushed(flushed(to[i]) + flushed(x[i]));
+}
+
+/* A row of a box, of which the tensor has some. */
+static void store_row(const addition *a, int row)
+{
+    _Alignas(16) char bytes[SWIZZLE];
+    const load *l = a->box;
+    const int64_t size = FA_ELEMENT_BYTES(l->map.element), width = SWIZZLE / size;
+    char *to = (char *)(uintptr_t)find_row(l, row);
+    const int64_t extent = (int64_t)l->map.extent[0], first = l->start[0];
+    const int64_t begin = first < 0 ? -first : 0;
+    const int64_t end = extent - first < width ? extent - first : width;
+    if (!to || begin >= end) return;
+    for (uint32_t i = 0; i < SWIZZLE; i += 16)
+        memcpy(bytes + i,
+               (const char *)a->values +
+                   (swizzled(a->address + (uint32_t)row * SWIZZLE + i) - a->address),
+               16);
+    cuda_check_access(to + size * (first + begin), (size_t)(size * (end - begin)));
+    if (a->stores)
+        memcpy(to + size * (first + begin), bytes + size * begin, (size_t)(size * (end - begin)));
+    else
+        add_floats((float *)(void *)to + first + begin, (const float *)(void *)bytes + begin,
+                   (int)(end - begin));
+}
+
 static void add(addition *a)
 {
-    for (int i = 0; i < a->bytes / (int)sizeof(float); i++)
-        a->to[i] = flushed(flushed(a->to[i]) + flushed(a->values[i]));
+    for (int row = 0; a->box && row < a->bytes / SWIZZLE; row++) store_row(a, row);
+    if (!a->box) add_floats(a->to, a->values, a->bytes / (int)sizeof(float));
     a->added = true;
 }
 
@@ -558,17 +599,15 @@ static void drop_ended_additions(void)
     int left = 0;
     for (int i = 0; i < units.num_additions; i++) {
         const addition a = units.additions[i];
-        if (a.read && a.added) free(a.values);
+        if (a.read && a.added) free(a.values), free(a.box);
         else units.additions[left++] = a;
     }
     units.num_additions = left;
 }
 
-void hopper_bulk_add(float *global, const void *shared, int bytes)
+/* to: NULL for a box. */
+static void issue_addition(float *to, const load *box, bool stores, const void *shared, int bytes)
 {
-    check_bulk(shared, global, bytes);
-    if (here()->bulk[cuda_thread.x].unfenced)
-        cuda_die("a bulk addition behind a semaphore without a fence");
     see_fenced();
     const char *from = read_seen(offset_in_shared(shared), (size_t)bytes);
     if (memcmp(from, shared, (size_t)bytes) != 0)
@@ -578,13 +617,33 @@ void hopper_bulk_add(float *global, const void *shared, int bytes)
     *a = (addition){.block = here()->block,
                     .thread = cuda_thread.x,
                     .group = here()->bulk[cuda_thread.x].committed,
-                    .to = global,
+                    .to = to,
                     .from = shared,
                     .values = malloc((size_t)bytes),
-                    .bytes = bytes};
-    if (!a->values) abort();
+                    .bytes = bytes,
+                    .address = cuda_shared_address(shared),
+                    .stores = stores,
+                    .box = box ? malloc(sizeof *box) : NULL};
+    if (!a->values || (box && !a->box)) abort();
     memcpy(a->values, from, (size_t)bytes);
+    if (box) *a->box = *box;
     if (!units.run->late_copies) add(a);
+}
+
+void hopper_bulk_add(float *global, const void *shared, int bytes)
+{
+    check_bulk(shared, global, bytes);
+    if (here()->bulk[cuda_thread.x].unfenced)
+        cuda_die("a bulk addition behind a semaphore without a fence");
+    issue_addition(global, NULL, false, shared, bytes);
+}
+
+void hopper_store(const void *opaque, const void *shared, int axes, const int *start, bool adds)
+{
+    const load box = describe_box((void *)(uintptr_t)shared, opaque, axes, start);
+    if (adds && box.map.element != FA_ELEMENT_FLOAT32)
+        cuda_die("a box of other than floats is added");
+    issue_addition(NULL, &box, !adds, shared, box_bytes(&box.map));
 }
 
 void hopper_bulk_commit(void) { here()->bulk[cuda_thread.x].committed++; }

@@ -27,6 +27,10 @@ void hopper_barrier_wait(uint64_t *barrier, int parity);
 /* Copies a box with the 128-byte swizzle. start: coordinates of its first element, innermost axis first. */
 void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *start);
 
+/* Copies such a box to the tensor, or adds its floats to those that are there: what lies outside is not written. A bulk copy
+ * to global memory, as additions are. */
+void hopper_store(const void *map, const void *shared, int axes, const int *start, bool adds);
+
 /* Copies and products see what a thread stored only behind its own fence; they may not read anything else that was
  * stored. (Where the compiler shows no store, as Clang of structs of 16 bytes: behind any thread's fence, and else what was
  * there before.) */

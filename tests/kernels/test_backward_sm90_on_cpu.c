@@ -36,8 +36,10 @@ static const int64_t with_options[] = {
     1554, 1557, 1596, 1663, 1828, 1832, 1973, 2003, 2068, 2143, 2168, 2317, 2323, 2343,
     2449, 2521, 2577, 2597, 2653, 2659, 2723, 2745, 2757, 2785, 2936, 2986, 3017};
 
-/* Of the class of a bias and its gradient: stored, added, summed in the workspace. */
-static const int64_t with_dbias[] = {62, 66, 103, 130, 162, 165, 167, 171, 275, 306};
+/* Of the class of a bias and its gradient: stored, added, summed in the workspace, by threads and by TMA; the last one has blocks of
+ * batch items that take turns. */
+static const int64_t with_dbias[] = {62,  66,  103, 130, 162, 165, 167, 171, 275,
+                                     306, 435, 449, 463, 500, 542, 543, 554, 1363};
 
 enum {
     PROBLEMS = 160,
@@ -86,6 +88,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
         FORM(backward_dbias_round)};
 
 static int runs[FA_VARIANTS];
+/* Of head dims to 64, and above: TMA loaded a bias; who made dbias, FA_BACKWARD_SM90_DBIAS_... */
+static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
 /* An H200, or one with few multiprocessors, for which plans are made otherwise. */
@@ -124,6 +128,16 @@ static void vary(cuda_run *run, const machine *m)
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
 
+static bool is_shared(const fa_cuda_plan_launch *l)
+{
+    const int shared[] = {FA_VARIANT_backward_delta, FA_VARIANT_backward_dbias_simt,
+                          FA_VARIANT_backward_dsinks, FA_VARIANT_backward_dbias_clear,
+                          FA_VARIANT_backward_dbias_round};
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        if (l->variant == shared[i]) return true;
+    return false;
+}
+
 static void launch(const machine *m, const fa_cuda_plan_launch *l, const parameters *params)
 {
     char name[200];
@@ -143,17 +157,12 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
              run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
              run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
     runs[l->variant]++;
+    if (!is_shared(l) && run.threads == FA_BACKWARD_SM90_THREADS) {
+        const bool above = fa_variants[l->variant].head_dim > 64;
+        biases_by_tma[above] += l->backward_sm90.bias_mapped;
+        dbias_by[above][l->backward_sm90.dbias_mapped]++;
+    }
     cuda_run_kernel(&run);
-}
-
-static bool is_shared(const fa_cuda_plan_launch *l)
-{
-    const int shared[] = {FA_VARIANT_backward_delta, FA_VARIANT_backward_dbias_simt,
-                          FA_VARIANT_backward_dsinks, FA_VARIANT_backward_dbias_clear,
-                          FA_VARIANT_backward_dbias_round};
-    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
-        if (l->variant == shared[i]) return true;
-    return false;
 }
 
 static fa_status run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan,
@@ -411,6 +420,15 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    for (int by = 0; by <= FA_BACKWARD_SM90_DBIAS_ADDED; by++)
+        CHECK(dbias_by[0][by] + dbias_by[1][by] || argc > 1, "nobody made dbias in way %d", by);
+    for (int above = 0; above < 2; above++) {
+        CHECK(biases_by_tma[above] || argc > 1, "TMA loaded no bias");
+        if (argc > 2)
+            printf("%5d biases by TMA, dbias by strides %d, stored %d, in 32 bits %d, added %d\n",
+                   biases_by_tma[above], dbias_by[above][0], dbias_by[above][1], dbias_by[above][2],
+                   dbias_by[above][3]);
+    }
     CHECK(blind_queries || argc > 1, "all queries saw keys");
     CHECK(rounded_otherwise || argc > 1, "no sum of dq depended on the order");
     if (argc > 2) {

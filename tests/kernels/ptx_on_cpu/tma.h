@@ -20,6 +20,18 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
     hopper_load(shared, map, barrier, 4, start);
 }
 
+FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
+{
+    const int start[] = {x, y, z, w};
+    hopper_store(map, shared, 4, start, false);
+}
+
+FA_DEVICE void ptx_tma_add_4d(const void *map, const void *shared, int x, int y, int z, int w)
+{
+    const int start[] = {x, y, z, w};
+    hopper_store(map, shared, 4, start, true);
+}
+
 FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
 {
     hopper_bulk_load(shared, global, barrier, bytes);
