@@ -39,15 +39,15 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         .dbias_mapped = s.dbias_mapped
 #endif
     };
-    if (threadIdx.x == 0) init_barriers(&shared);
-    if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
-    if (threadIdx.x == 64) describe_rows(&p.a, &s, blockIdx.x, &shared.work);
+    const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
+                       begin_block(&pipe, &p.a, &s, blockIdx.x);
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (warp == WARP_LOAD) {
             if (shared.work.tiles > 0) produce(&pipe, &p.a, &s);
+            else if (loads) wait_for_keys(&pipe);
         } else if (warp - WARP_STORE_DQ < CONSUMERS && threadIdx.x % 32 == 0)
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #if BIAS_TILE

@@ -3,7 +3,8 @@
  * released by.
  *
  *     barriers              buffers                         filled by              released by
- *     k_full, v_full        the block's keys, values        TMA, load warp         -
+ *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
+ *     k_full, v_full        the same, without some rows     load warp              -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
@@ -24,7 +25,7 @@
 #include "ptx/wgmma.cuh"
 
 typedef struct shared_state {
-    uint64_t k_full, v_full, cleared;
+    uint64_t k_loaded, v_loaded, k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
@@ -89,6 +90,8 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int i = 0; i < KEYS / 32; i++) state->bad_keys[i] = 0;
 #endif
     state->num_cleared = 0;
+    ptx_mbarrier_init(&state->k_loaded, 1);
+    ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
     ptx_mbarrier_init(&state->cleared, 1);

@@ -6,6 +6,7 @@
 #define FA_KERNELS_BACKWARD_SM90_PRODUCER_CUH
 
 #include "backward_sm90/config.cuh"
+#include "backward_sm90/keys.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/work.cuh"
 #include "common/x2.cuh"
@@ -86,6 +87,16 @@ FA_DEVICE void clear_rows(char *shared, int rows, int blocks, const kept_rows *k
     __syncwarp();
 }
 
+/* One thread. */
+FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int row, uint64_t *full)
+{
+    ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
+#pragma unroll
+    for (int block = 0; block < from->blocks; block++)
+        ptx_tma_load_4d(shared + block * rows * 128, from->map, full, 64 * block, row, from->head,
+                        from->block);
+}
+
 /* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
  * to stay. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
@@ -94,13 +105,7 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     const bool leader = threadIdx.x % 32 == 0;
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &LOADER(pipe->state)->cleared : full;
-    if (leader) {
-        ptx_mbarrier_arrive_expect(barrier, from->blocks * rows * 128);
-#pragma unroll
-        for (int block = 0; block < from->blocks; block++)
-            ptx_tma_load_4d(shared + block * rows * 128, from->map, barrier, 64 * block, row,
-                            from->head, from->block);
-    }
+    if (leader) issue_tile(from, shared, rows, row, barrier);
     if (!clears) return;
     ptx_mbarrier_wait(barrier, LOADER(pipe->state)->num_cleared & 1);
     clear_rows(shared, rows, from->blocks, kept);
@@ -111,12 +116,17 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     __syncwarp();
 }
 
-FA_DEVICE void load_keys(const pipeline *pipe, const tile_source *from, int at, uint64_t *full)
+/* Keys or values, whose loads have been issued: clears rows that are not to stay. Without such rows consumers wait for the loads
+ * alone. */
+FA_DEVICE void finish_keys(const pipeline *pipe, int at, int blocks, uint64_t *loaded,
+                           uint64_t *full)
 {
     const block_work *w = &pipe->state->work;
     const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
-    load_tile(pipe, from, pipe->buffers + at, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              full, &kept);
+    if (!clears_keys(w)) return;
+    ptx_mbarrier_wait(loaded, 0);
+    clear_rows(pipe->buffers + at, KEYS, blocks, &kept);
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(full);
 }
 
 #if HIDES
@@ -146,15 +156,12 @@ FA_DEVICE void clear_row(char *shared, int row)
 }
 
 /* Keys that a mask or a bias may hide: those that are not finite are cleared, and found in bad_keys. */
-FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
+FA_DEVICE void finish_hidden_keys(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const int lane = threadIdx.x % 32;
-    const kept_rows all = keep_rows(0, KEYS);
-    load_tile(pipe, from, pipe->buffers, KEYS, (int)(w->sequence.start_k + w->keys.first),
-              &LOADER(state)->cleared, &all);
-    ptx_mbarrier_wait(&LOADER(state)->cleared, LOADER(state)->num_cleared & 1);
+    ptx_mbarrier_wait(&state->k_loaded, 0);
 #pragma unroll 1
     for (int n = 0; n < KEYS / 32; n++) {
         const int row = 32 * n + lane;
@@ -166,11 +173,7 @@ FA_DEVICE void load_hidden_keys(const pipeline *pipe, const tile_source *from)
     }
     ptx_fence_proxy_async();
     __syncwarp();
-    if (lane == 0) {
-        LOADER(state)->num_cleared++;
-        ptx_mbarrier_arrive(&state->k_full);
-    }
-    __syncwarp();
+    if (lane == 0) ptx_mbarrier_arrive(&state->k_full);
 }
 
 /* Finds the queries of a tile from which masks or a bias hide all keys: they may hold NaN as well. prepare.cu gives them the
@@ -180,7 +183,7 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
 {
     const float *rows = s->rows + number * (2 * QUERIES);
     const int lane = threadIdx.x % 32;
-    const bool hides = p->mask.data || p->bias.data;
+    const bool hides = hides_keys(p);
 #pragma unroll
     for (int n = 0; n < QUERIES / 32; n++) {
         const float *row = rows + FA_BACKWARD_SM90_ROW_AT(32 * n + lane);
@@ -195,25 +198,68 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
 
 /* ---- What a block loads ---------------------------------------------------------------------- */
 
-FA_DEVICE void load_k(const pipeline *pipe, const fa_attention_params *p,
-                      const fa_backward_sm90_params *s)
+/* Those that the first loads of queries and dout need. */
+FA_DEVICE void prefetch_maps(const fa_backward_sm90_params *s)
 {
-    const fa_tile *t = &pipe->state->work.sequence;
-    const tile_source k = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, BLOCKS);
-    (void)p;
-#if HIDES
-    if (p->mask.data || p->bias.data) load_hidden_keys(pipe, &k);
-    else
-#endif
-        load_keys(pipe, &k, 0, &pipe->state->k_full);
+    ptx_tma_prefetch(&s->q);
+    ptx_tma_prefetch(&s->dout);
 }
 
-FA_DEVICE void load_v(const pipeline *pipe, const fa_backward_sm90_params *s)
+/* Issues the loads of the block's keys and values, by the thread that has initialized the barriers. */
+FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s,
+                          const block_work *own)
 {
-    const fa_tile *t = &pipe->state->work.sequence;
-    const tile_source v =
-        source_of(&s->v, &s->v_step, (int)t->head_kv, (int)t->block_k, VALUE_BLOCKS);
-    load_keys(pipe, &v, V_AT, &pipe->state->v_full);
+    shared_state *state = pipe->state;
+    const fa_tile *t = &own->sequence;
+    const int row = (int)(t->start_k + own->keys.first), head = (int)t->head_kv,
+              number = (int)t->block_k;
+    const tile_source k = source_of(&s->k, &s->k_step, head, number, BLOCKS),
+                      v = source_of(&s->v, &s->v_step, head, number, VALUE_BLOCKS);
+    ptx_fence_proxy_async(); /* of the barriers */
+    issue_tile(&k, pipe->buffers, KEYS, row, &state->k_loaded);
+    issue_tile(&v, pipe->buffers + V_AT, KEYS, row, &state->v_loaded);
+}
+
+/* A thread of each warp of the first warpgroup: initializes the barriers, issues the loads of keys and values as soon as it is
+ * known which they are, and describes the block's work. Returns whether there are loads. */
+FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
+                           const fa_backward_sm90_params *s, int64_t block)
+{
+    const int warp = (int)threadIdx.x / 32;
+    block_work own, *w = &pipe->state->work;
+    if (warp == 0) init_barriers(pipe->state);
+    if (warp == 3) prefetch_maps(s);
+    const bool any = find_keys(p, s, block, &own);
+    if (warp == 0 && any) issue_keys(pipe, s, &own);
+    if (warp == 1 && any) describe_work(p, s, &own, w);
+    if (warp == 1 && !any) describe_nothing(&own, w);
+    if (warp == 2 && any) describe_rows(p, &own, w);
+    if (warp == 3 && any) describe_masks(p, &own, w);
+    return any;
+}
+
+/* A block without work stays until nothing is written to its shared memory any more. */
+FA_DEVICE void wait_for_keys(const pipeline *pipe)
+{
+    ptx_mbarrier_wait(&pipe->state->k_loaded, 0);
+    ptx_mbarrier_wait(&pipe->state->v_loaded, 0);
+}
+
+FA_DEVICE void finish_k(const pipeline *pipe, const fa_attention_params *p)
+{
+    shared_state *state = pipe->state;
+    (void)p;
+#if HIDES
+    if (hides_keys(p)) finish_hidden_keys(pipe);
+    else
+#endif
+        finish_keys(pipe, 0, BLOCKS, &state->k_loaded, &state->k_full);
+}
+
+FA_DEVICE void finish_v(const pipeline *pipe)
+{
+    shared_state *state = pipe->state;
+    finish_keys(pipe, V_AT, VALUE_BLOCKS, &state->v_loaded, &state->v_full);
 }
 
 /* The number of a tile of the block in the workspace. */
@@ -277,12 +323,12 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
 {
     const block_work *w = &pipe->state->work;
-    load_k(pipe, p, s);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
-        if (at.count == 0) load_v(pipe, s);
         load_dout(pipe, s, &at, &kept);
+        if (at.count == 0) finish_k(pipe, p);
+        if (at.count == 0) finish_v(pipe);
     }
 }
 

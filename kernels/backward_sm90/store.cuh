@@ -50,14 +50,22 @@ FA_DEVICE void store_whole_rows(char *buffer, const fa_key_tile *k, const fa_ker
     __syncwarp();
     char *to = fa_view_row(view, k->block, k->row + row + lane / 8, k->head_kv) + lane % 8 * 16;
     const int64_t step = 4 * view->stride[1] * 2;
+    const int rows = (int)k->count - row - lane / 8; /* from the lane's first one on */
+    uint4 x[HEAD_DIM / 64][4];
 #pragma unroll
     for (int n = 0; n < (dim + 63) / 64; n++)
 #pragma unroll
         for (int part = 0; part < 4; part++)
-            if (row + 4 * part + lane / 8 < k->count && 64 * n + lane % 8 * 8 < columns)
-                ptx_store_global_16(to + part * step + 128 * n,
-                                    *(const uint4 *)buffer_chunk(buffer + n * WARP_ROWS * 128,
-                                                                 4 * part + lane / 8, lane % 8));
+            x[n][part] = *(const uint4 *)buffer_chunk(buffer + n * WARP_ROWS * 128,
+                                                      4 * part + lane / 8, lane % 8);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+#pragma unroll
+        for (int n = 0; n < (dim + 63) / 64; n++)
+            if (4 * part < rows && 64 * n + lane % 8 * 8 < columns)
+                ptx_store_global_16(to + 128 * n, x[n][part]);
+        to += step;
+    }
 }
 
 /* The same of a block that has some of the query heads: as the accumulators are. */

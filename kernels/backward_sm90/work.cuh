@@ -1,6 +1,6 @@
 /*
  * What a block works on: KEYS keys of one key/value head of a sequence, and the tiles of queries that see some of them,
- * of each query head that shares the head. Two threads describe it; all warps read the description.
+ * of each query head that shares the head. Threads of three warps describe it; all warps read the description.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WORK_CUH
 #define FA_KERNELS_BACKWARD_SM90_WORK_CUH
@@ -69,7 +69,19 @@ FA_DEVICE void find_seen_rows(const fa_attention_params *p, block_work *w)
     w->clear_from_query = zeros_behind_queries ? UNBOUNDED : saturate(to);
 }
 
+/* The tiles of queries that see some of the keys, which there are. */
 FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
+{
+    const fa_tile *t = &w->sequence;
+    const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
+    if (first >= end) return;
+    w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
+    w->to = divide_up((int32_t)fa_first_query(p, t, end, false));
+    w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
+}
+
+/* Which of their queries see which keys. */
+FA_DEVICE void find_masks(const fa_attention_params *p, block_work *w)
 {
     const fa_tile *t = &w->sequence;
     const int64_t first = w->keys.first, end = fa_min64(first + KEYS, t->n_k);
@@ -77,9 +89,6 @@ FA_DEVICE void find_queries(const fa_attention_params *p, block_work *w)
     const int64_t right = fa_keys_ahead(p);
     if (first >= end) return;
     w->num_keys = (int32_t)(end - first);
-    w->from = (int32_t)fa_first_query(p, t, first, true) / QUERIES;
-    w->to = divide_up((int32_t)fa_first_query(p, t, end, false));
-    w->tiles = w->to > w->from ? (w->to - w->from) * w->heads : 0;
     w->first_query = right < 0 ? -UNBOUNDED : saturate(subtract(center, right));
     const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
     w->end_query = saturate(add(last_query, 1));
@@ -140,33 +149,72 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
     if (s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
                                         FA_BACKWARD_SM90_KEY_SUMS(KEYS, SUM_DIM, VALUE_DIM);
-    w->from = w->to = w->tiles = w->num_keys = 0;
+    w->from = w->to = w->tiles = 0;
     if (w->keys.batch < 0 || w->keys.count <= 0) return false;
     fa_locate_sequence_of(p, w->keys.batch, w->keys.head_kv * group + split * w->heads,
                           w->keys.head_kv, &w->sequence);
     return true;
 }
 
-/* All but the rows to clear. */
+/* Parts of the description, by a thread each at the same time, for the block waits for it. own: with the keys, which each thread
+ * finds by itself, with the same instructions: what is found by one thread costs less than what others wait for, and
+ * instructions of its own would have to be fetched. */
+
 FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                             int64_t block, block_work *w)
+                             block_work *own, block_work *w)
 {
-    if (!find_keys(p, s, block, w)) return;
-    w->number = find_tile_number(p, &w->sequence, s->q_tiles);
-    find_queries(p, w);
+    own->number = find_tile_number(p, &own->sequence, s->q_tiles);
+    find_queries(p, own);
+    w->keys = own->keys;
+    w->sequence = own->sequence;
+    w->heads = own->heads;
+    w->key_sums = own->key_sums;
+    w->number = own->number;
+    w->from = own->from;
+    w->to = own->to;
+    w->tiles = own->tiles;
 }
 
-/* The rows to clear, by another thread at the same time: the block waits for both. */
-FA_DEVICE void describe_rows(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                             int64_t block, block_work *w)
+/* Of a block whose keys no query sees: its gradients are zeros. */
+FA_DEVICE void describe_nothing(const block_work *own, block_work *w)
 {
-    block_work own;
-    if (!find_keys(p, s, block, &own)) return;
-    find_seen_rows(p, &own);
-    w->clear_before_key = own.clear_before_key;
-    w->clear_from_key = own.clear_from_key;
-    w->clear_before_query = own.clear_before_query;
-    w->clear_from_query = own.clear_from_query;
+    w->keys = own->keys;
+    w->heads = own->heads;
+    w->key_sums = own->key_sums;
+    w->from = w->to = w->tiles = 0;
+}
+
+FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, block_work *w)
+{
+    own->num_keys = own->first_query = own->end_query = own->key_tile = own->edge = 0;
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) own->unmasked_from[c] = own->unmasked_to[c] = 0;
+    find_masks(p, own);
+    w->num_keys = own->num_keys;
+    w->first_query = own->first_query;
+    w->end_query = own->end_query;
+    w->key_tile = own->key_tile;
+    w->edge = own->edge;
+#pragma unroll
+    for (int c = 0; c < CONSUMERS; c++) {
+        w->unmasked_from[c] = own->unmasked_from[c];
+        w->unmasked_to[c] = own->unmasked_to[c];
+    }
+}
+
+FA_DEVICE void describe_rows(const fa_attention_params *p, block_work *own, block_work *w)
+{
+    find_seen_rows(p, own);
+    w->clear_before_key = own->clear_before_key;
+    w->clear_from_key = own->clear_from_key;
+    w->clear_before_query = own->clear_before_query;
+    w->clear_from_query = own->clear_from_query;
+}
+
+/* Whether some of the rows of keys and values that are loaded do not stay. */
+FA_DEVICE bool clears_keys(const block_work *w)
+{
+    return w->clear_before_key > 0 || w->clear_from_key < KEYS;
 }
 
 /* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first

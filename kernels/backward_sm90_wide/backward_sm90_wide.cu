@@ -32,15 +32,17 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     __shared__ shared_state shared;
     const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
-    if (threadIdx.x == 0) init_barriers(&shared);
-    if (threadIdx.x == 32) describe_work(&p.a, &s, blockIdx.x, &shared.work);
-    if (threadIdx.x == 64) describe_rows(&p.a, &s, blockIdx.x, &shared.work);
+    const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
+                       begin_block(&pipe, &p.a, &s, blockIdx.x);
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const int warp = (int)threadIdx.x / 32;
-        if (shared.work.tiles == 0) return;
+        if (shared.work.tiles == 0) {
+            if (loads) wait_for_keys(&pipe);
+            return;
+        }
         if (warp == 0) load_keys_and_queries(&pipe, &p.a, &s);
         else if (warp == 1) load_values_and_dout(&pipe, &p.a, &s);
     } else if (warpgroup == WARPGROUP_DV) {

@@ -8,6 +8,7 @@
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/keys.cuh"
 #include "backward_sm90/options.cuh"
 #include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
@@ -156,7 +157,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
     if (range.tiles > 0) {
         tile_cursor at = begin(w);
-        ptx_mbarrier_wait(&state->v_full, 0);
+        wait_for_v(pipe);
         ptx_mbarrier_wait(&state->dout_full[0], 0);
         ptx_wgmma_fence();
         issue_dp(&c, 0);

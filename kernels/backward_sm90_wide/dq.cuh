@@ -8,6 +8,7 @@
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/keys.cuh"
 #include "common/device.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/semaphore.cuh"
@@ -62,7 +63,7 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     const bool ordered = s->semaphores && p->dq.data;
     const uint32_t base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
     if (w->tiles == 0) return;
-    ptx_mbarrier_wait(&state->k_full, 0);
+    wait_for_k(pipe, &p->a);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;

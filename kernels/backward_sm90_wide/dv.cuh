@@ -8,6 +8,7 @@
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
+#include "backward_sm90/keys.cuh"
 #include "backward_sm90/options.cuh"
 #include "backward_sm90/rows.cuh"
 #include "backward_sm90/store.cuh"
@@ -160,7 +161,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
     if (range.tiles > 0) {
         tile_cursor at = begin(w);
-        ptx_mbarrier_wait(&state->k_full, 0);
+        wait_for_k(pipe, &p->a);
         ptx_mbarrier_wait(&state->q_full[0], 0);
         ptx_wgmma_fence();
         issue_tile_scores(&c, 0);

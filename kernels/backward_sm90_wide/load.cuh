@@ -14,10 +14,10 @@ FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_pa
                                      const fa_backward_sm90_params *s)
 {
     const block_work *w = &pipe->state->work;
-    load_k(pipe, p, s);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
+        if (at.count == 0) finish_k(pipe, p);
     }
 }
 
@@ -25,10 +25,10 @@ FA_DEVICE void load_values_and_dout(const pipeline *pipe, const fa_attention_par
                                     const fa_backward_sm90_params *s)
 {
     const block_work *w = &pipe->state->work;
-    load_v(pipe, s);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_dout(pipe, s, &at, &kept);
+        if (at.count == 0) finish_v(pipe);
     }
 }
 

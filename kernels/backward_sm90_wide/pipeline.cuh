@@ -3,7 +3,8 @@
  * released by. It replaces backward_sm90/pipeline.cuh.
  *
  *     barriers              buffers                         filled by              released by
- *     k_full, v_full        the block's keys, values        TMA, a load warp each  -
+ *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
+ *     k_full, v_full        the same, without some rows     a load warp each       -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
@@ -37,7 +38,7 @@ typedef struct load_state {
 
 typedef struct shared_state {
     load_state load[LOAD_WARPS];
-    uint64_t k_full, v_full;
+    uint64_t k_loaded, v_loaded, k_full, v_full;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
@@ -84,6 +85,8 @@ FA_DEVICE void init_barriers(shared_state *state)
         state->load[warp].num_cleared = 0;
         ptx_mbarrier_init(&state->load[warp].cleared, 1);
     }
+    ptx_mbarrier_init(&state->k_loaded, 1);
+    ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
     for (int stage = 0; stage < STAGES; stage++) {

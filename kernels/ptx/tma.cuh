@@ -12,6 +12,12 @@
 #include "ptx_on_cpu/tma.h"
 #else
 
+/* Fetches a tensor map, which the first load of it would wait for. */
+FA_DEVICE void ptx_tma_prefetch(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* Loads the box of a tensor map with three axes that starts at (x, y, z), x innermost. */
 FA_DEVICE void ptx_tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y,
                                int z)

@@ -32,6 +32,8 @@ FA_DEVICE void ptx_tma_add_4d(const void *map, const void *shared, int x, int y,
     hopper_store(map, shared, 4, start, true);
 }
 
+FA_DEVICE void ptx_tma_prefetch(const void *map) { (void)map; }
+
 FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
 {
     hopper_bulk_load(shared, global, barrier, bytes);

@@ -1,0 +1,31 @@
+/*
+ * Where a block waits for its keys and values: at once behind their loads, or until rows have been cleared as well.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_KEYS_CUH
+#define FA_KERNELS_BACKWARD_SM90_KEYS_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/barrier.cuh"
+
+/* Whether a mask or a bias may hide keys, which are then looked through for numbers that are not finite. */
+FA_DEVICE bool hides_keys(const fa_attention_params *p)
+{
+    return HIDES && (p->mask.data || p->bias.data);
+}
+
+FA_DEVICE void wait_for_k(const pipeline *pipe, const fa_attention_params *p)
+{
+    shared_state *state = pipe->state;
+    const bool changes = hides_keys(p) || clears_keys(&state->work);
+    ptx_mbarrier_wait(changes ? &state->k_full : &state->k_loaded, 0);
+}
+
+FA_DEVICE void wait_for_v(const pipeline *pipe)
+{
+    shared_state *state = pipe->state;
+    ptx_mbarrier_wait(clears_keys(&state->work) ? &state->v_full : &state->v_loaded, 0);
+}
+
+#endif
