@@ -145,13 +145,23 @@ FA_DEVICE void load_bias_x2(const char *bias, uint32_t *x2)
         ptx_ldmatrix_x4(x2 + 2 * j, from + j / 8 * BIAS_BLOCK + (chunk * 16 ^ j % 8 * 16));
 }
 
+/* True. What depends on it waits until ldmatrix has written x2: an arrival at a barrier would not, and lets TMA overwrite what has
+ * not been read. Of each four words, which are written together, one is looked at. */
+FA_DEVICE bool is_bias_loaded(const uint32_t *x2)
+{
+    uint32_t words = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i += 4) words |= x2[i];
+    return __shfl_sync(0xffffffff, words, (int)threadIdx.x % 32) == words;
+}
+
 /* Acquires a tile's bias, loads it, and releases its buffer at once: the next one has a long way from memory. */
 FA_DEVICE void consume_bias(const pipeline *pipe, cursor *at, uint32_t *x2, int consumer)
 {
     ptx_mbarrier_wait(&pipe->state->bias_full[consumer], at->biases & 1);
     load_bias_x2(pipe->bias + consumer * BIAS_BYTES, x2);
-    __syncwarp();
-    ptx_mbarrier_arrive_if(&pipe->state->bias_empty[consumer], threadIdx.x % 32 == 0);
+    const bool loaded = is_bias_loaded(x2);
+    ptx_mbarrier_arrive_if(&pipe->state->bias_empty[consumer], loaded && threadIdx.x % 32 == 0);
     at->biases++;
 }
 

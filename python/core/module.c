@@ -5,6 +5,7 @@
  */
 #include "append_call.h"
 #include "ladder_call.h"
+#include "dbias_workspace.h"
 #include "options.h"
 #include "api.h"
 #include "torch_call.h"
@@ -92,7 +93,8 @@ static int get_workspace(call *c, const work *w, PyObject *q, PyObject **memory)
         return -1;
     }
     workspace_expected[w->pass] = bytes > 0;
-    if (w->pass == FA_PASS_BACKWARD) bytes += call_dbias_workspace(c, &w->gradients.dbias);
+    if (w->pass == FA_PASS_BACKWARD)
+        bytes += dbias_workspace(&c->q, &w->gradients.dbias, &c->options);
     if (bytes <= c->options.workspace_size) return 0;
     *memory = allocate(c, bytes, q);
     return *memory ? 1 : -1;

@@ -238,17 +238,6 @@ int call_scores(call *c, const char *name, PyObject *object, bool written, fa_te
     return 0;
 }
 
-size_t call_dbias_workspace(const call *c, const fa_tensor *dbias)
-{
-    const int64_t *n = dbias->shape;
-    const bool own = n[0] == c->q.shape[0] && n[1] == c->q.shape[2];
-    const uint32_t one_order = FA_DETERMINISTIC | FA_BATCH_INVARIANT;
-    if (!dbias->data || dbias->dtype == FA_FLOAT32 || own || n[2] == 1 || n[3] == 1 ||
-        c->options.softcap > 0 || c->options.flags & one_order)
-        return 0;
-    return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float) + 256;
-}
-
 /* One byte per element, as NumPy's and PyTorch's bool have. */
 static int read_mask(call *c, PyObject *object)
 {

@@ -49,9 +49,6 @@ int call_tensor(call *c, const char *name, PyObject *object, bool written, fa_te
 /* A tensor with axes (batch, head, query, key); missing ones in front count as 1. */
 int call_scores(call *c, const char *name, PyObject *object, bool written, fa_tensor *t);
 
-/* Bytes of workspace beyond fa_workspace_size's with which dbias is computed on tensor cores; 0: none (flashattn.h). */
-size_t call_dbias_workspace(const call *c, const fa_tensor *dbias);
-
 /* Contiguous float32 with `count` elements; None gives NULL. */
 int call_floats(call *c, const char *name, PyObject *object, int64_t count, bool written,
                 float **data);

@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "dbias_workspace.h"
 #include "flashattn.h"
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -429,7 +430,7 @@ static xla_error *allocate_workspace(call *c, device_work *w)
     fa_status status =
         fa_workspace_size(w->pass, &c->q, &c->k, &c->v, &w->out, &c->options, &needed);
     if (status != FA_OK || needed == 0) return finish(frame, status);
-    needed += call_dbias_workspace(c, &w->gradients.dbias);
+    needed += dbias_workspace(&c->q, &w->gradients.dbias, &c->options);
     w->bytes = needed + WORKSPACE_ALIGNMENT - XLA_ALIGNMENT;
     xla_allocate_arguments a = {
         .size = sizeof a, .context = frame->context, .bytes = w->bytes, .alignment = XLA_ALIGNMENT};

@@ -1,0 +1,25 @@
+/*
+ * The workspace with which a backward call computes dbias on tensor cores (flashattn.h, fa_workspace_size).
+ */
+#ifndef FLASHATTN_PYTHON_DBIAS_WORKSPACE_H
+#define FLASHATTN_PYTHON_DBIAS_WORKSPACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "flashattn.h"
+
+/* Bytes beyond fa_workspace_size's; 0: none. q and dbias have axes (batch, sequence, head, dim) and (batch, head, query, key). */
+static inline size_t dbias_workspace(const fa_tensor *q, const fa_tensor *dbias,
+                                     const fa_options *options)
+{
+    const int64_t *n = dbias->shape;
+    const bool own = n[0] == q->shape[0] && n[1] == q->shape[2];
+    const uint32_t one_order = FA_DETERMINISTIC | FA_BATCH_INVARIANT;
+    if (!dbias->data || dbias->dtype == FA_FLOAT32 || own || n[2] == 1 || n[3] == 1 ||
+        options->softcap > 0 || options->flags & one_order)
+        return 0;
+    return (size_t)(n[0] * n[1] * n[2] * n[3]) * sizeof(float) + 256;
+}
+
+#endif
