@@ -23,7 +23,6 @@
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store.cuh"
 #include "ptx/tma.cuh"
@@ -526,13 +525,9 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int consumer)
+FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
 {
-    /* Head dim 64 waits for barriers most of the time: with their addresses in uniform registers it was 5 to 8% slower. */
-    pipeline own = *block;
-    if (HEAD_DIM == 64) own.state = (shared_state *)ptx_thread_pointer(own.state);
-    const pipeline *pipe = &own;
-    const block_work *w = &block->state->work;
+    const block_work *w = &pipe->state->work;
     const int tiles = w->tiles, from = w->from, to = w->to;
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));

@@ -29,15 +29,6 @@ FA_DEVICE void *ptx_uniform_pointer(void *shared)
     return __cvta_shared_to_generic(__reduce_or_sync(0xffffffff, ptx_shared_address(shared)));
 }
 
-/* The same in registers of the thread, where the compiler would take uniform ones: what is computed in those is there later,
- * which counts in a loop that waits for it. */
-FA_DEVICE void *ptx_thread_pointer(void *shared)
-{
-    uint32_t lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return __cvta_shared_to_generic(ptx_shared_address(shared) + (lane >> 5));
-}
-
 #endif
 
 #endif
