@@ -174,6 +174,9 @@ static bool fixes_pass(const random_settings *settings)
 {
     const random_focus focus = settings->focus;
     if (focus == RANDOM_INVARIANCE) return settings->pass != RANDOM_BACKWARD;
+    if (focus == RANDOM_QUANTIZED) return settings->pass == RANDOM_BACKWARD;
+    if (focus == RANDOM_LATENT)
+        return settings->pass == RANDOM_BACKWARD && settings->device == FA_DEVICE_CUDA;
     return focus == RANDOM_SPLIT || focus == RANDOM_DROPOUT;
 }
 

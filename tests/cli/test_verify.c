@@ -24,6 +24,14 @@ static void test_classes(void)
     }
 }
 
+/* Every class has problems that backward takes, or that take other passes whatever was asked for. */
+static void test_backward(void)
+{
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
+        EXPECT_FINE("verify", "--class", classes[i], "--pass", "backward", "--cases", "2", "--seed",
+                    "1", "--threads", "1");
+}
+
 /* The same problem whoever computes it, and however many beside it. */
 static void test_case(void)
 {
@@ -59,6 +67,7 @@ int main(int argc, char **argv)
 {
     harness_begin(argc, argv);
     test_classes();
+    test_backward();
     test_case();
     test_jobs();
     test_mistakes();
