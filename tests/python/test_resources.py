@@ -27,6 +27,22 @@ def good_and_bad_calls(q, k, v, bias):
         raise AssertionError(bad)
 
 
+def bytes_of_many_calls(arrays):
+    """How many bytes more are allocated after 2,000 rounds of 5 calls."""
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    for _ in range(2000):
+        good_and_bad_calls(*arrays)
+    gc.collect()
+    after = tracemalloc.take_snapshot()
+    tracemalloc.stop()
+    return sum(
+        line.size_diff
+        for line in after.compare_to(before, "filename")
+        if "tracemalloc" not in line.traceback[0].filename
+    )
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("kind", ["numpy", "torch", "torch with gradients", "bfloat16"])
 def test_no_leak(rng, kind):
@@ -42,18 +58,8 @@ def test_no_leak(rng, kind):
         good_and_bad_calls(*arrays)
     gc.collect()
     rss = resident_bytes()
-    tracemalloc.start()
-    before = tracemalloc.take_snapshot()
-    for _ in range(2000):  # of 5 calls
-        good_and_bad_calls(*arrays)
-    gc.collect()
-    after = tracemalloc.take_snapshot()
-    tracemalloc.stop()
-    grown = sum(
-        line.size_diff
-        for line in after.compare_to(before, "filename")
-        if "tracemalloc" not in line.traceback[0].filename
-    )
+    # What other threads of the test runner allocate meanwhile counts too, now and then: a leak is there each time.
+    grown = min(bytes_of_many_calls(arrays) for _ in range(2))
     assert grown < 50_000, grown
     assert resident_bytes() - rss < 24 << 20
     assert [sys.getrefcount(x) for x in arrays] == counts
