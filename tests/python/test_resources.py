@@ -58,7 +58,7 @@ def test_no_leak(rng, kind):
         good_and_bad_calls(*arrays)
     gc.collect()
     rss = resident_bytes()
-    # What other threads of the test runner allocate meanwhile counts too, now and then: a leak is there each time.
+    # Memory of the test runner's other threads counts too, now and then: a leak is there each time.
     grown = min(bytes_of_many_calls(arrays) for _ in range(2))
     assert grown < 50_000, grown
     assert resident_bytes() - rss < 24 << 20
