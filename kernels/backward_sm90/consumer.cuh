@@ -525,9 +525,11 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-FA_DEVICE void consume(const pipeline *pipe, const fa_backward_params *p, int consumer)
+FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int consumer)
 {
-    const block_work *w = &pipe->state->work;
+    /* A copy: with it the compiler makes the machine code that was measured. */
+    const pipeline own = *block, *pipe = &own;
+    const block_work *w = &block->state->work;
     const int tiles = w->tiles, from = w->from, to = w->to;
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));

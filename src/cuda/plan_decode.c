@@ -335,7 +335,7 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
 }
 
 /* Where each query head has keys of its own and there are heads enough for the whole device, forward_sm90 reads keys
- * once, too, and faster: it has no parts to merge (16 x 32 heads of 8,192 keys on an H200: 4,248 GB/s, here 4,025). Pages
+ * once, too, and faster: it has no parts to merge (16 x 32 heads of 8,192 keys on an H200: 4,248 GB/s, here 4,227). Pages
  * are read faster here. */
 static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *device)
 {
