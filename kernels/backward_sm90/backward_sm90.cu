@@ -20,10 +20,11 @@
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/work.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 
 /* The producer warpgroup's warps. */
-enum { WARP_LOAD, WARP_STORE_DQ /* of consumer 0, and so on */, WARP_BIAS = WARPS - 1 };
+enum { WARP_LOAD, WARP_STORE_DQ /* STORE_WARPS of them */, WARP_BIAS = WARPS - 1 };
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm90(const __grid_constant__ fa_backward_params p,
@@ -42,13 +43,15 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
                        begin_block(&pipe, &p.a, &s, blockIdx.x);
     __syncthreads();
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (warp == WARP_LOAD) {
             if (shared.work.tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
-        } else if (warp - WARP_STORE_DQ < CONSUMERS && threadIdx.x % 32 == 0)
+        } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0)
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #if BIAS_TILE
         else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)

@@ -54,14 +54,15 @@
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
- * rows; buffers of dS; one of dQ; one of a bias. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options)                                       \
+ * rows; buffers of dS; of dQ (0: one); one of a bias. */
+#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers)                           \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
      FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * \
          FA_ELEMENT_BYTES(element) +                                                               \
-     FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)) +            \
+     ((dq_buffers) ? (dq_buffers) : 1) *                                                           \
+         FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)) +        \
      FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options) * FA_BACKWARD_SM90_QUERIES *                 \
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
      1024)
@@ -93,6 +94,7 @@ typedef struct fa_backward_sm90_params {
     int32_t bias_mapped;    /* 0: it is read by its strides, or there is none */
     int32_t dbias_mapped;   /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
     int32_t items_together; /* all batch items, if their blocks take turns; 1: item follows item */
+    int32_t first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
 } fa_backward_sm90_params;
 
 #endif

@@ -5,6 +5,8 @@
  *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
  *     COLUMNS    96: of those 128, the others are 0: products leave them out; 0: all
  *     STAGES     buffers of query tiles
+ *     ORDERED    1: for sums of dQ in one order; other variants can do it as well, slower
+ *     DQ_BUFFERS buffers of dQ of a consumer; 0 or 1: one
  *     STATIC_SMEM  bytes beside the dynamic ones that the planner counts with; 0: as of any kernel
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; one, as
  *                FA_SM90_SOFTCAP: it is there, alone
@@ -28,6 +30,12 @@
 #error "backward_sm90: OPTIONS is missing"
 #endif
 
+#ifndef ORDERED
+#define ORDERED 0
+#endif
+#ifndef DQ_BUFFERS
+#define DQ_BUFFERS 1
+#endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
 #endif
@@ -65,6 +73,8 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
+    STORE_WARPS = ORDERED ? 3 : CONSUMERS, /* that store dQ */
+    DQ_BARRIERS = ORDERED ? STORE_WARPS : 1, /* of a consumer */
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,
     OWN_KEYS = KEYS / CONSUMERS,

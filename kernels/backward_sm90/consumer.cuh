@@ -125,26 +125,28 @@ FA_DEVICE void store_ds(const consumer_state *c, int count)
                               c->ds + 2 * j);
 }
 
-/* dQ of the tile before, for the store warp. */
-FA_DEVICE void store_dq_columns(const consumer_state *c)
+/* dQ of the tile before, for the store warp. use: as of wait_for_dq_buffer, where there are several. */
+FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
 {
 #pragma unroll
     for (int j = 0; j < DQ_COLUMNS / 8; j++) {
         if (8 * j + DQ_COLUMNS >= COLUMNS && c->number == 1) break;
-        c->dq[WARPGROUP * j] =
+        c->dq[WARPGROUP * j + dq_buffer(use) / (int)sizeof *c->dq] =
             make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
     }
 }
 
-FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c)
+/* use: as of wait_for_dq_buffer. */
+FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
 {
-    ptx_mbarrier_arrive(&pipe->state->dq_full[c->number]);
+    ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
 }
 
 /* The buffer is used for the time of this number. */
 FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
 {
-    ptx_mbarrier_wait(&pipe->state->dq_empty[c->number], (number & 1) ^ 1);
+    const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
+    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
 }
 
 #if BIAS_TILE
@@ -167,7 +169,7 @@ FA_DEVICE void share_float_ds(const pipeline *pipe, const consumer_state *c, int
                                   c->scores[4 * j + 2 * r + i]);
         }
     ptx_fence_proxy_async();
-    share_dq(pipe, c);
+    share_dq(pipe, c, 2 * count);
 }
 
 #endif
@@ -411,9 +413,9 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_wgmma_wait(2);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (count > 0) free_ds(c);
-    store_dq_columns(c);
+    store_dq_columns(c, count);
     ptx_fence_proxy_async();
-    share_dq(pipe, c);
+    share_dq(pipe, c, count);
     load_lse(pipe, lse, next);
     ptx_wgmma_wait(1);
     release_q(pipe, c, count);
@@ -437,14 +439,14 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, 2 * count + 1);
-    store_dq_columns(c);
+    store_dq_columns(c, count);
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, next);
     ptx_fence_proxy_async(); /* of dS and dQ */
     let_other_issue(c);
-    share_dq(pipe, c);
+    share_dq(pipe, c, count);
     load_lse(pipe, lse, next);
 #endif
 }
@@ -498,10 +500,10 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     release_q(pipe, c, tiles - 1);
     release_dout(pipe, c, tiles - 1);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(c);
+    store_dq_columns(c, tiles - 1);
     ptx_fence_proxy_async();
     let_other_issue(c);
-    share_dq(pipe, c);
+    share_dq(pipe, c, tiles - 1);
     store_sums(pipe, p, c, tiles);
     if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
@@ -510,9 +512,9 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * tiles : tiles);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(c);
+    store_dq_columns(c, tiles);
     ptx_fence_proxy_async();
-    share_dq(pipe, c);
+    share_dq(pipe, c, tiles);
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the

@@ -6,6 +6,7 @@
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
+#include "ptx/grid.cuh"
 
 #define QUERIES FA_BACKWARD_SM90_QUERIES
 
@@ -27,9 +28,12 @@ FA_KERNEL __launch_bounds__(THREADS)
     const float4 *sums = (const float4 *)s.sums + number * SUM_VECTORS + thread;
     float4 x[NUM_BLOCKS / GROUPS];
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
+    ptx_wait_for_grids();
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j++)
         x[j] = sums[(group * (NUM_BLOCKS / GROUPS) + j) * 128];
+    /* Nobody has stored what no key is seen by. */
+    const bool none = s.first_stored && s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES] == 0;
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j += 4)
@@ -43,7 +47,7 @@ FA_KERNEL __launch_bounds__(THREADS)
                 const float4 y = x[j + n];
                 const float low = r ? y.z : y.x, high = r ? y.w : y.y;
                 /* Rows behind the last query get zeros, whatever keys they met. */
-                words[n] = i < tile.n_q ? fa_pack_x2(low * scale, high * scale) : 0;
+                words[n] = i < tile.n_q && !none ? fa_pack_x2(low * scale, high * scale) : 0;
             }
             char *row = i < tile.room_q
                             ? fa_view_row(&p.dq, tile.block_q, tile.start_q + i, tile.head)

@@ -7,7 +7,7 @@
  *     k_full, v_full        the same, without some rows     load warp              -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
- *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, its store warp
+ *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
  *     bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored before a turn is read
@@ -27,7 +27,7 @@
 typedef struct shared_state {
     uint64_t k_loaded, v_loaded, k_full, v_full, cleared;
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    uint64_t dq_full[CONSUMERS], dq_empty[CONSUMERS];
+    uint64_t dq_full[DQ_BARRIERS][CONSUMERS], dq_empty[DQ_BUFFERS][CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
     block_work work;
 #if BIAS_TILE
@@ -47,7 +47,7 @@ enum {
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * Q_BYTES,
     DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
-    BIAS_AT = DQ_AT + CONSUMERS * DQ_PART,
+    BIAS_AT = DQ_AT + DQ_BUFFERS * CONSUMERS * DQ_PART,
     ROWS_AT = BIAS_AT + BIAS_BYTES
 };
 
@@ -73,6 +73,24 @@ FA_DEVICE bool shares_dbias(const pipeline *pipe)
 
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
+
+/* A consumer uses its buffers of dQ in turn. Where that of the use of this number begins, in bytes behind its first one, and the
+ * barrier by which it is acquired. */
+FA_DEVICE int dq_buffer(int use) { return (int)((uint32_t)use % DQ_BUFFERS) * CONSUMERS * DQ_PART; }
+
+FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
+{
+    return &state->dq_empty[(uint32_t)use % DQ_BUFFERS][consumer];
+}
+
+/* What a consumer arrives at when it has filled that buffer. Warps that share a consumer have a barrier
+ * each: one that waits must not be a phase ahead. */
+FA_DEVICE uint64_t *dq_full(shared_state *state, int consumer, int use)
+{
+    return &state->dq_full[(uint32_t)use % DQ_BARRIERS][consumer];
+}
+
+FA_DEVICE int dq_full_parity(int use) { return (int)((uint32_t)use / DQ_BARRIERS & 1); }
 
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
 
@@ -102,8 +120,9 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
     }
     for (int i = 0; i < CONSUMERS; i++) {
-        ptx_mbarrier_init(&state->dq_full[i], WARPGROUP);
-        ptx_mbarrier_init(&state->dq_empty[i], 1);
+        for (int n = 0; n < DQ_BARRIERS; n++)
+            ptx_mbarrier_init(&state->dq_full[n][i], WARPGROUP);
+        for (int n = 0; n < DQ_BUFFERS; n++) ptx_mbarrier_init(&state->dq_empty[n][i], 1);
 #if BIAS_TILE
         ptx_mbarrier_init(&state->bias_full[i], 1);
         ptx_mbarrier_init(&state->bias_empty[i], WARPS);

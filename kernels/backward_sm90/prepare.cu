@@ -8,6 +8,7 @@
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
+#include "ptx/grid.cuh"
 
 #define QUERIES FA_BACKWARD_SM90_QUERIES
 
@@ -89,10 +90,11 @@ FA_KERNEL __launch_bounds__(THREADS)
     const int64_t task = p.a.tasks - 1 - blockIdx.x, outer = fa_divide(task, s.q_tiles);
     const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
+    ptx_let_next_grid_start();
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
-        if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+        if (p.dq.data && !s.first_stored) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM90_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();

@@ -399,17 +399,26 @@ FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_para
 
 #endif
 
-/* A consumer's store warp, one lane of it. The consumer stores a tile's dQ one tile later; what comes first is none.
+/* Adds a consumer's columns of dQ to the sums. first: there are none yet. */
+FA_DEVICE void put_dq(float *sums, const char *dq, int bytes, bool first)
+{
+    if (first) ptx_bulk_store(sums, dq, bytes);
+    else ptx_bulk_add_f32(sums, dq, bytes);
+}
+
+/* A store warp, one lane of it. A consumer stores a tile's dQ one tile later, when it uses its buffer for the time `use`; what comes
+ * first is none.
  *
- * Where sums have one order, a key tile is added when all before it have been. It waits only for blocks of lower numbers, which
- * start no later and do not wait for it. An addition is complete, and visible to this thread, after ptx_bulk_wait; the semaphore
- * makes that so for the thread of the next block, and the fence for its copies.
+ * Where sums have one order, a key tile is added when all before it have been; in an ORDERED variant the first one is stored, so
+ * that nobody has to clear what it is added to. It waits only for blocks of lower numbers, which start no later and do not wait for it. An addition is
+ * complete, and visible to this thread, after ptx_bulk_wait; the semaphore makes that so for the thread of the next block, and the
+ * fence for its copies.
  *
  * With a tile's dQ the consumer shares its dS of the next tile, and with what comes first that of the first one. It stores to the
  * same buffer of dS, of three, when the buffer of dQ has been freed once more: all but the last store of dS has been read then. */
 FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
-                             const tile_cursor *next, int parity)
+                             const tile_cursor *next, int use)
 {
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
@@ -421,25 +430,36 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         ptx_fence_proxy_async_global();
     }
-    ptx_mbarrier_wait(&state->dq_full[consumer], parity);
+    ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
-        ptx_bulk_add_f32(
-            s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS),
-            pipe->buffers + DQ_AT + consumer * DQ_PART, SUM_BYTES / HEAD_DIM * own_columns);
+        put_dq(s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS),
+               pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use), SUM_BYTES / HEAD_DIM * own_columns,
+               ORDERED && tiles_before(w, at->tile) == 0);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
     ptx_bulk_wait_read(BIAS_TILE);
-    ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+    ptx_mbarrier_arrive(dq_empty(state, consumer, use));
     if (ordered) {
         ptx_bulk_wait(0);
         ptx_semaphore_add(semaphore);
     }
 }
 
+/* What comes first: there is no dQ. */
+FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, int consumer,
+                       const tile_cursor *next)
+{
+    shared_state *state = pipe->state;
+    ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
+    store_dbias(pipe, s, next, consumer);
+    if (BIAS_TILE) ptx_bulk_commit();
+    ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
+}
+
 #if BIAS_TILE
 
-/* The same where dS in 32 bits comes in turn with dQ: first that of a tile, then dQ of the tile before. */
+/* A consumer's store warp where dS in 32 bits comes in turn with dQ: first that of a tile, then dQ of the tile before. */
 FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params *p,
                                   const fa_backward_sm90_params *s, int consumer)
 {
@@ -447,15 +467,15 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
     const block_work *w = &state->work;
     tile_cursor at = first_tile(w), before = at;
     while (at.count < w->tiles) {
-        ptx_mbarrier_wait(&state->dq_full[consumer], 0);
+        ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
         put_float_dbias(pipe, s, &at, consumer);
         ptx_bulk_commit();
         ptx_bulk_wait_read(0);
-        ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+        ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
         if (at.count > 0) store_tile_dq(pipe, p, s, consumer, &before, &at, 1);
         else {
-            ptx_mbarrier_wait(&state->dq_full[consumer], 1);
-            ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+            ptx_mbarrier_wait(dq_full(state, consumer, 1), 1);
+            ptx_mbarrier_arrive(dq_empty(state, consumer, 1));
         }
         before = at;
         advance(&at, w->from, w->to);
@@ -466,28 +486,39 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
 
 #endif
 
+/* A store warp, of STORE_WARPS: one for each consumer. In an ORDERED variant three take what the consumers leave in turn, for from its
+ * turn to the semaphore that hands it on a warp takes longer than a tile. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
-                        const fa_backward_sm90_params *s, int consumer)
+                        const fa_backward_sm90_params *s, int warp)
 {
-    shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = &pipe->state->work;
     if (w->tiles == 0) return;
 #if BIAS_TILE
     if (shares_dbias(pipe)) {
-        store_dq_and_dbias(pipe, p, s, consumer);
+        store_dq_and_dbias(pipe, p, s, warp);
         return;
     }
 #endif
     tile_cursor next = first_tile(w);
-    ptx_mbarrier_wait(&state->dq_full[consumer], 0);
-    store_dbias(pipe, s, &next, consumer);
-    if (BIAS_TILE) ptx_bulk_commit();
-    ptx_mbarrier_arrive(&state->dq_empty[consumer]);
+#if ORDERED
+    tile_cursor at = next;
+    for (int i = warp; i < CONSUMERS * (w->tiles + 1); i += STORE_WARPS) {
+        const int consumer = i % CONSUMERS, use = i / CONSUMERS;
+        while (next.count < use) {
+            at = next;
+            advance(&next, w->from, w->to);
+        }
+        if (use > 0) store_tile_dq(pipe, p, s, consumer, &at, &next, use);
+        else skip_dq(pipe, s, consumer, &next);
+    }
+#else
+    skip_dq(pipe, s, warp, &next);
     while (next.count < w->tiles) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);
-        store_tile_dq(pipe, p, s, consumer, &at, &next, (at.count & 1) ^ 1);
+        store_tile_dq(pipe, p, s, warp, &at, &next, next.count);
     }
+#endif
     ptx_bulk_wait_read(0); /* the block's shared memory must stay until all has been read */
 }
 

@@ -74,6 +74,14 @@ FA_DEVICE void ptx_bulk_add_f32(float *global, const void *shared, int bytes)
         : "memory");
 }
 
+/* Copies bytes, a multiple of 16, to global memory. */
+FA_DEVICE void ptx_bulk_store(void *global, const void *shared, int bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(ptx_shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
 /* Ends a group of this thread's copies to global memory. */
 FA_DEVICE void ptx_bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

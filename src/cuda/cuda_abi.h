@@ -53,7 +53,7 @@ enum { /* cuKernelGetAttribute, cuKernelSetAttribute */
        CU_KERNEL_MAX_DYNAMIC_SMEM = 8
 };
 
-enum { CU_LAUNCH_CLUSTER = 4 };
+enum { CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_OVERLAPS = 6 /* programmatic stream serialization */ };
 enum { CU_CAPTURE_RELAXED = 2 };
 enum { CU_NOT_CAPTURING = 0 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
@@ -78,6 +78,7 @@ typedef struct cu_launch_attribute {
     char padding[4];
     union {
         unsigned cluster[3];
+        int overlaps;
         char bytes[64];
         void *alignment;
     } value;

@@ -450,14 +450,19 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
 {
     known_kernel *known = kernel;
     if (!opt_in(known, launch->device, launch->smem_bytes, fault)) return false;
-    cu_launch_attribute cluster = {.id = CU_LAUNCH_CLUSTER,
-                                   .value.cluster = {launch->cluster, 1, 1}};
+    cu_launch_attribute attributes[2];
+    unsigned count = 0;
+    if (launch->cluster > 1)
+        attributes[count++] = (cu_launch_attribute){.id = CU_LAUNCH_CLUSTER,
+                                                    .value.cluster = {launch->cluster, 1, 1}};
+    if (launch->overlaps)
+        attributes[count++] = (cu_launch_attribute){.id = CU_LAUNCH_OVERLAPS, .value.overlaps = 1};
     cu_launch_config config = {.grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
                                .block = {launch->threads, 1, 1},
                                .smem_bytes = launch->smem_bytes,
                                .stream = launch->stream,
-                               .attributes = &cluster,
-                               .num_attributes = launch->cluster > 1};
+                               .attributes = attributes,
+                               .num_attributes = count};
     return CALL(cuLaunchKernelEx, fault, &config, known->handle, parameters, NULL);
 }
 

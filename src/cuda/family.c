@@ -70,6 +70,7 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem
     l->cluster = 1;
     l->tile_q = l->tile_k = 0;
     l->tiles = l->tasks = 0;
+    l->overlaps = false;
     l->idle = true;
     l->workspace_offset = l->workspace_bytes = 0;
     l->queue = queue;

@@ -61,6 +61,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
     bool ordered;                /* sums have one order, by semaphores: */
+    bool first_stored;           /* and the first of them is stored */
     size_t semaphores_offset;
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
     int splits;                             /* the same: */
@@ -94,6 +95,7 @@ struct fa_cuda_plan_launch {
     int tile_q, tile_k; /* rows of a tile of queries and of keys; 0: it has none */
     int64_t tiles;      /* of a batch item, or of all rows if packed */
     int64_t tasks;      /* tiles times heads times batch items */
+    bool overlaps; /* it may start while the launch in front still runs: its kernel waits for that one */
     bool idle;          /* there are no tasks, or nobody wants the results: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;

@@ -53,6 +53,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sums = (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
+    params->first_stored = x->first_stored;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
@@ -173,7 +174,8 @@ static int find_threads(const fa_variant *v)
 static int find_smem(const fa_variant *v)
 {
     return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->stages)
-                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options);
+                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options,
+                                              v->dq_buffers);
 }
 
 /* How TMA can store dbias, or add to it or to its sums. */
@@ -247,6 +249,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
 {
     own->ordered = is_ordered(p);
+    own->first_stored = own->ordered && fa_variants[main->variant].ordered;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together =
@@ -360,6 +363,9 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
     finish->idle = finish->idle || !p->dq.data;
+    /* Only behind prepare, which waits for whatever is in front: main reads keys before it waits for prepare. */
+    main->overlaps = !is_wide(v) && !prepare->idle;
+    finish->overlaps = true;
     return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);
 }
 

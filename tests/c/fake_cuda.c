@@ -510,10 +510,14 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_kernel kernel
         if (!fake_cuda.capturing) *fake_cuda.reported = fake_cuda.finds;
     }
     last->num_attributes = (int)config->num_attributes;
-    for (int i = 0; i < 3; i++)
-        last->cluster[i] = config->num_attributes && config->attributes[0].id == CU_LAUNCH_CLUSTER
-                               ? config->attributes[0].value.cluster[i]
-                               : 0;
+    memset(last->cluster, 0, sizeof last->cluster);
+    last->overlaps = 0;
+    for (unsigned n = 0; n < config->num_attributes; n++) {
+        const cu_launch_attribute *a = &config->attributes[n];
+        if (a->id == CU_LAUNCH_CLUSTER) memcpy(last->cluster, a->value.cluster, sizeof last->cluster);
+        else if (a->id == CU_LAUNCH_OVERLAPS) last->overlaps = a->value.overlaps;
+        else return INVALID_VALUE;
+    }
     return 0;
 }
 

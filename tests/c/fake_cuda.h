@@ -12,7 +12,7 @@ enum { FAKE_CUDA_DEVICES = 8, FAKE_CUDA_KEPT = 1024 };
 typedef struct fake_cuda_launch {
     char name[64];
     unsigned grid[3], block[3], cluster[3], smem_bytes;
-    int num_attributes, first_parameter;
+    int num_attributes, overlaps, first_parameter;
     void *stream;
 } fake_cuda_launch;
 

@@ -337,6 +337,11 @@ static void test_launches(void)
     const fa_cuda_launch alone = {.grid = {4, 1, 1}, .threads = 384, .cluster = 1};
     CHECK(fa_cuda_launch_kernel(kernel, &alone, parameters, &fault) && l->num_attributes == 0,
           "a cluster of 1 is none");
+    const fa_cuda_launch overlapping = {
+        .grid = {4, 1, 1}, .threads = 384, .cluster = 2, .overlaps = true};
+    CHECK(!l->overlaps && fa_cuda_launch_kernel(kernel, &overlapping, parameters, &fault) &&
+              l->num_attributes == 2 && l->cluster[0] == 2 && l->overlaps == 1,
+          "a launch that overlaps");
     const fa_cuda_launch empty = {.grid = {0, 1, 1}, .threads = 384};
     CHECK(!fa_cuda_launch_kernel(kernel, &empty, parameters, &fault) &&
               !strcmp(fault.call, "cuLaunchKernelEx"),

@@ -203,6 +203,7 @@ struct cuda_run {
     unsigned together; /* without clusters: blocks that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
+    bool overlaps;                    /* the launch in front of it: Hopper's threads wait for that one */
     bool last_block_first;            /* clusters take turns from the last one on */
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */

@@ -74,6 +74,7 @@ typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
     const int32_t *turn; /* the semaphore that it has waited for */
     bool unfenced;       /* since its last fence */
+    bool waited;         /* for the grids in front */
 } bulk_groups;
 
 /* Accumulators that products on their way write to. */
@@ -581,7 +582,8 @@ static void store_row(const addition *a, int row)
 static void add(addition *a)
 {
     for (int row = 0; a->box && row < a->bytes / SWIZZLE; row++) store_row(a, row);
-    if (!a->box) add_floats(a->to, a->values, a->bytes / (int)sizeof(float));
+    if (!a->box && a->stores) memcpy(a->to, a->values, (size_t)a->bytes);
+    if (!a->box && !a->stores) add_floats(a->to, a->values, a->bytes / (int)sizeof(float));
     a->added = true;
 }
 
@@ -630,12 +632,24 @@ static void issue_addition(float *to, const load *box, bool stores, const void *
     if (!units.run->late_copies) add(a);
 }
 
+static void write_in_bulk(void *global, bool stores, const void *shared, int bytes)
+{
+    const bulk_groups *g = &here()->bulk[cuda_thread.x];
+    check_bulk(shared, global, bytes);
+    if (g->unfenced) cuda_die("a bulk addition behind a semaphore without a fence");
+    if (units.run->overlaps && !g->waited)
+        cuda_die("a bulk addition before the grids in front have ended");
+    issue_addition(global, NULL, stores, shared, bytes);
+}
+
 void hopper_bulk_add(float *global, const void *shared, int bytes)
 {
-    check_bulk(shared, global, bytes);
-    if (here()->bulk[cuda_thread.x].unfenced)
-        cuda_die("a bulk addition behind a semaphore without a fence");
-    issue_addition(global, NULL, false, shared, bytes);
+    write_in_bulk(global, false, shared, bytes);
+}
+
+void hopper_bulk_store(void *global, const void *shared, int bytes)
+{
+    write_in_bulk(global, true, shared, bytes);
 }
 
 void hopper_store(const void *opaque, const void *shared, int axes, const int *start, bool adds)
@@ -758,6 +772,16 @@ void hopper_semaphore_add(int32_t *semaphore)
 }
 
 void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = false; }
+
+void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }
+
+/* When a block ends: a thread that has waited lets the grid end no earlier than those in front. */
+static void check_waits(void)
+{
+    for (unsigned i = 0; i < units.run->threads; i++)
+        if (units.run->overlaps && !here()->bulk[i].waited)
+            cuda_die("the end, and thread %u has not waited for the grids in front", i);
+}
 
 /* ---- The next copy --------------------------------------------------------------------------- */
 
@@ -1133,6 +1157,7 @@ static bool go_on(void)
 
 static void end(void)
 {
+    check_waits();
     if (here()->num_loads) cuda_die("the end, and copies still on their way");
     check_barriers();
     check_products();

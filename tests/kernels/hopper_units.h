@@ -42,6 +42,7 @@ void hopper_proxy_fence(void);
 typedef enum hopper_bulk_end { HOPPER_BULK_READ, HOPPER_BULK_ADDED } hopper_bulk_end;
 void hopper_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes);
 void hopper_bulk_add(float *global, const void *shared, int bytes);
+void hopper_bulk_store(void *global, const void *shared, int bytes);
 void hopper_bulk_commit(void);
 void hopper_bulk_wait(int pending, hopper_bulk_end end);
 
@@ -49,6 +50,9 @@ void hopper_bulk_wait(int pending, hopper_bulk_end end);
  * it, fences, adds to global memory, and adds to the semaphore when these additions are complete. */
 void hopper_semaphore_wait(const int32_t *semaphore, int count);
 void hopper_semaphore_add(int32_t *semaphore);
+
+/* Each thread of a grid whose launch overlaps the one in front must wait for that one. */
+void hopper_wait_for_grids(void);
 void hopper_proxy_fence_global(void);
 
 /* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the same

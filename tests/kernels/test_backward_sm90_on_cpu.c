@@ -148,6 +148,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .grid = l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
+                    .overlaps = l->overlaps,
                     .units = &hopper_units};
     if (!run.kernel) abort();
     vary(&run, m);
