@@ -95,6 +95,7 @@ enum {
     SUMS = COLUMNS / 2,   /* accumulators of dK, and of dV */
     DQ_SUMS = DQ_COLUMNS / 2
 };
+static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");

@@ -486,8 +486,71 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
 
 #endif
 
-/* A store warp, of STORE_WARPS: one for each consumer. In an ORDERED variant three take what the consumers leave in turn, for from its
- * turn to the semaphore that hands it on a warp takes longer than a tile. */
+#if ORDERED
+
+/* A use of a consumer's buffer: dQ of a tile, its number in the workspace, and how many key tiles come before. */
+typedef struct dq_turn {
+    int consumer, use, before;
+    int64_t number;
+} dq_turn;
+
+FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *w, tile_cursor *at,
+                            int i)
+{
+    const int use = i / CONSUMERS;
+    while (at->count < use - 1) advance(at, w->from, w->to);
+    const dq_turn turn = {i % CONSUMERS, use, tiles_before(w, at->tile), number_of(s, w, at)};
+    return turn;
+}
+
+FA_DEVICE int32_t *semaphore_of(const fa_backward_sm90_params *s, const dq_turn *turn)
+{
+    return s->semaphores + turn->number * CONSUMERS + turn->consumer;
+}
+
+/* A store warp of an ORDERED variant: the same, but three warps take what the consumers leave in turn, for from its turn to the
+ * semaphore that hands it on a warp takes longer than a tile. While an addition is on its way the warp looks whether its next turn
+ * has come. */
+FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
+                             const fa_backward_sm90_params *s, int warp)
+{
+    shared_state *state = pipe->state;
+    const block_work *w = &state->work;
+    const bool stores = p->dq.data;
+    const int end = CONSUMERS * (w->tiles + 1);
+    tile_cursor at = first_tile(w);
+    bool has_come = false;
+    for (int i = warp; i < end; i += STORE_WARPS) {
+        const dq_turn turn = find_turn(s, w, &at, i);
+        if (turn.use > 0 && stores) {
+            if (!has_come) ptx_semaphore_wait(semaphore_of(s, &turn), turn.before);
+            ptx_fence_proxy_async_global();
+        }
+        ptx_mbarrier_wait(dq_full(state, turn.consumer, turn.use), dq_full_parity(turn.use));
+        has_come = false;
+        if (turn.use > 0 && stores) {
+            put_dq(s->sums + turn.number * (SUM_BYTES / 4) +
+                       turn.consumer * (SUM_BYTES / 4 / CONSUMERS),
+                   pipe->buffers + DQ_AT + turn.consumer * DQ_PART + dq_buffer(turn.use),
+                   SUM_BYTES / HEAD_DIM * DQ_COLUMNS, turn.before == 0);
+            ptx_bulk_commit();
+            if (i + STORE_WARPS < end) {
+                const dq_turn next = find_turn(s, w, &at, i + STORE_WARPS);
+                has_come = ptx_semaphore_is_reached(semaphore_of(s, &next), next.before);
+            }
+            ptx_bulk_wait_read(0);
+        }
+        ptx_mbarrier_arrive(dq_empty(state, turn.consumer, turn.use));
+        if (turn.use > 0 && stores) {
+            ptx_bulk_wait(0);
+            ptx_semaphore_add(semaphore_of(s, &turn));
+        }
+    }
+}
+
+#endif
+
+/* A store warp, of STORE_WARPS. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int warp)
 {
@@ -499,19 +562,10 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
         return;
     }
 #endif
-    tile_cursor next = first_tile(w);
 #if ORDERED
-    tile_cursor at = next;
-    for (int i = warp; i < CONSUMERS * (w->tiles + 1); i += STORE_WARPS) {
-        const int consumer = i % CONSUMERS, use = i / CONSUMERS;
-        while (next.count < use) {
-            at = next;
-            advance(&next, w->from, w->to);
-        }
-        if (use > 0) store_tile_dq(pipe, p, s, consumer, &at, &next, use);
-        else skip_dq(pipe, s, consumer, &next);
-    }
+    store_in_turn(pipe, p, s, warp);
 #else
+    tile_cursor next = first_tile(w);
     skip_dq(pipe, s, warp, &next);
     while (next.count < w->tiles) {
         const tile_cursor at = next;

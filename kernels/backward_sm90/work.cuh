@@ -9,6 +9,10 @@
 #include "common/key_tiles.cuh"
 #include "common/packed.h"
 
+#ifndef ORDERED
+#define ORDERED 0 /* of the kernel for wide heads as well */
+#endif
+
 typedef struct block_work {
     fa_key_tile keys;
     fa_tile sequence; /* with the first query head */
@@ -23,6 +27,10 @@ typedef struct block_work {
     int32_t first_query, end_query;
     int32_t key_tile; /* number of the block's keys in the sequence */
     int32_t edge;     /* see tiles_before */
+#if ORDERED
+    bool ascends;          /* from the first query tile up, behind the key tiles with later keys */
+    int32_t tiles_behind;  /* key tiles of the sequence with later keys */
+#endif
     int32_t unmasked_from[CONSUMERS],
         unmasked_to[CONSUMERS]; /* tiles whose queries see all of a consumer's keys */
     /* Rows outside are cleared when they are loaded, for they may hold NaN: keys that some query sees, counted from the
@@ -93,6 +101,9 @@ FA_DEVICE void find_masks(const fa_attention_params *p, block_work *w)
     const int64_t last_query = p->window_left < 0 ? INT64_MAX : add(center, p->window_left);
     w->end_query = saturate(add(last_query, 1));
     w->key_tile = (int32_t)(first / KEYS);
+#if ORDERED
+    w->tiles_behind = (int32_t)((t->n_k + KEYS - 1) / KEYS - 1) - w->key_tile;
+#endif
     w->edge = (int32_t)fa_max64(0, fa_min64(last_query, INT32_MAX - (KEYS - 1)) + KEYS - 1);
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) find_unmasked_tiles(w, c);
@@ -110,7 +121,7 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
  * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
  * behind all tiles in front of it. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                            int64_t block)
+                               int64_t block)
 {
     const int64_t together = s->heads_together;
     if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */
@@ -123,6 +134,25 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
     const int64_t rest = block - first * p->tiles, tile = fa_divide(rest, heads);
     return (first + rest - tile * heads) * p->tiles + tile;
 }
+
+#if ORDERED
+
+/* Or the blocks of the first heads ascend: head follows head, each from its last tile down. The other heads take turns. */
+FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                                    int64_t block, bool *ascends)
+{
+    const int64_t first = s->heads_ascending * p->tiles, rest = block - first;
+    *ascends = rest < 0;
+    if (first == 0) return find_task(p, s, block);
+    if (rest < 0) {
+        const int64_t head = fa_divide(block, p->tiles);
+        return (2 * head + 1) * p->tiles - 1 - block;
+    }
+    const int64_t tile = fa_divide(rest, s->heads_together);
+    return first + (rest - tile * s->heads_together) * p->tiles + tile;
+}
+
+#endif
 
 /* The task of the first split of the same keys, and the number of the split: the splits of a head follow each other. */
 FA_DEVICE int64_t find_split(const fa_attention_params *p, const fa_backward_sm90_params *s,
@@ -140,7 +170,12 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
                          int64_t block, block_work *w)
 {
     int split;
-    const int64_t task = find_split(p, s, find_task(p, s, block), &split);
+#if ORDERED
+    const int64_t own = find_ordered_task(p, s, block, &w->ascends);
+#else
+    const int64_t own = find_task(p, s, block);
+#endif
+    const int64_t task = find_split(p, s, own, &split);
     const int32_t group =
         p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->keys = fa_find_key_tile(p, task, KEYS);
@@ -173,6 +208,9 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
     w->from = own->from;
     w->to = own->to;
     w->tiles = own->tiles;
+#if ORDERED
+    w->ascends = own->ascends;
+#endif
 }
 
 /* Of a block whose keys no query sees: its gradients are zeros. */
@@ -187,6 +225,9 @@ FA_DEVICE void describe_nothing(const block_work *own, block_work *w)
 FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, block_work *w)
 {
     own->num_keys = own->first_query = own->end_query = own->key_tile = own->edge = 0;
+#if ORDERED
+    own->tiles_behind = 0;
+#endif
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) own->unmasked_from[c] = own->unmasked_to[c] = 0;
     find_masks(p, own);
@@ -195,6 +236,9 @@ FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, blo
     w->end_query = own->end_query;
     w->key_tile = own->key_tile;
     w->edge = own->edge;
+#if ORDERED
+    w->tiles_behind = own->tiles_behind;
+#endif
 #pragma unroll
     for (int c = 0; c < CONSUMERS; c++) {
         w->unmasked_from[c] = own->unmasked_from[c];
@@ -217,18 +261,47 @@ FA_DEVICE bool clears_keys(const block_work *w)
     return w->clear_before_key > 0 || w->clear_from_key < KEYS;
 }
 
-/* How many key tiles in front of the block's touch a query tile that the block touches. The first of them has the first
- * key that the tile's first query sees. */
+/* How many key tiles come before the block's at a query tile that the block touches. In front of it the first that touches the tile
+ * has the first key that the tile's first query sees. Behind it, where only later queries see later keys, the last one has the last
+ * key that the tile's last query sees; if there is a place for a query behind the last one, all touch the tile (find_queries). */
 FA_DEVICE int tiles_before(const block_work *w, int tile)
 {
+#if ORDERED
+    const int last = tile * QUERIES + QUERIES - 1;
+    if (w->ascends && last >= w->sequence.n_q) return w->tiles_behind;
+    if (w->ascends) return min(w->tiles_behind, (last - w->first_query) / KEYS);
+#endif
     return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
 }
 
 /* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
- * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. */
+ * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. Blocks that ascend
+ * begin with a head's first tile: under a causal mask the block before has had it two steps ago. */
 typedef struct tile_cursor {
     int count, head, tile;
+#if ORDERED
+    int step;
+#endif
 } tile_cursor;
+
+#if ORDERED
+
+FA_DEVICE tile_cursor first_tile(const block_work *w)
+{
+    const tile_cursor at = {0, 0, w->ascends ? w->from : w->to - 1, w->ascends ? 1 : -1};
+    return at;
+}
+
+FA_DEVICE void advance(tile_cursor *at, int from, int to)
+{
+    at->count++;
+    at->tile += at->step;
+    if (at->tile >= from && at->tile < to) return;
+    at->tile = at->step > 0 ? from : to - 1;
+    at->head++;
+}
+
+#else
 
 FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
@@ -244,5 +317,7 @@ FA_DEVICE void advance(tile_cursor *at, int from, int to)
     at->tile = to - 1;
     at->head++;
 }
+
+#endif
 
 #endif

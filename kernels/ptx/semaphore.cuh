@@ -29,6 +29,17 @@ FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
                  : "memory");
 }
 
+/* Whether it has been added to so often; if so, sees the same. */
+FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
+{
+    int32_t now;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                 : "=r"(now)
+                 : "l"(__cvta_generic_to_global(semaphore))
+                 : "memory");
+    return now >= count;
+}
+
 /* Adds 1, behind all that is visible to this thread. */
 FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
 {

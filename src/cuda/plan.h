@@ -61,7 +61,8 @@ typedef struct fa_cuda_backward_sm90_launch {
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
     bool ordered;                /* sums have one order, by semaphores: */
-    bool first_stored;           /* and the first of them is stored */
+    bool first_stored;           /* and the first of them is stored; */
+    int64_t heads_ascending;     /* the first heads, whose blocks ascend */
     size_t semaphores_offset;
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
     int splits;                             /* the same: */

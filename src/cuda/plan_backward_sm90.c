@@ -54,6 +54,7 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->first_stored = x->first_stored;
+    params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
     params->splits = x->splits;
@@ -243,6 +244,34 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
 
+/* Whether later keys are seen by fewer queries. */
+static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
+
+/* Heads that keep the device busy, whose blocks take turns: under a causal mask short blocks come last then, which even out what
+ * the long ones leave. */
+static int64_t count_busy_heads(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                const fa_cuda_device *device)
+{
+    if (!shrinks(p) || l->tasks == 0) return 1;
+    const int64_t heads = l->tasks / l->tiles;
+    const int64_t busy = (device->multiprocessors + l->tiles / 2) / l->tiles;
+    return busy < 1 ? 1 : busy < heads ? busy : heads;
+}
+
+/* Heads whose blocks ascend, where sums have one order: under a causal mask without a window, for later keys are seen by later
+ * queries there, and by fewer. A block of such a head hardly waits for its turn, but a head's longest blocks come last: so the last
+ * heads, as many as keep the device busy, are left to the other order, in which they take turns. Not where an item's sums must not
+ * depend on the batch. */
+static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                     const fa_cuda_device *device)
+{
+    if (!shrinks(p) || l->tiles < 2) return 0;
+    const int64_t heads = l->tasks / l->tiles;
+    const int64_t busy = (device->multiprocessors + l->tiles - 1) / l->tiles;
+    const int64_t left = p->batch_invariant ? 0 : busy < 2 ? 2 : busy;
+    return heads > left ? heads - left : 0;
+}
+
 /* The order also makes an item's sums independent of the batch. */
 static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
                        const fa_cuda_plan_launch *main, const fa_cuda_device *device,
@@ -250,11 +279,15 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
 {
     own->ordered = is_ordered(p);
     own->first_stored = own->ordered && fa_variants[main->variant].ordered;
+    own->heads_ascending = own->first_stored ? count_heads_ascending(p, main, device) : 0;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together =
         own->ordered ? count_heads_together(p, main, device, fa_variants[main->variant].head_dim)
-                     : 1;
+        : is_wide(&fa_variants[main->variant]) ? 1
+                                               : count_busy_heads(p, main, device);
+    if (own->heads_ascending > 0)
+        own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
     if (own->ordered)
         plan->workspace_bytes +=
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);

@@ -670,6 +670,30 @@ static void test_order(void)
               (long long)find_sm90(&plan)->heads_together);
     }
 
+    /* Under a causal mask heads ascend, but for the last ones; where sums must not depend on the batch, for all or none. */
+    static const struct {
+        int64_t batch, heads, n, d, window;
+        bool invariant;
+        int64_t ascending, together;
+    } causal[] = {{4, 16, 4096, 128, -1, false, 59, 5}, {16, 16, 1024, 64, -1, false, 239, 17},
+                  {1, 16, 16384, 128, -1, false, 14, 2}, {1, 2, 16384, 128, -1, false, 0, 1},
+                  {1, 1, 4096, 128, -1, true, 1, 0}, {4, 16, 4096, 128, -1, true, 64, 0},
+                  {4, 16, 4096, 128, 100, false, 0, 8}, {4, 16, 4096, 192, -1, false, 0, 5}};
+    for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
+        p = make_half_backward(causal[i].batch, causal[i].heads, causal[i].n);
+        p.d = p.d_v = causal[i].d;
+        p.causal = true;
+        p.window_left = causal[i].window;
+        p.deterministic = !causal[i].invariant;
+        p.batch_invariant = causal[i].invariant;
+        plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_backward_sm90_launch *l = find_sm90(&plan);
+        CHECK(l->heads_ascending == causal[i].ascending && l->heads_together == causal[i].together,
+              "case %zu: %lld heads ascend, %lld take turns", i, (long long)l->heads_ascending,
+              (long long)l->heads_together);
+        CHECK(l->first_stored == (causal[i].d <= 128), "case %zu", i);
+    }
+
     p = make_half_backward(2, 8, 1000);
     p.d = p.d_v = 128;
     plan = plan_of(&p, &devices[H200]);

@@ -72,7 +72,7 @@ typedef struct addition {
 /* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
 typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
-    const int32_t *turn; /* the semaphore that it has waited for */
+    const int32_t *turns[2]; /* the semaphores that it has waited for; the second one before it has added to the first */
     bool unfenced;       /* since its last fence */
     bool waited;         /* for the grids in front */
 } bulk_groups;
@@ -749,23 +749,38 @@ static int32_t *check_semaphore(const int32_t *semaphore)
     return (int32_t *)(uintptr_t)semaphore;
 }
 
+static void take_turn(const int32_t *semaphore, int count)
+{
+    bulk_groups *g = &here()->bulk[cuda_thread.x];
+    if (*semaphore != count)
+        cuda_die("a wait for a semaphore of %d, which is %d already", count, (int)*semaphore);
+    if (g->turns[1]) cuda_die("a wait for a third semaphore");
+    g->turns[g->turns[0] != NULL] = semaphore;
+    g->unfenced = true;
+}
+
+bool hopper_semaphore_is_reached(const int32_t *semaphore, int count)
+{
+    if (*check_semaphore(semaphore) < count) return false;
+    take_turn(semaphore, count);
+    return true;
+}
+
 void hopper_semaphore_wait(const int32_t *semaphore, int count)
 {
     const cuda_wait wait = {is_reached, describe_semaphore, check_semaphore(semaphore),
                             (uint64_t)count};
     if (count < 0) cuda_die("a wait for a semaphore of %d", count);
     cuda_wait_until(&wait);
-    if (*semaphore != count)
-        cuda_die("a wait for a semaphore of %d, which is %d already", count, (int)*semaphore);
-    here()->bulk[cuda_thread.x].turn = semaphore;
-    here()->bulk[cuda_thread.x].unfenced = true;
+    take_turn(semaphore, count);
 }
 
 void hopper_semaphore_add(int32_t *semaphore)
 {
     bulk_groups *g = &here()->bulk[cuda_thread.x];
-    if (g->turn != semaphore) cuda_die("a semaphore is added to that was not waited for");
-    g->turn = NULL;
+    if (g->turns[0] != semaphore) cuda_die("a semaphore is added to that was not waited for");
+    g->turns[0] = g->turns[1];
+    g->turns[1] = NULL;
     if (g->ended[HOPPER_BULK_ADDED] < g->committed)
         cuda_die("a semaphore is added to before bulk additions are complete");
     *check_semaphore(semaphore) += 1;

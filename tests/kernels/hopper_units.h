@@ -49,6 +49,7 @@ void hopper_bulk_wait(int pending, hopper_bulk_end end);
 /* A counter in global memory, by which blocks that run side by side take turns. A thread waits for
  * it, fences, adds to global memory, and adds to the semaphore when these additions are complete. */
 void hopper_semaphore_wait(const int32_t *semaphore, int count);
+bool hopper_semaphore_is_reached(const int32_t *semaphore, int count);
 void hopper_semaphore_add(int32_t *semaphore);
 
 /* Each thread of a grid whose launch overlaps the one in front must wait for that one. */

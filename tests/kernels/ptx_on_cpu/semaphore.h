@@ -11,6 +11,11 @@ FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
     hopper_semaphore_wait(semaphore, count);
 }
 
+FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
+{
+    return hopper_semaphore_is_reached(semaphore, count);
+}
+
 FA_DEVICE void ptx_semaphore_add(int32_t *semaphore) { hopper_semaphore_add(semaphore); }
 
 #endif
