@@ -58,6 +58,10 @@
 /* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed. */
 #define DQ_FIRST (HEAD_DIM == 128 && STAGES > 2)
 
+/* Whether a consumer waits for dQ's buffer within its turn. Where sums have one order the buffer is freed late: the products are
+ * under way by then. */
+#define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
+
 #define VALUE_DIM COLUMNS
 #define SUM_DIM COLUMNS /* of keys */
 

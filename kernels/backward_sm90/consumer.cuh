@@ -413,6 +413,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     ptx_wgmma_wait(2);
     ptx_register_fence(c->dp, DQ_SUMS);
     if (count > 0) free_ds(c);
+    if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
     store_dq_columns(c, count);
     ptx_fence_proxy_async();
     share_dq(pipe, c, count);
@@ -461,7 +462,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     const int next = stage_of(at->count), parity = parity_of(at->count);
     tile_options options;
     float lse[QUERIES / 4];
-    if (!shares_dbias(pipe)) wait_for_dq_buffer(pipe, c, at->count - 1);
+    if (!shares_dbias(pipe) && !DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, at->count - 1);
     if (STAGES > 2) ptx_mbarrier_wait(&state->q_full[next], parity);
     if (STAGES > 2) ptx_mbarrier_wait(&state->dout_full[next], parity);
     wait_until_may_issue(c);

@@ -247,15 +247,15 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 /* Whether later keys are seen by fewer queries. */
 static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
-/* Heads that keep the device busy, whose blocks take turns: under a causal mask short blocks come last then, which even out what
- * the long ones leave. */
-static int64_t count_busy_heads(const fa_problem *p, const fa_cuda_plan_launch *l,
+/* Heads whose blocks take turns where sums have any order: under a causal mask as many as make two rounds of blocks. Then short
+ * blocks come last, and even out what the long ones leave; and what the blocks load stays in the L2 cache. */
+static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
                                 const fa_cuda_device *device)
 {
     if (!shrinks(p) || l->tasks == 0) return 1;
     const int64_t heads = l->tasks / l->tiles;
-    const int64_t busy = (device->multiprocessors + l->tiles / 2) / l->tiles;
-    return busy < 1 ? 1 : busy < heads ? busy : heads;
+    const int64_t wanted = (2 * device->multiprocessors + l->tiles / 2) / l->tiles;
+    return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
 }
 
 /* Heads whose blocks ascend, where sums have one order: under a causal mask without a window, for later keys are seen by later
@@ -285,7 +285,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->heads_together =
         own->ordered ? count_heads_together(p, main, device, fa_variants[main->variant].head_dim)
         : is_wide(&fa_variants[main->variant]) ? 1
-                                               : count_busy_heads(p, main, device);
+                                               : count_heads_in_turn(p, main, device);
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
     if (own->ordered)
