@@ -42,32 +42,39 @@ FAMILY(forward, sm90)
 /* Where no row has more than 128 keys. */
 VARIANT_16BIT(forward_sm90_d64_one, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 1, .short_rows = 0)
-/* For short rows, and those whose last 192 queries would be few. */
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 1, .short_rows = 0, .tracked = 0)
+/* For rows of few keys. */
+VARIANT_16BIT(forward_sm90_d64_tracked, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 1, .few_queries = 1, .tracked = 1)
+/* For few queries, and those whose last 192 would be few. */
 VARIANT_16BIT(forward_sm90_d64_two, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 1)
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .few_queries = 1, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d80, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 80, .value_dim = 80, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+VARIANT_16BIT(forward_sm90_d128_tracked, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 1, .tracked = 1)
 VARIANT_16BIT(forward_sm90_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d192_128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT_16BIT(forward_sm90_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 /* Two blocks, a cluster, share a work tile and have half of the values' columns each. */
 VARIANT_16BIT(forward_sm90_wide_d320, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
               .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
@@ -81,22 +88,22 @@ VARIANT_16BIT(forward_sm90_wide_d512, .file = "forward_sm90_wide/forward_sm90_wi
 /* With options. The tiles of those with all of them are multiples of 32 keys, which a block of dropout bits covers. */
 VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_alibi, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALIBI, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_bias, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_BIAS, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
-              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 END(forward, sm90)
 
 FAMILY(forward, sm80)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../../kernels/common/causal_schedule.h"
+#include "../../kernels/common/flat_rows.h"
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
@@ -41,7 +42,19 @@ static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
     return (p->rows_q + queries - 1) / queries * queries;
 }
 
-/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Short rows, where what is
+/* Whether each row sees few keys, whatever the lengths of others in its batch are. */
+static bool has_short_rows(const fa_problem *p)
+{
+    int64_t keys = p->n_k;
+    if (fa_cuda_has_own_lengths(p)) return false;
+    if (p->window_left >= 0 && p->window_left < keys) {
+        const int64_t right = p->causal ? 0 : p->window_right;
+        if (right >= 0 && right < keys - p->window_left) keys = p->window_left + 1 + right;
+    }
+    return FA_HAS_SHORT_ROWS(p, keys);
+}
+
+/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries, where what is
  * done once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with
  * smaller ones (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
@@ -116,7 +129,8 @@ static bool takes(const fa_variant *v, const fa_problem *p, int options)
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (v->options != options && !(options && v->options == FA_SM90_ALL)) return false;
-    return !v->short_rows || wants_fewer_queries(p, v, next_variant(v));
+    if (v->short_rows && !has_short_rows(p)) return false;
+    return !v->few_queries || wants_fewer_queries(p, v, next_variant(v));
 }
 
 static const fa_variant *find_variant(const fa_problem *p, int options)

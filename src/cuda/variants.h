@@ -27,7 +27,7 @@ enum {
 typedef struct fa_variant {
     fa_element element;
     int head_dim, value_dim, columns, options;
-    int single_tiles, short_rows;
+    int single_tiles, short_rows, few_queries, tracked;
     int keys, stages, q_stages, static_smem, ordered;
     int cluster, consumers, chunk, v_rows;                /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead; /* sm80, sm75 */

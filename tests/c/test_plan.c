@@ -413,23 +413,37 @@ static void test_wide(void)
     }
 }
 
-/* On Hopper head dim 64 has a form for rows of one tile, one for short rows, one for long ones. Lengths that
- * the device alone knows may be more than one tile. */
+/* On Hopper there are forms for rows of few keys, and head dim 64 has one for rows of one tile and one for few queries.
+ * Lengths that the device alone knows may be more than one tile, and do not choose. */
 static void test_short_rows(void)
 {
     static const int32_t cu[5] = {0};
     static const struct {
-        int64_t rows_q, n_k;
-        bool packed;
+        int64_t d, rows_q, n_k;
+        bool packed, causal;
+        int64_t window; /* to the left; -1: none */
         int variant;
-    } cases[] = {{128, 128, false, FA_VARIANT_forward_sm90_d64_one_bf16},
-                 {5000, 7, false, FA_VARIANT_forward_sm90_d64_one_bf16},
-                 {128, 129, false, FA_VARIANT_forward_sm90_d64_two_bf16},
-                 {128, 128, true, FA_VARIANT_forward_sm90_d64_bf16},
-                 {4096, 4096, false, FA_VARIANT_forward_sm90_d64_bf16}};
+    } cases[] = {{64, 128, 128, false, false, -1, FA_VARIANT_forward_sm90_d64_one_bf16},
+                 {64, 5000, 7, false, false, -1, FA_VARIANT_forward_sm90_d64_one_bf16},
+                 {64, 128, 129, false, false, -1, FA_VARIANT_forward_sm90_d64_tracked_bf16},
+                 {64, 128, 2049, false, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {64, 128, 129, false, true, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {64, 128, 128, true, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 2048, 2048, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 4096, 4096, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {128, 5000, 2048, false, false, -1, FA_VARIANT_forward_sm90_d128_tracked_bf16},
+                 {128, 5000, 2049, false, false, -1, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 5000, 2048, true, false, -1, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 2048, 2048, false, true, -1, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 5000, 5000, false, true, 2047, FA_VARIANT_forward_sm90_d128_tracked_bf16},
+                 {128, 5000, 5000, false, true, 2048, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 5000, 5000, false, false, 100, FA_VARIANT_forward_sm90_d128_bf16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_mapped(3, cases[i].rows_q, 64, 64);
+        fa_problem p = make_mapped(3, cases[i].rows_q, cases[i].d, cases[i].d);
         p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.window_left = cases[i].window;
+        p.window_right = -1;
         if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
         expect_variant(&p, &devices[H200], cases[i].variant);
     }
