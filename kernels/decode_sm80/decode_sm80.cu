@@ -20,7 +20,7 @@
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one that merges all parts. */
 FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memory)
 {
-    float *stages = memory + ROWS * PITCH / 4;
+    float *stages = memory + QUERY_BYTES / 4;
     const fa_merged merged = {memory, memory + ROWS * WARPS};
     const fa_memory at = find_memory(memory);
     const fa_sources warps = {stages, WARP_BYTES / 4, w->parts > 0 ? WARPS : 0};
@@ -45,6 +45,6 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS) decode_sm80(const __grid_constant__
     if (d.step != FA_DECODE_MERGE && w.part < max(w.parts, 1)) merges = run_part(&d, &w, memory);
     if (!merges) return;
     const fa_sources parts = {find_part(&d, &w, 0), part_floats(&d), w.parts};
-    const fa_merged merged = {memory + ROWS * PITCH / 4, memory};
+    const fa_merged merged = {memory + QUERY_BYTES / 4, memory};
     merge(&d, &w, &parts, &merged, NULL);
 }

@@ -38,10 +38,18 @@ FA_DEVICE void store_warp(const fa_output *o, float *to)
     for (int i = 0; i < M_TILES * 2; i++) {
         float *row = to + row_of(i / 2, i % 2) * ROW_FLOATS;
         const float sum = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
+#if EIGHT_BITS /* two tiles of the output are the even and the odd columns of 16 */
+#pragma unroll
+        for (int n = 0; n < D_TILES; n += 2)
+            *(float4 *)(row + 8 * n + 2 * column) =
+                make_float4(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n + 1][i % 2 * 2],
+                            o->at[i / 2][n][i % 2 * 2 + 1], o->at[i / 2][n + 1][i % 2 * 2 + 1]);
+#else
 #pragma unroll
         for (int n = 0; n < D_TILES; n++)
             *(float2 *)(row + 8 * n + column) =
                 make_float2(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n][i % 2 * 2 + 1]);
+#endif
         if (lane_id() % 4 == 0)
             *(float2 *)(row + HEAD_DIM) = make_float2(o->base[i / 2][i % 2], sum);
     }
@@ -60,6 +68,9 @@ FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, f
     float lse, factor = fa_softmax_finish(base == NOTHING_SEEN ? -INFINITY : base * LN2, sum,
                                           p->sinks ? p->sinks[head] : -INFINITY, &lse);
     if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
+#if EIGHT_BITS
+    if (factor != 0.0f) factor *= w->value_scale;
+#endif
     if (p->lse) p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i] = lse;
     return factor;
 }

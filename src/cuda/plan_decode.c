@@ -42,8 +42,13 @@ enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128 };
 /* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
 enum { FORWARD_ROUNDS = 3 };
 
+/* Whether keys and values have 8 bits. */
+static bool is_8bit(const fa_variant *v) { return v->cache != 0; }
+
 static int count_smem(const fa_variant *v)
 {
+    if (is_8bit(v))
+        return FA_DECODE_SMEM_8BIT(v->head_dim, v->group_rows, v->warps, v->keys, v->stages);
     return FA_DECODE_SMEM(v->element, v->head_dim, v->group_rows, v->warps, v->keys, v->stages);
 }
 
@@ -77,6 +82,24 @@ static bool refuse_queries(const fa_problem *p, int64_t most, char *why, size_t 
                 "q has %" PRId64 " queries a sequence and %" PRId64
                 " heads for each of k: expected at most %" PRId64 " in all",
                 queries, group, most);
+    return true;
+}
+
+static bool has_8_bits(const fa_view *v)
+{
+    return v->dtype == FA_FLOAT8_E4M3 || v->dtype == FA_INT8;
+}
+
+/* Keys and values are both of the queries' type, or both of the same type of 8 bits. */
+static bool refuse_dtypes(const fa_problem *p, char *why, size_t size)
+{
+    fa_problem other;
+    if (!has_8_bits(&p->k)) return fa_cuda_refuse_dtypes(p, true, why, size);
+    other = *p;
+    other.k.dtype = other.v.dtype = p->q.dtype;
+    if (fa_cuda_refuse_dtypes(&other, true, why, size)) return true;
+    if (p->v.dtype == p->k.dtype) return false;
+    fa_cuda_say(why, size, "v.dtype is %s", fa_dtype_name(p->v.dtype));
     return true;
 }
 
@@ -184,6 +207,7 @@ static int other_smem(const fa_variant *v) { return fa_cuda_static_smem(v) + 102
 static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
 {
     const int fitting = device->smem_per_sm / (count_smem(v) + other_smem(v));
+    if (is_8bit(v) && fitting > v->blocks) return v->blocks; /* the registers' limit */
     return fitting < 1 ? 1 : fitting;
 }
 
@@ -208,7 +232,7 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                     const fa_cuda_plan_launch *l)
 {
     const int fitting = count_fitting(device, v);
-    const int64_t keys = count_keys(p, l), key_bytes = 2 * (p->d + p->d_v);
+    const int64_t keys = count_keys(p, l), key_bytes = (is_8bit(v) ? 1 : 2) * (p->d + p->d_v);
     int64_t fewest = 1;
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
@@ -235,12 +259,24 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
                              FA_DECODE_ROW((size_t)v->head_dim) * sizeof(float);
 }
 
+/* Whether rows of 8-bit elements are whole groups of 16 bytes. */
+static bool has_whole_vectors(const fa_view *v, int64_t columns)
+{
+    const uint64_t bytes = (uint64_t)columns | (uint64_t)v->stride[0] | (uint64_t)v->stride[1] |
+                           (uint64_t)v->stride[2] | (uintptr_t)v->data;
+    return v->stride[3] == 1 && bytes % 16 == 0;
+}
+
 /* ---- The launch ------------------------------------------------------------------------------ */
 
 void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l, int step,
                                int32_t counters, fa_decode_params *params)
 {
     fa_cuda_set_params(p, l, &params->attention);
+    if (has_8_bits(&p->k)) {
+        if (has_whole_vectors(&p->k, p->d)) params->attention.k.vector = 16;
+        if (has_whole_vectors(&p->v, p->d_v)) params->attention.v.vector = 16;
+    }
     params->pages = p->block_table ? p->blocks_k : 0;
     params->heads = l->decode.heads;
     params->queries = l->decode.queries;
@@ -286,7 +322,9 @@ static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_p
 
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
 {
-    return v->head_dim >= dim && v->element == (fa_element)p->q.dtype &&
+    const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype
+                                        : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
+    return v->head_dim >= dim && fits &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
@@ -309,7 +347,7 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
                          fa_cuda_plan *plan, char *why, size_t size)
 {
     const int widest = fa_variants[FA_LAST_decode_sm80].head_dim;
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+    if (refuse_dtypes(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_options(p, widest, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
         refuse_queries(p, most_rows, why, size))
         return false;
@@ -317,7 +355,9 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
                                               queue_decode, device, plan, why, size);
     if (!l) return false;
-    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
+    plan->arithmetic = is_8bit(v)                          ? "8-bit keys and values as float16, "
+                                                             "float16 products (mma.sync), float32 sums"
+                       : v->element == FA_ELEMENT_BFLOAT16
                            ? "bfloat16 products (mma.sync), float32 sums"
                            : "float16 products (mma.sync), float32 sums";
     l->tile_k = (int)block_keys(v);
