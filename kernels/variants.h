@@ -237,6 +237,10 @@ VARIANT_16BIT_SUFFIX(decode_sm80_d128, _rows32, .file = "decode_sm80/decode_sm80
 VARIANT_16BIT(decode_sm80_d256, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 2, .group_rows = 16,
               .keys = 16, .stages = 2, .static_smem = 256, .blocks = 2)
+/* Latent attention: values are the first columns of the keys. */
+VARIANT_16BIT(decode_sm80_latent, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 576, .value_dim = 512, .options = 0, .warps = 8, .group_rows = 16,
+              .keys = 64, .stages = 3, .static_smem = 256, .blocks = 1)
 /* Keys and values of 8 bits, queries of either 16-bit type. */
 VARIANT(decode_sm80_d64_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
         .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 64, .options = FA_DECODE_BY_ROWS, .warps = 4,

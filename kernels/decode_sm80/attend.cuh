@@ -11,7 +11,9 @@
 #include "common/reduce.cuh"
 #include "common/score_fragments.cuh"
 #include "common/softmax.cuh"
+#if !LATENT
 #include "decode_sm80/load.cuh"
+#endif
 #if EIGHT_BITS
 #include "decode_sm80/bytes.cuh"
 #endif
@@ -26,7 +28,7 @@
 #define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 7.0f)
 #define RESCALE_ABOVE (HEADROOM + 0.5f)
 
-#if !EIGHT_BITS /* bytes.cuh has the others */
+#if !EIGHT_BITS && !LATENT /* bytes.cuh and latent.cuh have the others */
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 typedef struct fa_queries {
@@ -114,7 +116,7 @@ FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first
 /* Scores become logits, as exponents of 2. */
 FA_DEVICE void make_logits(const fa_decode_params *d, const fa_work *w, int first, fa_scores *s)
 {
-    const bool masked = first < w->all_from || first + KEYS > w->all_to;
+    const bool masked = first < w->all_from || first + FRAGMENT_KEYS > w->all_to;
 #if !EIGHT_BITS /* scale_scores has been there */
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
@@ -162,6 +164,9 @@ FA_DEVICE void raise_bases(fa_output *o, float top[M_TILES][2])
         o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
 }
 
+#if LATENT
+#include "decode_sm80/latent.cuh"
+#else
 FA_DEVICE void update_bases(fa_output *o, const fa_scores *s)
 {
     float top[M_TILES][2];
@@ -315,5 +320,6 @@ FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memo
     }
     ptx_cp_async_wait(0);
 }
+#endif
 
 #endif

@@ -26,6 +26,12 @@
 #define EIGHT_BITS 0
 #define CACHE ELEMENT
 #endif
+#ifdef VALUE_DIM
+#define LATENT 1
+#else
+#define LATENT 0
+#define VALUE_DIM HEAD_DIM
+#endif
 #if ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
 #error "decode_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
 #endif
@@ -34,11 +40,17 @@ enum {
     THREADS = FA_DECODE_THREADS(WARPS),
     ROWS = GROUP_ROWS,
     M_TILES = ROWS / 16,
-    BLOCK_KEYS = WARPS * KEYS, /* of a key tile of the block */
-    D_STEPS = HEAD_DIM / 16,   /* of mma along the head dim in Q K^T */
-    D_TILES = HEAD_DIM / 8,    /* of 8 columns of the output */
-    KEY_STEPS = KEYS / 16,     /* of mma along the keys in P V */
-    KEY_TILES = KEYS / 8,      /* of 8 columns of the scores */
+    D_STEPS = HEAD_DIM / 16, /* of mma along the head dim in Q K^T */
+    KEY_STEPS = KEYS / 16,   /* of mma along the keys in P V */
+#if LATENT                   /* warps share key tiles: each has some keys' scores and some columns */
+    BLOCK_KEYS = KEYS,       /* of a key tile of the block */
+    D_TILES = VALUE_DIM / WARPS / 8, /* of 8 columns of the output, of a warp */
+    KEY_TILES = KEYS / WARPS / 8,    /* of 8 columns of the scores, of a warp */
+#else
+    BLOCK_KEYS = WARPS * KEYS,
+    D_TILES = HEAD_DIM / 8,
+    KEY_TILES = KEYS / 8,
+#endif
 #if EIGHT_BITS
     CACHE_BYTES = 1, /* of an element of keys and values */
     PITCH = HEAD_DIM,
@@ -48,25 +60,36 @@ enum {
     CACHE_BYTES = 2,
     PITCH = FA_DECODE_PITCH(HEAD_DIM, ELEMENT),
     TILE_BYTES = KEYS * PITCH,
-    QUERY_BYTES = ROWS * PITCH,
+    QUERY_BYTES = LATENT ? FA_DECODE_EXCHANGE(ROWS, KEYS, WARPS) : ROWS * PITCH,
 #endif
+#if LATENT
+    STAGE_BYTES = STAGES * TILE_BYTES, /* of the block */
+#else
     WARP_BYTES = 2 * STAGES * TILE_BYTES, /* a warp's stages: of keys, then of values */
-    ROW_FLOATS = FA_DECODE_ROW(HEAD_DIM),
+    STAGE_BYTES = WARPS * WARP_BYTES,
+#endif
+    ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM),
     VECTOR = 16 / CACHE_BYTES,         /* elements of keys and values in 16 bytes */
     ROW_VECTORS = HEAD_DIM / VECTOR,   /* of 16 bytes in a row of keys or values */
     QUERY_VECTORS = HEAD_DIM / 8       /* in a row of queries */
 };
 static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "whole fragments");
+#if LATENT
+static_assert(GROUP_ROWS == 16 && KEYS == 8 * WARPS, "a warp has one tile of scores");
+static_assert(HEAD_DIM % 64 == 0 && VALUE_DIM % (16 * WARPS) == 0, "whole fragments");
+static_assert(4 * ROWS * ROW_FLOATS <= STAGE_BYTES, "room for the block's sums");
+#else
 static_assert(32 % ROW_VECTORS == 0, "whole rows a pass");
 static_assert(4 * ROWS * ROW_FLOATS <= WARP_BYTES, "room for a warp's sums");
-static_assert(4 * ROWS * FA_DECODE_PARTS <= WARPS * WARP_BYTES, "room for the parts' factors");
+#endif
+static_assert(4 * ROWS * FA_DECODE_PARTS <= STAGE_BYTES, "room for the parts' factors");
 static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factors and the rows'");
 
 /* Fragments of Q, 16 x 16 elements each, stay in registers where there are at most eight. */
 #define QUERIES_IN_REGISTERS (GROUP_ROWS * HEAD_DIM <= 8 * 256)
 
 /* For score_fragments.cuh. */
-#define FRAGMENT_KEYS KEYS
+#define FRAGMENT_KEYS (8 * KEY_TILES)
 
 #include "common/device.cuh"
 #include "ptx/address.cuh"
@@ -111,7 +134,8 @@ typedef struct fa_output {
     float sum[M_TILES][2];  /* of the thread's own columns */
 } fa_output;
 
-/* Addresses in shared memory: of the block's queries, and of the warp's stages. */
+/* Addresses in shared memory: of the block's queries, and of the warp's stages. Of latent attention: what warps exchange, and the block's
+ * stages. */
 typedef struct fa_memory {
     uint32_t q, k, v;
 } fa_memory;
@@ -120,8 +144,12 @@ FA_DEVICE fa_memory find_memory(const void *memory)
 {
     fa_memory at;
     at.q = ptx_shared_address(memory);
+#if LATENT
+    at.k = at.v = at.q + (uint32_t)QUERY_BYTES;
+#else
     at.k = at.q + (uint32_t)(QUERY_BYTES + warp_id() * WARP_BYTES);
     at.v = at.k + STAGES * TILE_BYTES;
+#endif
     return at;
 }
 

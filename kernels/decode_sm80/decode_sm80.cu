@@ -13,7 +13,6 @@
  */
 #include "decode_sm80/attend.cuh"
 #include "decode_sm80/config.cuh"
-#include "decode_sm80/load.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 
@@ -23,12 +22,20 @@ FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memo
     float *stages = memory + QUERY_BYTES / 4;
     const fa_merged merged = {memory, memory + ROWS * WARPS};
     const fa_memory at = find_memory(memory);
+#if LATENT
+    const fa_sources warps = {stages, 0, w->parts > 0 ? 1 : 0};
+#else
     const fa_sources warps = {stages, WARP_BYTES / 4, w->parts > 0 ? WARPS : 0};
+#endif
     if (w->parts > 0) {
         fa_output o;
         attend(d, w, &at, &o);
+#if LATENT
+        store_block(&o, &at, stages);
+#else
         __syncwarp();
         store_warp(&o, stages + warp_id() * (WARP_BYTES / 4));
+#endif
         __syncthreads(); /* also: all warps have used the queries */
     }
     merge(d, w, &warps, &merged, w->parts > 1 ? find_part(d, w, w->part) : NULL);

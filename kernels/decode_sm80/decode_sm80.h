@@ -10,6 +10,7 @@
  *   stages      key tiles of a warp in shared memory
  *   blocks      of a multiprocessor, at least, which bounds the registers
  *   options     FA_DECODE_BY_ROWS: with ALiBi, a bias and a mask, too
+ *   value_dim   of latent attention, whose values are the first columns of the keys. Then a key tile is the block's
  *   cache       the type of keys and values, if it is one of 8 bits. Then element is float16, which products are made of;
  *               queries are of any 16-bit type
  */
@@ -59,6 +60,12 @@ typedef struct fa_decode_params {
  * for theirs. */
 #define FA_DECODE_TILE_8BIT(dim, keys) ((keys) * ((dim) + 4))
 #define FA_DECODE_QUERIES_8BIT(dim, rows) ((rows) * (2 * (dim) + 4))
+
+/* Of latent attention: bytes of the weights of a key tile and of each warp's maxima, which warps exchange; and of the shared
+ * memory with tiles of keys, whose first columns are the values. */
+#define FA_DECODE_EXCHANGE(rows, keys, warps) (2 * (rows) * (keys) + 4 * (rows) * (warps))
+#define FA_DECODE_SMEM_LATENT(element, dim, rows, warps, keys, stages)                             \
+    (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys)*FA_DECODE_PITCH(dim, element))
 
 /* Floats of a row's sums: of a part in the workspace, of a warp in shared memory. Behind the columns stand the base of the weights,
  * as a power of two, and the sum of the weights. */

@@ -126,6 +126,7 @@ FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
     __syncthreads();
 }
 
+#if !LATENT /* latent.cuh has the block's */
 /* The warp's key tiles in a part: the first key of the first one, and how many there are; the next one is BLOCK_KEYS on.
  * from, to: as the work tile has them. */
 typedef struct fa_key_tiles {
@@ -145,5 +146,6 @@ FA_DEVICE fa_key_tiles find_key_tiles(const fa_work *w)
     k.count = left > 0 ? min(tiles, (left + BLOCK_KEYS - 1) / BLOCK_KEYS) : 0;
     return k;
 }
+#endif
 
 #endif

@@ -141,8 +141,8 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return (fa_status)RANDOM_WRONG;
 }
 
-/* quantized: of caches of 8 bits, else of all others. */
-static int run_random_problems(int64_t first, int64_t end, bool quantized)
+/* alone: the one class; RANDOM_ANYTHING: all that have no kernels of their own. */
+static int run_random_problems(int64_t first, int64_t end, random_focus alone)
 {
     static random_result result;
     static const random_focus focuses[] = {RANDOM_SPLIT,   RANDOM_UNUSED,     RANDOM_LENGTHS,
@@ -152,11 +152,10 @@ static int run_random_problems(int64_t first, int64_t end, bool quantized)
     int done = 0;
     int64_t number = first;
     random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
-    if (first == 0 && !quantized) run_known_problems(&settings, &number);
+    if (first == 0 && alone == RANDOM_ANYTHING) run_known_problems(&settings, &number);
     for (; number < end; number++) {
-        settings.focus = quantized
-                             ? RANDOM_QUANTIZED
-                             : focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        if (alone != RANDOM_ANYTHING) settings.focus = alone;
         settings.few_queries = true;
         settings.tiles = settings.focus != RANDOM_TAILS && number % 2;
         /* The tails' number says the head dim: all widths, not only the first. */
@@ -584,8 +583,9 @@ int main(int argc, char **argv)
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
-    const int done = run_random_problems(number, end, false);
-    const int quantized = run_random_problems(number, end, true);
+    const int done = run_random_problems(number, end, RANDOM_ANYTHING);
+    const int quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
+    const int latent = run_random_problems(number, number + (end - number) / 3, RANDOM_LATENT);
     if (argc == 1) {
         test_pages();
         test_replay();
@@ -593,9 +593,9 @@ int main(int argc, char **argv)
         test_wild_tables();
         test_scales();
     }
-    CHECK(done > 0 && quantized > 0, "no problem was for these kernels");
+    CHECK(done > 0 && quantized > 0 && latent > 0, "no problem was for these kernels");
     if (argc > 2) {
-        printf("%d and %d problems, keys of %d cut\n", done, quantized, cut);
+        printf("%d, %d and %d problems, keys of %d cut\n", done, quantized, latent, cut);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
