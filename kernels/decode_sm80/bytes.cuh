@@ -35,7 +35,8 @@ FA_DEVICE uint32_t unpack_float8(uint32_t x)
 /* Two numbers each of float16, of bytes 0 and 2 and of bytes 1 and 3. */
 FA_DEVICE void unpack_bytes(uint32_t x, uint32_t *even, uint32_t *odd)
 {
-#if CACHE == FA_ELEMENT_INT8 /* 1152 + x has the bits of x in its last byte, the sign turned round */
+#if CACHE ==                                                                                       \
+    FA_ELEMENT_INT8 /* 1152 + x has the bits of x in its last byte, the sign turned round */
     *even = ptx_sub_f16x2((x & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
     *odd = ptx_sub_f16x2((x >> 8 & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -140,8 +141,8 @@ FA_DEVICE void add_scores(const fa_queries *q, uint32_t tile, int steps, fa_scor
     uint32_t a[4][M_TILES][4];
 #pragma unroll
     for (int i = 0; i < 4 * M_TILES; i++) {
-        const uint4 x = ptx_ld_shared_v4(
-            q->at + fragment_at(i % M_TILES, 4 * steps + i / M_TILES, 0));
+        const uint4 x =
+            ptx_ld_shared_v4(q->at + fragment_at(i % M_TILES, 4 * steps + i / M_TILES, 0));
         a[i / M_TILES][i % M_TILES][0] = x.x;
         a[i / M_TILES][i % M_TILES][1] = x.y;
         a[i / M_TILES][i % M_TILES][2] = x.z;
@@ -197,8 +198,7 @@ FA_DEVICE void scale_scores(const fa_decode_params *d, const fa_work *w, const f
     for (int i = 0; i < M_TILES * 2; i++) {
         const float factor = q->factor[i / 2][i % 2] * (w->scale * unit);
 #pragma unroll
-        for (int e = 0; e < KEY_TILES * 2; e++)
-            s->at[i / 2][e / 2][i % 2 * 2 + e % 2] *= factor;
+        for (int e = 0; e < KEY_TILES * 2; e++) s->at[i / 2][e / 2][i % 2 * 2 + e % 2] *= factor;
     }
     if (softcap <= 0.0f) return;
 #pragma unroll
@@ -227,8 +227,7 @@ FA_DEVICE void get_values(uint32_t tile, int step, int block, uint32_t b[4][2])
     ptx_ldmatrix_x4_trans(x, tile + (uint32_t)(16 * step * PITCH) +
                                  vector_at(lane_id() % 16, 2 * block + lane_id() / 16));
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        unpack_bytes(x[i], &b[i / 2 * 2][i % 2], &b[i / 2 * 2 + 1][i % 2]);
+    for (int i = 0; i < 4; i++) unpack_bytes(x[i], &b[i / 2 * 2][i % 2], &b[i / 2 * 2 + 1][i % 2]);
 }
 
 /* O += P V of 16 keys. */

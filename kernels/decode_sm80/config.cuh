@@ -20,7 +20,8 @@
 #ifdef CACHE
 #define EIGHT_BITS 1
 #if ELEMENT != FA_ELEMENT_FLOAT16 || (CACHE != FA_ELEMENT_FLOAT8_E4M3 && CACHE != FA_ELEMENT_INT8)
-#error "decode_sm80: CACHE must be FA_ELEMENT_FLOAT8_E4M3 or FA_ELEMENT_INT8, with ELEMENT FA_ELEMENT_FLOAT16"
+#error                                                                                             \
+    "decode_sm80: CACHE must be FA_ELEMENT_FLOAT8_E4M3 or FA_ELEMENT_INT8, with ELEMENT FA_ELEMENT_FLOAT16"
 #endif
 #else
 #define EIGHT_BITS 0
@@ -42,8 +43,8 @@ enum {
     M_TILES = ROWS / 16,
     D_STEPS = HEAD_DIM / 16, /* of mma along the head dim in Q K^T */
     KEY_STEPS = KEYS / 16,   /* of mma along the keys in P V */
-#if LATENT                   /* warps share key tiles: each has some keys' scores and some columns */
-    BLOCK_KEYS = KEYS,       /* of a key tile of the block */
+#if LATENT             /* warps share key tiles: each has some keys' scores and some columns */
+    BLOCK_KEYS = KEYS, /* of a key tile of the block */
     D_TILES = VALUE_DIM / WARPS / 8, /* of 8 columns of the output, of a warp */
     KEY_TILES = KEYS / WARPS / 8,    /* of 8 columns of the scores, of a warp */
 #else
@@ -69,9 +70,9 @@ enum {
     STAGE_BYTES = WARPS * WARP_BYTES,
 #endif
     ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM),
-    VECTOR = 16 / CACHE_BYTES,         /* elements of keys and values in 16 bytes */
-    ROW_VECTORS = HEAD_DIM / VECTOR,   /* of 16 bytes in a row of keys or values */
-    QUERY_VECTORS = HEAD_DIM / 8       /* in a row of queries */
+    VECTOR = 16 / CACHE_BYTES,       /* elements of keys and values in 16 bytes */
+    ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes in a row of keys or values */
+    QUERY_VECTORS = HEAD_DIM / 8     /* in a row of queries */
 };
 static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "whole fragments");
 #if LATENT

@@ -76,7 +76,6 @@ typedef struct fa_decode_params {
     (FA_DECODE_PITCH(dim, element) * ((rows) + 2 * (warps) * (stages) * (keys)))
 
 #define FA_DECODE_SMEM_8BIT(dim, rows, warps, keys, stages)                                        \
-    (FA_DECODE_QUERIES_8BIT(dim, rows) +                                                           \
-     2 * (warps) * (stages) * FA_DECODE_TILE_8BIT(dim, keys))
+    (FA_DECODE_QUERIES_8BIT(dim, rows) + 2 * (warps) * (stages)*FA_DECODE_TILE_8BIT(dim, keys))
 
 #endif

@@ -21,10 +21,7 @@
 enum { ROW_LANES = 8, ROWS_A_PASS = THREADS / ROW_LANES, PASSES = KEYS / ROWS_A_PASS };
 static_assert(KEYS % ROWS_A_PASS == 0 && HEAD_DIM % (8 * ROW_LANES) == 0, "whole passes");
 
-FA_DEVICE int copied_row(int pass)
-{
-    return pass * ROWS_A_PASS + ptx_thread_id() / ROW_LANES;
-}
+FA_DEVICE int copied_row(int pass) { return pass * ROWS_A_PASS + ptx_thread_id() / ROW_LANES; }
 
 FA_DEVICE uint32_t copied_at(uint32_t tile, int pass)
 {
@@ -126,16 +123,15 @@ FA_DEVICE void find_queries(const fa_decode_params *d, const fa_work *w, fa_quer
             row = fa_view_row(&p->q, t->block_q, t->start_q + t->first + query, t->head + head);
 #pragma unroll
         for (int i = 0; i < D_STEPS * 2; i++)
-            q->fragments[i / 2][i % 2 * 2 + half] =
-                fetch_two(p, row, i * 8 + lane_id() % 4 * 2);
+            q->fragments[i / 2][i % 2 * 2 + half] = fetch_two(p, row, i * 8 + lane_id() % 4 * 2);
     }
 }
 
 /* Of the warp's keys, in four sums side by side. */
 FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
 {
-    const uint32_t k = tile + (uint32_t)((warp_id() * 8 + lane_id() % 8) * PITCH) +
-                       (uint32_t)(lane_id() / 8 * 16);
+    const uint32_t k =
+        tile + (uint32_t)((warp_id() * 8 + lane_id() % 8) * PITCH) + (uint32_t)(lane_id() / 8 * 16);
     float sums[4][4];
 #pragma unroll
     for (int i = 0; i < 16; i++) sums[i / 4][i % 4] = 0.0f;
@@ -168,7 +164,8 @@ FA_DEVICE void show_tops(const fa_scores *s, const fa_memory *at)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float x = fa_max_over_lanes(fmaxf(s->at[0][0][2 * half], s->at[0][0][2 * half + 1]), 4);
+        const float x =
+            fa_max_over_lanes(fmaxf(s->at[0][0][2 * half], s->at[0][0][2 * half + 1]), 4);
         if (lane_id() % 4 == 0)
             ptx_st_shared_f32(numbers_at(at, row_of(0, half)) + (uint32_t)(4 * warp_id()), x);
     }

@@ -107,8 +107,7 @@ FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, c
     for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS, to += ROWS_A_PASS * PITCH) {
         const char *row = find_row(v, first, at, r);
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (column < columns && is_seen(tiles, key + r))
-            x = gather_vector(v, row, column, columns);
+        if (column < columns && is_seen(tiles, key + r)) x = gather_vector(v, row, column, columns);
         ptx_st_shared_v4(EIGHT_BITS ? tile + vector_at(r, copied_vector()) : to, x);
     }
 }
@@ -137,7 +136,8 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
 #pragma unroll 4
         for (int pass = 0; pass < PASSES; pass++) {
             const int r = pass * ROWS_A_PASS + copied_row();
-            ptx_cp_async_16_once(at_pass(tile, to, pass), find_row(v, first, at, r) + CACHE_BYTES * column,
+            ptx_cp_async_16_once(at_pass(tile, to, pass),
+                                 find_row(v, first, at, r) + CACHE_BYTES * column,
                                  r >= from && r < end);
         }
         return;
@@ -221,11 +221,17 @@ FA_DEVICE void wait_for_tile(void)
     __syncwarp();
 }
 
+#if CACHE == FA_ELEMENT_INT8
+FA_DEVICE bool has_nonfinite_values(uint32_t tile)
+{
+    (void)tile;
+    return false;
+}
+#else
 /* The top bit of each element that is not finite. */
 FA_DEVICE uint32_t not_finite(uint32_t x)
 {
 #if EIGHT_BITS
-    if (CACHE == FA_ELEMENT_INT8) return 0;
     return ((x & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; /* NaN; there is no infinity */
 #else
     return fa_x2_not_finite(x);
@@ -237,7 +243,6 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
 {
     const uint32_t from = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
     uint32_t seen = 0;
-    if (EIGHT_BITS && CACHE == FA_ELEMENT_INT8) return false;
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
         const uint4 x = ptx_ld_shared_v4(from + (uint32_t)(pass * ROWS_A_PASS * PITCH));
@@ -245,5 +250,6 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
     }
     return __any_sync(0xffffffffu, seen != 0);
 }
+#endif
 
 #endif

@@ -131,10 +131,10 @@ static bool is_latent(const fa_problem *p)
 {
     const fa_view *k = &p->k, *v = &p->v;
     return p->d > WIDEST && p->d <= LATENT_KEYS && p->d_v <= LATENT_VALUES && p->d_v <= p->d &&
-           k->data == v->data && !has_8_bits(k) && k->dtype == v->dtype && k->stride[0] == v->stride[0] &&
-           k->stride[1] == v->stride[1] && k->stride[2] == v->stride[2] &&
-           k->stride[3] == v->stride[3] && fa_cuda_view(k, p->d).vector == 8 &&
-           !has_row_options(p);
+           k->data == v->data && !has_8_bits(k) && k->dtype == v->dtype &&
+           k->stride[0] == v->stride[0] && k->stride[1] == v->stride[1] &&
+           k->stride[2] == v->stride[2] && k->stride[3] == v->stride[3] &&
+           fa_cuda_view(k, p->d).vector == 8 && !has_row_options(p);
 }
 
 static bool refuse_options(const fa_problem *p, char *why, size_t size)
@@ -385,8 +385,8 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
                                               queue_decode, device, plan, why, size);
     if (!l) return false;
-    plan->arithmetic = is_8bit(v)                          ? "8-bit keys and values as float16, "
-                                                             "float16 products (mma.sync), float32 sums"
+    plan->arithmetic = is_8bit(v) ? "8-bit keys and values as float16, "
+                                    "float16 products (mma.sync), float32 sums"
                        : v->element == FA_ELEMENT_BFLOAT16
                            ? "bfloat16 products (mma.sync), float32 sums"
                            : "float16 products (mma.sync), float32 sums";

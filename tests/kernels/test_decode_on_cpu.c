@@ -481,10 +481,10 @@ static void fill_scaled(scaled *s, fa_dtype type, fa_dtype cache)
                 s->v[j][h][c] = v;
             }
             s->k_scale[j][h] = (float)(0.2 / (1 + j % 13)) / (cache == FA_INT8 ? 64 : 128);
-            s->v_scale[j][h] =
-                last           ? NAN
-                : j % 17 == 16 ? 0.0f
-                               : ldexpf(j % 2 ? -0.7f : 0.9f, (j * 5 + 11 * h) % 25 - 12);
+            s->v_scale[j][h] = last ? NAN
+                               : j % 17 == 16
+                                   ? 0.0f
+                                   : ldexpf(j % 2 ? -0.7f : 0.9f, (j * 5 + 11 * h) % 25 - 12);
         }
 }
 
