@@ -105,10 +105,11 @@ FA_DEVICE int row_of(int m, int half) { return 16 * m + 8 * half + lane_id() / 4
 /* Where a vector of a row is in a tile of keys or values. Rows of 16-bit elements end with 16 unused bytes. Those of 8-bit
  * elements are whole, and a row's vectors change places: neighbouring rows differ in the half of 128 bytes (the loads of keys), and
  * eight rows differ all (ldmatrix). */
+FA_DEVICE int turn_of(int row) { return HEAD_DIM == 64 ? row / 2 % 4 : row % 2 * 4 + row / 2 % 4; }
+
 FA_DEVICE uint32_t vector_at(int row, int vector)
 {
-    const int turn = HEAD_DIM == 64 ? row / 2 % 4 : row % 2 * 4 + row / 2 % 4;
-    return (uint32_t)(row * PITCH + (EIGHT_BITS ? vector ^ turn : vector) * 16);
+    return (uint32_t)(row * PITCH + (EIGHT_BITS ? vector ^ turn_of(row) : vector) * 16);
 }
 
 /* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and columns. The 8 x 8 matrices

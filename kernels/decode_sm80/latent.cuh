@@ -28,9 +28,10 @@ FA_DEVICE uint32_t copied_at(uint32_t tile, int pass)
     return tile + (uint32_t)(copied_row(pass) * PITCH + ptx_thread_id() % ROW_LANES * 16);
 }
 
-/* Of the rows that this thread copies of a tile: their pages; 0 without pages, and for keys that are not seen. */
+/* Of the rows that this thread copies of a tile: their pages, and rows there; without pages, and for keys that are not seen, page
+ * 0. */
 typedef struct fa_pages {
-    int number[PASSES];
+    int number[PASSES], row[PASSES];
 } fa_pages;
 
 /* The block's key tiles: the first key of the first one, and how many there are. */
@@ -40,19 +41,34 @@ typedef struct fa_key_tiles {
 
 FA_DEVICE bool is_seen(const fa_work *w, int key) { return key >= w->from && key < w->to; }
 
+/* Where key `first` + r is: one division for all keys of a tile if it has two pages at most. */
+FA_DEVICE void divide_by_page(int first, int r, int size, int *page, int *row)
+{
+    const int key = size >= KEYS ? first : first + r;
+    *page = (int)((uint32_t)key / (uint32_t)size);
+    *row = key - *page * size;
+    if (size < KEYS) return;
+    *row += r;
+    if (*row < size) return;
+    *row -= size;
+    ++*page;
+}
+
 FA_DEVICE fa_pages find_pages(const fa_decode_params *d, const fa_work *w, int first)
 {
     const fa_attention_params *p = &d->attention;
     fa_pages pages;
 #pragma unroll
     for (int i = 0; i < PASSES; i++) {
-        const int key = first + copied_row(i);
+        int page;
         pages.number[i] = 0;
-        if (!p->block_table || !is_seen(w, key)) continue;
-        const int64_t page = p->block_table[w->tile.batch * p->block_table_stride +
-                                            (uint32_t)key / (uint32_t)p->rows_k];
+        pages.row[i] = first + copied_row(i);
+        if (!p->block_table || !is_seen(w, first + copied_row(i))) continue;
+        divide_by_page(first, copied_row(i), (int)p->rows_k, &page, &pages.row[i]);
+        /* A wrong one reads some other page. */
         pages.number[i] =
-            (int)fa_max64(0, fa_min64(page, d->pages - 1)); /* a wrong one reads some other page */
+            (int)fa_max64(0, fa_min64(p->block_table[w->tile.batch * p->block_table_stride + page],
+                                      d->pages - 1));
     }
     return pages;
 }
@@ -66,11 +82,9 @@ FA_DEVICE void issue_tile(const fa_decode_params *d, const fa_work *w, const fa_
     if (n < tiles->count) {
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            const int key = first + copied_row(i), page = pages->number[i];
-            const bool wanted = is_seen(w, key);
-            int row = key;
-            if (d->attention.block_table) row = key % (int)d->attention.rows_k;
-            const char *from = w->k + 2 * (page * k->stride[0] + row * k->stride[1] + column);
+            const bool wanted = is_seen(w, first + copied_row(i));
+            const char *from = w->k + 2 * (pages->number[i] * k->stride[0] +
+                                           pages->row[i] * k->stride[1] + column);
             const uint32_t to = copied_at(stages + (uint32_t)(n % STAGES * TILE_BYTES), i);
 #pragma unroll
             for (int c = 0; c < HEAD_DIM; c += 8 * ROW_LANES)

@@ -115,9 +115,19 @@ FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, c
 /* Where this lane's vector of a pass is in a tile. to: that of pass 0, in the order of 16-bit elements. */
 FA_DEVICE uint32_t at_pass(uint32_t tile, uint32_t to, int pass)
 {
-    if (EIGHT_BITS) return tile + vector_at(pass * ROWS_A_PASS + copied_row(), copied_vector());
+#if EIGHT_BITS /* the bits of both rows are others, and so are those of their turns */
+    const int first = copied_row(), vector = copied_vector() ^ turn_of(first);
+    (void)to;
+    return tile + (uint32_t)(first * PITCH) +
+           (uint32_t)((vector ^ turn_of(pass * ROWS_A_PASS)) * 16 + pass * ROWS_A_PASS * PITCH);
+#else
+    (void)tile;
     return to + (uint32_t)(pass * ROWS_A_PASS * PITCH);
+#endif
 }
+
+/* Passes that are unrolled: with turns that the compiler knows. */
+enum { PASSES_AT_ONCE = EIGHT_BITS ? 8 : 4 };
 
 /* Issues the copy of a tile of keys or values, or, where its rows are not aligned, copies it. first: row 0 of the sequence's, or
  * of page 0's. */
@@ -144,7 +154,7 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
     }
     const char *row = first + CACHE_BYTES * ((key + copied_row()) * v->stride[1] + column);
     const int64_t ahead = CACHE_BYTES * ROWS_A_PASS * v->stride[1];
-#pragma unroll 4
+#pragma unroll PASSES_AT_ONCE
     for (int pass = 0; pass < PASSES; pass++, row += ahead) {
         const int r = pass * ROWS_A_PASS + copied_row();
         ptx_cp_async_16_once(at_pass(tile, to, pass), row, r >= from && r < end);
