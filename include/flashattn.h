@@ -290,7 +290,7 @@ typedef struct fa_options {
      * scale: an element of k, which must be float8_e4m3 or int8, stands for itself times the scale. So
      * there is one for the tensor, for each head, for each token and head, or what else the extents
      * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. On CUDA in fa_forward
-     * and fa_decode, in the kernels on FMA units                                                     */
+     * and fa_decode                                                                                  */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
     fa_precision precision; /* of float32 inputs                                                   */

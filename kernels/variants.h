@@ -19,6 +19,7 @@
  *                     Otherwise it is read once, as of the oldest one
  *   element           of the operands of products (common/element.h). Kernels on FMA units multiply in float32,
  *                     whatever type they load
+ *   cache             of keys and values in memory, where that is another one
  *   head_dim          the widest head dim of queries and keys, or, without value_dim, of values as well
  *   value_dim         the widest head dim of values that a block computes: of all of them, but for a cluster's share
  *   columns           of head_dim, that products take: those behind are 0; 0: all
@@ -236,6 +237,35 @@ VARIANT_16BIT_SUFFIX(decode_sm80_d128, _rows32, .file = "decode_sm80/decode_sm80
 VARIANT_16BIT(decode_sm80_d256, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 2, .group_rows = 16,
               .keys = 16, .stages = 2, .static_smem = 256, .blocks = 2)
+/* Latent attention: values are the first columns of the keys. */
+VARIANT_16BIT(decode_sm80_latent, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 576, .value_dim = 512, .options = 0, .warps = 8, .group_rows = 16,
+              .keys = 64, .stages = 3, .static_smem = 256, .blocks = 1)
+/* Keys and values of 8 bits, queries of either 16-bit type. */
+VARIANT(decode_sm80_d64_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 64, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 3, .static_smem = 256, .blocks = 4)
+VARIANT(decode_sm80_d128_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 128, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT(decode_sm80_d128_e4m3_rows32, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 128, .options = 0, .warps = 4,
+        .group_rows = 32, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 2)
+VARIANT(decode_sm80_d256_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 256, .options = 0, .warps = 2,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT(decode_sm80_d64_int8, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 64, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 3, .static_smem = 256, .blocks = 4)
+VARIANT(decode_sm80_d128_int8, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 128, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT(decode_sm80_d128_int8_rows32, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 128, .options = 0, .warps = 4,
+        .group_rows = 32, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 2)
+VARIANT(decode_sm80_d256_int8, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 256, .options = 0, .warps = 2,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
 END(decode, sm80)
 
 FAMILY(backward_prepare, sm90)

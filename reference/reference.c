@@ -75,6 +75,14 @@ static bool rounds_weights(const ref_inputs *in, bool cuda)
     return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
 }
 
+/* CUDA's decode takes keys and values of 8 bits as float16, and weights, too. */
+static bool rounds_to_half(const ref_inputs *in, bool cuda)
+{
+    const bool short_queries = in->q.dtype == FA_FLOAT16 || in->q.dtype == FA_BFLOAT16;
+    const bool bytes = in->v.dtype == FA_INT8 || in->v.dtype == FA_FLOAT8_E4M3;
+    return cuda && short_queries && bytes && in->k.dtype == in->v.dtype;
+}
+
 /* Half an epsilon of tf32, which has a float32's exponent and 11 bits with the one in front, and a quarter of that more:
  * kernels that multiply tf32 numbers round so. */
 #define TF32_ROUNDING 0x1.4p-11
@@ -94,6 +102,12 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
                       .out_tiny = ref_smallest(out)};
     r.cap = r.sum;
     if (rounds_operands(in, cuda)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
+    if (rounds_to_half(in, cuda)) {
+        r.weight = ref_epsilon(FA_FLOAT16) / 2;
+        /* The largest product of a weight and its value's scale is at least 2^6; others have smaller scales. */
+        r.weight_tiny = in->options.v_scale ? 0x1p-28 : 0x1p-31;
+        r.weight_scaled = in->options.v_scale;
+    }
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
     if (cuda) {
@@ -575,7 +589,7 @@ static void add_weights_error(const loaded *l, const ref_item *item, int64_t hea
         ref_key_place(l->in, item, j, &block, &key_row);
         const double *v = row_of(&l->v, block, key_row, head_kv);
         const double p = r->p[j], scale = r->keep[j] * factor;
-        if (r->x[j] != last) end_weight(&sums);
+        if (r->x[j] != last || rounding->weight_scaled) end_weight(&sums);
         last = r->x[j];
         sums.p += p;
         for (int64_t c = 0; c < d_v; c++) {

@@ -25,7 +25,7 @@ enum {
 /* A row; fields that it does not name are 0. What they mean, kernels/variants.h says. What planners look at while they
  * search comes first. */
 typedef struct fa_variant {
-    fa_element element;
+    fa_element element, cache;
     int head_dim, value_dim, columns, options;
     int single_tiles, short_rows, few_queries, tracked;
     int keys, stages, q_stages, static_smem, ordered;

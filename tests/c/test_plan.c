@@ -582,6 +582,71 @@ static void test_decode_refusals(void)
     CHECK(plan_of(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
 }
 
+/* Keys and values of 8 bits, both of one type, with queries of 16. */
+static void test_decode_bytes(void)
+{
+    static const struct {
+        fa_dtype q, cache;
+        int64_t heads_q, d;
+        int variant;
+    } cases[] = {
+        {FA_BFLOAT16, FA_FLOAT8_E4M3, 32, 128, FA_VARIANT_decode_sm80_d128_e4m3},
+        {FA_FLOAT16, FA_FLOAT8_E4M3, 32, 40, FA_VARIANT_decode_sm80_d64_e4m3},
+        {FA_FLOAT16, FA_FLOAT8_E4M3, 136, 128, FA_VARIANT_decode_sm80_d128_e4m3_rows32},
+        {FA_BFLOAT16, FA_INT8, 32, 128, FA_VARIANT_decode_sm80_d128_int8},
+        {FA_FLOAT16, FA_INT8, 32, 64, FA_VARIANT_decode_sm80_d64_int8},
+        {FA_BFLOAT16, FA_INT8, 136, 128, FA_VARIANT_decode_sm80_d128_int8_rows32},
+        {FA_BFLOAT16, FA_INT8, 32, 129, FA_VARIANT_decode_sm80_d256_int8},
+        {FA_FLOAT16, FA_FLOAT8_E4M3, 32, 256, FA_VARIANT_decode_sm80_d256_e4m3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_decode(16, cases[i].heads_q, 8, 8192, cases[i].d);
+        p.q.dtype = p.out.dtype = cases[i].q;
+        p.k.dtype = p.v.dtype = cases[i].cache;
+        const fa_cuda_plan hopper = plan_of(&p, &devices[H200]),
+                           ampere = plan_of(&p, &devices[A100]);
+        CHECK(hopper.launches[0].variant == cases[i].variant, "case %d: %s", (int)i,
+              name_of(&hopper));
+        CHECK(ampere.launches[0].variant == cases[i].variant, "case %d: %s", (int)i,
+              name_of(&ampere));
+        p.v.dtype = cases[i].cache == FA_INT8 ? FA_FLOAT8_E4M3 : FA_INT8;
+        expect_refusal(&p, &devices[H200], "decode",
+                       cases[i].cache == FA_INT8 ? "v.dtype is float8_e4m3" : "v.dtype is int8");
+        p.v.dtype = cases[i].cache;
+        p.q.dtype = FA_FLOAT32;
+        expect_refusal(&p, &devices[H200], "decode", "q.dtype is float32");
+    }
+}
+
+/* Values that are the first columns of keys, and those that are not. */
+static void test_decode_latent(void)
+{
+    static char memory[16];
+    fa_problem p = make_decode(32, 16, 1, 8192, 576);
+    p.d_v = 512;
+    p.k.data = p.v.data = memory;
+    p.k.stride[1] = p.v.stride[1] = 576;
+    p.k.stride[0] = p.v.stride[0] = 8192 * 576;
+    p.k.stride[2] = p.v.stride[2] = 576;
+    p.k.stride[3] = p.v.stride[3] = 1;
+    if ((uintptr_t)memory % 16 != 0) p.k.data = p.v.data = memory + 16 - (uintptr_t)memory % 16;
+    const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    const fa_cuda_plan_launch *l = &plan.launches[0];
+    CHECK(l->variant == FA_VARIANT_decode_sm80_latent_bf16 && l->decode.parts == 4, "%s, %d parts",
+          name_of(&plan), (int)l->decode.parts);
+    CHECK(l->workspace_bytes == (size_t)32 * 4 * 16 * (512 + 4) * 4, "%zu bytes",
+          l->workspace_bytes);
+    CHECK(plan_of(&p, &devices[A100]).family != &fa_cuda_decode, "on an A100");
+    fa_problem other[5] = {p, p, p, p, p};
+    other[0].v.stride[1] = 512;
+    other[1].v.data += 16;
+    other[2].d_v = 513;
+    other[3].d = 577;
+    other[4].mask.data = memory;
+    for (int i = 0; i < 5; i++)
+        CHECK(plan_of(&other[i], &devices[H200]).family != &fa_cuda_decode, "case %d", i);
+}
+
 /* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
  * depend on the batch where results must not, and the environment's choice counts. */
 static void test_decode_is_slower(void)
@@ -801,6 +866,8 @@ int main(void)
     test_wide();
     test_asked();
     test_decode_refusals();
+    test_decode_bytes();
+    test_decode_latent();
     test_decode_is_slower();
     test_decode_parts();
     test_decode_pages();

@@ -39,6 +39,7 @@ typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUS
 typedef struct copy {
     uint32_t to;
     const void *from;
+    size_t bytes;
     int group;
 } copy;
 
@@ -337,20 +338,20 @@ static void finish_copies(int group)
     int left = 0;
     for (int i = 0; i < f->copies; i++) {
         const copy *c = &f->copy[i];
-        if (c->group < group) memcpy(cuda_shared_at(c->to, 16), c->from, 16);
+        if (c->group < group) memcpy(cuda_shared_at(c->to, c->bytes), c->from, c->bytes);
         else f->copy[left++] = *c;
     }
     f->copies = left;
 }
 
 /* With `backwards` copies come as late as they may, else at once. */
-void cuda_copy_async(uint32_t to, const void *from, bool wanted)
+void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
 {
     static const char zeros[16];
     fiber *f = &here()->fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
-    if (wanted) cuda_check_access(from, sizeof zeros);
-    f->copy[f->copies++] = (copy){to, wanted ? from : zeros, f->copy_groups};
+    if (wanted) cuda_check_access(from, bytes);
+    f->copy[f->copies++] = (copy){to, wanted ? from : zeros, bytes, f->copy_groups};
     if (!machine.run->backwards) finish_copies(f->copy_groups + 1);
 }
 

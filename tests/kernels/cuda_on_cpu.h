@@ -148,9 +148,9 @@ void *cuda_shared_at(uint32_t address, size_t size);
 /* The same place in another block of the cluster. */
 void *cuda_at_peer(const void *pointer, unsigned rank);
 
-/* Copies of 16 bytes, or of zeros where not wanted, that are there after the wait: for all of the thread, or for all
+/* Copies of 16 or 4 bytes, or of zeros where not wanted, that are there after the wait: for all of the thread, or for all
  * groups but the last `pending` ones. */
-void cuda_copy_async(uint32_t to, const void *from, bool wanted);
+void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted);
 void cuda_commit_copies(void);
 void cuda_wait_for_groups(int pending);
 void cuda_wait_for_copies(void);
