@@ -76,17 +76,19 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
 FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
 {
     const int thread = ptx_thread_id() % WARPGROUP, lane = thread % 32, warp = thread / 32;
-    return ptx_shared_address(pipe->buffers + DS_AT) +
+    return ptx_shared_address(pipe->buffers + DS_AT + THIS_BLOCK * Q_BLOCK) +
            (uint32_t)((lane % 8 + lane / 16 * 8) * 128 +
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A tile of dS, transposed: a row for each query, of its keys. */
+/* A tile of dS, transposed: a row for each query, of its keys. In a cluster the peer's dQ needs it as well (send_ds). */
 FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
 {
     shared_state *state = pipe->state;
     const uint32_t row = find_ds_row(pipe) + (uint32_t)(ds_buffer(count) * DS_BYTES);
-    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
+    uint64_t *empty = &state->ds_empty[ds_buffer(count)];
+    if (CLUSTER > 1) ptx_mbarrier_wait_cluster(empty, ds_parity(count) ^ 1);
+    else ptx_mbarrier_wait(empty, ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(row + (uint32_t)(j * 8 * 128), ds + 2 * j);
@@ -106,7 +108,7 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 #if HIDES
     const block_work *w = &pipe->state->work;
     if (!p->dbias_by_others) return;
-    const tile_options options = find_tile_place(w, at, 0);
+    const tile_options options = find_tile_place(w, at, THIS_BLOCK);
     put_dbias(p, w, &options, c->ds);
 #else
     (void)pipe, (void)p, (void)c, (void)at;
@@ -152,7 +154,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dk_state c;
-    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.base = first_descriptor(pipe);
 #pragma unroll
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
     if (range.tiles > 0) {
@@ -169,11 +171,11 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (w->key_sums) {
-        leave_sums(w->key_sums, c.dk, HEAD_DIM, 0);
+        leave_sums(w->key_sums, c.dk, HEAD_DIM, THIS_BLOCK);
         return;
     }
     store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + stage_of(last) * Q_BYTES, HEAD_DIM),
-                    c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
+                    c.dk, HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
 }
 
 #endif

@@ -35,7 +35,7 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
     const int first = tile * QUERIES + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int key = warp * 16 + lane / 4 + 8 * r;
+        const int key = FIRST_KEY + warp * 16 + lane / 4 + 8 * r;
         const int from = w->first_query + key - first;
         const int to = key < w->num_keys ? w->end_query + key - first : -1;
 #pragma unroll
@@ -70,7 +70,7 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     const uint32_t rows = row_address(pipe, stage);
     ptx_mbarrier_wait(&state->dout_full[stage], parity_of(at->count));
 #if OPTIONS
-    const tile_options options = find_tile_options(p, &state->work, at, 0, true);
+    const tile_options options = find_tile_options(p, &state->work, at, THIS_BLOCK, true);
     weigh_with_options(p, state, &state->work, &options, NULL, c->scores, c->weights, c->scale,
                        rows, true);
     mark_dropped(p, &options, c->scores);
@@ -155,7 +155,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dv_state c;
-    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.base = first_descriptor(pipe);
     c.scale = inner_scale(&p->a);
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
@@ -175,12 +175,12 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
     if (w->key_sums) {
-        leave_sums(w->key_sums + KEYS * HEAD_DIM, c.dv, VALUE_DIM, 0);
+        leave_sums(w->key_sums + KEYS * HEAD_DIM, c.dv, VALUE_DIM, THIS_BLOCK);
         return;
     }
     store_gradients(&w->keys, &p->dv,
                     warp_buffer(pipe, DOUT_AT + stage_of(last) * DOUT_BYTES, VALUE_DIM), c.dv,
-                    VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
+                    VALUE_DIM, p->a.d_v, value_scale(&p->a), THIS_BLOCK);
 }
 
 #endif

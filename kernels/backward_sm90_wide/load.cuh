@@ -10,6 +10,40 @@
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/work.cuh"
 
+#if CLUSTER > 1
+
+/* Of the peer's keys those columns that the block computes dQ of: of three blocks of them, block 0 needs the first two, block 1
+ * the last two. */
+FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int row = (int)(t->start_k + state->work.keys.first) + PEER_BLOCK * BLOCK_KEYS;
+    tile_source from =
+        source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, PEER_BLOCKS);
+    from.first = THIS_BLOCK;
+    if (threadIdx.x % 32 == 0)
+        issue_tile(&from, pipe->buffers + PEER_K_AT, BLOCK_KEYS, row, &state->peer_k_loaded);
+}
+
+/* Clears rows of them that are not to stay, before finish_k arrives for all keys. */
+FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params *p)
+{
+    const block_work *w = &pipe->state->work;
+    char *keys = pipe->buffers + PEER_K_AT;
+    if (!hides_keys(p) && !clears_keys(w)) return;
+    ptx_mbarrier_wait(&pipe->state->peer_k_loaded, 0);
+#if HIDES
+#pragma unroll 1
+    for (int row = (int)threadIdx.x % 32; row < BLOCK_KEYS; row += 32)
+        if (hides_keys(p) && is_bad_row(keys, row, PEER_BLOCKS)) clear_row(keys, row, PEER_BLOCKS);
+#endif
+    const kept_rows kept = keep_keys(w, PEER_BLOCK * BLOCK_KEYS);
+    clear_rows(keys, BLOCK_KEYS, PEER_BLOCKS, &kept);
+}
+
+#endif
+
 FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_backward_sm90_params *s)
 {
@@ -17,7 +51,12 @@ FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_pa
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
-        if (at.count == 0) finish_k(pipe, p);
+        if (at.count > 0) continue;
+#if CLUSTER > 1
+        load_peer_keys(pipe, s);
+        finish_peer_keys(pipe, p);
+#endif
+        finish_k(pipe, p);
     }
 }
 

@@ -5,10 +5,12 @@
  *     barriers              buffers                         filled by              released by
  *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
  *     k_full, v_full        the same, without some rows     a load warp each       -
+ *     peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
- *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroup dQ
+ *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroups dQ of the cluster
+ *     ds_received           of them the peer's part         the peer's send warp   -
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
@@ -42,6 +44,9 @@ typedef struct shared_state {
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
+#if CLUSTER > 1
+    uint64_t peer_k_loaded, ds_received[DS_BUFFERS];
+#endif
     block_work work;
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
@@ -51,7 +56,8 @@ typedef struct shared_state {
 /* Where the buffers begin, in bytes behind the keys. */
 enum {
     V_AT = BLOCKS * KEY_BLOCK,
-    Q_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
+    PEER_K_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
+    Q_AT = PEER_K_AT + PEER_BLOCKS * KEY_BLOCK,
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
     P_AT = DS_AT + DS_BUFFERS * DS_BYTES,
@@ -99,8 +105,14 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->p_empty, WARPGROUP);
     for (int i = 0; i < DS_BUFFERS; i++) {
         ptx_mbarrier_init(&state->ds_full[i], WARPGROUP);
-        ptx_mbarrier_init(&state->ds_empty[i], WARPS);
+        ptx_mbarrier_init(&state->ds_empty[i], CLUSTER * WARPS);
+#if CLUSTER > 1
+        ptx_mbarrier_init(&state->ds_received[i], 1);
+#endif
     }
+#if CLUSTER > 1
+    ptx_mbarrier_init(&state->peer_k_loaded, 1);
+#endif
     ptx_mbarrier_init_fence();
 }
 
