@@ -61,7 +61,12 @@
 #define DQ_COLUMNS 64
 #endif
 
-#define FIRST_KEY 0 /* a block has a work tile by itself */
+/* A block has a work tile by itself. */
+#define CLUSTER 1
+#define THIS_BLOCK 0
+#define Q_LOADER 0
+#define DOUT_LOADER 0
+#define FIRST_KEY 0
 
 enum {
     WARPGROUP = 128,

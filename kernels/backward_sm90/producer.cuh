@@ -98,15 +98,30 @@ FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int r
                         row, from->head, from->block);
 }
 
-/* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
- * to stay. */
+/* The same where block `loader` of the cluster loads for all of its blocks; one thread of each calls it. */
+FA_DEVICE void issue_tile_of_cluster(const tile_source *from, char *shared, int rows, int row,
+                                     uint64_t *full, int loader)
+{
+    ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
+    if (THIS_BLOCK != loader) return;
+#pragma unroll
+    for (int block = 0; block < from->blocks; block++)
+        ptx_tma_load_4d_blocks(shared + block * rows * 128, from->map, full,
+                               64 * (from->first + block), row, from->head, from->block,
+                               (1 << CLUSTER) - 1);
+}
+
+/* Loads a tile of `rows` rows from row `row` on, the same in all blocks of the cluster, and arrives at `full`, before which the
+ * warp clears rows that are not to stay. Those it has loaded by itself: another block's load would not wait for its barrier. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
-                         int row, uint64_t *full, const kept_rows *kept)
+                         int row, uint64_t *full, const kept_rows *kept, int loader)
 {
     const bool leader = threadIdx.x % 32 == 0;
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &LOADER(pipe->state)->cleared : full;
-    if (leader) issue_tile(from, shared, rows, row, barrier);
+    if (leader && CLUSTER > 1 && !clears)
+        issue_tile_of_cluster(from, shared, rows, row, full, loader);
+    else if (leader) issue_tile(from, shared, rows, row, barrier);
     if (!clears) return;
     ptx_mbarrier_wait(barrier, LOADER(pipe->state)->num_cleared & 1);
     clear_rows(shared, rows, from->blocks, kept);
@@ -204,6 +219,13 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
 
 #endif
 
+/* Consumers of other blocks release the loader's stage as well. */
+FA_DEVICE void wait_for_release(uint64_t *empty, int parity)
+{
+    if (CLUSTER > 1) ptx_mbarrier_wait_cluster(empty, parity);
+    else ptx_mbarrier_wait(empty, parity);
+}
+
 /* ---- What a block loads ---------------------------------------------------------------------- */
 
 /* Those that the first loads of queries and dout need. */
@@ -300,9 +322,9 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const fa_tile *t = &state->work.sequence;
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
-    ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
+    wait_for_release(&state->q_empty[stage], parity_of(at->count) ^ 1);
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
+              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept, Q_LOADER);
 }
 
 FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -313,7 +335,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
-    ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
+    wait_for_release(&state->dout_empty[stage], parity_of(at->count) ^ 1);
     if (threadIdx.x % 32 == 0) {
         ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
         ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
@@ -321,7 +343,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
                       &state->dout_full[stage], ROW_BYTES);
     }
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept, DOUT_LOADER);
 }
 
 #ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */

@@ -51,6 +51,10 @@
 #define THIS_BLOCK (CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0)
 #define PEER_BLOCK (THIS_BLOCK ^ 1)
 
+/* Which of them load a tile of queries, or of dout, for both. */
+#define Q_LOADER 0
+#define DOUT_LOADER (CLUSTER - 1)
+
 /* Of the cluster's keys, the block's first one. */
 #define FIRST_KEY (THIS_BLOCK * BLOCK_KEYS)
 
