@@ -68,7 +68,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
     else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
     __syncwarp(); /* all lanes have read delta */
-    release_dout(state, stage, is_leader());
+    release_stage(&state->dout_empty[stage], is_leader());
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -142,7 +142,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    release_q(state, stage, is_leader());
+    release_stage(&state->q_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
     if (more) make_ds(pipe, &p->a, c, at);

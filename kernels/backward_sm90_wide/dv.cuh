@@ -142,10 +142,10 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
-    release_dout(state, stage, is_leader());
+    release_stage(&state->dout_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
-    release_q(state, stage_of(ready), is_leader() && more);
+    release_stage(&state->q_empty[stage_of(ready)], is_leader() && more);
     if (more) weigh(pipe, p, c, at);
 }
 
@@ -167,7 +167,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         issue_tile_scores(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
-        release_q(state, 0, is_leader());
+        release_stage(&state->q_empty[0], is_leader());
         weigh(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }

@@ -8,7 +8,7 @@
  *     peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
- *                           of a cluster, the tiles are     in one of its blocks   in that block, those of both
+ *                           in a cluster:                   by one of its blocks   of both blocks
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
  *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroups dQ of the cluster
  *     ds_received           of them the peer's part         the peer's send warp   -
@@ -83,31 +83,17 @@ enum {
     NAMED_BARRIER_DQ,    /* of that warpgroup */
 };
 
-/* Arrivals that a stage is released by: of two warpgroups, in the block that loads for all of those in all blocks. */
-FA_DEVICE int count_releases(int loader)
-{
-    return 2 * WARPS * (THIS_BLOCK == loader ? CLUSTER : 1);
-}
+/* Two warpgroups of each block of the cluster release a stage in all of its blocks. So a block that loads a tile by itself, some of
+ * whose rows are cleared, is no stage ahead of its peer: else its arrivals there would count for the tile before. */
+enum { RELEASES = 2 * WARPS * CLUSTER };
 
-/* Arrives for a warp: here, and at the block that loads for all. */
-FA_DEVICE void release_stage(uint64_t *empty, int loader, int condition)
+/* Arrives for a warp. */
+FA_DEVICE void release_stage(uint64_t *empty, int condition)
 {
     ptx_mbarrier_arrive_if(empty, condition);
 #if CLUSTER > 1
-    ptx_mbarrier_arrive_peer_if(empty, loader, condition && THIS_BLOCK != loader);
-#else
-    (void)loader;
+    ptx_mbarrier_arrive_peer_if(empty, PEER_BLOCK, condition);
 #endif
-}
-
-FA_DEVICE void release_q(shared_state *state, int stage, int condition)
-{
-    release_stage(&state->q_empty[stage], Q_LOADER, condition);
-}
-
-FA_DEVICE void release_dout(shared_state *state, int stage, int condition)
-{
-    release_stage(&state->dout_empty[stage], DOUT_LOADER, condition);
 }
 
 FA_DEVICE void init_barriers(shared_state *state)
@@ -125,9 +111,9 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->v_full, 1);
     for (int stage = 0; stage < STAGES; stage++) {
         ptx_mbarrier_init(&state->q_full[stage], 1);
-        ptx_mbarrier_init(&state->q_empty[stage], count_releases(Q_LOADER));
+        ptx_mbarrier_init(&state->q_empty[stage], RELEASES);
         ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
-        ptx_mbarrier_init(&state->dout_empty[stage], count_releases(DOUT_LOADER));
+        ptx_mbarrier_init(&state->dout_empty[stage], RELEASES);
     }
     ptx_mbarrier_init(&state->p_full, WARPGROUP);
     ptx_mbarrier_init(&state->p_empty, WARPGROUP);
