@@ -219,13 +219,6 @@ FA_DEVICE void find_blind(const pipeline *pipe, const fa_attention_params *p,
 
 #endif
 
-/* Consumers of other blocks release the loader's stage as well. */
-FA_DEVICE void wait_for_release(uint64_t *empty, int parity)
-{
-    if (CLUSTER > 1) ptx_mbarrier_wait_cluster(empty, parity);
-    else ptx_mbarrier_wait(empty, parity);
-}
-
 /* ---- What a block loads ---------------------------------------------------------------------- */
 
 /* Those that the first loads of queries and dout need. */
@@ -315,6 +308,19 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
     return kept;
 }
 
+/* The log-sum-exp and delta of a tile's queries. */
+FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_params *s,
+                         const tile_cursor *at, int stage, uint64_t *full)
+{
+    if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(full, ROW_BYTES);
+    ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+                  (const char *)s->rows + number_of(s, &pipe->state->work, at) * ROW_BYTES, full,
+                  ROW_BYTES);
+}
+
+#ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */
+
 FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, const tile_cursor *at,
                       const kept_rows *kept)
 {
@@ -322,7 +328,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const fa_tile *t = &state->work.sequence;
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
-    wait_for_release(&state->q_empty[stage], parity_of(at->count) ^ 1);
+    ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept, Q_LOADER);
 }
@@ -335,18 +341,11 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
-    wait_for_release(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
-        ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
-                      (const char *)s->rows + number_of(s, &state->work, at) * ROW_BYTES,
-                      &state->dout_full[stage], ROW_BYTES);
-    }
+    ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
+    load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept, DOUT_LOADER);
 }
-
-#ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */
 
 /* The warp that loads. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,

@@ -5,7 +5,8 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   192 or 256: the widest head dim of queries and keys
  *     VALUE_DIM  a multiple of 64: the widest of values
- *     STAGES     buffers of query tiles
+ *     Q_STAGES   buffers of query tiles
+ *     STAGES     buffers of their dout
  *     CLUSTER    1, or 2 blocks, which go through the same query tiles and exchange dS: each computes dQ of both blocks' keys,
  *                in half of the columns
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
@@ -34,8 +35,11 @@
 #ifndef STAGES
 #error "backward_sm90_wide: STAGES is missing"
 #endif
-#if !defined(CLUSTER) || (CLUSTER != 1 && (CLUSTER != 2 || HEAD_DIM != 192))
-#error "backward_sm90_wide: CLUSTER is neither 1 nor, with HEAD_DIM 192, 2"
+#if !defined(CLUSTER) || (CLUSTER != 1 && CLUSTER != 2)
+#error "backward_sm90_wide: CLUSTER is neither 1 nor 2"
+#endif
+#ifndef Q_STAGES
+#error "backward_sm90_wide: Q_STAGES is missing"
 #endif
 #ifndef OPTIONS
 #error "backward_sm90_wide: OPTIONS is missing"
@@ -50,6 +54,9 @@
 /* The block's number in its cluster, and the other block. */
 #define THIS_BLOCK (CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0)
 #define PEER_BLOCK (THIS_BLOCK ^ 1)
+
+/* Of the columns of the peer's keys that it loads, the first block of 64. */
+#define PEER_FIRST (THIS_BLOCK * (BLOCKS - PEER_BLOCKS))
 
 /* Which of them load a tile of queries, or of dout, for both. */
 #define Q_LOADER 0
@@ -91,11 +98,10 @@ enum {
     DQ_SUMS = DQ_COLUMNS / 2,
     REST_SUMS = DQ_REST / 2
 };
+static_assert(Q_STAGES > 1 && DOUT_BYTES <= Q_BYTES,
+              "the gradient of values is stored through a stage that nobody reads");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
-static_assert(
-    STAGES > 1,
-    "the products behind the last tile do not read it, for gradients are stored through it");
 
 /* Of a thread of each warpgroup: together 4 * 128, what the block starts with. */
 #define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 32)

@@ -60,15 +60,14 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
                        const tile_cursor *at)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count);
+    const int count = at->count, stage = q_stage(count);
     const uint32_t rows = row_address(pipe, stage), weights = weight_address(pipe);
+    ptx_mbarrier_wait(&state->q_full[stage], q_parity(count));
     ptx_mbarrier_wait(&state->p_full, count & 1);
     if (OPTIONS || is_masked(&state->work, at->tile))
         multiply_weights(p, c->ds, weights, rows, true);
     else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
-    __syncwarp(); /* all lanes have read delta */
-    release_stage(&state->dout_empty[stage], is_leader());
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -121,7 +120,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
                       tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count);
+    const int count = at->count, stage = q_stage(count);
     const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
     uint32_t ds[SCORES / 2];
@@ -131,20 +130,20 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     share_ds(pipe, ds, count);
     put_tile_dbias(pipe, p, c, at);
     advance(at, range->from, range->to);
-    ptx_mbarrier_wait(&state->q_full[stage], parity_of(count));
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
-    ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
+    ptx_mbarrier_wait(&state->dout_full[dout_stage(ready)], dout_parity(ready));
     ptx_register_fence(c->ds, SCORES);
     ptx_wgmma_fence();
-    issue_dp(c, stage_of(count + 1));
+    issue_dp(c, dout_stage(count + 1));
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
     release_stage(&state->q_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
+    release_stage(&state->dout_empty[dout_stage(ready)], is_leader() && more);
     if (more) make_ds(pipe, &p->a, c, at);
 }
 
@@ -165,6 +164,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         issue_dp(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.ds, SCORES);
+        release_stage(&state->dout_empty[0], is_leader());
         make_ds(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
     }
@@ -174,7 +174,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         leave_sums(w->key_sums, c.dk, HEAD_DIM, THIS_BLOCK);
         return;
     }
-    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + stage_of(last) * Q_BYTES, HEAD_DIM),
+    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + q_stage(last) * Q_BYTES, HEAD_DIM),
                     c.dk, HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
 }
 

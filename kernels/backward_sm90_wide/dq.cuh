@@ -24,27 +24,42 @@ FA_DEVICE void add_columns(float *to, const float *dq, int columns)
                              make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
 }
 
-#if CLUSTER > 1
+/* Where a tile's operands are: dS of the block's own keys and, in a cluster, of the peer's; the keys. Descriptors. */
+typedef struct dq_operands {
+    uint32_t ds, keys, peer_ds, peer_keys;
+} dq_operands;
+
+FA_DEVICE dq_operands find_operands(uint32_t base, int count)
+{
+    const uint32_t ds = ds_tile(base, count), keys = base + ACROSS(KEY_BLOCK);
+    dq_operands o;
+    o.ds = ds + (uint32_t)(THIS_BLOCK * Q_BLOCK / UNIT);
+    o.keys = keys;
+    o.peer_ds = ds + (uint32_t)(PEER_BLOCK * Q_BLOCK / UNIT);
+    o.peer_keys = keys + (uint32_t)((PEER_K_AT - PEER_FIRST * KEY_BLOCK) / UNIT);
+    return o;
+}
+
+#if CLUSTER > 1 && HEAD_DIM == 192
 
 /* A tile's dQ of both blocks' keys, in the block's columns: of 192, block 0 has the first 96, block 1 the others. Both have 32 of
  * the middle 64. The share of the block's own keys need not wait for the peer. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
     const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;
-    const uint32_t ds = ds_tile(base, count), keys = base + ACROSS(KEY_BLOCK);
-    const uint32_t peer_keys = keys + (uint32_t)((PEER_K_AT - THIS_BLOCK * KEY_BLOCK) / UNIT);
+    const dq_operands o = find_operands(base, count);
     const uint32_t to_first = (uint32_t)(first * KEY_BLOCK / UNIT),
                    to_rest = (uint32_t)((middle * KEY_BLOCK + rest * 2) / UNIT);
     float dq[DQ_SUMS], dq_rest[REST_SUMS];
     ptx_register_fence(dq, DQ_SUMS);
     ptx_register_fence(dq_rest, REST_SUMS);
     ptx_wgmma_fence();
-    issue_dq_share(dq, dq_rest, ds + (uint32_t)(THIS_BLOCK * Q_BLOCK / UNIT), keys + to_first,
-                   keys + to_rest, 0);
+    issue_dq(dq, o.ds, o.keys + to_first, 0);
+    issue_dq_rest(dq_rest, o.ds, o.keys + to_rest, 0);
     wait_for_peer_ds(pipe, count);
     ptx_wgmma_fence();
-    issue_dq_share(dq, dq_rest, ds + (uint32_t)(PEER_BLOCK * Q_BLOCK / UNIT), peer_keys + to_first,
-                   peer_keys + to_rest, 1);
+    issue_dq(dq, o.peer_ds, o.peer_keys + to_first, 1);
+    issue_dq_rest(dq_rest, o.peer_ds, o.peer_keys + to_rest, 1);
     ptx_wgmma_wait(0);
     ptx_register_fence(dq, DQ_SUMS);
     ptx_register_fence(dq_rest, REST_SUMS);
@@ -57,19 +72,27 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 
 #else
 
-/* A tile's dQ. There are registers for one set of accumulators. */
+/* A tile's dQ, in all columns or, in a cluster, in half of them. There are registers for one set of accumulators. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
-    const uint32_t ds = ds_tile(base, count), keys = base + ACROSS(KEY_BLOCK);
+    enum { OWN_BLOCKS = BLOCKS / CLUSTER };
+    const dq_operands o = find_operands(base, count);
     float dq[DQ_SUMS];
 #pragma unroll
-    for (int block = 0; block < BLOCKS; block++) {
+    for (int i = 0; i < OWN_BLOCKS; i++) {
+        const int block = THIS_BLOCK * OWN_BLOCKS + i;
+        const uint32_t columns = (uint32_t)(block * KEY_BLOCK / UNIT);
         ptx_register_fence(dq, DQ_SUMS);
         ptx_wgmma_fence();
-        issue_dq(dq, ds, keys + (uint32_t)(block * KEY_BLOCK / UNIT));
+        issue_dq(dq, o.ds, o.keys + columns, 0);
+        if (CLUSTER > 1) {
+            if (i == 0) wait_for_peer_ds(pipe, count);
+            ptx_wgmma_fence();
+            issue_dq(dq, o.peer_ds, o.peer_keys + columns, 1);
+        }
         ptx_wgmma_wait(0);
         ptx_register_fence(dq, DQ_SUMS);
-        if (block + 1 == BLOCKS) release_ds(pipe, count, is_leader());
+        if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, is_leader());
         if (to) add_columns(to + block * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS);
     }
 }

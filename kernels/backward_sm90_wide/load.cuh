@@ -1,6 +1,6 @@
 /*
- * The warps that load: one keys and queries, one values and dout. Stages of queries are released later than those of dout,
- * which then need not wait for them.
+ * The warps that load: one keys, queries and their rows, one values and dout. Stages of queries are released later than those of
+ * dout, which then need not wait for them.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
@@ -10,10 +10,42 @@
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/work.cuh"
 
+/* Consumers of both blocks of a cluster release a stage. */
+FA_DEVICE void wait_for_release(uint64_t *empty, int parity)
+{
+    if (CLUSTER > 1) ptx_mbarrier_wait_cluster(empty, parity);
+    else ptx_mbarrier_wait(empty, parity);
+}
+
+FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
+                            const tile_cursor *at, const kept_rows *kept)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int stage = q_stage(at->count), head = (int)t->head + at->head;
+    const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
+    wait_for_release(&state->q_empty[stage], q_parity(at->count) ^ 1);
+    load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
+    load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
+              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept, Q_LOADER);
+}
+
+FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
+                         const tile_cursor *at, const kept_rows *kept)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int stage = dout_stage(at->count), head = (int)t->head + at->head;
+    const tile_source dout =
+        source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
+    wait_for_release(&state->dout_empty[stage], dout_parity(at->count) ^ 1);
+    load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
+              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept, DOUT_LOADER);
+}
+
 #if CLUSTER > 1
 
-/* Of the peer's keys those columns that the block computes dQ of: of three blocks of them, block 0 needs the first two, block 1
- * the last two. */
+/* Of the peer's keys those columns that the block computes dQ of. */
 FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
@@ -21,7 +53,7 @@ FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_param
     const int row = (int)(t->start_k + state->work.keys.first) + PEER_BLOCK * BLOCK_KEYS;
     tile_source from =
         source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, PEER_BLOCKS);
-    from.first = THIS_BLOCK;
+    from.first = PEER_FIRST;
     if (threadIdx.x % 32 == 0)
         issue_tile(&from, pipe->buffers + PEER_K_AT, BLOCK_KEYS, row, &state->peer_k_loaded);
 }
@@ -50,7 +82,7 @@ FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_pa
     const block_work *w = &pipe->state->work;
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
-        load_q(pipe, s, &at, &kept);
+        load_queries(pipe, s, &at, &kept);
         if (at.count > 0) continue;
 #if CLUSTER > 1
         load_peer_keys(pipe, s);

@@ -6,8 +6,9 @@
  *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
  *     k_full, v_full        the same, without some rows     a load warp each       -
  *     peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -
- *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
- *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
+ *     q_full, q_empty       Q_STAGES tiles of queries       TMA, load warp 0       warpgroups dV (scores) and dK
+ *                           and their rows
+ *     dout_full, _empty     STAGES tiles of dout            TMA, load warp 1       warpgroups dV and dK (dP)
  *                           in a cluster:                   by one of its blocks   of both blocks
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
  *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroups dQ of the cluster
@@ -42,7 +43,7 @@ typedef struct load_state {
 typedef struct shared_state {
     load_state load[LOAD_WARPS];
     uint64_t k_loaded, v_loaded, k_full, v_full;
-    uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    uint64_t q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
 #if CLUSTER > 1
@@ -59,7 +60,7 @@ enum {
     V_AT = BLOCKS * KEY_BLOCK,
     PEER_K_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
     Q_AT = PEER_K_AT + PEER_BLOCKS * KEY_BLOCK,
-    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    DOUT_AT = Q_AT + Q_STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
     P_AT = DS_AT + DS_BUFFERS * DS_BYTES,
     ROWS_AT = P_AT + WEIGHT_BYTES
@@ -70,8 +71,10 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
-FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
+FA_DEVICE int q_stage(int count) { return (int)((uint32_t)count % Q_STAGES); }
+FA_DEVICE int q_parity(int count) { return (int)((uint32_t)count / Q_STAGES & 1); }
+FA_DEVICE int dout_stage(int count) { return (int)((uint32_t)count % STAGES); }
+FA_DEVICE int dout_parity(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
 /* The same of dS. */
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
@@ -109,10 +112,12 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
-    for (int stage = 0; stage < STAGES; stage++) {
-        ptx_mbarrier_init(&state->q_full[stage], 1);
+    for (int stage = 0; stage < Q_STAGES; stage++) {
+        ptx_mbarrier_init(&state->q_full[stage], 2); /* the rows, and queries */
         ptx_mbarrier_init(&state->q_empty[stage], RELEASES);
-        ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
+    }
+    for (int stage = 0; stage < STAGES; stage++) {
+        ptx_mbarrier_init(&state->dout_full[stage], 1);
         ptx_mbarrier_init(&state->dout_empty[stage], RELEASES);
     }
     ptx_mbarrier_init(&state->p_full, WARPGROUP);

@@ -178,8 +178,8 @@ static int find_threads(const fa_variant *v)
 
 static int find_smem(const fa_variant *v)
 {
-    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->stages,
-                                                   v->cluster)
+    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim,
+                                                   v->q_stages, v->stages, v->cluster)
                       : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options);
 }
 

@@ -624,7 +624,7 @@ static void test_wide(void)
         p.d_v = cases[i].d_v;
         fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_variant *v = &fa_variants[cases[i].plain];
-        const int cluster = v->value_dim && v->head_dim == 192 ? 2 : 1;
+        const int cluster = v->value_dim ? 2 : 1;
         const int box = v->value_dim ? 64 : 128, keys = box * cluster, tiles = 1024 / keys;
         const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90);
         CHECK(l && l->variant == cases[i].plain && l->threads == (v->value_dim ? 512 : 384) &&
