@@ -61,12 +61,7 @@
 #define DQ_COLUMNS 64
 #endif
 
-/* A block has a work tile by itself. */
-#define CLUSTER 1
-#define THIS_BLOCK 0
-#define Q_LOADER 0
-#define DOUT_LOADER 0
-#define FIRST_KEY 0
+#define FIRST_KEY 0 /* a block has a work tile by itself */
 
 enum {
     WARPGROUP = 128,

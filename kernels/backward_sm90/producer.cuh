@@ -98,30 +98,15 @@ FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int r
                         row, from->head, from->block);
 }
 
-/* The same where block `loader` of the cluster loads for all of its blocks; one thread of each calls it. */
-FA_DEVICE void issue_tile_of_cluster(const tile_source *from, char *shared, int rows, int row,
-                                     uint64_t *full, int loader)
-{
-    ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
-    if (THIS_BLOCK != loader) return;
-#pragma unroll
-    for (int block = 0; block < from->blocks; block++)
-        ptx_tma_load_4d_blocks(shared + block * rows * 128, from->map, full,
-                               64 * (from->first + block), row, from->head, from->block,
-                               (1 << CLUSTER) - 1);
-}
-
-/* Loads a tile of `rows` rows from row `row` on, the same in all blocks of the cluster, and arrives at `full`, before which the
- * warp clears rows that are not to stay. Those it has loaded by itself: another block's load would not wait for its barrier. */
+/* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
+ * to stay. */
 FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *shared, int rows,
-                         int row, uint64_t *full, const kept_rows *kept, int loader)
+                         int row, uint64_t *full, const kept_rows *kept)
 {
     const bool leader = threadIdx.x % 32 == 0;
     const bool clears = kept->from > 0 || kept->to < rows || has_blind(kept);
     uint64_t *barrier = clears ? &LOADER(pipe->state)->cleared : full;
-    if (leader && CLUSTER > 1 && !clears)
-        issue_tile_of_cluster(from, shared, rows, row, full, loader);
-    else if (leader) issue_tile(from, shared, rows, row, barrier);
+    if (leader) issue_tile(from, shared, rows, row, barrier);
     if (!clears) return;
     ptx_mbarrier_wait(barrier, LOADER(pipe->state)->num_cleared & 1);
     clear_rows(shared, rows, from->blocks, kept);
@@ -310,7 +295,7 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
 
 /* The log-sum-exp and delta of a tile's queries. */
 FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_params *s,
-                         const tile_cursor *at, int stage, uint64_t *full)
+                                const tile_cursor *at, int stage, uint64_t *full)
 {
     if (threadIdx.x % 32 != 0) return;
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
@@ -330,7 +315,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept, Q_LOADER);
+              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
 }
 
 FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -344,7 +329,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
     load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept, DOUT_LOADER);
+              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
 /* The warp that loads. */

@@ -7,11 +7,12 @@
 
 #include "../backward_sm90/backward_sm90.h"
 
-#define FA_BACKWARD_SM90_WIDE_KEYS 64 /* of a block; those of a cluster's blocks follow each other */
+#define FA_BACKWARD_SM90_WIDE_KEYS                                                                 \
+    64 /* of a block; those of a cluster's blocks follow each other */
 #define FA_BACKWARD_SM90_WIDE_THREADS 512
 #define FA_BACKWARD_SM90_WIDE_DS_BUFFERS 2
 /* Of 64 columns: what a block of a cluster loads of its peer's keys, whose dQ it computes in half of the columns. */
-#define FA_BACKWARD_SM90_WIDE_PEER_BLOCKS(cluster) ((cluster) > 1 ? 2 : 0)
+#define FA_BACKWARD_SM90_WIDE_PEER_BLOCKS 2
 #define FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES                                                         \
     (FA_BACKWARD_SM90_WIDE_KEYS * FA_BACKWARD_SM90_QUERIES * 4)
 
@@ -22,8 +23,8 @@
          FA_SM90_ROW_BYTES(dim, element) +                                                         \
      (FA_BACKWARD_SM90_WIDE_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                            \
          FA_SM90_ROW_BYTES(value_dim, element) +                                                   \
-     FA_BACKWARD_SM90_WIDE_PEER_BLOCKS(cluster) * FA_BACKWARD_SM90_WIDE_KEYS * 128 +               \
-     (q_stages)*FA_BACKWARD_SM90_ROW_BYTES + FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES +                    \
+     FA_BACKWARD_SM90_WIDE_PEER_BLOCKS * FA_BACKWARD_SM90_WIDE_KEYS * 128 +                        \
+     (q_stages)*FA_BACKWARD_SM90_ROW_BYTES + FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES +                  \
      FA_BACKWARD_SM90_WIDE_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_WIDE_KEYS *    \
          (cluster)*FA_ELEMENT_BYTES(element) +                                                     \
      1024)

@@ -7,8 +7,8 @@
  *     VALUE_DIM  a multiple of 64: the widest of values
  *     Q_STAGES   buffers of query tiles
  *     STAGES     buffers of their dout
- *     CLUSTER    1, or 2 blocks, which go through the same query tiles and exchange dS: each computes dQ of both blocks' keys,
- *                in half of the columns
+ *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ of both blocks' keys, in half
+ *                of the columns
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
@@ -35,8 +35,8 @@
 #ifndef STAGES
 #error "backward_sm90_wide: STAGES is missing"
 #endif
-#if !defined(CLUSTER) || (CLUSTER != 1 && CLUSTER != 2)
-#error "backward_sm90_wide: CLUSTER is neither 1 nor 2"
+#if !defined(CLUSTER) || CLUSTER != 2
+#error "backward_sm90_wide: CLUSTER is not 2"
 #endif
 #ifndef Q_STAGES
 #error "backward_sm90_wide: Q_STAGES is missing"
@@ -52,15 +52,11 @@
 #define BIAS_TILE 0
 
 /* The block's number in its cluster, and the other block. */
-#define THIS_BLOCK (CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0)
+#define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
 #define PEER_BLOCK (THIS_BLOCK ^ 1)
 
 /* Of the columns of the peer's keys that it loads, the first block of 64. */
 #define PEER_FIRST (THIS_BLOCK * (BLOCKS - PEER_BLOCKS))
-
-/* Which of them load a tile of queries, or of dout, for both. */
-#define Q_LOADER 0
-#define DOUT_LOADER (CLUSTER - 1)
 
 /* Of the cluster's keys, the block's first one. */
 #define FIRST_KEY (THIS_BLOCK * BLOCK_KEYS)
@@ -80,7 +76,7 @@ enum {
     LOAD_WARPS = 2,
     CONSUMERS = CLUSTER, /* that share the keys: in a block, all work on the same ones */
     OWN_KEYS = BLOCK_KEYS,
-    PEER_BLOCKS = FA_BACKWARD_SM90_WIDE_PEER_BLOCKS(CLUSTER),
+    PEER_BLOCKS = FA_BACKWARD_SM90_WIDE_PEER_BLOCKS,
     BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
     VALUE_BLOCKS = VALUE_DIM / 64,
     Q_BLOCK = QUERIES * 128,

@@ -80,14 +80,12 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A tile of dS, transposed: a row for each query, of its keys. In a cluster the peer's dQ needs it as well (send_ds). */
+/* A tile of dS, transposed: a row for each query, of its keys. The peer's dQ needs it as well (send_ds). */
 FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
 {
     shared_state *state = pipe->state;
     const uint32_t row = find_ds_row(pipe) + (uint32_t)(ds_buffer(count) * DS_BYTES);
-    uint64_t *empty = &state->ds_empty[ds_buffer(count)];
-    if (CLUSTER > 1) ptx_mbarrier_wait_cluster(empty, ds_parity(count) ^ 1);
-    else ptx_mbarrier_wait(empty, ds_parity(count) ^ 1);
+    ptx_mbarrier_wait_cluster(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(row + (uint32_t)(j * 8 * 128), ds + 2 * j);
@@ -140,10 +138,10 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
-    release_stage(&state->q_empty[stage], is_leader());
+    ptx_mbarrier_arrive_if(&state->q_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
-    release_stage(&state->dout_empty[dout_stage(ready)], is_leader() && more);
+    ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], is_leader() && more);
     if (more) make_ds(pipe, &p->a, c, at);
 }
 
@@ -164,7 +162,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         issue_dp(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.ds, SCORES);
-        release_stage(&state->dout_empty[0], is_leader());
+        ptx_mbarrier_arrive_if(&state->dout_empty[0], is_leader());
         make_ds(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
     }

@@ -24,7 +24,7 @@ FA_DEVICE void add_columns(float *to, const float *dq, int columns)
                              make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
 }
 
-/* Where a tile's operands are: dS of the block's own keys and, in a cluster, of the peer's; the keys. Descriptors. */
+/* Where a tile's operands are: dS of the block's own keys and of the peer's; the keys. Descriptors. */
 typedef struct dq_operands {
     uint32_t ds, keys, peer_ds, peer_keys;
 } dq_operands;
@@ -40,7 +40,7 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
     return o;
 }
 
-#if CLUSTER > 1 && HEAD_DIM == 192
+#if HEAD_DIM == 192
 
 /* A tile's dQ of both blocks' keys, in the block's columns: of 192, block 0 has the first 96, block 1 the others. Both have 32 of
  * the middle 64. The share of the block's own keys need not wait for the peer. */
@@ -72,7 +72,7 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 
 #else
 
-/* A tile's dQ, in all columns or, in a cluster, in half of them. There are registers for one set of accumulators. */
+/* The same of 256 columns: block 0 has the first 128. There are registers for 64 at once. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
     enum { OWN_BLOCKS = BLOCKS / CLUSTER };
@@ -85,11 +85,9 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
         ptx_register_fence(dq, DQ_SUMS);
         ptx_wgmma_fence();
         issue_dq(dq, o.ds, o.keys + columns, 0);
-        if (CLUSTER > 1) {
-            if (i == 0) wait_for_peer_ds(pipe, count);
-            ptx_wgmma_fence();
-            issue_dq(dq, o.peer_ds, o.peer_keys + columns, 1);
-        }
+        if (i == 0) wait_for_peer_ds(pipe, count);
+        ptx_wgmma_fence();
+        issue_dq(dq, o.peer_ds, o.peer_keys + columns, 1);
         ptx_wgmma_wait(0);
         ptx_register_fence(dq, DQ_SUMS);
         if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, is_leader());
@@ -112,9 +110,7 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     const uint32_t base = first_descriptor(pipe);
     if (w->tiles == 0) return;
     wait_for_k(pipe, &p->a);
-#if CLUSTER > 1
     ptx_mbarrier_wait(&state->peer_k_loaded, 0);
-#endif
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;

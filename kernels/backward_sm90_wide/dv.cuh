@@ -87,7 +87,7 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
 #endif
     __syncwarp(); /* all lanes have read the log-sum-exp */
-    release_stage(&state->q_empty[q_stage(at->count)], is_leader());
+    ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], is_leader());
 }
 
 /* For the warpgroup of dK, whose threads have the same elements. */
@@ -143,7 +143,7 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
-    release_stage(&state->dout_empty[stage], is_leader());
+    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
     if (more) weigh(pipe, p, c, at);

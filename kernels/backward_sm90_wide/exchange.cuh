@@ -14,7 +14,6 @@
 /* One thread sends what the warpgroup of dK has stored. The buffer is free in both blocks then: so the peer's as well. */
 FA_DEVICE void send_ds(const pipeline *pipe)
 {
-#if CLUSTER > 1
     shared_state *state = pipe->state;
     const int tiles = state->work.tiles;
     for (int count = 0; count < tiles; count++) {
@@ -25,18 +24,11 @@ FA_DEVICE void send_ds(const pipeline *pipe)
         ptx_copy_to_peer(pipe->buffers + DS_AT + buffer * DS_BYTES + THIS_BLOCK * Q_BLOCK, received,
                          PEER_BLOCK, Q_BLOCK);
     }
-#else
-    (void)pipe;
-#endif
 }
 
 FA_DEVICE void wait_for_peer_ds(const pipeline *pipe, int count)
 {
-#if CLUSTER > 1
     ptx_mbarrier_wait_cluster(&pipe->state->ds_received[ds_buffer(count)], ds_parity(count));
-#else
-    (void)pipe, (void)count;
-#endif
 }
 
 /* Products no longer read it. */
@@ -44,9 +36,7 @@ FA_DEVICE void release_ds(const pipeline *pipe, int count, int leader)
 {
     uint64_t *empty = &pipe->state->ds_empty[ds_buffer(count)];
     ptx_mbarrier_arrive_if(empty, leader);
-#if CLUSTER > 1
     ptx_mbarrier_arrive_peer_if(empty, PEER_BLOCK, leader);
-#endif
 }
 
 #endif

@@ -10,13 +10,6 @@
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/work.cuh"
 
-/* Consumers of both blocks of a cluster release a stage. */
-FA_DEVICE void wait_for_release(uint64_t *empty, int parity)
-{
-    if (CLUSTER > 1) ptx_mbarrier_wait_cluster(empty, parity);
-    else ptx_mbarrier_wait(empty, parity);
-}
-
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
                             const tile_cursor *at, const kept_rows *kept)
 {
@@ -24,10 +17,10 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params 
     const fa_tile *t = &state->work.sequence;
     const int stage = q_stage(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
-    wait_for_release(&state->q_empty[stage], q_parity(at->count) ^ 1);
+    ptx_mbarrier_wait(&state->q_empty[stage], q_parity(at->count) ^ 1);
     load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept, Q_LOADER);
+              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
 }
 
 FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
@@ -38,12 +31,10 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const int stage = dout_stage(at->count), head = (int)t->head + at->head;
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
-    wait_for_release(&state->dout_empty[stage], dout_parity(at->count) ^ 1);
+    ptx_mbarrier_wait(&state->dout_empty[stage], dout_parity(at->count) ^ 1);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
-              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept, DOUT_LOADER);
+              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
-
-#if CLUSTER > 1
 
 /* Of the peer's keys those columns that the block computes dQ of. */
 FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_params *s)
@@ -51,8 +42,7 @@ FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_param
     shared_state *state = pipe->state;
     const fa_tile *t = &state->work.sequence;
     const int row = (int)(t->start_k + state->work.keys.first) + PEER_BLOCK * BLOCK_KEYS;
-    tile_source from =
-        source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, PEER_BLOCKS);
+    tile_source from = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, PEER_BLOCKS);
     from.first = PEER_FIRST;
     if (threadIdx.x % 32 == 0)
         issue_tile(&from, pipe->buffers + PEER_K_AT, BLOCK_KEYS, row, &state->peer_k_loaded);
@@ -74,8 +64,6 @@ FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params 
     clear_rows(keys, BLOCK_KEYS, PEER_BLOCKS, &kept);
 }
 
-#endif
-
 FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_backward_sm90_params *s)
 {
@@ -84,10 +72,8 @@ FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_pa
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_queries(pipe, s, &at, &kept);
         if (at.count > 0) continue;
-#if CLUSTER > 1
         load_peer_keys(pipe, s);
         finish_peer_keys(pipe, p);
-#endif
         finish_k(pipe, p);
     }
 }

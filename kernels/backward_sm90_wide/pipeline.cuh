@@ -9,7 +9,6 @@
  *     q_full, q_empty       Q_STAGES tiles of queries       TMA, load warp 0       warpgroups dV (scores) and dK
  *                           and their rows
  *     dout_full, _empty     STAGES tiles of dout            TMA, load warp 1       warpgroups dV and dK (dP)
- *                           in a cluster:                   by one of its blocks   of both blocks
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
  *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroups dQ of the cluster
  *     ds_received           of them the peer's part         the peer's send warp   -
@@ -46,9 +45,7 @@ typedef struct shared_state {
     uint64_t q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
-#if CLUSTER > 1
     uint64_t peer_k_loaded, ds_received[DS_BUFFERS];
-#endif
     block_work work;
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
@@ -86,19 +83,6 @@ enum {
     NAMED_BARRIER_DQ,    /* of that warpgroup */
 };
 
-/* Two warpgroups of each block of the cluster release a stage in all of its blocks. So a block that loads a tile by itself, some of
- * whose rows are cleared, is no stage ahead of its peer: else its arrivals there would count for the tile before. */
-enum { RELEASES = 2 * WARPS * CLUSTER };
-
-/* Arrives for a warp. */
-FA_DEVICE void release_stage(uint64_t *empty, int condition)
-{
-    ptx_mbarrier_arrive_if(empty, condition);
-#if CLUSTER > 1
-    ptx_mbarrier_arrive_peer_if(empty, PEER_BLOCK, condition);
-#endif
-}
-
 FA_DEVICE void init_barriers(shared_state *state)
 {
 #if HIDES
@@ -114,24 +98,20 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->v_full, 1);
     for (int stage = 0; stage < Q_STAGES; stage++) {
         ptx_mbarrier_init(&state->q_full[stage], 2); /* the rows, and queries */
-        ptx_mbarrier_init(&state->q_empty[stage], RELEASES);
+        ptx_mbarrier_init(&state->q_empty[stage], 2 * WARPS);
     }
     for (int stage = 0; stage < STAGES; stage++) {
         ptx_mbarrier_init(&state->dout_full[stage], 1);
-        ptx_mbarrier_init(&state->dout_empty[stage], RELEASES);
+        ptx_mbarrier_init(&state->dout_empty[stage], 2 * WARPS);
     }
     ptx_mbarrier_init(&state->p_full, WARPGROUP);
     ptx_mbarrier_init(&state->p_empty, WARPGROUP);
     for (int i = 0; i < DS_BUFFERS; i++) {
         ptx_mbarrier_init(&state->ds_full[i], WARPGROUP);
         ptx_mbarrier_init(&state->ds_empty[i], CLUSTER * WARPS);
-#if CLUSTER > 1
         ptx_mbarrier_init(&state->ds_received[i], 1);
-#endif
     }
-#if CLUSTER > 1
     ptx_mbarrier_init(&state->peer_k_loaded, 1);
-#endif
     ptx_mbarrier_init_fence();
 }
 

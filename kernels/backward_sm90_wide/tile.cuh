@@ -16,8 +16,7 @@
 /* The descriptor of the block's keys, by which the others are found. */
 FA_DEVICE uint32_t first_descriptor(const pipeline *pipe)
 {
-    return ptx_uniform(CLUSTER > 1 ? ptx_descriptor_low_in_cluster(pipe->buffers, 0)
-                                   : ptx_descriptor_low(pipe->buffers, 0));
+    return ptx_uniform(ptx_descriptor_low_in_cluster(pipe->buffers, 0));
 }
 
 FA_DEVICE uint32_t q_tile(uint32_t base, int stage)

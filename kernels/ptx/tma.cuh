@@ -38,19 +38,6 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  : "memory");
 }
 
-/* The same into each block of the cluster whose bit is in `blocks`, to the same address; the bytes count towards each block's
- * own barrier. */
-FA_DEVICE void ptx_tma_load_4d_blocks(void *shared, const void *map, uint64_t *barrier, int x, int y,
-                                      int z, int w, int blocks)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(
-                     ptx_shared_address(shared)),
-                 "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w),
-                 "h"((uint16_t)blocks)
-                 : "memory");
-}
-
 /* Stores the box that starts at (x, y, z, w), where it is in the tensor; waited for like bulk copies to global memory. */
 FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
 {

@@ -263,8 +263,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->ordered = is_ordered(p);
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
-    own->heads_together =
-        own->ordered ? count_heads_together(p, main, device) : 1;
+    own->heads_together = own->ordered ? count_heads_together(p, main, device) : 1;
     if (own->ordered)
         plan->workspace_bytes +=
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);

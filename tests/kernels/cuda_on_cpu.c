@@ -110,10 +110,7 @@ static inline bool surely_lies_in(const void *at, own_memory own)
 unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
 
 /* What tells a block's shared addresses from those of others in its cluster. */
-static uint32_t rank_bits(void)
-{
-    return cuda_place % cuda_cluster_size(machine.run) << RANK_BIT;
-}
+static uint32_t rank_bits(void) { return cuda_place % cuda_cluster_size(machine.run) << RANK_BIT; }
 
 static unsigned cluster_here(void) { return cuda_place / cuda_cluster_size(machine.run); }
 

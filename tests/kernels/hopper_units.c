@@ -33,8 +33,7 @@ static const uint32_t poison = 0x7fc0dead; /* a NaN of which nobody else has the
 typedef struct barrier {
     const uint64_t *word;
     int arrivals, missing; /* of a phase; of this one */
-    int bytes;             /* that this phase still expects; from a peer they may come before */
-    int from_peer;         /* bytes that it has got from there */
+    int bytes;             /* that this phase still expects */
     unsigned phase;
     int waiting;                 /* threads */
     uint32_t waits[MAX_THREADS]; /* of each thread so far */
@@ -50,8 +49,7 @@ typedef struct load {
     barrier *full;
     const char *from; /* of bytes in a row; else NULL */
     unsigned peer;
-    int bytes;   /* in a row, or to the peer; 0: it is a box, */
-    bool issued_by_peer;
+    int bytes;   /* in a row, or to the peer; 0: it is a box */
     bool fenced; /* they are read where copies see the block's shared memory */
     float x;     /* else this one is sent */
 } load;
@@ -245,7 +243,6 @@ static void end_phase_if_complete(barrier *b)
     if (b->missing || b->bytes) return;
     b->phase++;
     b->missing = b->arrivals;
-    b->from_peer = 0;
 }
 
 static void arrive(barrier *b)
@@ -276,13 +273,12 @@ void hopper_barrier_expect(uint64_t *word, int bytes)
 static void receive_from_peer(barrier *b, int bytes)
 {
     b->bytes -= bytes;
-    b->from_peer += bytes;
     end_phase_if_complete(b);
 }
 
 static void receive(barrier *b, int bytes)
 {
-    if (b->bytes + b->from_peer < bytes)
+    if (b->bytes < bytes)
         cuda_die("barrier %d receives %d bytes and expects %d", number_of(b), bytes, b->bytes);
     b->bytes -= bytes;
     end_phase_if_complete(b);
@@ -417,8 +413,7 @@ static void finish_box(const load *l)
         read_row(l, row, bytes);
         write_row(l->to + row * SWIZZLE, bytes);
     }
-    if (l->issued_by_peer) receive_from_peer(l->full, box_bytes(&l->map));
-    else receive(l->full, box_bytes(&l->map));
+    receive(l->full, box_bytes(&l->map));
 }
 
 /* Data sent to a peer: its copies and products see them at once. */
@@ -504,11 +499,9 @@ static load describe_box(void *shared, const void *opaque, int axes, const int *
     return l;
 }
 
-static void load_box(void *shared, const void *opaque, uint64_t *word, int axes, const int *start,
-                     bool issued_by_peer)
+void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
 {
     load l = describe_box(shared, opaque, axes, start);
-    l.issued_by_peer = issued_by_peer;
     l.full = find_barrier(word);
     if (FA_ELEMENT_BYTES(l.map.element) != 2) cuda_die("a load of other than 16-bit elements");
     if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
@@ -518,27 +511,6 @@ static void load_box(void *shared, const void *opaque, uint64_t *word, int axes,
     }
     spoil_box(&l);
     keep(&l);
-}
-
-void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, const int *start)
-{
-    load_box(shared, opaque, word, axes, start, false);
-}
-
-void hopper_load_blocks(void *shared, const void *opaque, uint64_t *word, int axes,
-                        const int *start, unsigned blocks)
-{
-    const unsigned own = cuda_place, count = cuda_cluster_size(units.run);
-    void *to[CUDA_MOST_CLUSTER];
-    if (blocks == 0 || blocks >> count)
-        cuda_die("a load into blocks %x of a cluster of %u", blocks, count);
-    for (unsigned rank = 0; rank < count; rank++) to[rank] = cuda_at_peer(shared, rank);
-    for (unsigned rank = 0; rank < count; rank++) {
-        if (!(blocks >> rank & 1)) continue;
-        cuda_enter_block(cuda_place_of(rank));
-        load_box(to[rank], opaque, word, axes, start, cuda_place != own);
-    }
-    cuda_enter_block(own);
 }
 
 /* ---- Bulk copies ----------------------------------------------------------------------------- */
