@@ -175,8 +175,9 @@ typedef struct cuda_run cuda_run;
 /* Blocks that run side by side, most of them in one cluster: how many there are in a cluster, which of those is running, and
  * another. */
 enum { CUDA_MOST_CLUSTER = 2, CUDA_MOST_TOGETHER = 4 };
-extern unsigned cuda_cluster_rank;
+extern unsigned cuda_place; /* of the one that runs, among them; a cluster's follow each other */
 unsigned cuda_cluster_size(const cuda_run *run);
+unsigned cuda_place_of(unsigned rank); /* in the cluster of the block that runs */
 void cuda_enter_block(unsigned rank);
 
 /* Units that work beside the threads: each of these is called for each block in turn, which then is
@@ -200,7 +201,7 @@ struct cuda_run {
     const void *parameters;
     unsigned grid, threads;
     unsigned cluster;  /* blocks of it; 0: 1 */
-    unsigned together; /* without clusters: blocks that run side by side; 0: 1 */
+    unsigned together; /* clusters, or blocks of none, that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
     bool last_block_first;            /* clusters take turns from the last one on */

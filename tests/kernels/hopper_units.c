@@ -126,7 +126,7 @@ static struct {
     addition additions[MAX_ADDITIONS]; /* of all blocks, in the order in which they were issued */
 } units;
 
-static block_units *here(void) { return &units.of[cuda_cluster_rank]; }
+static block_units *here(void) { return &units.of[cuda_place]; }
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -231,12 +231,11 @@ void hopper_barrier_fence(void) { here()->barriers_fenced = true; }
 /* The same barrier of another block. */
 static barrier *find_peer_barrier(const uint64_t *word, unsigned peer)
 {
-    const block_units *u = &units.of[peer];
+    block_units *u = &units.of[cuda_place_of(peer)];
     const int number = number_of(find_barrier(word));
-    if (peer >= cuda_cluster_size(units.run)) cuda_die("no block %u in the cluster", peer);
     if (number >= u->num_barriers || u->barriers[number].word != word)
         cuda_die("barrier %d is another one in block %u", number, peer);
-    return &units.of[peer].barriers[number];
+    return &u->barriers[number];
 }
 
 static void end_phase_if_complete(barrier *b)
@@ -422,7 +421,7 @@ static void write_at_peer(const load *l, const void *bytes, int size)
 {
     char *to = cuda_at_peer(l->to, l->peer);
     memcpy(to, bytes, (size_t)size);
-    write_seen(&units.of[l->peer], offset_in_shared(l->to), bytes, (size_t)size);
+    write_seen(&units.of[cuda_place_of(l->peer)], offset_in_shared(l->to), bytes, (size_t)size);
 }
 
 static void finish_sending(const load *l)

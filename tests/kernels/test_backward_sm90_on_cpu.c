@@ -123,7 +123,7 @@ static void vary(cuda_run *run, const machine *m)
     run->late_products = varied & 4;
     run->last_block_first = m->otherwise && !m->ordered;
     if (!m->otherwise) return;
-    if (m->ordered) run->together = 2 + (unsigned)(bits >> 45 & 3) % 3;
+    if (m->ordered) run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -146,6 +146,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .memory = &m->memory,
                     .parameters = params,
                     .grid = l->grid,
+                    .cluster = l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
                     .units = &hopper_units};
