@@ -159,6 +159,15 @@ VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "f
         .warps = 3, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
 END(forward, sm75)
 
+FAMILY(forward, tf32_sm90)
+VARIANT(forward_tf32_sm90_d64, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
+        .keys = 96, .stages = 3, .q_stages = 1)
+VARIANT(forward_tf32_sm90_d128, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 3,
+        .keys = 64, .stages = 2, .q_stages = 1)
+END(forward, tf32_sm90)
+
 FAMILY(forward, tf32)
 /* The same source for float32 inputs whose products may be rounded to tf32. Head dims above 256 need 212 KiB of shared
  * memory (Hopper). */

@@ -1,0 +1,66 @@
+/*
+ * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
+ *
+ *     barriers              stages                     filled by                           released by
+ *     entry_full, _empty    QUEUE_ENTRIES work tiles   scheduler warp                      the other producers, consumers
+ *     q_full, q_empty       1 for each consumer        TMA, load warp                      the consumer
+ *     k_loaded, v_loaded    STAGES                     TMA, load warp
+ *     k_full, v_full        the same                   transposers: rounded, transposed
+ *     k_empty, v_empty      the same                                                       all consumers
+ */
+#ifndef FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
+#define FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
+
+#ifdef FA_KERNELS_FORWARD_SM90_PIPELINE_CUH
+#error "include forward_tf32_sm90/pipeline.cuh before the parts of forward_sm90"
+#endif
+#define FA_KERNELS_FORWARD_SM90_PIPELINE_CUH
+
+#include "forward_tf32_sm90/config.cuh"
+#include "common/device.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/barrier.cuh"
+
+/* Named barriers. */
+enum {
+    NAMED_BARRIER_BLOCK,                                /* of __syncthreads */
+    NAMED_BARRIER_ISSUE,                                /* of consumer 0, and so on: ping-pong */
+    NAMED_BARRIER_QUERIES = NAMED_BARRIER_ISSUE + CONSUMERS /* a consumer has rounded its queries */
+};
+
+typedef struct shared_state {
+    uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];
+    uint64_t q_full[Q_STAGES][CONSUMERS], q_empty[Q_STAGES][CONSUMERS];
+    uint64_t k_loaded[STAGES], k_full[STAGES], k_empty[STAGES];
+    uint64_t v_loaded[STAGES], v_full[STAGES], v_empty[STAGES];
+} shared_state;
+
+typedef struct pipeline {
+    char *q, *k, *v; /* CONSUMERS tiles of q, STAGES tiles of k and of v */
+    uint32_t k_descriptor, v_descriptor; /* of the first ones, for wgmma */
+    work_tile *queue;                    /* QUEUE_ENTRIES work tiles, described ahead */
+    shared_state *state;
+} pipeline;
+
+FA_DEVICE void init_barriers(shared_state *state)
+{
+    for (int c = 0; c < CONSUMERS; c++) {
+        ptx_mbarrier_init(&state->q_full[0][c], 1);
+        ptx_mbarrier_init(&state->q_empty[0][c], WARPS);
+    }
+    for (int stage = 0; stage < STAGES; stage++) {
+        ptx_mbarrier_init(&state->k_loaded[stage], 1);
+        ptx_mbarrier_init(&state->v_loaded[stage], KEYS / 32);
+        ptx_mbarrier_init(&state->k_full[stage], TRANSPOSERS);
+        ptx_mbarrier_init(&state->v_full[stage], TRANSPOSERS);
+        ptx_mbarrier_init(&state->k_empty[stage], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
+    }
+    for (int entry = 0; entry < QUEUE_ENTRIES; entry++) {
+        ptx_mbarrier_init(&state->entry_full[entry], 1);
+        ptx_mbarrier_init(&state->entry_empty[entry], CONSUMERS * WARPS + 1 + TRANSPOSERS);
+    }
+    ptx_mbarrier_init_fence();
+}
+
+#endif
