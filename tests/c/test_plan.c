@@ -150,6 +150,27 @@ static void set_dtype(fa_problem *p, fa_dtype dtype)
     p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
 }
 
+/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
+static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
+{
+    v->stride[0] = rows * heads * d;
+    v->stride[1] = heads * d;
+    v->stride[2] = d;
+    v->stride[3] = 1;
+}
+
+/* A problem that Hopper's kernels take. */
+static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
+{
+    fa_problem p = make_problem(1, heads, n, d, d_v);
+    set_dtype(&p, FA_BFLOAT16);
+    p.scale = 0.1f;
+    set_strides(&p.q, n, heads, d);
+    set_strides(&p.k, n, heads, d);
+    set_strides(&p.v, n, heads, d_v);
+    return p;
+}
+
 /* Tensor cores refuse chunked attention by name; the FMA units do it. */
 static void test_chunks(void)
 {
@@ -249,14 +270,15 @@ static void test_tf32(void)
             for (int n = 0; n < 3; n++) {
                 const int architecture = 10 * devices[i].major + devices[i].minor;
                 const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220; /* KiB */
-                fa_problem p = make_problem(2, 8, 300, d, d > 8 ? d - 8 : d);
+                fa_problem p = make_mapped(8, 300, d, d > 8 ? d - 8 : d);
+                set_dtype(&p, FA_FLOAT32);
                 p.precision = precisions[n];
-                p.scale = 0.1f;
                 check_plan(&p, &devices[i]);
                 const bool expected = precisions[n] == FA_PRECISION_TF32 && architecture >= 80 &&
                                       devices[i].smem_per_block >= needed * 1024;
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                const bool hopper = expected && architecture == 90 && d <= 128;
+                /* TMA wants whole 16 bytes. */
+                const bool hopper = expected && architecture == 90 && d <= 128 && d % 4 == 0;
                 const char *name = hopper ? "tf32_sm90" : "tf32";
                 CHECK((strcmp(plan.family->name, name) == 0) == expected, "d %lld on %s: %s%s",
                       (long long)d, devices[i].name, name_of(&plan), plan.passed_over);
@@ -266,10 +288,10 @@ static void test_tf32(void)
                       "d %lld: %s", (long long)d, plan.arithmetic);
             }
     { /* what forward_tf32_sm90 lacks */
-        fa_problem capped = make_problem(2, 8, 300, 128, 128);
+        fa_problem capped = make_mapped(8, 300, 128, 128);
+        set_dtype(&capped, FA_FLOAT32);
         capped.precision = FA_PRECISION_TF32;
         fa_problem turned = capped;
-        capped.scale = 0.1f;
         capped.softcap = 20;
         turned.scale = -0.1f;
         CHECK(plan_of(&capped, &devices[H200]).launches[0].variant ==
@@ -377,27 +399,6 @@ static void test_shares(void)
     p = make_problem(1, 16, 1024, 256, 256); /* a task for each */
     set_dtype(&p, FA_BFLOAT16);
     expect_share(&p, 128, 0, 0);
-}
-
-/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
-static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
-{
-    v->stride[0] = rows * heads * d;
-    v->stride[1] = heads * d;
-    v->stride[2] = d;
-    v->stride[3] = 1;
-}
-
-/* A problem that Hopper's kernels take. */
-static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
-{
-    fa_problem p = make_problem(1, heads, n, d, d_v);
-    set_dtype(&p, FA_BFLOAT16);
-    p.scale = 0.1f;
-    set_strides(&p.q, n, heads, d);
-    set_strides(&p.k, n, heads, d);
-    set_strides(&p.v, n, heads, d_v);
-    return p;
 }
 
 /* Head dims of 257 to 512 on Hopper: two blocks share a work tile, so a grid has an even number of them. */
