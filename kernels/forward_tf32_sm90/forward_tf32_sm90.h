@@ -16,7 +16,7 @@
 #include "../forward_sm90/forward_sm90.h"
 
 enum {
-    FA_TF32_SM90_BOX_KEYS = 32,    /* rows of keys or values that are loaded at once */
+    FA_TF32_SM90_VALUE_ROWS = 32,  /* that are loaded at once */
     FA_TF32_SM90_QUEUE_ENTRIES = 4 /* of the work-tile queue: an even number */
 };
 

@@ -12,32 +12,72 @@
 #include "forward_sm90/stage.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/tma.cuh"
+
+/* What is the same for all tiles of a work tile, computed once: issuing a tile's loads is to take less time than its
+ * products. */
+typedef struct source {
+    const fa_tile *tile;
+    int start_k, head_k, head_v, block_k, block_v; /* coordinates of the tensor maps */
+} source;
+
+FA_DEVICE source find_source(const fa_sm90_params *s, const work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    const source from = {.tile = t,
+                         .start_k = (int)t->start_k,
+                         .head_k = (int)t->head_kv * s->k_step.head,
+                         .head_v = (int)t->head_kv * s->v_step.head,
+                         .block_k = (int)t->block_k * s->k_step.block,
+                         .block_v = (int)t->block_k * s->v_step.block};
+    return from;
+}
 
 /* key: the tile's first, counted from the sequence's first. count: of tiles so far, through all work tiles. */
 FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
-                             const fa_sm90_params *s, const fa_tile *t, int key, tile_count count)
+                             const fa_sm90_params *s, const source *from, int key, tile_count count)
 {
     const int stage = stage_of(count);
-    const kv_box box = {key, KEYS, 0, K_BLOCKS};
+    uint64_t *loaded = &pipe->state->k_loaded[stage];
+    char *to = pipe->k + stage * K_BYTES;
     __syncwarp(); /* no lane comes to a barrier two phases late */
     ptx_mbarrier_wait(&pipe->state->k_empty[stage], parity_of(count) ^ 1);
-    if (threadIdx.x % 32 == 0)
-        load_box(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_loaded[stage], &box,
-                 p, s, t);
+    if (threadIdx.x % 32 != 0) return;
+    if (p->block_table) {
+        const kv_box box = {key, KEYS, 0, K_BLOCKS};
+        load_box(to, &s->k, &s->k_step, loaded, &box, p, s, from->tile);
+        return;
+    }
+    ptx_mbarrier_arrive_expect(loaded, K_BYTES);
+#pragma unroll
+    for (int block = 0; block < K_BLOCKS; block++)
+        ptx_tma_load_4d(to + block * K_BLOCK, &s->k, loaded, BLOCK_COLUMNS * block,
+                        from->start_k + key, from->head_k, from->block_k);
 }
 
 /* Values come in pieces of 32 keys (config.cuh). */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
-                               const fa_sm90_params *s, const fa_tile *t, int key, tile_count count)
+                               const fa_sm90_params *s, const source *from, int key,
+                               tile_count count)
 {
     const int stage = stage_of(count);
+    uint64_t *loaded = &pipe->state->v_loaded[stage];
+    char *to = pipe->v + stage * V_BYTES;
     __syncwarp();
     ptx_mbarrier_wait(&pipe->state->v_empty[stage], parity_of(count) ^ 1);
     if (threadIdx.x % 32 != 0) return;
-    for (int i = 0; i < KEYS / 32; i++) {
-        const kv_box box = {key + 32 * i, 32, 0, V_BLOCKS};
-        load_box(pipe->v + stage * V_BYTES + i * V_BLOCK, &s->v, &s->v_step,
-                 &pipe->state->v_loaded[stage], &box, p, s, t);
+#pragma unroll 1
+    for (int i = 0; i < KEYS; i += 32, to += V_BLOCK) {
+        if (p->block_table) {
+            const kv_box box = {key + i, 32, 0, V_BLOCKS};
+            load_box(to, &s->v, &s->v_step, loaded, &box, p, s, from->tile);
+            continue;
+        }
+        ptx_mbarrier_arrive_expect(loaded, V_BLOCK);
+#pragma unroll
+        for (int block = 0; block < V_BLOCKS; block++)
+            ptx_tma_load_4d(to + block * PIECE, &s->v, loaded, BLOCK_COLUMNS * block,
+                            from->start_k + key + i, from->head_v, from->block_v);
     }
 }
 
@@ -48,14 +88,14 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
     int number = 0;
     const work_tile *w = acquire_work_tile(pipe, 0);
     for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
-        const fa_tile *t = &w->query_tile;
+        const source from = find_source(s, w);
         const int first = w->first_key;
-        load_key_tile(pipe, p, s, t, first, count);
+        load_key_tile(pipe, p, s, &from, first, count);
         for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
         for (int tile = 0; tile < tiles; tile++, count++) {
             if (tile + 1 < tiles)
-                load_key_tile(pipe, p, s, t, first + (tile + 1) * KEYS, count + 1);
-            load_value_tile(pipe, p, s, t, first + tile * KEYS, count);
+                load_key_tile(pipe, p, s, &from, first + (tile + 1) * KEYS, count + 1);
+            load_value_tile(pipe, p, s, &from, first + tile * KEYS, count);
         }
         release_work_tile(pipe, number);
     }

@@ -35,14 +35,11 @@ static int count_smem(const fa_variant *v)
 }
 
 /* Rows of keys and of values that are loaded at once. */
-static int rows_k(const fa_variant *v)
-{
-    return is_tf32(v) ? FA_TF32_SM90_BOX_KEYS : v->keys / v->cluster;
-}
+static int rows_k(const fa_variant *v) { return v->keys / v->cluster; }
 
 static int rows_v(const fa_variant *v)
 {
-    return is_tf32(v) ? FA_TF32_SM90_BOX_KEYS : is_wide(v) ? v->v_rows : v->keys;
+    return is_tf32(v) ? FA_TF32_SM90_VALUE_ROWS : is_wide(v) ? v->v_rows : v->keys;
 }
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
