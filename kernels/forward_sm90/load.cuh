@@ -51,11 +51,10 @@ typedef struct kv_box {
 } kv_box;
 
 /* Issues the copies of a box: one for each block of columns, or for each page and block. */
-FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
-                        uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
-                        const fa_sm90_params *s, const fa_tile *t)
+FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                         uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
+                         const fa_sm90_params *s, const fa_tile *t)
 {
-    ptx_mbarrier_arrive_expect(barrier, box->blocks * box->rows * 128);
     for (int at = 0; at < box->rows; at += s->box_rows) {
         int row = (int)t->start_k + box->key + at, outer = (int)t->block_k;
         if (p->block_table) {
@@ -72,6 +71,15 @@ FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_step
                             (int)t->head_kv * step->head,
                             outer * step->block);
     }
+}
+
+/* The same, as all that the barrier's phase waits for. */
+FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                        uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
+                        const fa_sm90_params *s, const fa_tile *t)
+{
+    ptx_mbarrier_arrive_expect(barrier, box->blocks * box->rows * 128);
+    issue_box(shared, map, step, barrier, box, p, s, t);
 }
 
 /* The keys that some query of the sequence may see. */

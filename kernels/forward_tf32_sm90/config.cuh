@@ -4,12 +4,12 @@
  *
  *     ELEMENT    FA_ELEMENT_TF32: float32 in memory, rounded to tf32 for products
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 32
- *     VALUE_DIM  the widest head dim of values, a multiple of 32
+ *     VALUE_DIM  that of values: the same
  *     OPTIONS    0: masks by position and lengths alone
  *     CLUSTER    1
  *     CONSUMERS  warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 32
- *     STAGES     of keys, and of values
+ *     STAGES     for a tile of keys or values
  *     Q_STAGES   1
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH
@@ -54,8 +54,8 @@
 
 static_assert(ELEMENT == FA_ELEMENT_TF32 && OPTIONS == 0 && CLUSTER == 1 && Q_STAGES == 1,
               "what the kernel can do");
-static_assert(HEAD_DIM % 32 == 0 && VALUE_DIM % 32 == 0 && KEYS % 32 == 0,
-              "tiles are whole pieces");
+static_assert(HEAD_DIM % 32 == 0 && KEYS % 32 == 0, "tiles are whole pieces");
+static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
@@ -98,8 +98,7 @@ enum {
     PIECE = 32 * 128,
     V_BLOCK = V_BLOCKS * PIECE, /* bytes of 32 keys' values */
     Q_BYTES = K_BLOCKS * Q_BLOCK,
-    K_BYTES = K_BLOCKS * K_BLOCK,
-    V_BYTES = KEYS / 32 * V_BLOCK,
+    TILE_BYTES = KEYS * HEAD_DIM * 4, /* of keys or values */
     QUEUE_ENTRIES = FA_TF32_SM90_QUEUE_ENTRIES,
     TRANSPOSERS = 2, /* warps */
     TASK_NONE = -1,

@@ -38,14 +38,9 @@ typedef struct consumer_state {
 
 /* ---- Stages that are released ---------------------------------------------------------------- */
 
-FA_DEVICE void release_keys(const pipeline *pipe, const consumer_state *c, tile_count count)
+FA_DEVICE void release_tile(const pipeline *pipe, const consumer_state *c, tile_count number)
 {
-    ptx_mbarrier_arrive_if(&pipe->state->k_empty[stage_of(count)], c->leader);
-}
-
-FA_DEVICE void release_values(const pipeline *pipe, const consumer_state *c, tile_count count)
-{
-    ptx_mbarrier_arrive_if(&pipe->state->v_empty[stage_of(count)], c->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->empty[stage_of(number)], c->leader);
 }
 
 FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bool last)
@@ -105,15 +100,16 @@ FA_DEVICE void round_weights(consumer_state *c)
 /* The scores of a work tile's first key tile. */
 FA_DEVICE void do_first_tile(const pipeline *pipe, consumer_state *c)
 {
-    acquire_keys(pipe, c->at.count);
+    const tile_count keys = c->at.count;
+    acquire_tile(pipe, keys);
     pingpong_wait(c->number);
     ptx_register_fence(c->scores, KEYS / 2);
     ptx_wgmma_fence();
-    issue_qk(c->scores, c->at.q, k_descriptor(pipe, c->at.count));
+    issue_qk(c->scores, c->at.q, tile_descriptor(pipe, keys));
     pingpong_next(c->number);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, KEYS / 2);
-    release_keys(pipe, c, c->at.count);
+    release_tile(pipe, c, keys);
     release_queries(pipe, c, c->at.needed == 1);
     weigh_tile(pipe, c);
     round_weights(c);
@@ -122,55 +118,62 @@ FA_DEVICE void do_first_tile(const pipeline *pipe, consumer_state *c)
 /* The scores of a key tile, and the values of the one before. */
 FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
 {
-    const tile_count count = c->at.count, before = count - 1;
-    acquire_keys(pipe, count);
+    const tile_count keys = number_of_keys(c->at.count, c->at.tile), values = keys + 1;
+    acquire_tile(pipe, keys);
     pingpong_wait(c->number);
     ptx_register_fence(c->out, OUTPUTS);
     ptx_register_fence(c->scores, KEYS / 2);
     ptx_wgmma_fence();
-    issue_qk(c->scores, c->at.q, k_descriptor(pipe, count));
-    acquire_values(pipe, before);
+    issue_qk(c->scores, c->at.q, tile_descriptor(pipe, keys));
+    acquire_tile(pipe, values);
     ptx_wgmma_fence();
-    issue_pv(c->out, c->weights, v_descriptor(pipe, before), c->at.tile > 1);
+    issue_pv(c->out, c->weights, tile_descriptor(pipe, values), c->at.tile > 1);
     pingpong_next(c->number);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, KEYS / 2);
-    release_keys(pipe, c, count);
+    release_tile(pipe, c, keys);
     release_queries(pipe, c, c->at.tile + 1 == c->at.needed);
     weigh_tile(pipe, c);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->out, OUTPUTS);
     fence_weights(c->weights);
-    release_values(pipe, c, before);
+    release_tile(pipe, c, values);
     if (__any_sync(0xffffffff, c->rescale[0] != 1.0f || c->rescale[1] != 1.0f))
         rescale_outputs(c->out, c->rescale);
     round_weights(c);
 }
 
-/* The values of a work tile's last key tile. */
+/* The values of the last key tile that the consumer needs. */
 FA_DEVICE void add_last_values(const pipeline *pipe, consumer_state *c)
 {
-    acquire_values(pipe, c->at.count);
+    const tile_count values = number_of_values(c->at.count, c->at.needed - 1, c->at.key_tiles);
+    acquire_tile(pipe, values);
     pingpong_wait(c->number);
     ptx_register_fence(c->out, OUTPUTS);
     ptx_wgmma_fence();
-    issue_pv(c->out, c->weights, v_descriptor(pipe, c->at.count), c->at.tile > 0);
+    issue_pv(c->out, c->weights, tile_descriptor(pipe, values), c->at.needed > 1);
     pingpong_next(c->number);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->out, OUTPUTS);
     fence_weights(c->weights);
-    release_values(pipe, c, c->at.count);
+    release_tile(pipe, c, values);
 }
 
-/* Key tiles that only other consumers need. */
+FA_DEVICE void skip_tile(const pipeline *pipe, consumer_state *c, tile_count number)
+{
+    acquire_tile(pipe, number);
+    release_tile(pipe, c, number);
+}
+
+/* Key tiles that only other consumers need, and the end of the work tile. */
 FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
 {
-    for (int tile = c->at.needed; tile < c->at.key_tiles; tile++, c->at.count++) {
-        acquire_keys(pipe, c->at.count);
-        release_keys(pipe, c, c->at.count);
-        acquire_values(pipe, c->at.count);
-        release_values(pipe, c, c->at.count);
+    for (int tile = c->at.needed; tile < c->at.key_tiles; tile++) {
+        if (tile != c->at.needed || tile == 0)
+            skip_tile(pipe, c, number_of_keys(c->at.count, tile));
+        skip_tile(pipe, c, number_of_values(c->at.count, tile, c->at.key_tiles));
     }
+    c->at.count += 2 * (uint32_t)c->at.key_tiles;
 }
 
 /* ---- The work tiles -------------------------------------------------------------------------- */
@@ -179,13 +182,11 @@ FA_DEVICE void do_key_tiles(const pipeline *pipe, consumer_state *c)
 {
     round_queries(pipe, c->number);
     do_first_tile(pipe, c);
-    for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) {
-        c->at.count++;
-        do_tile(pipe, c);
-    }
-    c->at.tile--;
+    for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) do_tile(pipe, c);
+    /* The values of its last tile come behind the keys of a tile that it does not need. */
+    if (c->at.needed < c->at.key_tiles)
+        skip_tile(pipe, c, number_of_keys(c->at.count, c->at.needed));
     add_last_values(pipe, c);
-    c->at.count++;
 }
 
 FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)

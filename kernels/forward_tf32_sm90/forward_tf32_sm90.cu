@@ -38,13 +38,12 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     __shared__ shared_state shared;
     shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
     char *q = (char *)raw + (-ptx_shared_address(raw) & 1023);
-    char *k = q + CONSUMERS * Q_BYTES, *v = k + STAGES * K_BYTES;
+    char *tiles = q + CONSUMERS * Q_BYTES;
     const pipeline pipe = {.q = q,
-                           .k = k,
-                           .v = v,
-                           .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
-                           .v_descriptor = ptx_uniform(ptx_descriptor_low(v, 0)),
-                           .queue = (work_tile *)ptx_uniform_pointer(v + STAGES * V_BYTES),
+                           .tiles = tiles,
+                           .descriptor = ptx_uniform(ptx_descriptor_low(tiles, 0)),
+                           .queue =
+                               (work_tile *)ptx_uniform_pointer(tiles + STAGES * TILE_BYTES),
                            .state = state};
     if (threadIdx.x == 0) init_barriers(state);
     __syncthreads();

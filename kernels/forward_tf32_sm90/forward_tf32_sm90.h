@@ -4,10 +4,10 @@
  *
  * The numbers are those of kernels/variants.h:
  *
- *   head_dim, value_dim  multiples of 32
+ *   head_dim, value_dim  the same multiple of 32
  *   consumers            warpgroups that compute, 64 queries each; one more loads, rounds and transposes
  *   keys                 of a key tile, a multiple of 32
- *   stages               for a tile of keys, and for one of values
+ *   stages               for a tile of keys or values
  *   q_stages             1
  */
 #ifndef FA_KERNEL_FORWARD_TF32_SM90_H
@@ -21,9 +21,8 @@ enum {
 };
 
 /* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work tiles. */
-#define FA_TF32_SM90_SMEM(element, dim, dim_v, consumers, keys, stages)                            \
-    (FA_SM90_QUERIES(consumers) * FA_SM90_ROW_BYTES(dim, element) +                                \
-     (stages) * (keys) * (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(dim_v, element)) +   \
+#define FA_TF32_SM90_SMEM(element, dim, consumers, keys, stages)                                   \
+    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * FA_SM90_ROW_BYTES(dim, element) +          \
      FA_TF32_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
 
 #endif

@@ -27,27 +27,15 @@ FA_DEVICE void pingpong_next(int consumer)
         ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
 }
 
-FA_DEVICE uint32_t k_descriptor(const pipeline *pipe, tile_count count)
+FA_DEVICE uint32_t tile_descriptor(const pipeline *pipe, tile_count number)
 {
-    return pipe->k_descriptor + stage_of(count) * (K_BYTES / 16);
+    return pipe->descriptor + stage_of(number) * (TILE_BYTES / 16);
 }
 
-FA_DEVICE uint32_t v_descriptor(const pipeline *pipe, tile_count count)
+/* Waits until a tile of keys or values is there. */
+FA_DEVICE void acquire_tile(const pipeline *pipe, tile_count number)
 {
-    return pipe->v_descriptor + stage_of(count) * (V_BYTES / 16);
-}
-
-/* Waits until the keys, or values, of a tile are there. */
-FA_DEVICE void acquire_keys(const pipeline *pipe, tile_count count)
-{
-    ptx_mbarrier_wait(ROUND_KEYS ? &pipe->state->k_full[stage_of(count)]
-                                 : &pipe->state->k_loaded[stage_of(count)],
-                      parity_of(count));
-}
-
-FA_DEVICE void acquire_values(const pipeline *pipe, tile_count count)
-{
-    ptx_mbarrier_wait(&pipe->state->v_full[stage_of(count)], parity_of(count));
+    ptx_mbarrier_wait(&pipe->state->full[stage_of(number)], parity_of(number));
 }
 
 /* Issues s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for every tile: the

@@ -4,9 +4,11 @@
  *     barriers              stages                     filled by                           released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles   scheduler warp                      the other producers, consumers
  *     q_full, q_empty       1 for each consumer        TMA, load warp                      the consumer
- *     k_loaded, v_loaded    STAGES                     TMA, load warp
- *     k_full, v_full        the same                   transposers: rounded, transposed
- *     k_empty, v_empty      the same                                                       all consumers
+ *     loaded                STAGES                     TMA, load warp
+ *     full, empty           the same                   transposers: rounded, transposed    all consumers
+ *
+ * Tiles of keys and values take the stages in turn, in the order in which consumers need them: the keys of each tile
+ * before the values of the one before.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
@@ -31,16 +33,27 @@ enum {
 typedef struct shared_state {
     uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];
     uint64_t q_full[Q_STAGES][CONSUMERS], q_empty[Q_STAGES][CONSUMERS];
-    uint64_t k_loaded[STAGES], k_full[STAGES], k_empty[STAGES];
-    uint64_t v_loaded[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint64_t loaded[STAGES], full[STAGES], empty[STAGES];
 } shared_state;
 
 typedef struct pipeline {
-    char *q, *k, *v; /* CONSUMERS tiles of q, STAGES tiles of k and of v */
-    uint32_t k_descriptor, v_descriptor; /* of the first ones, for wgmma */
-    work_tile *queue;                    /* QUEUE_ENTRIES work tiles, described ahead */
+    char *q, *tiles;     /* CONSUMERS tiles of queries, STAGES tiles of keys or values */
+    uint32_t descriptor; /* of the first of these, for wgmma */
+    work_tile *queue;    /* QUEUE_ENTRIES work tiles, described ahead */
     shared_state *state;
 } pipeline;
+
+/* The numbers of tiles of keys and values, through all work tiles: of a work tile's key tile `tile`, where `first` is
+ * that of its first keys and `tiles` how many key tiles it has. */
+FA_DEVICE uint32_t number_of_keys(uint32_t first, int tile)
+{
+    return first + (uint32_t)max(2 * tile - 1, 0);
+}
+
+FA_DEVICE uint32_t number_of_values(uint32_t first, int tile, int tiles)
+{
+    return first + (uint32_t)min(2 * tile + 2, 2 * tiles - 1);
+}
 
 FA_DEVICE void init_barriers(shared_state *state)
 {
@@ -49,12 +62,9 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->q_empty[0][c], WARPS);
     }
     for (int stage = 0; stage < STAGES; stage++) {
-        ptx_mbarrier_init(&state->k_loaded[stage], 1);
-        ptx_mbarrier_init(&state->v_loaded[stage], KEYS / 32);
-        ptx_mbarrier_init(&state->k_full[stage], TRANSPOSERS);
-        ptx_mbarrier_init(&state->v_full[stage], TRANSPOSERS);
-        ptx_mbarrier_init(&state->k_empty[stage], CONSUMERS * WARPS);
-        ptx_mbarrier_init(&state->v_empty[stage], CONSUMERS * WARPS);
+        ptx_mbarrier_init(&state->loaded[stage], 1);
+        ptx_mbarrier_init(&state->full[stage], TRANSPOSERS);
+        ptx_mbarrier_init(&state->empty[stage], CONSUMERS * WARPS);
     }
     for (int entry = 0; entry < QUEUE_ENTRIES; entry++) {
         ptx_mbarrier_init(&state->entry_full[entry], 1);

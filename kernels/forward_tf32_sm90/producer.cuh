@@ -33,22 +33,29 @@ FA_DEVICE source find_source(const fa_sm90_params *s, const work_tile *w)
     return from;
 }
 
-/* key: the tile's first, counted from the sequence's first. count: of tiles so far, through all work tiles. */
-FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
-                             const fa_sm90_params *s, const source *from, int key, tile_count count)
+/* Where the next tile goes, when consumers have released its stage. number: of tiles so far. */
+FA_DEVICE char *acquire_stage(const pipeline *pipe, tile_count number)
 {
-    const int stage = stage_of(count);
-    uint64_t *loaded = &pipe->state->k_loaded[stage];
-    char *to = pipe->k + stage * K_BYTES;
+    const int stage = stage_of(number);
     __syncwarp(); /* no lane comes to a barrier two phases late */
-    ptx_mbarrier_wait(&pipe->state->k_empty[stage], parity_of(count) ^ 1);
+    ptx_mbarrier_wait(&pipe->state->empty[stage], parity_of(number) ^ 1);
+    return pipe->tiles + stage * TILE_BYTES;
+}
+
+/* key: the tile's first, counted from the sequence's first. */
+FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
+                             const fa_sm90_params *s, const source *from, int key,
+                             tile_count number)
+{
+    char *to = acquire_stage(pipe, number);
+    uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
     if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
     if (p->block_table) {
         const kv_box box = {key, KEYS, 0, K_BLOCKS};
-        load_box(to, &s->k, &s->k_step, loaded, &box, p, s, from->tile);
+        issue_box(to, &s->k, &s->k_step, loaded, &box, p, s, from->tile);
         return;
     }
-    ptx_mbarrier_arrive_expect(loaded, K_BYTES);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_4d(to + block * K_BLOCK, &s->k, loaded, BLOCK_COLUMNS * block,
@@ -58,22 +65,19 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
 /* Values come in pieces of 32 keys (config.cuh). */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s, const source *from, int key,
-                               tile_count count)
+                               tile_count number)
 {
-    const int stage = stage_of(count);
-    uint64_t *loaded = &pipe->state->v_loaded[stage];
-    char *to = pipe->v + stage * V_BYTES;
-    __syncwarp();
-    ptx_mbarrier_wait(&pipe->state->v_empty[stage], parity_of(count) ^ 1);
+    char *to = acquire_stage(pipe, number);
+    uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
     if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
 #pragma unroll 1
     for (int i = 0; i < KEYS; i += 32, to += V_BLOCK) {
         if (p->block_table) {
             const kv_box box = {key + i, 32, 0, V_BLOCKS};
-            load_box(to, &s->v, &s->v_step, loaded, &box, p, s, from->tile);
+            issue_box(to, &s->v, &s->v_step, loaded, &box, p, s, from->tile);
             continue;
         }
-        ptx_mbarrier_arrive_expect(loaded, V_BLOCK);
 #pragma unroll
         for (int block = 0; block < V_BLOCKS; block++)
             ptx_tma_load_4d(to + block * PIECE, &s->v, loaded, BLOCK_COLUMNS * block,
@@ -81,7 +85,6 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
     }
 }
 
-/* The keys of each tile come before the values of the one before, as consumers need them. */
 FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     tile_count count = 0;
@@ -90,12 +93,12 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
     for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
         const source from = find_source(s, w);
         const int first = w->first_key;
-        load_key_tile(pipe, p, s, &from, first, count);
+        load_key_tile(pipe, p, s, &from, first, count++);
         for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
-        for (int tile = 0; tile < tiles; tile++, count++) {
+        for (int tile = 0; tile < tiles; tile++) {
             if (tile + 1 < tiles)
-                load_key_tile(pipe, p, s, &from, first + (tile + 1) * KEYS, count + 1);
-            load_value_tile(pipe, p, s, &from, first + tile * KEYS, count);
+                load_key_tile(pipe, p, s, &from, first + (tile + 1) * KEYS, count++);
+            load_value_tile(pipe, p, s, &from, first + tile * KEYS, count++);
         }
         release_work_tile(pipe, number);
     }

@@ -88,32 +88,35 @@ FA_DEVICE void fill_stage(uint64_t *full)
     ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
 }
 
-FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count count, int transposer)
+/* Waits until a tile is loaded; returns its address. */
+FA_DEVICE uint32_t acquire_loaded(const pipeline *pipe, tile_count number)
 {
-    const int stage = stage_of(count);
-    const uint32_t tile = ptx_shared_address(pipe->k) + stage * K_BYTES;
-    if (!ROUND_KEYS) return;
+    const int stage = stage_of(number);
     __syncwarp();
-    ptx_mbarrier_wait(&pipe->state->k_loaded[stage], parity_of(count));
+    ptx_mbarrier_wait(&pipe->state->loaded[stage], parity_of(number));
+    return ptx_shared_address(pipe->tiles) + stage * TILE_BYTES;
+}
+
+FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count number, int transposer)
+{
+    const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = transposer; i < K_BYTES / PIECE; i += TRANSPOSERS) round_piece(tile + i * PIECE);
-    fill_stage(&pipe->state->k_full[stage]);
+    for (int i = transposer; i < (ROUND_KEYS ? TILE_BYTES / PIECE : 0); i += TRANSPOSERS)
+        round_piece(tile + i * PIECE);
+    fill_stage(&pipe->state->full[stage_of(number)]);
 }
 
 /* from, to: the keys of the tile that some query of the sequence may see. */
-FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile_count count,
+FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile_count number,
                                     int transposer)
 {
-    const int stage = stage_of(count);
-    const uint32_t tile = ptx_shared_address(pipe->v) + stage * V_BYTES;
-    __syncwarp();
-    ptx_mbarrier_wait(&pipe->state->v_loaded[stage], parity_of(count));
+    const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = transposer; i < V_BYTES / PIECE; i += TRANSPOSERS) {
+    for (int i = transposer; i < TILE_BYTES / PIECE; i += TRANSPOSERS) {
         const int key = i / V_BLOCKS * 32;
         transpose_piece(tile + i * PIECE, from - key, to - key);
     }
-    fill_stage(&pipe->state->v_full[stage]);
+    fill_stage(&pipe->state->full[stage_of(number)]);
 }
 
 FA_DEVICE void transpose_all(const pipeline *pipe, const fa_attention_params *p, int transposer)
@@ -125,10 +128,10 @@ FA_DEVICE void transpose_all(const pipeline *pipe, const fa_attention_params *p,
         const fa_range seen = find_seen_keys(p, &w->query_tile);
         const int from = saturate(seen.lo - w->first_key), to = saturate(seen.hi - w->first_key);
         release_work_tile(pipe, number);
-        round_key_tile(pipe, count, transposer);
-        for (int tile = 0; tile < tiles; tile++, count++) {
-            if (tile + 1 < tiles) round_key_tile(pipe, count + 1, transposer);
-            transpose_value_tile(pipe, from - tile * KEYS, to - tile * KEYS, count, transposer);
+        round_key_tile(pipe, count++, transposer);
+        for (int tile = 0; tile < tiles; tile++) {
+            if (tile + 1 < tiles) round_key_tile(pipe, count++, transposer);
+            transpose_value_tile(pipe, from - tile * KEYS, to - tile * KEYS, count++, transposer);
         }
     }
 }

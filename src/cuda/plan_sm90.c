@@ -28,8 +28,7 @@ static int count_smem(const fa_variant *v)
         return FA_SM90_WIDE_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages,
                                  v->chunk);
     if (is_tf32(v))
-        return FA_TF32_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->consumers, v->keys,
-                                 v->stages);
+        return FA_TF32_SM90_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages);
     return FA_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->options, v->consumers, v->keys,
                         v->stages, v->q_stages);
 }
