@@ -100,7 +100,7 @@ enum {
     Q_BYTES = K_BLOCKS * Q_BLOCK,
     TILE_BYTES = KEYS * HEAD_DIM * 4, /* of keys or values */
     QUEUE_ENTRIES = FA_TF32_SM90_QUEUE_ENTRIES,
-    TRANSPOSERS = 2, /* warps */
+    TRANSPOSERS = 3, /* warps */
     TASK_NONE = -1,
     TASK_END = -2
 };

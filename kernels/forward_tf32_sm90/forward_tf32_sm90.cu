@@ -4,13 +4,13 @@
  *
  * The kernel is persistent, with the warp roles, scheduler and softmax of forward_sm90. What differs is what becomes of
  * keys and values between their load and the products: wgmma drops the last 13 bits of a float32 number, and in tf32 it
- * reads both operands along their rows. So two warps, the transposers, round keys and values in shared memory and
+ * reads both operands along their rows. So three warps, the transposers, round keys and values in shared memory and
  * transpose the values there, each in its place.
  *
- *     producer      warp 0 loads queries, keys and values by TMA       producer.cuh
- *     scheduler     warp 1 describes the block's work tiles ahead      forward_sm90/scheduler.cuh
- *     transposers   warps 2 and 3                                      transpose.cuh
- *     consumers     warpgroups of 64 queries each                      consumer.cuh, multiply.cuh, store.cuh
+ *     producer      warp 0 describes the block's work tiles ahead,
+ *                   and loads queries, keys and values by TMA      producer.cuh
+ *     transposers   warps 1 to 3                                   transpose.cuh
+ *     consumers     warpgroups of 64 queries each                  consumer.cuh, multiply.cuh, store.cuh
  *
  * config.cuh says what the file is compiled with.
  */
@@ -27,8 +27,8 @@
 #include "ptx/wgmma.cuh"
 
 /* The producer warpgroup's warps. */
-enum { WARP_LOAD, WARP_SCHEDULER, WARP_TRANSPOSE };
-static_assert(WARP_TRANSPOSE + TRANSPOSERS <= WARPS, "they are of one warpgroup");
+enum { WARP_LOAD, WARP_TRANSPOSE };
+static_assert(WARP_TRANSPOSE + TRANSPOSERS == WARPS, "they are of one warpgroup");
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     forward_tf32_sm90(const __grid_constant__ fa_attention_params p,
@@ -51,8 +51,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const int warp = warp_uniform(threadIdx.x / 32);
         if (warp == WARP_LOAD) load_all(&pipe, &p, &s);
-        else if (warp == WARP_SCHEDULER) schedule(&pipe, &p, &s);
-        else if (warp < WARP_TRANSPOSE + TRANSPOSERS) transpose_all(&pipe, &p, warp - WARP_TRANSPOSE);
+        else transpose_all(&pipe, &p, warp - WARP_TRANSPOSE);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));

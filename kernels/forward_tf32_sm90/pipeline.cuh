@@ -2,7 +2,7 @@
  * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
  *
  *     barriers              stages                     filled by                           released by
- *     entry_full, _empty    QUEUE_ENTRIES work tiles   scheduler warp                      the other producers, consumers
+ *     entry_full, _empty    QUEUE_ENTRIES work tiles   load warp                           all warps
  *     q_full, q_empty       1 for each consumer        TMA, load warp                      the consumer
  *     loaded                STAGES                     TMA, load warp
  *     full, empty           the same                   transposers: rounded, transposed    all consumers

@@ -1,5 +1,6 @@
 /*
- * The load warp: brings queries, keys and values to shared memory by TMA, in the order in which they are needed.
+ * The load warp: describes the block's work tiles ahead, and brings queries, keys and values to shared memory by TMA, in
+ * the order in which they are needed.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
@@ -85,12 +86,45 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
     }
 }
 
+/* The work tiles that the load warp has described so far: no warp is left for a scheduler, and tiles of keys that are on
+ * their way hide the time that a description takes. */
+typedef struct schedule_state {
+    int64_t task; /* of the lane: the next of the block's */
+    int number;   /* of work tiles */
+    bool more;
+} schedule_state;
+
+/* Describes the block's next two tasks, if there are any. Returns when their entries are empty, and filled. */
+FA_DEVICE void describe_next(const pipeline *pipe, const fa_attention_params *p,
+                             const fa_sm90_params *s, schedule_state *at)
+{
+    enum { TOGETHER = QUEUE_ENTRIES / 2 };
+    const int lane = (int)threadIdx.x % 32;
+    work_tile w;
+    const int64_t task = lane < TOGETHER ? find_task(pipe, p, s, at->task) : TASK_NONE;
+    const bool found = describe_work_tile(p, s, task, &w);
+    const uint32_t all = __ballot_sync(0xffffffff, found);
+    at->more = !__any_sync(0xffffffff, task == TASK_END);
+    wait_for_empty_entries(pipe, at->number, __popc(all));
+    if (found) publish_work_tile(pipe, at->number + __popc(all & ((1u << lane) - 1)), &w);
+    at->number += __popc(all);
+    at->task += TOGETHER;
+    if (!at->more) publish_end(pipe, at->number);
+}
+
 FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
+    schedule_state schedule = {(int)threadIdx.x % 32, 0, true};
     tile_count count = 0;
-    int number = 0;
-    const work_tile *w = acquire_work_tile(pipe, 0);
-    for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
+    for (int number = 0;; number++) {
+        /* One more than this one, so that the other warps never wait for it. */
+        while (schedule.more && schedule.number <= number + 1) describe_next(pipe, p, s, &schedule);
+        const work_tile *w = acquire_work_tile(pipe, number);
+        const int tiles = w->key_tiles;
+        if (!tiles) {
+            for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
+            return;
+        }
         const source from = find_source(s, w);
         const int first = w->first_key;
         load_key_tile(pipe, p, s, &from, first, count++);
@@ -102,7 +136,6 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
         }
         release_work_tile(pipe, number);
     }
-    for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
 }
 
 #endif

@@ -45,8 +45,8 @@ FA_DEVICE void round_piece(uint32_t piece)
 /* Transposes the quarters of a piece on its diagonal, or the two others, which change places. Of 8 keys and 16 columns
  * lanes 0 to 15 get the keys 0, 2, 4, 6 of a column each, the others 1, 3, 5, 7 in the order 5, 7, 1, 3: two keys whose
  * numbers differ in this way are in different banks.
- * Keys outside [from, to) of the piece become 0: no query may see them, and they may hold NaN. */
-FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, int from, int to)
+ * clears: keys outside [from, to) of the piece become 0. */
+FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, int from, int to)
 {
     const int lane = threadIdx.x % 32, odd = lane / 16;
     const int matrix = lane / 8, right = lane % 8 / 4, key = 2 * (matrix ^ 2 * right) + right;
@@ -63,7 +63,7 @@ FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, int from, int t
         const int columns = diagonal ? b / 2 : 1 - b / 2;
         uint4 keys = round_four(make_uint4(odd ? x[b][2] : x[b][0], odd ? x[b][3] : x[b][1],
                                            odd ? x[b][0] : x[b][2], odd ? x[b][1] : x[b][3]));
-        if (from > 0 || to < 32) {
+        if (clears) {
             const int first = 8 * b + odd;
             if (first < from || first >= to) keys.x = 0;
             if (first + 2 < from || first + 2 >= to) keys.y = 0;
@@ -74,10 +74,16 @@ FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, int from, int t
     }
 }
 
+/* Keys outside [from, to) of the piece become 0: no query may see them, and they may hold NaN. */
 FA_DEVICE void transpose_piece(uint32_t piece, int from, int to)
 {
-    transpose_quarters(piece, true, from, to);
-    transpose_quarters(piece, false, from, to);
+    if (from <= 0 && to >= 32) {
+        transpose_quarters(piece, true, false, 0, 32);
+        transpose_quarters(piece, false, false, 0, 32);
+    } else {
+        transpose_quarters(piece, true, true, from, to);
+        transpose_quarters(piece, false, true, from, to);
+    }
 }
 
 /* What the warp stored is there for products: the whole warp. */
@@ -86,6 +92,12 @@ FA_DEVICE void fill_stage(uint64_t *full)
     ptx_fence_proxy_async();
     __syncwarp();
     ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
+}
+
+/* The first piece of a tile that is a transposer's. They take turns: a tile's pieces are no multiple of 3. */
+FA_DEVICE int first_piece(tile_count number, int transposer)
+{
+    return (int)((number + (uint32_t)transposer) % TRANSPOSERS);
 }
 
 /* Waits until a tile is loaded; returns its address. */
@@ -101,7 +113,7 @@ FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count number, int trans
 {
     const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = transposer; i < (ROUND_KEYS ? TILE_BYTES / PIECE : 0); i += TRANSPOSERS)
+    for (int i = first_piece(number, transposer); i < (ROUND_KEYS ? TILE_BYTES / PIECE : 0); i += TRANSPOSERS)
         round_piece(tile + i * PIECE);
     fill_stage(&pipe->state->full[stage_of(number)]);
 }
@@ -112,7 +124,7 @@ FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile
 {
     const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = transposer; i < TILE_BYTES / PIECE; i += TRANSPOSERS) {
+    for (int i = first_piece(number, transposer); i < TILE_BYTES / PIECE; i += TRANSPOSERS) {
         const int key = i / V_BLOCKS * 32;
         transpose_piece(tile + i * PIECE, from - key, to - key);
     }
