@@ -106,7 +106,7 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
-    ROWS = 64, /* queries of a consumer */
+    ROWS = 64,          /* queries of a consumer */
     BLOCK_COLUMNS = 64, /* the swizzle spans 128 bytes */
     K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM, ELEMENT) / 128,
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,

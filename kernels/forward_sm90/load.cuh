@@ -67,8 +67,7 @@ FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_ste
         }
         for (int block = 0; block < box->blocks; block++)
             ptx_tma_load_4d(shared + (block * box->rows + at) * 128, map, barrier,
-                            box->column + BLOCK_COLUMNS * block, row,
-                            (int)t->head_kv * step->head,
+                            box->column + BLOCK_COLUMNS * block, row, (int)t->head_kv * step->head,
                             outer * step->block);
     }
 }

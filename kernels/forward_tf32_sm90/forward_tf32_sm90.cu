@@ -42,8 +42,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const pipeline pipe = {.q = q,
                            .tiles = tiles,
                            .descriptor = ptx_uniform(ptx_descriptor_low(tiles, 0)),
-                           .queue =
-                               (work_tile *)ptx_uniform_pointer(tiles + STAGES * TILE_BYTES),
+                           .queue = (work_tile *)ptx_uniform_pointer(tiles + STAGES * TILE_BYTES),
                            .state = state};
     if (threadIdx.x == 0) init_barriers(state);
     __syncthreads();

@@ -48,8 +48,7 @@ FA_DEVICE void store_outputs(const fa_attention_params *p, const work_tile *w,
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (first + 8 * r < w->rows)
-            store_row(p, out, r, factor[r],
-                      (float *)w->out + (first + 8 * r) * p->out.stride[1]);
+            store_row(p, out, r, factor[r], (float *)w->out + (first + 8 * r) * p->out.stride[1]);
 }
 
 #endif

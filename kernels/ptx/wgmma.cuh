@@ -139,9 +139,9 @@ FA_DEVICE void ptx_wgmma_commit(void)
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, const uint32_t *a, uint64_t b, int accumulate) \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n5 ", 0;\n"                             \
-                     "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE                        \
-                     " {" PTX_NAMES_##count "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4   \
-                                            ", p, 1, 1" PTX_WGMMA_ACROSS_B(across) ";\n}\n"        \
+                     "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE " {" PTX_NAMES_##count \
+                     "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4                          \
+                     ", p, 1, 1" PTX_WGMMA_ACROSS_B(across) ";\n}\n"                               \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));       \
     }
@@ -151,9 +151,8 @@ FA_DEVICE void ptx_wgmma_commit(void)
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)        \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
-                     "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE                        \
-                     " {" PTX_NAMES_##count "}, %" #n0 ", %" #n1                                   \
-                     ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across) ";\n}\n"                              \
+                     "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE " {" PTX_NAMES_##count \
+                     "}, %" #n0 ", %" #n1 ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across) ";\n}\n"         \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }
