@@ -62,7 +62,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 /* Of forward_sm90's choices (forward_sm90/config.cuh): */
 #define HIDES_VALUES 0
-#define ALWAYS_TRACKED 1
+#define TRACKED 1
 #define HAS_SERIES 0
 #define DYNAMIC 0
 #define BALANCED 0

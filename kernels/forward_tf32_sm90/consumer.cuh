@@ -80,7 +80,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c)
     float sum[2];
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(c->scores, queue_entry(pipe, c->at.number), c->number, tile * KEYS);
-    raise_bases(c->scores, &c->rows, c->rescale, &u);
+    const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
+    raise_bases(top, &c->rows, c->rescale, &u);
     weigh(c->scores, &c->rows, &u, sum);
     add_sums(&c->rows, sum);
 }
