@@ -62,8 +62,8 @@ FA_DEVICE void store_quarter_block(const uint32_t x[4], uint32_t piece, int half
 {
     const int lane = threadIdx.x % 32, odd = lane / 16;
     const uint32_t target = piece + (uint32_t)(lane % 16 * 128 + (odd ^ lane % 8) * 16);
-    uint4 keys = round_four(make_uint4(odd ? x[2] : x[0], odd ? x[3] : x[1], odd ? x[0] : x[2],
-                                       odd ? x[1] : x[3]));
+    uint4 keys = round_four(
+        make_uint4(odd ? x[2] : x[0], odd ? x[3] : x[1], odd ? x[0] : x[2], odd ? x[1] : x[3]));
     if (clears) {
         const int first = 8 * b + odd;
         if (first < from || first >= to) keys.x = 0;
