@@ -71,16 +71,6 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)
 
-/* Whether consumers issue their products alternately, as forward_sm90's do. */
-#ifndef PINGPONG
-#define PINGPONG 0
-#endif
-
-/* Whether keys are rounded to tf32; without, products drop their last 13 bits. For measurements. */
-#ifndef ROUND_KEYS
-#define ROUND_KEYS 1
-#endif
-
 enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,

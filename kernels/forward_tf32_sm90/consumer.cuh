@@ -103,11 +103,9 @@ FA_DEVICE void do_first_tile(const pipeline *pipe, consumer_state *c)
 {
     const tile_count keys = c->at.count;
     acquire_tile(pipe, keys);
-    pingpong_wait(c->number);
     ptx_register_fence(c->scores, KEYS / 2);
     ptx_wgmma_fence();
     issue_qk(c->scores, c->at.q, tile_descriptor(pipe, keys));
-    pingpong_next(c->number);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, KEYS / 2);
     release_tile(pipe, c, keys);
@@ -121,7 +119,6 @@ FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
 {
     const tile_count keys = number_of_keys(c->at.count, c->at.tile), values = keys + 1;
     acquire_tile(pipe, keys);
-    pingpong_wait(c->number);
     ptx_register_fence(c->out, OUTPUTS);
     ptx_register_fence(c->scores, KEYS / 2);
     ptx_wgmma_fence();
@@ -129,7 +126,6 @@ FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
     acquire_tile(pipe, values);
     ptx_wgmma_fence();
     issue_pv(c->out, c->weights, tile_descriptor(pipe, values), c->at.tile > 1);
-    pingpong_next(c->number);
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, KEYS / 2);
     release_tile(pipe, c, keys);
@@ -149,11 +145,9 @@ FA_DEVICE void add_last_values(const pipeline *pipe, consumer_state *c)
 {
     const tile_count values = number_of_values(c->at.count, c->at.needed - 1, c->at.key_tiles);
     acquire_tile(pipe, values);
-    pingpong_wait(c->number);
     ptx_register_fence(c->out, OUTPUTS);
     ptx_wgmma_fence();
     issue_pv(c->out, c->weights, tile_descriptor(pipe, values), c->at.needed > 1);
-    pingpong_next(c->number);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->out, OUTPUTS);
     fence_weights(c->weights);
@@ -198,7 +192,6 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int c
     c.at.count = 0;
     c.leader = threadIdx.x % 32 == 0;
     __asm__ volatile("" : "+r"(c.leader));
-    if (consumer == CONSUMERS - 1) pingpong_next(consumer); /* consumer 0 begins */
     for (next_work_tile(pipe, consumer, &c.at); c.at.key_tiles;
          next_work_tile(pipe, consumer, &c.at)) {
         start_work_tile(pipe, &c);
@@ -208,7 +201,6 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int c
         skip_other_tiles(pipe, &c);
         release_work_tile(pipe, c.at.number);
     }
-    if (consumer == 0) pingpong_wait(consumer); /* for the arrival that is left over */
 }
 
 #endif

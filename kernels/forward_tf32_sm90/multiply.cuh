@@ -15,18 +15,6 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 
-/* Until this consumer may issue; now the next one may. */
-FA_DEVICE void pingpong_wait(int consumer)
-{
-    if (PINGPONG) ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + consumer, 2 * WARPGROUP);
-}
-
-FA_DEVICE void pingpong_next(int consumer)
-{
-    if (PINGPONG)
-        ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
-}
-
 FA_DEVICE uint32_t tile_descriptor(const pipeline *pipe, tile_count number)
 {
     return pipe->descriptor + stage_of(number) * (TILE_BYTES / 16);

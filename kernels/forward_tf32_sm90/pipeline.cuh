@@ -25,9 +25,8 @@
 
 /* Named barriers. */
 enum {
-    NAMED_BARRIER_BLOCK, /* of __syncthreads */
-    NAMED_BARRIER_ISSUE, /* of consumer 0, and so on: ping-pong */
-    NAMED_BARRIER_QUERIES = NAMED_BARRIER_ISSUE + CONSUMERS /* a consumer has rounded its queries */
+    NAMED_BARRIER_BLOCK,  /* of __syncthreads */
+    NAMED_BARRIER_QUERIES /* of consumer 0, and so on: it has rounded its queries */
 };
 
 typedef struct shared_state {

@@ -125,8 +125,7 @@ FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count number, int trans
 {
     const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = first_piece(number, transposer); i < (ROUND_KEYS ? TILE_BYTES / PIECE : 0);
-         i += TRANSPOSERS)
+    for (int i = first_piece(number, transposer); i < TILE_BYTES / PIECE; i += TRANSPOSERS)
         round_piece(tile + i * PIECE);
     fill_stage(&pipe->state->full[stage_of(number)]);
 }
