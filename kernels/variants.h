@@ -160,6 +160,25 @@ VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "f
         .warps = 3, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
 END(forward, sm75)
 
+FAMILY(forward, tf32_sm90)
+/* For short rows, and those whose last 192 queries would be few. */
+VARIANT(forward_tf32_sm90_d64_two, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 96, .stages = 7, .q_stages = 1, .few_queries = 1)
+VARIANT(forward_tf32_sm90_d64, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
+        .keys = 96, .stages = 6, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d128_two, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 5, .q_stages = 1, .few_queries = 1)
+VARIANT(forward_tf32_sm90_d128, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 3,
+        .keys = 64, .stages = 4, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d256, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 0)
+END(forward, tf32_sm90)
+
 FAMILY(forward, tf32)
 /* The same source for float32 inputs whose products may be rounded to tf32. Head dims above 256 need 212 KiB of shared
  * memory (Hopper). */

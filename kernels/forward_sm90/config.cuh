@@ -93,6 +93,9 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
  * three consumers, which is for long rows, has no register to spare. */
 #define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
 
+/* Whether the last heads may have a balanced schedule. */
+#define BALANCED 1
+
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)
 
@@ -103,8 +106,8 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
-    ROWS = 64, /* queries of a consumer */
-    /* Blocks of 64 columns: the swizzle spans 128 bytes. */
+    ROWS = 64,          /* queries of a consumer */
+    BLOCK_COLUMNS = 64, /* the swizzle spans 128 bytes */
     K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM, ELEMENT) / 128,
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */

@@ -24,8 +24,8 @@
 
 /* A row's largest weight is 2 to this power when its base is its max. float16 loses small numbers, so its
  * weights are larger. */
-#define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 8.0f)
-#define MAX_WEIGHT (ELEMENT == FA_ELEMENT_BFLOAT16 ? 1.0f : 256.0f)
+#define HEADROOM (ELEMENT == FA_ELEMENT_FLOAT16 ? 8.0f : 0.0f)
+#define MAX_WEIGHT (ELEMENT == FA_ELEMENT_FLOAT16 ? 256.0f : 1.0f)
 
 /* Rows are flat by FA_FLAT_SUM. But if the weights of one row of a warp add up to less than this many times its
  * largest, none of the warp's rows counts as flat. One in a thousand standard normal rows is below it. */
@@ -210,6 +210,8 @@ FA_DEVICE void add_sums(row_state *rows, const float *sum)
     rows->sum[1] += sum[1];
 }
 
+#if ELEMENT != FA_ELEMENT_TF32
+
 /* Rounds the weights [from, to) to 16 bits: the A operand of wgmma. */
 FA_DEVICE void pack_weights(uint32_t *weights, const float *s, int from, int to)
 {
@@ -313,5 +315,7 @@ FA_DEVICE bool renew_bases(float *s, float *out, row_state *rows)
     rescale_rows(s, out, rows, factor);
     return true;
 }
+
+#endif
 
 #endif

@@ -150,6 +150,27 @@ static void set_dtype(fa_problem *p, fa_dtype dtype)
     p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
 }
 
+/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
+static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
+{
+    v->stride[0] = rows * heads * d;
+    v->stride[1] = heads * d;
+    v->stride[2] = d;
+    v->stride[3] = 1;
+}
+
+/* A problem that Hopper's kernels take. */
+static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
+{
+    fa_problem p = make_problem(1, heads, n, d, d_v);
+    set_dtype(&p, FA_BFLOAT16);
+    p.scale = 0.1f;
+    set_strides(&p.q, n, heads, d);
+    set_strides(&p.k, n, heads, d);
+    set_strides(&p.v, n, heads, d_v);
+    return p;
+}
+
 /* Tensor cores refuse chunked attention by name; the FMA units do it. */
 static void test_chunks(void)
 {
@@ -163,12 +184,12 @@ static void test_chunks(void)
                   plan.launches[0].variant == FA_VARIANT_forward_simt_d64 &&
                   strstr(plan.passed_over, "options.attention_chunk is 100"),
               "%s: %s", devices[i].name, plan.passed_over);
-        const fa_cuda_family *const asked[] = {&fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3,
-                                               &fa_cuda_decode};
-        for (int n = 0; n < 3; n++) { /* float32 in tf32, and decode in 16 bits */
-            set_dtype(&p, n < 2 ? FA_FLOAT32 : FA_FLOAT16);
-            p.precision = n == 0 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
-            p.pass = n < 2 ? FA_PASS_FORWARD : FA_PASS_DECODE;
+        const fa_cuda_family *const asked[] = {&fa_cuda_forward_tf32_sm90, &fa_cuda_forward_tf32,
+                                               &fa_cuda_forward_tf32x3, &fa_cuda_decode};
+        for (int n = 0; n < 4; n++) { /* float32 in tf32, and decode in 16 bits */
+            set_dtype(&p, n < 3 ? FA_FLOAT32 : FA_FLOAT16);
+            p.precision = n < 2 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
+            p.pass = n < 3 ? FA_PASS_FORWARD : FA_PASS_DECODE;
             const bool fine = fa_cuda_plan_make(&p, &devices[i], asked[n], &plan, why, sizeof why);
             CHECK(!fine || plan.launches[0].variant == FA_VARIANT_forward_simt_d64,
                   "%s: %s takes chunks", devices[i].name, asked[n]->name);
@@ -249,18 +270,37 @@ static void test_tf32(void)
             for (int n = 0; n < 3; n++) {
                 const int architecture = 10 * devices[i].major + devices[i].minor;
                 const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220; /* KiB */
-                fa_problem p = make_problem(2, 8, 300, d, d > 8 ? d - 8 : d);
+                fa_problem p = make_mapped(8, 300, d, d > 8 ? d - 8 : d);
+                set_dtype(&p, FA_FLOAT32);
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
                 const bool expected = precisions[n] == FA_PRECISION_TF32 && architecture >= 80 &&
                                       devices[i].smem_per_block >= needed * 1024;
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                CHECK((strcmp(plan.family->name, "tf32") == 0) == expected, "d %lld on %s: %s%s",
+                /* TMA wants whole 16 bytes. */
+                const bool hopper = expected && architecture == 90 && d <= 256 && d % 4 == 0;
+                const char *name = hopper ? "tf32_sm90" : "tf32";
+                CHECK((strcmp(plan.family->name, name) == 0) == expected, "d %lld on %s: %s%s",
                       (long long)d, devices[i].name, name_of(&plan), plan.passed_over);
-                CHECK(strcmp(plan.arithmetic, expected ? "tf32 products (mma.sync), float32 sums"
-                                                       : "float32 sums on FMA units") == 0,
+                CHECK(strcmp(plan.arithmetic, hopper     ? "tf32 products (wgmma), float32 sums"
+                                              : expected ? "tf32 products (mma.sync), float32 sums"
+                                                         : "float32 sums on FMA units") == 0,
                       "d %lld: %s", (long long)d, plan.arithmetic);
             }
+    { /* what forward_tf32_sm90 lacks */
+        fa_problem capped = make_mapped(8, 300, 128, 128);
+        set_dtype(&capped, FA_FLOAT32);
+        capped.precision = FA_PRECISION_TF32;
+        fa_problem turned = capped;
+        capped.softcap = 20;
+        turned.scale = -0.1f;
+        CHECK(plan_of(&capped, &devices[H200]).launches[0].variant ==
+                  FA_VARIANT_forward_tf32_d128_general,
+              "%s", plan_of(&capped, &devices[H200]).passed_over);
+        CHECK(plan_of(&turned, &devices[H200]).launches[0].variant ==
+                  FA_VARIANT_forward_tf32_d128_general,
+              "%s", plan_of(&turned, &devices[H200]).passed_over);
+    }
     for (int n = 0; n < 3; n++) { /* where it is asked for */
         char why[320];
         fa_cuda_plan exact;
@@ -359,27 +399,6 @@ static void test_shares(void)
     p = make_problem(1, 16, 1024, 256, 256); /* a task for each */
     set_dtype(&p, FA_BFLOAT16);
     expect_share(&p, 128, 0, 0);
-}
-
-/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
-static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
-{
-    v->stride[0] = rows * heads * d;
-    v->stride[1] = heads * d;
-    v->stride[2] = d;
-    v->stride[3] = 1;
-}
-
-/* A problem that Hopper's kernels take. */
-static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
-{
-    fa_problem p = make_problem(1, heads, n, d, d_v);
-    set_dtype(&p, FA_BFLOAT16);
-    p.scale = 0.1f;
-    set_strides(&p.q, n, heads, d);
-    set_strides(&p.k, n, heads, d);
-    set_strides(&p.v, n, heads, d_v);
-    return p;
 }
 
 /* Head dims of 257 to 512 on Hopper: two blocks share a work tile, so a grid has an even number of them. */
