@@ -843,10 +843,11 @@ static void find_seen_keys(problem *p)
     for (int64_t b = 0; b < p->batch; b++) {
         ref_item item = ref_item_of(&p->in, b);
         for (int64_t h = 0; h < p->heads_q; h++)
-            for (int64_t i = 0; i < item.n_q; i++)
-                for (int64_t j = 0; j < item.n_k; j++)
-                    if (ref_may_see(&p->in, &item, h, i, j))
-                        p->seen[(b * p->heads_kv + h / group) * p->longest_k + j] = true;
+            for (int64_t j = 0; j < item.n_k; j++) {
+                bool *seen = &p->seen[(b * p->heads_kv + h / group) * p->longest_k + j];
+                for (int64_t i = 0; i < item.n_q && !*seen; i++)
+                    *seen = ref_may_see(&p->in, &item, h, i, j);
+            }
     }
 }
 
