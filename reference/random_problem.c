@@ -1305,8 +1305,7 @@ static void check_gradient_invariance(problem *p, const random_call *whole,
 
 /* The first run makes what all are compared with. */
 static void check_backward_once(problem *p, const fa_gradients *gradients, ref_gradients *want,
-                                const random_settings *settings,
-                                random_result *result)
+                                const random_settings *settings, random_result *result)
 {
     random_call call = whole_call(p);
     call.pass = RANDOM_BACKWARD;

@@ -10,7 +10,7 @@
 
 /* Functions that take most of the tests' time are compiled for wide vectors as well. ISO C forbids contraction here, so all
  * forms give the same bits. Sanitizers do not expect the resolver that chooses one. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&        \
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define WITH_WIDE_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -938,9 +938,9 @@ static void derive_logit(const backward *b, query *w, int64_t j)
 static void add_to_dbias(const backward *b, const query *w, int64_t j)
 {
     ref_array *dbias = &b->g->dbias;
-    const int64_t at = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : b->item->b,
-                                       dbias->shape[1] == 1 ? 0 : b->h,
-                                       dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
+    const int64_t at = ref_array_index(
+        dbias, dbias->shape[0] == 1 ? 0 : b->item->b, dbias->shape[1] == 1 ? 0 : b->h,
+        dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
     const double error = w->dx_error[j] + b->l->in->rounding.sum * fabs(w->dx[j]);
     add_terms(1, w->dx[j], error, &one, &dbias->value[at], &dbias->error[at], &b->last->dbias[at]);
 }
@@ -1053,16 +1053,15 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
                 for (int t = 0; t < count; t++) {
                     query *w = &queries[t];
                     const int64_t token = item.start_q + first + t;
-                    const int64_t lse_at =
-                        (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
+                    const int64_t lse_at = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
                     w->i = first + t;
                     w->q = row_of(&l.q, item.block_q, token, h);
                     w->dout = row_of(&douts, item.block_q, token, h);
                     compute_row(&l, &item, h, w->i, &w->r);
                     compute_output(&l, &item, h, &w->r, out, out_error);
                     move_weights(&w->r);
-                    w->sums = compute_delta(&l, w->dout, out, out_error,
-                                            dlse ? (double)dlse[lse_at] : 0);
+                    w->sums =
+                        compute_delta(&l, w->dout, out, out_error, dlse ? (double)dlse[lse_at] : 0);
                     begin_query(&b, w);
                 }
                 for (int64_t j = 0; j < item.n_k; j++)
