@@ -28,74 +28,63 @@ FA_DEVICE uint4 round_four(uint4 x)
     return make_uint4(fa_near_tf32(x.x), fa_near_tf32(x.y), fa_near_tf32(x.z), fa_near_tf32(x.w));
 }
 
-/* 4 KiB of keys. The next numbers are on their way while some are rounded and stored. */
+/* 4 KiB of keys. */
 FA_DEVICE void round_piece(uint32_t piece)
 {
     const uint32_t at = piece + threadIdx.x % 32 * 16;
-    uint4 x[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = ptx_ld_shared_v4(at + 512 * i);
+    for (int half = 0; half < PIECE; half += PIECE / 2) {
+        uint4 x[4];
 #pragma unroll
-    for (int i = 0; i < PIECE / 512; i++) {
-        ptx_st_shared_v4(at + 512 * i, round_four(x[i % 4]));
-        if (i + 4 < PIECE / 512) x[i % 4] = ptx_ld_shared_v4(at + 512 * (i + 4));
+        for (int i = 0; i < 4; i++) x[i] = ptx_ld_shared_v4(at + half + 512 * i);
+#pragma unroll
+        for (int i = 0; i < 4; i++) ptx_st_shared_v4(at + half + 512 * i, round_four(x[i]));
     }
 }
 
-/* Two quarters of a piece: those on its diagonal (half 0), or the two others, which change places. Block b of them is 8
- * keys by 16 columns. */
-FA_DEVICE int columns_of(int half, int b) { return half ? 1 - b / 2 : b / 2; }
-
-/* Lanes 0 to 15 get the keys 0, 2, 4, 6 of a column each, the others 1, 3, 5, 7 in the order 5, 7, 1, 3: two keys whose
- * numbers differ in this way are in different banks. */
-FA_DEVICE void load_quarter_block(uint32_t x[4], uint32_t piece, int half, int b)
-{
-    const int lane = threadIdx.x % 32;
-    const int matrix = lane / 8, right = lane % 8 / 4, key = 2 * (matrix ^ 2 * right) + right;
-    const uint32_t source = piece + (uint32_t)(key * 128 + (lane % 4 ^ key) * 16);
-    ptx_ldmatrix_x4(x, (source ^ (uint32_t)(64 * columns_of(half, b))) + 1024 * b);
-}
-
-/* clears: keys outside [from, to) of the piece become 0. */
-FA_DEVICE void store_quarter_block(const uint32_t x[4], uint32_t piece, int half, int b,
-                                   bool clears, int from, int to)
+/* Transposes the quarters of a piece on its diagonal, or the two others, which change places. Of 8 keys and 16 columns
+ * lanes 0 to 15 get the keys 0, 2, 4, 6 of a column each, the others 1, 3, 5, 7 in the order 5, 7, 1, 3: two keys whose
+ * numbers differ in this way are in different banks.
+ * clears: keys outside [from, to) of the piece become 0. */
+FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, int from, int to)
 {
     const int lane = threadIdx.x % 32, odd = lane / 16;
+    const int matrix = lane / 8, right = lane % 8 / 4, key = 2 * (matrix ^ 2 * right) + right;
+    const uint32_t source = piece + (uint32_t)(key * 128 + (lane % 4 ^ key) * 16);
     const uint32_t target = piece + (uint32_t)(lane % 16 * 128 + (odd ^ lane % 8) * 16);
-    uint4 keys = round_four(
-        make_uint4(odd ? x[2] : x[0], odd ? x[3] : x[1], odd ? x[0] : x[2], odd ? x[1] : x[3]));
-    if (clears) {
-        const int first = 8 * b + odd;
-        if (first < from || first >= to) keys.x = 0;
-        if (first + 2 < from || first + 2 >= to) keys.y = 0;
-        if (first + 4 < from || first + 4 >= to) keys.z = 0;
-        if (first + 6 < from || first + 6 >= to) keys.w = 0;
-    }
-    ptx_st_shared_v4((target ^ (uint32_t)(32 * b)) + 2048 * columns_of(half, b), keys);
-}
-
-/* The second half's blocks are on their way while the first half's are stored. */
-FA_DEVICE void transpose_halves(uint32_t piece, bool clears, int from, int to)
-{
     uint32_t x[4][4];
 #pragma unroll
-    for (int b = 0; b < 4; b++) load_quarter_block(x[b], piece, 0, b);
-    __syncwarp(); /* all of the half is in registers */
+    for (int b = 0; b < 4; b++) {
+        const int columns = diagonal ? b / 2 : 1 - b / 2;
+        ptx_ldmatrix_x4(x[b], (source ^ (uint32_t)(64 * columns)) + 1024 * b);
+    }
+    __syncwarp(); /* all of the quarters is in registers */
 #pragma unroll
     for (int b = 0; b < 4; b++) {
-        store_quarter_block(x[b], piece, 0, b, clears, from, to);
-        load_quarter_block(x[b], piece, 1, b);
+        const int columns = diagonal ? b / 2 : 1 - b / 2;
+        uint4 keys = round_four(make_uint4(odd ? x[b][2] : x[b][0], odd ? x[b][3] : x[b][1],
+                                           odd ? x[b][0] : x[b][2], odd ? x[b][1] : x[b][3]));
+        if (clears) {
+            const int first = 8 * b + odd;
+            if (first < from || first >= to) keys.x = 0;
+            if (first + 2 < from || first + 2 >= to) keys.y = 0;
+            if (first + 4 < from || first + 4 >= to) keys.z = 0;
+            if (first + 6 < from || first + 6 >= to) keys.w = 0;
+        }
+        ptx_st_shared_v4((target ^ (uint32_t)(32 * b)) + 2048 * columns, keys);
     }
-    __syncwarp();
-#pragma unroll
-    for (int b = 0; b < 4; b++) store_quarter_block(x[b], piece, 1, b, clears, from, to);
 }
 
 /* Keys outside [from, to) of the piece become 0: no query may see them, and they may hold NaN. */
 FA_DEVICE void transpose_piece(uint32_t piece, int from, int to)
 {
-    if (from <= 0 && to >= 32) transpose_halves(piece, false, 0, 32);
-    else transpose_halves(piece, true, from, to);
+    if (from <= 0 && to >= 32) {
+        transpose_quarters(piece, true, false, 0, 32);
+        transpose_quarters(piece, false, false, 0, 32);
+    } else {
+        transpose_quarters(piece, true, true, from, to);
+        transpose_quarters(piece, false, true, from, to);
+    }
 }
 
 /* What the warp stored is there for products: the whole warp. */
