@@ -13,8 +13,10 @@
 
 #include "decode_sm80/config.cuh"
 
+#if EIGHT_BITS
 #include "common/mma.cuh"
 #include "common/nonfinite_values.cuh"
+#include "common/softmax.cuh"
 #include "decode_sm80/load.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/convert.cuh"
@@ -269,5 +271,7 @@ FA_DEVICE void add_values_carefully(float o[M_TILES][D_TILES][4], uint32_t a[M_T
         }
     }
 }
+
+#endif
 
 #endif

@@ -5,14 +5,23 @@
  *   P   warps exchange maxima, so that all have the same bases, and weights, as fragments
  *   O   each warp has all keys and an eighth of the columns
  *
- * A tile takes three barriers. Two of three tiles are on their way meanwhile. attend.cuh includes this.
+ * A tile takes three barriers. Two of three tiles are on their way meanwhile.
  */
 #ifndef FA_KERNELS_DECODE_SM80_LATENT_CUH
 #define FA_KERNELS_DECODE_SM80_LATENT_CUH
 
+#include "decode_sm80/config.cuh"
+
+#if LATENT
+#include "common/mma.cuh"
+#include "common/nonfinite_values.cuh"
+#include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/x2.cuh"
+#include "decode_sm80/softmax.cuh"
+#include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
@@ -305,5 +314,7 @@ FA_DEVICE void store_block(const fa_output *o, const fa_memory *at, float *to)
         *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) = make_float2(o->base[0][half], sum);
     }
 }
+
+#endif
 
 #endif

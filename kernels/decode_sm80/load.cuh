@@ -10,9 +10,11 @@
 #ifndef FA_KERNELS_DECODE_SM80_LOAD_CUH
 #define FA_KERNELS_DECODE_SM80_LOAD_CUH
 
+#include "decode_sm80/config.cuh"
+
+#if !LATENT
 #include "common/rows.cuh"
 #include "common/x2.cuh"
-#include "decode_sm80/config.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
@@ -260,6 +262,8 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
     }
     return __any_sync(0xffffffffu, seen != 0);
 }
+#endif
+
 #endif
 
 #endif
