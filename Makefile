@@ -22,7 +22,9 @@ run: build/.configured
 
 # The Python package's tests run in a virtual environment, build/venv, with what pip fetches into it; where
 # it cannot, a line says so.
-test: all
+test: build/.configured
+	@tools/test-python.sh --prepare build >/dev/null 2>&1 & \
+		$(call build,release); status=$$?; wait; exit $$status
 	@tools/run-tests.sh --with-python build $(JOBS)
 
 test-python:

@@ -2,10 +2,13 @@
 """Few queries on a long cache: what is chosen for them beside the forward kernels.
 
     python3 bench/decode.py [--library build/libflashattn.so] [--cells 0,3] [--pages 0,1,16,64,256]
-                            [--queries 1] [--families default,sm90] [--rounds 9]
+                            [--queries 1] [--cache bfloat16] [--scales tensor] [--families default,sm90]
+                            [--rounds 9]
 
 The shapes of docs/kernels/decode.md, bfloat16, contiguous (page 0) and in pages, with lengths on the
-device; several queries of a sequence are its last ones, with a causal mask. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
+device; several queries of a sequence are its last ones, with a causal mask. With --cache e4m3 or
+int8 keys and values have 8 bits and scales as --scales says: one for the tensor, for each head, or for each
+token and head. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
 second-level cache. FA_CUDA_KERNEL is read once in a process, so each family has one of its own, and
 each cell its turn. Each result is compared with float32 arithmetic by PyTorch, for the first and the
 last sequence. Rates are GB/s of keys and values.
@@ -28,6 +31,8 @@ CACHE_BYTES = 256 << 20  # more than any GPU's second-level cache
 CELLS = ((1, 32, 8, 8192, 128, 1843), (1, 32, 8, 131072, 128, 3698), (16, 32, 8, 8192, 128, 3925),
          (64, 32, 8, 8192, 128, 4373), (16, 32, 32, 8192, 128, 4447), (128, 64, 8, 2048, 128, 4188),
          (16, 16, 2, 16384, 256, 3785), (16, 32, 8, 16384, 64, 3930))
+CACHES = ("bfloat16", "e4m3", "int8")
+SCALES = ("tensor", "head", "token")
 FAMILIES = {"default": None, "decode": "decode", "sm90": "sm90", "sm80": "sm80"}  # what FA_CUDA_KERNEL is
 
 
@@ -38,6 +43,8 @@ def parsed(arguments=None):
     add("--cells", default=",".join(map(str, range(len(CELLS)))))
     add("--pages", default="0,1,16,64,256")
     add("--queries", type=int, default=1)
+    add("--cache", default="bfloat16", choices=CACHES)
+    add("--scales", default="tensor", choices=SCALES)
     add("--families", default="default,sm90")
     add("--rounds", type=int, default=9)
     add("--one", help=argparse.SUPPRESS)  # in the process of a family: cell, page
@@ -66,16 +73,32 @@ def expected(torch, q, k, v):
 
 
 def in_pages(torch, cache, page):
-    """Keys and values in pages in random order, and the block table."""
-    batch, keys, heads, dim = cache[0].shape
+    """Keys, values and scales in pages in random order, and the block table."""
+    batch, keys = cache[0].shape[:2]
     count = batch * (keys // page)
     table = torch.randperm(count, device=cache[0].device)
     paged = []
     for x in cache:
-        pages = torch.empty(count, page, heads, dim, dtype=x.dtype, device=x.device)
-        pages[table] = x.reshape(count, page, heads, dim)
+        if x.shape[1] == 1:  # a scale of all
+            paged.append(x)
+            continue
+        pages = torch.empty(count, page, *x.shape[2:], dtype=x.dtype, device=x.device)
+        if x.dtype == torch.float8_e4m3fn:  # which PyTorch does not index
+            pages.view(torch.uint8)[table] = x.view(torch.uint8).reshape(pages.shape)
+        else:
+            pages[table] = x.reshape(pages.shape)
         paged.append(pages)
     return paged, table.int().reshape(batch, keys // page)
+
+
+def quantize(torch, x, cache, scales):
+    """Elements of 8 bits, and their scales."""
+    dims = {"tensor": (0, 1, 2, 3), "head": (0, 1, 3), "token": (3,)}[scales]
+    most = 448 if cache == "e4m3" else 127
+    scale = x.abs().amax(dims, keepdim=True).float() / most
+    x = (x.float() / scale).clamp(-most, most)
+    x = x.to(torch.float8_e4m3fn) if cache == "e4m3" else x.round().to(torch.int8)
+    return x, scale
 
 
 def make_call(torch, fa, library, q, cache, page, lengths):
@@ -85,13 +108,23 @@ def make_call(torch, fa, library, q, cache, page, lengths):
     if page:
         cache, table = in_pages(torch, cache, page)
         options.update(block_table=table, block_table_stride=table.shape[1])
-    call = fa.Call(library, q, *cache, out, decode=True, **options)
+    if len(cache) > 2:
+        options.update(k_scale=cache[2], v_scale=cache[3])
+    call = fa.Call(library, q, *cache[:2], out, decode=True, **options)
     size = call.workspace_size()
     if size:
         workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
         call.kept.append(workspace)
         call.options.workspace, call.options.workspace_size = workspace.data_ptr(), size
     return call, out
+
+
+def one_of(cache, i, b):
+    """Keys (i 0) or values of sequence b."""
+    if len(cache) == 2:
+        return cache[i][b]
+    scale = cache[2 + i]
+    return cache[i][b].float() * scale[b if scale.shape[0] > 1 else 0]
 
 
 def time_calls(torch, calls, rounds):
@@ -128,7 +161,7 @@ def measure(args):
     number, page = map(int, args.one.split(","))
     batch, heads, heads_kv, keys, dim, _ = CELLS[number]
     library = fa.Library(args.library)
-    kv_bytes = 2 * batch * keys * heads_kv * dim * 2
+    kv_bytes = 2 * batch * keys * heads_kv * dim * (2 if args.cache == "bfloat16" else 1)
     copies = max(1, min(32, math.ceil(2 * CACHE_BYTES / kv_bytes)))
     torch.manual_seed(number)
 
@@ -137,13 +170,20 @@ def measure(args):
 
     q = random(batch, args.queries, heads, dim)
     lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
-    caches = [[random(batch, keys, heads_kv, dim) for _ in range(2)] for _ in range(copies)]
+    def new_cache():
+        cache = [random(batch, keys, heads_kv, dim) for _ in range(2)]
+        if args.cache == "bfloat16":
+            return cache
+        (k, k_scale), (v, v_scale) = (quantize(torch, x, args.cache, args.scales) for x in cache)
+        return [k, v, k_scale, v_scale]
+
+    caches = [new_cache() for _ in range(copies)]
     made = [make_call(torch, fa, library, q, cache, page, lengths) for cache in caches]
     made[0][0]()
     torch.cuda.synchronize()
     error = max(float((made[0][1][b].float() - want).norm() / want.norm())
                 for b in {0, batch - 1}
-                for want in [expected(torch, q[b], caches[0][0][b], caches[0][1][b])])
+                for want in [expected(torch, q[b], *(one_of(caches[0], i, b) for i in range(2)))])
     us = time_calls(torch, [call for call, _ in made], args.rounds)
     print(json.dumps({"us": us, "rate": kv_bytes / us / 1e3, "error": error,
                       "kernel": made[0][0].describe()}))
@@ -159,7 +199,8 @@ def run_one(args, family, cell, page):
     if FAMILIES[family]:
         environment["FA_CUDA_KERNEL"] = FAMILIES[family]
     command = [sys.executable, __file__, "--library", str(args.library),
-               "--rounds", str(args.rounds), "--queries", str(args.queries), "--one", f"{cell},{page}"]
+               "--rounds", str(args.rounds), "--queries", str(args.queries), "--cache", args.cache,
+               "--scales", args.scales, "--one", f"{cell},{page}"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if run.returncode == 0:
         return json.loads(run.stdout.splitlines()[-1])
@@ -194,7 +235,8 @@ def main():
                 wrong += not right
                 texts.append(f"{found['rate']:.0f} ({found['us']:.1f})"
                              + ("" if right else f" WRONG: error {found['error']:.2g}"))
-            bar = CELLS[cell][5] if page == 0 and args.queries == 1 else ""
+            peers = page == 0 and args.queries == 1 and args.cache == "bfloat16"
+            bar = CELLS[cell][5] if peers else ""
             print(f"| {name_of(cell)} | {page or 'none'} | {bar} | {' | '.join(texts)} |", flush=True)
     return 1 if wrong else 2 if failed else 0
 

@@ -9,8 +9,8 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-FLOAT32, FLOAT16, BFLOAT16, FLOAT8, BOOL = 0, 1, 2, 3, 4
-SIZE = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, FLOAT8: 1, BOOL: 1}
+FLOAT32, FLOAT16, BFLOAT16, FLOAT8, BOOL, INT8 = 0, 1, 2, 3, 4, 5
+SIZE = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, FLOAT8: 1, BOOL: 1, INT8: 1}
 CAUSAL, DIAGONAL, WINDOW, SCALE, DETERMINISTIC, BATCH_INVARIANT = 1, 2, 4, 8, 16, 32
 FORWARD, BACKWARD, DECODE = 0, 1, 2
 CPU, CUDA = 1, 2
@@ -167,6 +167,7 @@ DTYPE = {
     "torch.bfloat16": BFLOAT16,
     "torch.float8_e4m3fn": FLOAT8,
     "torch.bool": BOOL,
+    "torch.int8": INT8,
 }
 
 
@@ -183,7 +184,7 @@ def of_torch(tensor):
 
 
 # Options that are 4-D tensors, and those that are arrays, with the type that they point to.
-TENSORS = ("bias", "mask")
+TENSORS = ("bias", "mask", "k_scale", "v_scale")
 ARRAYS = {
     "alibi_slopes": "torch.float32",
     "sinks": "torch.float32",

@@ -290,7 +290,7 @@ typedef struct fa_options {
      * scale: an element of k, which must be float8_e4m3 or int8, stands for itself times the scale. So
      * there is one for the tensor, for each head, for each token and head, or what else the extents
      * say; fa_append writes them. In place of k_descale (v_descale). NULL: 1. On CUDA in fa_forward
-     * and fa_decode, in the kernels on FMA units                                                     */
+     * and fa_decode                                                                                  */
     const fa_tensor *k_scale;
     const fa_tensor *v_scale;
     fa_precision precision; /* of float32 inputs                                                   */
@@ -556,9 +556,10 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * says why a faster one was passed over. The environment variable FA_CUDA_KERNEL, read once, allows one
  * family of forward kernels alone: "decode" (few queries, Ampere and later: keys are split over blocks),
  * "sm90" (Hopper's tensor cores and TMA), "sm80" (tensor cores of Ampere and later), "sm75" (of Turing:
- * float16 only), "tf32" and "tf32x3" (float32 inputs, on tensor cores of Ampere and later) or "simt"
- * (float32 arithmetic, every GPU). What that family cannot do is then FA_ERROR_UNSUPPORTED, with a
- * sentence naming the argument; a name that is unknown makes every such call fail with FA_ERROR_DEVICE.
+ * float16 only), "tf32_sm90", "tf32" and "tf32x3" (float32 inputs, on tensor cores of Hopper, and of
+ * Ampere and later) or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
+ * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
+ * call fail with FA_ERROR_DEVICE.
  * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80" or "simt".
  *
  * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA

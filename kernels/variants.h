@@ -19,6 +19,7 @@
  *                     Otherwise it is read once, as of the oldest one
  *   element           of the operands of products (common/element.h). Kernels on FMA units multiply in float32,
  *                     whatever type they load
+ *   cache             of keys and values in memory, where that is another one
  *   head_dim          the widest head dim of queries and keys, or, without value_dim, of values as well
  *   value_dim         the widest head dim of values that a block computes: of all of them, but for a cluster's share
  *   columns           of head_dim, that products take: those behind are 0; 0: all
@@ -42,32 +43,39 @@ FAMILY(forward, sm90)
 /* Where no row has more than 128 keys. */
 VARIANT_16BIT(forward_sm90_d64_one, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 1, .short_rows = 0)
-/* For short rows, and those whose last 192 queries would be few. */
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 1, .short_rows = 0, .tracked = 0)
+/* For rows of few keys. */
+VARIANT_16BIT(forward_sm90_d64_tracked, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 1, .few_queries = 1, .tracked = 1)
+/* For few queries, and those whose last 192 would be few. */
 VARIANT_16BIT(forward_sm90_d64_two, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 1)
+              .keys = 128, .stages = 4, .q_stages = 4, .single_tiles = 0, .short_rows = 0, .few_queries = 1, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 4, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d80, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 80, .value_dim = 80, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 96, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d96, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 96, .value_dim = 96, .options = 0, .cluster = 1, .consumers = 3,
-              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 80, .stages = 3, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
+VARIANT_16BIT(forward_sm90_d128_tracked, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 1, .tracked = 1)
 VARIANT_16BIT(forward_sm90_d128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d192_128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d192, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 192, .value_dim = 192, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 96, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT_16BIT(forward_sm90_d256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
-              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 80, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 /* Two blocks, a cluster, share a work tile and have half of the values' columns each. */
 VARIANT_16BIT(forward_sm90_wide_d320, .file = "forward_sm90_wide/forward_sm90_wide", .kernel = "forward_sm90_wide", .architecture = 90,
               .head_dim = 320, .value_dim = 160, .options = 0, .cluster = 2, .consumers = 2, .keys = 128,
@@ -81,22 +89,22 @@ VARIANT_16BIT(forward_sm90_wide_d512, .file = "forward_sm90_wide/forward_sm90_wi
 /* With options. The tiles of those with all of them are multiples of 32 keys, which a block of dropout bits covers. */
 VARIANT_16BIT(forward_sm90_general64, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 64, .value_dim = 64, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 4, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_softcap, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_SOFTCAP, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_alibi, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALIBI, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_d128_bias, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_BIAS, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 1)
 VARIANT_16BIT(forward_sm90_general128, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 128, .value_dim = 128, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
-              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 128, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .cluster = 1, .consumers = 2,
-              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0)
+              .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 END(forward, sm90)
 
 FAMILY(forward, sm80)
@@ -151,6 +159,25 @@ VARIANT(forward_sm75_d256_f16, .file = "forward_sm80/forward_sm80", .kernel = "f
         .element = FA_ELEMENT_FLOAT16, .head_dim = 256, .options = FA_SM80_ALL,
         .warps = 3, .split = 1, .group_rows = 16, .keys = 32, .stages = 1, .blocks = 2, .ahead = 4)
 END(forward, sm75)
+
+FAMILY(forward, tf32_sm90)
+/* For short rows, and those whose last 192 queries would be few. */
+VARIANT(forward_tf32_sm90_d64_two, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 96, .stages = 7, .q_stages = 1, .few_queries = 1)
+VARIANT(forward_tf32_sm90_d64, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = 0, .cluster = 1, .consumers = 3,
+        .keys = 96, .stages = 6, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d128_two, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 5, .q_stages = 1, .few_queries = 1)
+VARIANT(forward_tf32_sm90_d128, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 3,
+        .keys = 64, .stages = 4, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_d256, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 0)
+END(forward, tf32_sm90)
 
 FAMILY(forward, tf32)
 /* The same source for float32 inputs whose products may be rounded to tf32. Head dims above 256 need 212 KiB of shared
@@ -229,6 +256,35 @@ VARIANT_16BIT_SUFFIX(decode_sm80_d128, _rows32, .file = "decode_sm80/decode_sm80
 VARIANT_16BIT(decode_sm80_d256, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
               .head_dim = 256, .options = 0, .warps = 2, .group_rows = 16,
               .keys = 16, .stages = 2, .static_smem = 256, .blocks = 2)
+/* Latent attention: values are the first columns of the keys. */
+VARIANT_16BIT(decode_sm80_latent, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+              .head_dim = 576, .value_dim = 512, .options = 0, .warps = 8, .group_rows = 16,
+              .keys = 64, .stages = 3, .static_smem = 256, .blocks = 1)
+/* Keys and values of 8 bits, queries of either 16-bit type. */
+VARIANT(decode_sm80_d64_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 64, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 3, .static_smem = 256, .blocks = 4)
+VARIANT(decode_sm80_d128_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 128, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT(decode_sm80_d128_e4m3_rows32, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 128, .options = 0, .warps = 4,
+        .group_rows = 32, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 2)
+VARIANT(decode_sm80_d256_e4m3, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80, .each_architecture = 1,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_FLOAT8_E4M3, .head_dim = 256, .options = 0, .warps = 2,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT(decode_sm80_d64_int8, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 64, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 3, .static_smem = 256, .blocks = 4)
+VARIANT(decode_sm80_d128_int8, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 128, .options = FA_DECODE_BY_ROWS, .warps = 4,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
+VARIANT(decode_sm80_d128_int8_rows32, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 128, .options = 0, .warps = 4,
+        .group_rows = 32, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 2)
+VARIANT(decode_sm80_d256_int8, .file = "decode_sm80/decode_sm80", .kernel = "decode_sm80", .architecture = 80,
+        .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 256, .options = 0, .warps = 2,
+        .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
 END(decode, sm80)
 
 FAMILY(backward_prepare, sm90)
@@ -277,15 +333,15 @@ VARIANT_16BIT(backward_sm90_d128_bias, .file = "backward_sm90/backward_sm90", .k
 VARIANT_16BIT(backward_sm90_general128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = FA_SM90_ALL, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192_128, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 128, .options = 0, .stages = 3)
+              .head_dim = 192, .value_dim = 128, .options = 0, .q_stages = 3, .stages = 3, .cluster = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_d192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 192, .options = 0, .stages = 3)
+              .head_dim = 192, .value_dim = 192, .options = 0, .q_stages = 3, .stages = 1, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_d256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 256, .value_dim = 256, .options = 0, .stages = 2)
+              .head_dim = 256, .value_dim = 256, .options = 0, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_wide_general192, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .stages = 3)
+              .head_dim = 192, .value_dim = 192, .options = FA_SM90_ALL, .q_stages = 2, .stages = 2, .cluster = 2)
 VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .stages = 2)
+              .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
 END(backward, sm90)
 
 FAMILY(backward_finish, sm90)

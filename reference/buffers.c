@@ -176,6 +176,30 @@ void ref_buffers_check(const ref_buffers *buffers, ref_report *report)
     }
 }
 
+char *ref_buffers_copy(const ref_buffers *buffers)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < buffers->count; i++) bytes += buffers->list[i].reserved;
+    char *copy = malloc(bytes + 1), *to = copy;
+    if (!copy) abort();
+    for (int i = 0; i < buffers->count; to += buffers->list[i++].reserved)
+        memcpy(to, buffers->list[i].base, buffers->list[i].reserved);
+    return copy;
+}
+
+void ref_buffers_put(const ref_buffers *buffers, const char *copy)
+{
+    for (int i = 0; i < buffers->count; copy += buffers->list[i++].reserved)
+        memcpy(buffers->list[i].base, copy, buffers->list[i].reserved);
+}
+
+bool ref_buffers_are(const ref_buffers *buffers, const char *copy)
+{
+    for (int i = 0; i < buffers->count; copy += buffers->list[i++].reserved)
+        if (memcmp(buffers->list[i].base, copy, buffers->list[i].reserved) != 0) return false;
+    return true;
+}
+
 void ref_buffers_free(ref_buffers *buffers)
 {
     for (int n = 0; n < buffers->count; n++) {

@@ -68,6 +68,7 @@ enum { RANDOM_NUM_TAILS = 256 + 64 + 80 + 96 + 128 + 176 + 192 };
 typedef struct random_call {
     random_pass pass;
     bool decode;
+    int run; /* of random_settings' runs, from 0 */
     const ref_buffers *buffers;
     fa_tensor q, k, v, out;
     float *lse;
@@ -98,6 +99,7 @@ typedef struct random_settings {
     random_pass pass;
     bool
         backward_alone; /* the forward in front of a backward is not compared: attend's is known to be right */
+    int runs;       /* of a backward, each compared, from the same memory; 0: one */
     bool one_dtype; /* all tensors of this type */
     fa_dtype dtype;
     fa_precision precision; /* of all problems */

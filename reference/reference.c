@@ -8,6 +8,15 @@
 
 #include "scalar.h"
 
+/* Functions that take most of the tests' time are compiled for wide vectors as well. ISO C forbids contraction here, so all
+ * forms give the same bits. Sanitizers do not expect the resolver that chooses one. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define WITH_WIDE_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WITH_WIDE_VECTORS
+#endif
+
 /* ------------------------------------------------------------------------------------------------
  * Arrays
  * ---------------------------------------------------------------------------------------------- */
@@ -75,6 +84,14 @@ static bool rounds_weights(const ref_inputs *in, bool cuda)
     return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
 }
 
+/* CUDA's decode takes keys and values of 8 bits as float16, and weights, too. */
+static bool rounds_to_half(const ref_inputs *in, bool cuda)
+{
+    const bool short_queries = in->q.dtype == FA_FLOAT16 || in->q.dtype == FA_BFLOAT16;
+    const bool bytes = in->v.dtype == FA_INT8 || in->v.dtype == FA_FLOAT8_E4M3;
+    return cuda && short_queries && bytes && in->k.dtype == in->v.dtype;
+}
+
 /* Half an epsilon of tf32, which has a float32's exponent and 11 bits with the one in front, and a quarter of that more:
  * kernels that multiply tf32 numbers round so. */
 #define TF32_ROUNDING 0x1.4p-11
@@ -94,6 +111,12 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
                       .out_tiny = ref_smallest(out)};
     r.cap = r.sum;
     if (rounds_operands(in, cuda)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
+    if (rounds_to_half(in, cuda)) {
+        r.weight = ref_epsilon(FA_FLOAT16) / 2;
+        /* The largest product of a weight and its value's scale is at least 2^6; others have smaller scales. */
+        r.weight_tiny = in->options.v_scale ? 0x1p-28 : 0x1p-31;
+        r.weight_scaled = in->options.v_scale;
+    }
     if (!rounds_weights(in, cuda)) return r;
     r.weight = ref_epsilon(in->v.dtype) / 2;
     if (cuda) {
@@ -274,6 +297,7 @@ enum { SUMS = 5 };
 /* Adds factor * x to float32 sums, and error * |x| to their errors. Errors of additions are mostly independent, and
  * ref_rounding's `sum` allows for those. But terms that are equal, one after the other, as rows that are the same memory make
  * them, are rounded the same way: their errors add up. last: the terms before, 0 at first. */
+WITH_WIDE_VECTORS
 static void add_terms(int64_t n, double factor, double error, const double *restrict x,
                       double *restrict sums, double *restrict errors, double *restrict last)
 {
@@ -431,6 +455,44 @@ static double moved_by_operands(double u, double dot, double magnitude, double s
     return u * fmin(2 * magnitude, 4 * sqrt(2 * square) + 2 * fabs(dot));
 }
 
+/* Sums of x y, |x y| and (x y)^2. Each is several sums side by side: one alone would wait for every addition. */
+typedef struct products {
+    double dot, magnitude, square;
+} products;
+
+enum { LANES = 8 };
+typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
+typedef int64_t lanes_bits __attribute__((vector_size(LANES * sizeof(double))));
+
+WITH_WIDE_VECTORS
+static products sum_products(int64_t n, const double *restrict x, const double *restrict y)
+{
+    lanes dot = {0}, magnitude = {0}, square = {0};
+    products sum = {0, 0, 0};
+    int64_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        lanes xs, ys;
+        memcpy(&xs, x + c, sizeof xs);
+        memcpy(&ys, y + c, sizeof ys);
+        const lanes xy = xs * ys;
+        dot += xy;
+        magnitude += (lanes)((lanes_bits)xy & INT64_MAX); /* without the sign */
+        square += xy * xy;
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        sum.dot += dot[lane];
+        sum.magnitude += magnitude[lane];
+        sum.square += square[lane];
+    }
+    for (; c < n; c++) {
+        const double xy = x[c] * y[c];
+        sum.dot += xy;
+        sum.magnitude += fabs(xy);
+        sum.square += xy * xy;
+    }
+    return sum;
+}
+
 /* Steps 1 to 5 for one key. */
 static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int64_t i, int64_t j,
                           row *r)
@@ -449,13 +511,8 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
     const double *k = row_of(&l->k, block, key_row, head_kv);
     double factor = l->scale * descale(l, o->q_descale, item->b, head_kv) *
                     descale(l, o->k_descale, item->b, head_kv);
-    double dot = 0, magnitude = 0, square = 0;
-    for (int64_t c = 0; c < l->d; c++) {
-        dot += q[c] * k[c];
-        magnitude += fabs(q[c] * k[c]);
-        square += q[c] * k[c] * (q[c] * k[c]);
-    }
-    double x = factor * dot, error = eps * fabs(factor) * magnitude;
+    const products qk = sum_products(l->d, q, k);
+    double x = factor * qk.dot, error = eps * fabs(factor) * qk.magnitude;
     if (o->softcap > 0) {
         double cap = (double)o->softcap, t = tanh(x / cap);
         r->slope[j] = 1 - t * t;
@@ -478,7 +535,7 @@ static void compute_logit(const loaded *l, const ref_item *item, int64_t h, int6
     r->x_error[j] = error;
     if (l->in->rounding.operand > 0)
         r->x_moved[j] = r->slope[j] * fabs(factor) *
-                        moved_by_operands(l->in->rounding.operand, dot, magnitude, square);
+                        moved_by_operands(l->in->rounding.operand, qk.dot, qk.magnitude, qk.square);
 }
 
 /* Step 6: log(exp(sink) + sum exp(x)), the largest taken out first so that nothing overflows. */
@@ -558,6 +615,7 @@ static void end_weight(column_sums *s)
 
 /* What rounding the weights of the row adds to its errors. Keys of equal logits have one weight, which is rounded one way; those of
  * equal memory follow each other here. */
+WITH_WIDE_VECTORS
 static void add_weights_error(const loaded *l, const ref_item *item, int64_t head_kv, const row *r,
                               double factor, const double *out_row, double *restrict error_row)
 {
@@ -575,7 +633,7 @@ static void add_weights_error(const loaded *l, const ref_item *item, int64_t hea
         ref_key_place(l->in, item, j, &block, &key_row);
         const double *v = row_of(&l->v, block, key_row, head_kv);
         const double p = r->p[j], scale = r->keep[j] * factor;
-        if (r->x[j] != last) end_weight(&sums);
+        if (r->x[j] != last || rounding->weight_scaled) end_weight(&sums);
         last = r->x[j];
         sums.p += p;
         for (int64_t c = 0; c < d_v; c++) {
@@ -788,12 +846,6 @@ static spread spread_new(const ref_array *array)
     return (spread){zeros_like(array), zeros_like(array)};
 }
 
-static void spread_add(const spread *s, int64_t at, double product)
-{
-    s->magnitude[at] += fabs(product);
-    s->square[at] += product * product;
-}
-
 /* Whether rows are the same memory. Of equal queries or equal keys the weights are equal, and so is what rounding does to them. */
 static bool repeats(const fa_tensor *t)
 {
@@ -838,87 +890,123 @@ static void last_terms_free(last_terms *last)
     free(last->dsinks);
 }
 
-/* Where one query's gradients go: rows of d (dq) and the whole of the others. */
+/* Where the gradients of a batch item's head go. */
 typedef struct backward {
     const loaded *l;
     const ref_item *item;
-    int64_t h, i;
-    const double *q, *dout; /* (d), (d_v) */
-    row_sums sums;
+    int64_t h;
     ref_gradients *g;
     const last_terms *last;
     const spreads *rounded; /* NULL: factors stay float32 */
 } backward;
 
-/* What rounding adds to the errors of the gradients of query i and key j, by the weight p and the gradient dy. */
-static void round_pair(const backward *w, double p, double dy, int64_t at_q, int64_t at_k,
-                       int64_t at_v, const double *k)
+/* One query of it, and by key what its row's terms are multiplied by: gradients of the logit after step 5, and of
+ * scale * q.k. */
+typedef struct query {
+    int64_t i;
+    const double *q, *dout; /* (d), (d_v) */
+    row_sums sums;
+    row r;
+    double *dx, *dx_error, *dy, *dy_error; /* (n_k) */
+} query;
+
+static query query_new(const ref_inputs *in, const ref_item *item)
 {
-    const loaded *l = w->l;
-    const double tiny = l->in->rounding.pair_tiny, scale = fabs(l->scale);
-    for (int64_t c = 0; c < l->d; c++) {
-        spread_add(&w->rounded->dq, at_q + c, scale * dy * k[c]);
-        spread_add(&w->rounded->dk, at_k + c, scale * dy * w->q[c]);
-        w->g->dq.error[at_q + c] += scale * tiny * fabs(k[c]);
-        w->g->dk.error[at_k + c] += scale * tiny * fabs(w->q[c]);
-    }
-    for (int64_t c = 0; c < l->d_v; c++) {
-        spread_add(&w->rounded->dv, at_v + c, p * w->dout[c]);
-        w->g->dv.error[at_v + c] += tiny * fabs(w->dout[c]);
-    }
+    query w = {.r = row_new(in, item)};
+    w.dx = zeros(4 * item->n_k);
+    w.dx_error = w.dx + item->n_k;
+    w.dy = w.dx_error + item->n_k;
+    w.dy_error = w.dy + item->n_k;
+    return w;
+}
+
+static void query_free(query *w)
+{
+    row_free(&w->r);
+    free(w->dx);
 }
 
 static const double one = 1;
 
-/* What key j contributes to the gradients of query i. */
-static void backward_pair(const backward *w, const row *r, int64_t j)
+/* What the logit of query and key j contributes to all gradients. */
+static void derive_logit(const backward *b, query *w, int64_t j)
 {
-    const loaded *l = w->l;
-    const ref_rounding *rounding = &l->in->rounding;
-    const double eps = rounding->sum;
-    int64_t head_kv = w->h / (l->heads_q / l->heads_kv), block, key_row;
-    if (r->x[j] == -INFINITY) return;
-    ref_key_place(l->in, w->item, j, &block, &key_row);
-    const double *k = row_of(&l->k, block, key_row, head_kv);
-    const double *v = row_of(&l->v, block, key_row, head_kv);
-
+    const loaded *l = b->l;
+    const row *r = &w->r;
+    const double eps = l->in->rounding.sum;
+    int64_t head_kv = b->h / (l->heads_q / l->heads_kv), block, key_row;
+    ref_key_place(l->in, b->item, j, &block, &key_row);
     /* dp: the gradient of step 7's p */
-    double dp = 0, dp_magnitude = 0;
-    for (int64_t c = 0; c < l->d_v; c++) {
-        dp += r->keep[j] * w->dout[c] * v[c];
-        dp_magnitude += r->keep[j] * fabs(w->dout[c] * v[c]);
-    }
-    /* dx: the gradient of the logit after step 5; dy: that of scale * q.k */
-    double dx = r->p[j] * (dp - w->sums.delta);
-    double dx_error =
+    const products sums = sum_products(l->d_v, w->dout, row_of(&l->v, block, key_row, head_kv));
+    const double dp = r->keep[j] * sums.dot, dp_magnitude = r->keep[j] * sums.magnitude;
+    const double dx = r->p[j] * (dp - w->sums.delta);
+    const double dx_error =
         r->p_error[j] * fabs(dp - w->sums.delta) +
         r->p[j] * (eps * dp_magnitude + w->sums.delta_error + eps * fabs(w->sums.delta));
-    double dy = dx * r->slope[j];
-    double dy_error = dx_error * r->slope[j] + fabs(dx) * r->slope_error[j];
+    w->dx[j] = dx;
+    w->dx_error[j] = dx_error;
+    w->dy[j] = dx * r->slope[j];
+    w->dy_error[j] = dx_error * r->slope[j] + fabs(dx) * r->slope_error[j];
+}
 
-    int64_t token = w->item->start_q + w->i;
-    double *dq = row_of(&w->g->dq, w->item->block_q, token, w->h);
-    double *dk = row_of(&w->g->dk, block, key_row, head_kv);
-    double *dq_error = error_row_of(&w->g->dq, w->item->block_q, token, w->h);
-    double *dk_error = error_row_of(&w->g->dk, block, key_row, head_kv);
-    const int64_t at_q = dq - w->g->dq.value, at_k = dk - w->g->dk.value;
-    const double factor = l->scale * dy, error = fabs(l->scale) * (dy_error + eps * fabs(dy));
-    add_terms(l->d, factor, error, k, dq, dq_error, w->last->dq + at_q);
-    add_terms(l->d, factor, error, w->q, dk, dk_error, w->last->dk + at_k);
-    double *dv = row_of(&w->g->dv, block, key_row, head_kv);
-    double *dv_error = error_row_of(&w->g->dv, block, key_row, head_kv);
-    const int64_t at_v = dv - w->g->dv.value;
-    const double p = r->p[j] * r->keep[j], p_error = (r->p_error[j] + eps * r->p[j]) * r->keep[j];
-    add_terms(l->d_v, p, p_error, w->dout, dv, dv_error, w->last->dv + at_v);
-    if (w->rounded) round_pair(w, p, dy, at_q, at_k, at_v, k);
-    ref_array *dbias = &w->g->dbias;
-    if (dbias->value) {
-        int64_t at = ref_array_index(dbias, dbias->shape[0] == 1 ? 0 : w->item->b,
-                                     dbias->shape[1] == 1 ? 0 : w->h,
-                                     dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
-        add_terms(1, dx, dx_error + eps * fabs(dx), &one, &dbias->value[at], &dbias->error[at],
-                  &w->last->dbias[at]);
+static void add_to_dbias(const backward *b, const query *w, int64_t j)
+{
+    ref_array *dbias = &b->g->dbias;
+    const int64_t at = ref_array_index(
+        dbias, dbias->shape[0] == 1 ? 0 : b->item->b, dbias->shape[1] == 1 ? 0 : b->h,
+        dbias->shape[2] == 1 ? 0 : w->i, dbias->shape[3] == 1 ? 0 : j);
+    const double error = w->dx_error[j] + b->l->in->rounding.sum * fabs(w->dx[j]);
+    add_terms(1, w->dx[j], error, &one, &dbias->value[at], &dbias->error[at], &b->last->dbias[at]);
+}
+
+/* add_terms to elements of a gradient from `at` on; where factors are rounded, also to their spread. */
+WITH_WIDE_VECTORS
+static void add_to_gradient(int64_t n, double factor, double error, const double *restrict x,
+                            const ref_array *g, double *last_terms_of_g, const spread *rounded,
+                            int64_t at)
+{
+    double *restrict sums = g->value + at, *restrict errors = g->error + at;
+    double *restrict last = last_terms_of_g + at;
+    if (!rounded) {
+        add_terms(n, factor, error, x, sums, errors, last);
+        return;
     }
+    double *restrict magnitude = rounded->magnitude + at, *restrict square = rounded->square + at;
+    for (int64_t i = 0; i < n; i++) {
+        const double term = factor * x[i];
+        const bool equal = (term == last[i]) & (term != 0);
+        sums[i] += term;
+        errors[i] += error * fabs(x[i]) + (equal ? ADDITION * fabs(sums[i]) : 0);
+        last[i] = term;
+        magnitude[i] += fabs(term);
+        square[i] += term * term;
+    }
+}
+
+/* What key j contributes to the gradients of a query, and the query to those of the key. */
+static void backward_pair(const backward *b, const query *w, int64_t j)
+{
+    const loaded *l = b->l;
+    const row *r = &w->r;
+    const spreads *rounded = b->rounded;
+    const double eps = l->in->rounding.sum, tiny = rounded ? l->in->rounding.pair_tiny : 0;
+    int64_t head_kv = b->h / (l->heads_q / l->heads_kv), block, key_row;
+    if (r->x[j] == -INFINITY) return;
+    ref_key_place(l->in, b->item, j, &block, &key_row);
+
+    const int64_t token = b->item->start_q + w->i;
+    const double factor = l->scale * w->dy[j];
+    const double error = fabs(l->scale) * (w->dy_error[j] + eps * fabs(w->dy[j]) + tiny);
+    add_to_gradient(l->d, factor, error, row_of(&l->k, block, key_row, head_kv), &b->g->dq,
+                    b->last->dq, rounded ? &rounded->dq : NULL,
+                    ref_array_index(&b->g->dq, b->item->block_q, token, b->h, 0));
+    add_to_gradient(l->d, factor, error, w->q, &b->g->dk, b->last->dk,
+                    rounded ? &rounded->dk : NULL,
+                    ref_array_index(&b->g->dk, block, key_row, head_kv, 0));
+    const double p = r->p[j] * r->keep[j], p_error = (r->p_error[j] + eps * r->p[j]) * r->keep[j];
+    add_to_gradient(l->d_v, p, p_error + tiny, w->dout, &b->g->dv, b->last->dv,
+                    rounded ? &rounded->dv : NULL,
+                    ref_array_index(&b->g->dv, block, key_row, head_kv, 0));
 }
 
 /* The backward's weights are exact but for the log-sum-exp, which the forward has computed of rounded operands. */
@@ -928,17 +1016,26 @@ static void move_weights(row *r)
     r->p_sink_error += r->p_sink * expm1(r->lse_moved);
 }
 
-static void backward_query(const backward *w, const row *r)
+/* All that can be said of a query without the others. */
+static void begin_query(const backward *b, query *w)
 {
-    for (int64_t j = 0; j < r->n_k; j++) backward_pair(w, r, j);
+    const row *r = &w->r;
+    for (int64_t j = 0; j < r->n_k; j++) {
+        if (r->x[j] == -INFINITY) continue;
+        derive_logit(b, w, j);
+        if (b->g->dbias.value) add_to_dbias(b, w, j);
+    }
     if (r->p_sink > 0 || isnan(r->p_sink)) { /* out does not read the sink: its dp is 0 */
         const row_sums *s = &w->sums;
         const double error = r->p_sink_error * fabs(s->delta) +
-                             r->p_sink * (s->delta_error + w->l->in->rounding.sum * fabs(s->delta));
-        add_terms(1, -r->p_sink * s->delta, error, &one, &w->g->dsinks.value[w->h],
-                  &w->g->dsinks.error[w->h], &w->last->dsinks[w->h]);
+                             r->p_sink * (s->delta_error + b->l->in->rounding.sum * fabs(s->delta));
+        add_terms(1, -r->p_sink * s->delta, error, &one, &b->g->dsinks.value[b->h],
+                  &b->g->dsinks.error[b->h], &b->last->dsinks[b->h]);
     }
 }
+
+/* Queries that go through the keys together: a key's gradients then stay in the cache for all of them. */
+enum { TOGETHER = 8 };
 
 void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse,
                   const int64_t *dbias_shape, ref_gradients *g)
@@ -959,30 +1056,33 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
     spreads rounded;
     if (rounds) rounded = (spreads){spread_new(&g->dq), spread_new(&g->dk), spread_new(&g->dv)};
 
-    for (int64_t b = 0; b < ref_batch(in); b++) {
-        ref_item item = ref_item_of(in, b);
-        row r = row_new(in, &item);
-        for (int64_t h = 0; h < l.heads_q; h++)
-            for (int64_t i = 0; i < item.n_q; i++) {
-                int64_t token = item.start_q + i;
-                int64_t lse_at = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
-                backward w = {&l,
-                              &item,
-                              h,
-                              i,
-                              row_of(&l.q, item.block_q, token, h),
-                              row_of(&douts, item.block_q, token, h),
-                              {0, 0},
-                              g,
-                              &last,
-                              rounds ? &rounded : NULL};
-                compute_row(&l, &item, h, i, &r);
-                compute_output(&l, &item, h, &r, out, out_error);
-                move_weights(&r);
-                w.sums = compute_delta(&l, w.dout, out, out_error, dlse ? (double)dlse[lse_at] : 0);
-                backward_query(&w, &r);
+    for (int64_t n = 0; n < ref_batch(in); n++) {
+        const ref_item item = ref_item_of(in, n);
+        query queries[TOGETHER];
+        for (int t = 0; t < TOGETHER; t++) queries[t] = query_new(in, &item);
+        for (int64_t h = 0; h < l.heads_q; h++) {
+            const backward b = {&l, &item, h, g, &last, rounds ? &rounded : NULL};
+            for (int64_t first = 0; first < item.n_q; first += TOGETHER) {
+                const int count = (int)(item.n_q - first < TOGETHER ? item.n_q - first : TOGETHER);
+                for (int t = 0; t < count; t++) {
+                    query *w = &queries[t];
+                    const int64_t token = item.start_q + first + t;
+                    const int64_t lse_at = (item.block_q * l.heads_q + h) * in->q.shape[1] + token;
+                    w->i = first + t;
+                    w->q = row_of(&l.q, item.block_q, token, h);
+                    w->dout = row_of(&douts, item.block_q, token, h);
+                    compute_row(&l, &item, h, w->i, &w->r);
+                    compute_output(&l, &item, h, &w->r, out, out_error);
+                    move_weights(&w->r);
+                    w->sums =
+                        compute_delta(&l, w->dout, out, out_error, dlse ? (double)dlse[lse_at] : 0);
+                    begin_query(&b, w);
+                }
+                for (int64_t j = 0; j < item.n_k; j++)
+                    for (int t = 0; t < count; t++) backward_pair(&b, &queries[t], j);
             }
-        row_free(&r);
+        }
+        for (int t = 0; t < TOGETHER; t++) query_free(&queries[t]);
     }
     if (rounds) {
         const bool independent = l.scale != 0 && !repeats(&in->q) && !repeats(&in->k);

@@ -23,6 +23,8 @@ typedef struct ref_rounding {
     double weight; /* of a softmax weight as it is multiplied with values: half an epsilon of the
                     * 16-bit type that it is rounded to, relatively; 0: it stays float32          */
     double weight_tiny; /* the same absolutely, in parts of the row's largest weight; mostly 0    */
+    bool weight_scaled; /* weights are rounded after they are multiplied by their values' scales:
+                         * those of equal logits, too, differ                                     */
     bool sum_rounded;   /* rows are divided by the sum of the rounded weights, not the exact ones */
     double out;         /* of an element of out as stored (backward reads it back)                */
     double out_tiny; /* the same absolutely: what the smallest subnormal number leaves            */

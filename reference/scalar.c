@@ -21,6 +21,15 @@ static format format_of(fa_dtype dtype)
     return (format){8, 23, 1};
 }
 
+/* 2^n, of a double's normal numbers; ldexp takes much longer. */
+static double power_of_two(int n)
+{
+    const uint64_t bits = (uint64_t)(n + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
 double ref_decode_small(uint32_t bits, int exponent_bits, int fraction_bits, int ieee)
 {
     int bias = (1 << (exponent_bits - 1)) - 1;
@@ -31,8 +40,8 @@ double ref_decode_small(uint32_t bits, int exponent_bits, int fraction_bits, int
 
     if (ieee && exponent == top) return fraction ? NAN : sign * INFINITY;
     if (!ieee && exponent == top && fraction == (1 << fraction_bits) - 1) return NAN;
-    if (exponent == 0) return sign * ldexp(fraction, 1 - bias - fraction_bits);
-    return sign * ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
+    if (exponent == 0) return sign * fraction * power_of_two(1 - bias - fraction_bits);
+    return sign * (fraction + (1 << fraction_bits)) * power_of_two(exponent - bias - fraction_bits);
 }
 
 /* The bits of x in a format, rounded to nearest even. */
@@ -44,16 +53,16 @@ static uint32_t encode_small(double x, format f)
     if (isnan(x)) return sign | ((top << f.fraction_bits) | ((1u << f.fraction_bits) - 1));
 
     double size = fabs(x);
-    int exponent = 0;
-    (void)frexp(size, &exponent); /* size = m * 2^exponent, 0.5 <= m < 1 */
-    exponent -= 1;
-    if (size == 0 || exponent < 1 - bias) exponent = 1 - bias;
+    uint64_t size_bits;
+    memcpy(&size_bits, &size, sizeof size_bits);
+    int exponent = (int)(size_bits >> 52) - 1023; /* 2^exponent <= size, but for tiny ones */
+    if (exponent < 1 - bias) exponent = 1 - bias;
     uint32_t largest =
         f.ieee ? top << f.fraction_bits : (1u << (f.exponent_bits + f.fraction_bits)) - 2;
     if (isinf(x) || exponent > bias + 1) return sign | largest;
 
     /* In units of the last place; a carry out of the fraction moves into the exponent by itself. */
-    uint32_t units = (uint32_t)nearbyint(ldexp(size, f.fraction_bits - exponent));
+    uint32_t units = (uint32_t)nearbyint(size * power_of_two(f.fraction_bits - exponent));
     uint32_t biased = (uint32_t)(exponent + bias - 1);
     uint32_t bits = (biased << f.fraction_bits) + units;
     return sign | (bits < largest ? bits : largest);

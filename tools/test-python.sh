@@ -57,6 +57,20 @@ install_tools() {
     echo "$tools" >"$stamp"
 }
 
+# The objects of `make` go into the package, where there are some, as new as the sources and not of a sanitizer; pip then
+# compiles only what the extension adds. With FA_FROM_SOURCES it compiles all, as for a user.
+find_library() {
+    archive=$build/libflashattn_internal.a
+    library="" cuda=auto
+    [ -z "${FA_FROM_SOURCES:-}" ] && [ -f "$archive" ] || return 0
+    [ -z "$(find CMakeLists.txt cmake include src kernels -type f -newer "$archive")" ] || return 0
+    grep -q '^FA_SANITIZE:[A-Z]*=$' "$build/CMakeCache.txt" || return 0
+    configured=$(sed -n 's/^FA_CUDA:[A-Z]*=//p' "$build/CMakeCache.txt")
+    case $configured in *[\;,]*) return 0 ;; esac
+    cuda=${configured:-auto}
+    library=$(cd "$build" && pwd)
+}
+
 # The objects of the last build stay, so that a change costs what it costs in C.
 install_package() {
     stamp=$venv/.package
@@ -65,8 +79,11 @@ install_package() {
         return
     fi
     : >"$stamp.new"
+    find_library
     PATH=$(cd "$venv/bin" && pwd):$PATH fetch --no-build-isolation --no-deps --force-reinstall \
-        --config-settings=build-dir="$build/python" . || fail "pip could not build the package"
+        --config-settings=build-dir="$build/python" \
+        --config-settings=cmake.define.FA_LIBRARY_FROM="$library" \
+        --config-settings=cmake.define.FA_CUDA="$cuda" . || fail "pip could not build the package"
     mv "$stamp.new" "$stamp"
 }
 

@@ -73,6 +73,8 @@
 #define DQ_COLUMNS 64
 #endif
 
+#define FIRST_KEY 0 /* a block has a work tile by itself */
+
 enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
@@ -81,6 +83,7 @@ enum {
     DQ_BARRIERS = ORDERED ? STORE_WARPS : 1, /* of a consumer */
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,
+    BLOCK_KEYS = KEYS,
     OWN_KEYS = KEYS / CONSUMERS,
     BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
     VALUE_BLOCKS = BLOCKS,

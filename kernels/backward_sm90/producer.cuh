@@ -19,16 +19,17 @@
 #define LOADER(state) (state)
 #endif
 
-/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map; columns / 64. */
+/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map; columns / 64, and the first
+ * of them. */
 typedef struct tile_source {
     const fa_sm90_map *map;
-    int head, block, blocks;
+    int head, block, blocks, first;
 } tile_source;
 
 FA_DEVICE tile_source source_of(const fa_sm90_map *map, const fa_sm90_steps *step, int head,
                                 int block, int blocks)
 {
-    const tile_source from = {map, head * step->head, block * step->block, blocks};
+    const tile_source from = {map, head * step->head, block * step->block, blocks, 0};
     return from;
 }
 
@@ -93,8 +94,8 @@ FA_DEVICE void issue_tile(const tile_source *from, char *shared, int rows, int r
     ptx_mbarrier_arrive_expect(full, from->blocks * rows * 128);
 #pragma unroll
     for (int block = 0; block < from->blocks; block++)
-        ptx_tma_load_4d(shared + block * rows * 128, from->map, full, 64 * block, row, from->head,
-                        from->block);
+        ptx_tma_load_4d(shared + block * rows * 128, from->map, full, 64 * (from->first + block),
+                        row, from->head, from->block);
 }
 
 /* Loads a tile of `rows` rows from row `row` on and arrives at `full`, before which the warp clears rows that are not
@@ -116,28 +117,34 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     __syncwarp();
 }
 
+/* Those of keys or values, from key `first` of the work tile on. */
+FA_DEVICE kept_rows keep_keys(const block_work *w, int first)
+{
+    return keep_rows(w->clear_before_key - first, w->clear_from_key - first);
+}
+
 /* Keys or values, whose loads have been issued: clears rows that are not to stay. Without such rows consumers wait for the loads
  * alone. */
 FA_DEVICE void finish_keys(const pipeline *pipe, int at, int blocks, uint64_t *loaded,
                            uint64_t *full)
 {
     const block_work *w = &pipe->state->work;
-    const kept_rows kept = keep_rows(w->clear_before_key, w->clear_from_key);
+    const kept_rows kept = keep_keys(w, FIRST_KEY);
     if (!clears_keys(w)) return;
     ptx_mbarrier_wait(loaded, 0);
-    clear_rows(pipe->buffers + at, KEYS, blocks, &kept);
+    clear_rows(pipe->buffers + at, BLOCK_KEYS, blocks, &kept);
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(full);
 }
 
 #if HIDES
 
 /* Whether a row of the keys has a number that is not finite. Lanes begin at different banks. */
-FA_DEVICE bool is_bad_row(const char *shared, int row)
+FA_DEVICE bool is_bad_row(const char *shared, int row, int blocks)
 {
     const int lane = threadIdx.x % 32;
     uint32_t seen = 0;
 #pragma unroll 1
-    for (int n = 0; n < 8 * BLOCKS; n++) {
+    for (int n = 0; n < 8 * blocks; n++) {
         const uint4 x =
             *(const uint4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16);
         seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
@@ -146,11 +153,11 @@ FA_DEVICE bool is_bad_row(const char *shared, int row)
     return seen != 0;
 }
 
-FA_DEVICE void clear_row(char *shared, int row)
+FA_DEVICE void clear_row(char *shared, int row, int blocks)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int n = 0; n < 8 * BLOCKS; n++)
+    for (int n = 0; n < 8 * blocks; n++)
         *(float4 *)(shared + n / 8 * KEY_BLOCK + row * 128 + (n + lane) % 8 * 16) =
             make_float4(0, 0, 0, 0);
 }
@@ -161,15 +168,16 @@ FA_DEVICE void finish_hidden_keys(const pipeline *pipe)
     shared_state *state = pipe->state;
     const block_work *w = &state->work;
     const int lane = threadIdx.x % 32;
+    const kept_rows kept = keep_keys(w, FIRST_KEY);
     ptx_mbarrier_wait(&state->k_loaded, 0);
 #pragma unroll 1
-    for (int n = 0; n < KEYS / 32; n++) {
+    for (int n = 0; n < BLOCK_KEYS / 32; n++) {
         const int row = 32 * n + lane;
-        const bool stays = row >= w->clear_before_key && row < w->clear_from_key;
-        const bool bad = is_bad_row(pipe->buffers, row);
+        const bool stays = row >= kept.from && row < kept.to;
+        const bool bad = is_bad_row(pipe->buffers, row, BLOCKS);
         const uint32_t rows = __ballot_sync(0xffffffffu, stays && bad);
-        if (!stays || bad) clear_row(pipe->buffers, row);
-        if (lane == 0) state->bad_keys[n] = rows;
+        if (!stays || bad) clear_row(pipe->buffers, row, BLOCKS);
+        if (lane == 0) state->bad_keys[FIRST_KEY / 32 + n] = rows;
     }
     ptx_fence_proxy_async();
     __syncwarp();
@@ -211,13 +219,13 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 {
     shared_state *state = pipe->state;
     const fa_tile *t = &own->sequence;
-    const int row = (int)(t->start_k + own->keys.first), head = (int)t->head_kv,
+    const int row = (int)(t->start_k + own->keys.first) + FIRST_KEY, head = (int)t->head_kv,
               number = (int)t->block_k;
     const tile_source k = source_of(&s->k, &s->k_step, head, number, BLOCKS),
                       v = source_of(&s->v, &s->v_step, head, number, VALUE_BLOCKS);
     ptx_fence_proxy_async(); /* of the barriers */
-    issue_tile(&k, pipe->buffers, KEYS, row, &state->k_loaded);
-    issue_tile(&v, pipe->buffers + V_AT, KEYS, row, &state->v_loaded);
+    issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
+    issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
 }
 
 /* A thread of each warp of the first warpgroup: initializes the barriers, issues the loads of keys and values as soon as it is
@@ -285,6 +293,19 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
     return kept;
 }
 
+/* The log-sum-exp and delta of a tile's queries. */
+FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_params *s,
+                                const tile_cursor *at, int stage, uint64_t *full)
+{
+    if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(full, ROW_BYTES);
+    ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
+                  (const char *)s->rows + number_of(s, &pipe->state->work, at) * ROW_BYTES, full,
+                  ROW_BYTES);
+}
+
+#ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */
+
 FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, const tile_cursor *at,
                       const kept_rows *kept)
 {
@@ -306,17 +327,10 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive_expect(&state->dout_full[stage], ROW_BYTES);
-        ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
-                      (const char *)s->rows + number_of(s, &state->work, at) * ROW_BYTES,
-                      &state->dout_full[stage], ROW_BYTES);
-    }
+    load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
-
-#ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */
 
 /* The warp that loads. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,

@@ -121,7 +121,7 @@ FA_DEVICE int64_t find_tile_number(const fa_attention_params *p, const fa_tile *
  * `together` heads, then their second ones: so neighbouring blocks do not wait for each other's sums. In both a tile comes
  * behind all tiles in front of it. */
 FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                               int64_t block)
+                            int64_t block)
 {
     const int64_t together = s->heads_together;
     if (BIAS_TILE && s->items_together > 1) { /* those that share a bias */

@@ -1,13 +1,15 @@
 /*
  * backward_sm90 for head dims from 129 to 256, whose gradients of 128 keys are more than a block's registers.
  *
- * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
- * that share the keys. Each gradient has a warpgroup, and a tile goes from one to the next:
+ * A block owns BLOCK_KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
+ * that share the keys. The two blocks of a cluster go through the tiles that see some of both blocks' keys, and exchange dS: so a
+ * tile's dQ, of twice the keys, is added to global memory half as often. Each gradient has a warpgroup, and a tile goes from one to the next:
  *
  *     load    keys and queries, values and dout: a warp each, by TMA           load.cuh
  *     dV      S^T, P^T, and adds to dV, in registers; P^T --> shared memory    dv.cuh
  *     dK      dP^T, dS^T, and adds to dK, in registers; dS --> shared memory   dk.cuh
  *     dQ      dQ, which it adds to a float sum in global memory                dq.cuh
+ *     send    dS, to the other block                                           exchange.cuh
  *
  * So no warpgroup waits for its own products, and while one computes exponentials the tensor cores work for the others. They meet
  * at the barriers of pipeline.cuh. config.cuh says what the file is compiled with, and docs/kernels/backward_sm90.md why it is
@@ -18,13 +20,18 @@
 #include "backward_sm90_wide/dk.cuh"
 #include "backward_sm90_wide/dq.cuh"
 #include "backward_sm90_wide/dv.cuh"
+#include "backward_sm90_wide/exchange.cuh"
 #include "backward_sm90_wide/load.cuh"
 #include "backward_sm90/work.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/registers.cuh"
 
 enum { WARPGROUP_LOAD, WARPGROUP_DV, WARPGROUP_DK, WARPGROUP_DQ };
 
-FA_KERNEL __launch_bounds__(THREADS, 1)
+/* Of the first warpgroup. */
+enum { WARP_KEYS_AND_QUERIES, WARP_VALUES_AND_DOUT, WARP_SEND_DS };
+
+FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     backward_sm90_wide(const __grid_constant__ fa_backward_params p,
                        const __grid_constant__ fa_backward_sm90_params s)
 {
@@ -33,18 +40,17 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     const pipeline pipe = {.buffers = (char *)raw + (-ptx_shared_address(raw) & 1023),
                            .state = (shared_state *)ptx_uniform_pointer(&shared)};
     const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
-                       begin_block(&pipe, &p.a, &s, blockIdx.x);
-    __syncthreads();
+                       begin_block(&pipe, &p.a, &s, blockIdx.x / CLUSTER);
+    ptx_cluster_sync(); /* the peer's barriers are there as well */
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / WARPGROUP, 0);
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const int warp = (int)threadIdx.x / 32;
         if (shared.work.tiles == 0) {
             if (loads) wait_for_keys(&pipe);
-            return;
-        }
-        if (warp == 0) load_keys_and_queries(&pipe, &p.a, &s);
-        else if (warp == 1) load_values_and_dout(&pipe, &p.a, &s);
+        } else if (warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(&pipe, &p.a, &s);
+        else if (warp == WARP_VALUES_AND_DOUT) load_values_and_dout(&pipe, &p.a, &s);
+        else if (warp == WARP_SEND_DS && threadIdx.x % 32 == 0) send_ds(&pipe);
     } else if (warpgroup == WARPGROUP_DV) {
         ptx_increase_registers(DV_REGISTERS);
         compute_dv(&pipe, &p);
@@ -55,4 +61,5 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_decrease_registers(DQ_REGISTERS);
         compute_dq(&pipe, &p, &s);
     }
+    ptx_cluster_sync(); /* the peer may still send something here */
 }

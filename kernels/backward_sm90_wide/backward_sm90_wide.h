@@ -7,20 +7,26 @@
 
 #include "../backward_sm90/backward_sm90.h"
 
-#define FA_BACKWARD_SM90_WIDE_KEYS 64 /* of a block */
+#define FA_BACKWARD_SM90_WIDE_KEYS                                                                 \
+    64 /* of a block; those of a cluster's blocks follow each other */
 #define FA_BACKWARD_SM90_WIDE_THREADS 512
-#define FA_BACKWARD_SM90_WIDE_DS_BUFFERS(dim) ((dim) == 256 ? 2 : 1) /* as there is room for */
+#define FA_BACKWARD_SM90_WIDE_DS_BUFFERS 2
+/* Of 64 columns: what a block of a cluster loads of its peer's keys, whose dQ it computes in half of the columns. */
+#define FA_BACKWARD_SM90_WIDE_PEER_BLOCKS 2
 #define FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES                                                         \
     (FA_BACKWARD_SM90_WIDE_KEYS * FA_BACKWARD_SM90_QUERIES * 4)
 
-/* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
- * rows; weights, in float32; buffers of dS. */
-#define FA_BACKWARD_SM90_WIDE_SMEM(element, dim, value_dim, stages)                                \
-    ((FA_BACKWARD_SM90_WIDE_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                            \
-         (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(value_dim, element)) +               \
-     (stages)*FA_BACKWARD_SM90_ROW_BYTES + FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES +                    \
-     FA_BACKWARD_SM90_WIDE_DS_BUFFERS(dim) * FA_BACKWARD_SM90_QUERIES *                            \
-         FA_BACKWARD_SM90_WIDE_KEYS * FA_ELEMENT_BYTES(element) +                                  \
+/* Bytes of dynamic shared memory, with room to align to 1024: keys and stages of queries; values and stages of dout; the peer's
+ * keys; rows of the queries; weights, in float32; buffers of dS, of all keys of the cluster. */
+#define FA_BACKWARD_SM90_WIDE_SMEM(element, dim, value_dim, q_stages, stages, cluster)             \
+    ((FA_BACKWARD_SM90_WIDE_KEYS + (q_stages)*FA_BACKWARD_SM90_QUERIES) *                          \
+         FA_SM90_ROW_BYTES(dim, element) +                                                         \
+     (FA_BACKWARD_SM90_WIDE_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                            \
+         FA_SM90_ROW_BYTES(value_dim, element) +                                                   \
+     FA_BACKWARD_SM90_WIDE_PEER_BLOCKS * FA_BACKWARD_SM90_WIDE_KEYS * 128 +                        \
+     (q_stages)*FA_BACKWARD_SM90_ROW_BYTES + FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES +                  \
+     FA_BACKWARD_SM90_WIDE_DS_BUFFERS * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_WIDE_KEYS *    \
+         (cluster)*FA_ELEMENT_BYTES(element) +                                                     \
      1024)
 
 #endif

@@ -5,7 +5,10 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   192 or 256: the widest head dim of queries and keys
  *     VALUE_DIM  a multiple of 64: the widest of values
- *     STAGES     buffers of query tiles
+ *     Q_STAGES   buffers of query tiles
+ *     STAGES     buffers of their dout
+ *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ of both blocks' keys, in half
+ *                of the columns
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
@@ -32,6 +35,12 @@
 #ifndef STAGES
 #error "backward_sm90_wide: STAGES is missing"
 #endif
+#if !defined(CLUSTER) || CLUSTER != 2
+#error "backward_sm90_wide: CLUSTER is not 2"
+#endif
+#ifndef Q_STAGES
+#error "backward_sm90_wide: Q_STAGES is missing"
+#endif
 #ifndef OPTIONS
 #error "backward_sm90_wide: OPTIONS is missing"
 #endif
@@ -42,53 +51,64 @@
 #define HIDES FA_BACKWARD_SM90_HIDES(OPTIONS)
 #define BIAS_TILE 0
 
-/* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that are computed at once. */
+/* The block's number in its cluster, and the other block. */
+#define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
+#define PEER_BLOCK (THIS_BLOCK ^ 1)
+
+/* Of the columns of the peer's keys that it loads, the first block of 64. */
+#define PEER_FIRST (THIS_BLOCK * (BLOCKS - PEER_BLOCKS))
+
+/* Of the cluster's keys, the block's first one. */
+#define FIRST_KEY (THIS_BLOCK * BLOCK_KEYS)
+
+/* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that are computed at once; what is left
+ * of a cluster's columns when each of its blocks has so many. */
 #define QUERIES 64
 #define DQ_COLUMNS 64
+#define DQ_REST 32
 
 enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     THREADS = FA_BACKWARD_SM90_WIDE_THREADS,
-    KEYS = FA_BACKWARD_SM90_WIDE_KEYS,
+    BLOCK_KEYS = FA_BACKWARD_SM90_WIDE_KEYS,
+    KEYS = CLUSTER * BLOCK_KEYS, /* of a cluster, which share a work tile */
     LOAD_WARPS = 2,
-    CONSUMERS = 1, /* that share the keys: all work on the same ones */
-    OWN_KEYS = KEYS,
+    CONSUMERS = CLUSTER, /* that share the keys: in a block, all work on the same ones */
+    OWN_KEYS = BLOCK_KEYS,
+    PEER_BLOCKS = FA_BACKWARD_SM90_WIDE_PEER_BLOCKS,
     BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
     VALUE_BLOCKS = VALUE_DIM / 64,
     Q_BLOCK = QUERIES * 128,
-    KEY_BLOCK = KEYS * 128,
+    KEY_BLOCK = BLOCK_KEYS * 128,
     Q_BYTES = BLOCKS * Q_BLOCK,
     DOUT_BYTES = VALUE_BLOCKS * Q_BLOCK,
     ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
     WEIGHT_BYTES = FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES,
-    DS_BUFFERS = FA_BACKWARD_SM90_WIDE_DS_BUFFERS(HEAD_DIM),
-    DS_BYTES = QUERIES * KEYS * 2,
+    DS_BUFFERS = FA_BACKWARD_SM90_WIDE_DS_BUFFERS,
+    DS_BYTES = QUERIES * KEYS * 2, /* a block of columns from each block of the cluster */
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
     SCORES = QUERIES / 2, /* of a thread */
     DK_SUMS = HEAD_DIM / 2,
     DV_SUMS = VALUE_DIM / 2,
-    DQ_SUMS = DQ_COLUMNS / 2
+    DQ_SUMS = DQ_COLUMNS / 2,
+    REST_SUMS = DQ_REST / 2
 };
+static_assert(Q_STAGES > 1 && DOUT_BYTES <= Q_BYTES,
+              "the gradient of values is stored through a stage that nobody reads");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
-static_assert(
-    STAGES > 1,
-    "the products behind the last tile do not read it, for gradients are stored through it");
 
-/* Of a thread of each warpgroup: together 4 * 128, what the block starts with. dQ of head dim 256 has registers for one set of
- * accumulators, else for two. */
-#define PRODUCER_REGISTERS 24
+/* Of a thread of each warpgroup: together 4 * 128, what the block starts with. */
+#define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 32)
 #if HEAD_DIM == 256
-#define DQ_SETS 1
 #define DQ_REGISTERS (OPTIONS ? 64 : 72)
 #define DK_REGISTERS 208
 #define DV_REGISTERS (OPTIONS ? 216 : 208)
 #else
-#define DQ_SETS 2
-#define DQ_REGISTERS 112
-#define DK_REGISTERS 184
-#define DV_REGISTERS 192
+#define DQ_REGISTERS 88
+#define DK_REGISTERS 192
+#define DV_REGISTERS 200
 #endif
 static_assert(PRODUCER_REGISTERS + DV_REGISTERS + DK_REGISTERS + DQ_REGISTERS <= 512,
               "all there are");

@@ -60,15 +60,14 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
                        const tile_cursor *at)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count);
+    const int count = at->count, stage = q_stage(count);
     const uint32_t rows = row_address(pipe, stage), weights = weight_address(pipe);
+    ptx_mbarrier_wait(&state->q_full[stage], q_parity(count));
     ptx_mbarrier_wait(&state->p_full, count & 1);
     if (OPTIONS || is_masked(&state->work, at->tile))
         multiply_weights(p, c->ds, weights, rows, true);
     else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
-    __syncwarp(); /* all lanes have read delta */
-    ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -76,17 +75,17 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
 FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
 {
     const int thread = ptx_thread_id() % WARPGROUP, lane = thread % 32, warp = thread / 32;
-    return ptx_shared_address(pipe->buffers + DS_AT) +
+    return ptx_shared_address(pipe->buffers + DS_AT + THIS_BLOCK * Q_BLOCK) +
            (uint32_t)((lane % 8 + lane / 16 * 8) * 128 +
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A tile of dS, transposed: a row for each query, of its keys. */
+/* A tile of dS, transposed: a row for each query, of its keys. The peer's dQ needs it as well (send_ds). */
 FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
 {
     shared_state *state = pipe->state;
     const uint32_t row = find_ds_row(pipe) + (uint32_t)(ds_buffer(count) * DS_BYTES);
-    ptx_mbarrier_wait(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
+    ptx_mbarrier_wait_cluster(&state->ds_empty[ds_buffer(count)], ds_parity(count) ^ 1);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(row + (uint32_t)(j * 8 * 128), ds + 2 * j);
@@ -106,7 +105,7 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
 #if HIDES
     const block_work *w = &pipe->state->work;
     if (!p->dbias_by_others) return;
-    const tile_options options = find_tile_place(w, at, 0);
+    const tile_options options = find_tile_place(w, at, THIS_BLOCK);
     put_dbias(p, w, &options, c->ds);
 #else
     (void)pipe, (void)p, (void)c, (void)at;
@@ -119,7 +118,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
                       tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count);
+    const int count = at->count, stage = q_stage(count);
     const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
     uint32_t ds[SCORES / 2];
@@ -129,20 +128,20 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
     share_ds(pipe, ds, count);
     put_tile_dbias(pipe, p, c, at);
     advance(at, range->from, range->to);
-    ptx_mbarrier_wait(&state->q_full[stage], parity_of(count));
     ptx_register_fence(c->dk, DK_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dk, ds, q_tile(c->base, stage) + ACROSS(Q_BLOCK), HEAD_DIM);
-    ptx_mbarrier_wait(&state->dout_full[stage_of(ready)], parity_of(ready));
+    ptx_mbarrier_wait(&state->dout_full[dout_stage(ready)], dout_parity(ready));
     ptx_register_fence(c->ds, SCORES);
     ptx_wgmma_fence();
-    issue_dp(c, stage_of(count + 1));
+    issue_dp(c, dout_stage(count + 1));
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dk, DK_SUMS);
     keep_operands(ds);
     ptx_mbarrier_arrive_if(&state->q_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->ds, SCORES);
+    ptx_mbarrier_arrive_if(&state->dout_empty[dout_stage(ready)], is_leader() && more);
     if (more) make_ds(pipe, &p->a, c, at);
 }
 
@@ -152,7 +151,7 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
     const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dk_state c;
-    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.base = first_descriptor(pipe);
 #pragma unroll
     for (int i = 0; i < DK_SUMS; i++) c.dk[i] = 0;
     if (range.tiles > 0) {
@@ -163,17 +162,18 @@ FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
         issue_dp(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.ds, SCORES);
+        ptx_mbarrier_arrive_if(&state->dout_empty[0], is_leader());
         make_ds(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dk(pipe, p, &c, &at, &range);
     }
     /* The last tile of queries has been read: its weights came from the warpgroup of dV. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (w->key_sums) {
-        leave_sums(w->key_sums, c.dk, HEAD_DIM, 0);
+        leave_sums(w->key_sums, c.dk, HEAD_DIM, THIS_BLOCK);
         return;
     }
-    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + stage_of(last) * Q_BYTES, HEAD_DIM),
-                    c.dk, HEAD_DIM, p->a.d, p->a.scale, 0);
+    store_gradients(&w->keys, &p->dk, warp_buffer(pipe, Q_AT + q_stage(last) * Q_BYTES, HEAD_DIM),
+                    c.dk, HEAD_DIM, p->a.d, p->a.scale, THIS_BLOCK);
 }
 
 #endif

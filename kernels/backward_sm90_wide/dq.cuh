@@ -5,6 +5,7 @@
 #define FA_KERNELS_BACKWARD_SM90_WIDE_DQ_CUH
 
 #include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/exchange.cuh"
 #include "backward_sm90_wide/multiply.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
 #include "backward_sm90_wide/tile.cuh"
@@ -14,42 +15,87 @@
 #include "ptx/semaphore.cuh"
 #include "ptx/store.cuh"
 
-/* Adds DQ_COLUMNS columns. to: the thread's first word of them. */
-FA_DEVICE void add_columns(float *to, const float *dq)
+/* Adds `columns` columns. to: the thread's first word of them. */
+FA_DEVICE void add_columns(float *to, const float *dq, int columns)
 {
 #pragma unroll
-    for (int j = 0; j < DQ_COLUMNS / 8; j++)
+    for (int j = 0; j < columns / 8; j++)
         ptx_add_global_f32x4(to + 4 * WARPGROUP * j,
                              make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
 }
 
-FA_DEVICE void issue_columns(float *dq, uint32_t ds, uint32_t keys, int block)
+/* Where a tile's operands are: dS of the block's own keys and of the peer's; the keys. Descriptors. */
+typedef struct dq_operands {
+    uint32_t ds, keys, peer_ds, peer_keys;
+} dq_operands;
+
+FA_DEVICE dq_operands find_operands(uint32_t base, int count)
 {
-    ptx_register_fence(dq, DQ_SUMS);
-    ptx_wgmma_fence();
-    issue_dq(dq, ds, keys + (uint32_t)(block * KEY_BLOCK / UNIT));
+    const uint32_t ds = ds_tile(base, count), keys = base + ACROSS(KEY_BLOCK);
+    dq_operands o;
+    o.ds = ds + (uint32_t)(THIS_BLOCK * Q_BLOCK / UNIT);
+    o.keys = keys;
+    o.peer_ds = ds + (uint32_t)(PEER_BLOCK * Q_BLOCK / UNIT);
+    o.peer_keys = keys + (uint32_t)((PEER_K_AT - PEER_FIRST * KEY_BLOCK) / UNIT);
+    return o;
 }
 
-/* A tile's dQ. Where there are registers, the next columns are computed while some are added. */
+#if HEAD_DIM == 192
+
+/* A tile's dQ of both blocks' keys, in the block's columns: of 192, block 0 has the first 96, block 1 the others. Both have 32 of
+ * the middle 64. The share of the block's own keys need not wait for the peer. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
-    shared_state *state = pipe->state;
-    const uint32_t ds = ds_tile(base, count), keys = base + ACROSS(KEY_BLOCK);
-    float dq[DQ_SETS][DQ_SUMS];
-    if (DQ_SETS > 1) issue_columns(dq[0], ds, keys, 0);
+    const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;
+    const dq_operands o = find_operands(base, count);
+    const uint32_t to_first = (uint32_t)(first * KEY_BLOCK / UNIT),
+                   to_rest = (uint32_t)((middle * KEY_BLOCK + rest * 2) / UNIT);
+    float dq[DQ_SUMS], dq_rest[REST_SUMS];
+    ptx_register_fence(dq, DQ_SUMS);
+    ptx_register_fence(dq_rest, REST_SUMS);
+    ptx_wgmma_fence();
+    issue_dq(dq, o.ds, o.keys + to_first, 0);
+    issue_dq_rest(dq_rest, o.ds, o.keys + to_rest, 0);
+    wait_for_peer_ds(pipe, count);
+    ptx_wgmma_fence();
+    issue_dq(dq, o.peer_ds, o.peer_keys + to_first, 1);
+    issue_dq_rest(dq_rest, o.peer_ds, o.peer_keys + to_rest, 1);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(dq, DQ_SUMS);
+    ptx_register_fence(dq_rest, REST_SUMS);
+    release_ds(pipe, count, is_leader());
+    if (!to) return;
+    add_columns(to + first * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS);
+    add_columns(to + middle * (WARPGROUP * DQ_SUMS) + THIS_BLOCK * (WARPGROUP * REST_SUMS), dq_rest,
+                DQ_REST);
+}
+
+#else
+
+/* The same of 256 columns: block 0 has the first 128. There are registers for 64 at once. */
+FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
+{
+    enum { OWN_BLOCKS = BLOCKS / CLUSTER };
+    const dq_operands o = find_operands(base, count);
+    float dq[DQ_SUMS];
 #pragma unroll
-    for (int block = 0; block < BLOCKS; block++) {
-        const int issued = block + DQ_SETS - 1;
-        float *now = dq[block % DQ_SETS];
-        if (issued < BLOCKS) issue_columns(dq[issued % DQ_SETS], ds, keys, issued);
-        if (issued < BLOCKS && DQ_SETS > 1) ptx_wgmma_wait(1);
-        else ptx_wgmma_wait(0);
-        ptx_register_fence(now, DQ_SUMS);
-        if (block + 1 == BLOCKS)
-            ptx_mbarrier_arrive_if(&state->ds_empty[ds_buffer(count)], is_leader());
-        if (to) add_columns(to + block * (WARPGROUP * DQ_SUMS), now);
+    for (int i = 0; i < OWN_BLOCKS; i++) {
+        const int block = THIS_BLOCK * OWN_BLOCKS + i;
+        const uint32_t columns = (uint32_t)(block * KEY_BLOCK / UNIT);
+        ptx_register_fence(dq, DQ_SUMS);
+        ptx_wgmma_fence();
+        issue_dq(dq, o.ds, o.keys + columns, 0);
+        if (i == 0) wait_for_peer_ds(pipe, count);
+        ptx_wgmma_fence();
+        issue_dq(dq, o.peer_ds, o.peer_keys + columns, 1);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(dq, DQ_SUMS);
+        if (i + 1 == OWN_BLOCKS) release_ds(pipe, count, is_leader());
+        if (to) add_columns(to + block * (WARPGROUP * DQ_SUMS), dq, DQ_COLUMNS);
     }
 }
+
+#endif
 
 /* Where sums have one order, a key tile is added when all before it have been. It waits only for blocks of lower numbers, which
  * start no later and do not wait for it. A thread waits and adds to the semaphore for all: the barriers pass on what it has seen
@@ -61,13 +107,14 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
     const block_work *w = &state->work;
     const int thread = threadIdx.x % WARPGROUP;
     const bool ordered = s->semaphores && p->dq.data;
-    const uint32_t base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    const uint32_t base = first_descriptor(pipe);
     if (w->tiles == 0) return;
     wait_for_k(pipe, &p->a);
+    ptx_mbarrier_wait(&state->peer_k_loaded, 0);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const int64_t number = w->number + at.head * s->q_tiles + at.tile;
         float *to = p->dq.data ? s->sums + number * (SUM_BYTES / 4) + 4 * thread : 0;
-        int32_t *semaphore = s->semaphores + number * FA_BACKWARD_SM90_SEMAPHORES;
+        int32_t *semaphore = s->semaphores + number * FA_BACKWARD_SM90_SEMAPHORES + THIS_BLOCK;
         if (ordered && thread == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at.tile));
         ptx_mbarrier_wait(&state->ds_full[ds_buffer(at.count)], ds_parity(at.count));
         if (ordered) ptx_named_barrier_sync(NAMED_BARRIER_DQ, WARPGROUP);

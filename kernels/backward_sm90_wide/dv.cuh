@@ -35,7 +35,7 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int tile)
     const int first = tile * QUERIES + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int key = warp * 16 + lane / 4 + 8 * r;
+        const int key = FIRST_KEY + warp * 16 + lane / 4 + 8 * r;
         const int from = w->first_query + key - first;
         const int to = key < w->num_keys ? w->end_query + key - first : -1;
 #pragma unroll
@@ -66,11 +66,9 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
                      const tile_cursor *at)
 {
     shared_state *state = pipe->state;
-    const int stage = stage_of(at->count);
-    const uint32_t rows = row_address(pipe, stage);
-    ptx_mbarrier_wait(&state->dout_full[stage], parity_of(at->count));
+    const uint32_t rows = row_address(pipe, q_stage(at->count));
 #if OPTIONS
-    const tile_options options = find_tile_options(p, &state->work, at, 0, true);
+    const tile_options options = find_tile_options(p, &state->work, at, THIS_BLOCK, true);
     weigh_with_options(p, state, &state->work, &options, NULL, c->scores, c->weights, c->scale,
                        rows, true);
     mark_dropped(p, &options, c->scores);
@@ -88,6 +86,8 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     }
     if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
 #endif
+    __syncwarp(); /* all lanes have read the log-sum-exp */
+    ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], is_leader());
 }
 
 /* For the warpgroup of dK, whose threads have the same elements. */
@@ -119,33 +119,33 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
 }
 
 /* One tile, whose weights are there; then there are those of the next one. Its dout is released before the next tile's scores are
- * waited for: with two stages, loads are what the block waits for most easily. Behind the last tile these scores are one more
+ * waited for: with few stages, loads are what the block waits for most easily. Behind the last tile these scores are one more
  * product, of no use. */
 FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                       tile_cursor *at, const tile_range *range)
 {
     shared_state *state = pipe->state;
-    const int count = at->count, stage = stage_of(count);
+    const int count = at->count, stage = dout_stage(count);
     const bool more = count + 1 < range->tiles;
     const int ready = more ? count + 1 : count; /* the tile that is waited for */
 
     if (!OPTIONS) pack_weights(c);
     share_weights(pipe, c, count);
     advance(at, range->from, range->to);
+    ptx_mbarrier_wait(&state->dout_full[stage], dout_parity(count));
     ptx_register_fence(c->dv, DV_SUMS);
     ptx_wgmma_fence();
     issue_gradient(c->dv, c->weights, dout_tile(c->base, stage) + ACROSS(Q_BLOCK), VALUE_DIM);
-    ptx_mbarrier_wait(&state->q_full[stage_of(ready)], parity_of(ready));
+    ptx_mbarrier_wait(&state->q_full[q_stage(ready)], q_parity(ready));
     ptx_register_fence(c->scores, SCORES);
     ptx_wgmma_fence();
-    issue_tile_scores(c, stage_of(count + 1));
+    issue_tile_scores(c, q_stage(count + 1));
     ptx_wgmma_wait(1);
     ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
     ptx_mbarrier_arrive_if(&state->dout_empty[stage], is_leader());
     ptx_wgmma_wait(0);
     ptx_register_fence(c->scores, SCORES);
-    ptx_mbarrier_arrive_if(&state->q_empty[stage_of(ready)], is_leader() && more);
     if (more) weigh(pipe, p, c, at);
 }
 
@@ -155,7 +155,7 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
     const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dv_state c;
-    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
+    c.base = first_descriptor(pipe);
     c.scale = inner_scale(&p->a);
 #pragma unroll
     for (int i = 0; i < DV_SUMS; i++) c.dv[i] = 0;
@@ -167,20 +167,20 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         issue_tile_scores(&c, 0);
         ptx_wgmma_wait(0);
         ptx_register_fence(c.scores, SCORES);
-        ptx_mbarrier_arrive_if(&state->q_empty[0], is_leader());
         weigh(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
-    /* The last tile of dout has been read, by the warpgroup of dK as well when it has the last weights. */
+    /* The gradient leaves through the stage of queries that is not the last tile's: the warpgroup of dK has read it when it has the
+     * last weights. The last dout is still read, by the product behind the last one. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
     if (w->key_sums) {
-        leave_sums(w->key_sums + KEYS * HEAD_DIM, c.dv, VALUE_DIM, 0);
+        leave_sums(w->key_sums + KEYS * HEAD_DIM, c.dv, VALUE_DIM, THIS_BLOCK);
         return;
     }
     store_gradients(&w->keys, &p->dv,
-                    warp_buffer(pipe, DOUT_AT + stage_of(last) * DOUT_BYTES, VALUE_DIM), c.dv,
-                    VALUE_DIM, p->a.d_v, value_scale(&p->a), 0);
+                    warp_buffer(pipe, Q_AT + q_stage(last + 1) * Q_BYTES, VALUE_DIM), c.dv,
+                    VALUE_DIM, p->a.d_v, value_scale(&p->a), THIS_BLOCK);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The warps that load: one keys and queries, one values and dout. Stages of queries are released later than those of dout,
- * which then need not wait for them.
+ * The warps that load: one keys, queries and their rows, one values and dout. Stages of queries are released later than those of
+ * dout, which then need not wait for them.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
@@ -10,14 +10,71 @@
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/work.cuh"
 
+FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params *s,
+                            const tile_cursor *at, const kept_rows *kept)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int stage = q_stage(at->count), head = (int)t->head + at->head;
+    const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
+    ptx_mbarrier_wait(&state->q_empty[stage], q_parity(at->count) ^ 1);
+    load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
+    load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
+              (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
+}
+
+FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
+                         const tile_cursor *at, const kept_rows *kept)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int stage = dout_stage(at->count), head = (int)t->head + at->head;
+    const tile_source dout =
+        source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
+    ptx_mbarrier_wait(&state->dout_empty[stage], dout_parity(at->count) ^ 1);
+    load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
+              (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
+}
+
+/* Of the peer's keys those columns that the block computes dQ of. */
+FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const fa_tile *t = &state->work.sequence;
+    const int row = (int)(t->start_k + state->work.keys.first) + PEER_BLOCK * BLOCK_KEYS;
+    tile_source from = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, PEER_BLOCKS);
+    from.first = PEER_FIRST;
+    if (threadIdx.x % 32 == 0)
+        issue_tile(&from, pipe->buffers + PEER_K_AT, BLOCK_KEYS, row, &state->peer_k_loaded);
+}
+
+/* Clears rows of them that are not to stay, before finish_k arrives for all keys. */
+FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params *p)
+{
+    const block_work *w = &pipe->state->work;
+    char *keys = pipe->buffers + PEER_K_AT;
+    if (!hides_keys(p) && !clears_keys(w)) return;
+    ptx_mbarrier_wait(&pipe->state->peer_k_loaded, 0);
+#if HIDES
+#pragma unroll 1
+    for (int row = (int)threadIdx.x % 32; row < BLOCK_KEYS; row += 32)
+        if (hides_keys(p) && is_bad_row(keys, row, PEER_BLOCKS)) clear_row(keys, row, PEER_BLOCKS);
+#endif
+    const kept_rows kept = keep_keys(w, PEER_BLOCK * BLOCK_KEYS);
+    clear_rows(keys, BLOCK_KEYS, PEER_BLOCKS, &kept);
+}
+
 FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_backward_sm90_params *s)
 {
     const block_work *w = &pipe->state->work;
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
-        load_q(pipe, s, &at, &kept);
-        if (at.count == 0) finish_k(pipe, p);
+        load_queries(pipe, s, &at, &kept);
+        if (at.count > 0) continue;
+        load_peer_keys(pipe, s);
+        finish_peer_keys(pipe, p);
+        finish_k(pipe, p);
     }
 }
 

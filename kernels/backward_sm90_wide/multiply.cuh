@@ -52,13 +52,23 @@ FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t til
     ptx_wgmma_commit();
 }
 
-/* keys: descriptor of the columns. */
-FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys)
+/* keys: descriptor of the columns; accumulate 0: it is the first share. */
+FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys, int accumulate)
 {
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(shared_pv, DQ_COLUMNS)
+    for (int step = 0; step < BLOCK_KEYS / 16; step++) PTX_WGMMA(shared_pv, DQ_COLUMNS)
     (dq, ptx_descriptor(ds + step * 32 / UNIT), ptx_descriptor(keys + step * 16 * 128 / UNIT),
-     step > 0);
+     accumulate || step > 0);
+    ptx_wgmma_commit();
+}
+
+/* The same of DQ_REST columns. */
+FA_DEVICE void issue_dq_rest(float *rest, uint32_t ds, uint32_t keys, int accumulate)
+{
+#pragma unroll
+    for (int step = 0; step < BLOCK_KEYS / 16; step++) PTX_WGMMA(shared_pv, DQ_REST)
+    (rest, ptx_descriptor(ds + step * 32 / UNIT), ptx_descriptor(keys + step * 16 * 128 / UNIT),
+     accumulate || step > 0);
     ptx_wgmma_commit();
 }
 

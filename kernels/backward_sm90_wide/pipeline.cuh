@@ -5,10 +5,13 @@
  *     barriers              buffers                         filled by              released by
  *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
  *     k_full, v_full        the same, without some rows     a load warp each       -
- *     q_full, q_empty       STAGES tiles of queries         TMA, load warp 0       warpgroups dV (scores) and dK
- *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp 1       warpgroups dV and dK
+ *     peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -
+ *     q_full, q_empty       Q_STAGES tiles of queries       TMA, load warp 0       warpgroups dV (scores) and dK
+ *                           and their rows
+ *     dout_full, _empty     STAGES tiles of dout            TMA, load warp 1       warpgroups dV and dK (dP)
  *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
- *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroup dQ
+ *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroups dQ of the cluster
+ *     ds_received           of them the peer's part         the peer's send warp   -
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
@@ -39,9 +42,10 @@ typedef struct load_state {
 typedef struct shared_state {
     load_state load[LOAD_WARPS];
     uint64_t k_loaded, v_loaded, k_full, v_full;
-    uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    uint64_t q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
+    uint64_t peer_k_loaded, ds_received[DS_BUFFERS];
     block_work work;
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
@@ -51,8 +55,9 @@ typedef struct shared_state {
 /* Where the buffers begin, in bytes behind the keys. */
 enum {
     V_AT = BLOCKS * KEY_BLOCK,
-    Q_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
-    DOUT_AT = Q_AT + STAGES * Q_BYTES,
+    PEER_K_AT = V_AT + VALUE_BLOCKS * KEY_BLOCK,
+    Q_AT = PEER_K_AT + PEER_BLOCKS * KEY_BLOCK,
+    DOUT_AT = Q_AT + Q_STAGES * Q_BYTES,
     DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
     P_AT = DS_AT + DS_BUFFERS * DS_BYTES,
     ROWS_AT = P_AT + WEIGHT_BYTES
@@ -63,8 +68,10 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
-FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
+FA_DEVICE int q_stage(int count) { return (int)((uint32_t)count % Q_STAGES); }
+FA_DEVICE int q_parity(int count) { return (int)((uint32_t)count / Q_STAGES & 1); }
+FA_DEVICE int dout_stage(int count) { return (int)((uint32_t)count % STAGES); }
+FA_DEVICE int dout_parity(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
 /* The same of dS. */
 FA_DEVICE int ds_buffer(int count) { return (int)((uint32_t)count % DS_BUFFERS); }
@@ -89,18 +96,22 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->v_loaded, 1);
     ptx_mbarrier_init(&state->k_full, 1);
     ptx_mbarrier_init(&state->v_full, 1);
-    for (int stage = 0; stage < STAGES; stage++) {
-        ptx_mbarrier_init(&state->q_full[stage], 1);
+    for (int stage = 0; stage < Q_STAGES; stage++) {
+        ptx_mbarrier_init(&state->q_full[stage], 2); /* the rows, and queries */
         ptx_mbarrier_init(&state->q_empty[stage], 2 * WARPS);
-        ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
+    }
+    for (int stage = 0; stage < STAGES; stage++) {
+        ptx_mbarrier_init(&state->dout_full[stage], 1);
         ptx_mbarrier_init(&state->dout_empty[stage], 2 * WARPS);
     }
     ptx_mbarrier_init(&state->p_full, WARPGROUP);
     ptx_mbarrier_init(&state->p_empty, WARPGROUP);
     for (int i = 0; i < DS_BUFFERS; i++) {
         ptx_mbarrier_init(&state->ds_full[i], WARPGROUP);
-        ptx_mbarrier_init(&state->ds_empty[i], WARPS);
+        ptx_mbarrier_init(&state->ds_empty[i], CLUSTER * WARPS);
+        ptx_mbarrier_init(&state->ds_received[i], 1);
     }
+    ptx_mbarrier_init(&state->peer_k_loaded, 1);
     ptx_mbarrier_init_fence();
 }
 

@@ -13,7 +13,12 @@
 #include "ptx/registers.cuh"
 #include "ptx/thread.cuh"
 
-/* Descriptors, by that of the block's keys. */
+/* The descriptor of the block's keys, by which the others are found. */
+FA_DEVICE uint32_t first_descriptor(const pipeline *pipe)
+{
+    return ptx_uniform(ptx_descriptor_low_in_cluster(pipe->buffers, 0));
+}
+
 FA_DEVICE uint32_t q_tile(uint32_t base, int stage)
 {
     return base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
@@ -65,10 +70,10 @@ FA_DEVICE tile_cursor begin(const block_work *w)
     return at;
 }
 
-/* Whether some query of the tile does not see some of the keys. */
+/* Whether some query of the tile does not see some of the block's keys. */
 FA_DEVICE bool is_masked(const block_work *w, int tile)
 {
-    return tile < w->unmasked_from[0] || tile >= w->unmasked_to[0];
+    return tile < w->unmasked_from[THIS_BLOCK] || tile >= w->unmasked_to[THIS_BLOCK];
 }
 
 #endif

@@ -10,19 +10,19 @@
 /* One of FA_ELEMENT_... */
 typedef int32_t fa_element;
 
-/* Where fa_dtype has the same type, the number is the same. Its 4 is the boolean, which nobody multiplies, and its 5
- * int8. */
+/* Where fa_dtype has the same type, the number is the same. Its 4 is the boolean, which nobody multiplies. */
 #define FA_ELEMENT_FLOAT32 0
 #define FA_ELEMENT_FLOAT16 1
 #define FA_ELEMENT_BFLOAT16 2
 #define FA_ELEMENT_FLOAT8_E4M3 3
+#define FA_ELEMENT_INT8 5
 #define FA_ELEMENT_TF32 6 /* float32 in memory; products see 10 bits of the fraction */
 #define FA_ELEMENT_TF32X3                                                                          \
     7 /* float32 in memory, as the sum of two tf32 numbers; three products of these for one */
 
 /* The size in memory. */
 #define FA_ELEMENT_BYTES(element)                                                                  \
-    ((element) == FA_ELEMENT_FLOAT8_E4M3                                   ? 1                     \
+    ((element) == FA_ELEMENT_FLOAT8_E4M3 || (element) == FA_ELEMENT_INT8   ? 1                     \
      : (element) == FA_ELEMENT_FLOAT16 || (element) == FA_ELEMENT_BFLOAT16 ? 2                     \
                                                                            : 4)
 

@@ -58,7 +58,7 @@ typedef struct fa_attention_params {
     int64_t tasks; /* tiles times heads times batch items                     */
 
     int64_t attention_chunk; /* 0: none; only kernels with HAS_ATTENTION_CHUNKS look at it */
-    /* As k and v, a column each, for elements of 8 bits; data NULL: 1. Only forward_simt looks at them. */
+    /* As k and v, a column each, for elements of 8 bits; data NULL: 1. forward_simt and decode_sm80 look at them. */
     fa_kernel_view k_scale, v_scale;
 } fa_attention_params;
 

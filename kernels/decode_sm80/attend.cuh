@@ -6,23 +6,19 @@
 
 #include "decode_sm80/config.cuh"
 
+#if LATENT
+#include "decode_sm80/latent.cuh"
+#else
 #include "common/mma.cuh"
 #include "common/nonfinite_values.cuh"
 #include "common/reduce.cuh"
-#include "common/score_fragments.cuh"
-#include "common/softmax.cuh"
+#include "decode_sm80/bytes.cuh"
 #include "decode_sm80/load.cuh"
+#include "decode_sm80/softmax.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/ldmatrix.cuh"
 
-/* The base of a row that has seen no key. With -infinity its weights would be NaN; 2^(-infinity - NOTHING_SEEN) is 0. */
-#define NOTHING_SEEN (-3.402823466e38f)
-
-/* As in forward_sm80: the largest weight is 2^HEADROOM when a base is found, for float16 keeps more of the small weights
- * then. A base stays until logits are RESCALE_ABOVE beyond it. */
-#define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 7.0f)
-#define RESCALE_ABOVE (HEADROOM + 0.5f)
-
+#if !EIGHT_BITS /* bytes.cuh has the others */
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 typedef struct fa_queries {
@@ -79,80 +75,9 @@ FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
     }
 }
 
-/* ---- Logits ---------------------------------------------------------------------------------- */
-
-/* Whether there are options that are read or computed row by row. */
-FA_DEVICE bool has_row_options(const fa_decode_params *d)
-{
-    return OPTIONS && fa_has_row_options(&d->attention);
-}
-
-/* Options and the mask by position of one row of a thread. first: the tile's first key. */
-FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first, int m, int half,
-                          fa_scores *s)
-{
-    const fa_attention_params *p = &d->attention;
-    const int r = row_of(m, half), key = first + lane_id() % 4 * 2;
-    const int64_t i = w->tile.first + min(query_of(d, r), w->queries - 1);
-    const fa_range range = fa_tile_visible(p, &w->tile, i);
-    const int lo = (int)range.lo - key, hi = (int)range.hi - key;
-    if (has_row_options(d)) {
-        fa_tile t = w->tile;
-        t.head += min(head_of(d, r), w->heads - 1);
-        const fa_fragment_row row = {fa_logit_row_of(p, &t, i), key, lo, hi};
-        fa_change_row(p, s->at[m][0], half, &row);
-    }
-    fa_hide_fragment(s->at[m][0], half, lo, hi);
-}
-
-/* Scores become logits, as exponents of 2. */
-FA_DEVICE void make_logits(const fa_decode_params *d, const fa_work *w, int first, fa_scores *s)
-{
-    const bool masked = first < w->all_from || first + KEYS > w->all_to;
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++)
-        fa_scale_fragment(&d->attention, d->attention.scale, s->at[m][0]);
-    if (!masked && !has_row_options(d)) return;
-#pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) change_row(d, w, first, i / 2, i % 2, s);
-}
-
-/* Whether a row can have a weight of 0 for a key whose value is read. */
-FA_DEVICE bool hides_keys(const fa_decode_params *d, const fa_work *w, int first)
-{
-    if (OPTIONS && (d->attention.bias.data || d->attention.mask.data)) return true;
-    return max(first, w->from) < w->all_from || min(first + KEYS, w->to) > w->all_to;
-}
+#endif
 
 /* ---- Weights --------------------------------------------------------------------------------- */
-
-FA_DEVICE void clear_output(fa_output *o)
-{
-#pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
-        o->base[i / 2][i % 2] = NOTHING_SEEN;
-        o->sum[i / 2][i % 2] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
-        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
-}
-
-/* New bases for rows whose logits are too far beyond the old ones; what has been summed is rescaled. */
-FA_DEVICE void raise_bases(fa_output *o, float top[M_TILES][2])
-{
-#pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
-        float *base = &o->base[i / 2][i % 2], *x = &top[i / 2][i % 2];
-        const float now = *x > *base + RESCALE_ABOVE ? *x - HEADROOM : *base;
-        *x = ptx_ex2(*base - now);
-        *base = now;
-        o->sum[i / 2][i % 2] *= *x;
-    }
-#pragma unroll
-    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
-        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
-}
 
 FA_DEVICE void update_bases(fa_output *o, const fa_scores *s)
 {
@@ -184,6 +109,61 @@ FA_DEVICE void make_weights(const fa_scores *s, int step, fa_output *o, uint32_t
     }
 }
 
+#if EIGHT_BITS
+/* Bases for weights that are to be multiplied by the values' scales. */
+FA_DEVICE void update_scaled_bases(fa_output *o, const fa_scores *s, uint32_t tile)
+{
+    fa_scores raised;
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++) {
+        const float2 scale = get_scales(tile, n);
+        const float by[2] = {scale_exponent(scale.x), scale_exponent(scale.y)};
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++)
+            raised.at[i / 4][n][i % 4] = s->at[i / 4][n][i % 4] + by[i % 2];
+    }
+    update_bases(o, &raised);
+}
+
+/* A weight of 0 leaves its value out, whatever the scale is. */
+FA_DEVICE float scale_weight(float weight, float scale)
+{
+    return weight == 0.0f ? 0.0f : weight * scale;
+}
+
+/* As make_weights, times the scales of the values. */
+FA_DEVICE void make_scaled_weights(const fa_scores *s, uint32_t tile, int step, fa_output *o,
+                                   uint32_t a[M_TILES][4])
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 4; i++) {
+        const int m = i / 4, half = i % 2, n = 2 * step + i % 4 / 2;
+        const float2 scale = get_scales(tile, n);
+        const float first = ptx_ex2(s->at[m][n][2 * half] - o->base[m][half]);
+        const float second = ptx_ex2(s->at[m][n][2 * half + 1] - o->base[m][half]);
+        o->sum[m][half] += first + second;
+        a[m][i % 4] = fa_pack_x2(scale_weight(first, scale.x), scale_weight(second, scale.y));
+    }
+}
+
+/* The softmax of a tile and O += P V. */
+FA_DEVICE void add_tile(const fa_decode_params *d, const fa_work *w, int first, const fa_scores *s,
+                        uint32_t tile, fa_output *o)
+{
+    const bool scaled = w->v_scale;
+    if (scaled) update_scaled_bases(o, s, tile);
+    else update_bases(o, s);
+    const bool carefully = hides_keys(d, w, first) && has_nonfinite_values(tile);
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        uint32_t a[M_TILES][4];
+        if (scaled) make_scaled_weights(s, tile, step, o, a);
+        else make_weights(s, step, o, a);
+        if (carefully) add_values_carefully(o->at, a, tile, step);
+        else add_values(o->at, a, tile, step);
+    }
+}
+#else
 /* The softmax of a tile and O += P V. carefully: some values are not finite. */
 FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_output *o)
 {
@@ -209,6 +189,8 @@ FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_ou
     }
 }
 
+#endif
+
 /* ---- The loop -------------------------------------------------------------------------------- */
 
 /* The warp's sums over its key tiles of a part. */
@@ -230,17 +212,26 @@ FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memo
         fa_scores s;
         wait_for_tile();
         make_scores(&q, at->k + stage, &s);
+#if EIGHT_BITS
+        scale_scores(d, w, &q, at->k + stage, &s);
+#endif
         __syncwarp(); /* all lanes have used the keys */
         issue_keys(d, w, &tiles, at, n + STAGES, &places);
         make_logits(d, w, first, &s);
+#if EIGHT_BITS
+        wait_for_tile();
+        add_tile(d, w, first, &s, at->v + stage, o);
+#else
         update_bases(o, &s);
         wait_for_tile();
         const bool careful = hides_keys(d, w, first) && has_nonfinite_values(at->v + stage);
         add_tile(&s, at->v + stage, careful, o);
+#endif
         __syncwarp();
         issue_values(d, w, &tiles, at, n + STAGES, &places);
     }
     ptx_cp_async_wait(0);
 }
+#endif
 
 #endif

@@ -17,6 +17,22 @@
 #error                                                                                             \
     "decode_sm80: KEYS, STAGES, BLOCKS or OPTIONS is missing: a row of kernels/variants.h defines them"
 #endif
+#ifdef CACHE
+#define EIGHT_BITS 1
+#if ELEMENT != FA_ELEMENT_FLOAT16 || (CACHE != FA_ELEMENT_FLOAT8_E4M3 && CACHE != FA_ELEMENT_INT8)
+#error                                                                                             \
+    "decode_sm80: CACHE must be FA_ELEMENT_FLOAT8_E4M3 or FA_ELEMENT_INT8, with ELEMENT FA_ELEMENT_FLOAT16"
+#endif
+#else
+#define EIGHT_BITS 0
+#define CACHE ELEMENT
+#endif
+#ifdef VALUE_DIM
+#define LATENT 1
+#else
+#define LATENT 0
+#define VALUE_DIM HEAD_DIM
+#endif
 #if ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
 #error "decode_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
 #endif
@@ -25,28 +41,56 @@ enum {
     THREADS = FA_DECODE_THREADS(WARPS),
     ROWS = GROUP_ROWS,
     M_TILES = ROWS / 16,
-    BLOCK_KEYS = WARPS * KEYS, /* of a key tile of the block */
-    D_STEPS = HEAD_DIM / 16,   /* of mma along the head dim in Q K^T */
-    D_TILES = HEAD_DIM / 8,    /* of 8 columns of the output */
-    KEY_STEPS = KEYS / 16,     /* of mma along the keys in P V */
-    KEY_TILES = KEYS / 8,      /* of 8 columns of the scores */
+    D_STEPS = HEAD_DIM / 16, /* of mma along the head dim in Q K^T */
+    KEY_STEPS = KEYS / 16,   /* of mma along the keys in P V */
+#if LATENT             /* warps share key tiles: each has some keys' scores and some columns */
+    BLOCK_KEYS = KEYS, /* of a key tile of the block */
+    D_TILES = VALUE_DIM / WARPS / 8, /* of 8 columns of the output, of a warp */
+    KEY_TILES = KEYS / WARPS / 8,    /* of 8 columns of the scores, of a warp */
+#else
+    BLOCK_KEYS = WARPS * KEYS,
+    D_TILES = HEAD_DIM / 8,
+    KEY_TILES = KEYS / 8,
+#endif
+#if EIGHT_BITS
+    CACHE_BYTES = 1, /* of an element of keys and values */
+    PITCH = HEAD_DIM,
+    TILE_BYTES = FA_DECODE_TILE_8BIT(HEAD_DIM, KEYS),
+    QUERY_BYTES = FA_DECODE_QUERIES_8BIT(HEAD_DIM, ROWS),
+#else
+    CACHE_BYTES = 2,
     PITCH = FA_DECODE_PITCH(HEAD_DIM, ELEMENT),
     TILE_BYTES = KEYS * PITCH,
+    QUERY_BYTES = LATENT ? FA_DECODE_EXCHANGE(ROWS, KEYS, WARPS) : ROWS * PITCH,
+#endif
+#if LATENT
+    STAGE_BYTES = STAGES * TILE_BYTES, /* of the block */
+#else
     WARP_BYTES = 2 * STAGES * TILE_BYTES, /* a warp's stages: of keys, then of values */
-    ROW_FLOATS = FA_DECODE_ROW(HEAD_DIM),
-    ROW_VECTORS = HEAD_DIM / 8 /* of 16 bytes */
+    STAGE_BYTES = WARPS * WARP_BYTES,
+#endif
+    ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM),
+    VECTOR = 16 / CACHE_BYTES,       /* elements of keys and values in 16 bytes */
+    ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes in a row of keys or values */
+    QUERY_VECTORS = HEAD_DIM / 8     /* in a row of queries */
 };
 static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "whole fragments");
+#if LATENT
+static_assert(GROUP_ROWS == 16 && KEYS == 8 * WARPS, "a warp has one tile of scores");
+static_assert(HEAD_DIM % 64 == 0 && VALUE_DIM % (16 * WARPS) == 0, "whole fragments");
+static_assert(4 * ROWS * ROW_FLOATS <= STAGE_BYTES, "room for the block's sums");
+#else
 static_assert(32 % ROW_VECTORS == 0, "whole rows a pass");
 static_assert(4 * ROWS * ROW_FLOATS <= WARP_BYTES, "room for a warp's sums");
-static_assert(4 * ROWS * FA_DECODE_PARTS <= WARPS * WARP_BYTES, "room for the parts' factors");
-static_assert(4 * ROWS * (WARPS + 2) <= ROWS * PITCH, "room for the warps' factors and the rows'");
+#endif
+static_assert(4 * ROWS * FA_DECODE_PARTS <= STAGE_BYTES, "room for the parts' factors");
+static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factors and the rows'");
 
 /* Fragments of Q, 16 x 16 elements each, stay in registers where there are at most eight. */
 #define QUERIES_IN_REGISTERS (GROUP_ROWS * HEAD_DIM <= 8 * 256)
 
 /* For score_fragments.cuh. */
-#define FRAGMENT_KEYS KEYS
+#define FRAGMENT_KEYS (8 * KEY_TILES)
 
 #include "common/device.cuh"
 #include "ptx/address.cuh"
@@ -57,6 +101,16 @@ FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 
 /* The row of the work tile that elements 2 * half and 2 * half + 1 of tile m belong to. */
 FA_DEVICE int row_of(int m, int half) { return 16 * m + 8 * half + lane_id() / 4; }
+
+/* Where a vector of a row is in a tile of keys or values. Rows of 16-bit elements end with 16 unused bytes. Those of 8-bit
+ * elements are whole, and a row's vectors change places: neighbouring rows differ in the half of 128 bytes (the loads of keys), and
+ * eight rows differ all (ldmatrix). */
+FA_DEVICE int turn_of(int row) { return HEAD_DIM == 64 ? row / 2 % 4 : row % 2 * 4 + row / 2 % 4; }
+
+FA_DEVICE uint32_t vector_at(int row, int vector)
+{
+    return (uint32_t)(row * PITCH + (EIGHT_BITS ? vector ^ turn_of(row) : vector) * 16);
+}
 
 /* The offset that this lane passes to ldmatrix for the fragments of a tile's first 16 rows and columns. The 8 x 8 matrices
  * go first down and then across for A and the transposed V, and the other way for K. */
@@ -82,7 +136,8 @@ typedef struct fa_output {
     float sum[M_TILES][2];  /* of the thread's own columns */
 } fa_output;
 
-/* Addresses in shared memory: of the block's queries, and of the warp's stages. */
+/* Addresses in shared memory: of the block's queries, and of the warp's stages. Of latent attention: what warps exchange, and the block's
+ * stages. */
 typedef struct fa_memory {
     uint32_t q, k, v;
 } fa_memory;
@@ -91,8 +146,12 @@ FA_DEVICE fa_memory find_memory(const void *memory)
 {
     fa_memory at;
     at.q = ptx_shared_address(memory);
-    at.k = at.q + (uint32_t)(ROWS * PITCH + warp_id() * WARP_BYTES);
+#if LATENT
+    at.k = at.v = at.q + (uint32_t)QUERY_BYTES;
+#else
+    at.k = at.q + (uint32_t)(QUERY_BYTES + warp_id() * WARP_BYTES);
     at.v = at.k + STAGES * TILE_BYTES;
+#endif
     return at;
 }
 

@@ -13,22 +13,29 @@
  */
 #include "decode_sm80/attend.cuh"
 #include "decode_sm80/config.cuh"
-#include "decode_sm80/load.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one that merges all parts. */
 FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memory)
 {
-    float *stages = memory + ROWS * PITCH / 4;
+    float *stages = memory + QUERY_BYTES / 4;
     const fa_merged merged = {memory, memory + ROWS * WARPS};
     const fa_memory at = find_memory(memory);
+#if LATENT
+    const fa_sources warps = {stages, 0, w->parts > 0 ? 1 : 0};
+#else
     const fa_sources warps = {stages, WARP_BYTES / 4, w->parts > 0 ? WARPS : 0};
+#endif
     if (w->parts > 0) {
         fa_output o;
         attend(d, w, &at, &o);
+#if LATENT
+        store_block(&o, &at, stages);
+#else
         __syncwarp();
         store_warp(&o, stages + warp_id() * (WARP_BYTES / 4));
+#endif
         __syncthreads(); /* also: all warps have used the queries */
     }
     merge(d, w, &warps, &merged, w->parts > 1 ? find_part(d, w, w->part) : NULL);
@@ -45,6 +52,6 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS) decode_sm80(const __grid_constant__
     if (d.step != FA_DECODE_MERGE && w.part < max(w.parts, 1)) merges = run_part(&d, &w, memory);
     if (!merges) return;
     const fa_sources parts = {find_part(&d, &w, 0), part_floats(&d), w.parts};
-    const fa_merged merged = {memory + ROWS * PITCH / 4, memory};
+    const fa_merged merged = {memory + QUERY_BYTES / 4, memory};
     merge(&d, &w, &parts, &merged, NULL);
 }

@@ -10,6 +10,9 @@
  *   stages      key tiles of a warp in shared memory
  *   blocks      of a multiprocessor, at least, which bounds the registers
  *   options     FA_DECODE_BY_ROWS: with ALiBi, a bias and a mask, too
+ *   value_dim   of latent attention, whose values are the first columns of the keys. Then a key tile is the block's
+ *   cache       the type of keys and values, if it is one of 8 bits. Then element is float16, which products are made of;
+ *               queries are of any 16-bit type
  */
 #ifndef FA_KERNELS_DECODE_SM80_DECODE_SM80_H
 #define FA_KERNELS_DECODE_SM80_DECODE_SM80_H
@@ -53,6 +56,17 @@ typedef struct fa_decode_params {
 /* Bytes from one row to the next in shared memory, as in forward_sm80. */
 #define FA_DECODE_PITCH(dim, element) (FA_ELEMENT_BYTES(element) * (dim) + 16)
 
+/* Bytes of a key tile of elements of 8 bits, and of the queries beside it. Behind each key's elements is room for its scale, behind the queries'
+ * for theirs. */
+#define FA_DECODE_TILE_8BIT(dim, keys) ((keys) * ((dim) + 4))
+#define FA_DECODE_QUERIES_8BIT(dim, rows) ((rows) * (2 * (dim) + 4))
+
+/* Of latent attention: bytes of the weights of a key tile and of each warp's maxima, which warps exchange; and of the shared
+ * memory with tiles of keys, whose first columns are the values. */
+#define FA_DECODE_EXCHANGE(rows, keys, warps) (2 * (rows) * (keys) + 4 * (rows) * (warps))
+#define FA_DECODE_SMEM_LATENT(element, dim, rows, warps, keys, stages)                             \
+    (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys)*FA_DECODE_PITCH(dim, element))
+
 /* Floats of a row's sums: of a part in the workspace, of a warp in shared memory. Behind the columns stand the base of the weights,
  * as a power of two, and the sum of the weights. */
 #define FA_DECODE_ROW(dim) ((dim) + 4)
@@ -60,5 +74,8 @@ typedef struct fa_decode_params {
 /* Bytes of dynamic shared memory: queries; for each warp and stage a tile of keys and one of values. */
 #define FA_DECODE_SMEM(element, dim, rows, warps, keys, stages)                                    \
     (FA_DECODE_PITCH(dim, element) * ((rows) + 2 * (warps) * (stages) * (keys)))
+
+#define FA_DECODE_SMEM_8BIT(dim, rows, warps, keys, stages)                                        \
+    (FA_DECODE_QUERIES_8BIT(dim, rows) + 2 * (warps) * (stages)*FA_DECODE_TILE_8BIT(dim, keys))
 
 #endif

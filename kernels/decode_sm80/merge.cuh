@@ -28,6 +28,7 @@ typedef struct fa_merged {
     float *factors, *rows;
 } fa_merged;
 
+#if !LATENT /* latent.cuh has the block's */
 /* ---- The warps' sums ------------------------------------------------------------------------- */
 
 /* To the warp's own part of shared memory. */
@@ -38,14 +39,24 @@ FA_DEVICE void store_warp(const fa_output *o, float *to)
     for (int i = 0; i < M_TILES * 2; i++) {
         float *row = to + row_of(i / 2, i % 2) * ROW_FLOATS;
         const float sum = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
+#if EIGHT_BITS /* two tiles of the output are the even and the odd columns of 16 */
+#pragma unroll
+        for (int n = 0; n < D_TILES; n += 2)
+            *(float4 *)(row + 8 * n + 2 * column) =
+                make_float4(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n + 1][i % 2 * 2],
+                            o->at[i / 2][n][i % 2 * 2 + 1], o->at[i / 2][n + 1][i % 2 * 2 + 1]);
+#else
 #pragma unroll
         for (int n = 0; n < D_TILES; n++)
             *(float2 *)(row + 8 * n + column) =
                 make_float2(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n][i % 2 * 2 + 1]);
+#endif
         if (lane_id() % 4 == 0)
-            *(float2 *)(row + HEAD_DIM) = make_float2(o->base[i / 2][i % 2], sum);
+            *(float2 *)(row + VALUE_DIM) = make_float2(o->base[i / 2][i % 2], sum);
     }
 }
+
+#endif
 
 /* ---- Factors --------------------------------------------------------------------------------- */
 
@@ -60,6 +71,9 @@ FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, f
     float lse, factor = fa_softmax_finish(base == NOTHING_SEEN ? -INFINITY : base * LN2, sum,
                                           p->sinks ? p->sinks[head] : -INFINITY, &lse);
     if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
+#if EIGHT_BITS
+    if (factor != 0.0f) factor *= w->value_scale;
+#endif
     if (p->lse) p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i] = lse;
     return factor;
 }
@@ -78,7 +92,7 @@ FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const 
             of[n] = make_float2(NOTHING_SEEN, 0.0f);
             if (i < from->count)
                 of[n] =
-                    *(const float2 *)(from->first + i * from->stride + r * ROW_FLOATS + HEAD_DIM);
+                    *(const float2 *)(from->first + i * from->stride + r * ROW_FLOATS + VALUE_DIM);
             base = fmaxf(base, of[n].x);
         }
         base = fa_warp_max(base);
@@ -136,8 +150,8 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
 {
     weigh_sources(d, w, from, !to, merged);
 #pragma unroll 1
-    for (int i = ptx_thread_id(); i < w->rows * (HEAD_DIM / 4); i += THREADS) {
-        const int r = i / (HEAD_DIM / 4), column = i % (HEAD_DIM / 4) * 4;
+    for (int i = ptx_thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
+        const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
         if (column >= d->attention.d_v) continue;
         const float4 x = add_sources(from, merged->factors, r, column);
         if (to) *(float4 *)(to + r * ROW_FLOATS + column) = x;
@@ -146,7 +160,7 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
     if (!to) return;
 #pragma unroll 1
     for (int r = ptx_thread_id(); r < w->rows; r += THREADS)
-        *(float2 *)(to + r * ROW_FLOATS + HEAD_DIM) =
+        *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) =
             make_float2(merged->rows[2 * r], merged->rows[2 * r + 1]);
 }
 

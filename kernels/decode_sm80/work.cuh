@@ -7,6 +7,7 @@
 #define FA_KERNELS_DECODE_SM80_WORK_CUH
 
 #include "common/divide.h"
+#include "common/score_options.cuh"
 #include "common/sequence.cuh"
 #include "decode_sm80/config.cuh"
 
@@ -23,6 +24,10 @@ typedef struct fa_work {
     int part;             /* the block's */
     int64_t task;
     const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0's */
+#if EIGHT_BITS
+    const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same, */
+    float scale, value_scale;      /* which is a factor here: of scores and of the output */
+#endif
 } fa_work;
 
 /* Row r stands for query r / d->heads of the tile and head r % d->heads. */
@@ -59,6 +64,27 @@ FA_DEVICE const char *first_row(const fa_decode_params *d, const fa_kernel_view 
     return fa_view_row(v, paged ? 0 : t->block_k, paged ? 0 : t->start_k, t->head_kv);
 }
 
+#if EIGHT_BITS
+/* Where scales differ from key to key. One that does not becomes a factor. */
+FA_DEVICE const char *find_scale(const fa_decode_params *d, const fa_kernel_view *scale,
+                                 const fa_tile *t, float *factor)
+{
+    if (!scale->data) return NULL;
+    const char *first = first_row(d, scale, t);
+    if (scale->stride[1] != 0 || (d->attention.block_table && scale->stride[0] != 0)) return first;
+    *factor *= *(const float *)(const void *)first;
+    return NULL;
+}
+
+FA_DEVICE void find_scales(const fa_decode_params *d, fa_work *w)
+{
+    w->scale = fa_effective_scale(&d->attention, &w->tile);
+    w->value_scale = fa_value_descale(&d->attention, &w->tile);
+    w->k_scale = find_scale(d, &d->attention.k_scale, &w->tile, &w->scale);
+    w->v_scale = find_scale(d, &d->attention.v_scale, &w->tile, &w->value_scale);
+}
+#endif
+
 /* The keys that rows see, and their parts. Key tiles begin at multiples of KEYS, so that a page of so many keys, or of a
  * multiple, has whole ones. */
 FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
@@ -72,6 +98,10 @@ FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
     w.v = first_row(d, &p->v, &w.tile);
     w.from = w.to = w.all_from = w.all_to = w.start = 0;
     w.tiles = w.parts = w.per_part = 0;
+#if EIGHT_BITS
+    w.k_scale = w.v_scale = NULL;
+    w.scale = w.value_scale = 1.0f;
+#endif
     if (w.queries == 0) return w;
     const fa_range first = fa_tile_visible(p, &w.tile, w.tile.first);
     const fa_range last = fa_tile_visible(p, &w.tile, w.tile.first + w.queries - 1);
@@ -82,6 +112,9 @@ FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
     w.all_to = (int)first.hi;
     w.start = w.from / KEYS * KEYS;
     w.tiles = (w.to - w.start + BLOCK_KEYS - 1) / BLOCK_KEYS;
+#if EIGHT_BITS
+    find_scales(d, &w);
+#endif
     w.per_part = max(d->least, (w.tiles + d->parts - 1) / d->parts);
     w.parts = (w.tiles + w.per_part - 1) / w.per_part;
     return w;
@@ -93,6 +126,7 @@ FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
     __syncthreads();
 }
 
+#if !LATENT /* latent.cuh has the block's */
 /* The warp's key tiles in a part: the first key of the first one, and how many there are; the next one is BLOCK_KEYS on.
  * from, to: as the work tile has them. */
 typedef struct fa_key_tiles {
@@ -112,5 +146,6 @@ FA_DEVICE fa_key_tiles find_key_tiles(const fa_work *w)
     k.count = left > 0 ? min(tiles, (left + BLOCK_KEYS - 1) / BLOCK_KEYS) : 0;
     return k;
 }
+#endif
 
 #endif

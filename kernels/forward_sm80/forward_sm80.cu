@@ -249,7 +249,8 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
 #if PLAIN_LOOP
         int done = 0; /* chunks of the tile that have been added */
         bool tracked = n == 0 || is_tracked(&path);
-        if (UNTRACKED && n == plain_from) judge_rows(o, n, &path);
+        if (UNTRACKED && n == plain_from)
+            judge_rows(o, n, FA_HAS_SHORT_ROWS(p, (tiles - 1) * KEYS + 1), &path);
         if (n >= plain_from && n < plain_to) {
             done = add_plain_tiles(p, w, at, &n, &path, &q, scale, &s, o);
             if (done == CHUNKS) continue;

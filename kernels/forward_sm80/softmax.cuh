@@ -36,7 +36,8 @@
 #define HEADROOM 7.0f
 #define LARGEST 128.0f
 #endif
-#define RESCALE_ABOVE (HEADROOM + 0.5f)
+/* In 16 bits every new max counts (common/flat_rows.h). */
+#define RESCALE_ABOVE (HEADROOM + (ELEMENT == FA_ELEMENT_FLOAT32 ? 0.5f : 0.0f))
 
 /* ---- The running max ------------------------------------------------------------------------- */
 
@@ -168,11 +169,11 @@ FA_DEVICE float average_sum(const fa_output *o, float *min_row)
 }
 
 /* Judges the warp's rows by the key tiles so far, which were tracked. Warps that share rows agree. */
-FA_DEVICE void judge_rows(const fa_output *o, int tiles, fa_path *path)
+FA_DEVICE void judge_rows(const fa_output *o, int tiles, bool short_rows, fa_path *path)
 {
     float min_row;
     const float average = average_sum(o, &min_row) / (float)tiles;
-    path->peaked = !(average >= FLAT_SUM && min_row >= PEAKED_SUM * (float)tiles);
+    path->peaked = !(average >= FLAT_SUM && min_row >= PEAKED_SUM * (float)tiles) || short_rows;
     if (SPLIT > 1) path->peaked = ptx_named_barrier_or(1 + group_id(), 32 * SPLIT, path->peaked);
     path->bound = fminf(LARGEST + FA_FLAT_GROWTH * average * CHUNK_KEYS / OWN_KEYS, FA_SUM_BOUND);
 }

@@ -47,6 +47,10 @@
 #error "forward_sm90: SINGLE_TILES is missing"
 #endif
 
+#ifndef TRACKED
+#error "forward_sm90: TRACKED is missing"
+#endif
+
 #include "common/dialect.h"
 #include "common/element.h"
 #include "forward_sm90/forward_sm90.h"
@@ -60,12 +64,11 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether an option may hide values that products read all the same. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
-/* Whether the bias of a tile is loaded before its scores are issued; then plain tiles always track the max. */
+/* Whether the bias of a tile is loaded before its scores are issued. */
 #define BIAS_AHEAD (OPTIONS == FA_SM90_BIAS)
-#define ALWAYS_TRACKED BIAS_AHEAD
 
 /* Whether warpgroups choose between plain tiles that are tracked and plain tiles that are not (softmax.cuh). */
-#define ADAPTIVE (!ALWAYS_TRACKED && !SINGLE_TILES)
+#define ADAPTIVE (!TRACKED && !SINGLE_TILES)
 
 /* Whether a series may replace a softcap's tanh (options.cuh). */
 #define HAS_SERIES (OPTIONS == FA_SM90_SOFTCAP)
@@ -90,6 +93,9 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
  * three consumers, which is for long rows, has no register to spare. */
 #define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
 
+/* Whether the last heads may have a balanced schedule. */
+#define BALANCED 1
+
 /* Accumulators of the outputs in a thread. */
 #define OUTPUTS (VALUE_DIM / 2)
 
@@ -100,8 +106,8 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
-    ROWS = 64, /* queries of a consumer */
-    /* Blocks of 64 columns: the swizzle spans 128 bytes. */
+    ROWS = 64,          /* queries of a consumer */
+    BLOCK_COLUMNS = 64, /* the swizzle spans 128 bytes */
     K_BLOCKS = FA_SM90_ROW_BYTES(HEAD_DIM, ELEMENT) / 128,
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */

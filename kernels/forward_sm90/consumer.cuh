@@ -112,7 +112,7 @@ FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, 
     for (c->at.tile = 0; c->at.tile < c->at.needed;) {
         if (c->at.tile >= c->limits.plain_from && c->at.tile < c->limits.plain_to) {
             if (ADAPTIVE && c->new_max) c->tracked = TRACKED_TILES;
-            if (ALWAYS_TRACKED || c->tracked) do_plain_tiles(pipe, p, c, true);
+            if (TRACKED || c->tracked) do_plain_tiles(pipe, p, c, true);
             else do_plain_tiles(pipe, p, c, false);
         } else do_masked_tile(pipe, p, c);
         if (++c->at.tile >= c->at.needed) break;

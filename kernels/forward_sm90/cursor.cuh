@@ -85,7 +85,7 @@ FA_DEVICE tile_limits find_limits(const work_tile *w, int consumer)
 #if OPTIONS
     at.options = find_tile_options(w);
     /* A bias makes few weights large: without the running max, the error of a result would be 9% larger. */
-    if (at.options & FA_SM90_BIAS && !ALWAYS_TRACKED) at.plain_from = UNBOUNDED;
+    if (at.options & FA_SM90_BIAS && !TRACKED) at.plain_from = UNBOUNDED;
     /* Masks by rows may hide a whole tile from a row. */
     if (at.options & FA_SM90_BY_ROWS) at.plain_from = UNBOUNDED;
 #endif

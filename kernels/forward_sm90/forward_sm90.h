@@ -12,7 +12,9 @@
  *   q_stages             with more than one, the queries of the next work tiles are there when they are needed. 1
  *                        with a bias: its tiles take the shared memory
  *   single_tiles         1: only for rows whose keys are one tile
- *   short_rows           1: only for short rows, and rows whose last queries would be few (src/cuda/plan_sm90.c)
+ *   short_rows           1: only for rows of few keys (common/flat_rows.h)
+ *   few_queries          1: only for few queries, and where the last ones of a larger tile would be few (src/cuda/plan_sm90.c)
+ *   tracked              1: plain tiles always track the max (softmax.cuh). It costs nothing at head dims above 128
  */
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H

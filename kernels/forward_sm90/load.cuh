@@ -1,6 +1,6 @@
 /*
  * Parts of tensors to shared memory by TMA: the queries of a work tile, rows of keys and of values. Shared with
- * forward_sm90_wide.
+ * forward_sm90_wide and forward_tf32_sm90.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_LOAD_CUH
 #define FA_KERNELS_FORWARD_SM90_LOAD_CUH
@@ -29,7 +29,7 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_4d(q_buffer(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,
-                        64 * block, row, (int)t->head * s->q_step.head,
+                        BLOCK_COLUMNS * block, row, (int)t->head * s->q_step.head,
                         (int)t->block_q * s->q_step.block);
 }
 
@@ -45,17 +45,16 @@ FA_DEVICE void produce_consumer_queries(const pipeline *pipe, const fa_sm90_para
     else ptx_mbarrier_arrive(&pipe->state->q_full[q_stage(number)][consumer]);
 }
 
-/* Rows of keys or values from key `key` on, and blocks of 64 columns from `column` on. */
+/* Rows of keys or values from key `key` on, and blocks of BLOCK_COLUMNS columns from `column` on. */
 typedef struct kv_box {
     int key, rows, column, blocks;
 } kv_box;
 
 /* Issues the copies of a box: one for each block of columns, or for each page and block. */
-FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
-                        uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
-                        const fa_sm90_params *s, const fa_tile *t)
+FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                         uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
+                         const fa_sm90_params *s, const fa_tile *t)
 {
-    ptx_mbarrier_arrive_expect(barrier, box->blocks * box->rows * 128);
     for (int at = 0; at < box->rows; at += s->box_rows) {
         int row = (int)t->start_k + box->key + at, outer = (int)t->block_k;
         if (p->block_table) {
@@ -68,26 +67,18 @@ FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_step
         }
         for (int block = 0; block < box->blocks; block++)
             ptx_tma_load_4d(shared + (block * box->rows + at) * 128, map, barrier,
-                            box->column + 64 * block, row, (int)t->head_kv * step->head,
+                            box->column + BLOCK_COLUMNS * block, row, (int)t->head_kv * step->head,
                             outer * step->block);
     }
 }
 
-/* ---- Values that no query may see ------------------------------------------------------------ */
-
-/* TMA also loads rows of values outside the keys that a sequence's queries may see. They may hold NaN, and
- * 0 * NaN is NaN, so they are cleared: rows outside [from, to) of a box. The whole warp. */
-FA_DEVICE void clear_values(char *shared, int rows, int64_t from, int64_t to)
+/* The same, as all that the barrier's phase waits for. */
+FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                        uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
+                        const fa_sm90_params *s, const fa_tile *t)
 {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int block = 0; block < V_BLOCKS; block++)
-#pragma unroll 1
-        for (int at = lane * 16; at < rows * 128; at += 32 * 16)
-            if (at / 128 < from || at / 128 >= to)
-                *(float4 *)(shared + block * rows * 128 + at) = make_float4(0, 0, 0, 0);
-    ptx_fence_proxy_async();
-    __syncwarp();
+    ptx_mbarrier_arrive_expect(barrier, box->blocks * box->rows * 128);
+    issue_box(shared, map, step, barrier, box, p, s, t);
 }
 
 /* The keys that some query of the sequence may see. */
@@ -96,34 +87,6 @@ FA_DEVICE fa_range find_seen_keys(const fa_attention_params *p, const fa_tile *t
     fa_range seen = fa_tile_visible(p, t, fa_max64(t->n_q - 1, 0));
     seen.lo = fa_tile_visible(p, t, 0).lo;
     return seen;
-}
-
-/* Whether a box holds values to be cleared. Behind the tensor's end TMA writes zeros itself. */
-FA_DEVICE bool has_values_to_clear(const fa_attention_params *p, const fa_tile *t,
-                                   const fa_range *seen, const kv_box *box)
-{
-    const bool zeros_behind = !p->block_table && t->start_k + seen->hi == p->rows_k;
-    return box->key < seen->lo || (box->key + box->rows > seen->hi && !zeros_behind);
-}
-
-/* Loads a box of values, and clears what no query may see before the full barrier says that they are there.
- * cleared: counts the boxes that were cleared so far. */
-FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
-                           const fa_sm90_params *s, const fa_tile *t, const kv_box *box,
-                           char *shared, uint64_t *full, int *cleared)
-{
-    const bool leader = threadIdx.x % 32 == 0;
-    const fa_range seen = find_seen_keys(p, t);
-    if (!has_values_to_clear(p, t, &seen, box)) {
-        if (leader) load_box(shared, &s->v, &s->v_step, full, box, p, s, t);
-        return;
-    }
-    uint64_t *loaded = &pipe->state->v_loaded;
-    if (leader) load_box(shared, &s->v, &s->v_step, loaded, box, p, s, t);
-    ptx_mbarrier_wait(loaded, *cleared & 1);
-    *cleared += 1;
-    clear_values(shared, box->rows, seen.lo - box->key, seen.hi - box->key);
-    if (leader) ptx_mbarrier_arrive(full);
 }
 
 #endif

@@ -11,6 +11,7 @@
 #include "forward_sm90/config.cuh"
 #include "common/device.cuh"
 #include "forward_sm90/load.cuh"
+#include "forward_sm90/load_values.cuh"
 #include "forward_sm90/pipeline.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/stage.cuh"

@@ -17,7 +17,7 @@
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/barrier.cuh"
-#if CLUSTER == 1 /* the planner has no balanced schedule for clusters */
+#if BALANCED
 #include "forward_sm90/balance.cuh"
 #endif
 
@@ -38,7 +38,7 @@ FA_DEVICE int64_t find_task(const pipeline *pipe, const fa_attention_params *p,
         if (i % 2 == 1 && other == half) return TASK_NONE;
         return head * p->tiles + (i % 2 == 0 ? half : other); /* first the longer one */
     }
-#if CLUSTER == 1
+#if BALANCED
     return find_balanced_task(pipe, p, s, i);
 #else
     (void)pipe;

@@ -103,7 +103,8 @@ FA_DEVICE void classify_rows(const pipeline *pipe, const fa_attention_params *p,
                              const float *sum)
 {
     const float average = average_sum(sum);
-    c->flat = average >= FA_FLAT_SUM(KEYS) * MAX_WEIGHT && !has_peaked_row(sum);
+    c->flat = average >= FA_FLAT_SUM(KEYS) * MAX_WEIGHT && !has_peaked_row(sum) &&
+              !FA_HAS_SHORT_ROWS(p, (c->at.key_tiles - 1) * KEYS + 1);
 #if OPTIONS
     c->flat = c->flat && !(c->limits.options & FA_SM90_ALIBI);
 #endif
@@ -149,7 +150,8 @@ FA_DEVICE bool may_be_beyond_series(const consumer_state *c)
 FA_DEVICE void weigh_with_max(float *s, row_state *rows, const exponent_units *u, float *sum,
                               float *rescale)
 {
-    raise_bases(s, rows, rescale, u);
+    const float top[2] = {max_of_scores(s, 0), max_of_scores(s, 1)};
+    raise_bases(top, rows, rescale, u);
     weigh(s, rows, u, sum);
 }
 
@@ -175,7 +177,10 @@ FA_DEVICE void softmax_masked(const pipeline *pipe, const fa_attention_params *p
 FA_DEVICE bool track_max(const pipeline *pipe, consumer_state *c, const exponent_units *u,
                          float *rescale)
 {
-    raise_bases(c->scores, &c->rows, rescale, u);
+    float top[2] = {max_of_bits(c->scores, 0), max_of_bits(c->scores, 1)};
+    if (__any_sync(0xffffffff, is_negative(top[0]) || is_negative(top[1])))
+        top[0] = max_of_scores(c->scores, 0), top[1] = max_of_scores(c->scores, 1);
+    raise_bases(top, &c->rows, rescale, u);
     const bool changed = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
     if (ADAPTIVE && changed) announce_new_max(pipe, c);
     return changed;

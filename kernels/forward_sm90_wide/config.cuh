@@ -75,9 +75,10 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 
 /* Of forward_sm90's choices (forward_sm90/config.cuh): */
 #define HIDES_VALUES 0
-#define ALWAYS_TRACKED 1
+#define TRACKED 1
 #define HAS_SERIES 0
 #define DYNAMIC 0
+#define BALANCED 0
 #define SINGLE_TILES 0
 #define STORES_THROUGH_BUFFER 0
 
@@ -89,8 +90,9 @@ enum {
     WARPS = WARPGROUP / 32,
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
-    ROWS = 64,                /* queries of a consumer */
-    K_BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
+    ROWS = 64,          /* queries of a consumer */
+    BLOCK_COLUMNS = 64, /* the swizzle spans 128 bytes */
+    K_BLOCKS = HEAD_DIM / BLOCK_COLUMNS,
     V_BLOCKS = FA_SM90_ROW_BYTES(VALUE_DIM, ELEMENT) / 128,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries or weights */
     K_BLOCK = FRAGMENT_KEYS * 128,

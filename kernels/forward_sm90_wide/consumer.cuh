@@ -48,7 +48,8 @@ FA_DEVICE void find_max(const pipeline *pipe, const cursor *at, const tile_limit
         mask_scores(s, queue_entry(pipe, at->number), consumer,
                     tile * KEYS + THIS_BLOCK * FRAGMENT_KEYS);
 #pragma unroll
-    for (int r = 0; r < 2; r++) state->top[r] = row_max(s, r, limits->scale, 0.0f);
+    for (int r = 0; r < 2; r++)
+        state->top[r] = fa_max_over_lanes(max_of_scores(s, r) * limits->scale, 4);
     send_rows(pipe->received->max[consumer], &pipe->state->max_full[consumer], state->top, leader);
 }
 

@@ -9,6 +9,7 @@
 #include "forward_sm90_wide/pipeline.cuh"
 #include "common/device.cuh"
 #include "forward_sm90/load.cuh"
+#include "forward_sm90/load_values.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/stage.cuh"
 #include "forward_sm90/work_tile.cuh"

@@ -44,6 +44,29 @@ FA_DEVICE float ptx_half_to_float(uint16_t h)
     return x;
 }
 
+/* Two numbers of float8 e4m3 as float16, which has them all. From Ada on. */
+FA_DEVICE uint32_t ptx_unpack_e4m3x2(uint16_t x)
+{
+    uint32_t x2;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(x2) : "h"(x));
+    return x2;
+}
+
+/* Two products and two differences in float16. */
+FA_DEVICE uint32_t ptx_mul_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t x2;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(x2) : "r"(a), "r"(b));
+    return x2;
+}
+
+FA_DEVICE uint32_t ptx_sub_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t x2;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(x2) : "r"(a), "r"(b));
+    return x2;
+}
+
 /* All bits of each half of x as its sign bit. */
 FA_DEVICE uint32_t ptx_spread_signs(uint32_t x)
 {

@@ -30,6 +30,14 @@ FA_DEVICE void ptx_cp_async_16_once(uint32_t to, const void *from, bool wanted)
         : "memory");
 }
 
+/* The same of 4 bytes. */
+FA_DEVICE void ptx_cp_async_4(uint32_t to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(wanted ? 4 : 0)
+                 : "memory");
+}
+
 /* Ends a group of this thread's copies, which may be none. */
 FA_DEVICE void ptx_cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

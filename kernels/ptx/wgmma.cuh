@@ -1,7 +1,8 @@
 /*
  * wgmma: asynchronous products of a warpgroup, D (64 x N, float32, in registers) += A (64 x 16) B (16 x N).
  *
- * Takes ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16.
+ * Takes ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16 or FA_ELEMENT_TF32: float32 in memory,
+ * whose last 13 bits are dropped. There A is 64 x 8 and B 8 x N, and both are read along their rows.
  */
 #ifndef FA_KERNELS_PTX_WGMMA_CUH
 #define FA_KERNELS_PTX_WGMMA_CUH
@@ -12,8 +13,8 @@
 
 #ifndef ELEMENT
 #error "ptx/wgmma.cuh: ELEMENT is missing"
-#elif ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
-#error "ptx/wgmma.cuh: ELEMENT is no 16-bit type"
+#elif ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16 && ELEMENT != FA_ELEMENT_TF32
+#error "ptx/wgmma.cuh: ELEMENT is neither a 16-bit type nor tf32"
 #endif
 
 #ifdef FA_CUDA_ON_CPU
@@ -49,10 +50,21 @@ FA_DEVICE void ptx_wgmma_commit(void)
                                forget_i++) asm volatile("" : "=f"((registers)[forget_i]));         \
     } while (0)
 
-#if ELEMENT == FA_ELEMENT_BFLOAT16
-#define PTX_WGMMA_TYPES "f32.bf16.bf16"
+#if ELEMENT == FA_ELEMENT_TF32
+#define PTX_WGMMA_SHAPE "k8.f32.tf32.tf32"
+#elif ELEMENT == FA_ELEMENT_BFLOAT16
+#define PTX_WGMMA_SHAPE "k16.f32.bf16.bf16"
 #else
-#define PTX_WGMMA_TYPES "f32.f16.f16"
+#define PTX_WGMMA_SHAPE "k16.f32.f16.f16"
+#endif
+
+/* What follows the factors' signs: whether operands are read across their rows, which tf32 cannot say. */
+#if ELEMENT == FA_ELEMENT_TF32
+#define PTX_WGMMA_ACROSS_B(across) ""
+#define PTX_WGMMA_ACROSS_AB(across) ""
+#else
+#define PTX_WGMMA_ACROSS_B(across) ", " #across
+#define PTX_WGMMA_ACROSS_AB(across) ", 0, " #across
 #endif
 
 /* Placeholders and operands of accumulators, eight at a time. */
@@ -110,20 +122,26 @@ FA_DEVICE void ptx_wgmma_commit(void)
  *   ptx_wgmma_shared_pv_N  the same with A from shared memory, along its rows
  * accumulate 0: D = A B. The literals n0 ... are the numbers of the operands behind the accumulators.
  */
+#if ELEMENT == FA_ELEMENT_TF32
+#define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
+    PTX_DEFINE_WGMMA_SHARED(qk, 0, N, count, n0, n1, n2)                                           \
+    PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)
+#else
 #define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
     PTX_DEFINE_WGMMA_SHARED(qk, 0, N, count, n0, n1, n2)                                           \
     PTX_DEFINE_WGMMA_SHARED(shared_pv, 1, N, count, n0, n1, n2)                                    \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)                  \
     PTX_DEFINE_WGMMA_REGISTERS(pv, 1, N, count, n0, n1, n2, n3, n4, n5)
+#endif
 
 /* Those with A from registers. across: 1 if the 16 go across the rows of B. */
 #define PTX_DEFINE_WGMMA_REGISTERS(kind, across, N, count, n0, n1, n2, n3, n4, n5)                 \
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, const uint32_t *a, uint64_t b, int accumulate) \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n5 ", 0;\n"                             \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." PTX_WGMMA_TYPES                 \
-                     " {" PTX_NAMES_##count "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4   \
-                                            ", p, 1, 1, " #across ";\n}\n"                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE " {" PTX_NAMES_##count \
+                     "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4                          \
+                     ", p, 1, 1" PTX_WGMMA_ACROSS_B(across) ";\n}\n"                               \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));       \
     }
@@ -133,8 +151,8 @@ FA_DEVICE void ptx_wgmma_commit(void)
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)        \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16." PTX_WGMMA_TYPES                 \
-                     " {" PTX_NAMES_##count "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, " #across ";\n}\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE " {" PTX_NAMES_##count \
+                     "}, %" #n0 ", %" #n1 ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across) ";\n}\n"         \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }

@@ -87,6 +87,26 @@ const fa_variant *fa_cuda_narrowest(const fa_problem *p, int first, int last)
     return v;
 }
 
+bool fa_cuda_refuse_other_than_float32(const fa_problem *p, char *why, size_t size)
+{
+    const fa_view *views[] = {&p->q, &p->k, &p->v, &p->out};
+    static const char *const names[] = {"q", "k", "v", "out"};
+    for (int i = 0; i < 4; i++) {
+        if (views[i]->dtype == FA_FLOAT32) continue;
+        fa_cuda_say(why, size, "%s.dtype is %s", names[i], fa_dtype_name(views[i]->dtype));
+        return true;
+    }
+    return false;
+}
+
+bool fa_cuda_refuse_tf32(const fa_problem *p, char *why, size_t size)
+{
+    if (fa_cuda_refuse_other_than_float32(p, why, size)) return true;
+    if (p->precision == FA_PRECISION_TF32) return false;
+    fa_cuda_say(why, size, "options.precision is not FA_PRECISION_TF32");
+    return true;
+}
+
 bool fa_cuda_refuse_dtypes(const fa_problem *p, bool bfloat, char *why, size_t size)
 {
     const struct {

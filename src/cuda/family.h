@@ -25,8 +25,9 @@ struct fa_cuda_family {
 };
 
 extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_forward_sm75,
-    fa_cuda_forward_tf32, fa_cuda_forward_tf32x3, fa_cuda_forward_simt, fa_cuda_decode,
-    fa_cuda_backward_sm90, fa_cuda_backward_sm80, fa_cuda_backward_simt, fa_cuda_weights_simt;
+    fa_cuda_forward_tf32_sm90, fa_cuda_forward_tf32, fa_cuda_forward_tf32x3, fa_cuda_forward_simt,
+    fa_cuda_decode, fa_cuda_backward_sm90, fa_cuda_backward_sm80, fa_cuda_backward_simt,
+    fa_cuda_weights_simt;
 
 enum {
     /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). A variant may say less. */
@@ -60,6 +61,10 @@ const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first, int la
  * bfloat16 if the family has it. Rows: the kernel counts no more of them in a sequence. */
 bool fa_cuda_refuse_dtypes(const fa_problem *problem, bool bfloat, char *why, size_t size);
 bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t max, char *why, size_t size);
+
+/* The same for families that multiply in tf32: other types than float32; and, of the second, another precision than tf32. */
+bool fa_cuda_refuse_other_than_float32(const fa_problem *problem, char *why, size_t size);
+bool fa_cuda_refuse_tf32(const fa_problem *problem, char *why, size_t size);
 
 /* Options of which only kernels on FMA units know: attention_chunk. */
 bool fa_cuda_refuse_options(const fa_problem *problem, char *why, size_t size);

@@ -11,11 +11,12 @@
 
 /* The families of each pass, fastest first. simt does every problem. What is behind it runs where the environment asks
  * for it: tf32x3 comes before simt once it has been verified and measured on a GPU. */
-enum { MAX_FAMILIES = 7 };
+enum { MAX_FAMILIES = 8 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,      \
-            &fa_cuda_forward_tf32, &fa_cuda_forward_simt, &fa_cuda_forward_tf32x3                  \
+            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_tf32, &fa_cuda_forward_simt,              \
+            &fa_cuda_forward_tf32x3                                                                \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
@@ -75,7 +76,7 @@ bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why,
     if (!name[0]) return true;
     *asked = find_family(pass, name);
     if (*asked) return true;
-    char names[64];
+    char names[96];
     list_families(pass, names, sizeof names);
     snprintf(why, size, "%s is \"%s\"; expected one of the families of kernels: %s",
              variables[pass], name, names);

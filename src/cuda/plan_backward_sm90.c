@@ -162,10 +162,16 @@ static const fa_variant *find_companion(const fa_variant *of, int first)
 /* The kernels for the widest head dims have their own tiles and threads. */
 static bool is_wide(const fa_variant *v) { return v->value_dim != 0; }
 
-static int find_keys(const fa_variant *v)
+/* Blocks that share a work tile's keys, as many each. */
+static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
+
+/* Of a block; of a work tile. */
+static int find_block_keys(const fa_variant *v)
 {
     return is_wide(v) ? FA_BACKWARD_SM90_WIDE_KEYS : FA_BACKWARD_SM90_KEYS;
 }
+
+static int find_keys(const fa_variant *v) { return find_block_keys(v) * count_blocks(v); }
 
 static int find_threads(const fa_variant *v)
 {
@@ -174,7 +180,8 @@ static int find_threads(const fa_variant *v)
 
 static int find_smem(const fa_variant *v)
 {
-    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim, v->stages)
+    return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim,
+                                                   v->q_stages, v->stages, v->cluster)
                       : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options,
                                               v->dq_buffers);
 }
@@ -228,16 +235,23 @@ static void map_tensors(const fa_problem *p, int keys, fa_tensor_map_shape maps[
     fa_cuda_map_view(&maps[3], &p->dout, p->d_v, p->rows_q, p->heads_q, p->blocks_q, queries);
 }
 
+/* How many blocks, or clusters of them, the device runs at once. */
+static int64_t count_takers(const fa_variant *v, const fa_cuda_device *device)
+{
+    return (device->multiprocessors + count_blocks(v) - 1) / count_blocks(v);
+}
+
 /* Heads whose blocks take turns where sums have one order. The more there are, the fewer blocks of a head run at once, and wait
  * for each other when they begin; eight of them, or half of the key tiles of a short sequence, still share what they load. What
  * the heads' blocks go through, queries, dout and the sums of dq, stays in half of the L2 cache. */
 static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                    const fa_cuda_device *device, int head_dim)
+                                    const fa_cuda_device *device)
 {
+    const fa_variant *v = &fa_variants[l->variant];
     if (l->tasks == 0) return 1;
     const int64_t half = (l->tiles + 1) / 2, at_once = half < 8 ? half : 8;
-    const int64_t heads = l->tasks / l->tiles, wanted = device->multiprocessors / at_once + 1;
-    const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)head_dim);
+    const int64_t heads = l->tasks / l->tiles, wanted = count_takers(v, device) / at_once + 1;
+    const int64_t bytes = p->rows_q * (2 * p->d + 2 * p->d_v + 4 * (int64_t)v->head_dim);
     const int64_t fit = bytes > 0 ? device->l2_bytes / 2 / bytes : wanted;
     const int64_t most = fit < 1 ? 1 : fit < wanted ? fit : wanted;
     const int64_t groups = (heads + most / 2) / most;
@@ -250,7 +264,7 @@ static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 
 /* Heads whose blocks take turns where sums have any order: under a causal mask as many as make two rounds of blocks. Then short
  * blocks come last, and even out what the long ones leave; and what the blocks load stays in the L2 cache. */
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
-                                const fa_cuda_device *device)
+                                   const fa_cuda_device *device)
 {
     if (!shrinks(p) || l->tasks == 0) return 1;
     const int64_t heads = l->tasks / l->tiles;
@@ -282,10 +296,10 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->heads_ascending = own->first_stored ? count_heads_ascending(p, main, device) : 0;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
-    own->heads_together =
-        own->ordered ? count_heads_together(p, main, device, fa_variants[main->variant].head_dim)
-        : is_wide(&fa_variants[main->variant]) ? 1
-                                               : count_heads_in_turn(p, main, device);
+    own->heads_together = own->ordered ? count_heads_together(p, main, device)
+                          : is_wide(&fa_variants[main->variant])
+                              ? 1
+                              : count_heads_in_turn(p, main, device);
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
     if (own->ordered)
@@ -293,13 +307,14 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
 
-/* How many blocks share the keys of a key/value head. Under a causal mask the first keys are seen by twice as many queries as the
- * average: six blocks for each multiprocessor even that out. Without one, what matters is how full the last round of blocks
- * is. The sums that they leave take at most the memory of gradients for each query head in 16 bits. */
-static int count_splits(const fa_problem *p, int64_t tasks, const fa_cuda_device *device)
+/* How many blocks, or clusters, share the keys of a key/value head. room: for so many at once. Under a causal mask the first keys
+ * are seen by twice as many queries as the average: six blocks for each multiprocessor even that out. Without one, what matters
+ * is how full the last round of blocks is. The sums that they leave take at most the memory of gradients for each query head in
+ * 16 bits. */
+static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
 {
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    const int64_t room = device->multiprocessors, rounds = (tasks + room - 1) / room;
+    const int64_t rounds = (tasks + room - 1) / room;
     const bool full = tasks * 10 >= rounds * room * 9;
     const int64_t wanted = p->causal ? 6 * room : full ? tasks : 4 * room;
     if (tasks == 0 || p->batch_invariant) return 1;
@@ -315,7 +330,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_backward_sm90_launch *own)
 {
     const int64_t tasks = main->tasks;
-    own->splits = count_splits(p, tasks, device);
+    own->splits = count_splits(p, tasks, count_takers(v, device));
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
     own->value_dim = is_wide(v) ? v->value_dim : find_columns(v);
@@ -358,7 +373,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_variant(p);
-    map_tensors(p, find_keys(v), own.maps);
+    map_tensors(p, find_block_keys(v), own.maps);
     map_scores(p, v, dbias, &own);
     /* A workspace is asked for before the gradients are known. */
     if (!fa_cuda_maps_fit(own.maps, names, p->dout.data ? 4 : 3, why, size)) return false;
@@ -386,6 +401,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
     plan_order(p, prepare, main, device, plan, &own);
+    main->cluster = (uint32_t)count_blocks(v);
+    main->grid = fa_cuda_grid(main->tasks * count_blocks(v));
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;

@@ -37,17 +37,37 @@ enum { MOST_KEYS = 8192 };
 
 /* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
  * take longer than the reading: that is for the forward kernels. */
-enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128 };
+enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 
 /* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
 enum { FORWARD_ROUNDS = 3 };
 
+/* Whether keys and values have 8 bits. */
+static bool is_8bit(const fa_variant *v) { return v->cache != 0; }
+
+/* Whether values are the first columns of the keys. */
+static bool is_latent_kernel(const fa_variant *v) { return v->value_dim != 0; }
+
 static int count_smem(const fa_variant *v)
 {
+    if (is_latent_kernel(v))
+        return FA_DECODE_SMEM_LATENT(v->element, v->head_dim, v->group_rows, v->warps, v->keys,
+                                     v->stages);
+    if (is_8bit(v))
+        return FA_DECODE_SMEM_8BIT(v->head_dim, v->group_rows, v->warps, v->keys, v->stages);
     return FA_DECODE_SMEM(v->element, v->head_dim, v->group_rows, v->warps, v->keys, v->stages);
 }
 
-static int64_t block_keys(const fa_variant *v) { return (int64_t)v->warps * v->keys; }
+static int64_t block_keys(const fa_variant *v)
+{
+    return is_latent_kernel(v) ? v->keys : (int64_t)v->warps * v->keys;
+}
+
+/* Floats of a row's sums. */
+static size_t row_floats(const fa_variant *v)
+{
+    return FA_DECODE_ROW((size_t)(is_latent_kernel(v) ? v->value_dim : v->head_dim));
+}
 
 /* Queries of a sequence: of packed ones the average, rounded up. Where results may not depend on the batch, it does not
  * count. */
@@ -80,25 +100,58 @@ static bool refuse_queries(const fa_problem *p, int64_t most, char *why, size_t 
     return true;
 }
 
+static bool has_8_bits(const fa_view *v)
+{
+    return v->dtype == FA_FLOAT8_E4M3 || v->dtype == FA_INT8;
+}
+
+/* Keys and values are both of the queries' type, or both of the same type of 8 bits. */
+static bool refuse_dtypes(const fa_problem *p, char *why, size_t size)
+{
+    fa_problem other;
+    if (!has_8_bits(&p->k)) return fa_cuda_refuse_dtypes(p, true, why, size);
+    other = *p;
+    other.k.dtype = other.v.dtype = p->q.dtype;
+    if (fa_cuda_refuse_dtypes(&other, true, why, size)) return true;
+    if (p->v.dtype == p->k.dtype) return false;
+    fa_cuda_say(why, size, "v.dtype is %s", fa_dtype_name(p->v.dtype));
+    return true;
+}
+
 static bool has_row_options(const fa_problem *p)
 {
     return p->alibi_slopes || p->bias.data || p->mask.data;
 }
 
-static bool refuse_options(const fa_problem *p, int widest, char *why, size_t size)
+/* Head dims of the kernels whose values are rows of their own, and of the others. */
+enum { WIDEST = 256, LATENT_KEYS = 576, LATENT_VALUES = 512 };
+
+/* Whether there is one key/value head whose values are the first columns of the keys, in whole vectors: then they are read once. */
+static bool is_latent(const fa_problem *p)
+{
+    const fa_view *k = &p->k, *v = &p->v;
+    return p->d > WIDEST && p->d <= LATENT_KEYS && p->d_v <= LATENT_VALUES && p->d_v <= p->d &&
+           k->data == v->data && !has_8_bits(k) && k->dtype == v->dtype &&
+           k->stride[0] == v->stride[0] && k->stride[1] == v->stride[1] &&
+           k->stride[2] == v->stride[2] && k->stride[3] == v->stride[3] &&
+           fa_cuda_view(k, p->d).vector == 8 && !has_row_options(p);
+}
+
+static bool refuse_options(const fa_problem *p, char *why, size_t size)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     if (p->dropout_threshold) {
         fa_cuda_say(why, size, "options.dropout_p is set");
         return true;
     }
-    if (dim > widest || (dim > 128 && has_row_options(p))) {
-        const char *option = dim > widest   ? ""
+    if (is_latent(p)) return false;
+    if (dim > WIDEST || (dim > 128 && has_row_options(p))) {
+        const char *option = dim > WIDEST   ? ""
                              : p->bias.data ? " with options.bias"
                              : p->mask.data ? " with options.mask"
                                             : " with options.alibi_slopes";
         fa_cuda_say(why, size, "the head dim is %" PRId64 "%s, above %d", dim, option,
-                    dim > widest ? widest : 128);
+                    dim > WIDEST ? WIDEST : 128);
         return true;
     }
     return false;
@@ -184,6 +237,7 @@ static int other_smem(const fa_variant *v) { return fa_cuda_static_smem(v) + 102
 static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
 {
     const int fitting = device->smem_per_sm / (count_smem(v) + other_smem(v));
+    if (is_8bit(v) && fitting > v->blocks) return v->blocks; /* the registers' limit */
     return fitting < 1 ? 1 : fitting;
 }
 
@@ -208,7 +262,8 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                     const fa_cuda_plan_launch *l)
 {
     const int fitting = count_fitting(device, v);
-    const int64_t keys = count_keys(p, l), key_bytes = 2 * (p->d + p->d_v);
+    const int64_t keys = count_keys(p, l), size = is_8bit(v) ? 1 : 2;
+    const int64_t key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v));
     int64_t fewest = 1;
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
@@ -231,8 +286,16 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
     l->grid = fa_cuda_grid(l->tasks * parts);
     l->workspace_bytes = 0;
     if (parts > 1)
-        l->workspace_bytes = (size_t)l->tasks * (size_t)parts * rows *
-                             FA_DECODE_ROW((size_t)v->head_dim) * sizeof(float);
+        l->workspace_bytes =
+            (size_t)l->tasks * (size_t)parts * rows * row_floats(v) * sizeof(float);
+}
+
+/* Whether rows of 8-bit elements are whole groups of 16 bytes. */
+static bool has_whole_vectors(const fa_view *v, int64_t columns)
+{
+    const uint64_t bytes = (uint64_t)columns | (uint64_t)v->stride[0] | (uint64_t)v->stride[1] |
+                           (uint64_t)v->stride[2] | (uintptr_t)v->data;
+    return v->stride[3] == 1 && bytes % 16 == 0;
 }
 
 /* ---- The launch ------------------------------------------------------------------------------ */
@@ -241,6 +304,10 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
                                int32_t counters, fa_decode_params *params)
 {
     fa_cuda_set_params(p, l, &params->attention);
+    if (has_8_bits(&p->k)) {
+        if (has_whole_vectors(&p->k, p->d)) params->attention.k.vector = 16;
+        if (has_whole_vectors(&p->v, p->d_v)) params->attention.v.vector = 16;
+    }
     params->pages = p->block_table ? p->blocks_k : 0;
     params->heads = l->decode.heads;
     params->queries = l->decode.queries;
@@ -286,7 +353,9 @@ static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_p
 
 static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
 {
-    return v->head_dim >= dim && v->element == (fa_element)p->q.dtype &&
+    const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype
+                                        : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
+    return v->head_dim >= dim && fits && is_latent_kernel(v) == is_latent(p) &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
@@ -308,16 +377,17 @@ static const fa_variant *find_variant(const fa_problem *p)
 bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,
                          fa_cuda_plan *plan, char *why, size_t size)
 {
-    const int widest = fa_variants[FA_LAST_decode_sm80].head_dim;
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_options(p, widest, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+    if (refuse_dtypes(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_options(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
         refuse_queries(p, most_rows, why, size))
         return false;
     const fa_variant *v = find_variant(p);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
                                               queue_decode, device, plan, why, size);
     if (!l) return false;
-    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
+    plan->arithmetic = is_8bit(v) ? "8-bit keys and values as float16, "
+                                    "float16 products (mma.sync), float32 sums"
+                       : v->element == FA_ELEMENT_BFLOAT16
                            ? "bfloat16 products (mma.sync), float32 sums"
                            : "float16 products (mma.sync), float32 sums";
     l->tile_k = (int)block_keys(v);
@@ -363,7 +433,9 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
-    const int64_t most = p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
+    const int64_t most = p->pass != FA_PASS_DECODE ? MOST_FORWARD_ROWS
+                         : is_latent(p)            ? MOST_LATENT_ROWS
+                                                   : MOST_DECODE_ROWS;
     return fa_cuda_plan_decode(p, device, most, plan, why, size);
 }
 

@@ -164,29 +164,13 @@ static bool plan_sm75(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return plan_variants(p, first, end, device, plan, why, size);
 }
 
-static bool refuse_other_than_float32(const fa_problem *p, char *why, size_t size)
-{
-    const fa_view *views[] = {&p->q, &p->k, &p->v, &p->out};
-    static const char *const names[] = {"q", "k", "v", "out"};
-    for (int i = 0; i < 4; i++) {
-        if (views[i]->dtype == FA_FLOAT32) continue;
-        fa_cuda_say(why, size, "%s.dtype is %s", names[i], fa_dtype_name(views[i]->dtype));
-        return true;
-    }
-    return false;
-}
-
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
     const int first = FA_FIRST_forward_tf32, end = FA_END_forward_tf32;
-    if (refuse_other_than_float32(p, why, size) || fa_cuda_refuse_options(p, why, size))
+    if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_sizes(p, 512, why, size))
         return false;
-    if (p->precision != FA_PRECISION_TF32) {
-        fa_cuda_say(why, size, "options.precision is not FA_PRECISION_TF32");
-        return false;
-    }
-    if (refuse_sizes(p, 512, why, size)) return false;
     return plan_variants(p, first, end, device, plan, why, size);
 }
 
@@ -194,7 +178,7 @@ static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cu
                         char *why, size_t size)
 {
     const int first = FA_FIRST_forward_tf32x3, end = FA_END_forward_tf32x3;
-    if (refuse_other_than_float32(p, why, size) || fa_cuda_refuse_options(p, why, size))
+    if (fa_cuda_refuse_other_than_float32(p, why, size) || fa_cuda_refuse_options(p, why, size))
         return false;
     if (p->precision == FA_PRECISION_IEEE) {
         fa_cuda_say(why, size, "options.precision is FA_PRECISION_IEEE");

@@ -1,6 +1,6 @@
 /*
  * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA), float16 and
- * bfloat16.
+ * bfloat16. forward_tf32_sm90: the same for float32 inputs that may be rounded to tf32.
  */
 #include "cuda/plan_sm90.h"
 
@@ -8,13 +8,17 @@
 #include <string.h>
 
 #include "../../kernels/common/causal_schedule.h"
+#include "../../kernels/common/flat_rows.h"
+#include "../../kernels/forward_tf32_sm90/forward_tf32_sm90.h"
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
 #include "cuda/view_map.h"
 
-/* What of a variant differs between forward_sm90 and forward_sm90_wide, whose blocks are in clusters. */
+/* What of a variant differs between forward_sm90, forward_sm90_wide, whose blocks are in clusters, and
+ * forward_tf32_sm90. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
+static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
 
 static int count_queries(const fa_variant *v) { return FA_SM90_QUERIES(v->consumers); }
 
@@ -23,13 +27,19 @@ static int count_smem(const fa_variant *v)
     if (is_wide(v))
         return FA_SM90_WIDE_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages,
                                  v->chunk);
+    if (is_tf32(v))
+        return FA_TF32_SM90_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages);
     return FA_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->options, v->consumers, v->keys,
                         v->stages, v->q_stages);
 }
 
 /* Rows of keys and of values that are loaded at once. */
 static int rows_k(const fa_variant *v) { return v->keys / v->cluster; }
-static int rows_v(const fa_variant *v) { return is_wide(v) ? v->v_rows : v->keys; }
+
+static int rows_v(const fa_variant *v)
+{
+    return is_tf32(v) ? FA_TF32_SM90_VALUE_ROWS : is_wide(v) ? v->v_rows : v->keys;
+}
 
 /* The kernel counts rows and keys of a sequence in 32 bits, with room for a tile and a mask's edge. */
 static const int64_t max_rows = (1 << 30) - 4096;
@@ -41,7 +51,19 @@ static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
     return (p->rows_q + queries - 1) / queries * queries;
 }
 
-/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Short rows, where what is
+/* Whether each row sees few keys, whatever the lengths of others in its batch are. */
+static bool has_short_rows(const fa_problem *p)
+{
+    int64_t keys = p->n_k;
+    if (fa_cuda_has_own_lengths(p)) return false;
+    if (p->window_left >= 0 && p->window_left < keys) {
+        const int64_t right = p->causal ? 0 : p->window_right;
+        if (right >= 0 && right < keys - p->window_left) keys = p->window_left + 1 + right;
+    }
+    return FA_HAS_SHORT_ROWS(p, keys);
+}
+
+/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries, where what is
  * done once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with
  * smaller ones (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
@@ -112,18 +134,18 @@ static const fa_variant *next_variant(const fa_variant *v)
 
 static bool takes(const fa_variant *v, const fa_problem *p, int options)
 {
-    if (v->element != (fa_element)p->q.dtype) return false;
+    if (!is_tf32(v) && v->element != (fa_element)p->q.dtype) return false;
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (v->options != options && !(options && v->options == FA_SM90_ALL)) return false;
-    return !v->short_rows || wants_fewer_queries(p, v, next_variant(v));
+    if (v->short_rows && !has_short_rows(p)) return false;
+    return !v->few_queries || wants_fewer_queries(p, v, next_variant(v));
 }
 
-static const fa_variant *find_variant(const fa_problem *p, int options)
+static const fa_variant *find_variant(const fa_problem *p, int first, int end, int options)
 {
-    const fa_variant *const end = &fa_variants[FA_END_forward_sm90];
-    for (const fa_variant *v = &fa_variants[FA_FIRST_forward_sm90]; v < end; v++)
-        if (takes(v, p, options)) return v;
+    for (int i = first; i < end; i++)
+        if (takes(&fa_variants[i], p, options)) return &fa_variants[i];
     return NULL;
 }
 
@@ -166,6 +188,7 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     const int64_t many = 32;
     if (fa_cuda_has_own_lengths(p)) return false;
     if (l->sm90.bias_mapped) return false; /* the warp that balances loads the bias there */
+    if (is_tf32(&fa_variants[l->variant])) return false; /* it transposes values there */
     if (l->cluster > 1 || l->grid > FA_SM90_MAX_BALANCED_BLOCKS) return false;
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
@@ -188,6 +211,7 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
 {
     const int64_t short_row = 256;
     if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
+    if (is_tf32(&fa_variants[l->variant])) return false;
     if (may_pair(p) && l->tiles > 1) return false;
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
@@ -241,20 +265,20 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* A launch's maps are found before its variant and its shared memory are known to fit. */
-static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
+static const char *arithmetic_of(const fa_variant *v)
+{
+    switch (v->element) {
+    case FA_ELEMENT_TF32: return "tf32 products (wgmma), float32 sums";
+    case FA_ELEMENT_BFLOAT16: return "bfloat16 products (wgmma), float32 sums";
+    default: return "float16 products (wgmma), float32 sums";
+    }
+}
+
+/* The launch of a variant. Its maps are found before its shared memory is known to fit. */
+static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
+                         const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
 {
     fa_tensor_map_shape *maps = plan->launches[plan->count].sm90.maps;
-    const int options = find_options(p, &maps[3]);
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_sizes(p, why, size))
-        return false;
-    const fa_variant *v = find_variant(p, options);
-    if (!v) {
-        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-        return false;
-    }
     make_map_shapes(p, v, maps);
     static const char *const names[] = {"q", "k", "v"};
     if (fa_cuda_refuse_block_strides(p, why, size) || !fa_cuda_maps_fit(maps, names, 3, why, size))
@@ -262,8 +286,7 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM90_THREADS(v->consumers), count_smem(v),
                                               queue_sm90, device, plan, why, size);
     if (!l) return false;
-    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
-                                                         : "float16 products (wgmma), float32 sums";
+    plan->arithmetic = arithmetic_of(v);
     l->tile_k = v->keys;
     l->cluster = (uint32_t)v->cluster;
     l->sm90.bias_mapped = options & FA_SM90_BIAS;
@@ -272,6 +295,47 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     l->sm90.dynamic = wants_dynamic(p, l, options);
     return true;
 }
+
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_sizes(p, why, size))
+        return false;
+    const fa_variant *v = find_variant(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, options);
+    if (v) return plan_variant(p, v, options, device, plan, why, size);
+    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+    return false;
+}
+
+static bool refuse_score_options(int options, char *why, size_t size)
+{
+    if (!options) return false;
+    fa_cuda_say(why, size, "an option changes scores or weights, or the scale is not above 0");
+    return true;
+}
+
+static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
+    if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
+        refuse_score_options(options, why, size) || refuse_sizes(p, why, size))
+        return false;
+    const fa_variant *v =
+        find_variant(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, options);
+    if (v) return plan_variant(p, v, options, device, plan, why, size);
+    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+    return false;
+}
+
+const fa_cuda_family fa_cuda_forward_tf32_sm90 = {
+    .name = "tf32_sm90",
+    .oldest = 90,
+    .newest = 90,
+    .plan = plan_tf32,
+};
 
 const fa_cuda_family fa_cuda_forward_sm90 = {
     .name = "sm90",

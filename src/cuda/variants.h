@@ -25,9 +25,9 @@ enum {
 /* A row; fields that it does not name are 0. What they mean, kernels/variants.h says. What planners look at while they
  * search comes first. */
 typedef struct fa_variant {
-    fa_element element;
+    fa_element element, cache;
     int head_dim, value_dim, columns, options;
-    int single_tiles, short_rows;
+    int single_tiles, short_rows, few_queries, tracked;
     int keys, stages, q_stages, static_smem, ordered, dq_buffers;
     int cluster, consumers, chunk, v_rows;                /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead; /* sm80, sm75 */

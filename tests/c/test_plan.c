@@ -150,6 +150,27 @@ static void set_dtype(fa_problem *p, fa_dtype dtype)
     p->q.dtype = p->k.dtype = p->v.dtype = p->out.dtype = dtype;
 }
 
+/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
+static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
+{
+    v->stride[0] = rows * heads * d;
+    v->stride[1] = heads * d;
+    v->stride[2] = d;
+    v->stride[3] = 1;
+}
+
+/* A problem that Hopper's kernels take. */
+static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
+{
+    fa_problem p = make_problem(1, heads, n, d, d_v);
+    set_dtype(&p, FA_BFLOAT16);
+    p.scale = 0.1f;
+    set_strides(&p.q, n, heads, d);
+    set_strides(&p.k, n, heads, d);
+    set_strides(&p.v, n, heads, d_v);
+    return p;
+}
+
 /* Tensor cores refuse chunked attention by name; the FMA units do it. */
 static void test_chunks(void)
 {
@@ -163,12 +184,12 @@ static void test_chunks(void)
                   plan.launches[0].variant == FA_VARIANT_forward_simt_d64 &&
                   strstr(plan.passed_over, "options.attention_chunk is 100"),
               "%s: %s", devices[i].name, plan.passed_over);
-        const fa_cuda_family *const asked[] = {&fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3,
-                                               &fa_cuda_decode};
-        for (int n = 0; n < 3; n++) { /* float32 in tf32, and decode in 16 bits */
-            set_dtype(&p, n < 2 ? FA_FLOAT32 : FA_FLOAT16);
-            p.precision = n == 0 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
-            p.pass = n < 2 ? FA_PASS_FORWARD : FA_PASS_DECODE;
+        const fa_cuda_family *const asked[] = {&fa_cuda_forward_tf32_sm90, &fa_cuda_forward_tf32,
+                                               &fa_cuda_forward_tf32x3, &fa_cuda_decode};
+        for (int n = 0; n < 4; n++) { /* float32 in tf32, and decode in 16 bits */
+            set_dtype(&p, n < 3 ? FA_FLOAT32 : FA_FLOAT16);
+            p.precision = n < 2 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
+            p.pass = n < 3 ? FA_PASS_FORWARD : FA_PASS_DECODE;
             const bool fine = fa_cuda_plan_make(&p, &devices[i], asked[n], &plan, why, sizeof why);
             CHECK(!fine || plan.launches[0].variant == FA_VARIANT_forward_simt_d64,
                   "%s: %s takes chunks", devices[i].name, asked[n]->name);
@@ -249,18 +270,37 @@ static void test_tf32(void)
             for (int n = 0; n < 3; n++) {
                 const int architecture = 10 * devices[i].major + devices[i].minor;
                 const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220; /* KiB */
-                fa_problem p = make_problem(2, 8, 300, d, d > 8 ? d - 8 : d);
+                fa_problem p = make_mapped(8, 300, d, d > 8 ? d - 8 : d);
+                set_dtype(&p, FA_FLOAT32);
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
                 const bool expected = precisions[n] == FA_PRECISION_TF32 && architecture >= 80 &&
                                       devices[i].smem_per_block >= needed * 1024;
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                CHECK((strcmp(plan.family->name, "tf32") == 0) == expected, "d %lld on %s: %s%s",
+                /* TMA wants whole 16 bytes. */
+                const bool hopper = expected && architecture == 90 && d <= 256 && d % 4 == 0;
+                const char *name = hopper ? "tf32_sm90" : "tf32";
+                CHECK((strcmp(plan.family->name, name) == 0) == expected, "d %lld on %s: %s%s",
                       (long long)d, devices[i].name, name_of(&plan), plan.passed_over);
-                CHECK(strcmp(plan.arithmetic, expected ? "tf32 products (mma.sync), float32 sums"
-                                                       : "float32 sums on FMA units") == 0,
+                CHECK(strcmp(plan.arithmetic, hopper     ? "tf32 products (wgmma), float32 sums"
+                                              : expected ? "tf32 products (mma.sync), float32 sums"
+                                                         : "float32 sums on FMA units") == 0,
                       "d %lld: %s", (long long)d, plan.arithmetic);
             }
+    { /* what forward_tf32_sm90 lacks */
+        fa_problem capped = make_mapped(8, 300, 128, 128);
+        set_dtype(&capped, FA_FLOAT32);
+        capped.precision = FA_PRECISION_TF32;
+        fa_problem turned = capped;
+        capped.softcap = 20;
+        turned.scale = -0.1f;
+        CHECK(plan_of(&capped, &devices[H200]).launches[0].variant ==
+                  FA_VARIANT_forward_tf32_d128_general,
+              "%s", plan_of(&capped, &devices[H200]).passed_over);
+        CHECK(plan_of(&turned, &devices[H200]).launches[0].variant ==
+                  FA_VARIANT_forward_tf32_d128_general,
+              "%s", plan_of(&turned, &devices[H200]).passed_over);
+    }
     for (int n = 0; n < 3; n++) { /* where it is asked for */
         char why[320];
         fa_cuda_plan exact;
@@ -361,27 +401,6 @@ static void test_shares(void)
     expect_share(&p, 128, 0, 0);
 }
 
-/* As a packed tensor of (batch, row, head, dim) has them: TMA wants whole 16 bytes. */
-static void set_strides(fa_view *v, int64_t rows, int64_t heads, int64_t d)
-{
-    v->stride[0] = rows * heads * d;
-    v->stride[1] = heads * d;
-    v->stride[2] = d;
-    v->stride[3] = 1;
-}
-
-/* A problem that Hopper's kernels take. */
-static fa_problem make_mapped(int64_t heads, int64_t n, int64_t d, int64_t d_v)
-{
-    fa_problem p = make_problem(1, heads, n, d, d_v);
-    set_dtype(&p, FA_BFLOAT16);
-    p.scale = 0.1f;
-    set_strides(&p.q, n, heads, d);
-    set_strides(&p.k, n, heads, d);
-    set_strides(&p.v, n, heads, d_v);
-    return p;
-}
-
 /* Head dims of 257 to 512 on Hopper: two blocks share a work tile, so a grid has an even number of them. */
 static void test_wide(void)
 {
@@ -413,23 +432,37 @@ static void test_wide(void)
     }
 }
 
-/* On Hopper head dim 64 has a form for rows of one tile, one for short rows, one for long ones. Lengths that
- * the device alone knows may be more than one tile. */
+/* On Hopper there are forms for rows of few keys, and head dim 64 has one for rows of one tile and one for few queries.
+ * Lengths that the device alone knows may be more than one tile, and do not choose. */
 static void test_short_rows(void)
 {
     static const int32_t cu[5] = {0};
     static const struct {
-        int64_t rows_q, n_k;
-        bool packed;
+        int64_t d, rows_q, n_k;
+        bool packed, causal;
+        int64_t window; /* to the left; -1: none */
         int variant;
-    } cases[] = {{128, 128, false, FA_VARIANT_forward_sm90_d64_one_bf16},
-                 {5000, 7, false, FA_VARIANT_forward_sm90_d64_one_bf16},
-                 {128, 129, false, FA_VARIANT_forward_sm90_d64_two_bf16},
-                 {128, 128, true, FA_VARIANT_forward_sm90_d64_bf16},
-                 {4096, 4096, false, FA_VARIANT_forward_sm90_d64_bf16}};
+    } cases[] = {{64, 128, 128, false, false, -1, FA_VARIANT_forward_sm90_d64_one_bf16},
+                 {64, 5000, 7, false, false, -1, FA_VARIANT_forward_sm90_d64_one_bf16},
+                 {64, 128, 129, false, false, -1, FA_VARIANT_forward_sm90_d64_tracked_bf16},
+                 {64, 128, 2049, false, false, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {64, 128, 129, false, true, -1, FA_VARIANT_forward_sm90_d64_two_bf16},
+                 {64, 128, 128, true, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 2048, 2048, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {64, 4096, 4096, false, false, -1, FA_VARIANT_forward_sm90_d64_bf16},
+                 {128, 5000, 2048, false, false, -1, FA_VARIANT_forward_sm90_d128_tracked_bf16},
+                 {128, 5000, 2049, false, false, -1, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 5000, 2048, true, false, -1, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 2048, 2048, false, true, -1, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 5000, 5000, false, true, 2047, FA_VARIANT_forward_sm90_d128_tracked_bf16},
+                 {128, 5000, 5000, false, true, 2048, FA_VARIANT_forward_sm90_d128_bf16},
+                 {128, 5000, 5000, false, false, 100, FA_VARIANT_forward_sm90_d128_bf16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_mapped(3, cases[i].rows_q, 64, 64);
+        fa_problem p = make_mapped(3, cases[i].rows_q, cases[i].d, cases[i].d);
         p.n_k = p.rows_k = cases[i].n_k;
+        p.causal = cases[i].causal;
+        p.window_left = cases[i].window;
+        p.window_right = -1;
         if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
         expect_variant(&p, &devices[H200], cases[i].variant);
     }
@@ -566,6 +599,71 @@ static void test_decode_refusals(void)
     }
     other[4].n_q = other[4].rows_q = 8;
     CHECK(plan_of(&other[4], &devices[H200]).family == &fa_cuda_decode, "8 queries of 4 heads");
+}
+
+/* Keys and values of 8 bits, both of one type, with queries of 16. */
+static void test_decode_bytes(void)
+{
+    static const struct {
+        fa_dtype q, cache;
+        int64_t heads_q, d;
+        int variant;
+    } cases[] = {
+        {FA_BFLOAT16, FA_FLOAT8_E4M3, 32, 128, FA_VARIANT_decode_sm80_d128_e4m3},
+        {FA_FLOAT16, FA_FLOAT8_E4M3, 32, 40, FA_VARIANT_decode_sm80_d64_e4m3},
+        {FA_FLOAT16, FA_FLOAT8_E4M3, 136, 128, FA_VARIANT_decode_sm80_d128_e4m3_rows32},
+        {FA_BFLOAT16, FA_INT8, 32, 128, FA_VARIANT_decode_sm80_d128_int8},
+        {FA_FLOAT16, FA_INT8, 32, 64, FA_VARIANT_decode_sm80_d64_int8},
+        {FA_BFLOAT16, FA_INT8, 136, 128, FA_VARIANT_decode_sm80_d128_int8_rows32},
+        {FA_BFLOAT16, FA_INT8, 32, 129, FA_VARIANT_decode_sm80_d256_int8},
+        {FA_FLOAT16, FA_FLOAT8_E4M3, 32, 256, FA_VARIANT_decode_sm80_d256_e4m3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_decode(16, cases[i].heads_q, 8, 8192, cases[i].d);
+        p.q.dtype = p.out.dtype = cases[i].q;
+        p.k.dtype = p.v.dtype = cases[i].cache;
+        const fa_cuda_plan hopper = plan_of(&p, &devices[H200]),
+                           ampere = plan_of(&p, &devices[A100]);
+        CHECK(hopper.launches[0].variant == cases[i].variant, "case %d: %s", (int)i,
+              name_of(&hopper));
+        CHECK(ampere.launches[0].variant == cases[i].variant, "case %d: %s", (int)i,
+              name_of(&ampere));
+        p.v.dtype = cases[i].cache == FA_INT8 ? FA_FLOAT8_E4M3 : FA_INT8;
+        expect_refusal(&p, &devices[H200], "decode",
+                       cases[i].cache == FA_INT8 ? "v.dtype is float8_e4m3" : "v.dtype is int8");
+        p.v.dtype = cases[i].cache;
+        p.q.dtype = FA_FLOAT32;
+        expect_refusal(&p, &devices[H200], "decode", "q.dtype is float32");
+    }
+}
+
+/* Values that are the first columns of keys, and those that are not. */
+static void test_decode_latent(void)
+{
+    static char memory[16];
+    fa_problem p = make_decode(32, 16, 1, 8192, 576);
+    p.d_v = 512;
+    p.k.data = p.v.data = memory;
+    p.k.stride[1] = p.v.stride[1] = 576;
+    p.k.stride[0] = p.v.stride[0] = 8192 * 576;
+    p.k.stride[2] = p.v.stride[2] = 576;
+    p.k.stride[3] = p.v.stride[3] = 1;
+    if ((uintptr_t)memory % 16 != 0) p.k.data = p.v.data = memory + 16 - (uintptr_t)memory % 16;
+    const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    const fa_cuda_plan_launch *l = &plan.launches[0];
+    CHECK(l->variant == FA_VARIANT_decode_sm80_latent_bf16 && l->decode.parts == 4, "%s, %d parts",
+          name_of(&plan), (int)l->decode.parts);
+    CHECK(l->workspace_bytes == (size_t)32 * 4 * 16 * (512 + 4) * 4, "%zu bytes",
+          l->workspace_bytes);
+    CHECK(plan_of(&p, &devices[A100]).family != &fa_cuda_decode, "on an A100");
+    fa_problem other[5] = {p, p, p, p, p};
+    other[0].v.stride[1] = 512;
+    other[1].v.data += 16;
+    other[2].d_v = 513;
+    other[3].d = 577;
+    other[4].mask.data = memory;
+    for (int i = 0; i < 5; i++)
+        CHECK(plan_of(&other[i], &devices[H200]).family != &fa_cuda_decode, "case %d", i);
 }
 
 /* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
@@ -787,6 +885,8 @@ int main(void)
     test_wide();
     test_asked();
     test_decode_refusals();
+    test_decode_bytes();
+    test_decode_latent();
     test_decode_is_slower();
     test_decode_parts();
     test_decode_pages();

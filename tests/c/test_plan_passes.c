@@ -624,14 +624,17 @@ static void test_wide(void)
         p.d_v = cases[i].d_v;
         fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         const fa_variant *v = &fa_variants[cases[i].plain];
-        const int keys = v->value_dim ? 64 : 128, tiles = 1024 / keys;
+        const int cluster = v->value_dim ? 2 : 1;
+        const int box = v->value_dim ? 64 : 128, keys = box * cluster, tiles = 1024 / keys;
         const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90);
         CHECK(l && l->variant == cases[i].plain && l->threads == (v->value_dim ? 512 : 384) &&
                   l->tile_k == keys && l->tasks == 2 * 8 * tiles,
               "case %zu", i);
+        CHECK(l && l->cluster == (uint32_t)cluster && l->grid == l->tasks * cluster,
+              "case %zu: blocks", i);
         CHECK(l && l->smem_bytes < (uint32_t)devices[H200].smem_per_block,
               "case %zu: shared memory", i);
-        CHECK(l && l->backward_sm90.maps[1].box[1] == (uint32_t)keys, "case %zu: keys of a box", i);
+        CHECK(l && l->backward_sm90.maps[1].box[1] == (uint32_t)box, "case %zu: keys of a box", i);
         CHECK(plan.launches[0].variant == cases[i].prepare &&
                   plan.workspace_bytes == (size_t)(2 * 8 * 1024 * (v->head_dim + 2)) * 4,
               "case %zu: prepare, %zu bytes", i, plan.workspace_bytes);

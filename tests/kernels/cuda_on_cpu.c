@@ -39,6 +39,7 @@ typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUS
 typedef struct copy {
     uint32_t to;
     const void *from;
+    size_t bytes;
     int group;
 } copy;
 
@@ -74,17 +75,17 @@ typedef struct block {
     _Alignas(16) unsigned char shown[2][MOST_THREADS][MOST_SHARED];
 } block;
 
-/* The blocks of a cluster run side by side, or blocks of no cluster. */
+/* The blocks of a cluster run side by side, and some clusters may, or blocks of no cluster. */
 static struct {
     const cuda_run *run;
     unsigned together; /* blocks that run side by side now */
     block blocks[CUDA_MOST_TOGETHER];
     jmp_buf scheduler;
     ucontext_t back;
-    unsigned cluster_phase;
+    unsigned cluster_phase[CUDA_MOST_TOGETHER]; /* of each cluster */
 } machine;
 
-unsigned cuda_cluster_rank;
+unsigned cuda_place;
 
 static block *current = &machine.blocks[0];
 static block *here(void) { return current; }
@@ -110,7 +111,16 @@ static inline bool surely_lies_in(const void *at, own_memory own)
 unsigned cuda_cluster_size(const cuda_run *run) { return run->cluster ? run->cluster : 1; }
 
 /* What tells a block's shared addresses from those of others in its cluster. */
-static uint32_t rank_bits(void) { return machine.run->cluster ? cuda_cluster_rank << RANK_BIT : 0; }
+static uint32_t rank_bits(void) { return cuda_place % cuda_cluster_size(machine.run) << RANK_BIT; }
+
+static unsigned cluster_here(void) { return cuda_place / cuda_cluster_size(machine.run); }
+
+unsigned cuda_place_of(unsigned rank)
+{
+    const unsigned size = cuda_cluster_size(machine.run);
+    if (rank >= size) cuda_die("no block %u in the cluster", rank);
+    return cuda_place / size * size + rank;
+}
 
 static size_t variables_size(void)
 {
@@ -119,7 +129,7 @@ static size_t variables_size(void)
 
 static void set_current(unsigned rank)
 {
-    cuda_cluster_rank = rank;
+    cuda_place = rank;
     current = &machine.blocks[rank];
     cuda_shared_memory = current->dynamic;
     own_stacks = own_memory_at(current->stacks, (size_t)machine.run->threads * STACK);
@@ -130,7 +140,7 @@ static void set_current(unsigned rank)
 void cuda_enter_block(unsigned rank)
 {
     const size_t size = variables_size();
-    if (rank == cuda_cluster_rank) return;
+    if (rank == cuda_place) return;
     if (size) {
         memcpy(here()->variables, __start_cuda_shared, size);
         memcpy(__start_cuda_shared, machine.blocks[rank].variables, size);
@@ -173,7 +183,7 @@ int __syncthreads_or(int predicate)
     return *votes;
 }
 
-void cuda_cluster_barrier(void) { meet(CLUSTER, machine.cluster_phase); }
+void cuda_cluster_barrier(void) { meet(CLUSTER, machine.cluster_phase[cluster_here()]); }
 
 void cuda_named_barrier_arrive(int number, int threads)
 {
@@ -306,9 +316,8 @@ void __syncwarp(void) { cuda_show_warp(NULL, 0); }
 
 void *cuda_at_peer(const void *pointer, unsigned rank)
 {
-    if (rank >= cuda_cluster_size(machine.run)) cuda_die("no block %u in the cluster", rank);
     (void)cuda_shared_address(pointer); /* it lies there */
-    return (char *)machine.blocks[rank].dynamic +
+    return (char *)machine.blocks[cuda_place_of(rank)].dynamic +
            ((const char *)pointer - (const char *)cuda_shared_memory);
 }
 
@@ -337,20 +346,20 @@ static void finish_copies(int group)
     int left = 0;
     for (int i = 0; i < f->copies; i++) {
         const copy *c = &f->copy[i];
-        if (c->group < group) memcpy(cuda_shared_at(c->to, 16), c->from, 16);
+        if (c->group < group) memcpy(cuda_shared_at(c->to, c->bytes), c->from, c->bytes);
         else f->copy[left++] = *c;
     }
     f->copies = left;
 }
 
 /* With `backwards` copies come as late as they may, else at once. */
-void cuda_copy_async(uint32_t to, const void *from, bool wanted)
+void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
 {
     static const char zeros[16];
     fiber *f = &here()->fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
-    if (wanted) cuda_check_access(from, sizeof zeros);
-    f->copy[f->copies++] = (copy){to, wanted ? from : zeros, f->copy_groups};
+    if (wanted) cuda_check_access(from, bytes);
+    f->copy[f->copies++] = (copy){to, wanted ? from : zeros, bytes, f->copy_groups};
     if (!machine.run->backwards) finish_copies(f->copy_groups + 1);
 }
 
@@ -472,7 +481,7 @@ static bool can_go_on(unsigned thread)
     case OF_WARP: return f->phase != here()->warp_phase[thread / WARP];
     case NAMED: return f->phase != here()->named[f->number].phase;
     case UNIT: return f->wait.is_over(&f->wait);
-    case CLUSTER: return f->phase != machine.cluster_phase;
+    case CLUSTER: return f->phase != machine.cluster_phase[cluster_here()];
     default: return f->phase != here()->phase;
     }
 }
@@ -481,7 +490,7 @@ static unsigned count_warps(void) { return (machine.run->threads + WARP - 1) / W
 
 static bool is_slow(unsigned thread)
 {
-    const unsigned warp = cuda_cluster_rank * count_warps() + thread / WARP;
+    const unsigned warp = cuda_place * count_warps() + thread / WARP;
     return warp == machine.run->slow_warp && machine.run->slow_lanes >> thread % WARP & 1;
 }
 
@@ -583,16 +592,24 @@ static bool is_anywhere_but_at(meeting at, unsigned *there)
     return other;
 }
 
-/* Whether all threads of the cluster that have not ended have met at its barrier, and now can go on. */
-static bool end_cluster_phase(void)
+/* Whether all threads of a cluster that have not ended have met at its barrier, and now can go on. first: of its blocks. */
+static bool end_phase_of_cluster(unsigned first)
 {
     unsigned there = 0;
-    for (unsigned rank = 0; rank < machine.together; rank++) {
-        cuda_enter_block(rank);
+    for (unsigned rank = 0; rank < cuda_cluster_size(machine.run); rank++) {
+        cuda_enter_block(first + rank);
         if (is_anywhere_but_at(CLUSTER, &there)) return false;
     }
-    if (there) machine.cluster_phase++;
+    if (there) machine.cluster_phase[cluster_here()]++;
     return there;
+}
+
+static bool end_cluster_phase(void)
+{
+    bool any = false;
+    for (unsigned n = 0; n < machine.together; n += cuda_cluster_size(machine.run))
+        any = end_phase_of_cluster(n) || any;
+    return any;
 }
 
 static void describe(unsigned thread, char *text, size_t size)
@@ -696,11 +713,12 @@ static void release(block *b)
 
 void cuda_run_kernel(const cuda_run *run)
 {
-    const unsigned cluster = cuda_cluster_size(run), most = run->together ? run->together : cluster;
+    const unsigned cluster = cuda_cluster_size(run);
+    const unsigned most = (run->together ? run->together : 1) * cluster;
     machine.run = run;
     cuda_grid.x = run->grid;
     if (run->threads > MOST_THREADS || cluster > CUDA_MOST_CLUSTER || run->grid % cluster ||
-        most > CUDA_MOST_TOGETHER || (run->cluster && run->together))
+        most > CUDA_MOST_TOGETHER)
         abort();
     for (unsigned rank = 0; rank < most; rank++) allocate(&machine.blocks[rank], run);
     set_current(0);

@@ -148,9 +148,9 @@ void *cuda_shared_at(uint32_t address, size_t size);
 /* The same place in another block of the cluster. */
 void *cuda_at_peer(const void *pointer, unsigned rank);
 
-/* Copies of 16 bytes, or of zeros where not wanted, that are there after the wait: for all of the thread, or for all
+/* Copies of 16 or 4 bytes, or of zeros where not wanted, that are there after the wait: for all of the thread, or for all
  * groups but the last `pending` ones. */
-void cuda_copy_async(uint32_t to, const void *from, bool wanted);
+void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted);
 void cuda_commit_copies(void);
 void cuda_wait_for_groups(int pending);
 void cuda_wait_for_copies(void);
@@ -175,8 +175,9 @@ typedef struct cuda_run cuda_run;
 /* Blocks that run side by side, most of them in one cluster: how many there are in a cluster, which of those is running, and
  * another. */
 enum { CUDA_MOST_CLUSTER = 2, CUDA_MOST_TOGETHER = 4 };
-extern unsigned cuda_cluster_rank;
+extern unsigned cuda_place; /* of the one that runs, among them; a cluster's follow each other */
 unsigned cuda_cluster_size(const cuda_run *run);
+unsigned cuda_place_of(unsigned rank); /* in the cluster of the block that runs */
 void cuda_enter_block(unsigned rank);
 
 /* Units that work beside the threads: each of these is called for each block in turn, which then is
@@ -200,7 +201,7 @@ struct cuda_run {
     const void *parameters;
     unsigned grid, threads;
     unsigned cluster;  /* blocks of it; 0: 1 */
-    unsigned together; /* without clusters: blocks that run side by side; 0: 1 */
+    unsigned together; /* clusters, or blocks of none, that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
     bool overlaps;                    /* the launch in front of it: Hopper's threads wait for that one */

@@ -127,7 +127,7 @@ static struct {
     addition additions[MAX_ADDITIONS]; /* of all blocks, in the order in which they were issued */
 } units;
 
-static block_units *here(void) { return &units.of[cuda_cluster_rank]; }
+static block_units *here(void) { return &units.of[cuda_place]; }
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -232,12 +232,11 @@ void hopper_barrier_fence(void) { here()->barriers_fenced = true; }
 /* The same barrier of another block. */
 static barrier *find_peer_barrier(const uint64_t *word, unsigned peer)
 {
-    const block_units *u = &units.of[peer];
+    block_units *u = &units.of[cuda_place_of(peer)];
     const int number = number_of(find_barrier(word));
-    if (peer >= cuda_cluster_size(units.run)) cuda_die("no block %u in the cluster", peer);
     if (number >= u->num_barriers || u->barriers[number].word != word)
         cuda_die("barrier %d is another one in block %u", number, peer);
-    return &units.of[peer].barriers[number];
+    return &u->barriers[number];
 }
 
 static void end_phase_if_complete(barrier *b)
@@ -389,13 +388,14 @@ static const char *find_row(const load *l, int row)
 static void read_row(const load *l, int row, char bytes[SWIZZLE])
 {
     const char *from = find_row(l, row);
+    const int64_t size = FA_ELEMENT_BYTES(l->map.element), width = SWIZZLE / size;
     const int64_t extent = (int64_t)l->map.extent[0], first = l->start[0];
     const int64_t begin = first < 0 ? -first : 0;
-    const int64_t end = extent - first < SWIZZLE / 2 ? extent - first : SWIZZLE / 2;
+    const int64_t end = extent - first < width ? extent - first : width;
     memset(bytes, 0, SWIZZLE);
     if (!from || begin >= end) return;
-    cuda_check_access(from + 2 * (first + begin), 2 * (size_t)(end - begin));
-    memcpy(bytes + 2 * begin, from + 2 * (first + begin), 2 * (size_t)(end - begin));
+    cuda_check_access(from + size * (first + begin), (size_t)(size * (end - begin)));
+    memcpy(bytes + size * begin, from + size * (first + begin), (size_t)(size * (end - begin)));
 }
 
 static void write_row(char *to, const char bytes[SWIZZLE])
@@ -423,7 +423,7 @@ static void write_at_peer(const load *l, const void *bytes, int size)
 {
     char *to = cuda_at_peer(l->to, l->peer);
     memcpy(to, bytes, (size_t)size);
-    write_seen(&units.of[l->peer], offset_in_shared(l->to), bytes, (size_t)size);
+    write_seen(&units.of[cuda_place_of(l->peer)], offset_in_shared(l->to), bytes, (size_t)size);
 }
 
 static void finish_sending(const load *l)
@@ -505,7 +505,6 @@ void hopper_load(void *shared, const void *opaque, uint64_t *word, int axes, con
 {
     load l = describe_box(shared, opaque, axes, start);
     l.full = find_barrier(word);
-    if (FA_ELEMENT_BYTES(l.map.element) != 2) cuda_die("a load of other than 16-bit elements");
     if (!here()->barriers_fenced) cuda_die("barriers that TMA may not see yet");
     if (!units.run->late_copies) {
         finish_box(&l);
@@ -869,16 +868,36 @@ void hopper_multiply(const hopper_product *p)
     l->products[l->issued++ % MAX_PRODUCTS] = *p;
 }
 
-/* Eight neighbouring elements. */
-static void decode(uint32_t address, bool bfloat, float x[8])
+/* Columns of A and rows of B: 32 bytes. */
+static int depth_of(fa_element element) { return element == FA_ELEMENT_TF32 ? 8 : 16; }
+
+/* What a product sees of a float32 number: the last 13 bits are dropped. */
+static float cut_to_tf32(uint32_t bits)
+{
+    float x;
+    bits &= ~0x1fffu;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The neighbouring elements in 16 bytes. */
+static void decode(uint32_t address, fa_element element, float *x)
 {
     static float halves[1 << 16];
     uint16_t bits[8];
+    uint32_t words[4];
     if (halves[0x3c00] == 0.0f)
         for (int i = 0; i < 1 << 16; i++) halves[i] = fa_half_to_float((uint16_t)i);
     const void *at = cuda_shared_at(swizzled(address) | block_bits(), 16);
-    memcpy(bits, read_seen(offset_in_shared(at), sizeof bits), sizeof bits);
-    for (int i = 0; i < 8; i++) x[i] = bfloat ? fa_bfloat_to_float(bits[i]) : halves[bits[i]];
+    const void *seen = read_seen(offset_in_shared(at), sizeof bits);
+    if (element == FA_ELEMENT_TF32) {
+        memcpy(words, seen, sizeof words);
+        for (int i = 0; i < 4; i++) x[i] = cut_to_tf32(words[i]);
+        return;
+    }
+    memcpy(bits, seen, sizeof bits);
+    for (int i = 0; i < 8; i++)
+        x[i] = element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits[i]) : halves[bits[i]];
 }
 
 /* What a matrix descriptor says. */
@@ -897,22 +916,24 @@ static matrix read_descriptor(uint64_t d)
     return m;
 }
 
-/* The 16 columns of so many rows; x is rows x 16. */
-static void read_along_rows(uint64_t descriptor, bool bfloat, int rows, float *x)
+/* The 16 (or 8) columns of so many rows; x is rows x 16 (or 8). */
+static void read_along_rows(uint64_t descriptor, fa_element element, int rows, float *x)
 {
     const matrix m = read_descriptor(descriptor);
-    if (m.start % 32) cuda_die("a matrix whose 16 columns leave a row's 128 bytes");
+    const int depth = depth_of(element);
+    if (m.start % 32) cuda_die("a matrix whose columns leave a row's 128 bytes");
     for (int r = 0; r < rows; r++) {
         const uint32_t row = m.start + (uint32_t)(r / 8) * m.group + (uint32_t)(r % 8) * SWIZZLE;
-        decode(row, bfloat, x + 16 * r);
-        decode(row + 16, bfloat, x + 16 * r + 8);
+        decode(row, element, x + depth * r);
+        decode(row + 16, element, x + depth * r + depth / 2);
     }
 }
 
 /* 16 rows of so many columns, in blocks of 64 or from within the only block on; x is 16 x columns. */
-static void read_across_rows(uint64_t descriptor, bool bfloat, int columns, float *x)
+static void read_across_rows(uint64_t descriptor, fa_element element, int columns, float *x)
 {
     const matrix m = read_descriptor(descriptor);
+    if (element == FA_ELEMENT_TF32) cuda_die("a matrix in tf32 that is read across its rows");
     if (m.start % SWIZZLE && (int)(m.start % SWIZZLE) + 2 * columns > SWIZZLE)
         cuda_die("a matrix that starts within a row's 128 bytes and leaves them");
     if (columns > 64 && m.block % PATTERN) cuda_die("blocks of columns that are misaligned");
@@ -920,21 +941,33 @@ static void read_across_rows(uint64_t descriptor, bool bfloat, int columns, floa
         for (int c = 0; c < columns; c += 8) {
             const uint32_t row =
                 m.start + (uint32_t)(r / 8) * m.group + (uint32_t)(r % 8) * SWIZZLE;
-            decode(row + (uint32_t)(c / 64) * m.block + (uint32_t)(c % 64) * 2, bfloat,
+            decode(row + (uint32_t)(c / 64) * m.block + (uint32_t)(c % 64) * 2, element,
                    x + r * columns + c);
         }
 }
 
-static void transpose(const float *x, int rows, float *y)
+static void transpose(const float *x, int rows, int depth, float *y)
 {
-    for (int c = 0; c < 16; c++)
-        for (int r = 0; r < rows; r++) y[c * rows + r] = x[16 * r + c];
+    for (int c = 0; c < depth; c++)
+        for (int r = 0; r < rows; r++) y[c * rows + r] = x[depth * r + c];
 }
 
-static float half_of(uint32_t x2, int upper, bool bfloat)
+static float half_of(uint32_t x2, int upper, fa_element element)
 {
     const uint16_t bits = (uint16_t)(upper ? x2 >> 16 : x2);
-    return bfloat ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
+    return element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
+}
+
+/* In tf32: register i is column t of row g; 4 columns on in registers 2 and 3, and row g + 8 in odd registers. */
+static void read_tf32_registers(const warpgroup *w, uint64_t number, float *x)
+{
+    for (int thread = 0; thread < WARPGROUP; thread++) {
+        const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
+        for (int i = 0; i < 4; i++) {
+            const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i % 2);
+            x[8 * row + thread % 4 + 4 * (i / 2)] = cut_to_tf32(p->registers[i]);
+        }
+    }
 }
 
 /* A from registers: register i of a lane is columns 2t, 2t + 1 of row g; 8 columns on in registers 2 and 3, and
@@ -946,7 +979,7 @@ static void read_registers(const warpgroup *w, uint64_t number, float *x)
         for (int i = 0; i < 8; i++) {
             const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
             const int column = thread % 4 * 2 + i % 2 + 8 * (i / 4);
-            x[16 * row + column] = half_of(p->registers[i / 2], i % 2, p->bfloat);
+            x[16 * row + column] = half_of(p->registers[i / 2], i % 2, p->element);
         }
     }
 }
@@ -974,13 +1007,13 @@ static void move_results(warpgroup *w, uint64_t number, float *sum, direction wa
     }
 }
 
-/* sum (64 x columns) += a (64 x 16) b (16 x columns) */
+/* sum (64 x columns) += a (64 x depth) b (depth x columns) */
 static void add_products(float *restrict sum, const float *restrict a, const float *restrict b,
-                         int columns)
+                         int columns, int depth)
 {
     for (int row = 0; row < 64; row++)
-        for (int k = 0; k < 16; k += 4) {
-            const float *x = a + 16 * row + k, *y = b + k * columns;
+        for (int k = 0; k < depth; k += 4) {
+            const float *x = a + depth * row + k, *y = b + k * columns;
             const float x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3];
             float *to = sum + row * columns;
             for (int c = 0; c < columns; c++)
@@ -995,14 +1028,16 @@ static void multiply(const warpgroup *w, uint64_t number, float *sum)
     const hopper_product *p = &w->lanes[0].products[number % MAX_PRODUCTS];
     see_fenced();
     if (!p->accumulate) memset(sum, 0, sizeof *sum * 64 * (size_t)p->columns);
-    if (p->registers) read_registers(w, number, a);
-    else read_along_rows(p->a, p->bfloat, 64, a);
-    if (p->across) read_across_rows(p->b, p->bfloat, p->columns, b);
+    const int depth = depth_of(p->element);
+    if (p->registers && p->element == FA_ELEMENT_TF32) read_tf32_registers(w, number, a);
+    else if (p->registers) read_registers(w, number, a);
+    else read_along_rows(p->a, p->element, 64, a);
+    if (p->across) read_across_rows(p->b, p->element, p->columns, b);
     else {
-        read_along_rows(p->b, p->bfloat, p->columns, rows);
-        transpose(rows, p->columns, b);
+        read_along_rows(p->b, p->element, p->columns, rows);
+        transpose(rows, p->columns, depth, b);
     }
-    add_products(sum, a, b, p->columns);
+    add_products(sum, a, b, p->columns, depth);
 }
 
 /* The threads of a warpgroup must issue the same. */
@@ -1011,7 +1046,7 @@ static void check_product(const warpgroup *w, uint64_t number)
     const hopper_product *first = &w->lanes[0].products[number % MAX_PRODUCTS];
     for (int thread = 1; thread < WARPGROUP; thread++) {
         const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
-        if (p->columns != first->columns || p->bfloat != first->bfloat ||
+        if (p->columns != first->columns || p->element != first->element ||
             p->accumulate != first->accumulate || !p->registers != !first->registers ||
             p->across != first->across || p->a != first->a || p->b != first->b)
             cuda_die("the threads of a warpgroup issue different products");

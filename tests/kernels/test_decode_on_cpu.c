@@ -14,7 +14,6 @@
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
 #include "forward_on_cpu.h"
-#include "outputs.h"
 
 enum { PROBLEMS = 110 };
 
@@ -113,7 +112,6 @@ static fa_status attend(void *context, const random_call *call, char *message, s
 {
     fa_problem p;
     fa_cuda_plan plan;
-    size_t bytes;
     machine m = {.number = *(const int64_t *)context, .memory = *call->buffers};
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
@@ -125,23 +123,23 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     if (l->idle) return FA_OK;
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
-    char *const before = copy_outputs(call->buffers, &bytes);
+    char *const before = ref_buffers_copy(call->buffers);
     bool clean = run_plan(&m, &p, l);
-    char *const first = copy_outputs(call->buffers, &bytes);
-    put_outputs(call->buffers, before);
+    char *const first = ref_buffers_copy(call->buffers);
+    ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
     clean &= run_plan(&m, &p, l);
-    char *const second = copy_outputs(call->buffers, &bytes);
-    const bool same = memcmp(first, second, bytes) == 0;
-    free(before), free(first), free(second);
+    const bool same = ref_buffers_are(call->buffers, first);
+    free(before), free(first);
     if (clean && same) return FA_OK;
     snprintf(message, size, "%s",
              clean ? "a second run left other bits" : "memory beside the workspace was written");
     return (fa_status)RANDOM_WRONG;
 }
 
-static int run_random_problems(int64_t first, int64_t end)
+/* alone: the one class; RANDOM_ANYTHING: all that have no kernels of their own. */
+static int run_random_problems(int64_t first, int64_t end, random_focus alone)
 {
     static random_result result;
     static const random_focus focuses[] = {RANDOM_SPLIT,   RANDOM_UNUSED,     RANDOM_LENGTHS,
@@ -151,9 +149,10 @@ static int run_random_problems(int64_t first, int64_t end)
     int done = 0;
     int64_t number = first;
     random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
-    if (first == 0) run_known_problems(&settings, &number);
+    if (first == 0 && alone == RANDOM_ANYTHING) run_known_problems(&settings, &number);
     for (; number < end; number++) {
         settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        if (alone != RANDOM_ANYTHING) settings.focus = alone;
         settings.few_queries = true;
         settings.tiles = settings.focus != RANDOM_TAILS && number % 2;
         /* The tails' number says the head dim: all widths, not only the first. */
@@ -428,21 +427,172 @@ static void test_wild_tables(void)
     free_server(s);
 }
 
+/* ---- Caches of 8 bits ------------------------------------------------------------------------ */
+
+enum { Q_HEADS = 6, KV_HEADS = 2, QUERIES = 2, SCALED_KEYS = 300, SCALED_DIM = 64 };
+
+/* A cache whose keys and values have scales of their own. */
+typedef struct scaled {
+    fa_dtype type, cache;
+    uint16_t q[QUERIES][Q_HEADS][SCALED_DIM], out[QUERIES][Q_HEADS][SCALED_DIM];
+    uint8_t k[SCALED_KEYS][KV_HEADS][SCALED_DIM], v[SCALED_KEYS][KV_HEADS][SCALED_DIM];
+    float k_scale[SCALED_KEYS][KV_HEADS], v_scale[SCALED_KEYS][KV_HEADS];
+    int32_t length;
+} scaled;
+
+static double load_half(fa_dtype type, uint16_t x)
+{
+    return type == FA_FLOAT16 ? fa_half_to_float(x) : fa_bfloat_to_float(x);
+}
+
+static uint16_t store_half(fa_dtype type, double x)
+{
+    return type == FA_FLOAT16 ? fa_float_to_half((float)x) : fa_float_to_bfloat((float)x);
+}
+
+static double load_byte(fa_dtype type, uint8_t x)
+{
+    return type == FA_INT8 ? (int8_t)x : fa_e4m3_to_float(x);
+}
+
+/* Scales of values over 24 powers of two, of both signs, and zeros; behind the length, and for the last key, which the first query does not
+ * see, NaN. All numbers of 8 bits are there. */
+static void fill_scaled(scaled *s, fa_dtype type, fa_dtype cache)
+{
+    ref_random random = {(uint64_t)(10 * type + cache)};
+    memset(s, POISON, sizeof *s);
+    s->type = type;
+    s->cache = cache;
+    s->length = SCALED_KEYS - 37;
+    for (int i = 0; i < QUERIES * Q_HEADS * SCALED_DIM; i++)
+        (&s->q[0][0][0])[i] = store_half(type, ref_random_normal(&random));
+    for (int j = 0; j < s->length; j++)
+        for (int h = 0; h < KV_HEADS; h++) {
+            const bool last = j == s->length - 1;
+            for (int c = 0; c < SCALED_DIM; c++) {
+                uint8_t k = (uint8_t)(j * 7 + h + c * 5), v = (uint8_t)(j + h * 3 + c * 11);
+                if (cache == FA_FLOAT8_E4M3 && k % 128 == 127) k--;
+                if (cache == FA_FLOAT8_E4M3 && v % 128 == 127) v--;
+                if (cache == FA_FLOAT8_E4M3 && last) v = 127;
+                s->k[j][h][c] = k;
+                s->v[j][h][c] = v;
+            }
+            s->k_scale[j][h] = (float)(0.2 / (1 + j % 13)) / (cache == FA_INT8 ? 64 : 128);
+            s->v_scale[j][h] = last ? NAN
+                               : j % 17 == 16
+                                   ? 0.0f
+                                   : ldexpf(j % 2 ? -0.7f : 0.9f, (j * 5 + 11 * h) % 25 - 12);
+        }
+}
+
+/* Query i of a head in double. scale: of what rounding weights may change. */
+static void expect_scaled(const scaled *s, int i, int h, double out[SCALED_DIM],
+                          double scale[SCALED_DIM])
+{
+    double p[SCALED_KEYS], top = -INFINITY, sum = 0, largest = 0;
+    const int g = h / (Q_HEADS / KV_HEADS), keys = s->length - (QUERIES - 1 - i);
+    for (int j = 0; j < keys; j++) {
+        p[j] = 0;
+        for (int c = 0; c < SCALED_DIM; c++)
+            p[j] += load_half(s->type, s->q[i][h][c]) * load_byte(s->cache, s->k[j][g][c]);
+        p[j] *= s->k_scale[j][g] / sqrt(SCALED_DIM);
+        top = fmax(top, p[j]);
+    }
+    for (int j = 0; j < keys; j++) {
+        p[j] = exp(p[j] - top);
+        sum += p[j];
+        largest = fmax(largest, p[j] * fabsf(s->v_scale[j][g]));
+    }
+    for (int c = 0; c < SCALED_DIM; c++) {
+        out[c] = scale[c] = 0;
+        for (int j = 0; j < keys; j++) {
+            const double v = load_byte(s->cache, s->v[j][g][c]);
+            out[c] += p[j] * s->v_scale[j][g] * v / sum;
+            scale[c] += (p[j] * fabsf(s->v_scale[j][g]) + 0x1p-20 * largest) * fabs(v) / sum;
+        }
+    }
+}
+
+static void run_scaled(scaled *s, int64_t parts)
+{
+    char why[320] = "";
+    machine m = {.number = parts};
+    fa_cuda_plan plan = {0};
+    fa_problem p;
+    const fa_tensor q = fa_bshd(s->q, s->type, 1, QUERIES, Q_HEADS, SCALED_DIM);
+    const fa_tensor out = fa_bshd(s->out, s->type, 1, QUERIES, Q_HEADS, SCALED_DIM);
+    const fa_tensor k = fa_bshd(s->k, s->cache, 1, SCALED_KEYS, KV_HEADS, SCALED_DIM);
+    const fa_tensor v = fa_bshd(s->v, s->cache, 1, SCALED_KEYS, KV_HEADS, SCALED_DIM);
+    const fa_tensor k_scale = fa_bshd(s->k_scale, FA_FLOAT32, 1, SCALED_KEYS, KV_HEADS, 1);
+    const fa_tensor v_scale = fa_bshd(s->v_scale, FA_FLOAT32, 1, SCALED_KEYS, KV_HEADS, 1);
+    fa_options o = FA_OPTIONS_INIT;
+    o.flags = FA_CAUSAL;
+    o.seqlens_k = &s->length;
+    o.k_scale = &k_scale;
+    o.v_scale = &v_scale;
+    const fa_arguments a = {.pass = FA_PASS_DECODE,
+                            .device = FA_DEVICE_CUDA,
+                            .q = &q,
+                            .k = &k,
+                            .v = &v,
+                            .out = &out,
+                            .options = &o};
+    add_memory(&m, "all", s, sizeof *s);
+    CHECK(fa_problem_make(&a, &p) == FA_OK, "%s", fa_last_error());
+    CHECK(fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode, &plan, why, sizeof why) &&
+              plan.family == &fa_cuda_decode,
+          "%s", why);
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    CHECK(run_plan(&m, &p, &plan.launches[0]), "memory beside the workspace was written");
+}
+
+static void check_scaled(const scaled *s)
+{
+    const double unit = s->type == FA_FLOAT16 ? 0x1p-11 : 0x1p-8;
+    for (int i = 0; i < QUERIES * Q_HEADS; i++) {
+        double want[SCALED_DIM], scale[SCALED_DIM];
+        expect_scaled(s, i / Q_HEADS, i % Q_HEADS, want, scale);
+        for (int c = 0; c < SCALED_DIM; c++) {
+            const double x = load_half(s->type, s->out[i / Q_HEADS][i % Q_HEADS][c]);
+            const double error = unit * fabs(want[c]) + 0x1p-10 * scale[c];
+            CHECK(isnan(want[c]) ? isnan(x) : fabs(x - want[c]) <= error,
+                  "%s, %s, query %d, head %d, column %d: %g, expected %g +- %g",
+                  fa_dtype_name(s->type), fa_dtype_name(s->cache), i / Q_HEADS, i % Q_HEADS, c, x,
+                  want[c], error);
+        }
+    }
+}
+
+static void test_scales(void)
+{
+    scaled *s = malloc(sizeof *s);
+    if (!s) abort();
+    for (int i = 0; i < 8; i++) {
+        fill_scaled(s, i % 2 ? FA_FLOAT16 : FA_BFLOAT16, i / 2 % 2 ? FA_INT8 : FA_FLOAT8_E4M3);
+        run_scaled(s, i / 4 ? 3 : 1);
+        check_scaled(s);
+    }
+    free(s);
+}
+
 int main(int argc, char **argv)
 {
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
-    const int done = run_random_problems(number, end);
+    const int done = run_random_problems(number, end, RANDOM_ANYTHING);
+    const int quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
+    const int latent = run_random_problems(number, number + (end - number) / 3, RANDOM_LATENT);
     if (argc == 1) {
         test_pages();
         test_replay();
         test_parts();
         test_wild_tables();
+        test_scales();
     }
-    CHECK(done > 0, "no problem was for these kernels");
+    CHECK(done > 0 && quantized > 0 && latent > 0, "no problem was for these kernels");
     if (argc > 2) {
-        printf("%d problems, keys of %d cut\n", done, cut);
+        printf("%d, %d and %d problems, keys of %d cut\n", done, quantized, latent, cut);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

@@ -21,11 +21,11 @@
 #include "cuda/plan_sm90.h"
 #include "forward_on_cpu.h"
 #include "hopper_units.h"
-#include "outputs.h"
 
 enum {
     PROBLEMS = 1800,
     WIDE_PROBLEMS = 60,
+    TF32_PROBLEMS = 120,
     PEAKED_PROBLEMS = 52,
     EACH = 5,
     LONG_ROWS = 8192,
@@ -60,6 +60,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_sm90_on_cpu_forms.h"
 };
 
+static const char *family_name = "sm90";
 static int runs[FA_VARIANTS], max_runs = EACH;
 static int dynamic; /* runs with the dynamic schedule, in kernels that have it */
 
@@ -128,18 +129,15 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
 /* Runs a second time the other way round, which must leave the same bits. */
 static fa_status run_twice(const attempt *a, const random_call *call, char *message, size_t size)
 {
-    size_t bytes;
-    char *before = copy_outputs(call->buffers, &bytes);
+    char *before = ref_buffers_copy(call->buffers);
     run_once(a, call, false);
-    char *first = copy_outputs(call->buffers, &bytes);
-    put_outputs(call->buffers, before);
+    char *first = ref_buffers_copy(call->buffers);
+    ref_buffers_put(call->buffers, before);
     run_once(a, call, true);
-    char *second = copy_outputs(call->buffers, &bytes);
-    const bool same = memcmp(first, second, bytes) == 0;
+    const bool same = ref_buffers_are(call->buffers, first);
     if (!same) snprintf(message, size, "a second run left other bits");
     free(before);
     free(first);
-    free(second);
     return same ? FA_OK : (fa_status)RANDOM_WRONG;
 }
 
@@ -175,7 +173,7 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
 /* Whether the problem is one for the kernel, in a variant that has not run often enough. */
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
-    const fa_cuda_family *family = fa_cuda_find_family("sm90");
+    const fa_cuda_family *family = fa_cuda_find_family(family_name);
     const fa_cuda_device device = small_device(a->number);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     plan_as_longer(family, p, a);
@@ -227,6 +225,21 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
     return done;
 }
 
+/* float32 inputs, whose products may be rounded to tf32. */
+static void run_tf32_problems(random_settings settings, int64_t *number, int64_t count)
+{
+    const int64_t first = *number;
+    family_name = "tf32_sm90";
+    settings.one_dtype = settings.few_queries = settings.small = true;
+    settings.dtype = FA_FLOAT32;
+    settings.precision = FA_PRECISION_TF32;
+    const int done = run_forward_problems(&settings, number, first + count);
+    CHECK(done > 0, "no float32 problem was for these kernels");
+    *number = first;
+    run_peaked_problems(&settings, number, first + count / 10);
+    family_name = "sm90";
+}
+
 /* Whether tiles went every way through the softmax: print says how many each. */
 static void check_paths(bool print)
 {
@@ -268,6 +281,8 @@ int main(int argc, char **argv)
         number = beside_flat[i];
         run_peaked_problems(&settings, &number, beside_flat[i] + 1);
     }
+    number = argc > 1 ? atoll(argv[1]) : 0;
+    run_tf32_problems(settings, &number, argc > 2 ? atoll(argv[2]) : TF32_PROBLEMS);
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
     CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");

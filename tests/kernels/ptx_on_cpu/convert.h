@@ -20,6 +20,21 @@ FA_DEVICE uint32_t ptx_pack_bf16x2(float low, float high)
 
 FA_DEVICE float ptx_half_to_float(uint16_t h) { return fa_half_to_float(h); }
 
+FA_DEVICE float ampere_half(uint32_t x2, int half)
+{
+    return fa_half_to_float((uint16_t)(x2 >> 16 * half));
+}
+FA_DEVICE uint32_t ptx_mul_f16x2(uint32_t a, uint32_t b)
+{
+    return ptx_pack_f16x2(ampere_half(a, 0) * ampere_half(b, 0),
+                          ampere_half(a, 1) * ampere_half(b, 1));
+}
+FA_DEVICE uint32_t ptx_sub_f16x2(uint32_t a, uint32_t b)
+{
+    return ptx_pack_f16x2(ampere_half(a, 0) - ampere_half(b, 0),
+                          ampere_half(a, 1) - ampere_half(b, 1));
+}
+
 FA_DEVICE uint32_t ptx_spread_signs(uint32_t x) { return (x >> 15 & 0x00010001u) * 0xffffu; }
 
 /* Results that are subnormal become 0. */

@@ -8,11 +8,15 @@
 
 FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
 {
-    cuda_copy_async(to, from, wanted);
+    cuda_copy_async(to, from, 16, wanted);
 }
 FA_DEVICE void ptx_cp_async_16_once(uint32_t to, const void *from, bool wanted)
 {
-    cuda_copy_async(to, from, wanted);
+    cuda_copy_async(to, from, 16, wanted);
+}
+FA_DEVICE void ptx_cp_async_4(uint32_t to, const void *from, bool wanted)
+{
+    cuda_copy_async(to, from, 4, wanted);
 }
 FA_DEVICE void ptx_cp_async_commit(void) { cuda_commit_copies(); }
 #define ptx_cp_async_wait(pending) cuda_wait_for_groups(pending)

@@ -18,7 +18,7 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)        \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
-                                  .bfloat = ELEMENT == FA_ELEMENT_BFLOAT16,                        \
+                                  .element = ELEMENT,                                              \
                                   .across = over,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
@@ -31,7 +31,7 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, const uint32_t *a, uint64_t b, int accumulate) \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
-                                  .bfloat = ELEMENT == FA_ELEMENT_BFLOAT16,                        \
+                                  .element = ELEMENT,                                              \
                                   .across = over,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \

@@ -1,0 +1,42 @@
+/*
+ * What the two blocks of a cluster tell each other: a tile's dS, of the block's keys, to the same place in the peer's shared
+ * memory; and that a buffer of dS has been read, for both blocks write to it.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_WIDE_EXCHANGE_CUH
+#define FA_KERNELS_BACKWARD_SM90_WIDE_EXCHANGE_CUH
+
+#include "backward_sm90_wide/config.cuh"
+#include "backward_sm90_wide/pipeline.cuh"
+#include "common/device.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/tma.cuh"
+
+/* One thread sends what the warpgroup of dK has stored. The buffer is free in both blocks then: so the peer's as well. */
+FA_DEVICE void send_ds(const pipeline *pipe)
+{
+    shared_state *state = pipe->state;
+    const int tiles = state->work.tiles;
+    for (int count = 0; count < tiles; count++) {
+        const int buffer = ds_buffer(count);
+        uint64_t *received = &state->ds_received[buffer];
+        ptx_mbarrier_wait(&state->ds_full[buffer], ds_parity(count));
+        ptx_mbarrier_arrive_expect(received, Q_BLOCK);
+        ptx_copy_to_peer(pipe->buffers + DS_AT + buffer * DS_BYTES + THIS_BLOCK * Q_BLOCK, received,
+                         PEER_BLOCK, Q_BLOCK);
+    }
+}
+
+FA_DEVICE void wait_for_peer_ds(const pipeline *pipe, int count)
+{
+    ptx_mbarrier_wait_cluster(&pipe->state->ds_received[ds_buffer(count)], ds_parity(count));
+}
+
+/* Products no longer read it. */
+FA_DEVICE void release_ds(const pipeline *pipe, int count, int leader)
+{
+    uint64_t *empty = &pipe->state->ds_empty[ds_buffer(count)];
+    ptx_mbarrier_arrive_if(empty, leader);
+    ptx_mbarrier_arrive_peer_if(empty, PEER_BLOCK, leader);
+}
+
+#endif

@@ -1,0 +1,277 @@
+/*
+ * Products of 16-bit queries and keys and values of 8 bits: float8 e4m3 or int8. Both are exact in float16, so a warp turns
+ * them into that on the way from shared memory to the fragments of mma. Queries are float16, too, times a power of two for each row: then
+ * bfloat16's range is no matter, and nothing above 2^-38 of a row's largest element is lost.
+ *
+ * Four neighbouring bytes make two registers, one of bytes 0 and 2 and one of bytes 1 and 3, so the order of columns is another one
+ * than with 16 bits:
+ *   keys    a lane loads 16 neighbouring bytes of its key, which are four steps along the head dim. Q has the same order.
+ *   values  ldmatrix transposes pairs of bytes. The even ones are columns of one tile of the output, the odd ones of the next.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_BYTES_CUH
+#define FA_KERNELS_DECODE_SM80_BYTES_CUH
+
+#include "decode_sm80/config.cuh"
+
+#if EIGHT_BITS
+#include "common/mma.cuh"
+#include "common/nonfinite_values.cuh"
+#include "common/softmax.cuh"
+#include "decode_sm80/load.cuh"
+#include "decode_sm80/work.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared.cuh"
+
+/* ---- Conversion ------------------------------------------------------------------------------ */
+
+/* Float8 in bytes 1 and 3, zeros in the others. With the exponent's bits moved by one a number is 2^-8 of itself. NaN get all
+ * bits of the exponent. */
+FA_DEVICE uint32_t unpack_float8(uint32_t x)
+{
+    const uint32_t nan = ((x & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
+    const uint32_t bits = (x & 0x80008000u) | (x >> 1 & 0x3f803f80u);
+    return ptx_mul_f16x2(bits | (nan - (nan >> 5)), 0x5c005c00u);
+}
+
+/* Two numbers each of float16, of bytes 0 and 2 and of bytes 1 and 3. */
+FA_DEVICE void unpack_bytes(uint32_t x, uint32_t *even, uint32_t *odd)
+{
+#if CACHE ==                                                                                       \
+    FA_ELEMENT_INT8 /* 1152 + x has the bits of x in its last byte, the sign turned round */
+    *even = ptx_sub_f16x2((x & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
+    *odd = ptx_sub_f16x2((x >> 8 & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    const uint32_t pairs = __byte_perm(x, 0, 0x3120);
+    *even = ptx_unpack_e4m3x2((uint16_t)pairs);
+    *odd = ptx_unpack_e4m3x2((uint16_t)(pairs >> 16));
+#else
+    *even = unpack_float8(x << 8 & 0xff00ff00u);
+    *odd = unpack_float8(x & 0xff00ff00u);
+#endif
+}
+
+/* ---- Queries --------------------------------------------------------------------------------- */
+
+/* They lie in shared memory as the fragments of A are: 16 bytes for each lane, for each 16 rows and each step. */
+FA_DEVICE uint32_t fragment_at(int m, int step, int lane)
+{
+    return (uint32_t)(((m * D_STEPS + step) * 32 + lane) * 16);
+}
+
+FA_DEVICE uint32_t row_factors(uint32_t queries) { return queries + ROWS * 2 * HEAD_DIM; }
+
+/* Columns c to c + 3 of row r. */
+FA_DEVICE void store_query_columns(uint32_t queries, int r, int c, const float x[4])
+{
+    const int step = c / 64 * 4 + c / 4 % 4, lane = r % 8 * 4 + c / 16 % 4;
+    const uint32_t to = queries + fragment_at(r / 16, step, lane) + (uint32_t)(r / 8 % 2 * 4);
+    ptx_st_shared_u32(to, fa_pack_x2(x[0], x[2]));
+    ptx_st_shared_u32(to + 8, fa_pack_x2(x[1], x[3]));
+}
+
+/* Eight columns of a row of queries; zeros for one that stands for no query. */
+FA_DEVICE void fetch_query(const fa_decode_params *d, const fa_work *w, int r, int column,
+                           float x[8])
+{
+    const fa_attention_params *p = &d->attention;
+    const fa_tile *t = &w->tile;
+    const int query = query_of(d, r), head = head_of(d, r);
+    uint4 bits = make_uint4(0, 0, 0, 0);
+    if (query < w->queries && head < w->heads && column < p->d) {
+        const char *row =
+            fa_view_row(&p->q, t->block_q, t->start_q + t->first + query, t->head + head);
+        bits = p->q.vector == 8 ? *(const uint4 *)(row + 2 * column)
+                                : fa_gather_vector(row, column, p->d);
+    }
+    const uint32_t x2[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 two = fa_unpack_x2(x2[i], p->q.dtype);
+        x[2 * i] = two.x;
+        x[2 * i + 1] = two.y;
+    }
+}
+
+/* All threads load the rows of the work tile. A row's largest element becomes 2^14 to 2^15; the inverse of its factor is stored
+ * behind the rows. */
+FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t queries)
+{
+    static_assert(ROWS * QUERY_VECTORS % THREADS == 0, "a row's lanes meet");
+#pragma unroll 1
+    for (int i = ptx_thread_id(); i < ROWS * QUERY_VECTORS; i += THREADS) {
+        const int r = i / QUERY_VECTORS, column = i % QUERY_VECTORS * 8;
+        float x[8], top = 0.0f;
+        fetch_query(d, w, r, column, x);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (fabsf(x[e]) < INFINITY) top = fmaxf(top, fabsf(x[e]));
+#pragma unroll
+        for (int other = QUERY_VECTORS / 2; other > 0; other /= 2)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, other));
+        const uint32_t exponent = (uint32_t)max((int)(__float_as_uint(top) >> 23), 15);
+        const float factor = fa_bits_float((268u - exponent) << 23);
+#pragma unroll
+        for (int e = 0; e < 8; e++) x[e] *= factor;
+        store_query_columns(queries, r, column, x);
+        store_query_columns(queries, r, column + 4, x + 4);
+        if (column == 0)
+            ptx_st_shared_f32(row_factors(queries) + (uint32_t)(4 * r),
+                              fa_bits_float((exponent - 14u) << 23));
+    }
+}
+
+typedef struct fa_queries {
+    uint32_t at;              /* of this lane's fragments */
+    float factor[M_TILES][2]; /* of a row's scores */
+} fa_queries;
+
+FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
+{
+    q->at = at->q + fragment_at(0, 0, lane_id());
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++)
+        q->factor[i / 2][i % 2] =
+            ptx_ld_shared_f32(row_factors(at->q) + (uint32_t)(4 * row_of(i / 2, i % 2)));
+}
+
+/* ---- Scores ---------------------------------------------------------------------------------- */
+
+/* Of four steps, which take the same 16 bytes of a key. */
+FA_DEVICE void add_scores(const fa_queries *q, uint32_t tile, int steps, fa_scores *s)
+{
+    uint32_t a[4][M_TILES][4];
+#pragma unroll
+    for (int i = 0; i < 4 * M_TILES; i++) {
+        const uint4 x =
+            ptx_ld_shared_v4(q->at + fragment_at(i % M_TILES, 4 * steps + i / M_TILES, 0));
+        a[i / M_TILES][i % M_TILES][0] = x.x;
+        a[i / M_TILES][i % M_TILES][1] = x.y;
+        a[i / M_TILES][i % M_TILES][2] = x.z;
+        a[i / M_TILES][i % M_TILES][3] = x.w;
+    }
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++) {
+        const uint4 x = ptx_ld_shared_v4(tile + (uint32_t)(8 * n * PITCH) +
+                                         vector_at(lane_id() / 4, 4 * steps + lane_id() % 4));
+        const uint32_t bytes[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t even, odd;
+            unpack_bytes(bytes[i], &even, &odd);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[i][m], even, odd);
+        }
+    }
+}
+
+FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
+        s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4] = 0.0f;
+#pragma unroll
+    for (int steps = 0; steps < D_STEPS / 4; steps++) add_scores(q, tile, steps, s);
+}
+
+/* The scales of the keys that this lane has in tile n of the scores. */
+FA_DEVICE float2 get_scales(uint32_t tile, int n)
+{
+    const uint32_t at = tile + (uint32_t)(KEYS * PITCH + 4 * (8 * n + lane_id() % 4 * 2));
+    return make_float2(ptx_ld_shared_f32(at), ptx_ld_shared_f32(at + 4));
+}
+
+/* Scores times their rows' factors and their keys' scales, the scale of all, and the softcap: exponents of 2. */
+FA_DEVICE void scale_scores(const fa_decode_params *d, const fa_work *w, const fa_queries *q,
+                            uint32_t tile, fa_scores *s)
+{
+    const float softcap = d->attention.softcap;
+    const float unit = softcap > 0.0f ? 1.0f / softcap : FA_LOG2E;
+    if (w->k_scale) {
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++) {
+            const float2 scale = get_scales(tile, n);
+#pragma unroll
+            for (int i = 0; i < M_TILES * 4; i++)
+                s->at[i / 4][n][i % 4] *= i % 2 ? scale.y : scale.x;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        const float factor = q->factor[i / 2][i % 2] * (w->scale * unit);
+#pragma unroll
+        for (int e = 0; e < KEY_TILES * 2; e++) s->at[i / 2][e / 2][i % 2 * 2 + e % 2] *= factor;
+    }
+    if (softcap <= 0.0f) return;
+#pragma unroll
+    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++) {
+        float *x = &s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4];
+        *x = fa_softcap_score_fast(*x, softcap * FA_LOG2E);
+    }
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+/* The power of two of a value's scale, as far as bases count with it: weights times scales are to fit into float16. The
+ * weights' sum stays without scales, in float32. */
+FA_DEVICE float scale_exponent(float scale)
+{
+    const uint32_t biased = __float_as_uint(scale) >> 23 & 0xffu;
+    const float exponent = fa_bits_float(biased | 0x4b000000u) - (8388608.0f + 127.0f);
+    return fminf(fmaxf(exponent, -60.0f), 60.0f);
+}
+
+/* The fragments of 16 keys' values and of 32 columns: with even columns of the first 16 in b[0], with odd ones in b[1]; of the others
+ * in b[2] and b[3]. v: what this lane passes to ldmatrix for columns 0 to 31. */
+FA_DEVICE void get_values(uint32_t tile, int step, int block, uint32_t b[4][2])
+{
+    uint32_t x[4];
+    ptx_ldmatrix_x4_trans(x, tile + (uint32_t)(16 * step * PITCH) +
+                                 vector_at(lane_id() % 16, 2 * block + lane_id() / 16));
+#pragma unroll
+    for (int i = 0; i < 4; i++) unpack_bytes(x[i], &b[i / 2 * 2][i % 2], &b[i / 2 * 2 + 1][i % 2]);
+}
+
+/* O += P V of 16 keys. */
+FA_DEVICE void add_values(float o[M_TILES][D_TILES][4], uint32_t a[M_TILES][4], uint32_t tile,
+                          int step)
+{
+#pragma unroll
+    for (int block = 0; block < D_TILES / 4; block++) {
+        uint32_t b[4][2];
+        get_values(tile, step, block, b);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++)
+            fa_mma(o[i / 4][4 * block + i % 4], a[i / 4], b[i % 4][0], b[i % 4][1]);
+    }
+}
+
+/* The same where some values are NaN and hidden from some rows: NaN are added to rows with weights other than 0. */
+FA_DEVICE void add_values_carefully(float o[M_TILES][D_TILES][4], uint32_t a[M_TILES][4],
+                                    uint32_t tile, int step)
+{
+    uint32_t seen[M_TILES][4];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 4; i++) seen[i / 4][i % 4] = fa_mark_weights(a[i / 4][i % 4]);
+#pragma unroll
+    for (int block = 0; block < D_TILES / 4; block++) {
+        uint32_t b[4][2];
+        get_values(tile, step, block, b);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            const uint32_t *x = b[i % 4];
+            const uint32_t bad[2] = {fa_x2_spread(fa_x2_not_finite(x[0])),
+                                     fa_x2_spread(fa_x2_not_finite(x[1]))};
+            float *to = o[i / 4][4 * block + i % 4], count[4] = {0.0f};
+            fa_mma(to, a[i / 4], x[0] & ~bad[0], x[1] & ~bad[1]);
+            fa_mma(count, seen[i / 4], FA_X2_ONES & bad[0], FA_X2_ONES & bad[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (count[e] > 0.0f) to[e] = NAN;
+        }
+    }
+}
+
+#endif
+
+#endif

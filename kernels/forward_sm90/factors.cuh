@@ -1,0 +1,78 @@
+/*
+ * The end of a row: its outputs' factor, which divides them by the sum of weights, and the log-sum-exp.
+ */
+#ifndef FA_KERNELS_FORWARD_SM90_FACTORS_CUH
+#define FA_KERNELS_FORWARD_SM90_FACTORS_CUH
+
+#include "forward_sm90/config.cuh"
+#include "common/softmax.cuh"
+#include "forward_sm90/softmax.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/convert.cuh"
+
+/* The sums of both rows' weights, over the four lanes that share a row. */
+FA_DEVICE void find_sums(const row_state *rows, float *sum)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) sum[r] = rows->sum[r];
+#pragma unroll
+    for (int apart = 1; apart < 4; apart *= 2)
+#pragma unroll
+        for (int r = 0; r < 2; r++) sum[r] += __shfl_xor_sync(0xffffffff, sum[r], apart);
+}
+
+/* The exponent of x as a power of two, 0 if it has none; and 2^-e. */
+FA_DEVICE int exponent_of(float x)
+{
+    const int e = (__float_as_int(x) >> 23) - 127;
+    return e > -127 && e < 127 ? e : 0;
+}
+
+FA_DEVICE float inverse_power(int e) { return __int_as_float((127 - e) << 23); }
+
+/* A row's factor where there is a sink or the log-sum-exp is wanted, which it stores. i: the row's number in the work
+ * tile. The sum's power of two is moved to the base: base and log of the sum may each be far larger than what they
+ * add up to, and lse would lose digits by the cancellation. */
+FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, float base, float sum,
+                           int i)
+{
+    const fa_tile *t = &w->query_tile;
+    const float ln2 = 0.69314718055994530942f, sink = p->sinks ? p->sinks[t->head] : -INFINITY;
+    const int e = exponent_of(sum);
+    const float down = inverse_power(e);
+    const float top = base == NO_KEY_SEEN ? -INFINITY : (base + (float)e) * ln2;
+    float lse;
+    const float factor = fa_softmax_finish(top, sum * down, sink, &lse) * down;
+    if (i >= w->queries) lse = -INFINITY;
+    if (i < w->rows && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 4 == 0)
+        p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + t->first + i] = lse;
+    return factor;
+}
+
+/* The factors of both rows' outputs. Without sink and lse this takes no branch, for the tensor cores wait. first: the
+ * number of the thread's first row in the work tile. */
+FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, const row_state *rows,
+                            int first, float *factor)
+{
+    const int queries = w->queries;
+    float sum[2];
+    find_sums(rows, sum);
+    if (p->lse || p->sinks) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            factor[r] = finish_row(p, w, rows->base[r], sum[r], first + 8 * r);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool unseen = rows->base[r] == NO_KEY_SEEN && sum[r] == sum[r];
+            factor[r] = unseen ? 0.0f : ptx_rcp(sum[r]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (OPTIONS && p->dropout_threshold) factor[r] *= p->dropout_scale;
+        if (first + 8 * r >= queries) factor[r] = 0.0f;
+    }
+}
+
+#endif

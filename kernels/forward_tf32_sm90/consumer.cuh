@@ -1,0 +1,206 @@
+/*
+ * A consumer: a warpgroup with 64 queries of the work tile. For each key tile t it
+ *
+ *     issues S = Q K^T of tile t and out += P V of tile t - 1, waits for S, computes its softmax in place, waits for
+ *     P V, rounds the weights into P
+ *
+ * as forward_sm90's does. All key tiles track the max: tf32 products are half as fast as those of 16 bits, and the
+ * softmax is hidden under those of the other consumers.
+ */
+#ifndef FA_KERNELS_FORWARD_TF32_SM90_CONSUMER_CUH
+#define FA_KERNELS_FORWARD_TF32_SM90_CONSUMER_CUH
+
+#include "forward_tf32_sm90/config.cuh"
+#include "forward_tf32_sm90/multiply.cuh"
+#include "forward_tf32_sm90/pipeline.cuh"
+#include "forward_tf32_sm90/store.cuh"
+#include "common/device.cuh"
+#include "common/mma.cuh"
+#include "forward_sm90/cursor.cuh"
+#include "forward_sm90/options.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/softmax.cuh"
+#include "forward_sm90/stage.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+
+typedef struct consumer_state {
+    int number; /* of the consumer */
+    int leader; /* 1 in lane 0 of a warp */
+    float out[OUTPUTS], scores[KEYS / 2];
+    uint32_t weights[KEYS / 2];
+    row_state rows;
+    float rescale[2]; /* what the outputs of the tiles before are to be multiplied by */
+    tile_limits limits;
+    cursor at;
+} consumer_state;
+
+/* ---- Stages that are released ---------------------------------------------------------------- */
+
+FA_DEVICE void release_tile(const pipeline *pipe, const consumer_state *c, tile_count number)
+{
+    ptx_mbarrier_arrive_if(&pipe->state->empty[stage_of(number)], c->leader);
+}
+
+FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bool last)
+{
+    ptx_mbarrier_arrive_if(q_empty(pipe, &c->at, c->number), c->leader && last);
+}
+
+/* ---- The steps ------------------------------------------------------------------------------- */
+
+/* Rounds the consumer's queries to tf32, in place. */
+FA_DEVICE void round_queries(const pipeline *pipe, int consumer)
+{
+    const uint32_t at =
+        ptx_shared_address(pipe->q + consumer * Q_BYTES) + threadIdx.x % WARPGROUP * 16;
+#pragma unroll 4
+    for (int i = 0; i < Q_BYTES; i += WARPGROUP * 16) {
+        const uint4 x = ptx_ld_shared_v4(at + i);
+        ptx_st_shared_v4(
+            at + i, make_uint4(fa_to_tf32(x.x), fa_to_tf32(x.y), fa_to_tf32(x.z), fa_to_tf32(x.w)));
+    }
+    ptx_fence_proxy_async();
+    ptx_named_barrier_sync(NAMED_BARRIER_QUERIES + consumer, WARPGROUP);
+}
+
+FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
+{
+    c->limits = find_limits(queue_entry(pipe, c->at.number), c->number);
+    c->rows.base[0] = c->rows.base[1] = NO_KEY_SEEN;
+    c->rows.sum[0] = c->rows.sum[1] = 0;
+}
+
+/* Scores become weights. */
+FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c)
+{
+    const exponent_units u = {c->limits.scale, {0, 0}};
+    const int tile = c->at.tile;
+    float sum[2];
+    if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
+        mask_scores(c->scores, queue_entry(pipe, c->at.number), c->number, tile * KEYS);
+    const float top[2] = {max_of_scores(c->scores, 0), max_of_scores(c->scores, 1)};
+    raise_bases(top, &c->rows, c->rescale, &u);
+    weigh(c->scores, &c->rows, &u, sum);
+    add_sums(&c->rows, sum);
+}
+
+/* Weights become the A operand: of 8 keys a thread has 2t, 2t + 1 of row g, then of row g + 8. */
+FA_DEVICE void round_weights(consumer_state *c)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i += 4) {
+        c->weights[i] = fa_near_tf32(__float_as_uint(c->scores[i]));
+        c->weights[i + 1] = fa_near_tf32(__float_as_uint(c->scores[i + 2]));
+        c->weights[i + 2] = fa_near_tf32(__float_as_uint(c->scores[i + 1]));
+        c->weights[i + 3] = fa_near_tf32(__float_as_uint(c->scores[i + 3]));
+    }
+}
+
+/* The scores of a work tile's first key tile. */
+FA_DEVICE void do_first_tile(const pipeline *pipe, consumer_state *c)
+{
+    const tile_count keys = c->at.count;
+    acquire_tile(pipe, keys);
+    ptx_register_fence(c->scores, KEYS / 2);
+    ptx_wgmma_fence();
+    issue_qk(c->scores, c->at.q, tile_descriptor(pipe, keys));
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->scores, KEYS / 2);
+    release_tile(pipe, c, keys);
+    release_queries(pipe, c, c->at.needed == 1);
+    weigh_tile(pipe, c);
+    round_weights(c);
+}
+
+/* The scores of a key tile, and the values of the one before. */
+FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
+{
+    const tile_count keys = number_of_keys(c->at.count, c->at.tile), values = keys + 1;
+    acquire_tile(pipe, keys);
+    ptx_register_fence(c->out, OUTPUTS);
+    ptx_register_fence(c->scores, KEYS / 2);
+    ptx_wgmma_fence();
+    issue_qk(c->scores, c->at.q, tile_descriptor(pipe, keys));
+    acquire_tile(pipe, values);
+    ptx_wgmma_fence();
+    issue_pv(c->out, c->weights, tile_descriptor(pipe, values), c->at.tile > 1);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, KEYS / 2);
+    release_tile(pipe, c, keys);
+    release_queries(pipe, c, c->at.tile + 1 == c->at.needed);
+    weigh_tile(pipe, c);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->out, OUTPUTS);
+    fence_weights(c->weights);
+    release_tile(pipe, c, values);
+    if (__any_sync(0xffffffff, c->rescale[0] != 1.0f || c->rescale[1] != 1.0f))
+        rescale_outputs(c->out, c->rescale);
+    round_weights(c);
+}
+
+/* The values of the last key tile that the consumer needs. */
+FA_DEVICE void add_last_values(const pipeline *pipe, consumer_state *c)
+{
+    const tile_count values = number_of_values(c->at.count, c->at.needed - 1, c->at.key_tiles);
+    acquire_tile(pipe, values);
+    ptx_register_fence(c->out, OUTPUTS);
+    ptx_wgmma_fence();
+    issue_pv(c->out, c->weights, tile_descriptor(pipe, values), c->at.needed > 1);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->out, OUTPUTS);
+    fence_weights(c->weights);
+    release_tile(pipe, c, values);
+}
+
+FA_DEVICE void skip_tile(const pipeline *pipe, consumer_state *c, tile_count number)
+{
+    acquire_tile(pipe, number);
+    release_tile(pipe, c, number);
+}
+
+/* Key tiles that only other consumers need, and the end of the work tile. */
+FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
+{
+    for (int tile = c->at.needed; tile < c->at.key_tiles; tile++) {
+        if (tile != c->at.needed || tile == 0)
+            skip_tile(pipe, c, number_of_keys(c->at.count, tile));
+        skip_tile(pipe, c, number_of_values(c->at.count, tile, c->at.key_tiles));
+    }
+    c->at.count += 2 * (uint32_t)c->at.key_tiles;
+}
+
+/* ---- The work tiles -------------------------------------------------------------------------- */
+
+FA_DEVICE void do_key_tiles(const pipeline *pipe, consumer_state *c)
+{
+    round_queries(pipe, c->number);
+    do_first_tile(pipe, c);
+    for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) do_tile(pipe, c);
+    /* The values of its last tile come behind the keys of a tile that it does not need. */
+    if (c->at.needed < c->at.key_tiles)
+        skip_tile(pipe, c, number_of_keys(c->at.count, c->at.needed));
+    add_last_values(pipe, c);
+}
+
+FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
+{
+    consumer_state c;
+    c.number = consumer;
+    c.at.number = -1;
+    c.at.count = 0;
+    c.leader = threadIdx.x % 32 == 0;
+    __asm__ volatile("" : "+r"(c.leader));
+    for (next_work_tile(pipe, consumer, &c.at); c.at.key_tiles;
+         next_work_tile(pipe, consumer, &c.at)) {
+        start_work_tile(pipe, &c);
+        if (c.at.needed) do_key_tiles(pipe, &c);
+        else release_queries(pipe, &c, true);
+        store_outputs(p, queue_entry(pipe, c.at.number), &c.rows, c.out, consumer);
+        skip_other_tiles(pipe, &c);
+        release_work_tile(pipe, c.at.number);
+    }
+}
+
+#endif

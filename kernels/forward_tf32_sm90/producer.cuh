@@ -1,0 +1,141 @@
+/*
+ * The load warp: describes the block's work tiles ahead, and brings queries, keys and values to shared memory by TMA, in
+ * the order in which they are needed.
+ */
+#ifndef FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
+#define FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
+
+#include "forward_tf32_sm90/config.cuh"
+#include "forward_tf32_sm90/pipeline.cuh"
+#include "common/device.cuh"
+#include "forward_sm90/load.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/stage.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/tma.cuh"
+
+/* What is the same for all tiles of a work tile, computed once: issuing a tile's loads is to take less time than its
+ * products. */
+typedef struct source {
+    const fa_tile *tile;
+    int start_k, head_k, head_v, block_k, block_v; /* coordinates of the tensor maps */
+} source;
+
+FA_DEVICE source find_source(const fa_sm90_params *s, const work_tile *w)
+{
+    const fa_tile *t = &w->query_tile;
+    const source from = {.tile = t,
+                         .start_k = (int)t->start_k,
+                         .head_k = (int)t->head_kv * s->k_step.head,
+                         .head_v = (int)t->head_kv * s->v_step.head,
+                         .block_k = (int)t->block_k * s->k_step.block,
+                         .block_v = (int)t->block_k * s->v_step.block};
+    return from;
+}
+
+/* Where the next tile goes, when consumers have released its stage. number: of tiles so far. */
+FA_DEVICE char *acquire_stage(const pipeline *pipe, tile_count number)
+{
+    const int stage = stage_of(number);
+    __syncwarp(); /* no lane comes to a barrier two phases late */
+    ptx_mbarrier_wait(&pipe->state->empty[stage], parity_of(number) ^ 1);
+    return pipe->tiles + stage * TILE_BYTES;
+}
+
+/* key: the tile's first, counted from the sequence's first. */
+FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
+                             const fa_sm90_params *s, const source *from, int key,
+                             tile_count number)
+{
+    char *to = acquire_stage(pipe, number);
+    uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
+    if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
+    if (p->block_table) {
+        const kv_box box = {key, KEYS, 0, K_BLOCKS};
+        issue_box(to, &s->k, &s->k_step, loaded, &box, p, s, from->tile);
+        return;
+    }
+#pragma unroll
+    for (int block = 0; block < K_BLOCKS; block++)
+        ptx_tma_load_4d(to + block * K_BLOCK, &s->k, loaded, BLOCK_COLUMNS * block,
+                        from->start_k + key, from->head_k, from->block_k);
+}
+
+/* Values come in pieces of 32 keys (config.cuh). */
+FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
+                               const fa_sm90_params *s, const source *from, int key,
+                               tile_count number)
+{
+    char *to = acquire_stage(pipe, number);
+    uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
+    if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
+#pragma unroll 1
+    for (int i = 0; i < KEYS; i += 32, to += V_BLOCK) {
+        if (p->block_table) {
+            const kv_box box = {key + i, 32, 0, V_BLOCKS};
+            issue_box(to, &s->v, &s->v_step, loaded, &box, p, s, from->tile);
+            continue;
+        }
+#pragma unroll
+        for (int block = 0; block < V_BLOCKS; block++)
+            ptx_tma_load_4d(to + block * PIECE, &s->v, loaded, BLOCK_COLUMNS * block,
+                            from->start_k + key + i, from->head_v, from->block_v);
+    }
+}
+
+/* The work tiles that the load warp has described so far: no warp is left for a scheduler, and tiles of keys that are on
+ * their way hide the time that a description takes. */
+typedef struct schedule_state {
+    int64_t task; /* of the lane: the next of the block's */
+    int number;   /* of work tiles */
+    bool more;
+} schedule_state;
+
+/* Describes the block's next two tasks, if there are any. Returns when their entries are empty, and filled. */
+FA_DEVICE void describe_next(const pipeline *pipe, const fa_attention_params *p,
+                             const fa_sm90_params *s, schedule_state *at)
+{
+    enum { TOGETHER = QUEUE_ENTRIES / 2 };
+    const int lane = (int)threadIdx.x % 32;
+    work_tile w;
+    const int64_t task = lane < TOGETHER ? find_task(pipe, p, s, at->task) : TASK_NONE;
+    const bool found = describe_work_tile(p, s, task, &w);
+    const uint32_t all = __ballot_sync(0xffffffff, found);
+    at->more = !__any_sync(0xffffffff, task == TASK_END);
+    wait_for_empty_entries(pipe, at->number, __popc(all));
+    if (found) publish_work_tile(pipe, at->number + __popc(all & ((1u << lane) - 1)), &w);
+    at->number += __popc(all);
+    at->task += TOGETHER;
+    if (!at->more) publish_end(pipe, at->number);
+}
+
+FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
+{
+    schedule_state schedule = {(int)threadIdx.x % 32, 0, true};
+    tile_count count = 0;
+    for (int number = 0;; number++) {
+        /* One more than this one, so that the other warps never wait for it. */
+        while (schedule.more && schedule.number <= number + 1) describe_next(pipe, p, s, &schedule);
+        const work_tile *w = acquire_work_tile(pipe, number);
+        const int tiles = w->key_tiles;
+        if (!tiles) {
+            for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
+            return;
+        }
+        const source from = find_source(s, w);
+        const int first = w->first_key;
+        load_key_tile(pipe, p, s, &from, first, count++);
+        for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
+        for (int tile = 0; tile < tiles; tile++) {
+            if (tile + 1 < tiles)
+                load_key_tile(pipe, p, s, &from, first + (tile + 1) * KEYS, count++);
+            load_value_tile(pipe, p, s, &from, first + tile * KEYS, count++);
+        }
+        release_work_tile(pipe, number);
+    }
+}
+
+#endif

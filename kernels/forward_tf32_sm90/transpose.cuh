@@ -1,0 +1,152 @@
+/*
+ * The transposers: warps that round keys and values to tf32 in shared memory, in place, and transpose values.
+ *
+ * A piece of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into registers and writes
+ * it back transposed, to the same addresses: row c is column c then, and its keys are in the order in which products take
+ * them (multiply.cuh). To ldmatrix 16 bytes are a row, and a lane gets 4 bytes of it: so four matrices give it four keys
+ * of its column, 16 bytes of the transposed row. Neither reading nor writing meets a bank twice.
+ */
+#ifndef FA_KERNELS_FORWARD_TF32_SM90_TRANSPOSE_CUH
+#define FA_KERNELS_FORWARD_TF32_SM90_TRANSPOSE_CUH
+
+#include "forward_tf32_sm90/config.cuh"
+#include "forward_tf32_sm90/pipeline.cuh"
+#include "common/device.cuh"
+#include "common/mma.cuh"
+#include "forward_sm90/load.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/stage.cuh"
+#include "forward_sm90/work_tile.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+
+FA_DEVICE uint4 round_four(uint4 x)
+{
+    return make_uint4(fa_near_tf32(x.x), fa_near_tf32(x.y), fa_near_tf32(x.z), fa_near_tf32(x.w));
+}
+
+/* 4 KiB of keys. */
+FA_DEVICE void round_piece(uint32_t piece)
+{
+    const uint32_t at = piece + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int half = 0; half < PIECE; half += PIECE / 2) {
+        uint4 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = ptx_ld_shared_v4(at + half + 512 * i);
+#pragma unroll
+        for (int i = 0; i < 4; i++) ptx_st_shared_v4(at + half + 512 * i, round_four(x[i]));
+    }
+}
+
+/* Transposes the quarters of a piece on its diagonal, or the two others, which change places. Of 8 keys and 16 columns
+ * lanes 0 to 15 get the keys 0, 2, 4, 6 of a column each, the others 1, 3, 5, 7 in the order 5, 7, 1, 3: two keys whose
+ * numbers differ in this way are in different banks.
+ * clears: keys outside [from, to) of the piece become 0. */
+FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, int from, int to)
+{
+    const int lane = threadIdx.x % 32, odd = lane / 16;
+    const int matrix = lane / 8, right = lane % 8 / 4, key = 2 * (matrix ^ 2 * right) + right;
+    const uint32_t source = piece + (uint32_t)(key * 128 + (lane % 4 ^ key) * 16);
+    const uint32_t target = piece + (uint32_t)(lane % 16 * 128 + (odd ^ lane % 8) * 16);
+    uint32_t x[4][4];
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        const int columns = diagonal ? b / 2 : 1 - b / 2;
+        ptx_ldmatrix_x4(x[b], (source ^ (uint32_t)(64 * columns)) + 1024 * b);
+    }
+    __syncwarp(); /* all of the quarters is in registers */
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        const int columns = diagonal ? b / 2 : 1 - b / 2;
+        uint4 keys = round_four(make_uint4(odd ? x[b][2] : x[b][0], odd ? x[b][3] : x[b][1],
+                                           odd ? x[b][0] : x[b][2], odd ? x[b][1] : x[b][3]));
+        if (clears) {
+            const int first = 8 * b + odd;
+            if (first < from || first >= to) keys.x = 0;
+            if (first + 2 < from || first + 2 >= to) keys.y = 0;
+            if (first + 4 < from || first + 4 >= to) keys.z = 0;
+            if (first + 6 < from || first + 6 >= to) keys.w = 0;
+        }
+        ptx_st_shared_v4((target ^ (uint32_t)(32 * b)) + 2048 * columns, keys);
+    }
+}
+
+/* Keys outside [from, to) of the piece become 0: no query may see them, and they may hold NaN. */
+FA_DEVICE void transpose_piece(uint32_t piece, int from, int to)
+{
+    if (from <= 0 && to >= 32) {
+        transpose_quarters(piece, true, false, 0, 32);
+        transpose_quarters(piece, false, false, 0, 32);
+    } else {
+        transpose_quarters(piece, true, true, from, to);
+        transpose_quarters(piece, false, true, from, to);
+    }
+}
+
+/* What the warp stored is there for products: the whole warp. */
+FA_DEVICE void fill_stage(uint64_t *full)
+{
+    ptx_fence_proxy_async();
+    __syncwarp();
+    ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
+}
+
+/* The first piece of a tile that is a transposer's. They take turns: a tile's pieces are no multiple of 3. */
+FA_DEVICE int first_piece(tile_count number, int transposer)
+{
+    return (int)((number + (uint32_t)transposer) % TRANSPOSERS);
+}
+
+/* Waits until a tile is loaded; returns its address. */
+FA_DEVICE uint32_t acquire_loaded(const pipeline *pipe, tile_count number)
+{
+    const int stage = stage_of(number);
+    __syncwarp();
+    ptx_mbarrier_wait(&pipe->state->loaded[stage], parity_of(number));
+    return ptx_shared_address(pipe->tiles) + stage * TILE_BYTES;
+}
+
+FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count number, int transposer)
+{
+    const uint32_t tile = acquire_loaded(pipe, number);
+#pragma unroll 1
+    for (int i = first_piece(number, transposer); i < TILE_BYTES / PIECE; i += TRANSPOSERS)
+        round_piece(tile + i * PIECE);
+    fill_stage(&pipe->state->full[stage_of(number)]);
+}
+
+/* from, to: the keys of the tile that some query of the sequence may see. */
+FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile_count number,
+                                    int transposer)
+{
+    const uint32_t tile = acquire_loaded(pipe, number);
+#pragma unroll 1
+    for (int i = first_piece(number, transposer); i < TILE_BYTES / PIECE; i += TRANSPOSERS) {
+        const int key = i / V_BLOCKS * 32;
+        transpose_piece(tile + i * PIECE, from - key, to - key);
+    }
+    fill_stage(&pipe->state->full[stage_of(number)]);
+}
+
+FA_DEVICE void transpose_all(const pipeline *pipe, const fa_attention_params *p, int transposer)
+{
+    tile_count count = 0;
+    int number = 0;
+    const work_tile *w = acquire_work_tile(pipe, 0);
+    for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
+        const fa_range seen = find_seen_keys(p, &w->query_tile);
+        const int from = saturate(seen.lo - w->first_key), to = saturate(seen.hi - w->first_key);
+        release_work_tile(pipe, number);
+        round_key_tile(pipe, count++, transposer);
+        for (int tile = 0; tile < tiles; tile++) {
+            if (tile + 1 < tiles) round_key_tile(pipe, count++, transposer);
+            transpose_value_tile(pipe, from - tile * KEYS, to - tile * KEYS, count++, transposer);
+        }
+    }
+}
+
+#endif
