@@ -301,6 +301,8 @@ END(backward_prepare, sm90)
 FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3, .ordered = 1, .dq_buffers = 2)
+VARIANT_16BIT(backward_sm90_d64_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3)
 /* Rows of 128 columns in shared memory, of which products take 96. */
@@ -309,6 +311,8 @@ VARIANT_16BIT(backward_sm90_d96, .file = "backward_sm90/backward_sm90", .kernel 
 /* Where sums have one order. */
 VARIANT_16BIT(backward_sm90_d128_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .ordered = 1)
+VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 VARIANT_16BIT(backward_sm90_d128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d64_softcap, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

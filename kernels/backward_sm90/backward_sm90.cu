@@ -10,6 +10,7 @@
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
  *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
  *     load bias    where TMA can                                            producer.cuh
+ *     scheduler    of a persistent block: describes its work tiles          producer.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
  * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh says what the file is
@@ -24,7 +25,12 @@
 #include "ptx/registers.cuh"
 
 /* The producer warpgroup's warps. */
-enum { WARP_LOAD, WARP_STORE_DQ /* STORE_WARPS of them */, WARP_BIAS = WARPS - 1 };
+enum {
+    WARP_LOAD,
+    WARP_STORE_DQ /* STORE_WARPS of them */,
+    WARP_BIAS = WARPS - 1,
+    WARP_SCHEDULE = WARPS - 1
+};
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm90(const __grid_constant__ fa_backward_params p,
@@ -40,22 +46,39 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         .dbias_mapped = s.dbias_mapped
 #endif
     };
+#if PERSISTENT
+    if (pipe.buffers - (char *)raw > FA_BACKWARD_SM90_PADDING(1)) __trap();
+    if (threadIdx.x == 0) {
+        init_barriers(&shared);
+        prefetch_maps(&s);
+        ptx_fence_proxy_async(); /* of the barriers */
+    }
+#else
     const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
                        begin_block(&pipe, &p.a, &s, blockIdx.x);
+#endif
     __syncthreads();
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
     if (threadIdx.x < WARPGROUP) {
         const int warp = (int)threadIdx.x / 32;
         ptx_decrease_registers(PRODUCER_REGISTERS);
+#if PERSISTENT
+        if (warp == WARP_LOAD) produce_work_tiles(&pipe, &p.a, &s);
+        else if (threadIdx.x % 32 == 0) {
+            if (warp == WARP_SCHEDULE) schedule(&pipe, &p.a, &s);
+            else store_work_tiles(&pipe, &p, &s, warp - WARP_STORE_DQ);
+        }
+#else
         if (warp == WARP_LOAD) {
-            if (shared.work.tiles > 0) produce(&pipe, &p.a, &s);
+            if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
         } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0)
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
 #if BIAS_TILE
         else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
             produce_bias(&pipe, &s);
+#endif
 #endif
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);

@@ -53,9 +53,12 @@
 #define FA_BACKWARD_SM90_KEY_SUMS(keys, dim, value_dim) ((keys) * ((dim) + (value_dim)))
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
+/* What a block aligns its buffers with. Static memory is in front of dynamic memory: a persistent variant counts that. */
+#define FA_BACKWARD_SM90_PADDING(persistent) ((persistent) ? 768 : 1024)
+
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
  * rows; buffers of dS; of dQ (0: one); one of a bias. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers)                           \
+#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers, persistent)                         \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
@@ -65,7 +68,7 @@
          FA_BACKWARD_SM90_DQ_BYTES(dim, FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options)) +        \
      FA_BACKWARD_SM90_BIAS_TILE(dim, stages, options) * FA_BACKWARD_SM90_QUERIES *                 \
          FA_BACKWARD_SM90_KEYS * 2 +                                                               \
-     1024)
+     FA_BACKWARD_SM90_PADDING(persistent))
 
 /* Who makes dbias: threads by its strides, or TMA, from dS in 16 bits as products take it, or in 32 bits. */
 enum {
@@ -95,6 +98,7 @@ typedef struct fa_backward_sm90_params {
     int32_t dbias_mapped;   /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
     int32_t items_together; /* all batch items, if their blocks take turns; 1: item follows item */
     int64_t heads_ascending; /* the first heads of the batch, whose blocks ascend (find_ordered_task) */
+    uint32_t *next_work; /* of a persistent variant: work tiles that have been taken behind the first of each block */
     int32_t first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
 } fa_backward_sm90_params;
 

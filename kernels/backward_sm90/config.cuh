@@ -6,6 +6,7 @@
  *     COLUMNS    96: of those 128, the others are 0: products leave them out; 0: all
  *     STAGES     buffers of query tiles
  *     ORDERED    1: for sums of dQ in one order; other variants can do it as well, slower
+ *     PERSISTENT 1: blocks stay on their multiprocessor and take work tile after work tile
  *     DQ_BUFFERS buffers of dQ of a consumer; 0 or 1: one
  *     STATIC_SMEM  bytes beside the dynamic ones that the planner counts with; 0: as of any kernel
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; one, as
@@ -35,6 +36,9 @@
 #endif
 #ifndef DQ_BUFFERS
 #define DQ_BUFFERS 1
+#endif
+#ifndef PERSISTENT
+#define PERSISTENT 0
 #endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
@@ -79,6 +83,7 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
+    WORKS = PERSISTENT ? 2 : 1, /* work tiles that are described at a time */
     STORE_WARPS = ORDERED ? 3 : CONSUMERS, /* that store dQ */
     DQ_BARRIERS = ORDERED ? STORE_WARPS : 1, /* of a consumer */
     THREADS = FA_BACKWARD_SM90_THREADS,
@@ -102,6 +107,7 @@ enum {
     SUMS = COLUMNS / 2,   /* accumulators of dK, and of dV */
     DQ_SUMS = DQ_COLUMNS / 2
 };
+static_assert(!PERSISTENT || (!ORDERED && !OPTIONS && STAGES > 2), "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,

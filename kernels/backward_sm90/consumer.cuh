@@ -40,7 +40,21 @@ typedef struct consumer_state {
     float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
     int number;      /* of the consumer */
     int leader;      /* whether this lane arrives for its warp */
+#if PERSISTENT
+    int first; /* count of the work tile's first tile */
+#endif
 } consumer_state;
+
+/* How many tiles of the work tile are before this one. */
+FA_DEVICE int tile_number(const consumer_state *c, int count)
+{
+#if PERSISTENT
+    return count - c->first;
+#else
+    (void)c;
+    return count;
+#endif
+}
 
 /* Descriptors of operands; ACROSS: of those that are read across their rows. */
 #define ACROSS(block) ((uint32_t)((block) / UNIT) << 16)
@@ -260,7 +274,7 @@ FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const
         return;
     }
     if (bias->data && bias->dtype != FA_KERNEL_FLOAT32)
-        read_bias_x2(bias, &pipe->state->work, options, x2);
+        read_bias_x2(bias, work_of(pipe), options, x2);
 }
 
 /* When the tile's elements have been used. An arrival does not wait for loads that are on their way to registers: one behind
@@ -281,7 +295,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
 {
 #if OPTIONS
     const uint32_t rows = row_address(pipe, stage_of(at->count));
-    const block_work *w = &pipe->state->work;
+    const block_work *w = work_of(pipe);
 #if BIAS_TILE
     /* What is loaded may come while scores are computed. */
     uint32_t bias[SCORES / 2];
@@ -305,7 +319,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     ptx_wgmma_wait(1);
     ptx_register_fence(c->scores, SCORES);
     weigh(c->scores, c->scale, lse);
-    if (masked) mask_weights(&pipe->state->work, c->scores, c->number, at->tile);
+    if (masked) mask_weights(work_of(pipe), c->scores, c->number, at->tile);
     pack_weights(c->weights, c->scores);
     ptx_register_fence(c->scores, SCORES); /* they are made before dP is waited for */
 #endif
@@ -329,7 +343,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
     ptx_register_fence(c->dp, SCORES);
 #endif
     weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
-    if (DQ_FIRST && at->count >= DS_BUFFERS) wait_for_ds(c);
+    if (DQ_FIRST && tile_number(c, at->count) >= DS_BUFFERS) wait_for_ds(c);
     store_ds(c, at->count);
     if (DQ_FIRST) ptx_fence_proxy_async();
 #if HIDES
@@ -337,7 +351,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
     if (shares_dbias(pipe)) share_float_ds(pipe, c, at->count);
     if (pipe->dbias_mapped) return;
 #endif
-    if (p->dbias_by_others) put_dbias(p, &pipe->state->work, options, c->scores);
+    if (p->dbias_by_others) put_dbias(p, work_of(pipe), options, c->scores);
 #endif
 }
 
@@ -346,26 +360,29 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
                            const tile_cursor *at)
 {
     shared_state *state = pipe->state;
+    const int stage = stage_of(at->count), parity = parity_of(at->count);
     tile_options options;
     float lse[QUERIES / 4];
-    if (c->number == 1) let_other_issue(c); /* consumer 0 may begin */
+    if (!PERSISTENT && c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     wait_for_k(pipe, &p->a);
+    /* Not before: the keys are there when consumer 0 has had its last turn of the work tile before. */
+    if (PERSISTENT && c->number == 1) let_other_issue(c);
 #if KEYS_IN_REGISTERS
     load_words(pipe, c, 0, c->k);
 #endif
-    ptx_mbarrier_wait(&state->q_full[0], 0);
+    ptx_mbarrier_wait(&state->q_full[stage], parity);
     ptx_register_forget(c->scores, SCORES);
     ptx_wgmma_fence();
-    issue_s(c, 0);
+    issue_s(c, stage);
     wait_for_v(pipe);
 #if KEYS_IN_REGISTERS
     load_words(pipe, c, V_AT, c->v);
 #endif
-    ptx_mbarrier_wait(&state->dout_full[0], 0);
+    ptx_mbarrier_wait(&state->dout_full[stage], parity);
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
-    issue_dp(c, 0);
-    load_lse(pipe, lse, 0);
+    issue_dp(c, stage);
+    load_lse(pipe, lse, stage);
     make_weights(pipe, &p->a, c, at, lse, &options, true);
     make_ds(pipe, p, c, at, &options, true);
 }
@@ -412,7 +429,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
 #if DQ_FIRST
     ptx_wgmma_wait(2);
     ptx_register_fence(c->dp, DQ_SUMS);
-    if (count > 0) free_ds(c);
+    if (tile_number(c, count) > 0) free_ds(c);
     if (DQ_WAITS_IN_TURN) wait_for_dq_buffer(pipe, c, count);
     store_dq_columns(c, count);
     ptx_fence_proxy_async();
@@ -473,49 +490,99 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
 
 /* Gradients of keys and values. They go through the stage behind the last tile's one, which both consumers have read. */
 FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
-                          const consumer_state *c, int tiles)
+                          const consumer_state *c, bool of_keys, bool of_values)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = work_of(pipe);
     const int warp = threadIdx.x % WARPGROUP / 32;
-    char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(tiles) * Q_BYTES +
-                   warp * (WARP_ROWS * HEAD_DIM * 2);
+    char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) +
+                   stage_of(end_count(w)) * Q_BYTES + warp * (WARP_ROWS * HEAD_DIM * 2);
     if (w->key_sums) {
-        leave_sums(w->key_sums, c->dk, COLUMNS, c->number);
-        leave_sums(w->key_sums + KEYS * COLUMNS, c->dv, COLUMNS, c->number);
+        if (of_keys) leave_sums(w->key_sums, c->dk, COLUMNS, c->number);
+        if (of_values) leave_sums(w->key_sums + KEYS * COLUMNS, c->dv, COLUMNS, c->number);
         return;
     }
-    store_gradients(&w->keys, &p->dk, buffer, c->dk, COLUMNS, p->a.d, p->a.scale, c->number);
-    store_gradients(&w->keys, &p->dv, buffer, c->dv, COLUMNS, p->a.d_v, value_scale(&p->a),
-                    c->number);
+    if (of_keys)
+        store_gradients(&w->keys, &p->dk, buffer, c->dk, COLUMNS, p->a.d, p->a.scale, c->number);
+    if (of_values)
+        store_gradients(&w->keys, &p->dv, buffer, c->dv, COLUMNS, p->a.d_v, value_scale(&p->a),
+                        c->number);
 }
 
-/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. Meanwhile the sums
- * are stored. */
-FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
-                            int tiles)
+#if PERSISTENT
+
+/* The stage behind the last tile's one is the consumers' for a while. */
+FA_DEVICE void acquire_room(const pipeline *pipe, int end)
 {
-    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * tiles - 1 : tiles - 1);
+    ptx_mbarrier_wait(&pipe->state->q_full[stage_of(end)], parity_of(end));
+    ptx_mbarrier_wait(&pipe->state->dout_full[stage_of(end)], parity_of(end));
+}
+
+FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int end)
+{
+    ptx_fence_proxy_async(); /* what has been stored there, before TMA stores */
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(end)], c->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(end)], c->leader);
+}
+
+#endif
+
+/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. Meanwhile sums are
+ * stored; in a persistent block those of the values alone, and the others while the next keys are loaded. */
+FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                            int end)
+{
+    const int last = end - 1;
+    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end - 1 : last);
     wait_until_may_issue(c);
-    issue_gradients(c, tiles - 1);
+    issue_gradients(c, last);
     ptx_wgmma_wait(0);
-    release_q(pipe, c, tiles - 1);
-    release_dout(pipe, c, tiles - 1);
+    release_q(pipe, c, last);
+    release_dout(pipe, c, last);
+#if PERSISTENT
+    ptx_mbarrier_arrive_if(&pipe->state->v_empty, c->leader);
+#endif
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(c, tiles - 1);
+    store_dq_columns(c, last);
     ptx_fence_proxy_async();
     let_other_issue(c);
-    share_dq(pipe, c, tiles - 1);
-    store_sums(pipe, p, c, tiles);
+    share_dq(pipe, c, last);
+#if PERSISTENT
+    acquire_room(pipe, end);
+#endif
+    store_sums(pipe, p, c, !PERSISTENT, true);
     if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
-    issue_dq(c->dp, ds_tile(c, tiles - 1), key_columns(c));
-    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * tiles : tiles);
+    issue_dq(c->dp, ds_tile(c, last), key_columns(c));
+    wait_for_dq_buffer(pipe, c, shares_dbias(pipe) ? 2 * end : end);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->dp, DQ_SUMS);
-    store_dq_columns(c, tiles);
+#if PERSISTENT
+    ptx_mbarrier_arrive_if(&pipe->state->k_empty, c->leader);
+#endif
+    store_dq_columns(c, end);
     ptx_fence_proxy_async();
-    share_dq(pipe, c, tiles);
+    share_dq(pipe, c, end);
+#if PERSISTENT
+    store_sums(pipe, p, c, true, false);
+    release_room(pipe, c, end);
+#endif
+}
+
+/* No query sees the keys: their gradients are zeros. */
+FA_DEVICE void finish_nothing(const pipeline *pipe, const fa_backward_params *p,
+                              const consumer_state *c)
+{
+#if PERSISTENT
+    wait_for_dq_buffer(pipe, c, c->first);
+    share_dq(pipe, c, c->first);
+    acquire_room(pipe, c->first);
+#endif
+    store_sums(pipe, p, c, true, true);
+#if PERSISTENT
+    release_room(pipe, c, c->first);
+#endif
 }
 
 /* Where the lane stores its 16 bytes of a matrix of dS: query lane % 8 + 8 (lane / 16), keys 8 (lane / 8 % 2) of the
@@ -528,46 +595,64 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int consumer)
+/* A work tile. */
+FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
+                                 const fa_backward_params *p, consumer_state *c)
 {
-    /* A copy: with it the compiler makes the machine code that was measured. */
-    const pipeline own = *block, *pipe = &own;
-    const block_work *w = &block->state->work;
-    const int tiles = w->tiles, from = w->from, to = w->to;
-    consumer_state c;
-    c.base = ptx_uniform(ptx_descriptor_low(pipe->buffers, 0));
-    c.ds_row = find_ds_row(pipe, consumer);
-    c.dq = (float4 *)(pipe->buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
-    c.scale = inner_scale(&p->a);
-    c.number = consumer;
-    c.leader = threadIdx.x % 32 == 0;
+    const int from = w->from, to = w->to, end = end_count(w);
+#if PERSISTENT
+    c->first = w->first;
+#endif
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) c.dk[i] = c.dv[i] = 0;
-    if (tiles > 0) {
+    for (int i = 0; i < SUMS; i++) c->dk[i] = c->dv[i] = 0;
+    if (w->tiles > 0) {
         tile_cursor at = first_tile(w);
-        begin_tiles(pipe, p, &c, &at);
+        begin_tiles(pipe, p, c, &at);
 #if HIDES
-        for (advance(&at, from, to); at.count < tiles; advance(&at, from, to))
-            consume_tile(pipe, p, &c, &at, true);
+        for (advance(&at, from, to); at.count < end; advance(&at, from, to))
+            consume_tile(pipe, p, c, &at, true);
 #else
-        const int unmasked_from = w->unmasked_from[consumer],
-                  unmasked_to = w->unmasked_to[consumer];
+        const int unmasked_from = w->unmasked_from[c->number],
+                  unmasked_to = w->unmasked_to[c->number];
         advance(&at, from, to);
-        while (at.count < tiles) {
-            while (at.count < tiles && at.tile >= unmasked_from && at.tile < unmasked_to) {
-                consume_tile(pipe, p, &c, &at, false);
+        while (at.count < end) {
+            while (at.count < end && at.tile >= unmasked_from && at.tile < unmasked_to) {
+                consume_tile(pipe, p, c, &at, false);
                 advance(&at, from, to);
             }
-            while (at.count < tiles && (at.tile < unmasked_from || at.tile >= unmasked_to)) {
-                consume_tile(pipe, p, &c, &at, true);
+            while (at.count < end && (at.tile < unmasked_from || at.tile >= unmasked_to)) {
+                consume_tile(pipe, p, c, &at, true);
                 advance(&at, from, to);
             }
         }
 #endif
-        finish_tiles(pipe, p, &c, tiles);
+        finish_tiles(pipe, p, c, end);
     } else {
-        store_sums(pipe, p, &c, 0);
+        finish_nothing(pipe, p, c);
     }
+}
+
+FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int consumer)
+{
+    /* A copy: with it the compiler makes the machine code that was measured. */
+    pipeline own = *block;
+    consumer_state c;
+    c.base = ptx_uniform(ptx_descriptor_low(own.buffers, 0));
+    c.ds_row = find_ds_row(&own, consumer);
+    c.dq = (float4 *)(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
+    c.scale = inner_scale(&p->a);
+    c.number = consumer;
+    c.leader = threadIdx.x % 32 == 0;
+#if PERSISTENT
+#pragma unroll 1
+    for (int n = 0; acquire_work_tile(&own, n); n++) {
+        consume_work_tile(&own, own.work, p, &c);
+        __syncwarp();
+        release_work_tile(&own, n, c.leader);
+    }
+#else
+    consume_work_tile(&own, work_of(block), p, &c);
+#endif
 }
 
 #endif

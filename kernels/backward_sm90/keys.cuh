@@ -18,14 +18,19 @@ FA_DEVICE bool hides_keys(const fa_attention_params *p)
 FA_DEVICE void wait_for_k(const pipeline *pipe, const fa_attention_params *p)
 {
     shared_state *state = pipe->state;
-    const bool changes = hides_keys(p) || clears_keys(&state->work);
-    ptx_mbarrier_wait(changes ? &state->k_full : &state->k_loaded, 0);
+    const block_work *w = work_of(pipe);
+    const bool changes = hides_keys(p) || clears_keys(w);
+    ptx_mbarrier_wait(changes ? &state->k_full : &state->k_loaded,
+                      changes ? cleared_parity(w) : keys_parity(w));
 }
 
 FA_DEVICE void wait_for_v(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
-    ptx_mbarrier_wait(clears_keys(&state->work) ? &state->v_full : &state->v_loaded, 0);
+    const block_work *w = work_of(pipe);
+    const bool changes = clears_keys(w);
+    ptx_mbarrier_wait(changes ? &state->v_full : &state->v_loaded,
+                      changes ? cleared_parity(w) : keys_parity(w));
 }
 
 #endif

@@ -8,6 +8,8 @@
  *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
  *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
+ *     work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
+ *     k_empty, v_empty      keys, values: may be loaded     both consumers         load warp
  *     bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *
  * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored before a turn is read
@@ -29,7 +31,10 @@ typedef struct shared_state {
     uint64_t q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     uint64_t dq_full[DQ_BARRIERS][CONSUMERS], dq_empty[DQ_BUFFERS][CONSUMERS];
     int32_t num_cleared; /* tiles of which the load warp has cleared rows */
-    block_work work;
+    block_work works[WORKS];
+#if PERSISTENT
+    uint64_t work_full[WORKS], work_empty[WORKS], k_empty, v_empty;
+#endif
 #if BIAS_TILE
     uint64_t bias_full[CONSUMERS], bias_empty[CONSUMERS];
 #endif
@@ -58,7 +63,19 @@ typedef struct pipeline {
     bool bias_mapped; /* as in fa_backward_sm90_params */
     int dbias_mapped;
 #endif
+#if PERSISTENT
+    const block_work *work; /* a role's, at the time */
+#endif
 } pipeline;
+
+FA_DEVICE const block_work *work_of(const pipeline *pipe)
+{
+#if PERSISTENT
+    return pipe->work;
+#else
+    return &pipe->state->works[0];
+#endif
+}
 
 /* Whether dbias is made of dS in 32 bits, in the buffer of dQ: that is used twice a tile then. */
 FA_DEVICE bool shares_dbias(const pipeline *pipe)
@@ -120,15 +137,45 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
     }
     for (int i = 0; i < CONSUMERS; i++) {
-        for (int n = 0; n < DQ_BARRIERS; n++)
-            ptx_mbarrier_init(&state->dq_full[n][i], WARPGROUP);
+        for (int n = 0; n < DQ_BARRIERS; n++) ptx_mbarrier_init(&state->dq_full[n][i], WARPGROUP);
         for (int n = 0; n < DQ_BUFFERS; n++) ptx_mbarrier_init(&state->dq_empty[n][i], 1);
 #if BIAS_TILE
         ptx_mbarrier_init(&state->bias_full[i], 1);
         ptx_mbarrier_init(&state->bias_empty[i], WARPS);
 #endif
     }
+#if PERSISTENT
+    for (int i = 0; i < WORKS; i++) {
+        ptx_mbarrier_init(&state->work_full[i], 1);
+        ptx_mbarrier_init(&state->work_empty[i], CONSUMERS * WARPS + STORE_WARPS + 1);
+    }
+    ptx_mbarrier_init(&state->k_empty, CONSUMERS * WARPS);
+    ptx_mbarrier_init(&state->v_empty, CONSUMERS * WARPS);
+#endif
     ptx_mbarrier_init_fence();
 }
+
+#if PERSISTENT
+
+/* ---- Work tiles of a persistent block -------------------------------------------------------- */
+
+FA_DEVICE int work_parity(int number) { return number / WORKS & 1; }
+
+/* A role takes work tile `number`, when it has been described; false at the end. */
+FA_DEVICE bool acquire_work_tile(pipeline *own, int number)
+{
+    const block_work *w = &own->state->works[number % WORKS];
+    ptx_mbarrier_wait(&own->state->work_full[number % WORKS], work_parity(number));
+    own->work = w;
+    return !w->ends;
+}
+
+/* A warp needs the description no longer. leader: the lane that says so. */
+FA_DEVICE void release_work_tile(const pipeline *own, int number, int leader)
+{
+    ptx_mbarrier_arrive_if(&own->state->work_empty[number % WORKS], leader);
+}
+
+#endif
 
 #endif

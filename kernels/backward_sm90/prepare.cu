@@ -91,6 +91,7 @@ FA_KERNEL __launch_bounds__(THREADS)
     const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (task - outer * s.q_tiles);
     float4 *sums = (float4 *)s.sums + number * SUM_VECTORS;
     ptx_let_next_grid_start();
+    if (s.next_work && blockIdx.x == 0 && threadIdx.x == 0) *s.next_work = 0;
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, QUERIES);
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)

@@ -128,10 +128,10 @@ FA_DEVICE kept_rows keep_keys(const block_work *w, int first)
 FA_DEVICE void finish_keys(const pipeline *pipe, int at, int blocks, uint64_t *loaded,
                            uint64_t *full)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = work_of(pipe);
     const kept_rows kept = keep_keys(w, FIRST_KEY);
     if (!clears_keys(w)) return;
-    ptx_mbarrier_wait(loaded, 0);
+    ptx_mbarrier_wait(loaded, keys_parity(w));
     clear_rows(pipe->buffers + at, BLOCK_KEYS, blocks, &kept);
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(full);
 }
@@ -166,7 +166,7 @@ FA_DEVICE void clear_row(char *shared, int row, int blocks)
 FA_DEVICE void finish_hidden_keys(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = work_of(pipe);
     const int lane = threadIdx.x % 32;
     const kept_rows kept = keep_keys(w, FIRST_KEY);
     ptx_mbarrier_wait(&state->k_loaded, 0);
@@ -223,10 +223,64 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
               number = (int)t->block_k;
     const tile_source k = source_of(&s->k, &s->k_step, head, number, BLOCKS),
                       v = source_of(&s->v, &s->v_step, head, number, VALUE_BLOCKS);
+#if PERSISTENT
+    ptx_mbarrier_wait(&state->v_empty, keys_parity(own) ^ 1);
+    issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
+    ptx_mbarrier_wait(&state->k_empty, keys_parity(own) ^ 1);
+    issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
+#else
     ptx_fence_proxy_async(); /* of the barriers */
     issue_tile(&k, pipe->buffers, BLOCK_KEYS, row, &state->k_loaded);
     issue_tile(&v, pipe->buffers + V_AT, BLOCK_KEYS, row, &state->v_loaded);
+#endif
 }
+
+#if PERSISTENT
+
+/* ---- The scheduler warp ---------------------------------------------------------------------- */
+
+/* Describes the work tile of this number; before: the block's work tile in front of it, NULL: there is none. */
+FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                        int64_t number, const block_work *before, block_work *w)
+{
+    block_work own;
+    const bool counts = before && before->tiles > 0;
+    w->ends = number >= p->tasks;
+    w->first = before ? end_count(before) + 1 : 0; /* one stage is for gradients */
+    w->loads = before ? before->loads + counts : 0;
+    w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
+    if (w->ends) return;
+    if (!find_keys(p, s, number, &own)) {
+        describe_nothing(&own, w);
+        return;
+    }
+    describe_work(p, s, &own, w);
+    describe_rows(p, &own, w);
+    describe_masks(p, &own, w);
+}
+
+/* One lane. The block takes its first work tile by its number, and each other one from a counter, in time for loads. */
+FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
+                        const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const block_work *before = NULL;
+    for (int n = 0; !before || !before->ends; n++) {
+        block_work *w = &state->works[n % WORKS];
+        int64_t number = blockIdx.x;
+        ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
+        if (n > 0)
+            number = s->next_work ? gridDim.x + (int64_t)atomicInc(s->next_work, UINT32_MAX)
+                                  : number + n * (int64_t)gridDim.x;
+        describe(p, s, number, before, w);
+        ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
+        before = w;
+    }
+}
+
+/* ---- What a work tile loads ------------------------------------------------------------------ */
+
+#else
 
 /* A thread of each warp of the first warpgroup: initializes the barriers, issues the loads of keys and values as soon as it is
  * known which they are, and describes the block's work. Returns whether there are loads. */
@@ -234,7 +288,7 @@ FA_DEVICE bool begin_block(const pipeline *pipe, const fa_attention_params *p,
                            const fa_backward_sm90_params *s, int64_t block)
 {
     const int warp = (int)threadIdx.x / 32;
-    block_work own, *w = &pipe->state->work;
+    block_work own, *w = &pipe->state->works[0];
     if (warp == 0) init_barriers(pipe->state);
     if (warp == 3) prefetch_maps(s);
     const bool any = find_keys(p, s, block, &own);
@@ -252,6 +306,8 @@ FA_DEVICE void wait_for_keys(const pipeline *pipe)
     ptx_mbarrier_wait(&pipe->state->k_loaded, 0);
     ptx_mbarrier_wait(&pipe->state->v_loaded, 0);
 }
+
+#endif
 
 FA_DEVICE void finish_k(const pipeline *pipe, const fa_attention_params *p)
 {
@@ -281,7 +337,7 @@ FA_DEVICE int64_t number_of(const fa_backward_sm90_params *s, const block_work *
 FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params *p,
                                  const fa_backward_sm90_params *s, const tile_cursor *at)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = work_of(pipe);
     const int first = at->tile * QUERIES;
     kept_rows kept = keep_rows(w->clear_before_query - first, w->clear_from_query - first);
     (void)p, (void)s;
@@ -300,7 +356,7 @@ FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_par
     if (threadIdx.x % 32 != 0) return;
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
-                  (const char *)s->rows + number_of(s, &pipe->state->work, at) * ROW_BYTES, full,
+                  (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
                   ROW_BYTES);
 }
 
@@ -310,7 +366,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
                       const kept_rows *kept)
 {
     shared_state *state = pipe->state;
-    const fa_tile *t = &state->work.sequence;
+    const fa_tile *t = &work_of(pipe)->sequence;
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
@@ -322,7 +378,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
                          const tile_cursor *at, const kept_rows *kept)
 {
     shared_state *state = pipe->state;
-    const fa_tile *t = &state->work.sequence;
+    const fa_tile *t = &work_of(pipe)->sequence;
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
@@ -332,19 +388,54 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* The warp that loads. */
+/* The warp that loads. In a persistent block it loads keys and values as well, behind the first tile, whose stages are free sooner. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
 {
-    const block_work *w = &pipe->state->work;
-    for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
+    const block_work *w = work_of(pipe);
+    const int end = end_count(w);
+    for (tile_cursor at = first_tile(w); at.count < end; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_q(pipe, s, &at, &kept);
         load_dout(pipe, s, &at, &kept);
-        if (at.count == 0) finish_k(pipe, p);
-        if (at.count == 0) finish_v(pipe);
+        if (at.count > first_count(w)) continue;
+#if PERSISTENT
+        if (threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
+#endif
+        finish_k(pipe, p);
+        finish_v(pipe);
     }
 }
+
+#if PERSISTENT
+
+/* Leaves a stage to the consumers, who store gradients through it. */
+FA_DEVICE void leave_room(const pipeline *pipe, int count)
+{
+    shared_state *state = pipe->state;
+    const int stage = stage_of(count), parity = parity_of(count) ^ 1;
+    ptx_mbarrier_wait(&state->q_empty[stage], parity);
+    ptx_mbarrier_wait(&state->dout_empty[stage], parity);
+    if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive(&state->q_full[stage]);
+    ptx_mbarrier_arrive(&state->dout_full[stage]);
+    ptx_mbarrier_arrive(&state->dout_full[stage]); /* for rows and for dout */
+}
+
+FA_DEVICE void produce_work_tiles(const pipeline *block, const fa_attention_params *p,
+                                  const fa_backward_sm90_params *s)
+{
+    pipeline own = *block;
+#pragma unroll 1
+    for (int n = 0; acquire_work_tile(&own, n); n++) {
+        produce(&own, p, s);
+        leave_room(&own, end_count(own.work));
+        __syncwarp();
+        release_work_tile(&own, n, threadIdx.x % 32 == 0);
+    }
+}
+
+#endif
 
 #if BIAS_TILE
 
@@ -366,7 +457,7 @@ FA_DEVICE score_box find_box(const block_work *w, const fa_sm90_steps *step, con
 FA_DEVICE void produce_bias(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = work_of(pipe);
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to))
 #pragma unroll 1
         for (int c = 0; c < CONSUMERS; c++) {
@@ -385,7 +476,7 @@ FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *
                            const tile_cursor *at, int consumer)
 {
 #if BIAS_TILE
-    const block_work *w = &pipe->state->work;
+    const block_work *w = work_of(pipe);
     if (pipe->dbias_mapped != FA_BACKWARD_SM90_DBIAS_STORED || at->count >= w->tiles) return;
     const score_box box = find_box(w, &s->dbias_step, at, consumer);
     ptx_tma_store_4d(&s->dbias,
@@ -402,7 +493,7 @@ FA_DEVICE void store_dbias(const pipeline *pipe, const fa_backward_sm90_params *
 FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_params *s,
                                const tile_cursor *at, int consumer)
 {
-    const score_box box = find_box(&pipe->state->work, &s->dbias_step, at, consumer);
+    const score_box box = find_box(work_of(pipe), &s->dbias_step, at, consumer);
     const char *from = pipe->buffers + DQ_AT + consumer * DQ_PART;
 #pragma unroll 1
     for (int n = 0; n < OWN_KEYS / 32; n++, from += QUERIES * 128)
@@ -435,7 +526,7 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const tile_cursor *next, int use)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = work_of(pipe);
     const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     const bool ordered = s->semaphores && p->dq.data;
     const int64_t number = w->number + at->head * s->q_tiles + at->tile;
@@ -447,8 +538,8 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
         put_dq(s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS),
-               pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use), SUM_BYTES / HEAD_DIM * own_columns,
-               ORDERED && tiles_before(w, at->tile) == 0);
+               pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use),
+               SUM_BYTES / HEAD_DIM * own_columns, ORDERED && tiles_before(w, at->tile) == 0);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
@@ -465,10 +556,11 @@ FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, i
                        const tile_cursor *next)
 {
     shared_state *state = pipe->state;
-    ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
+    const int use = first_count(work_of(pipe));
+    ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
-    ptx_mbarrier_arrive(dq_empty(state, consumer, 0));
+    ptx_mbarrier_arrive(dq_empty(state, consumer, use));
 }
 
 #if BIAS_TILE
@@ -478,7 +570,7 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
                                   const fa_backward_sm90_params *s, int consumer)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = work_of(pipe);
     tile_cursor at = first_tile(w), before = at;
     while (at.count < w->tiles) {
         ptx_mbarrier_wait(dq_full(state, consumer, 0), 0);
@@ -529,7 +621,7 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int warp)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = work_of(pipe);
     const bool stores = p->dq.data;
     const int end = CONSUMERS * (w->tiles + 1);
     tile_cursor at = first_tile(w);
@@ -568,8 +660,8 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int warp)
 {
-    const block_work *w = &pipe->state->work;
-    if (w->tiles == 0) return;
+    const block_work *w = work_of(pipe);
+    if (!PERSISTENT && w->tiles == 0) return;
 #if BIAS_TILE
     if (shares_dbias(pipe)) {
         store_dq_and_dbias(pipe, p, s, warp);
@@ -581,7 +673,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 #else
     tile_cursor next = first_tile(w);
     skip_dq(pipe, s, warp, &next);
-    while (next.count < w->tiles) {
+    while (next.count < end_count(w)) {
         const tile_cursor at = next;
         advance(&next, w->from, w->to);
         store_tile_dq(pipe, p, s, warp, &at, &next, next.count);
@@ -589,6 +681,21 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 #endif
     ptx_bulk_wait_read(0); /* the block's shared memory must stay until all has been read */
 }
+
+#if PERSISTENT
+
+FA_DEVICE void store_work_tiles(const pipeline *block, const fa_backward_params *p,
+                                const fa_backward_sm90_params *s, int warp)
+{
+    pipeline own = *block;
+#pragma unroll 1
+    for (int n = 0; acquire_work_tile(&own, n); n++) {
+        store_dq(&own, p, s, warp);
+        release_work_tile(&own, n, true);
+    }
+}
+
+#endif
 
 #endif
 

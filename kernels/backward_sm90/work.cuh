@@ -12,6 +12,9 @@
 #ifndef ORDERED
 #define ORDERED 0 /* of the kernel for wide heads as well */
 #endif
+#ifndef PERSISTENT
+#define PERSISTENT 0
+#endif
 
 typedef struct block_work {
     fa_key_tile keys;
@@ -21,6 +24,12 @@ typedef struct block_work {
         key_sums; /* where it leaves its sums of dK and dV; NULL: it stores the gradients themselves */
     int32_t from, to; /* query tiles that see some of the keys; to <= from: none */
     int32_t tiles;    /* of all heads */
+#if PERSISTENT
+    int32_t first;  /* count of its first tile: a block counts on from work tile to work tile */
+    int32_t loads;  /* of keys, for the block's work tiles before */
+    int32_t clears; /* those of them of which rows were cleared */
+    bool ends;      /* there is no work tile any more */
+#endif
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
     int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
     /* Key j of the block is seen by the queries [first_query + j, end_query + j). */
@@ -28,8 +37,8 @@ typedef struct block_work {
     int32_t key_tile; /* number of the block's keys in the sequence */
     int32_t edge;     /* see tiles_before */
 #if ORDERED
-    bool ascends;          /* from the first query tile up, behind the key tiles with later keys */
-    int32_t tiles_behind;  /* key tiles of the sequence with later keys */
+    bool ascends;         /* from the first query tile up, behind the key tiles with later keys */
+    int32_t tiles_behind; /* key tiles of the sequence with later keys */
 #endif
     int32_t unmasked_from[CONSUMERS],
         unmasked_to[CONSUMERS]; /* tiles whose queries see all of a consumer's keys */
@@ -284,6 +293,40 @@ typedef struct tile_cursor {
 #endif
 } tile_cursor;
 
+/* The count of a work tile's first tile, and the one behind its last tile. */
+FA_DEVICE int first_count(const block_work *w)
+{
+#if PERSISTENT
+    return w->first;
+#else
+    (void)w;
+    return 0;
+#endif
+}
+
+FA_DEVICE int end_count(const block_work *w) { return first_count(w) + w->tiles; }
+
+/* The parities of the barriers of its keys, and of those whose rows are cleared. */
+FA_DEVICE int keys_parity(const block_work *w)
+{
+#if PERSISTENT
+    return w->loads & 1;
+#else
+    (void)w;
+    return 0;
+#endif
+}
+
+FA_DEVICE int cleared_parity(const block_work *w)
+{
+#if PERSISTENT
+    return w->clears & 1;
+#else
+    (void)w;
+    return 0;
+#endif
+}
+
 #if ORDERED
 
 FA_DEVICE tile_cursor first_tile(const block_work *w)
@@ -305,7 +348,7 @@ FA_DEVICE void advance(tile_cursor *at, int from, int to)
 
 FA_DEVICE tile_cursor first_tile(const block_work *w)
 {
-    const tile_cursor at = {0, 0, w->to - 1};
+    const tile_cursor at = {first_count(w), 0, w->to - 1};
     return at;
 }
 

@@ -46,7 +46,7 @@ FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     if (warpgroup == WARPGROUP_LOAD) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const int warp = (int)threadIdx.x / 32;
-        if (shared.work.tiles == 0) {
+        if (shared.works[0].tiles == 0) {
             if (loads) wait_for_keys(&pipe);
         } else if (warp == WARP_KEYS_AND_QUERIES) load_keys_and_queries(&pipe, &p.a, &s);
         else if (warp == WARP_VALUES_AND_DOUT) load_values_and_dout(&pipe, &p.a, &s);

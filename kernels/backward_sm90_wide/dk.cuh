@@ -64,7 +64,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_attention_params *p, dk_st
     const uint32_t rows = row_address(pipe, stage), weights = weight_address(pipe);
     ptx_mbarrier_wait(&state->q_full[stage], q_parity(count));
     ptx_mbarrier_wait(&state->p_full, count & 1);
-    if (OPTIONS || is_masked(&state->work, at->tile))
+    if (OPTIONS || is_masked(&state->works[0], at->tile))
         multiply_weights(p, c->ds, weights, rows, true);
     else multiply_weights(p, c->ds, weights, rows, false);
     ptx_mbarrier_arrive(&state->p_empty);
@@ -103,7 +103,7 @@ FA_DEVICE void put_tile_dbias(const pipeline *pipe, const fa_backward_params *p,
                               const tile_cursor *at)
 {
 #if HIDES
-    const block_work *w = &pipe->state->work;
+    const block_work *w = &pipe->state->works[0];
     if (!p->dbias_by_others) return;
     const tile_options options = find_tile_place(w, at, THIS_BLOCK);
     put_dbias(p, w, &options, c->ds);
@@ -147,7 +147,7 @@ FA_DEVICE void add_dk(const pipeline *pipe, const fa_backward_params *p, dk_stat
 
 FA_DEVICE void compute_dk(const pipeline *pipe, const fa_backward_params *p)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = &pipe->state->works[0];
     const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dk_state c;

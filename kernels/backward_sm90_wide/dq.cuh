@@ -104,7 +104,7 @@ FA_DEVICE void compute_dq(const pipeline *pipe, const fa_backward_params *p,
                           const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
-    const block_work *w = &state->work;
+    const block_work *w = &state->works[0];
     const int thread = threadIdx.x % WARPGROUP;
     const bool ordered = s->semaphores && p->dq.data;
     const uint32_t base = first_descriptor(pipe);

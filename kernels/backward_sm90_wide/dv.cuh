@@ -68,8 +68,8 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
     shared_state *state = pipe->state;
     const uint32_t rows = row_address(pipe, q_stage(at->count));
 #if OPTIONS
-    const tile_options options = find_tile_options(p, &state->work, at, THIS_BLOCK, true);
-    weigh_with_options(p, state, &state->work, &options, NULL, c->scores, c->weights, c->scale,
+    const tile_options options = find_tile_options(p, &state->works[0], at, THIS_BLOCK, true);
+    weigh_with_options(p, state, &state->works[0], &options, NULL, c->scores, c->weights, c->scale,
                        rows, true);
     mark_dropped(p, &options, c->scores);
 #else
@@ -84,7 +84,7 @@ FA_DEVICE void weigh(const pipeline *pipe, const fa_attention_params *p, dv_stat
             *x = ptx_ex2(fmaf(*x, c->scale, -lse[e / 4 * 2 + e % 2]));
         }
     }
-    if (is_masked(&state->work, at->tile)) mask_weights(&state->work, c->scores, at->tile);
+    if (is_masked(&state->works[0], at->tile)) mask_weights(&state->works[0], c->scores, at->tile);
 #endif
     __syncwarp(); /* all lanes have read the log-sum-exp */
     ptx_mbarrier_arrive_if(&state->q_empty[q_stage(at->count)], is_leader());
@@ -151,7 +151,7 @@ FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_sta
 
 FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = &pipe->state->works[0];
     const tile_range range = find_tiles(w);
     shared_state *state = pipe->state;
     dv_state c;

@@ -15,7 +15,7 @@
 FA_DEVICE void send_ds(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
-    const int tiles = state->work.tiles;
+    const int tiles = state->works[0].tiles;
     for (int count = 0; count < tiles; count++) {
         const int buffer = ds_buffer(count);
         uint64_t *received = &state->ds_received[buffer];

@@ -14,7 +14,7 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_backward_sm90_params 
                             const tile_cursor *at, const kept_rows *kept)
 {
     shared_state *state = pipe->state;
-    const fa_tile *t = &state->work.sequence;
+    const fa_tile *t = &state->works[0].sequence;
     const int stage = q_stage(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], q_parity(at->count) ^ 1);
@@ -27,7 +27,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
                          const tile_cursor *at, const kept_rows *kept)
 {
     shared_state *state = pipe->state;
-    const fa_tile *t = &state->work.sequence;
+    const fa_tile *t = &state->works[0].sequence;
     const int stage = dout_stage(at->count), head = (int)t->head + at->head;
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
@@ -40,8 +40,8 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
 FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
-    const fa_tile *t = &state->work.sequence;
-    const int row = (int)(t->start_k + state->work.keys.first) + PEER_BLOCK * BLOCK_KEYS;
+    const fa_tile *t = &state->works[0].sequence;
+    const int row = (int)(t->start_k + state->works[0].keys.first) + PEER_BLOCK * BLOCK_KEYS;
     tile_source from = source_of(&s->k, &s->k_step, (int)t->head_kv, (int)t->block_k, PEER_BLOCKS);
     from.first = PEER_FIRST;
     if (threadIdx.x % 32 == 0)
@@ -51,7 +51,7 @@ FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_param
 /* Clears rows of them that are not to stay, before finish_k arrives for all keys. */
 FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params *p)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = &pipe->state->works[0];
     char *keys = pipe->buffers + PEER_K_AT;
     if (!hides_keys(p) && !clears_keys(w)) return;
     ptx_mbarrier_wait(&pipe->state->peer_k_loaded, 0);
@@ -67,7 +67,7 @@ FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params 
 FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_params *p,
                                      const fa_backward_sm90_params *s)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = &pipe->state->works[0];
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_queries(pipe, s, &at, &kept);
@@ -81,7 +81,7 @@ FA_DEVICE void load_keys_and_queries(const pipeline *pipe, const fa_attention_pa
 FA_DEVICE void load_values_and_dout(const pipeline *pipe, const fa_attention_params *p,
                                     const fa_backward_sm90_params *s)
 {
-    const block_work *w = &pipe->state->work;
+    const block_work *w = &pipe->state->works[0];
     for (tile_cursor at = first_tile(w); at.count < w->tiles; advance(&at, w->from, w->to)) {
         const kept_rows kept = keep_queries(pipe, p, s, &at);
         load_dout(pipe, s, &at, &kept);

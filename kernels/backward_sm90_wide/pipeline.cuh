@@ -46,7 +46,7 @@ typedef struct shared_state {
     uint64_t p_full, p_empty;
     uint64_t ds_full[DS_BUFFERS], ds_empty[DS_BUFFERS];
     uint64_t peer_k_loaded, ds_received[DS_BUFFERS];
-    block_work work;
+    block_work works[1];
 #if HIDES
     uint32_t bad_keys[KEYS / 32]; /* bits of keys that are not finite; their rows are 0 */
 #endif
@@ -67,6 +67,8 @@ typedef struct pipeline {
     char *buffers; /* where the keys begin: a multiple of 1024 */
     shared_state *state;
 } pipeline;
+
+FA_DEVICE const block_work *work_of(const pipeline *pipe) { return &pipe->state->works[0]; }
 
 FA_DEVICE int q_stage(int count) { return (int)((uint32_t)count % Q_STAGES); }
 FA_DEVICE int q_parity(int count) { return (int)((uint32_t)count / Q_STAGES & 1); }

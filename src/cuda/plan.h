@@ -64,6 +64,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     bool first_stored;           /* and the first of them is stored; */
     int64_t heads_ascending;     /* the first heads, whose blocks ascend */
     size_t semaphores_offset;
+    size_t counter_offset; /* of the work tiles that persistent blocks have taken; 0: none */
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
     int splits;                             /* the same: */
     int keys, head_dim, value_dim;

@@ -54,6 +54,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->first_stored = x->first_stored;
+    params->next_work =
+        x->counter_offset ? (uint32_t *)(void *)(workspace + x->counter_offset) : NULL;
     params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
@@ -146,6 +148,7 @@ static const fa_variant *find_variant(const fa_problem *p)
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
         if (v->ordered && !is_ordered(p)) continue;
+        if (v->persistent && is_ordered(p)) continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -183,7 +186,7 @@ static int find_smem(const fa_variant *v)
     return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim,
                                                    v->q_stages, v->stages, v->cluster)
                       : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options,
-                                              v->dq_buffers);
+                                              v->dq_buffers, v->persistent);
 }
 
 /* How TMA can store dbias, or add to it or to its sums. */
@@ -307,6 +310,16 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
 
+/* The counter by which blocks take work tiles, which prepare clears. */
+static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare,
+                         fa_cuda_plan *plan, fa_cuda_backward_sm90_launch *own)
+{
+    own->counter_offset = 0;
+    if (!v->persistent || prepare->idle) return;
+    own->counter_offset = (plan->workspace_bytes + 15) / 16 * 16;
+    plan->workspace_bytes = own->counter_offset + 16;
+}
+
 /* How many blocks, or clusters, share the keys of a key/value head. room: for so many at once. Under a causal mask the first keys
  * are seen by twice as many queries as the average: six blocks for each multiprocessor even that out. Without one, what matters
  * is how full the last round of blocks is. The sums that they leave take at most the memory of gradients for each query head in
@@ -401,8 +414,11 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         own.rows_offset + (size_t)prepare->tasks * (size_t)FA_BACKWARD_SM90_ROW_BYTES;
     plan_splits(p, v, device, main, plan, &own);
     plan_order(p, prepare, main, device, plan, &own);
+    plan_counter(v, prepare, plan, &own);
     main->cluster = (uint32_t)count_blocks(v);
-    main->grid = fa_cuda_grid(main->tasks * count_blocks(v));
+    main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
+                                  ? device->multiprocessors
+                                  : main->tasks * count_blocks(v));
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;

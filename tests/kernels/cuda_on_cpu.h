@@ -101,6 +101,7 @@ extern float *cuda_shared_memory;
 #define FA_DYNAMIC_SHARED(name) float *name = cuda_shared_memory
 
 void __syncthreads(void);
+void __trap(void);
 int __syncthreads_or(int predicate);
 
 int __any_sync(unsigned mask, int predicate);
