@@ -94,8 +94,10 @@ typedef struct fa_backward_sm90_params {
     int32_t bias_mapped;    /* 0: it is read by its strides, or there is none */
     int32_t dbias_mapped;   /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
     int32_t items_together; /* all batch items, if their blocks take turns; 1: item follows item */
-    int64_t heads_ascending; /* the first heads of the batch, whose blocks ascend (find_ordered_task) */
-    int32_t first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
+    int64_t
+        heads_ascending; /* the first heads of the batch, whose blocks ascend (find_ordered_task) */
+    int32_t
+        first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
 } fa_backward_sm90_params;
 
 #endif

@@ -79,7 +79,7 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
-    STORE_WARPS = ORDERED ? 3 : CONSUMERS, /* that store dQ */
+    STORE_WARPS = ORDERED ? 3 : CONSUMERS,   /* that store dQ */
     DQ_BARRIERS = ORDERED ? STORE_WARPS : 1, /* of a consumer */
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,

@@ -120,8 +120,7 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
     }
     for (int i = 0; i < CONSUMERS; i++) {
-        for (int n = 0; n < DQ_BARRIERS; n++)
-            ptx_mbarrier_init(&state->dq_full[n][i], WARPGROUP);
+        for (int n = 0; n < DQ_BARRIERS; n++) ptx_mbarrier_init(&state->dq_full[n][i], WARPGROUP);
         for (int n = 0; n < DQ_BUFFERS; n++) ptx_mbarrier_init(&state->dq_empty[n][i], 1);
 #if BIAS_TILE
         ptx_mbarrier_init(&state->bias_full[i], 1);

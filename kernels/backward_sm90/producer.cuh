@@ -447,8 +447,8 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
         put_dq(s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS),
-               pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use), SUM_BYTES / HEAD_DIM * own_columns,
-               ORDERED && tiles_before(w, at->tile) == 0);
+               pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use),
+               SUM_BYTES / HEAD_DIM * own_columns, ORDERED && tiles_before(w, at->tile) == 0);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();

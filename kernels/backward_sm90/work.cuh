@@ -28,8 +28,8 @@ typedef struct block_work {
     int32_t key_tile; /* number of the block's keys in the sequence */
     int32_t edge;     /* see tiles_before */
 #if ORDERED
-    bool ascends;          /* from the first query tile up, behind the key tiles with later keys */
-    int32_t tiles_behind;  /* key tiles of the sequence with later keys */
+    bool ascends;         /* from the first query tile up, behind the key tiles with later keys */
+    int32_t tiles_behind; /* key tiles of the sequence with later keys */
 #endif
     int32_t unmasked_from[CONSUMERS],
         unmasked_to[CONSUMERS]; /* tiles whose queries see all of a consumer's keys */
