@@ -58,7 +58,7 @@
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
  * rows; buffers of dS; of dQ (0: one); one of a bias. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers, persistent)                         \
+#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers, persistent)               \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
@@ -97,9 +97,12 @@ typedef struct fa_backward_sm90_params {
     int32_t bias_mapped;    /* 0: it is read by its strides, or there is none */
     int32_t dbias_mapped;   /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
     int32_t items_together; /* all batch items, if their blocks take turns; 1: item follows item */
-    int64_t heads_ascending; /* the first heads of the batch, whose blocks ascend (find_ordered_task) */
-    uint32_t *next_work; /* of a persistent variant: work tiles that have been taken behind the first of each block */
-    int32_t first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
+    int64_t
+        heads_ascending; /* the first heads of the batch, whose blocks ascend (find_ordered_task) */
+    uint32_t *
+        next_work; /* of a persistent variant: work tiles that have been taken behind the first of each block */
+    int32_t
+        first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
 } fa_backward_sm90_params;
 
 #endif

@@ -83,8 +83,8 @@ enum {
     WARPGROUP = 128,
     WARPS = WARPGROUP / 32,
     CONSUMERS = 2,
-    WORKS = PERSISTENT ? 2 : 1, /* work tiles that are described at a time */
-    STORE_WARPS = ORDERED ? 3 : CONSUMERS, /* that store dQ */
+    WORKS = PERSISTENT ? 2 : 1,              /* work tiles that are described at a time */
+    STORE_WARPS = ORDERED ? 3 : CONSUMERS,   /* that store dQ */
     DQ_BARRIERS = ORDERED ? STORE_WARPS : 1, /* of a consumer */
     THREADS = FA_BACKWARD_SM90_THREADS,
     KEYS = FA_BACKWARD_SM90_KEYS,

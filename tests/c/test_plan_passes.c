@@ -678,10 +678,10 @@ static void test_order(void)
         int64_t batch, heads, n, d, window;
         bool invariant;
         int64_t ascending, together;
-    } causal[] = {{4, 16, 4096, 128, -1, false, 59, 5}, {16, 16, 1024, 64, -1, false, 239, 17},
+    } causal[] = {{4, 16, 4096, 128, -1, false, 59, 5},  {16, 16, 1024, 64, -1, false, 239, 17},
                   {1, 16, 16384, 128, -1, false, 14, 2}, {1, 2, 16384, 128, -1, false, 0, 1},
-                  {1, 1, 4096, 128, -1, true, 1, 0}, {4, 16, 4096, 128, -1, true, 64, 0},
-                  {4, 16, 4096, 128, 100, false, 0, 8}, {4, 16, 4096, 192, -1, false, 0, 5}};
+                  {1, 1, 4096, 128, -1, true, 1, 0},     {4, 16, 4096, 128, -1, true, 64, 0},
+                  {4, 16, 4096, 128, 100, false, 0, 8},  {4, 16, 4096, 192, -1, false, 0, 5}};
     for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
         p = make_half_backward(causal[i].batch, causal[i].heads, causal[i].n);
         p.d = p.d_v = causal[i].d;

@@ -175,6 +175,8 @@ static void meet(meeting at, unsigned phase)
 
 void __syncthreads(void) { meet(BARRIER, here()->phase); }
 
+void __trap(void) { cuda_die("a trap"); }
+
 int __syncthreads_or(int predicate)
 {
     int *votes = &here()->votes[here()->phase & 1];

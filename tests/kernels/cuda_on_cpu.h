@@ -205,11 +205,11 @@ struct cuda_run {
     unsigned together; /* clusters, or blocks of none, that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
-    bool overlaps;                    /* the launch in front of it: Hopper's threads wait for that one */
-    bool last_block_first;            /* clusters take turns from the last one on */
-    unsigned slow_warp;               /* counted through the blocks of a cluster */
-    uint32_t slow_lanes;              /* of this warp, a bit for each */
-    const cuda_units *units;          /* NULL: none */
+    bool overlaps;           /* the launch in front of it: Hopper's threads wait for that one */
+    bool last_block_first;   /* clusters take turns from the last one on */
+    unsigned slow_warp;      /* counted through the blocks of a cluster */
+    uint32_t slow_lanes;     /* of this warp, a bit for each */
+    const cuda_units *units; /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, nothing is checked */
     bool late_copies, late_products;  /* of Hopper's units: as late as they may be, or at once */
 };

@@ -72,9 +72,10 @@ typedef struct addition {
 /* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
 typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
-    const int32_t *turns[2]; /* the semaphores that it has waited for; the second one before it has added to the first */
-    bool unfenced;       /* since its last fence */
-    bool waited;         /* for the grids in front */
+    const int32_t *turns
+        [2]; /* the semaphores that it has waited for; the second one before it has added to the first */
+    bool unfenced; /* since its last fence */
+    bool waited;   /* for the grids in front */
 } bulk_groups;
 
 /* Accumulators that products on their way write to. */
