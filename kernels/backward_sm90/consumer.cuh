@@ -490,12 +490,12 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
 
 /* Gradients of keys and values. They go through the stage behind the last tile's one, which both consumers have read. */
 FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
-                          const consumer_state *c, bool of_keys, bool of_values)
+                          const consumer_state *c, int end, bool of_keys, bool of_values)
 {
     const block_work *w = work_of(pipe);
     const int warp = threadIdx.x % WARPGROUP / 32;
-    char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) +
-                   stage_of(end_count(w)) * Q_BYTES + warp * (WARP_ROWS * HEAD_DIM * 2);
+    char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(end) * Q_BYTES +
+                   warp * (WARP_ROWS * HEAD_DIM * 2);
     if (w->key_sums) {
         if (of_keys) leave_sums(w->key_sums, c->dk, COLUMNS, c->number);
         if (of_values) leave_sums(w->key_sums + KEYS * COLUMNS, c->dv, COLUMNS, c->number);
@@ -550,7 +550,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #if PERSISTENT
     acquire_room(pipe, end);
 #endif
-    store_sums(pipe, p, c, !PERSISTENT, true);
+    store_sums(pipe, p, c, end, !PERSISTENT, true);
     if (c->number == 0) wait_until_may_issue(c);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
@@ -565,23 +565,23 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     ptx_fence_proxy_async();
     share_dq(pipe, c, end);
 #if PERSISTENT
-    store_sums(pipe, p, c, true, false);
+    store_sums(pipe, p, c, end, true, false);
     release_room(pipe, c, end);
 #endif
 }
 
 /* No query sees the keys: their gradients are zeros. */
 FA_DEVICE void finish_nothing(const pipeline *pipe, const fa_backward_params *p,
-                              const consumer_state *c)
+                              const consumer_state *c, int first)
 {
 #if PERSISTENT
-    wait_for_dq_buffer(pipe, c, c->first);
-    share_dq(pipe, c, c->first);
-    acquire_room(pipe, c->first);
+    wait_for_dq_buffer(pipe, c, first);
+    share_dq(pipe, c, first);
+    acquire_room(pipe, first);
 #endif
-    store_sums(pipe, p, c, true, true);
+    store_sums(pipe, p, c, first, true, true);
 #if PERSISTENT
-    release_room(pipe, c, c->first);
+    release_room(pipe, c, first);
 #endif
 }
 
@@ -595,25 +595,26 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe, int consumer)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A work tile. */
+/* A work tile, with so many tiles of queries between these. */
 FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
-                                 const fa_backward_params *p, consumer_state *c)
+                                 const fa_backward_params *p, consumer_state *c, int consumer,
+                                 int tiles, int from, int to)
 {
-    const int from = w->from, to = w->to, end = end_count(w);
+    const int end = first_count(w) + tiles;
 #if PERSISTENT
     c->first = w->first;
 #endif
 #pragma unroll
     for (int i = 0; i < SUMS; i++) c->dk[i] = c->dv[i] = 0;
-    if (w->tiles > 0) {
+    if (tiles > 0) {
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, p, c, &at);
 #if HIDES
         for (advance(&at, from, to); at.count < end; advance(&at, from, to))
             consume_tile(pipe, p, c, &at, true);
 #else
-        const int unmasked_from = w->unmasked_from[c->number],
-                  unmasked_to = w->unmasked_to[c->number];
+        const int unmasked_from = w->unmasked_from[consumer],
+                  unmasked_to = w->unmasked_to[consumer];
         advance(&at, from, to);
         while (at.count < end) {
             while (at.count < end && at.tile >= unmasked_from && at.tile < unmasked_to) {
@@ -628,7 +629,7 @@ FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
 #endif
         finish_tiles(pipe, p, c, end);
     } else {
-        finish_nothing(pipe, p, c);
+        finish_nothing(pipe, p, c, first_count(w));
     }
 }
 
@@ -636,6 +637,10 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
 {
     /* A copy: with it the compiler makes the machine code that was measured. */
     pipeline own = *block;
+#if !PERSISTENT
+    const block_work *w = work_of(block);
+    const int tiles = w->tiles, from = w->from, to = w->to;
+#endif
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(own.buffers, 0));
     c.ds_row = find_ds_row(&own, consumer);
@@ -646,12 +651,13 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
 #if PERSISTENT
 #pragma unroll 1
     for (int n = 0; acquire_work_tile(&own, n); n++) {
-        consume_work_tile(&own, own.work, p, &c);
+        const block_work *w = own.work;
+        consume_work_tile(&own, w, p, &c, consumer, w->tiles, w->from, w->to);
         __syncwarp();
         release_work_tile(&own, n, c.leader);
     }
 #else
-    consume_work_tile(&own, work_of(block), p, &c);
+    consume_work_tile(&own, w, p, &c, consumer, tiles, from, to);
 #endif
 }
 
