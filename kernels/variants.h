@@ -301,8 +301,6 @@ END(backward_prepare, sm90)
 FAMILY(backward, sm90)
 VARIANT_16BIT(backward_sm90_d64_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3, .ordered = 1, .dq_buffers = 2)
-VARIANT_16BIT(backward_sm90_d64_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 VARIANT_16BIT(backward_sm90_d64, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3)
 /* Rows of 128 columns in shared memory, of which products take 96. */
@@ -311,8 +309,6 @@ VARIANT_16BIT(backward_sm90_d96, .file = "backward_sm90/backward_sm90", .kernel 
 /* Where sums have one order. */
 VARIANT_16BIT(backward_sm90_d128_ordered, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .ordered = 1)
-VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
-              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 VARIANT_16BIT(backward_sm90_d128, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512)
 VARIANT_16BIT(backward_sm90_d64_softcap, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
@@ -347,6 +343,14 @@ VARIANT_16BIT(backward_sm90_wide_general192, .file = "backward_sm90_wide/backwar
 VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
 END(backward, sm90)
+
+FAMILY(backward, sm90_persistent)
+/* The same for sums in any order, without options: blocks stay on their multiprocessor and take work tile after work tile. */
+VARIANT_16BIT(backward_sm90_d64_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
+VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
+END(backward, sm90_persistent)
 
 FAMILY(backward_finish, sm90)
 VARIANT_16BIT(backward_sm90_finish_d64, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,

@@ -139,16 +139,18 @@ static bool has_room(const fa_variant *v, const fa_problem *p)
 static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batch_invariant; }
 
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
-static const fa_variant *find_variant(const fa_problem *p)
+static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
+    const bool persistent = family == &fa_cuda_backward_sm90_persistent;
+    const int first = persistent ? FA_FIRST_backward_sm90_persistent : FA_FIRST_backward_sm90;
+    const int end = persistent ? FA_END_backward_sm90_persistent : FA_END_backward_sm90;
     const int options = find_options(p);
     const fa_variant *found = NULL;
-    for (int i = FA_FIRST_backward_sm90; i < FA_END_backward_sm90; i++) {
+    for (int i = first; i < end; i++) {
         const fa_variant *v = &fa_variants[i];
         if (v->element != (fa_element)p->q.dtype || !has_room(v, p)) continue;
         if (v->options != options && !(options && v->options == FA_SM90_ALL)) continue;
         if (v->ordered && !is_ordered(p)) continue;
-        if (v->persistent && is_ordered(p)) continue;
         if (!found || find_columns(v) < find_columns(found)) found = v;
     }
     return found;
@@ -385,7 +387,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         refuse_head_dims(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
         fa_cuda_refuse_block_strides(p, why, size))
         return false;
-    const fa_variant *v = find_variant(p);
+    const fa_variant *v = find_variant(p, plan->family);
     map_tensors(p, find_block_keys(v), own.maps);
     map_scores(p, v, dbias, &own);
     /* A workspace is asked for before the gradients are known. */
@@ -442,7 +444,7 @@ static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_
     const fa_cuda_dbias dbias = fa_cuda_choose_dbias(p);
     if (!make_launches(p, device, dbias, plan, why, size)) return false;
     if (dbias != FA_CUDA_DBIAS_SUMMED || plan->workspace_bytes <= p->workspace_size) return true;
-    fa_cuda_plan_begin(device, &fa_cuda_backward_sm90, plan);
+    fa_cuda_plan_begin(device, plan->family, plan);
     return make_launches(p, device, FA_CUDA_DBIAS_ALONE, plan, why, size);
 }
 
@@ -451,4 +453,28 @@ const fa_cuda_family fa_cuda_backward_sm90 = {
     .oldest = 90,
     .newest = 90,
     .plan = plan_backward,
+};
+
+static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                            char *why, size_t size)
+{
+    if (find_options(p) || is_ordered(p)) {
+        fa_cuda_say(why, size, "%s",
+                    is_ordered(p) ? "options.flags ask for sums in one order"
+                                  : "an option changes scores or weights");
+        return false;
+    }
+    if (p->d > 128 || p->d_v > 128) {
+        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+        return false;
+    }
+    return plan_backward(p, device, plan, why, size);
+}
+
+/* Only where it is asked for: no architecture tries it. */
+const fa_cuda_family fa_cuda_backward_sm90_persistent = {
+    .name = "sm90_persistent",
+    .oldest = 90,
+    .newest = 0,
+    .plan = plan_persistent,
 };

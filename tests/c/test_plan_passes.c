@@ -90,7 +90,7 @@ static void check_launch(const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
 {
     const fa_variant *v = &fa_variants[l->variant];
     CHECK(strncmp(v->name, v->kernel, strlen(v->kernel)) == 0, "%s: %s", v->name, v->kernel);
-    CHECK((int)l->smem_bytes + fa_cuda_static_smem(v) <= device->smem_per_block,
+    CHECK((int)(int)l->smem_bytes + fa_cuda_static_smem(v) <= device->smem_per_block,
           "%s: %u bytes of shared memory on %s", v->name, l->smem_bytes, device->name);
     CHECK(l->grid <= 2147483647u && (int64_t)l->grid <= l->tasks, "%s: grid %u", v->name, l->grid);
     CHECK((l->grid > 0) == (l->tasks > 0), "%s: grid %u for %lld tasks", v->name, l->grid,
@@ -718,8 +718,58 @@ static void test_order(void)
           "%s", plan.passed_over);
 }
 
+/* Persistent blocks: only where they are asked for, as many as multiprocessors, with a counter that prepare clears. */
+static void test_persistent(void)
+{
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_persistent;
+    fa_cuda_plan plan;
+    char why[320] = "";
+    fa_problem p = make_half_backward(2, 16, 1000);
+    const size_t plain = workspace_of(&p);
+    CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
+    const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90_persistent);
+    CHECK(l && l->grid == (uint32_t)device->multiprocessors && l->tasks == 2 * 16 * 8, "%u blocks",
+          l ? l->grid : 0);
+    CHECK(l && l->backward_sm90.counter_offset % 16 == 0 &&
+              l->backward_sm90.counter_offset >= plain - 16 &&
+              l->backward_sm90.counter_offset + 4 <= plan.workspace_bytes,
+          "a counter at %zu of %zu bytes", l ? l->backward_sm90.counter_offset : 0,
+          plan.workspace_bytes);
+    CHECK(l && (int)l->smem_bytes + fa_cuda_static_smem(&fa_variants[l->variant]) <=
+                   device->smem_per_block,
+          "%d bytes of shared memory", l ? (int)l->smem_bytes : 0);
+
+    p = make_half_backward(1, 2, 256); /* fewer work tiles than multiprocessors */
+    CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
+    l = FIND(&plan, backward_sm90_persistent);
+    CHECK(l && l->grid == 4, "%u blocks", l ? l->grid : 0);
+
+    p.rows_q = 0; /* prepare does not run: nobody clears a counter */
+    if (fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why))
+        CHECK(FIND(&plan, backward_sm90_persistent)->backward_sm90.counter_offset == 0,
+              "a counter");
+
+    const struct {
+        bool deterministic;
+        double softcap;
+        int64_t d;
+        const char *why;
+    } refused[] = {{true, 0, 128, "one order"}, {false, 30, 128, "option"}, {false, 0, 192, "192"}};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        p = make_half_backward(1, 2, 256);
+        p.deterministic = refused[i].deterministic;
+        p.softcap = (float)refused[i].softcap;
+        p.d = p.d_v = refused[i].d;
+        CHECK(!fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why) &&
+                  strstr(why, refused[i].why) && strstr(why, "FA_CUDA_BACKWARD_KERNEL"),
+              "case %zu: %s", i, why);
+    }
+}
+
 int main(void)
 {
+    test_persistent();
     test_head_dims();
     test_variants();
     test_tasks();

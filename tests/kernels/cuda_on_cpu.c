@@ -17,8 +17,9 @@ enum {
     WARP = 32,
     MOST_WARPS = MOST_THREADS / WARP,
     NAMED_BARRIERS = 16,
-    FIRST_ADDRESS = 1024 + 16, /* of dynamic shared memory */
-    RANK_BIT = 24, /* from which on an address is the number of a block in its cluster */
+    WINDOW = 1024,     /* the address of shared memory */
+    LEAST_STATIC = 16, /* bytes in front of dynamic memory */
+    RANK_BIT = 24,     /* from which on an address is the number of a block in its cluster */
     STACK = 128 * 1024,
     GUARD = 4096,
     MOST_SHARED = 32, /* bytes that a lane shows to its warp at a time */
@@ -323,12 +324,19 @@ void *cuda_at_peer(const void *pointer, unsigned rank)
            ((const char *)pointer - (const char *)cuda_shared_memory);
 }
 
+/* Of dynamic shared memory. */
+static uint32_t first_address(void)
+{
+    const unsigned bytes = machine.run->static_bytes;
+    return WINDOW + (bytes > 0 ? bytes : LEAST_STATIC);
+}
+
 uint32_t cuda_shared_address(const void *pointer)
 {
     const ptrdiff_t at = (const char *)pointer - (const char *)cuda_shared_memory;
     if (at < 0 || at > (ptrdiff_t)machine.run->smem_bytes)
         cuda_die("a pointer that leads out of the dynamic shared memory");
-    return ((uint32_t)at + FIRST_ADDRESS) | rank_bits();
+    return ((uint32_t)at + first_address()) | rank_bits();
 }
 
 void *cuda_shared_at(uint32_t address, size_t size)
@@ -336,9 +344,9 @@ void *cuda_shared_at(uint32_t address, size_t size)
     if (address % size != 0) cuda_die("a misaligned address in shared memory");
     if (address >> RANK_BIT != rank_bits() >> RANK_BIT) cuda_die("another block's address");
     address &= (1u << RANK_BIT) - 1;
-    if (address < FIRST_ADDRESS || address - FIRST_ADDRESS + size > machine.run->smem_bytes)
+    if (address < first_address() || address - first_address() + size > machine.run->smem_bytes)
         cuda_die("an address outside the shared memory");
-    return (char *)cuda_shared_memory + (address - FIRST_ADDRESS);
+    return (char *)cuda_shared_memory + (address - first_address());
 }
 
 /* Lets the copies of groups in front of this one come. */

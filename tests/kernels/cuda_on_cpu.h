@@ -204,6 +204,7 @@ struct cuda_run {
     unsigned cluster;  /* blocks of it; 0: 1 */
     unsigned together; /* clusters, or blocks of none, that run side by side; 0: 1 */
     unsigned smem_bytes;
+    unsigned static_bytes; /* of static shared memory, in front of them; 0: few */
     bool backwards;
     bool overlaps;           /* the launch in front of it: Hopper's threads wait for that one */
     bool last_block_first;   /* clusters take turns from the last one on */

@@ -148,6 +148,8 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .cluster = l->cluster > 1 ? l->cluster : 0,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
+                    .static_bytes =
+                        fa_variants[l->variant].persistent ? 1024 - FA_BACKWARD_SM90_PADDING(1) : 0,
                     .overlaps = l->overlaps,
                     .units = &hopper_units};
     if (!run.kernel) abort();
@@ -251,8 +253,8 @@ static fa_status compare_runs(machine *m, const random_call *call, char *message
 
 /* The problem of backward, and a plan for it if it is one for the kernel. */
 static fa_status make_plan(const random_call *call, const fa_gradients *gradients,
-                           fa_options *options, fa_problem *p, fa_cuda_plan *plan, char *message,
-                           size_t size)
+                           fa_options *options, const fa_cuda_family *asked, fa_problem *p,
+                           fa_cuda_plan *plan, char *message, size_t size)
 {
     const fa_arguments a = {.pass = FA_PASS_BACKWARD,
                             .device = FA_DEVICE_CUDA,
@@ -271,6 +273,7 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
     }
     if (p->d < least_dim && p->d_v < least_dim) return FA_ERROR_UNSUPPORTED;
     p->workspace_size = SIZE_MAX; /* for sums of dbias as well */
+    if (asked && fa_cuda_plan_make(p, &device, asked, plan, message, size)) return FA_OK;
     if (!fa_cuda_plan_make(p, &device, NULL, plan, message, size)) return FA_ERROR_UNSUPPORTED;
     return plan->family == &fa_cuda_backward_sm90 ? FA_OK : FA_ERROR_UNSUPPORTED;
 }
@@ -322,8 +325,9 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     fa_options options = call->options;
     fa_problem p;
     fa_cuda_plan plan;
+    const fa_cuda_family *asked = m->otherwise ? &fa_cuda_backward_sm90_persistent : NULL;
     if (m->number / 8 % 2) options.flags |= FA_DETERMINISTIC;
-    fa_status status = make_plan(call, &call->gradients, &options, &p, &plan, message, size);
+    fa_status status = make_plan(call, &call->gradients, &options, asked, &p, &plan, message, size);
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
     if (m->ordered && m->otherwise) ordered++;
@@ -343,7 +347,7 @@ static bool is_refused(const random_call *call)
     fa_problem p;
     fa_cuda_plan plan;
     const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
-    return make_plan(call, &gradients, &options, &p, &plan, message, sizeof message) ==
+    return make_plan(call, &gradients, &options, NULL, &p, &plan, message, sizeof message) ==
            FA_ERROR_UNSUPPORTED;
 }
 
