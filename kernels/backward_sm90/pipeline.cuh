@@ -164,7 +164,8 @@ FA_DEVICE int work_parity(int number) { return number / WORKS & 1; }
 /* A role takes work tile `number`, when it has been described; false at the end. */
 FA_DEVICE bool acquire_work_tile(pipeline *own, int number)
 {
-    const block_work *w = &own->state->works[number % WORKS];
+    const block_work *w =
+        (const block_work *)ptx_uniform_pointer(&own->state->works[number % WORKS]);
     ptx_mbarrier_wait(&own->state->work_full[number % WORKS], work_parity(number));
     own->work = w;
     return !w->ends;
