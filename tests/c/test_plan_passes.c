@@ -646,6 +646,25 @@ static void test_wide(void)
     }
 }
 
+/* The main launch and the rounding of dq overlap the launch in front; prepare, which reads what the caller's kernels wrote,
+ * and the kernel for wide head dims do not. */
+static void test_overlaps(void)
+{
+    fa_problem p = make_half_backward(2, 8, 1000);
+    for (int64_t d = 64; d <= 256; d += 64) {
+        p.d = p.d_v = d;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.count == 3, "d %lld: %d launches", (long long)d, plan.count);
+        CHECK(!plan.launches[0].overlaps && plan.launches[1].overlaps == (d <= 128) &&
+                  plan.launches[2].overlaps,
+              "d %lld", (long long)d);
+    }
+    p.d = p.d_v = 64;
+    const fa_cuda_plan plan = plan_of(&p, &devices[A100]);
+    for (int i = 0; i < plan.count; i++)
+        CHECK(!plan.launches[i].overlaps, "launch %d overlaps on an A100", i);
+}
+
 /* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
  * take turns. */
 static void test_order(void)
@@ -678,10 +697,10 @@ static void test_order(void)
         int64_t batch, heads, n, d, window;
         bool invariant;
         int64_t ascending, together;
-    } causal[] = {{4, 16, 4096, 128, -1, false, 59, 5}, {16, 16, 1024, 64, -1, false, 239, 17},
+    } causal[] = {{4, 16, 4096, 128, -1, false, 59, 5},  {16, 16, 1024, 64, -1, false, 239, 17},
                   {1, 16, 16384, 128, -1, false, 14, 2}, {1, 2, 16384, 128, -1, false, 0, 1},
-                  {1, 1, 4096, 128, -1, true, 1, 0}, {4, 16, 4096, 128, -1, true, 64, 0},
-                  {4, 16, 4096, 128, 100, false, 0, 8}, {4, 16, 4096, 192, -1, false, 0, 5}};
+                  {1, 1, 4096, 128, -1, true, 1, 0},     {4, 16, 4096, 128, -1, true, 64, 0},
+                  {4, 16, 4096, 128, 100, false, 0, 8},  {4, 16, 4096, 192, -1, false, 0, 5}};
     for (size_t i = 0; i < sizeof causal / sizeof causal[0]; i++) {
         p = make_half_backward(causal[i].batch, causal[i].heads, causal[i].n);
         p.d = p.d_v = causal[i].d;
@@ -699,6 +718,11 @@ static void test_order(void)
 
     p = make_half_backward(2, 8, 1000);
     p.d = p.d_v = 128;
+    p.causal = true;
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(find_sm90(&plan)->heads_together == 16 && !find_sm90(&plan)->first_stored,
+          "%lld heads in turn in any order", (long long)find_sm90(&plan)->heads_together);
+    p.causal = false;
     plan = plan_of(&p, &devices[H200]);
     const int any = FIND(&plan, backward_sm90)->variant;
     p.deterministic = true;
@@ -735,6 +759,7 @@ int main(void)
     test_combine();
     test_wide();
     test_order();
+    test_overlaps();
     test_refusals();
     test_text();
     return test_end();
