@@ -60,11 +60,11 @@ typedef struct fa_cuda_backward_sm90_launch {
     int dbias_mapped;            /* of dbias or its sums: FA_BACKWARD_SM90_DBIAS_... */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
-    bool ordered;                /* sums have one order, by semaphores: */
-    bool first_stored;           /* and the first of them is stored; */
-    int64_t heads_ascending;     /* the first heads, whose blocks ascend */
-    size_t semaphores_offset;
-    size_t counter_offset; /* of the work tiles that persistent blocks have taken; 0: none */
+    bool ordered;                /* sums have one order, by semaphores. Then: */
+    bool first_stored;           /* as in fa_backward_sm90_params */
+    int64_t heads_ascending;     /* the same */
+    size_t semaphores_offset;    /* where they are in the workspace */
+    size_t counter_offset;       /* of work tiles that persistent blocks have taken; 0: none */
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
     int splits;                             /* the same: */
     int keys, head_dim, value_dim;
@@ -97,9 +97,8 @@ struct fa_cuda_plan_launch {
     int tile_q, tile_k; /* rows of a tile of queries and of keys; 0: it has none */
     int64_t tiles;      /* of a batch item, or of all rows if packed */
     int64_t tasks;      /* tiles times heads times batch items */
-    bool
-        overlaps; /* it may start while the launch in front still runs: its kernel waits for that one */
-    bool idle; /* there are no tasks, or nobody wants the results: it is not queued */
+    bool overlaps;      /* it may start while the launch in front runs; its kernel waits for that */
+    bool idle;          /* there are no tasks, or nobody wants the results: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;
     fa_cuda_dbias dbias;

@@ -1,6 +1,6 @@
 /*
- * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA), float16 and
- * bfloat16. forward_tf32_sm90: the same for float32 inputs that may be rounded to tf32.
+ * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA),
+ * float16 and bfloat16. forward_tf32_sm90: the same for float32 inputs that may be rounded to tf32.
  */
 #include "cuda/plan_sm90.h"
 
@@ -15,8 +15,8 @@
 #include "cuda/parameters.h"
 #include "cuda/view_map.h"
 
-/* What of a variant differs between forward_sm90, forward_sm90_wide, whose blocks are in clusters, and
- * forward_tf32_sm90. */
+/* Which kernel a variant is of: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
+ * or, where both are false, forward_sm90. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
 
@@ -51,7 +51,8 @@ static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
     return (p->rows_q + queries - 1) / queries * queries;
 }
 
-/* Whether each row sees few keys, whatever the lengths of others in its batch are. */
+/* Whether each row sees few keys. Lengths that the device alone knows do not count: the choice
+ * would depend on the batch. */
 static bool has_short_rows(const fa_problem *p)
 {
     int64_t keys = p->n_k;
@@ -63,9 +64,9 @@ static bool has_short_rows(const fa_problem *p)
     return FA_HAS_SHORT_ROWS(p, keys);
 }
 
-/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries, where what is
- * done once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with
- * smaller ones (measured on an H200). */
+/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries do
+ * better with smaller tiles: what is done once for a tile counts more there, and a causal mask
+ * hides more of a larger tile (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more)
 {
@@ -296,6 +297,16 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     return true;
 }
 
+/* The launch of the first of these variants that takes the problem. */
+static bool plan_any(const fa_problem *p, int first, int end, int options,
+                     const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
+{
+    const fa_variant *v = find_variant(p, first, end, options);
+    if (v) return plan_variant(p, v, options, device, plan, why, size);
+    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+    return false;
+}
+
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
@@ -303,31 +314,33 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_sizes(p, why, size))
         return false;
-    const fa_variant *v = find_variant(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, options);
-    if (v) return plan_variant(p, v, options, device, plan, why, size);
-    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-    return false;
+    return plan_any(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, options, device, plan, why,
+                    size);
 }
 
-static bool refuse_score_options(int options, char *why, size_t size)
+/* Every option that find_options finds. */
+static bool refuse_score_options(const fa_problem *p, char *why, size_t size)
 {
-    if (!options) return false;
-    fa_cuda_say(why, size, "an option changes scores or weights, or the scale is not above 0");
+    const char *given = p->softcap > 0         ? "softcap"
+                        : p->alibi_slopes      ? "alibi_slopes"
+                        : p->bias.data         ? "bias"
+                        : p->mask.data         ? "mask"
+                        : p->dropout_threshold ? "dropout_p"
+                                               : NULL;
+    if (!given && p->scale > 0) return false;
+    if (given) fa_cuda_say(why, size, "options.%s is set", given);
+    else fa_cuda_say(why, size, "options.scale is %g: expected above 0", (double)p->scale);
     return true;
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_score_options(options, why, size) || refuse_sizes(p, why, size))
+        refuse_score_options(p, why, size) || refuse_sizes(p, why, size))
         return false;
-    const fa_variant *v =
-        find_variant(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, options);
-    if (v) return plan_variant(p, v, options, device, plan, why, size);
-    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-    return false;
+    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, 0, device, plan, why,
+                    size);
 }
 
 const fa_cuda_family fa_cuda_forward_tf32_sm90 = {
