@@ -345,7 +345,8 @@ VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backwar
 END(backward, sm90)
 
 FAMILY(backward, sm90_persistent)
-/* The same for sums in any order, without options: blocks stay on their multiprocessor and take work tile after work tile. */
+/* The same for sums in any order, without options: blocks stay on their multiprocessor and take work
+ * tile after work tile. */
 VARIANT_16BIT(backward_sm90_d64_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
               .head_dim = 64, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,

@@ -10,7 +10,7 @@
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
  *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
  *     load bias    where TMA can                                            producer.cuh
- *     scheduler    of a persistent block: describes its work tiles          producer.cuh
+ *     scheduler    of a persistent block: describes its work tiles          schedule.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
  * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh says what the file is
@@ -20,6 +20,7 @@
 #include "backward_sm90/consumer.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/producer.cuh"
+#include "backward_sm90/schedule.cuh"
 #include "backward_sm90/work.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"

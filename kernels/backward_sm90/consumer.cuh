@@ -365,7 +365,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     float lse[QUERIES / 4];
     if (!PERSISTENT && c->number == 1) let_other_issue(c); /* consumer 0 may begin */
     wait_for_k(pipe, &p->a);
-    /* Not before: the keys are there when consumer 0 has had its last turn of the work tile before. */
+    /* Not before: these keys are loaded after consumer 0's last turn of the work tile before. */
     if (PERSISTENT && c->number == 1) let_other_issue(c);
 #if KEYS_IN_REGISTERS
     load_words(pipe, c, 0, c->k);
@@ -527,8 +527,9 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 #endif
 
-/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer 0's one. Meanwhile sums are
- * stored; in a persistent block those of the values alone, and the others while the next keys are loaded. */
+/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer
+ * 0's one. Meanwhile the sums are stored. A persistent block stores those of the values then, and
+ * those of the keys while the next keys are loaded. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             int end)
 {

@@ -235,52 +235,7 @@ FA_DEVICE void issue_keys(const pipeline *pipe, const fa_backward_sm90_params *s
 #endif
 }
 
-#if PERSISTENT
-
-/* ---- The scheduler warp ---------------------------------------------------------------------- */
-
-/* Describes the work tile of this number; before: the block's work tile in front of it, NULL: there is none. */
-FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
-                        int64_t number, const block_work *before, block_work *w)
-{
-    block_work own;
-    const bool counts = before && before->tiles > 0;
-    w->ends = number >= p->tasks;
-    w->first = before ? end_count(before) + 1 : 0; /* one stage is for gradients */
-    w->loads = before ? before->loads + counts : 0;
-    w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
-    if (w->ends) return;
-    if (!find_keys(p, s, number, &own)) {
-        describe_nothing(&own, w);
-        return;
-    }
-    describe_work(p, s, &own, w);
-    describe_rows(p, &own, w);
-    describe_masks(p, &own, w);
-}
-
-/* One lane. The block takes its first work tile by its number, and each other one from a counter, in time for loads. */
-FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
-                        const fa_backward_sm90_params *s)
-{
-    shared_state *state = pipe->state;
-    const block_work *before = NULL;
-    for (int n = 0; !before || !before->ends; n++) {
-        block_work *w = &state->works[n % WORKS];
-        int64_t number = blockIdx.x;
-        ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
-        if (n > 0)
-            number = s->next_work ? gridDim.x + (int64_t)atomicInc(s->next_work, UINT32_MAX)
-                                  : number + n * (int64_t)gridDim.x;
-        describe(p, s, number, before, w);
-        ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
-        before = w;
-    }
-}
-
-/* ---- What a work tile loads ------------------------------------------------------------------ */
-
-#else
+#if !PERSISTENT /* which has a scheduler warp: schedule.cuh */
 
 /* A thread of each warp of the first warpgroup: initializes the barriers, issues the loads of keys and values as soon as it is
  * known which they are, and describes the block's work. Returns whether there are loads. */
@@ -389,7 +344,8 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* The warp that loads. In a persistent block it loads keys and values as well, behind the first tile, whose stages are free sooner. */
+/* The warp that loads. In a persistent block it loads keys and values as well, behind the first
+ * tile, whose stages are free sooner. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
                        const fa_backward_sm90_params *s)
 {

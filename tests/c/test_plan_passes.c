@@ -743,7 +743,8 @@ static void test_order(void)
           "%s", plan.passed_over);
 }
 
-/* Persistent blocks: only where they are asked for, as many as multiprocessors, with a counter that prepare clears. */
+/* Persistent blocks run where they are asked for, one for each multiprocessor, with a counter that
+ * prepare clears. */
 static void test_persistent(void)
 {
     const fa_cuda_device *device = &devices[H200];

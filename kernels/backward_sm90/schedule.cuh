@@ -1,0 +1,57 @@
+/*
+ * The scheduler warp of a persistent block: which work tiles are the block's, and their descriptions.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
+#define FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/work.cuh"
+#include "ptx/barrier.cuh"
+
+#if PERSISTENT
+
+/* Describes the work tile of this number. before: the block's work tile in front of it; NULL: there
+ * is none. */
+FA_DEVICE void describe(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                        int64_t number, const block_work *before, block_work *w)
+{
+    block_work own;
+    const bool counts = before && before->tiles > 0;
+    w->ends = number >= p->tasks;
+    w->first = before ? end_count(before) + 1 : 0; /* one stage is for gradients */
+    w->loads = before ? before->loads + counts : 0;
+    w->clears = before ? before->clears + (counts && clears_keys(before)) : 0;
+    if (w->ends) return;
+    if (!find_keys(p, s, number, &own)) {
+        describe_nothing(&own, w);
+        return;
+    }
+    describe_work(p, s, &own, w);
+    describe_rows(p, &own, w);
+    describe_masks(p, &own, w);
+}
+
+/* One lane of the scheduler warp. A block's first work tile follows from the block's number, each
+ * other one from a counter. It is described while the block is at the one before. */
+FA_DEVICE void schedule(const pipeline *pipe, const fa_attention_params *p,
+                        const fa_backward_sm90_params *s)
+{
+    shared_state *state = pipe->state;
+    const block_work *before = NULL;
+    for (int n = 0; !before || !before->ends; n++) {
+        block_work *w = &state->works[n % WORKS];
+        int64_t number = blockIdx.x;
+        ptx_mbarrier_wait(&state->work_empty[n % WORKS], work_parity(n) ^ 1);
+        if (n > 0)
+            number = s->next_work ? gridDim.x + (int64_t)atomicInc(s->next_work, UINT32_MAX)
+                                  : number + n * (int64_t)gridDim.x;
+        describe(p, s, number, before, w);
+        ptx_mbarrier_arrive(&state->work_full[n % WORKS]);
+        before = w;
+    }
+}
+
+#endif
+
+#endif
