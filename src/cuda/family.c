@@ -150,7 +150,9 @@ bool fa_cuda_refuse_block_strides(const fa_problem *p, char *why, size_t size)
                    {"dout", &p->dout, p->dout.data && !p->cu_seqlens_q}};
     for (int i = 0; i < 4; i++) {
         const int64_t stride = tensors[i].view->stride[0];
-        if (!p->batch_invariant || !tensors[i].batch || (stride >= 0 && stride % 8 == 0)) continue;
+        const int64_t whole = 16 / FA_ELEMENT_BYTES((fa_element)tensors[i].view->dtype);
+        if (!p->batch_invariant || !tensors[i].batch || (stride >= 0 && stride % whole == 0))
+            continue;
         fa_cuda_say(why, size, "%s.stride[0] is %" PRId64 ", not made of whole 16 bytes",
                     tensors[i].name, stride);
         return true;

@@ -126,16 +126,25 @@ static bool has_row_options(const fa_problem *p)
 /* Head dims of the kernels whose values are rows of their own, and of the others. */
 enum { WIDEST = 256, LATENT_KEYS = 576, LATENT_VALUES = 512 };
 
-/* Whether there is one key/value head whose values are the first columns of the keys, in whole vectors: then they are read once. */
-static bool is_latent(const fa_problem *p)
+/* Whether the latent kernels have all that the problem needs: 16 bits, whole vectors, no options by
+ * rows. */
+static bool fits_latent(const fa_problem *p)
 {
-    const fa_view *k = &p->k, *v = &p->v;
     return p->d > WIDEST && p->d <= LATENT_KEYS && p->d_v <= LATENT_VALUES && p->d_v <= p->d &&
-           k->data == v->data && !has_8_bits(k) && k->dtype == v->dtype &&
-           k->stride[0] == v->stride[0] && k->stride[1] == v->stride[1] &&
-           k->stride[2] == v->stride[2] && k->stride[3] == v->stride[3] &&
-           fa_cuda_view(k, p->d).vector == 8 && !has_row_options(p);
+           !has_8_bits(&p->k) && p->k.dtype == p->v.dtype &&
+           fa_cuda_view(&p->k, p->d).vector == 8 && !has_row_options(p);
 }
+
+/* Whether values are the first columns of the keys in memory. An axis of one index has any stride. */
+static bool shares_columns(const fa_problem *p)
+{
+    const int64_t extents[] = {p->blocks_k, p->rows_k, p->heads_kv};
+    for (int axis = 0; axis < 3; axis++)
+        if (extents[axis] > 1 && p->k.stride[axis] != p->v.stride[axis]) return false;
+    return p->k.data == p->v.data;
+}
+
+static bool is_latent(const fa_problem *p) { return fits_latent(p) && shares_columns(p); }
 
 static bool refuse_options(const fa_problem *p, char *why, size_t size)
 {
@@ -150,8 +159,9 @@ static bool refuse_options(const fa_problem *p, char *why, size_t size)
                              : p->bias.data ? " with options.bias"
                              : p->mask.data ? " with options.mask"
                                             : " with options.alibi_slopes";
-        fa_cuda_say(why, size, "the head dim is %" PRId64 "%s, above %d", dim, option,
-                    dim > WIDEST ? WIDEST : 128);
+        fa_cuda_say(why, size, "the head dim is %" PRId64 "%s, above %d%s", dim, option,
+                    dim > WIDEST ? WIDEST : 128,
+                    fits_latent(p) ? ", and v is not the first columns of k" : "");
         return true;
     }
     return false;

@@ -296,6 +296,16 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     return true;
 }
 
+/* The launch of the first of these variants that takes the problem. */
+static bool plan_any(const fa_problem *p, int first, int end, int options,
+                     const fa_cuda_device *device, fa_cuda_plan *plan, char *why, size_t size)
+{
+    const fa_variant *v = find_variant(p, first, end, options);
+    if (v) return plan_variant(p, v, options, device, plan, why, size);
+    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+    return false;
+}
+
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
@@ -303,31 +313,33 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_sizes(p, why, size))
         return false;
-    const fa_variant *v = find_variant(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, options);
-    if (v) return plan_variant(p, v, options, device, plan, why, size);
-    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-    return false;
+    return plan_any(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, options, device, plan, why,
+                    size);
 }
 
-static bool refuse_score_options(int options, char *why, size_t size)
+/* Every option that find_options finds. */
+static bool refuse_score_options(const fa_problem *p, char *why, size_t size)
 {
-    if (!options) return false;
-    fa_cuda_say(why, size, "an option changes scores or weights, or the scale is not above 0");
+    const char *given = p->softcap > 0         ? "softcap"
+                        : p->alibi_slopes      ? "alibi_slopes"
+                        : p->bias.data         ? "bias"
+                        : p->mask.data         ? "mask"
+                        : p->dropout_threshold ? "dropout_p"
+                                               : NULL;
+    if (!given && p->scale > 0) return false;
+    if (given) fa_cuda_say(why, size, "options.%s is set", given);
+    else fa_cuda_say(why, size, "options.scale is %g: expected above 0", (double)p->scale);
     return true;
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
-    const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_score_options(options, why, size) || refuse_sizes(p, why, size))
+        refuse_score_options(p, why, size) || refuse_sizes(p, why, size))
         return false;
-    const fa_variant *v =
-        find_variant(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, options);
-    if (v) return plan_variant(p, v, options, device, plan, why, size);
-    fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-    return false;
+    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, 0, device, plan, why,
+                    size);
 }
 
 const fa_cuda_family fa_cuda_forward_tf32_sm90 = {

@@ -451,6 +451,94 @@ static void test_launch(void)
     EXPECT(forward(&s), FA_ERROR_MEMORY, "cuLaunchKernelEx failed", "out of memory");
 }
 
+/* Device memory, aligned as a workspace is. */
+static char *allocate_aligned(size_t bytes)
+{
+    char *memory = allocate(bytes + 256);
+    return memory + (256 - (uintptr_t)memory % 256) % 256;
+}
+
+/* A decode call with its workspace, and without a byte of it. */
+static void expect_decode(setup *s, const char *kernel)
+{
+    const fake_cuda_record *record = find_record();
+    char text[256];
+    size_t bytes = 0;
+    fa_status status =
+        fa_workspace_size(FA_PASS_DECODE, &s->q, &s->k, &s->v, &s->out, &s->o, &bytes);
+    CHECK(status == FA_OK && bytes > 1, "%s: a workspace of %zu bytes", kernel, bytes);
+    s->o.workspace = allocate_aligned(bytes);
+    s->o.workspace_size = bytes - 1;
+    const int before = record->launches;
+    char needed[64];
+    snprintf(needed, sizeof needed, "expected at least %zu bytes", bytes);
+    EXPECT(decode(s), FA_ERROR_WORKSPACE, "options.workspace_size is ", needed);
+    CHECK(record->launches == before, "%s: launched without its workspace", kernel);
+    s->o.workspace_size = bytes;
+    CHECK(decode(s) == FA_OK && record->launches == before + 1 &&
+              strcmp(record->last.name, "decode_sm80") == 0,
+          "%s: %s, %d launches", kernel, fa_last_error(), record->launches - before);
+    status = fa_describe(FA_PASS_DECODE, &s->q, &s->k, &s->v, &s->out, &s->o, text, sizeof text);
+    CHECK(status == FA_OK && strstr(text, kernel), "%s", text);
+}
+
+/* Caches of 8 bits, and values that are the first columns of the keys. */
+static void test_caches(void)
+{
+    enum { KEYS = 1024, SEQUENCES = 2 };
+    use(0);
+    setup s = on_device();
+    s.lse = NULL;
+    char *memory = allocate_aligned(8 << 20);
+    const fa_tensor scale = fa_bshd(memory, FA_FLOAT32, SEQUENCES, KEYS, 4, 1);
+    const fa_dtype types[] = {FA_FLOAT8_E4M3, FA_INT8};
+    const char *const kernels[] = {"decode_sm80_d128_e4m3", "decode_sm80_d128_int8"};
+    s.q = fa_bshd(memory, FA_BFLOAT16, SEQUENCES, 1, 16, 128);
+    s.out = fa_bshd(memory + (1 << 20), FA_BFLOAT16, SEQUENCES, 1, 16, 128);
+    for (int i = 0; i < 2; i++) {
+        s.k = fa_bshd(memory + (2 << 20), types[i], SEQUENCES, KEYS, 4, 128);
+        s.v = fa_bshd(memory + (4 << 20), types[i], SEQUENCES, KEYS, 4, 128);
+        s.o.k_scale = s.o.v_scale = NULL; /* they stand for 1 */
+        expect_decode(&s, kernels[i]);
+        s.o.k_scale = s.o.v_scale = &scale;
+        expect_decode(&s, kernels[i]);
+        const fa_tensor elsewhere = fa_bshd(host[0], FA_FLOAT32, 1, 1, 4, 1);
+        s.o.v_scale = &elsewhere;
+        EXPECT(decode(&s), FA_ERROR_ARGUMENT, "options.v_scale at 0x", "lies in host memory");
+    }
+    s.o.k_scale = s.o.v_scale = NULL;
+    s.q = fa_bshd(memory, FA_BFLOAT16, SEQUENCES, 1, 16, 576);
+    s.out = fa_bshd(memory + (1 << 20), FA_BFLOAT16, SEQUENCES, 1, 16, 512);
+    s.k = s.v = fa_bshd(memory + (2 << 20), FA_BFLOAT16, SEQUENCES, KEYS, 1, 576);
+    s.v.shape[3] = 512;
+    expect_decode(&s, "decode_sm80_latent_bf16");
+    s.v.data = memory + (2 << 20) + 16;
+    CHECK(decode(&s) == FA_OK && strcmp(find_record()->last.name, "forward_simt") == 0,
+          "values that begin with another column: %s", fa_last_error());
+    s.v.shape[3] = 576;
+    EXPECT(decode(&s), FA_ERROR_ARGUMENT, "v.shape[3] is 576", "expected a head dim from 1 to 512");
+}
+
+/* The driver is told that the rounding of dq may overlap the kernel in front. */
+static void test_overlapping_launch(void)
+{
+    enum { N = 128, D = 64 };
+    use(0);
+    char *memory = allocate_aligned(8 << 20);
+    fa_tensor t[8];
+    for (int i = 0; i < 8; i++) t[i] = fa_bshd(memory + (i << 16), FA_BFLOAT16, 1, N, 2, D);
+    float *lse = (float *)(void *)(memory + (1 << 20));
+    const fa_gradients g = {.size = sizeof g, .dout = t[4], .dq = t[5], .dk = t[6], .dv = t[7]};
+    fa_options o = {.size = sizeof o, .device = FA_DEVICE_CUDA, .workspace = memory + (2 << 20)};
+    o.workspace_size = 4 << 20;
+    const fake_cuda_record *record = find_record();
+    const fa_status status = fa_backward(&t[0], &t[1], &t[2], &t[3], lse, &g, &o);
+    CHECK(status == FA_OK && record->launches == 3, "%s, %d launches", fa_last_error(),
+          record->launches);
+    CHECK(strcmp(record->last.name, "backward_sm90_finish") == 0 && record->last.overlaps == 1,
+          "%s, overlaps %d", record->last.name, record->last.overlaps);
+}
+
 /* FA_CHECK: nothing is computed if the check finds something; a graph's report comes with the next call. */
 static void test_checked_lengths(void)
 {
@@ -545,6 +633,10 @@ int main(void)
         failures += run_alone(scenarios[i]) != 0;
     if (fa_cuda_architectures[0]) {
         failures += run_alone(test_launch) != 0;
+        if (strstr(fa_cuda_architectures, "90a")) { /* the fake device's */
+            failures += run_alone(test_caches) != 0;
+            failures += run_alone(test_overlapping_launch) != 0;
+        }
         failures += run_alone(test_checked_lengths) != 0;
         failures += run_alone(test_other_architecture) != 0;
     } else {

@@ -287,20 +287,6 @@ static void test_tf32(void)
                                                          : "float32 sums on FMA units") == 0,
                       "d %lld: %s", (long long)d, plan.arithmetic);
             }
-    { /* what forward_tf32_sm90 lacks */
-        fa_problem capped = make_mapped(8, 300, 128, 128);
-        set_dtype(&capped, FA_FLOAT32);
-        capped.precision = FA_PRECISION_TF32;
-        fa_problem turned = capped;
-        capped.softcap = 20;
-        turned.scale = -0.1f;
-        CHECK(plan_of(&capped, &devices[H200]).launches[0].variant ==
-                  FA_VARIANT_forward_tf32_d128_general,
-              "%s", plan_of(&capped, &devices[H200]).passed_over);
-        CHECK(plan_of(&turned, &devices[H200]).launches[0].variant ==
-                  FA_VARIANT_forward_tf32_d128_general,
-              "%s", plan_of(&turned, &devices[H200]).passed_over);
-    }
     for (int n = 0; n < 3; n++) { /* where it is asked for */
         char why[320];
         fa_cuda_plan exact;
@@ -509,6 +495,78 @@ static void expect_refusal(const fa_problem *p, const fa_cuda_device *device, co
           "%s: %s", family, why);
 }
 
+/* A problem that forward_tf32_sm90 takes. */
+static fa_problem make_tf32(int64_t heads, int64_t n, int64_t d)
+{
+    fa_problem p = make_mapped(heads, n, d, d);
+    set_dtype(&p, FA_FLOAT32);
+    p.precision = FA_PRECISION_TF32;
+    return p;
+}
+
+/* What forward_tf32_sm90 lacks, and how it says so. */
+static void test_tf32_sm90_refusals(void)
+{
+    static float slopes[8];
+    fa_problem other[9];
+    for (int i = 0; i < 9; i++) other[i] = make_tf32(8, 300, 128);
+    other[0].softcap = 20;
+    other[1].scale = -0.1f;
+    other[2].scale = 0;
+    other[3].alibi_slopes = slopes;
+    other[4].bias.data = (char *)slopes;
+    other[5].mask.data = (char *)slopes;
+    other[6].dropout_threshold = 1;
+    other[7].k.stride[1] += 1;
+    other[8].batch_invariant = true, other[8].k.stride[0] += 2;
+    static const char *const reasons[] = {"options.softcap is set",
+                                          "options.scale is -0.1: expected above 0",
+                                          "options.scale is 0: expected above 0",
+                                          "options.alibi_slopes is set",
+                                          "options.bias is set",
+                                          "options.mask is set",
+                                          "options.dropout_p is set",
+                                          "k: a stride is no multiple of 16 bytes",
+                                          "k.stride[0] is 307202, not made of whole 16 bytes"};
+    for (int i = 0; i < 9; i++) {
+        const fa_cuda_plan plan = plan_of(&other[i], &devices[H200]);
+        CHECK(strcmp(plan.family->name, "tf32") == 0, "%d: %s", i, name_of(&plan));
+        CHECK(strstr(plan.passed_over, reasons[i]), "%d: %s", i, plan.passed_over);
+        expect_refusal(&other[i], &devices[H200], "tf32_sm90", reasons[i]);
+    }
+    fa_problem p = make_tf32(8, 300, 128);
+    p.batch_invariant = true;
+    p.k.stride[0] += 4; /* 16 bytes */
+    expect_variant(&p, &devices[H200], FA_VARIANT_forward_tf32_sm90_d128_two);
+    expect_refusal(&p, &devices[A100], "tf32_sm90", "expected 9.0");
+}
+
+/* Of head dims to 128 few queries take two consumers. */
+static void test_tf32_sm90_variants(void)
+{
+    static const int32_t cu[5] = {0};
+    static const struct {
+        int64_t n, d;
+        bool causal, packed;
+        int variant;
+    } cases[] = {{1024, 64, false, false, FA_VARIANT_forward_tf32_sm90_d64_two},
+                 {1152, 64, false, false, FA_VARIANT_forward_tf32_sm90_d64},
+                 {1152, 64, true, false, FA_VARIANT_forward_tf32_sm90_d64_two},
+                 {2304, 64, true, false, FA_VARIANT_forward_tf32_sm90_d64},
+                 {300, 64, false, true, FA_VARIANT_forward_tf32_sm90_d64},
+                 {1024, 68, false, false, FA_VARIANT_forward_tf32_sm90_d128_two},
+                 {1152, 128, false, false, FA_VARIANT_forward_tf32_sm90_d128},
+                 {1280, 128, false, false, FA_VARIANT_forward_tf32_sm90_d128_two},
+                 {300, 132, false, false, FA_VARIANT_forward_tf32_sm90_d256},
+                 {4096, 256, true, false, FA_VARIANT_forward_tf32_sm90_d256}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_tf32(3, cases[i].n, cases[i].d);
+        p.causal = cases[i].causal;
+        if (cases[i].packed) p.cu_seqlens_q = p.cu_seqlens_k = cu;
+        expect_variant(&p, &devices[H200], cases[i].variant);
+    }
+}
+
 /* A family that is asked for does it or says why not; no other steps in. */
 static void test_asked(void)
 {
@@ -649,21 +707,45 @@ static void test_decode_latent(void)
     p.k.stride[2] = p.v.stride[2] = 576;
     p.k.stride[3] = p.v.stride[3] = 1;
     if ((uintptr_t)memory % 16 != 0) p.k.data = p.v.data = memory + 16 - (uintptr_t)memory % 16;
-    const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
     const fa_cuda_plan_launch *l = &plan.launches[0];
     CHECK(l->variant == FA_VARIANT_decode_sm80_latent_bf16 && l->decode.parts == 4, "%s, %d parts",
           name_of(&plan), (int)l->decode.parts);
     CHECK(l->workspace_bytes == (size_t)32 * 4 * 16 * (512 + 4) * 4, "%zu bytes",
           l->workspace_bytes);
     CHECK(plan_of(&p, &devices[A100]).family != &fa_cuda_decode, "on an A100");
-    fa_problem other[5] = {p, p, p, p, p};
+    p.v.stride[2] = 512; /* of the only head */
+    expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_bf16);
+    p.d = p.d_v = 512; /* keys are their own values */
+    expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_bf16);
+    p.d = 576;
+    set_dtype(&p, FA_FLOAT16);
+    expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_f16);
+    fa_problem other[9] = {p, p, p, p, p, p, p, p, p};
     other[0].v.stride[1] = 512;
     other[1].v.data += 16;
     other[2].d_v = 513;
     other[3].d = 577;
     other[4].mask.data = memory;
-    for (int i = 0; i < 5; i++)
-        CHECK(plan_of(&other[i], &devices[H200]).family != &fa_cuda_decode, "case %d", i);
+    other[5].k.dtype = other[5].v.dtype = FA_FLOAT8_E4M3;
+    other[6].dropout_threshold = 1;
+    other[7].heads_kv = 2;
+    other[8].k.stride[1] = other[8].v.stride[1] = 578; /* rows are not aligned */
+    static const char *const reasons[] = {
+        "the head dim is 576, above 256, and v is not the first columns of k",
+        "the head dim is 576, above 256, and v is not the first columns of k",
+        "the head dim is 576, above 256;",
+        "the head dim is 577, above 256;",
+        "the head dim is 576, above 256;",
+        "the head dim is 576, above 256;",
+        "options.dropout_p is set",
+        "the head dim is 576, above 256, and v is not the first columns of k",
+        "the head dim is 576, above 256;"};
+    for (int i = 0; i < 9; i++) {
+        plan = plan_of(&other[i], &devices[H200]);
+        CHECK(plan.family != &fa_cuda_decode && strstr(plan.passed_over, reasons[i]), "case %d: %s",
+              i, plan.passed_over);
+    }
 }
 
 /* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
@@ -885,6 +967,8 @@ int main(void)
     test_wide();
     test_asked();
     test_decode_refusals();
+    test_tf32_sm90_refusals();
+    test_tf32_sm90_variants();
     test_decode_bytes();
     test_decode_latent();
     test_decode_is_slower();

@@ -646,6 +646,25 @@ static void test_wide(void)
     }
 }
 
+/* The main launch and the rounding of dq overlap the launch in front; prepare, which reads what the caller's kernels wrote,
+ * and the kernel for wide head dims do not. */
+static void test_overlaps(void)
+{
+    fa_problem p = make_half_backward(2, 8, 1000);
+    for (int64_t d = 64; d <= 256; d += 64) {
+        p.d = p.d_v = d;
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        CHECK(plan.count == 3, "d %lld: %d launches", (long long)d, plan.count);
+        CHECK(!plan.launches[0].overlaps && plan.launches[1].overlaps == (d <= 128) &&
+                  plan.launches[2].overlaps,
+              "d %lld", (long long)d);
+    }
+    p.d = p.d_v = 64;
+    const fa_cuda_plan plan = plan_of(&p, &devices[A100]);
+    for (int i = 0; i < plan.count; i++)
+        CHECK(!plan.launches[i].overlaps, "launch %d overlaps on an A100", i);
+}
+
 /* One order of the sums of dq, if FA_DETERMINISTIC or FA_BATCH_INVARIANT asks: semaphores, and blocks of several heads that
  * take turns. */
 static void test_order(void)
@@ -699,6 +718,11 @@ static void test_order(void)
 
     p = make_half_backward(2, 8, 1000);
     p.d = p.d_v = 128;
+    p.causal = true;
+    plan = plan_of(&p, &devices[H200]);
+    CHECK(find_sm90(&plan)->heads_together == 16 && !find_sm90(&plan)->first_stored,
+          "%lld heads in turn in any order", (long long)find_sm90(&plan)->heads_together);
+    p.causal = false;
     plan = plan_of(&p, &devices[H200]);
     const int any = FIND(&plan, backward_sm90)->variant;
     p.deterministic = true;
@@ -735,6 +759,7 @@ int main(void)
     test_combine();
     test_wide();
     test_order();
+    test_overlaps();
     test_refusals();
     test_text();
     return test_end();
