@@ -53,8 +53,8 @@
 #define FA_BACKWARD_SM90_KEY_SUMS(keys, dim, value_dim) ((keys) * ((dim) + (value_dim)))
 #define FA_BACKWARD_SM90_SEMAPHORES 2 /* of a tile, 4 bytes each */
 
-/* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries, of dout and of their
- * rows; buffers of dS; of dQ (0: one); one of a bias. */
+/* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries,
+ * of dout and of their rows; buffers of dS; of dQ (0: one); one of a bias. */
 #define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers)                           \
     (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
      2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
@@ -91,13 +91,11 @@ typedef struct fa_backward_sm90_params {
     float *key_sums;                   /* NULL: there is one split */
     fa_sm90_map bias, dbias; /* with the axes (key, query, head, batch), boxes of 64 x 64 */
     fa_sm90_steps bias_step, dbias_step;
-    int32_t bias_mapped;    /* 0: it is read by its strides, or there is none */
-    int32_t dbias_mapped;   /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
-    int32_t items_together; /* all batch items, if their blocks take turns; 1: item follows item */
-    int64_t
-        heads_ascending; /* the first heads of the batch, whose blocks ascend (find_ordered_task) */
-    int32_t
-        first_stored; /* of the key tiles that take turns at a query tile the first stores its dQ: sums are not cleared */
+    int32_t bias_mapped;     /* 0: it is read by its strides, or there is none */
+    int32_t dbias_mapped;    /* FA_BACKWARD_SM90_DBIAS_...; the map of sums is in dbias as well */
+    int32_t items_together;  /* all batch items, if their blocks take turns; 1: item follows item */
+    int64_t heads_ascending; /* the first so many heads have blocks that ascend (work.cuh) */
+    int32_t first_stored;    /* a query tile's first key tile stores its dQ; 0: all add theirs */
 } fa_backward_sm90_params;
 
 #endif

@@ -58,8 +58,8 @@
 /* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed. */
 #define DQ_FIRST (HEAD_DIM == 128 && STAGES > 2)
 
-/* Whether a consumer waits for dQ's buffer within its turn. Where sums have one order the buffer is freed late: the products are
- * under way by then. */
+/* Whether a consumer waits for dQ's buffer within its turn, when its products are under way. Where
+ * sums have one order, the buffer is released late. */
 #define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
 
 #define VALUE_DIM COLUMNS

@@ -125,7 +125,7 @@ FA_DEVICE void store_ds(const consumer_state *c, int count)
                               c->ds + 2 * j);
 }
 
-/* dQ of the tile before, for the store warp. use: as of wait_for_dq_buffer, where there are several. */
+/* dQ of the tile before, for the store warp. use: the number of this use of the buffers. */
 FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
 {
 #pragma unroll
@@ -136,7 +136,7 @@ FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
     }
 }
 
-/* use: as of wait_for_dq_buffer. */
+/* Tells the store warp that dQ is in the buffer. use: the number of this use. */
 FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
 {
     ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));

@@ -32,7 +32,7 @@ FA_KERNEL __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = 0; j < NUM_BLOCKS / GROUPS; j++)
         x[j] = sums[(group * (NUM_BLOCKS / GROUPS) + j) * 128];
-    /* Nobody has stored what no key is seen by. */
+    /* Without a share of any block nobody has stored the sums: they count as 0. */
     const bool none = s.first_stored && s.semaphores[number * FA_BACKWARD_SM90_SEMAPHORES] == 0;
     __syncthreads();
 #pragma unroll

@@ -1,18 +1,19 @@
 /*
- * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are acquired and
- * released by.
+ * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are
+ * acquired and released by.
  *
- *     barriers              buffers                         filled by              released by
- *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
- *     k_full, v_full        the same, without some rows     load warp              -
- *     q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
- *     dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
- *     dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
- *     bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
+ *   barriers              buffers                         filled by              released by
+ *   k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
+ *   k_full, v_full        the same, without some rows     load warp              -
+ *   q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
+ *   dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
+ *   dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
+ *   bias_full, _empty     a consumer's half of a bias     TMA, bias warp         the consumer
  *
- * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored before a turn is read
- * behind it. Where there are two, consumer 0 stores dS while consumer 1 may still read the buffer, and waits
- * (NAMED_BARRIER_DS); consumer 1 has been handed the turn by a consumer that has read it.
+ * DS_BUFFERS tiles of dS need none: consumers take turns (NAMED_BARRIER_ISSUE), and what was stored
+ * before a turn is read behind it. Where there are two, consumer 0 stores dS while consumer 1 may
+ * still read the buffer, and waits (NAMED_BARRIER_DS); consumer 1 has been handed the turn by a
+ * consumer that has read it.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_PIPELINE_CUH
@@ -74,17 +75,19 @@ FA_DEVICE bool shares_dbias(const pipeline *pipe)
 FA_DEVICE int stage_of(int count) { return (int)((uint32_t)count % STAGES); }
 FA_DEVICE int parity_of(int count) { return (int)((uint32_t)count / STAGES & 1); }
 
-/* A consumer uses its buffers of dQ in turn. Where that of the use of this number begins, in bytes behind its first one, and the
- * barrier by which it is acquired. */
+/* A consumer takes its buffers of dQ in turn; uses are numbered from 0. The offset of a use's
+ * buffer from the consumer's first one, in bytes. */
 FA_DEVICE int dq_buffer(int use) { return (int)((uint32_t)use % DQ_BUFFERS) * CONSUMERS * DQ_PART; }
 
+/* The barrier by which a consumer acquires the buffer of a use. */
 FA_DEVICE uint64_t *dq_empty(shared_state *state, int consumer, int use)
 {
     return &state->dq_empty[(uint32_t)use % DQ_BUFFERS][consumer];
 }
 
-/* What a consumer arrives at when it has filled that buffer. Warps that share a consumer have a barrier
- * each: one that waits must not be a phase ahead. */
+/* The barrier at which a consumer arrives when it has filled the buffer of a use. Store warps that
+ * serve the same consumer have a barrier each, so that no barrier gets a phase ahead of a warp that
+ * waits. */
 FA_DEVICE uint64_t *dq_full(shared_state *state, int consumer, int use)
 {
     return &state->dq_full[(uint32_t)use % DQ_BARRIERS][consumer];

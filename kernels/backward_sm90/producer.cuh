@@ -19,8 +19,8 @@
 #define LOADER(state) (state)
 #endif
 
-/* A tensor that tiles are loaded from: the indices of its head and of its entry of axis 0 in the map; columns / 64, and the first
- * of them. */
+/* Where tiles are loaded from: the map; the indices of the head and of the entry of axis 0; the
+ * number of blocks of 64 columns, and the first one. */
 typedef struct tile_source {
     const fa_sm90_map *map;
     int head, block, blocks, first;
@@ -117,7 +117,7 @@ FA_DEVICE void load_tile(const pipeline *pipe, const tile_source *from, char *sh
     __syncwarp();
 }
 
-/* Those of keys or values, from key `first` of the work tile on. */
+/* The same of keys or values. Rows count from key `first` of the work tile. */
 FA_DEVICE kept_rows keep_keys(const block_work *w, int first)
 {
     return keep_rows(w->clear_before_key - first, w->clear_from_key - first);
@@ -304,7 +304,8 @@ FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_par
                   ROW_BYTES);
 }
 
-#ifndef BACKWARD_SM90_WIDE /* which has two warps that load; its dQ does not go through shared memory */
+/* backward_sm90_wide has two load warps, and its dQ does not go through shared memory. */
+#ifndef BACKWARD_SM90_WIDE
 
 FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, const tile_cursor *at,
                       const kept_rows *kept)
@@ -413,23 +414,25 @@ FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_para
 
 #endif
 
-/* Adds a consumer's columns of dQ to the sums. first: there are none yet. */
+/* Adds a consumer's columns of dQ to the sums, or stores them if they are the first. */
 FA_DEVICE void put_dq(float *sums, const char *dq, int bytes, bool first)
 {
     if (first) ptx_bulk_store(sums, dq, bytes);
     else ptx_bulk_add_f32(sums, dq, bytes);
 }
 
-/* A store warp, one lane of it. A consumer stores a tile's dQ one tile later, when it uses its buffer for the time `use`; what comes
- * first is none.
+/* One lane of a store warp: adds a tile's dQ, which the consumer stores one tile later, to the
+ * sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
  *
- * Where sums have one order, a key tile is added when all before it have been; in an ORDERED variant the first one is stored, so
- * that nobody has to clear what it is added to. It waits only for blocks of lower numbers, which start no later and do not wait for it. An addition is
- * complete, and visible to this thread, after ptx_bulk_wait; the semaphore makes that so for the thread of the next block, and the
- * fence for its copies.
+ * Where sums have one order, a key tile is added when all key tiles before it have been added. In
+ * an ORDERED variant the first key tile is stored instead, so that nobody needs to clear the sums.
+ * The warp waits only for blocks of lower numbers, which start no later and do not wait for this
+ * block. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
+ * makes it visible to the thread of the next block, and the fence to that thread's copies.
  *
- * With a tile's dQ the consumer shares its dS of the next tile, and with what comes first that of the first one. It stores to the
- * same buffer of dS, of three, when the buffer of dQ has been freed once more: all but the last store of dS has been read then. */
+ * With a tile's dQ the consumer shares dS of the next tile; with use 0, dS of the first tile. There
+ * are three buffers of dS. The consumer stores to the same one again only after the buffer of dQ
+ * has been released once more. By then all stores of dS but the last have been read. */
 FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
                              const tile_cursor *next, int use)
@@ -460,7 +463,7 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     }
 }
 
-/* What comes first: there is no dQ. */
+/* Use 0 of the consumer's buffer, which holds no dQ. */
 FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, int consumer,
                        const tile_cursor *next)
 {
@@ -473,7 +476,8 @@ FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, i
 
 #if BIAS_TILE
 
-/* A consumer's store warp where dS in 32 bits comes in turn with dQ: first that of a tile, then dQ of the tile before. */
+/* A consumer's store warp where dS in 32 bits and dQ alternate: dS of a tile, then dQ of the tile
+ * before. */
 FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params *p,
                                   const fa_backward_sm90_params *s, int consumer)
 {
@@ -502,7 +506,8 @@ FA_DEVICE void store_dq_and_dbias(const pipeline *pipe, const fa_backward_params
 
 #if ORDERED
 
-/* A use of a consumer's buffer: dQ of a tile, its number in the workspace, and how many key tiles come before. */
+/* A use of a consumer's buffer: the tile's number in the workspace, and how many key tiles come
+ * before the block's. */
 typedef struct dq_turn {
     int consumer, use, before;
     int64_t number;
@@ -522,9 +527,9 @@ FA_DEVICE int32_t *semaphore_of(const fa_backward_sm90_params *s, const dq_turn 
     return s->semaphores + turn->number * CONSUMERS + turn->consumer;
 }
 
-/* A store warp of an ORDERED variant: the same, but three warps take what the consumers leave in turn, for from its turn to the
- * semaphore that hands it on a warp takes longer than a tile. While an addition is on its way the warp looks whether its next turn
- * has come. */
+/* A store warp of an ORDERED variant. Three warps take the consumers' buffers in turn, because a
+ * warp takes longer than a tile from its turn at a semaphore to handing it on. While an addition is
+ * on its way, the warp looks whether its next turn has come. */
 FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int warp)
 {
@@ -564,7 +569,7 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
 
 #endif
 
-/* A store warp, of STORE_WARPS. */
+/* Store warp number `warp` of STORE_WARPS. */
 FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
                         const fa_backward_sm90_params *s, int warp)
 {

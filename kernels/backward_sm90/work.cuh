@@ -137,7 +137,8 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, const fa_backward_sm90
 
 #if ORDERED
 
-/* Or the blocks of the first heads ascend: head follows head, each from its last tile down. The other heads take turns. */
+/* The same where blocks of the first heads ascend: head follows head, and a head's blocks take its
+ * key tiles from the last to the first. The blocks of the other heads take turns. */
 FA_DEVICE int64_t find_ordered_task(const fa_attention_params *p, const fa_backward_sm90_params *s,
                                     int64_t block, bool *ascends)
 {
@@ -261,9 +262,12 @@ FA_DEVICE bool clears_keys(const block_work *w)
     return w->clear_before_key > 0 || w->clear_from_key < KEYS;
 }
 
-/* How many key tiles come before the block's at a query tile that the block touches. In front of it the first that touches the tile
- * has the first key that the tile's first query sees. Behind it, where only later queries see later keys, the last one has the last
- * key that the tile's last query sees; if there is a place for a query behind the last one, all touch the tile (find_queries). */
+/* How many key tiles come before the block's at a query tile that the block touches.
+ *
+ * In ascending order of keys: the first key tile that touches the query tile has the first key that
+ * its first query sees. For blocks that ascend, in descending order of keys: the first key tile has
+ * the last key that the query tile's last query sees. A query tile that is not full is touched by
+ * all key tiles (find_queries). */
 FA_DEVICE int tiles_before(const block_work *w, int tile)
 {
 #if ORDERED
@@ -274,9 +278,13 @@ FA_DEVICE int tiles_before(const block_work *w, int tile)
     return min(w->key_tile, (w->edge - tile * QUERIES) / KEYS);
 }
 
-/* A place among the block's tiles: tile `tile` of head `head`, counted from the first one. A head's last tile comes first: all
- * key tiles of a causal mask touch it, so that where sums have one order they follow each other a step apart. Blocks that ascend
- * begin with a head's first tile: under a causal mask the block before has had it two steps ago. */
+/* A place among the block's query tiles: tile `tile` of head `head`, counted from the block's first
+ * head.
+ *
+ * A block starts with a head's last query tile. Under a causal mask all key tiles touch that one,
+ * so where sums have one order, blocks follow each other a step apart. A block that ascends starts
+ * with the first query tile that it touches. Under a causal mask the block before it had that tile
+ * two steps earlier. */
 typedef struct tile_cursor {
     int count, head, tile;
 #if ORDERED

@@ -1,9 +1,11 @@
 /*
- * backward_sm90 for head dims from 129 to 256, whose gradients of 128 keys are more than a block's registers.
+ * backward_sm90 for head dims from 129 to 256, whose gradients of 128 keys are more than a block's
+ * registers.
  *
- * A block owns BLOCK_KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
- * that share the keys. The two blocks of a cluster go through the tiles that see some of both blocks' keys, and exchange dS: so a
- * tile's dQ, of twice the keys, is added to global memory half as often. Each gradient has a warpgroup, and a tile goes from one to the next:
+ * A block owns BLOCK_KEYS keys of one key/value head. The two blocks of a cluster have neighbouring
+ * keys. Both go through the query tiles that see some of these keys, of all heads that share them,
+ * and exchange dS. So dQ is summed over twice the keys before it is added to global memory, and is
+ * added half as often. Each gradient has a warpgroup, and a tile goes from one to the next:
  *
  *     load    keys and queries, values and dout: a warp each, by TMA           load.cuh
  *     dV      S^T, P^T, and adds to dV, in registers; P^T --> shared memory    dv.cuh
@@ -11,9 +13,9 @@
  *     dQ      dQ, which it adds to a float sum in global memory                dq.cuh
  *     send    dS, to the other block                                           exchange.cuh
  *
- * So no warpgroup waits for its own products, and while one computes exponentials the tensor cores work for the others. They meet
- * at the barriers of pipeline.cuh. config.cuh says what the file is compiled with, and docs/kernels/backward_sm90.md why it is
- * made so.
+ * While one warpgroup computes exponentials, the tensor cores work for the others. The warpgroups
+ * synchronize by the barriers of pipeline.cuh. config.cuh says what the file is compiled with.
+ * docs/kernels/backward_sm90.md has the reasons.
  */
 #include "backward_sm90_wide/config.cuh"
 #include "backward_sm90_wide/pipeline.cuh"
@@ -28,7 +30,7 @@
 
 enum { WARPGROUP_LOAD, WARPGROUP_DV, WARPGROUP_DK, WARPGROUP_DQ };
 
-/* Of the first warpgroup. */
+/* The warps of the first warpgroup. */
 enum { WARP_KEYS_AND_QUERIES, WARP_VALUES_AND_DOUT, WARP_SEND_DS };
 
 FA_KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)

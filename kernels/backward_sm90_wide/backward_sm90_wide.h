@@ -11,13 +11,15 @@
     64 /* of a block; those of a cluster's blocks follow each other */
 #define FA_BACKWARD_SM90_WIDE_THREADS 512
 #define FA_BACKWARD_SM90_WIDE_DS_BUFFERS 2
-/* Of 64 columns: what a block of a cluster loads of its peer's keys, whose dQ it computes in half of the columns. */
+/* Blocks of 64 columns that a block loads of its peer's keys. It computes dQ of all keys of the
+ * cluster in half of the columns. */
 #define FA_BACKWARD_SM90_WIDE_PEER_BLOCKS 2
 #define FA_BACKWARD_SM90_WIDE_WEIGHT_BYTES                                                         \
     (FA_BACKWARD_SM90_WIDE_KEYS * FA_BACKWARD_SM90_QUERIES * 4)
 
-/* Bytes of dynamic shared memory, with room to align to 1024: keys and stages of queries; values and stages of dout; the peer's
- * keys; rows of the queries; weights, in float32; buffers of dS, of all keys of the cluster. */
+/* Bytes of dynamic shared memory, with room to align to 1024: keys and stages of queries; values
+ * and stages of dout; the peer's keys; rows of the queries; weights, in float32; buffers of dS, of
+ * all keys of the cluster. */
 #define FA_BACKWARD_SM90_WIDE_SMEM(element, dim, value_dim, q_stages, stages, cluster)             \
     ((FA_BACKWARD_SM90_WIDE_KEYS + (q_stages)*FA_BACKWARD_SM90_QUERIES) *                          \
          FA_SM90_ROW_BYTES(dim, element) +                                                         \

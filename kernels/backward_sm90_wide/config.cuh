@@ -1,14 +1,14 @@
 /*
- * What backward_sm90_wide is compiled with, and what follows. It replaces backward_sm90/config.cuh, and is included before any
- * part of backward_sm90. A row of kernels/variants.h gives
+ * What backward_sm90_wide is compiled with, and what follows. It replaces backward_sm90/config.cuh,
+ * and is included before any part of backward_sm90. A row of kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
  *     HEAD_DIM   192 or 256: the widest head dim of queries and keys
  *     VALUE_DIM  a multiple of 64: the widest of values
  *     Q_STAGES   buffers of query tiles
  *     STAGES     buffers of their dout
- *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ of both blocks' keys, in half
- *                of the columns
+ *     CLUSTER    2 blocks, which go through the same query tiles and exchange dS: each computes dQ
+ *                of both blocks' keys, in half of the columns
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_CONFIG_CUH
@@ -55,14 +55,15 @@
 #define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
 #define PEER_BLOCK (THIS_BLOCK ^ 1)
 
-/* Of the columns of the peer's keys that it loads, the first block of 64. */
+/* The first block of 64 columns that it loads of the peer's keys. */
 #define PEER_FIRST (THIS_BLOCK * (BLOCKS - PEER_BLOCKS))
 
-/* Of the cluster's keys, the block's first one. */
+/* The block's first key, counted from the cluster's first. */
 #define FIRST_KEY (THIS_BLOCK * BLOCK_KEYS)
 
-/* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that are computed at once; what is left
- * of a cluster's columns when each of its blocks has so many. */
+/* Literals, because they are parts of instructions' names: queries of a tile; columns of dQ that
+ * are computed at once; at head dim 192, the columns that each block of a cluster has beside
+ * these. */
 #define QUERIES 64
 #define DQ_COLUMNS 64
 #define DQ_REST 32
@@ -99,7 +100,7 @@ static_assert(Q_STAGES > 1 && DOUT_BYTES <= Q_BYTES,
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && DK_SUMS == 32 * BLOCKS,
               "as the planner counts");
 
-/* Of a thread of each warpgroup: together 4 * 128, what the block starts with. */
+/* Registers of a thread of each warpgroup: together 4 * 128, with which the block starts. */
 #define PRODUCER_REGISTERS (HEAD_DIM == 256 ? 24 : 32)
 #if HEAD_DIM == 256
 #define DQ_REGISTERS (OPTIONS ? 64 : 72)

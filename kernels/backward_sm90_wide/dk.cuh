@@ -80,7 +80,8 @@ FA_DEVICE uint32_t find_ds_row(const pipeline *pipe)
                       ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16);
 }
 
-/* A tile of dS, transposed: a row for each query, of its keys. The peer's dQ needs it as well (send_ds). */
+/* Stores a tile of dS, transposed: a row for each query. The peer's dQ needs it as well
+ * (send_ds). */
 FA_DEVICE void share_ds(const pipeline *pipe, const uint32_t *ds, int count)
 {
     shared_state *state = pipe->state;

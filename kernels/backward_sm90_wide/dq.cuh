@@ -24,7 +24,7 @@ FA_DEVICE void add_columns(float *to, const float *dq, int columns)
                              make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
 }
 
-/* Where a tile's operands are: dS of the block's own keys and of the peer's; the keys. Descriptors. */
+/* Descriptors of a tile's operands: dS and the keys, of the block itself and of the peer. */
 typedef struct dq_operands {
     uint32_t ds, keys, peer_ds, peer_keys;
 } dq_operands;
@@ -42,8 +42,9 @@ FA_DEVICE dq_operands find_operands(uint32_t base, int count)
 
 #if HEAD_DIM == 192
 
-/* A tile's dQ of both blocks' keys, in the block's columns: of 192, block 0 has the first 96, block 1 the others. Both have 32 of
- * the middle 64. The share of the block's own keys need not wait for the peer. */
+/* Adds a tile's dQ, of both blocks' keys in this block's columns. Of 192 columns block 0 has the
+ * first 96 and block 1 the others, so each has 32 of the middle 64. The products with the block's
+ * own keys do not wait for the peer. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
     const int first = THIS_BLOCK * 2, middle = 1, rest = THIS_BLOCK * DQ_REST;
@@ -72,7 +73,8 @@ FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 
 #else
 
-/* The same of 256 columns: block 0 has the first 128. There are registers for 64 at once. */
+/* The same of 256 columns, of which block 0 has the first 128. There are registers for 64 at a
+ * time. */
 FA_DEVICE void add_dq(const pipeline *pipe, uint32_t base, int count, float *to)
 {
     enum { OWN_BLOCKS = BLOCKS / CLUSTER };

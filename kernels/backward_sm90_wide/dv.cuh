@@ -118,9 +118,9 @@ FA_DEVICE void issue_tile_scores(dv_state *c, int stage)
     issue_scores(c->scores, c->base, q_tile(c->base, stage), HEAD_DIM);
 }
 
-/* One tile, whose weights are there; then there are those of the next one. Its dout is released before the next tile's scores are
- * waited for: with few stages, loads are what the block waits for most easily. Behind the last tile these scores are one more
- * product, of no use. */
+/* Adds a tile, whose weights are there, and makes the weights of the next one. The tile's dout is
+ * released before the wait for the next tile's scores: with few stages, loads easily come late.
+ * Behind the last tile these scores are a product that nobody uses. */
 FA_DEVICE void add_dv(const pipeline *pipe, const fa_attention_params *p, dv_state *c,
                       tile_cursor *at, const tile_range *range)
 {
@@ -170,8 +170,9 @@ FA_DEVICE void compute_dv(const pipeline *pipe, const fa_backward_params *p)
         weigh(pipe, &p->a, &c, &at);
         while (at.count < range.tiles) add_dv(pipe, &p->a, &c, &at, &range);
     }
-    /* The gradient leaves through the stage of queries that is not the last tile's: the warpgroup of dK has read it when it has the
-     * last weights. The last dout is still read, by the product behind the last one. */
+    /* The gradient leaves through a stage of queries other than the last tile's. The warpgroup of
+     * dK has read that stage when it has the last weights. The stage of the last dout is still
+     * being read, by the product that nobody uses. */
     const int last = range.tiles > 0 ? range.tiles - 1 : 0;
     if (range.tiles > 0) ptx_mbarrier_wait(&state->p_empty, last & 1);
     if (w->key_sums) {

@@ -1,6 +1,7 @@
 /*
- * What the two blocks of a cluster tell each other: a tile's dS, of the block's keys, to the same place in the peer's shared
- * memory; and that a buffer of dS has been read, for both blocks write to it.
+ * What the two blocks of a cluster exchange. Each copies a tile's dS of its own keys to the same
+ * place in the peer's shared memory. Each also tells the peer that it has read a buffer of dS,
+ * because both blocks write to it.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_EXCHANGE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_EXCHANGE_CUH
@@ -11,7 +12,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* One thread sends what the warpgroup of dK has stored. The buffer is free in both blocks then: so the peer's as well. */
+/* One thread sends what the warpgroup of dK has stored. That warpgroup has waited until the buffer
+ * was free in both blocks. */
 FA_DEVICE void send_ds(const pipeline *pipe)
 {
     shared_state *state = pipe->state;
@@ -31,7 +33,7 @@ FA_DEVICE void wait_for_peer_ds(const pipeline *pipe, int count)
     ptx_mbarrier_wait_cluster(&pipe->state->ds_received[ds_buffer(count)], ds_parity(count));
 }
 
-/* Products no longer read it. */
+/* Releases a buffer of dS, which no product reads any more, in both blocks. */
 FA_DEVICE void release_ds(const pipeline *pipe, int count, int leader)
 {
     uint64_t *empty = &pipe->state->ds_empty[ds_buffer(count)];

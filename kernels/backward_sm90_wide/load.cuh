@@ -1,6 +1,7 @@
 /*
- * The warps that load: one keys, queries and their rows, one values and dout. Stages of queries are released later than those of
- * dout, which then need not wait for them.
+ * The warps that load: one loads keys, queries and their rows, the other values and dout. Stages of
+ * queries are released later than stages of dout, so with a warp each dout does not wait for
+ * queries.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_LOAD_CUH
@@ -36,7 +37,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
 
-/* Of the peer's keys those columns that the block computes dQ of. */
+/* Loads the columns of the peer's keys in which the block computes dQ. */
 FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
     shared_state *state = pipe->state;
@@ -48,7 +49,7 @@ FA_DEVICE void load_peer_keys(const pipeline *pipe, const fa_backward_sm90_param
         issue_tile(&from, pipe->buffers + PEER_K_AT, BLOCK_KEYS, row, &state->peer_k_loaded);
 }
 
-/* Clears rows of them that are not to stay, before finish_k arrives for all keys. */
+/* Clears rows of the peer's keys that are not to stay, before finish_k arrives for all keys. */
 FA_DEVICE void finish_peer_keys(const pipeline *pipe, const fa_attention_params *p)
 {
     const block_work *w = &pipe->state->work;

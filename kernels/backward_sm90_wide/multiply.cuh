@@ -52,7 +52,8 @@ FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t til
     ptx_wgmma_commit();
 }
 
-/* keys: descriptor of the columns; accumulate 0: it is the first share. */
+/* Issues dQ (+)= dS K in DQ_COLUMNS columns. keys: their descriptor; accumulate 0: dq is
+ * overwritten. */
 FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys, int accumulate)
 {
 #pragma unroll

@@ -1,17 +1,17 @@
 /*
- * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are acquired and
- * released by. It replaces backward_sm90/pipeline.cuh.
+ * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are
+ * acquired and released by. It replaces backward_sm90/pipeline.cuh.
  *
- *     barriers              buffers                         filled by              released by
- *     k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
- *     k_full, v_full        the same, without some rows     a load warp each       -
- *     peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -
- *     q_full, q_empty       Q_STAGES tiles of queries       TMA, load warp 0       warpgroups dV (scores) and dK
- *                           and their rows
- *     dout_full, _empty     STAGES tiles of dout            TMA, load warp 1       warpgroups dV and dK (dP)
- *     p_full, p_empty       a tile of weights               warpgroup dV           warpgroup dK
- *     ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           warpgroups dQ of the cluster
- *     ds_received           of them the peer's part         the peer's send warp   -
+ *   barriers              buffers                         filled by              released by warpgroups
+ *   k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
+ *   k_full, v_full        the same, without some rows     a load warp each       -
+ *   peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -
+ *   q_full, q_empty       Q_STAGES tiles of queries       TMA, load warp 0       dV (scores), dK
+ *                         and their rows
+ *   dout_full, _empty     STAGES tiles of dout            TMA, load warp 1       dV, dK (dP)
+ *   p_full, p_empty       a tile of weights               warpgroup dV           dK
+ *   ds_full, ds_empty     DS_BUFFERS tiles of dS          warpgroup dK           dQ of both blocks
+ *   ds_received           of them the peer's part         the peer's send warp   -
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH
 #define FA_KERNELS_BACKWARD_SM90_WIDE_PIPELINE_CUH

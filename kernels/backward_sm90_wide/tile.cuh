@@ -13,7 +13,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/thread.cuh"
 
-/* The descriptor of the block's keys, by which the others are found. */
+/* The descriptor of the block's keys, from which the others are computed. */
 FA_DEVICE uint32_t first_descriptor(const pipeline *pipe)
 {
     return ptx_uniform(ptx_descriptor_low_in_cluster(pipe->buffers, 0));

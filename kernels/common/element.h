@@ -10,7 +10,8 @@
 /* One of FA_ELEMENT_... */
 typedef int32_t fa_element;
 
-/* Where fa_dtype has the same type, the number is the same. Its 4 is the boolean, which nobody multiplies. */
+/* A type that fa_dtype has as well has the same number. 4 is fa_dtype's boolean, which nobody
+ * multiplies. */
 #define FA_ELEMENT_FLOAT32 0
 #define FA_ELEMENT_FLOAT16 1
 #define FA_ELEMENT_BFLOAT16 2

@@ -23,15 +23,17 @@
 /* The bound of a flat row: so many times the average, on top of the largest weight. */
 #define FA_FLAT_GROWTH 6.0f
 
-/* Rows that see so many keys at most never count as flat. Standard normal logits, beside an online softmax: in rows of
- * 1024 keys the error of flat rows is 1.07 times as large, in 2048 1.05, in 4096 1.03, in 8192 1.02; the largest error
- * of a result up to 1.3 times. Tests of kernels on the CPU, whose rows are short, set a smaller one. */
+/* Rows that see at most so many keys never count as flat. For standard normal logits the error of
+ * flat rows is larger than that of an online softmax: 1.07 times in rows of 1024 keys, 1.05 times
+ * in 2048, 1.03 times in 4096 and 1.02 times in 8192. The largest error of a result is up to 1.3
+ * times as large. Tests of kernels on the CPU, whose rows are short, set a smaller number. */
 #ifndef FA_SHORT_ROW
 #define FA_SHORT_ROW 2048
 #endif
 
-/* The same for the rows of a work tile that needs `keys` keys. Under a causal mask alone the first rows, of very few
- * keys, decide the error. */
+/* Whether the rows of a work tile that needs `keys` keys are short in this sense. Under a causal
+ * mask without a window they are not: there the first rows, which see very few keys, decide the
+ * error. */
 #define FA_HAS_SHORT_ROWS(p, keys)                                                                 \
     ((keys) <= FA_SHORT_ROW && ((p)->window_left >= 0 || !((p)->causal || (p)->window_right >= 0)))
 

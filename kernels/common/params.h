@@ -22,7 +22,8 @@ typedef struct fa_kernel_view {
     char *data;
     int64_t stride[4];
     int32_t dtype;
-    int32_t vector; /* rows are whole groups of 8 or 4, each moved at once; 0: they are not */
+    int32_t vector; /* rows are whole groups of so many elements, each moved at once: 8, 4, or 16
+                     * (8 bits in decode_sm80); 0: they are not */
 } fa_kernel_view;
 
 typedef struct fa_attention_params {
@@ -58,7 +59,8 @@ typedef struct fa_attention_params {
     int64_t tasks; /* tiles times heads times batch items                     */
 
     int64_t attention_chunk; /* 0: none; only kernels with HAS_ATTENTION_CHUNKS look at it */
-    /* As k and v, a column each, for elements of 8 bits; data NULL: 1. forward_simt and decode_sm80 look at them. */
+    /* Of elements of 8 bits: like k and v, with one column. data NULL: 1. forward_simt and
+     * decode_sm80 read them. */
     fa_kernel_view k_scale, v_scale;
 } fa_attention_params;
 

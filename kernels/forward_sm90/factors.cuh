@@ -1,5 +1,6 @@
 /*
- * The end of a row: its outputs' factor, which divides them by the sum of weights, and the log-sum-exp.
+ * The end of a row: its outputs' factor, which divides them by the sum of weights, and the
+ * log-sum-exp.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_FACTORS_CUH
 #define FA_KERNELS_FORWARD_SM90_FACTORS_CUH
@@ -30,9 +31,10 @@ FA_DEVICE int exponent_of(float x)
 
 FA_DEVICE float inverse_power(int e) { return __int_as_float((127 - e) << 23); }
 
-/* A row's factor where there is a sink or the log-sum-exp is wanted, which it stores. i: the row's number in the work
- * tile. The sum's power of two is moved to the base: base and log of the sum may each be far larger than what they
- * add up to, and lse would lose digits by the cancellation. */
+/* A row's factor where there is a sink or the log-sum-exp is wanted; stores the log-sum-exp. i: the
+ * row's number in the work tile. The sum's power of two is moved to the base. Otherwise base and
+ * log of the sum may each be far larger than their sum, and lse would lose digits by
+ * cancellation. */
 FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, float base, float sum,
                            int i)
 {
@@ -49,8 +51,8 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
     return factor;
 }
 
-/* The factors of both rows' outputs. Without sink and lse this takes no branch, for the tensor cores wait. first: the
- * number of the thread's first row in the work tile. */
+/* The factors of both rows' outputs. Without sink and lse there is no branch, because the tensor
+ * cores wait. first: the number of the thread's first row in the work tile. */
 FA_DEVICE void find_factors(const fa_attention_params *p, const work_tile *w, const row_state *rows,
                             int first, float *factor)
 {

@@ -1,6 +1,6 @@
 /*
- * What follows from the numbers of a variant of forward_sm90, and its second parameter. Shared by the kernel and
- * the planner.
+ * What follows from the numbers of a variant of forward_sm90, and its second parameter. Shared by
+ * the kernel and the planner.
  *
  * The numbers are those of kernels/variants.h:
  *
@@ -13,8 +13,10 @@
  *                        with a bias: its tiles take the shared memory
  *   single_tiles         1: only for rows whose keys are one tile
  *   short_rows           1: only for rows of few keys (common/flat_rows.h)
- *   few_queries          1: only for few queries, and where the last ones of a larger tile would be few (src/cuda/plan_sm90.c)
- *   tracked              1: plain tiles always track the max (softmax.cuh). It costs nothing at head dims above 128
+ *   few_queries          1: only for few queries, or where a larger last tile would be mostly empty
+ *                        (src/cuda/plan_sm90.c)
+ *   tracked              1: plain tiles always track the max (softmax.cuh), which costs 0 to 2% at
+ *                        head dims above 128
  */
 #ifndef FA_KERNEL_FORWARD_SM90_H
 #define FA_KERNEL_FORWARD_SM90_H

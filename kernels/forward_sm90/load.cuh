@@ -1,6 +1,6 @@
 /*
- * Parts of tensors to shared memory by TMA: the queries of a work tile, rows of keys and of values. Shared with
- * forward_sm90_wide and forward_tf32_sm90.
+ * Parts of tensors to shared memory by TMA: the queries of a work tile, rows of keys and of values.
+ * Shared with forward_sm90_wide and forward_tf32_sm90.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_LOAD_CUH
 #define FA_KERNELS_FORWARD_SM90_LOAD_CUH
@@ -45,7 +45,8 @@ FA_DEVICE void produce_consumer_queries(const pipeline *pipe, const fa_sm90_para
     else ptx_mbarrier_arrive(&pipe->state->q_full[q_stage(number)][consumer]);
 }
 
-/* Rows of keys or values from key `key` on, and blocks of BLOCK_COLUMNS columns from `column` on. */
+/* Rows of keys or values from key `key` on, and blocks of BLOCK_COLUMNS columns from `column`
+ * on. */
 typedef struct kv_box {
     int key, rows, column, blocks;
 } kv_box;

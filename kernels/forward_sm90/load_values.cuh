@@ -11,8 +11,9 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* TMA also loads rows of values outside the keys that a sequence's queries may see. They may hold NaN, and
- * 0 * NaN is NaN, so they are cleared: rows outside [from, to) of a box. The whole warp. */
+/* TMA also loads rows of values outside the keys that a sequence's queries may see. They may hold
+ * NaN, and 0 * NaN is NaN, so they are cleared: rows outside [from, to) of a box. The whole
+ * warp. */
 FA_DEVICE void clear_values(char *shared, int rows, int64_t from, int64_t to)
 {
     const int lane = threadIdx.x % 32;
@@ -34,8 +35,8 @@ FA_DEVICE bool has_values_to_clear(const fa_attention_params *p, const fa_tile *
     return box->key < seen->lo || (box->key + box->rows > seen->hi && !zeros_behind);
 }
 
-/* Loads a box of values, and clears what no query may see before the full barrier says that they are there.
- * cleared: counts the boxes that were cleared so far. */
+/* Loads a box of values, and clears what no query may see before the full barrier says that they
+ * are there. cleared: counts the boxes that were cleared so far. */
 FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
                            const fa_sm90_params *s, const fa_tile *t, const kv_box *box,
                            char *shared, uint64_t *full, int *cleared)

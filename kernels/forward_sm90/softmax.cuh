@@ -84,7 +84,7 @@ FA_DEVICE float series_exponent(float s, const exponent_units *u, float base)
 
 /* ---- Max ------------------------------------------------------------------------------------- */
 
-/* Of a thread's scores in row r. */
+/* The max of a thread's scores in row r. */
 FA_DEVICE float max_of_scores(const float *s, int r)
 {
     float top[2] = {-INFINITY, -INFINITY};
@@ -95,8 +95,9 @@ FA_DEVICE float max_of_scores(const float *s, int r)
     return fmaxf(top[0], top[1]);
 }
 
-/* The same by comparing the bits as integers, which takes half the instructions: one finds the max of three. Where all
- * scores are negative, so is the result, but it need not be their max. */
+/* The same by comparing the bits as integers. That takes half the instructions, because one
+ * instruction finds the max of three integers. If all scores are negative, the result is negative,
+ * but need not be their max. */
 FA_DEVICE float max_of_bits(const float *s, int r)
 {
     int top[2] = {__float_as_int(-0.0f), __float_as_int(-0.0f)};
@@ -110,7 +111,7 @@ FA_DEVICE float max_of_bits(const float *s, int r)
 
 FA_DEVICE bool is_negative(float x) { return __float_as_int(x) < 0; }
 
-/* The exponent of the largest of a thread's scores in row r. */
+/* The exponent of `top`, the largest of a thread's scores in row r. */
 FA_DEVICE float max_exponent(float top, int r, const exponent_units *u)
 {
 #if HAS_SERIES
@@ -121,8 +122,9 @@ FA_DEVICE float max_exponent(float top, int r, const exponent_units *u)
 #endif
 }
 
-/* Raises the bases to this tile's max; top: of a thread's scores in its rows, which four lanes share. rescale: what sums
- * and outputs so far are to be multiplied by; sums are. A row that has seen no key keeps NO_KEY_SEEN. */
+/* Raises the bases to this tile's max. top: the max of a thread's scores in each of its rows, which
+ * four lanes share. Sets rescale, by which the outputs so far are to be multiplied; sums are
+ * multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
 FA_DEVICE void raise_bases(const float *top, row_state *rows, float *rescale,
                            const exponent_units *u)
 {

@@ -1,6 +1,7 @@
 /*
- * What forward_tf32_sm90 is compiled with, and the sizes that follow from it. It replaces forward_sm90/config.cuh, and
- * is included before any part of forward_sm90. A row of kernels/variants.h gives
+ * What forward_tf32_sm90 is compiled with, and the sizes that follow from it. It replaces
+ * forward_sm90/config.cuh, and is included before any part of forward_sm90. A row of
+ * kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_TF32: float32 in memory, rounded to tf32 for products
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 32
@@ -60,7 +61,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
 
-/* Of forward_sm90's choices (forward_sm90/config.cuh): */
+/* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
 #define HIDES_VALUES 0
 #define TRACKED 1
 #define HAS_SERIES 0
@@ -77,14 +78,15 @@ enum {
     THREADS = FA_SM90_THREADS(CONSUMERS),
     QUERIES = FA_SM90_QUERIES(CONSUMERS),
     ROWS = 64, /* queries of a consumer */
-    /* A row of shared memory has 128 bytes, 32 floats: over them goes the swizzle. */
+    /* A row of shared memory has 128 bytes, which the swizzle spans: 32 floats. */
     BLOCK_COLUMNS = 32,
     K_BLOCKS = HEAD_DIM / BLOCK_COLUMNS,
     V_BLOCKS = VALUE_DIM / BLOCK_COLUMNS,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     K_BLOCK = KEYS * 128,
-    /* Values are in pieces of 32 keys by 32 columns, first by keys, then by columns. Transposed, a piece is 32 rows of
-     * one column and 32 keys each, so that the pieces of the same keys are an operand of VALUE_DIM rows. */
+    /* Values are in pieces of 32 keys by 32 columns, first by keys, then by columns. Transposed, a
+     * piece is 32 rows of one column and 32 keys each, so that the pieces of the same keys are an
+     * operand of VALUE_DIM rows. */
     PIECE = 32 * 128,
     V_BLOCK = V_BLOCKS * PIECE, /* bytes of 32 keys' values */
     Q_BYTES = K_BLOCKS * Q_BLOCK,

@@ -1,11 +1,11 @@
 /*
  * A consumer: a warpgroup with 64 queries of the work tile. For each key tile t it
  *
- *     issues S = Q K^T of tile t and out += P V of tile t - 1, waits for S, computes its softmax in place, waits for
- *     P V, rounds the weights into P
+ *     issues S = Q K^T of tile t and out += P V of tile t - 1, waits for S, computes its softmax
+ *     in place, waits for P V, rounds the weights into P
  *
- * as forward_sm90's does. All key tiles track the max: tf32 products are half as fast as those of 16 bits, and the
- * softmax is hidden under those of the other consumers.
+ * as forward_sm90's does. All key tiles track the max: tf32 products are half as fast as those of
+ * 16 bits, and the softmax is hidden under those of the other consumers.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_CONSUMER_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_CONSUMER_CUH
@@ -31,7 +31,7 @@ typedef struct consumer_state {
     float out[OUTPUTS], scores[KEYS / 2];
     uint32_t weights[KEYS / 2];
     row_state rows;
-    float rescale[2]; /* what the outputs of the tiles before are to be multiplied by */
+    float rescale[2]; /* by which the outputs of the tiles before are to be multiplied */
     tile_limits limits;
     cursor at;
 } consumer_state;
@@ -86,7 +86,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c)
     add_sums(&c->rows, sum);
 }
 
-/* Weights become the A operand: of 8 keys a thread has 2t, 2t + 1 of row g, then of row g + 8. */
+/* Weights become the A operand. Of 8 keys a thread has the weights of keys 2t and 2t + 1, of row g
+ * and then of row g + 8. */
 FA_DEVICE void round_weights(consumer_state *c)
 {
 #pragma unroll

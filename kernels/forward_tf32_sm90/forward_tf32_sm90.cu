@@ -1,16 +1,15 @@
 /*
- * Attention forward on Hopper's tensor cores for float32: operands are rounded to tf32, sums are float32, masks by
- * position and lengths alone.
+ * Attention forward on Hopper's tensor cores for float32: operands are rounded to tf32, sums are
+ * float32, masks by position and lengths alone.
  *
- * The kernel is persistent, with the warp roles, scheduler and softmax of forward_sm90. What differs is what becomes of
- * keys and values between their load and the products: wgmma drops the last 13 bits of a float32 number, and in tf32 it
- * reads both operands along their rows. So three warps, the transposers, round keys and values in shared memory and
- * transpose the values there, each in its place.
+ * The kernel is persistent, with the scheduler and softmax of forward_sm90. In tf32 wgmma drops the
+ * last 13 bits of a float32 number, and reads both operands along their rows. So between the loads
+ * and the products three warps, the transposers, round keys and values in shared memory, and
+ * transpose the values in place.
  *
- *     producer      warp 0 describes the block's work tiles ahead,
- *                   and loads queries, keys and values by TMA      producer.cuh
- *     transposers   warps 1 to 3                                   transpose.cuh
- *     consumers     warpgroups of 64 queries each                  consumer.cuh, multiply.cuh, store.cuh
+ *   load warp     warp 0: describes work tiles, loads by TMA   producer.cuh
+ *   transposers   warps 1 to 3                                 transpose.cuh
+ *   consumers     warpgroups of 64 queries each                consumer.cuh, multiply.cuh, store.cuh
  *
  * config.cuh says what the file is compiled with.
  */

@@ -1,11 +1,12 @@
 /*
- * What follows from the numbers of a variant of forward_tf32_sm90. Its second parameter is forward_sm90's. Shared by
- * the kernel and the planner.
+ * What follows from the numbers of a variant of forward_tf32_sm90. Its second parameter is
+ * forward_sm90's. Shared by the kernel and the planner.
  *
  * The numbers are those of kernels/variants.h:
  *
  *   head_dim, value_dim  the same multiple of 32
- *   consumers            warpgroups that compute, 64 queries each; one more loads, rounds and transposes
+ *   consumers            warpgroups that compute, 64 queries each; one more loads, rounds and
+ *                        transposes
  *   keys                 of a key tile, a multiple of 32
  *   stages               for a tile of keys or values
  *   q_stages             1
@@ -20,7 +21,8 @@ enum {
     FA_TF32_SM90_QUEUE_ENTRIES = 4 /* of the work-tile queue: an even number */
 };
 
-/* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work tiles. */
+/* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work
+ * tiles. */
 #define FA_TF32_SM90_SMEM(element, dim, consumers, keys, stages)                                   \
     ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * FA_SM90_ROW_BYTES(dim, element) +          \
      FA_TF32_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)

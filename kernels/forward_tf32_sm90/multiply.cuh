@@ -1,9 +1,10 @@
 /*
  * The products that a consumer issues: S = Q K^T, and out += P V of the tile before.
  *
- * In tf32 wgmma wants both operands along their rows, so V is transposed. P comes from registers: of 8 keys a thread
- * has the weights 2t and 2t + 1 of a row, and the A operand wants t and t + 4. So the products' keys 0 to 3 are the
- * tile's 0, 2, 4, 6, and 4 to 7 its 1, 3, 5, 7: the transposers write V in this order.
+ * In tf32 wgmma wants both operands along their rows, so V is transposed. P comes from registers:
+ * of 8 keys a thread has the weights 2t and 2t + 1 of a row, and the A operand wants t and t + 4.
+ * So the products' keys 0 to 3 are the tile's 0, 2, 4, 6, and 4 to 7 its 1, 3, 5, 7: the
+ * transposers write V in this order.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_MULTIPLY_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_MULTIPLY_CUH
@@ -26,8 +27,8 @@ FA_DEVICE void acquire_tile(const pipeline *pipe, tile_count number)
     ptx_mbarrier_wait(&pipe->state->full[stage_of(number)], parity_of(number));
 }
 
-/* Issues s = Q K^T, 64 x KEYS. The statement without instructions hides that q is the same for every tile: the
- * compiler would keep a descriptor for each step in registers. */
+/* Issues s = Q K^T, 64 x KEYS. The empty asm statement hides from the compiler that q is the same
+ * for every tile: otherwise it would keep a descriptor for each step in registers. */
 FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k)
 {
     __asm__ volatile("" : "+r"(q));
@@ -54,7 +55,7 @@ FA_DEVICE void issue_pv(float *out, const uint32_t *p, uint32_t v, int accumulat
     ptx_wgmma_commit();
 }
 
-/* ptx_register_fence for weights, which the product with values has read until here. */
+/* As ptx_register_fence, for the weights, which the product with values has been reading. */
 FA_DEVICE void fence_weights(uint32_t *weights)
 {
 #pragma unroll

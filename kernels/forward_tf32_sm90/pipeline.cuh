@@ -1,14 +1,15 @@
 /*
- * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the barriers.
+ * What the warps of a block share. It replaces forward_sm90/pipeline.cuh, which explains the
+ * barriers.
  *
- *     barriers              stages                     filled by                           released by
- *     entry_full, _empty    QUEUE_ENTRIES work tiles   load warp                           all warps
- *     q_full, q_empty       1 for each consumer        TMA, load warp                      the consumer
+ *     barriers              stages                     filled by          released by
+ *     entry_full, _empty    QUEUE_ENTRIES work tiles   load warp          all warps
+ *     q_full, q_empty       1 for each consumer        TMA, load warp     the consumer
  *     loaded                STAGES                     TMA, load warp
- *     full, empty           the same                   transposers: rounded, transposed    all consumers
+ *     full, empty           the same                   the transposers    all consumers
  *
- * Tiles of keys and values take the stages in turn, in the order in which consumers need them: the keys of each tile
- * before the values of the one before.
+ * Tiles of keys and values take the stages in turn, in the order in which consumers need them: the
+ * keys of each tile before the values of the one before.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
@@ -42,8 +43,9 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-/* The numbers of tiles of keys and values, through all work tiles: of a work tile's key tile `tile`, where `first` is
- * that of its first keys and `tiles` how many key tiles it has. */
+/* Tiles of keys and of values are numbered through all work tiles. The numbers of key tile `tile`
+ * of a work tile. first: the number of the work tile's first keys; tiles: how many key tiles it
+ * has. */
 FA_DEVICE uint32_t number_of_keys(uint32_t first, int tile)
 {
     return first + (uint32_t)max(2 * tile - 1, 0);

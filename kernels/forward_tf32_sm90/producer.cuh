@@ -1,6 +1,6 @@
 /*
- * The load warp: describes the block's work tiles ahead, and brings queries, keys and values to shared memory by TMA, in
- * the order in which they are needed.
+ * The load warp: describes the block's work tiles ahead, and brings queries, keys and values to
+ * shared memory by TMA, in the order in which they are needed.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PRODUCER_CUH
@@ -15,8 +15,8 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
-/* What is the same for all tiles of a work tile, computed once: issuing a tile's loads is to take less time than its
- * products. */
+/* What all tiles of a work tile have in common, computed once, so that issuing a tile's loads takes
+ * less time than its products. */
 typedef struct source {
     const fa_tile *tile;
     int start_k, head_k, head_v, block_k, block_v; /* coordinates of the tensor maps */
@@ -34,7 +34,7 @@ FA_DEVICE source find_source(const fa_sm90_params *s, const work_tile *w)
     return from;
 }
 
-/* Where the next tile goes, when consumers have released its stage. number: of tiles so far. */
+/* Waits until consumers have released the stage of tile `number`; returns its address. */
 FA_DEVICE char *acquire_stage(const pipeline *pipe, tile_count number)
 {
     const int stage = stage_of(number);
@@ -86,15 +86,16 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
     }
 }
 
-/* The work tiles that the load warp has described so far: no warp is left for a scheduler, and tiles of keys that are on
- * their way hide the time that a description takes. */
+/* The work tiles that the load warp has described so far. There is no warp for a scheduler. Loads
+ * that are on their way hide the time that a description takes. */
 typedef struct schedule_state {
     int64_t task; /* of the lane: the next of the block's */
     int number;   /* of work tiles */
     bool more;
 } schedule_state;
 
-/* Describes the block's next two tasks, if there are any. Returns when their entries are empty, and filled. */
+/* Describes the block's next two tasks, if there are any: waits until their entries are empty, and
+ * fills them. */
 FA_DEVICE void describe_next(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, schedule_state *at)
 {
@@ -117,7 +118,7 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
     schedule_state schedule = {(int)threadIdx.x % 32, 0, true};
     tile_count count = 0;
     for (int number = 0;; number++) {
-        /* One more than this one, so that the other warps never wait for it. */
+        /* One work tile ahead, so that the other warps never wait for a description. */
         while (schedule.more && schedule.number <= number + 1) describe_next(pipe, p, s, &schedule);
         const work_tile *w = acquire_work_tile(pipe, number);
         const int tiles = w->key_tiles;

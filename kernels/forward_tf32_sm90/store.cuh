@@ -1,5 +1,6 @@
 /*
- * The end of a work tile: outputs are divided by the sums of weights and stored, with the log-sum-exp.
+ * The end of a work tile: outputs are divided by the sums of weights and stored, with the
+ * log-sum-exp.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_STORE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_STORE_CUH

@@ -1,10 +1,12 @@
 /*
- * The transposers: warps that round keys and values to tf32 in shared memory, in place, and transpose values.
+ * The transposers: warps that round keys and values to tf32 in shared memory, in place, and
+ * transpose values.
  *
- * A piece of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into registers and writes
- * it back transposed, to the same addresses: row c is column c then, and its keys are in the order in which products take
- * them (multiply.cuh). To ldmatrix 16 bytes are a row, and a lane gets 4 bytes of it: so four matrices give it four keys
- * of its column, 16 bytes of the transposed row. Neither reading nor writing meets a bank twice.
+ * A piece of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into
+ * registers and writes it back transposed, to the same addresses. Then row c has the values of
+ * column c, with the keys in the order in which products take them (multiply.cuh). For ldmatrix 16
+ * bytes are a row of a matrix, of which a lane gets 4 bytes. So four matrices give a lane four keys
+ * of its column: 16 bytes of the transposed row. Neither reading nor writing has a bank conflict.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_TRANSPOSE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_TRANSPOSE_CUH
@@ -42,10 +44,11 @@ FA_DEVICE void round_piece(uint32_t piece)
     }
 }
 
-/* Transposes the quarters of a piece on its diagonal, or the two others, which change places. Of 8 keys and 16 columns
- * lanes 0 to 15 get the keys 0, 2, 4, 6 of a column each, the others 1, 3, 5, 7 in the order 5, 7, 1, 3: two keys whose
- * numbers differ in this way are in different banks.
- * clears: keys outside [from, to) of the piece become 0. */
+/* Transposes two quarters of a piece: those on its diagonal, or the two others, which change
+ * places. Of each 8 keys and 16 columns, lanes 0 to 15 get keys 0, 2, 4, 6 of a column each, and
+ * lanes 16 to 31 keys 5, 7, 1, 3, in this order. So a matrix has a key for each half of the warp,
+ * and these two keys are in different banks. clears: keys outside [from, to) of the piece become
+ * 0. */
 FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, int from, int to)
 {
     const int lane = threadIdx.x % 32, odd = lane / 16;
@@ -58,7 +61,7 @@ FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, in
         const int columns = diagonal ? b / 2 : 1 - b / 2;
         ptx_ldmatrix_x4(x[b], (source ^ (uint32_t)(64 * columns)) + 1024 * b);
     }
-    __syncwarp(); /* all of the quarters is in registers */
+    __syncwarp(); /* both quarters are in registers */
 #pragma unroll
     for (int b = 0; b < 4; b++) {
         const int columns = diagonal ? b / 2 : 1 - b / 2;
@@ -87,7 +90,7 @@ FA_DEVICE void transpose_piece(uint32_t piece, int from, int to)
     }
 }
 
-/* What the warp stored is there for products: the whole warp. */
+/* Makes what the warp has stored visible to products. For the whole warp. */
 FA_DEVICE void fill_stage(uint64_t *full)
 {
     ptx_fence_proxy_async();
@@ -95,7 +98,8 @@ FA_DEVICE void fill_stage(uint64_t *full)
     ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
 }
 
-/* The first piece of a tile that is a transposer's. They take turns: a tile's pieces are no multiple of 3. */
+/* A transposer's first piece of a tile. It changes from tile to tile, because the number of a
+ * tile's pieces is no multiple of 3. */
 FA_DEVICE int first_piece(tile_count number, int transposer)
 {
     return (int)((number + (uint32_t)transposer) % TRANSPOSERS);

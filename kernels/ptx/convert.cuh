@@ -44,7 +44,7 @@ FA_DEVICE float ptx_half_to_float(uint16_t h)
     return x;
 }
 
-/* Two numbers of float8 e4m3 as float16, which has them all. From Ada on. */
+/* Two numbers of float8 e4m3 as float16, which is exact. From Ada on. */
 FA_DEVICE uint32_t ptx_unpack_e4m3x2(uint16_t x)
 {
     uint32_t x2;

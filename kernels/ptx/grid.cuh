@@ -1,5 +1,6 @@
 /*
- * Launches that overlap: a grid may start while the one in front of it on the stream still runs (programmatic dependent launch).
+ * Launches that overlap (programmatic dependent launch): a grid may start while the one in front of
+ * it on the stream still runs.
  */
 #ifndef FA_KERNELS_PTX_GRID_CUH
 #define FA_KERNELS_PTX_GRID_CUH
@@ -10,10 +11,12 @@
 #include "ptx_on_cpu/grid.h"
 #else
 
-/* Waits until the grids in front have ended, and sees what they have written. Without an overlapping launch it does nothing. */
+/* Waits until the grids in front have ended and their writes are visible. Does nothing if the
+ * launch does not overlap. */
 FA_DEVICE void ptx_wait_for_grids(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/* The next grid, if its launch overlaps, may start when all blocks of this one have called this or have ended. */
+/* If the next grid's launch overlaps, it may start once all blocks of this grid have called this or
+ * have ended. */
 FA_DEVICE void ptx_let_next_grid_start(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -29,7 +29,8 @@ FA_DEVICE void ptx_semaphore_wait(const int32_t *semaphore, int count)
                  : "memory");
 }
 
-/* Whether it has been added to so often; if so, sees the same. */
+/* Whether the count has been reached. If so, all is visible that would be after
+ * ptx_semaphore_wait. */
 FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
 {
     int32_t now;

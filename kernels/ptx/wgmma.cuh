@@ -1,8 +1,10 @@
 /*
- * wgmma: asynchronous products of a warpgroup, D (64 x N, float32, in registers) += A (64 x 16) B (16 x N).
+ * wgmma: asynchronous products of a warpgroup, D (64 x N, float32, in registers) += A (64 x 16) B
+ * (16 x N).
  *
- * Takes ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16 or FA_ELEMENT_TF32: float32 in memory,
- * whose last 13 bits are dropped. There A is 64 x 8 and B 8 x N, and both are read along their rows.
+ * Takes ELEMENT, the type of A and B: FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16 or FA_ELEMENT_TF32.
+ * The last is float32 in memory, of which the instruction drops the last 13 bits. In tf32 A is 64 x
+ * 8 and B 8 x N, and both are read along their rows.
  */
 #ifndef FA_KERNELS_PTX_WGMMA_CUH
 #define FA_KERNELS_PTX_WGMMA_CUH
@@ -58,7 +60,8 @@ FA_DEVICE void ptx_wgmma_commit(void)
 #define PTX_WGMMA_SHAPE "k16.f32.f16.f16"
 #endif
 
-/* What follows the factors' signs: whether operands are read across their rows, which tf32 cannot say. */
+/* The operands of the instruction behind the factors' signs: whether A and B are read across their
+ * rows. tf32 has none. */
 #if ELEMENT == FA_ELEMENT_TF32
 #define PTX_WGMMA_ACROSS_B(across) ""
 #define PTX_WGMMA_ACROSS_AB(across) ""

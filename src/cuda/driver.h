@@ -82,9 +82,8 @@ bool fa_cuda_kernel_facts_of(void *kernel, int device, fa_cuda_kernel_facts *fac
 typedef struct fa_cuda_launch {
     int device; /* of the current context; only asked for if there is dynamic memory */
     uint32_t grid[3], threads;
-    uint32_t cluster; /* blocks of a cluster along x; 0 or 1: none */
-    bool
-        overlaps; /* may start while the kernel in front still runs (programmatic dependent launch) */
+    uint32_t cluster;    /* blocks of a cluster along x; 0 or 1: none */
+    bool overlaps;       /* may start while the kernel in front runs (programmatic launch) */
     uint32_t smem_bytes; /* dynamic; more than 48 KiB is opted in to here */
     void *stream;
 } fa_cuda_launch;

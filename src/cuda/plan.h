@@ -96,9 +96,8 @@ struct fa_cuda_plan_launch {
     int tile_q, tile_k; /* rows of a tile of queries and of keys; 0: it has none */
     int64_t tiles;      /* of a batch item, or of all rows if packed */
     int64_t tasks;      /* tiles times heads times batch items */
-    bool
-        overlaps; /* it may start while the launch in front still runs: its kernel waits for that one */
-    bool idle; /* there are no tasks, or nobody wants the results: it is not queued */
+    bool overlaps;      /* it may start while the launch in front runs; its kernel waits for that */
+    bool idle;          /* there are no tasks, or nobody wants the results: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;
     fa_cuda_dbias dbias;

@@ -162,15 +162,16 @@ static const fa_variant *find_companion(const fa_variant *of, int first)
 /* The kernels for the widest head dims have their own tiles and threads. */
 static bool is_wide(const fa_variant *v) { return v->value_dim != 0; }
 
-/* Blocks that share a work tile's keys, as many each. */
+/* Blocks that share a work tile's keys in equal parts. */
 static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
 
-/* Of a block; of a work tile. */
+/* Keys of a block. */
 static int find_block_keys(const fa_variant *v)
 {
     return is_wide(v) ? FA_BACKWARD_SM90_WIDE_KEYS : FA_BACKWARD_SM90_KEYS;
 }
 
+/* Keys of a work tile. */
 static int find_keys(const fa_variant *v) { return find_block_keys(v) * count_blocks(v); }
 
 static int find_threads(const fa_variant *v)
@@ -261,8 +262,9 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 /* Whether later keys are seen by fewer queries. */
 static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
-/* Heads whose blocks take turns where sums have any order: under a causal mask as many as make two rounds of blocks. Then short
- * blocks come last, and even out what the long ones leave; and what the blocks load stays in the L2 cache. */
+/* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
+ * make two rounds of blocks. Then short blocks come last, so that all multiprocessors end at the
+ * same time, and what the blocks load stays in the L2 cache. */
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
                                    const fa_cuda_device *device)
 {
@@ -272,10 +274,11 @@ static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launc
     return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
 }
 
-/* Heads whose blocks ascend, where sums have one order: under a causal mask without a window, for later keys are seen by later
- * queries there, and by fewer. A block of such a head hardly waits for its turn, but a head's longest blocks come last: so the last
- * heads, as many as keep the device busy, are left to the other order, in which they take turns. Not where an item's sums must not
- * depend on the batch. */
+/* Heads whose blocks ascend, where sums have one order (tiles_before in
+ * kernels/backward_sm90/work.cuh). Only under a causal mask without a window, where later keys are
+ * seen by later queries, and by fewer. A block that ascends hardly waits for its turn, but a head's
+ * longest blocks come last. So the blocks of the last heads, as many as keep the device busy, take
+ * turns instead. Where an item's sums must not depend on the batch, all heads ascend. */
 static int64_t count_heads_ascending(const fa_problem *p, const fa_cuda_plan_launch *l,
                                      const fa_cuda_device *device)
 {
@@ -307,10 +310,11 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
             (size_t)prepare->tasks * FA_BACKWARD_SM90_SEMAPHORES * sizeof(int32_t);
 }
 
-/* How many blocks, or clusters, share the keys of a key/value head. room: for so many at once. Under a causal mask the first keys
- * are seen by twice as many queries as the average: six blocks for each multiprocessor even that out. Without one, what matters
- * is how full the last round of blocks is. The sums that they leave take at most the memory of gradients for each query head in
- * 16 bits. */
+/* How many blocks, or clusters, share the keys of a key/value head. room: how many run at once.
+ * Under a causal mask the first keys are seen by twice as many queries as the average, which six
+ * blocks for each multiprocessor even out. Without a mask it matters how full the last round of
+ * blocks is. The sums that blocks leave take at most the memory that 16-bit gradients for each
+ * query head would. */
 static int count_splits(const fa_problem *p, int64_t tasks, int64_t room)
 {
     const int64_t group = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
@@ -413,7 +417,8 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
     finish->idle = finish->idle || !p->dq.data;
-    /* Only behind prepare, which waits for whatever is in front: main reads keys before it waits for prepare. */
+    /* Only behind prepare, which does not overlap what is in front of it: main reads keys before it
+     * waits. */
     main->overlaps = !is_wide(v) && !prepare->idle;
     finish->overlaps = true;
     return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);

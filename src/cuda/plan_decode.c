@@ -42,10 +42,10 @@ enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 /* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
 enum { FORWARD_ROUNDS = 3 };
 
-/* Whether keys and values have 8 bits. */
+/* Whether the kernel takes keys and values of 8 bits. */
 static bool is_8bit(const fa_variant *v) { return v->cache != 0; }
 
-/* Whether values are the first columns of the keys. */
+/* Whether the kernel takes values that are the first columns of the keys. */
 static bool is_latent_kernel(const fa_variant *v) { return v->value_dim != 0; }
 
 static int count_smem(const fa_variant *v)
@@ -63,7 +63,7 @@ static int64_t block_keys(const fa_variant *v)
     return is_latent_kernel(v) ? v->keys : (int64_t)v->warps * v->keys;
 }
 
-/* Floats of a row's sums. */
+/* Floats of a row's sums in the workspace. */
 static size_t row_floats(const fa_variant *v)
 {
     return FA_DECODE_ROW((size_t)(is_latent_kernel(v) ? v->value_dim : v->head_dim));
@@ -135,7 +135,8 @@ static bool fits_latent(const fa_problem *p)
            fa_cuda_view(&p->k, p->d).vector == 8 && !has_row_options(p);
 }
 
-/* Whether values are the first columns of the keys in memory. An axis of one index has any stride. */
+/* Whether values are the first columns of the keys in memory. An axis of one index has any
+ * stride. */
 static bool shares_columns(const fa_problem *p)
 {
     const int64_t extents[] = {p->blocks_k, p->rows_k, p->heads_kv};

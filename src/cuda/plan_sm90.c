@@ -1,6 +1,6 @@
 /*
- * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA), float16 and
- * bfloat16. forward_tf32_sm90: the same for float32 inputs that may be rounded to tf32.
+ * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA),
+ * float16 and bfloat16. forward_tf32_sm90: the same for float32 inputs that may be rounded to tf32.
  */
 #include "cuda/plan_sm90.h"
 
@@ -15,8 +15,8 @@
 #include "cuda/parameters.h"
 #include "cuda/view_map.h"
 
-/* What of a variant differs between forward_sm90, forward_sm90_wide, whose blocks are in clusters, and
- * forward_tf32_sm90. */
+/* Which kernel a variant is of: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
+ * or, where both are false, forward_sm90. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
 
@@ -51,7 +51,8 @@ static int64_t padded_rows(const fa_problem *p, const fa_variant *v)
     return (p->rows_q + queries - 1) / queries * queries;
 }
 
-/* Whether each row sees few keys, whatever the lengths of others in its batch are. */
+/* Whether each row sees few keys. Lengths that the device alone knows do not count: the choice
+ * would depend on the batch. */
 static bool has_short_rows(const fa_problem *p)
 {
     int64_t keys = p->n_k;
@@ -63,9 +64,9 @@ static bool has_short_rows(const fa_problem *p)
     return FA_HAS_SHORT_ROWS(p, keys);
 }
 
-/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries, where what is
- * done once for a tile of queries counts, and more of it is hidden by a causal mask, are better off with
- * smaller ones (measured on an H200). */
+/* Larger tiles of queries keep more warps busy: they may compute some 3% more. Few queries do
+ * better with smaller tiles: what is done once for a tile counts more there, and a causal mask
+ * hides more of a larger tile (measured on an H200). */
 static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
                                 const fa_variant *more)
 {

@@ -514,10 +514,13 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_kernel kernel
     last->overlaps = 0;
     for (unsigned n = 0; n < config->num_attributes; n++) {
         const cu_launch_attribute *a = &config->attributes[n];
-        if (a->id == CU_LAUNCH_CLUSTER)
+        switch (a->id) {
+        case CU_LAUNCH_CLUSTER:
             memcpy(last->cluster, a->value.cluster, sizeof last->cluster);
-        else if (a->id == CU_LAUNCH_OVERLAPS) last->overlaps = a->value.overlaps;
-        else return INVALID_VALUE;
+            break;
+        case CU_LAUNCH_OVERLAPS: last->overlaps = a->value.overlaps; break;
+        default: return INVALID_VALUE;
+        }
     }
     return 0;
 }

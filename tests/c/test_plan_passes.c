@@ -646,8 +646,8 @@ static void test_wide(void)
     }
 }
 
-/* The main launch and the rounding of dq overlap the launch in front; prepare, which reads what the caller's kernels wrote,
- * and the kernel for wide head dims do not. */
+/* The main launch and the rounding of dq overlap the launch in front; prepare, which reads what the
+ * caller's kernels wrote, and the kernel for wide head dims do not. */
 static void test_overlaps(void)
 {
     fa_problem p = make_half_backward(2, 8, 1000);
@@ -692,7 +692,8 @@ static void test_order(void)
               (long long)find_sm90(&plan)->heads_together);
     }
 
-    /* Under a causal mask heads ascend, but for the last ones; where sums must not depend on the batch, for all or none. */
+    /* Under a causal mask the blocks of all heads but the last ones ascend; where sums must not
+     * depend on the batch, of all. */
     static const struct {
         int64_t batch, heads, n, d, window;
         bool invariant;

@@ -592,7 +592,8 @@ static bool is_anywhere_but_at(meeting at, unsigned *there)
     return other;
 }
 
-/* Whether all threads of a cluster that have not ended have met at its barrier, and now can go on. first: of its blocks. */
+/* Whether all threads of a cluster that have not ended have arrived at its barrier; then they go
+ * on. first: the cluster's first block. */
 static bool end_phase_of_cluster(unsigned first)
 {
     unsigned there = 0;

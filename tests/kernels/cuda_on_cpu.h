@@ -148,8 +148,8 @@ void *cuda_shared_at(uint32_t address, size_t size);
 /* The same place in another block of the cluster. */
 void *cuda_at_peer(const void *pointer, unsigned rank);
 
-/* Copies of 16 or 4 bytes, or of zeros where not wanted, that are there after the wait: for all of the thread, or for all
- * groups but the last `pending` ones. */
+/* Copies of 16 or 4 bytes, or of zeros where not wanted. They are there after the wait for all of
+ * the thread's copies, or for all groups but the last `pending` ones. */
 void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted);
 void cuda_commit_copies(void);
 void cuda_wait_for_groups(int pending);
@@ -204,11 +204,11 @@ struct cuda_run {
     unsigned together; /* clusters, or blocks of none, that run side by side; 0: 1 */
     unsigned smem_bytes;
     bool backwards;
-    bool overlaps;           /* the launch in front of it: Hopper's threads wait for that one */
-    bool last_block_first;   /* clusters take turns from the last one on */
-    unsigned slow_warp;      /* counted through the blocks of a cluster */
-    uint32_t slow_lanes;     /* of this warp, a bit for each */
-    const cuda_units *units; /* NULL: none */
+    bool overlaps;                    /* the launch in front: each thread must wait for that one */
+    bool last_block_first;            /* clusters take turns from the last one on */
+    unsigned slow_warp;               /* counted through the blocks of a cluster */
+    uint32_t slow_lanes;              /* of this warp, a bit for each */
+    const cuda_units *units;          /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, nothing is checked */
     bool late_copies, late_products;  /* of Hopper's units: as late as they may be, or at once */
 };

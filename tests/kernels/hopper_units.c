@@ -72,10 +72,9 @@ typedef struct addition {
 /* A thread's groups of additions: committed, and how many of them have ended, and it waits for, in either way. */
 typedef struct bulk_groups {
     uint64_t committed, ended[2], wanted[2];
-    const int32_t *turns
-        [2]; /* the semaphores that it has waited for; the second one before it has added to the first */
-    bool unfenced; /* since its last fence */
-    bool waited;   /* for the grids in front */
+    const int32_t *turns[2]; /* semaphores that it has waited for and not added to yet, 2 at most */
+    bool unfenced;           /* since its last fence */
+    bool waited;             /* for the grids in front */
 } bulk_groups;
 
 /* Accumulators that products on their way write to. */
@@ -790,7 +789,8 @@ void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = fa
 
 void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }
 
-/* When a block ends: a thread that has waited lets the grid end no earlier than those in front. */
+/* When a block ends: each thread must have waited, so that the grid does not end before those in
+ * front. */
 static void check_waits(void)
 {
     for (unsigned i = 0; i < units.run->threads; i++)
@@ -917,7 +917,7 @@ static matrix read_descriptor(uint64_t d)
     return m;
 }
 
-/* The 16 (or 8) columns of so many rows; x is rows x 16 (or 8). */
+/* Reads 16 columns (tf32: 8) of so many rows to x. */
 static void read_along_rows(uint64_t descriptor, fa_element element, int rows, float *x)
 {
     const matrix m = read_descriptor(descriptor);
@@ -959,7 +959,8 @@ static float half_of(uint32_t x2, int upper, fa_element element)
     return element == FA_ELEMENT_BFLOAT16 ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
 }
 
-/* In tf32: register i is column t of row g; 4 columns on in registers 2 and 3, and row g + 8 in odd registers. */
+/* In tf32: register i is column t of row g; 4 columns on in registers 2 and 3, and row g + 8 in odd
+ * registers. */
 static void read_tf32_registers(const warpgroup *w, uint64_t number, float *x)
 {
     for (int thread = 0; thread < WARPGROUP; thread++) {

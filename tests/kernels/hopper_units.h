@@ -62,8 +62,8 @@ void hopper_barrier_arrive_at_peer(uint64_t *barrier, unsigned peer);
 void hopper_send_float(float *shared, uint64_t *barrier, unsigned peer, float x);
 void hopper_send_bytes(void *shared, uint64_t *barrier, unsigned peer, int bytes);
 
-/* D (64 x columns) += A (64 x 16) B (16 x columns); accumulate false: D = A B. In tf32 8 instead of 16, and only along
- * rows. */
+/* D (64 x columns) += A (64 x 16) B (16 x columns); accumulate false: D = A B. In tf32 8 instead of
+ * 16, and only along rows. */
 typedef struct hopper_product {
     int columns;
     fa_element element; /* of A and B: FLOAT16, BFLOAT16 or TF32 */

@@ -455,8 +455,8 @@ static double load_byte(fa_dtype type, uint8_t x)
     return type == FA_INT8 ? (int8_t)x : fa_e4m3_to_float(x);
 }
 
-/* Scales of values over 24 powers of two, of both signs, and zeros; behind the length, and for the last key, which the first query does not
- * see, NaN. All numbers of 8 bits are there. */
+/* Scales of values over 24 powers of two, of both signs, and zeros; behind the length, and for the
+ * last key, which the first query does not see, NaN. All numbers of 8 bits are there. */
 static void fill_scaled(scaled *s, fa_dtype type, fa_dtype cache)
 {
     ref_random random = {(uint64_t)(10 * type + cache)};
