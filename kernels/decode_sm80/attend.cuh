@@ -18,7 +18,7 @@
 #include "decode_sm80/work.cuh"
 #include "ptx/ldmatrix.cuh"
 
-#if !EIGHT_BITS /* bytes.cuh has the others */
+#if !EIGHT_BITS /* those of 8 bits are in bytes.cuh */
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 typedef struct fa_queries {
@@ -110,7 +110,7 @@ FA_DEVICE void make_weights(const fa_scores *s, int step, fa_output *o, uint32_t
 }
 
 #if EIGHT_BITS
-/* Bases for weights that are to be multiplied by the values' scales. */
+/* Updates bases for weights that will be multiplied by the values' scales. */
 FA_DEVICE void update_scaled_bases(fa_output *o, const fa_scores *s, uint32_t tile)
 {
     fa_scores raised;

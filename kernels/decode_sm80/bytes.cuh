@@ -1,12 +1,16 @@
 /*
- * Products of 16-bit queries and keys and values of 8 bits: float8 e4m3 or int8. Both are exact in float16, so a warp turns
- * them into that on the way from shared memory to the fragments of mma. Queries are float16, too, times a power of two for each row: then
- * bfloat16's range is no matter, and nothing above 2^-38 of a row's largest element is lost.
+ * Products of 16-bit queries with keys and values of 8 bits: float8 e4m3 or int8. Both types are
+ * exact in float16, to which a warp converts them between shared memory and the fragments of mma.
+ * Queries are converted to float16, too, and each row is multiplied by a power of two. So
+ * bfloat16's range fits, and of a row nothing above 2^-38 of its largest element is lost.
  *
- * Four neighbouring bytes make two registers, one of bytes 0 and 2 and one of bytes 1 and 3, so the order of columns is another one
- * than with 16 bits:
- *   keys    a lane loads 16 neighbouring bytes of its key, which are four steps along the head dim. Q has the same order.
- *   values  ldmatrix transposes pairs of bytes. The even ones are columns of one tile of the output, the odd ones of the next.
+ * Four neighbouring bytes make two registers, one of bytes 0 and 2 and one of bytes 1 and 3. So
+ * columns have another order than with 16 bits:
+ *
+ *   keys    a lane loads 16 neighbouring bytes of its key: four steps along the head dim. The
+ *           queries have the same order
+ *   values  ldmatrix transposes pairs of bytes. The even bytes are columns of one tile of the
+ *           output, the odd ones of the next
  */
 #ifndef FA_KERNELS_DECODE_SM80_BYTES_CUH
 #define FA_KERNELS_DECODE_SM80_BYTES_CUH
@@ -25,8 +29,9 @@
 
 /* ---- Conversion ------------------------------------------------------------------------------ */
 
-/* Float8 in bytes 1 and 3, zeros in the others. With the exponent's bits moved by one a number is 2^-8 of itself. NaN get all
- * bits of the exponent. */
+/* Two numbers of float8 as float16. They are in bytes 1 and 3; the others are 0. When the
+ * exponent's bits are moved by one place, a number becomes 2^-8 of itself. NaN gets all bits of
+ * float16's exponent. */
 FA_DEVICE uint32_t unpack_float8(uint32_t x)
 {
     const uint32_t nan = ((x & 0x7f007f00u) + 0x01000100u) & 0x80008000u;
@@ -34,11 +39,11 @@ FA_DEVICE uint32_t unpack_float8(uint32_t x)
     return ptx_mul_f16x2(bits | (nan - (nan >> 5)), 0x5c005c00u);
 }
 
-/* Two numbers each of float16, of bytes 0 and 2 and of bytes 1 and 3. */
+/* Four bytes as float16: two numbers from bytes 0 and 2, and two from bytes 1 and 3. An int8 x is
+ * exact in 1152 + x, whose last byte has the bits of x with the sign inverted. */
 FA_DEVICE void unpack_bytes(uint32_t x, uint32_t *even, uint32_t *odd)
 {
-#if CACHE ==                                                                                       \
-    FA_ELEMENT_INT8 /* 1152 + x has the bits of x in its last byte, the sign turned round */
+#if CACHE == FA_ELEMENT_INT8
     *even = ptx_sub_f16x2((x & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
     *odd = ptx_sub_f16x2((x >> 8 & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -53,7 +58,8 @@ FA_DEVICE void unpack_bytes(uint32_t x, uint32_t *even, uint32_t *odd)
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* They lie in shared memory as the fragments of A are: 16 bytes for each lane, for each 16 rows and each step. */
+/* Where a lane's 16 bytes are for each 16 rows and each step: queries lie in shared memory in the
+ * order of A's fragments. */
 FA_DEVICE uint32_t fragment_at(int m, int step, int lane)
 {
     return (uint32_t)(((m * D_STEPS + step) * 32 + lane) * 16);
@@ -70,7 +76,7 @@ FA_DEVICE void store_query_columns(uint32_t queries, int r, int c, const float x
     ptx_st_shared_u32(to + 8, fa_pack_x2(x[1], x[3]));
 }
 
-/* Eight columns of a row of queries; zeros for one that stands for no query. */
+/* Eight columns of a row of queries; zeros for a row that stands for no query. */
 FA_DEVICE void fetch_query(const fa_decode_params *d, const fa_work *w, int r, int column,
                            float x[8])
 {
@@ -93,8 +99,8 @@ FA_DEVICE void fetch_query(const fa_decode_params *d, const fa_work *w, int r, i
     }
 }
 
-/* All threads load the rows of the work tile. A row's largest element becomes 2^14 to 2^15; the inverse of its factor is stored
- * behind the rows. */
+/* All threads load the rows of the work tile. A row is multiplied by a power of two, so that its
+ * largest element becomes 2^14 to 2^15. The inverse of that factor is stored behind the rows. */
 FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t queries)
 {
     static_assert(ROWS * QUERY_VECTORS % THREADS == 0, "a row's lanes meet");
@@ -137,7 +143,7 @@ FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
-/* Of four steps, which take the same 16 bytes of a key. */
+/* Adds the products of four steps, which take the same 16 bytes of a key. */
 FA_DEVICE void add_scores(const fa_queries *q, uint32_t tile, int steps, fa_scores *s)
 {
     uint32_t a[4][M_TILES][4];
@@ -181,7 +187,8 @@ FA_DEVICE float2 get_scales(uint32_t tile, int n)
     return make_float2(ptx_ld_shared_f32(at), ptx_ld_shared_f32(at + 4));
 }
 
-/* Scores times their rows' factors and their keys' scales, the scale of all, and the softcap: exponents of 2. */
+/* Scores become exponents of 2: they are multiplied by their rows' factors, their keys' scales and
+ * the scale of all, and softcapped. */
 FA_DEVICE void scale_scores(const fa_decode_params *d, const fa_work *w, const fa_queries *q,
                             uint32_t tile, fa_scores *s)
 {
@@ -212,8 +219,8 @@ FA_DEVICE void scale_scores(const fa_decode_params *d, const fa_work *w, const f
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* The power of two of a value's scale, as far as bases count with it: weights times scales are to fit into float16. The
- * weights' sum stays without scales, in float32. */
+/* The power of two of a value's scale, bounded, which is added to logits where bases are found, so
+ * that weights times scales fit into float16. The weights' sum is without scales, in float32. */
 FA_DEVICE float scale_exponent(float scale)
 {
     const uint32_t biased = __float_as_uint(scale) >> 23 & 0xffu;
@@ -221,8 +228,8 @@ FA_DEVICE float scale_exponent(float scale)
     return fminf(fmaxf(exponent, -60.0f), 60.0f);
 }
 
-/* The fragments of 16 keys' values and of 32 columns: with even columns of the first 16 in b[0], with odd ones in b[1]; of the others
- * in b[2] and b[3]. v: what this lane passes to ldmatrix for columns 0 to 31. */
+/* The fragments of 16 keys' values in 32 columns: b[0] has the even columns of the first 16, b[1]
+ * the odd ones; b[2] and b[3] have those of the last 16. */
 FA_DEVICE void get_values(uint32_t tile, int step, int block, uint32_t b[4][2])
 {
     uint32_t x[4];
@@ -246,7 +253,8 @@ FA_DEVICE void add_values(float o[M_TILES][D_TILES][4], uint32_t a[M_TILES][4], 
     }
 }
 
-/* The same where some values are NaN and hidden from some rows: NaN are added to rows with weights other than 0. */
+/* The same where some values are NaN and hidden from some rows: only rows whose weight of such a
+ * value is not 0 become NaN. */
 FA_DEVICE void add_values_carefully(float o[M_TILES][D_TILES][4], uint32_t a[M_TILES][4],
                                     uint32_t tile, int step)
 {

@@ -102,11 +102,13 @@ FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 /* The row of the work tile that elements 2 * half and 2 * half + 1 of tile m belong to. */
 FA_DEVICE int row_of(int m, int half) { return 16 * m + 8 * half + lane_id() / 4; }
 
-/* Where a vector of a row is in a tile of keys or values. Rows of 16-bit elements end with 16 unused bytes. Those of 8-bit
- * elements are whole, and a row's vectors change places: neighbouring rows differ in the half of 128 bytes (the loads of keys), and
- * eight rows differ all (ldmatrix). */
+/* The swizzle of a row of 8-bit elements: the numbers of its vectors change by an exclusive or with
+ * this. In neighbouring rows a vector is in different halves of 128 bytes (for the loads of keys);
+ * in eight rows all its places differ (for ldmatrix). */
 FA_DEVICE int turn_of(int row) { return HEAD_DIM == 64 ? row / 2 % 4 : row % 2 * 4 + row / 2 % 4; }
 
+/* Where a vector of a row is in a tile of keys or values. Rows of 16-bit elements have no swizzle,
+ * but end with 16 unused bytes. */
 FA_DEVICE uint32_t vector_at(int row, int vector)
 {
     return (uint32_t)(row * PITCH + (EIGHT_BITS ? vector ^ turn_of(row) : vector) * 16);
@@ -136,8 +138,8 @@ typedef struct fa_output {
     float sum[M_TILES][2];  /* of the thread's own columns */
 } fa_output;
 
-/* Addresses in shared memory: of the block's queries, and of the warp's stages. Of latent attention: what warps exchange, and the block's
- * stages. */
+/* Addresses in shared memory: of the block's queries and of the warp's stages. Of latent attention:
+ * of what warps exchange, and of the block's stages. */
 typedef struct fa_memory {
     uint32_t q, k, v;
 } fa_memory;

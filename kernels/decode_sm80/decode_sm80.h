@@ -1,6 +1,6 @@
 /*
- * What the kernel of decode_sm80 is told, and what follows from the numbers of a variant. Shared by the kernel and the
- * planner.
+ * What the kernel of decode_sm80 is told, and what follows from the numbers of a variant. Shared by
+ * the kernel and the planner.
  *
  * Of kernels/variants.h:
  *   group_rows  rows of a work tile, a multiple of 16: every query head of a group of the same key/value head, for
@@ -10,9 +10,10 @@
  *   stages      key tiles of a warp in shared memory
  *   blocks      of a multiprocessor, at least, which bounds the registers
  *   options     FA_DECODE_BY_ROWS: with ALiBi, a bias and a mask, too
- *   value_dim   of latent attention, whose values are the first columns of the keys. Then a key tile is the block's
- *   cache       the type of keys and values, if it is one of 8 bits. Then element is float16, which products are made of;
- *               queries are of any 16-bit type
+ *   value_dim   only of latent attention, whose values are the first columns of the keys. Its key
+ *               tiles and stages are the block's
+ *   cache       the type of keys and values, if it has 8 bits. Then products are of float16
+ *               (element), and queries have either 16-bit type
  */
 #ifndef FA_KERNELS_DECODE_SM80_DECODE_SM80_H
 #define FA_KERNELS_DECODE_SM80_DECODE_SM80_H
@@ -56,19 +57,19 @@ typedef struct fa_decode_params {
 /* Bytes from one row to the next in shared memory, as in forward_sm80. */
 #define FA_DECODE_PITCH(dim, element) (FA_ELEMENT_BYTES(element) * (dim) + 16)
 
-/* Bytes of a key tile of elements of 8 bits, and of the queries beside it. Behind each key's elements is room for its scale, behind the queries'
- * for theirs. */
+/* Of keys and values of 8 bits: bytes of a key tile, with a scale for each key behind the elements;
+ * and of the queries, with a factor for each row behind them. */
 #define FA_DECODE_TILE_8BIT(dim, keys) ((keys) * ((dim) + 4))
 #define FA_DECODE_QUERIES_8BIT(dim, rows) ((rows) * (2 * (dim) + 4))
 
-/* Of latent attention: bytes of the weights of a key tile and of each warp's maxima, which warps exchange; and of the shared
- * memory with tiles of keys, whose first columns are the values. */
+/* Of latent attention: bytes of what warps exchange, which are the weights of a key tile and each
+ * warp's maxima; and of all dynamic shared memory. */
 #define FA_DECODE_EXCHANGE(rows, keys, warps) (2 * (rows) * (keys) + 4 * (rows) * (warps))
 #define FA_DECODE_SMEM_LATENT(element, dim, rows, warps, keys, stages)                             \
     (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys)*FA_DECODE_PITCH(dim, element))
 
-/* Floats of a row's sums: of a part in the workspace, of a warp in shared memory. Behind the columns stand the base of the weights,
- * as a power of two, and the sum of the weights. */
+/* Floats of a row's sums, of a part in the workspace or of a warp in shared memory. Behind the
+ * columns are the base of the weights, as an exponent of 2, and the sum of the weights. */
 #define FA_DECODE_ROW(dim) ((dim) + 4)
 
 /* Bytes of dynamic shared memory: queries; for each warp and stage a tile of keys and one of values. */

@@ -1,11 +1,12 @@
 /*
- * Latent attention: a key's first columns are its value, and it is read once. The key tiles are the block's:
+ * Latent attention: a key's first columns are its value, so each row is read once. All warps share
+ * a key tile:
  *
- *   S   each warp has 8 of the 64 keys, with the queries' fragments in registers
+ *   S   each warp computes the scores of 8 of the 64 keys, with the queries' fragments in registers
  *   P   warps exchange maxima, so that all have the same bases, and weights, as fragments
- *   O   each warp has all keys and an eighth of the columns
+ *   O   each warp computes an eighth of the columns, from all keys
  *
- * A tile takes three barriers. Two of three tiles are on their way meanwhile.
+ * A tile takes three barriers. Meanwhile two of the three stages are being filled.
  */
 #ifndef FA_KERNELS_DECODE_SM80_LATENT_CUH
 #define FA_KERNELS_DECODE_SM80_LATENT_CUH
@@ -37,8 +38,8 @@ FA_DEVICE uint32_t copied_at(uint32_t tile, int pass)
     return tile + (uint32_t)(copied_row(pass) * PITCH + ptx_thread_id() % ROW_LANES * 16);
 }
 
-/* Of the rows that this thread copies of a tile: their pages, and rows there; without pages, and for keys that are not seen, page
- * 0. */
+/* The pages of the rows that this thread copies of a tile, and the rows' numbers in them; page 0
+ * without pages, and for keys that are not seen. */
 typedef struct fa_pages {
     int number[PASSES], row[PASSES];
 } fa_pages;
@@ -50,7 +51,8 @@ typedef struct fa_key_tiles {
 
 FA_DEVICE bool is_seen(const fa_work *w, int key) { return key >= w->from && key < w->to; }
 
-/* Where key `first` + r is: one division for all keys of a tile if it has two pages at most. */
+/* Finds page and row of key `first` + r. Where a tile has at most two pages, there is one division
+ * for all its keys. */
 FA_DEVICE void divide_by_page(int first, int r, int size, int *page, int *row)
 {
     const int key = size >= KEYS ? first : first + r;
@@ -74,7 +76,7 @@ FA_DEVICE fa_pages find_pages(const fa_decode_params *d, const fa_work *w, int f
         pages.row[i] = first + copied_row(i);
         if (!p->block_table || !is_seen(w, first + copied_row(i))) continue;
         divide_by_page(first, copied_row(i), (int)p->rows_k, &page, &pages.row[i]);
-        /* A wrong one reads some other page. */
+        /* A wrong page number is clamped to the cache. */
         pages.number[i] =
             (int)fa_max64(0, fa_min64(p->block_table[w->tile.batch * p->block_table_stride + page],
                                       d->pages - 1));
@@ -82,7 +84,7 @@ FA_DEVICE fa_pages find_pages(const fa_decode_params *d, const fa_work *w, int f
     return pages;
 }
 
-/* Issues the copies of tile n, whose pages these are, and finds those of the next one. */
+/* Issues the copies of tile n, which has these pages, and finds the pages of the next tile. */
 FA_DEVICE void issue_tile(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
                           uint32_t stages, int n, fa_pages *pages)
 {
@@ -105,7 +107,7 @@ FA_DEVICE void issue_tile(const fa_decode_params *d, const fa_work *w, const fa_
     ptx_cp_async_commit();
 }
 
-/* Whether some value of a tile, of those that this thread has copied, is not finite. */
+/* Whether one of the values that this thread has copied of a tile is not finite. */
 FA_DEVICE bool has_nonfinite_values(uint32_t tile)
 {
     uint32_t seen = 0;
@@ -150,7 +152,7 @@ FA_DEVICE void find_queries(const fa_decode_params *d, const fa_work *w, fa_quer
     }
 }
 
-/* Of the warp's keys, in four sums side by side. */
+/* The scores of the warp's keys, in four independent sums. */
 FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
 {
     const uint32_t k =
@@ -172,17 +174,19 @@ FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
 
 /* ---- What warps exchange --------------------------------------------------------------------- */
 
-/* Fragments of the weights; then for each row a number of each warp. */
+/* Where the fragments of the weights are. */
 FA_DEVICE uint32_t weights_at(const fa_memory *at, int step)
 {
     return at->q + (uint32_t)((step * 32 + lane_id()) * 16);
 }
 
+/* Behind them: for each row a number of each warp. */
 FA_DEVICE uint32_t numbers_at(const fa_memory *at, int r)
 {
     return at->q + (uint32_t)(2 * ROWS * KEYS + r * 4 * WARPS);
 }
 
+/* Stores the warp's maxima for all warps. */
 FA_DEVICE void show_tops(const fa_scores *s, const fa_memory *at)
 {
 #pragma unroll
@@ -194,7 +198,7 @@ FA_DEVICE void show_tops(const fa_scores *s, const fa_memory *at)
     }
 }
 
-/* The same bases in all warps. */
+/* Raises the bases to the maxima of all warps, so that all have the same. */
 FA_DEVICE void update_bases(const fa_memory *at, fa_output *o)
 {
     float top[M_TILES][2];
@@ -214,7 +218,8 @@ FA_DEVICE void update_bases(const fa_memory *at, fa_output *o)
     if (__any_sync(0xffffffffu, grown)) raise_bases(o, top);
 }
 
-/* The warp's 8 keys are half of a step's 16. */
+/* Makes the weights of the warp's 8 keys and stores them for all warps: half of the 16 keys of a
+ * step. */
 FA_DEVICE void show_weights(const fa_scores *s, const fa_memory *at, fa_output *o)
 {
 #pragma unroll
@@ -287,7 +292,8 @@ FA_DEVICE void attend(const fa_decode_params *d, const fa_work *w, const fa_memo
     ptx_cp_async_wait(0);
 }
 
-/* To shared memory, where the stages are. The warps' sums of weights are added up by number. */
+/* Stores the block's sums to shared memory, over the stages. The warps' sums of weights are added
+ * in the order of the warps. */
 FA_DEVICE void store_block(const fa_output *o, const fa_memory *at, float *to)
 {
     __syncthreads(); /* all warps have used the stages and the maxima */

@@ -65,7 +65,7 @@ FA_DEVICE fa_place find_place(const fa_decode_params *d, const fa_work *w,
     const uint32_t key = (uint32_t)at.row, size = (uint32_t)p->rows_k, number = key / size;
     const int64_t page = p->block_table[w->tile.batch * p->block_table_stride + number];
     at.page =
-        (int)fa_max64(0, fa_min64(page, d->pages - 1)); /* a wrong one reads some other page */
+        (int)fa_max64(0, fa_min64(page, d->pages - 1)); /* a wrong one is clamped to the cache */
     at.row = (int)(key - number * size);
     return at;
 }
@@ -114,10 +114,11 @@ FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, c
     }
 }
 
-/* Where this lane's vector of a pass is in a tile. to: that of pass 0, in the order of 16-bit elements. */
+/* Where this lane's vector of a pass is in a tile. to: of 16-bit elements, where it is in pass
+ * 0. */
 FA_DEVICE uint32_t at_pass(uint32_t tile, uint32_t to, int pass)
 {
-#if EIGHT_BITS /* the bits of both rows are others, and so are those of their turns */
+#if EIGHT_BITS /* a pass and its first row have no bits in common, so their swizzles combine */
     const int first = copied_row(), vector = copied_vector() ^ turn_of(first);
     (void)to;
     return tile + (uint32_t)(first * PITCH) +
@@ -128,11 +129,11 @@ FA_DEVICE uint32_t at_pass(uint32_t tile, uint32_t to, int pass)
 #endif
 }
 
-/* Passes that are unrolled: with turns that the compiler knows. */
+/* Passes that are unrolled. Of 8-bit elements so many that the compiler knows the swizzles. */
 enum { PASSES_AT_ONCE = EIGHT_BITS ? 8 : 4 };
 
-/* Issues the copy of a tile of keys or values, or, where its rows are not aligned, copies it. first: row 0 of the sequence's, or
- * of page 0's. */
+/* Issues the copies of a tile of keys or values; where rows are not aligned, copies them at once.
+ * first: row 0 of the sequence, or of page 0. */
 FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
                           const fa_kernel_view *v, const char *first, fa_place at, int key,
                           int columns, uint32_t tile)
@@ -164,7 +165,8 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
 }
 
 #if EIGHT_BITS
-/* The scales of a tile's keys or values, behind them; zeros for keys that are not seen. first: that of row 0; NULL: there are none. */
+/* Issues the copies of the scales of a tile's keys or values, to behind their elements; zeros for
+ * keys that are not seen. first: the scale of row 0; NULL: keys have no scales of their own. */
 FA_DEVICE void issue_scales(const fa_key_tiles *tiles, const fa_kernel_view *scale,
                             const char *first, fa_place at, int key, uint32_t tile)
 {

@@ -28,7 +28,7 @@ typedef struct fa_merged {
     float *factors, *rows;
 } fa_merged;
 
-#if !LATENT /* latent.cuh has the block's */
+#if !LATENT /* in latent.cuh sums are the block's */
 /* ---- The warps' sums ------------------------------------------------------------------------- */
 
 /* To the warp's own part of shared memory. */

@@ -1,5 +1,6 @@
 /*
- * Scores become logits; weights are powers of two of logits above a row's base, which follows the running max.
+ * Scores become logits; weights are powers of two of logits above a row's base, which follows the
+ * running max.
  */
 #ifndef FA_KERNELS_DECODE_SM80_SOFTMAX_CUH
 #define FA_KERNELS_DECODE_SM80_SOFTMAX_CUH
@@ -10,11 +11,12 @@
 #include "common/softmax.cuh"
 #include "decode_sm80/work.cuh"
 
-/* The base of a row that has seen no key. With -infinity its weights would be NaN; 2^(-infinity - NOTHING_SEEN) is 0. */
+/* The base of a row that has seen no key. With -infinity its weights would be NaN; 2^(-infinity -
+ * NOTHING_SEEN) is 0. */
 #define NOTHING_SEEN (-3.402823466e38f)
 
-/* As in forward_sm80: the largest weight is 2^HEADROOM when a base is found, for float16 keeps more of the small weights
- * then. A base stays until logits are RESCALE_ABOVE beyond it. */
+/* As in forward_sm80: the largest weight is 2^HEADROOM when a base is found, for float16 keeps more
+ * of the small weights then. A base stays until logits are RESCALE_ABOVE beyond it. */
 #define HEADROOM (ELEMENT == FA_ELEMENT_BFLOAT16 ? 0.0f : 7.0f)
 #define RESCALE_ABOVE (HEADROOM + 0.5f)
 
@@ -79,7 +81,8 @@ FA_DEVICE void clear_output(fa_output *o)
         o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
 }
 
-/* New bases for rows whose logits are too far beyond the old ones; what has been summed is rescaled. */
+/* New bases for rows whose logits are too far beyond the old ones; what has been summed is
+ * rescaled. */
 FA_DEVICE void raise_bases(fa_output *o, float top[M_TILES][2])
 {
 #pragma unroll

@@ -25,8 +25,8 @@ typedef struct fa_work {
     int64_t task;
     const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0's */
 #if EIGHT_BITS
-    const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same, */
-    float scale, value_scale;      /* which is a factor here: of scores and of the output */
+    const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same one */
+    float scale, value_scale;      /* factors of scores and of the output, with such a scale */
 #endif
 } fa_work;
 
@@ -65,7 +65,8 @@ FA_DEVICE const char *first_row(const fa_decode_params *d, const fa_kernel_view 
 }
 
 #if EIGHT_BITS
-/* Where scales differ from key to key. One that does not becomes a factor. */
+/* The first scale of a sequence's keys, or of page 0, where scales differ from key to key.
+ * Otherwise NULL: the scale is multiplied into the factor. */
 FA_DEVICE const char *find_scale(const fa_decode_params *d, const fa_kernel_view *scale,
                                  const fa_tile *t, float *factor)
 {
@@ -126,7 +127,7 @@ FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
     __syncthreads();
 }
 
-#if !LATENT /* latent.cuh has the block's */
+#if !LATENT /* in latent.cuh key tiles are the block's */
 /* The warp's key tiles in a part: the first key of the first one, and how many there are; the next one is BLOCK_KEYS on.
  * from, to: as the work tile has them. */
 typedef struct fa_key_tiles {

@@ -60,10 +60,10 @@ typedef struct fa_cuda_backward_sm90_launch {
     int dbias_mapped;            /* of dbias or its sums: FA_BACKWARD_SM90_DBIAS_... */
     int64_t q_tiles;             /* query tiles of a head in the workspace */
     size_t rows_offset;          /* where they are in the launch's range of the workspace */
-    bool ordered;                /* sums have one order, by semaphores: */
-    bool first_stored;           /* and the first of them is stored; */
-    int64_t heads_ascending;     /* the first heads, whose blocks ascend */
-    size_t semaphores_offset;
+    bool ordered;                /* sums have one order, by semaphores. Then: */
+    bool first_stored;           /* as in fa_backward_sm90_params */
+    int64_t heads_ascending;     /* the same */
+    size_t semaphores_offset;    /* where they are in the workspace */
     int64_t heads_together, items_together; /* as in fa_backward_sm90_params */
     int splits;                             /* the same: */
     int keys, head_dim, value_dim;
