@@ -18,8 +18,9 @@
 #include "cuda/cuda_abi.h"
 
 enum {
-    OLDEST_DRIVER = 12000, /* cuLibraryLoadData, tensor maps */
-    DEVICES = 64           /* those whose descriptions and opt-ins are remembered */
+    OLDEST_DRIVER = 12000,      /* cuLibraryLoadData, tensor maps */
+    OVERLAPPING_DRIVER = 12030, /* the first that captures launches that overlap into graphs */
+    DEVICES = 64                /* those whose descriptions and opt-ins are remembered */
 };
 
 static cu_api cu;
@@ -455,7 +456,7 @@ bool fa_cuda_launch_kernel(void *kernel, const fa_cuda_launch *launch, void **pa
     if (launch->cluster > 1)
         attributes[count++] = (cu_launch_attribute){.id = CU_LAUNCH_CLUSTER,
                                                     .value.cluster = {launch->cluster, 1, 1}};
-    if (launch->overlaps)
+    if (launch->overlaps && driver.version >= OVERLAPPING_DRIVER)
         attributes[count++] = (cu_launch_attribute){.id = CU_LAUNCH_OVERLAPS, .value.overlaps = 1};
     cu_launch_config config = {.grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
                                .block = {launch->threads, 1, 1},

@@ -83,7 +83,7 @@ typedef struct fa_cuda_launch {
     int device; /* of the current context; only asked for if there is dynamic memory */
     uint32_t grid[3], threads;
     uint32_t cluster;    /* blocks of a cluster along x; 0 or 1: none */
-    bool overlaps;       /* may start while the kernel in front runs (programmatic launch) */
+    bool overlaps;       /* may start while the kernel in front runs, if the driver can do that */
     uint32_t smem_bytes; /* dynamic; more than 48 KiB is opted in to here */
     void *stream;
 } fa_cuda_launch;

@@ -316,6 +316,21 @@ static bool launch(void *kernel, uint32_t smem, fa_cuda_fault *fault)
     return launch_on(0, kernel, smem, fault);
 }
 
+/* Before CUDA 12.3 a graph cannot hold launches that overlap: they begin one after another. */
+static void test_no_overlap(void)
+{
+    fa_cuda_fault fault = {0};
+    void *kernel;
+    int value = 43;
+    void *parameters[] = {&value};
+    setenv("FAKE_CUDA_VERSION", "12020", 1);
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    const fa_cuda_launch l = {.grid = {4, 1, 1}, .threads = 384, .overlaps = true};
+    CHECK(fa_cuda_launch_kernel(kernel, &l, parameters, &fault) &&
+              record->last.num_attributes == 0 && !record->last.overlaps,
+          "a launch overlaps with CUDA 12.2");
+}
+
 static void test_launches(void)
 {
     fa_cuda_fault fault = {0};
@@ -961,6 +976,7 @@ static const struct {
     SCENARIO(test_load_fails),
     SCENARIO(test_variables),
     SCENARIO(test_launches),
+    SCENARIO(test_no_overlap),
     SCENARIO(test_shared_memory),
     SCENARIO(test_no_context),
     SCENARIO(test_capture),
