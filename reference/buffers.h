@@ -64,13 +64,13 @@ void ref_buffers_freeze(ref_buffers *buffers);
 /* Fails where a guard band, an input, or memory between an output's elements has changed. */
 void ref_buffers_check(const ref_buffers *buffers, ref_report *report);
 
-/* All that the buffers hold, with the guard bands, one behind the other; to be freed. */
+/* A copy of all that the buffers hold, with the guard bands. The caller frees it. */
 char *ref_buffers_copy(const ref_buffers *buffers);
 
-/* Puts a copy back, so that a call can be made again. */
+/* Restores the buffers from a copy, so that a call can be repeated. */
 void ref_buffers_put(const ref_buffers *buffers, const char *copy);
 
-/* Whether they hold the same. */
+/* Whether the buffers hold what a copy holds. */
 bool ref_buffers_are(const ref_buffers *buffers, const char *copy);
 
 void ref_buffers_free(ref_buffers *buffers);

@@ -1303,7 +1303,7 @@ static void check_gradient_invariance(problem *p, const random_call *whole,
     free(among_others);
 }
 
-/* The first run makes what all are compared with. */
+/* The first run computes the reference, with which the other runs are compared, too. */
 static void check_backward_once(problem *p, const fa_gradients *gradients, ref_gradients *want,
                                 const random_settings *settings, random_result *result)
 {

@@ -8,8 +8,9 @@
 
 #include "scalar.h"
 
-/* Functions that take most of the tests' time are compiled for wide vectors as well. ISO C forbids contraction here, so all
- * forms give the same bits. Sanitizers do not expect the resolver that chooses one. */
+/* Functions that take most of the tests' time are compiled for wide vectors as well. ISO C forbids
+ * contraction here, so all forms give the same bits. Sanitizers do not expect the resolver that
+ * chooses one. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define WITH_WIDE_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -84,7 +85,7 @@ static bool rounds_weights(const ref_inputs *in, bool cuda)
     return dtype == FA_BFLOAT16 || (dtype == FA_FLOAT16 && cuda);
 }
 
-/* CUDA's decode takes keys and values of 8 bits as float16, and weights, too. */
+/* CUDA's decode converts keys and values of 8 bits to float16, and rounds weights to float16. */
 static bool rounds_to_half(const ref_inputs *in, bool cuda)
 {
     const bool short_queries = in->q.dtype == FA_FLOAT16 || in->q.dtype == FA_BFLOAT16;
@@ -113,7 +114,8 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
     if (rounds_operands(in, cuda)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
     if (rounds_to_half(in, cuda)) {
         r.weight = ref_epsilon(FA_FLOAT16) / 2;
-        /* The largest product of a weight and its value's scale is at least 2^6; others have smaller scales. */
+        /* The largest product of a weight and its value's scale is at least 2^6; others have
+         * smaller scales. */
         r.weight_tiny = in->options.v_scale ? 0x1p-28 : 0x1p-31;
         r.weight_scaled = in->options.v_scale;
     }
@@ -455,7 +457,8 @@ static double moved_by_operands(double u, double dot, double magnitude, double s
     return u * fmin(2 * magnitude, 4 * sqrt(2 * square) + 2 * fabs(dot));
 }
 
-/* Sums of x y, |x y| and (x y)^2. Each is several sums side by side: one alone would wait for every addition. */
+/* Sums of x y, |x y| and (x y)^2. Each is several sums side by side: one alone would wait for every
+ * addition. */
 typedef struct products {
     double dot, magnitude, square;
 } products;
@@ -900,8 +903,7 @@ typedef struct backward {
     const spreads *rounded; /* NULL: factors stay float32 */
 } backward;
 
-/* One query of it, and by key what its row's terms are multiplied by: gradients of the logit after step 5, and of
- * scale * q.k. */
+/* A query, with the gradients of its logits after step 5 (dx) and of scale * q.k (dy), by key. */
 typedef struct query {
     int64_t i;
     const double *q, *dout; /* (d), (d_v) */
@@ -959,7 +961,8 @@ static void add_to_dbias(const backward *b, const query *w, int64_t j)
     add_terms(1, w->dx[j], error, &one, &dbias->value[at], &dbias->error[at], &b->last->dbias[at]);
 }
 
-/* add_terms to elements of a gradient from `at` on; where factors are rounded, also to their spread. */
+/* Adds terms to elements of a gradient from `at` on (add_terms), and where factors are rounded, to
+ * their spread. */
 WITH_WIDE_VECTORS
 static void add_to_gradient(int64_t n, double factor, double error, const double *restrict x,
                             const ref_array *g, double *last_terms_of_g, const spread *rounded,
@@ -1016,7 +1019,7 @@ static void move_weights(row *r)
     r->p_sink_error += r->p_sink * expm1(r->lse_moved);
 }
 
-/* All that can be said of a query without the others. */
+/* Computes what a query contributes without the other queries: dx, dy, dbias and dsinks. */
 static void begin_query(const backward *b, query *w)
 {
     const row *r = &w->r;
@@ -1034,7 +1037,7 @@ static void begin_query(const backward *b, query *w)
     }
 }
 
-/* Queries that go through the keys together: a key's gradients then stay in the cache for all of them. */
+/* So many queries go through the keys together, so that a key's gradients stay in the cache. */
 enum { TOGETHER = 8 };
 
 void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse,

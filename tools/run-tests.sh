@@ -43,7 +43,8 @@ count() { # REPORT
     if command -v python3 >/dev/null 2>&1; then python3 "$tools/count_tests.py" "$1"; else count_by_awk "$1"; fi
 }
 
-# Where this machine has avx512_bf16, the engine of avx512 is the same code but for conversions, and CI tests it.
+# Beside avx512_bf16 the engine of avx512 is the same code but for conversions: here its tests are left
+# to CI.
 if [ $python = yes ] && [ -z "${FA_ALL_TESTS:-}" ] && "$build/flashattn" info 2>/dev/null | grep -q avx512_bf16; then
     echo "Left out: tests of the avx512 engine, beside avx512_bf16 (FA_ALL_TESTS=1: all)"
     set -- -E '\.avx512$' "$@"

@@ -57,8 +57,9 @@ install_tools() {
     echo "$tools" >"$stamp"
 }
 
-# The objects of `make` go into the package, where there are some, as new as the sources and not of a sanitizer; pip then
-# compiles only what the extension adds. With FA_FROM_SOURCES it compiles all, as for a user.
+# Finds the objects of `make`, if there are any, as new as the sources and not of a sanitizer. They go into
+# the package, and pip compiles only what the extension adds. With FA_FROM_SOURCES it compiles all, as for
+# a user.
 find_library() {
     archive=$build/libflashattn_internal.a
     library="" cuda=auto
