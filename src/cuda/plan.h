@@ -121,7 +121,7 @@ struct fa_cuda_plan {
     size_t workspace_bytes;
     int count;
     fa_cuda_plan_launch launches[FA_CUDA_LAUNCHES]; /* in the order in which they are queued */
-    char passed_over[240]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
+    char passed_over[320]; /* "; not sm80: q.dtype is float32"; "": the fastest of this device */
 };
 
 /* The pass's family that FA_CUDA_KERNEL asks for, of backward FA_CUDA_BACKWARD_KERNEL, which are read once; NULL: none in
