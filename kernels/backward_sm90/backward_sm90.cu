@@ -1,11 +1,13 @@
 /*
- * Backward on Hopper's tensor cores (wgmma) with TMA, float16 and bfloat16: all gradients in one pass over the tiles
- * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads; the variants with
- * OPTIONS also with all options of the scores (options.cuh).
+ * Backward on Hopper's tensor cores (wgmma) with TMA, float16 and bfloat16: all gradients in one
+ * pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position,
+ * lengths, and shared heads; the variants with OPTIONS also with all options of the scores
+ * (options.cuh).
  *
- * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some of them, of all heads
- * that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in global memory, which
- * another kernel rounds (finish.cu). Its warps have roles:
+ * A block owns KEYS keys of one key/value head and goes through the tiles of queries that see some
+ * of them, of all heads that share the keys: so dK and dV are sums in registers, written once. dQ
+ * is added to a float sum in global memory, which another kernel rounds (finish.cu). Its warps have
+ * roles:
  *
  *     load         keys, values; tiles of queries and of dout, by TMA       producer.cuh
  *     store dQ     a warp for each consumer's columns, by TMA; also dbias   producer.cuh
@@ -13,8 +15,8 @@
  *     scheduler    of a persistent block: describes its work tiles          schedule.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
- * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh says what the file is
- * compiled with, and docs/kernels/backward_sm90.md why it is made so.
+ * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh
+ * says what the file is compiled with, and docs/kernels/backward_sm90.md why it is made so.
  */
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"

@@ -527,9 +527,9 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 
 #endif
 
-/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind consumer
- * 0's one. Meanwhile the sums are stored. A persistent block stores those of the values then, and
- * those of the keys while the next keys are loaded. */
+/* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind
+ * consumer 0's one. Meanwhile the sums are stored. A persistent block stores those of the values
+ * then, and those of the keys while the next keys are loaded. */
 FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
                             int end)
 {

@@ -1,5 +1,6 @@
 /*
- * The scheduler warp of a persistent block: which work tiles are the block's, and their descriptions.
+ * The scheduler warp of a persistent block: which work tiles are the block's, and their
+ * descriptions.
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH
 #define FA_KERNELS_BACKWARD_SM90_SCHEDULE_CUH

@@ -2,7 +2,7 @@
  * What the warps of a block share: buffers in dynamic shared memory, and the barriers that they are
  * acquired and released by. It replaces backward_sm90/pipeline.cuh.
  *
- *   barriers              buffers                         filled by              released by warpgroups
+ *   barriers              buffers                         filled by              released by
  *   k_loaded, v_loaded    the block's keys, values        TMA, thread 0          -
  *   k_full, v_full        the same, without some rows     a load warp each       -
  *   peer_k_loaded         some columns of the peer's keys TMA, load warp 0       -

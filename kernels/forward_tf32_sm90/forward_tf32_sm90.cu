@@ -7,9 +7,9 @@
  * and the products three warps, the transposers, round keys and values in shared memory, and
  * transpose the values in place.
  *
- *   load warp     warp 0: describes work tiles, loads by TMA   producer.cuh
- *   transposers   warps 1 to 3                                 transpose.cuh
- *   consumers     warpgroups of 64 queries each                consumer.cuh, multiply.cuh, store.cuh
+ *   load warp     warp 0: describes work tiles, loads by TMA  producer.cuh
+ *   transposers   warps 1 to 3                                transpose.cuh
+ *   consumers     warpgroups of 64 queries each               consumer.cuh, multiply.cuh, store.cuh
  *
  * config.cuh says what the file is compiled with.
  */

@@ -62,7 +62,8 @@ const fa_variant *fa_cuda_narrowest(const fa_problem *problem, int first, int la
 bool fa_cuda_refuse_dtypes(const fa_problem *problem, bool bfloat, char *why, size_t size);
 bool fa_cuda_refuse_rows(const fa_problem *problem, int64_t max, char *why, size_t size);
 
-/* The same for families that multiply in tf32. The second also refuses another precision than tf32. */
+/* The same for families that multiply in tf32. The second also refuses another precision than
+ * tf32. */
 bool fa_cuda_refuse_other_than_float32(const fa_problem *problem, char *why, size_t size);
 bool fa_cuda_refuse_tf32(const fa_problem *problem, char *why, size_t size);
 

@@ -9,9 +9,9 @@
 
 #include "cuda/family.h"
 
-/* The families of each pass, fastest first. simt does every problem. What is behind it runs where the environment asks
- * for it: tf32x3 comes before simt, and sm90_persistent before sm90, once they have been verified
- * and measured on a GPU. */
+/* The families of each pass, fastest first. simt does every problem. What is behind it runs where
+ * the environment asks for it: tf32x3 comes before simt, and sm90_persistent before sm90, once they
+ * have been verified and measured on a GPU. */
 enum { MAX_FAMILIES = 8 };
 #define FORWARD                                                                                    \
     {                                                                                              \

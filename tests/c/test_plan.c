@@ -418,8 +418,8 @@ static void test_wide(void)
     }
 }
 
-/* On Hopper there are variants for rows of few keys, and head dim 64 has one for rows of one tile and one for few queries.
- * Where the device alone knows the lengths, these are not chosen. */
+/* On Hopper there are variants for rows of few keys, and head dim 64 has one for rows of one tile
+ * and one for few queries. Where the device alone knows the lengths, these are not chosen. */
 static void test_short_rows(void)
 {
     static const int32_t cu[5] = {0};
