@@ -287,6 +287,13 @@ VARIANT(decode_sm80_d256_int8, .file = "decode_sm80/decode_sm80", .kernel = "dec
         .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
 END(decode, sm80)
 
+/* Latent attention with many query heads. */
+FAMILY(decode, latent_sm90)
+VARIANT_16BIT(decode_latent_sm90, .file = "decode_latent_sm90/decode_latent_sm90", .kernel = "decode_latent_sm90", .architecture = 90,
+              .head_dim = 576, .value_dim = 512, .options = 0, .group_rows = 64, .keys = 64, .stages = 10,
+              .own_blocks = 5, .static_smem = 512)
+END(decode, latent_sm90)
+
 FAMILY(backward_prepare, sm90)
 VARIANT_16BIT(backward_sm90_prepare_d64, .file = "backward_sm90/prepare", .kernel = "backward_sm90_prepare", .architecture = 90,
               .head_dim = 64)

@@ -14,6 +14,11 @@
 #include "common/x2.cuh"
 #include "ptx/ldmatrix.cuh"
 
+/* The address of the fragments `block` times 16 columns behind those of v. A kernel whose tiles are swizzled has its own. */
+#ifndef FA_VALUE_BLOCK
+#define FA_VALUE_BLOCK(v, block) ((v) + (uint32_t)((block)*32))
+#endif
+
 /* A number 1 in each half that is not finite, except the infinity of sign `without`; 0 in the others. */
 FA_DEVICE uint32_t fa_mark_x2(uint32_t x2, uint32_t without)
 {
@@ -35,7 +40,7 @@ FA_DEVICE void fa_add_finite_values(float o[M_TILES][D_TILES][4], uint32_t a[M_T
 #pragma unroll
     for (int block = 0; block < D_TILES / 2; block++) {
         uint32_t b[4];
-        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
+        ptx_ldmatrix_x4_trans(b, FA_VALUE_BLOCK(v, block));
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] &= ~fa_x2_spread(fa_x2_not_finite(b[i]));
 #pragma unroll
@@ -56,7 +61,7 @@ FA_DEVICE void fa_add_infinities(float o[M_TILES][D_TILES][4], uint32_t marks[M_
 #pragma unroll
     for (int block = 0; block < D_TILES / 2; block++) {
         uint32_t b[4];
-        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
+        ptx_ldmatrix_x4_trans(b, FA_VALUE_BLOCK(v, block));
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] = fa_mark_x2(b[i], without);
 #pragma unroll

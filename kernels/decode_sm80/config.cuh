@@ -99,6 +99,11 @@ static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factor
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
 FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 
+/* Who merges: all threads of a block, which has all rows of a work tile. */
+#define SHARES_ROWS 0
+FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
+FA_DEVICE void sync_threads(void) { __syncthreads(); }
+
 /* The row of the work tile that elements 2 * half and 2 * half + 1 of tile m belong to. */
 FA_DEVICE int row_of(int m, int half) { return 16 * m + 8 * half + lane_id() / 4; }
 

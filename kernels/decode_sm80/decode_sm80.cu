@@ -13,6 +13,7 @@
  */
 #include "decode_sm80/attend.cuh"
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/last_part.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 

@@ -19,6 +19,7 @@
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/x2.cuh"
+#include "decode_sm80/queries.cuh"
 #include "decode_sm80/softmax.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
@@ -127,25 +128,12 @@ typedef struct fa_queries {
     uint32_t fragments[D_STEPS][4];
 } fa_queries;
 
-/* Columns c and c + 1 of a row of queries; zeros without one. */
-FA_DEVICE uint32_t fetch_two(const fa_attention_params *p, const char *row, int c)
-{
-    if (!row || c >= p->d) return 0;
-    if (p->q.vector == 8) return *(const uint32_t *)(row + 2 * c);
-    const uint16_t *x = (const uint16_t *)row + c;
-    return x[0] | (c + 1 < p->d ? (uint32_t)x[1] << 16 : 0);
-}
-
 FA_DEVICE void find_queries(const fa_decode_params *d, const fa_work *w, fa_queries *q)
 {
     const fa_attention_params *p = &d->attention;
-    const fa_tile *t = &w->tile;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int r = row_of(0, half), query = query_of(d, r), head = head_of(d, r);
-        const char *row = NULL;
-        if (query < w->queries && head < w->heads)
-            row = fa_view_row(&p->q, t->block_q, t->start_q + t->first + query, t->head + head);
+        const char *row = find_query(d, w, row_of(0, half));
 #pragma unroll
         for (int i = 0; i < D_STEPS * 2; i++)
             q->fragments[i / 2][i % 2 * 2 + half] = fetch_two(p, row, i * 8 + lane_id() % 4 * 2);

@@ -15,6 +15,7 @@
 #if !LATENT
 #include "common/rows.cuh"
 #include "common/x2.cuh"
+#include "decode_sm80/queries.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
@@ -31,20 +32,10 @@ FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
 /* All threads load the rows of the work tile; zeros for those that stand for no query. */
 FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t tile)
 {
-    const fa_attention_params *p = &d->attention;
-    const fa_tile *t = &w->tile;
 #pragma unroll 1
     for (int i = ptx_thread_id(); i < ROWS * QUERY_VECTORS; i += THREADS) {
         const int r = i / QUERY_VECTORS, column = i % QUERY_VECTORS * 8;
-        const int query = query_of(d, r), head = head_of(d, r);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (query < w->queries && head < w->heads && column < p->d) {
-            const char *row =
-                fa_view_row(&p->q, t->block_q, t->start_q + t->first + query, t->head + head);
-            x = p->q.vector == 8 ? *(const uint4 *)(row + 2 * column)
-                                 : fa_gather_vector(row, column, p->d);
-        }
-        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), x);
+        ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), fetch_eight(d, w, r, column));
     }
 }
 #endif

@@ -9,8 +9,8 @@
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/softmax.cuh"
-#include "decode_sm80/attend.cuh"
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/logits.cuh"
 #include "decode_sm80/work.cuh"
 
 #define LN2 0.69314718055994530942f
@@ -83,7 +83,7 @@ FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const 
                              bool last, const fa_merged *to)
 {
 #pragma unroll 1
-    for (int r = warp_id(); r < w->rows; r += WARPS) {
+    for (int r = FIRST_ROW(w) + warp_id(); r < w->rows; r += WARPS) {
         float2 of[FA_DECODE_PARTS / 32];
         float base = NOTHING_SEEN, sum = 0.0f;
 #pragma unroll
@@ -108,7 +108,7 @@ FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const 
         to->rows[2 * r] = last ? finish_row(d, w, r, base, sum) : base;
         to->rows[2 * r + 1] = sum;
     }
-    __syncthreads();
+    sync_threads();
 }
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
@@ -150,7 +150,8 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
 {
     weigh_sources(d, w, from, !to, merged);
 #pragma unroll 1
-    for (int i = ptx_thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
+    for (int i = FIRST_ROW(w) * (VALUE_DIM / 4) + thread_id(); i < w->rows * (VALUE_DIM / 4);
+         i += THREADS) {
         const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
         if (column >= d->attention.d_v) continue;
         const float4 x = add_sources(from, merged->factors, r, column);
@@ -159,7 +160,7 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
     }
     if (!to) return;
 #pragma unroll 1
-    for (int r = ptx_thread_id(); r < w->rows; r += THREADS)
+    for (int r = FIRST_ROW(w) + thread_id(); r < w->rows; r += THREADS)
         *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) =
             make_float2(merged->rows[2 * r], merged->rows[2 * r + 1]);
 }
@@ -175,26 +176,6 @@ FA_DEVICE int64_t part_floats(const fa_decode_params *d)
 FA_DEVICE float *find_part(const fa_decode_params *d, const fa_work *w, int part)
 {
     return d->sums + (w->task * d->parts + part) * part_floats(d);
-}
-
-/* A set of counters for each launch that may run at the same time; each is 0 before a launch and after it, as atomicInc
- * wraps at the number of parts. */
-static __device__ uint32_t part_counters[FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS];
-
-/* Whether this block is the last one of the work tile's. All that the others have stored can be read then. */
-FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
-{
-    __shared__ int last;
-    __syncthreads();
-    if (ptx_thread_id() == 0) {
-        __threadfence(); /* for all that the block has stored before the barrier */
-        const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task;
-        const uint32_t end = (uint32_t)w->parts - 1;
-        last = atomicInc(&part_counters[counter], end) == end;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
 }
 
 #endif

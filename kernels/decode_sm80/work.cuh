@@ -28,7 +28,17 @@ typedef struct fa_work {
     const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same one */
     float scale, value_scale;      /* factors of scores and of the output, with such a scale */
 #endif
+#if SHARES_ROWS
+    int first_row; /* of those that the block merges */
+#endif
 } fa_work;
+
+/* The first row of a work tile that a block merges. */
+#if SHARES_ROWS
+#define FIRST_ROW(w) ((w)->first_row)
+#else
+#define FIRST_ROW(w) 0
+#endif
 
 /* Row r stands for query r / d->heads of the tile and head r % d->heads. */
 FA_DEVICE int query_of(const fa_decode_params *d, int r) { return r / d->heads; }

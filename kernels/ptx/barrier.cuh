@@ -100,6 +100,21 @@ FA_DEVICE void ptx_mbarrier_wait_cluster(uint64_t *barrier, int parity)
     PTX_MBARRIER_WAIT(".acquire.cluster", barrier, parity);
 }
 
+/* Whether the phase of this parity has ended. It orders nothing: who needs what was written waits as well. */
+FA_DEVICE bool ptx_mbarrier_is_over(uint64_t *barrier, int parity)
+{
+    int over;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.s32 %0, 1, 0, done;\n"
+                 "}\n"
+                 : "=r"(over)
+                 : "r"(ptx_shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return over;
+}
+
 /* Arrives at the same barrier of block `peer` of the cluster, if condition is not 0. It says that products
  * which have ended no longer read shared memory. It orders no other accesses: a release to the cluster
  * would wait for stores to global memory, too. */

@@ -1,13 +1,14 @@
 /*
- * decode_sm80: few queries over many keys. A work tile is the query heads of a group, or some of them, for a few
- * queries of a sequence; its keys are cut into parts, so that there are blocks for all multiprocessors.
+ * decode_sm80: few queries over many keys. A work tile is the query heads of a group, or some of
+ * them, for a few queries of a sequence; its keys are cut into parts, so that there are blocks for
+ * all multiprocessors.
  */
 #include "cuda/plan_decode.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-#include "../../kernels/forward_sm90/forward_sm90.h"
+#include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
@@ -15,28 +16,32 @@
 /* Positions and rows are counted in 32 bits, and a tile more. */
 static const int64_t max_rows = INT32_MAX - 4096;
 
-/* Keys of a part, at least. */
-enum { LEAST_KEYS = 256 };
+/* Keys of a part, at least; of decode_latent_sm90, whose blocks merge side by side. */
+enum { LEAST_KEYS = 256, LEAST_KEYS_LATENT = 128 };
 
-/* What a round of blocks costs beside its keys and values, in bytes of these that a multiprocessor reads meanwhile: descriptions,
- * the first copies, results written and read (8 us, measured on an H200). */
+/* What a round of blocks costs beside its keys and values, in bytes of these that a multiprocessor
+ * reads meanwhile: descriptions, the first copies, results written and read (8 us, measured on an
+ * H200). */
 enum { ROUND_BYTES = 256 << 10 };
 
-/* Hundredths of the device that blocks keep busy, at least: those of the only round, when there are few, and those behind
- * whole rounds, which come to the multiprocessors that happen to end first (measured). */
+/* Hundredths of the device that blocks keep busy, at least: those of the only round, when there are
+ * few, and those behind whole rounds, which come to the multiprocessors that happen to end first
+ * (measured). */
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
 /* Rounds of blocks, behind the fewest, that are tried. */
 enum { ROUNDS_TRIED = 4 };
 
-/* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as long have so many keys. */
+/* Where results may not depend on the batch, parts of all sequences up to FA_DECODE_PARTS times as
+ * long have so many keys. */
 enum { INVARIANT_KEYS = 512 };
 
-/* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not keep few blocks busy. */
+/* Where lengths are unknown, a part has at most so many keys, so that one long sequence does not
+ * keep few blocks busy. */
 enum { MOST_KEYS = 8192 };
 
-/* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the same keys, and the products
- * take longer than the reading: that is for the forward kernels. */
+/* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the
+ * same keys, and the products take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 
 /* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
@@ -48,8 +53,12 @@ static bool is_8bit(const fa_variant *v) { return v->cache != 0; }
 /* Whether the kernel takes values that are the first columns of the keys. */
 static bool is_latent_kernel(const fa_variant *v) { return v->value_dim != 0; }
 
+/* Whether it is one of decode_latent_sm90. */
+static bool is_latent_sm90(const fa_variant *v) { return v->own_blocks != 0; }
+
 static int count_smem(const fa_variant *v)
 {
+    if (is_latent_sm90(v)) return FA_DECODE_LATENT_SM90_SMEM(v->head_dim, v->own_blocks, v->stages);
     if (is_latent_kernel(v))
         return FA_DECODE_SMEM_LATENT(v->element, v->head_dim, v->group_rows, v->warps, v->keys,
                                      v->stages);
@@ -69,8 +78,8 @@ static size_t row_floats(const fa_variant *v)
     return FA_DECODE_ROW((size_t)(is_latent_kernel(v) ? v->value_dim : v->head_dim));
 }
 
-/* Queries of a sequence: of packed ones the average, rounded up. Where results may not depend on the batch, it does not
- * count. */
+/* Queries of a sequence: of packed ones the average, rounded up. Where results may not depend on
+ * the batch, it does not count. */
 static int64_t count_queries(const fa_problem *p)
 {
     if (!p->cu_seqlens_q) return p->n_q;
@@ -145,7 +154,7 @@ static bool shares_columns(const fa_problem *p)
     return p->k.data == p->v.data;
 }
 
-static bool is_latent(const fa_problem *p) { return fits_latent(p) && shares_columns(p); }
+bool fa_cuda_is_latent(const fa_problem *p) { return fits_latent(p) && shares_columns(p); }
 
 static bool refuse_options(const fa_problem *p, char *why, size_t size)
 {
@@ -154,7 +163,7 @@ static bool refuse_options(const fa_problem *p, char *why, size_t size)
         fa_cuda_say(why, size, "options.dropout_p is set");
         return true;
     }
-    if (is_latent(p)) return false;
+    if (fa_cuda_is_latent(p)) return false;
     if (dim > WIDEST || (dim > 128 && has_row_options(p))) {
         const char *option = dim > WIDEST   ? ""
                              : p->bias.data ? " with options.bias"
@@ -207,8 +216,8 @@ static int64_t clamp_parts(int64_t parts, int64_t keys, int64_t least)
     return parts < 1 ? 1 : parts;
 }
 
-/* The time of so many blocks, in units of what one block takes while the device is full. room: blocks that it has room
- * for. */
+/* The time of so many blocks, in units of what one block takes while the device is full. room:
+ * blocks that it has room for. */
 static double count_slots(int64_t blocks, int64_t room)
 {
     const int64_t left = blocks % room, whole = blocks - left;
@@ -224,15 +233,16 @@ typedef struct cut {
     double cost;
 } cut;
 
-/* Of the numbers of parts whose blocks just fit into whole rounds, but at least `fewest`, the one that takes least, if that is
- * less than the best one so far. key_bytes: of a key and its value. */
-static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys,
+/* Of the numbers of parts whose blocks just fit into whole rounds, but at least `fewest`, the one
+ * that takes least, if that is less than the best one so far. least: keys of a part; key_bytes: of
+ * a key and its value. */
+static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys, int64_t least,
                      int64_t key_bytes, int64_t fewest, cut *best)
 {
     const int64_t room = (int64_t)multiprocessors * blocks;
     const int64_t first = fa_cuda_count_tiles(tasks, room);
     for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
-        const int64_t fitting = clamp_parts(rounds * room / tasks, keys, LEAST_KEYS);
+        const int64_t fitting = clamp_parts(rounds * room / tasks, keys, least);
         const int64_t parts = fitting > fewest ? fitting : fewest;
         const double bytes =
             (double)keys / (double)parts * (double)key_bytes + (double)ROUND_BYTES / blocks;
@@ -262,29 +272,31 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
 static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 
 /* Keys of a part, at least. */
-static int64_t least_keys(const fa_problem *p)
+static int64_t least_keys(const fa_problem *p, const fa_variant *v)
 {
-    return p->batch_invariant ? INVARIANT_KEYS : LEAST_KEYS;
+    if (p->batch_invariant) return INVARIANT_KEYS;
+    return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
 }
 
-/* Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there is room for three, fewer
- * and larger ones may fit better into rounds. */
+/* Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
+ * is room for three, fewer and larger ones may fit better into rounds. */
 static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                     const fa_cuda_plan_launch *l)
 {
     const int fitting = count_fitting(device, v);
     const int64_t keys = count_keys(p, l), size = is_8bit(v) ? 1 : 2;
     const int64_t key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v));
+    const int64_t least = least_keys(p, v);
     int64_t fewest = 1;
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
     if (p->batch_invariant || l->tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
-        fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, LEAST_KEYS);
-    try_cuts(l->tasks, device->multiprocessors, fitting, keys, key_bytes, fewest, &best);
+        fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, least);
+    try_cuts(l->tasks, device->multiprocessors, fitting, keys, least, key_bytes, fewest, &best);
     if (fitting == 3 && !p->block_table)
-        try_cuts(l->tasks, device->multiprocessors, 2, keys, key_bytes, fewest, &best);
+        try_cuts(l->tasks, device->multiprocessors, 2, keys, least, key_bytes, fewest, &best);
     return best;
 }
 
@@ -342,8 +354,8 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params}, fault);
 }
 
-/* One launch if its work tiles can be counted, so that the last block of each merges its parts; else a second
- * launch merges them. The result is the same. */
+/* One launch if its work tiles can be counted, so that the last block of each merges its parts;
+ * else a second launch merges them. The result is the same. */
 static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                          const fa_cuda_call *call, fa_cuda_fault *fault)
 {
@@ -366,11 +378,12 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
 {
     const bool fits = has_8_bits(&p->k) ? v->cache == (fa_element)p->k.dtype
                                         : !is_8bit(v) && v->element == (fa_element)p->q.dtype;
-    return v->head_dim >= dim && fits && is_latent_kernel(v) == is_latent(p) &&
+    return v->head_dim >= dim && fits && is_latent_kernel(v) == fa_cuda_is_latent(p) &&
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
-/* Of the narrowest variants that are wide enough, the first one with room for all rows of a sequence, or the last one. */
+/* Of the narrowest variants that are wide enough, the first one with room for all rows of a
+ * sequence, or the last one. */
 static const fa_variant *find_variant(const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
@@ -385,22 +398,20 @@ static const fa_variant *find_variant(const fa_problem *p)
     return found;
 }
 
-bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,
-                         fa_cuda_plan *plan, char *why, size_t size)
+bool fa_cuda_refuse_decode(const fa_problem *p, int64_t most_rows, char *why, size_t size)
 {
-    if (refuse_dtypes(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_options(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
-        refuse_queries(p, most_rows, why, size))
-        return false;
-    const fa_variant *v = find_variant(p);
-    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
-                                              queue_decode, device, plan, why, size);
+    return refuse_dtypes(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
+           refuse_options(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+           refuse_queries(p, most_rows, why, size);
+}
+
+bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
+                        fa_cuda_queue_function *queue, const fa_cuda_device *device,
+                        fa_cuda_plan *plan, char *why, size_t size)
+{
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(v, threads, count_smem(v), queue, device, plan, why, size);
     if (!l) return false;
-    plan->arithmetic = is_8bit(v) ? "8-bit keys and values as float16, "
-                                    "float16 products (mma.sync), float32 sums"
-                       : v->element == FA_ELEMENT_BFLOAT16
-                           ? "bfloat16 products (mma.sync), float32 sums"
-                           : "float16 products (mma.sync), float32 sums";
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
     set_tasks(p, l);
@@ -410,14 +421,28 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
         return false;
     }
     l->smem_bytes = smem_for(device, v, found.blocks);
-    fa_cuda_cut_decode(l, found.parts, least_keys(p));
+    fa_cuda_cut_decode(l, found.parts, least_keys(p, v));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }
 
-/* Where each query head has keys of its own and there are heads enough for the whole device, forward_sm90 reads keys
- * once, too, and faster: it has no parts to merge (16 x 32 heads of 8,192 keys on an H200: 4,248 GB/s, here 4,227). Pages
- * are read faster here. */
+bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,
+                         fa_cuda_plan *plan, char *why, size_t size)
+{
+    if (fa_cuda_refuse_decode(p, most_rows, why, size)) return false;
+    const fa_variant *v = find_variant(p);
+    plan->arithmetic = is_8bit(v) ? "8-bit keys and values as float16, "
+                                    "float16 products (mma.sync), float32 sums"
+                       : v->element == FA_ELEMENT_BFLOAT16
+                           ? "bfloat16 products (mma.sync), float32 sums"
+                           : "float16 products (mma.sync), float32 sums";
+    return fa_cuda_add_decode(p, v, FA_DECODE_THREADS(v->warps), queue_decode, device, plan, why,
+                              size);
+}
+
+/* Where each query head has keys of its own and there are heads enough for the whole device,
+ * forward_sm90 reads keys once, too, and faster: it has no parts to merge (16 x 32 heads of 8,192
+ * keys on an H200: 4,248 GB/s, here 4,227). Pages are read faster here. */
 static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *device)
 {
     fa_cuda_plan other;
@@ -445,7 +470,7 @@ static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cu
                         char *why, size_t size)
 {
     const int64_t most = p->pass != FA_PASS_DECODE ? MOST_FORWARD_ROWS
-                         : is_latent(p)            ? MOST_LATENT_ROWS
+                         : fa_cuda_is_latent(p)    ? MOST_LATENT_ROWS
                                                    : MOST_DECODE_ROWS;
     return fa_cuda_plan_decode(p, device, most, plan, why, size);
 }

@@ -1,5 +1,5 @@
 /*
- * What decode_sm80 is told.
+ * What decode_sm80 is told, and what its planner shares with that of decode_latent_sm90.
  */
 #ifndef FA_CUDA_PLAN_DECODE_H
 #define FA_CUDA_PLAN_DECODE_H
@@ -7,9 +7,22 @@
 #include "../../kernels/decode_sm80/decode_sm80.h"
 #include "cuda/plan.h"
 
-/* The family's plan. most_rows: queries of a sequence times query heads of a group, of several queries. */
+/* The family's plan. most_rows: queries of a sequence times query heads of a group, of several
+ * queries. */
 bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device, int64_t most_rows,
                          fa_cuda_plan *plan, char *why, size_t size);
+
+/* Whether there is one key/value head whose values are the first columns of the keys, in whole
+ * vectors: then they are read once. */
+bool fa_cuda_is_latent(const fa_problem *problem);
+
+/* Whether neither family can do the problem; most_rows as above. */
+bool fa_cuda_refuse_decode(const fa_problem *problem, int64_t most_rows, char *why, size_t size);
+
+/* Adds the launch of a variant to the plan: work tiles, and keys cut into parts. */
+bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, int threads,
+                        fa_cuda_queue_function *queue, const fa_cuda_device *device,
+                        fa_cuda_plan *plan, char *why, size_t size);
 
 /* Cuts keys into at most so many parts, of so many keys at least. Sets the grid and the workspace. */
 void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t least);

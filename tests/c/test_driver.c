@@ -597,6 +597,61 @@ static void test_decode_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
+/* Of latent attention with many heads; -1: it fails. */
+static int count_latent_launches(void *kernel, int64_t parts)
+{
+    static _Alignas(16) char memory[64];
+    const fa_view keys = {.data = memory, .dtype = FA_FLOAT16, .stride = {4096 * 576, 576, 576, 1}};
+    const fa_problem p = {.pass = FA_PASS_DECODE,
+                          .batch = 4,
+                          .heads_q = 128,
+                          .heads_kv = 1,
+                          .n_q = 1,
+                          .n_k = 4096,
+                          .rows_q = 1,
+                          .rows_k = 4096,
+                          .blocks_q = 4,
+                          .blocks_k = 4,
+                          .d = 576,
+                          .d_v = 512,
+                          .q = keys,
+                          .k = keys,
+                          .v = keys,
+                          .out = keys,
+                          .window_left = -1,
+                          .window_right = -1,
+                          .workspace = memory};
+    const fa_cuda_call call = {.problem = &p, .stream = stream_number(1)};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
+    char why[200] = "";
+    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, why, sizeof why))
+        return -1;
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    const int before = record->launches;
+    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
+    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
+    CHECK(record->last.grid[0] == (parts == 1 ? 8 : 8 * (uint32_t)parts), "%u blocks",
+          record->last.grid[0]);
+    return record->launches - before;
+}
+
+/* A second launch merges, of as many blocks as the first one. */
+static void test_latent_launches(void)
+{
+    fa_cuda_fault fault;
+    void *kernel;
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    setenv("FAKE_CUDA_FAIL", "cuTensorMapEncodeTiled=1", 1);
+    CHECK(count_latent_launches(kernel, 16) == -1, "a map that fails");
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(count_latent_launches(kernel, 1) == 1, "keys are not cut");
+    CHECK(count_latent_launches(kernel, 16) == 2, "parts are merged");
+    setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx=1", 1);
+    CHECK(count_latent_launches(kernel, 16) == -1, "a launch that fails");
+    unsetenv("FAKE_CUDA_FAIL");
+}
+
 /* The kernel has fewer sets of counters than there are numbers for captured calls. */
 static void test_captured_decode(void)
 {
@@ -985,6 +1040,7 @@ static const struct {
     SCENARIO(test_captured_counters),
     SCENARIO(test_decode_launches),
     SCENARIO(test_captured_decode),
+    SCENARIO(test_latent_launches),
     SCENARIO(test_maps),
     SCENARIO(test_map_memory),
     SCENARIO(test_threads),

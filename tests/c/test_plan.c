@@ -7,6 +7,7 @@
 #include "check.h"
 #include "cuda/parameters.h"
 #include "cuda/family.h"
+#include "cuda/plan_decode_latent_sm90.h"
 #include "flashattn.h"
 #include "gpus.h"
 
@@ -748,6 +749,65 @@ static void test_decode_latent(void)
     }
 }
 
+/* Many query heads on Hopper: only where the environment asks for it. */
+static void test_decode_latent_sm90(void)
+{
+    static char memory[32];
+    static const struct {
+        int64_t batch, heads, n_q, keys;
+        int32_t tasks, parts, merged_rows;
+        uint32_t merging;
+    } cases[] = {{128, 128, 1, 4096, 256, 1, 64, 256}, {128, 128, 2, 4096, 512, 1, 64, 512},
+                 {32, 128, 1, 4096, 64, 2, 32, 128},   {1, 128, 1, 8192, 2, 64, 1, 128},
+                 {128, 64, 1, 4096, 128, 1, 64, 128},  {1, 16, 1, 100, 1, 1, 64, 1}};
+    const fa_cuda_family *family = fa_cuda_find_family("latent_sm90");
+    fa_problem p = make_decode(1, 128, 1, 8192, 576);
+    p.d_v = 512;
+    p.k.data = p.v.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+    CHECK(family == &fa_cuda_decode_latent_sm90, "no family latent_sm90");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char why[320] = "";
+        fa_cuda_plan plan;
+        p.batch = p.blocks_q = p.blocks_k = cases[i].batch;
+        p.heads_q = cases[i].heads;
+        p.n_q = p.rows_q = cases[i].n_q;
+        p.n_k = p.rows_k = cases[i].keys;
+        set_strides(&p.k, p.n_k, 1, 576);
+        p.v = p.k;
+        CHECK(fa_cuda_plan_make(&p, &devices[H200], family, &plan, why, sizeof why), "%s", why);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        uint32_t merging = 0;
+        const int32_t merged_rows = fa_cuda_merged_rows(l, &merging);
+        CHECK(l->variant == FA_VARIANT_decode_latent_sm90_bf16 && l->threads == 512 &&
+                  l->smem_bytes == 230912,
+              "%s", name_of(&plan));
+        CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts &&
+                  l->grid == (uint32_t)(cases[i].tasks * cases[i].parts),
+              "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
+        CHECK(merged_rows == cases[i].merged_rows && merging == cases[i].merging,
+              "case %d: %d rows, %d blocks", (int)i, (int)merged_rows, (int)merging);
+        CHECK(plan_of(&p, &devices[H200]).family != family, "unasked");
+    }
+    expect_refusal(&p, &devices[A100], "latent_sm90", "has architecture 8.0: expected 9.0");
+    fa_problem other[7] = {p, p, p, p, p, p, p};
+    other[0].v.data += 16;
+    other[1].mask.data = memory;
+    other[2].dropout_threshold = 1;
+    other[3].block_table = (const int32_t *)(const void *)memory, other[3].rows_k = 12;
+    other[4].k.stride[1] = other[4].v.stride[1] = 0;
+    set_dtype(&other[5], FA_FLOAT32);
+    other[6].attention_chunk = 64;
+    static const char *const reasons[] = {"v is not the first columns of k",
+                                          "options.mask is set",
+                                          "options.dropout_p is set",
+                                          "k.shape[1] is 12, no multiple of 8 rows a page",
+                                          "k: ",
+                                          "q.dtype is float32",
+                                          "options.attention_chunk is 64"};
+    for (int i = 0; i < 7; i++)
+        expect_refusal(&other[i], &devices[H200], "latent_sm90", reasons[i]);
+}
+
 /* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
  * depend on the batch where results must not, and the environment's choice counts. */
 static void test_decode_is_slower(void)
@@ -971,6 +1031,7 @@ int main(void)
     test_tf32_sm90_variants();
     test_decode_bytes();
     test_decode_latent();
+    test_decode_latent_sm90();
     test_decode_is_slower();
     test_decode_parts();
     test_decode_pages();

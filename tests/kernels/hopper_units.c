@@ -331,6 +331,12 @@ void hopper_barrier_wait(uint64_t *word, int parity)
     if (b->passed[warp] < number) b->passed[warp] = number;
 }
 
+bool hopper_barrier_is_over(uint64_t *word, int parity)
+{
+    if (parity != 0 && parity != 1) cuda_die("a parity of %d", parity);
+    return (int)(find_barrier(word)->phase & 1) != parity;
+}
+
 static void check_barriers(void)
 {
     for (int i = 0; i < here()->num_barriers; i++) {

@@ -23,6 +23,7 @@ void hopper_barrier_fence(void);
 void hopper_barrier_arrive(uint64_t *barrier);
 void hopper_barrier_expect(uint64_t *barrier, int bytes);
 void hopper_barrier_wait(uint64_t *barrier, int parity);
+bool hopper_barrier_is_over(uint64_t *barrier, int parity);
 
 /* Copies a box with the 128-byte swizzle. start: coordinates of its first element, innermost axis first. */
 void hopper_load(void *shared, const void *map, uint64_t *barrier, int axes, const int *start);

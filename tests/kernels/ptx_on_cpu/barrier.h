@@ -33,6 +33,10 @@ FA_DEVICE void ptx_mbarrier_wait_cluster(uint64_t *barrier, int parity)
 {
     hopper_barrier_wait(barrier, parity);
 }
+FA_DEVICE bool ptx_mbarrier_is_over(uint64_t *barrier, int parity)
+{
+    return hopper_barrier_is_over(barrier, parity);
+}
 FA_DEVICE void ptx_mbarrier_arrive_peer_if(uint64_t *barrier, int peer, int condition)
 {
     if (condition) hopper_barrier_arrive_at_peer(barrier, (unsigned)peer);

@@ -1,0 +1,141 @@
+/*
+ * Latent attention of few queries over many keys, with many query heads, on Hopper's tensor cores:
+ * one key/value head, whose values are the first 512 of the keys' 576 columns. Float16 or bfloat16
+ * with float32 sums; a scale, a softcap, sinks, and masks by position and lengths.
+ *
+ *   config.cuh    the numbers of the variant, who has what
+ *   pipeline.cuh  what the warps share
+ *   producer.cuh  copies of key tiles
+ *   queries.cuh   in registers and in shared memory
+ *   scores.cuh    S, logits and weights
+ *   values.cuh    O
+ *   store.cuh     results, and sums of a part
+ *
+ * A work tile is 64 query heads, or heads and queries, as decode_sm80 has them, and the keys are
+ * cut into parts in the same way (decode_sm80/work.cuh). A block has a part. Each key tile is
+ * loaded once:
+ *
+ *     producer            a warp loads by TMA
+ *     consumer of scores  a warpgroup: S of 64 rows and 64 keys, weights to shared memory
+ *     consumers of values two warpgroups: 256 columns of O each, 128 registers a thread
+ *
+ * Five of nine blocks of columns of the queries are in registers of the consumer of scores. So
+ * there is room for ten pairs of blocks of columns of keys, two key tiles and a half: the next
+ * tile's keys are there when its scores are computed, while the last ones are still values.
+ *
+ * A second launch merges parts (decode_sm80/merge.cuh), in which several blocks share the rows of a
+ * work tile.
+ */
+#include "decode_latent_sm90/config.cuh"
+
+#include "decode_latent_sm90/pipeline.cuh"
+#include "decode_latent_sm90/producer.cuh"
+#include "decode_latent_sm90/scores.cuh"
+#include "decode_latent_sm90/store.cuh"
+#include "decode_latent_sm90/values.cuh"
+#include "decode_sm80/merge.cuh"
+#include "decode_sm80/work.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
+
+/* ---- What a block does ----------------------------------------------------------------------- */
+
+/* In the launch that merges, blocks with the rows of a work tile follow each other. */
+FA_DEVICE void describe_block(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
+                              fa_work *w)
+{
+    if (d->step != FA_DECODE_MERGE) {
+        *w = describe_work(d, blockIdx.x);
+        w->first_row = 0;
+        return;
+    }
+    const int64_t shares = (ROWS + s->merged_rows - 1) / s->merged_rows;
+    const int64_t task = fa_divide(blockIdx.x, shares);
+    *w = describe_work(d, task);
+    w->first_row = (int)(blockIdx.x - task * shares) * s->merged_rows;
+    w->rows = min(w->rows, w->first_row + s->merged_rows);
+}
+
+FA_DEVICE bool has_part(const fa_decode_params *d, const fa_work *w)
+{
+    return d->step != FA_DECODE_MERGE && w->rows > 0 && w->part < w->parts;
+}
+
+/* Whether the block writes results without having a part: of merged parts, or, as the first one of
+ * a work tile without keys, zeros. */
+FA_DEVICE bool merges(const fa_decode_params *d, const fa_work *w)
+{
+    if (d->step == FA_DECODE_MERGE) return w->parts > 1 && w->first_row < w->rows;
+    return w->rows > 0 && w->parts == 0 && w->part == 0;
+}
+
+/* ---- Consumers ------------------------------------------------------------------------------- */
+
+/* The block's part of the keys. */
+FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d)
+{
+    const fa_work *w = &pipe->state->work;
+    const int consumer = __shfl_sync(0xffffffffu, warp_id() / GROUP_WARPS, 0);
+    float *const factors = (float *)(void *)pipe->weights, *const sums =
+                                                               (float *)(void *)pipe->pairs;
+    if (consumer == CONSUMER_SCORES) {
+        row_sums rows = {{NOTHING_SEEN, NOTHING_SEEN}, {0.0f, 0.0f}};
+        consume_scores(pipe, d, &rows);
+        sync_threads(); /* all products have ended: weights and keys are no longer needed */
+        store_row_ends(d, w, &rows, factors);
+    } else {
+        float out[OUTPUTS];
+        consume_values(pipe, d, consumer - 1, out);
+        sync_threads();
+        share_sums(out, consumer - 1, sums);
+    }
+    sync_threads();
+    store_sums(d, w, sums, factors);
+}
+
+/* The rows of a work tile without keys, or of merged parts. */
+FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
+{
+    const fa_work *w = &pipe->state->work;
+    fa_sources parts = {NULL, 0, 0};
+    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->weights};
+    if (w->parts > 1) parts = (fa_sources){find_part(d, w, 0), part_floats(d), w->parts};
+    merge(d, w, &parts, &merged, NULL);
+}
+
+FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d)
+{
+    const fa_work *w = &pipe->state->work;
+    if (has_part(d, w)) attend(pipe, d);
+    else if (merges(d, w)) merge_rows(pipe, d);
+}
+
+FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
+    decode_latent_sm90(const __grid_constant__ fa_decode_params d,
+                       const __grid_constant__ fa_decode_latent_sm90_params s)
+{
+    FA_DYNAMIC_SHARED(raw);
+    __shared__ shared_state state;
+    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023), *tails = q + Q_BLOCKS * BLOCK_BYTES;
+    char *pairs = tails + TAIL_STAGES * BLOCK_BYTES, *weights = pairs + STAGES * PAIR_BYTES;
+    const pipeline pipe = {.q = q,
+                           .tails = tails,
+                           .pairs = pairs,
+                           .weights = weights,
+                           .rescale = (float *)(void *)(weights + WEIGHT_BUFFERS * BLOCK_BYTES),
+                           .state = &state};
+    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids(); /* its launch overlaps that of the parts */
+    if (threadIdx.x == 0) {
+        ptx_tma_prefetch(&s.k);
+        init_barriers(&state);
+        describe_block(&d, &s, &state.work);
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        ptx_decrease_registers(PRODUCER_REGISTERS);
+        if (threadIdx.x < 32 && has_part(&d, &state.work)) produce(&pipe, &d, &s);
+    } else {
+        ptx_increase_registers(CONSUMER_REGISTERS);
+        consume(&pipe, &d);
+    }
+}

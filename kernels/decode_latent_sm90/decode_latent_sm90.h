@@ -1,0 +1,48 @@
+/*
+ * What the kernel of decode_latent_sm90 is told, and what follows from the numbers of a variant.
+ * Shared by the kernel and the planner.
+ *
+ * Of kernels/variants.h:
+ *   head_dim    of queries and keys, a multiple of 64
+ *   value_dim   columns of the values, which are the first ones of the keys: 512
+ *   group_rows  rows of a work tile: 64, as decode_sm80 has them
+ *   keys        of a key tile: 64
+ *   stages      for two blocks of 64 columns of a key tile each, a fourth of its values
+ *   own_blocks  blocks of 64 columns of the queries that are in registers; the others are in shared
+ *               memory
+ */
+#ifndef FA_KERNELS_DECODE_LATENT_SM90_DECODE_LATENT_SM90_H
+#define FA_KERNELS_DECODE_LATENT_SM90_DECODE_LATENT_SM90_H
+
+#include "../decode_sm80/decode_sm80.h"
+#include "../forward_sm90/forward_sm90.h"
+
+/* One warpgroup loads, one has the scores, two have half of the values' columns each. */
+#define FA_DECODE_LATENT_SM90_THREADS (4 * 128)
+
+/* Stages of key columns behind those of the values, and buffers of weights. */
+enum { FA_DECODE_LATENT_SM90_TAILS = 2, FA_DECODE_LATENT_SM90_WEIGHTS = 2 };
+
+/* Bytes of 64 columns of 64 rows: of queries, keys or weights. */
+enum { FA_DECODE_LATENT_SM90_BLOCK = 64 * 128 };
+
+/* Bytes of a number for each row and buffer of weights. */
+enum { FA_DECODE_LATENT_SM90_FACTORS = 4 * 64 * FA_DECODE_LATENT_SM90_WEIGHTS };
+
+/* Bytes of dynamic shared memory, with room to align to 1024. */
+#define FA_DECODE_LATENT_SM90_SMEM(dim, own_blocks, stages)                                        \
+    (FA_DECODE_LATENT_SM90_BLOCK * ((dim) / 64 - (own_blocks) + 2 * (stages) +                     \
+                                    FA_DECODE_LATENT_SM90_TAILS + FA_DECODE_LATENT_SM90_WEIGHTS) + \
+     FA_DECODE_LATENT_SM90_FACTORS + 1024)
+
+/* The kernel's second parameter. Its first one is that of decode_sm80, whose step is
+ * FA_DECODE_STORE or FA_DECODE_MERGE: parts are merged by a second launch, in which several blocks
+ * share a work tile's rows. */
+typedef struct fa_decode_latent_sm90_params {
+    fa_sm90_map k;        /* boxes of box_rows rows */
+    fa_sm90_steps k_step; /* factors of its indices */
+    int32_t box_rows;     /* 64, or a divisor of it and of a page's rows: 32, 16 or 8 */
+    int32_t merged_rows;  /* of a block that merges */
+} fa_decode_latent_sm90_params;
+
+#endif

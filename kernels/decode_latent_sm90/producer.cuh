@@ -1,0 +1,83 @@
+/*
+ * The producer: a warp that loads the block's key tiles by TMA, each once, as keys and as values. A
+ * block of 64 columns is one box, or several where pages are smaller than a key tile: then as many
+ * lanes have a box each.
+ *
+ * Boxes are always complete. Rows that nobody sees are read all the same, where there are some, and
+ * cleared by the consumer of scores.
+ */
+#ifndef FA_KERNELS_DECODE_LATENT_SM90_PRODUCER_CUH
+#define FA_KERNELS_DECODE_LATENT_SM90_PRODUCER_CUH
+
+#include "decode_latent_sm90/config.cuh"
+
+#include "decode_latent_sm90/pipeline.cuh"
+#include "ptx/tma.cuh"
+
+/* Where this lane's box of a tile begins: coordinates of the map. */
+typedef struct fa_box {
+    int row, outer;
+} fa_box;
+
+/* Beside the page table nothing is read, and a wrong entry leads to some other page. */
+FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90_params *s,
+                          const fa_work *w, int first)
+{
+    const fa_attention_params *p = &d->attention;
+    const int key = first + lane_id() * s->box_rows;
+    fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k * s->k_step.block};
+    if (!p->block_table) return box;
+    box.row = box.outer = 0;
+    if (key >= w->to || key + s->box_rows <= w->from) return box;
+    const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
+    const int64_t entry = p->block_table[w->tile.batch * p->block_table_stride + page];
+    box.row = key - (int)(page * (uint32_t)p->rows_k);
+    box.outer = (int)fa_max64(0, fa_min64(entry, d->pages - 1)) * s->k_step.block;
+    return box;
+}
+
+/* Blocks of columns from `block` on, to a stage whose phase this begins. */
+FA_DEVICE void load_blocks(const fa_decode_latent_sm90_params *s, const fa_work *w,
+                           const fa_box *box, int block, int blocks, char *to, uint64_t *full)
+{
+    const int at = lane_id() * s->box_rows;
+    if (lane_id() == 0) ptx_mbarrier_arrive_expect(full, blocks * BLOCK_BYTES);
+    __syncwarp();
+    if (at >= KEYS) return;
+    for (int i = 0; i < blocks; i++)
+        ptx_tma_load_4d(to + i * BLOCK_BYTES + at * 128, &s->k, full, BLOCK_COLUMNS * (block + i),
+                        box->row, (int)w->tile.head_kv * s->k_step.head, box->outer);
+}
+
+/* Tile n, in the order in which its scores are computed. */
+FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_params *s,
+                         const fa_work *w, const fa_box *box, int n)
+{
+    shared_state *state = pipe->state;
+    __syncwarp(); /* no lane comes to a barrier two phases late */
+    ptx_mbarrier_wait(&state->tail_empty[tail_stage(n)], tail_parity(n) ^ 1);
+    load_blocks(s, w, box, V_BLOCKS, 1, tail_at(pipe, n), &state->tail_full[tail_stage(n)]);
+    for (int place = 0; place < V_PAIRS; place++) {
+        const uint32_t count = pair_count(n, place);
+        __syncwarp();
+        ptx_mbarrier_wait(&state->pair_empty[stage_of(count)], parity_of(count) ^ 1);
+        load_blocks(s, w, box, first_block_of(place), 2, pair_at(pipe, count),
+                    &state->pair_full[stage_of(count)]);
+    }
+}
+
+/* Page numbers are read a tile ahead. */
+FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
+                       const fa_decode_latent_sm90_params *s)
+{
+    const fa_work *w = &pipe->state->work;
+    const key_tiles tiles = find_key_tiles(w);
+    fa_box box = find_box(d, s, w, tiles.first);
+    for (int n = 0; n < tiles.count; n++) {
+        const fa_box now = box;
+        box = find_box(d, s, w, tiles.first + (n + 1) * KEYS);
+        load_tile(pipe, s, w, &now, n);
+    }
+}
+
+#endif

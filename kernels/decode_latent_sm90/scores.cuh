@@ -1,0 +1,212 @@
+/*
+ * The consumer of scores: S = Q K^T, logits, weights by a running max. For each key tile n it
+ *
+ *     issues S of tile n, announces weights n - 1, weighs, stores weights n
+ *
+ * It announces weights to the consumers of values when the products of S have nearly ended. So
+ * scores come first, and the values' products take the tensor cores while this warpgroup weighs.
+ * Where memory is the limit and the keys of tile n are not there yet, it announces them at once.
+ */
+#ifndef FA_KERNELS_DECODE_LATENT_SM90_SCORES_CUH
+#define FA_KERNELS_DECODE_LATENT_SM90_SCORES_CUH
+
+#include "decode_latent_sm90/config.cuh"
+
+#include "common/reduce.cuh"
+#include "common/x2.cuh"
+#include "decode_latent_sm90/pipeline.cuh"
+#include "decode_latent_sm90/queries.cuh"
+#include "decode_sm80/logits.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/store.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* Issues the products of a block of columns of the keys. */
+FA_DEVICE void issue_block(const pipeline *pipe, const own_queries *q, int block, const char *keys,
+                           int accumulate, float *s)
+{
+    const uint32_t k = ptx_descriptor_low(keys, 0);
+    uint32_t shared = ptx_descriptor_low(pipe->q, 0);
+    __asm__ volatile("" : "+r"(shared)); /* or each step's descriptor would be kept in a register */
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        const uint64_t b = ptx_descriptor(k + (uint32_t)(step * 32 / 16));
+        if (block < OWN_BLOCKS)
+            PTX_WGMMA(registers_qk, KEYS)(s, q->at[block * 4 + step], b, accumulate || step > 0);
+        else PTX_WGMMA(qk, KEYS)
+        (s,
+         ptx_descriptor(shared + (uint32_t)(((block - OWN_BLOCKS) * BLOCK_BYTES + step * 32) / 16)),
+         b, accumulate || step > 0);
+    }
+}
+
+/* Issues S of tile n, in V_PAIRS groups: the first one has the columns behind the values, too. */
+FA_DEVICE void issue_scores(const pipeline *pipe, const own_queries *q, int n, float *s)
+{
+    shared_state *state = pipe->state;
+    ptx_register_fence(s, KEYS / 2);
+    ptx_mbarrier_wait(&state->tail_full[tail_stage(n)], tail_parity(n));
+    ptx_wgmma_fence();
+    issue_block(pipe, q, V_BLOCKS, tail_at(pipe, n), 0, s);
+#pragma unroll
+    for (int place = 0; place < V_PAIRS; place++) {
+        const uint32_t count = pair_count(n, place);
+        const char *keys = pair_at(pipe, count);
+        ptx_mbarrier_wait(&state->pair_full[stage_of(count)], parity_of(count));
+        ptx_wgmma_fence();
+        issue_block(pipe, q, first_block_of(place), keys, 1, s);
+        issue_block(pipe, q, first_block_of(place) + 1, keys + BLOCK_BYTES, 1, s);
+        ptx_wgmma_commit();
+    }
+}
+
+/* ---- Rows that nobody sees ------------------------------------------------------------------- */
+
+FA_DEVICE void clear_rows(char *block, int from, int to)
+{
+    for (int i = from * 8 + thread_id(); i < to * 8; i += WARPGROUP)
+        ptx_st_shared_v4(ptx_shared_address(block) + (uint32_t)(i * 16), make_uint4(0, 0, 0, 0));
+}
+
+/* Rows of the tile in front of the first key that some row of the work tile sees, and behind the
+ * last one, become 0: a weight of 0 times what is there might be NaN. first: the tile's first
+ * key. */
+FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, int n, int first)
+{
+    shared_state *state = pipe->state;
+    const int from = w->from - first, to = w->to - first;
+    if (from <= 0 && to >= KEYS) return;
+    ptx_mbarrier_wait(&state->tail_full[tail_stage(n)], tail_parity(n));
+    for (int place = 0; place < V_PAIRS; place++) {
+        const uint32_t count = pair_count(n, place);
+        ptx_mbarrier_wait(&state->pair_full[stage_of(count)], parity_of(count));
+    }
+    for (int block = 0; block < K_BLOCKS; block++) {
+        char *at = block < V_BLOCKS
+                       ? pair_at(pipe, pair_count(n, block / 2)) + block % 2 * BLOCK_BYTES
+                       : tail_at(pipe, n);
+        clear_rows(at, 0, from);
+        clear_rows(at, to, KEYS);
+    }
+    ptx_fence_proxy_async();
+    ptx_named_barrier_sync(BARRIER_OF_CONSUMER + CONSUMER_SCORES, WARPGROUP);
+}
+
+/* ---- Weights --------------------------------------------------------------------------------- */
+
+/* Of the thread's two rows. */
+typedef struct row_sums {
+    float base[2]; /* of the weights, in powers of two */
+    float sum[2];  /* of the thread's own columns */
+} row_sums;
+
+/* New bases for rows whose logits are too far beyond the old ones. rescale: what the outputs so far
+ * are to be multiplied by. */
+FA_DEVICE void raise_bases(const fa_scores *s, row_sums *rows, float rescale[2])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = s->at[0][0][2 * half];
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++)
+            top = fmaxf(top, fmaxf(s->at[0][n][2 * half], s->at[0][n][2 * half + 1]));
+        top = fa_max_over_lanes(top, 4);
+        const float before = rows->base[half];
+        const float base = top > before + RESCALE_ABOVE ? top - HEADROOM : before;
+        rescale[half] = ptx_ex2(before - base);
+        rows->base[half] = base;
+        rows->sum[half] *= rescale[half];
+    }
+}
+
+/* Logits become weights, packed as wgmma leaves results. */
+FA_DEVICE void weigh(const fa_scores *s, row_sums *rows, uint32_t weights[KEY_TILES][2])
+{
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float first = ptx_ex2(s->at[0][n][2 * half] - rows->base[half]);
+            const float second = ptx_ex2(s->at[0][n][2 * half + 1] - rows->base[half]);
+            rows->sum[half] += first + second;
+            weights[n][half] = fa_pack_x2(first, second);
+        }
+}
+
+/* To the buffer of tile n, when the consumers of values have used what was there. */
+FA_DEVICE void store_weights(const pipeline *pipe, int n, uint32_t weights[KEY_TILES][2],
+                             const float rescale[2])
+{
+    const uint32_t to = ptx_shared_address(weights_at(pipe, n));
+    const int row = warp_id() * 16 + lane_id() % 16;
+    float *factors = pipe->rescale + weights_buffer(n) * ROWS;
+    __syncwarp(); /* no lane comes to a barrier two phases late */
+    ptx_mbarrier_wait(&pipe->state->weights_empty[weights_buffer(n)], weights_parity(n) ^ 1);
+#pragma unroll
+    for (int i = 0; i < KEY_TILES; i += 2)
+        ptx_stmatrix_x4(to + swizzled(row, i + lane_id() / 16), weights[i]);
+    if (lane_id() % 4 == 0) {
+        factors[row_of(0, 0)] = rescale[0];
+        factors[row_of(0, 1)] = rescale[1];
+    }
+    ptx_fence_proxy_async();
+    __syncwarp();
+}
+
+/* Whether the first keys of tile n have come. The same in all lanes: the leader's answer counts. */
+FA_DEVICE bool is_there(const pipeline *pipe, int n)
+{
+    const uint32_t count = pair_count(n, 0);
+    return __shfl_sync(
+        0xffffffffu,
+        (int)ptx_mbarrier_is_over(&pipe->state->pair_full[stage_of(count)], parity_of(count)), 0);
+}
+
+FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
+{
+    ptx_mbarrier_arrive_if(&pipe->state->weights_full[weights_buffer(n)], leader);
+}
+
+/* ---- The loop -------------------------------------------------------------------------------- */
+
+/* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
+ * announced: about as long as it takes until the products of the values begin. */
+#define GROUPS_RUNNING 1
+
+FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
+{
+    const fa_work *w = &pipe->state->work;
+    const key_tiles tiles = find_key_tiles(w);
+    own_queries q;
+    fa_scores s;
+    float *const scores = s.at[0][0];
+    int leader = lane_id() == 0;
+    __asm__ volatile("" : "+r"(leader));
+    find_own_queries(d, w, &q);
+    share_queries(pipe, d, w);
+#pragma unroll 1
+    for (int n = 0; n < tiles.count; n++) {
+        const int first = tiles.first + n * KEYS;
+        uint32_t weights[KEY_TILES][2];
+        float rescale[2];
+        clear_unseen(pipe, w, n, first);
+        const bool early = n > 0 && !is_there(pipe, n);
+        if (early) announce_weights(pipe, n - 1, leader);
+        issue_scores(pipe, &q, n, scores);
+        ptx_wgmma_wait(GROUPS_RUNNING);
+        if (n > 0 && !early) announce_weights(pipe, n - 1, leader);
+        ptx_wgmma_wait(0);
+        ptx_register_fence(scores, KEYS / 2);
+        ptx_mbarrier_arrive_if(&pipe->state->tail_empty[tail_stage(n)], leader);
+        make_logits(d, w, first, &s);
+        raise_bases(&s, rows, rescale);
+        weigh(&s, rows, weights);
+        store_weights(pipe, n, weights, rescale);
+    }
+    announce_weights(pipe, tiles.count - 1, leader);
+}
+
+#endif

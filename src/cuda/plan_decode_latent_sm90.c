@@ -1,0 +1,124 @@
+/*
+ * decode_latent_sm90: latent attention with many query heads on Hopper. Work tiles and parts are
+ * those of decode_sm80.
+ */
+#include "cuda/plan_decode_latent_sm90.h"
+
+#include <inttypes.h>
+
+#include "cuda/family.h"
+#include "cuda/plan_decode.h"
+
+/* ---- The launches ---------------------------------------------------------------------------- */
+
+/* Rows of a box: of pages, what divides a key tile and a page. */
+static int32_t find_box_rows(const fa_problem *p, const fa_variant *v)
+{
+    int32_t rows = v->keys;
+    if (!p->block_table) return rows;
+    while (p->rows_k % rows) rows /= 2;
+    return rows;
+}
+
+static void make_map_shape(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape *map)
+{
+    fa_cuda_map_view(map, &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, find_box_rows(p, v));
+}
+
+bool fa_cuda_decode_latent_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                       int32_t merged_rows, fa_cuda_encoder *encode,
+                                       fa_decode_latent_sm90_params *params, fa_cuda_fault *fault)
+{
+    fa_tensor_map_shape map;
+    make_map_shape(p, &fa_variants[l->variant], &map);
+    params->k_step = fa_cuda_map_steps(&p->k);
+    params->box_rows = (int32_t)map.box[1];
+    params->merged_rows = merged_rows;
+    return fa_cuda_encode_maps(&map, (fa_sm90_map *const[]){&params->k}, 1, encode, fault);
+}
+
+int32_t fa_cuda_merged_rows(const fa_cuda_plan_launch *l, uint32_t *grid)
+{
+    const int64_t rows = fa_variants[l->variant].group_rows;
+    int64_t shares = l->decode.parts < rows ? l->decode.parts : rows;
+    const int64_t merged = fa_cuda_count_tiles(rows, shares);
+    shares = fa_cuda_count_tiles(rows, merged);
+    *grid = fa_cuda_grid(l->tasks * shares);
+    return (int32_t)merged;
+}
+
+/* A second launch merges parts. */
+static bool queue_latent(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                         const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_decode_params params;
+    fa_decode_latent_sm90_params more;
+    fa_cuda_plan_launch merging = *l;
+    const int32_t merged_rows = fa_cuda_merged_rows(l, &merging.grid);
+    void *parameters[] = {&params, &more};
+    fa_cuda_set_decode_params(call->problem, l, FA_DECODE_STORE, 0, &params);
+    if (!fa_cuda_decode_latent_sm90_params(call->problem, l, merged_rows, fa_cuda_encode_map, &more,
+                                           fault) ||
+        !fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault))
+        return false;
+    if (l->decode.parts == 1) return true;
+    params.step = FA_DECODE_MERGE;
+    merging.overlaps = true;
+    return fa_cuda_queue(kernel, plan, &merging, call->stream, parameters, fault);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+static bool refuse_keys(const fa_problem *p, char *why, size_t size)
+{
+    const char *option = p->bias.data      ? "options.bias"
+                         : p->mask.data    ? "options.mask"
+                         : p->alibi_slopes ? "options.alibi_slopes"
+                                           : NULL;
+    if (option) {
+        fa_cuda_say(why, size, "%s is set", option);
+        return true;
+    }
+    if (!fa_cuda_is_latent(p)) {
+        fa_cuda_say(why, size,
+                    "v is not the first columns of k, at most 512 of 257 to 576 in 16 bits");
+        return true;
+    }
+    if (p->block_table && p->rows_k % 8) {
+        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ", no multiple of 8 rows a page",
+                    p->rows_k);
+        return true;
+    }
+    return false;
+}
+
+static const fa_variant *find_variant(const fa_problem *p)
+{
+    const fa_variant *v = &fa_variants[FA_FIRST_decode_latent_sm90];
+    while (v->element != (fa_element)p->q.dtype) v++;
+    return v;
+}
+
+static bool plan_latent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    static const char *const names[] = {"k"};
+    fa_tensor_map_shape map;
+    if (refuse_keys(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
+        fa_cuda_refuse_block_strides(p, why, size))
+        return false;
+    const fa_variant *v = find_variant(p);
+    make_map_shape(p, v, &map);
+    if (!fa_cuda_maps_fit(&map, names, 1, why, size)) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                                         : "float16 products (wgmma), float32 sums";
+    return fa_cuda_add_decode(p, v, FA_DECODE_LATENT_SM90_THREADS, queue_latent, device, plan, why,
+                              size);
+}
+
+const fa_cuda_family fa_cuda_decode_latent_sm90 = {
+    .name = "latent_sm90",
+    .oldest = 90,
+    .newest = 90,
+    .plan = plan_latent,
+};

@@ -1,0 +1,22 @@
+/*
+ * What decode_latent_sm90 is told beside the parameter of decode_sm80. It is made apart from the
+ * launch, so that tests need no driver.
+ */
+#ifndef FA_CUDA_PLAN_DECODE_LATENT_SM90_H
+#define FA_CUDA_PLAN_DECODE_LATENT_SM90_H
+
+#include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
+#include "cuda/plan.h"
+#include "cuda/view_map.h"
+
+/* The kernel's second parameter. merged_rows: of a block that merges. False if the map cannot be
+ * made. */
+bool fa_cuda_decode_latent_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                                       int32_t merged_rows, fa_cuda_encoder *encode,
+                                       fa_decode_latent_sm90_params *params, fa_cuda_fault *fault);
+
+/* Rows of a block that merges, so that a launch of `grid` blocks keeps as many multiprocessors busy
+ * as the first one. */
+int32_t fa_cuda_merged_rows(const fa_cuda_plan_launch *launch, uint32_t *grid);
+
+#endif

@@ -1,0 +1,520 @@
+/*
+ * decode_latent_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems of latent
+ * attention against float64, with keys cut into 1 to 128 parts, each twice, in different orders and
+ * with other delays, with equal bits. Then what a server does with many query heads: pages of any
+ * size, lengths that change, tables with wrong entries, values that are not finite.
+ *
+ * Arguments: the first random problem's number, and how many.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "convert.h"
+#include "cuda/family.h"
+#include "cuda/plan_decode.h"
+#include "cuda/plan_decode_latent_sm90.h"
+#include "forward_on_cpu.h"
+#include "hopper_units.h"
+
+enum { PROBLEMS = 400 };
+
+/* The variants, one FORM(name) each: the build writes them. */
+typedef struct parameters {
+    fa_decode_params decode;
+    fa_decode_latent_sm90_params more;
+} parameters;
+
+#define FORM(name)                                                                                 \
+    void name(fa_decode_params d, fa_decode_latent_sm90_params s);                                 \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->decode, both->more);                                                            \
+    }
+#include "test_decode_latent_sm90_on_cpu_forms.h"
+#undef FORM
+
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
+#include "test_decode_latent_sm90_on_cpu_forms.h"
+};
+
+static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut */
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+/* How a call is run. */
+typedef struct machine {
+    int64_t number;
+    bool otherwise;     /* in other orders, with other delays */
+    ref_buffers memory; /* what kernels may touch */
+} machine;
+
+/* All orders and delays; the slow warp is often the producer. */
+static void vary(cuda_run *run, const machine *m)
+{
+    const uint64_t bits = (uint64_t)(m->number + 1) * 0x9E3779B97F4A7C15u;
+    const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
+    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
+    run->backwards = varied & 1;
+    run->late_copies = varied & 2;
+    run->late_products = varied & 4;
+    if (!m->otherwise) return;
+    run->slow_warp = bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : 0;
+    run->slow_lanes = lanes[bits >> 40 & 3];
+}
+
+static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)
+{
+    char name[160];
+    parameters both;
+    fa_cuda_fault fault;
+    uint32_t grid;
+    const int32_t merged_rows = fa_cuda_merged_rows(l, &grid);
+    fa_cuda_set_decode_params(p, l, step, 0, &both.decode);
+    CHECK(
+        fa_cuda_decode_latent_sm90_params(p, l, merged_rows, hopper_encode_map, &both.more, &fault),
+        "no map");
+    cuda_run run = {.name = name,
+                    .kernel = kernels[l->variant],
+                    .memory = &m->memory,
+                    .parameters = &both,
+                    .units = &hopper_units,
+                    .overlaps = step == FA_DECODE_MERGE,
+                    .grid = step == FA_DECODE_MERGE ? grid : l->grid,
+                    .threads = l->threads,
+                    .smem_bytes = l->smem_bytes};
+    vary(&run, m);
+    snprintf(name, sizeof name,
+             "number %lld: %s, %d parts, step %d, %s, %s copies, %s products, lanes %x of warp %u "
+             "slow",
+             (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts, step,
+             run.backwards ? "backwards" : "forwards", run.late_copies ? "late" : "early",
+             run.late_products ? "late" : "early", run.slow_lanes, run.slow_warp);
+    runs[l->variant]++;
+    cuda_run_kernel(&run);
+}
+
+/* The workspace lies between guard bands and is full of NaN. */
+enum { GUARD = 256, POISON = 0xff };
+
+static bool is_poison(const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)p[i] != POISON) return false;
+    return true;
+}
+
+/* False if memory beside the workspace was written. */
+static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const size_t bytes = l->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
+    char *memory = aligned_alloc(256, room);
+    if (!memory) abort();
+    memset(memory, POISON, room);
+    p->workspace = memory + GUARD;
+    m->memory.list[m->memory.count++] =
+        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
+    launch(m, p, l, FA_DECODE_STORE);
+    if (l->decode.parts > 1) launch(m, p, l, FA_DECODE_MERGE);
+    m->memory.count--;
+    const bool clean =
+        is_poison(memory, GUARD) && is_poison(memory + GUARD + bytes, room - GUARD - bytes);
+    free(memory);
+    return clean;
+}
+
+/* ---- Random problems ------------------------------------------------------------------------- */
+
+/* One key tile in a part is the least that there is. */
+static void draw_parts(int64_t number, fa_cuda_plan_launch *l)
+{
+    static const int64_t parts[] = {1, 2, 3, 128, 0, 5, 1};
+    const int64_t drawn = parts[number % 7];
+    if (drawn > 0) fa_cuda_cut_decode(l, drawn, 1);
+}
+
+static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+{
+    fa_problem p;
+    fa_cuda_plan plan;
+    machine m = {.number = *(const int64_t *)context, .memory = *call->buffers};
+    const fa_status status = make_forward(call, &p, message, size);
+    if (status != FA_OK) return status;
+    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, message, size))
+        return FA_ERROR_UNSUPPORTED;
+    fa_cuda_plan_launch *l = &plan.launches[0];
+    if (l->idle) return FA_OK;
+    draw_parts(m.number, l);
+    cut += l->decode.parts > 1;
+    char *const before = ref_buffers_copy(call->buffers);
+    bool clean = run_plan(&m, &p, l);
+    char *const first = ref_buffers_copy(call->buffers);
+    ref_buffers_put(call->buffers, before);
+    m.otherwise = true;
+    clean &= run_plan(&m, &p, l);
+    const bool same = ref_buffers_are(call->buffers, first);
+    free(before), free(first);
+    if (clean && same) return FA_OK;
+    snprintf(message, size, "%s",
+             clean ? "a second run left other bits" : "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
+}
+
+/* Returns how many problems were for this family. */
+static int run_random_problems(int64_t first, int64_t end)
+{
+    static random_result result;
+    int done = 0;
+    int64_t number = first;
+    random_settings settings = {.device = FA_DEVICE_CUDA,
+                                .attend = attend,
+                                .context = &number,
+                                .focus = RANDOM_LATENT,
+                                .few_queries = true,
+                                .tiles = true};
+    for (; number < end; number++) {
+        random_problem_run((uint64_t)number, &settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
+              result.description);
+    }
+    return done;
+}
+
+/* ---- What a server does ---------------------------------------------------------------------- */
+
+enum { BATCH = 3, PAGE_NUMBERS = 512, DIM = 576, VALUES = 512 };
+
+/* A cache and what is asked of it. */
+typedef struct server {
+    fa_dtype type;
+    int64_t heads, n_q, longest;
+    int64_t page; /* 0: not in pages */
+    int64_t pages, stride;
+    int32_t lengths[BATCH], table[PAGE_NUMBERS];
+    uint16_t *q, *k, *out;
+    float *lse;
+    size_t q_size, k_size, out_size, lse_size; /* elements */
+    fa_options options;
+    fa_problem problem;
+    machine machine;
+} server;
+
+static double load(const server *s, uint16_t x)
+{
+    return s->type == FA_FLOAT16 ? fa_half_to_float(x) : fa_bfloat_to_float(x);
+}
+
+static uint16_t store(const server *s, double x)
+{
+    return s->type == FA_FLOAT16 ? fa_float_to_half((float)x) : fa_float_to_bfloat((float)x);
+}
+
+static void add_memory(machine *m, const char *name, void *data, size_t bytes)
+{
+    m->memory.list[m->memory.count++] = (ref_buffer){.name = name, .data = data, .bytes = bytes};
+}
+
+static void *new_memory(machine *m, const char *name, size_t bytes)
+{
+    void *data = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    if (!data) abort();
+    memset(data, POISON, bytes);
+    add_memory(m, name, data, bytes);
+    return data;
+}
+
+/* A cache full of NaN, and queries. Pages of a sequence are neither neighbours nor in order. */
+static server *new_server(const server *shape, int64_t page, int64_t number)
+{
+    server *s = malloc(sizeof *s);
+    if (!s) abort();
+    *s = *shape;
+    ref_random random = {(uint64_t)number};
+    s->machine = (machine){.number = number};
+    s->page = page;
+    s->stride = page ? (s->longest + page - 1) / page : 0;
+    s->pages = page ? BATCH * s->stride + 3 : BATCH;
+    if (BATCH * s->stride > PAGE_NUMBERS) abort();
+    s->q_size = (size_t)(BATCH * s->n_q * s->heads * DIM);
+    s->k_size = (size_t)(s->pages * (page ? page : s->longest) * DIM);
+    s->out_size = (size_t)(BATCH * s->n_q * s->heads * VALUES);
+    s->lse_size = (size_t)(BATCH * s->n_q * s->heads);
+    s->q = new_memory(&s->machine, "q", 2 * s->q_size);
+    s->k = new_memory(&s->machine, "k", 2 * s->k_size);
+    s->out = new_memory(&s->machine, "out", 2 * s->out_size);
+    s->lse = new_memory(&s->machine, "lse", 4 * s->lse_size);
+    add_memory(&s->machine, "lengths", s->lengths, sizeof s->lengths);
+    add_memory(&s->machine, "table", s->table, sizeof s->table);
+    for (size_t i = 0; i < s->q_size; i++) s->q[i] = store(s, ref_random_normal(&random));
+    for (int64_t i = 0; i < BATCH * s->stride; i++)
+        s->table[i] = (int32_t)(BATCH * s->stride + 2 - (i ^ 1)); /* 1 to the last page but one */
+    return s;
+}
+
+static void free_server(server *s)
+{
+    free(s->q), free(s->k), free(s->out), free(s->lse);
+    free(s);
+}
+
+/* Row j of sequence b in the cache. */
+static uint16_t *row_at(const server *s, int64_t b, int64_t j)
+{
+    int64_t row = b * s->longest + j;
+    if (s->page) row = s->table[b * s->stride + j / s->page] * s->page + j % s->page;
+    return s->k + row * DIM;
+}
+
+/* Lengths, and keys of all rows in front of them, the same in whatever cache; NaN behind, and in
+ * the table what leads nowhere. */
+static void fill(server *s, const int32_t *lengths)
+{
+    memset(s->k, POISON, 2 * s->k_size);
+    for (int64_t b = 0; b < BATCH; b++) {
+        s->lengths[b] = lengths[b];
+        for (int64_t j = 0; j < lengths[b]; j++) {
+            ref_random random = {(uint64_t)(b * 1000003 + j)};
+            uint16_t *row = row_at(s, b, j);
+            for (int c = 0; c < DIM; c++) row[c] = store(s, ref_random_normal(&random));
+        }
+        for (int64_t i = 0; i < s->stride; i++)
+            if (i * s->page >= lengths[b]) s->table[b * s->stride + i] = i % 2 ? INT32_MAX : -7;
+    }
+}
+
+/* The problem and its launch, with keys cut into so many parts. */
+static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
+{
+    char why[320] = "";
+    static fa_cuda_plan plan;
+    const fa_tensor q = fa_bshd(s->q, s->type, BATCH, s->n_q, s->heads, DIM);
+    const fa_tensor out = fa_bshd(s->out, s->type, BATCH, s->n_q, s->heads, VALUES);
+    const fa_tensor k = fa_bshd(s->k, s->type, s->pages, s->page ? s->page : s->longest, 1, DIM);
+    fa_tensor v = k;
+    v.shape[3] = VALUES;
+    s->options = (fa_options)FA_OPTIONS_INIT;
+    s->options.flags = FA_CAUSAL;
+    s->options.scale = 0.1f;
+    s->options.seqlens_k = s->lengths;
+    s->options.block_table = s->page ? s->table : NULL;
+    s->options.block_table_stride = s->stride;
+    const fa_arguments a = {.pass = FA_PASS_DECODE,
+                            .device = FA_DEVICE_CUDA,
+                            .q = &q,
+                            .k = &k,
+                            .v = &v,
+                            .out = &out,
+                            .lse = s->lse,
+                            .options = &s->options};
+    CHECK(fa_problem_make(&a, &s->problem) == FA_OK, "%s", fa_last_error());
+    CHECK(fa_cuda_plan_make(&s->problem, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, why,
+                            sizeof why),
+          "%s", why);
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    return plan.launches[0];
+}
+
+static void run_server(server *s, int64_t parts)
+{
+    const fa_cuda_plan_launch l = make_launch(s, parts);
+    memset(s->out, POISON, 2 * s->out_size);
+    memset(s->lse, POISON, 4 * s->lse_size);
+    CHECK(run_plan(&s->machine, &s->problem, &l), "memory beside the workspace was written");
+}
+
+static bool is_same(const server *a, const server *b)
+{
+    return memcmp(a->out, b->out, 2 * a->out_size) == 0 &&
+           memcmp(a->lse, b->lse, 4 * a->lse_size) == 0;
+}
+
+/* Query i of a sequence and a head in double; returns the log-sum-exp. */
+static double expect(const server *s, int64_t b, int64_t i, int64_t h, double out[VALUES])
+{
+    const uint16_t *q = s->q + ((b * s->n_q + i) * s->heads + h) * DIM;
+    const int64_t keys = s->lengths[b] - (s->n_q - 1 - i);
+    double top = -INFINITY, sum = 0;
+    double *p = malloc(sizeof *p * (size_t)(keys > 0 ? keys : 1));
+    if (!p) abort();
+    for (int c = 0; c < VALUES; c++) out[c] = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        const uint16_t *k = row_at(s, b, j);
+        p[j] = 0;
+        for (int c = 0; c < DIM; c++) p[j] += load(s, q[c]) * load(s, k[c]);
+        p[j] *= (double)s->options.scale;
+        top = fmax(top, p[j]);
+    }
+    for (int64_t j = 0; j < keys; j++) sum += p[j] = exp(p[j] - top);
+    for (int64_t j = 0; j < keys; j++) {
+        const uint16_t *k = row_at(s, b, j);
+        for (int c = 0; c < VALUES; c++) out[c] += p[j] / sum * load(s, k[c]);
+    }
+    free(p);
+    return keys > 0 ? top + log(sum) : -INFINITY;
+}
+
+/* Every tenth row or so. */
+static void check_server(const server *s, const char *what)
+{
+    const double unit = s->type == FA_FLOAT16 ? 0x1p-11 : 0x1p-8;
+    double want[VALUES];
+    for (int64_t row = 0; row < (int64_t)s->lse_size; row += 11) {
+        const int64_t b = row / (s->n_q * s->heads), i = row / s->heads % s->n_q,
+                      h = row % s->heads;
+        const double lse = expect(s, b, i, h, want);
+        const float got = s->lse[(b * s->heads + h) * s->n_q + i];
+        CHECK(lse == got || fabs(lse - got) < 1e-3, "%s, row %d: %g, expected %g", what, (int)row,
+              got, lse);
+        for (int c = 0; c < VALUES; c++) {
+            const double x = load(s, s->out[row * VALUES + c]);
+            const double error = unit * (2 * fabs(want[c]) + 2);
+            if (!(fabs(x - want[c]) <= error)) {
+                CHECK(false, "%s, row %d, column %d: %g, expected %g +- %g", what, (int)row, c, x,
+                      want[c], error);
+                return;
+            }
+        }
+    }
+}
+
+static const server shapes[] = {
+    {.type = FA_BFLOAT16, .heads = 128, .n_q = 1, .longest = 700},
+    {.type = FA_FLOAT16, .heads = 64, .n_q = 2, .longest = 400},
+    {.type = FA_BFLOAT16, .heads = 24, .n_q = 4, .longest = 330},
+    {.type = FA_FLOAT16, .heads = 80, .n_q = 3, .longest = 200},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Whatever holds the keys, pages of any size or none, results are right and have the same bits. */
+static void test_pages(void)
+{
+    static const int64_t sizes[] = {64, 8, 16, 40, 32, 128, 256, 1000};
+    for (int i = 0; i < SHAPES; i++) {
+        const int32_t longest = (int32_t)shapes[i].longest;
+        const int32_t lengths[BATCH] = {longest, i % 2 ? 0 : 1, longest / 2 + 3};
+        char what[80];
+        server *plain = new_server(&shapes[i], 0, 100 + i);
+        fill(plain, lengths);
+        run_server(plain, i % 2 ? 3 : 1);
+        snprintf(what, sizeof what, "shape %d", i);
+        check_server(plain, what);
+        for (int n = i % 2; n < 8; n += 2) {
+            server *paged = new_server(&shapes[i], sizes[n], 100 + i);
+            paged->machine.otherwise = n / 2 % 2;
+            fill(paged, lengths);
+            run_server(paged, i % 2 ? 3 : 1);
+            CHECK(is_same(plain, paged), "shape %d, pages of %d: others", i, (int)sizes[n]);
+            free_server(paged);
+        }
+        free_server(plain);
+    }
+}
+
+/* One launch, as a graph has it, over and over with other lengths. */
+static void test_replay(void)
+{
+    static const int32_t lengths[][BATCH] = {
+        {330, 330, 330}, {0, 0, 0}, {64, 65, 1}, {3, 128, 200}};
+    server *s = new_server(&shapes[2], 64, 200);
+    for (int n = 0; n < 4; n++) {
+        char what[80];
+        for (int64_t i = 0; i < BATCH * s->stride; i++) s->table[i] = (int32_t)i;
+        fill(s, lengths[n]);
+        s->machine.otherwise = n % 2;
+        run_server(s, 4);
+        snprintf(what, sizeof what, "replay %d", n);
+        check_server(s, what);
+    }
+    free_server(s);
+}
+
+/* However many parts, results are right. */
+static void test_parts(void)
+{
+    static const int64_t parts[] = {2, 5, 11, 128};
+    const server shape = {.type = FA_FLOAT16, .heads = 20, .n_q = 1, .longest = 1500};
+    const int32_t lengths[BATCH] = {1500, 700, 65};
+    server *s = new_server(&shape, 64, 300);
+    fill(s, lengths);
+    for (int i = 0; i < 4; i++) {
+        char what[80];
+        run_server(s, parts[i]);
+        snprintf(what, sizeof what, "%d parts", (int)parts[i]);
+        check_server(s, what);
+    }
+    free_server(s);
+}
+
+/* A table that leads nowhere leads no access out of the cache. */
+static void test_wild_tables(void)
+{
+    static const int64_t pages[] = {64, 16};
+    const int32_t lengths[BATCH] = {400, 350, 1};
+    for (int n = 0; n < 2; n++) {
+        server *s = new_server(&shapes[1], pages[n], 400);
+        fill(s, lengths);
+        for (int64_t i = 0; i < BATCH * s->stride; i += 2)
+            s->table[i] = i % 4 ? INT32_MIN : (int32_t)s->pages;
+        run_server(s, 2);
+        free_server(s);
+    }
+}
+
+/* One of the last keys is not finite, and some queries of its work tile do not see it: they have
+ * nothing of that. Those that see it have NaN, or what an infinite score makes, which is not looked
+ * at. */
+static void test_nonfinite_values(void)
+{
+    static const double bad[BATCH] = {NAN, INFINITY, -INFINITY};
+    static const int unseen[BATCH] = {3, 1,
+                                      3}; /* queries that do not see it, of 4, two a work tile */
+    static const int32_t lengths[BATCH] = {200, 66, 129};
+    const server *shape = &shapes[2];
+    server *s = new_server(shape, 0, 500);
+    fill(s, lengths);
+    for (int b = 0; b < BATCH; b++)
+        row_at(s, b, lengths[b] - 4 + unseen[b])[37 + 200 * b] = store(s, bad[b]);
+    run_server(s, 2);
+    for (int64_t row = 0; row < (int64_t)s->lse_size; row++) {
+        const int64_t h = row % s->heads, i = row / s->heads % s->n_q, b = row / s->heads / s->n_q;
+        const uint16_t *out = s->out + row * VALUES;
+        double want[VALUES];
+        int wrong = 0;
+        if (i >= unseen[b]) continue;
+        expect(s, b, i, h, want);
+        for (int c = 0; c < VALUES; c++)
+            wrong += !(fabs(load(s, out[c]) - want[c]) <= 0x1p-7 * (fabs(want[c]) + 1));
+        CHECK(wrong == 0, "sequence %d, query %d, head %d: %d columns are wrong", (int)b, (int)i,
+              (int)h, wrong);
+    }
+    CHECK(isnan(s->lse[3]), "the last query sees NaN, and has %g", s->lse[3]);
+    free_server(s);
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    test_begin();
+    const int done = run_random_problems(number, end);
+    if (argc == 1) {
+        test_pages();
+        test_replay();
+        test_parts();
+        test_wild_tables();
+        test_nonfinite_values();
+    }
+    CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
+    if (argc > 2) {
+        printf("%d problems, keys of %d cut\n", done, cut);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+    }
+    return test_end();
+}
