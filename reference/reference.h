@@ -33,7 +33,8 @@ typedef struct ref_rounding {
                        * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
     double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
     double
-        operand; /* forward: of queries, keys and values as they are multiplied, relatively: tf32's; 0: they are multiplied as they are                       */
+        operand; /* of queries, keys, values and dout as they are multiplied, and in backward of weights and of scores' gradients,
+                  * relatively: tf32's; 0: they are multiplied as they are */
     double cap; /* of a capped logit, relatively: GPU kernels may take a series for its tanh      */
 } ref_rounding;
 
