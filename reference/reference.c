@@ -832,8 +832,8 @@ static row_sums compute_delta(const loaded *l, const double *dout, const double 
     return s;
 }
 
-/* How far rounding may move the terms of a sum, of as many sums as an array has elements: the sums of those distances and of
- * their squares. */
+/* How far rounding may move the terms of a sum, of as many sums as an array has elements: the sums
+ * of those distances and of their squares. */
 typedef struct spread {
     double *magnitude, *square;
 } spread;
@@ -855,8 +855,9 @@ static bool repeats(const fa_tensor *t)
     return (t->shape[1] > 1 && t->stride[1] == 0) || (t->shape[2] > 1 && t->stride[2] == 0);
 }
 
-/* Where all terms move in one direction, a sum moves by the sum of the distances; but where they are independent, by no more
- * than 4 times the root of the sum of the squares: see ref_weights_error. */
+/* Where all terms move in one direction, a sum moves by the sum of the distances; but where they
+ * are independent, by no more than 4 times the root of the sum of the squares: see
+ * ref_weights_error. */
 static void spread_free(spread *s, bool independent, ref_array *array)
 {
     const int64_t *n = array->shape;
@@ -935,8 +936,8 @@ static const double one = 1;
 /* How far a weight moves where its logit does, which queries and keys rounded to tf32 move. */
 static double moved_weight(const row *r, int64_t j) { return r->p[j] * expm1(r->x_moved[j]); }
 
-/* How far the gradient of scale * q.k moves, which is p (dp - delta) times the softcap's slope 1 - t^2: by what the weight, dp and
- * the slope do. */
+/* How far the gradient of scale * q.k moves, which is p (dp - delta) times the softcap's slope 1 -
+ * t^2: by what the weight, dp and the slope do. */
 static double moved_logit(const backward *b, const row *r, int64_t j, double distance,
                           const products *dp)
 {
@@ -1008,7 +1009,8 @@ static void add_to_gradient(int64_t n, double factor, double error, double moved
     }
 }
 
-/* How far rounding moves a factor of the gradients' products, and with it the other factor: by a part of both. */
+/* How far rounding moves a factor of the gradients' products, and with it the other factor: by a
+ * part of both. */
 static double moved_factor(const ref_rounding *rounding, double factor)
 {
     return (rounding->pair + 2 * rounding->operand) * fabs(factor);
@@ -1028,8 +1030,7 @@ static void backward_pair(const backward *b, const query *w, int64_t j)
     const int64_t token = b->item->start_q + w->i;
     const double factor = l->scale * w->dy[j];
     const double error = fabs(l->scale) * (w->dy_error[j] + eps * fabs(w->dy[j]) + tiny);
-    const double moved =
-        fabs(l->scale) * w->dy_moved[j] + moved_factor(&l->in->rounding, factor);
+    const double moved = fabs(l->scale) * w->dy_moved[j] + moved_factor(&l->in->rounding, factor);
     add_to_gradient(l->d, factor, error, moved, row_of(&l->k, block, key_row, head_kv), &b->g->dq,
                     b->last->dq, rounded ? &rounded->dq : NULL,
                     ref_array_index(&b->g->dq, b->item->block_q, token, b->h, 0));
@@ -1085,8 +1086,8 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
     if (dbias_shape)
         g->dbias = ref_array_new(dbias_shape[0], dbias_shape[1], dbias_shape[2], dbias_shape[3]);
     double *out = zeros(l.d_v), *out_error = zeros(l.d_v);
-    const bool rounds = (in->rounding.pair > 0 || in->rounding.operand > 0) &&
-                        dout->dtype == in->v.dtype;
+    const bool rounds =
+        (in->rounding.pair > 0 || in->rounding.operand > 0) && dout->dtype == in->v.dtype;
     last_terms last = last_terms_new(g);
     spreads rounded;
     if (rounds) rounded = (spreads){spread_new(&g->dq), spread_new(&g->dk), spread_new(&g->dv)};
@@ -1120,8 +1121,9 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         for (int t = 0; t < TOGETHER; t++) query_free(&queries[t]);
     }
     if (rounds) {
-        const bool independent = l.scale != 0 && !repeats(&in->q) && !repeats(&in->k) &&
-                                 (in->rounding.operand == 0 || (!repeats(&in->v) && !repeats(dout)));
+        const bool independent =
+            l.scale != 0 && !repeats(&in->q) && !repeats(&in->k) &&
+            (in->rounding.operand == 0 || (!repeats(&in->v) && !repeats(dout)));
         spread_free(&rounded.dq, independent, &g->dq);
         spread_free(&rounded.dk, independent, &g->dk);
         spread_free(&rounded.dv, independent, &g->dv);

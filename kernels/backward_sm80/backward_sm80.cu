@@ -1,7 +1,8 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32: all gradients in one pass over
- * the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads; the variants
- * with OPTIONS also with all options of the scores.
+ * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32: all
+ * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with
+ * masks by position, lengths, and shared heads; the variants with OPTIONS also with all options of
+ * the scores.
  *
  *   config.cuh    the numbers of the variant          multiply.cuh   the five products
  *   layout.cuh    who has what, shared memory         weights.cuh    weights, dS, masks by position
@@ -9,14 +10,16 @@
  *   load.cuh      copies to shared memory             sums.cuh       the sums of dQ
  *                                                     store.cuh      dK and dV
  *
- * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the tiles of queries that see
- * some of them, of all heads that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in
- * global memory, which another kernel rounds (finish.cu). docs/kernels/backward_sm80.md says why it is made so.
+ * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
+ * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
+ * in registers, written once. dQ is added to a float sum in global memory, which another kernel
+ * rounds (finish.cu). docs/kernels/backward_sm80.md says why it is made so.
  *
- * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all warps have stored of the tile
- * before: its dS, so that its dQ is computed now, by half of the warps before this tile's scores and by the others behind
- * them: so one half makes weights while the other multiplies. In tf32 a tile of a variant with one stage has two barriers:
- * between them this tile's copies are on their way, and dQ of the tile before is computed.
+ * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
+ * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
+ * warps before this tile's scores and by the others behind them: so one half makes weights while
+ * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
+ * this tile's copies are on their way, and dQ of the tile before is computed.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/layout.cuh"

@@ -44,10 +44,10 @@
 #define FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) ((warps) / ((keys) / (group_rows)))
 
 /* Bytes from one row to the next, in whole groups of banks. */
-#define FA_BACKWARD_SM80_PITCH(element, dim)                                                       \
-    ((FA_ELEMENT_BYTES(element) * (dim) + 127) / 128 * 128)
+#define FA_BACKWARD_SM80_PITCH(element, dim) ((FA_ELEMENT_BYTES(element) * (dim) + 127) / 128 * 128)
 
-/* Buffers of dS. In float32 as many as stages: with one the next tile's copies are under way while dQ is made of it. */
+/* Buffers of dS. In float32 as many as stages: with one the next tile's copies are under way while
+ * dQ is made of it. */
 #define FA_BACKWARD_SM80_DS_BUFFERS(element, stages) (FA_ELEMENT_BYTES(element) == 4 ? (stages) : 2)
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows;

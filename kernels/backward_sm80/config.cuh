@@ -23,12 +23,14 @@
     "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
-/* Operands are float32 in memory. What differs from 16 bits: how rows that a product sums over are loaded, and with them which
- * columns of a gradient a thread has (multiply.cuh); and that operands are rounded: keys and values in shared memory (load.cuh),
- * weights and dS where they are made, queries and dout behind each load. */
+/* Operands are float32 in memory. What differs from 16 bits: how rows that a product sums over are
+ * loaded, and with them which columns of a gradient a thread has (multiply.cuh); and that operands
+ * are rounded: keys and values in shared memory (load.cuh), weights and dS where they are made,
+ * queries and dout behind each load. */
 #define TF32 (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
 
-/* Nothing is rounded: each operand is the sum of two tf32 numbers, and a product three of theirs (common/three_products.cuh). */
+/* Nothing is rounded: each operand is the sum of two tf32 numbers, and a product three of theirs
+ * (common/three_products.cuh). */
 #define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
 
 enum {
@@ -43,11 +45,12 @@ enum {
     M_TILES = GROUP_ROWS / 16,
     OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
     COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
-    /* Queries whose scores are in registers together: options and parts of operands need registers, too. */
+    /* Queries whose scores are in registers together: options and parts of operands need registers,
+     * too. */
     MOST_QUERIES = (OPTIONS && HEAD_DIM != 96) || THREE_PRODUCTS ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
-    N_TILES = CHUNK / 8,        /* of 8 queries of the scores */
+    N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
     D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
     D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
     ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
@@ -65,8 +68,7 @@ static_assert(QUERIES == 32 || QUERIES == 64, "the swizzle of weights and dS");
 static_assert(GROUP_ROWS % 16 == 0 && KEYS % GROUP_ROWS == 0 && KEYS % 32 == 0, "whole groups");
 static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_SM80_SEMAPHORES,
               "whole groups of warps, each with its semaphore");
-static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 &&
-                  COLUMNS % (8 * COLUMN_TILES) == 0,
+static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
 

@@ -49,7 +49,8 @@ FA_DEVICE bool is_wanted(const row_source *from, int row)
     return true;
 }
 
-/* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a vector. */
+/* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a
+ * vector. */
 FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
 {
 #if TF32
@@ -123,7 +124,8 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
 
 #if TF32 && !THREE_PRODUCTS
 
-/* Rounds the keys and values that the thread has copied: once, for they are multiplied in every tile. */
+/* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
+ * tile. */
 FA_DEVICE void round_keys(uint32_t memory)
 {
     const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
@@ -165,8 +167,8 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
         for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
             const uint4 x = ptx_ld_shared_v4(at + (uint32_t)(unit / 8 * 128) +
                                              permuted(row, unit & 7, PITCH) * 16);
-            seen |= is_not_finite(x.x) | is_not_finite(x.y) | is_not_finite(x.z) |
-                    is_not_finite(x.w);
+            seen |=
+                is_not_finite(x.x) | is_not_finite(x.y) | is_not_finite(x.z) | is_not_finite(x.w);
         }
         if (!__any_sync(0xffffffffu, seen != 0)) continue;
 #pragma unroll 1

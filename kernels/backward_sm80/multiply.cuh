@@ -20,14 +20,14 @@ typedef struct fa_scores {
     float at[M_TILES][N_TILES][4];
 } fa_scores;
 
-/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In tf32 [m][n] is one, with query
- * 8n + 2t + i in [2i + r]. */
+/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In tf32 [m][n]
+ * is one, with query 8n + 2t + i in [2i + r]. */
 typedef struct fa_weights {
     uint32_t at[M_TILES][N_TILES][TF32 ? 4 : 2];
 } fa_weights;
 
-/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column 32b + 8t + 4i + c in [m][4b + c][2r + i]: a
- * thread has 8 neighbours of 32. dQ likewise. */
+/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column
+ * 32b + 8t + 4i + c in [m][4b + c][2r + i]: a thread has 8 neighbours of 32. dQ likewise. */
 typedef struct fa_gradient {
     float at[M_TILES][D_TILES][4];
 } fa_gradient;
@@ -37,24 +37,22 @@ typedef struct fa_dq {
 } fa_dq;
 
 /* An operand as it is multiplied: keys and values are rounded already. */
-FA_DEVICE uint32_t rounded(uint32_t x)
-{
-    return TF32 && !THREE_PRODUCTS ? fa_near_tf32(x) : x;
-}
+FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !THREE_PRODUCTS ? fa_near_tf32(x) : x; }
 
 #if THREE_PRODUCTS
 
 /* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
 enum { CHAIN = 2, ROW_CHAIN = 4 };
-static_assert(D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 &&
-                  CHUNK / STEP <= ROW_CHAIN && QUERIES / STEP - OWN_QUERIES / STEP <= ROW_CHAIN,
+static_assert(D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN &&
+                  QUERIES / STEP - OWN_QUERIES / STEP <= ROW_CHAIN,
               "whole chains, and short ones");
 
 #endif
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
-/* Words of B fragments of queries that are loaded together: of a step along the columns, or with 8 queries of two. */
+/* Words of B fragments of queries that are loaded together: of a step along the columns, or with 8
+ * queries of two. */
 enum { PAIRS = N_TILES == 1, QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES };
 
 FA_DEVICE void load_key_fragments(uint32_t a[M_TILES][4], uint32_t rows, int step)
@@ -197,8 +195,9 @@ FA_DEVICE void add_pair_products(float sum[4][4], const uint32_t a[4], const fa_
     }
 }
 
-/* Products of so many steps, at most ROW_CHAIN, each of STEP queries. tiles: where the lane's fragments of the first of these
- * begin, of dout or of queries; unit: of the first column of the warp's share. */
+/* Products of so many steps, at most ROW_CHAIN, each of STEP queries. tiles: where the lane's
+ * fragments of the first of these begin, of dout or of queries; unit: of the first column of the
+ * warp's share. */
 FA_DEVICE void add_gradient_chain(fa_gradient *g, uint32_t a[ROW_CHAIN][M_TILES][4],
                                   const uint32_t tiles[ROW_CHAIN], int steps, int unit)
 {
@@ -236,8 +235,8 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
 
 #else
 
-/* Products of STEP queries. tile: where the lane's fragment of the first of them begins, of dout or of queries; unit: of the
- * first column of the warp's share. */
+/* Products of STEP queries. tile: where the lane's fragment of the first of them begins, of dout or
+ * of queries; unit: of the first column of the warp's share. */
 FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_t tile, int unit)
 {
 #if TF32
@@ -274,8 +273,8 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
         uint32_t a[M_TILES][4];
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++)
-            a[i / 4][i % 4] = TF32 ? x->at[i / 4][step][i % 4]
-                                   : x->at[i / 4][2 * step + i % 4 / 2][i % 2];
+            a[i / 4][i % 4] =
+                TF32 ? x->at[i / 4][step][i % 4] : x->at[i / 4][2 * step + i % 4 / 2][i % 2];
         add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
     }
 }
@@ -325,7 +324,8 @@ FA_DEVICE void clear_dq(fa_dq *dq)
 
 #if TF32
 
-/* The dS of 16 queries and keys 2t and 2t + 1. at: where the lane's word of the first query begins. */
+/* The dS of 16 queries and keys 2t and 2t + 1. at: where the lane's word of the first query
+ * begins. */
 FA_DEVICE void load_ds_fragment(uint32_t a[4], uint32_t at, int unit)
 {
 #pragma unroll
@@ -350,8 +350,8 @@ FA_DEVICE void add_dq_chain(fa_dq *dq, uint32_t ds, uint32_t keys, int block, in
             row_pair b;
             fa_parts even, odd;
             load_ds_fragment(a, ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
-            load_row_pair(
-                &b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
+            load_row_pair(&b,
+                          fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
             fa_split_four(&even, b.even, false);
             fa_split_four(&odd, b.odd, false);
             add_pair_products(sum, a, &even, &odd);
@@ -363,8 +363,8 @@ FA_DEVICE void add_dq_chain(fa_dq *dq, uint32_t ds, uint32_t keys, int block, in
 
 #endif
 
-/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of 16-row block `block` on, and
- * columns of 8-column tile `column` on. */
+/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
+ * 16-row block `block` on, and columns of 8-column tile `column` on. */
 FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column)
 {
     clear_dq(dq);
@@ -382,8 +382,8 @@ FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int col
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 4) {
             row_pair b;
-            load_row_pair(
-                &b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
+            load_row_pair(&b,
+                          fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
 #pragma unroll
             for (int i = 0; i < DQ_M_TILES * 4; i++)
                 fa_mma(dq->at[i / 4][n + i % 4], a[i / 4], b.even[i % 4], b.odd[i % 4]);
@@ -394,8 +394,8 @@ FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int col
 
 #else
 
-/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of 16-row block `block` on, and
- * columns of unit `unit` on. */
+/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
+ * 16-row block `block` on, and columns of unit `unit` on. */
 FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int unit)
 {
     clear_dq(dq);

@@ -14,8 +14,8 @@ enum {
     THREADS = FA_BACKWARD_SM80_PASS_THREADS,
     LANES = HEAD_DIM <= 64    ? 8
             : HEAD_DIM <= 128 ? 16
-                              : 32,               /* that share a row */
-    VECTOR = 16 / FA_ELEMENT_BYTES(ELEMENT), /* elements of 16 bytes */
+                              : 32,                    /* that share a row */
+    VECTOR = 16 / FA_ELEMENT_BYTES(ELEMENT),           /* elements of 16 bytes */
     VECTORS = (HEAD_DIM / VECTOR + LANES - 1) / LANES, /* of a lane */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
@@ -59,14 +59,16 @@ FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
     return sum;
 }
 
-/* Rows whose elements are loaded 16 bytes at once. All loads are issued before the first is used. */
+/* Rows whose elements are loaded 16 bytes at once. All loads are issued before the first is
+ * used. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float2 *rows)
 {
     const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
     uint4 dout[PASSES][VECTORS], out[PASSES][VECTORS];
 #pragma unroll
     for (int n = 0; n < PASSES * VECTORS; n++) {
-        const int pass = n / VECTORS, vector = n % VECTORS, column = VECTOR * (lane + vector * LANES);
+        const int pass = n / VECTORS, vector = n % VECTORS,
+                  column = VECTOR * (lane + vector * LANES);
         const int64_t i = t->first + first + pass * ROWS_A_PASS;
         dout[pass][vector] = out[pass][vector] = make_uint4(0, 0, 0, 0);
         if (i >= t->n_q || column >= p->a.d_v) continue;

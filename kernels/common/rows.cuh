@@ -105,7 +105,8 @@ FA_DEVICE void fa_store4(char *row, const fa_kernel_view *v, int column, int col
     if (column + 3 < columns) fa_store_element(row, v->dtype, column + 3, x.w);
 }
 
-/* The same of a row of float32, for kernels that know no other type. whole: rows are made of aligned vectors of 16 bytes. */
+/* The same of a row of float32, for kernels that know no other type. whole: rows are made of
+ * aligned vectors of 16 bytes. */
 FA_DEVICE void fa_store4_float32(char *row, bool whole, int column, int columns, float4 x)
 {
     float *to = (float *)(void *)row;

@@ -1,12 +1,14 @@
 /*
- * Products of float32 by three of tf32. x = big + small, both tf32: big is x rounded, small the rest, whose last bit or two mma drops
- * (2^-23 of x at most). Then x y = big big + big small + small big, but for small small, 2^-24 of it at most.
+ * Products of float32 by three of tf32. x = big + small, both tf32: big is x rounded, small the
+ * rest, whose last bit or two mma drops (2^-23 of x at most). Then x y = big big + big small +
+ * small big, but for small small, 2^-24 of it at most.
  *
- * Tensor cores do not round sums to the nearest: they cut them off, so that errors add up and do not cancel. So who uses this
- * keeps sums short, a chain of few steps from 0, and adds them up outside, rounded (Ootomo and Yokota 2022, arXiv:2203.03341,
- * had the idea for whole matrices).
+ * Tensor cores do not round sums to the nearest: they cut them off, so that errors add up and do
+ * not cancel. So who uses this keeps sums short, a chain of few steps from 0, and adds them up
+ * outside, rounded (Ootomo and Yokota 2022, arXiv:2203.03341, had the idea for whole matrices).
  *
- * The rest of an infinity is NaN. `careful`: what is not finite has no small part, and no products with small parts.
+ * The rest of an infinity is NaN. `careful`: what is not finite has no small part, and no products
+ * with small parts.
  */
 #ifndef FA_KERNELS_COMMON_THREE_PRODUCTS_CUH
 #define FA_KERNELS_COMMON_THREE_PRODUCTS_CUH

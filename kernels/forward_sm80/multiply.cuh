@@ -54,8 +54,9 @@ FA_DEVICE void clear_scores(fa_scores *s)
 #if THREE_PRODUCTS
 
 /*
- * Sums begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys. Infinities make NaN of results that
- * might be other, and the work tile is computed again, carefully.
+ * Sums begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys.
+ * Infinities make NaN of results that might be other, and the work tile is computed again,
+ * carefully.
  */
 enum { CHAIN = 2, VALUE_CHAIN = 4 };
 static_assert(D_STEPS % CHAIN == 0 && KEY_STEPS % VALUE_CHAIN == 0, "whole chains");
@@ -100,7 +101,8 @@ FA_DEVICE void add_chain(fa_scores *s, fa_parts q[CHAIN][M_TILES], uint32_t k, i
         for (int n = 0; n < 2; n++) {
             float sum[4] = {0.0f};
 #pragma unroll
-            for (int i = 0; i < CHAIN; i++) fa_multiply_parts(sum, &q[i][m], &b[i], 2 * n, 2 * n + 1);
+            for (int i = 0; i < CHAIN; i++)
+                fa_multiply_parts(sum, &q[i][m], &b[i], 2 * n, 2 * n + 1);
 #pragma unroll
             for (int e = 0; e < 4; e++) s->at[m][2 * block + n][e] += sum[e];
         }

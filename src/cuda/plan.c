@@ -150,7 +150,8 @@ static bool refuse_quantized(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* behind: the number of the first of those that take the problem if this family refuses its gradients. */
+/* behind: the number of the first of those that take the problem if this family refuses its
+ * gradients. */
 static bool try_family(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *family, int behind, fa_cuda_plan *plan, char *why,
                        size_t size)

@@ -1,7 +1,7 @@
 /*
- * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches. The same source compiled for
- * float32 inputs whose operands may be rounded to tf32 is the family tf32, and with three products in tf32 for each of float32
- * the family tf32x3.
+ * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
+ * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
+ * tf32, and with three products in tf32 for each of float32 the family tf32x3.
  */
 #include "cuda/plan_backward_sm80.h"
 
@@ -66,7 +66,8 @@ static bool refuse_pages(const fa_problem *p, char *why, size_t size)
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* The variants of a family: those of the kernel, and the first ones of the launches before and behind it. */
+/* The variants of a family: those of the kernel, and the first ones of the launches before and
+ * behind it. */
 typedef struct rows {
     int first, end, prepare, finish;
 } rows;
@@ -78,7 +79,8 @@ static const rows of_tf32 = {FA_FIRST_backward_tf32, FA_END_backward_tf32,
 static const rows of_tf32x3 = {FA_FIRST_backward_tf32x3, FA_END_backward_tf32x3,
                                FA_FIRST_backward_prepare_tf32, FA_FIRST_backward_finish_tf32};
 
-/* Whether a variant has the type of the problem. All rows of the families tf32 and tf32x3 have float32. */
+/* Whether a variant has the type of the problem. All rows of the families tf32 and tf32x3 have
+ * float32. */
 static bool has_type(const fa_variant *v, const fa_problem *p)
 {
     return p->q.dtype == FA_FLOAT32 || v->element == (fa_element)p->q.dtype;

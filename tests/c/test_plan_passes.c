@@ -332,8 +332,8 @@ static fa_cuda_plan ask_for(const fa_cuda_family *family, const fa_problem *p, i
 /* The variants for float32. */
 static void test_float32_variants(void)
 {
-    static const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32,
-                                       *const tf32x3 = &fa_cuda_backward_tf32x3;
+    static const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const tf32x3 =
+                                                                          &fa_cuda_backward_tf32x3;
     const struct {
         const fa_cuda_family *family;
         int gpu;
@@ -380,8 +380,8 @@ static void test_float32_variants(void)
     }
 }
 
-/* float32 on tensor cores: only where it is asked for, and then what it refuses goes to the FMA units. A workspace that is asked for
- * before the gradients are known has room for both. */
+/* float32 on tensor cores: only where it is asked for, and then what it refuses goes to the FMA
+ * units. A workspace that is asked for before the gradients are known has room for both. */
 static void test_float32_asked(void)
 {
     const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const simt = &fa_cuda_backward_simt;

@@ -1,15 +1,17 @@
 /*
- * backward_sm80, run on the host (cuda_on_cpu.h): random problems, compared with float64, with the launches that the planner
- * and the backend make for an H200, an A100 and a card with little shared memory. What backward needs of forward comes from the
- * CPU engine.
+ * backward_sm80, run on the host (cuda_on_cpu.h): random problems, compared with float64, with the
+ * launches that the planner and the backend make for an H200, an A100 and a card with little shared
+ * memory. What backward needs of forward comes from the CPU engine.
  *
- * Each problem runs twice, with another order of the threads and blocks, and each result is compared. Sums of dq are
- * added in another order then, so its last bits may differ; all others must be the same. With FA_DETERMINISTIC, in half of the
- * problems, dq must be the same, too: then blocks run in their order, the second time several
- * side by side, so that they wait for each other.
+ * Each problem runs twice, with another order of the threads and blocks, and each result is
+ * compared. Sums of dq are added in another order then, so its last bits may differ; all others
+ * must be the same. With FA_DETERMINISTIC, in half of the problems, dq must be the same, too: then
+ * blocks run in their order, the second time several side by side, so that they wait for each
+ * other.
  *
- * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in tf32, 3: by three products
- * in tf32), instead of those listed here; then the runs of each variant are printed.
+ * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
+ * tf32, 3: by three products in tf32), instead of those listed here; then the runs of each variant
+ * are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -38,14 +40,13 @@ static const int64_t numbers[] = {
     1326, 1345, 1375, 1381, 1396, 1409, 1436, 1486, 1613, 2037, 2248, 2771};
 
 /* The same in float32 of precision tf32. */
-static const int64_t tf32[] = {
-    6, 50, 51, 79, 80, 85, 87, 139, 169, 171, 175, 179, 182, 199, 226, 252, 265, 271, 296, 308,
-    329, 332, 343, 367, 377, 396, 402, 439, 447, 465, 495, 496, 508, 523, 527, 549};
+static const int64_t tf32[] = {6,   50,  51,  79,  80,  85,  87,  139, 169, 171, 175, 179,
+                               182, 199, 226, 252, 265, 271, 296, 308, 329, 332, 343, 367,
+                               377, 396, 402, 439, 447, 465, 495, 496, 508, 523, 527, 549};
 
 /* And by three products in tf32. */
-static const int64_t float32[] = {
-    103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329, 333, 336, 343, 359, 362, 373, 396,
-    398, 402, 406};
+static const int64_t float32[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
+                                  333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
 
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
@@ -93,8 +94,8 @@ static int ordered;           /* problems whose sums of dq have one order */
 /* What problems are drawn. */
 typedef enum kind {
     ANY,
-    PEAKED, /* rows that few keys dominate */
-    TF32,   /* float32 of precision tf32 */
+    PEAKED,  /* rows that few keys dominate */
+    TF32,    /* float32 of precision tf32 */
     FLOAT32, /* float32 by three products in tf32 */
     KINDS
 } kind;
@@ -102,8 +103,8 @@ typedef enum kind {
 /* One run of a problem. */
 typedef struct machine {
     int64_t number;
-    bool otherwise;     /* the second one */
-    bool ordered;       /* sums of dq have one order */
+    bool otherwise; /* the second one */
+    bool ordered;   /* sums of dq have one order */
     kind kind;
     bool compared;      /* this run; what comes behind it is a batch item alone */
     char *first;        /* what the first one left in all buffers */
@@ -342,7 +343,8 @@ static bool run_problem(machine *m)
                                            RANDOM_DROPOUT,  RANDOM_TAILS};
     const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
     /* The tails' number says the head dim: all widths, not only the first. */
-    const int64_t drawn = focus == RANDOM_TAILS && m->kind != PEAKED ? m->number * 37 % 256 : m->number;
+    const int64_t drawn =
+        focus == RANDOM_TAILS && m->kind != PEAKED ? m->number * 37 % 256 : m->number;
     random_settings settings = {.device = FA_DEVICE_CUDA,
                                 .tiles = m->kind == PEAKED || m->number % 16 == 4,
                                 .one_pass = true,
