@@ -473,6 +473,93 @@ VARIANT_16BIT(backward_sm80_finish_d512, .file = "backward_sm80/finish", .kernel
               .each_architecture = 1, .head_dim = 512)
 END(backward_finish, sm80)
 
+/* The same source for float32 inputs whose products may be rounded to tf32. */
+FAMILY(backward_prepare, tf32)
+VARIANT(backward_tf32_prepare_d64, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 64)
+VARIANT(backward_tf32_prepare_d128, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 128)
+VARIANT(backward_tf32_prepare_d256, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .element = FA_ELEMENT_TF32, .head_dim = 256)
+END(backward_prepare, tf32)
+
+FAMILY(backward, tf32)
+VARIANT(backward_tf32_d64, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 32,
+        .keys = 128, .queries = 32, .stages = 1, .blocks = 2)
+VARIANT(backward_tf32_d64_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
+        .keys = 128, .queries = 32, .stages = 1, .blocks = 2)
+/* For shared memory of 163 KiB (A100): two blocks of a multiprocessor. */
+VARIANT(backward_tf32_d64_small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+VARIANT(backward_tf32_d64_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+VARIANT(backward_tf32_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 128, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT(backward_tf32_d128_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 128, .queries = 32, .stages = 2, .blocks = 1)
+/* For 163 KiB; then for 99 KiB (Ada, consumer Ampere). */
+VARIANT(backward_tf32_d128_small, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT(backward_tf32_d128_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT(backward_tf32_d128_tiny_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+VARIANT(backward_tf32_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
+VARIANT(backward_tf32_d256_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
+/* For 163 KiB. */
+VARIANT(backward_tf32_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+END(backward, tf32)
+
+FAMILY(backward, tf32x3)
+/* Three products in tf32 for each of float32. The launches around it are those of tf32. */
+VARIANT(backward_tf32x3_d64, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+VARIANT(backward_tf32x3_d64_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+VARIANT(backward_tf32x3_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT(backward_tf32x3_d128_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT(backward_tf32x3_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
+VARIANT(backward_tf32x3_d256_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
+/* For 163 KiB. */
+VARIANT(backward_tf32x3_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+END(backward, tf32x3)
+
+FAMILY(backward_finish, tf32)
+VARIANT(backward_tf32_finish_d64, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 64)
+VARIANT(backward_tf32_finish_d128, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128)
+VARIANT(backward_tf32_finish_d256, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256)
+END(backward_finish, tf32)
+
 FAMILY(backward_delta, simt)
 VARIANT(backward_delta, .file = "backward_simt/delta", .kernel = "backward_delta", .architecture = 75,
         .element = FA_ELEMENT_FLOAT32)

@@ -97,7 +97,7 @@ static bool rounds_to_half(const ref_inputs *in, bool cuda)
  * kernels that multiply tf32 numbers round so. */
 #define TF32_ROUNDING 0x1.4p-11
 
-/* Whether the forward on tensor cores may take all operands in tf32. */
+/* Whether kernels on tensor cores may take all operands in tf32. */
 static bool rounds_operands(const ref_inputs *in, bool cuda)
 {
     return cuda && in->options.precision == FA_PRECISION_TF32 && in->q.dtype == FA_FLOAT32 &&
@@ -832,8 +832,8 @@ static row_sums compute_delta(const loaded *l, const double *dout, const double 
     return s;
 }
 
-/* What rounding of the factors of a sum of products x y makes of it, of as many sums as an array has elements: sums of
- * |x y| and of (x y)^2. */
+/* How far rounding may move the terms of a sum, of as many sums as an array has elements: the sums
+ * of those distances and of their squares. */
 typedef struct spread {
     double *magnitude, *square;
 } spread;
@@ -855,20 +855,21 @@ static bool repeats(const fa_tensor *t)
     return (t->shape[1] > 1 && t->stride[1] == 0) || (t->shape[2] > 1 && t->stride[2] == 0);
 }
 
-/* Each factor moves by at most u of itself. All in one direction, a sum moves by u sum |x y|; but where they are
- * independent, by no more than 4 u sqrt(sum (x y)^2): see ref_weights_error. */
-static void spread_free(spread *s, double u, bool independent, ref_array *array)
+/* Where all terms move in one direction, a sum moves by the sum of the distances; but where they
+ * are independent, by no more than 4 times the root of the sum of the squares: see
+ * ref_weights_error. */
+static void spread_free(spread *s, bool independent, ref_array *array)
 {
     const int64_t *n = array->shape;
     for (int64_t i = 0; i < n[0] * n[1] * n[2] * n[3]; i++) {
         const double moved = independent ? 4 * sqrt(s->square[i]) : s->magnitude[i];
-        array->error[i] += u * fmin(s->magnitude[i], moved);
+        array->error[i] += fmin(s->magnitude[i], moved);
     }
     free(s->magnitude);
     free(s->square);
 }
 
-/* Those of all gradients that are sums of products of rounded factors. */
+/* Those of all gradients that are sums of products that rounding moves. */
 typedef struct spreads {
     spread dq, dk, dv;
 } spreads;
@@ -900,25 +901,27 @@ typedef struct backward {
     int64_t h;
     ref_gradients *g;
     const last_terms *last;
-    const spreads *rounded; /* NULL: factors stay float32 */
+    const spreads *rounded; /* NULL: all stays float32 */
 } backward;
 
-/* A query, with the gradients of its logits after step 5 (dx) and of scale * q.k (dy), by key. */
+/* A query, with the gradients of its logits after step 5 (dx) and of scale * q.k (dy), by key, and
+ * how far dy moves where operands are rounded to tf32. */
 typedef struct query {
     int64_t i;
     const double *q, *dout; /* (d), (d_v) */
     row_sums sums;
     row r;
-    double *dx, *dx_error, *dy, *dy_error; /* (n_k) */
+    double *dx, *dx_error, *dy, *dy_error, *dy_moved; /* (n_k) */
 } query;
 
 static query query_new(const ref_inputs *in, const ref_item *item)
 {
     query w = {.r = row_new(in, item)};
-    w.dx = zeros(4 * item->n_k);
+    w.dx = zeros(5 * item->n_k);
     w.dx_error = w.dx + item->n_k;
     w.dy = w.dx_error + item->n_k;
     w.dy_error = w.dy + item->n_k;
+    w.dy_moved = w.dy_error + item->n_k;
     return w;
 }
 
@@ -929,6 +932,24 @@ static void query_free(query *w)
 }
 
 static const double one = 1;
+
+/* How far a weight moves where its logit does, which queries and keys rounded to tf32 move. */
+static double moved_weight(const row *r, int64_t j) { return r->p[j] * expm1(r->x_moved[j]); }
+
+/* How far the gradient of scale * q.k moves, which is p (dp - delta) times the softcap's slope 1 -
+ * t^2: by what the weight, dp and the slope do. */
+static double moved_logit(const backward *b, const row *r, int64_t j, double distance,
+                          const products *dp)
+{
+    const fa_options *o = &b->l->in->options;
+    const double u = b->l->in->rounding.operand, weight = moved_weight(r, j);
+    const double of_dp = r->keep[j] * moved_by_operands(u, dp->dot, dp->magnitude, dp->square);
+    const double of_slope =
+        o->softcap > 0 ? 2 * sqrt(fmax(0, 1 - r->slope[j])) * r->x_moved[j] / (double)o->softcap
+                       : 0;
+    return (weight * distance + (r->p[j] + weight) * of_dp) * r->slope[j] +
+           r->p[j] * distance * of_slope;
+}
 
 /* What the logit of query and key j contributes to all gradients. */
 static void derive_logit(const backward *b, query *w, int64_t j)
@@ -949,6 +970,8 @@ static void derive_logit(const backward *b, query *w, int64_t j)
     w->dx_error[j] = dx_error;
     w->dy[j] = dx * r->slope[j];
     w->dy_error[j] = dx_error * r->slope[j] + fabs(dx) * r->slope_error[j];
+    if (l->in->rounding.operand > 0)
+        w->dy_moved[j] = moved_logit(b, r, j, fabs(dp - w->sums.delta), &sums);
 }
 
 static void add_to_dbias(const backward *b, const query *w, int64_t j)
@@ -961,12 +984,12 @@ static void add_to_dbias(const backward *b, const query *w, int64_t j)
     add_terms(1, w->dx[j], error, &one, &dbias->value[at], &dbias->error[at], &b->last->dbias[at]);
 }
 
-/* Adds terms to elements of a gradient from `at` on (add_terms), and where factors are rounded, to
- * their spread. */
+/* Adds terms to elements of a gradient from `at` on (add_terms), and where rounding moves them, to
+ * their spread. moved: how far, for an x of 1. */
 WITH_WIDE_VECTORS
-static void add_to_gradient(int64_t n, double factor, double error, const double *restrict x,
-                            const ref_array *g, double *last_terms_of_g, const spread *rounded,
-                            int64_t at)
+static void add_to_gradient(int64_t n, double factor, double error, double moved,
+                            const double *restrict x, const ref_array *g, double *last_terms_of_g,
+                            const spread *rounded, int64_t at)
 {
     double *restrict sums = g->value + at, *restrict errors = g->error + at;
     double *restrict last = last_terms_of_g + at;
@@ -981,9 +1004,16 @@ static void add_to_gradient(int64_t n, double factor, double error, const double
         sums[i] += term;
         errors[i] += error * fabs(x[i]) + (equal ? ADDITION * fabs(sums[i]) : 0);
         last[i] = term;
-        magnitude[i] += fabs(term);
-        square[i] += term * term;
+        magnitude[i] += moved * fabs(x[i]);
+        square[i] += moved * moved * (x[i] * x[i]);
     }
+}
+
+/* How far rounding moves a factor of the gradients' products, and with it the other factor: by a
+ * part of both. */
+static double moved_factor(const ref_rounding *rounding, double factor)
+{
+    return (rounding->pair + 2 * rounding->operand) * fabs(factor);
 }
 
 /* What key j contributes to the gradients of a query, and the query to those of the key. */
@@ -1000,14 +1030,16 @@ static void backward_pair(const backward *b, const query *w, int64_t j)
     const int64_t token = b->item->start_q + w->i;
     const double factor = l->scale * w->dy[j];
     const double error = fabs(l->scale) * (w->dy_error[j] + eps * fabs(w->dy[j]) + tiny);
-    add_to_gradient(l->d, factor, error, row_of(&l->k, block, key_row, head_kv), &b->g->dq,
+    const double moved = fabs(l->scale) * w->dy_moved[j] + moved_factor(&l->in->rounding, factor);
+    add_to_gradient(l->d, factor, error, moved, row_of(&l->k, block, key_row, head_kv), &b->g->dq,
                     b->last->dq, rounded ? &rounded->dq : NULL,
                     ref_array_index(&b->g->dq, b->item->block_q, token, b->h, 0));
-    add_to_gradient(l->d, factor, error, w->q, &b->g->dk, b->last->dk,
+    add_to_gradient(l->d, factor, error, moved, w->q, &b->g->dk, b->last->dk,
                     rounded ? &rounded->dk : NULL,
                     ref_array_index(&b->g->dk, block, key_row, head_kv, 0));
     const double p = r->p[j] * r->keep[j], p_error = (r->p_error[j] + eps * r->p[j]) * r->keep[j];
-    add_to_gradient(l->d_v, p, p_error + tiny, w->dout, &b->g->dv, b->last->dv,
+    const double p_moved = moved_weight(r, j) * r->keep[j] + moved_factor(&l->in->rounding, p);
+    add_to_gradient(l->d_v, p, p_error + tiny, p_moved, w->dout, &b->g->dv, b->last->dv,
                     rounded ? &rounded->dv : NULL,
                     ref_array_index(&b->g->dv, block, key_row, head_kv, 0));
 }
@@ -1054,7 +1086,8 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
     if (dbias_shape)
         g->dbias = ref_array_new(dbias_shape[0], dbias_shape[1], dbias_shape[2], dbias_shape[3]);
     double *out = zeros(l.d_v), *out_error = zeros(l.d_v);
-    const bool rounds = in->rounding.pair > 0 && dout->dtype == in->v.dtype;
+    const bool rounds =
+        (in->rounding.pair > 0 || in->rounding.operand > 0) && dout->dtype == in->v.dtype;
     last_terms last = last_terms_new(g);
     spreads rounded;
     if (rounds) rounded = (spreads){spread_new(&g->dq), spread_new(&g->dk), spread_new(&g->dv)};
@@ -1088,10 +1121,12 @@ void ref_backward(const ref_inputs *in, const fa_tensor *dout, const float *dlse
         for (int t = 0; t < TOGETHER; t++) query_free(&queries[t]);
     }
     if (rounds) {
-        const bool independent = l.scale != 0 && !repeats(&in->q) && !repeats(&in->k);
-        spread_free(&rounded.dq, in->rounding.pair, independent, &g->dq);
-        spread_free(&rounded.dk, in->rounding.pair, independent, &g->dk);
-        spread_free(&rounded.dv, in->rounding.pair, independent, &g->dv);
+        const bool independent =
+            l.scale != 0 && !repeats(&in->q) && !repeats(&in->k) &&
+            (in->rounding.operand == 0 || (!repeats(&in->v) && !repeats(dout)));
+        spread_free(&rounded.dq, independent, &g->dq);
+        spread_free(&rounded.dk, independent, &g->dk);
+        spread_free(&rounded.dv, independent, &g->dv);
     }
     last_terms_free(&last);
     free(out);

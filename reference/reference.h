@@ -32,8 +32,9 @@ typedef struct ref_rounding {
         pair; /* backward: of a weight and of a score's gradient, as they are multiplied with rows of
                        * dout, q and k: half an epsilon, relatively; 0: they stay float32 */
     double pair_tiny; /* the same absolutely: what the smallest subnormal number leaves           */
-    double
-        operand; /* forward: of queries, keys and values as they are multiplied, relatively: tf32's; 0: they are multiplied as they are                       */
+    /* Of queries, keys, values and dout as they are multiplied, and in backward of weights and of
+     * scores' gradients, relatively: tf32's; 0: they are multiplied as they are. */
+    double operand;
     double cap; /* of a capped logit, relatively: GPU kernels may take a series for its tanh      */
 } ref_rounding;
 

@@ -1,7 +1,8 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16 and bfloat16: all gradients in one pass over the tiles
- * (FlashAttention-2, algorithm 2, arXiv:2307.08691), with masks by position, lengths, and shared heads; the variants with
- * OPTIONS also with all options of the scores.
+ * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32: all
+ * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with
+ * masks by position, lengths, and shared heads; the variants with OPTIONS also with all options of
+ * the scores.
  *
  *   config.cuh    the numbers of the variant          multiply.cuh   the five products
  *   layout.cuh    who has what, shared memory         weights.cuh    weights, dS, masks by position
@@ -9,13 +10,16 @@
  *   load.cuh      copies to shared memory             sums.cuh       the sums of dQ
  *                                                     store.cuh      dK and dV
  *
- * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the tiles of queries that see
- * some of them, of all heads that share the keys: so dK and dV are sums in registers, written once. dQ is added to a float sum in
- * global memory, which another kernel rounds (finish.cu). docs/kernels/backward_sm80.md says why it is made so.
+ * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
+ * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
+ * in registers, written once. dQ is added to a float sum in global memory, which another kernel
+ * rounds (finish.cu). docs/kernels/backward_sm80.md says why it is made so.
  *
- * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all warps have stored of the tile
- * before: its dS, so that its dQ is computed now, by half of the warps before this tile's scores and by the others behind
- * them: so one half makes weights while the other multiplies.
+ * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
+ * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
+ * warps before this tile's scores and by the others behind them: so one half makes weights while
+ * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
+ * this tile's copies are on their way, and dQ of the tile before is computed.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/layout.cuh"
@@ -60,12 +64,12 @@ FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int 
     tile_part part;
     part.keys = x->memory + K_AT + (uint32_t)(l->group * GROUP_ROWS * PITCH) + l->a;
     part.queries = q + l->q;
-    part.own_queries = q + l->a;
+    part.own_queries = q + l->rows;
     part.rows = rows_at(x->memory, stage_of(at)) + (uint32_t)own * 8;
     part.query = at->tile * QUERIES + own;
     part.key = l->group * GROUP_ROWS + l->lane / 4;
-    part.unit = first / 8;
-    part.column_unit = l->share * D_TILES;
+    part.unit = first / VECTOR;
+    part.column_unit = l->share * (COLUMNS / VECTOR);
     part.weights_word = x->memory + WEIGHTS_AT + word;
     part.ds_word = ds_at(x->memory, at->count) + word;
     return part;
@@ -118,12 +122,14 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
                              const tile_cursor *at, int chunk)
 {
     const tile_part part = find_part(x, at, chunk);
-    const bool masked = is_masked(w, part.key / GROUP_ROWS * GROUP_ROWS, at->tile);
+    const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
+    bool masked = !TF32 && is_masked(w, first_key, at->tile);
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
     make_scores(&s, part.keys, part.queries);
     make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
     if (masked) mask_weights(w, &s, part.query, part.key);
     make_ds(&s, &dp, part.rows, masked);
@@ -140,8 +146,8 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
 {
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
-    const uint32_t q = q_at(x->memory, stage_of(at)) + l->a;
-    const int unit = l->share * D_TILES;
+    const uint32_t q = q_at(x->memory, stage_of(at)) + l->rows;
+    const int unit = l->share * (COLUMNS / VECTOR);
     sync_group(l);
     add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + own, q + Q_TO_DOUT, unit, l->share);
     add_other_gradient(&x->dk, ds_at(x->memory, at->count) + own, q, unit, l->share);
@@ -167,7 +173,7 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
     if (!p->dq.data) return;
-    make_dq(&dq, ds_at(memory, at->count) + l.score_b, memory + K_AT + l.a, block, column);
+    make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
     const int part = at->tile % PARTS;
     const int64_t number = tile_number(w, s, at);
     float *tile = s->sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
@@ -198,6 +204,10 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     if (STAGES == 1 && at->count > 0) {
         __syncthreads();
         issue_tile(p, s, memory, w, at);
+        if (DS_BUFFERS == 1) {
+            const tile_cursor last = before(at, w);
+            add_dq(p, s, w, memory, &last);
+        }
     }
     ptx_cp_async_wait_all();
     __syncthreads();
@@ -209,7 +219,7 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 }
 
 /* Whether the warp computes dQ of the tile before in front of a tile. */
-FA_DEVICE bool is_early(void) { return SPLIT > 1 && ptx_thread_id() < THREADS / 2; }
+FA_DEVICE bool is_early(void) { return TWO_HALVES && ptx_thread_id() < THREADS / 2; }
 
 /* Issues the first copies. */
 FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -218,6 +228,10 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
     issue_tile(p, s, memory, w, &at);
+#if TF32 && !THREE_PRODUCTS
+    ptx_cp_async_wait_all();
+    round_keys(memory);
+#endif
 #if OPTIONS
     if (p->a.mask.data || p->a.bias.data) {
         ptx_cp_async_wait_all();
@@ -233,12 +247,12 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
     tile_cursor at = first_tile(w), last;
     while (at.count < w->tiles) {
         begin_tile(p, s, x->memory, w, &at);
-        if (at.count > 0 && is_early()) {
+        if (DS_BUFFERS == 2 && at.count > 0 && is_early()) {
             last = before(&at, w);
             add_dq(p, s, w, x->memory, &last);
         }
         consume_tile(p, w, x, &at);
-        if (at.count > 0 && !is_early()) {
+        if (DS_BUFFERS == 2 && at.count > 0 && !is_early()) {
             last = before(&at, w);
             add_dq(p, s, w, x->memory, &last);
         }

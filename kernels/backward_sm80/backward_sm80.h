@@ -24,6 +24,7 @@
 #define FA_KERNELS_BACKWARD_SM80_BACKWARD_SM80_H
 
 #include "../backward_simt/backward_simt.h"
+#include "../common/element.h"
 
 #define FA_BACKWARD_SM80_TILE 64          /* rows of a tile of the workspace */
 #define FA_BACKWARD_SM80_PASS_THREADS 256 /* of a block of prepare and finish */
@@ -42,15 +43,22 @@
 /* Warps that share keys: they have shares of the queries and of the columns. */
 #define FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) ((warps) / ((keys) / (group_rows)))
 
-/* Bytes from one row to the next: of 16-bit elements, in whole groups of banks. */
-#define FA_BACKWARD_SM80_PITCH(dim) ((2 * (dim) + 127) / 128 * 128)
+/* Bytes from one row to the next, in whole groups of banks. */
+#define FA_BACKWARD_SM80_PITCH(element, dim) ((FA_ELEMENT_BYTES(element) * (dim) + 127) / 128 * 128)
+
+/* Buffers of dS. In float32 as many as stages: with one the next tile's copies are under way while
+ * dQ is made of it. */
+#define FA_BACKWARD_SM80_DS_BUFFERS(element, stages) (FA_ELEMENT_BYTES(element) == 4 ? (stages) : 2)
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows;
- * two buffers of dS, and where warps share keys one of weights. */
-#define FA_BACKWARD_SM80_SMEM(dim, keys, queries, warps, group_rows, stages)                       \
-    ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(dim) +                       \
+ * buffers of dS, and where warps share keys one of weights. */
+#define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages)              \
+    ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
      (stages) * (queries)*8 +                                                                      \
-     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? 3 : 2) * 2 * (keys) * (queries) + 128)
+     (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
+      (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
+         FA_ELEMENT_BYTES(element) * (keys) * (queries) +                                          \
+     128)
 
 /* Every option that changes scores or weights may be there. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1

@@ -17,11 +17,27 @@
 #error                                                                                             \
     "backward_sm80: WARPS, GROUP_ROWS, STAGES or BLOCKS is missing: a row of kernels/variants.h defines them"
 #endif
-#if ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16
-#error "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
+#if ELEMENT != FA_ELEMENT_FLOAT16 && ELEMENT != FA_ELEMENT_BFLOAT16 &&                             \
+    ELEMENT != FA_ELEMENT_TF32 && ELEMENT != FA_ELEMENT_TF32X3
+#error                                                                                             \
+    "backward_sm80: ELEMENT must be FA_ELEMENT_FLOAT16, FA_ELEMENT_BFLOAT16, FA_ELEMENT_TF32 or FA_ELEMENT_TF32X3"
 #endif
 
+/* Operands are float32 in memory. What differs from 16 bits: how rows that a product sums over are
+ * loaded, and with them which columns of a gradient a thread has (multiply.cuh); and that operands
+ * are rounded: keys and values in shared memory (load.cuh), weights and dS where they are made,
+ * queries and dout behind each load. */
+#define TF32 (ELEMENT == FA_ELEMENT_TF32 || ELEMENT == FA_ELEMENT_TF32X3)
+
+/* Nothing is rounded: each operand is the sum of two tf32 numbers, and a product three of theirs
+ * (common/three_products.cuh). */
+#define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
+
 enum {
+    ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
+    VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
+    STEP = 32 / ELEMENT_BYTES,   /* elements of an mma step */
+    COLUMN_TILES = TF32 ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
     THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
     TILE = FA_BACKWARD_SM80_TILE,
     PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
@@ -29,39 +45,43 @@ enum {
     M_TILES = GROUP_ROWS / 16,
     OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
     COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
-    /* Queries whose scores are in registers together: options need registers, too. */
-    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 ? 16 : 32,
+    /* Queries whose scores are in registers together: options and parts of operands need registers,
+     * too. */
+    MOST_QUERIES = (OPTIONS && HEAD_DIM != 96) || THREE_PRODUCTS ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
-    N_TILES = CHUNK / 8,        /* of 8 queries of the scores */
-    D_STEPS = HEAD_DIM / 16,    /* of mma along the head dim */
-    D_TILES = COLUMNS / 8,      /* of 8 columns of dK and dV */
-    ROW_VECTORS = HEAD_DIM / 8, /* of 16 bytes */
-    PITCH = FA_BACKWARD_SM80_PITCH(HEAD_DIM),
-    SCORE_PITCH = 2 * QUERIES, /* weights and dS are transposed: a row for each key */
+    N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
+    D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
+    D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
+    ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
+    PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
+    SCORE_PITCH = ELEMENT_BYTES * QUERIES, /* weights and dS are transposed: a row for each key */
+    DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
+    TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,
     ROW_BYTES = QUERIES * 8,
     SCORE_BYTES = KEYS * SCORE_PITCH,
-    SMEM_BYTES = FA_BACKWARD_SM80_SMEM(HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES)
+    SMEM_BYTES = FA_BACKWARD_SM80_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES)
 };
 static_assert(QUERIES == 32 || QUERIES == 64, "the swizzle of weights and dS");
 static_assert(GROUP_ROWS % 16 == 0 && KEYS % GROUP_ROWS == 0 && KEYS % 32 == 0, "whole groups");
 static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_SM80_SEMAPHORES,
               "whole groups of warps, each with its semaphore");
-static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % 16 == 0,
+static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
 enum {
-    DQ_ROWS = HEAD_DIM * QUERIES / 32 % (16 * WARPS) == 0 ? 32 : 16,
+    DQ_ROWS = HEAD_DIM * QUERIES / 32 % (8 * COLUMN_TILES * WARPS) == 0 ? 32 : 16,
     DQ_M_TILES = DQ_ROWS / 16,
     DQ_ROW_WARPS = QUERIES / DQ_ROWS,
     DQ_COLUMNS = HEAD_DIM * DQ_ROW_WARPS / WARPS,
     DQ_N_TILES = DQ_COLUMNS / 8
 };
-static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % 16 == 0, "whole fragments of dQ");
+static_assert(WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMNS % (8 * COLUMN_TILES) == 0,
+              "whole fragments of dQ");
 
 /* Times this a weight is what it should be. */
 #define WEIGHT_UNIT (1.0f / (float)(1 << FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT)))

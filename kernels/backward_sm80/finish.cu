@@ -15,6 +15,41 @@ enum {
     PASSES = (UNITS + THREADS / 32 - 1) / (THREADS / 32)
 };
 
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
+
+/* The thread's 8 neighbours of 32 columns of row i. */
+FA_DEVICE void store_row(const fa_backward_params *p, const fa_tile *t, int64_t i, const float x[8],
+                         int column)
+{
+    const int first = column + 8 * (int)(threadIdx.x % 4);
+    if (i >= t->room_q) return;
+    char *row = fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head);
+#pragma unroll
+    for (int n = 0; n < 8; n += 4)
+        fa_store4_float32(row, p->dq.vector != 0, first + n, p->a.d,
+                          make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]));
+}
+
+/* Rows behind the last query get zeros, whatever keys they met. */
+FA_DEVICE void store_unit(const fa_backward_params *p, const fa_tile *t, const float4 x[4],
+                          int block, int column)
+{
+    const float scale = p->a.scale;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t i = t->first + 16 * block + threadIdx.x % 32 / 4 + 8 * r;
+        float row[8];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            row[n] = i < t->n_q ? (r ? x[n].z : x[n].x) * scale : 0.0f;
+            row[4 + n] = i < t->n_q ? (r ? x[n].w : x[n].y) * scale : 0.0f;
+        }
+        store_row(p, t, i, row, column);
+    }
+}
+
+#else
+
 /* Four words of row i of a thread, of four blocks of columns from `column` on. */
 FA_DEVICE void store_words(const fa_backward_params *p, const fa_tile *t, int64_t i, uint32_t x[4],
                            int column)
@@ -50,6 +85,8 @@ FA_DEVICE void store_unit(const fa_backward_params *p, const fa_tile *t, const f
         store_words(p, t, i, words, column);
     }
 }
+
+#endif
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_finish(const __grid_constant__ fa_backward_params p,

@@ -1,17 +1,27 @@
 /*
  * Which part of a block's work a thread has, and where things are in shared memory.
  *
- * SPLIT warps share GROUP_ROWS keys. Of a tile each computes the scores of its share of the queries, and of dK and dV its
- * share of the columns.
+ * SPLIT warps share GROUP_ROWS keys. Of a tile each computes the scores of its share of the
+ * queries, and of dK and dV its share of the columns.
  *
- * Units of 16 bytes of a row are permuted, so that ldmatrix, which reads one unit of eight rows, meets every bank once: of
- * rows of 128 bytes and multiples of them unit u of row r is at u ^ r % 8, of rows of 64 bytes at u ^ r / 2 % 4.
+ * Units of 16 bytes of a row are permuted, so that ldmatrix, which reads one unit of eight rows,
+ * meets every bank once: of rows of 128 bytes and multiples of them unit u of row r is at
+ * u ^ r % 8, of rows of 64 bytes at u ^ r / 2 % 4.
+ *
+ * In tf32, where no instruction transposes, a lane reads by itself the rows that a product sums
+ * over. With g = lane / 4 and t = lane % 4 it takes rows 2t and 2t + 1 of 8 as the mma's rows t and
+ * t + 4, since scores leave it queries 2t and 2t + 1. Of these two rows of dout, queries or keys it
+ * reads unit g: one column of each of four tiles of 8. Of those of dS, for dQ, it reads query g.
+ * Weights and dS are stored so that ldmatrix finds the same order: of 8 queries 2t is at t, 2t + 1
+ * at t + 4. The units that are read at once are in different banks, since rows 0, 2, 4, 6 differ in
+ * the upper bits of their permutation and a unit's neighbour in the lowest.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
 #define FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
 
 #include "backward_sm80/config.cuh"
 #include "common/device.cuh"
+#include "common/params.h"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/thread.cuh"
@@ -25,7 +35,7 @@ enum {
     Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
     ROWS_AT = DOUT_AT + STAGES * Q_BYTES,
     DS_AT = ROWS_AT + STAGES * ROW_BYTES,
-    WEIGHTS_AT = DS_AT + 2 * SCORE_BYTES
+    WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES
 };
 static_assert(WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0) + 128 == SMEM_BYTES,
               "as the planner counts");
@@ -38,8 +48,15 @@ typedef struct fa_layout {
     uint32_t a, b;             /* of rows of PITCH bytes */
     uint32_t score_a, score_b; /* of rows of SCORE_PITCH bytes */
     uint32_t q; /* of queries where a warp has 8: of four matrices side by side; else b */
+    uint32_t rows, score_rows;    /* of rows that a product sums over; of those of dS */
     int lane, warp, group, share; /* share: the warp's number in its group */
 } fa_layout;
+
+/* Whether rows of a tensor are made of whole vectors of 16 bytes, each aligned. */
+FA_DEVICE bool has_vectors(const fa_kernel_view *view)
+{
+    return TF32 ? view->vector != 0 : view->vector == 8;
+}
 
 /* The place of unit u among eight of row r. */
 FA_DEVICE uint32_t permuted(int row, int unit, int pitch)
@@ -71,6 +88,10 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
     l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
     l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
+    l.rows = TF32 ? lane_offset(lane % 4 * 2, lane / 4, PITCH) : l.a;
+    l.score_rows =
+        TF32 ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) + (uint32_t)(lane / 8 * 4)
+             : l.score_b;
     l.lane = lane;
     l.warp = thread / 32;
     l.group = l.warp / SPLIT;
@@ -78,7 +99,8 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     return l;
 }
 
-/* The address of a fragment whose columns begin at unit `unit`, an even number. row: where its rows begin. */
+/* The address of a fragment whose columns begin at unit `unit`: an even number, or any where the
+ * lane's offset is in unit 0. row: where its rows begin. */
 FA_DEVICE uint32_t fragment_at(uint32_t row, int unit)
 {
     return (row ^ (uint32_t)((unit & 7) * 16)) + (uint32_t)(unit / 8 * 128);
@@ -103,7 +125,7 @@ FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 /* dS of tile number `count`. */
 FA_DEVICE uint32_t ds_at(uint32_t memory, int count)
 {
-    return memory + DS_AT + (uint32_t)(count & 1) * SCORE_BYTES;
+    return memory + DS_AT + (DS_BUFFERS == 2 ? (uint32_t)(count & 1) * SCORE_BYTES : 0);
 }
 
 /* A barrier of the warps that share keys. */

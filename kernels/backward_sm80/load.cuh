@@ -8,6 +8,7 @@
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/work.cuh"
+#include "common/mma.cuh"
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 #include "ptx/cp_async.cuh"
@@ -48,18 +49,33 @@ FA_DEVICE bool is_wanted(const row_source *from, int row)
     return true;
 }
 
+/* The elements of a vector one by one, for rows that are not aligned to 16 bytes or end within a
+ * vector. */
+FA_DEVICE uint4 gather_vector(const char *row, int column, int columns)
+{
+#if TF32
+    uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = column + i < columns ? ((const uint32_t *)(const void *)row)[column + i] : 0;
+    return make_uint4(x[0], x[1], x[2], x[3]);
+#else
+    return fa_gather_vector(row, column, columns);
+#endif
+}
+
 /* Issues the copy of a tile of `rows` rows. */
 FA_DEVICE void issue_rows(const row_source *from, int rows, uint32_t to)
 {
     const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
-    const bool inside = 8 * unit < from->columns;
+    const bool inside = VECTOR * unit < from->columns;
     if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
     if (!from->whole) {
 #pragma unroll 1
         for (int row = first; row < rows; row += ROWS_A_PASS) {
             uint4 x = make_uint4(0, 0, 0, 0);
             if (inside && is_wanted(from, row))
-                x = fa_gather_vector(from->data + row * from->pitch, 8 * unit, from->columns);
+                x = gather_vector(from->data + row * from->pitch, VECTOR * unit, from->columns);
             ptx_st_shared_v4(to + (uint32_t)(row * PITCH + unit / 8 * 128) +
                                  permuted(row, unit & 7, PITCH) * 16,
                              x);
@@ -81,11 +97,11 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
                                int columns, int from, int to)
 {
     row_source s;
-    s.data =
-        view->data + 2 * (block * view->stride[0] + row * view->stride[1] + head * view->stride[2]);
-    s.pitch = 2 * view->stride[1];
+    s.data = view->data + ELEMENT_BYTES * (block * view->stride[0] + row * view->stride[1] +
+                                           head * view->stride[2]);
+    s.pitch = ELEMENT_BYTES * view->stride[1];
     s.columns = columns;
-    s.whole = view->vector == 8;
+    s.whole = has_vectors(view);
     s.from = from;
     s.to = to;
     s.rows = NULL;
@@ -106,7 +122,37 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
+#if TF32 && !THREE_PRODUCTS
+
+/* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
+ * tile. */
+FA_DEVICE void round_keys(uint32_t memory)
+{
+    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
+    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
+#pragma unroll 4
+    for (int row = first; row < 2 * KEYS; row += ROWS_A_PASS) { /* values are behind the keys */
+        const uint32_t at = memory + K_AT + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                            permuted(row, unit & 7, PITCH) * 16;
+        const uint4 x = ptx_ld_shared_v4(at);
+        ptx_st_shared_v4(
+            at, make_uint4(fa_to_tf32(x.x), fa_to_tf32(x.y), fa_to_tf32(x.z), fa_to_tf32(x.w)));
+    }
+}
+
+#endif
+
 #if OPTIONS
+
+/* Not 0 if the number is not finite; in 16 bits if one of the two is not. */
+FA_DEVICE uint32_t is_not_finite(uint32_t x)
+{
+#if TF32
+    return (x & 0x7f800000u) == 0x7f800000u;
+#else
+    return fa_x2_not_finite(x);
+#endif
+}
 
 /* Keys that are not finite may be hidden by a mask or a bias from all queries, or from some: their weights are 0, and 0 * NaN is
  * NaN. So they become zeros, and scores of them NaN where they are not hidden. */
@@ -121,8 +167,8 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
         for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
             const uint4 x = ptx_ld_shared_v4(at + (uint32_t)(unit / 8 * 128) +
                                              permuted(row, unit & 7, PITCH) * 16);
-            seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
-                    fa_x2_not_finite(x.w);
+            seen |=
+                is_not_finite(x.x) | is_not_finite(x.y) | is_not_finite(x.z) | is_not_finite(x.w);
         }
         if (!__any_sync(0xffffffffu, seen != 0)) continue;
 #pragma unroll 1

@@ -11,19 +11,23 @@
 
 #include "backward_sm80/layout.cuh"
 #include "common/mma.cuh"
+#include "common/three_products.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/shared.cuh"
 
 /* As mma leaves them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r are in [m][n][2r + i]. */
 typedef struct fa_scores {
     float at[M_TILES][N_TILES][4];
 } fa_scores;
 
-/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. */
+/* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In tf32 [m][n]
+ * is one, with query 8n + 2t + i in [2i + r]. */
 typedef struct fa_weights {
-    uint32_t at[M_TILES][N_TILES][2];
+    uint32_t at[M_TILES][N_TILES][TF32 ? 4 : 2];
 } fa_weights;
 
-/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. */
+/* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column
+ * 32b + 8t + 4i + c in [m][4b + c][2r + i]: a thread has 8 neighbours of 32. dQ likewise. */
 typedef struct fa_gradient {
     float at[M_TILES][D_TILES][4];
 } fa_gradient;
@@ -32,9 +36,23 @@ typedef struct fa_dq {
     float at[DQ_M_TILES][DQ_N_TILES][4];
 } fa_dq;
 
+/* An operand as it is multiplied: keys and values are rounded already. */
+FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !THREE_PRODUCTS ? fa_near_tf32(x) : x; }
+
+#if THREE_PRODUCTS
+
+/* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
+enum { CHAIN = 2, ROW_CHAIN = 4 };
+static_assert(D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN &&
+                  QUERIES / STEP - OWN_QUERIES / STEP <= ROW_CHAIN,
+              "whole chains, and short ones");
+
+#endif
+
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
-/* Words of B fragments of queries that are loaded together: of a step of 16 columns, or with 8 queries of two. */
+/* Words of B fragments of queries that are loaded together: of a step along the columns, or with 8
+ * queries of two. */
 enum { PAIRS = N_TILES == 1, QUERY_WORDS = PAIRS ? 4 : 2 * N_TILES };
 
 FA_DEVICE void load_key_fragments(uint32_t a[M_TILES][4], uint32_t rows, int step)
@@ -51,14 +69,68 @@ FA_DEVICE void load_query_fragments(uint32_t b[QUERY_WORDS], uint32_t columns, i
         ptx_ldmatrix_x4(b + 4 * n, fragment_at(columns + (uint32_t)(n * 16 * PITCH), 2 * step));
 }
 
+FA_DEVICE void clear_scores(fa_scores *s)
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
+}
+
+#if THREE_PRODUCTS
+
+/* The sums of CHAIN steps. b: fragments of queries of each. */
+FA_DEVICE void add_score_chain(fa_scores *s, fa_parts a[CHAIN][M_TILES],
+                               uint32_t b[CHAIN][QUERY_WORDS])
+{
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+        fa_parts queries[CHAIN];
+#pragma unroll
+        for (int i = 0; i < CHAIN; i++)
+            if (i == 0 || !PAIRS) fa_split_four(&queries[i], b[i] + 2 * n, false);
+#pragma unroll
+        for (int j = 0; j < (PAIRS ? 1 : 2) * M_TILES; j++) {
+            const int m = j % M_TILES, other = j / M_TILES;
+            float sum[4] = {0.0f};
+#pragma unroll
+            for (int i = 0; i < CHAIN; i++) {
+                const int word = 2 * (PAIRS ? i : other);
+                fa_multiply_parts(sum, &a[i][m], &queries[PAIRS ? 0 : i], word, word + 1);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) s->at[m][n + other][e] += sum[e];
+        }
+    }
+}
+
+/* rows, columns: where the lane's fragments of keys and of queries begin. */
+FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
+{
+    clear_scores(s);
+#pragma unroll 4
+    for (int step = 0; step < D_STEPS; step += CHAIN) {
+        fa_parts a[CHAIN][M_TILES];
+        uint32_t b[CHAIN][QUERY_WORDS];
+#pragma unroll
+        for (int i = 0; i < CHAIN; i++) {
+            uint32_t x[M_TILES][4];
+            load_key_fragments(x, rows, step + i);
+            if (i == 0 || !PAIRS) load_query_fragments(b[i], columns, step + i);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) fa_split_four(&a[i][m], x[m], false);
+        }
+        add_score_chain(s, a, b);
+    }
+}
+
+#else
+
 /* rows, columns: where the lane's fragments of keys and of queries begin. Fragments are loaded one step ahead of their
  * products. */
 FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
 {
     uint32_t a[2][M_TILES][4], b[2][QUERY_WORDS];
-#pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
+    clear_scores(s);
     load_key_fragments(a[0], rows, 0);
     load_query_fragments(b[0], columns, 0);
 #pragma unroll
@@ -71,12 +143,15 @@ FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
             else if (next % 2 == 0) load_query_fragments(b[next / 2 % 2], columns, next);
         }
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++)
+        for (int n = 0; n < N_TILES; n++) {
+            const uint32_t b0 = rounded(queries[2 * n]), b1 = rounded(queries[2 * n + 1]);
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++)
-                fa_mma(s->at[m][n], a[step % 2][m], queries[2 * n], queries[2 * n + 1]);
+            for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[step % 2][m], b0, b1);
+        }
     }
 }
+
+#endif
 
 /* ---- dV += P^T dO, dK += dS^T Q -------------------------------------------------------------- */
 
@@ -87,10 +162,96 @@ FA_DEVICE void clear_gradient(fa_gradient *g)
         g->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
 }
 
-/* Products of 16 queries. tile: where the lane's fragment of the first of them begins, of dout or of queries; unit: of the
- * first column of the warp's share. */
+#if TF32
+
+/* Rows 2t and 2t + 1 of 8, in one column of each of four tiles of 8. */
+typedef struct row_pair {
+    uint32_t even[4], odd[4];
+} row_pair;
+
+/* at: where the lane's unit of the first of both begins. */
+FA_DEVICE void load_row_pair(row_pair *b, uint32_t at)
+{
+    const uint4 even = ptx_ld_shared_v4(at), odd = ptx_ld_shared_v4((at ^ 16) + PITCH);
+    b->even[0] = even.x, b->even[1] = even.y, b->even[2] = even.z, b->even[3] = even.w;
+    b->odd[0] = odd.x, b->odd[1] = odd.y, b->odd[2] = odd.z, b->odd[3] = odd.w;
+}
+
+#endif
+
+#if THREE_PRODUCTS
+
+/* sum += a b. */
+FA_DEVICE void add_pair_products(float sum[4][4], const uint32_t a[4], const fa_parts *even,
+                                 const fa_parts *odd)
+{
+    fa_parts x;
+    fa_split_four(&x, a, false);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        fa_mma(sum[i], x.small, even->big[i], odd->big[i]);
+        fa_mma(sum[i], x.big, even->small[i], odd->small[i]);
+        fa_mma(sum[i], x.big, even->big[i], odd->big[i]);
+    }
+}
+
+/* Products of so many steps, at most ROW_CHAIN, each of STEP queries. tiles: where the lane's
+ * fragments of the first of these begin, of dout or of queries; unit: of the first column of the
+ * warp's share. */
+FA_DEVICE void add_gradient_chain(fa_gradient *g, uint32_t a[ROW_CHAIN][M_TILES][4],
+                                  const uint32_t tiles[ROW_CHAIN], int steps, int unit)
+{
+#pragma unroll
+    for (int n = 0; n < D_TILES; n += 4) {
+        float sum[M_TILES][4][4] = {{{0.0f}}};
+#pragma unroll
+        for (int step = 0; step < steps; step++) {
+            row_pair b;
+            fa_parts even, odd;
+            load_row_pair(&b, fragment_at(tiles[step], unit + 2 * n));
+            fa_split_four(&even, b.even, false);
+            fa_split_four(&odd, b.odd, false);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) add_pair_products(sum[m], a[step][m], &even, &odd);
+        }
+#pragma unroll
+        for (int i = 0; i < M_TILES * 16; i++)
+            g->at[i / 16][n + i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4];
+    }
+}
+
+/* The products of the warp's own queries, with weights in registers. tile: of these queries. */
+FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
+{
+    uint32_t a[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
+#pragma unroll
+    for (int step = 0; step < N_TILES; step++) {
+        tiles[step] = tile + (uint32_t)(step * STEP * PITCH);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) a[step][i / 4][i % 4] = x->at[i / 4][step][i % 4];
+    }
+    add_gradient_chain(g, a, tiles, N_TILES, unit);
+}
+
+#else
+
+/* Products of STEP queries. tile: where the lane's fragment of the first of them begins, of dout or
+ * of queries; unit: of the first column of the warp's share. */
 FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_t tile, int unit)
 {
+#if TF32
+#pragma unroll
+    for (int n = 0; n < D_TILES; n += 4) {
+        row_pair b;
+        load_row_pair(&b, fragment_at(tile, unit + 2 * n));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t even = rounded(b.even[i]), odd = rounded(b.odd[i]);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) fa_mma(g->at[m][n + i], a[m], even, odd);
+        }
+    }
+#else
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
         uint32_t b[4];
@@ -101,47 +262,143 @@ FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_
             fa_mma(g->at[m][n + 1], a[m], b[2], b[3]);
         }
     }
+#endif
 }
 
 /* The products of the warp's own queries, with weights in registers. tile: of these queries. */
 FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
 {
 #pragma unroll
-    for (int step = 0; step < CHUNK / 16; step++) {
+    for (int step = 0; step < CHUNK / STEP; step++) {
         uint32_t a[M_TILES][4];
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++)
-            a[i / 4][i % 4] = x->at[i / 4][2 * step + i % 4 / 2][i % 2];
-        add_gradient_step(g, a, tile + (uint32_t)(step * 16 * PITCH), unit);
+            a[i / 4][i % 4] =
+                TF32 ? x->at[i / 4][step][i % 4] : x->at[i / 4][2 * step + i % 4 / 2][i % 2];
+        add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
     }
 }
+
+#endif
 
 /* The products of all other queries of the tile. weights: where the lane's fragments of the warp's keys begin. */
 FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, int unit,
                                   int share)
 {
-    enum { OWN_STEPS = OWN_QUERIES / 16 }; /* 0: all are read */
+    enum {
+        OWN_STEPS = OWN_QUERIES / STEP, /* 0: all are read */
+        STEPS = QUERIES / STEP - OWN_STEPS
+    };
+#if THREE_PRODUCTS
+    uint32_t chain[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
+#endif
 #pragma unroll
-    for (int i = 0; i < QUERIES / 16 - OWN_STEPS; i++) {
+    for (int i = 0; i < STEPS; i++) {
         uint32_t a[M_TILES][4];
         const int step = OWN_STEPS == 0 || i < share * OWN_STEPS ? i : i + OWN_STEPS;
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
             ptx_ldmatrix_x4(a[m],
                             fragment_at(weights + (uint32_t)(m * 16 * SCORE_PITCH), 2 * step));
-        add_gradient_step(g, a, tile + (uint32_t)(step * 16 * PITCH), unit);
+#if THREE_PRODUCTS
+        tiles[i] = tile + (uint32_t)(step * STEP * PITCH);
+#pragma unroll
+        for (int n = 0; n < M_TILES * 4; n++) chain[i][n / 4][n % 4] = a[n / 4][n % 4];
+#else
+        add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
+#endif
     }
+#if THREE_PRODUCTS
+    add_gradient_chain(g, chain, tiles, STEPS, unit);
+#endif
 }
 
 /* ---- dQ = dS K ------------------------------------------------------------------------------- */
 
-/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of 16-row block `block` on, and
- * columns of unit `unit` on. */
-FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int unit)
+FA_DEVICE void clear_dq(fa_dq *dq)
 {
 #pragma unroll
     for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
         dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] = 0.0f;
+}
+
+#if TF32
+
+/* The dS of 16 queries and keys 2t and 2t + 1. at: where the lane's word of the first query
+ * begins. */
+FA_DEVICE void load_ds_fragment(uint32_t a[4], uint32_t at, int unit)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t query = fragment_at(at, unit + i % 2 * 2);
+        a[i] = ptx_ld_shared_u32(i < 2 ? query : (query ^ 16) + SCORE_PITCH);
+    }
+}
+
+#if THREE_PRODUCTS
+
+/* dq += the products of ROW_CHAIN steps along the keys, from `first` on. */
+FA_DEVICE void add_dq_chain(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column, int first)
+{
+#pragma unroll
+    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES; i += 4) {
+        const int m = i / DQ_N_TILES, n = i % DQ_N_TILES;
+        float sum[4][4] = {{0.0f}};
+#pragma unroll
+        for (int step = first; step < first + ROW_CHAIN; step++) {
+            uint32_t a[4];
+            row_pair b;
+            fa_parts even, odd;
+            load_ds_fragment(a, ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
+            load_row_pair(&b,
+                          fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
+            fa_split_four(&even, b.even, false);
+            fa_split_four(&odd, b.odd, false);
+            add_pair_products(sum, a, &even, &odd);
+        }
+#pragma unroll
+        for (int e = 0; e < 16; e++) dq->at[m][n + e / 4][e % 4] += sum[e / 4][e % 4];
+    }
+}
+
+#endif
+
+/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
+ * 16-row block `block` on, and columns of 8-column tile `column` on. */
+FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column)
+{
+    clear_dq(dq);
+#if THREE_PRODUCTS
+#pragma unroll 1 /* chains side by side would take more registers than there are */
+    for (int step = 0; step < KEYS / STEP; step += ROW_CHAIN)
+        add_dq_chain(dq, ds, keys, block, column, step);
+#else
+#pragma unroll
+    for (int step = 0; step < KEYS / STEP; step++) {
+        uint32_t a[DQ_M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < DQ_M_TILES; m++)
+            load_ds_fragment(a[m], ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
+#pragma unroll
+        for (int n = 0; n < DQ_N_TILES; n += 4) {
+            row_pair b;
+            load_row_pair(&b,
+                          fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
+#pragma unroll
+            for (int i = 0; i < DQ_M_TILES * 4; i++)
+                fa_mma(dq->at[i / 4][n + i % 4], a[i / 4], b.even[i % 4], b.odd[i % 4]);
+        }
+    }
+#endif
+}
+
+#else
+
+/* ds: where the lane's fragments of dS begin, of all queries; keys: of keys. The warp has rows of
+ * 16-row block `block` on, and columns of unit `unit` on. */
+FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int unit)
+{
+    clear_dq(dq);
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++) {
         uint32_t a[DQ_M_TILES][4];
@@ -161,5 +418,7 @@ FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int uni
         }
     }
 }
+
+#endif
 
 #endif

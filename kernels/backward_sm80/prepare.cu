@@ -14,8 +14,9 @@ enum {
     THREADS = FA_BACKWARD_SM80_PASS_THREADS,
     LANES = HEAD_DIM <= 64    ? 8
             : HEAD_DIM <= 128 ? 16
-                              : 32,               /* that share a row */
-    VECTORS = (HEAD_DIM / 8 + LANES - 1) / LANES, /* of a lane, of eight elements */
+                              : 32,                    /* that share a row */
+    VECTOR = 16 / FA_ELEMENT_BYTES(ELEMENT),           /* elements of 16 bytes */
+    VECTORS = (HEAD_DIM / VECTOR + LANES - 1) / LANES, /* of a lane */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
     SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16
@@ -35,36 +36,48 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int6
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }
 
-/* The sum of products of eight elements. */
+/* Whether rows are made of whole vectors, each aligned. */
+FA_DEVICE bool has_vectors(const fa_kernel_view *view)
+{
+    return VECTOR == 4 ? view->vector != 0 : view->vector == 8;
+}
+
+/* The sum of products of the elements of a vector. */
 FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
 {
     const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
+        if (VECTOR == 4) {
+            sum = fmaf(fa_bits_float(x[k]), fa_bits_float(y[k]), sum);
+            continue;
+        }
         const float2 c = fa_unpack_x2(x[k], ELEMENT), d = fa_unpack_x2(y[k], ELEMENT);
         sum = fmaf(c.x, d.x, fmaf(c.y, d.y, sum));
     }
     return sum;
 }
 
-/* Rows whose elements are loaded eight at once. All loads are issued before the first is used. */
+/* Rows whose elements are loaded 16 bytes at once. All loads are issued before the first is
+ * used. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float2 *rows)
 {
     const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
     uint4 dout[PASSES][VECTORS], out[PASSES][VECTORS];
 #pragma unroll
     for (int n = 0; n < PASSES * VECTORS; n++) {
-        const int pass = n / VECTORS, vector = n % VECTORS, column = 8 * (lane + vector * LANES);
+        const int pass = n / VECTORS, vector = n % VECTORS,
+                  column = VECTOR * (lane + vector * LANES);
         const int64_t i = t->first + first + pass * ROWS_A_PASS;
         dout[pass][vector] = out[pass][vector] = make_uint4(0, 0, 0, 0);
         if (i >= t->n_q || column >= p->a.d_v) continue;
         dout[pass][vector] = *(const uint4 *)(const void *)(fa_view_row(&p->dout, t->block_q,
                                                                         t->start_q + i, t->head) +
-                                                            2 * column);
+                                                            16 / VECTOR * column);
         out[pass][vector] = *(const uint4 *)(const void *)(fa_view_row(&p->a.out, t->block_q,
                                                                        t->start_q + i, t->head) +
-                                                           2 * column);
+                                                           16 / VECTOR * column);
     }
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
@@ -107,6 +120,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM80_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM80_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
-    if (p.dout.vector == 8 && p.a.out.vector == 8) prepare_vectors(&p, &tile, rows);
+    if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &tile, rows);
     else prepare_rows(&p, &tile, rows);
 }

@@ -10,6 +10,32 @@
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 
+#if TF32
+
+FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
+                              const fa_gradient *g, const fa_layout *l, int columns, float scale)
+{
+    const int lane = threadIdx.x % 32;
+    if (!view->data) return;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        const int row = l->group * GROUP_ROWS + lane / 4 + 8 * i;
+        if (row >= k->count) continue;
+        char *to = fa_view_row(view, k->block, k->row + row, k->head_kv);
+#pragma unroll
+        for (int n = 0; n < D_TILES / 2; n++) { /* four neighbours */
+            const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
+            const float(*x)[4] = g->at[i / 2] + tile;
+            fa_store4_float32(
+                to, has_vectors(view), l->share * COLUMNS + 8 * tile + 8 * (lane % 4) + 4 * (n % 2),
+                columns,
+                make_float4(x[0][e] * scale, x[1][e] * scale, x[2][e] * scale, x[3][e] * scale));
+        }
+    }
+}
+
+#else
+
 /* Four words of a row, of the blocks of columns 8n to 8n + 31; `row` may be NULL: then lanes only exchange. */
 FA_DEVICE void store_words(char *row, uint32_t x[4], int column, int columns, bool whole)
 {
@@ -37,7 +63,7 @@ FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
                               const fa_gradient *g, const fa_layout *l, int columns, float scale)
 {
     const int lane = threadIdx.x % 32;
-    const bool whole = view->vector == 8;
+    const bool whole = has_vectors(view);
     if (!view->data) return;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
@@ -57,5 +83,7 @@ FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
         }
     }
 }
+
+#endif
 
 #endif

@@ -81,23 +81,31 @@ FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, b
 
 FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 {
+#if TF32
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+        to->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 2 * 2 + i % 4 / 2] =
+            rounded(__float_as_uint(from->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4]));
+#else
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES * 2; i++) {
         const float *x = from->at[i / 2 / N_TILES][i / 2 % N_TILES] + i % 2 * 2;
         to->at[i / 2 / N_TILES][i / 2 % N_TILES][i % 2] = fa_pack_x2(x[0], x[1]);
     }
+#endif
 }
 
 /* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of the tile goes; unit: of the
  * first query. */
 FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
 {
+    enum { WORDS = TF32 ? 2 : 1 }; /* of 8 queries */
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++)
+    for (int n = 0; n < N_TILES * WORDS; n++)
 #pragma unroll
         for (int i = 0; i < M_TILES * 2; i++)
             ptx_st_shared_u32(fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit + n),
-                              x->at[i / 2][n][i % 2]);
+                              x->at[i / 2][n / WORDS][n % WORDS * 2 + i % 2]);
 }
 
 #endif

@@ -105,6 +105,21 @@ FA_DEVICE void fa_store4(char *row, const fa_kernel_view *v, int column, int col
     if (column + 3 < columns) fa_store_element(row, v->dtype, column + 3, x.w);
 }
 
+/* The same of a row of float32, for kernels that know no other type. whole: rows are made of
+ * aligned vectors of 16 bytes. */
+FA_DEVICE void fa_store4_float32(char *row, bool whole, int column, int columns, float4 x)
+{
+    float *to = (float *)(void *)row;
+    if (whole) {
+        if (column < columns) *(float4 *)(void *)(to + column) = x;
+        return;
+    }
+    if (column < columns) to[column] = x.x;
+    if (column + 1 < columns) to[column + 1] = x.y;
+    if (column + 2 < columns) to[column + 2] = x.z;
+    if (column + 3 < columns) to[column + 3] = x.w;
+}
+
 /* Eight 16-bit elements one by one, for rows that are not aligned to 16 bytes or end within a vector. */
 FA_DEVICE uint4 fa_gather_vector(const char *row, int column, int columns)
 {

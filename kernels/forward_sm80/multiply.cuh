@@ -5,6 +5,7 @@
 #define FA_KERNELS_FORWARD_SM80_MULTIPLY_CUH
 
 #include "common/mma.cuh"
+#include "common/three_products.cuh"
 #include "forward_sm80/layout.cuh"
 #include "ptx/ldmatrix.cuh"
 
@@ -53,44 +54,12 @@ FA_DEVICE void clear_scores(fa_scores *s)
 #if THREE_PRODUCTS
 
 /*
- * x = big + small, both tf32: big is x rounded, small the rest, whose last bit or two mma drops (2^-23 of x at most).
- * Then x y = big big + big small + small big, but for small small, 2^-24 of it at most.
- *
- * Tensor cores do not round sums to the nearest: they cut them off, so that errors add up and do not cancel. So
- * sums are short: they begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys, and are
- * added up outside, rounded (Ootomo and Yokota 2022, arXiv:2203.03341, had the idea for whole matrices).
- *
- * The rest of an infinity is NaN. So infinities make NaN of results that might be other, and the work tile is computed
- * again, carefully: then what is not finite has no small part, and no products with small parts.
+ * Sums begin anew every CHAIN steps along the head dim and every VALUE_CHAIN along the keys.
+ * Infinities make NaN of results that might be other, and the work tile is computed again,
+ * carefully.
  */
 enum { CHAIN = 2, VALUE_CHAIN = 4 };
 static_assert(D_STEPS % CHAIN == 0 && KEY_STEPS % VALUE_CHAIN == 0, "whole chains");
-
-typedef struct fa_parts {
-    uint32_t big[4], small[4], big_finite[4]; /* big_finite: as big, unless careful */
-} fa_parts;
-
-FA_DEVICE void split_four(fa_parts *parts, const uint32_t x[4], bool careful)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const bool whole = careful && is_not_finite(x[i]);
-        const uint32_t big = whole ? x[i] : (x[i] + 0x1000u) & 0xffffe000u;
-        const float rest = fa_bits_float(x[i]) - fa_bits_float(big);
-        parts->big[i] = big;
-        parts->big_finite[i] = whole ? 0 : big;
-        parts->small[i] = whole ? 0 : __float_as_uint(rest);
-    }
-}
-
-/* c += a b by words first and second of b. */
-FA_DEVICE void multiply_parts(float c[4], const fa_parts *a, const fa_parts *b, int first,
-                              int second)
-{
-    fa_mma(c, a->small, b->big_finite[first], b->big_finite[second]);
-    fa_mma(c, a->big_finite, b->small[first], b->small[second]);
-    fa_mma(c, a->big, b->big[first], b->big[second]);
-}
 
 #endif
 
@@ -124,7 +93,7 @@ FA_DEVICE void add_chain(fa_scores *s, fa_parts q[CHAIN][M_TILES], uint32_t k, i
     for (int i = 0; i < CHAIN; i++) {
         uint32_t x[4];
         ptx_ldmatrix_x4(x, k + (uint32_t)(block * 16 * PITCH + i * 32));
-        split_four(&b[i], x, careful);
+        fa_split_four(&b[i], x, careful);
     }
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
@@ -132,7 +101,8 @@ FA_DEVICE void add_chain(fa_scores *s, fa_parts q[CHAIN][M_TILES], uint32_t k, i
         for (int n = 0; n < 2; n++) {
             float sum[4] = {0.0f};
 #pragma unroll
-            for (int i = 0; i < CHAIN; i++) multiply_parts(sum, &q[i][m], &b[i], 2 * n, 2 * n + 1);
+            for (int i = 0; i < CHAIN; i++)
+                fa_multiply_parts(sum, &q[i][m], &b[i], 2 * n, 2 * n + 1);
 #pragma unroll
             for (int e = 0; e < 4; e++) s->at[m][2 * block + n][e] += sum[e];
         }
@@ -147,7 +117,7 @@ FA_DEVICE void add_chains(fa_scores *s, const fa_queries *q, uint32_t k, int ste
         uint32_t x[M_TILES][4];
         get_query_fragments(x, q, step + i);
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) split_four(&a[i][m], x[m], careful);
+        for (int m = 0; m < M_TILES; m++) fa_split_four(&a[i][m], x[m], careful);
     }
 #pragma unroll
     for (int block = 0; block < KEY_BLOCKS; block++)
@@ -300,11 +270,11 @@ FA_DEVICE void add_value_chain(fa_output *o, const fa_weights *p, uint32_t rows,
         fa_parts a[M_TILES], even, odd;
         get_weight_fragments(x, p, rows, step);
         load_values(&loaded, v, step, block);
-        split_four(&even, loaded.even, false);
-        split_four(&odd, loaded.odd, false);
+        fa_split_four(&even, loaded.even, false);
+        fa_split_four(&odd, loaded.odd, false);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
-            split_four(&a[m], x[m], false);
+            fa_split_four(&a[m], x[m], false);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 fa_mma(sum[m][i], a[m].small, even.big[i], odd.big[i]);

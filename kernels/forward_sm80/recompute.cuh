@@ -44,9 +44,9 @@ FA_DEVICE void add_product(float c[4], const uint32_t a[4], uint32_t even, uint3
     const uint32_t x[4] = {even, odd, 0, 0};
     float sum[4] = {0.0f};
     fa_parts weights, values;
-    split_four(&weights, a, false);
-    split_four(&values, x, false);
-    multiply_parts(sum, &weights, &values, 0, 1);
+    fa_split_four(&weights, a, false);
+    fa_split_four(&values, x, false);
+    fa_multiply_parts(sum, &weights, &values, 0, 1);
 #pragma unroll
     for (int e = 0; e < 4; e++) c[e] += sum[e];
 #else

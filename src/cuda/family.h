@@ -14,6 +14,10 @@ struct fa_cuda_family {
      * passed over. */
     int oldest, newest;
 
+    /* It is tried only where the environment names it, before all others, which do what it refuses:
+     * until it has been verified and measured on a GPU. */
+    bool asked_only;
+
     /* Whether a family behind it does the problem faster. Says why, or nothing where that is plain. Not asked where the
      * environment names this family; NULL: never. */
     bool (*slower)(const fa_problem *problem, const fa_cuda_device *device, char *why, size_t size);
@@ -27,8 +31,8 @@ struct fa_cuda_family {
 extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_forward_sm75,
     fa_cuda_forward_tf32_sm90, fa_cuda_forward_tf32, fa_cuda_forward_tf32x3, fa_cuda_forward_simt,
     fa_cuda_decode, fa_cuda_decode_latent_sm90, fa_cuda_backward_sm90,
-    fa_cuda_backward_sm90_persistent, fa_cuda_backward_sm80, fa_cuda_backward_simt,
-    fa_cuda_weights_simt;
+    fa_cuda_backward_sm90_persistent, fa_cuda_backward_sm80, fa_cuda_backward_tf32,
+    fa_cuda_backward_tf32x3, fa_cuda_backward_simt, fa_cuda_weights_simt;
 
 enum {
     /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). A variant may say less. */

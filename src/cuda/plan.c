@@ -23,7 +23,8 @@ static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
     [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90, &fa_cuda_backward_sm80, &fa_cuda_backward_simt,
-                          &fa_cuda_backward_sm90_persistent},
+                          &fa_cuda_backward_sm90_persistent, &fa_cuda_backward_tf32,
+                          &fa_cuda_backward_tf32x3},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
 
@@ -100,7 +101,7 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
 static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
 {
     const int architecture = fa_cuda_architecture(device);
-    return architecture >= family->oldest && architecture <= family->newest;
+    return !family->asked_only && architecture >= family->oldest && architecture <= family->newest;
 }
 
 static bool is_slower(const fa_cuda_family *family, const fa_problem *p,
@@ -149,21 +150,32 @@ static bool refuse_quantized(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
+/* behind: the number of the first of those that take the problem if this family refuses its
+ * gradients. */
+static bool try_family(const fa_problem *p, const fa_cuda_device *device,
+                       const fa_cuda_family *family, int behind, fa_cuda_plan *plan, char *why,
+                       size_t size)
+{
+    fa_cuda_plan_begin(device, family, plan);
+    if (!is_slower(family, p, device, why, size) && family->plan(p, device, plan, why, size)) {
+        if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, behind, plan);
+        return true;
+    }
+    if (why && why[0]) note_passed_over(plan, family->name, why);
+    return false;
+}
+
 bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
                        const fa_cuda_family *asked, fa_cuda_plan *plan, char *why, size_t size)
 {
     plan->passed_over[0] = 0;
     if (refuse_quantized(p, why, size)) return false;
-    if (asked) return plan_asked(p, device, asked, plan, why, size);
+    if (asked && !asked->asked_only) return plan_asked(p, device, asked, plan, why, size);
+    if (asked && try_family(p, device, asked, 0, plan, why, size)) return true;
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
         if (!is_tried(family, device)) continue;
-        fa_cuda_plan_begin(device, family, plan);
-        if (!is_slower(family, p, device, why, size) && family->plan(p, device, plan, why, size)) {
-            if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, i + 1, plan);
-            return true;
-        }
-        if (why && why[0]) note_passed_over(plan, family->name, why);
+        if (try_family(p, device, family, i + 1, plan, why, size)) return true;
     }
     return false;
 }

@@ -1,4 +1,8 @@
-/* backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches. */
+/*
+ * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
+ * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
+ * tf32, and with three products in tf32 for each of float32 the family tf32x3.
+ */
 #include "cuda/plan_backward_sm80.h"
 
 #include <inttypes.h>
@@ -62,25 +66,45 @@ static bool refuse_pages(const fa_problem *p, char *why, size_t size)
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
+/* The variants of a family: those of the kernel, and the first ones of the launches before and
+ * behind it. */
+typedef struct rows {
+    int first, end, prepare, finish;
+} rows;
+
+static const rows of_16_bits = {FA_FIRST_backward_sm80, FA_END_backward_sm80,
+                                FA_FIRST_backward_prepare_sm80, FA_FIRST_backward_finish_sm80};
+static const rows of_tf32 = {FA_FIRST_backward_tf32, FA_END_backward_tf32,
+                             FA_FIRST_backward_prepare_tf32, FA_FIRST_backward_finish_tf32};
+static const rows of_tf32x3 = {FA_FIRST_backward_tf32x3, FA_END_backward_tf32x3,
+                               FA_FIRST_backward_prepare_tf32, FA_FIRST_backward_finish_tf32};
+
+/* Whether a variant has the type of the problem. All rows of the families tf32 and tf32x3 have
+ * float32. */
+static bool has_type(const fa_variant *v, const fa_problem *p)
+{
+    return p->q.dtype == FA_FLOAT32 || v->element == (fa_element)p->q.dtype;
+}
+
 /* The narrowest of a pass's variants that has the type of the problem. */
 static const fa_variant *find_pass(const fa_problem *p, int first, int dim)
 {
     const fa_variant *v = &fa_variants[first];
-    while (v->head_dim < dim || v->element != (fa_element)p->q.dtype) v++;
+    while (v->head_dim < dim || !has_type(v, p)) v++;
     return v;
 }
 
 static int count_smem(const fa_variant *v)
 {
-    return FA_BACKWARD_SM80_SMEM(v->head_dim, v->keys, v->queries, v->warps, v->group_rows,
-                                 v->stages);
+    return FA_BACKWARD_SM80_SMEM(v->element, v->head_dim, v->keys, v->queries, v->warps,
+                                 v->group_rows, v->stages);
 }
 
 /* Whether a variant is for the problem; one with every option also does without. */
 static bool takes(const fa_variant *v, const fa_problem *p)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    return v->head_dim >= dim && v->element == (fa_element)p->q.dtype &&
+    return v->head_dim >= dim && has_type(v, p) &&
            (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
 }
 
@@ -93,10 +117,11 @@ static bool has_room(const fa_cuda_device *device, const fa_variant *v, int bloc
 
 /* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that
  * has as many blocks on a multiprocessor as it is made for. Without any the first that does the problem, which is refused. */
-static const fa_variant *find_main(const fa_problem *p, const fa_cuda_device *device)
+static const fa_variant *find_main(const fa_problem *p, const rows *of,
+                                   const fa_cuda_device *device)
 {
     const fa_variant *found = NULL, *first = NULL;
-    for (int i = FA_FIRST_backward_sm80; i < FA_END_backward_sm80; i++) {
+    for (int i = of->first; i < of->end; i++) {
         const fa_variant *v = &fa_variants[i];
         if (!takes(v, p) || (found && v->head_dim > found->head_dim)) continue;
         if (has_room(device, v, v->blocks)) return v;
@@ -147,33 +172,100 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     }
 }
 
-static bool plan_backward(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                          char *why, size_t size)
+static const char *arithmetic_of(const fa_variant *v)
 {
-    const fa_cuda_planning x = {p, device, plan, why, size};
-    if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_gradient_dtypes(p, why, size) || refuse_pages(p, why, size) ||
-        fa_cuda_refuse_rows(p, max_rows, why, size) || fa_cuda_refuse_wide_backward(p, why, size))
-        return false;
-    const fa_variant *v = find_main(p, device);
-    fa_cuda_plan_launch *const prepare = add_pass(&x, FA_FIRST_backward_prepare_sm80, v->head_dim);
-    fa_cuda_plan_launch *const main = fa_cuda_plan_add(
-        v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80, device, plan, why, size);
-    fa_cuda_plan_launch *const finish = add_pass(&x, FA_FIRST_backward_finish_sm80, v->head_dim);
+    switch (v->element) {
+    case FA_ELEMENT_TF32X3: return "three tf32 products for each (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32: return "tf32 products (mma.sync), float32 sums";
+    case FA_ELEMENT_BFLOAT16: return "bfloat16 products (mma.sync), float32 sums";
+    default: return "float16 products (mma.sync), float32 sums";
+    }
+}
+
+static bool plan_launches(const fa_cuda_planning *x, const rows *of)
+{
+    const fa_problem *p = x->problem;
+    fa_cuda_plan *plan = x->plan;
+    const fa_variant *v = find_main(p, of, x->device);
+    fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
+    fa_cuda_plan_launch *const main =
+        fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80,
+                         x->device, plan, x->why, x->size);
+    fa_cuda_plan_launch *const finish = add_pass(x, of->finish, v->head_dim);
     if (!prepare || !main || !finish) return false;
-    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16
-                           ? "bfloat16 products (mma.sync), float32 sums"
-                           : "float16 products (mma.sync), float32 sums";
+    plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    plan_workspace(&x, prepare, main, v->head_dim);
+    plan_workspace(x, prepare, main, v->head_dim);
     finish->idle = finish->idle || !p->dq.data;
-    return fa_cuda_add_dbias_dsinks(&x, FA_CUDA_DBIAS_ALONE);
+    return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE);
+}
+
+/* What none of the variants does, whatever its element type. */
+static bool refuse_others(const fa_problem *p, char *why, size_t size)
+{
+    return fa_cuda_refuse_options(p, why, size) || refuse_gradient_dtypes(p, why, size) ||
+           refuse_pages(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+           fa_cuda_refuse_wide_backward(p, why, size);
+}
+
+static bool refuse_wide_tf32(const fa_problem *p, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const int widest = fa_variants[FA_LAST_backward_tf32].head_dim;
+    if (dim <= widest) return false;
+    fa_cuda_say(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
+    return true;
+}
+
+static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    return !fa_cuda_refuse_dtypes(p, true, why, size) && !refuse_others(p, why, size) &&
+           plan_launches(&x, &of_16_bits);
+}
+
+static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    return !fa_cuda_refuse_tf32(p, why, size) && !refuse_others(p, why, size) &&
+           !refuse_wide_tf32(p, why, size) && plan_launches(&x, &of_tf32);
 }
 
 const fa_cuda_family fa_cuda_backward_sm80 = {
     .name = "sm80",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .plan = plan_backward,
+    .plan = plan_sm80,
+};
+
+static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    if (fa_cuda_refuse_other_than_float32(p, why, size)) return false;
+    if (p->precision == FA_PRECISION_IEEE) {
+        fa_cuda_say(why, size, "options.precision is FA_PRECISION_IEEE");
+        return false;
+    }
+    return !refuse_others(p, why, size) && !refuse_wide_tf32(p, why, size) &&
+           plan_launches(&x, &of_tf32x3);
+}
+
+const fa_cuda_family fa_cuda_backward_tf32x3 = {
+    .name = "tf32x3",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .asked_only = true,
+    .plan = plan_tf32x3,
+};
+
+const fa_cuda_family fa_cuda_backward_tf32 = {
+    .name = "tf32",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .asked_only = true,
+    .plan = plan_tf32,
 };

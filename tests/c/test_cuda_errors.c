@@ -211,7 +211,7 @@ static void test_unknown_backward_family(void)
     use(0);
     setup s = on_device();
     EXPECT(fa_supported(FA_PASS_BACKWARD, &s.q, &s.k, &s.v, &s.out, &s.o), FA_ERROR_DEVICE,
-           "FA_CUDA_BACKWARD_KERNEL is \"sm75\"", "sm90 sm80 simt");
+           "FA_CUDA_BACKWARD_KERNEL is \"sm75\"", "sm90 sm80 simt sm90_persistent tf32 tf32x3");
 }
 
 /* Arguments are checked before the device is looked at. */

@@ -89,8 +89,11 @@ static void check_launch(const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                          const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    CHECK(strncmp(v->name, v->kernel, strlen(v->kernel)) == 0, "%s: %s", v->name, v->kernel);
-    CHECK((int)(int)l->smem_bytes + fa_cuda_static_smem(v) <= device->smem_per_block,
+    CHECK(v->element == FA_ELEMENT_TF32 || /* in whose names this is for "sm80" */
+              v->element == FA_ELEMENT_TF32X3 ||
+              strncmp(v->name, v->kernel, strlen(v->kernel)) == 0,
+          "%s: %s", v->name, v->kernel);
+    CHECK((int)l->smem_bytes + fa_cuda_static_smem(v) <= device->smem_per_block,
           "%s: %u bytes of shared memory on %s", v->name, l->smem_bytes, device->name);
     CHECK(l->grid <= 2147483647u && (int64_t)l->grid <= l->tasks, "%s: grid %u", v->name, l->grid);
     CHECK((l->grid > 0) == (l->tasks > 0), "%s: grid %u for %lld tasks", v->name, l->grid,
@@ -303,6 +306,121 @@ static void test_sm80(void)
         CHECK(l->tile_k == v->keys && l->tasks == 2 * 8 * ((1000 + v->keys - 1) / v->keys),
               "case %zu: %lld tasks", i, (long long)l->tasks);
     }
+}
+
+/* A problem of float32 tensors of precision tf32. */
+static fa_problem make_tf32(int64_t d, int64_t d_v)
+{
+    fa_problem p = make_half(2, 8, 1000, d);
+    fa_view *const views[] = {&p.q, &p.k, &p.v, &p.out, &p.dout, &p.dq, &p.dk, &p.dv};
+    for (int n = 0; n < 8; n++) views[n]->dtype = FA_FLOAT32;
+    p.d_v = d_v;
+    p.precision = FA_PRECISION_TF32;
+    return p;
+}
+
+/* What the family makes of a problem for which it is asked. */
+static fa_cuda_plan ask_for(const fa_cuda_family *family, const fa_problem *p, int gpu)
+{
+    fa_cuda_plan plan;
+    char why[320] = "";
+    const bool fine = fa_cuda_plan_make(p, &devices[gpu], family, &plan, why, sizeof why);
+    CHECK(fine, "d %lld on %s: %s", (long long)p->d, devices[gpu].name, why);
+    return plan;
+}
+
+/* The variants for float32. */
+static void test_float32_variants(void)
+{
+    static const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const tf32x3 =
+                                                                          &fa_cuda_backward_tf32x3;
+    const struct {
+        const fa_cuda_family *family;
+        int gpu;
+        int64_t d, d_v;
+        bool option;
+        int variant;
+        const char *why; /* not */
+    } cases[] = {
+        {tf32, H200, 64, 8, false, FA_VARIANT_backward_tf32_d64, ""},
+        {tf32, H200, 40, 64, true, FA_VARIANT_backward_tf32_d64_general, ""},
+        {tf32, H200, 65, 1, false, FA_VARIANT_backward_tf32_d128, ""},
+        {tf32, H200, 128, 128, true, FA_VARIANT_backward_tf32_d128_general, ""},
+        {tf32, H200, 129, 1, false, FA_VARIANT_backward_tf32_d256, ""},
+        {tf32, H200, 64, 256, true, FA_VARIANT_backward_tf32_d256_general, ""},
+        {tf32, H200, 64, 257, false, FA_NO_VARIANT, "not tf32: the head dim is 257, above 256"},
+        {tf32, A100, 64, 64, false, FA_VARIANT_backward_tf32_d64_small, ""},
+        {tf32, A100, 64, 64, true, FA_VARIANT_backward_tf32_d64_small_general, ""},
+        {tf32, A100, 128, 128, false, FA_VARIANT_backward_tf32_d128_small, ""},
+        {tf32, A100, 96, 128, true, FA_VARIANT_backward_tf32_d128_small_general, ""},
+        {tf32, A100, 256, 256, false, FA_VARIANT_backward_tf32_d256_small_general, ""},
+        {tf32, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32_d64, ""},
+        {tf32, RTX_4090, 128, 128, false, FA_VARIANT_backward_tf32_d128_tiny_general, ""},
+        {tf32, RTX_4090, 129, 1, false, FA_NO_VARIANT, "bytes of shared memory for a block"},
+        {tf32, T4, 64, 64, false, FA_NO_VARIANT, "architecture 7.5"},
+        {tf32x3, H200, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
+        {tf32x3, H200, 64, 64, true, FA_VARIANT_backward_tf32x3_d64_general, ""},
+        {tf32x3, H200, 128, 128, false, FA_VARIANT_backward_tf32x3_d128, ""},
+        {tf32x3, A100, 96, 65, true, FA_VARIANT_backward_tf32x3_d128_general, ""},
+        {tf32x3, H200, 256, 129, false, FA_VARIANT_backward_tf32x3_d256, ""},
+        {tf32x3, H200, 256, 129, true, FA_VARIANT_backward_tf32x3_d256_general, ""},
+        {tf32x3, A100, 256, 256, false, FA_VARIANT_backward_tf32x3_d256_small_general, ""},
+        {tf32x3, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
+        {tf32x3, RTX_4090, 65, 64, false, FA_NO_VARIANT, "bytes of shared memory for a block"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_tf32(cases[i].d, cases[i].d_v);
+        if (cases[i].option) p.softcap = 1;
+        const fa_cuda_plan s = ask_for(cases[i].family, &p, cases[i].gpu);
+        const bool refused = cases[i].variant == FA_NO_VARIANT;
+        check_launches(&s, 3, &devices[cases[i].gpu]);
+        CHECK(s.family == (refused ? &fa_cuda_backward_simt : cases[i].family) &&
+                  (refused || s.launches[1].variant == cases[i].variant) &&
+                  strstr(s.passed_over, cases[i].why),
+              "case %zu: %s%s", i, fa_variants[s.launches[1].variant].name, s.passed_over);
+    }
+}
+
+/* float32 on tensor cores: only where it is asked for, and then what it refuses goes to the FMA
+ * units. A workspace that is asked for before the gradients are known has room for both. */
+static void test_float32_asked(void)
+{
+    const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const simt = &fa_cuda_backward_simt;
+    const size_t delta = 2 * 8 * 1000 * sizeof(float);
+    const size_t sums = 2 * 8 * 1024 * sizeof(float) * (64 + 2);
+    fa_problem p = make_tf32(64, 64);
+    fa_cuda_plan s = ask_for(tf32, &p, H200);
+    CHECK(s.workspace_bytes == sums, "%zu bytes", s.workspace_bytes);
+    CHECK(strcmp(s.arithmetic, "tf32 products (mma.sync), float32 sums") == 0, "%s", s.arithmetic);
+    s = ask_for(&fa_cuda_backward_tf32x3, &p, H200);
+    CHECK(strcmp(s.arithmetic, "three tf32 products for each (mma.sync), float32 sums") == 0, "%s",
+          s.arithmetic);
+    p.dout.data = NULL;
+    CHECK(plan_of(&p, &devices[H200]).family == simt &&
+              plan_of(&p, &devices[H200]).workspace_bytes == delta,
+          "unasked");
+    CHECK(ask_for(tf32, &p, H200).workspace_bytes == sums, "asked");
+    p = make_tf32(64, 64), p.dout.dtype = FA_FLOAT16;
+    s = ask_for(tf32, &p, H200);
+    CHECK(s.family == simt && strstr(s.passed_over, "; not tf32: dout.dtype is float16"), "%s",
+          s.passed_over);
+    p = make_tf32(64, 64), p.precision = FA_PRECISION_FLOAT32;
+    s = ask_for(tf32, &p, H200);
+    CHECK(s.family == simt &&
+              strstr(s.passed_over, "not tf32: options.precision is not FA_PRECISION_TF32"),
+          "%s", s.passed_over);
+    CHECK(ask_for(&fa_cuda_backward_tf32x3, &p, H200).family != simt, "float32 by three products");
+    p.precision = FA_PRECISION_IEEE;
+    s = ask_for(&fa_cuda_backward_tf32x3, &p, H200);
+    CHECK(s.family == simt &&
+              strstr(s.passed_over, "; not tf32x3: options.precision is FA_PRECISION_IEEE"),
+          "%s", s.passed_over);
+    p = make_half(2, 8, 1000, 64);
+    CHECK(ask_for(tf32, &p, H200).family == &fa_cuda_backward_sm90, "16 bits");
+    p = make_tf32(513, 64);
+    char why[320] = "";
+    CHECK(!fa_cuda_plan_make(&p, &devices[H200], tf32, &s, why, sizeof why) &&
+              strstr(why, "backward on CUDA has head dims to 512"),
+          "%s", why);
 }
 
 /* The gradients of a bias and of sinks have launches behind, as in backward_sm90; one order of the sums has semaphores. */
@@ -803,6 +921,8 @@ int main(void)
     test_refused();
     test_room();
     test_sm80();
+    test_float32_variants();
+    test_float32_asked();
     test_sm80_launches();
     test_sm90();
     test_dbias();

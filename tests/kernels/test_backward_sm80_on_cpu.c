@@ -1,15 +1,17 @@
 /*
- * backward_sm80, run on the host (cuda_on_cpu.h): random problems, compared with float64, with the launches that the planner
- * and the backend make for an H200, an A100 and a card with little shared memory. What backward needs of forward comes from the
- * CPU engine.
+ * backward_sm80, run on the host (cuda_on_cpu.h): random problems, compared with float64, with the
+ * launches that the planner and the backend make for an H200, an A100 and a card with little shared
+ * memory. What backward needs of forward comes from the CPU engine.
  *
- * Each problem runs twice, with another order of the threads and blocks, and each result is compared. Sums of dq are
- * added in another order then, so its last bits may differ; all others must be the same. With FA_DETERMINISTIC, in half of the
- * problems, dq must be the same, too: then blocks run in their order, the second time several
- * side by side, so that they wait for each other.
+ * Each problem runs twice, with another order of the threads and blocks, and each result is
+ * compared. Sums of dq are added in another order then, so its last bits may differ; all others
+ * must be the same. With FA_DETERMINISTIC, in half of the problems, dq must be the same, too: then
+ * blocks run in their order, the second time several side by side, so that they wait for each
+ * other.
  *
- * Arguments: the first problem's number, and how many, instead of those listed here; then the runs of each variant are
- * printed.
+ * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
+ * tf32, 3: by three products in tf32), instead of those listed here; then the runs of each variant
+ * are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -36,6 +38,15 @@ static const int64_t numbers[] = {
     653,  655,  668,  695,  708,  714,  749,  758,  760,  802,  803,  813,  868,  882,
     886,  925,  945,  975,  1000, 1022, 1027, 1035, 1092, 1178, 1216, 1227, 1315, 1325,
     1326, 1345, 1375, 1381, 1396, 1409, 1436, 1486, 1613, 2037, 2248, 2771};
+
+/* The same in float32 of precision tf32. */
+static const int64_t tf32[] = {6,   50,  51,  79,  80,  85,  87,  139, 169, 171, 175, 179,
+                               182, 199, 226, 252, 265, 271, 296, 308, 329, 332, 343, 367,
+                               377, 396, 402, 439, 447, 465, 495, 496, 508, 523, 527, 549};
+
+/* And by three products in tf32. */
+static const int64_t float32[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
+                                  333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
 
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
@@ -80,12 +91,21 @@ static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
 
+/* What problems are drawn. */
+typedef enum kind {
+    ANY,
+    PEAKED,  /* rows that few keys dominate */
+    TF32,    /* float32 of precision tf32 */
+    FLOAT32, /* float32 by three products in tf32 */
+    KINDS
+} kind;
+
 /* One run of a problem. */
 typedef struct machine {
     int64_t number;
-    bool otherwise;     /* the second one */
-    bool ordered;       /* sums of dq have one order */
-    bool peaked;        /* rows that few keys dominate */
+    bool otherwise; /* the second one */
+    bool ordered;   /* sums of dq have one order */
+    kind kind;
     bool compared;      /* this run; what comes behind it is a batch item alone */
     char *first;        /* what the first one left in all buffers */
     ref_buffers memory; /* what kernels may touch */
@@ -222,7 +242,11 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
         snprintf(message, size, "%s", fa_last_error());
         return status;
     }
-    return fa_cuda_plan_make(p, &device, &fa_cuda_backward_sm80, plan, message, size)
+    const fa_cuda_family *family = call->q.dtype != FA_FLOAT32 ? &fa_cuda_backward_sm80
+                                   : call->options.precision == FA_PRECISION_TF32
+                                       ? &fa_cuda_backward_tf32
+                                       : &fa_cuda_backward_tf32x3;
+    return fa_cuda_plan_make(p, &device, family, plan, message, size) && plan->family == family
                ? FA_OK
                : FA_ERROR_UNSUPPORTED;
 }
@@ -319,9 +343,10 @@ static bool run_problem(machine *m)
                                            RANDOM_DROPOUT,  RANDOM_TAILS};
     const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
     /* The tails' number says the head dim: all widths, not only the first. */
-    const int64_t drawn = focus == RANDOM_TAILS && !m->peaked ? m->number * 37 % 256 : m->number;
+    const int64_t drawn =
+        focus == RANDOM_TAILS && m->kind != PEAKED ? m->number * 37 % 256 : m->number;
     random_settings settings = {.device = FA_DEVICE_CUDA,
-                                .tiles = m->peaked || m->number % 16 == 4,
+                                .tiles = m->kind == PEAKED || m->number % 16 == 4,
                                 .one_pass = true,
                                 .pass = RANDOM_BACKWARD,
                                 .focus = focus,
@@ -333,7 +358,12 @@ static bool run_problem(machine *m)
     static const int gpus[] = {H200, A100, H200, RTX_4090};
     device = devices[gpus[m->number / 8 % 4]];
     if (m->number / 16 % 2) device.multiprocessors = 3;
-    if (m->peaked) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
+    if (m->kind == PEAKED) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
+    if (m->kind == TF32 || m->kind == FLOAT32) {
+        settings.one_dtype = true;
+        settings.dtype = FA_FLOAT32;
+        settings.precision = m->kind == TF32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
+    }
     random_problem_run((uint64_t)drawn, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
@@ -453,9 +483,9 @@ static void test_rows_behind(void)
 }
 
 /* Whether the kernel does the problem. */
-static bool run_twice(int64_t number, bool is_peaked)
+static bool run_twice(int64_t number, kind of)
 {
-    machine m = {.number = number, .peaked = is_peaked};
+    machine m = {.number = number, .kind = of};
     const bool done = run_problem(&m);
     free(m.first);
     return done;
@@ -467,11 +497,15 @@ int main(int argc, char **argv)
     const int64_t end = first + (argc > 2 ? atoll(argv[2]) : 0);
     int done = 0;
     test_begin();
-    for (int64_t number = first; number < end; number++) done += run_twice(number, false);
+    const kind asked = argc > 3 ? (kind)atoi(argv[3]) : ANY;
+    for (int64_t number = first; number < end; number++) done += run_twice(number, asked);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && argc == 1; i++)
-        run_twice(numbers[i], false);
+        run_twice(numbers[i], ANY);
+    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++) run_twice(tf32[i], TF32);
+    for (size_t i = 0; i < sizeof float32 / sizeof float32[0] && argc == 1; i++)
+        run_twice(float32[i], FLOAT32);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
-        run_twice(peaked[i], true);
+        run_twice(peaked[i], PEAKED);
     test_low_scores();
     test_infinite_key();
     test_rows_behind();
