@@ -476,10 +476,10 @@ static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, f
     return plan_backward(p, device, plan, why, size);
 }
 
-/* Only where it is asked for: no architecture tries it. */
 const fa_cuda_family fa_cuda_backward_sm90_persistent = {
     .name = "sm90_persistent",
     .oldest = 90,
-    .newest = 0,
+    .newest = 90,
+    .asked_only = true,
     .plan = plan_persistent,
 };

@@ -273,9 +273,10 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
     }
     if (p->d < least_dim && p->d_v < least_dim) return FA_ERROR_UNSUPPORTED;
     p->workspace_size = SIZE_MAX; /* for sums of dbias as well */
-    if (asked && fa_cuda_plan_make(p, &device, asked, plan, message, size)) return FA_OK;
-    if (!fa_cuda_plan_make(p, &device, NULL, plan, message, size)) return FA_ERROR_UNSUPPORTED;
-    return plan->family == &fa_cuda_backward_sm90 ? FA_OK : FA_ERROR_UNSUPPORTED;
+    if (!fa_cuda_plan_make(p, &device, asked, plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    return plan->family == &fa_cuda_backward_sm90 || (asked && plan->family == asked)
+               ? FA_OK
+               : FA_ERROR_UNSUPPORTED;
 }
 
 /* Whether no two elements of it are at one place. */
