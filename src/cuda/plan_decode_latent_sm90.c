@@ -71,6 +71,7 @@ static bool queue_latent(void *kernel, const fa_cuda_plan *plan, const fa_cuda_p
 
 static bool refuse_keys(const fa_problem *p, char *why, size_t size)
 {
+    if (fa_cuda_refuse_dtypes(p, true, why, size)) return true;
     const char *option = p->bias.data      ? "options.bias"
                          : p->mask.data    ? "options.mask"
                          : p->alibi_slopes ? "options.alibi_slopes"
