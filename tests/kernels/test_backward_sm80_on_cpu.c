@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "caller_memory.h"
 #include "check.h"
 #include "convert.h"
 #include "cuda/family.h"
@@ -91,7 +92,7 @@ static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
 static int ordered;           /* problems whose sums of dq have one order */
 
-/* What problems are drawn. */
+/* What problems there are. */
 typedef enum kind {
     ANY,
     PEAKED,  /* rows that few keys dominate */
@@ -165,36 +166,14 @@ static void run_launches(const machine *m, const fa_problem *p, const fa_cuda_pl
     }
 }
 
-/* The workspace lies between guard bands and is full of NaN. */
-enum { GUARD = 256, POISON = 0xff };
-
-static bool is_poison(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)p[i] != POISON) return false;
-    return true;
-}
-
 static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan *plan,
                                   char *message, size_t size)
 {
-    const size_t bytes = plan->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
-    char *memory = aligned_alloc(256, room);
-    if (!memory) abort();
-    memset(memory, POISON, room);
-    p->workspace = memory + GUARD;
-    p->workspace_size = bytes;
-    m->memory.list[m->memory.count++] =
-        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
-    fa_status status = FA_OK;
+    begin_workspace(&m->memory, p, plan->workspace_bytes);
     run_launches(m, p, plan);
-    m->memory.count--;
-    if (!is_poison(memory, GUARD) || !is_poison(memory + GUARD + bytes, room - GUARD - bytes)) {
-        snprintf(message, size, "memory beside the workspace was written");
-        status = (fa_status)RANDOM_WRONG;
-    }
-    free(memory);
-    return status;
+    if (end_workspace(&m->memory, p)) return FA_OK;
+    snprintf(message, size, "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
 }
 
 /* ---- Problems -------------------------------------------------------------------------------- */
@@ -345,7 +324,7 @@ static bool run_problem(machine *m)
                                            RANDOM_DROPOUT,  RANDOM_TAILS};
     const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
     /* The tails' number says the head dim: all widths, not only the first. */
-    const int64_t drawn =
+    const int64_t problem =
         focus == RANDOM_TAILS && m->kind != PEAKED ? m->number * 37 % 256 : m->number;
     random_settings settings = {.device = FA_DEVICE_CUDA,
                                 .tiles = m->kind == PEAKED || m->number % 16 == 4,
@@ -366,7 +345,7 @@ static bool run_problem(machine *m)
         settings.dtype = FA_FLOAT32;
         settings.precision = m->kind == TF32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
     }
-    random_problem_run((uint64_t)drawn, &settings, &result);
+    random_problem_run((uint64_t)problem, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     worst[m->kind] = fmax(worst[m->kind], result.report.worst);
     CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "caller_memory.h"
 #include "check.h"
 #include "cuda/family.h"
 #include "cuda/plan_backward.h"
@@ -187,35 +188,14 @@ static fa_status run_launches(const machine *m, const fa_problem *p, const fa_cu
     return FA_OK;
 }
 
-/* The workspace lies between guard bands and is full of NaN. */
-enum { GUARD = 256, POISON = 0xff };
-
-static bool is_poison(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)p[i] != POISON) return false;
-    return true;
-}
-
 static fa_status run_in_workspace(machine *m, fa_problem *p, const fa_cuda_plan *plan,
                                   char *message, size_t size)
 {
-    const size_t bytes = plan->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
-    char *memory = aligned_alloc(256, room);
-    if (!memory) abort();
-    memset(memory, POISON, room);
-    p->workspace = memory + GUARD;
-    p->workspace_size = bytes;
-    m->memory.list[m->memory.count++] =
-        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
-    fa_status status = run_launches(m, p, plan, message, size);
-    m->memory.count--;
-    if (!is_poison(memory, GUARD) || !is_poison(memory + GUARD + bytes, room - GUARD - bytes)) {
-        snprintf(message, size, "memory beside the workspace was written");
-        status = (fa_status)RANDOM_WRONG;
-    }
-    free(memory);
-    return status;
+    begin_workspace(&m->memory, p, plan->workspace_bytes);
+    const fa_status status = run_launches(m, p, plan, message, size);
+    if (end_workspace(&m->memory, p)) return status;
+    snprintf(message, size, "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
 }
 
 /* ---- Problems -------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "caller_memory.h"
 #include "check.h"
 #include "convert.h"
 #include "cuda/family.h"
@@ -98,43 +99,23 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     cuda_run_kernel(&run);
 }
 
-/* The workspace lies between guard bands and is full of NaN. */
-enum { GUARD = 256, POISON = 0xff };
-
-static bool is_poison(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)p[i] != POISON) return false;
-    return true;
-}
-
 /* False if memory beside the workspace was written. */
 static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const size_t bytes = l->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
-    char *memory = aligned_alloc(256, room);
-    if (!memory) abort();
-    memset(memory, POISON, room);
-    p->workspace = memory + GUARD;
-    m->memory.list[m->memory.count++] =
-        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
+    begin_workspace(&m->memory, p, l->workspace_bytes);
     launch(m, p, l, FA_DECODE_STORE);
     if (l->decode.parts > 1) launch(m, p, l, FA_DECODE_MERGE);
-    m->memory.count--;
-    const bool clean =
-        is_poison(memory, GUARD) && is_poison(memory + GUARD + bytes, room - GUARD - bytes);
-    free(memory);
-    return clean;
+    return end_workspace(&m->memory, p);
 }
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
 /* One key tile in a part is the least that there is. */
-static void draw_parts(int64_t number, fa_cuda_plan_launch *l)
+static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 0, 5, 1};
-    const int64_t drawn = parts[number % 7];
-    if (drawn > 0) fa_cuda_cut_decode(l, drawn, 1);
+    const int64_t count = parts[number % 7];
+    if (count > 0) fa_cuda_cut_decode(l, count, 1);
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -148,7 +129,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         return FA_ERROR_UNSUPPORTED;
     fa_cuda_plan_launch *l = &plan.launches[0];
     if (l->idle) return FA_OK;
-    draw_parts(m.number, l);
+    choose_parts(m.number, l);
     cut += l->decode.parts > 1;
     char *const before = ref_buffers_copy(call->buffers);
     bool clean = run_plan(&m, &p, l);
@@ -215,20 +196,6 @@ static uint16_t store(const server *s, double x)
     return s->type == FA_FLOAT16 ? fa_float_to_half((float)x) : fa_float_to_bfloat((float)x);
 }
 
-static void add_memory(machine *m, const char *name, void *data, size_t bytes)
-{
-    m->memory.list[m->memory.count++] = (ref_buffer){.name = name, .data = data, .bytes = bytes};
-}
-
-static void *new_memory(machine *m, const char *name, size_t bytes)
-{
-    void *data = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    if (!data) abort();
-    memset(data, POISON, bytes);
-    add_memory(m, name, data, bytes);
-    return data;
-}
-
 /* A cache full of NaN, and queries. Pages of a sequence are neither neighbours nor in order. */
 static server *new_server(const server *shape, int64_t page, int64_t number)
 {
@@ -245,12 +212,12 @@ static server *new_server(const server *shape, int64_t page, int64_t number)
     s->k_size = (size_t)(s->pages * (page ? page : s->longest) * DIM);
     s->out_size = (size_t)(BATCH * s->n_q * s->heads * VALUES);
     s->lse_size = (size_t)(BATCH * s->n_q * s->heads);
-    s->q = new_memory(&s->machine, "q", 2 * s->q_size);
-    s->k = new_memory(&s->machine, "k", 2 * s->k_size);
-    s->out = new_memory(&s->machine, "out", 2 * s->out_size);
-    s->lse = new_memory(&s->machine, "lse", 4 * s->lse_size);
-    add_memory(&s->machine, "lengths", s->lengths, sizeof s->lengths);
-    add_memory(&s->machine, "table", s->table, sizeof s->table);
+    s->q = new_memory(&s->machine.memory, "q", 2 * s->q_size);
+    s->k = new_memory(&s->machine.memory, "k", 2 * s->k_size);
+    s->out = new_memory(&s->machine.memory, "out", 2 * s->out_size);
+    s->lse = new_memory(&s->machine.memory, "lse", 4 * s->lse_size);
+    add_memory(&s->machine.memory, "lengths", s->lengths, sizeof s->lengths);
+    add_memory(&s->machine.memory, "table", s->table, sizeof s->table);
     for (size_t i = 0; i < s->q_size; i++) s->q[i] = store(s, ref_random_normal(&random));
     for (int64_t i = 0; i < BATCH * s->stride; i++)
         s->table[i] = (int32_t)(BATCH * s->stride + 2 - (i ^ 1)); /* 1 to the last page but one */

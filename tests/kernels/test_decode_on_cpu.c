@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "caller_memory.h"
 #include "check.h"
 #include "convert.h"
 #include "cuda/family.h"
@@ -66,45 +67,25 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     cuda_run_kernel(&run);
 }
 
-/* The workspace lies between guard bands and is full of NaN. */
-enum { GUARD = 256, POISON = 0xff };
-
-static bool is_poison(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)p[i] != POISON) return false;
-    return true;
-}
-
 /* False if memory beside the workspace was written. */
 static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    const size_t bytes = l->workspace_bytes, room = (bytes + 2 * GUARD + 255) / 256 * 256;
-    char *memory = aligned_alloc(256, room);
-    if (!memory) abort();
-    memset(memory, POISON, room);
-    p->workspace = memory + GUARD;
-    m->memory.list[m->memory.count++] =
-        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = bytes};
+    begin_workspace(&m->memory, p, l->workspace_bytes);
     if (m->two_launches && l->decode.parts > 1) {
         launch(m, p, l, FA_DECODE_STORE);
         launch(m, p, l, FA_DECODE_MERGE);
     } else launch(m, p, l, FA_DECODE_LAST);
-    m->memory.count--;
-    const bool clean =
-        is_poison(memory, GUARD) && is_poison(memory + GUARD + bytes, room - GUARD - bytes);
-    free(memory);
-    return clean;
+    return end_workspace(&m->memory, p);
 }
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
 /* One key tile of a block in a part is the least that there is. */
-static void draw_parts(int64_t number, fa_cuda_plan_launch *l)
+static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
-    const int64_t drawn = parts[number % 7];
-    if (drawn > 0) fa_cuda_cut_decode(l, drawn, 1);
+    const int64_t count = parts[number % 7];
+    if (count > 0) fa_cuda_cut_decode(l, count, 1);
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
 
@@ -119,7 +100,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     if (!fa_cuda_plan_decode(&p, &devices[H200], INT64_MAX, &plan, message, size))
         return FA_ERROR_UNSUPPORTED;
     fa_cuda_plan_launch *l = &plan.launches[0];
-    draw_parts(m.number, l);
+    choose_parts(m.number, l);
     if (l->idle) return FA_OK;
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
@@ -156,8 +137,8 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
         settings.few_queries = true;
         settings.tiles = settings.focus != RANDOM_TAILS && number % 2;
         /* The tails' number says the head dim: all widths, not only the first. */
-        const int64_t drawn = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
-        random_problem_run((uint64_t)drawn, &settings, &result);
+        const int64_t problem = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
+        random_problem_run((uint64_t)problem, &settings, &result);
         if (result.status == FA_ERROR_UNSUPPORTED) continue;
         done++;
         CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
@@ -184,20 +165,6 @@ typedef struct server {
     machine machine;
 } server;
 
-static void add_memory(machine *m, const char *name, void *data, size_t bytes)
-{
-    m->memory.list[m->memory.count++] = (ref_buffer){.name = name, .data = data, .bytes = bytes};
-}
-
-static void *new_memory(machine *m, const char *name, size_t bytes)
-{
-    void *data = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    if (!data) abort();
-    memset(data, POISON, bytes);
-    add_memory(m, name, data, bytes);
-    return data;
-}
-
 /* A cache full of NaN, and queries. Pages of a sequence are neither neighbours nor in order. */
 static server *new_server(const server *shape, int64_t number)
 {
@@ -212,13 +179,13 @@ static server *new_server(const server *shape, int64_t number)
     s->q_size = (size_t)(s->batch * s->n_q * s->heads_q * s->d);
     s->kv_size = (size_t)(s->pages * (s->page ? s->page : s->longest) * s->heads_kv * s->d);
     s->lse_size = (size_t)(s->batch * s->n_q * s->heads_q);
-    s->q = new_memory(&s->machine, "q", 2 * s->q_size);
-    s->k = new_memory(&s->machine, "k", 2 * s->kv_size);
-    s->v = new_memory(&s->machine, "v", 2 * s->kv_size);
-    s->out = new_memory(&s->machine, "out", 2 * s->q_size);
-    s->lse = new_memory(&s->machine, "lse", 4 * s->lse_size);
-    add_memory(&s->machine, "lengths", s->lengths, sizeof s->lengths);
-    add_memory(&s->machine, "table", s->table, sizeof s->table);
+    s->q = new_memory(&s->machine.memory, "q", 2 * s->q_size);
+    s->k = new_memory(&s->machine.memory, "k", 2 * s->kv_size);
+    s->v = new_memory(&s->machine.memory, "v", 2 * s->kv_size);
+    s->out = new_memory(&s->machine.memory, "out", 2 * s->q_size);
+    s->lse = new_memory(&s->machine.memory, "lse", 4 * s->lse_size);
+    add_memory(&s->machine.memory, "lengths", s->lengths, sizeof s->lengths);
+    add_memory(&s->machine.memory, "table", s->table, sizeof s->table);
     for (size_t i = 0; i < s->q_size; i++)
         s->q[i] = fa_float_to_half((float)ref_random_normal(&random));
     for (int64_t i = 0; i < s->batch * s->stride; i++)
@@ -315,11 +282,11 @@ static double difference(const server *a, const server *b)
     double worst = 0;
     for (size_t i = 0; i < a->q_size; i++) {
         const double x = fabs(fa_half_to_float(a->out[i]) - fa_half_to_float(b->out[i]));
-        if (!(x <= worst)) worst = x;
+        if (!(x <= worst)) worst = isnan(x) ? INFINITY : x;
     }
     for (size_t i = 0; i < a->lse_size; i++) {
         const double x = a->lse[i] == b->lse[i] ? 0 : fabs(a->lse[i] - b->lse[i]);
-        if (!(x <= worst)) worst = x;
+        if (!(x <= worst)) worst = isnan(x) ? INFINITY : x;
     }
     return worst;
 }
@@ -370,7 +337,7 @@ static void test_replay(void)
         server *graph = new_server(&shape, 200 + i), *fresh = new_server(&shape, 200 + i);
         fresh->machine.number += 1000;
         const fa_cuda_plan_launch l = make_launch(graph, 5);
-        char *workspace = new_memory(&graph->machine, "workspace", l.workspace_bytes);
+        char *workspace = new_memory(&graph->machine.memory, "workspace", l.workspace_bytes);
         graph->problem.workspace = workspace;
         for (int n = 0; n < 6; n++) {
             int32_t now[BATCH];
@@ -537,7 +504,7 @@ static void run_scaled(scaled *s, int64_t parts)
                             .v = &v,
                             .out = &out,
                             .options = &o};
-    add_memory(&m, "all", s, sizeof *s);
+    add_memory(&m.memory, "all", s, sizeof *s);
     CHECK(fa_problem_make(&a, &p) == FA_OK, "%s", fa_last_error());
     CHECK(fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode, &plan, why, sizeof why) &&
               plan.family == &fa_cuda_decode,

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "caller_memory.h"
 #include "check.h"
 #include "cuda/plan_backward.h"
 #include "cuda/plan_combine.h"
@@ -88,15 +89,6 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const void *p
 
 /* ---- Backward and weights -------------------------------------------------------------------- */
 
-enum { GUARD = 256, POISON = 0xff };
-
-static bool is_poison(const char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)p[i] != POISON) return false;
-    return true;
-}
-
 static void run_launches(const machine *m, const fa_problem *p, const fa_cuda_plan *plan)
 {
     for (int i = 0; i < plan->count; i++) {
@@ -110,26 +102,16 @@ static void run_launches(const machine *m, const fa_problem *p, const fa_cuda_pl
     }
 }
 
-/* The workspace lies between guard bands and is full of NaN. */
 static fa_status run_passes(machine *m, fa_problem *p, char *message, size_t size)
 {
     fa_cuda_plan plan;
     if (!fa_cuda_plan_make(p, &devices[T4], NULL, &plan, message, size))
         return FA_ERROR_UNSUPPORTED;
-    char *memory = malloc(plan.workspace_bytes + 2 * GUARD);
-    if (!memory) abort();
-    memset(memory, POISON, plan.workspace_bytes + 2 * GUARD);
-    p->workspace = memory + GUARD;
-    p->workspace_size = plan.workspace_bytes;
-    m->memory.list[m->memory.count++] =
-        (ref_buffer){.name = "workspace", .data = p->workspace, .bytes = plan.workspace_bytes};
+    begin_workspace(&m->memory, p, plan.workspace_bytes);
     run_launches(m, p, &plan);
-    m->memory.count--;
-    const bool clean =
-        is_poison(memory, GUARD) && is_poison(memory + GUARD + plan.workspace_bytes, GUARD);
-    free(memory);
-    if (!clean) snprintf(message, size, "memory beside the workspace was written");
-    return clean ? FA_OK : (fa_status)RANDOM_WRONG;
+    if (end_workspace(&m->memory, p)) return FA_OK;
+    snprintf(message, size, "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
 }
 
 static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
