@@ -55,7 +55,7 @@
 
 static_assert(ELEMENT == FA_ELEMENT_TF32 && OPTIONS == 0 && CLUSTER == 1 && Q_STAGES == 1,
               "what the kernel can do");
-static_assert(HEAD_DIM % 32 == 0 && KEYS % 32 == 0, "tiles are whole pieces");
+static_assert(HEAD_DIM % 32 == 0 && KEYS % 32 == 0, "tiles are whole boxes");
 static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
@@ -84,11 +84,11 @@ enum {
     V_BLOCKS = VALUE_DIM / BLOCK_COLUMNS,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     K_BLOCK = KEYS * 128,
-    /* Values are in pieces of 32 keys by 32 columns, first by keys, then by columns. Transposed, a
-     * piece is 32 rows of one column and 32 keys each, so that the pieces of the same keys are an
+    /* Values are in boxes of 32 keys by 32 columns, first by keys, then by columns. Transposed, a
+     * box is 32 rows of one column and 32 keys each, so that the boxes of the same keys are an
      * operand of VALUE_DIM rows. */
-    PIECE = 32 * 128,
-    V_BLOCK = V_BLOCKS * PIECE, /* bytes of 32 keys' values */
+    BOX_BYTES = 32 * 128,
+    V_BLOCK = V_BLOCKS * BOX_BYTES, /* bytes of 32 keys' values */
     Q_BYTES = K_BLOCKS * Q_BLOCK,
     TILE_BYTES = KEYS * HEAD_DIM * 4, /* of keys or values */
     QUEUE_ENTRIES = FA_TF32_SM90_QUEUE_ENTRIES,

@@ -63,7 +63,7 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                         from->start_k + key, from->head_k, from->block_k);
 }
 
-/* Values come in pieces of 32 keys (config.cuh). */
+/* Values come in boxes of 32 keys (config.cuh). */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s, const source *from, int key,
                                tile_count number)
@@ -81,7 +81,7 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
         }
 #pragma unroll
         for (int block = 0; block < V_BLOCKS; block++)
-            ptx_tma_load_4d(to + block * PIECE, &s->v, loaded, BLOCK_COLUMNS * block,
+            ptx_tma_load_4d(to + block * BOX_BYTES, &s->v, loaded, BLOCK_COLUMNS * block,
                             from->start_k + key + i, from->head_v, from->block_v);
     }
 }

@@ -2,7 +2,7 @@
  * The transposers: warps that round keys and values to tf32 in shared memory, in place, and
  * transpose values.
  *
- * A piece of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into
+ * A box of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into
  * registers and writes it back transposed, to the same addresses. Then row c has the values of
  * column c, with the keys in the order in which products take them (multiply.cuh). For ldmatrix 16
  * bytes are a row of a matrix, of which a lane gets 4 bytes. So four matrices give a lane four keys
@@ -31,11 +31,11 @@ FA_DEVICE uint4 round_four(uint4 x)
 }
 
 /* 4 KiB of keys. */
-FA_DEVICE void round_piece(uint32_t piece)
+FA_DEVICE void round_box(uint32_t box)
 {
-    const uint32_t at = piece + threadIdx.x % 32 * 16;
+    const uint32_t at = box + threadIdx.x % 32 * 16;
 #pragma unroll
-    for (int half = 0; half < PIECE; half += PIECE / 2) {
+    for (int half = 0; half < BOX_BYTES; half += BOX_BYTES / 2) {
         uint4 x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = ptx_ld_shared_v4(at + half + 512 * i);
@@ -44,17 +44,17 @@ FA_DEVICE void round_piece(uint32_t piece)
     }
 }
 
-/* Transposes two quarters of a piece: those on its diagonal, or the two others, which change
+/* Transposes two quarters of a box: those on its diagonal, or the two others, which change
  * places. Of each 8 keys and 16 columns, lanes 0 to 15 get keys 0, 2, 4, 6 of a column each, and
  * lanes 16 to 31 keys 5, 7, 1, 3, in this order. So a matrix has a key for each half of the warp,
- * and these two keys are in different banks. clears: keys outside [from, to) of the piece become
+ * and these two keys are in different banks. clears: keys outside [from, to) of the box become
  * 0. */
-FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, int from, int to)
+FA_DEVICE void transpose_quarters(uint32_t box, bool diagonal, bool clears, int from, int to)
 {
     const int lane = threadIdx.x % 32, odd = lane / 16;
     const int matrix = lane / 8, right = lane % 8 / 4, key = 2 * (matrix ^ 2 * right) + right;
-    const uint32_t source = piece + (uint32_t)(key * 128 + (lane % 4 ^ key) * 16);
-    const uint32_t target = piece + (uint32_t)(lane % 16 * 128 + (odd ^ lane % 8) * 16);
+    const uint32_t source = box + (uint32_t)(key * 128 + (lane % 4 ^ key) * 16);
+    const uint32_t target = box + (uint32_t)(lane % 16 * 128 + (odd ^ lane % 8) * 16);
     uint32_t x[4][4];
 #pragma unroll
     for (int b = 0; b < 4; b++) {
@@ -78,15 +78,15 @@ FA_DEVICE void transpose_quarters(uint32_t piece, bool diagonal, bool clears, in
     }
 }
 
-/* Keys outside [from, to) of the piece become 0: no query may see them, and they may hold NaN. */
-FA_DEVICE void transpose_piece(uint32_t piece, int from, int to)
+/* Keys outside [from, to) of the box become 0: no query may see them, and they may hold NaN. */
+FA_DEVICE void transpose_box(uint32_t box, int from, int to)
 {
     if (from <= 0 && to >= 32) {
-        transpose_quarters(piece, true, false, 0, 32);
-        transpose_quarters(piece, false, false, 0, 32);
+        transpose_quarters(box, true, false, 0, 32);
+        transpose_quarters(box, false, false, 0, 32);
     } else {
-        transpose_quarters(piece, true, true, from, to);
-        transpose_quarters(piece, false, true, from, to);
+        transpose_quarters(box, true, true, from, to);
+        transpose_quarters(box, false, true, from, to);
     }
 }
 
@@ -98,9 +98,9 @@ FA_DEVICE void fill_stage(uint64_t *full)
     ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
 }
 
-/* A transposer's first piece of a tile. It changes from tile to tile, because the number of a
- * tile's pieces is no multiple of 3. */
-FA_DEVICE int first_piece(tile_count number, int transposer)
+/* A transposer's first box of a tile. It changes from tile to tile, because the number of a
+ * tile's boxes is no multiple of 3. */
+FA_DEVICE int first_box(tile_count number, int transposer)
 {
     return (int)((number + (uint32_t)transposer) % TRANSPOSERS);
 }
@@ -118,8 +118,8 @@ FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count number, int trans
 {
     const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = first_piece(number, transposer); i < TILE_BYTES / PIECE; i += TRANSPOSERS)
-        round_piece(tile + i * PIECE);
+    for (int i = first_box(number, transposer); i < TILE_BYTES / BOX_BYTES; i += TRANSPOSERS)
+        round_box(tile + i * BOX_BYTES);
     fill_stage(&pipe->state->full[stage_of(number)]);
 }
 
@@ -129,9 +129,9 @@ FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile
 {
     const uint32_t tile = acquire_loaded(pipe, number);
 #pragma unroll 1
-    for (int i = first_piece(number, transposer); i < TILE_BYTES / PIECE; i += TRANSPOSERS) {
+    for (int i = first_box(number, transposer); i < TILE_BYTES / BOX_BYTES; i += TRANSPOSERS) {
         const int key = i / V_BLOCKS * 32;
-        transpose_piece(tile + i * PIECE, from - key, to - key);
+        transpose_box(tile + i * BOX_BYTES, from - key, to - key);
     }
     fill_stage(&pipe->state->full[stage_of(number)]);
 }
