@@ -461,19 +461,28 @@ FA_DEVICE void put_float_dbias(const pipeline *pipe, const fa_backward_sm90_para
 
 #endif
 
-/* Adds a consumer's columns of dQ to the sums, or stores them if they are the first. */
-FA_DEVICE void put_dq(float *sums, const char *dq, int bytes, bool first)
+/* A consumer's columns of dQ: their sums of tile `number` in the workspace, the semaphore of these,
+ * and the consumer's buffer. */
+FA_DEVICE float *sums_at(const fa_backward_sm90_params *s, int64_t number, int consumer)
 {
-    if (first) ptx_bulk_store(sums, dq, bytes);
-    else ptx_bulk_add_f32(sums, dq, bytes);
+    return s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS);
+}
+
+FA_DEVICE int32_t *semaphore_at(const fa_backward_sm90_params *s, int64_t number, int consumer)
+{
+    return s->semaphores + number * CONSUMERS + consumer;
+}
+
+FA_DEVICE const char *dq_at(const pipeline *pipe, int consumer, int use)
+{
+    return pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use);
 }
 
 /* One lane of a store warp: adds a tile's dQ, which the consumer stores one tile later, to the
  * sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
  *
- * Where sums have one order, a key tile is added when all key tiles before it have been added. In
- * an ORDERED variant the first key tile is stored instead, so that nobody needs to clear the sums.
- * The warp waits only for blocks of lower numbers, which start no later and do not wait for this
+ * Where sums have one order, a key tile is added when all key tiles before it have been added. The
+ * warp waits only for blocks of lower numbers, which start no later and do not wait for this
  * block. After ptx_bulk_wait an addition is complete and visible to this thread. The semaphore
  * makes it visible to the thread of the next block, and the fence to that thread's copies.
  *
@@ -488,17 +497,16 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
     const block_work *w = work_of(pipe);
     const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     const bool ordered = s->semaphores && p->dq.data;
-    const int64_t number = w->number + at->head * s->q_tiles + at->tile;
-    int32_t *semaphore = s->semaphores + number * CONSUMERS + consumer;
+    const int64_t number = number_of(s, w, at);
+    int32_t *semaphore = semaphore_at(s, number, consumer);
     if (ordered) {
         ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         ptx_fence_proxy_async_global();
     }
     ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
     if (p->dq.data)
-        put_dq(s->sums + number * (SUM_BYTES / 4) + consumer * (SUM_BYTES / 4 / CONSUMERS),
-               pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use),
-               SUM_BYTES / HEAD_DIM * own_columns, ORDERED && tiles_before(w, at->tile) == 0);
+        ptx_bulk_add_f32(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
+                         SUM_BYTES / HEAD_DIM * own_columns);
     ptx_bulk_commit();
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
@@ -570,9 +578,15 @@ FA_DEVICE dq_turn find_turn(const fa_backward_sm90_params *s, const block_work *
     return turn;
 }
 
-FA_DEVICE int32_t *semaphore_of(const fa_backward_sm90_params *s, const dq_turn *turn)
+/* Adds what the buffer holds to the sums, or stores it if it is the first, so that nobody needs to
+ * clear these. */
+FA_DEVICE void put_dq(const pipeline *pipe, const fa_backward_sm90_params *s, const dq_turn *turn)
 {
-    return s->semaphores + turn->number * CONSUMERS + turn->consumer;
+    const int bytes = SUM_BYTES / HEAD_DIM * DQ_COLUMNS;
+    float *sums = sums_at(s, turn->number, turn->consumer);
+    const char *dq = dq_at(pipe, turn->consumer, turn->use);
+    if (turn->before == 0) ptx_bulk_store(sums, dq, bytes);
+    else ptx_bulk_add_f32(sums, dq, bytes);
 }
 
 /* A store warp of an ORDERED variant. Three warps take the consumers' buffers in turn, because a
@@ -590,27 +604,26 @@ FA_DEVICE void store_in_turn(const pipeline *pipe, const fa_backward_params *p,
     for (int i = warp; i < end; i += STORE_WARPS) {
         const dq_turn turn = find_turn(s, w, &at, i);
         if (turn.use > 0 && stores) {
-            if (!has_come) ptx_semaphore_wait(semaphore_of(s, &turn), turn.before);
+            if (!has_come)
+                ptx_semaphore_wait(semaphore_at(s, turn.number, turn.consumer), turn.before);
             ptx_fence_proxy_async_global();
         }
         ptx_mbarrier_wait(dq_full(state, turn.consumer, turn.use), dq_full_parity(turn.use));
         has_come = false;
         if (turn.use > 0 && stores) {
-            put_dq(s->sums + turn.number * (SUM_BYTES / 4) +
-                       turn.consumer * (SUM_BYTES / 4 / CONSUMERS),
-                   pipe->buffers + DQ_AT + turn.consumer * DQ_PART + dq_buffer(turn.use),
-                   SUM_BYTES / HEAD_DIM * DQ_COLUMNS, turn.before == 0);
+            put_dq(pipe, s, &turn);
             ptx_bulk_commit();
             if (i + STORE_WARPS < end) {
                 const dq_turn next = find_turn(s, w, &at, i + STORE_WARPS);
-                has_come = ptx_semaphore_is_reached(semaphore_of(s, &next), next.before);
+                has_come = ptx_semaphore_is_reached(semaphore_at(s, next.number, next.consumer),
+                                                    next.before);
             }
             ptx_bulk_wait_read(0);
         }
         ptx_mbarrier_arrive(dq_empty(state, turn.consumer, turn.use));
         if (turn.use > 0 && stores) {
             ptx_bulk_wait(0);
-            ptx_semaphore_add(semaphore_of(s, &turn));
+            ptx_semaphore_add(semaphore_at(s, turn.number, turn.consumer));
         }
     }
 }

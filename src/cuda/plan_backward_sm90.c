@@ -106,9 +106,8 @@ static bool refuse_pages(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-static bool refuse_head_dims(const fa_problem *p, char *why, size_t size)
+static bool refuse_head_dims(const fa_problem *p, int64_t widest, char *why, size_t size)
 {
-    const int64_t widest = 256;
     if (p->d <= widest && p->d_v <= widest) return false;
     fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
     return true;
@@ -388,7 +387,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     fa_cuda_backward_sm90_launch own;
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_gradient_dtypes(p, why, size) || refuse_pages(p, why, size) ||
-        refuse_head_dims(p, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
+        refuse_head_dims(p, 256, why, size) || fa_cuda_refuse_rows(p, max_rows, why, size) ||
         fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = find_variant(p, plan->family);
@@ -469,11 +468,7 @@ static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, f
                                   : "an option changes scores or weights");
         return false;
     }
-    if (p->d > 128 || p->d_v > 128) {
-        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
-        return false;
-    }
-    return plan_backward(p, device, plan, why, size);
+    return !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_backward_sm90_persistent = {
