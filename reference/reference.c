@@ -991,19 +991,10 @@ static void add_to_gradient(int64_t n, double factor, double error, double moved
                             const double *restrict x, const ref_array *g, double *last_terms_of_g,
                             const spread *rounded, int64_t at)
 {
-    double *restrict sums = g->value + at, *restrict errors = g->error + at;
-    double *restrict last = last_terms_of_g + at;
-    if (!rounded) {
-        add_terms(n, factor, error, x, sums, errors, last);
-        return;
-    }
+    add_terms(n, factor, error, x, g->value + at, g->error + at, last_terms_of_g + at);
+    if (!rounded) return;
     double *restrict magnitude = rounded->magnitude + at, *restrict square = rounded->square + at;
     for (int64_t i = 0; i < n; i++) {
-        const double term = factor * x[i];
-        const bool equal = (term == last[i]) & (term != 0);
-        sums[i] += term;
-        errors[i] += error * fabs(x[i]) + (equal ? ADDITION * fabs(sums[i]) : 0);
-        last[i] = term;
         magnitude[i] += moved * fabs(x[i]);
         square[i] += moved * moved * (x[i] * x[i]);
     }

@@ -172,20 +172,7 @@ FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_ou
         const uint32_t v = tile + value_lane() + (uint32_t)(step * 16 * PITCH);
         uint32_t a[M_TILES][4];
         make_weights(s, step, o, a);
-        if (carefully) {
-            fa_add_values_carefully(o->at, a, v);
-            continue;
-        }
-#pragma unroll
-        for (int block = 0; block < D_TILES / 2; block++) {
-            uint32_t b[4];
-            ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                fa_mma(o->at[m][2 * block], a[m], b[0], b[1]);
-                fa_mma(o->at[m][2 * block + 1], a[m], b[2], b[3]);
-            }
-        }
+        add_products(o, a, v, carefully);
     }
 }
 

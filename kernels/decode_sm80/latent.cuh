@@ -231,17 +231,7 @@ FA_DEVICE void add_tile(const fa_memory *at, uint32_t tile, bool carefully, fa_o
                            (uint32_t)(step * 16 * PITCH + warp_id() * (VALUE_DIM / WARPS * 2));
         const uint4 x = ptx_ld_shared_v4(weights_at(at, step));
         uint32_t a[M_TILES][4] = {{x.x, x.y, x.z, x.w}};
-        if (carefully) {
-            fa_add_values_carefully(o->at, a, v);
-            continue;
-        }
-#pragma unroll
-        for (int block = 0; block < D_TILES / 2; block++) {
-            uint32_t b[4];
-            ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
-            fa_mma(o->at[0][2 * block], a[0], b[0], b[1]);
-            fa_mma(o->at[0][2 * block + 1], a[0], b[2], b[3]);
-        }
+        add_products(o, a, v, carefully);
     }
 }
 

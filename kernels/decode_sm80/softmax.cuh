@@ -7,7 +7,10 @@
 #include "decode_sm80/config.cuh"
 
 #include "common/device.cuh"
+#include "common/mma.cuh"
+#include "common/nonfinite_values.cuh"
 #include "decode_sm80/logits.cuh"
+#include "ptx/ldmatrix.cuh"
 
 FA_DEVICE void clear_output(fa_output *o)
 {
@@ -36,6 +39,25 @@ FA_DEVICE void raise_bases(fa_output *o, float top[M_TILES][2])
 #pragma unroll
     for (int i = 0; i < M_TILES * D_TILES * 4; i++)
         o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
+}
+
+/* O += P V of 16 keys. v: where this lane's values are; carefully: some values are not finite. */
+FA_DEVICE void add_products(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, bool carefully)
+{
+    if (carefully) {
+        fa_add_values_carefully(o->at, a, v);
+        return;
+    }
+#pragma unroll
+    for (int block = 0; block < D_TILES / 2; block++) {
+        uint32_t b[4];
+        ptx_ldmatrix_x4_trans(b, v + (uint32_t)(block * 32));
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            fa_mma(o->at[m][2 * block], a[m], b[0], b[1]);
+            fa_mma(o->at[m][2 * block + 1], a[m], b[2], b[3]);
+        }
+    }
 }
 
 #endif

@@ -540,7 +540,25 @@ static void test_captured_counters(void)
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-/* How many launches a decode call of so many sequences takes, whose keys are cut into parts; -1: it fails. */
+/* How many launches a problem of a family takes, whose keys are cut into parts; -1: it fails. */
+static int count_launches(const fa_problem *p, const fa_cuda_family *family, void *kernel,
+                          int64_t parts)
+{
+    const fa_cuda_call call = {.problem = p, .stream = stream_number(1)};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
+    char why[200] = "";
+    if (!fa_cuda_plan_make(p, &devices[H200], family, &plan, why, sizeof why) ||
+        plan.family != family)
+        return -1;
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    const int before = record->launches;
+    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
+    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
+    return record->launches - before;
+}
+
+/* The same of a decode call of so many sequences. */
 static int count_decode_launches(void *kernel, int64_t batch, int64_t parts)
 {
     static char memory[64];
@@ -562,18 +580,8 @@ static int count_decode_launches(void *kernel, int64_t batch, int64_t parts)
                           .window_left = -1,
                           .window_right = -1,
                           .workspace = memory};
-    const fa_cuda_call call = {.problem = &p, .stream = stream_number(1)};
-    fa_cuda_plan plan;
-    fa_cuda_fault fault;
-    char why[200] = "";
-    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode, &plan, why, sizeof why) ||
-        plan.family != &fa_cuda_decode)
-        return -1;
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
-    const int before = record->launches;
-    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
-    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
-    const int count = record->launches - before;
+    const int count = count_launches(&p, &fa_cuda_decode, kernel, parts);
+    if (count < 0) return count;
     const int64_t tiles = 2 * batch;
     CHECK(record->last.grid[0] == (count == 1 ? tiles * parts : tiles), "%u blocks",
           record->last.grid[0]);
@@ -621,19 +629,11 @@ static int count_latent_launches(void *kernel, int64_t parts)
                           .window_left = -1,
                           .window_right = -1,
                           .workspace = memory};
-    const fa_cuda_call call = {.problem = &p, .stream = stream_number(1)};
-    fa_cuda_plan plan;
-    fa_cuda_fault fault;
-    char why[200] = "";
-    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, why, sizeof why))
-        return -1;
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
-    const int before = record->launches;
-    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
-    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
+    const int count = count_launches(&p, &fa_cuda_decode_latent_sm90, kernel, parts);
+    if (count < 0) return count;
     CHECK(record->last.grid[0] == (parts == 1 ? 8 : 8 * (uint32_t)parts), "%u blocks",
           record->last.grid[0]);
-    return record->launches - before;
+    return count;
 }
 
 /* A second launch merges, of as many blocks as the first one. */
