@@ -2,14 +2,14 @@
 # Kernels that run only where they are asked for, as no GPU has run them yet: are they right, and how fast are they
 # beside what runs today? For a machine with a Hopper GPU, nvcc and PyTorch; takes some six minutes.
 #
-#     bash bench/waiting.sh [WHAT ...]     WHAT: persistent tf32 tf32x3 latent; default: all
+#     bash bench/waiting.sh [WHAT ...]     WHAT: persistent tf32 tf32x3; default: all
 #
 # Each line of a time is the JSON of `flashattn bench`. A kernel that is right and faster goes in front of the other one
 # in src/cuda/plan.c, and out of this file.
 set -u
 cd "$(dirname "$0")/.." || exit
 command=build/flashattn
-[ $# -gt 0 ] || set -- persistent tf32 tf32x3 latent
+[ $# -gt 0 ] || set -- persistent tf32 tf32x3
 
 cmake --preset release -G Ninja -DFA_CUDA=90a -DFA_BUILD_TESTS=OFF >/dev/null || exit
 cmake --build build --parallel --target library flashattn_cli >/dev/null || exit
@@ -65,17 +65,8 @@ for what in "$@"; do
             done
         done
         ;;
-    latent)
-        for pass in decode forward; do
-            FA_CUDA_KERNEL=latent_sm90 timeout 30 $command verify --device cuda --pass $pass --class latent --cases 200 |
-                tail -5
-        done
-        FA_CUDA_KERNEL=latent_sm90 timeout 60 python3 bench/latent.py check
-        FA_CUDA_KERNEL=latent_sm90 timeout 60 python3 bench/latent.py time 20
-        FA_CUDA_KERNEL=decode timeout 60 python3 bench/latent.py time 8
-        ;;
     *)
-        echo "WHAT is $what; expected persistent, tf32, tf32x3 or latent"
+        echo "WHAT is $what; expected persistent, tf32 or tf32x3"
         exit 2
         ;;
     esac

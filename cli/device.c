@@ -20,12 +20,33 @@ static bool fail(const fa_cuda_fault *fault)
     return false;
 }
 
-/* A usual problem stands for all. */
-static fa_status ask(fa_pass pass)
+/* Problems that stand for all. Float32 is last, as its error is the one that is shown. */
+static const struct {
+    fa_dtype dtype;
+    int64_t heads_k, dim, dim_v;
+} usual_problems[] = {
+    {FA_BFLOAT16, 8, 64, 64},
+    {FA_FLOAT16, 8, 64, 64},
+    {FA_BFLOAT16, 1, 576, 512}, /* latent attention */
+    {FA_FLOAT32, 8, 64, 64},
+};
+
+/* FA_CUDA_KERNEL may ask for a family that takes only some types or head dims. */
+static bool is_usable(fa_pass pass)
 {
-    fa_tensor t = fa_bshd(NULL, FA_FLOAT32, 1, 128, 8, 64);
-    fa_options o = {.size = sizeof o, .device = FA_DEVICE_CUDA};
-    return fa_supported(pass, &t, &t, &t, &t, &o);
+    enum { COUNT = sizeof usual_problems / sizeof usual_problems[0] };
+    for (int i = 0; i < COUNT; i++) {
+        const fa_dtype dtype = usual_problems[i].dtype;
+        const int64_t heads_k = usual_problems[i].heads_k;
+        fa_tensor q = fa_bshd(NULL, dtype, 1, 128, 8, usual_problems[i].dim);
+        fa_tensor k = fa_bshd(NULL, dtype, 1, 128, heads_k, usual_problems[i].dim);
+        fa_tensor v = k; /* values are the first columns of keys */
+        v.shape[3] = usual_problems[i].dim_v;
+        fa_tensor out = fa_bshd(NULL, dtype, 1, 128, 8, usual_problems[i].dim_v);
+        fa_options o = {.size = sizeof o, .device = FA_DEVICE_CUDA};
+        if (fa_supported(pass, &q, &k, &v, &out, &o) == FA_OK) return true;
+    }
+    return false;
 }
 
 /* Makes the first GPU's context current. Without a GPU the library's error says so. */
@@ -39,7 +60,7 @@ bool device_choose(fa_device *device, fa_pass pass)
     fa_cuda_fault fault;
     if (*device == FA_DEVICE_CPU) return true;
     const bool current = use_first(&fault);
-    const bool fine = current && ask(pass) == FA_OK;
+    const bool fine = current && is_usable(pass);
     if (*device == FA_DEVICE_AUTO) *device = fine ? FA_DEVICE_CUDA : FA_DEVICE_CPU;
     else if (!current) return fail(&fault);
     else if (!fine) cli_error("--device cuda: %s", fa_last_error());

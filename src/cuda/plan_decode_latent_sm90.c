@@ -117,9 +117,17 @@ static bool plan_latent(const fa_problem *p, const fa_cuda_device *device, fa_cu
                               size);
 }
 
+/* That other attention is not for this kernel needs no words. */
+static bool is_other(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)device, (void)why, (void)size;
+    return !fa_cuda_is_latent(p);
+}
+
 const fa_cuda_family fa_cuda_decode_latent_sm90 = {
     .name = "latent_sm90",
     .oldest = 90,
     .newest = 90,
+    .slower = is_other,
     .plan = plan_latent,
 };

@@ -30,14 +30,21 @@ static fa_problem make_problem(int64_t batch, int64_t heads, int64_t n, int64_t 
                         .window_right = -1};
 }
 
-static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
+/* family: NULL for the library's choice. */
+static fa_cuda_plan plan_by(const fa_cuda_family *family, const fa_problem *p,
+                            const fa_cuda_device *device)
 {
     fa_cuda_plan plan;
     char why[320] = "";
-    bool fine = fa_cuda_plan_make(p, device, NULL, &plan, why, sizeof why);
-    CHECK(fine, "d %lld, d_v %lld on %s: %s", (long long)p->d, (long long)p->d_v, device->name,
-          why);
+    bool fine = fa_cuda_plan_make(p, device, family, &plan, why, sizeof why);
+    CHECK(fine, "d %lld, d_v %lld by %s on %s: %s", (long long)p->d, (long long)p->d_v,
+          family ? family->name : "any", device->name, why);
     return plan;
+}
+
+static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
+{
+    return plan_by(NULL, p, device);
 }
 
 static const char *name_of(const fa_cuda_plan *plan)
@@ -708,7 +715,7 @@ static void test_decode_latent(void)
     p.k.stride[2] = p.v.stride[2] = 576;
     p.k.stride[3] = p.v.stride[3] = 1;
     if ((uintptr_t)memory % 16 != 0) p.k.data = p.v.data = memory + 16 - (uintptr_t)memory % 16;
-    fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    fa_cuda_plan plan = plan_by(&fa_cuda_decode, &p, &devices[H200]);
     const fa_cuda_plan_launch *l = &plan.launches[0];
     CHECK(l->variant == FA_VARIANT_decode_sm80_latent_bf16 && l->decode.parts == 4, "%s, %d parts",
           name_of(&plan), (int)l->decode.parts);
@@ -716,12 +723,19 @@ static void test_decode_latent(void)
           l->workspace_bytes);
     CHECK(plan_of(&p, &devices[A100]).family != &fa_cuda_decode, "on an A100");
     p.v.stride[2] = 512; /* of the only head */
-    expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_bf16);
+    plan = plan_by(&fa_cuda_decode, &p, &devices[H200]);
+    CHECK(plan.launches[0].variant == FA_VARIANT_decode_sm80_latent_bf16, "%s", name_of(&plan));
     p.d = p.d_v = 512; /* keys are their own values */
-    expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_bf16);
+    plan = plan_by(&fa_cuda_decode, &p, &devices[H200]);
+    CHECK(plan.launches[0].variant == FA_VARIANT_decode_sm80_latent_bf16, "%s", name_of(&plan));
     p.d = 576;
     set_dtype(&p, FA_FLOAT16);
+    plan = plan_by(&fa_cuda_decode, &p, &devices[H200]);
+    CHECK(plan.launches[0].variant == FA_VARIANT_decode_sm80_latent_f16, "%s", name_of(&plan));
+    p.block_table = (const int32_t *)(const void *)memory;
+    p.rows_k = 12; /* TMA takes pages of a multiple of 8 rows */
     expect_variant(&p, &devices[H200], FA_VARIANT_decode_sm80_latent_f16);
+    p.block_table = NULL, p.rows_k = p.n_k;
     fa_problem other[9] = {p, p, p, p, p, p, p, p, p};
     other[0].v.stride[1] = 512;
     other[1].v.data += 16;
@@ -749,7 +763,7 @@ static void test_decode_latent(void)
     }
 }
 
-/* Many query heads on Hopper: only where the environment asks for it. */
+/* Latent attention on Hopper. */
 static void test_decode_latent_sm90(void)
 {
     static char memory[64];
@@ -786,7 +800,7 @@ static void test_decode_latent_sm90(void)
               "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
         CHECK(merged_rows == cases[i].merged_rows && merging == cases[i].merging,
               "case %d: %d rows, %d blocks", (int)i, (int)merged_rows, (int)merging);
-        CHECK(plan_of(&p, &devices[H200]).family != family, "unasked");
+        CHECK(plan_of(&p, &devices[H200]).family == family, "unasked");
     }
     expect_refusal(&p, &devices[A100], "latent_sm90", "has architecture 8.0: expected 9.0");
     fa_problem other[7] = {p, p, p, p, p, p, p};
