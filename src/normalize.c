@@ -563,7 +563,8 @@ static fa_status set_queries(const fa_arguments *a, fa_problem *p)
     if (o->cu_seqlens_q) FA_TRY(check_axis("q", q, 0, 1, "packed by options.cu_seqlens_q"));
     else FA_TRY(check_axis("q", q, 0, p->batch, "options.num_sequences"));
     p->blocks_q = q->shape[0];
-    p->rows_q = p->n_q = q->shape[1];
+    p->rows_q = p->n_q = p->max_q = q->shape[1];
+    if (o->max_seqlen_q > 0 && o->max_seqlen_q < p->n_q) p->max_q = o->max_seqlen_q;
     p->heads_q = q->shape[2];
     p->d = q->shape[3];
     set_row_view(&p->q, q);

@@ -28,8 +28,9 @@ typedef struct fa_problem {
     int64_t batch;   /* sequences; with packed input num_sequences */
     int64_t heads_q; /* a multiple of heads_kv */
     int64_t heads_kv;
-    int64_t n_q; /* the longest a sequence's queries can be: q.shape[1] */
-    int64_t n_k; /* the same for keys: k.shape[1]; paged: block_table_stride * page_size */
+    int64_t n_q;   /* the longest a sequence's queries can be: q.shape[1] */
+    int64_t n_k;   /* the same for keys: k.shape[1]; paged: block_table_stride * page_size */
+    int64_t max_q; /* what the caller says about packed queries: n_q, or a smaller bound */
     int64_t d, d_v;
 
     fa_view k_scale, v_scale; /* as k and v, a column each; axes of extent 1 have stride 0 */

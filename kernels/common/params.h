@@ -55,6 +55,8 @@ typedef struct fa_attention_params {
 
     const float *q_descale, *k_descale, *v_descale; /* (batch, heads_kv) or NULL */
 
+    int64_t fewest_queries; /* of a packed sequence; those with fewer are another launch's, and
+                             * their rows are left alone */
     int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
     int64_t tasks; /* tiles times heads times batch items                     */
 

@@ -45,6 +45,7 @@ FA_DEVICE void fa_locate_packed(const fa_attention_params *p, int64_t tile, int 
     t->room_q = fa_max64(0, fa_packed_start(p, s + 1) - t->start_q);
     t->first = (tile - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
     bool sequence = s > 0 && s <= p->batch;
+    if (sequence && t->room_q < p->fewest_queries) t->room_q = 0;
     t->batch = sequence ? s - 1 : 0;
     t->n_q = sequence ? t->room_q : 0;
     if (sequence && p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], t->room_q));

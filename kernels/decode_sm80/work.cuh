@@ -44,6 +44,16 @@ typedef struct fa_work {
 FA_DEVICE int query_of(const fa_decode_params *d, int r) { return r / d->heads; }
 FA_DEVICE int head_of(const fa_decode_params *d, int r) { return r % d->heads; }
 
+/* A tile of a packed sequence in a mixed batch: its batch item is known. Tiles of long sequences
+ * have no rows. */
+FA_DEVICE void locate_few(const fa_decode_params *d, int64_t tile, fa_tile *t)
+{
+    const fa_attention_params *p = &d->attention;
+    fa_locate_sequence_of(p, t->batch, t->head, t->head_kv, t);
+    t->first = tile * d->queries;
+    if (t->room_q > d->most_queries) t->room_q = t->n_q = 0;
+}
+
 /* The sequence and its lengths; the tile's first query and head. */
 FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
 {
@@ -58,9 +68,13 @@ FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
     const int64_t first = (unit - t->head_kv * d->chunks) * d->heads;
     t->head = t->head_kv * group + first;
     w->heads = (int)fa_min64(d->heads, group - first);
-    if (p->cu_seqlens_q) fa_locate_packed(p, tile, d->queries, t);
-    else fa_locate_padded(p, tile, d->queries, t);
-    fa_locate_keys(p, t);
+    if (d->most_queries) {
+        locate_few(d, tile, t);
+    } else {
+        if (p->cu_seqlens_q) fa_locate_packed(p, tile, d->queries, t);
+        else fa_locate_padded(p, tile, d->queries, t);
+        fa_locate_keys(p, t);
+    }
     if (p->block_table && d->pages == 0) t->n_k = 0;
     t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
     w->queries = (int)fa_max64(0, fa_min64(d->queries, t->n_q - t->first));

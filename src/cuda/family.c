@@ -69,7 +69,7 @@ fa_cuda_plan_launch *fa_cuda_plan_add(const fa_variant *v, int threads, int smem
     l->smem_bytes = (uint32_t)smem_bytes;
     l->cluster = 1;
     l->tile_q = l->tile_k = 0;
-    l->tiles = l->tasks = 0;
+    l->fewest_queries = l->tiles = l->tasks = 0;
     l->overlaps = false;
     l->idle = true;
     l->workspace_offset = l->workspace_bytes = 0;

@@ -78,6 +78,7 @@ void fa_cuda_set_params(const fa_problem *p, const fa_cuda_plan_launch *launch,
     params->k_descale = p->k_descale;
     /* Looked at for rows of no sequence, too; an empty batch has none. */
     params->v_descale = p->batch ? p->v_descale : NULL;
+    params->fewest_queries = launch->fewest_queries;
     params->tiles = launch->tiles;
     params->tasks = launch->tasks;
 }

@@ -11,12 +11,13 @@
 
 /* The families of each pass, fastest first. simt does every problem. What is behind it runs where
  * the environment asks for it: tf32x3 comes before simt, and sm90_persistent before sm90, once they have been verified and measured on a GPU. */
-enum { MAX_FAMILIES = 9 };
+enum { MAX_FAMILIES = 10 };
 #define FORWARD                                                                                    \
     {                                                                                              \
-        &fa_cuda_decode_latent_sm90, &fa_cuda_decode, &fa_cuda_forward_sm90,                       \
-            &fa_cuda_forward_sm80, &fa_cuda_forward_sm75, &fa_cuda_forward_tf32_sm90,              \
-            &fa_cuda_forward_tf32, &fa_cuda_forward_simt, &fa_cuda_forward_tf32x3                  \
+        &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode,                      \
+            &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
+            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_tf32, &fa_cuda_forward_simt,              \
+            &fa_cuda_forward_tf32x3                                                                \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
@@ -233,7 +234,8 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
         append_launch(&t, p, &plan->launches[0]);
     }
     append(&t, " on sm_%d%d", (int)device->major, (int)device->minor);
-    if (plan->family == &fa_cuda_decode || plan->family == &fa_cuda_decode_latent_sm90)
+    if (plan->family == &fa_cuda_decode || plan->family == &fa_cuda_decode_latent_sm90 ||
+        plan->family == &fa_cuda_forward_mixed)
         append_parts(&t, &plan->launches[0]);
     else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);

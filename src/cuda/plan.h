@@ -50,7 +50,7 @@ typedef struct fa_cuda_sm80_launch {
 
 /* Of decode_sm80: as in fa_decode_params. */
 typedef struct fa_cuda_decode_launch {
-    int32_t heads, queries, chunks, parts, least;
+    int32_t heads, queries, chunks, parts, least, most_queries;
 } fa_cuda_decode_launch;
 
 /* Of backward_sm90. */
@@ -93,12 +93,13 @@ typedef enum fa_cuda_dbias {
 struct fa_cuda_plan_launch {
     int variant; /* its id */
     uint32_t grid, threads, smem_bytes;
-    uint32_t cluster;   /* blocks that share a work tile, as the kernel says itself */
-    int tile_q, tile_k; /* rows of a tile of queries and of keys; 0: it has none */
-    int64_t tiles;      /* of a batch item, or of all rows if packed */
-    int64_t tasks;      /* tiles times heads times batch items */
-    bool overlaps;      /* it may start while the launch in front runs; its kernel waits for that */
-    bool idle;          /* there are no tasks, or nobody wants the results: it is not queued */
+    uint32_t cluster;       /* blocks that share a work tile, as the kernel says itself */
+    int tile_q, tile_k;     /* rows of a tile of queries and of keys; 0: it has none */
+    int64_t fewest_queries; /* as in fa_attention_params */
+    int64_t tiles;          /* of a batch item, or of all rows if packed */
+    int64_t tasks;          /* tiles times heads times batch items */
+    bool overlaps; /* it may start while the launch in front runs; its kernel waits for that */
+    bool idle;     /* there are no tasks, or nobody wants the results: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;
     fa_cuda_dbias dbias;

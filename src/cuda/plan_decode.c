@@ -92,6 +92,12 @@ static int64_t group_size(const fa_problem *p)
     return p->heads_kv > 0 && p->heads_q > 0 ? p->heads_q / p->heads_kv : 1;
 }
 
+int64_t fa_cuda_most_few(const fa_problem *p)
+{
+    const int64_t group = group_size(p);
+    return group < MOST_FORWARD_ROWS ? MOST_FORWARD_ROWS / group : 1;
+}
+
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
 static bool refuse_queries(const fa_problem *p, int64_t most, char *why, size_t size)
@@ -188,6 +194,7 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     if (!p->cu_seqlens_q && p->n_q > 0 && l->decode.queries > p->n_q)
         l->decode.queries = (int32_t)p->n_q;
     l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
+    l->decode.most_queries = 0;
 }
 
 /* Sets tasks: the work tiles. */
@@ -278,10 +285,10 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
 }
 
-/* Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
+/* tasks: work tiles that count. Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
  * is room for three, fewer and larger ones may fit better into rounds. */
 static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
-                    const fa_cuda_plan_launch *l)
+                    const fa_cuda_plan_launch *l, int64_t tasks)
 {
     const int fitting = count_fitting(device, v);
     const int64_t keys = count_keys(p, l), size = is_8bit(v) ? 1 : 2;
@@ -291,12 +298,12 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
-    if (p->batch_invariant || l->tasks == 0) return best;
+    if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
         fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, least);
-    try_cuts(l->tasks, device->multiprocessors, fitting, keys, least, key_bytes, fewest, &best);
+    try_cuts(tasks, device->multiprocessors, fitting, keys, least, key_bytes, fewest, &best);
     if (fitting == 3 && !p->block_table)
-        try_cuts(l->tasks, device->multiprocessors, 2, keys, least, key_bytes, fewest, &best);
+        try_cuts(tasks, device->multiprocessors, 2, keys, least, key_bytes, fewest, &best);
     return best;
 }
 
@@ -337,6 +344,7 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
     params->chunks = l->decode.chunks;
     params->parts = l->decode.parts;
     params->least = l->decode.least;
+    params->most_queries = l->decode.most_queries;
     params->step = step;
     params->counters = counters;
     params->sums = NULL;
@@ -382,12 +390,11 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
-/* Of the narrowest variants that are wide enough, the first one with room for all rows of a
- * sequence, or the last one. */
-static const fa_variant *find_variant(const fa_problem *p)
+/* Of the narrowest variants that are wide enough, the first one with room for so many rows, or the
+ * last one. */
+static const fa_variant *find_variant(const fa_problem *p, int64_t rows)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const int64_t rows = group_size(p) * count_queries(p);
     const fa_variant *found = NULL;
     for (int i = FA_FIRST_decode_sm80; i < FA_END_decode_sm80; i++) {
         const fa_variant *v = &fa_variants[i];
@@ -405,17 +412,20 @@ bool fa_cuda_refuse_decode(const fa_problem *p, int64_t most_rows, char *why, si
            refuse_queries(p, most_rows, why, size);
 }
 
-bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
-                        fa_cuda_queue_function *queue, const fa_cuda_device *device,
-                        fa_cuda_plan *plan, char *why, size_t size)
+static const char *arithmetic_of(const fa_variant *v)
 {
-    fa_cuda_plan_launch *l =
-        fa_cuda_plan_add(v, threads, count_smem(v), queue, device, plan, why, size);
-    if (!l) return false;
-    l->tile_k = (int)block_keys(v);
-    set_rows(p, v, l);
-    set_tasks(p, l);
-    const cut found = find_cut(p, device, v, l);
+    if (is_8bit(v))
+        return "8-bit keys and values as float16, float16 products (mma.sync), float32 sums";
+    return v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (mma.sync), float32 sums"
+                                             : "float16 products (mma.sync), float32 sums";
+}
+
+/* Cuts the keys of the plan's last launch. tasks: work tiles that count. */
+static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                     int64_t tasks, fa_cuda_plan *plan, char *why, size_t size)
+{
+    fa_cuda_plan_launch *l = &plan->launches[plan->count - 1];
+    const cut found = find_cut(p, device, v, l, tasks);
     if (l->tasks > INT32_MAX / found.parts) {
         fa_cuda_say(why, size, "there are %" PRId64 " work tiles", l->tasks);
         return false;
@@ -426,16 +436,45 @@ bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
     return true;
 }
 
+bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
+                        fa_cuda_queue_function *queue, const fa_cuda_device *device,
+                        fa_cuda_plan *plan, char *why, size_t size)
+{
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(v, threads, count_smem(v), queue, device, plan, why, size);
+    if (!l) return false;
+    l->tile_k = (int)block_keys(v);
+    set_rows(p, v, l);
+    set_tasks(p, l);
+    return cut_keys(p, v, device, l->tasks, plan, why, size);
+}
+
+bool fa_cuda_add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                     char *why, size_t size)
+{
+    const int64_t group = group_size(p), most = fa_cuda_most_few(p);
+    const fa_variant *v = find_variant(p, group);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
+                                              queue_decode, device, plan, why, size);
+    if (!l) return false;
+    l->tile_k = (int)block_keys(v);
+    set_rows(p, v, l);
+    if (l->decode.queries > most) l->decode.queries = (int32_t)most;
+    l->decode.most_queries = (int32_t)most;
+    l->tile_q = l->decode.queries;
+    const int64_t tiles = fa_cuda_count_tiles(most, l->decode.queries);
+    const int64_t sequences = p->batch * p->heads_kv * l->decode.chunks;
+    fa_cuda_set_tasks(l, tiles, tiles * sequences);
+    plan->arithmetic = arithmetic_of(v);
+    return cut_keys(p, v, device, sequences, plan, why, size);
+}
+
 bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,
                          fa_cuda_plan *plan, char *why, size_t size)
 {
     if (fa_cuda_refuse_decode(p, most_rows, why, size)) return false;
-    const fa_variant *v = find_variant(p);
-    plan->arithmetic = is_8bit(v) ? "8-bit keys and values as float16, "
-                                    "float16 products (mma.sync), float32 sums"
-                       : v->element == FA_ELEMENT_BFLOAT16
-                           ? "bfloat16 products (mma.sync), float32 sums"
-                           : "float16 products (mma.sync), float32 sums";
+    const fa_variant *v = find_variant(p, group_size(p) * count_queries(p));
+    plan->arithmetic = arithmetic_of(v);
     return fa_cuda_add_decode(p, v, FA_DECODE_THREADS(v->warps), queue_decode, device, plan, why,
                               size);
 }

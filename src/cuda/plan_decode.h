@@ -19,6 +19,13 @@ bool fa_cuda_is_latent(const fa_problem *problem);
 /* Whether neither family can do the problem; most_rows as above. */
 bool fa_cuda_refuse_decode(const fa_problem *problem, int64_t most_rows, char *why, size_t size);
 
+/* Packed queries of a sequence that the work tiles of a mixed batch have room for. */
+int64_t fa_cuda_most_few(const fa_problem *problem);
+
+/* Adds the launch for those sequences of a mixed batch that have at most so many queries. */
+bool fa_cuda_add_few(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
+                     char *why, size_t size);
+
 /* Adds the launch of a variant to the plan: work tiles, and keys cut into parts. */
 bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, int threads,
                         fa_cuda_queue_function *queue, const fa_cuda_device *device,

@@ -617,10 +617,7 @@ static fa_problem make_decode(int64_t batch, int64_t heads_q, int64_t heads_kv, 
 
 static fa_cuda_plan asked_plan(const fa_problem *p, const fa_cuda_device *device)
 {
-    fa_cuda_plan plan;
-    char why[320] = "";
-    CHECK(fa_cuda_plan_make(p, device, &fa_cuda_decode, &plan, why, sizeof why), "%s", why);
-    return plan;
+    return plan_by(&fa_cuda_decode, p, device);
 }
 
 /* Few queries are the decode kernels'; the other families do what these cannot. */
@@ -761,6 +758,55 @@ static void test_decode_latent(void)
         CHECK(plan.family != &fa_cuda_decode && strstr(plan.passed_over, reasons[i]), "case %d: %s",
               i, plan.passed_over);
     }
+}
+
+/* Packed queries over a cache: two launches where there may be sequences of few and of many. */
+static void test_mixed(void)
+{
+    static int32_t starts[65], table[65];
+    fa_problem p = make_decode(64, 32, 8, 8192, 128);
+    p.pass = FA_PASS_FORWARD;
+    p.cu_seqlens_q = starts;
+    p.seqlens_k = p.block_table = table;
+    p.block_table_stride = 128;
+    p.blocks_q = 1;
+    p.rows_k = 64, p.blocks_k = 8192;
+    set_strides(&p.k, 64, 8, 128);
+    p.v = p.k;
+    p.n_q = p.rows_q = 60 + 4 * 2048;
+    p.max_q = 2048;
+    set_strides(&p.q, p.rows_q, 32, 128);
+    p.out = p.q;
+    p.scale = 0.1f;
+    const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    const fa_cuda_plan_launch *few = &plan.launches[0], *many = &plan.launches[1];
+    CHECK(plan.family == &fa_cuda_forward_mixed && plan.count == 2, "%s", plan.family->name);
+    CHECK(few->variant == FA_VARIANT_decode_sm80_d128_bf16 && few->decode.most_queries == 8 &&
+              few->decode.queries == 4 && few->tiles == 2 && few->tasks == 64 * 8 * 2,
+          "%d queries in tiles of %d, %d tasks", (int)few->decode.most_queries,
+          (int)few->decode.queries, (int)few->tasks);
+    CHECK(few->fewest_queries == 0 && many->fewest_queries == 9 &&
+              many->variant == FA_VARIANT_forward_sm90_d128_bf16,
+          "%s", fa_variants[many->variant].name);
+    CHECK(plan.workspace_bytes == few->workspace_bytes, "%zu bytes", plan.workspace_bytes);
+    CHECK(plan_of(&p, &devices[A100]).launches[1].variant == FA_VARIANT_forward_sm80_d128_bf16,
+          "on an A100");
+    fa_problem uniform[6] = {p, p, p, p, p, p};
+    uniform[0].max_q = 8;
+    uniform[1].cu_seqlens_q = NULL;
+    uniform[2].cu_seqlens_k = starts, uniform[2].block_table = NULL;
+    uniform[3].batch_invariant = true;
+    uniform[4].rows_q = uniform[4].n_q = 64 * 2048 - 2039; /* none has 8 */
+    uniform[5].dropout_threshold = 1;
+    for (int i = 0; i < 6; i++) {
+        const fa_cuda_plan other = plan_of(&uniform[i], &devices[H200]);
+        CHECK(other.family != &fa_cuda_forward_mixed && other.count == 1, "case %d", i);
+    }
+    uniform[4].rows_q--;
+    uniform[4].n_q--;
+    CHECK(plan_of(&uniform[4], &devices[H200]).count == 2, "one may have 8");
+    expect_refusal(&uniform[1], &devices[H200], "mixed", "sequences are not packed queries");
+    expect_refusal(&uniform[5], &devices[H200], "mixed", "options.dropout_p is set");
 }
 
 /* Latent attention on Hopper. */
@@ -1045,6 +1091,7 @@ int main(void)
     test_tf32_sm90_variants();
     test_decode_bytes();
     test_decode_latent();
+    test_mixed();
     test_decode_latent_sm90();
     test_decode_is_slower();
     test_decode_parts();

@@ -30,7 +30,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_on_cpu_forms.h"
 };
 
-static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut */
+static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut, */
+static int mixed;                  /* and of mixed batches */
 
 /* How a call is run. */
 typedef struct machine {
@@ -78,6 +79,58 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     return end_workspace(&m->memory, p);
 }
 
+enum { MOST_SEQUENCES = 64 };
+
+/* An element of the result of each packed sequence, or NULL: of those with at most so many queries,
+ * or of the others. They have 16 bits. */
+static void find_elements(const fa_problem *p, int64_t most, bool few, uint16_t *at[MOST_SEQUENCES])
+{
+    if (p->batch > MOST_SEQUENCES) abort();
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t start = p->cu_seqlens_q[b], queries = p->cu_seqlens_q[b + 1] - start;
+        const bool chosen = queries > 0 && (queries <= most) == few;
+        at[b] = chosen ? (uint16_t *)(void *)p->out.data + start * p->out.stride[1] : NULL;
+    }
+}
+
+/* Runs the launch for sequences of few queries, or for the others. False if it wrote to rows of the
+ * other kind. */
+static bool run_kind(machine *m, fa_problem *p, const fa_cuda_plan_launch *l, int64_t most,
+                     bool few)
+{
+    enum { MARK = 0x5a5a };
+    uint16_t *at[MOST_SEQUENCES], before[MOST_SEQUENCES];
+    find_elements(p, most, !few, at);
+    for (int64_t b = 0; b < p->batch; b++)
+        if (at[b]) before[b] = *at[b], *at[b] = MARK;
+    bool clean = run_plan(m, p, l);
+    for (int64_t b = 0; b < p->batch; b++) {
+        if (!at[b]) continue;
+        clean &= *at[b] == MARK;
+        *at[b] = before[b];
+    }
+    return clean;
+}
+
+/* A mixed batch in two launches: sequences of few queries, and the others. */
+static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    char why[320] = "";
+    fa_cuda_plan plan;
+    fa_cuda_plan_begin(&devices[H200], &fa_cuda_decode, &plan);
+    CHECK(fa_cuda_add_few(p, &devices[H200], &plan, why, sizeof why), "%s", why);
+    fa_cuda_plan_launch few = plan.launches[0], many = *l;
+    few.decode.most_queries = (int32_t)(1 + m->number % 3);
+    many.fewest_queries = few.decode.most_queries + 1;
+    fa_cuda_cut_decode(&few, l->decode.parts, 1);
+    mixed++;
+    const bool two_launches = m->two_launches;
+    m->two_launches |= few.tasks > FA_DECODE_COUNTERS;
+    const bool clean = run_kind(m, p, &few, few.decode.most_queries, true);
+    m->two_launches = two_launches;
+    return run_kind(m, p, &many, few.decode.most_queries, false) && clean;
+}
+
 /* ---- Random problems ------------------------------------------------------------------------- */
 
 /* One key tile of a block in a part is the least that there is. */
@@ -105,17 +158,19 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
     char *const before = ref_buffers_copy(call->buffers);
-    bool clean = run_plan(&m, &p, l);
+    const bool is_mixed = p.cu_seqlens_q && m.number % 2;
+    bool clean = is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
-    clean &= run_plan(&m, &p, l);
+    clean &= is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;
     snprintf(message, size, "%s",
-             clean ? "a second run left other bits" : "memory beside the workspace was written");
+             clean ? "a second run left other bits"
+                   : "memory that is not the launch's was written");
     return (fa_status)RANDOM_WRONG;
 }
 
@@ -558,8 +613,10 @@ int main(int argc, char **argv)
         test_scales();
     }
     CHECK(done > 0 && quantized > 0 && latent > 0, "no problem was for these kernels");
+    CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
     if (argc > 2) {
-        printf("%d, %d and %d problems, keys of %d cut\n", done, quantized, latent, cut);
+        printf("%d, %d and %d problems, keys of %d cut, %d mixed\n", done, quantized, latent, cut,
+               mixed);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

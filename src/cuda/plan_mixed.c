@@ -1,0 +1,79 @@
+/*
+ * Mixed batches of a server: packed queries over a cache, where some sequences have few queries
+ * (decode) and others many (a part of a prompt). Two launches share them: one of decode_sm80, and
+ * one of the forward kernels. Which sequence is whose is known on the device alone, from
+ * cu_seqlens_q.
+ */
+#include <inttypes.h>
+
+#include "cuda/family.h"
+#include "cuda/plan_decode.h"
+
+/* The kernels for many queries, fastest first. */
+static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
+                                                 &fa_cuda_forward_simt};
+
+/* Whether no sequence of such a batch can have few queries: what the others cannot hold is left
+ * for one that has more. */
+static bool has_none_of_few(const fa_problem *p, int64_t few)
+{
+    return p->max_q > few && p->batch <= INT64_MAX / p->max_q &&
+           p->batch * p->max_q - p->rows_q < p->max_q - few;
+}
+
+/* Whether one kernel does it better: there are no two kinds of sequences, or a result must not
+ * depend on other sequences. That needs no words. */
+static bool is_uniform(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    const int64_t few = fa_cuda_most_few(p);
+    (void)device, (void)why, (void)size;
+    return p->pass != FA_PASS_FORWARD || !p->cu_seqlens_q || p->cu_seqlens_k ||
+           p->batch_invariant || fa_cuda_is_latent(p) || p->max_q <= few || p->rows_q == 0 ||
+           has_none_of_few(p, few);
+}
+
+static bool refuse_uniform(const fa_problem *p, char *why, size_t size)
+{
+    if (!is_uniform(p, NULL, NULL, 0)) return false;
+    fa_cuda_say(why, size,
+                "sequences are not packed queries over a cache, some with more than %" PRId64
+                " queries",
+                fa_cuda_most_few(p));
+    return true;
+}
+
+static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                     char *why, size_t size)
+{
+    const int count = plan->count, architecture = fa_cuda_architecture(device);
+    for (size_t i = 0; i < sizeof for_many / sizeof for_many[0]; i++) {
+        if (architecture < for_many[i]->oldest || architecture > for_many[i]->newest) continue;
+        plan->count = count;
+        if (!for_many[i]->plan(p, device, plan, why, size)) continue;
+        plan->launches[count].fewest_queries = fa_cuda_most_few(p) + 1;
+        return true;
+    }
+    return false;
+}
+
+static bool plan_mixed(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
+        !fa_cuda_add_few(p, device, plan, why, size))
+        return false;
+    const char *arithmetic = plan->arithmetic;
+    const size_t workspace_bytes = plan->workspace_bytes;
+    if (!add_many(p, device, plan, why, size)) return false;
+    if (plan->workspace_bytes < workspace_bytes) plan->workspace_bytes = workspace_bytes;
+    plan->arithmetic = arithmetic;
+    return true;
+}
+
+const fa_cuda_family fa_cuda_forward_mixed = {
+    .name = "mixed",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .slower = is_uniform,
+    .plan = plan_mixed,
+};
