@@ -51,35 +51,49 @@ typedef struct kv_box {
     int key, rows, column, blocks;
 } kv_box;
 
-/* Issues the copies of a box: one for each block of columns, or for each page and block. */
-FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
-                         uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
-                         const fa_sm90_params *s, const fa_tile *t)
+/* A lane's rows of a box, s->box_rows from row `at` on: TMA loads so many at a time, of one page if
+ * there are pages. A box has up to 32 times as many. */
+typedef struct lane_rows {
+    int at;         /* none, if the box has no such row */
+    int row, outer; /* of the tensor: where they are */
+} lane_rows;
+
+/* To be found before a stage is waited for, as it takes long to read the block table. It is not read
+ * behind the last page: any page will do for rows behind it. */
+FA_DEVICE lane_rows find_lane_rows(const kv_box *box, const fa_attention_params *p,
+                                   const fa_sm90_params *s, const fa_tile *t)
 {
-    for (int at = 0; at < box->rows; at += s->box_rows) {
-        int row = (int)t->start_k + box->key + at, outer = (int)t->block_k;
-        if (p->block_table) {
-            /* The table is not read behind the last page; any page will do for rows behind it. */
-            const int64_t j =
-                fa_min64(box->key + at, fa_max64(t->n_k - 1, 0)) / s->box_rows * s->box_rows;
-            const int64_t page = (uint32_t)j / (uint32_t)p->rows_k;
-            row = (int)((uint32_t)j % (uint32_t)p->rows_k);
-            outer = t->n_k ? p->block_table[t->batch * p->block_table_stride + page] : 0;
-        }
-        for (int block = 0; block < box->blocks; block++)
-            ptx_tma_load_4d(shared + (block * box->rows + at) * 128, map, barrier,
-                            box->column + BLOCK_COLUMNS * block, row, (int)t->head_kv * step->head,
-                            outer * step->block);
-    }
+    lane_rows own = {(int)threadIdx.x % 32 * s->box_rows, 0, (int)t->block_k};
+    own.row = (int)t->start_k + box->key + own.at;
+    if (!p->block_table || own.at >= box->rows) return own;
+    const int64_t last = fa_max64(t->n_k - 1, 0);
+    const int64_t j = fa_min64(box->key + own.at, last) / s->box_rows * s->box_rows;
+    const int64_t page = (uint32_t)j / (uint32_t)p->rows_k;
+    own.row = (int)((uint32_t)j % (uint32_t)p->rows_k);
+    own.outer = t->n_k ? p->block_table[t->batch * p->block_table_stride + page] : 0;
+    return own;
 }
 
-/* The same, as all that the barrier's phase waits for. */
-FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
-                        uint64_t *barrier, const kv_box *box, const fa_attention_params *p,
-                        const fa_sm90_params *s, const fa_tile *t)
+/* Issues the copies of a box: each lane those of its rows, one for each block of columns. */
+FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                         uint64_t *barrier, const kv_box *box, const lane_rows *own,
+                         const fa_tile *t)
 {
-    ptx_mbarrier_arrive_expect(barrier, box->blocks * box->rows * 128);
-    issue_box(shared, map, step, barrier, box, p, s, t);
+    if (own->at >= box->rows) return;
+    for (int block = 0; block < box->blocks; block++)
+        ptx_tma_load_4d(shared + (block * box->rows + own->at) * 128, map, barrier,
+                        box->column + BLOCK_COLUMNS * block, own->row,
+                        (int)t->head_kv * step->head, own->outer * step->block);
+}
+
+/* The same, as all that the barrier's phase waits for. The whole warp. */
+FA_DEVICE void load_box(char *shared, const fa_sm90_map *map, const fa_sm90_steps *step,
+                        uint64_t *barrier, const kv_box *box, const lane_rows *own,
+                        const fa_tile *t)
+{
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive_expect(barrier, box->blocks * box->rows * 128);
+    __syncwarp();
+    issue_box(shared, map, step, barrier, box, own, t);
 }
 
 /* The keys that some query of the sequence may see. */

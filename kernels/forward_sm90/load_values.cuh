@@ -39,20 +39,19 @@ FA_DEVICE bool has_values_to_clear(const fa_attention_params *p, const fa_tile *
  * are there. cleared: counts the boxes that were cleared so far. */
 FA_DEVICE void load_values(const pipeline *pipe, const fa_attention_params *p,
                            const fa_sm90_params *s, const fa_tile *t, const kv_box *box,
-                           char *shared, uint64_t *full, int *cleared)
+                           const lane_rows *own, char *shared, uint64_t *full, int *cleared)
 {
-    const bool leader = threadIdx.x % 32 == 0;
     const fa_range seen = find_seen_keys(p, t);
     if (!has_values_to_clear(p, t, &seen, box)) {
-        if (leader) load_box(shared, &s->v, &s->v_step, full, box, p, s, t);
+        load_box(shared, &s->v, &s->v_step, full, box, own, t);
         return;
     }
     uint64_t *loaded = &pipe->state->v_loaded;
-    if (leader) load_box(shared, &s->v, &s->v_step, loaded, box, p, s, t);
+    load_box(shared, &s->v, &s->v_step, loaded, box, own, t);
     ptx_mbarrier_wait(loaded, *cleared & 1);
     *cleared += 1;
     clear_values(shared, box->rows, seen.lo - box->key, seen.hi - box->key);
-    if (leader) ptx_mbarrier_arrive(full);
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(full);
 }
 
 #endif

@@ -31,12 +31,12 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
 {
     const work_tile *w = at->w;
     const int stage = stage_of(at->count);
+    const kv_box box = {w->first_key + at->tile * KEYS, KEYS, 0, K_BLOCKS};
+    const lane_rows own = find_lane_rows(&box, p, s, &w->query_tile);
     __syncwarp(); /* no lane comes to a barrier two phases late */
     ptx_mbarrier_wait(&pipe->state->k_empty[stage], parity_of(at->count) ^ 1);
-    const kv_box box = {w->first_key + at->tile * KEYS, KEYS, 0, K_BLOCKS};
-    if (threadIdx.x == 0)
-        load_box(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage], &box, p,
-                 s, &w->query_tile);
+    load_box(pipe->k + stage * K_BYTES, &s->k, &s->k_step, &pipe->state->k_full[stage], &box, &own,
+             &w->query_tile);
 }
 
 /* cleared: see load_values. */
@@ -44,10 +44,11 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
                                const fa_sm90_params *s, const tile_to_load *at, int *cleared)
 {
     const int stage = stage_of(at->count);
+    const kv_box box = {at->w->first_key + at->tile * KEYS, KEYS, 0, V_BLOCKS};
+    const lane_rows own = find_lane_rows(&box, p, s, &at->w->query_tile);
     __syncwarp();
     ptx_mbarrier_wait(&pipe->state->v_empty[stage], parity_of(at->count) ^ 1);
-    const kv_box box = {at->w->first_key + at->tile * KEYS, KEYS, 0, V_BLOCKS};
-    load_values(pipe, p, s, &at->w->query_tile, &box, pipe->v + stage * V_BYTES,
+    load_values(pipe, p, s, &at->w->query_tile, &box, &own, pipe->v + stage * V_BYTES,
                 &pipe->state->v_full[stage], cleared);
 }
 

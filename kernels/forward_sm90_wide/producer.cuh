@@ -61,6 +61,9 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                              tile_count *count)
 {
     const int key = from->w->first_key + tile * KEYS + THIS_BLOCK * FRAGMENT_KEYS;
+    const kv_box rows = {key, FRAGMENT_KEYS, 0, 0};
+    lane_rows own = {0, 0, 0};
+    if (p->block_table) own = find_lane_rows(&rows, p, s, &from->w->query_tile);
 #pragma unroll
     for (int first = 0; first < K_BLOCKS; first += K_CHUNK_BLOCKS, ++*count) {
         const kv_box chunk = {key, FRAGMENT_KEYS, 64 * first,
@@ -68,11 +71,11 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
         uint64_t *full = &pipe->state->full[stage_of(*count)];
         char *to = chunk_buffer(pipe, *count);
         wait_for_empty_stage(pipe, *count);
-        if (threadIdx.x != 0) continue;
         if (p->block_table) {
-            load_box(to, &s->k, &s->k_step, full, &chunk, p, s, &from->w->query_tile);
+            load_box(to, &s->k, &s->k_step, full, &chunk, &own, &from->w->query_tile);
             continue;
         }
+        if (threadIdx.x != 0) continue;
         ptx_mbarrier_arrive_expect(full, chunk.blocks * K_BLOCK);
 #pragma unroll
         for (int block = 0; block < chunk.blocks; block++)
@@ -92,16 +95,19 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
                               V_BLOCKS};
         uint64_t *full = &pipe->state->full[stage_of(*count)];
         char *to = chunk_buffer(pipe, *count);
+        const bool clears = chunk.key < from->seen_from || chunk.key + V_ROWS > from->seen_to;
+        lane_rows own = {0, 0, 0};
+        if (clears || p->block_table) own = find_lane_rows(&chunk, p, s, &from->w->query_tile);
         wait_for_empty_stage(pipe, *count);
-        if (chunk.key < from->seen_from || chunk.key + V_ROWS > from->seen_to) {
-            load_values(pipe, p, s, &from->w->query_tile, &chunk, to, full, cleared);
+        if (clears) {
+            load_values(pipe, p, s, &from->w->query_tile, &chunk, &own, to, full, cleared);
+            continue;
+        }
+        if (p->block_table) {
+            load_box(to, &s->v, &s->v_step, full, &chunk, &own, &from->w->query_tile);
             continue;
         }
         if (threadIdx.x != 0) continue;
-        if (p->block_table) {
-            load_box(to, &s->v, &s->v_step, full, &chunk, p, s, &from->w->query_tile);
-            continue;
-        }
         ptx_mbarrier_arrive_expect(full, V_BLOCKS * V_BLOCK);
 #pragma unroll
         for (int block = 0; block < V_BLOCKS; block++)

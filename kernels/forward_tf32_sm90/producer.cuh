@@ -48,15 +48,17 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, const source *from, int key,
                              tile_count number)
 {
+    const kv_box box = {key, KEYS, 0, K_BLOCKS};
+    lane_rows own = {0, 0, 0};
+    if (p->block_table) own = find_lane_rows(&box, p, s, from->tile);
     char *to = acquire_stage(pipe, number);
     uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
-    if (threadIdx.x % 32 != 0) return;
-    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
     if (p->block_table) {
-        const kv_box box = {key, KEYS, 0, K_BLOCKS};
-        issue_box(to, &s->k, &s->k_step, loaded, &box, p, s, from->tile);
+        load_box(to, &s->k, &s->k_step, loaded, &box, &own, from->tile);
         return;
     }
+    if (threadIdx.x % 32 != 0) return;
+    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_4d(to + block * K_BLOCK, &s->k, loaded, BLOCK_COLUMNS * block,
@@ -68,17 +70,23 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
                                const fa_sm90_params *s, const source *from, int key,
                                tile_count number)
 {
+    const kv_box all = {key, KEYS, 0, V_BLOCKS}, box = {key, 32, 0, V_BLOCKS};
+    lane_rows own = {0, 0, 0};
+    if (p->block_table) own = find_lane_rows(&all, p, s, from->tile);
     char *to = acquire_stage(pipe, number);
     uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
+    if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
+    if (p->block_table) {
+        __syncwarp();
+        if (own.at >= KEYS) return;
+        to += own.at / 32 * V_BLOCK;
+        own.at %= 32;
+        issue_box(to, &s->v, &s->v_step, loaded, &box, &own, from->tile);
+        return;
+    }
     if (threadIdx.x % 32 != 0) return;
-    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
 #pragma unroll 1
     for (int i = 0; i < KEYS; i += 32, to += V_BLOCK) {
-        if (p->block_table) {
-            const kv_box box = {key + i, 32, 0, V_BLOCKS};
-            issue_box(to, &s->v, &s->v_step, loaded, &box, p, s, from->tile);
-            continue;
-        }
 #pragma unroll
         for (int block = 0; block < V_BLOCKS; block++)
             ptx_tma_load_4d(to + block * BOX_BYTES, &s->v, loaded, BLOCK_COLUMNS * block,
