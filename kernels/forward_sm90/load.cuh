@@ -82,8 +82,8 @@ FA_DEVICE void issue_box(char *shared, const fa_sm90_map *map, const fa_sm90_ste
     if (own->at >= box->rows) return;
     for (int block = 0; block < box->blocks; block++)
         ptx_tma_load_4d(shared + (block * box->rows + own->at) * 128, map, barrier,
-                        box->column + BLOCK_COLUMNS * block, own->row,
-                        (int)t->head_kv * step->head, own->outer * step->block);
+                        box->column + BLOCK_COLUMNS * block, own->row, (int)t->head_kv * step->head,
+                        own->outer * step->block);
 }
 
 /* The same, as all that the barrier's phase waits for. The whole warp. */
