@@ -42,6 +42,7 @@
 
 enum {
     FA_SM90_KEY_ALIGNMENT = 32,        /* the first key of a work tile is a multiple of it */
+    FA_SM90_LARGEST_BOX = 256,         /* rows that TMA loads at once, at most */
     FA_SM90_MAX_BALANCED_BLOCKS = 160, /* blocks of a launch with a balanced schedule */
     FA_SM90_MAX_BALANCED_TASKS = 64    /* balanced tasks of a block */
 };

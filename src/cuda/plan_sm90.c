@@ -77,19 +77,19 @@ static bool wants_fewer_queries(const fa_problem *p, const fa_variant *fewer,
 
 /* ---- Maps ------------------------------------------------------------------------------------ */
 
-/* Rows of keys or values that are loaded at once, `max` of them; of pages, what divides these, page and
- * the position of a work tile's first key. */
-static int32_t find_box(const fa_problem *p, int max)
+/* Rows of keys or values that are loaded at once. Of pages, what divides the page, and the position of
+ * a work tile's first key. */
+static int32_t find_box(const fa_problem *p, const fa_variant *v, int rows)
 {
-    int32_t box = FA_SM90_KEY_ALIGNMENT;
-    if (!p->block_table) return max;
-    while (p->rows_k % box || max % box) box /= 2;
+    if (!p->block_table) return rows;
+    int32_t box = p->window_left < 0 ? FA_SM90_LARGEST_BOX : FA_SM90_KEY_ALIGNMENT;
+    while (p->rows_k % box || rows_k(v) % box || rows_v(v) % box) box /= 2;
     return box;
 }
 
 static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_map_shape maps[3])
 {
-    const int32_t box_v = find_box(p, rows_v(v)), box_k = p->block_table ? box_v : rows_k(v);
+    const int32_t box_k = find_box(p, v, rows_k(v)), box_v = find_box(p, v, rows_v(v));
     fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
