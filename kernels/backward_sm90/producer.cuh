@@ -358,6 +358,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_attention_params *p,
         if (at.count > first_count(w)) continue;
 #if PERSISTENT
         if (threadIdx.x % 32 == 0) issue_keys(pipe, s, w);
+        __syncwarp(); /* nobody looks at a barrier of keys before those in front have been loaded */
 #endif
         finish_k(pipe, p);
         finish_v(pipe);
