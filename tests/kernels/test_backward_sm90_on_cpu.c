@@ -9,7 +9,7 @@
  * side by side, so that they wait for each other.
  *
  * Behind these problems come others with a bias and its gradient, with head dims above 96 and above 128, and some that
- * persistent blocks do twice. Where they are asked for, several run side by side: they wait for each other's shares of dq.
+ * persistent blocks do twice. Where they are asked for, several run side by side, and share the work tiles.
  *
  * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias" or "persistent" for
  * such problems; then the runs of each variant are printed.
@@ -127,8 +127,7 @@ static void vary(cuda_run *run, const machine *m, bool stays)
     run->late_products = varied & 4;
     run->last_block_first = m->otherwise && !m->ordered;
     if (!m->otherwise) return;
-    if (m->ordered || stays)
-        run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+    if (m->ordered || stays) run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
