@@ -57,8 +57,8 @@ typedef struct fa_attention_params {
 
     int64_t fewest_queries; /* of a packed sequence; those with fewer are another launch's, and
                              * their rows are left alone */
-    int64_t tiles; /* of queries: of a batch item, or of all tokens if packed */
-    int64_t tasks; /* tiles times heads times batch items                     */
+    int64_t tiles;          /* of queries: of a batch item, or of all tokens if packed */
+    int64_t tasks;          /* tiles times heads times batch items                     */
 
     int64_t attention_chunk; /* 0: none; only kernels with HAS_ATTENTION_CHUNKS look at it */
     /* Of elements of 8 bits: like k and v, with one column. data NULL: 1. forward_simt and
