@@ -64,6 +64,9 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether an option may hide values that products read all the same. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))
 
+/* Whether the log-sum-exp of rows that are computed again may be wrong. */
+#define RECOMPUTES_LSE 0
+
 /* Whether the bias of a tile is loaded before its scores are issued. */
 #define BIAS_AHEAD (OPTIONS == FA_SM90_BIAS)
 

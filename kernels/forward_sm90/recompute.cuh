@@ -17,7 +17,8 @@
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/convert.cuh"
 
-/* The logit of one key, as an exponent of 2; every lane gets it. */
+/* The logit of one key, as an exponent of 2; every lane gets it. It is rounded before a base is
+ * subtracted: in one fused multiply-add, a huge logit would differ from the base that it is. */
 FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
                                 const fa_logit_row *row, const char *q, int64_t j)
 {
@@ -27,7 +28,8 @@ FA_DEVICE float recompute_logit(const fa_attention_params *p, const fa_tile *t,
         sum = fmaf(fa_load_element(q, p->q.dtype, c), fa_load_element(k, p->k.dtype, c), sum);
     sum = fa_warp_sum(sum);
     const float distance = (float)(row->center - j);
-    return fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t)) * FA_LOG2E;
+    const float logit = fa_row_logit(p, row, j, distance, sum * fa_effective_scale(p, t));
+    return __uint_as_float(fa_opaque(__float_as_uint(logit * FA_LOG2E)));
 }
 
 FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int64_t i, int64_t j)
@@ -46,8 +48,8 @@ FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight,
     }
 }
 
-/* Query i of a sequence: a warp's work. */
-FA_DEVICE void recompute_row(const fa_attention_params *p, const fa_tile *t, int64_t i, char *to)
+/* Query i of a sequence: a warp's work. Returns its log-sum-exp. */
+FA_DEVICE float recompute_row(const fa_attention_params *p, const fa_tile *t, int64_t i, char *to)
 {
     const fa_dropout d = fa_dropout_of(p, t);
     const fa_range visible = fa_tile_visible(p, t, i);
@@ -71,6 +73,7 @@ FA_DEVICE void recompute_row(const fa_attention_params *p, const fa_tile *t, int
         const float x = factor == 0.0f ? 0.0f : out[n] * factor;
         if (c < p->d_v) fa_store_element(to, p->out.dtype, c, x);
     }
+    return lse;
 }
 
 FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
@@ -95,7 +98,10 @@ FA_DEVICE void recompute_rows(const pipeline *pipe, const fa_attention_params *p
         const int64_t first = t->first + consumer * ROWS + (int)threadIdx.x % WARPGROUP / 32 * 16;
         for (int64_t i = first; i < fa_min64(first + 16, t->n_q); i++) {
             char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
-            if (!is_finite_row(p, row)) recompute_row(p, t, i, row);
+            if (is_finite_row(p, row)) continue;
+            const float lse = recompute_row(p, t, i, row);
+            if (RECOMPUTES_LSE && p->lse && threadIdx.x % 32 == 0)
+                p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
         }
     }
 }

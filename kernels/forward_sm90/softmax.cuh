@@ -24,7 +24,9 @@
 
 /* A row's largest weight is 2 to this power when its base is its max. float16 loses small numbers, so its
  * weights are larger. */
+#ifndef HEADROOM
 #define HEADROOM (ELEMENT == FA_ELEMENT_FLOAT16 ? 8.0f : 0.0f)
+#endif
 #define MAX_WEIGHT (ELEMENT == FA_ELEMENT_FLOAT16 ? 256.0f : 1.0f)
 
 /* Rows are flat by FA_FLAT_SUM. But if the weights of one row of a warp add up to less than this many times its

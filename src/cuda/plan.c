@@ -10,14 +10,15 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt does every problem. What is behind it runs where
- * the environment asks for it: tf32x3 comes before simt, and sm90_persistent before sm90, once they have been verified and measured on a GPU. */
-enum { MAX_FAMILIES = 10 };
+ * the environment asks for it: tf32x3 comes before simt, and sm90_persistent before sm90, once they
+ * have been verified and measured on a GPU. */
+enum { MAX_FAMILIES = 11 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode,                      \
             &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
-            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_tf32, &fa_cuda_forward_simt,              \
-            &fa_cuda_forward_tf32x3                                                                \
+            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
+            &fa_cuda_forward_simt, &fa_cuda_forward_tf32x3                                         \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,

@@ -1,6 +1,7 @@
 /*
  * forward_sm90 and forward_sm90_wide: Hopper's tensor cores (wgmma) and tensor copies (TMA),
  * float16 and bfloat16. forward_tf32_sm90: the same for float32 inputs that may be rounded to tf32.
+ * forward_f16x3_sm90: for float32 inputs that may not.
  */
 #include "cuda/plan_sm90.h"
 
@@ -9,6 +10,7 @@
 
 #include "../../kernels/common/causal_schedule.h"
 #include "../../kernels/common/flat_rows.h"
+#include "../../kernels/forward_f16x3_sm90/forward_f16x3_sm90.h"
 #include "../../kernels/forward_tf32_sm90/forward_tf32_sm90.h"
 #include "cuda/counters.h"
 #include "cuda/family.h"
@@ -16,11 +18,20 @@
 #include "cuda/view_map.h"
 
 /* Which kernel a variant is of: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
- * or, where both are false, forward_sm90. */
+ * forward_f16x3_sm90; or, where all are false, forward_sm90. */
 static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
 static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
+static bool is_f16x3(const fa_variant *v) { return v->element == FA_ELEMENT_FLOAT16X3; }
+
+/* Those for float32, which have warps that change tiles, and none that schedules. */
+static bool is_float32(const fa_variant *v) { return is_tf32(v) || is_f16x3(v); }
 
 static int count_queries(const fa_variant *v) { return FA_SM90_QUERIES(v->consumers); }
+
+static int count_threads(const fa_variant *v)
+{
+    return is_f16x3(v) ? FA_F16X3_SM90_THREADS(v->consumers) : FA_SM90_THREADS(v->consumers);
+}
 
 static int count_smem(const fa_variant *v)
 {
@@ -29,6 +40,7 @@ static int count_smem(const fa_variant *v)
                                  v->chunk);
     if (is_tf32(v))
         return FA_TF32_SM90_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages);
+    if (is_f16x3(v)) return FA_F16X3_SM90_SMEM(v->head_dim, v->consumers, v->keys, v->stages);
     return FA_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->options, v->consumers, v->keys,
                         v->stages, v->q_stages);
 }
@@ -135,7 +147,7 @@ static const fa_variant *next_variant(const fa_variant *v)
 
 static bool takes(const fa_variant *v, const fa_problem *p, int options)
 {
-    if (!is_tf32(v) && v->element != (fa_element)p->q.dtype) return false;
+    if (!is_float32(v) && v->element != (fa_element)p->q.dtype) return false;
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
     if (v->options != options && !(options && v->options == FA_SM90_ALL)) return false;
@@ -189,7 +201,7 @@ static bool wants_balance(const fa_problem *p, const fa_cuda_plan_launch *l)
     const int64_t many = 32;
     if (fa_cuda_has_own_lengths(p)) return false;
     if (l->sm90.bias_mapped) return false; /* the warp that balances loads the bias there */
-    if (is_tf32(&fa_variants[l->variant])) return false; /* it transposes values there */
+    if (is_float32(&fa_variants[l->variant])) return false; /* it changes tiles there */
     if (l->cluster > 1 || l->grid > FA_SM90_MAX_BALANCED_BLOCKS) return false;
     return l->tasks <= INT32_MAX && (p->d <= 64 || l->tiles >= many);
 }
@@ -212,7 +224,7 @@ static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int
 {
     const int64_t short_row = 256;
     if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
-    if (is_tf32(&fa_variants[l->variant])) return false;
+    if (is_float32(&fa_variants[l->variant])) return false;
     if (may_pair(p) && l->tiles > 1) return false;
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
@@ -270,6 +282,7 @@ static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
     case FA_ELEMENT_TF32: return "tf32 products (wgmma), float32 sums";
+    case FA_ELEMENT_FLOAT16X3: return "three float16 products for each (wgmma), float32 sums";
     case FA_ELEMENT_BFLOAT16: return "bfloat16 products (wgmma), float32 sums";
     default: return "float16 products (wgmma), float32 sums";
     }
@@ -284,8 +297,8 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     static const char *const names[] = {"q", "k", "v"};
     if (fa_cuda_refuse_block_strides(p, why, size) || !fa_cuda_maps_fit(maps, names, 3, why, size))
         return false;
-    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_SM90_THREADS(v->consumers), count_smem(v),
-                                              queue_sm90, device, plan, why, size);
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(v, count_threads(v), count_smem(v), queue_sm90, device, plan, why, size);
     if (!l) return false;
     plan->arithmetic = arithmetic_of(v);
     l->tile_k = v->keys;
@@ -342,6 +355,28 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, 0, device, plan, why,
                     size);
 }
+
+static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                       char *why, size_t size)
+{
+    if (fa_cuda_refuse_other_than_float32(p, why, size)) return false;
+    if (p->precision != FA_PRECISION_FLOAT32) {
+        fa_cuda_say(why, size, "options.precision is not FA_PRECISION_FLOAT32");
+        return false;
+    }
+    if (fa_cuda_refuse_options(p, why, size) || refuse_score_options(p, why, size) ||
+        refuse_sizes(p, why, size))
+        return false;
+    return plan_any(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90, 0, device, plan, why,
+                    size);
+}
+
+const fa_cuda_family fa_cuda_forward_f16x3_sm90 = {
+    .name = "f16x3_sm90",
+    .oldest = 90,
+    .newest = 90,
+    .plan = plan_f16x3,
+};
 
 const fa_cuda_family fa_cuda_forward_tf32_sm90 = {
     .name = "tf32_sm90",

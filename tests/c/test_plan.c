@@ -268,32 +268,49 @@ static void test_tensor_cores(void)
             }
 }
 
-/* float32 of every head dim on every device: in tf32 if it is asked for, wherever there is the shared memory. */
-static void test_tf32(void)
+/* The family that takes float32 of head dim d in a precision, wherever there is the shared memory,
+ * and what it says of its arithmetic. */
+static const char *float32_family(const fa_cuda_device *device, fa_precision precision, int64_t d,
+                                  const char **arithmetic)
+{
+    const int architecture = 10 * device->major + device->minor;
+    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;          /* KiB */
+    const bool hopper = architecture == 90 && d <= 256 && d % 4 == 0; /* TMA wants 16 bytes */
+    if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
+        device->smem_per_block >= needed * 1024) {
+        *arithmetic = hopper ? "tf32 products (wgmma), float32 sums"
+                             : "tf32 products (mma.sync), float32 sums";
+        return hopper ? "tf32_sm90" : "tf32";
+    }
+    *arithmetic = "float32 sums on FMA units";
+    if (precision != FA_PRECISION_FLOAT32 || !hopper) return "simt";
+    *arithmetic = "three float16 products for each (wgmma), float32 sums";
+    return "f16x3_sm90";
+}
+
+/* float32 of every head dim in every precision on every device. */
+static void test_float32(void)
 {
     static const fa_precision precisions[] = {FA_PRECISION_FLOAT32, FA_PRECISION_TF32,
                                               FA_PRECISION_IEEE};
     for (int64_t d = 1; d <= 512; d++)
         for (int i = 0; i < DEVICES; i++)
             for (int n = 0; n < 3; n++) {
-                const int architecture = 10 * devices[i].major + devices[i].minor;
-                const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220; /* KiB */
+                const char *arithmetic;
+                const char *name = float32_family(&devices[i], precisions[n], d, &arithmetic);
                 fa_problem p = make_mapped(8, 300, d, d > 8 ? d - 8 : d);
                 set_dtype(&p, FA_FLOAT32);
                 p.precision = precisions[n];
                 check_plan(&p, &devices[i]);
-                const bool expected = precisions[n] == FA_PRECISION_TF32 && architecture >= 80 &&
-                                      devices[i].smem_per_block >= needed * 1024;
                 const fa_cuda_plan plan = plan_of(&p, &devices[i]);
-                /* TMA wants whole 16 bytes. */
-                const bool hopper = expected && architecture == 90 && d <= 256 && d % 4 == 0;
-                const char *name = hopper ? "tf32_sm90" : "tf32";
-                CHECK((strcmp(plan.family->name, name) == 0) == expected, "d %lld on %s: %s%s",
-                      (long long)d, devices[i].name, name_of(&plan), plan.passed_over);
-                CHECK(strcmp(plan.arithmetic, hopper     ? "tf32 products (wgmma), float32 sums"
-                                              : expected ? "tf32 products (mma.sync), float32 sums"
-                                                         : "float32 sums on FMA units") == 0,
-                      "d %lld: %s", (long long)d, plan.arithmetic);
+                CHECK(strcmp(plan.family->name, name) == 0, "d %lld on %s: %s%s", (long long)d,
+                      devices[i].name, name_of(&plan), plan.passed_over);
+                CHECK(strcmp(plan.arithmetic, arithmetic) == 0, "d %lld: %s", (long long)d,
+                      plan.arithmetic);
+                p.softcap = 30; /* an option of the scores */
+                const fa_cuda_plan general = plan_of(&p, &devices[i]);
+                CHECK(!strstr(general.family->name, "_sm90"), "d %lld: %s", (long long)d,
+                      name_of(&general));
             }
     for (int n = 0; n < 3; n++) { /* where it is asked for */
         char why[320];
@@ -1081,7 +1098,7 @@ int main(void)
     test_chunks();
     test_caches();
     test_tensor_cores();
-    test_tf32();
+    test_float32();
     test_forms();
     test_shares();
     test_wide();

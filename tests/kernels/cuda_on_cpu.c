@@ -297,6 +297,11 @@ uint32_t __reduce_min_sync(unsigned mask, uint32_t value)
     return least;
 }
 
+uint32_t __reduce_max_sync(unsigned mask, uint32_t value)
+{
+    return ~__reduce_min_sync(mask, ~value);
+}
+
 uint32_t __reduce_add_sync(unsigned mask, uint32_t value)
 {
     const char *all = show_all(mask, &value, sizeof value);

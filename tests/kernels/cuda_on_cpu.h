@@ -107,6 +107,7 @@ int __syncthreads_or(int predicate);
 int __any_sync(unsigned mask, int predicate);
 uint32_t __ballot_sync(unsigned mask, int predicate);
 uint32_t __reduce_min_sync(unsigned mask, uint32_t value);
+uint32_t __reduce_max_sync(unsigned mask, uint32_t value);
 uint32_t __reduce_add_sync(unsigned mask, uint32_t value);
 uint32_t __reduce_or_sync(unsigned mask, uint32_t value);
 static inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }

@@ -27,6 +27,7 @@ enum {
 };
 
 int64_t hopper_paths[HOPPER_PATHS];
+bool hopper_cuts_off;
 
 static const uint32_t poison = 0x7fc0dead; /* a NaN of which nobody else has the bits */
 
@@ -1030,6 +1031,26 @@ static void add_products(float *restrict sum, const float *restrict a, const flo
         }
 }
 
+/* Rounded towards 0. */
+static float cut_off(double x)
+{
+    const float near = (float)x;
+    return fabs((double)near) > fabs(x) ? nextafterf(near, 0.0f) : near;
+}
+
+/* The same with a sum that is exact, and then cut off. */
+static void add_and_cut_off(float *restrict sum, const float *restrict a, const float *restrict b,
+                            int columns, int depth)
+{
+    for (int row = 0; row < 64; row++)
+        for (int c = 0; c < columns; c++) {
+            double x = (double)sum[row * columns + c];
+            for (int k = 0; k < depth; k++)
+                x += (double)a[depth * row + k] * (double)b[k * columns + c];
+            sum[row * columns + c] = cut_off(x);
+        }
+}
+
 static void multiply(const warpgroup *w, uint64_t number, float *sum)
 {
     static float a[64 * 16], b[16 * MAX_COLUMNS], rows[16 * MAX_COLUMNS];
@@ -1045,7 +1066,7 @@ static void multiply(const warpgroup *w, uint64_t number, float *sum)
         read_along_rows(p->b, p->element, p->columns, rows);
         transpose(rows, p->columns, depth, b);
     }
-    add_products(sum, a, b, p->columns, depth);
+    (hopper_cuts_off ? add_and_cut_off : add_products)(sum, a, b, p->columns, depth);
 }
 
 /* The threads of a warpgroup must issue the same. */

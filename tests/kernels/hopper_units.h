@@ -90,6 +90,9 @@ typedef enum hopper_path {
 } hopper_path;
 extern int64_t hopper_paths[HOPPER_PATHS];
 
+/* Whether sums of products are cut off, as tensor cores do, instead of rounded. It takes longer. */
+extern bool hopper_cuts_off;
+
 /* setmaxnreg: from now on the warp has so many registers a thread, fewer or more than before. */
 void hopper_registers(int count, bool more);
 

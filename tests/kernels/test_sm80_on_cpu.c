@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention.h"
 #include "check.h"
 #include "cuda/family.h"
 #include "cuda/plan_sm80.h"
+#include "float32_on_cpu.h"
 #include "forward_on_cpu.h"
 
 enum { PROBLEMS = 150, FLOAT32_PROBLEMS = 16 };
@@ -97,9 +97,7 @@ static void test_float32(random_settings settings, fa_precision precision, int64
     run_peaked_problems(&settings, &number, first + count / 10);
 }
 
-/* ---- As exact as float32 arithmetic ---------------------------------------------------------- */
-
-enum { QUERIES = 24, KEYS = 320, MAX_DIM = 256 };
+/* ---- Single problems --------------------------------------------------------------------------- */
 
 /* The forward on an H200, imitated. */
 static void run_alone(attention *a, fa_precision precision)
@@ -120,128 +118,13 @@ static void run_alone(attention *a, fa_precision precision)
     CHECK(status == FA_OK, "status %d: %s", (int)status, message);
 }
 
-static double load(const fa_tensor *t, int64_t row, int64_t column)
-{
-    return ref_load(t, 0, row, 0, column);
-}
-
-/* Query i in float32: each sum in one chain of fused multiply-adds, as a kernel on FMA units does it. */
-static void attend_plainly(const attention *a, int64_t i, float out[MAX_DIM])
-{
-    const int64_t d = a->s.d;
-    const float scale = (float)(1 / sqrt((double)d)) * 1.4426950408889634f;
-    float scores[KEYS], top = -INFINITY, sum = 0;
-    for (int64_t j = 0; j < KEYS; j++) {
-        float dot = 0;
-        for (int64_t c = 0; c < d; c++)
-            dot = fmaf((float)load(&a->in.q, i, c), (float)load(&a->in.k, j, c), dot);
-        scores[j] = dot * scale;
-        top = fmaxf(top, scores[j]);
-    }
-    for (int64_t c = 0; c < d; c++) out[c] = 0;
-    for (int64_t j = 0; j < KEYS; j++) {
-        const float weight = exp2f(scores[j] - top);
-        sum += weight;
-        for (int64_t c = 0; c < d; c++) out[c] = fmaf(weight, (float)load(&a->in.v, j, c), out[c]);
-    }
-    for (int64_t c = 0; c < d; c++) out[c] /= sum;
-}
-
-/* Queries are `factor` times as large as usual; 0: a fifth as large, and a key. */
-static void peak_queries(attention *a, double factor)
-{
-    for (int64_t i = 0; i < QUERIES; i++)
-        for (int64_t c = 0; c < a->s.d; c++) {
-            const double q = load(&a->in.q, i, c), key = load(&a->in.k, 13 * i, c);
-            ref_store(&a->in.q, 0, i, 0, c, factor > 0 ? factor * q : 0.2 * q + key);
-        }
-}
-
-/* Three products in tf32, cut off by the imitated tensor cores: errors like those of float32 arithmetic. */
-static void test_exactness(int d)
-{
-    static const double factors[] = {1, 4, 16, 64, 0};
-    for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
-        attention a;
-        ref_array want, lse;
-        const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
-        double error = 0, plain_error = 0;
-        attention_make(&a, 7 + n, s, FA_FLOAT32);
-        peak_queries(&a, factors[n]);
-        run_alone(&a, FA_PRECISION_FLOAT32);
-        ref_forward(&a.in, &want, &lse);
-        for (int64_t i = 0; i < QUERIES; i++) {
-            float plain[MAX_DIM];
-            attend_plainly(&a, i, plain);
-            for (int64_t c = 0; c < d; c++) {
-                const double exact = want.value[ref_array_index(&want, 0, i, 0, c)];
-                error += pow(load(&a.out, i, c) - exact, 2);
-                plain_error += pow((double)plain[c] - exact, 2);
-            }
-        }
-        CHECK(error <= plain_error, "d %d, queries times %g: %g times the error of float32", d,
-              factors[n], sqrt(error / plain_error));
-        ref_array_free(&want);
-        ref_array_free(&lse);
-        attention_free(&a);
-    }
-}
-
-/* Infinite queries, keys and values, and a NaN of all ones: as on the CPU. */
-static void test_infinities(fa_precision precision)
-{
-    attention a;
-    const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
-    attention_make(&a, 3, s, FA_FLOAT32);
-    static float want[QUERIES][64];
-    ref_store(&a.in.k, 0, 70, 0, 5, INFINITY); /* half of the rows: no weight, the others: NaN */
-    ref_store(&a.in.q, 0, 3, 0, 9, -INFINITY);
-    ref_store(&a.in.v, 0, 150, 0, 1, INFINITY);
-    ref_store(&a.in.v, 0, 151, 0, 2, -INFINITY);
-    ref_store(&a.in.v, 0, 152, 0, 3, INFINITY);
-    ref_store(&a.in.v, 0, 300, 0, 3, -INFINITY);
-    memset((float *)a.in.v.data + 200 * 64 + 4, 0xff, sizeof(float));
-    if (!attention_forward(&a, "on the CPU")) return;
-    int64_t infinite = 0, finite = 0;
-    for (int64_t i = 0; i < QUERIES; i++)
-        for (int64_t c = 0; c < 64; c++) want[i][c] = (float)load(&a.out, i, c);
-    attention_poison(&a);
-    run_alone(&a, precision);
-    for (int64_t i = 0; i < QUERIES; i++)
-        for (int64_t c = 0; c < 64; c++) {
-            const double out = load(&a.out, i, c), w = (double)want[i][c];
-            infinite += isinf(w) != 0, finite += isfinite(w) != 0;
-            const bool fine = isnan(w) ? isnan(out) : isinf(w) ? out == w : fabs(out - w) < 2e-2;
-            CHECK(fine, "precision %d, query %lld, column %lld: %g, expected %g", (int)precision,
-                  (long long)i, (long long)c, out, w);
-        }
-    CHECK(infinite > QUERIES / 2 && finite > 64 * QUERIES / 4, "few infinite, or few finite");
-    attention_free(&a);
-}
-
-/* A key that is a NaN of all ones: rows that see it are NaN, and no others. */
-static void test_nan_key(fa_precision precision)
-{
-    enum { KEY = 12 };
-    attention a;
-    const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
-    attention_make(&a, 5, s, FA_FLOAT32);
-    a.in.options.flags = FA_CAUSAL | FA_DIAGONAL;
-    memset((float *)a.in.k.data + KEY * 64 + 2, 0xff, sizeof(float));
-    run_alone(&a, precision);
-    for (int64_t i = 0; i < QUERIES; i++)
-        CHECK(isnan(load(&a.out, i, 7)) == (i >= KEY), "precision %d, query %lld: %g",
-              (int)precision, (long long)i, load(&a.out, i, 7));
-    attention_free(&a);
-}
-
 static void test_single_problems(void)
 {
-    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(d);
-    test_infinities(FA_PRECISION_TF32);
-    test_infinities(FA_PRECISION_FLOAT32);
-    test_nan_key(FA_PRECISION_TF32);
-    test_nan_key(FA_PRECISION_FLOAT32);
+    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(run_alone, d);
+    test_infinities(run_alone, FA_PRECISION_TF32);
+    test_infinities(run_alone, FA_PRECISION_FLOAT32);
+    test_nan_key(run_alone, FA_PRECISION_TF32);
+    test_nan_key(run_alone, FA_PRECISION_FLOAT32);
 }
 
 /* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by hand. */

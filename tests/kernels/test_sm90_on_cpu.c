@@ -9,7 +9,7 @@
  * Peaked rows have problems of their own, which also go every way through the softmax.
  *
  * Each variant runs a few times. Arguments: the first problem's number, and how many; then all of them run, and the
- * runs of each variant are printed.
+ * runs of each variant are printed. With the name of a family of float32 inputs behind these, only its problems run.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -19,13 +19,14 @@
 #include "check.h"
 #include "cuda/family.h"
 #include "cuda/plan_sm90.h"
+#include "float32_on_cpu.h"
 #include "forward_on_cpu.h"
 #include "hopper_units.h"
 
 enum {
     PROBLEMS = 1800,
     WIDE_PROBLEMS = 60,
-    TF32_PROBLEMS = 120,
+    FLOAT32_PROBLEMS = 120,
     PEAKED_PROBLEMS = 52,
     EACH = 5,
     LONG_ROWS = 8192,
@@ -225,18 +226,105 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
     return done;
 }
 
-/* float32 inputs, whose products may be rounded to tf32. */
-static void run_tf32_problems(random_settings settings, int64_t *number, int64_t count)
+/* float32 inputs, for one of the families that take them. */
+static void run_float32_problems(random_settings settings, const char *family,
+                                 fa_precision precision, int64_t *number, int64_t count)
 {
     const int64_t first = *number;
-    family_name = "tf32_sm90";
+    family_name = family;
     settings.one_dtype = settings.few_queries = settings.small = true;
     settings.dtype = FA_FLOAT32;
-    settings.precision = FA_PRECISION_TF32;
+    settings.precision = precision;
     const int done = run_forward_problems(&settings, number, first + count);
     CHECK(done > 0, "no float32 problem was for these kernels");
     *number = first;
     run_peaked_problems(&settings, number, first + count / 10);
+    family_name = "sm90";
+}
+
+/* The forward of the family on an H200, imitated. */
+static void run_alone(attention *a, fa_precision precision)
+{
+    int64_t number = 1;
+    char message[320] = "";
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a->buffers,
+                        .q = a->in.q,
+                        .k = a->in.k,
+                        .v = a->in.v,
+                        .out = a->out,
+                        .lse = a->lse,
+                        .options = a->in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    call.options.precision = precision;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+}
+
+static void multiply_row(const fa_tensor *t, int64_t row, double factor)
+{
+    for (int64_t c = 0; c < t->shape[3]; c++) ref_store(t, 0, row, 0, c, factor * load(t, row, c));
+}
+
+/* Rows of a tile of which one is so much larger than the others that float16 parts have no room for
+ * these: they are computed in float32. */
+static void test_wide_range(void)
+{
+    static const double factors[] = {0x1p-30, 1e5, 1e9};
+    for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        make_aligned(&a, 11 + n, s);
+        multiply_row(&a.in.k, 70, factors[n]);
+        multiply_row(&a.in.v, 150, factors[n]);
+        check_exactness(run_alone, &a, 2, "a wide range", factors[n]);
+        attention_free(&a);
+    }
+}
+
+/* Tiles of very different magnitude, whose powers of two cannot be guessed from the tiles before. */
+static void test_magnitudes(void)
+{
+    static const double factors[] = {0x1p60, 0x1p-60};
+    for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, 128, 128};
+        make_aligned(&a, 21 + n, s);
+        for (int64_t i = 0; i < QUERIES; i++) multiply_row(&a.in.q, i, factors[n]);
+        for (int64_t j = 0; j < KEYS; j++) {
+            multiply_row(&a.in.k, j, (j / 64 % 2 ? 1 : 0x1p-20) / factors[n]);
+            multiply_row(&a.in.v, j, (j / 64 % 3 ? 1 : 0x1p12) * factors[n]);
+        }
+        check_exactness(run_alone, &a, 1, "values times", factors[n]);
+        attention_free(&a);
+    }
+}
+
+/* Logits so huge that they differ from their base, which is rounded, by more than a weight may. */
+static void test_huge_logits(void)
+{
+    static const double factors[] = {1e7, 3e8, 1e10, 1e20};
+    for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        make_aligned(&a, 31 + n, s);
+        for (int64_t i = 0; i < QUERIES; i += 2) multiply_row(&a.in.q, i, factors[n]);
+        check_exactness(run_alone, &a, 2, "some queries times", factors[n]);
+        attention_free(&a);
+    }
+}
+
+static void test_f16x3(void)
+{
+    family_name = "f16x3_sm90";
+    hopper_cuts_off = true;
+    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(run_alone, d);
+    test_wide_range();
+    test_magnitudes();
+    test_huge_logits();
+    test_infinities(run_alone, FA_PRECISION_FLOAT32);
+    test_nan_key(run_alone, FA_PRECISION_FLOAT32);
+    hopper_cuts_off = false;
     family_name = "sm90";
 }
 
@@ -255,6 +343,12 @@ static void check_paths(bool print)
     }
 }
 
+static void print_runs(void)
+{
+    for (int i = 0; i < FA_VARIANTS; i++)
+        if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+}
+
 int main(int argc, char **argv)
 {
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
@@ -266,6 +360,13 @@ int main(int argc, char **argv)
                                 .context = &number};
     test_begin();
     if (argc > 2) max_runs = INT_MAX;
+    if (argc > 3) {
+        const bool tf32 = strcmp(argv[3], "tf32_sm90") == 0;
+        run_float32_problems(settings, argv[3], tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32,
+                             &number, end - number);
+        print_runs();
+        return test_end();
+    }
     int done = run_forward_problems(&settings, &number, end);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0] && argc == 1; i++) {
         number = rare[i];
@@ -282,14 +383,16 @@ int main(int argc, char **argv)
         run_peaked_problems(&settings, &number, beside_flat[i] + 1);
     }
     number = argc > 1 ? atoll(argv[1]) : 0;
-    run_tf32_problems(settings, &number, argc > 2 ? atoll(argv[2]) : TF32_PROBLEMS);
+    const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
+    run_float32_problems(settings, "tf32_sm90", FA_PRECISION_TF32, &number, count);
+    run_float32_problems(settings, "f16x3_sm90", FA_PRECISION_FLOAT32, &number, count);
+    test_f16x3();
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
     CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");
     if (argc > 2) {
         printf("%5d problems, %d with a dynamic schedule\n", done, dynamic);
-        for (int i = 0; i < FA_VARIANTS; i++)
-            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+        print_runs();
     }
     return test_end();
 }

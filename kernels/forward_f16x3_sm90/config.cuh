@@ -1,0 +1,126 @@
+/*
+ * What forward_f16x3_sm90 is compiled with, and the sizes that follow from it. It replaces
+ * forward_sm90/config.cuh and forward_tf32_sm90/config.cuh, and is included before any part of
+ * these. A row of kernels/variants.h gives
+ *
+ *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
+ *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 64
+ *     VALUE_DIM  that of values: the same
+ *     OPTIONS    0: masks by position and lengths alone
+ *     CLUSTER    1
+ *     CONSUMERS  2: warpgroups that compute, 64 queries each
+ *     KEYS       of a key tile, a multiple of 16
+ *     STAGES     for a tile of keys or values
+ *     Q_STAGES   1
+ */
+#ifndef FA_KERNELS_FORWARD_F16X3_SM90_CONFIG_CUH
+#define FA_KERNELS_FORWARD_F16X3_SM90_CONFIG_CUH
+
+#if defined(FA_KERNELS_FORWARD_SM90_CONFIG_CUH) || defined(FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH)
+#error "include forward_f16x3_sm90/config.cuh before the parts of other kernels"
+#endif
+#define FA_KERNELS_FORWARD_SM90_CONFIG_CUH
+#define FA_KERNELS_FORWARD_TF32_SM90_CONFIG_CUH
+
+#ifndef ELEMENT
+#error "forward_f16x3_sm90: ELEMENT is missing"
+#endif
+#ifndef HEAD_DIM
+#error "forward_f16x3_sm90: HEAD_DIM is missing"
+#endif
+#ifndef VALUE_DIM
+#error "forward_f16x3_sm90: VALUE_DIM is missing"
+#endif
+#ifndef OPTIONS
+#error "forward_f16x3_sm90: OPTIONS is missing"
+#endif
+#ifndef CLUSTER
+#error "forward_f16x3_sm90: CLUSTER is missing"
+#endif
+#ifndef CONSUMERS
+#error "forward_f16x3_sm90: CONSUMERS is missing"
+#endif
+#ifndef KEYS
+#error "forward_f16x3_sm90: KEYS is missing"
+#endif
+#ifndef STAGES
+#error "forward_f16x3_sm90: STAGES is missing"
+#endif
+#ifndef Q_STAGES
+#error "forward_f16x3_sm90: Q_STAGES is missing"
+#endif
+
+#include "common/dialect.h"
+#include "common/element.h"
+#include "forward_f16x3_sm90/forward_f16x3_sm90.h"
+
+static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && OPTIONS == 0 && CLUSTER == 1 && Q_STAGES == 1 &&
+                  CONSUMERS == 2,
+              "what the kernel can do");
+static_assert(HEAD_DIM % 64 == 0 && KEYS % 16 == 0, "tiles are whole blocks");
+static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
+
+/* From here on: the type of the parts, which products take. */
+#undef ELEMENT
+#define ELEMENT FA_ELEMENT_FLOAT16
+
+#define FIRST_COLUMN 0     /* of the outputs that a block computes */
+#define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
+
+/* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
+#define HIDES_VALUES 0
+#define TRACKED 1
+#define HAS_SERIES 0
+#define DYNAMIC 0
+#define BALANCED 0
+#define SINGLE_TILES 0
+#define RECOMPUTES_LSE 1
+
+/* A row's largest weight is 2 to this power, so that few weights are too small for float16. */
+#define HEADROOM 15.0f
+
+/* Accumulators of the outputs in a thread. */
+#define OUTPUTS (VALUE_DIM / 2)
+
+/* Tensor cores cut sums off. So sums are short: of so many columns in S = Q K^T, of the keys of a
+ * tile in P V; and added up by ordinary additions. */
+#define SUM_COLUMNS 64
+
+/* Columns of P V that are computed at a time. */
+#define PV_COLUMNS 64
+
+enum {
+    WARPGROUP = 128,
+    WARPS = WARPGROUP / 32,
+    PRODUCERS = FA_F16X3_SM90_PRODUCERS, /* warpgroups */
+    THREADS = FA_F16X3_SM90_THREADS(CONSUMERS),
+    QUERIES = FA_SM90_QUERIES(CONSUMERS),
+    ROWS = 64, /* queries of a consumer */
+    /* A row of shared memory has 128 bytes, which the swizzle spans: 32 floats, or 64 halves. */
+    BLOCK_COLUMNS = 32,
+    K_BLOCKS = HEAD_DIM / BLOCK_COLUMNS,
+    Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
+    K_BLOCK = KEYS * 128, /* the same of keys or values */
+    /* Two blocks of floats become a block of their large parts and one of their small parts. */
+    PAIRS = K_BLOCKS / 2,
+    Q_BYTES = K_BLOCKS * Q_BLOCK,
+    TILE_BYTES = K_BLOCKS * K_BLOCK, /* of keys or values */
+    QUEUE_ENTRIES = FA_F16X3_SM90_QUEUE_ENTRIES,
+    SPLITTERS = PRODUCERS * WARPS - 1, /* warps */
+    TASK_NONE = -1,
+    TASK_END = -2
+};
+
+/* Registers of a thread that loads, and of one that computes. */
+#if HEAD_DIM <= 128
+#define PRODUCER_REGISTERS 56
+#define CONSUMER_REGISTERS 200
+#else
+#define PRODUCER_REGISTERS 48
+#define CONSUMER_REGISTERS 208
+#endif
+static_assert(WARPGROUP * (PRODUCERS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <=
+                  65536 / THREADS / 8 * 8 * THREADS,
+              "or the block would wait for more registers than it has, for ever");
+
+#endif

@@ -1,0 +1,58 @@
+/*
+ * Attention forward on Hopper's tensor cores for float32, with float32's errors: each operand is
+ * the sum of two float16 numbers, and a product is three products of these. Masks by position and
+ * lengths alone.
+ *
+ * The kernel is persistent, with the scheduler of forward_sm90 and the roles of forward_tf32_sm90.
+ * TMA brings float32 tiles. Between the loads and the products some warps, the splitters, split
+ * keys and values in shared memory, in place; consumers split their queries and weights.
+ *
+ *   load warp     warp 0: describes work tiles, loads by TMA  producer.cuh
+ *   splitters     warps 1 to 7                                split.cuh, parts.cuh
+ *   consumers     two warpgroups of 64 queries                consumer.cuh, queries.cuh,
+ *                                                             multiply.cuh, softmax.cuh
+ *
+ * config.cuh says what the file is compiled with.
+ */
+#include "forward_f16x3_sm90/config.cuh"
+#include "forward_f16x3_sm90/pipeline.cuh"
+#include "forward_f16x3_sm90/consumer.cuh"
+#include "forward_f16x3_sm90/producer.cuh"
+#include "forward_f16x3_sm90/split.cuh"
+#include "forward_sm90/scheduler.cuh"
+#include "forward_sm90/warp.cuh"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
+
+/* The producers' warps. */
+enum { WARP_LOAD, WARP_SPLIT };
+static_assert(WARP_SPLIT + SPLITTERS == PRODUCERS * WARPS, "they are whole warpgroups");
+
+FA_KERNEL __launch_bounds__(THREADS, 1)
+    forward_f16x3_sm90(const __grid_constant__ fa_attention_params p,
+                       const __grid_constant__ fa_sm90_params s)
+{
+    FA_DYNAMIC_SHARED(raw);
+    __shared__ shared_state shared;
+    shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
+    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023);
+    char *tiles = q + CONSUMERS * Q_BYTES;
+    const pipeline pipe = {.q = q,
+                           .tiles = tiles,
+                           .descriptor = ptx_uniform(ptx_descriptor_low(tiles, 0)),
+                           .queue = (work_tile *)ptx_uniform_pointer(tiles + STAGES * TILE_BYTES),
+                           .state = state};
+    if (threadIdx.x == 0) init_barriers(state);
+    __syncthreads();
+    if (threadIdx.x < PRODUCERS * WARPGROUP) {
+        ptx_decrease_registers(PRODUCER_REGISTERS);
+        const int warp = warp_uniform(threadIdx.x / 32);
+        if (warp == WARP_LOAD) load_all(&pipe, &p, &s);
+        else split_all(&pipe, &p, &s, warp - WARP_SPLIT);
+    } else {
+        ptx_increase_registers(CONSUMER_REGISTERS);
+        consume(&pipe, &p, &s, warp_uniform(threadIdx.x / WARPGROUP - PRODUCERS));
+    }
+}

@@ -1,0 +1,32 @@
+/*
+ * What follows from the numbers of a variant of forward_f16x3_sm90. Its second parameter is
+ * forward_sm90's. Shared by the kernel and the planner.
+ *
+ * The numbers are those of kernels/variants.h:
+ *
+ *   head_dim, value_dim  the same multiple of 64
+ *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
+ *   keys                 of a key tile, a multiple of 16
+ *   stages               for a tile of keys or values
+ *   q_stages             1
+ */
+#ifndef FA_KERNEL_FORWARD_F16X3_SM90_H
+#define FA_KERNEL_FORWARD_F16X3_SM90_H
+
+#include "../forward_sm90/forward_sm90.h"
+
+enum {
+    FA_F16X3_SM90_PRODUCERS = 2,    /* warpgroups that load and split */
+    FA_F16X3_SM90_QUEUE_ENTRIES = 4 /* of the work-tile queue: an even number */
+};
+
+/* Threads of a block. */
+#define FA_F16X3_SM90_THREADS(consumers) (128 * (FA_F16X3_SM90_PRODUCERS + (consumers)))
+
+/* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work
+ * tiles. */
+#define FA_F16X3_SM90_SMEM(dim, consumers, keys, stages)                                           \
+    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim)*4 +                                  \
+     FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
+
+#endif

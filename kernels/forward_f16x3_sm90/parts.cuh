@@ -1,0 +1,120 @@
+/*
+ * float32 numbers as sums of two float16 numbers: x * scale = high + low, where high is x * scale
+ * rounded and low the rest, rounded. Together they have float32's 24 bits, or one less.
+ *
+ * float16 has few exponents. So numbers are multiplied by a power of two, by which the largest of
+ * them is from 2^14 to 2^15. What is more than 2^17 times smaller than the largest loses bits of
+ * its low part: its error is 2^-40 of the largest at most.
+ *
+ * In shared memory 32 floats and 64 halves are 128 bytes, which the swizzle spans. So two blocks of
+ * 32 columns become, in place, a block of 64 high parts and one of 64 low parts. A warp does four
+ * rows of such a pair at a time: lane l reads 8 floats of block l / 8 % 2. Lanes whose accesses
+ * share their cycles have two rows that differ in bits 0 and 2, so that neither reading nor writing
+ * has a bank conflict.
+ */
+#ifndef FA_KERNELS_FORWARD_F16X3_SM90_PARTS_CUH
+#define FA_KERNELS_FORWARD_F16X3_SM90_PARTS_CUH
+
+#include "forward_f16x3_sm90/config.cuh"
+#include "common/device.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared.cuh"
+
+/* 8 rows of a pair of blocks are done in two steps of 4 rows. The lane's row of step 0; that of
+ * step 1 is ROW_OF_STEP_1 ^ it, at an address with these bits changed. */
+enum { ROW_OF_STEP_1 = 2, STEP_1 = ROW_OF_STEP_1 * (128 + 16) };
+
+FA_DEVICE int split_row(void)
+{
+    const int lane = (int)threadIdx.x % 32;
+    return lane / 16 ^ (lane & 4 ? 5 : 0);
+}
+
+/* Where the lane reads the first 4 of its floats (the others are at ^ 16), and where it writes 8
+ * high parts, in 8 rows of a pair of blocks of so many bytes. */
+FA_DEVICE uint32_t split_source(int block)
+{
+    const int lane = (int)threadIdx.x % 32, row = split_row();
+    return (uint32_t)(lane / 8 % 2 * block + row * 128 + (lane % 4 * 2 ^ row) * 16);
+}
+
+FA_DEVICE uint32_t split_target(void)
+{
+    const int lane = (int)threadIdx.x % 32, row = split_row();
+    return (uint32_t)(row * 128 + ((lane / 8 % 2 * 4 + lane % 4) ^ row) * 16);
+}
+
+/* The bits of a power of two: of the one that the numbers are multiplied by if the largest of them
+ * has these bits; and of its inverse. Larger powers than 2^111 would have none, not with HEADROOM
+ * either. */
+enum { LARGEST_POWER = 127 + 111 };
+
+FA_DEVICE float scale_of(uint32_t largest)
+{
+    return __uint_as_float(min(127u + 127 + 14 - (largest >> 23), (uint32_t)LARGEST_POWER) << 23);
+}
+
+FA_DEVICE float unit_of(float scale)
+{
+    return __uint_as_float((254u << 23) - __float_as_uint(scale));
+}
+
+typedef struct eight {
+    float x[8];
+} eight;
+
+FA_DEVICE eight load_eight(uint32_t from)
+{
+    const uint4 a = ptx_ld_shared_v4(from), b = ptx_ld_shared_v4(from ^ 16);
+    const eight x = {{__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z),
+                      __uint_as_float(a.w), __uint_as_float(b.x), __uint_as_float(b.y),
+                      __uint_as_float(b.z), __uint_as_float(b.w)}};
+    return x;
+}
+
+/* Two numbers become two high and two low parts. */
+FA_DEVICE uint32_t split_two(float x, float y, uint32_t *low)
+{
+    const uint32_t high = ptx_pack_f16x2(x, y);
+    *low = ptx_pack_f16x2(x - ptx_half_to_float((uint16_t)high),
+                          y - ptx_half_to_float((uint16_t)(high >> 16)));
+    return high;
+}
+
+/* block: bytes from a high part to its low part. */
+FA_DEVICE void store_parts(uint32_t to, int block, const eight *x, float scale)
+{
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        high[i] = split_two(x->x[2 * i] * scale, x->x[2 * i + 1] * scale, &low[i]);
+    ptx_st_shared_v4(to, make_uint4(high[0], high[1], high[2], high[3]));
+    ptx_st_shared_v4(to + block, make_uint4(low[0], low[1], low[2], low[3]));
+}
+
+/* The largest absolute value; NaN does not count. */
+FA_DEVICE float largest_of(const eight *x, float largest)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(x->x[i]));
+    return largest;
+}
+
+/* The same of finite numbers alone. */
+FA_DEVICE float largest_finite(const eight *x, float largest)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (fabsf(x->x[i]) < INFINITY) largest = fmaxf(largest, fabsf(x->x[i]));
+    return largest;
+}
+
+/* The largest of the row's eight lanes; `largest` is the lane's own. */
+FA_DEVICE float largest_of_row(float largest)
+{
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+    return fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 8));
+}
+
+#endif

@@ -1,0 +1,56 @@
+/*
+ * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh): the exponentials of
+ * one consumer are hidden under the products of the other. A score is in units that each row and
+ * each tile has for itself.
+ */
+#ifndef FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
+#define FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
+
+#include "forward_f16x3_sm90/config.cuh"
+#include "forward_f16x3_sm90/parts.cuh"
+#include "common/reduce.cuh"
+#include "forward_sm90/softmax.cuh"
+#include "ptx/convert.cuh"
+
+/* The exponent of 2 that a score of 1 stands for. Neither 0 nor infinite: a hidden score is
+ * -infinity, and other scores may be 0. */
+FA_DEVICE float exponent_unit(float of_row, float of_tile)
+{
+    const float unit = of_row * of_tile;
+    return unit < 0x1p-126f ? 0x1p-126f : unit > 0x1p127f ? 0x1p127f : unit; /* NaN stays NaN */
+}
+
+/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
+ * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
+FA_DEVICE void raise_row_bases(const float *s, const float *unit, row_state *rows, float *rescale)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float largest = fa_max_over_lanes(max_of_scores(s, r) * unit[r], 4);
+        const float base = fmaxf(rows->base[r], largest - HEADROOM);
+        rescale[r] = ptx_ex2(rows->base[r] - base);
+        rows->base[r] = base;
+        rows->sum[r] *= rescale[r];
+    }
+}
+
+/* Scores become weights, and are added to the rows' sums. */
+FA_DEVICE void weigh_rows(float *s, const float *unit, row_state *rows)
+{
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    float sum[2];
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = fmaf(s[i], unit[i / 2 % 2], -rows->base[i / 2 % 2]);
+    exponentiate(s, 0, WEIGHTS_X2, &sums);
+    add_partial_sums(&sums, sum);
+    add_sums(rows, sum);
+}
+
+/* Weights become the A operands. */
+FA_DEVICE void split_weights(const float *s, uint32_t *high, uint32_t *low)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) high[i] = split_two(s[2 * i], s[2 * i + 1], &low[i]);
+}
+
+#endif
