@@ -927,7 +927,7 @@ def _kind_of(*tensors):
     """What tells whether others are of the same kind as these ordinary ones, or None."""
     if any(x.requires_grad for x in tensors):  # without a gradient only as long as none is recorded
         return None
-    if _FOLLOWS_FP32_PRECISION and tensors[0].is_cuda and tensors[0].dtype is torch.float32:
+    if tensors[0].is_cuda and tensors[0].dtype is torch.float32:
         return None  # the setting is read in each call
     try:
         return _guards(*tensors) if _guards_see_all() else None
@@ -1175,18 +1175,16 @@ def _own_all(options):
             options[name] = read_window("window", x)
 
 
-# Whether float32 tensors on CUDA follow PyTorch's setting of its own matrix products, unless the
-# call says `precision`. Not before the kernels in tf32 have been verified on a GPU.
-_FOLLOWS_FP32_PRECISION = False
-
-
+@torch.compiler.assume_constant_result  # torch.compile compiles again where the setting differs
 def _asks_for_tf32():
+    """PyTorch's setting of its own matrix products."""
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # PyTorch 2.9
     return precision == "tf32" if precision is not None else matmul.allow_tf32
 
 
 def _follow_fp32_precision(q, options):
+    """Float32 tensors on CUDA follow that setting unless the call says `precision`."""
     if not q.is_cuda or q.dtype is not torch.float32 or options.get("precision") is not None:
         return
     if _asks_for_tf32():
@@ -1206,8 +1204,7 @@ def _prepare(q, k, v, options):
         q, k, v = _under_autocast(q, k, v)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
-    if _FOLLOWS_FP32_PRECISION:
-        _follow_fp32_precision(q, options)
+    _follow_fp32_precision(q, options)
     return q, k, v
 
 

@@ -622,16 +622,25 @@ def test_global_precision(monkeypatch):
     assert not flashattn.torch._asks_for_tf32()
 
 
-def test_global_precision_is_not_followed_yet(monkeypatch):
-    """Until a GPU has verified the kernels. With the switch on, each call reads the setting."""
+def test_each_call_reads_the_global_precision(monkeypatch):
     seen = []
     monkeypatch.setattr(flashattn.torch, "_follow_fp32_precision", lambda q, o: seen.append(q))
     q = torch.randn(1, 4, 1, 8)
     flashattn.torch._prepare(q, q, q, {})
-    assert seen == []
-    monkeypatch.setattr(flashattn.torch, "_FOLLOWS_FP32_PRECISION", True)
-    flashattn.torch._prepare(q, q, q, {})
     assert len(seen) == 1
+
+
+def test_compiled_calls_read_the_global_precision():
+    """Without a graph break, and again where the setting has changed."""
+    asks = torch.compile(
+        lambda x: x + int(flashattn.torch._asks_for_tf32()), backend="aot_eager", fullgraph=True)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting, expected in (("highest", 0), ("high", 1), ("highest", 0)):
+            torch.set_float32_matmul_precision(setting)
+            assert asks(torch.zeros(1)).item() == expected, setting
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_cache_of_int8_with_scales():
