@@ -99,8 +99,8 @@ TEXT = """
         precision: how exactly float32 arrays are multiplied: "float32" (the default: errors of
             float32's size), "tf32" (operands may be rounded to tf32, 11 bits, on tensor cores) or
             "ieee" (float32 arithmetic alone). Others are multiplied as they are. The CPU always
-            computes in float32; describe says what a GPU does. Without it, PyTorch's tensors on CUDA
-            follow torch.backends.cuda.matmul.fp32_precision: tf32 where that says so.
+            computes in float32; describe says what a GPU does. Without it, PyTorch's tensors on
+            CUDA follow torch.backends.cuda.matmul.fp32_precision: tf32 where that says so.
         threads: of the CPU; 0: OpenMP's choice. Never changes a result.
         stream: address of the CUDA stream; default: the current one of the arrays' library (with
             tensors of PyTorch always that one).
