@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Kernels that run only where they are asked for, as no GPU has run them yet: are they right, and how fast are they
-# beside what runs today? For a machine with a Hopper GPU, nvcc and PyTorch; takes some six minutes.
+# beside what runs today? For a machine with a Hopper GPU, nvcc and PyTorch; takes some four minutes.
 #
-#     bash bench/waiting.sh [WHAT ...]     WHAT: persistent tf32 tf32x3 latent; default: all
+#     bash bench/waiting.sh [WHAT ...]     WHAT: persistent latent; default: all
 #
 # Each line of a time is the JSON of `flashattn bench`. A kernel that is right and faster goes in front of the other one
 # in src/cuda/plan.c, and out of this file.
 set -u
 cd "$(dirname "$0")/.." || exit
 command=build/flashattn
-[ $# -gt 0 ] || set -- persistent tf32 tf32x3 latent
+[ $# -gt 0 ] || set -- persistent latent
 
 cmake --preset release -G Ninja -DFA_CUDA=90a -DFA_BUILD_TESTS=OFF >/dev/null || exit
 cmake --build build --parallel --target library flashattn_cli >/dev/null || exit
@@ -51,20 +51,6 @@ for what in "$@"; do
             done
         done
         ;;
-    tf32 | tf32x3)
-        precision=tf32
-        [ "$what" = tf32 ] || precision=float32
-        check "$what" tails masks lengths dropout strides bias invariance peaked -- \
-            --dtype f32 --precision $precision
-        FA_CUDA_BACKWARD_KERNEL=$what timeout 60 compute-sanitizer --tool racecheck $command verify \
-            --device cuda --pass backward --dtype f32 --precision $precision --class masks --cases 2 --jobs 1 | tail -2
-        for dim in 64 128 256; do
-            for n in 512 1024 4096 16384; do
-                compare "$what" simt --dtype f32 --precision $precision --dim $dim --seq $n \
-                    --batch 1 --heads $((6144 / dim)) --repeat 5
-            done
-        done
-        ;;
     latent)
         for pass in decode forward; do
             FA_CUDA_KERNEL=latent_sm90 timeout 30 $command verify --device cuda --pass $pass --class latent --cases 200 |
@@ -75,7 +61,7 @@ for what in "$@"; do
         FA_CUDA_KERNEL=decode timeout 60 python3 bench/latent.py time 8
         ;;
     *)
-        echo "WHAT is $what; expected persistent, tf32, tf32x3 or latent"
+        echo "WHAT is $what; expected persistent or latent"
         exit 2
         ;;
     esac
