@@ -149,8 +149,9 @@ typedef enum fa_device {
 
 /* How exactly float32 inputs are multiplied. It counts where q, k and v are float32; other types are
  * multiplied as they are, and ignore it. A backend may always be more exact than asked: the CPU computes
- * in float32 whatever is asked, and so does CUDA where it has no kernels with fewer bits (backward,
- * fa_weights, older devices). fa_describe says what a call does. All sums are float32. */
+ * in float32 whatever is asked, and so does CUDA where it has no kernels with fewer bits (fa_weights,
+ * backward of head dims above 256, older devices). fa_describe says what a call does. All sums are
+ * float32. */
 typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by whatever products are fastest       */
     FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to tf32, which
@@ -563,9 +564,9 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
  * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
  * call fail with FA_ERROR_DEVICE.
- * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80" or "simt". With "sm90_persistent"
- * (Hopper, no option of the scores), "tf32" (float32 inputs of FA_PRECISION_TF32) or "tf32x3" (float32
- * inputs) the others do what that family cannot do.
+ * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32 inputs of
+ * FA_PRECISION_TF32), "tf32x3" (float32 inputs) or "simt". With "sm90_persistent" (Hopper, no option of
+ * the scores) the others do what that family cannot do.
  *
  * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
  * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the

@@ -10,7 +10,7 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt does every problem. What is behind it runs where
- * the environment asks for it: tf32x3 comes before simt, and sm90_persistent before sm90, once they
+ * the environment asks for it: forward's tf32x3 comes before simt, and sm90_persistent before sm90, once they
  * have been verified and measured on a GPU. */
 enum { MAX_FAMILIES = 11 };
 #define FORWARD                                                                                    \
@@ -23,9 +23,9 @@ enum { MAX_FAMILIES = 11 };
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
-    [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90, &fa_cuda_backward_sm80, &fa_cuda_backward_simt,
-                          &fa_cuda_backward_sm90_persistent, &fa_cuda_backward_tf32,
-                          &fa_cuda_backward_tf32x3},
+    [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90, &fa_cuda_backward_sm80, &fa_cuda_backward_tf32,
+                          &fa_cuda_backward_tf32x3, &fa_cuda_backward_simt,
+                          &fa_cuda_backward_sm90_persistent},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
 

@@ -258,7 +258,6 @@ const fa_cuda_family fa_cuda_backward_tf32x3 = {
     .name = "tf32x3",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .asked_only = true,
     .plan = plan_tf32x3,
 };
 
@@ -266,6 +265,5 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
     .name = "tf32",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .asked_only = true,
     .plan = plan_tf32,
 };

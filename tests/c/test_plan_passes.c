@@ -34,10 +34,12 @@ static fa_problem make_problem(fa_pass pass, int64_t batch, int64_t heads, int64
 }
 
 /* With all results wanted. */
+/* For the FMA units: float32 in IEEE 754's arithmetic. */
 static fa_problem make_backward(int64_t batch, int64_t heads, int64_t n, int64_t d)
 {
     static float sinks[1];
     fa_problem p = make_problem(FA_PASS_BACKWARD, batch, heads, n, d);
+    p.precision = FA_PRECISION_IEEE;
     p.dq = p.dk = p.dv = p.dbias = somewhere;
     p.dbias_shape[0] = p.dbias_shape[1] = p.dbias_shape[2] = p.dbias_shape[3] = 1;
     p.dsinks = sinks;
@@ -308,25 +310,15 @@ static void test_sm80(void)
     }
 }
 
-/* A problem of float32 tensors of precision tf32. */
-static fa_problem make_tf32(int64_t d, int64_t d_v)
+/* A problem of float32 tensors. */
+static fa_problem make_float32(int64_t d, int64_t d_v, fa_precision precision)
 {
     fa_problem p = make_half(2, 8, 1000, d);
     fa_view *const views[] = {&p.q, &p.k, &p.v, &p.out, &p.dout, &p.dq, &p.dk, &p.dv};
     for (int n = 0; n < 8; n++) views[n]->dtype = FA_FLOAT32;
     p.d_v = d_v;
-    p.precision = FA_PRECISION_TF32;
+    p.precision = precision;
     return p;
-}
-
-/* What the family makes of a problem for which it is asked. */
-static fa_cuda_plan ask_for(const fa_cuda_family *family, const fa_problem *p, int gpu)
-{
-    fa_cuda_plan plan;
-    char why[320] = "";
-    const bool fine = fa_cuda_plan_make(p, &devices[gpu], family, &plan, why, sizeof why);
-    CHECK(fine, "d %lld on %s: %s", (long long)p->d, devices[gpu].name, why);
-    return plan;
 }
 
 /* The variants for float32. */
@@ -357,7 +349,7 @@ static void test_float32_variants(void)
         {tf32, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32_d64, ""},
         {tf32, RTX_4090, 128, 128, false, FA_VARIANT_backward_tf32_d128_tiny_general, ""},
         {tf32, RTX_4090, 129, 1, false, FA_NO_VARIANT, "bytes of shared memory for a block"},
-        {tf32, T4, 64, 64, false, FA_NO_VARIANT, "architecture 7.5"},
+        {tf32, T4, 64, 64, false, FA_NO_VARIANT, ""},
         {tf32x3, H200, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
         {tf32x3, H200, 64, 64, true, FA_VARIANT_backward_tf32x3_d64_general, ""},
         {tf32x3, H200, 128, 128, false, FA_VARIANT_backward_tf32x3_d128, ""},
@@ -365,12 +357,16 @@ static void test_float32_variants(void)
         {tf32x3, H200, 256, 129, false, FA_VARIANT_backward_tf32x3_d256, ""},
         {tf32x3, H200, 256, 129, true, FA_VARIANT_backward_tf32x3_d256_general, ""},
         {tf32x3, A100, 256, 256, false, FA_VARIANT_backward_tf32x3_d256_small_general, ""},
+        {tf32x3, H200, 257, 64, false, FA_NO_VARIANT, "not tf32x3: the head dim is 257, above 256"},
+        {tf32x3, T4, 64, 64, false, FA_NO_VARIANT, ""},
         {tf32x3, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
         {tf32x3, RTX_4090, 65, 64, false, FA_NO_VARIANT, "bytes of shared memory for a block"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_tf32(cases[i].d, cases[i].d_v);
+        fa_problem p = make_float32(cases[i].d, cases[i].d_v,
+                                    cases[i].family == tf32 ? FA_PRECISION_TF32
+                                                            : FA_PRECISION_FLOAT32);
         if (cases[i].option) p.softcap = 1;
-        const fa_cuda_plan s = ask_for(cases[i].family, &p, cases[i].gpu);
+        const fa_cuda_plan s = plan_of(&p, &devices[cases[i].gpu]);
         const bool refused = cases[i].variant == FA_NO_VARIANT;
         check_launches(&s, 3, &devices[cases[i].gpu]);
         CHECK(s.family == (refused ? &fa_cuda_backward_simt : cases[i].family) &&
@@ -380,47 +376,54 @@ static void test_float32_variants(void)
     }
 }
 
-/* float32 on tensor cores: only where it is asked for, and then what it refuses goes to the FMA
- * units. A workspace that is asked for before the gradients are known has room for both. */
-static void test_float32_asked(void)
+/* Whether the family alone takes the problem; else why says for what reason not. */
+static bool takes(const fa_cuda_family *family, const fa_problem *p, const char *reason)
 {
-    const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const simt = &fa_cuda_backward_simt;
-    const size_t delta = 2 * 8 * 1000 * sizeof(float);
+    fa_cuda_plan plan;
+    char why[320] = "";
+    if (fa_cuda_plan_make(p, &devices[H200], family, &plan, why, sizeof why))
+        return plan.family == family;
+    CHECK(strstr(why, reason), "expected \"%s\": %s", reason, why);
+    return false;
+}
+
+/* The precision chooses among the families for float32. What tensor cores refuse goes to the FMA
+ * units. A workspace that is asked for before the gradients are known has room for both. */
+static void test_float32_families(void)
+{
+    const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const tf32x3 =
+                                                                   &fa_cuda_backward_tf32x3,
+                               *const simt = &fa_cuda_backward_simt;
     const size_t sums = 2 * 8 * 1024 * sizeof(float) * (64 + 2);
-    fa_problem p = make_tf32(64, 64);
-    fa_cuda_plan s = ask_for(tf32, &p, H200);
-    CHECK(s.workspace_bytes == sums, "%zu bytes", s.workspace_bytes);
-    CHECK(strcmp(s.arithmetic, "tf32 products (mma.sync), float32 sums") == 0, "%s", s.arithmetic);
-    s = ask_for(&fa_cuda_backward_tf32x3, &p, H200);
-    CHECK(strcmp(s.arithmetic, "three tf32 products for each (mma.sync), float32 sums") == 0, "%s",
-          s.arithmetic);
+    fa_problem p = make_float32(64, 64, FA_PRECISION_TF32);
+    fa_cuda_plan s = plan_of(&p, &devices[H200]);
+    CHECK(s.family == tf32 && s.workspace_bytes == sums &&
+              strcmp(s.arithmetic, "tf32 products (mma.sync), float32 sums") == 0,
+          "%s, %zu bytes", s.arithmetic, s.workspace_bytes);
+    CHECK(takes(tf32, &p, "") && takes(tf32x3, &p, "") && takes(simt, &p, ""), "asked in tf32");
+    p.precision = FA_PRECISION_FLOAT32;
+    s = plan_of(&p, &devices[A100]);
+    CHECK(s.family == tf32x3 &&
+              strcmp(s.arithmetic, "three tf32 products for each (mma.sync), float32 sums") == 0 &&
+              strstr(s.passed_over, "; not tf32: options.precision is not FA_PRECISION_TF32"),
+          "%s%s", s.arithmetic, s.passed_over);
+    CHECK(!takes(tf32, &p, "options.precision is not FA_PRECISION_TF32") &&
+              takes(tf32x3, &p, "") && takes(simt, &p, ""),
+          "asked in float32");
     p.dout.data = NULL;
-    CHECK(plan_of(&p, &devices[H200]).family == simt &&
-              plan_of(&p, &devices[H200]).workspace_bytes == delta,
-          "unasked");
-    CHECK(ask_for(tf32, &p, H200).workspace_bytes == sums, "asked");
-    p = make_tf32(64, 64), p.dout.dtype = FA_FLOAT16;
-    s = ask_for(tf32, &p, H200);
-    CHECK(s.family == simt && strstr(s.passed_over, "; not tf32: dout.dtype is float16"), "%s",
-          s.passed_over);
-    p = make_tf32(64, 64), p.precision = FA_PRECISION_FLOAT32;
-    s = ask_for(tf32, &p, H200);
-    CHECK(s.family == simt &&
-              strstr(s.passed_over, "not tf32: options.precision is not FA_PRECISION_TF32"),
-          "%s", s.passed_over);
-    CHECK(ask_for(&fa_cuda_backward_tf32x3, &p, H200).family != simt, "float32 by three products");
-    p.precision = FA_PRECISION_IEEE;
-    s = ask_for(&fa_cuda_backward_tf32x3, &p, H200);
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums, "before gradients are known");
+    p = make_float32(64, 64, FA_PRECISION_IEEE);
+    s = plan_of(&p, &devices[H200]);
     CHECK(s.family == simt &&
               strstr(s.passed_over, "; not tf32x3: options.precision is FA_PRECISION_IEEE"),
           "%s", s.passed_over);
+    CHECK(!takes(tf32x3, &p, "options.precision is FA_PRECISION_IEEE"), "asked in IEEE's");
+    p = make_float32(64, 64, FA_PRECISION_TF32), p.dout.dtype = FA_FLOAT16;
+    s = plan_of(&p, &devices[H200]);
+    CHECK(s.family == simt && strstr(s.passed_over, "; not tf32: dout.dtype is float16"), "%s",
+          s.passed_over);
     p = make_half(2, 8, 1000, 64);
-    CHECK(ask_for(tf32, &p, H200).family == &fa_cuda_backward_sm90, "16 bits");
-    p = make_tf32(513, 64);
-    char why[320] = "";
-    CHECK(!fa_cuda_plan_make(&p, &devices[H200], tf32, &s, why, sizeof why) &&
-              strstr(why, "backward on CUDA has head dims to 512"),
-          "%s", why);
+    CHECK(!takes(tf32, &p, "q.dtype is float16"), "16 bits");
 }
 
 /* The gradients of a bias and of sinks have launches behind, as in backward_sm90; one order of the sums has semaphores. */
@@ -577,6 +580,7 @@ static void test_wanted(void)
 {
     static float sinks[1];
     fa_problem p = make_problem(FA_PASS_BACKWARD, 1, 1, 64, 64);
+    p.precision = FA_PRECISION_IEEE;
     p.dbias_shape[0] = p.dbias_shape[1] = p.dbias_shape[2] = p.dbias_shape[3] = 1;
     fa_cuda_plan s = plan_of(&p, &devices[H200]);
     CHECK(queued(&s) == 0, "launches %x for nothing", queued(&s));
@@ -677,13 +681,15 @@ static void test_text(void)
 {
     char text[512];
     fa_problem p = make_problem(FA_PASS_BACKWARD, 2, 4, 100, 128);
+    p.precision = FA_PRECISION_IEEE;
     fa_cuda_plan s = plan_of(&p, &devices[H200]);
     fa_cuda_plan_describe(&p, &devices[H200], &s, text, sizeof text);
     CHECK(strcmp(text, "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
                        "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
                        "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
                        "128 threads): float32 sums on FMA units, deterministic on sm_90; not "
-                       "sm90: q.dtype is float32") == 0,
+                       "sm90: q.dtype is float32; not tf32: options.precision is not "
+                       "FA_PRECISION_TF32; not tf32x3: options.precision is FA_PRECISION_IEEE") == 0,
           "%s", text);
     p = make_backward(2, 4, 1 << 28, 512);
     s = plan_of(&p, &devices[H200]);
@@ -922,7 +928,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
-    test_float32_asked();
+    test_float32_families();
     test_sm80_launches();
     test_sm90();
     test_dbias();
