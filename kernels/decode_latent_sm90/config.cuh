@@ -45,6 +45,7 @@ enum {
     TAIL_STAGES = FA_DECODE_LATENT_SM90_TAILS,
     WEIGHT_BUFFERS = FA_DECODE_LATENT_SM90_WEIGHTS,
     Q_BLOCKS = K_BLOCKS - OWN_BLOCKS, /* in shared memory */
+    QUERY_STAGES = 2,                 /* of pairs, where the others are at first */
     OUTPUTS = GROUP_COLUMNS / 2       /* accumulators of a thread that has values */
 };
 static_assert(ROWS == 64 && KEYS == 64, "a product has 64 rows, and a box as many keys");
@@ -54,6 +55,7 @@ static_assert(GROUP_PAIRS == 2 && GROUP_PAIRS * VALUE_GROUPS * 2 * BLOCK_COLUMNS
               "two products of 128 columns a warpgroup");
 static_assert(FA_DECODE_LATENT_SM90_FACTORS == 4 * WEIGHT_BUFFERS * ROWS, "the planner's bytes");
 static_assert(STAGES >= 2 * V_PAIRS, "two key tiles: scores are a tile ahead of values");
+static_assert(OWN_BLOCKS <= 2 * QUERY_STAGES + WEIGHT_BUFFERS, "room for those at first");
 static_assert(OPTIONS == 0, "what the kernel can do");
 
 /* Registers of a thread that loads, and of one that computes. */

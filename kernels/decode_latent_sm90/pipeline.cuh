@@ -9,6 +9,8 @@
  *   weights_full, _empty  WEIGHT_BUFFERS tiles of weights,      the consumer of     all consumers of
  *                         with what the outputs before them     scores              values
  *                         are multiplied by
+ *   queries_taken         the last QUERY_STAGES of pairs,       all consumers       the consumer of
+ *                         which have queries at first                               scores
  *
  * A full barrier of a stage ends a phase when TMA's bytes have come; the others end it when a lane
  * of each warp has arrived.
@@ -25,6 +27,7 @@ typedef struct shared_state {
     uint64_t pair_full[STAGES], pair_empty[STAGES];
     uint64_t tail_full[TAIL_STAGES], tail_empty[TAIL_STAGES];
     uint64_t weights_full[WEIGHT_BUFFERS], weights_empty[WEIGHT_BUFFERS];
+    uint64_t queries_taken;
 } shared_state;
 static_assert(sizeof(shared_state) <= 512, "the planner's bytes beside the dynamic ones");
 
@@ -48,6 +51,7 @@ FA_DEVICE void init_barriers(shared_state *state)
         ptx_mbarrier_init(&state->weights_full[i], GROUP_WARPS);
         ptx_mbarrier_init(&state->weights_empty[i], VALUE_GROUPS * GROUP_WARPS);
     }
+    ptx_mbarrier_init(&state->queries_taken, GROUP_WARPS);
     ptx_mbarrier_init_fence();
 }
 

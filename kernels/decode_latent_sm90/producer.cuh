@@ -60,23 +60,44 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_param
     for (int place = 0; place < V_PAIRS; place++) {
         const uint32_t count = pair_count(n, place);
         __syncwarp();
+        if (count == STAGES - QUERY_STAGES) ptx_mbarrier_wait(&state->queries_taken, 0);
         ptx_mbarrier_wait(&state->pair_empty[stage_of(count)], parity_of(count) ^ 1);
         load_blocks(s, w, box, first_block_of(place), 2, pair_at(pipe, count),
                     &state->pair_full[stage_of(count)]);
     }
 }
 
-/* Page numbers are read a tile ahead. */
+#ifndef TILES_AHEAD
+#define TILES_AHEAD 2
+#endif
+
+/* Asks for tile n to be brought to the second-level cache. */
+FA_DEVICE void prefetch_tile(const fa_decode_latent_sm90_params *s, const fa_work *w,
+                             const fa_box *box)
+{
+    if (lane_id() * s->box_rows >= KEYS) return;
+    for (int i = 0; i < K_BLOCKS; i++)
+        ptx_tma_prefetch_4d(&s->k, BLOCK_COLUMNS * i, box->row,
+                            (int)w->tile.head_kv * s->k_step.head, box->outer);
+}
+
+/* Page numbers are read a tile before they are needed. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
                        const fa_decode_latent_sm90_params *s)
 {
     const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_key_tiles(w);
-    fa_box box = find_box(d, s, w, tiles.first);
+    fa_box boxes[TILES_AHEAD + 1]; /* of tiles from n on */
+#pragma unroll
+    for (int i = 0; i <= TILES_AHEAD; i++) boxes[i] = find_box(d, s, w, tiles.first + i * KEYS);
     for (int n = 0; n < tiles.count; n++) {
-        const fa_box now = box;
-        box = find_box(d, s, w, tiles.first + (n + 1) * KEYS);
-        load_tile(pipe, s, w, &now, n);
+        const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
+        load_tile(pipe, s, w, &boxes[0], n);
+        if (TILES_AHEAD > 0 && n + TILES_AHEAD < tiles.count)
+            prefetch_tile(s, w, &boxes[TILES_AHEAD]);
+#pragma unroll
+        for (int i = 0; i < TILES_AHEAD; i++) boxes[i] = boxes[i + 1];
+        boxes[TILES_AHEAD] = next;
     }
 }
 

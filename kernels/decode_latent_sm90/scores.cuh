@@ -97,6 +97,10 @@ FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, int n, int f
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
+#ifndef RAISE_ABOVE
+#define RAISE_ABOVE (ELEMENT == FA_ELEMENT_BFLOAT16 ? 16.0f : 15.0f)
+#endif
+
 /* Of the thread's two rows. */
 typedef struct row_sums {
     float base[2]; /* of the weights, in powers of two */
@@ -115,7 +119,7 @@ FA_DEVICE void raise_bases(const fa_scores *s, row_sums *rows, float rescale[2])
             top = fmaxf(top, fmaxf(s->at[0][n][2 * half], s->at[0][n][2 * half + 1]));
         top = fa_max_over_lanes(top, 4);
         const float before = rows->base[half];
-        const float base = top > before + RESCALE_ABOVE ? top - HEADROOM : before;
+        const float base = top > before + RAISE_ABOVE ? top - HEADROOM : before;
         rescale[half] = ptx_ex2(before - base);
         rows->base[half] = base;
         rows->sum[half] *= rescale[half];
@@ -174,7 +178,9 @@ FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
 
 /* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
  * announced: about as long as it takes until the products of the values begin. */
+#ifndef GROUPS_RUNNING
 #define GROUPS_RUNNING 1
+#endif
 
 FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
 {
@@ -185,8 +191,8 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, r
     float *const scores = s.at[0][0];
     int leader = lane_id() == 0;
     __asm__ volatile("" : "+r"(leader));
-    find_own_queries(d, w, &q);
     share_queries(pipe, d, w);
+    take_own_queries(pipe, &q);
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
         const int first = tiles.first + n * KEYS;
