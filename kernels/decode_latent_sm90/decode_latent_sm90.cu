@@ -72,22 +72,22 @@ FA_DEVICE bool merges(const fa_decode_params *d, const fa_work *w)
 /* ---- Consumers ------------------------------------------------------------------------------- */
 
 /* The block's part of the keys. */
-FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d)
+FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scores)
 {
     const fa_work *w = &pipe->state->work;
-    const int consumer = __shfl_sync(0xffffffffu, warp_id() / GROUP_WARPS, 0);
     float *const factors = (float *)(void *)pipe->weights, *const sums =
                                                                (float *)(void *)pipe->pairs;
-    if (consumer == CONSUMER_SCORES) {
+    if (scores) {
         row_sums rows = {{NOTHING_SEEN, NOTHING_SEEN}, {0.0f, 0.0f}};
         consume_scores(pipe, d, &rows);
         sync_threads(); /* all products have ended: weights and keys are no longer needed */
         store_row_ends(d, w, &rows, factors);
     } else {
+        const int half = __shfl_sync(0xffffffffu, warp_id() / GROUP_WARPS - 1, 0);
         float out[OUTPUTS];
-        consume_values(pipe, d, consumer - 1, out);
+        consume_values(pipe, d, half, out);
         sync_threads();
-        share_sums(out, consumer - 1, sums);
+        share_sums(out, half, sums);
     }
     sync_threads();
     store_sums(d, w, sums, factors);
@@ -103,10 +103,10 @@ FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
     merge(d, w, &parts, &merged, NULL);
 }
 
-FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d)
+FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d, bool scores)
 {
     const fa_work *w = &pipe->state->work;
-    if (has_part(d, w)) attend(pipe, d);
+    if (has_part(d, w)) attend(pipe, d, scores);
     else if (merges(d, w)) merge_rows(pipe, d);
 }
 
@@ -134,8 +134,11 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         if (threadIdx.x < 32 && has_part(&d, &state.work)) produce(&pipe, &d, &s);
+    } else if (threadIdx.x < (1 + CONSUMER_VALUES) * WARPGROUP) {
+        ptx_increase_registers(SCORES_REGISTERS);
+        consume(&pipe, &d, true);
     } else {
-        ptx_increase_registers(CONSUMER_REGISTERS);
-        consume(&pipe, &d);
+        ptx_increase_registers(VALUES_REGISTERS);
+        consume(&pipe, &d, false);
     }
 }

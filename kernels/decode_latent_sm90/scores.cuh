@@ -176,43 +176,58 @@ FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
 
 /* ---- The loop -------------------------------------------------------------------------------- */
 
-/* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
- * announced: about as long as it takes until the products of the values begin. */
-#ifndef GROUPS_RUNNING
-#define GROUPS_RUNNING 1
-#endif
+/* Groups of products of a key tile's scores. */
+#define SCORES_GROUPS 4
+static_assert(SCORES_GROUPS == V_PAIRS, "as issue_scores() makes them");
+
+FA_DEVICE void begin_tile(const pipeline *pipe, const fa_work *w, const own_queries *q, int n,
+                          int first, fa_scores *s)
+{
+    clear_unseen(pipe, w, n, first);
+    issue_scores(pipe, q, n, s->at[0][0]);
+}
+
+/* What follows when the products of tile n have ended: weights, which are announced. */
+FA_DEVICE void finish_tile(const pipeline *pipe, const fa_decode_params *d, int n, int first,
+                           int leader, fa_scores *s, row_sums *rows)
+{
+    const fa_work *w = &pipe->state->work;
+    uint32_t weights[KEY_TILES][2];
+    float rescale[2];
+    ptx_register_fence(s->at[0][0], KEYS / 2);
+    ptx_mbarrier_arrive_if(&pipe->state->tail_empty[tail_stage(n)], leader);
+    make_logits(d, w, first, s);
+    raise_bases(s, rows, rescale);
+    weigh(s, rows, weights);
+    store_weights(pipe, n, weights, rescale);
+    announce_weights(pipe, n, leader);
+}
 
 FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
 {
     const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_key_tiles(w);
     own_queries q;
-    fa_scores s;
-    float *const scores = s.at[0][0];
+    fa_scores even, odd;
     int leader = lane_id() == 0;
     __asm__ volatile("" : "+r"(leader));
     share_queries(pipe, d, w);
     take_own_queries(pipe, &q);
 #pragma unroll 1
-    for (int n = 0; n < tiles.count; n++) {
+    for (int n = 0; n < tiles.count; n += 2) {
         const int first = tiles.first + n * KEYS;
-        uint32_t weights[KEY_TILES][2];
-        float rescale[2];
-        clear_unseen(pipe, w, n, first);
-        const bool early = n > 0 && !is_there(pipe, n);
-        if (early) announce_weights(pipe, n - 1, leader);
-        issue_scores(pipe, &q, n, scores);
-        ptx_wgmma_wait(GROUPS_RUNNING);
-        if (n > 0 && !early) announce_weights(pipe, n - 1, leader);
-        ptx_wgmma_wait(0);
-        ptx_register_fence(scores, KEYS / 2);
-        ptx_mbarrier_arrive_if(&pipe->state->tail_empty[tail_stage(n)], leader);
-        make_logits(d, w, first, &s);
-        raise_bases(&s, rows, rescale);
-        weigh(&s, rows, weights);
-        store_weights(pipe, n, weights, rescale);
+        begin_tile(pipe, w, &q, n, first, &even);
+        if (n + 1 < tiles.count) {
+            begin_tile(pipe, w, &q, n + 1, first + KEYS, &odd);
+            ptx_wgmma_wait(SCORES_GROUPS); /* those of the second tile */
+            finish_tile(pipe, d, n, first, leader, &even, rows);
+            ptx_wgmma_wait(0);
+            finish_tile(pipe, d, n + 1, first + KEYS, leader, &odd, rows);
+        } else {
+            ptx_wgmma_wait(0);
+            finish_tile(pipe, d, n, first, leader, &even, rows);
+        }
     }
-    announce_weights(pipe, tiles.count - 1, leader);
 }
 
 #endif
