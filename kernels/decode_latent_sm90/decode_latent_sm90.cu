@@ -124,12 +124,14 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
                            .weights = weights,
                            .rescale = (float *)(void *)(weights + WEIGHT_BUFFERS * BLOCK_BYTES),
                            .state = &state};
-    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids(); /* its launch overlaps that of the parts */
     if (threadIdx.x == 0) {
         ptx_tma_prefetch(&s.k);
         init_barriers(&state);
         describe_block(&d, &s, &state.work);
     }
+    /* The launch that merges overlaps that of the parts. */
+    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
+    else ptx_let_next_grid_start();
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
