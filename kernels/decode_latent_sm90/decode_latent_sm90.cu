@@ -15,7 +15,7 @@
  * cut into parts in the same way (decode_sm80/work.cuh). A block has a part. Each key tile is
  * loaded once:
  *
- *     producer            a warp loads by TMA
+ *     producer            a warp loads by TMA, or several from small pages
  *     consumer of scores  a warpgroup: S of 64 rows and 64 keys, weights to shared memory
  *     consumers of values two warpgroups: 256 columns of O each, 128 registers a thread
  *
@@ -126,7 +126,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
                            .state = &state};
     if (threadIdx.x == 0) {
         ptx_tma_prefetch(&s.k);
-        init_barriers(&state);
+        init_barriers(&state, loading_warps(&s));
         describe_block(&d, &s, &state.work);
     }
     /* The launch that merges overlaps that of the parts. */
@@ -135,7 +135,8 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
-        if (threadIdx.x < 32 && has_part(&d, &state.work)) produce(&pipe, &d, &s);
+        const bool loads = (int)threadIdx.x / 32 < loading_warps(&s);
+        if (loads && has_part(&d, &state.work)) produce(&pipe, &d, &s);
     } else if (threadIdx.x < (1 + CONSUMER_VALUES) * WARPGROUP) {
         ptx_increase_registers(SCORES_REGISTERS);
         consume(&pipe, &d, true);

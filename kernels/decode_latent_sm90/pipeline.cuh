@@ -12,8 +12,8 @@
  *   queries_taken         the last QUERY_STAGES of pairs,       all consumers       the consumer of
  *                         which have queries at first                               scores
  *
- * A full barrier of a stage ends a phase when TMA's bytes have come; the others end it when a lane
- * of each warp has arrived.
+ * A full barrier of a stage ends a phase when the bytes that its loading warps have announced have
+ * come; the others end it when a lane of each warp has arrived.
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_PIPELINE_CUH
 #define FA_KERNELS_DECODE_LATENT_SM90_PIPELINE_CUH
@@ -37,14 +37,25 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-FA_DEVICE void init_barriers(shared_state *state)
+/* Rows of a key tile that a warp of the producer loads; so many of its warps do. */
+FA_DEVICE int rows_of_warp(const fa_decode_latent_sm90_params *s)
+{
+    return max(s->box_rows, KEYS / GROUP_WARPS);
+}
+
+FA_DEVICE int loading_warps(const fa_decode_latent_sm90_params *s)
+{
+    return KEYS / rows_of_warp(s);
+}
+
+FA_DEVICE void init_barriers(shared_state *state, int loading)
 {
     for (int i = 0; i < STAGES; i++) {
-        ptx_mbarrier_init(&state->pair_full[i], 1);
+        ptx_mbarrier_init(&state->pair_full[i], loading);
         ptx_mbarrier_init(&state->pair_empty[i], GROUP_WARPS);
     }
     for (int i = 0; i < TAIL_STAGES; i++) {
-        ptx_mbarrier_init(&state->tail_full[i], 1);
+        ptx_mbarrier_init(&state->tail_full[i], loading);
         ptx_mbarrier_init(&state->tail_empty[i], GROUP_WARPS);
     }
     for (int i = 0; i < WEIGHT_BUFFERS; i++) {
