@@ -83,7 +83,7 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scor
         sync_threads(); /* all products have ended: weights and keys are no longer needed */
         store_row_ends(d, w, &rows, factors);
     } else {
-        const int half = __shfl_sync(0xffffffffu, warp_id() / GROUP_WARPS - 1, 0);
+        const int half = (int)ptx_uniform((uint32_t)(warp_id() / GROUP_WARPS - 1));
         float out[OUTPUTS];
         consume_values(pipe, d, half, out);
         sync_threads();
@@ -115,19 +115,21 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
                        const __grid_constant__ fa_decode_latent_sm90_params s)
 {
     FA_DYNAMIC_SHARED(raw);
-    __shared__ shared_state state;
-    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023), *tails = q + Q_BLOCKS * BLOCK_BYTES;
-    char *pairs = tails + TAIL_STAGES * BLOCK_BYTES, *weights = pairs + STAGES * PAIR_BYTES;
+    __shared__ shared_state shared;
+    shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
+    char *q = (char *)ptx_uniform_pointer((char *)raw + (-ptx_shared_address(raw) & 1023));
+    char *tails = q + Q_BLOCKS * BLOCK_BYTES, *pairs = tails + TAIL_STAGES * BLOCK_BYTES;
+    char *weights = pairs + STAGES * PAIR_BYTES;
     const pipeline pipe = {.q = q,
                            .tails = tails,
                            .pairs = pairs,
                            .weights = weights,
                            .rescale = (float *)(void *)(weights + WEIGHT_BUFFERS * BLOCK_BYTES),
-                           .state = &state};
+                           .state = state};
     if (threadIdx.x == 0) {
         ptx_tma_prefetch(&s.k);
-        init_barriers(&state, loading_warps(&s));
-        describe_block(&d, &s, &state.work);
+        init_barriers(state, loading_warps(&s));
+        describe_block(&d, &s, &state->work);
     }
     /* The launch that merges overlaps that of the parts. */
     if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
@@ -136,7 +138,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const bool loads = (int)threadIdx.x / 32 < loading_warps(&s);
-        if (loads && has_part(&d, &state.work)) produce(&pipe, &d, &s);
+        if (loads && has_part(&d, &state->work)) produce(&pipe, &d, &s);
     } else if (threadIdx.x < (1 + CONSUMER_VALUES) * WARPGROUP) {
         ptx_increase_registers(SCORES_REGISTERS);
         consume(&pipe, &d, true);

@@ -17,6 +17,7 @@
 #include "decode_latent_sm90/pipeline.cuh"
 #include "decode_latent_sm90/queries.cuh"
 #include "decode_sm80/logits.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store.cuh"
 #include "ptx/tma.cuh"
@@ -206,7 +207,8 @@ FA_DEVICE void finish_tile(const pipeline *pipe, const fa_decode_params *d, int 
 FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
 {
     const fa_work *w = &pipe->state->work;
-    const key_tiles tiles = find_key_tiles(w);
+    const key_tiles tiles = {(int)ptx_uniform((uint32_t)find_key_tiles(w).first),
+                             (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
     own_queries q;
     fa_scores even, odd;
     int leader = lane_id() == 0;
