@@ -290,8 +290,8 @@ END(decode, sm80)
 /* Latent attention with many query heads. */
 FAMILY(decode, latent_sm90)
 VARIANT_16BIT(decode_latent_sm90, .file = "decode_latent_sm90/decode_latent_sm90", .kernel = "decode_latent_sm90", .architecture = 90,
-              .head_dim = 576, .value_dim = 512, .options = 0, .group_rows = 64, .keys = 64, .stages = 9,
-              .own_blocks = 4, .static_smem = 512)
+              .head_dim = 576, .value_dim = 512, .options = 0, .group_rows = 64, .keys = 64, .stages = 10,
+              .own_blocks = 5, .static_smem = 512)
 END(decode, latent_sm90)
 
 FAMILY(backward_prepare, sm90)

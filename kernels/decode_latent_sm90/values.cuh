@@ -152,7 +152,8 @@ FA_DEVICE void consume_values(const pipeline *pipe, const fa_decode_params *d, i
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) out[i] = 0.0f;
 #pragma unroll 1
-    for (int n = 0; n < count; n++) {
+    for (int i = 0; i < count; i++) {
+        const int n = (int)ptx_uniform((uint32_t)i);
         acquire_tile(pipe, n, half);
         rescale_outputs(pipe, n, out);
         const bool careful = hides_keys(d, w, find_key_tiles(w).first + n * KEYS) &&
