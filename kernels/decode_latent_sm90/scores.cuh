@@ -182,6 +182,13 @@ FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
     ptx_mbarrier_arrive_if(&pipe->state->weights_full[weights_buffer(n)], leader);
 }
 
+/* What make_logits() does to most tiles. */
+FA_DEVICE void scale_scores(float *s, float unit)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] *= unit;
+}
+
 /* ---- The loop -------------------------------------------------------------------------------- */
 
 /* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
@@ -196,6 +203,10 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, r
     const key_tiles tiles = {(int)ptx_uniform((uint32_t)find_key_tiles(w).first),
                              (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
     const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
+    const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
+    const int all_to = (int)ptx_uniform((uint32_t)w->all_to);
+    const bool softcap = d->attention.softcap > 0.0f;
+    const float unit = d->attention.scale * FA_LOG2E;
     own_queries q;
     fa_scores s;
     float *const scores = s.at[0][0];
@@ -208,7 +219,8 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, r
         const int first = tiles.first + n * KEYS;
         uint32_t weights[KEY_TILES][2];
         float rescale[2];
-        if (first < from || first + KEYS > to) clear_unseen(pipe, w, n, first);
+        if (__builtin_expect(first < from || first + KEYS > to, 0))
+            clear_unseen(pipe, w, n, first);
         const int last = max(n - 1, 0), early = leader && n > 0 && !is_there(pipe, n);
         announce_weights(pipe, last, early);
         issue_scores(pipe, &q, n, scores);
@@ -217,7 +229,9 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, r
         ptx_wgmma_wait(0);
         ptx_register_fence(scores, KEYS / 2);
         ptx_mbarrier_arrive_if(&pipe->state->tail_empty[tail_stage(n)], leader);
-        make_logits(d, w, first, &s);
+        if (__builtin_expect(first < all_from || first + KEYS > all_to || softcap, 0))
+            make_logits(d, w, first, &s);
+        else scale_scores(scores, unit);
         raise_bases(&s, rows, rescale);
         weigh(&s, rows, weights);
         store_weights(pipe, n, weights, rescale);
