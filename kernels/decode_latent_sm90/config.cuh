@@ -32,6 +32,7 @@ enum {
     /* Warpgroups: of the scores, of the first and of the second half of the values' columns. */
     CONSUMERS = 3,
     CONSUMER_SCORES = 0,
+    CONSUMER_VALUES = 1, /* the first of them */
     VALUE_GROUPS = CONSUMERS - 1,
     ROWS = GROUP_ROWS,
     BLOCK_COLUMNS = 64, /* the swizzle spans 128 bytes */
@@ -45,6 +46,8 @@ enum {
     TAIL_STAGES = FA_DECODE_LATENT_SM90_TAILS,
     WEIGHT_BUFFERS = FA_DECODE_LATENT_SM90_WEIGHTS,
     Q_BLOCKS = K_BLOCKS - OWN_BLOCKS, /* in shared memory */
+    /* Of pairs, where the others are at first, beside the buffers of weights. */
+    QUERY_STAGES = (OWN_BLOCKS - WEIGHT_BUFFERS + 1) / 2,
     OUTPUTS = GROUP_COLUMNS / 2       /* accumulators of a thread that has values */
 };
 static_assert(ROWS == 64 && KEYS == 64, "a product has 64 rows, and a box as many keys");
@@ -54,12 +57,17 @@ static_assert(GROUP_PAIRS == 2 && GROUP_PAIRS * VALUE_GROUPS * 2 * BLOCK_COLUMNS
               "two products of 128 columns a warpgroup");
 static_assert(FA_DECODE_LATENT_SM90_FACTORS == 4 * WEIGHT_BUFFERS * ROWS, "the planner's bytes");
 static_assert(STAGES >= 2 * V_PAIRS, "two key tiles: scores are a tile ahead of values");
+static_assert(OWN_BLOCKS <= 2 * QUERY_STAGES + WEIGHT_BUFFERS, "room for those at first");
 static_assert(OPTIONS == 0, "what the kernel can do");
 
-/* Registers of a thread that loads, and of one that computes. */
+/* Registers of a thread that loads, of one that has scores, and of one that has values. */
+#ifndef SCORES_REGISTERS
 #define PRODUCER_REGISTERS 32
-#define CONSUMER_REGISTERS 160
-static_assert(WARPGROUP * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65536,
+#define SCORES_REGISTERS 160
+#define VALUES_REGISTERS 160
+#endif
+static_assert(WARPGROUP * (PRODUCER_REGISTERS + SCORES_REGISTERS +
+                           VALUE_GROUPS * VALUES_REGISTERS) <= 65536,
               "or the block would wait for more registers than it has, for ever");
 
 /* ---- What the parts of decode_sm80 take ------------------------------------------------------ */

@@ -15,7 +15,7 @@
  * cut into parts in the same way (decode_sm80/work.cuh). A block has a part. Each key tile is
  * loaded once:
  *
- *     producer            a warp loads by TMA
+ *     producer            a warp loads by TMA, or several from small pages
  *     consumer of scores  a warpgroup: S of 64 rows and 64 keys, weights to shared memory
  *     consumers of values two warpgroups: 256 columns of O each, 128 registers a thread
  *
@@ -72,22 +72,22 @@ FA_DEVICE bool merges(const fa_decode_params *d, const fa_work *w)
 /* ---- Consumers ------------------------------------------------------------------------------- */
 
 /* The block's part of the keys. */
-FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d)
+FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scores)
 {
     const fa_work *w = &pipe->state->work;
-    const int consumer = __shfl_sync(0xffffffffu, warp_id() / GROUP_WARPS, 0);
     float *const factors = (float *)(void *)pipe->weights, *const sums =
                                                                (float *)(void *)pipe->pairs;
-    if (consumer == CONSUMER_SCORES) {
+    if (scores) {
         row_sums rows = {{NOTHING_SEEN, NOTHING_SEEN}, {0.0f, 0.0f}};
         consume_scores(pipe, d, &rows);
         sync_threads(); /* all products have ended: weights and keys are no longer needed */
         store_row_ends(d, w, &rows, factors);
     } else {
+        const int half = (int)ptx_uniform((uint32_t)(warp_id() / GROUP_WARPS - 1));
         float out[OUTPUTS];
-        consume_values(pipe, d, consumer - 1, out);
+        consume_values(pipe, d, half, out);
         sync_threads();
-        share_sums(out, consumer - 1, sums);
+        share_sums(out, half, sums);
     }
     sync_threads();
     store_sums(d, w, sums, factors);
@@ -103,10 +103,10 @@ FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
     merge(d, w, &parts, &merged, NULL);
 }
 
-FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d)
+FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d, bool scores)
 {
     const fa_work *w = &pipe->state->work;
-    if (has_part(d, w)) attend(pipe, d);
+    if (has_part(d, w)) attend(pipe, d, scores);
     else if (merges(d, w)) merge_rows(pipe, d);
 }
 
@@ -115,27 +115,35 @@ FA_KERNEL __launch_bounds__(FA_DECODE_LATENT_SM90_THREADS, 1)
                        const __grid_constant__ fa_decode_latent_sm90_params s)
 {
     FA_DYNAMIC_SHARED(raw);
-    __shared__ shared_state state;
-    char *q = (char *)raw + (-ptx_shared_address(raw) & 1023), *tails = q + Q_BLOCKS * BLOCK_BYTES;
-    char *pairs = tails + TAIL_STAGES * BLOCK_BYTES, *weights = pairs + STAGES * PAIR_BYTES;
+    __shared__ shared_state shared;
+    shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
+    char *q = (char *)ptx_uniform_pointer((char *)raw + (-ptx_shared_address(raw) & 1023));
+    char *tails = q + Q_BLOCKS * BLOCK_BYTES, *pairs = tails + TAIL_STAGES * BLOCK_BYTES;
+    char *weights = pairs + STAGES * PAIR_BYTES;
     const pipeline pipe = {.q = q,
                            .tails = tails,
                            .pairs = pairs,
                            .weights = weights,
                            .rescale = (float *)(void *)(weights + WEIGHT_BUFFERS * BLOCK_BYTES),
-                           .state = &state};
-    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids(); /* its launch overlaps that of the parts */
+                           .state = state};
     if (threadIdx.x == 0) {
         ptx_tma_prefetch(&s.k);
-        init_barriers(&state);
-        describe_block(&d, &s, &state.work);
+        init_barriers(state, loading_warps(&s));
+        describe_block(&d, &s, &state->work);
     }
+    /* The launch that merges overlaps that of the parts. */
+    if (d.step == FA_DECODE_MERGE) ptx_wait_for_grids();
+    else ptx_let_next_grid_start();
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
-        if (threadIdx.x < 32 && has_part(&d, &state.work)) produce(&pipe, &d, &s);
+        const bool loads = (int)threadIdx.x / 32 < loading_warps(&s);
+        if (loads && has_part(&d, &state->work)) produce(&pipe, &d, &s);
+    } else if (threadIdx.x < (1 + CONSUMER_VALUES) * WARPGROUP) {
+        ptx_increase_registers(SCORES_REGISTERS);
+        consume(&pipe, &d, true);
     } else {
-        ptx_increase_registers(CONSUMER_REGISTERS);
-        consume(&pipe, &d);
+        ptx_increase_registers(VALUES_REGISTERS);
+        consume(&pipe, &d, false);
     }
 }

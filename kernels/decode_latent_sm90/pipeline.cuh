@@ -9,9 +9,11 @@
  *   weights_full, _empty  WEIGHT_BUFFERS tiles of weights,      the consumer of     all consumers of
  *                         with what the outputs before them     scores              values
  *                         are multiplied by
+ *   queries_taken         the last QUERY_STAGES of pairs,       all consumers       the consumer of
+ *                         which have queries at first                               scores
  *
- * A full barrier of a stage ends a phase when TMA's bytes have come; the others end it when a lane
- * of each warp has arrived.
+ * A full barrier of a stage ends a phase when the bytes that its loading warps have announced have
+ * come; the others end it when a lane of each warp has arrived.
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_PIPELINE_CUH
 #define FA_KERNELS_DECODE_LATENT_SM90_PIPELINE_CUH
@@ -25,6 +27,7 @@ typedef struct shared_state {
     uint64_t pair_full[STAGES], pair_empty[STAGES];
     uint64_t tail_full[TAIL_STAGES], tail_empty[TAIL_STAGES];
     uint64_t weights_full[WEIGHT_BUFFERS], weights_empty[WEIGHT_BUFFERS];
+    uint64_t queries_taken;
 } shared_state;
 static_assert(sizeof(shared_state) <= 512, "the planner's bytes beside the dynamic ones");
 
@@ -34,20 +37,32 @@ typedef struct pipeline {
     shared_state *state;
 } pipeline;
 
-FA_DEVICE void init_barriers(shared_state *state)
+/* Rows of a key tile that a warp of the producer loads; so many of its warps do. */
+FA_DEVICE int rows_of_warp(const fa_decode_latent_sm90_params *s)
+{
+    return max(s->box_rows, KEYS / GROUP_WARPS);
+}
+
+FA_DEVICE int loading_warps(const fa_decode_latent_sm90_params *s)
+{
+    return KEYS / rows_of_warp(s);
+}
+
+FA_DEVICE void init_barriers(shared_state *state, int loading)
 {
     for (int i = 0; i < STAGES; i++) {
-        ptx_mbarrier_init(&state->pair_full[i], 1);
+        ptx_mbarrier_init(&state->pair_full[i], loading);
         ptx_mbarrier_init(&state->pair_empty[i], GROUP_WARPS);
     }
     for (int i = 0; i < TAIL_STAGES; i++) {
-        ptx_mbarrier_init(&state->tail_full[i], 1);
+        ptx_mbarrier_init(&state->tail_full[i], loading);
         ptx_mbarrier_init(&state->tail_empty[i], GROUP_WARPS);
     }
     for (int i = 0; i < WEIGHT_BUFFERS; i++) {
         ptx_mbarrier_init(&state->weights_full[i], GROUP_WARPS);
         ptx_mbarrier_init(&state->weights_empty[i], VALUE_GROUPS * GROUP_WARPS);
     }
+    ptx_mbarrier_init(&state->queries_taken, GROUP_WARPS);
     ptx_mbarrier_init_fence();
 }
 

@@ -1,7 +1,8 @@
 /*
  * The producer: a warp that loads the block's key tiles by TMA, each once, as keys and as values. A
  * block of 64 columns is one box, or several where pages are smaller than a key tile: then as many
- * lanes have a box each.
+ * of the warpgroup's warps have a box each, and with pages of 8 two lanes of each. A lane's copies
+ * would follow each other.
  *
  * Boxes are always complete. Rows that nobody sees are read all the same, where there are some, and
  * cleared by the consumer of scores.
@@ -14,6 +15,12 @@
 #include "decode_latent_sm90/pipeline.cuh"
 #include "ptx/tma.cuh"
 
+/* The first row of this lane's box in a tile; beyond it: the lane has none. */
+FA_DEVICE int first_row_of_box(const fa_decode_latent_sm90_params *s)
+{
+    return (ptx_thread_id() / 32 + lane_id() * GROUP_WARPS) * s->box_rows;
+}
+
 /* Where this lane's box of a tile begins: coordinates of the map. */
 typedef struct fa_box {
     int row, outer;
@@ -24,7 +31,7 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90
                           const fa_work *w, int first)
 {
     const fa_attention_params *p = &d->attention;
-    const int key = first + lane_id() * s->box_rows;
+    const int key = first + first_row_of_box(s);
     fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k * s->k_step.block};
     if (!p->block_table) return box;
     box.row = box.outer = 0;
@@ -36,12 +43,14 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_latent_sm90
     return box;
 }
 
-/* Blocks of columns from `block` on, to a stage whose phase this begins. */
+/* Blocks of columns from `block` on, to a stage whose phase this begins. Each warp that loads says
+ * what comes by its boxes. */
 FA_DEVICE void load_blocks(const fa_decode_latent_sm90_params *s, const fa_work *w,
                            const fa_box *box, int block, int blocks, char *to, uint64_t *full)
 {
-    const int at = lane_id() * s->box_rows;
-    if (lane_id() == 0) ptx_mbarrier_arrive_expect(full, blocks * BLOCK_BYTES);
+    const int at = first_row_of_box(s);
+    if (lane_id() == 0)
+        ptx_mbarrier_arrive_expect(full, blocks * rows_of_warp(s) * BLOCK_COLUMNS * 2);
     __syncwarp();
     if (at >= KEYS) return;
     for (int i = 0; i < blocks; i++)
@@ -60,23 +69,44 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_param
     for (int place = 0; place < V_PAIRS; place++) {
         const uint32_t count = pair_count(n, place);
         __syncwarp();
+        if (count == STAGES - QUERY_STAGES) ptx_mbarrier_wait(&state->queries_taken, 0);
         ptx_mbarrier_wait(&state->pair_empty[stage_of(count)], parity_of(count) ^ 1);
         load_blocks(s, w, box, first_block_of(place), 2, pair_at(pipe, count),
                     &state->pair_full[stage_of(count)]);
     }
 }
 
-/* Page numbers are read a tile ahead. */
+#ifndef TILES_AHEAD
+#define TILES_AHEAD 2
+#endif
+
+/* Asks for tile n to be brought to the second-level cache. */
+FA_DEVICE void prefetch_tile(const fa_decode_latent_sm90_params *s, const fa_work *w,
+                             const fa_box *box)
+{
+    if (first_row_of_box(s) >= KEYS) return;
+    for (int i = 0; i < K_BLOCKS; i++)
+        ptx_tma_prefetch_4d(&s->k, BLOCK_COLUMNS * i, box->row,
+                            (int)w->tile.head_kv * s->k_step.head, box->outer);
+}
+
+/* Page numbers are read a tile before they are needed. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
                        const fa_decode_latent_sm90_params *s)
 {
     const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_key_tiles(w);
-    fa_box box = find_box(d, s, w, tiles.first);
+    fa_box boxes[TILES_AHEAD + 1]; /* of tiles from n on */
+#pragma unroll
+    for (int i = 0; i <= TILES_AHEAD; i++) boxes[i] = find_box(d, s, w, tiles.first + i * KEYS);
     for (int n = 0; n < tiles.count; n++) {
-        const fa_box now = box;
-        box = find_box(d, s, w, tiles.first + (n + 1) * KEYS);
-        load_tile(pipe, s, w, &now, n);
+        const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
+        load_tile(pipe, s, w, &boxes[0], n);
+        if (TILES_AHEAD > 0 && n + TILES_AHEAD < tiles.count)
+            prefetch_tile(s, w, &boxes[TILES_AHEAD]);
+#pragma unroll
+        for (int i = 0; i < TILES_AHEAD; i++) boxes[i] = boxes[i + 1];
+        boxes[TILES_AHEAD] = next;
     }
 }
 

@@ -17,6 +17,7 @@
 #include "decode_latent_sm90/pipeline.cuh"
 #include "decode_latent_sm90/queries.cuh"
 #include "decode_sm80/logits.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store.cuh"
 #include "ptx/tma.cuh"
@@ -43,19 +44,25 @@ FA_DEVICE void issue_block(const pipeline *pipe, const own_queries *q, int block
     }
 }
 
-/* Issues S of tile n, in V_PAIRS groups: the first one has the columns behind the values, too. */
+FA_DEVICE void wait_for_pair(const pipeline *pipe, int n, int place)
+{
+    const uint32_t count = pair_count(n, place);
+    ptx_mbarrier_wait(&pipe->state->pair_full[stage_of(count)], parity_of(count));
+}
+
+/* Issues S of tile n, in V_PAIRS groups: the first one has the columns behind the values, too. A
+ * pair is waited for before the products of the last one are issued, so that they hide the wait. */
 FA_DEVICE void issue_scores(const pipeline *pipe, const own_queries *q, int n, float *s)
 {
-    shared_state *state = pipe->state;
     ptx_register_fence(s, KEYS / 2);
-    ptx_mbarrier_wait(&state->tail_full[tail_stage(n)], tail_parity(n));
+    ptx_mbarrier_wait(&pipe->state->tail_full[tail_stage(n)], tail_parity(n));
+    wait_for_pair(pipe, n, 0);
     ptx_wgmma_fence();
     issue_block(pipe, q, V_BLOCKS, tail_at(pipe, n), 0, s);
 #pragma unroll
     for (int place = 0; place < V_PAIRS; place++) {
-        const uint32_t count = pair_count(n, place);
-        const char *keys = pair_at(pipe, count);
-        ptx_mbarrier_wait(&state->pair_full[stage_of(count)], parity_of(count));
+        const char *keys = pair_at(pipe, pair_count(n, place));
+        if (place < V_PAIRS - 1) wait_for_pair(pipe, n, place + 1);
         ptx_wgmma_fence();
         issue_block(pipe, q, first_block_of(place), keys, 1, s);
         issue_block(pipe, q, first_block_of(place) + 1, keys + BLOCK_BYTES, 1, s);
@@ -76,14 +83,9 @@ FA_DEVICE void clear_rows(char *block, int from, int to)
  * key. */
 FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, int n, int first)
 {
-    shared_state *state = pipe->state;
     const int from = w->from - first, to = w->to - first;
-    if (from <= 0 && to >= KEYS) return;
-    ptx_mbarrier_wait(&state->tail_full[tail_stage(n)], tail_parity(n));
-    for (int place = 0; place < V_PAIRS; place++) {
-        const uint32_t count = pair_count(n, place);
-        ptx_mbarrier_wait(&state->pair_full[stage_of(count)], parity_of(count));
-    }
+    ptx_mbarrier_wait(&pipe->state->tail_full[tail_stage(n)], tail_parity(n));
+    for (int place = 0; place < V_PAIRS; place++) wait_for_pair(pipe, n, place);
     for (int block = 0; block < K_BLOCKS; block++) {
         char *at = block < V_BLOCKS
                        ? pair_at(pipe, pair_count(n, block / 2)) + block % 2 * BLOCK_BYTES
@@ -97,6 +99,10 @@ FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, int n, int f
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
+#ifndef RAISE_ABOVE
+#define RAISE_ABOVE (ELEMENT == FA_ELEMENT_BFLOAT16 ? 16.0f : 15.0f)
+#endif
+
 /* Of the thread's two rows. */
 typedef struct row_sums {
     float base[2]; /* of the weights, in powers of two */
@@ -104,18 +110,26 @@ typedef struct row_sums {
 } row_sums;
 
 /* New bases for rows whose logits are too far beyond the old ones. rescale: what the outputs so far
- * are to be multiplied by. */
+ * are to be multiplied by. Most tiles raise none, which a vote finds out faster than four lanes
+ * their largest logit. */
 FA_DEVICE void raise_bases(const fa_scores *s, row_sums *rows, float rescale[2])
 {
+    float top[2];
+    bool beyond = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float top = s->at[0][0][2 * half];
+        top[half] = s->at[0][0][2 * half];
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++)
-            top = fmaxf(top, fmaxf(s->at[0][n][2 * half], s->at[0][n][2 * half + 1]));
-        top = fa_max_over_lanes(top, 4);
-        const float before = rows->base[half];
-        const float base = top > before + RESCALE_ABOVE ? top - HEADROOM : before;
+            top[half] = fmaxf(top[half], fmaxf(s->at[0][n][2 * half], s->at[0][n][2 * half + 1]));
+        beyond |= top[half] > rows->base[half] + RAISE_ABOVE;
+        rescale[half] = 1.0f;
+    }
+    if (!__any_sync(0xffffffffu, beyond)) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float before = rows->base[half], highest = fa_max_over_lanes(top[half], 4);
+        const float base = highest > before + RAISE_ABOVE ? highest - HEADROOM : before;
         rescale[half] = ptx_ex2(before - base);
         rows->base[half] = base;
         rows->sum[half] *= rescale[half];
@@ -156,13 +170,11 @@ FA_DEVICE void store_weights(const pipeline *pipe, int n, uint32_t weights[KEY_T
     __syncwarp();
 }
 
-/* Whether the first keys of tile n have come. The same in all lanes: the leader's answer counts. */
+/* Whether the first keys of tile n have come. Lanes may have different answers. */
 FA_DEVICE bool is_there(const pipeline *pipe, int n)
 {
     const uint32_t count = pair_count(n, 0);
-    return __shfl_sync(
-        0xffffffffu,
-        (int)ptx_mbarrier_is_over(&pipe->state->pair_full[stage_of(count)], parity_of(count)), 0);
+    return ptx_mbarrier_is_over(&pipe->state->pair_full[stage_of(count)], parity_of(count));
 }
 
 FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
@@ -170,38 +182,56 @@ FA_DEVICE void announce_weights(const pipeline *pipe, int n, int leader)
     ptx_mbarrier_arrive_if(&pipe->state->weights_full[weights_buffer(n)], leader);
 }
 
+/* What make_logits() does to most tiles. */
+FA_DEVICE void scale_scores(float *s, float unit)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] *= unit;
+}
+
 /* ---- The loop -------------------------------------------------------------------------------- */
 
 /* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
  * announced: about as long as it takes until the products of the values begin. */
+#ifndef GROUPS_RUNNING
 #define GROUPS_RUNNING 1
+#endif
 
 FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
 {
     const fa_work *w = &pipe->state->work;
-    const key_tiles tiles = find_key_tiles(w);
+    const key_tiles tiles = {(int)ptx_uniform((uint32_t)find_key_tiles(w).first),
+                             (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
+    const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
+    const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
+    const int all_to = (int)ptx_uniform((uint32_t)w->all_to);
+    const bool softcap = d->attention.softcap > 0.0f;
+    const float unit = d->attention.scale * FA_LOG2E;
     own_queries q;
     fa_scores s;
     float *const scores = s.at[0][0];
     int leader = lane_id() == 0;
     __asm__ volatile("" : "+r"(leader));
-    find_own_queries(d, w, &q);
     share_queries(pipe, d, w);
+    take_own_queries(pipe, &q);
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
         const int first = tiles.first + n * KEYS;
         uint32_t weights[KEY_TILES][2];
         float rescale[2];
-        clear_unseen(pipe, w, n, first);
-        const bool early = n > 0 && !is_there(pipe, n);
-        if (early) announce_weights(pipe, n - 1, leader);
+        if (__builtin_expect(first < from || first + KEYS > to, 0))
+            clear_unseen(pipe, w, n, first);
+        const int last = max(n - 1, 0), early = leader && n > 0 && !is_there(pipe, n);
+        announce_weights(pipe, last, early);
         issue_scores(pipe, &q, n, scores);
         ptx_wgmma_wait(GROUPS_RUNNING);
-        if (n > 0 && !early) announce_weights(pipe, n - 1, leader);
+        announce_weights(pipe, last, leader && n > 0 && !early);
         ptx_wgmma_wait(0);
         ptx_register_fence(scores, KEYS / 2);
         ptx_mbarrier_arrive_if(&pipe->state->tail_empty[tail_stage(n)], leader);
-        make_logits(d, w, first, &s);
+        if (__builtin_expect(first < all_from || first + KEYS > all_to || softcap, 0))
+            make_logits(d, w, first, &s);
+        else scale_scores(scores, unit);
         raise_bases(&s, rows, rescale);
         weigh(&s, rows, weights);
         store_weights(pipe, n, weights, rescale);

@@ -40,18 +40,47 @@ FA_DEVICE void share_sums(const float *out, int half, float *sums)
     }
 }
 
-/* By all consumers: from there to global memory, whole rows at a time. */
+/* Zeros for a factor of 0, whatever x is. */
+FA_DEVICE float4 scaled(float4 x, float factor)
+{
+    if (factor == 0.0f) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+}
+
+/* A row of results, by a warp. */
+FA_DEVICE void store_result(const fa_decode_params *d, const fa_work *w, int r, const float *sums,
+                            float factor)
+{
+    const fa_attention_params *p = &d->attention;
+    const fa_tile *t = &w->tile;
+    const int head = head_of(d, r);
+    const int64_t i = t->first + query_of(d, r);
+    if (head >= w->heads || i >= t->room_q) return;
+    char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head + head);
+#pragma unroll
+    for (int column = lane_id() * 4; column < VALUE_DIM; column += 32 * 4)
+        fa_store4(row, &p->out, column, p->d_v,
+                  scaled(*(const float4 *)(sums + column), factor));
+}
+
+/* The same of a part. */
+FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, int r, const float *sums)
+{
+    float *row = find_part(d, w, w->part) + r * ROW_FLOATS;
+#pragma unroll
+    for (int column = lane_id() * 4; column < VALUE_DIM; column += 32 * 4)
+        if (column < d->attention.d_v)
+            *(float4 *)(row + column) = *(const float4 *)(sums + column);
+}
+
+/* By all consumers: from there to global memory, whole rows a warp. */
 FA_DEVICE void store_sums(const fa_decode_params *d, const fa_work *w, const float *sums,
                           const float *factors)
 {
-    float *const part = w->parts > 1 ? find_part(d, w, w->part) : NULL;
-#pragma unroll 4
-    for (int i = thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
-        const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
-        const float4 x = *(const float4 *)(sums + r * ROW_FLOATS + column);
-        if (column >= d->attention.d_v) continue;
-        if (part) *(float4 *)(part + r * ROW_FLOATS + column) = x;
-        else write_output(d, w, r, column, factors[r], x);
+#pragma unroll 1
+    for (int r = warp_id(); r < w->rows; r += WARPS) {
+        if (w->parts > 1) store_part(d, w, r, sums + r * ROW_FLOATS);
+        else store_result(d, w, r, sums + r * ROW_FLOATS, factors[r]);
     }
 }
 

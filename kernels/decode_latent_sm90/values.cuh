@@ -16,6 +16,7 @@
 #include "decode_latent_sm90/queries.cuh"
 #include "decode_sm80/logits.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -146,11 +147,13 @@ FA_DEVICE void acquire_tile(const pipeline *pipe, int n, int half)
 FA_DEVICE void consume_values(const pipeline *pipe, const fa_decode_params *d, int half, float *out)
 {
     const fa_work *w = &pipe->state->work;
+    const int count = (int)ptx_uniform((uint32_t)find_key_tiles(w).count);
     share_queries(pipe, d, w);
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) out[i] = 0.0f;
 #pragma unroll 1
-    for (int n = 0; n < find_key_tiles(w).count; n++) { /* read anew: registers are short */
+    for (int i = 0; i < count; i++) {
+        const int n = (int)ptx_uniform((uint32_t)i);
         acquire_tile(pipe, n, half);
         rescale_outputs(pipe, n, out);
         const bool careful = hides_keys(d, w, find_key_tiles(w).first + n * KEYS) &&

@@ -15,7 +15,7 @@ enum {
     MAX_THREADS = MAX_GROUPS * WARPGROUP,
     MAX_BARRIERS = 128,
     MAX_LOADS = 1024,        /* on their way */
-    MAX_PRODUCTS = 64,       /* of a thread, on their way */
+    MAX_PRODUCTS = 128,      /* of a thread, on their way */
     MAX_COMMITS = 8,         /* the same of groups of products */
     MAX_RESULTS = 6,         /* sets of accumulators that products write to */
     MAX_ADDITIONS = 1 << 16, /* of a run, on their way */

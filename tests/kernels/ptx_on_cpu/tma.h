@@ -34,6 +34,11 @@ FA_DEVICE void ptx_tma_add_4d(const void *map, const void *shared, int x, int y,
 
 FA_DEVICE void ptx_tma_prefetch(const void *map) { (void)map; }
 
+FA_DEVICE void ptx_tma_prefetch_4d(const void *map, int x, int y, int z, int w)
+{
+    (void)map, (void)x, (void)y, (void)z, (void)w;
+}
+
 FA_DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes)
 {
     hopper_bulk_load(shared, global, barrier, bytes);
