@@ -14,9 +14,9 @@ struct fa_cuda_family {
      * passed over. */
     int oldest, newest;
 
-    /* It is tried only where the environment names it, before all others, which do what it refuses:
-     * until it has been verified and measured on a GPU. */
-    bool asked_only;
+    /* It does few problems: where the environment names it, it is tried first, and the others do
+     * what it refuses. */
+    bool does_few;
 
     /* Whether a family behind it does the problem faster. Says why, or nothing where that is plain. Not asked where the
      * environment names this family; NULL: never. */

@@ -10,8 +10,7 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt does every problem. What is behind it runs where
- * the environment asks for it: forward's tf32x3 comes before simt, and sm90_persistent before sm90, once they
- * have been verified and measured on a GPU. */
+ * the environment asks for it: forward's tf32x3, until it has been verified and measured whole. */
 enum { MAX_FAMILIES = 11 };
 #define FORWARD                                                                                    \
     {                                                                                              \
@@ -23,9 +22,9 @@ enum { MAX_FAMILIES = 11 };
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
-    [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90, &fa_cuda_backward_sm80, &fa_cuda_backward_tf32,
-                          &fa_cuda_backward_tf32x3, &fa_cuda_backward_simt,
-                          &fa_cuda_backward_sm90_persistent},
+    [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90_persistent, &fa_cuda_backward_sm90,
+                          &fa_cuda_backward_sm80, &fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
+                          &fa_cuda_backward_simt},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
 
@@ -102,7 +101,7 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
 static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
 {
     const int architecture = fa_cuda_architecture(device);
-    return !family->asked_only && architecture >= family->oldest && architecture <= family->newest;
+    return architecture >= family->oldest && architecture <= family->newest;
 }
 
 static bool is_slower(const fa_cuda_family *family, const fa_problem *p,
@@ -158,7 +157,7 @@ static bool try_family(const fa_problem *p, const fa_cuda_device *device,
                        size_t size)
 {
     fa_cuda_plan_begin(device, family, plan);
-    if (!is_slower(family, p, device, why, size) && family->plan(p, device, plan, why, size)) {
+    if (family->plan(p, device, plan, why, size)) {
         if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, behind, plan);
         return true;
     }
@@ -171,12 +170,17 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
 {
     plan->passed_over[0] = 0;
     if (refuse_quantized(p, why, size)) return false;
-    if (asked && !asked->asked_only) return plan_asked(p, device, asked, plan, why, size);
+    if (asked && !asked->does_few) return plan_asked(p, device, asked, plan, why, size);
     if (asked && try_family(p, device, asked, 0, plan, why, size)) return true;
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
         if (!is_tried(family, device)) continue;
-        if (try_family(p, device, family, i + 1, plan, why, size)) return true;
+        char *const words = family->does_few ? NULL : why; /* that it does not needs none */
+        if (is_slower(family, p, device, words, size)) {
+            if (words && words[0]) note_passed_over(plan, family->name, words);
+            continue;
+        }
+        if (try_family(p, device, family, i + 1, plan, words, size)) return true;
     }
     return false;
 }

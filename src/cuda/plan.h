@@ -134,7 +134,7 @@ bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why,
 const fa_cuda_family *fa_cuda_find_family(const char *name);
 
 /* A problem's plan. asked: the only family that may do it, or the first that is tried, if it is
- * asked_only; NULL: the fastest that can. False if no kernel can; why then says so in a sentence
+ * does_few; NULL: the fastest that can. False if no kernel can; why then says so in a sentence
  * that names the argument. With why NULL no refusal is worded, which costs more than the plan:
  * passed_over stays empty. */
 bool fa_cuda_plan_make(const fa_problem *problem, const fa_cuda_device *device,

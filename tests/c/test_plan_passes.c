@@ -46,20 +46,26 @@ static fa_problem make_backward(int64_t batch, int64_t heads, int64_t n, int64_t
     return p;
 }
 
-static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
+/* family: NULL for the library's choice. */
+static fa_cuda_plan plan_by(const fa_cuda_family *family, const fa_problem *p,
+                            const fa_cuda_device *device)
 {
     fa_cuda_plan plan;
     char why[320] = "";
-    const bool fine = fa_cuda_plan_make(p, device, NULL, &plan, why, sizeof why);
+    const bool fine = fa_cuda_plan_make(p, device, family, &plan, why, sizeof why);
     CHECK(fine, "d %lld on %s: %s", (long long)p->d, device->name, why);
     return plan;
 }
 
+static fa_cuda_plan plan_of(const fa_problem *p, const fa_cuda_device *device)
+{
+    return plan_by(NULL, p, device);
+}
+
+/* Of blocks that do not stay. */
 static size_t workspace_of(const fa_problem *p)
 {
-    const fa_cuda_plan plan = plan_of(p, &devices[H200]);
-    CHECK(plan.family == &fa_cuda_backward_sm90, "%s", plan.passed_over);
-    return plan.workspace_bytes;
+    return plan_by(&fa_cuda_backward_sm90, p, &devices[H200]).workspace_bytes;
 }
 
 /* float16 tensors of d 128, which backward_sm90 takes. */
@@ -362,9 +368,9 @@ static void test_float32_variants(void)
         {tf32x3, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
         {tf32x3, RTX_4090, 65, 64, false, FA_NO_VARIANT, "bytes of shared memory for a block"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_float32(cases[i].d, cases[i].d_v,
-                                    cases[i].family == tf32 ? FA_PRECISION_TF32
-                                                            : FA_PRECISION_FLOAT32);
+        fa_problem p =
+            make_float32(cases[i].d, cases[i].d_v,
+                         cases[i].family == tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32);
         if (cases[i].option) p.softcap = 1;
         const fa_cuda_plan s = plan_of(&p, &devices[cases[i].gpu]);
         const bool refused = cases[i].variant == FA_NO_VARIANT;
@@ -391,9 +397,9 @@ static bool takes(const fa_cuda_family *family, const fa_problem *p, const char 
  * units. A workspace that is asked for before the gradients are known has room for both. */
 static void test_float32_families(void)
 {
-    const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32, *const tf32x3 =
-                                                                   &fa_cuda_backward_tf32x3,
-                               *const simt = &fa_cuda_backward_simt;
+    const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32,
+                                *const tf32x3 = &fa_cuda_backward_tf32x3,
+                                *const simt = &fa_cuda_backward_simt;
     const size_t sums = 2 * 8 * 1024 * sizeof(float) * (64 + 2);
     fa_problem p = make_float32(64, 64, FA_PRECISION_TF32);
     fa_cuda_plan s = plan_of(&p, &devices[H200]);
@@ -407,8 +413,8 @@ static void test_float32_families(void)
               strcmp(s.arithmetic, "three tf32 products for each (mma.sync), float32 sums") == 0 &&
               strstr(s.passed_over, "; not tf32: options.precision is not FA_PRECISION_TF32"),
           "%s%s", s.arithmetic, s.passed_over);
-    CHECK(!takes(tf32, &p, "options.precision is not FA_PRECISION_TF32") &&
-              takes(tf32x3, &p, "") && takes(simt, &p, ""),
+    CHECK(!takes(tf32, &p, "options.precision is not FA_PRECISION_TF32") && takes(tf32x3, &p, "") &&
+              takes(simt, &p, ""),
           "asked in float32");
     p.dout.data = NULL;
     CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums, "before gradients are known");
@@ -467,7 +473,7 @@ static void test_sm90(void)
         FA_VARIANT_backward_sm90_d64_softcap_f16, FA_VARIANT_backward_sm90_d64_alibi_f16,
         FA_VARIANT_backward_sm90_d64_bias_f16, FA_VARIANT_backward_sm90_d64_bias_f16,
         FA_VARIANT_backward_sm90_d64_dropout_f16};
-    fa_cuda_plan s = plan_of(&plain, &devices[H200]);
+    fa_cuda_plan s = plan_by(&fa_cuda_backward_sm90, &plain, &devices[H200]);
     const fa_cuda_plan_launch *l = FIND(&s, backward_sm90);
     const size_t bytes = s.workspace_bytes;
     CHECK(s.count == 3 && l && l->variant == FA_VARIANT_backward_sm90_d64_f16, "no options");
@@ -684,12 +690,13 @@ static void test_text(void)
     p.precision = FA_PRECISION_IEEE;
     fa_cuda_plan s = plan_of(&p, &devices[H200]);
     fa_cuda_plan_describe(&p, &devices[H200], &s, text, sizeof text);
-    CHECK(strcmp(text, "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
-                       "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
-                       "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
-                       "128 threads): float32 sums on FMA units, deterministic on sm_90; not "
-                       "sm90: q.dtype is float32; not tf32: options.precision is not "
-                       "FA_PRECISION_TF32; not tf32x3: options.precision is FA_PRECISION_IEEE") == 0,
+    CHECK(strcmp(text,
+                 "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
+                 "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
+                 "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
+                 "128 threads): float32 sums on FMA units, deterministic on sm_90; not "
+                 "sm90: q.dtype is float32; not tf32: options.precision is not "
+                 "FA_PRECISION_TF32; not tf32x3: options.precision is FA_PRECISION_IEEE") == 0,
           "%s", text);
     p = make_backward(2, 4, 1 << 28, 512);
     s = plan_of(&p, &devices[H200]);
@@ -867,7 +874,7 @@ static void test_order(void)
           "%s", plan.passed_over);
 }
 
-/* Persistent blocks run where they are asked for, one for each multiprocessor, with a counter that
+/* Persistent blocks run where head dims are at most 64 or they are asked for, one for each multiprocessor, with a counter that
  * prepare clears. */
 static void test_persistent(void)
 {
@@ -890,6 +897,11 @@ static void test_persistent(void)
                    device->smem_per_block,
           "%d bytes of shared memory", l ? (int)l->smem_bytes : 0);
 
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, unasked");
+    p.d = p.d_v = 64;
+    CHECK(plan_of(&p, device).family == family, "head dim 64");
+    p.deterministic = true;
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 64, one order");
     p = make_half_backward(1, 2, 256); /* fewer work tiles than multiprocessors */
     CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "%s", why);
     l = FIND(&plan, backward_sm90_persistent);

@@ -311,7 +311,7 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     fa_problem p;
     fa_cuda_plan plan;
     const fa_cuda_family *asked =
-        m->otherwise || persistent ? &fa_cuda_backward_sm90_persistent : NULL;
+        m->otherwise || persistent ? &fa_cuda_backward_sm90_persistent : &fa_cuda_backward_sm90;
     if (m->number / 8 % 2 && !persistent) options.flags |= FA_DETERMINISTIC;
     fa_status status = make_plan(call, &call->gradients, &options, asked, &p, &plan, message, size);
     if (status != FA_OK) return status;
@@ -334,8 +334,8 @@ static bool is_refused(const random_call *call)
     fa_cuda_plan plan;
     const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
     return make_plan(call, &gradients, &options,
-                     persistent ? &fa_cuda_backward_sm90_persistent : NULL, &p, &plan, message,
-                     sizeof message) == FA_ERROR_UNSUPPORTED ||
+                     persistent ? &fa_cuda_backward_sm90_persistent : &fa_cuda_backward_sm90, &p,
+                     &plan, message, sizeof message) == FA_ERROR_UNSUPPORTED ||
            (persistent && plan.family != &fa_cuda_backward_sm90_persistent);
 }
 
