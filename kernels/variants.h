@@ -548,10 +548,10 @@ VARIANT(backward_tf32x3_d64_general, .file = "backward_sm80/backward_sm80", .ker
         .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_d128, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
 VARIANT(backward_tf32x3_d128_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 2, .blocks = 1)
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
 VARIANT(backward_tf32x3_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 2, .blocks = 1)

@@ -78,13 +78,13 @@ FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
-    add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
+    if (!ALL_SHARED) add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 }
 
 FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
 {
     share_weights(ds, part->ds_word, part->unit);
-    add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
+    if (!ALL_SHARED) add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
 }
 
 #if OPTIONS
@@ -118,6 +118,31 @@ FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
            last >= w->num_keys;
 }
 
+#if THREE_PRODUCTS
+
+/* dP waits until dV has its products: parts of operands need the registers. Whether the tile is
+ * masked has none either, so each is taken for masked by make_ds. */
+FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
+                             const tile_cursor *at, int chunk)
+{
+    const tile_part part = find_part(x, at, chunk);
+    fa_scores s, dp;
+    fa_weights weights, ds;
+    (void)p;
+    make_scores(&s, part.keys, part.queries);
+    weigh(&s, x->scale, part.rows);
+    if (is_masked(w, part.key / GROUP_ROWS * GROUP_ROWS, at->tile))
+        mask_weights(w, &s, part.query, part.key);
+    pack(&weights, &s);
+    add_values(x, &part, &weights);
+    make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    make_ds(&s, &dp, part.rows, true);
+    pack(&ds, &dp);
+    add_keys(x, &part, &ds);
+}
+
+#else
+
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
                              const tile_cursor *at, int chunk)
 {
@@ -138,6 +163,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     add_values(x, &part, &weights);
     add_keys(x, &part, &ds);
 }
+
+#endif
 
 #endif
 

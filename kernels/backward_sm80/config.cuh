@@ -45,11 +45,16 @@ enum {
     M_TILES = GROUP_ROWS / 16,
     OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
     COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
-    /* Queries whose scores are in registers together: options and parts of operands need registers,
-     * too. */
-    MOST_QUERIES = (OPTIONS && HEAD_DIM != 96) || THREE_PRODUCTS ? 16 : 32,
+    /* Queries whose scores are in registers together: options need registers, too. */
+    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
+    /* Steps of a sum that begins from 0 (THREE_PRODUCTS): along the head dim, and along queries or
+     * keys. */
+    CHAIN = 2,
+    ROW_CHAIN = 4,
+    /* The products of a warp's own queries wait for those of the others, so that chains are whole. */
+    ALL_SHARED = THREE_PRODUCTS && SPLIT > 1 && CHUNK / STEP < ROW_CHAIN,
     N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
     D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
     D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
@@ -71,6 +76,9 @@ static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_S
 static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
+static_assert(!THREE_PRODUCTS || (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 &&
+                                  QUERIES / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN),
+              "whole chains");
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
 enum {

@@ -39,16 +39,6 @@ typedef struct fa_dq {
 /* An operand as it is multiplied: keys and values are rounded already. */
 FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !THREE_PRODUCTS ? fa_near_tf32(x) : x; }
 
-#if THREE_PRODUCTS
-
-/* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
-enum { CHAIN = 2, ROW_CHAIN = 4 };
-static_assert(D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN &&
-                  QUERIES / STEP - OWN_QUERIES / STEP <= ROW_CHAIN,
-              "whole chains, and short ones");
-
-#endif
-
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
 /* Words of B fragments of queries that are loaded together: of a step along the columns, or with 8
@@ -107,7 +97,7 @@ FA_DEVICE void add_score_chain(fa_scores *s, fa_parts a[CHAIN][M_TILES],
 FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
 {
     clear_scores(s);
-#pragma unroll 4
+#pragma unroll 2
     for (int step = 0; step < D_STEPS; step += CHAIN) {
         fa_parts a[CHAIN][M_TILES];
         uint32_t b[CHAIN][QUERY_WORDS];
@@ -182,16 +172,14 @@ FA_DEVICE void load_row_pair(row_pair *b, uint32_t at)
 #if THREE_PRODUCTS
 
 /* sum += a b. */
-FA_DEVICE void add_pair_products(float sum[4][4], const uint32_t a[4], const fa_parts *even,
+FA_DEVICE void add_pair_products(float sum[4][4], const fa_parts *a, const fa_parts *even,
                                  const fa_parts *odd)
 {
-    fa_parts x;
-    fa_split_four(&x, a, false);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        fa_mma(sum[i], x.small, even->big[i], odd->big[i]);
-        fa_mma(sum[i], x.big, even->small[i], odd->small[i]);
-        fa_mma(sum[i], x.big, even->big[i], odd->big[i]);
+        fa_mma(sum[i], a->small, even->big[i], odd->big[i]);
+        fa_mma(sum[i], a->big, even->small[i], odd->small[i]);
+        fa_mma(sum[i], a->big, even->big[i], odd->big[i]);
     }
 }
 
@@ -212,7 +200,11 @@ FA_DEVICE void add_gradient_chain(fa_gradient *g, uint32_t a[ROW_CHAIN][M_TILES]
             fa_split_four(&even, b.even, false);
             fa_split_four(&odd, b.odd, false);
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) add_pair_products(sum[m], a[step][m], &even, &odd);
+            for (int m = 0; m < M_TILES; m++) {
+                fa_parts x;
+                fa_split_four(&x, a[step][m], false);
+                add_pair_products(sum[m], &x, &even, &odd);
+            }
         }
 #pragma unroll
         for (int i = 0; i < M_TILES * 16; i++)
@@ -281,35 +273,47 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
 
 #endif
 
+FA_DEVICE void load_weight_fragments(uint32_t a[M_TILES][4], uint32_t weights, int step)
+{
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+        ptx_ldmatrix_x4(a[m], fragment_at(weights + (uint32_t)(m * 16 * SCORE_PITCH), 2 * step));
+}
+
+/* Step i of those that are not the own ones of the warp's share. */
+FA_DEVICE int find_step(int i, int own_steps, int share)
+{
+    return own_steps == 0 || i < share * own_steps ? i : i + own_steps;
+}
+
 /* The products of all other queries of the tile. weights: where the lane's fragments of the warp's keys begin. */
 FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, int unit,
                                   int share)
 {
     enum {
-        OWN_STEPS = OWN_QUERIES / STEP, /* 0: all are read */
+        OWN_STEPS = ALL_SHARED ? 0 : OWN_QUERIES / STEP, /* 0: all are read */
         STEPS = QUERIES / STEP - OWN_STEPS
     };
 #if THREE_PRODUCTS
-    uint32_t chain[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
-#endif
+#pragma unroll
+    for (int first = 0; first < STEPS; first += ROW_CHAIN) {
+        uint32_t a[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
+#pragma unroll
+        for (int i = 0; i < ROW_CHAIN; i++) {
+            const int step = find_step(first + i, OWN_STEPS, share);
+            load_weight_fragments(a[i], weights, step);
+            tiles[i] = tile + (uint32_t)(step * STEP * PITCH);
+        }
+        add_gradient_chain(g, a, tiles, ROW_CHAIN, unit);
+    }
+#else
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         uint32_t a[M_TILES][4];
-        const int step = OWN_STEPS == 0 || i < share * OWN_STEPS ? i : i + OWN_STEPS;
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-            ptx_ldmatrix_x4(a[m],
-                            fragment_at(weights + (uint32_t)(m * 16 * SCORE_PITCH), 2 * step));
-#if THREE_PRODUCTS
-        tiles[i] = tile + (uint32_t)(step * STEP * PITCH);
-#pragma unroll
-        for (int n = 0; n < M_TILES * 4; n++) chain[i][n / 4][n % 4] = a[n / 4][n % 4];
-#else
+        const int step = find_step(i, OWN_STEPS, share);
+        load_weight_fragments(a, weights, step);
         add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
-#endif
     }
-#if THREE_PRODUCTS
-    add_gradient_chain(g, chain, tiles, STEPS, unit);
 #endif
 }
 
@@ -337,27 +341,25 @@ FA_DEVICE void load_ds_fragment(uint32_t a[4], uint32_t at, int unit)
 
 #if THREE_PRODUCTS
 
-/* dq += the products of ROW_CHAIN steps along the keys, from `first` on. */
-FA_DEVICE void add_dq_chain(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column, int first)
+/* sum += the products of a step along the keys. */
+FA_DEVICE void add_dq_step(fa_dq *sum, uint32_t ds, uint32_t keys, int block, int column, int step)
 {
+    fa_parts a[DQ_M_TILES];
 #pragma unroll
-    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES; i += 4) {
-        const int m = i / DQ_N_TILES, n = i % DQ_N_TILES;
-        float sum[4][4] = {{0.0f}};
+    for (int m = 0; m < DQ_M_TILES; m++) {
+        uint32_t x[4];
+        load_ds_fragment(x, ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
+        fa_split_four(&a[m], x, false);
+    }
 #pragma unroll
-        for (int step = first; step < first + ROW_CHAIN; step++) {
-            uint32_t a[4];
-            row_pair b;
-            fa_parts even, odd;
-            load_ds_fragment(a, ds + (uint32_t)(step * STEP * SCORE_PITCH), 4 * (block + m));
-            load_row_pair(&b,
-                          fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
-            fa_split_four(&even, b.even, false);
-            fa_split_four(&odd, b.odd, false);
-            add_pair_products(sum, a, &even, &odd);
-        }
+    for (int n = 0; n < DQ_N_TILES; n += 4) {
+        row_pair b;
+        fa_parts even, odd;
+        load_row_pair(&b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), 2 * (column + n)));
+        fa_split_four(&even, b.even, false);
+        fa_split_four(&odd, b.odd, false);
 #pragma unroll
-        for (int e = 0; e < 16; e++) dq->at[m][n + e / 4][e % 4] += sum[e / 4][e % 4];
+        for (int m = 0; m < DQ_M_TILES; m++) add_pair_products(sum->at[m] + n, &a[m], &even, &odd);
     }
 }
 
@@ -369,9 +371,20 @@ FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int col
 {
     clear_dq(dq);
 #if THREE_PRODUCTS
+    enum { STEPS = KEYS / STEP, DQ_CHAIN = STEPS <= 8 ? STEPS : ROW_CHAIN };
 #pragma unroll 1 /* chains side by side would take more registers than there are */
-    for (int step = 0; step < KEYS / STEP; step += ROW_CHAIN)
-        add_dq_chain(dq, ds, keys, block, column, step);
+    for (int first = 0; first < STEPS; first += DQ_CHAIN) {
+        fa_dq sum;
+        clear_dq(&sum);
+#pragma unroll 4
+        for (int step = 0; step < DQ_CHAIN; step++)
+            add_dq_step(DQ_CHAIN < STEPS ? &sum : dq, ds, keys, block, column, first + step);
+        if (DQ_CHAIN == STEPS) break;
+#pragma unroll
+        for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
+            dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] +=
+                sum.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
+    }
 #else
 #pragma unroll
     for (int step = 0; step < KEYS / STEP; step++) {

@@ -14,6 +14,17 @@
 #define FA_KERNELS_COMMON_THREE_PRODUCTS_CUH
 
 #include "common/mma.cuh"
+#include "ptx/convert.cuh"
+
+/* Rounded to tf32, whose last 13 bits are 0. Numbers that are not finite may become others of them. */
+FA_DEVICE uint32_t fa_big_part(uint32_t x)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return ptx_round_tf32(fa_bits_float(x)); /* one instruction for two */
+#else
+    return (x + 0x1000u) & 0xffffe000u;
+#endif
+}
 
 typedef struct fa_parts {
     uint32_t big[4], small[4], big_finite[4]; /* big_finite: as big, unless careful */
@@ -24,7 +35,7 @@ FA_DEVICE void fa_split_four(fa_parts *parts, const uint32_t x[4], bool careful)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const bool whole = careful && (x[i] & 0x7f800000u) == 0x7f800000u;
-        const uint32_t big = whole ? x[i] : (x[i] + 0x1000u) & 0xffffe000u;
+        const uint32_t big = whole ? x[i] : fa_big_part(x[i]);
         const float rest = fa_bits_float(x[i]) - fa_bits_float(big);
         parts->big[i] = big;
         parts->big_finite[i] = whole ? 0 : big;

@@ -36,6 +36,14 @@ FA_DEVICE uint32_t ptx_pack_bf16x2(float low, float high)
     return x2;
 }
 
+/* Rounded to tf32, whose last 13 bits are 0; ties to even. From Hopper on. */
+FA_DEVICE uint32_t ptx_round_tf32(float x)
+{
+    uint32_t tf32;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(tf32) : "f"(x));
+    return tf32;
+}
+
 /* float16 to float32. */
 FA_DEVICE float ptx_half_to_float(uint16_t h)
 {
