@@ -16,7 +16,7 @@
 #include "common/mma.cuh"
 #include "ptx/convert.cuh"
 
-/* Rounded to tf32, whose last 13 bits are 0. Numbers that are not finite may become others of them. */
+/* Rounded to tf32, whose last 13 bits are 0. What is not finite may become another such number. */
 FA_DEVICE uint32_t fa_big_part(uint32_t x)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
