@@ -78,7 +78,8 @@ FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
-    if (!ALL_SHARED) add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
+    if (!ALL_SHARED)
+        add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 }
 
 FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)

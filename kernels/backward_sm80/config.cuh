@@ -53,16 +53,20 @@ enum {
      * keys. */
     CHAIN = 2,
     ROW_CHAIN = 4,
-    /* The products of a warp's own queries wait for those of the others, so that chains are whole. */
-    ALL_SHARED = THREE_PRODUCTS && SPLIT > 1 && CHUNK / STEP < ROW_CHAIN,
-    N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
-    D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
-    D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
-    ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
-    PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
-    SCORE_PITCH = ELEMENT_BYTES * QUERIES, /* weights and dS are transposed: a row for each key */
-    DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
-    TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
+    /* The products of a warp's own queries wait for the others', so that chains are whole. */
+    ALL_SHARED =
+        THREE_PRODUCTS && SPLIT > 1 &&
+        CHUNK /
+            STEP<ROW_CHAIN, N_TILES = CHUNK / 8,  /* of 8 queries of the scores */
+                 D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
+                 D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
+                 ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
+                 PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
+                 SCORE_PITCH = ELEMENT_BYTES *
+                               QUERIES, /* weights and dS are transposed: a row for each key */
+                 DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
+                 TWO_HALVES = TF32 ? WARPS > 4
+                                   : SPLIT> 1, /* of the warps: one computes dQ later (is_early) */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,
     ROW_BYTES = QUERIES * 8,

@@ -374,16 +374,17 @@ FA_DEVICE void make_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int col
     enum { STEPS = KEYS / STEP, DQ_CHAIN = STEPS <= 8 ? STEPS : ROW_CHAIN };
 #pragma unroll 1 /* chains side by side would take more registers than there are */
     for (int first = 0; first < STEPS; first += DQ_CHAIN) {
-        fa_dq sum;
-        clear_dq(&sum);
+        const bool alone = DQ_CHAIN == STEPS; /* then it needs no sum of its own */
+        fa_dq chain;
+        if (!alone) clear_dq(&chain);
 #pragma unroll 4
         for (int step = 0; step < DQ_CHAIN; step++)
-            add_dq_step(DQ_CHAIN < STEPS ? &sum : dq, ds, keys, block, column, first + step);
-        if (DQ_CHAIN == STEPS) break;
+            add_dq_step(alone ? dq : &chain, ds, keys, block, column, first + step);
+        if (alone) break;
 #pragma unroll
         for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
             dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] +=
-                sum.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
+                chain.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
     }
 #else
 #pragma unroll
