@@ -48,7 +48,7 @@ enum {
     Q_BLOCKS = K_BLOCKS - OWN_BLOCKS, /* in shared memory */
     /* Of pairs, where the others are at first, beside the buffers of weights. */
     QUERY_STAGES = (OWN_BLOCKS - WEIGHT_BUFFERS + 1) / 2,
-    OUTPUTS = GROUP_COLUMNS / 2       /* accumulators of a thread that has values */
+    OUTPUTS = GROUP_COLUMNS / 2 /* accumulators of a thread that has values */
 };
 static_assert(ROWS == 64 && KEYS == 64, "a product has 64 rows, and a box as many keys");
 static_assert(K_BLOCKS * BLOCK_COLUMNS == HEAD_DIM && K_BLOCKS == V_BLOCKS + 1,
@@ -66,8 +66,9 @@ static_assert(OPTIONS == 0, "what the kernel can do");
 #define SCORES_REGISTERS 160
 #define VALUES_REGISTERS 160
 #endif
-static_assert(WARPGROUP * (PRODUCER_REGISTERS + SCORES_REGISTERS +
-                           VALUE_GROUPS * VALUES_REGISTERS) <= 65536,
+static_assert(WARPGROUP *
+                      (PRODUCER_REGISTERS + SCORES_REGISTERS + VALUE_GROUPS * VALUES_REGISTERS) <=
+                  65536,
               "or the block would wait for more registers than it has, for ever");
 
 /* ---- What the parts of decode_sm80 take ------------------------------------------------------ */

@@ -219,8 +219,7 @@ FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, r
         const int first = tiles.first + n * KEYS;
         uint32_t weights[KEY_TILES][2];
         float rescale[2];
-        if (__builtin_expect(first < from || first + KEYS > to, 0))
-            clear_unseen(pipe, w, n, first);
+        if (__builtin_expect(first < from || first + KEYS > to, 0)) clear_unseen(pipe, w, n, first);
         const int last = max(n - 1, 0), early = leader && n > 0 && !is_there(pipe, n);
         announce_weights(pipe, last, early);
         issue_scores(pipe, &q, n, scores);

@@ -59,8 +59,7 @@ FA_DEVICE void store_result(const fa_decode_params *d, const fa_work *w, int r, 
     char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head + head);
 #pragma unroll
     for (int column = lane_id() * 4; column < VALUE_DIM; column += 32 * 4)
-        fa_store4(row, &p->out, column, p->d_v,
-                  scaled(*(const float4 *)(sums + column), factor));
+        fa_store4(row, &p->out, column, p->d_v, scaled(*(const float4 *)(sums + column), factor));
 }
 
 /* The same of a part. */
@@ -69,8 +68,7 @@ FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, int r, co
     float *row = find_part(d, w, w->part) + r * ROW_FLOATS;
 #pragma unroll
     for (int column = lane_id() * 4; column < VALUE_DIM; column += 32 * 4)
-        if (column < d->attention.d_v)
-            *(float4 *)(row + column) = *(const float4 *)(sums + column);
+        if (column < d->attention.d_v) *(float4 *)(row + column) = *(const float4 *)(sums + column);
 }
 
 /* By all consumers: from there to global memory, whole rows a warp. */

@@ -41,9 +41,10 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
 /* Brings the box that starts at (x, y, z, w) to the second-level cache. */
 FA_DEVICE void ptx_tma_prefetch_4d(const void *map, int x, int y, int z, int w)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
-                 "r"(x), "r"(y), "r"(z), "r"(w)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+        "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
 }
 
 /* Stores the box that starts at (x, y, z, w), where it is in the tensor; waited for like bulk copies to global memory. */
