@@ -280,12 +280,6 @@ FA_DEVICE void load_weight_fragments(uint32_t a[M_TILES][4], uint32_t weights, i
         ptx_ldmatrix_x4(a[m], fragment_at(weights + (uint32_t)(m * 16 * SCORE_PITCH), 2 * step));
 }
 
-/* Step i of those that are not the own ones of the warp's share. */
-FA_DEVICE int find_step(int i, int own_steps, int share)
-{
-    return own_steps == 0 || i < share * own_steps ? i : i + own_steps;
-}
-
 /* The products of all other queries of the tile. weights: where the lane's fragments of the warp's keys begin. */
 FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, int unit,
                                   int share)
@@ -300,7 +294,8 @@ FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t til
         uint32_t a[ROW_CHAIN][M_TILES][4], tiles[ROW_CHAIN];
 #pragma unroll
         for (int i = 0; i < ROW_CHAIN; i++) {
-            const int step = find_step(first + i, OWN_STEPS, share);
+            const int at = first + i;
+            const int step = OWN_STEPS == 0 || at < share * OWN_STEPS ? at : at + OWN_STEPS;
             load_weight_fragments(a[i], weights, step);
             tiles[i] = tile + (uint32_t)(step * STEP * PITCH);
         }
@@ -310,7 +305,7 @@ FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t til
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         uint32_t a[M_TILES][4];
-        const int step = find_step(i, OWN_STEPS, share);
+        const int step = OWN_STEPS == 0 || i < share * OWN_STEPS ? i : i + OWN_STEPS;
         load_weight_fragments(a, weights, step);
         add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
     }
