@@ -554,10 +554,10 @@ VARIANT(backward_tf32x3_d128_general, .file = "backward_sm80/backward_sm80", .ke
         .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
 VARIANT(backward_tf32x3_d256, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
-        .keys = 32, .queries = 64, .stages = 1, .blocks = 1)
+        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
 VARIANT(backward_tf32x3_d256_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 32, .queries = 64, .stages = 1, .blocks = 1)
+        .keys = 32, .queries = 32, .stages = 2, .blocks = 1)
 /* For 163 KiB. */
 VARIANT(backward_tf32x3_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,

@@ -119,31 +119,6 @@ FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
            last >= w->num_keys;
 }
 
-#if THREE_PRODUCTS
-
-/* dP waits until dV has its products: parts of operands need the registers. Whether the tile is
- * masked has none either, so each is taken for masked by make_ds. */
-FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
-                             const tile_cursor *at, int chunk)
-{
-    const tile_part part = find_part(x, at, chunk);
-    fa_scores s, dp;
-    fa_weights weights, ds;
-    (void)p;
-    make_scores(&s, part.keys, part.queries);
-    weigh(&s, x->scale, part.rows);
-    if (is_masked(w, part.key / GROUP_ROWS * GROUP_ROWS, at->tile))
-        mask_weights(w, &s, part.query, part.key);
-    pack(&weights, &s);
-    add_values(x, &part, &weights);
-    make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
-    make_ds(&s, &dp, part.rows, true);
-    pack(&ds, &dp);
-    add_keys(x, &part, &ds);
-}
-
-#else
-
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
                              const tile_cursor *at, int chunk)
 {
@@ -154,18 +129,21 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     fa_weights weights, ds;
     (void)p;
     make_scores(&s, part.keys, part.queries);
-    make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    if (!LATE_DP) make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
     if (masked) mask_weights(w, &s, part.query, part.key);
-    make_ds(&s, &dp, part.rows, masked);
-    pack(&weights, &s);
+    if (LATE_DP) {
+        pack(&weights, &s);
+        add_values(x, &part, &weights);
+        make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    }
+    make_ds(&s, &dp, part.rows, LATE_DP || masked); /* right for all tiles; no register, again */
+    if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
-    add_values(x, &part, &weights);
+    if (!LATE_DP) add_values(x, &part, &weights);
     add_keys(x, &part, &ds);
 }
-
-#endif
 
 #endif
 

@@ -49,24 +49,14 @@ enum {
     MOST_QUERIES = OPTIONS && HEAD_DIM != 96 ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
-    /* Steps of a sum that begins from 0 (THREE_PRODUCTS): along the head dim, and along queries or
-     * keys. */
-    CHAIN = 2,
-    ROW_CHAIN = 4,
-    /* The products of a warp's own queries wait for the others', so that chains are whole. */
-    ALL_SHARED =
-        THREE_PRODUCTS && SPLIT > 1 &&
-        CHUNK /
-            STEP<ROW_CHAIN, N_TILES = CHUNK / 8,  /* of 8 queries of the scores */
-                 D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
-                 D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
-                 ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
-                 PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
-                 SCORE_PITCH = ELEMENT_BYTES *
-                               QUERIES, /* weights and dS are transposed: a row for each key */
-                 DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
-                 TWO_HALVES = TF32 ? WARPS > 4
-                                   : SPLIT> 1, /* of the warps: one computes dQ later (is_early) */
+    N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
+    D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
+    D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
+    ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
+    PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
+    SCORE_PITCH = ELEMENT_BYTES * QUERIES, /* weights and dS are transposed: a row for each key */
+    DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
+    TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
     KEY_BYTES = KEYS * PITCH,
     Q_BYTES = QUERIES * PITCH,
     ROW_BYTES = QUERIES * 8,
@@ -80,6 +70,18 @@ static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_S
 static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
 static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbered to 15");
+
+/* Three products. */
+enum {
+    /* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
+    CHAIN = 2,
+    ROW_CHAIN = 4,
+    /* A warp's own queries are too few for a chain: their products wait for the others'. */
+    ALL_SHARED = THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN,
+    /* dP waits until dV has its products: parts of operands need its registers. */
+    LATE_DP = THREE_PRODUCTS && !ALL_SHARED,
+    SCORE_CHAINS = ALL_SHARED ? 4 : 2 /* in a turn of the loop */
+};
 static_assert(!THREE_PRODUCTS || (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 &&
                                   QUERIES / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN),
               "whole chains");

@@ -97,7 +97,7 @@ FA_DEVICE void add_score_chain(fa_scores *s, fa_parts a[CHAIN][M_TILES],
 FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
 {
     clear_scores(s);
-#pragma unroll 2
+#pragma unroll SCORE_CHAINS
     for (int step = 0; step < D_STEPS; step += CHAIN) {
         fa_parts a[CHAIN][M_TILES];
         uint32_t b[CHAIN][QUERY_WORDS];
