@@ -76,11 +76,10 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_latent_sm90_param
     }
 }
 
-#ifndef TILES_AHEAD
-#define TILES_AHEAD 2
-#endif
+/* Tiles from the one that is loaded to the one that is asked for. */
+enum { TILES_AHEAD = 2 };
 
-/* Asks for tile n to be brought to the second-level cache. */
+/* Asks for a tile to be brought to the second-level cache. */
 FA_DEVICE void prefetch_tile(const fa_decode_latent_sm90_params *s, const fa_work *w,
                              const fa_box *box)
 {
@@ -102,8 +101,7 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
     for (int n = 0; n < tiles.count; n++) {
         const fa_box next = find_box(d, s, w, tiles.first + (n + TILES_AHEAD + 1) * KEYS);
         load_tile(pipe, s, w, &boxes[0], n);
-        if (TILES_AHEAD > 0 && n + TILES_AHEAD < tiles.count)
-            prefetch_tile(s, w, &boxes[TILES_AHEAD]);
+        if (n + TILES_AHEAD < tiles.count) prefetch_tile(s, w, &boxes[TILES_AHEAD]);
 #pragma unroll
         for (int i = 0; i < TILES_AHEAD; i++) boxes[i] = boxes[i + 1];
         boxes[TILES_AHEAD] = next;

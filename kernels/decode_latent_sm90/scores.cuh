@@ -99,9 +99,9 @@ FA_DEVICE void clear_unseen(const pipeline *pipe, const fa_work *w, int n, int f
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-#ifndef RAISE_ABOVE
+/* Instead of RESCALE_ABOVE: a base stays until logits are so far beyond it, for the outputs of 256
+ * columns are many to multiply. The weights fit into the element type. */
 #define RAISE_ABOVE (ELEMENT == FA_ELEMENT_BFLOAT16 ? 16.0f : 15.0f)
-#endif
 
 /* Of the thread's two rows. */
 typedef struct row_sums {
@@ -193,9 +193,7 @@ FA_DEVICE void scale_scores(float *s, float unit)
 
 /* Groups of the products of S, of V_PAIRS, that still run when the weights of the tile before are
  * announced: about as long as it takes until the products of the values begin. */
-#ifndef GROUPS_RUNNING
 #define GROUPS_RUNNING 1
-#endif
 
 FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
 {
