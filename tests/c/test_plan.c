@@ -863,7 +863,8 @@ static void test_decode_latent_sm90(void)
               "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
         CHECK(merged_rows == cases[i].merged_rows && merging == cases[i].merging,
               "case %d: %d rows, %d blocks", (int)i, (int)merged_rows, (int)merging);
-        CHECK(plan_of(&p, &devices[H200]).family == family, "unasked");
+        const bool few = cases[i].heads * cases[i].n_q <= 16; /* decode_sm80 is faster */
+        CHECK((plan_of(&p, &devices[H200]).family == family) != few, "case %d unasked", (int)i);
     }
     expect_refusal(&p, &devices[A100], "latent_sm90", "has architecture 8.0: expected 9.0");
     fa_problem other[7] = {p, p, p, p, p, p, p};
