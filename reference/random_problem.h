@@ -86,6 +86,10 @@ fa_status random_call_run(const random_call *call);
 
 enum { RANDOM_WRONG = -1 };
 
+/* Makes a call instead of the library, for example in other memory. If it fails, message (of that
+ * size) says why; if a result is wrong, it says how, and the status is RANDOM_WRONG. */
+typedef fa_status random_attend(void *context, const random_call *call, char *message, size_t size);
+
 typedef struct random_settings {
     fa_device device;
     int32_t threads; /* 0: each problem draws 1 to 3 */
@@ -103,11 +107,10 @@ typedef struct random_settings {
     bool one_dtype; /* all tensors of this type */
     fa_dtype dtype;
     fa_precision precision; /* of all problems */
-    /* Computes instead of the library's own calls, for example in other memory: forward and decode,
-     * and with all_passes the others too; without, there are no problems of them. If it fails, message
-     * (of that size) says why; if a result is wrong, it says how, and the status is RANDOM_WRONG. */
+    /* Computes forward and decode, and with all_passes the others too; without, there are no problems
+     * of them. NULL: the library does. */
     bool all_passes;
-    fa_status (*attend)(void *context, const random_call *call, char *message, size_t size);
+    random_attend *attend;
     void *context;
 } random_settings;
 

@@ -48,6 +48,9 @@ int fa_cuda_static_smem(const fa_variant *variant);
 __attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, const char *format,
                                                        ...);
 
+/* Whether the device is one on which the family is tried unasked. */
+bool fa_cuda_is_tried(const fa_cuda_family *family, const fa_cuda_device *device);
+
 /* Begins a plan: without launches. */
 void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,
                         fa_cuda_plan *plan);

@@ -98,12 +98,6 @@ static bool plan_asked(const fa_problem *p, const fa_cuda_device *device,
     return false;
 }
 
-static bool is_tried(const fa_cuda_family *family, const fa_cuda_device *device)
-{
-    const int architecture = fa_cuda_architecture(device);
-    return architecture >= family->oldest && architecture <= family->newest;
-}
-
 static bool is_slower(const fa_cuda_family *family, const fa_problem *p,
                       const fa_cuda_device *device, char *why, size_t size)
 {
@@ -127,7 +121,7 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
 {
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         fa_cuda_plan other;
-        if (!is_tried(families[p->pass][i], device)) continue;
+        if (!fa_cuda_is_tried(families[p->pass][i], device)) continue;
         fa_cuda_plan_begin(device, families[p->pass][i], &other);
         if (families[p->pass][i]->plan(p, device, &other, NULL, 0) &&
             other.workspace_bytes > plan->workspace_bytes)
@@ -174,7 +168,7 @@ bool fa_cuda_plan_make(const fa_problem *p, const fa_cuda_device *device,
     if (asked && try_family(p, device, asked, 0, plan, why, size)) return true;
     for (int i = 0; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
-        if (!is_tried(family, device)) continue;
+        if (!fa_cuda_is_tried(family, device)) continue;
         char *const words = family->does_few ? NULL : why; /* that it does not needs none */
         if (is_slower(family, p, device, words, size)) {
             if (words && words[0]) note_passed_over(plan, family->name, words);

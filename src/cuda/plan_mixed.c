@@ -13,12 +13,11 @@
 static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
                                                  &fa_cuda_forward_simt};
 
-/* Whether no sequence of such a batch can have few queries: what the others cannot hold is left
- * for one that has more. */
+/* Whether no sequence of such a batch, whose longest may have more, can have few queries: what the
+ * others cannot hold is left for one that has more. */
 static bool has_none_of_few(const fa_problem *p, int64_t few)
 {
-    return p->max_q > few && p->batch <= INT64_MAX / p->max_q &&
-           p->batch * p->max_q - p->rows_q < p->max_q - few;
+    return p->batch <= INT64_MAX / p->max_q && p->batch * p->max_q - p->rows_q < p->max_q - few;
 }
 
 /* Whether one kernel does it better: there are no two kinds of sequences, or a result must not
@@ -45,9 +44,9 @@ static bool refuse_uniform(const fa_problem *p, char *why, size_t size)
 static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                      char *why, size_t size)
 {
-    const int count = plan->count, architecture = fa_cuda_architecture(device);
+    const int count = plan->count;
     for (size_t i = 0; i < sizeof for_many / sizeof for_many[0]; i++) {
-        if (architecture < for_many[i]->oldest || architecture > for_many[i]->newest) continue;
+        if (!fa_cuda_is_tried(for_many[i], device)) continue;
         plan->count = count;
         if (!for_many[i]->plan(p, device, plan, why, size)) continue;
         plan->launches[count].fewest_queries = fa_cuda_most_few(p) + 1;
@@ -63,9 +62,7 @@ static bool plan_mixed(const fa_problem *p, const fa_cuda_device *device, fa_cud
         !fa_cuda_add_few(p, device, plan, why, size))
         return false;
     const char *arithmetic = plan->arithmetic;
-    const size_t workspace_bytes = plan->workspace_bytes;
     if (!add_many(p, device, plan, why, size)) return false;
-    if (plan->workspace_bytes < workspace_bytes) plan->workspace_bytes = workspace_bytes;
     plan->arithmetic = arithmetic;
     return true;
 }

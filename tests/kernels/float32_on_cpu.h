@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "check.h"
+#include "random_problem.h"
 
 enum { QUERIES = 24, KEYS = 320, MAX_DIM = 256 };
 
@@ -21,8 +22,24 @@ static void make_aligned(attention *a, uint64_t seed, shape s)
     attention_make_as(a, seed, s, FA_FLOAT32, &aligned, &aligned, &aligned, &aligned);
 }
 
-/* Runs the forward of the kernel, imitated. */
-typedef void run_float32(attention *a, fa_precision precision);
+/* The forward on an H200, which `attend` imitates. */
+static void run_float32(random_attend *attend, attention *a, fa_precision precision)
+{
+    int64_t number = 1;
+    char message[320] = "";
+    random_call call = {.pass = RANDOM_FORWARD,
+                        .buffers = &a->buffers,
+                        .q = a->in.q,
+                        .k = a->in.k,
+                        .v = a->in.v,
+                        .out = a->out,
+                        .lse = a->lse,
+                        .options = a->in.options};
+    call.options.device = FA_DEVICE_CUDA;
+    call.options.precision = precision;
+    const fa_status status = attend(&number, &call, message, sizeof message);
+    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
+}
 
 static double load(const fa_tensor *t, int64_t row, int64_t column)
 {
@@ -62,13 +79,13 @@ static void peak_queries(attention *a, double factor)
 }
 
 /* Whether the kernel's error is at most so many times that of float32 arithmetic. */
-static void check_exactness(run_float32 *run, attention *a, double times, const char *what,
+static void check_exactness(random_attend *attend, attention *a, double times, const char *what,
                             double factor)
 {
     ref_array want, lse;
     const int64_t d = a->s.d;
     double error = 0, plain_error = 0;
-    run(a, FA_PRECISION_FLOAT32);
+    run_float32(attend, a, FA_PRECISION_FLOAT32);
     ref_forward(&a->in, &want, &lse);
     for (int64_t i = 0; i < QUERIES; i++) {
         float plain[MAX_DIM];
@@ -87,7 +104,7 @@ static void check_exactness(run_float32 *run, attention *a, double times, const 
 
 /* Three products for each, cut off by the imitated tensor cores: errors like those of float32
  * arithmetic. */
-static void test_exactness(run_float32 *run, int d)
+static void test_exactness(random_attend *attend, int d)
 {
     static const double factors[] = {1, 4, 16, 64, 0};
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
@@ -95,13 +112,13 @@ static void test_exactness(run_float32 *run, int d)
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 7 + n, s);
         peak_queries(&a, factors[n]);
-        check_exactness(run, &a, 1, "queries times", factors[n]);
+        check_exactness(attend, &a, 1, "queries times", factors[n]);
         attention_free(&a);
     }
 }
 
 /* Infinite queries, keys and values, and a NaN of all ones: as on the CPU. */
-static void test_infinities(run_float32 *run, fa_precision precision)
+static void test_infinities(random_attend *attend, fa_precision precision)
 {
     attention a;
     const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
@@ -119,7 +136,7 @@ static void test_infinities(run_float32 *run, fa_precision precision)
     for (int64_t i = 0; i < QUERIES; i++)
         for (int64_t c = 0; c < 64; c++) want[i][c] = (float)load(&a.out, i, c);
     attention_poison(&a);
-    run(&a, precision);
+    run_float32(attend, &a, precision);
     for (int64_t i = 0; i < QUERIES; i++)
         for (int64_t c = 0; c < 64; c++) {
             const double out = load(&a.out, i, c), w = (double)want[i][c];
@@ -133,7 +150,7 @@ static void test_infinities(run_float32 *run, fa_precision precision)
 }
 
 /* A key that is a NaN of all ones: rows that see it are NaN, and no others. */
-static void test_nan_key(run_float32 *run, fa_precision precision)
+static void test_nan_key(random_attend *attend, fa_precision precision)
 {
     enum { KEY = 12 };
     attention a;
@@ -141,7 +158,7 @@ static void test_nan_key(run_float32 *run, fa_precision precision)
     make_aligned(&a, 5, s);
     a.in.options.flags = FA_CAUSAL | FA_DIAGONAL;
     memset((float *)a.in.k.data + KEY * 64 + 2, 0xff, sizeof(float));
-    run(&a, precision);
+    run_float32(attend, &a, precision);
     for (int64_t i = 0; i < QUERIES; i++)
         CHECK(isnan(load(&a.out, i, 7)) == (i >= KEY), "precision %d, query %lld: %g",
               (int)precision, (long long)i, load(&a.out, i, 7));

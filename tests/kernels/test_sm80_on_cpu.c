@@ -99,32 +99,13 @@ static void test_float32(random_settings settings, fa_precision precision, int64
 
 /* ---- Single problems --------------------------------------------------------------------------- */
 
-/* The forward on an H200, imitated. */
-static void run_alone(attention *a, fa_precision precision)
-{
-    int64_t number = 1;
-    char message[320] = "";
-    random_call call = {.pass = RANDOM_FORWARD,
-                        .buffers = &a->buffers,
-                        .q = a->in.q,
-                        .k = a->in.k,
-                        .v = a->in.v,
-                        .out = a->out,
-                        .lse = a->lse,
-                        .options = a->in.options};
-    call.options.device = FA_DEVICE_CUDA;
-    call.options.precision = precision;
-    const fa_status status = attend(&number, &call, message, sizeof message);
-    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
-}
-
 static void test_single_problems(void)
 {
-    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(run_alone, d);
-    test_infinities(run_alone, FA_PRECISION_TF32);
-    test_infinities(run_alone, FA_PRECISION_FLOAT32);
-    test_nan_key(run_alone, FA_PRECISION_TF32);
-    test_nan_key(run_alone, FA_PRECISION_FLOAT32);
+    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(attend, d);
+    test_infinities(attend, FA_PRECISION_TF32);
+    test_infinities(attend, FA_PRECISION_FLOAT32);
+    test_nan_key(attend, FA_PRECISION_TF32);
+    test_nan_key(attend, FA_PRECISION_FLOAT32);
 }
 
 /* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by hand. */

@@ -242,25 +242,6 @@ static void run_float32_problems(random_settings settings, const char *family,
     family_name = "sm90";
 }
 
-/* The forward of the family on an H200, imitated. */
-static void run_alone(attention *a, fa_precision precision)
-{
-    int64_t number = 1;
-    char message[320] = "";
-    random_call call = {.pass = RANDOM_FORWARD,
-                        .buffers = &a->buffers,
-                        .q = a->in.q,
-                        .k = a->in.k,
-                        .v = a->in.v,
-                        .out = a->out,
-                        .lse = a->lse,
-                        .options = a->in.options};
-    call.options.device = FA_DEVICE_CUDA;
-    call.options.precision = precision;
-    const fa_status status = attend(&number, &call, message, sizeof message);
-    CHECK(status == FA_OK, "status %d: %s", (int)status, message);
-}
-
 static void multiply_row(const fa_tensor *t, int64_t row, double factor)
 {
     for (int64_t c = 0; c < t->shape[3]; c++) ref_store(t, 0, row, 0, c, factor * load(t, row, c));
@@ -277,7 +258,7 @@ static void test_wide_range(void)
         make_aligned(&a, 11 + n, s);
         multiply_row(&a.in.k, 70, factors[n]);
         multiply_row(&a.in.v, 150, factors[n]);
-        check_exactness(run_alone, &a, 2, "a wide range", factors[n]);
+        check_exactness(attend, &a, 2, "a wide range", factors[n]);
         attention_free(&a);
     }
 }
@@ -295,7 +276,7 @@ static void test_magnitudes(void)
             multiply_row(&a.in.k, j, (j / 64 % 2 ? 1 : 0x1p-20) / factors[n]);
             multiply_row(&a.in.v, j, (j / 64 % 3 ? 1 : 0x1p12) * factors[n]);
         }
-        check_exactness(run_alone, &a, 1, "values times", factors[n]);
+        check_exactness(attend, &a, 1, "values times", factors[n]);
         attention_free(&a);
     }
 }
@@ -309,7 +290,7 @@ static void test_huge_logits(void)
         const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
         make_aligned(&a, 31 + n, s);
         for (int64_t i = 0; i < QUERIES; i += 2) multiply_row(&a.in.q, i, factors[n]);
-        check_exactness(run_alone, &a, 2, "some queries times", factors[n]);
+        check_exactness(attend, &a, 2, "some queries times", factors[n]);
         attention_free(&a);
     }
 }
@@ -318,12 +299,12 @@ static void test_f16x3(void)
 {
     family_name = "f16x3_sm90";
     hopper_cuts_off = true;
-    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(run_alone, d);
+    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(attend, d);
     test_wide_range();
     test_magnitudes();
     test_huge_logits();
-    test_infinities(run_alone, FA_PRECISION_FLOAT32);
-    test_nan_key(run_alone, FA_PRECISION_FLOAT32);
+    test_infinities(attend, FA_PRECISION_FLOAT32);
+    test_nan_key(attend, FA_PRECISION_FLOAT32);
     hopper_cuts_off = false;
     family_name = "sm90";
 }
