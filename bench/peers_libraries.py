@@ -287,8 +287,19 @@ class Sdpa(Backend):
             q, k, v, attn_mask=inputs.bias, is_causal=causal, dropout_p=cell.dropout,
             enable_gqa=cell.heads != cell.heads_kv)
 
+    def gradient(self, cell, inputs):
+        return marked(super().gradient(cell, inputs), cell)
+
     def context(self):
         return torch.nn.attention.sdpa_kernel(self.backends)
+
+
+def marked(backward, cell):
+    """PyTorch's backward, marked where a graph must not capture it: the state of the dropout mask
+    comes from a forward pass outside of the graph, so it is on the host, and a captured operator
+    would read its address as one of the device."""
+    backward.capturable = not cell.dropout
+    return backward
 
 
 class Direct(Sdpa):
@@ -299,10 +310,7 @@ class Direct(Sdpa):
         try:
             function = self.operator_of(cell, inputs)
             function()
-            # The state of the dropout mask comes from a forward pass outside of the graph: on the
-            # host, where a captured operator would read it as the device's.
-            function.capturable = not cell.dropout
-            return function
+            return marked(function, cell)
         except (RuntimeError, TypeError, ValueError) as error:
             if cell.deterministic:
                 raise

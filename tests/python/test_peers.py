@@ -216,6 +216,16 @@ def test_an_operator_for_gradients_is_preferred_to_autograd(capsys):
     assert run(alike, refused)["results"]["cudnn"]["state"] == "failed"
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_no_graph_captures_a_backward_whose_dropout_state_is_on_the_host(dropout):
+    cell = peers_cells.dataclasses.replace(CELL, which="backward", heads_kv=4, dropout=dropout)
+    refused = ByOperator("cudnn", RuntimeError("no plan"))
+    for backend in (Stub("efficient"), ByOperator("fa2"), refused):
+        inputs = peers_exact.Inputs(cell, "cpu", torch.Generator().manual_seed(5))
+        backward = backend.function(cell, inputs)
+        assert backward.capturable == (not dropout)
+
+
 class Recorder:
     """In the library's place: the size of the workspace that the last call got."""
 
