@@ -50,21 +50,6 @@ FA_DEVICE void release_queries(const pipeline *pipe, const consumer_state *c, bo
 
 /* ---- The steps ------------------------------------------------------------------------------- */
 
-/* Rounds the consumer's queries to tf32, in place. */
-FA_DEVICE void round_queries(const pipeline *pipe, int consumer)
-{
-    const uint32_t at =
-        ptx_shared_address(pipe->q + consumer * Q_BYTES) + threadIdx.x % WARPGROUP * 16;
-#pragma unroll 4
-    for (int i = 0; i < Q_BYTES; i += WARPGROUP * 16) {
-        const uint4 x = ptx_ld_shared_v4(at + i);
-        ptx_st_shared_v4(
-            at + i, make_uint4(fa_to_tf32(x.x), fa_to_tf32(x.y), fa_to_tf32(x.z), fa_to_tf32(x.w)));
-    }
-    ptx_fence_proxy_async();
-    ptx_named_barrier_sync(NAMED_BARRIER_QUERIES + consumer, WARPGROUP);
-}
-
 FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 {
     c->limits = find_limits(queue_entry(pipe, c->at.number), c->number);
@@ -176,7 +161,6 @@ FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
 
 FA_DEVICE void do_key_tiles(const pipeline *pipe, consumer_state *c)
 {
-    round_queries(pipe, c->number);
     do_first_tile(pipe, c);
     for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) do_tile(pipe, c);
     /* The values of its last tile come behind the keys of a tile that it does not need. */

@@ -3,9 +3,9 @@
  * float32, masks by position and lengths alone.
  *
  * The kernel is persistent, with the scheduler and softmax of forward_sm90. In tf32 wgmma drops the
- * last 13 bits of a float32 number, and reads both operands along their rows. So between the loads
- * and the products three warps, the transposers, round keys and values in shared memory, and
- * transpose the values in place.
+ * last 13 bits of a float32 number, and reads both operands along their rows. So TMA rounds what it
+ * loads, by the type of the tensor maps, and between the loads and the products three warps, the
+ * transposers, transpose the values in place.
  *
  *   load warp     warp 0: describes work tiles, loads by TMA  producer.cuh
  *   transposers   warps 1 to 3                                transpose.cuh

@@ -5,11 +5,14 @@
  *     barriers              stages                     filled by          released by
  *     entry_full, _empty    QUEUE_ENTRIES work tiles   load warp          all warps
  *     q_full, q_empty       1 for each consumer        TMA, load warp     the consumer
- *     loaded                STAGES                     TMA, load warp
- *     full, empty           the same                   the transposers    all consumers
+ *     full, empty           STAGES                     TMA, transposers   all consumers
+ *     loaded                as many tiles of values    TMA, load warp
  *
  * Tiles of keys and values take the stages in turn, in the order in which consumers need them: the
- * keys of each tile before the values of the one before.
+ * keys of each tile before the values of the one before. Keys are full when they are loaded, values
+ * when the transposers are done. The transposers wait for tiles of values alone, which have barriers
+ * of their own in turn, whatever their stages: a warp that does not wait for each phase of a barrier
+ * would take the phase two before for the one that it needs.
  */
 #ifndef FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_TF32_SM90_PIPELINE_CUH
@@ -23,12 +26,6 @@
 #include "common/device.cuh"
 #include "forward_sm90/work_tile.cuh"
 #include "ptx/barrier.cuh"
-
-/* Named barriers. */
-enum {
-    NAMED_BARRIER_BLOCK,  /* of __syncthreads */
-    NAMED_BARRIER_QUERIES /* of consumer 0, and so on: it has rounded its queries */
-};
 
 typedef struct shared_state {
     uint64_t entry_full[QUEUE_ENTRIES], entry_empty[QUEUE_ENTRIES];

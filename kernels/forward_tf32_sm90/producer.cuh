@@ -44,6 +44,14 @@ FA_DEVICE char *acquire_stage(const pipeline *pipe, tile_count number)
     return pipe->tiles + stage * TILE_BYTES;
 }
 
+/* Says to the barrier `full` of a tile of keys that it waits for the loads alone: a tile of values
+ * has an arrival of each transposer. */
+FA_DEVICE void stand_for_transposers(uint64_t *full)
+{
+#pragma unroll
+    for (int i = 1; i < TRANSPOSERS; i++) ptx_mbarrier_arrive_if(full, threadIdx.x % 32 == 0);
+}
+
 /* key: the tile's first, counted from the sequence's first. */
 FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
                              const fa_sm90_params *s, const source *from, int key,
@@ -53,29 +61,30 @@ FA_DEVICE void load_key_tile(const pipeline *pipe, const fa_attention_params *p,
     lane_rows own = {0, 0, 0};
     if (p->block_table) own = find_lane_rows(&box, p, s, from->tile);
     char *to = acquire_stage(pipe, number);
-    uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
+    uint64_t *full = &pipe->state->full[stage_of(number)];
+    stand_for_transposers(full);
     if (p->block_table) {
-        load_box(to, &s->k, &s->k_step, loaded, &box, &own, from->tile);
+        load_box(to, &s->k, &s->k_step, full, &box, &own, from->tile);
         return;
     }
     if (threadIdx.x % 32 != 0) return;
-    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
+    ptx_mbarrier_arrive_expect(full, TILE_BYTES);
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
-        ptx_tma_load_4d(to + block * K_BLOCK, &s->k, loaded, BLOCK_COLUMNS * block,
+        ptx_tma_load_4d(to + block * K_BLOCK, &s->k, full, BLOCK_COLUMNS * block,
                         from->start_k + key, from->head_k, from->block_k);
 }
 
-/* Values come in boxes of 32 keys (config.cuh). */
+/* Values come in boxes of 32 keys (config.cuh). values: how many tiles of values were before. */
 FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *p,
                                const fa_sm90_params *s, const source *from, int key,
-                               tile_count number)
+                               tile_count number, tile_count values)
 {
     const kv_box all = {key, KEYS, 0, V_BLOCKS}, box = {key, 32, 0, V_BLOCKS};
     lane_rows own = {0, 0, 0};
     if (p->block_table) own = find_lane_rows(&all, p, s, from->tile);
     char *to = acquire_stage(pipe, number);
-    uint64_t *loaded = &pipe->state->loaded[stage_of(number)];
+    uint64_t *loaded = &pipe->state->loaded[stage_of(values)];
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
     if (p->block_table) {
         __syncwarp();
@@ -98,7 +107,7 @@ FA_DEVICE void load_value_tile(const pipeline *pipe, const fa_attention_params *
 FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
 {
     schedule_state schedule = {(int)threadIdx.x % 32, 0, true};
-    tile_count count = 0;
+    tile_count count = 0, values = 0;
     for (int number = 0;; number++) {
         /* One work tile ahead, so that the other warps never wait for a description. */
         while (schedule.more && schedule.number <= number + 1) describe_next(pipe, p, s, &schedule);
@@ -115,7 +124,7 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
         for (int tile = 0; tile < tiles; tile++) {
             if (tile + 1 < tiles)
                 load_key_tile(pipe, p, s, &from, first + (tile + 1) * KEYS, count++);
-            load_value_tile(pipe, p, s, &from, first + tile * KEYS, count++);
+            load_value_tile(pipe, p, s, &from, first + tile * KEYS, count++, values++);
         }
         release_work_tile(pipe, number);
     }

@@ -1,6 +1,5 @@
 /*
- * The transposers: warps that round keys and values to tf32 in shared memory, in place, and
- * transpose values.
+ * The transposers: warps that transpose tiles of values in shared memory, in place.
  *
  * A box of values is 32 keys by 32 columns, 4 KiB in TMA's swizzle. A warp reads half of it into
  * registers and writes it back transposed, to the same addresses. Then row c has the values of
@@ -14,7 +13,6 @@
 #include "forward_tf32_sm90/config.cuh"
 #include "forward_tf32_sm90/pipeline.cuh"
 #include "common/device.cuh"
-#include "common/mma.cuh"
 #include "forward_sm90/load.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/stage.cuh"
@@ -23,26 +21,6 @@
 #include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
-#include "ptx/tma.cuh"
-
-FA_DEVICE uint4 round_four(uint4 x)
-{
-    return make_uint4(fa_near_tf32(x.x), fa_near_tf32(x.y), fa_near_tf32(x.z), fa_near_tf32(x.w));
-}
-
-/* 4 KiB of keys. */
-FA_DEVICE void round_box(uint32_t box)
-{
-    const uint32_t at = box + threadIdx.x % 32 * 16;
-#pragma unroll
-    for (int half = 0; half < BOX_BYTES; half += BOX_BYTES / 2) {
-        uint4 x[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = ptx_ld_shared_v4(at + half + 512 * i);
-#pragma unroll
-        for (int i = 0; i < 4; i++) ptx_st_shared_v4(at + half + 512 * i, round_four(x[i]));
-    }
-}
 
 /* Transposes two quarters of a box: those on its diagonal, or the two others, which change
  * places. Of each 8 keys and 16 columns, lanes 0 to 15 get keys 0, 2, 4, 6 of a column each, and
@@ -65,8 +43,8 @@ FA_DEVICE void transpose_quarters(uint32_t box, bool diagonal, bool clears, int 
 #pragma unroll
     for (int b = 0; b < 4; b++) {
         const int columns = diagonal ? b / 2 : 1 - b / 2;
-        uint4 keys = round_four(make_uint4(odd ? x[b][2] : x[b][0], odd ? x[b][3] : x[b][1],
-                                           odd ? x[b][0] : x[b][2], odd ? x[b][1] : x[b][3]));
+        uint4 keys = make_uint4(odd ? x[b][2] : x[b][0], odd ? x[b][3] : x[b][1],
+                                odd ? x[b][0] : x[b][2], odd ? x[b][1] : x[b][3]);
         if (clears) {
             const int first = 8 * b + odd;
             if (first < from || first >= to) keys.x = 0;
@@ -100,36 +78,21 @@ FA_DEVICE void fill_stage(uint64_t *full)
 
 /* A transposer's first box of a tile. It changes from tile to tile, because the number of a
  * tile's boxes is no multiple of 3. */
-FA_DEVICE int first_box(tile_count number, int transposer)
+FA_DEVICE int first_box(tile_count values, int transposer)
 {
-    return (int)((number + (uint32_t)transposer) % TRANSPOSERS);
+    return (int)((values + (uint32_t)transposer) % TRANSPOSERS);
 }
 
-/* Waits until a tile is loaded; returns its address. */
-FA_DEVICE uint32_t acquire_loaded(const pipeline *pipe, tile_count number)
+/* from, to: the keys of the tile that some query of the sequence may see. values: how many tiles of
+ * values were before. */
+FA_DEVICE void transpose_tile(const pipeline *pipe, int from, int to, tile_count number,
+                              tile_count values, int transposer)
 {
-    const int stage = stage_of(number);
+    const uint32_t tile = ptx_shared_address(pipe->tiles) + stage_of(number) * TILE_BYTES;
     __syncwarp();
-    ptx_mbarrier_wait(&pipe->state->loaded[stage], parity_of(number));
-    return ptx_shared_address(pipe->tiles) + stage * TILE_BYTES;
-}
-
-FA_DEVICE void round_key_tile(const pipeline *pipe, tile_count number, int transposer)
-{
-    const uint32_t tile = acquire_loaded(pipe, number);
+    ptx_mbarrier_wait(&pipe->state->loaded[stage_of(values)], parity_of(values));
 #pragma unroll 1
-    for (int i = first_box(number, transposer); i < TILE_BYTES / BOX_BYTES; i += TRANSPOSERS)
-        round_box(tile + i * BOX_BYTES);
-    fill_stage(&pipe->state->full[stage_of(number)]);
-}
-
-/* from, to: the keys of the tile that some query of the sequence may see. */
-FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile_count number,
-                                    int transposer)
-{
-    const uint32_t tile = acquire_loaded(pipe, number);
-#pragma unroll 1
-    for (int i = first_box(number, transposer); i < TILE_BYTES / BOX_BYTES; i += TRANSPOSERS) {
+    for (int i = first_box(values, transposer); i < TILE_BYTES / BOX_BYTES; i += TRANSPOSERS) {
         const int key = i / V_BLOCKS * 32;
         transpose_box(tile + i * BOX_BYTES, from - key, to - key);
     }
@@ -138,18 +101,17 @@ FA_DEVICE void transpose_value_tile(const pipeline *pipe, int from, int to, tile
 
 FA_DEVICE void transpose_all(const pipeline *pipe, const fa_attention_params *p, int transposer)
 {
-    tile_count count = 0;
+    tile_count first_keys = 0, values = 0;
     int number = 0;
     const work_tile *w = acquire_work_tile(pipe, 0);
     for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
         const fa_range seen = find_seen_keys(p, &w->query_tile);
         const int from = saturate(seen.lo - w->first_key), to = saturate(seen.hi - w->first_key);
         release_work_tile(pipe, number);
-        round_key_tile(pipe, count++, transposer);
-        for (int tile = 0; tile < tiles; tile++) {
-            if (tile + 1 < tiles) round_key_tile(pipe, count++, transposer);
-            transpose_value_tile(pipe, from - tile * KEYS, to - tile * KEYS, count++, transposer);
-        }
+        for (int tile = 0; tile < tiles; tile++)
+            transpose_tile(pipe, from - tile * KEYS, to - tile * KEYS,
+                           number_of_values(first_keys, tile, tiles), values++, transposer);
+        first_keys += 2 * (uint32_t)tiles;
     }
 }
 

@@ -105,6 +105,7 @@ static void make_map_shapes(const fa_problem *p, const fa_variant *v, fa_tensor_
     fa_cuda_map_view(&maps[0], &p->q, p->d, p->rows_q, p->heads_q, p->blocks_q, 64);
     fa_cuda_map_view(&maps[1], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, box_k);
     fa_cuda_map_view(&maps[2], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, box_v);
+    for (int i = 0; i < 3 && is_tf32(v); i++) maps[i].element = v->element; /* TMA rounds to it */
 }
 
 /* ---- What can be done, and how --------------------------------------------------------------- */

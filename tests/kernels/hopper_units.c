@@ -391,6 +391,17 @@ static const char *find_row(const load *l, int row)
     return from;
 }
 
+/* TMA rounds to tf32, to the nearest, ties to even (seen on an H200). */
+static void round_to_tf32(char bytes[SWIZZLE])
+{
+    for (int i = 0; i < SWIZZLE; i += 4) {
+        uint32_t x;
+        memcpy(&x, bytes + i, sizeof x);
+        if ((x & 0x7f800000u) != 0x7f800000u) x = (x + 0xfffu + (x >> 13 & 1)) & ~0x1fffu;
+        memcpy(bytes + i, &x, sizeof x);
+    }
+}
+
 /* One row of 128 bytes; zeros where it is outside. */
 static void read_row(const load *l, int row, char bytes[SWIZZLE])
 {
@@ -403,6 +414,7 @@ static void read_row(const load *l, int row, char bytes[SWIZZLE])
     if (!from || begin >= end) return;
     cuda_check_access(from + size * (first + begin), (size_t)(size * (end - begin)));
     memcpy(bytes + size * begin, from + size * (first + begin), (size_t)(size * (end - begin)));
+    if (l->map.element == FA_ELEMENT_TF32) round_to_tf32(bytes);
 }
 
 static void write_row(char *to, const char bytes[SWIZZLE])

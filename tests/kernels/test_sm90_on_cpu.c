@@ -12,6 +12,7 @@
  * runs of each variant are printed. With the name of a family of float32 inputs behind these, only its problems run.
  */
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -295,6 +296,37 @@ static void test_huge_logits(void)
     }
 }
 
+/* A row that sees one key gives its values, rounded to tf32: to the nearest, ties to even. */
+static void test_rounding(void)
+{
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, QUERIES, 64, 64};
+    make_aligned(&a, 41, s);
+    a.in.options.flags = FA_WINDOW;
+    a.in.options.window_left = a.in.options.window_right = 0;
+    uint32_t *bits = a.in.v.data;
+    for (uint32_t i = 0; i < QUERIES * 64; i++)
+        bits[i] = (bits[i] & ~0x3fffu) | (i * 0x800u & 0x3fffu);
+    run_float32(attend, &a, FA_PRECISION_TF32);
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t c = 0; c < 64; c++) {
+            const double v = load(&a.in.v, i, c), last = ldexp(1, ilogb(v) - 10);
+            const double error = load(&a.out, i, c) - last * nearbyint(v / last);
+            CHECK(fabs(error) < 1e-3 * last, "row %lld, column %lld: %a of %a", (long long)i,
+                  (long long)c, load(&a.out, i, c), v);
+        }
+    attention_free(&a);
+}
+
+static void test_tf32(void)
+{
+    family_name = "tf32_sm90";
+    test_rounding();
+    test_infinities(attend, FA_PRECISION_TF32);
+    test_nan_key(attend, FA_PRECISION_TF32);
+    family_name = "sm90";
+}
+
 static void test_f16x3(void)
 {
     family_name = "f16x3_sm90";
@@ -367,6 +399,7 @@ int main(int argc, char **argv)
     const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
     run_float32_problems(settings, "tf32_sm90", FA_PRECISION_TF32, &number, count);
     run_float32_problems(settings, "f16x3_sm90", FA_PRECISION_FLOAT32, &number, count);
+    test_tf32();
     test_f16x3();
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
