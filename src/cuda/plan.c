@@ -9,15 +9,14 @@
 
 #include "cuda/family.h"
 
-/* The families of each pass, fastest first. simt does every problem. What is behind it runs where
- * the environment asks for it: forward's tf32x3, until it has been verified and measured whole. */
+/* The families of each pass, fastest first. simt, the last one, does every problem. */
 enum { MAX_FAMILIES = 11 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode,                      \
             &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
             &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
-            &fa_cuda_forward_simt, &fa_cuda_forward_tf32x3                                         \
+            &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
     }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,

@@ -104,7 +104,8 @@ static void test_images(void)
         {256, 257, FA_VARIANT_forward_simt_d512}, {512, 512, FA_VARIANT_forward_simt_d512},
         {513, 64, FA_VARIANT_forward_simt_d512},  {576, 512, FA_VARIANT_forward_simt_d512}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fa_problem p = make_problem(1, 1, 1, cases[i].d, cases[i].d_v);
+        fa_problem p = make_problem(1, 1, 1, cases[i].d, cases[i].d_v);
+        p.precision = FA_PRECISION_IEEE;
         const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
         CHECK(plan.launches[0].variant == cases[i].variant, "%lld, %lld: %s", (long long)cases[i].d,
               (long long)cases[i].d_v, name_of(&plan));
@@ -274,7 +275,8 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
                                   const char **arithmetic)
 {
     const int architecture = 10 * device->major + device->minor;
-    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;          /* KiB */
+    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;          /* KiB, in tf32 */
+    const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144;   /* by three products */
     const bool hopper = architecture == 90 && d <= 256 && d % 4 == 0; /* TMA wants 16 bytes */
     if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
         device->smem_per_block >= needed * 1024) {
@@ -282,10 +284,17 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
                              : "tf32 products (mma.sync), float32 sums";
         return hopper ? "tf32_sm90" : "tf32";
     }
+    if (precision == FA_PRECISION_FLOAT32 && hopper) {
+        *arithmetic = "three float16 products for each (wgmma), float32 sums";
+        return "f16x3_sm90";
+    }
+    if (precision != FA_PRECISION_IEEE && architecture >= 80 && d <= 256 &&
+        device->smem_per_block >= needed_by_three * 1024) {
+        *arithmetic = "three tf32 products for each (mma.sync), float32 sums";
+        return "tf32x3";
+    }
     *arithmetic = "float32 sums on FMA units";
-    if (precision != FA_PRECISION_FLOAT32 || !hopper) return "simt";
-    *arithmetic = "three float16 products for each (wgmma), float32 sums";
-    return "f16x3_sm90";
+    return "simt";
 }
 
 /* float32 of every head dim in every precision on every device. */
@@ -1068,8 +1077,9 @@ static void test_text(void)
     fa_cuda_plan plan = plan_of(&p, &devices[A100]);
     fa_cuda_plan_describe(&p, &devices[A100], &plan, text, sizeof text);
     CHECK(strcmp(text,
-                 "cuda forward forward_simt_d64: float32 sums on FMA units, query tile 64, "
-                 "key tile 64, 16 blocks of 128 threads on sm_80; not sm80: q.dtype is float32; "
+                 "cuda forward forward_tf32x3_d64: three tf32 products for each (mma.sync), "
+                 "float32 sums, query tile 64, key tile 32, 16 blocks of 128 threads on sm_80; "
+                 "not sm80: q.dtype is float32; "
                  "not tf32: options.precision is not FA_PRECISION_TF32") == 0,
           "%s", text);
     p.pass = FA_PASS_DECODE; /* in float32 */
