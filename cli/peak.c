@@ -282,6 +282,19 @@ static void measure_cpu(int threads, peak_table *table)
 }
 
 #ifdef FA_HAVE_CUDA
+/* Products with float32's errors: of float32 numbers, or three of their parts on tensor cores. */
+static peak_rate float32_peak(const rungs_ceiling *c)
+{
+    const peak_rate rates[] = {
+        {c->ffma, "float32 multiply-adds (FFMA)"},
+        {c->mma_tf32 / 3, "three products of the tensor cores in tf32 for each (mma.sync)"},
+        {c->wgmma_bf16 / 3, "three products of the tensor cores in 16 bits for each (wgmma)"}};
+    peak_rate best = rates[0];
+    for (size_t i = 1; i < sizeof rates / sizeof rates[0]; i++)
+        if (rates[i].rate > best.rate) best = rates[i];
+    return best;
+}
+
 /* The tensor cores have one rate for float16 and bfloat16. */
 static bool measure_gpu(peak_table *table)
 {
@@ -290,7 +303,7 @@ static bool measure_gpu(peak_table *table)
     if (!rungs_open_device(&device)) return false;
     if (device.major < 8) return true;
     if (!rungs_measure_rates(&device, &c)) return false;
-    table->float32 = (peak_rate){c.ffma, "float32 multiply-adds (FFMA)"};
+    table->float32 = float32_peak(&c);
     table->bfloat16 =
         c.wgmma_bf16 > c.mma_bf16
             ? (peak_rate){c.wgmma_bf16, "the tensor cores' bfloat16 products (wgmma)"}
