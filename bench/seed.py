@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """The benchmark that this project began with: float32 attention of GPT-3's shape.
 
-    python3 bench/seed.py [--lengths N,...] [--only TEXT] [--limit SECONDS] [--device NAME]
-                          [--out FILE] [--charts FOLDER]
+    python3 bench/seed.py [--pass forward|backward] [--dim N] [--lengths N,...] [--only TEXT]
+                          [--limit SECONDS] [--rung-limit SECONDS] [--device cuda|cpu] [--out FILE]
+    python3 bench/seed.py --draw FILE --charts FOLDER
 
-Batch 4, 96 heads, head dim 128, n = 512 to 16,384: PyTorch in float32 and with products in tf32, every
-float32 rung of the ladder, and the library in each precision. Before a time is taken, rows of the result
-are compared with float64; a result that is wrong is reported and not timed. What would take longer than
---limit seconds at a length is left out, by its time at the length before.
+Batch 4, 96 heads, head dim 128 (--dim: another one, and as many heads as keep the hidden size), n = 512 to
+16,384: PyTorch in float32 and with products in tf32, every
+float32 rung of the ladder, and the library in each precision. --pass backward: the gradients alone, by
+PyTorch's autograd, without the ladder; operations count 2.5 times those of forward. Before a time is
+taken, rows of the result are compared with float64; a result that is wrong is reported and not timed. A
+call that would take longer than --limit seconds (of the ladder: --rung-limit), by its time at the length
+before, is left out.
 
-Writes bench/results/seed-<device>.json, and with --charts two charts, seed-tflops and seed-time. With
---lengths or --only it writes only where --out says, so that a partial result never replaces a whole one.
+Writes bench/results/seed-<device>.json, or seed-<device>-backward.json. With --lengths, --only
+or another head dim it writes only where --out says, so that a partial result never replaces a whole one. --draw draws two charts
+of a result, seed-tflops and seed-time (needs matplotlib).
 FA_CUDA_KERNEL=tf32x3 has the library's float32 computed by three products in tf32.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
@@ -26,17 +31,14 @@ import statistics
 import sys
 import time
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from source_hash import ROOT, cuda_hash, source_hash  # noqa: E402
 
-import flashattn
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BATCH, HEADS, DIM = 4, 96, 128
+BATCH, HIDDEN, DIM = 4, 96 * 128, 128
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 SAMPLES, SAMPLE_SECONDS = 5, 0.02
 CHECKED = 8  # rows of a result that are compared
+FLOPS = {"forward": 4.0, "backward": 10.0}  # for each query, key, head and element of a row
 
 # What rounding allows: the largest error, relative to the largest element of the result.
 ALLOWED = {"float32": 2e-5, "tf32": 1e-2}
@@ -45,6 +47,8 @@ ALLOWED = {"float32": 2e-5, "tf32": 1e-2}
 @contextlib.contextmanager
 def products(name):
     """PyTorch's own setting of float32 products on CUDA."""
+    import torch
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     try:
@@ -54,6 +58,9 @@ def products(name):
 
 
 def by_torch(backend, arithmetic):
+    from torch.nn.attention import sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
     def attend(q, k, v):
         with sdpa_kernel(backend), products(arithmetic):
             return scaled_dot_product_attention(q, k, v)
@@ -62,77 +69,149 @@ def by_torch(backend, arithmetic):
 
 
 def by_library(precision):
+    import flashattn
+
     return lambda q, k, v: flashattn.attention(q, k, v, layout="bhsd", precision=precision)
 
 
 def by_rung(name):
+    import flashattn
+
     return lambda q, k, v: flashattn.ladder(name, q, k, v)
 
 
-def contestants(device):
+def contestants(device, which):
     """(name, what its results are as exact as, function)"""
+    from torch.nn.attention import SDPBackend
+
+    import flashattn
+
     fused = SDPBackend.EFFICIENT_ATTENTION if device == "cuda" else SDPBackend.FLASH_ATTENTION
     yield "PyTorch float32", "float32", by_torch(fused, "float32")
     yield "PyTorch tf32 (math)", "tf32", by_torch(SDPBackend.MATH, "tf32")
     yield "flashattn ieee", "float32", by_library("ieee")
     yield "flashattn float32", "float32", by_library("float32")
     yield "flashattn tf32", "tf32", by_library("tf32")
-    if device != "cuda":
+    if device != "cuda" or which == "backward":
         return
     for rung in flashattn.ladder_rungs():
         if rung["types"] in ("float32", "tf32"):
             yield f"rung {rung['number']} {rung['name']}", rung["types"], by_rung(rung["name"])
 
 
-# ---- One measurement ----------------------------------------------------------------------------
+# ---- What is timed, and float64 ------------------------------------------------------------------
 
 
-def error_of(out, q, k, v, generator):
-    """Of some rows against float64, relative to their largest element. NaN counts as infinite."""
-    worst = largest = 0.0
-    for _ in range(CHECKED):
-        b, h, i = (int(torch.randint(x, (1,), generator=generator)) for x in q.shape[:3])
-        scores = (k[b, h].double() @ q[b, h, i].double()) / math.sqrt(DIM)
-        want = torch.softmax(scores, 0) @ v[b, h].double()
-        worst = max(worst, float((out[b, h, i].double() - want).abs().max().nan_to_num(math.inf)))
-        largest = max(largest, float(want.abs().max()))
-    return worst / largest
+class Problem:
+    """The tensors of a length. Each of the CHECKED rows has its own item and head."""
+
+    def __init__(self, n, dim, which, device):
+        import torch
+
+        torch.manual_seed(n)
+        self.n, self.heads, self.dim = n, HIDDEN // dim, dim
+        self.scale, self.which, self.device = 1 / math.sqrt(dim), which, device
+        made = [torch.randn(BATCH, self.heads, n, dim, device=device) for _ in range(3)]
+        self.tensors = [x.requires_grad_(which == "backward") for x in made]
+        self.dout = torch.randn_like(made[0]) if which == "backward" else None
+        generator = torch.Generator().manual_seed(n)
+        self.rows = [[int(torch.randint(x, (1,), generator=generator)) for x in (BATCH, self.heads, n)]
+                     for _ in range(CHECKED)]
+
+    def function(self, attend):
+        """What is timed: a result, or the gradients of one that is there before."""
+        import torch
+
+        if self.which == "forward":
+            return lambda: (attend(*self.tensors),)
+        out = attend(*self.tensors)
+        return lambda: torch.autograd.grad(out, self.tensors, self.dout, retain_graph=True)
+
+    def expected(self, b, h, i):
+        """Row i of the result, or of the gradient of the queries: it depends on one row of weights."""
+        import torch
+
+        q, k, v = (x[b, h].detach().double() for x in self.tensors)
+        weights = torch.softmax(k @ q[i] * self.scale, 0)
+        if self.which == "forward":
+            return weights @ v
+        slopes = v @ self.dout[b, h, i].double()
+        return weights * (slopes - weights @ slopes) @ k * self.scale
+
+    def error_of(self, result):
+        """The largest error of the checked rows, relative to their largest element. NaN counts as
+        infinite."""
+        worst = largest = 0.0
+        for b, h, i in self.rows:
+            want = self.expected(b, h, i)
+            found = (result[b, h, i].double() - want).abs().max()
+            worst = max(worst, float(found.nan_to_num(math.inf)))
+            largest = max(largest, float(want.abs().max()))
+        return worst / largest
+
+    def error_of_keys(self, dk, dv):
+        """Of one head, all keys, relative to the largest element."""
+        import torch
+
+        b, h, _ = self.rows[0]
+        q, k, v = (x[b, h].detach().double() for x in self.tensors)
+        dout, wrong = self.dout[b, h].double(), 0.0
+        want_k, want_v = torch.zeros_like(k), torch.zeros_like(v)
+        for rows in torch.arange(self.n, device=self.device).split(2048):
+            weights = torch.softmax(q[rows] @ k.T * self.scale, 1)
+            slopes = dout[rows] @ v.T
+            slopes = weights * (slopes - (weights * slopes).sum(1, keepdim=True))
+            want_k += slopes.T @ q[rows] * self.scale
+            want_v += weights.T @ dout[rows]
+        for found, want in ((dk[b, h], want_k), (dv[b, h], want_v)):
+            away = (found.double() - want).abs().max() / want.abs().max()
+            wrong = max(wrong, float(away.nan_to_num(math.inf)))
+        return wrong
+
+
+# ---- One measurement -----------------------------------------------------------------------------
 
 
 def finish(device):
+    import torch
+
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def time_once(attend, tensors, device, count):
+def time_once(function, device, count):
     """Seconds of a call."""
     finish(device)
     start = time.perf_counter()
     for _ in range(count):
-        attend(*tensors)
+        function()
     finish(device)
     return (time.perf_counter() - start) / count
 
 
-def measure(attend, tensors, device):
-    once = time_once(attend, tensors, device, 1)
+def measure(function, device):
+    once = time_once(function, device, 1)
     count = max(1, round(SAMPLE_SECONDS / once))
-    return statistics.median(time_once(attend, tensors, device, count) for _ in range(SAMPLES))
+    return statistics.median(time_once(function, device, count) for _ in range(SAMPLES))
 
 
-def run_one(contestant, n, tensors, device, generator):
+def run_one(contestant, problem):
     name, exact_as, attend = contestant
+    n, device = problem.n, problem.device
     row = {"name": name, "n": n}
     try:
-        out = attend(*tensors)
+        function = problem.function(attend)
+        result = function()
+        row["error"] = problem.error_of(result[0])
+        if problem.which == "backward":
+            row["error"] = max(row["error"], problem.error_of_keys(*result[1:]))
     except (RuntimeError, NotImplementedError, ValueError) as why:
         return {**row, "state": "failed", "why": str(why).partition("\n")[0]}
-    row["error"] = error_of(out, *tensors, generator)
-    del out
+    del result
     if not row["error"] <= ALLOWED[exact_as]:
         return {**row, "state": "wrong"}
-    seconds = measure(attend, tensors, device)
-    flops = 4.0 * BATCH * HEADS * n * n * DIM
+    seconds = measure(function, device)
+    flops = FLOPS[problem.which] * BATCH * HIDDEN * n * n
     return {**row, "state": "measured", "ms": 1e3 * seconds, "tflops": 1e-12 * flops / seconds}
 
 
@@ -143,26 +222,27 @@ def told(row):
     return f"{row['state']} {detail}"
 
 
-def run(lengths, only, limit, device):
-    rows, generator = [], torch.Generator().manual_seed(0)
-    every = [c for c in contestants(device) if only in c[0]]
+def run(args, lengths):
+    rows = []
+    every = [c for c in contestants(args.device, args.which) if args.only in c[0]]
+    limits = {"library": args.limit,
+              "rung": args.limit if args.rung_limit is None else args.rung_limit}
     last = {}  # name: (n, seconds) of its latest time
     for n in lengths:
-        torch.manual_seed(n)
-        tensors = [torch.randn(BATCH, HEADS, n, DIM, device=device) for _ in range(3)]
+        problem = Problem(n, args.dim, args.which, args.device)
         for i, contestant in enumerate(every):
             name = contestant[0]
             print(f"n {n:6} {i + 1:2}/{len(every)} {name:38} ", end="", flush=True)
             before, seconds = last.get(name, (n, 0.0))
-            if seconds * (n / before) ** 2 > limit:
+            if seconds * (n / before) ** 2 > limits["rung" if name.startswith("rung ") else "library"]:
                 row = {"name": name, "n": n, "state": "left out"}
             else:
-                row = run_one(contestant, n, tensors, device, generator)
+                row = run_one(contestant, problem)
             if row["state"] == "measured":
                 last[name] = (n, 1e-3 * row["ms"])
             rows.append(row)
             print(told(row), flush=True)
-        del tensors
+        del problem
     return rows
 
 
@@ -191,7 +271,8 @@ def chart(result, key, label, path):
     axes.set_ylabel(label)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
-    axes.set_title(f"float32 attention, {result['device']}: batch {BATCH}, {HEADS} heads, d = {DIM}",
+    axes.set_title(f"float32 attention, {result['device']}: batch {BATCH}, {HIDDEN // result['dim']} "
+                   f"heads, d = {result['dim']}",
                    fontsize=10, loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in ("svg", "png"):
@@ -200,47 +281,71 @@ def chart(result, key, label, path):
     print(f"wrote {path.with_suffix('.svg')}")
 
 
-# ---- The run ------------------------------------------------------------------------------------
+# ---- The run -------------------------------------------------------------------------------------
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
+    add("--pass", dest="which", choices=tuple(FLOPS), default="forward")
+    add("--dim", type=int, choices=(64, 128, 256), default=DIM, help="head dim; default: 128")
     add("--lengths", help="for example 512,4096; default: 512 to 16384")
     add("--only", default="", help="contestants whose name contains this")
     add("--limit", type=float, default=60.0, help="seconds a call; default: 60")
+    add("--rung-limit", type=float, metavar="SECONDS", help="of the ladder; default: --limit")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--out", type=pathlib.Path)
-    add("--charts", type=pathlib.Path, help="a folder for seed-tflops and seed-time")
+    add("--draw", type=pathlib.Path, metavar="FILE", help="only draws the charts of this result")
+    add("--charts", type=pathlib.Path, default=ROOT / "docs/charts", help="their folder")
     return parser.parse_args()
+
+
+def target_of(args, device):
+    """Where a result goes; None: nowhere, for it is only part of one."""
+    if args.out or args.lengths or args.only or args.dim != DIM:
+        return args.out
+    which = "" if args.which == "forward" else f"-{args.which}"
+    return ROOT / "bench/results" / f"seed-{device.split()[-1].lower()}{which}.json"
+
+
+def draw(args):
+    result = json.loads(args.draw.read_text())
+    chart(result, "tflops", "TFLOP/s", args.charts / "seed-tflops")
+    chart(result, "ms", "ms", args.charts / "seed-time")
+    return 0
 
 
 def main():
     args = parse()
+    if args.draw:
+        return draw(args)
+    import torch
+
+    import flashattn
+
     if args.device == "cuda" and not torch.cuda.is_available():
         print("seed.py: PyTorch sees no CUDA device", file=sys.stderr)
         return 2
     lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else LENGTHS
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-    rows = run(lengths, args.only, args.limit, args.device)
+    key, value = (("cuda_sha256", cuda_hash()) if args.device == "cuda" else
+                  ("source_sha256", source_hash()))
+    rows = run(args, lengths)
     result = {
         "kind": "seed",
+        "pass": args.which,
+        "dim": args.dim,
         "device": device,
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "flashattn": flashattn.__version__,
         "kernel": os.environ.get("FA_CUDA_KERNEL", ""),
+        key: value,
         "rows": rows,
     }
-    out = args.out
-    if out is None and not args.lengths and not args.only:
-        out = ROOT / "bench/results" / f"seed-{device.split()[-1].lower()}.json"
-    if out:
+    if out := target_of(args, device):
         out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"wrote {out}")
-    if args.charts and any(r["state"] == "measured" for r in rows):
-        chart(result, "tflops", "TFLOP/s", args.charts / "seed-tflops")
-        chart(result, "ms", "ms", args.charts / "seed-time")
     return 1 if any(r["state"] == "wrong" for r in rows) else 0
 
 
