@@ -770,8 +770,8 @@ def flash_attn_with_kvcache(
         cache_batch_idx: int32 (batch): the cache's row of each item, with block_table the table's.
         cache_leftpad: int32 (batch): how many rows in front of each item do not count.
         block_table: int32 (batch, pages per item).
-        num_splits: no effect: the keys are split into parts of a fixed length, so that a result
-            does not depend on what else is in the batch.
+        num_splits: no effect: the library chooses how many parts the keys are split into, on the
+            CPU by their number alone, on CUDA also by the batch and by the GPU.
         return_softmax_lse: also return the log-sum-exp, float32 (batch, heads, n_q), or with
             cu_seqlens_q (heads, total_q).
         extras: FlashAttention 3's page_table (block_table), cu_seqlens_q and cu_seqlens_k_new
