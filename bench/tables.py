@@ -5,14 +5,14 @@ A table stands between two lines of a document,
     <!-- table: bench/results/cpu-avx512.json forward -->
     <!-- end of table -->
 The last word selects the table. For a result of peers_cpu.py it is the beginning of the names of
-its cases. For a result of ladder.py, peers.py, seed.py or train.py it is the name of a table
-(ladder_tables.py, peers_tables.py, peers_peaked_tables.py, seed_tables.py, train_tables.py). For
+its cases. For a result of ladder.py, peers.py, seed.py, decode_step.py or train.py it is the name
+of a table (ladder_tables.py, peers_tables.py, peers_peaked_tables.py, and so on). For
 kernels/resources.txt it is a list of entry functions (resource_tables.py). The main table of peers.py has a column from peers-<device>-peaked.json. Each
 rung's header has a line ` * Measured`, from bench/results/ladder-h200.json.
 
 Without arguments tables and lines are rewritten. With --check nothing is written, and the exit code
 is 1 if one differs from its file. Results that are older than the sources are named either way. The
-tables of ladder.py, peers.py, seed.py and train.py say so where there is no result yet.
+tables of all but the CPU say so where there is no result yet.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from decode_step_tables import decode_step_table  # noqa: E402
 from ladder_tables import headers, ladder_table  # noqa: E402
 from peers_peaked_tables import peaked_table  # noqa: E402
 from peers_tables import peers_table  # noqa: E402
@@ -37,6 +38,7 @@ PEERS = re.compile(r"bench/results/peers-\S+\.json")
 PEAKED = re.compile(r"bench/results/peers-\S+-peaked\.json")
 MAIN = re.compile(r"(bench/results/peers-\w+)\.json")
 TRAIN = re.compile(r"bench/results/train-\S+\.json")
+DECODE_STEP = re.compile(r"bench/results/decode-step-\S+\.json")
 SEED = re.compile(r"bench/results/seed-\S+\.json")
 RESOURCES = "kernels/resources.txt"
 LADDER_RESULT = "bench/results/ladder-h200.json"  # of the bars and of the rungs' headers
@@ -78,6 +80,8 @@ def table(name, which):
         return ladder_table(result, which)
     if TRAIN.fullmatch(name):
         return train_table(result, which)
+    if DECODE_STEP.fullmatch(name):
+        return decode_step_table(result, which)
     if SEED.fullmatch(name):
         return seed_table(result, which)
     if PEAKED.fullmatch(name):
