@@ -37,6 +37,12 @@
 /* Above 0, so that -infinity stays -infinity. */
 #define MIN_SCALE 1.175494351e-38f
 
+/* The exponent of 2 that a score of 1 stands for, without options. */
+FA_DEVICE float exponent_scale(const fa_attention_params *p)
+{
+    return fmaxf(p->scale * FA_LOG2E, MIN_SCALE);
+}
+
 /* ---- Any key tile: load and multiply --------------------------------------------------------- */
 
 /* The scores of key tile n, with masks and options. Returns whether the warp's rows see some of the tile. */
@@ -50,7 +56,7 @@ FA_DEVICE bool multiply_tile(const fa_attention_params *p, const fa_tile *t, con
     find_queries(q, at);
     const uint32_t k = stage(at, at->k, n) + (uint32_t)(own_key() * PITCH) + key_lane(lane_id());
 #if THREE_PRODUCTS
-    if (w->recompute) make_careful_scores(s, q, k);
+    if (w->recompute) make_careful_scores(s, q, k, OPTIONS ? 1.0f : exponent_scale(p));
     else
 #endif
         make_scores(s, q, k);
@@ -229,7 +235,9 @@ FA_DEVICE void compute_work_tile(const fa_attention_params *p, fa_block *b, cons
     const float logit_scale = fa_effective_scale(p, t), scale = 1.0f;
     const bool hides = hides_keys(p);
 #else
-    const float scale = fmaxf(p->scale * FA_LOG2E, MIN_SCALE), logit_scale = 1.0f;
+    /* Careful scores are scaled already. */
+    const float scale = THREE_PRODUCTS && w->recompute ? 1.0f : exponent_scale(p);
+    const float logit_scale = 1.0f;
     const bool hides = false;
 #endif
     fa_queries q;
@@ -291,6 +299,7 @@ FA_DEVICE bool run_work_tile(const fa_attention_params *p, fa_block *b, const fa
         suspect = !now->keys.recompute && is_suspect(p, &now->keys, &o);
     }
     sum_rows(at, &o);
+    if (THREE_PRODUCTS && has_keys(now) && !now->keys.recompute) suspect |= has_lost_bases(&o);
     write_output(p, &now->tile, &o);
     return suspect;
 }

@@ -131,12 +131,16 @@ FA_DEVICE void add_scores(fa_scores *s, const fa_queries *q, uint32_t k, int fro
     for (int step = from; step < to; step += CHAIN) add_chains(s, q, k, step, false);
 }
 
-/* This is rare and must not take registers from the others: the loop is rolled. */
-FA_DEVICE void make_careful_scores(fa_scores *s, const fa_queries *q, uint32_t k)
+/* This is rare and must not take registers from the others: the loop is rolled. Scores are scaled
+ * here: in the fused multiply-add of a weight, a huge score would differ from the base that it is. */
+FA_DEVICE void make_careful_scores(fa_scores *s, const fa_queries *q, uint32_t k, float scale)
 {
     clear_scores(s);
 #pragma unroll 1
     for (int step = 0; step < D_STEPS; step += CHAIN) add_chains(s, q, k, step, true);
+#pragma unroll
+    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
+        s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4] *= scale;
 }
 
 #else

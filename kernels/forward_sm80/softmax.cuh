@@ -331,4 +331,17 @@ FA_DEVICE void sum_rows(const fa_memory *at, fa_output *o)
     }
 }
 
+/* Whether the largest weight of a row, which should be 1, is less or infinite: its logit is so huge
+ * that the base, rounded, differs from it by more than 1. For sums of whole rows. */
+FA_DEVICE bool has_lost_bases(const fa_output *o)
+{
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) {
+        const float sum = o->sum[i / 2][i % 2];
+        found |= o->max[i / 2][i % 2] != NOTHING_SEEN && !(sum >= 0.5f && sum < INFINITY);
+    }
+    return found;
+}
+
 #endif

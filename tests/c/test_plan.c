@@ -339,6 +339,35 @@ static void test_float32(void)
     CHECK(strcmp(plan.family->name, "simt") == 0, "%s", name_of(&plan));
 }
 
+/* float32 that TMA does not load, with options and without. Three products
+ * do it, and what these do not do either is done in float32 arithmetic. */
+static void test_tf32x3(void)
+{
+    static const int unlike[] = {A100, H200};
+    for (size_t i = 0; i < sizeof unlike / sizeof unlike[0]; i++) {
+        fa_problem p = make_mapped(8, 300, 100, 64);
+        set_dtype(&p, FA_FLOAT32);
+        p.v.stride[1] += 1;
+        CHECK(plan_of(&p, &devices[unlike[i]]).launches[0].variant ==
+                  FA_VARIANT_forward_tf32x3_d128,
+              "%s", devices[unlike[i]].name);
+        p.batch_invariant = true;
+        p.softcap = 20;
+        CHECK(plan_of(&p, &devices[unlike[i]]).launches[0].variant ==
+                  FA_VARIANT_forward_tf32x3_d128_general,
+              "%s", devices[unlike[i]].name);
+        fa_problem other[4] = {p, p, p, p};
+        other[0].precision = FA_PRECISION_IEEE;
+        other[1].attention_chunk = 100;
+        other[2].d = 257;
+        other[3].out.dtype = FA_FLOAT16;
+        for (int n = 0; n < 4; n++)
+            CHECK(strcmp(plan_of(&other[n], &devices[unlike[i]]).family->name, "simt") == 0,
+                  "%d on %s", n, devices[unlike[i]].name);
+        CHECK(strcmp(plan_of(&p, &devices[T4]).family->name, "simt") == 0, "T4");
+    }
+}
+
 static void expect_variant(const fa_problem *p, const fa_cuda_device *device, int variant)
 {
     const fa_cuda_plan plan = plan_of(p, device);
@@ -1119,6 +1148,7 @@ int main(void)
     test_tf32_sm90_variants();
     test_decode_bytes();
     test_decode_latent();
+    test_tf32x3();
     test_mixed();
     test_decode_latent_sm90();
     test_decode_is_slower();

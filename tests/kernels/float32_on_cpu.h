@@ -78,6 +78,11 @@ static void peak_queries(attention *a, double factor)
         }
 }
 
+static void multiply_row(const fa_tensor *t, int64_t row, double factor)
+{
+    for (int64_t c = 0; c < t->shape[3]; c++) ref_store(t, 0, row, 0, c, factor * load(t, row, c));
+}
+
 /* Whether the kernel's error is at most so many times that of float32 arithmetic. */
 static void check_exactness(random_attend *attend, attention *a, double times, const char *what,
                             double factor)
@@ -163,6 +168,20 @@ static void test_nan_key(random_attend *attend, fa_precision precision)
         CHECK(isnan(load(&a.out, i, 7)) == (i >= KEY), "precision %d, query %lld: %g",
               (int)precision, (long long)i, load(&a.out, i, 7));
     attention_free(&a);
+}
+
+/* Logits so huge that they differ from their base, which is rounded, by more than a weight may. */
+static void test_huge_logits(random_attend *attend)
+{
+    static const double factors[] = {1e7, 3e8, 1e10, 1e20};
+    for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        make_aligned(&a, 31 + n, s);
+        for (int64_t i = 0; i < QUERIES; i += 2) multiply_row(&a.in.q, i, factors[n]);
+        check_exactness(attend, &a, 2, "some queries times", factors[n]);
+        attention_free(&a);
+    }
 }
 
 #endif

@@ -102,6 +102,7 @@ static void test_float32(random_settings settings, fa_precision precision, int64
 static void test_single_problems(void)
 {
     for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(attend, d);
+    test_huge_logits(attend);
     test_infinities(attend, FA_PRECISION_TF32);
     test_infinities(attend, FA_PRECISION_FLOAT32);
     test_nan_key(attend, FA_PRECISION_TF32);
