@@ -190,6 +190,16 @@ VARIANT(forward_f16x3_sm90_d128, .file = "forward_f16x3_sm90/forward_f16x3_sm90"
 VARIANT(forward_f16x3_sm90_d256, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
+/* With options. */
+VARIANT(forward_f16x3_sm90_general64, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 64, .value_dim = 64, .options = FA_F16X3_SM90_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 8, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general128, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 128, .value_dim = 128, .options = FA_F16X3_SM90_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_F16X3_SM90_ALL, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 3, .q_stages = 1)
 END(forward, f16x3_sm90)
 
 FAMILY(forward, tf32)

@@ -26,6 +26,7 @@
 #define FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
 
 #include "common/sequence.cuh"
+#include "ptx/convert.cuh"
 
 /* Whether a score needs more than the scale and the masks by position. */
 FA_DEVICE bool fa_has_score_options(const fa_attention_params *p)
@@ -88,6 +89,24 @@ FA_DEVICE float fa_tanh_small(float x)
     series = fmaf(series, y, -0.33332954f);
     series = fmaf(series, y, 0.99999997f);
     return series * x;
+}
+
+/* tanh for kernels with float32's errors: right to 2^-23, relatively, up to 0.75 by its series (to 1.7 * 2^-24), beyond
+ * by an exponential and a reciprocal. */
+FA_DEVICE float fa_tanh_series(float x)
+{
+    const float y = x * x;
+    float series = fmaf(y, -0.0047694892f, 0.019664912f);
+    series = fmaf(series, y, -0.053390257f);
+    series = fmaf(series, y, 0.13326521f);
+    series = fmaf(series, y, -0.33333069f);
+    return fmaf(series * y, x, x);
+}
+
+FA_DEVICE float fa_tanh(float x)
+{
+    const float far = fmaf(-2.0f, ptx_rcp(ptx_ex2(fabsf(x) * 2.88539008177792681472f) + 1.0f), 1.0f);
+    return fabsf(x) < 0.75f ? fa_tanh_series(x) : copysignf(far, x);
 }
 
 /* The softcap for 16-bit kernels. x: the score divided by the softcap. */

@@ -11,6 +11,7 @@
 
 #include "forward_f16x3_sm90/config.cuh"
 #include "forward_f16x3_sm90/multiply.cuh"
+#include "forward_f16x3_sm90/options.cuh"
 #include "forward_f16x3_sm90/pipeline.cuh"
 #include "forward_f16x3_sm90/queries.cuh"
 #include "forward_f16x3_sm90/softmax.cuh"
@@ -77,15 +78,28 @@ FA_DEVICE void compute_scores(const pipeline *pipe, consumer_state *c, tile_coun
 }
 
 /* Scores become weights. of_tile: the unit of its keys. */
-FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c, float *s, float of_tile)
+FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                          float *s, float of_tile)
 {
     const int tile = c->at.tile;
+#if OPTIONS
+    const float unit[2] = {c->unit[0] * of_tile, c->unit[1] * of_tile};
+    apply_options(p, queue_entry(pipe, c->at.number), s, unit, tile, c->number);
+#else
     const float unit[2] = {exponent_unit(c->unit[0], of_tile), exponent_unit(c->unit[1], of_tile)};
+    (void)p;
+#endif
     float rescale[2];
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(s, queue_entry(pipe, c->at.number), c->number, tile * KEYS);
+#if OPTIONS
+    raise_row_bases(s, &c->rows, rescale);
+    weigh_rows(s, &c->rows);
+    drop_weights_of_rows(p, queue_entry(pipe, c->at.number), s, tile, c->number);
+#else
     raise_row_bases(s, unit, &c->rows, rescale);
     weigh_rows(s, unit, &c->rows);
+#endif
     if (__any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f))
         rescale_outputs(c->out, rescale);
 }
@@ -114,7 +128,7 @@ FA_DEVICE void add_values(const pipeline *pipe, consumer_state *c, tile_count va
     release_tile(pipe, c, values);
 }
 
-FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     const tile_count keys = c->at.count + 2 * (uint32_t)c->at.tile, values = keys + 1;
     uint32_t high[KEYS / 4], low[KEYS / 4];
@@ -122,7 +136,7 @@ FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
     acquire_tile(pipe, keys);
     const float unit = pipe->state->unit[stage_of(keys)];
     compute_scores(pipe, c, keys, s);
-    weigh_tile(pipe, c, s, unit);
+    weigh_tile(pipe, p, c, s, unit);
     split_weights(s, high, low);
     acquire_tile(pipe, values);
     add_values(pipe, c, values, high, low);
@@ -139,13 +153,13 @@ FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
     }
 }
 
-/* Outputs have weights of 1 at most: sums and bases follow. */
+/* Outputs have weights of 1 at most: sums and bases follow. With options, bases are without it. */
 FA_DEVICE void remove_headroom(row_state *rows)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         rows->sum[r] *= 1.0f / (1 << (int)HEADROOM);
-        if (rows->base[r] != NO_KEY_SEEN) rows->base[r] += HEADROOM;
+        if (!OPTIONS && rows->base[r] != NO_KEY_SEEN) rows->base[r] += HEADROOM;
     }
 }
 
@@ -183,9 +197,10 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         start_work_tile(pipe, &c);
         if (c.at.needed) {
             split_queries(pipe, consumer, c.unit);
-            c.unit[0] *= c.limits.scale;
-            c.unit[1] *= c.limits.scale;
-            for (; c.at.tile < c.at.needed; c.at.tile++) do_tile(pipe, &c);
+            const float factor = score_factor(p, queue_entry(pipe, c.at.number), &c.limits);
+            c.unit[0] *= factor;
+            c.unit[1] *= factor;
+            for (; c.at.tile < c.at.needed; c.at.tile++) do_tile(pipe, p, &c);
         } else release_queries(pipe, &c, true);
         const work_tile *w = queue_entry(pipe, c.at.number);
         remove_headroom(&c.rows);

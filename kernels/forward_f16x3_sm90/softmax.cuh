@@ -1,7 +1,9 @@
 /*
  * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh): the exponentials of
  * one consumer are hidden under the products of the other. A score is in units that each row and
- * each tile has for itself.
+ * each tile has for itself. With options it is an exponent of 2 already, rounded; the base is the
+ * largest of them, and HEADROOM comes on top: so the largest weight is exact, however large the
+ * logits are that a bias makes.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
@@ -11,6 +13,40 @@
 #include "common/reduce.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "ptx/convert.cuh"
+
+#if OPTIONS
+
+/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
+ * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
+FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float base = fmaxf(rows->base[r], fa_max_over_lanes(max_of_scores(s, r), 4));
+        rescale[r] = ptx_ex2(rows->base[r] - base);
+        rows->base[r] = base;
+        rows->sum[r] *= rescale[r];
+    }
+}
+
+/* Exponents become weights, and are added to the rows' sums. They are rounded before the base is
+ * subtracted: in one fused multiply-add with what made them, a huge one would differ from the base
+ * that it is. */
+FA_DEVICE void weigh_rows(float *s, row_state *rows)
+{
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    float sum[2];
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        const float x = __uint_as_float(fa_opaque(__float_as_uint(s[i])));
+        s[i] = x - rows->base[i / 2 % 2] + HEADROOM;
+    }
+    exponentiate(s, 0, WEIGHTS_X2, &sums);
+    add_partial_sums(&sums, sum);
+    add_sums(rows, sum);
+}
+
+#else
 
 /* The exponent of 2 that a score of 1 stands for. Neither 0 nor infinite: a hidden score is
  * -infinity, and other scores may be 0. */
@@ -45,6 +81,8 @@ FA_DEVICE void weigh_rows(float *s, const float *unit, row_state *rows)
     add_partial_sums(&sums, sum);
     add_sums(rows, sum);
 }
+
+#endif
 
 /* Weights become the A operands. */
 FA_DEVICE void split_weights(const float *s, uint32_t *high, uint32_t *low)
