@@ -318,8 +318,10 @@ static void test_float32(void)
                       plan.arithmetic);
                 p.softcap = 30; /* an option of the scores */
                 const fa_cuda_plan general = plan_of(&p, &devices[i]);
-                CHECK(!strstr(general.family->name, "_sm90"), "d %lld: %s", (long long)d,
-                      name_of(&general));
+                const bool same = strcmp(name, "f16x3_sm90") == 0;
+                CHECK(same ? general.family == plan.family
+                           : !strstr(general.family->name, "_sm90"),
+                      "d %lld: %s", (long long)d, name_of(&general));
             }
     for (int n = 0; n < 3; n++) { /* where it is asked for */
         char why[320];
@@ -573,6 +575,49 @@ static void test_tf32_sm90_refusals(void)
     p.k.stride[0] += 4; /* 16 bytes */
     expect_variant(&p, &devices[H200], FA_VARIANT_forward_tf32_sm90_d128_two);
     expect_refusal(&p, &devices[A100], "tf32_sm90", "expected 9.0");
+}
+
+/* forward_f16x3_sm90 has every option, in variants of its own, and every scale. */
+static void test_f16x3_sm90_options(void)
+{
+    static const struct {
+        int64_t d;
+        int variant;
+    } dims[] = {{36, FA_VARIANT_forward_f16x3_sm90_general64},
+                {128, FA_VARIANT_forward_f16x3_sm90_general128},
+                {132, FA_VARIANT_forward_f16x3_sm90_general256}};
+    static float slopes[8];
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
+        fa_problem other[8];
+        for (int n = 0; n < 8; n++) {
+            other[n] = make_tf32(8, 300, dims[i].d);
+            other[n].precision = FA_PRECISION_FLOAT32;
+        }
+        other[0].softcap = 20;
+        other[1].scale = -0.1f;
+        other[2].scale = 0;
+        other[3].alibi_slopes = slopes;
+        other[4].bias.data = (char *)slopes;
+        other[5].bias = other[6].bias = other[5].q;
+        other[5].bias.data = other[6].bias.data = (char *)slopes;
+        other[6].bias.dtype = FA_FLOAT16; /* TMA could load it, but in no such kernel */
+        other[6].mask.data = (char *)slopes;
+        other[7].dropout_threshold = 1;
+        for (int n = 0; n < 8; n++) {
+            expect_variant(&other[n], &devices[H200], dims[i].variant);
+            CHECK(!plan_of(&other[n], &devices[H200]).launches[0].sm90.bias_mapped, "%d", n);
+            other[n].attention_chunk = 100;
+            expect_refusal(&other[n], &devices[H200], "f16x3_sm90", "attention_chunk is 100");
+        }
+    }
+    fa_problem p = make_tf32(8, 300, 128);
+    p.precision = FA_PRECISION_FLOAT32;
+    p.scale = 1e-9f; /* alone it is no option */
+    p.lse = slopes;
+    expect_variant(&p, &devices[H200], FA_VARIANT_forward_f16x3_sm90_d128);
+    p.softcap = 20;
+    p.v.stride[1] += 1;
+    expect_refusal(&p, &devices[H200], "f16x3_sm90", "v: a stride is no multiple of 16 bytes");
 }
 
 /* Of head dims to 128 few queries take two consumers. */
@@ -1117,6 +1162,7 @@ int main(void)
     test_decode_refusals();
     test_tf32_sm90_refusals();
     test_tf32_sm90_variants();
+    test_f16x3_sm90_options();
     test_decode_bytes();
     test_decode_latent();
     test_mixed();
