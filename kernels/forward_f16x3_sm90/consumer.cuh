@@ -29,6 +29,9 @@ typedef struct consumer_state {
     int leader; /* 1 in lane 0 of a warp */
     float out[OUTPUTS];
     float unit[2]; /* of scores of the thread's rows, in tiles of unit 1; as exponents of 2 */
+#if OPTIONS
+    float kept[2]; /* by dropout: the largest weight of each row */
+#endif
     row_state rows;
     tile_limits limits;
     cursor at;
@@ -49,6 +52,9 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     c->limits = find_limits(queue_entry(pipe, c->at.number), c->number);
     c->rows.base[0] = c->rows.base[1] = NO_KEY_SEEN;
     c->rows.sum[0] = c->rows.sum[1] = 0;
+#if OPTIONS
+    c->kept[0] = c->kept[1] = 0;
+#endif
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) c->out[i] = 0;
 }
@@ -95,7 +101,10 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
 #if OPTIONS
     raise_row_bases(s, &c->rows, rescale);
     weigh_rows(s, &c->rows);
-    drop_weights_of_rows(p, queue_entry(pipe, c->at.number), s, tile, c->number);
+    if (p->dropout_threshold) {
+        drop_weights_of_rows(p, queue_entry(pipe, c->at.number), s, tile, c->number);
+        find_kept(s, rescale, c->kept);
+    }
 #else
     raise_row_bases(s, unit, &c->rows, rescale);
     weigh_rows(s, unit, &c->rows);
@@ -165,19 +174,24 @@ FA_DEVICE void remove_headroom(row_state *rows)
 
 /* Whether rows of the warp's queries are to be computed again: outputs are not finite, or the
  * largest weight, which should be 1, is less or infinite. Then its logit is so huge that the base,
- * rounded, differs from it by more than 1. The sum becomes NaN, and the results with it. */
-FA_DEVICE bool finds_bad_rows(const work_tile *w, const float *out, row_state *rows, int consumer)
+ * rounded, differs from it by more than 1. Or dropout keeps too little. The sum becomes NaN, and
+ * the results with it. */
+FA_DEVICE bool finds_bad_rows(const work_tile *w, consumer_state *c)
 {
+    row_state *rows = &c->rows;
     float seen[2] = {0, 0}, sum[2];
     bool found = false;
 #pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) seen[i / 2 % 2] += out[i] * 0.0f;
+    for (int i = 0; i < OUTPUTS; i++) seen[i / 2 % 2] += c->out[i] * 0.0f;
     find_sums(rows, sum);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const bool wrong = rows->base[r] != NO_KEY_SEEN && !(sum[r] >= 0.5f && sum[r] < INFINITY);
+        bool wrong = rows->base[r] != NO_KEY_SEEN && !(sum[r] >= 0.5f && sum[r] < INFINITY);
+#if OPTIONS
+        wrong |= keeps_too_little(c->kept[r]);
+#endif
         if (wrong) rows->sum[r] = NAN;
-        found |= (wrong || seen[r] != 0.0f) && row_of(consumer, r) < w->queries;
+        found |= (wrong || seen[r] != 0.0f) && row_of(c->number, r) < w->queries;
     }
     return __any_sync(0xffffffff, found);
 }
@@ -204,7 +218,7 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         } else release_queries(pipe, &c, true);
         const work_tile *w = queue_entry(pipe, c.at.number);
         remove_headroom(&c.rows);
-        recompute |= finds_bad_rows(w, c.out, &c.rows, consumer);
+        recompute |= finds_bad_rows(w, &c);
         store_outputs(p, w, &c.rows, c.out, consumer);
         skip_other_tiles(pipe, &c);
         release_work_tile(pipe, c.at.number);

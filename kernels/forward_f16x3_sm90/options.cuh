@@ -153,12 +153,26 @@ FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, f
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
+/* The largest of the weights that are kept, of each row so far. rescale: of the rows' bases. */
+FA_DEVICE void find_kept(const float *s, const float *rescale, float *kept)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) kept[r] = fmaxf(kept[r] * rescale[r], max_of_bits(s, r));
+}
+
+/* Whether the kept weights of a row are so small that their parts have lost bits: the dropped ones
+ * are 2^15 times as large. */
+FA_DEVICE bool keeps_too_little(float kept)
+{
+    const float largest = fa_max_over_lanes(kept, 4);
+    return largest > 0.0f && largest < 1.0f;
+}
+
 /* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a
  * row take their bits from four blocks, one for each of the row's lanes. */
 FA_DEVICE void drop_weights_of_rows(const fa_attention_params *p, const work_tile *w, float *s,
                                     int tile, int consumer)
 {
-    if (!p->dropout_threshold) return;
     const fa_dropout d = fa_dropout_of(p, &w->query_tile);
     const int64_t first = w->query_tile.first + row_of(consumer, 0);
     const int group = (w->first_key + tile * KEYS) / 32;
