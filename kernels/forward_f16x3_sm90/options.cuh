@@ -1,8 +1,8 @@
 /*
- * The options that change scores and weights. Scores become exponents of 2 in float32, before any
- * option is applied, because each row and each tile has a unit of its own. From then on they are
- * what they are in other kernels (common/score_fragments.cuh). Each test is of a parameter, so that
- * the compiler knows that all warps go the same way.
+ * The options that change scores and weights. Scores are scaled before any option is applied,
+ * because each row and each tile has a unit of its own. So they are logits in float32 then, and
+ * options do to them what they do in float32 arithmetic (common/score_fragments.cuh). Each test is
+ * of a parameter, so that the compiler knows that all warps go the same way.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_OPTIONS_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_OPTIONS_CUH
@@ -16,13 +16,14 @@
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 
-/* What a score is multiplied by, beside the units of its row and its tile: it becomes an exponent
- * of 2, or the argument of the softcap's tanh. */
+/* What a score is multiplied by, beside the units of its row and its tile. Without options it
+ * becomes an exponent of 2; with options a logit, or the argument of the softcap's tanh. */
 FA_DEVICE float score_factor(const fa_attention_params *p, const work_tile *w,
                              const tile_limits *limits)
 {
 #if OPTIONS
-    return p->softcap > 0.0f ? w->inner : w->inner * limits->scale;
+    (void)limits;
+    return p->softcap > 0.0f ? w->inner : fa_effective_scale(p, &w->query_tile);
 #else
     (void)p, (void)w;
     return limits->scale;
@@ -39,7 +40,7 @@ FA_DEVICE void scale_rows_of_scores(float *s, const float *unit)
 
 /* ---- Softcap --------------------------------------------------------------------------------- */
 
-/* cap: of exponents of 2. Where no score of the warp is beyond 0.75 of it, the series is enough. */
+/* Where no score of the warp is beyond 0.75 of the cap, the series is enough. */
 FA_DEVICE void cap_exactly(float *s, float cap)
 {
     if (__any_sync(0xffffffff, !(max_absolute_score(s) < 0.75f))) {
@@ -53,6 +54,19 @@ FA_DEVICE void cap_exactly(float *s, float cap)
 
 /* ---- Bias and boolean mask ------------------------------------------------------------------- */
 
+/* Whether two neighbours can be loaded at once, in both rows and all lanes: the warp sees all keys
+ * of the tile, the last of which is number KEYS - 7 of a lane's, and they are aligned. */
+FA_DEVICE bool is_whole(const fa_fragment_row *rows, const char *const *first, int64_t stride,
+                        int size)
+{
+    bool whole = stride == 1;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        whole = whole && rows[r].lo <= 0 && rows[r].hi > KEYS - 7 &&
+                (uintptr_t)first[r] % (uintptr_t)(2 * size) == 0;
+    return !__any_sync(0xffffffff, !whole);
+}
+
 /* Both rows' bias of a tile that they see whole: all loads are on their way together. */
 FA_DEVICE void add_whole_bias(float *s, const fa_fragment_row *rows, const char *const *first,
                               int dtype)
@@ -63,8 +77,8 @@ FA_DEVICE void add_whole_bias(float *s, const fa_fragment_row *rows, const char 
         b[i / 2][i % 2] = fa_fetch_two(first[i % 2], dtype, 1, &rows[i % 2], i / 2, true);
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
-        s[2 * i] = fa_bias_score(s[2 * i], b[i / 2][i % 2].x, FA_LOG2E);
-        s[2 * i + 1] = fa_bias_score(s[2 * i + 1], b[i / 2][i % 2].y, FA_LOG2E);
+        s[2 * i] = fa_bias_score(s[2 * i], b[i / 2][i % 2].x, 1.0f);
+        s[2 * i + 1] = fa_bias_score(s[2 * i + 1], b[i / 2][i % 2].y, 1.0f);
     }
 }
 
@@ -72,17 +86,14 @@ FA_DEVICE void add_whole_bias(float *s, const fa_fragment_row *rows, const char 
 FA_DEVICE void add_bias_as(float *s, const fa_fragment_row *rows, const char *const *first,
                            int64_t stride, int dtype)
 {
-    const int size = fa_element_size(dtype);
-    const bool whole = fa_is_side_by_side(&rows[0], first[0], stride, size) &&
-                       fa_is_side_by_side(&rows[1], first[1], stride, size);
-    if (whole) {
+    if (is_whole(rows, first, stride, fa_element_size(dtype))) {
         add_whole_bias(s, rows, first, dtype);
         return;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (!fa_sees_nothing(&rows[r]))
-            fa_add_bias_of(s, r, &rows[r], first[r], stride, FA_LOG2E, dtype, false);
+            fa_add_bias_of(s, r, &rows[r], first[r], stride, 1.0f, dtype, false);
 }
 
 FA_DEVICE void add_bias_of_rows(const fa_kernel_view *bias, float *s, const fa_fragment_row *rows)
@@ -99,12 +110,12 @@ FA_DEVICE void add_bias_of_rows(const fa_kernel_view *bias, float *s, const fa_f
 }
 
 /* Both rows' mask of a tile that they see whole, two keys at a time. */
-FA_DEVICE void apply_whole_mask(float *s, const uint8_t *const *first)
+FA_DEVICE void apply_whole_mask(float *s, const char *const *first)
 {
     uint32_t sees[KEYS / 4];
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++)
-        sees[i] = *(const uint16_t *)(const void *)(first[i % 2] + i / 2 * 8);
+        sees[i] = *(const uint16_t *)(first[i % 2] + i / 2 * 8);
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
         s[2 * i] = fa_mask_score(s[2 * i], (sees[i] & 0xff) != 0);
@@ -115,11 +126,9 @@ FA_DEVICE void apply_whole_mask(float *s, const uint8_t *const *first)
 FA_DEVICE void apply_mask_of_rows(const fa_kernel_view *mask, float *s, const fa_fragment_row *rows)
 {
     const int64_t stride = mask->stride[3];
-    const uint8_t *const first[2] = {rows[0].logit.mask + rows[0].j * stride,
-                                     rows[1].logit.mask + rows[1].j * stride};
-    const bool whole = fa_is_side_by_side(&rows[0], (const char *)first[0], stride, 1) &&
-                       fa_is_side_by_side(&rows[1], (const char *)first[1], stride, 1);
-    if (whole) {
+    const char *const first[2] = {(const char *)rows[0].logit.mask + rows[0].j * stride,
+                                  (const char *)rows[1].logit.mask + rows[1].j * stride};
+    if (is_whole(rows, first, stride, 1)) {
         apply_whole_mask(s, first);
         return;
     }
@@ -129,20 +138,19 @@ FA_DEVICE void apply_mask_of_rows(const fa_kernel_view *mask, float *s, const fa
 
 /* ---- All options of a tile's scores ---------------------------------------------------------- */
 
-/* Scores become exponents of 2. unit: of scores of the thread's rows, with score_factor. */
+/* Scores become logits. unit: of scores of the thread's rows, with score_factor. */
 FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, float *s,
                              const float *unit, int tile, int consumer)
 {
     const int column = tile * KEYS + (int)threadIdx.x % 4 * 2;
     scale_rows_of_scores(s, unit);
-    if (p->softcap > 0.0f) cap_exactly(s, w->scale);
+    if (p->softcap > 0.0f) cap_exactly(s, p->softcap);
     if (p->alibi_slopes) {
         const fa_tile *t = &w->query_tile;
         const int center = (int)saturate(t->first + t->diagonal - w->first_key);
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            fa_add_alibi(s, r, w->slope * FA_LOG2E,
-                         (float)(center + row_of(consumer, r) - column));
+            fa_add_alibi(s, r, w->slope, (float)(center + row_of(consumer, r) - column));
     }
     if (!p->bias.data && !p->mask.data) return;
     const fa_fragment_row rows[2] = {find_fragment_row(p, w, consumer, 0, column),

@@ -1,9 +1,9 @@
 /*
  * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh): the exponentials of
  * one consumer are hidden under the products of the other. A score is in units that each row and
- * each tile has for itself. With options it is an exponent of 2 already, rounded; the base is the
- * largest of them, and HEADROOM comes on top: so the largest weight is exact, however large the
- * logits are that a bias makes.
+ * each tile has for itself. With options it is a logit already; the base is the largest of them, and
+ * HEADROOM comes on top: so the largest weight is exact, however large the logits are that a bias
+ * makes.
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
@@ -11,6 +11,7 @@
 #include "forward_f16x3_sm90/config.cuh"
 #include "forward_f16x3_sm90/parts.cuh"
 #include "common/reduce.cuh"
+#include "common/softmax.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "ptx/convert.cuh"
 
@@ -23,13 +24,13 @@ FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float base = fmaxf(rows->base[r], fa_max_over_lanes(max_of_scores(s, r), 4));
-        rescale[r] = ptx_ex2(rows->base[r] - base);
+        rescale[r] = ptx_ex2((rows->base[r] - base) * FA_LOG2E);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
     }
 }
 
-/* Exponents become weights, and are added to the rows' sums. They are rounded before the base is
+/* Logits become weights, and are added to the rows' sums. They are rounded before the base is
  * subtracted: in one fused multiply-add with what made them, a huge one would differ from the base
  * that it is. */
 FA_DEVICE void weigh_rows(float *s, row_state *rows)
@@ -39,7 +40,7 @@ FA_DEVICE void weigh_rows(float *s, row_state *rows)
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
         const float x = __uint_as_float(fa_opaque(__float_as_uint(s[i])));
-        s[i] = x - rows->base[i / 2 % 2] + HEADROOM;
+        s[i] = fmaf(x - rows->base[i / 2 % 2], FA_LOG2E, HEADROOM);
     }
     exponentiate(s, 0, WEIGHTS_X2, &sums);
     add_partial_sums(&sums, sum);

@@ -63,6 +63,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 /* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
 #define HIDES_VALUES 0
+#define NATURAL_BASES 0
 #define TRACKED 1
 #define HAS_SERIES 0
 #define DYNAMIC 0

@@ -331,7 +331,13 @@ static void test_f16x3(void)
 {
     family_name = "f16x3_sm90";
     hopper_cuts_off = true;
-    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(attend, d);
+    for (int d = 64; d <= MAX_DIM; d *= 2) {
+        test_exactness(attend, d);
+        test_exact_options(attend, d);
+    }
+    test_hidden_keys(attend);
+    test_large_bias(attend);
+    test_scales(attend);
     test_wide_range();
     test_magnitudes();
     test_huge_logits();
@@ -373,6 +379,11 @@ int main(int argc, char **argv)
                                 .context = &number};
     test_begin();
     if (argc > 2) max_runs = INT_MAX;
+    if (argc > 1 && strcmp(argv[1], "float32") == 0) {
+        max_runs = INT_MAX;
+        test_f16x3();
+        return test_end();
+    }
     if (argc > 3) {
         const bool tf32 = strcmp(argv[3], "tf32_sm90") == 0;
         run_float32_problems(settings, argv[3], tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32,
