@@ -105,7 +105,8 @@ FA_DEVICE float fa_tanh_series(float x)
 
 FA_DEVICE float fa_tanh(float x)
 {
-    const float far = fmaf(-2.0f, ptx_rcp(ptx_ex2(fabsf(x) * 2.88539008177792681472f) + 1.0f), 1.0f);
+    const float far =
+        fmaf(-2.0f, ptx_rcp(ptx_ex2(fabsf(x) * 2.88539008177792681472f) + 1.0f), 1.0f);
     return fabsf(x) < 0.75f ? fa_tanh_series(x) : copysignf(far, x);
 }
 

@@ -102,8 +102,7 @@ FA_DEVICE void add_bias_of_rows(const fa_kernel_view *bias, float *s, const fa_f
     const int64_t step = stride * fa_element_size(bias->dtype);
     const char *const first[2] = {rows[0].logit.bias + rows[0].j * step,
                                   rows[1].logit.bias + rows[1].j * step};
-    if (bias->dtype == FA_KERNEL_FLOAT32)
-        add_bias_as(s, rows, first, stride, FA_KERNEL_FLOAT32);
+    if (bias->dtype == FA_KERNEL_FLOAT32) add_bias_as(s, rows, first, stride, FA_KERNEL_FLOAT32);
     else if (bias->dtype == FA_KERNEL_BFLOAT16)
         add_bias_as(s, rows, first, stride, FA_KERNEL_BFLOAT16);
     else add_bias_as(s, rows, first, stride, FA_KERNEL_FLOAT16);
@@ -114,8 +113,7 @@ FA_DEVICE void apply_whole_mask(float *s, const char *const *first)
 {
     uint32_t sees[KEYS / 4];
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++)
-        sees[i] = *(const uint16_t *)(first[i % 2] + i / 2 * 8);
+    for (int i = 0; i < KEYS / 4; i++) sees[i] = *(const uint16_t *)(first[i % 2] + i / 2 * 8);
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
         s[2 * i] = fa_mask_score(s[2 * i], (sees[i] & 0xff) != 0);

@@ -319,8 +319,7 @@ static void test_float32(void)
                 p.softcap = 30; /* an option of the scores */
                 const fa_cuda_plan general = plan_of(&p, &devices[i]);
                 const bool same = strcmp(name, "f16x3_sm90") == 0;
-                CHECK(same ? general.family == plan.family
-                           : !strstr(general.family->name, "_sm90"),
+                CHECK(same ? general.family == plan.family : !strstr(general.family->name, "_sm90"),
                       "d %lld: %s", (long long)d, name_of(&general));
             }
     for (int n = 0; n < 3; n++) { /* where it is asked for */

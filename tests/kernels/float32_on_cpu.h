@@ -47,7 +47,7 @@ static double load(const fa_tensor *t, int64_t row, int64_t column)
 }
 
 /* Gives the problem a bias or a mask of the whole shape. */
-static fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtype)
+static inline fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtype)
 {
     static const ref_layout contiguous = REF_LAYOUT_CONTIGUOUS;
     fa_tensor t = {.dtype = dtype, .shape = {1, 1, a->s.n_q, a->s.n_k}};
@@ -55,14 +55,14 @@ static fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtyp
     return t;
 }
 
-static void make_bias(attention *a)
+static inline void make_bias(attention *a)
 {
     a->bias = make_score_tensor(a, "bias", FA_FLOAT32);
     attention_fill(a, &a->bias, 1);
     a->in.options.bias = &a->bias;
 }
 
-static void make_mask(attention *a)
+static inline void make_mask(attention *a)
 {
     a->mask = make_score_tensor(a, "mask", FA_BOOL);
     for (int64_t i = 0; i < a->s.n_q; i++)
@@ -154,7 +154,7 @@ static void test_exactness(random_attend *attend, int d)
 }
 
 /* The same with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias. */
-static void test_exact_options(random_attend *attend, int d)
+static inline void test_exact_options(random_attend *attend, int d)
 {
     static const double factors[] = {1, 16};
     static const float softcaps[] = {2, 15, 50};
@@ -176,13 +176,15 @@ static void test_exact_options(random_attend *attend, int d)
 }
 
 /* Whether two results are the same within rounding, or the same infinities or NaN. */
-static bool is_like(double out, double want)
+static inline bool is_like(double out, double want)
 {
-    return isnan(want) ? isnan(out) : isinf(want) ? out == want : fabs(out - want) < 1e-5 * fmax(1, fabs(want));
+    return isnan(want)   ? isnan(out)
+           : isinf(want) ? out == want
+                         : fabs(out - want) < 1e-5 * fmax(1, fabs(want));
 }
 
 /* Compares the kernel with the CPU. Returns how many rows have a NaN. */
-static int64_t compare_with_cpu(random_attend *attend, attention *a, const char *what)
+static inline int64_t compare_with_cpu(random_attend *attend, attention *a, const char *what)
 {
     static double want[QUERIES][64], lse[QUERIES];
     int64_t rows = 0;
@@ -201,16 +203,15 @@ static int64_t compare_with_cpu(random_attend *attend, attention *a, const char 
             CHECK(is_like(load(&a->out, i, c), want[i][c]),
                   "%s, query %lld, column %lld: %g, expected %g", what, (long long)i, (long long)c,
                   load(&a->out, i, c), want[i][c]);
-        CHECK(is_like((double)a->lse[i], lse[i]),
-              "%s, query %lld: log-sum-exp %g, expected %g", what, (long long)i,
-              (double)a->lse[i], lse[i]);
+        CHECK(is_like((double)a->lse[i], lse[i]), "%s, query %lld: log-sum-exp %g, expected %g",
+              what, (long long)i, (double)a->lse[i], lse[i]);
     }
     return rows;
 }
 
 /* Keys whose values, or which themselves, are not finite: hidden by a mask from most rows and by a
  * bias of -infinity from others. Some rows see no key. */
-static void test_hidden_keys(random_attend *attend)
+static inline void test_hidden_keys(random_attend *attend)
 {
     for (int masked = 0; masked < 2; masked++) {
         attention a;
@@ -236,7 +237,7 @@ static void test_hidden_keys(random_attend *attend)
 }
 
 /* A bias that is so large that logits lose all their bits, in some rows for each key. */
-static void test_large_bias(random_attend *attend)
+static inline void test_large_bias(random_attend *attend)
 {
     static const double large[] = {-3.4028234663852886e38, -1e30, 1e6, -1e5};
     attention a;
@@ -252,7 +253,7 @@ static void test_large_bias(random_attend *attend)
 }
 
 /* A softcap, a bias and a mask where each scale is unusual. */
-static void test_scales(random_attend *attend)
+static inline void test_scales(random_attend *attend)
 {
     static const float scales[] = {0, -0.3f, 1e-20f, 1e-38f, -1e-7f, 300};
     for (size_t n = 0; n < 2 * sizeof scales / sizeof *scales; n++) {
