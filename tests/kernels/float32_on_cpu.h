@@ -46,25 +46,28 @@ static double load(const fa_tensor *t, int64_t row, int64_t column)
     return ref_load(t, 0, row, 0, column);
 }
 
-/* Gives the problem a bias or a mask of the whole shape. */
-static inline fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtype)
+/* Gives the problem a bias or a mask of the whole shape. aligned: so that neighbours can be read
+ * together. */
+static inline fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtype,
+                                          bool aligned)
 {
-    static const ref_layout contiguous = REF_LAYOUT_CONTIGUOUS;
+    ref_layout layout = REF_LAYOUT_CONTIGUOUS;
     fa_tensor t = {.dtype = dtype, .shape = {1, 1, a->s.n_q, a->s.n_k}};
-    ref_buffers_tensor(&a->buffers, name, &t, &contiguous);
+    layout.aligned_data = aligned;
+    ref_buffers_tensor(&a->buffers, name, &t, &layout);
     return t;
 }
 
-static inline void make_bias(attention *a)
+static inline void make_bias(attention *a, fa_dtype dtype, bool aligned)
 {
-    a->bias = make_score_tensor(a, "bias", FA_FLOAT32);
+    a->bias = make_score_tensor(a, "bias", dtype, aligned);
     attention_fill(a, &a->bias, 1);
     a->in.options.bias = &a->bias;
 }
 
-static inline void make_mask(attention *a)
+static inline void make_mask(attention *a, bool aligned)
 {
-    a->mask = make_score_tensor(a, "mask", FA_BOOL);
+    a->mask = make_score_tensor(a, "mask", FA_BOOL, aligned);
     for (int64_t i = 0; i < a->s.n_q; i++)
         for (int64_t j = 0; j < a->s.n_k; j++) ref_store(&a->mask, 0, 0, i, j, 1);
     a->in.options.mask = &a->mask;
@@ -77,6 +80,7 @@ static float plain_logit(const attention *a, int64_t i, int64_t j, float x)
     if (o->softcap > 0) x = o->softcap * tanhf(x / o->softcap);
     if (o->alibi_slopes) x -= o->alibi_slopes[0] * fabsf((float)(i + a->s.n_k - a->s.n_q - j));
     if (o->bias) x += (float)ref_load(o->bias, 0, 0, i, j);
+    if (o->mask && !ref_load(o->mask, 0, 0, i, j)) x = -INFINITY;
     return x;
 }
 
@@ -85,13 +89,15 @@ static void attend_plainly(const attention *a, int64_t i, float out[MAX_DIM])
 {
     const int64_t d = a->s.d;
     const float log2e = 1.4426950408889634f, scale = (float)(1 / sqrt((double)d)) * log2e;
+    const fa_options *o = &a->in.options;
+    const bool has_options = o->softcap > 0 || o->alibi_slopes || o->bias || o->mask;
     float scores[KEYS], top = -INFINITY, sum = 0;
     for (int64_t j = 0; j < KEYS; j++) {
         float dot = 0;
         for (int64_t c = 0; c < d; c++)
             dot = fmaf((float)load(&a->in.q, i, c), (float)load(&a->in.k, j, c), dot);
         scores[j] = dot * scale;
-        if (a->in.options.softcap > 0 || a->in.options.alibi_slopes || a->in.options.bias)
+        if (has_options)
             scores[j] = plain_logit(a, i, j, dot * (float)(1 / sqrt((double)d))) * log2e;
         top = fmaxf(top, scores[j]);
     }
@@ -153,13 +159,13 @@ static void test_exactness(random_attend *attend, int d)
     }
 }
 
-/* The same with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias. */
+/* The same with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias; a mask. */
 static inline void test_exact_options(random_attend *attend, int d)
 {
     static const double factors[] = {1, 16};
     static const float softcaps[] = {2, 15, 50};
     static float slopes[] = {0.25f};
-    for (int n = 0; n < 10; n++) {
+    for (int n = 0; n < 14; n++) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 57 + (uint64_t)n, s);
@@ -169,7 +175,14 @@ static inline void test_exact_options(random_attend *attend, int d)
             a.in.options.alibi_slopes =
                 ref_buffers_new(&a.buffers, "alibi_slopes", sizeof slopes, sizeof *slopes);
             memcpy((void *)(uintptr_t)a.in.options.alibi_slopes, slopes, sizeof slopes);
-        } else make_bias(&a);
+        } else if (n < 10) make_bias(&a, FA_FLOAT32, true);
+        else if (n < 12) make_bias(&a, float_dtypes[n - 9], true);
+        else {
+            make_mask(&a, true);
+            for (int64_t i = 0; i < QUERIES * KEYS;
+                 i += 1 + (int64_t)(ref_random_bits(&a.random) % 4))
+                ref_store(&a.mask, 0, 0, i / KEYS, i % KEYS, 0);
+        }
         check_exactness(attend, &a, 1.25, "option number", n);
         attention_free(&a);
     }
@@ -213,12 +226,13 @@ static inline int64_t compare_with_cpu(random_attend *attend, attention *a, cons
  * bias of -infinity from others. Some rows see no key. */
 static inline void test_hidden_keys(random_attend *attend)
 {
-    for (int masked = 0; masked < 2; masked++) {
+    for (int n = 0; n < 8; n++) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        const bool masked = n < 2;
         make_aligned(&a, 61, s);
-        if (masked) make_mask(&a);
-        else make_bias(&a);
+        if (masked) make_mask(&a, n % 2);
+        else make_bias(&a, float_dtypes[n / 2 - 1], n % 2);
         const fa_tensor *hides = masked ? &a.mask : &a.bias;
         const double hidden = masked ? 0 : -INFINITY;
         for (int64_t i = 0; i < QUERIES; i++)
@@ -243,7 +257,7 @@ static inline void test_large_bias(random_attend *attend)
     attention a;
     const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
     make_aligned(&a, 67, s);
-    make_bias(&a);
+    make_bias(&a, FA_FLOAT32, true);
     for (int64_t i = 0; i < QUERIES; i++)
         for (int64_t j = 0; j < KEYS; j++)
             if (i % 3 || j > 200)
@@ -263,7 +277,7 @@ static inline void test_scales(random_attend *attend)
         a.in.options.flags = FA_SCALE;
         a.in.options.scale = scales[n / 2];
         if (n % 2) a.in.options.softcap = 3;
-        make_bias(&a);
+        make_bias(&a, FA_FLOAT32, n % 3);
         CHECK(compare_with_cpu(attend, &a, "scales") == 0, "NaN");
         attention_free(&a);
     }
