@@ -6,7 +6,7 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 64
  *     VALUE_DIM  that of values: the same
- *     OPTIONS    FA_F16X3_SM90_ALL: the options that change scores or weights, each may be there or
+ *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
  *                not; 0: masks by position and lengths alone
  *     CLUSTER    1
  *     CONSUMERS  2: warpgroups that compute, 64 queries each
@@ -58,7 +58,7 @@
 
 static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && CLUSTER == 1 && Q_STAGES == 1 && CONSUMERS == 2,
               "what the kernel can do");
-static_assert(OPTIONS == 0 || OPTIONS == FA_F16X3_SM90_ALL, "all of them, or none");
+static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
 static_assert(HEAD_DIM % 64 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
 static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
@@ -77,7 +77,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define BALANCED 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
-#define NATURAL_BASES (OPTIONS != 0) /* softmax.cuh */
+#define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 
 /* A row's largest weight is 2 to this power, so that few weights are too small for float16. */
 #define HEADROOM 15.0f

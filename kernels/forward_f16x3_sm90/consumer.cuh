@@ -11,12 +11,12 @@
 
 #include "forward_f16x3_sm90/config.cuh"
 #include "forward_f16x3_sm90/multiply.cuh"
-#include "forward_f16x3_sm90/options.cuh"
 #include "forward_f16x3_sm90/pipeline.cuh"
 #include "forward_f16x3_sm90/queries.cuh"
 #include "forward_f16x3_sm90/softmax.cuh"
 #include "common/device.cuh"
 #include "forward_sm90/cursor.cuh"
+#include "forward_sm90/float32_options.cuh"
 #include "forward_sm90/options.cuh"
 #include "forward_sm90/recompute.cuh"
 #include "forward_sm90/scheduler.cuh"
@@ -172,9 +172,6 @@ FA_DEVICE void remove_headroom(row_state *rows)
     }
 }
 
-/* The base of a row whose largest logit is NO_KEY_SEEN itself, as some write a mask by a bias. */
-#define SMALLEST_SEEN (-3.402823264e38f)
-
 /* Whether rows of the warp's queries are to be computed again: outputs are not finite, or the
  * largest weight, which should be 1, is less or infinite. Then its logit is so huge that the base,
  * rounded, differs from it by more than 1. Or dropout keeps too little. The sum becomes NaN, and
@@ -190,7 +187,7 @@ FA_DEVICE bool finds_bad_rows(const work_tile *w, consumer_state *c)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
 #if OPTIONS
-        if (rows->base[r] == NO_KEY_SEEN && sum[r] > 0.0f) rows->base[r] = SMALLEST_SEEN;
+        rows->base[r] = find_seen_base(rows->base[r], sum[r]);
 #endif
         bool wrong = rows->base[r] != NO_KEY_SEEN && !(sum[r] >= 0.5f && sum[r] < INFINITY);
 #if OPTIONS

@@ -6,7 +6,7 @@
  *
  *   head_dim, value_dim  the same multiple of 64
  *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
- *   options              FA_F16X3_SM90_ALL, or 0
+ *   options              FA_SM90_FLOAT32_ALL, or 0
  *   keys                 of a key tile, a multiple of 16; with options of 32
  *   stages               for a tile of keys or values
  *   q_stages             1
@@ -15,9 +15,6 @@
 #define FA_KERNEL_FORWARD_F16X3_SM90_H
 
 #include "../forward_sm90/forward_sm90.h"
-
-/* Options that change scores and weights. Every bias is read by its strides. */
-#define FA_F16X3_SM90_ALL (FA_SM90_ALL & ~FA_SM90_BIAS)
 
 enum {
     FA_F16X3_SM90_PRODUCERS = 2,    /* warpgroups that load and split */

@@ -1,9 +1,7 @@
 /*
  * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh): the exponentials of
  * one consumer are hidden under the products of the other. A score is in units that each row and
- * each tile has for itself. With options it is a logit already; the base is the largest of them, and
- * HEADROOM comes on top: so the largest weight is exact, however large the logits are that a bias
- * makes.
+ * each tile has for itself. With options it is a logit already (forward_sm90/float32_options.cuh).
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
@@ -11,40 +9,24 @@
 #include "forward_f16x3_sm90/config.cuh"
 #include "forward_f16x3_sm90/parts.cuh"
 #include "common/reduce.cuh"
-#include "common/softmax.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "ptx/convert.cuh"
 
 #if OPTIONS
 
-/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
- * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
-FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
+/* The largest of the weights that are kept, of each row so far. rescale: of the rows' bases. */
+FA_DEVICE void find_kept(const float *s, const float *rescale, float *kept)
 {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float base = fmaxf(rows->base[r], fa_max_over_lanes(max_of_scores(s, r), 4));
-        rescale[r] = ptx_ex2((rows->base[r] - base) * FA_LOG2E);
-        rows->base[r] = base;
-        rows->sum[r] *= rescale[r];
-    }
+    for (int r = 0; r < 2; r++) kept[r] = fmaxf(kept[r] * rescale[r], max_of_bits(s, r));
 }
 
-/* Logits become weights, and are added to the rows' sums. They are rounded before the base is
- * subtracted: in one fused multiply-add with what made them, a huge one would differ from the base
- * that it is. */
-FA_DEVICE void weigh_rows(float *s, row_state *rows)
+/* Whether the kept weights of a row are so small that their parts have lost bits: the dropped ones
+ * are 2^15 times as large. */
+FA_DEVICE bool keeps_too_little(float kept)
 {
-    partial_sums sums = {{{0, 0}, {0, 0}}};
-    float sum[2];
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) {
-        const float x = __uint_as_float(fa_opaque(__float_as_uint(s[i])));
-        s[i] = fmaf(x - rows->base[i / 2 % 2], FA_LOG2E, HEADROOM);
-    }
-    exponentiate(s, 0, WEIGHTS_X2, &sums);
-    add_partial_sums(&sums, sum);
-    add_sums(rows, sum);
+    const float largest = fa_max_over_lanes(kept, 4);
+    return largest > 0.0f && largest < 1.0f;
 }
 
 #else

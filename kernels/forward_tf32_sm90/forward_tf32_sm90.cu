@@ -52,6 +52,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         else transpose_all(&pipe, &p, warp - WARP_TRANSPOSE);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
-        consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));
+        consume(&pipe, &p, &s, warp_uniform(threadIdx.x / WARPGROUP - 1));
     }
 }

@@ -339,29 +339,14 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                     size);
 }
 
-/* Every option that find_options finds. */
-static bool refuse_score_options(const fa_problem *p, char *why, size_t size)
-{
-    const char *given = p->softcap > 0         ? "softcap"
-                        : p->alibi_slopes      ? "alibi_slopes"
-                        : p->bias.data         ? "bias"
-                        : p->mask.data         ? "mask"
-                        : p->dropout_threshold ? "dropout_p"
-                                               : NULL;
-    if (!given && p->scale > 0) return false;
-    if (given) fa_cuda_say(why, size, "options.%s is set", given);
-    else fa_cuda_say(why, size, "options.scale is %g: expected above 0", (double)p->scale);
-    return true;
-}
-
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_score_options(p, why, size) || refuse_sizes(p, why, size))
+        refuse_sizes(p, why, size))
         return false;
-    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, 0, device, plan, why,
-                    size);
+    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, find_options(p, NULL),
+                    device, plan, why, size);
 }
 
 static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

@@ -1,18 +1,21 @@
 /*
- * The options that change scores and weights. Scores are scaled before any option is applied,
- * because each row and each tile has a unit of its own. So they are logits in float32 then, and
- * options do to them what they do in float32 arithmetic (common/score_fragments.cuh). Each test is
- * of a parameter, so that the compiler knows that all warps go the same way.
+ * The options that change scores and weights, for forward_tf32_sm90 and forward_f16x3_sm90. Scores
+ * are scaled before any option is applied, because in the latter each row and each tile has a unit
+ * of its own. So they are logits in float32 then, and options do to them what they do in float32
+ * arithmetic (common/score_fragments.cuh). Each test is of a parameter, so that the compiler knows
+ * that all warps go the same way.
  */
-#ifndef FA_KERNELS_FORWARD_F16X3_SM90_OPTIONS_CUH
-#define FA_KERNELS_FORWARD_F16X3_SM90_OPTIONS_CUH
+#ifndef FA_KERNELS_FORWARD_SM90_FLOAT32_OPTIONS_CUH
+#define FA_KERNELS_FORWARD_SM90_FLOAT32_OPTIONS_CUH
 
-#include "forward_f16x3_sm90/config.cuh"
-#include "forward_f16x3_sm90/pipeline.cuh"
+#include "forward_sm90/config.cuh"
 #include "common/device.cuh"
+#include "common/reduce.cuh"
 #include "common/score_fragments.cuh"
+#include "common/softmax.cuh"
 #include "forward_sm90/cursor.cuh"
 #include "forward_sm90/options.cuh"
+#include "forward_sm90/softmax.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
 
@@ -157,22 +160,39 @@ FA_DEVICE void apply_options(const fa_attention_params *p, const work_tile *w, f
     if (p->mask.data) apply_mask_of_rows(&p->mask, s, rows);
 }
 
-/* ---- Dropout --------------------------------------------------------------------------------- */
+/* ---- Softmax --------------------------------------------------------------------------------- */
 
-/* The largest of the weights that are kept, of each row so far. rescale: of the rows' bases. */
-FA_DEVICE void find_kept(const float *s, const float *rescale, float *kept)
+/* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
+ * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */
+FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
 {
 #pragma unroll
-    for (int r = 0; r < 2; r++) kept[r] = fmaxf(kept[r] * rescale[r], max_of_bits(s, r));
+    for (int r = 0; r < 2; r++) {
+        const float base = fmaxf(rows->base[r], fa_max_over_lanes(max_of_scores(s, r), 4));
+        rescale[r] = ptx_ex2((rows->base[r] - base) * FA_LOG2E);
+        rows->base[r] = base;
+        rows->sum[r] *= rescale[r];
+    }
 }
 
-/* Whether the kept weights of a row are so small that their parts have lost bits: the dropped ones
- * are 2^15 times as large. */
-FA_DEVICE bool keeps_too_little(float kept)
+/* Logits become weights, and are added to the rows' sums. They are rounded before the base is
+ * subtracted: in one fused multiply-add with what made them, a huge one would differ from the base
+ * that it is. */
+FA_DEVICE void weigh_rows(float *s, row_state *rows)
 {
-    const float largest = fa_max_over_lanes(kept, 4);
-    return largest > 0.0f && largest < 1.0f;
+    partial_sums sums = {{{0, 0}, {0, 0}}};
+    float sum[2];
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        const float x = __uint_as_float(fa_opaque(__float_as_uint(s[i])));
+        s[i] = fmaf(x - rows->base[i / 2 % 2], FA_LOG2E, HEADROOM);
+    }
+    exponentiate(s, 0, WEIGHTS_X2, &sums);
+    add_partial_sums(&sums, sum);
+    add_sums(rows, sum);
 }
+
+/* ---- Dropout --------------------------------------------------------------------------------- */
 
 /* Clears the weights that dropout drops; the others are scaled with the outputs. 32 columns of a
  * row take their bits from four blocks, one for each of the row's lanes. */
@@ -194,6 +214,17 @@ FA_DEVICE void drop_weights_of_rows(const fa_attention_params *p, const work_til
             if (block[j] >> 16 < p->dropout_threshold) x[4 * j + 1] = 0;
         }
     }
+}
+
+/* ---- The end of a row ------------------------------------------------------------------------- */
+
+/* The base of a row whose largest logit is NO_KEY_SEEN itself, as some write a mask by a bias. */
+#define SMALLEST_SEEN (-3.402823264e38f)
+
+/* sum: of a row's weights, in all lanes. */
+FA_DEVICE float find_seen_base(float base, float sum)
+{
+    return base == NO_KEY_SEEN && sum > 0.0f ? SMALLEST_SEEN : base;
 }
 
 #endif
