@@ -14,7 +14,8 @@
  *      find_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form);
  *   3. its function of one score below, and its derivative if the gradient of a score passes through it;
  *   4. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh), and in
- *      forward_sm90/options.cuh if it is to have a form of its own there.
+ *      forward_sm90/options.cuh if it is to have a form of its own there; forward_sm90/float32_options.cuh has forms
+ *      for kernels of float32.
  * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the
  * others with -infinity.
  *

@@ -33,7 +33,7 @@ FA_DEVICE float score_factor(const fa_attention_params *p, const work_tile *w,
 #endif
 }
 
-#if OPTIONS
+#if OPTIONS == FA_SM90_FLOAT32_ALL
 
 FA_DEVICE void scale_rows_of_scores(float *s, const float *unit)
 {

@@ -6,7 +6,8 @@
  *     ELEMENT    FA_ELEMENT_TF32: float32 in memory, rounded to tf32 for products
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 32
  *     VALUE_DIM  that of values: the same
- *     OPTIONS    0: masks by position and lengths alone
+ *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
+ *                not; 0: masks by position and lengths alone
  *     CLUSTER    1
  *     CONSUMERS  warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 32

@@ -1,6 +1,6 @@
 /*
  * Attention forward on Hopper's tensor cores for float32: operands are rounded to tf32, sums are
- * float32, masks by position and lengths alone.
+ * float32.
  *
  * The kernel is persistent, with the scheduler and softmax of forward_sm90. In tf32 wgmma drops the
  * last 13 bits of a float32 number, and reads both operands along their rows. So TMA rounds what it
