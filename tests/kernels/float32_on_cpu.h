@@ -189,15 +189,16 @@ static inline void test_exact_options(random_attend *attend, int d)
 }
 
 /* Whether two results are the same within rounding, or the same infinities or NaN. */
-static inline bool is_like(double out, double want)
+static inline bool is_like(double out, double want, double rounding)
 {
     return isnan(want)   ? isnan(out)
            : isinf(want) ? out == want
-                         : fabs(out - want) < 1e-5 * fmax(1, fabs(want));
+                         : fabs(out - want) < rounding * fmax(1, fabs(want));
 }
 
 /* Compares the kernel with the CPU. Returns how many rows have a NaN. */
-static inline int64_t compare_with_cpu(random_attend *attend, attention *a, const char *what)
+static inline int64_t compare_with_cpu(random_attend *attend, attention *a, fa_precision precision,
+                                       const char *what)
 {
     static double want[QUERIES][64], lse[QUERIES];
     int64_t rows = 0;
@@ -210,21 +211,23 @@ static inline int64_t compare_with_cpu(random_attend *attend, attention *a, cons
         rows += has_nan;
     }
     attention_poison(a);
-    run_float32(attend, a, FA_PRECISION_FLOAT32);
+    run_float32(attend, a, precision);
+    const double rounding = precision == FA_PRECISION_TF32 ? 2e-2 : 1e-5;
     for (int64_t i = 0; i < QUERIES; i++) {
         for (int64_t c = 0; c < 64; c++)
-            CHECK(is_like(load(&a->out, i, c), want[i][c]),
+            CHECK(is_like(load(&a->out, i, c), want[i][c], rounding),
                   "%s, query %lld, column %lld: %g, expected %g", what, (long long)i, (long long)c,
                   load(&a->out, i, c), want[i][c]);
-        CHECK(is_like((double)a->lse[i], lse[i]), "%s, query %lld: log-sum-exp %g, expected %g",
-              what, (long long)i, (double)a->lse[i], lse[i]);
+        CHECK(is_like((double)a->lse[i], lse[i], rounding),
+              "%s, query %lld: log-sum-exp %g, expected %g", what, (long long)i, (double)a->lse[i],
+              lse[i]);
     }
     return rows;
 }
 
 /* Keys whose values, or which themselves, are not finite: hidden by a mask from most rows and by a
  * bias of -infinity from others. Some rows see no key. */
-static inline void test_hidden_keys(random_attend *attend)
+static inline void test_hidden_keys(random_attend *attend, fa_precision precision)
 {
     for (int n = 0; n < 8; n++) {
         attention a;
@@ -243,15 +246,15 @@ static inline void test_hidden_keys(random_attend *attend)
         ref_store(&a.in.v, 0, 77, 0, 6, INFINITY);
         ref_store(&a.in.v, 0, 77, 0, 7, 1e30); /* the tile's other rows have no bits left */
         if (masked) ref_store(&a.in.k, 0, 147, 0, 5, NAN);
-        const int64_t rows =
-            compare_with_cpu(attend, &a, masked ? "keys behind a mask" : "keys behind a bias");
+        const int64_t rows = compare_with_cpu(attend, &a, precision,
+                                              masked ? "keys behind a mask" : "keys behind a bias");
         CHECK(rows == QUERIES / 6, "%lld rows see NaN", (long long)rows);
         attention_free(&a);
     }
 }
 
 /* A bias that is so large that logits lose all their bits, in some rows for each key. */
-static inline void test_large_bias(random_attend *attend)
+static inline void test_large_bias(random_attend *attend, fa_precision precision)
 {
     static const double large[] = {-3.4028234663852886e38, -1e30, 1e6, -1e5};
     attention a;
@@ -262,7 +265,7 @@ static inline void test_large_bias(random_attend *attend)
         for (int64_t j = 0; j < KEYS; j++)
             if (i % 3 || j > 200)
                 ref_store(&a.bias, 0, 0, i, j, i % 3 == 1 && j < 100 ? -1e9 : large[i % 4]);
-    CHECK(compare_with_cpu(attend, &a, "a large bias") == 0, "NaN");
+    CHECK(compare_with_cpu(attend, &a, precision, "a large bias") == 0, "NaN");
     attention_free(&a);
 }
 
@@ -278,7 +281,7 @@ static inline void test_scales(random_attend *attend)
         a.in.options.scale = scales[n / 2];
         if (n % 2) a.in.options.softcap = 3;
         make_bias(&a, FA_FLOAT32, n % 3);
-        CHECK(compare_with_cpu(attend, &a, "scales") == 0, "NaN");
+        CHECK(compare_with_cpu(attend, &a, FA_PRECISION_FLOAT32, "scales") == 0, "NaN");
         attention_free(&a);
     }
 }

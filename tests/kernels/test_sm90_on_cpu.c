@@ -324,6 +324,8 @@ static void test_tf32(void)
     test_rounding();
     test_infinities(attend, FA_PRECISION_TF32);
     test_nan_key(attend, FA_PRECISION_TF32);
+    test_hidden_keys(attend, FA_PRECISION_TF32);
+    test_large_bias(attend, FA_PRECISION_TF32);
     family_name = "sm90";
 }
 
@@ -335,8 +337,8 @@ static void test_f16x3(void)
         test_exactness(attend, d);
         test_exact_options(attend, d);
     }
-    test_hidden_keys(attend);
-    test_large_bias(attend);
+    test_hidden_keys(attend, FA_PRECISION_FLOAT32);
+    test_large_bias(attend, FA_PRECISION_FLOAT32);
     test_scales(attend);
     test_wide_range();
     test_magnitudes();
@@ -381,6 +383,7 @@ int main(int argc, char **argv)
     if (argc > 2) max_runs = INT_MAX;
     if (argc > 1 && strcmp(argv[1], "float32") == 0) {
         max_runs = INT_MAX;
+        test_tf32();
         test_f16x3();
         return test_end();
     }
