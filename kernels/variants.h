@@ -177,6 +177,16 @@ VARIANT(forward_tf32_sm90_d128, .file = "forward_tf32_sm90/forward_tf32_sm90", .
 VARIANT(forward_tf32_sm90_d256, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
         .element = FA_ELEMENT_TF32, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 0)
+/* With options. */
+VARIANT(forward_tf32_sm90_general64, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 96, .stages = 7, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_general128, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 5, .q_stages = 1, .few_queries = 0)
+VARIANT(forward_tf32_sm90_general256, .file = "forward_tf32_sm90/forward_tf32_sm90", .kernel = "forward_tf32_sm90", .architecture = 90,
+        .element = FA_ELEMENT_TF32, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 3, .q_stages = 1, .few_queries = 0)
 END(forward, tf32_sm90)
 
 FAMILY(forward, f16x3_sm90)
@@ -189,6 +199,16 @@ VARIANT(forward_f16x3_sm90_d128, .file = "forward_f16x3_sm90/forward_f16x3_sm90"
         .keys = 64, .stages = 5, .q_stages = 1)
 VARIANT(forward_f16x3_sm90_d256, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
         .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = 0, .cluster = 1, .consumers = 2,
+        .keys = 32, .stages = 3, .q_stages = 1)
+/* With options. */
+VARIANT(forward_f16x3_sm90_general64, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 64, .value_dim = 64, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 8, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general128, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 128, .value_dim = 128, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
+        .keys = 64, .stages = 5, .q_stages = 1)
+VARIANT(forward_f16x3_sm90_general256, .file = "forward_f16x3_sm90/forward_f16x3_sm90", .kernel = "forward_f16x3_sm90", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT16X3, .head_dim = 256, .value_dim = 256, .options = FA_SM90_FLOAT32_ALL, .cluster = 1, .consumers = 2,
         .keys = 32, .stages = 3, .q_stages = 1)
 END(forward, f16x3_sm90)
 

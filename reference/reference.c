@@ -97,10 +97,10 @@ static bool rounds_to_half(const ref_inputs *in, bool cuda)
  * kernels that multiply tf32 numbers round so. */
 #define TF32_ROUNDING 0x1.4p-11
 
-/* Whether kernels on tensor cores may take all operands in tf32. */
-static bool rounds_operands(const ref_inputs *in, bool cuda)
+/* Whether kernels on tensor cores may do what a precision of float32 inputs allows. */
+static bool has_precision(const ref_inputs *in, bool cuda, fa_precision precision)
 {
-    return cuda && in->options.precision == FA_PRECISION_TF32 && in->q.dtype == FA_FLOAT32 &&
+    return cuda && in->options.precision == precision && in->q.dtype == FA_FLOAT32 &&
            in->k.dtype == FA_FLOAT32 && in->v.dtype == FA_FLOAT32;
 }
 
@@ -111,7 +111,10 @@ ref_rounding ref_rounding_for(const ref_inputs *in, fa_dtype out, bool lse)
                       .out = ref_epsilon(out) / 2,
                       .out_tiny = ref_smallest(out)};
     r.cap = r.sum;
-    if (rounds_operands(in, cuda)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
+    if (has_precision(in, cuda, FA_PRECISION_TF32)) r.operand = TF32_ROUNDING, r.weight = 0x1p-11;
+    /* A weight as two float16 numbers ends in steps of 2^-24, and the largest is 2^15: seen where dropout drops the large
+     * ones. */
+    if (has_precision(in, cuda, FA_PRECISION_FLOAT32)) r.weight_tiny = 0x1p-40;
     if (rounds_to_half(in, cuda)) {
         r.weight = ref_epsilon(FA_FLOAT16) / 2;
         /* The largest product of a weight and its value's scale is at least 2^6; others have
@@ -724,6 +727,9 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
 {
     int64_t head_kv = h / (l->heads_q / l->heads_kv), block, key_row;
     double factor = descale(l, l->in->options.v_descale, item->b, head_kv);
+    const ref_rounding *rounding = &l->in->rounding;
+    const double tiny = /* of weights that are not rounded otherwise */
+        rounding->weight > 0 ? 0 : rounding->weight_tiny * largest_of(r->p, r->n_k);
     for (int64_t c = 0; c < l->d_v; c++) out_row[c] = error_row[c] = l->sums[c] = 0;
     for (int64_t j = 0; j < r->n_k; j++) {
         if (r->x[j] == -INFINITY) continue;
@@ -731,7 +737,7 @@ static void compute_output(const loaded *l, const ref_item *item, int64_t h, con
         const double *v = row_of(&l->v, block, key_row, head_kv);
         const double p = r->p[j] * r->keep[j] * factor;
         const double p_error =
-            (r->p_error[j] + r->p[j] * l->in->rounding.sum) * r->keep[j] * fabs(factor);
+            (r->p_error[j] + r->p[j] * rounding->sum + tiny) * r->keep[j] * fabs(factor);
         add_terms(l->d_v, p, p_error, v, out_row, error_row, l->sums);
     }
     if (l->in->rounding.weight > 0)

@@ -14,7 +14,8 @@
  *      find_options (src/cuda/plan_sm90.c; FA_SM90_BY_ROWS is the general form);
  *   3. its function of one score below, and its derivative if the gradient of a score passes through it;
  *   4. a line in each of fa_logit, fa_logit_slope, fa_row_logit and fa_change_row (score_fragments.cuh), and in
- *      forward_sm90/options.cuh if it is to have a form of its own there.
+ *      forward_sm90/options.cuh if it is to have a form of its own there; forward_sm90/float32_options.cuh has forms
+ *      for kernels of float32.
  * The masks by position are not options: a kernel knows from fa_tile_visible which keys a row sees, and hides the
  * others with -infinity.
  *
@@ -26,6 +27,7 @@
 #define FA_KERNELS_COMMON_SCORE_OPTIONS_CUH
 
 #include "common/sequence.cuh"
+#include "ptx/convert.cuh"
 
 /* Whether a score needs more than the scale and the masks by position. */
 FA_DEVICE bool fa_has_score_options(const fa_attention_params *p)
@@ -88,6 +90,25 @@ FA_DEVICE float fa_tanh_small(float x)
     series = fmaf(series, y, -0.33332954f);
     series = fmaf(series, y, 0.99999997f);
     return series * x;
+}
+
+/* tanh for kernels with float32's errors: right to 2^-23, relatively, up to 0.75 by its series (to 1.7 * 2^-24), beyond
+ * by an exponential and a reciprocal. */
+FA_DEVICE float fa_tanh_series(float x)
+{
+    const float y = x * x;
+    float series = fmaf(y, -0.0047694892f, 0.019664912f);
+    series = fmaf(series, y, -0.053390257f);
+    series = fmaf(series, y, 0.13326521f);
+    series = fmaf(series, y, -0.33333069f);
+    return fmaf(series * y, x, x);
+}
+
+FA_DEVICE float fa_tanh(float x)
+{
+    const float far =
+        fmaf(-2.0f, ptx_rcp(ptx_ex2(fabsf(x) * 2.88539008177792681472f) + 1.0f), 1.0f);
+    return fabsf(x) < 0.75f ? fa_tanh_series(x) : copysignf(far, x);
 }
 
 /* The softcap for 16-bit kernels. x: the score divided by the softcap. */

@@ -6,10 +6,12 @@
  *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 64
  *     VALUE_DIM  that of values: the same
- *     OPTIONS    0: masks by position and lengths alone
+ *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
+ *                not; 0: masks by position and lengths alone
  *     CLUSTER    1
  *     CONSUMERS  2: warpgroups that compute, 64 queries each
- *     KEYS       of a key tile, a multiple of 16
+ *     KEYS       of a key tile, a multiple of 16; with options of 32, which a block of dropout bits
+ *                covers
  *     STAGES     for a tile of keys or values
  *     Q_STAGES   1
  */
@@ -54,10 +56,10 @@
 #include "common/element.h"
 #include "forward_f16x3_sm90/forward_f16x3_sm90.h"
 
-static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && OPTIONS == 0 && CLUSTER == 1 && Q_STAGES == 1 &&
-                  CONSUMERS == 2,
+static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && CLUSTER == 1 && Q_STAGES == 1 && CONSUMERS == 2,
               "what the kernel can do");
-static_assert(HEAD_DIM % 64 == 0 && KEYS % 16 == 0, "tiles are whole blocks");
+static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
+static_assert(HEAD_DIM % 64 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
 static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 /* From here on: the type of the parts, which products take. */
@@ -68,13 +70,14 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
 
 /* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
-#define HIDES_VALUES 0
+#define HIDES_VALUES (OPTIONS & FA_SM90_BY_ROWS)
 #define TRACKED 1
 #define HAS_SERIES 0
 #define DYNAMIC 0
 #define BALANCED 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
+#define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 
 /* A row's largest weight is 2 to this power, so that few weights are too small for float16. */
 #define HEADROOM 15.0f

@@ -16,6 +16,7 @@
 #include "forward_f16x3_sm90/softmax.cuh"
 #include "common/device.cuh"
 #include "forward_sm90/cursor.cuh"
+#include "forward_sm90/float32_options.cuh"
 #include "forward_sm90/options.cuh"
 #include "forward_sm90/recompute.cuh"
 #include "forward_sm90/scheduler.cuh"
@@ -28,6 +29,9 @@ typedef struct consumer_state {
     int leader; /* 1 in lane 0 of a warp */
     float out[OUTPUTS];
     float unit[2]; /* of scores of the thread's rows, in tiles of unit 1; as exponents of 2 */
+#if OPTIONS
+    float kept[2]; /* by dropout: the largest weight of each row */
+#endif
     row_state rows;
     tile_limits limits;
     cursor at;
@@ -48,6 +52,9 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     c->limits = find_limits(queue_entry(pipe, c->at.number), c->number);
     c->rows.base[0] = c->rows.base[1] = NO_KEY_SEEN;
     c->rows.sum[0] = c->rows.sum[1] = 0;
+#if OPTIONS
+    c->kept[0] = c->kept[1] = 0;
+#endif
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) c->out[i] = 0;
 }
@@ -77,15 +84,31 @@ FA_DEVICE void compute_scores(const pipeline *pipe, consumer_state *c, tile_coun
 }
 
 /* Scores become weights. of_tile: the unit of its keys. */
-FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c, float *s, float of_tile)
+FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                          float *s, float of_tile)
 {
     const int tile = c->at.tile;
+#if OPTIONS
+    const float unit[2] = {c->unit[0] * of_tile, c->unit[1] * of_tile};
+    apply_options(p, queue_entry(pipe, c->at.number), s, unit, tile, c->number);
+#else
     const float unit[2] = {exponent_unit(c->unit[0], of_tile), exponent_unit(c->unit[1], of_tile)};
+    (void)p;
+#endif
     float rescale[2];
     if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
         mask_scores(s, queue_entry(pipe, c->at.number), c->number, tile * KEYS);
+#if OPTIONS
+    raise_row_bases(s, &c->rows, rescale);
+    weigh_rows(s, &c->rows);
+    if (p->dropout_threshold) {
+        drop_weights_of_rows(p, queue_entry(pipe, c->at.number), s, tile, c->number);
+        find_kept(s, rescale, c->kept);
+    }
+#else
     raise_row_bases(s, unit, &c->rows, rescale);
     weigh_rows(s, unit, &c->rows);
+#endif
     if (__any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f))
         rescale_outputs(c->out, rescale);
 }
@@ -114,7 +137,7 @@ FA_DEVICE void add_values(const pipeline *pipe, consumer_state *c, tile_count va
     release_tile(pipe, c, values);
 }
 
-FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     const tile_count keys = c->at.count + 2 * (uint32_t)c->at.tile, values = keys + 1;
     uint32_t high[KEYS / 4], low[KEYS / 4];
@@ -122,7 +145,7 @@ FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
     acquire_tile(pipe, keys);
     const float unit = pipe->state->unit[stage_of(keys)];
     compute_scores(pipe, c, keys, s);
-    weigh_tile(pipe, c, s, unit);
+    weigh_tile(pipe, p, c, s, unit);
     split_weights(s, high, low);
     acquire_tile(pipe, values);
     add_values(pipe, c, values, high, low);
@@ -139,31 +162,39 @@ FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
     }
 }
 
-/* Outputs have weights of 1 at most: sums and bases follow. */
+/* Outputs have weights of 1 at most: sums and bases follow. With options, bases are without it. */
 FA_DEVICE void remove_headroom(row_state *rows)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         rows->sum[r] *= 1.0f / (1 << (int)HEADROOM);
-        if (rows->base[r] != NO_KEY_SEEN) rows->base[r] += HEADROOM;
+        if (!OPTIONS && rows->base[r] != NO_KEY_SEEN) rows->base[r] += HEADROOM;
     }
 }
 
 /* Whether rows of the warp's queries are to be computed again: outputs are not finite, or the
  * largest weight, which should be 1, is less or infinite. Then its logit is so huge that the base,
- * rounded, differs from it by more than 1. The sum becomes NaN, and the results with it. */
-FA_DEVICE bool finds_bad_rows(const work_tile *w, const float *out, row_state *rows, int consumer)
+ * rounded, differs from it by more than 1. Or dropout keeps too little. The sum becomes NaN, and
+ * the results with it. */
+FA_DEVICE bool finds_bad_rows(const work_tile *w, consumer_state *c)
 {
+    row_state *rows = &c->rows;
     float seen[2] = {0, 0}, sum[2];
     bool found = false;
 #pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) seen[i / 2 % 2] += out[i] * 0.0f;
+    for (int i = 0; i < OUTPUTS; i++) seen[i / 2 % 2] += c->out[i] * 0.0f;
     find_sums(rows, sum);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const bool wrong = rows->base[r] != NO_KEY_SEEN && !(sum[r] >= 0.5f && sum[r] < INFINITY);
+#if OPTIONS
+        rows->base[r] = find_seen_base(rows->base[r], sum[r]);
+#endif
+        bool wrong = rows->base[r] != NO_KEY_SEEN && !(sum[r] >= 0.5f && sum[r] < INFINITY);
+#if OPTIONS
+        wrong |= keeps_too_little(c->kept[r]);
+#endif
         if (wrong) rows->sum[r] = NAN;
-        found |= (wrong || seen[r] != 0.0f) && row_of(consumer, r) < w->queries;
+        found |= (wrong || seen[r] != 0.0f) && row_of(c->number, r) < w->queries;
     }
     return __any_sync(0xffffffff, found);
 }
@@ -183,13 +214,14 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         start_work_tile(pipe, &c);
         if (c.at.needed) {
             split_queries(pipe, consumer, c.unit);
-            c.unit[0] *= c.limits.scale;
-            c.unit[1] *= c.limits.scale;
-            for (; c.at.tile < c.at.needed; c.at.tile++) do_tile(pipe, &c);
+            const float factor = score_factor(p, queue_entry(pipe, c.at.number), &c.limits);
+            c.unit[0] *= factor;
+            c.unit[1] *= factor;
+            for (; c.at.tile < c.at.needed; c.at.tile++) do_tile(pipe, p, &c);
         } else release_queries(pipe, &c, true);
         const work_tile *w = queue_entry(pipe, c.at.number);
         remove_headroom(&c.rows);
-        recompute |= finds_bad_rows(w, c.out, &c.rows, consumer);
+        recompute |= finds_bad_rows(w, &c);
         store_outputs(p, w, &c.rows, c.out, consumer);
         skip_other_tiles(pipe, &c);
         release_work_tile(pipe, c.at.number);

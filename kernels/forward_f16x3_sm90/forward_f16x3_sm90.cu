@@ -1,7 +1,6 @@
 /*
  * Attention forward on Hopper's tensor cores for float32, with float32's errors: each operand is
- * the sum of two float16 numbers, and a product is three products of these. Masks by position and
- * lengths alone.
+ * the sum of two float16 numbers, and a product is three products of these.
  *
  * The kernel is persistent, with the scheduler of forward_sm90 and the roles of forward_tf32_sm90.
  * TMA brings float32 tiles. Between the loads and the products some warps, the splitters, split

@@ -6,7 +6,8 @@
  *
  *   head_dim, value_dim  the same multiple of 64
  *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
- *   keys                 of a key tile, a multiple of 16
+ *   options              FA_SM90_FLOAT32_ALL, or 0
+ *   keys                 of a key tile, a multiple of 16; with options of 32
  *   stages               for a tile of keys or values
  *   q_stages             1
  */

@@ -1,7 +1,7 @@
 /*
  * Softmax of a key tile. The max is always tracked (forward_sm90/softmax.cuh): the exponentials of
  * one consumer are hidden under the products of the other. A score is in units that each row and
- * each tile has for itself.
+ * each tile has for itself. With options it is a logit already (forward_sm90/float32_options.cuh).
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_SOFTMAX_CUH
@@ -11,6 +11,25 @@
 #include "common/reduce.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "ptx/convert.cuh"
+
+#if OPTIONS
+
+/* The largest of the weights that are kept, of each row so far. rescale: of the rows' bases. */
+FA_DEVICE void find_kept(const float *s, const float *rescale, float *kept)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) kept[r] = fmaxf(kept[r] * rescale[r], max_of_bits(s, r));
+}
+
+/* Whether the kept weights of a row are so small that their parts have lost bits: the dropped ones
+ * are 2^15 times as large. */
+FA_DEVICE bool keeps_too_little(float kept)
+{
+    const float largest = fa_max_over_lanes(kept, 4);
+    return largest > 0.0f && largest < 1.0f;
+}
+
+#else
 
 /* The exponent of 2 that a score of 1 stands for. Neither 0 nor infinite: a hidden score is
  * -infinity, and other scores may be 0. */
@@ -45,6 +64,8 @@ FA_DEVICE void weigh_rows(float *s, const float *unit, row_state *rows)
     add_partial_sums(&sums, sum);
     add_sums(rows, sum);
 }
+
+#endif
 
 /* Weights become the A operands. */
 FA_DEVICE void split_weights(const float *s, uint32_t *high, uint32_t *low)

@@ -1,7 +1,8 @@
 /*
  * The splitters: warps that split tiles of keys and values in their place (parts.cuh).
  *
- * A tile's power of two is guessed from the tile of keys, or of values, before. While the tile is
+ * A tile's power of two is guessed from the tile of keys, or of values, before, of the same work
+ * tile: otherwise a row's bits would depend on what else the block has done. While the tile is
  * split, its range is found: the largest and the smallest of its rows, by their largest elements.
  * If they do not fit, the tile is loaded and split again, by a power that fits it. That is rare.
  *
@@ -222,13 +223,14 @@ FA_DEVICE void split_tile(const pipeline *pipe, const origin *o, int from, int t
 FA_DEVICE void split_all(const pipeline *pipe, const fa_attention_params *p,
                          const fa_sm90_params *s, int number_of_splitter)
 {
-    splitter x = {number_of_splitter, 0, 0, FIRST_SCALE, FIRST_SCALE};
+    splitter x = {number_of_splitter, 0, 0, 0, 0};
     tile_count count = 0;
     int number = 0;
     const work_tile *w = acquire_work_tile(pipe, 0);
     for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
         const fa_range seen = find_seen_keys(p, &w->query_tile);
         const int from = saturate(seen.lo - w->first_key), to = saturate(seen.hi - w->first_key);
+        x.scale = x.scale_after = FIRST_SCALE;
 #pragma unroll 1
         for (int i = 0; i < 2 * tiles; i++) {
             const int key = i / 2 * KEYS;

@@ -67,6 +67,9 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether the log-sum-exp of rows that are computed again may be wrong. */
 #define RECOMPUTES_LSE 0
 
+/* Whether the bases of rows are logits, and not exponents of 2. */
+#define NATURAL_BASES 0
+
 /* Whether the bias of a tile is loaded before its scores are issued. */
 #define BIAS_AHEAD (OPTIONS == FA_SM90_BIAS)
 

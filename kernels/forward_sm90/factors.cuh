@@ -42,7 +42,11 @@ FA_DEVICE float finish_row(const fa_attention_params *p, const work_tile *w, flo
     const float ln2 = 0.69314718055994530942f, sink = p->sinks ? p->sinks[t->head] : -INFINITY;
     const int e = exponent_of(sum);
     const float down = inverse_power(e);
+#if NATURAL_BASES
+    const float top = base == NO_KEY_SEEN ? -INFINITY : fmaf((float)e, ln2, base);
+#else
     const float top = base == NO_KEY_SEEN ? -INFINITY : (base + (float)e) * ln2;
+#endif
     float lse;
     const float factor = fa_softmax_finish(top, sum * down, sink, &lse) * down;
     if (i >= w->queries) lse = -INFINITY;

@@ -36,6 +36,7 @@
 #define FA_SM90_BY_ROWS 16 /* a boolean mask, any other bias */
 #define FA_SM90_DROPOUT 32
 #define FA_SM90_ALL 63
+#define FA_SM90_FLOAT32_ALL 55 /* of kernels for float32: every bias is read by its strides */
 
 /* Scales from here on are folded into the softmax's exponents (find_units in work_tile.cuh). */
 #define FA_SM90_MIN_SCALE 1e-6f

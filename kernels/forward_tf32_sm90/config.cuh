@@ -6,7 +6,8 @@
  *     ELEMENT    FA_ELEMENT_TF32: float32 in memory, rounded to tf32 for products
  *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 32
  *     VALUE_DIM  that of values: the same
- *     OPTIONS    0: masks by position and lengths alone
+ *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
+ *                not; 0: masks by position and lengths alone
  *     CLUSTER    1
  *     CONSUMERS  warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 32
@@ -53,8 +54,9 @@
 #include "common/element.h"
 #include "forward_tf32_sm90/forward_tf32_sm90.h"
 
-static_assert(ELEMENT == FA_ELEMENT_TF32 && OPTIONS == 0 && CLUSTER == 1 && Q_STAGES == 1,
+static_assert(ELEMENT == FA_ELEMENT_TF32 && CLUSTER == 1 && Q_STAGES == 1,
               "what the kernel can do");
+static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
 static_assert(HEAD_DIM % 32 == 0 && KEYS % 32 == 0, "tiles are whole boxes");
 static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
@@ -62,7 +64,9 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
 
 /* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
-#define HIDES_VALUES 0
+#define HIDES_VALUES (OPTIONS & FA_SM90_BY_ROWS)
+#define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
+#define RECOMPUTES_LSE 0
 #define TRACKED 1
 #define HAS_SERIES 0
 #define DYNAMIC 0

@@ -17,7 +17,9 @@
 #include "common/device.cuh"
 #include "common/mma.cuh"
 #include "forward_sm90/cursor.cuh"
+#include "forward_sm90/float32_options.cuh"
 #include "forward_sm90/options.cuh"
+#include "forward_sm90/recompute.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "forward_sm90/softmax.cuh"
 #include "forward_sm90/stage.cuh"
@@ -32,6 +34,10 @@ typedef struct consumer_state {
     uint32_t weights[KEYS / 2];
     row_state rows;
     float rescale[2]; /* by which the outputs of the tiles before are to be multiplied */
+#if OPTIONS
+    float factor;   /* of scores: score_factor */
+    bool recompute; /* whether rows are to be computed again */
+#endif
     tile_limits limits;
     cursor at;
 } consumer_state;
@@ -57,9 +63,50 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     c->rows.sum[0] = c->rows.sum[1] = 0;
 }
 
+#if OPTIONS
+
 /* Scores become weights. */
-FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
+    const int tile = c->at.tile;
+    const float unit[2] = {c->factor, c->factor};
+    const work_tile *w = queue_entry(pipe, c->at.number);
+    apply_options(p, w, c->scores, unit, tile, c->number);
+    if (tile < c->limits.unmasked_from || tile >= c->limits.unmasked_to)
+        mask_scores(c->scores, w, c->number, tile * KEYS);
+    raise_row_bases(c->scores, &c->rows, c->rescale);
+    weigh_rows(c->scores, &c->rows);
+    if (p->dropout_threshold) drop_weights_of_rows(p, w, c->scores, tile, c->number);
+}
+
+/* Whether outputs of the warp are not finite: a value that is not, whose key an option hides, makes
+ * NaN of them. */
+FA_DEVICE bool has_bad_outputs(const work_tile *w, const consumer_state *c)
+{
+    float seen[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) seen[i / 2 % 2] += c->out[i] * 0.0f;
+    const bool found = (seen[0] != 0.0f && row_of(c->number, 0) < w->queries) ||
+                       (seen[1] != 0.0f && row_of(c->number, 1) < w->queries);
+    return __any_sync(0xffffffff, found);
+}
+
+/* What is to be done at the end of a work tile. */
+FA_DEVICE void finish_rows(const pipeline *pipe, consumer_state *c)
+{
+    float sum[2];
+    find_sums(&c->rows, sum);
+#pragma unroll
+    for (int r = 0; r < 2; r++) c->rows.base[r] = find_seen_base(c->rows.base[r], sum[r]);
+    c->recompute |= c->at.needed && has_bad_outputs(queue_entry(pipe, c->at.number), c);
+}
+
+#else
+
+/* Scores become weights. */
+FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
+{
+    (void)p;
     const exponent_units u = {c->limits.scale, {0, 0}};
     const int tile = c->at.tile;
     float sum[2];
@@ -70,6 +117,8 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, consumer_state *c)
     weigh(c->scores, &c->rows, &u, sum);
     add_sums(&c->rows, sum);
 }
+
+#endif
 
 /* Weights become the A operand. Of 8 keys a thread has the weights of keys 2t and 2t + 1, of row g
  * and then of row g + 8. */
@@ -85,7 +134,7 @@ FA_DEVICE void round_weights(consumer_state *c)
 }
 
 /* The scores of a work tile's first key tile. */
-FA_DEVICE void do_first_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void do_first_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     const tile_count keys = c->at.count;
     acquire_tile(pipe, keys);
@@ -96,12 +145,12 @@ FA_DEVICE void do_first_tile(const pipeline *pipe, consumer_state *c)
     ptx_register_fence(c->scores, KEYS / 2);
     release_tile(pipe, c, keys);
     release_queries(pipe, c, c->at.needed == 1);
-    weigh_tile(pipe, c);
+    weigh_tile(pipe, p, c);
     round_weights(c);
 }
 
 /* The scores of a key tile, and the values of the one before. */
-FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
     const tile_count keys = number_of_keys(c->at.count, c->at.tile), values = keys + 1;
     acquire_tile(pipe, keys);
@@ -116,7 +165,7 @@ FA_DEVICE void do_tile(const pipeline *pipe, consumer_state *c)
     ptx_register_fence(c->scores, KEYS / 2);
     release_tile(pipe, c, keys);
     release_queries(pipe, c, c->at.tile + 1 == c->at.needed);
-    weigh_tile(pipe, c);
+    weigh_tile(pipe, p, c);
     ptx_wgmma_wait(0);
     ptx_register_fence(c->out, OUTPUTS);
     fence_weights(c->weights);
@@ -159,33 +208,48 @@ FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
 
 /* ---- The work tiles -------------------------------------------------------------------------- */
 
-FA_DEVICE void do_key_tiles(const pipeline *pipe, consumer_state *c)
+FA_DEVICE void do_key_tiles(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
-    do_first_tile(pipe, c);
-    for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) do_tile(pipe, c);
+    do_first_tile(pipe, p, c);
+    for (c->at.tile = 1; c->at.tile < c->at.needed; c->at.tile++) do_tile(pipe, p, c);
     /* The values of its last tile come behind the keys of a tile that it does not need. */
     if (c->at.needed < c->at.key_tiles)
         skip_tile(pipe, c, number_of_keys(c->at.count, c->at.needed));
     add_last_values(pipe, c);
 }
 
-FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, int consumer)
+FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s,
+                       int consumer)
 {
     consumer_state c;
     c.number = consumer;
     c.at.number = -1;
     c.at.count = 0;
+#if OPTIONS
+    c.recompute = false;
+#endif
     c.leader = threadIdx.x % 32 == 0;
     __asm__ volatile("" : "+r"(c.leader));
     for (next_work_tile(pipe, consumer, &c.at); c.at.key_tiles;
          next_work_tile(pipe, consumer, &c.at)) {
         start_work_tile(pipe, &c);
-        if (c.at.needed) do_key_tiles(pipe, &c);
+#if OPTIONS
+        c.factor = score_factor(p, queue_entry(pipe, c.at.number), &c.limits);
+#endif
+        if (c.at.needed) do_key_tiles(pipe, p, &c);
         else release_queries(pipe, &c, true);
+#if OPTIONS
+        finish_rows(pipe, &c);
+#endif
         store_outputs(p, queue_entry(pipe, c.at.number), &c.rows, c.out, consumer);
         skip_other_tiles(pipe, &c);
         release_work_tile(pipe, c.at.number);
     }
+#if OPTIONS
+    if (c.recompute) recompute_rows(pipe, p, s, consumer);
+#else
+    (void)s;
+#endif
 }
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Attention forward on Hopper's tensor cores for float32: operands are rounded to tf32, sums are
- * float32, masks by position and lengths alone.
+ * float32.
  *
  * The kernel is persistent, with the scheduler and softmax of forward_sm90. In tf32 wgmma drops the
  * last 13 bits of a float32 number, and reads both operands along their rows. So TMA rounds what it
@@ -52,6 +52,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         else transpose_all(&pipe, &p, warp - WARP_TRANSPOSE);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
-        consume(&pipe, &p, warp_uniform(threadIdx.x / WARPGROUP - 1));
+        consume(&pipe, &p, &s, warp_uniform(threadIdx.x / WARPGROUP - 1));
     }
 }

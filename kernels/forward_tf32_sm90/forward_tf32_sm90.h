@@ -7,6 +7,7 @@
  *   head_dim, value_dim  the same multiple of 32
  *   consumers            warpgroups that compute, 64 queries each; one more loads, rounds and
  *                        transposes
+ *   options              FA_SM90_FLOAT32_ALL, or 0
  *   keys                 of a key tile, a multiple of 32
  *   stages               for a tile of keys or values
  *   q_stages             1

@@ -121,12 +121,12 @@ static bool refuse_sizes(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* The options that change scores or weights; the bias's map, if FA_SM90_BIAS is among them. Kernels without
- * any, or with one, take the largest score for the largest logit, which a scale below 0 would turn round;
- * with a bias, one must not overflow in units of the scale. */
+/* The options that change scores or weights. bias: for its map, if FA_SM90_BIAS is among them; NULL: it is read by its
+ * strides. Kernels without any, or with one, take the largest score for the largest logit, which a scale below 0 would
+ * turn round; with a bias, one must not overflow in units of the scale. */
 static int find_options(const fa_problem *p, fa_tensor_map_shape *bias)
 {
-    const bool mapped = fa_cuda_map_bias(p, bias);
+    const bool mapped = bias && fa_cuda_map_bias(p, bias);
     int options = 0;
     if (p->softcap > 0) options |= FA_SM90_SOFTCAP;
     if (p->alibi_slopes) options |= FA_SM90_ALIBI;
@@ -146,12 +146,19 @@ static const fa_variant *next_variant(const fa_variant *v)
     return v;
 }
 
+/* Whether it has these options, or all of those that there may be. */
+static bool has_options(const fa_variant *v, int options)
+{
+    const bool several = v->options & (v->options - 1);
+    return v->options == options || (several && options && !(options & ~v->options));
+}
+
 static bool takes(const fa_variant *v, const fa_problem *p, int options)
 {
     if (!is_float32(v) && v->element != (fa_element)p->q.dtype) return false;
     if (p->d > v->head_dim || p->d_v > v->value_dim * v->cluster) return false;
     if (v->single_tiles && (fa_cuda_has_own_lengths(p) || p->n_k > v->keys)) return false;
-    if (v->options != options && !(options && v->options == FA_SM90_ALL)) return false;
+    if (!has_options(v, options)) return false;
     if (v->short_rows && !has_short_rows(p)) return false;
     return !v->few_queries || wants_fewer_queries(p, v, next_variant(v));
 }
@@ -332,29 +339,14 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
                     size);
 }
 
-/* Every option that find_options finds. */
-static bool refuse_score_options(const fa_problem *p, char *why, size_t size)
-{
-    const char *given = p->softcap > 0         ? "softcap"
-                        : p->alibi_slopes      ? "alibi_slopes"
-                        : p->bias.data         ? "bias"
-                        : p->mask.data         ? "mask"
-                        : p->dropout_threshold ? "dropout_p"
-                                               : NULL;
-    if (!given && p->scale > 0) return false;
-    if (given) fa_cuda_say(why, size, "options.%s is set", given);
-    else fa_cuda_say(why, size, "options.scale is %g: expected above 0", (double)p->scale);
-    return true;
-}
-
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
     if (fa_cuda_refuse_tf32(p, why, size) || fa_cuda_refuse_options(p, why, size) ||
-        refuse_score_options(p, why, size) || refuse_sizes(p, why, size))
+        refuse_sizes(p, why, size))
         return false;
-    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, 0, device, plan, why,
-                    size);
+    return plan_any(p, FA_FIRST_forward_tf32_sm90, FA_END_forward_tf32_sm90, find_options(p, NULL),
+                    device, plan, why, size);
 }
 
 static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -365,11 +357,9 @@ static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cud
         fa_cuda_say(why, size, "options.precision is not FA_PRECISION_FLOAT32");
         return false;
     }
-    if (fa_cuda_refuse_options(p, why, size) || refuse_score_options(p, why, size) ||
-        refuse_sizes(p, why, size))
-        return false;
-    return plan_any(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90, 0, device, plan, why,
-                    size);
+    if (fa_cuda_refuse_options(p, why, size) || refuse_sizes(p, why, size)) return false;
+    return plan_any(p, FA_FIRST_forward_f16x3_sm90, FA_END_forward_f16x3_sm90,
+                    find_options(p, NULL), device, plan, why, size);
 }
 
 const fa_cuda_family fa_cuda_forward_f16x3_sm90 = {

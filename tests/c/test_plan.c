@@ -318,8 +318,10 @@ static void test_float32(void)
                       plan.arithmetic);
                 p.softcap = 30; /* an option of the scores */
                 const fa_cuda_plan general = plan_of(&p, &devices[i]);
-                CHECK(!strstr(general.family->name, "_sm90"), "d %lld: %s", (long long)d,
-                      name_of(&general));
+                const bool hopper = strstr(name, "_sm90");
+                CHECK(hopper ? general.family == plan.family
+                             : !strstr(general.family->name, "_sm90"),
+                      "d %lld: %s", (long long)d, name_of(&general));
             }
     for (int n = 0; n < 3; n++) { /* where it is asked for */
         char why[320];
@@ -570,28 +572,15 @@ static fa_problem make_tf32(int64_t heads, int64_t n, int64_t d)
 /* What forward_tf32_sm90 lacks, and how it says so. */
 static void test_tf32_sm90_refusals(void)
 {
-    static float slopes[8];
-    fa_problem other[9];
-    for (int i = 0; i < 9; i++) other[i] = make_tf32(8, 300, 128);
-    other[0].softcap = 20;
-    other[1].scale = -0.1f;
-    other[2].scale = 0;
-    other[3].alibi_slopes = slopes;
-    other[4].bias.data = (char *)slopes;
-    other[5].mask.data = (char *)slopes;
-    other[6].dropout_threshold = 1;
-    other[7].k.stride[1] += 1;
-    other[8].batch_invariant = true, other[8].k.stride[0] += 2;
-    static const char *const reasons[] = {"options.softcap is set",
-                                          "options.scale is -0.1: expected above 0",
-                                          "options.scale is 0: expected above 0",
-                                          "options.alibi_slopes is set",
-                                          "options.bias is set",
-                                          "options.mask is set",
-                                          "options.dropout_p is set",
-                                          "k: a stride is no multiple of 16 bytes",
-                                          "k.stride[0] is 307202, not made of whole 16 bytes"};
-    for (int i = 0; i < 9; i++) {
+    fa_problem other[3];
+    for (int i = 0; i < 3; i++) other[i] = make_tf32(8, 300, 128);
+    other[0].k.stride[1] += 1;
+    other[1].batch_invariant = true, other[1].k.stride[0] += 2;
+    other[2].softcap = 20, other[2].v.stride[1] += 1;
+    static const char *const reasons[] = {"k: a stride is no multiple of 16 bytes",
+                                          "k.stride[0] is 307202, not made of whole 16 bytes",
+                                          "v: a stride is no multiple of 16 bytes"};
+    for (int i = 0; i < 3; i++) {
         const fa_cuda_plan plan = plan_of(&other[i], &devices[H200]);
         CHECK(strcmp(plan.family->name, "tf32") == 0, "%d: %s", i, name_of(&plan));
         CHECK(strstr(plan.passed_over, reasons[i]), "%d: %s", i, plan.passed_over);
@@ -602,6 +591,53 @@ static void test_tf32_sm90_refusals(void)
     p.k.stride[0] += 4; /* 16 bytes */
     expect_variant(&p, &devices[H200], FA_VARIANT_forward_tf32_sm90_d128_two);
     expect_refusal(&p, &devices[A100], "tf32_sm90", "expected 9.0");
+}
+
+/* The kernels for float32 have every option, in variants of their own, and every scale. */
+static void test_float32_options(fa_precision precision, const char *family, const int *variants)
+{
+    static const int64_t dims[] = {36, 128, 132};
+    static float slopes[8];
+    for (int i = 0; i < 3; i++) {
+        fa_problem other[8];
+        for (int n = 0; n < 8; n++) {
+            other[n] = make_tf32(8, 300, dims[i]);
+            other[n].precision = precision;
+        }
+        other[0].softcap = 20;
+        other[1].scale = -0.1f;
+        other[2].scale = 0;
+        other[3].alibi_slopes = slopes;
+        other[4].bias.data = (char *)slopes;
+        other[5].bias = other[6].bias = other[5].q;
+        other[5].bias.data = other[6].bias.data = (char *)slopes;
+        other[6].bias.dtype = FA_FLOAT16; /* TMA could load it, but in no such kernel */
+        other[6].mask.data = (char *)slopes;
+        other[7].dropout_threshold = 1;
+        for (int n = 0; n < 8; n++) {
+            expect_variant(&other[n], &devices[H200], variants[i]);
+            CHECK(!plan_of(&other[n], &devices[H200]).launches[0].sm90.bias_mapped, "%d", n);
+            other[n].attention_chunk = 100;
+            expect_refusal(&other[n], &devices[H200], family, "attention_chunk is 100");
+        }
+    }
+    fa_problem p = make_tf32(8, 300, 128);
+    p.precision = precision;
+    p.scale = 1e-9f; /* alone it is no option */
+    p.lse = slopes;
+    CHECK(fa_variants[plan_of(&p, &devices[H200]).launches[0].variant].options == 0, "%s", family);
+}
+
+static void test_options_of_float32(void)
+{
+    static const int three[] = {FA_VARIANT_forward_f16x3_sm90_general64,
+                                FA_VARIANT_forward_f16x3_sm90_general128,
+                                FA_VARIANT_forward_f16x3_sm90_general256};
+    static const int tf32[] = {FA_VARIANT_forward_tf32_sm90_general64,
+                               FA_VARIANT_forward_tf32_sm90_general128,
+                               FA_VARIANT_forward_tf32_sm90_general256};
+    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three);
+    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32);
 }
 
 /* Of head dims to 128 few queries take two consumers. */
@@ -1146,6 +1182,7 @@ int main(void)
     test_decode_refusals();
     test_tf32_sm90_refusals();
     test_tf32_sm90_variants();
+    test_options_of_float32();
     test_decode_bytes();
     test_decode_latent();
     test_tf32x3();

@@ -46,17 +46,59 @@ static double load(const fa_tensor *t, int64_t row, int64_t column)
     return ref_load(t, 0, row, 0, column);
 }
 
+/* Gives the problem a bias or a mask of the whole shape. aligned: so that neighbours can be read
+ * together. */
+static inline fa_tensor make_score_tensor(attention *a, const char *name, fa_dtype dtype,
+                                          bool aligned)
+{
+    ref_layout layout = REF_LAYOUT_CONTIGUOUS;
+    fa_tensor t = {.dtype = dtype, .shape = {1, 1, a->s.n_q, a->s.n_k}};
+    layout.aligned_data = aligned;
+    ref_buffers_tensor(&a->buffers, name, &t, &layout);
+    return t;
+}
+
+static inline void make_bias(attention *a, fa_dtype dtype, bool aligned)
+{
+    a->bias = make_score_tensor(a, "bias", dtype, aligned);
+    attention_fill(a, &a->bias, 1);
+    a->in.options.bias = &a->bias;
+}
+
+static inline void make_mask(attention *a, bool aligned)
+{
+    a->mask = make_score_tensor(a, "mask", FA_BOOL, aligned);
+    for (int64_t i = 0; i < a->s.n_q; i++)
+        for (int64_t j = 0; j < a->s.n_k; j++) ref_store(&a->mask, 0, 0, i, j, 1);
+    a->in.options.mask = &a->mask;
+}
+
+/* The logit of query i and key j in float32, of a score that is scaled. */
+static float plain_logit(const attention *a, int64_t i, int64_t j, float x)
+{
+    const fa_options *o = &a->in.options;
+    if (o->softcap > 0) x = o->softcap * tanhf(x / o->softcap);
+    if (o->alibi_slopes) x -= o->alibi_slopes[0] * fabsf((float)(i + a->s.n_k - a->s.n_q - j));
+    if (o->bias) x += (float)ref_load(o->bias, 0, 0, i, j);
+    if (o->mask && !ref_load(o->mask, 0, 0, i, j)) x = -INFINITY;
+    return x;
+}
+
 /* Query i in float32: each sum in one chain of fused multiply-adds, as a kernel on FMA units does it. */
 static void attend_plainly(const attention *a, int64_t i, float out[MAX_DIM])
 {
     const int64_t d = a->s.d;
-    const float scale = (float)(1 / sqrt((double)d)) * 1.4426950408889634f;
+    const float log2e = 1.4426950408889634f, scale = (float)(1 / sqrt((double)d)) * log2e;
+    const fa_options *o = &a->in.options;
+    const bool has_options = o->softcap > 0 || o->alibi_slopes || o->bias || o->mask;
     float scores[KEYS], top = -INFINITY, sum = 0;
     for (int64_t j = 0; j < KEYS; j++) {
         float dot = 0;
         for (int64_t c = 0; c < d; c++)
             dot = fmaf((float)load(&a->in.q, i, c), (float)load(&a->in.k, j, c), dot);
         scores[j] = dot * scale;
+        if (has_options)
+            scores[j] = plain_logit(a, i, j, dot * (float)(1 / sqrt((double)d))) * log2e;
         top = fmaxf(top, scores[j]);
     }
     for (int64_t c = 0; c < d; c++) out[c] = 0;
@@ -118,6 +160,133 @@ static void test_exactness(random_attend *attend, int d)
         make_aligned(&a, 7 + n, s);
         peak_queries(&a, factors[n]);
         check_exactness(attend, &a, 1, "queries times", factors[n]);
+        attention_free(&a);
+    }
+}
+
+/* The same with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias; a mask. */
+static inline void test_exact_options(random_attend *attend, int d)
+{
+    static const double factors[] = {1, 16};
+    static const float softcaps[] = {2, 15, 50};
+    static float slopes[] = {0.25f};
+    for (int n = 0; n < 14; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
+        make_aligned(&a, 57 + (uint64_t)n, s);
+        peak_queries(&a, factors[n % 2]);
+        if (n < 6) a.in.options.softcap = softcaps[n / 2];
+        else if (n < 8) {
+            a.in.options.alibi_slopes =
+                ref_buffers_new(&a.buffers, "alibi_slopes", sizeof slopes, sizeof *slopes);
+            memcpy((void *)(uintptr_t)a.in.options.alibi_slopes, slopes, sizeof slopes);
+        } else if (n < 10) make_bias(&a, FA_FLOAT32, true);
+        else if (n < 12) make_bias(&a, float_dtypes[n - 9], true);
+        else {
+            make_mask(&a, true);
+            for (int64_t i = 0; i < QUERIES * KEYS;
+                 i += 1 + (int64_t)(ref_random_bits(&a.random) % 4))
+                ref_store(&a.mask, 0, 0, i / KEYS, i % KEYS, 0);
+        }
+        check_exactness(attend, &a, 1.25, "option number", n);
+        attention_free(&a);
+    }
+}
+
+/* Whether two results are the same within rounding, or the same infinities or NaN. */
+static inline bool is_like(double out, double want, double rounding)
+{
+    return isnan(want)   ? isnan(out)
+           : isinf(want) ? out == want
+                         : fabs(out - want) < rounding * fmax(1, fabs(want));
+}
+
+/* Compares the kernel with the CPU. Returns how many rows have a NaN. */
+static inline int64_t compare_with_cpu(random_attend *attend, attention *a, fa_precision precision,
+                                       const char *what)
+{
+    static double want[QUERIES][64], lse[QUERIES];
+    int64_t rows = 0;
+    if (!attention_forward(a, "on the CPU")) return 0;
+    for (int64_t i = 0; i < QUERIES; i++) {
+        bool has_nan = false;
+        for (int64_t c = 0; c < 64; c++) want[i][c] = load(&a->out, i, c);
+        for (int64_t c = 0; c < 64; c++) has_nan |= isnan(want[i][c]);
+        lse[i] = (double)a->lse[i];
+        rows += has_nan;
+    }
+    attention_poison(a);
+    run_float32(attend, a, precision);
+    const double rounding = precision == FA_PRECISION_TF32 ? 2e-2 : 1e-5;
+    for (int64_t i = 0; i < QUERIES; i++) {
+        for (int64_t c = 0; c < 64; c++)
+            CHECK(is_like(load(&a->out, i, c), want[i][c], rounding),
+                  "%s, query %lld, column %lld: %g, expected %g", what, (long long)i, (long long)c,
+                  load(&a->out, i, c), want[i][c]);
+        CHECK(is_like((double)a->lse[i], lse[i], rounding),
+              "%s, query %lld: log-sum-exp %g, expected %g", what, (long long)i, (double)a->lse[i],
+              lse[i]);
+    }
+    return rows;
+}
+
+/* Keys whose values, or which themselves, are not finite: hidden by a mask from most rows and by a
+ * bias of -infinity from others. Some rows see no key. */
+static inline void test_hidden_keys(random_attend *attend, fa_precision precision)
+{
+    for (int n = 0; n < 8; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        const bool masked = n < 2;
+        make_aligned(&a, 61, s);
+        if (masked) make_mask(&a, n % 2);
+        else make_bias(&a, float_dtypes[n / 2 - 1], n % 2);
+        const fa_tensor *hides = masked ? &a.mask : &a.bias;
+        const double hidden = masked ? 0 : -INFINITY;
+        for (int64_t i = 0; i < QUERIES; i++)
+            for (int64_t j = 0; j < KEYS; j++)
+                if (i % 8 == 5 || (j >= 64 && j < 128 && i % 3 == 1) || (j % 70 == 7 && i % 6))
+                    ref_store(hides, 0, 0, i, j, hidden);
+        ref_store(&a.in.v, 0, 7, 0, 5, NAN);
+        ref_store(&a.in.v, 0, 77, 0, 6, INFINITY);
+        ref_store(&a.in.v, 0, 77, 0, 7, 1e30); /* the tile's other rows have no bits left */
+        if (masked) ref_store(&a.in.k, 0, 147, 0, 5, NAN);
+        const int64_t rows = compare_with_cpu(attend, &a, precision,
+                                              masked ? "keys behind a mask" : "keys behind a bias");
+        CHECK(rows == QUERIES / 6, "%lld rows see NaN", (long long)rows);
+        attention_free(&a);
+    }
+}
+
+/* A bias that is so large that logits lose all their bits, in some rows for each key. */
+static inline void test_large_bias(random_attend *attend, fa_precision precision)
+{
+    static const double large[] = {-3.4028234663852886e38, -1e30, 1e6, -1e5};
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+    make_aligned(&a, 67, s);
+    make_bias(&a, FA_FLOAT32, true);
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t j = 0; j < KEYS; j++)
+            if (i % 3 || j > 200)
+                ref_store(&a.bias, 0, 0, i, j, i % 3 == 1 && j < 100 ? -1e9 : large[i % 4]);
+    CHECK(compare_with_cpu(attend, &a, precision, "a large bias") == 0, "NaN");
+    attention_free(&a);
+}
+
+/* A softcap, a bias and a mask where each scale is unusual. */
+static inline void test_scales(random_attend *attend)
+{
+    static const float scales[] = {0, -0.3f, 1e-20f, 1e-38f, -1e-7f, 300};
+    for (size_t n = 0; n < 2 * sizeof scales / sizeof *scales; n++) {
+        attention a;
+        const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        make_aligned(&a, 71, s);
+        a.in.options.flags = FA_SCALE;
+        a.in.options.scale = scales[n / 2];
+        if (n % 2) a.in.options.softcap = 3;
+        make_bias(&a, FA_FLOAT32, n % 3);
+        CHECK(compare_with_cpu(attend, &a, FA_PRECISION_FLOAT32, "scales") == 0, "NaN");
         attention_free(&a);
     }
 }

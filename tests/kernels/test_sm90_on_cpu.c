@@ -305,6 +305,8 @@ static void test_tf32(void)
     test_rounding();
     test_infinities(attend, FA_PRECISION_TF32);
     test_nan_key(attend, FA_PRECISION_TF32);
+    test_hidden_keys(attend, FA_PRECISION_TF32);
+    test_large_bias(attend, FA_PRECISION_TF32);
     family_name = "sm90";
 }
 
@@ -312,7 +314,13 @@ static void test_f16x3(void)
 {
     family_name = "f16x3_sm90";
     hopper_cuts_off = true;
-    for (int d = 64; d <= MAX_DIM; d *= 2) test_exactness(attend, d);
+    for (int d = 64; d <= MAX_DIM; d *= 2) {
+        test_exactness(attend, d);
+        test_exact_options(attend, d);
+    }
+    test_hidden_keys(attend, FA_PRECISION_FLOAT32);
+    test_large_bias(attend, FA_PRECISION_FLOAT32);
+    test_scales(attend);
     test_wide_range();
     test_magnitudes();
     test_huge_logits(attend);
@@ -354,6 +362,12 @@ int main(int argc, char **argv)
                                 .context = &number};
     test_begin();
     if (argc > 2) max_runs = INT_MAX;
+    if (argc > 1 && strcmp(argv[1], "float32") == 0) {
+        max_runs = INT_MAX;
+        test_tf32();
+        test_f16x3();
+        return test_end();
+    }
     if (argc > 3) {
         const bool tf32 = strcmp(argv[3], "tf32_sm90") == 0;
         run_float32_problems(settings, argv[3], tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32,
