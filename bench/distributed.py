@@ -6,7 +6,8 @@
 
     flashattn-ring, flashattn-all_gather, flashattn-ulysses  the package, layout zigzag
     torch-all-gather, torch-all-to-all  torch.distributed.tensor.experimental.context_parallel
-    ring-flash-attn  zigzag_ring_flash_attn_func of ring_flash_attn, which needs flash_attn
+    ring-flash-attn  zigzag_ring_flash_attn_func of ring_flash_attn, with flash_attn's kernels or, where
+                     flash_attn is not installed, with ours through flashattn.drop_in
 
 Also "one": flashattn.attention of the whole sequence on each GPU by itself, against which results are
 checked, and whose time divided by the ranks is 100%. Each round times all peers one after another;
@@ -22,6 +23,7 @@ import argparse
 import contextlib
 import datetime
 import importlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -106,6 +108,8 @@ def of_torch(rotate):
 
 @contextlib.contextmanager
 def of_ring_flash_attn(q, k, v, dout):
+    if importlib.util.find_spec("flash_attn.flash_attn_interface") is None:
+        importlib.import_module("flashattn.drop_in")
     attention = importlib.import_module("ring_flash_attn").zigzag_ring_flash_attn_func
     group = dist.group.WORLD
     own = leaves(*(rows_of(x) for x in (q, k, v)))

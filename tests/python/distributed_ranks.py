@@ -1,5 +1,8 @@
 """Processes for test_distributed.py: ranks of Gloo that stay and run one function after another,
-and the functions that they run. Arrays go to and fro as NumPy's."""
+and the functions that they run. Arrays go to and fro as NumPy's.
+
+FA_TEST_NCCL=N: N ranks of NCCL in their place, with a GPU each. Tests that need more ranks are skipped.
+"""
 
 import contextlib
 import datetime
@@ -8,7 +11,11 @@ import os
 import socket
 import time
 
-RANKS = 8
+import pytest
+
+GPUS = int(os.environ.get("FA_TEST_NCCL", 0))
+DEVICE = "cuda" if GPUS else "cpu"
+RANKS = GPUS or 8
 SIZES = (1, 2, 3, 4, 8)
 MESHES = ((2, 2), (1, 2), (2, 1), (2, 4), (4, 2))
 PATIENCE = 3.0  # seconds: the timeout of the groups in which a rank fails
@@ -45,6 +52,8 @@ class Ranks:
 
     def run(self, function, size, *arguments, **named):
         """function(size, ...) on the first ranks: a list of results, or of Failed."""
+        if size > len(self.pipes):
+            pytest.skip(f"needs {size} ranks")
         for pipe in self.pipes[:size]:
             pipe.send((function.__name__, size, arguments, named))
         results = []
@@ -85,8 +94,11 @@ def _serve(pipe, rank, count, port):
     from torch.distributed.device_mesh import DeviceMesh
 
     torch.set_num_threads(1)
+    if GPUS:
+        torch.cuda.set_device(rank)
+        torch.set_default_device("cuda")
     dist.init_process_group(
-        "gloo",
+        "nccl" if GPUS else "gloo",
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=count,
@@ -102,7 +114,7 @@ def _serve(pipe, rank, count, port):
     for shape in MESHES:
         size = shape[0] * shape[1]
         if size <= count:
-            _groups[shape] = DeviceMesh("cpu", torch.arange(size).view(shape))
+            _groups[shape] = DeviceMesh(DEVICE, torch.arange(size, device="cpu").view(shape))
     pipe.send("ready")
     while (work := pipe.recv()) is not None:
         name, size, arguments, named = work
@@ -126,7 +138,7 @@ def _tensor(x, dtype, gradient=False):
 
     if x is None:
         return None
-    x = torch.from_numpy(x)
+    x = torch.from_numpy(x).to(DEVICE)
     if x.is_floating_point():
         x = x.to(dtype)
     return x.clone().requires_grad_(gradient)
@@ -198,7 +210,7 @@ def attend(size, case, mesh=None):
     if "sinks" in given:
         joined["sinks"] = given["sinks"]
     shared = {"sinks"} | ({"bias"} if "bias" in given and not sharded else set())
-    return {n: np.array(x) for n, x in joined.items()}, shared
+    return {n: np.array(x.detach().cpu()) for n, x in joined.items()}, shared
 
 
 def bits(size, case, times):
@@ -372,7 +384,7 @@ def fully_sharded(size):
     import flashattn
     from flashattn import distributed
 
-    mesh = DeviceMesh("cpu", torch.arange(size))
+    mesh = DeviceMesh(DEVICE, torch.arange(size, device="cpu"))
 
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -389,7 +401,7 @@ def fully_sharded(size):
                 return flashattn.attention(q, k, v, **options)
             return distributed.attention(q, k, v, group=self.group, layout="zigzag", **options)
 
-    x = torch.randn(2, 23, 16, generator=torch.Generator().manual_seed(6))
+    x = torch.randn(2, 23, 16, generator=torch.Generator(DEVICE).manual_seed(6))
     expected = Layer()
     expected(x).square().sum().backward()
     layer = Layer()
@@ -475,7 +487,7 @@ def benchmark(size, folder):
 
     script.PEERS.update(wrong=wrong, failing=failing)
     args = types.SimpleNamespace(
-        device="cpu", heads=8, heads_kv=8, dim=8, rounds=2, budget=0.1, peers=list(script.PEERS)
+        device=DEVICE, heads=8, heads_kv=8, dim=8, rounds=2, budget=0.1, peers=list(script.PEERS)
     )
     torch.manual_seed(0)
     return script.measure(32, args)["results"]
