@@ -46,13 +46,13 @@ enum {
     PART_TILES = FA_BACKWARD_SM90_PART_TILES,
     PART_ROWS = PART_TILES * QUERIES,
     LANES = HEAD_DIM / 8,          /* that share a row */
-    ROWS_AT_ONCE = 6,              /* of a lane, whose loads are on their way together */
     LANE_ROWS = THREADS / LANES,   /* rows that the block's threads have at a time */
+    ROWS_AT_ONCE = (PART_ROWS + LANE_ROWS - 1) / LANE_ROWS, /* of a lane: all */
     COLUMN_BLOCKS = COLUMNS / 8,   /* of sums */
     SUM_BLOCK = QUERIES * 8 / 4,   /* float4 of a block of columns */
     SUM_GROUPS = THREADS / 128,    /* of threads that share such a block */
     QUADS = COLUMN_BLOCKS / 4,     /* of a tile: four blocks of columns */
-    QUADS_AT_ONCE = 3              /* of a group of threads */
+    QUADS_AT_ONCE = (PART_TILES * QUADS + SUM_GROUPS - 1) / SUM_GROUPS /* of a group: all */
 };
 static_assert(THREADS % LANES == 0 && COLUMN_BLOCKS % 4 == 0 && SUM_BLOCK == 128, "whole shares");
 
@@ -153,8 +153,7 @@ FA_DEVICE row_steps find_rows(const fa_kernel_view *view, const row_part *part, 
     return rows;
 }
 
-/* Rows whose elements are loaded eight at once, by LANES lanes each, all loads before the first is
- * used. from: the lane's first row. */
+/* Rows whose elements are loaded eight at once, by LANES lanes each. from: the lane's first row. */
 FA_DEVICE void load_elements(uint4 x[ROWS_AT_ONCE], const row_steps *rows, int from, int end,
                              bool has_columns)
 {
@@ -178,37 +177,59 @@ FA_DEVICE void clear_sums(const fa_backward_sm90_params *s, const row_part *part
                 sums[(n + (int)threadIdx.x / SUM_BLOCK) * SUM_BLOCK] = make_float4(0, 0, 0, 0);
 }
 
-/* rows: the numbers of the part's first tile. */
-FA_DEVICE void prepare_part_row(const fa_backward_params *p, const row_part *part, int row,
-                                float product, float *rows)
+/* The numbers of a query that a lane has of each of its rows. none: of the others. */
+FA_DEVICE void load_numbers(float x[ROWS_AT_ONCE], const float *numbers, int from, int end,
+                            float none)
 {
-    if (row < part->tiles * QUERIES)
-        prepare_row(p, &part->tile, row, product, rows + (row & ~(QUERIES - 1)));
+    const bool leads = threadIdx.x % LANES == 0;
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; n++) {
+        const int row = from + n * LANE_ROWS;
+        x[n] = none;
+        if (leads && row < end) x[n] = numbers[row];
+    }
 }
 
-/* Also clears the sums, while the first elements are loaded. */
+/* Rows of the part. rows: the numbers of its first tile. */
+FA_DEVICE float *rows_of(float *rows, int row) { return rows + (row & ~(QUERIES - 1)); }
+
+/* The same as prepare_row where numbers have been loaded. */
+FA_DEVICE void put_row(int row, float lse, float delta, float *rows)
+{
+    const bool counts = lse != -INFINITY;
+    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
+    rows += FA_BACKWARD_SM90_ROW_AT(row);
+    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
+    rows[QUERIES] = (counts ? delta : 0.0f) / (float)(1 << bits);
+}
+
+/* All loads are issued before the first is used, and zeros are stored meanwhile: a block is there
+ * for little longer than memory takes to answer. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm90_params *s,
                                const row_part *part, float *rows)
 {
     const row_steps dout = find_rows(&p->dout, part, 0), out = find_rows(&p->a.out, part, 0);
-    const int64_t left = part->tile.n_q - part->tile.first;
+    const int64_t left = part->tile.n_q - part->tile.first,
+                  at = (part->tile.block_q * p->a.heads_q + part->tile.head) * p->a.rows_q +
+                       part->tile.start_q + part->tile.first; /* among log-sum-exps */
+    const int from = (int)threadIdx.x / LANES;
     const int end = (int)fa_min64(left, part->tiles * QUERIES);
     const bool has_columns = 8 * (int)(threadIdx.x % LANES) < p->a.d_v;
-#pragma unroll 1
-    for (int done = 0; done < part->tiles * QUERIES; done += ROWS_AT_ONCE * LANE_ROWS) {
-        const int from = done + (int)threadIdx.x / LANES;
-        uint4 x[ROWS_AT_ONCE], y[ROWS_AT_ONCE];
-        load_elements(x, &dout, from, end, has_columns);
-        load_elements(y, &out, from, end, has_columns);
-        if (done == 0 && p->dq.data) clear_sums(s, part);
+    uint4 x[ROWS_AT_ONCE], y[ROWS_AT_ONCE];
+    float lse[ROWS_AT_ONCE], dlse[ROWS_AT_ONCE];
+    load_elements(x, &dout, from, end, has_columns);
+    load_elements(y, &out, from, end, has_columns);
+    load_numbers(lse, p->a.lse + at, from, end, -INFINITY);
+    load_numbers(dlse, p->dlse + at, from, p->dlse ? end : 0, 0.0f);
+    if (p->dq.data) clear_sums(s, part);
 #pragma unroll
-        for (int n = 0; n < ROWS_AT_ONCE; n++) {
-            const uint32_t a[4] = {x[n].x, x[n].y, x[n].z, x[n].w},
-                           b[4] = {y[n].x, y[n].y, y[n].z, y[n].w};
-            const float product = multiply_row(a, b, LANES);
-            if (threadIdx.x % LANES == 0)
-                prepare_part_row(p, part, from + n * LANE_ROWS, product, rows);
-        }
+    for (int n = 0; n < ROWS_AT_ONCE; n++) {
+        const int row = from + n * LANE_ROWS;
+        const uint32_t a[4] = {x[n].x, x[n].y, x[n].z, x[n].w},
+                       b[4] = {y[n].x, y[n].y, y[n].z, y[n].w};
+        const float product = multiply_row(a, b, LANES);
+        if (threadIdx.x % LANES == 0 && row < part->tiles * QUERIES)
+            put_row(row, lse[n], product - dlse[n], rows_of(rows, row));
     }
 }
 
@@ -226,7 +247,7 @@ FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_part *par
         for (int c = lane; c < p->a.d_v && row < left; c += 32)
             product = fmaf(fa_unpack_x2(x[c], ELEMENT).x, fa_unpack_x2(y[c], ELEMENT).x, product);
         product = fa_warp_sum(product);
-        if (lane == 0) prepare_part_row(p, part, row, product, rows);
+        if (lane == 0) prepare_row(p, &part->tile, row, product, rows_of(rows, row));
     }
 }
 
@@ -283,28 +304,26 @@ FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_part *part,
     const int64_t left = part->tile.n_q - part->tile.first,
                   room = part->tile.room_q - part->tile.first;
     const int lane = threadIdx.x % 4, quads = part->tiles * QUADS;
-#pragma unroll 1
-    for (int from = (int)threadIdx.x / SUM_BLOCK; from < quads; from += SUM_GROUPS * QUADS_AT_ONCE) {
-        float4 x[QUADS_AT_ONCE][4];
+    const int from = (int)threadIdx.x / SUM_BLOCK;
+    float4 x[QUADS_AT_ONCE][4];
 #pragma unroll
-        for (int n = 0; n < QUADS_AT_ONCE; n++)
-            if (from + n * SUM_GROUPS < quads) load_quad(x[n], sums, from + n * SUM_GROUPS);
+    for (int n = 0; n < QUADS_AT_ONCE; n++)
+        if (from + n * SUM_GROUPS < quads) load_quad(x[n], sums, from + n * SUM_GROUPS);
 #pragma unroll
-        for (int n = 0; n < QUADS_AT_ONCE; n++) {
-            const int quad = from + n * SUM_GROUPS;
-            if (quad >= quads) break;
-            const int block = quad % QUADS * 4 + lane;
-            char *to = dq.first + quad_row(quad) * dq.step + 16 * block;
+    for (int n = 0; n < QUADS_AT_ONCE; n++) {
+        const int quad = from + n * SUM_GROUPS;
+        if (quad >= quads) break;
+        const int block = quad % QUADS * 4 + lane;
+        char *to = dq.first + quad_row(quad) * dq.step + 16 * block;
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const int row = quad_row(quad) + 8 * r;
-                uint32_t words[4];
-                round_quad(words, x[n], r, p->a.scale, row < left);
-                fa_exchange_words(words, lane);
-                if (row < room && 8 * block < p->a.d)
-                    *(uint4 *)(to + 8 * r * dq.step) =
-                        make_uint4(words[0], words[1], words[2], words[3]);
-            }
+        for (int r = 0; r < 2; r++) {
+            const int row = quad_row(quad) + 8 * r;
+            uint32_t words[4];
+            round_quad(words, x[n], r, p->a.scale, row < left);
+            fa_exchange_words(words, lane);
+            if (row < room && 8 * block < p->a.d)
+                *(uint4 *)(to + 8 * r * dq.step) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }

@@ -10,7 +10,7 @@
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 
-/* Of row `row` behind the tile's first one. Rows that weights are 0 in have the log-sum-exp infinity:
+/* Row `row` behind the tile's first one. Rows that weights are 0 in have the log-sum-exp infinity:
  * those without keys, and those behind the last query. product: of dout and out. rows: the tile's
  * numbers; for a row of a tile behind, 64 of them further for each 64 rows. */
 FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,

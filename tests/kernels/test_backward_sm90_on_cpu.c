@@ -373,7 +373,7 @@ static bool run_problem(machine *m)
         .attend = compute,
         .context = m};
     device = devices[H200];
-    if (m->number / 16 % 2) device.multiprocessors = 3;
+    if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
     random_problem_run((uint64_t)m->number, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
