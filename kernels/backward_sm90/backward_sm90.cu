@@ -73,8 +73,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #else
     const int64_t number = blockIdx.x;
 #endif
-    const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
-                       begin_block(&pipe, &p.a, &s, number);
+    const bool loads =
+        threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
 #endif
     __syncthreads();
     ptx_wait_for_grids();

@@ -45,13 +45,13 @@
 enum {
     PART_TILES = FA_BACKWARD_SM90_PART_TILES,
     PART_ROWS = PART_TILES * QUERIES,
-    LANES = HEAD_DIM / 8,          /* that share a row */
-    LANE_ROWS = THREADS / LANES,   /* rows that the block's threads have at a time */
+    LANES = HEAD_DIM / 8,        /* that share a row */
+    LANE_ROWS = THREADS / LANES, /* rows that the block's threads have at a time */
     ROWS_AT_ONCE = (PART_ROWS + LANE_ROWS - 1) / LANE_ROWS, /* of a lane: all */
-    COLUMN_BLOCKS = COLUMNS / 8,   /* of sums */
-    SUM_BLOCK = QUERIES * 8 / 4,   /* float4 of a block of columns */
-    SUM_GROUPS = THREADS / 128,    /* of threads that share such a block */
-    QUADS = COLUMN_BLOCKS / 4,     /* of a tile: four blocks of columns */
+    COLUMN_BLOCKS = COLUMNS / 8,                            /* of sums */
+    SUM_BLOCK = QUERIES * 8 / 4,                            /* float4 of a block of columns */
+    SUM_GROUPS = THREADS / 128,                             /* of threads that share such a block */
+    QUADS = COLUMN_BLOCKS / 4,                              /* of a tile: four blocks of columns */
     QUADS_AT_ONCE = (PART_TILES * QUADS + SUM_GROUPS - 1) / SUM_GROUPS /* of a group: all */
 };
 static_assert(THREADS % LANES == 0 && COLUMN_BLOCKS % 4 == 0 && SUM_BLOCK == 128, "whole shares");
@@ -99,8 +99,8 @@ FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
     joined_block found = {BLOCK_MULTIPLIES, multiplied * tiles + at - before};
     if (shares - (int64_t)before * all + others < all) return found;
     found.kind = before < prepares ? BLOCK_PREPARES : BLOCK_FINISHES;
-    found.number = before < prepares ? prepared * s->parts + before
-                                     : finished * s->parts + before - prepares;
+    found.number =
+        before < prepares ? prepared * s->parts + before : finished * s->parts + before - prepares;
     return found;
 }
 
@@ -147,9 +147,8 @@ typedef struct row_steps {
 FA_DEVICE row_steps find_rows(const fa_kernel_view *view, const row_part *part, int first)
 {
     const fa_tile *t = &part->tile;
-    const row_steps rows = {
-        fa_view_row(view, t->block_q, t->start_q + t->first + first, t->head),
-        view->stride[1] * 2};
+    const row_steps rows = {fa_view_row(view, t->block_q, t->start_q + t->first + first, t->head),
+                            view->stride[1] * 2};
     return rows;
 }
 
@@ -297,8 +296,7 @@ FA_DEVICE void round_quad(uint32_t words[4], const float4 x[4], int r, float sca
 }
 
 /* Rows whose elements are stored eight at once. All loads are issued before the first is used. */
-FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_part *part,
-                              const float4 *sums)
+FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_part *part, const float4 *sums)
 {
     const row_steps dq = find_rows(&p->dq, part, 0);
     const int64_t left = part->tile.n_q - part->tile.first,

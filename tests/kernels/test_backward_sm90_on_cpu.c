@@ -98,7 +98,8 @@ static int runs[FA_VARIANTS];
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
-static const fa_cuda_family *few; /* of both runs; NULL: of the second one persistent blocks, where they can */
+static const fa_cuda_family
+    *few; /* of both runs; NULL: of the second one persistent blocks, where they can */
 /* An H200, or one with few multiprocessors, for which plans are made otherwise. */
 static fa_cuda_device device;
 
@@ -132,6 +133,7 @@ static void vary(cuda_run *run, const machine *m, const fa_variant *v)
     if (!m->otherwise) return;
     if (m->ordered || v->persistent || v->joined)
         run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+    run->first_block_slow = v->joined && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
