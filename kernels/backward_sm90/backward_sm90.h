@@ -30,8 +30,7 @@
 /* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages. */
 #define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) ((dim) > 64 && (stages) > 2 ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
-#define FA_BACKWARD_SM90_PART_TILES                                                                \
-    4 /* query tiles of a block that prepares or finishes, where launches are joined */
+#define FA_BACKWARD_SM90_PART_TILES 4     /* query tiles of a block of a JOINED variant's passes */
 
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a bias of -infinity. */
 #define FA_BACKWARD_SM90_HIDES(options) (((options) & (FA_SM90_BIAS | FA_SM90_BY_ROWS)) != 0)

@@ -207,10 +207,9 @@ struct cuda_run {
     unsigned smem_bytes;
     unsigned static_bytes; /* of static shared memory, in front of them; 0: few */
     bool backwards;
-    bool overlaps;         /* the launch in front: each thread must wait for that one */
-    bool last_block_first; /* clusters take turns from the last one on */
-    bool
-        first_block_slow; /* of those side by side, without clusters: goes on only when no other can */
+    bool overlaps;                    /* the launch in front: each thread must wait for that one */
+    bool last_block_first;            /* clusters take turns from the last one on */
+    bool first_block_slow;            /* of those side by side: it goes on only when no other can */
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */
