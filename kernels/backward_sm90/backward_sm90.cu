@@ -75,6 +75,10 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     const bool loads =
         threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
+#if JOINED
+    /* Of the consumers, who have nothing to do yet. */
+    if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
+#endif
 #endif
     __syncthreads();
     ptx_wait_for_grids();

@@ -33,12 +33,14 @@
 #if JOINED
 
 #include "backward_sm90/prepare_row.cuh"
+#include "backward_sm90/work.cuh"
 #include "common/divide.h"
 #include "common/exchange.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
 #include "common/x2.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/semaphore.cuh"
 #include "ptx/tma.cuh"
 
@@ -265,6 +267,17 @@ FA_DEVICE void prepare_part(const fa_backward_params *p, const fa_backward_sm90_
     ptx_fence_proxy_async_global();
     __syncthreads();
     if (threadIdx.x == 0) ptx_counter_add(&s->counters[2 * part.unit]);
+}
+
+/* A block that multiplies, one thread: waits until the rows of its unit are there, and zeros in its
+ * sums. The barrier behind it tells the others, of which those that issue copies have a fence. */
+FA_DEVICE void wait_until_prepared(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                                   int64_t number)
+{
+    const int32_t unit = (int32_t)fa_divide(find_task(p, s, number), p->tiles);
+    ptx_wait_for_grids();
+    ptx_counter_wait(&s->counters[2 * unit], s->parts);
+    ptx_fence_proxy_async_global();
 }
 
 /* ---- Sums become dQ -------------------------------------------------------------------------- */

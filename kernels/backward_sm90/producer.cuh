@@ -306,14 +306,6 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
 
 #if JOINED
 
-/* One thread: waits until the rows of the block's queries are there, and zeros in their sums, for
- * the copies that it issues from then on. */
-FA_DEVICE void wait_until_prepared(const pipeline *pipe, const fa_backward_sm90_params *s)
-{
-    ptx_counter_wait(&s->counters[2 * work_of(pipe)->unit], s->parts);
-    ptx_fence_proxy_async_global();
-}
-
 /* One thread: says that what it has added to the sums is there. */
 FA_DEVICE void count_additions(const pipeline *pipe, const fa_backward_sm90_params *s)
 {
@@ -329,9 +321,8 @@ FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_par
                                 const tile_cursor *at, int stage, uint64_t *full)
 {
     if (threadIdx.x % 32 != 0) return;
-#if JOINED
-    if (at->count == 0) wait_until_prepared(pipe, s);
-#endif
+    /* What other blocks have stored (wait_until_prepared in joined.cuh) is read by a copy. */
+    if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
                   (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
@@ -362,10 +353,9 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    if (!JOINED) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
+    load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
-    if (JOINED) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
 }
 
 /* The warp that loads. In a persistent block it loads keys and values as well, behind the first
@@ -661,9 +651,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 {
     const block_work *w = work_of(pipe);
     if (!PERSISTENT && w->tiles == 0) return;
-#if JOINED
-    wait_until_prepared(pipe, s);
-#endif
+    if (JOINED) ptx_fence_proxy_async_global(); /* before additions to zeros of other blocks */
 #if BIAS_TILE
     if (shares_dbias(pipe)) {
         store_dq_and_dbias(pipe, p, s, warp);
