@@ -393,6 +393,21 @@ VARIANT_16BIT(backward_sm90_d128_persistent, .file = "backward_sm90/backward_sm9
               .head_dim = 128, .options = 0, .stages = 3, .static_smem = 768, .persistent = 1)
 END(backward, sm90_persistent)
 
+/* The same, without options, with blocks that prepare and finish in the same launch. */
+FAMILY(backward, sm90_joined)
+VARIANT_16BIT(backward_sm90_d64_joined, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .stages = 3, .joined = 1)
+VARIANT_16BIT(backward_sm90_d96_joined, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .columns = 96, .options = 0, .stages = 3, .static_smem = 512, .joined = 1)
+VARIANT_16BIT(backward_sm90_d128_joined, .file = "backward_sm90/backward_sm90", .kernel = "backward_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .stages = 3, .static_smem = 512, .joined = 1)
+END(backward, sm90_joined)
+
+FAMILY(backward_clear, sm90)
+VARIANT(backward_sm90_clear, .file = "backward_sm90/clear", .kernel = "backward_sm90_clear", .architecture = 90,
+        .element = FA_ELEMENT_FLOAT32)
+END(backward_clear, sm90)
+
 FAMILY(backward_finish, sm90)
 VARIANT_16BIT(backward_sm90_finish_d64, .file = "backward_sm90/finish", .kernel = "backward_sm90_finish", .architecture = 90,
               .head_dim = 64)

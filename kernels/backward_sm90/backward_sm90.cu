@@ -15,11 +15,14 @@
  *     scheduler    of a persistent block: describes its work tiles          schedule.cuh
  *     consumers    two warpgroups of 64 keys each                           consumer.cuh, multiply.cuh
  *
+ * Blocks of a JOINED variant are of three kinds, of which these are one: joined.cuh.
+ *
  * They meet at the barriers of pipeline.cuh. A tile is consume_tile in consumer.cuh. config.cuh
  * says what the file is compiled with, and docs/kernels/backward_sm90.md why it is made so.
  */
 #include "backward_sm90/config.cuh"
 #include "backward_sm90/consumer.cuh"
+#include "backward_sm90/joined.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/producer.cuh"
 #include "backward_sm90/schedule.cuh"
@@ -57,8 +60,25 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_fence_proxy_async(); /* of the barriers */
     }
 #else
-    const bool loads = threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 &&
-                       begin_block(&pipe, &p.a, &s, blockIdx.x);
+#if JOINED
+    const joined_block joined = find_joined_block(&p.a, &s, blockIdx.x);
+    if (joined.kind != BLOCK_MULTIPLIES) {
+        ptx_wait_for_grids();
+        ptx_let_next_grid_start();
+        if (joined.kind == BLOCK_PREPARES) prepare_part(&p, &s, joined.number);
+        else finish_part(&p, &s, joined.number);
+        return;
+    }
+    const int64_t number = joined.number;
+#else
+    const int64_t number = blockIdx.x;
+#endif
+    const bool loads =
+        threadIdx.x < WARPGROUP && threadIdx.x % 32 == 0 && begin_block(&pipe, &p.a, &s, number);
+#if JOINED
+    /* Of the consumers, who have nothing to do yet. */
+    if (threadIdx.x == WARPGROUP) wait_until_prepared(&p.a, &s, number);
+#endif
 #endif
     __syncthreads();
     ptx_wait_for_grids();
@@ -76,8 +96,12 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         if (warp == WARP_LOAD) {
             if (shared.works[0].tiles > 0) produce(&pipe, &p.a, &s);
             else if (loads) wait_for_keys(&pipe);
-        } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0)
+        } else if (warp - WARP_STORE_DQ < STORE_WARPS && threadIdx.x % 32 == 0) {
             store_dq(&pipe, &p, &s, warp - WARP_STORE_DQ);
+#if JOINED
+            count_additions(&pipe, &s);
+#endif
+        }
 #if BIAS_TILE
         else if (warp == WARP_BIAS && threadIdx.x % 32 == 0 && pipe.bias_mapped)
             produce_bias(&pipe, &s);

@@ -2,7 +2,7 @@
  * What the kernels of backward_sm90 are told, and what follows from the numbers of a variant. Shared by the kernels
  * and the planner.
  *
- * Three launches, or four. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
+ * Three launches, or four; a JOINED variant does what the three do in one (joined.cuh), behind one that clears its counters. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
  * summed; `backward_sm90` computes all gradients; `finish` rounds those of the queries. Where few key
  * tiles keep few multiprocessors busy, blocks share one: each takes some of the query heads, and `finish_keys` adds up
  * what they leave of the gradients of keys and values, in one order. The workspace is made of query tiles
@@ -30,6 +30,7 @@
 /* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages. */
 #define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) ((dim) > 64 && (stages) > 2 ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
+#define FA_BACKWARD_SM90_PART_TILES 4     /* query tiles of a block of a JOINED variant's passes */
 
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a bias of -infinity. */
 #define FA_BACKWARD_SM90_HIDES(options) (((options) & (FA_SM90_BIAS | FA_SM90_BY_ROWS)) != 0)
@@ -101,6 +102,13 @@ typedef struct fa_backward_sm90_params {
     int64_t heads_ascending; /* the first so many heads have blocks that ascend (work.cuh) */
     int32_t first_stored;    /* a query tile's first key tile stores its dQ; 0: all add theirs */
     uint32_t *next_work;     /* work tiles that persistent blocks have taken; NULL: every so many */
+    /* Of a JOINED variant (joined.cuh), whose blocks are of three kinds. A unit is a key/value head
+     * of a batch item with its query heads, or a split of it. */
+    int32_t *counters; /* two of each unit: its parts whose rows are there; store warps that have
+                          added all of theirs */
+    int32_t units, units_together; /* all; those whose blocks follow each other */
+    int32_t unit_heads;            /* query heads of a unit */
+    int32_t parts, head_parts;     /* blocks for the rows of a unit; of a query head */
 } fa_backward_sm90_params;
 
 #endif

@@ -7,6 +7,7 @@
  *     STAGES     buffers of query tiles
  *     ORDERED    1: for sums of dQ in one order; other variants can do it as well, slower
  *     PERSISTENT 1: blocks stay on their multiprocessor and take work tile after work tile
+ *     JOINED     1: blocks of the same launch do what `prepare` and `finish` do else (joined.cuh)
  *     DQ_BUFFERS buffers of dQ of a consumer; 0 or 1: one
  *     STATIC_SMEM  bytes beside the dynamic ones that the planner counts with; 0: as of any kernel
  *     OPTIONS    0: masks by position and lengths alone; FA_SM90_ALL: each option may be there or not; one, as
@@ -39,6 +40,9 @@
 #endif
 #ifndef PERSISTENT
 #define PERSISTENT 0
+#endif
+#ifndef JOINED
+#define JOINED 0
 #endif
 #ifndef STATIC_SMEM
 #define STATIC_SMEM 0
@@ -109,6 +113,7 @@ enum {
 };
 static_assert(!PERSISTENT || (!ORDERED && !OPTIONS && STAGES > 2), "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
+static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");

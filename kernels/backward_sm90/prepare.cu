@@ -3,14 +3,15 @@
  * memory. The last heads come first: those that the next launch begins with are in the L2 cache then.
  */
 #include "backward_sm90/backward_sm90.h"
+
+#define QUERIES FA_BACKWARD_SM90_QUERIES
+
+#include "backward_sm90/prepare_row.cuh"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/sequence.cuh"
-#include "common/softmax.cuh"
 #include "ptx/grid.cuh"
-
-#define QUERIES FA_BACKWARD_SM90_QUERIES
 
 enum {
     THREADS = FA_BACKWARD_SM90_PASS_THREADS,
@@ -19,21 +20,6 @@ enum {
     ROWS_OF_LANE = 4 < QUERIES * LANES / THREADS ? 4 : QUERIES * LANES / THREADS, /* at once */
     SUM_VECTORS = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM) / 16
 };
-
-/* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
-FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,
-                           float *rows)
-{
-    const int64_t i = t->first + row;
-    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
-    const float lse = i < t->n_q ? p->a.lse[at] : -INFINITY;
-    const bool counts = lse != -INFINITY;
-    rows += FA_BACKWARD_SM90_ROW_AT(row);
-    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
-    const float delta = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
-    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
-    rows[QUERIES] = delta / (float)(1 << bits);
-}
 
 /* Rows whose elements are loaded eight at once, by LANES lanes each. All loads are issued before the first is used. from: the
  * first of the rows. */
@@ -58,15 +44,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
         const int row = first + n * (THREADS / LANES);
         const uint32_t x[4] = {dout[n].x, dout[n].y, dout[n].z, dout[n].w};
         const uint32_t y[4] = {out[n].x, out[n].y, out[n].z, out[n].w};
-        float sum = 0.0f;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float2 a = fa_unpack_x2(x[k], ELEMENT), b = fa_unpack_x2(y[k], ELEMENT);
-            sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
-        }
-#pragma unroll
-        for (int other = LANES / 2; other > 0; other /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, other);
+        const float sum = multiply_row(x, y, LANES);
         if (lane == 0) prepare_row(p, t, row, sum, rows);
     }
 }

@@ -304,11 +304,25 @@ FA_DEVICE kept_rows keep_queries(const pipeline *pipe, const fa_attention_params
     return kept;
 }
 
+#if JOINED
+
+/* One thread: says that what it has added to the sums is there. */
+FA_DEVICE void count_additions(const pipeline *pipe, const fa_backward_sm90_params *s)
+{
+    ptx_bulk_wait(0);
+    ptx_fence_proxy_async_global();
+    ptx_counter_add(&s->counters[2 * work_of(pipe)->unit + 1]);
+}
+
+#endif
+
 /* The log-sum-exp and delta of a tile's queries. */
 FA_DEVICE void load_row_numbers(const pipeline *pipe, const fa_backward_sm90_params *s,
                                 const tile_cursor *at, int stage, uint64_t *full)
 {
     if (threadIdx.x % 32 != 0) return;
+    /* What other blocks have stored (wait_until_prepared in joined.cuh) is read by a copy. */
+    if (JOINED && at->count == 0) ptx_fence_proxy_async_global();
     ptx_mbarrier_arrive_expect(full, ROW_BYTES);
     ptx_bulk_load(pipe->buffers + ROWS_AT + stage * ROW_BYTES,
                   (const char *)s->rows + number_of(s, work_of(pipe), at) * ROW_BYTES, full,
@@ -637,6 +651,7 @@ FA_DEVICE void store_dq(const pipeline *pipe, const fa_backward_params *p,
 {
     const block_work *w = work_of(pipe);
     if (!PERSISTENT && w->tiles == 0) return;
+    if (JOINED) ptx_fence_proxy_async_global(); /* before additions to zeros of other blocks */
 #if BIAS_TILE
     if (shares_dbias(pipe)) {
         store_dq_and_dbias(pipe, p, s, warp);

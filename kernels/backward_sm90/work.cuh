@@ -15,6 +15,9 @@
 #ifndef PERSISTENT
 #define PERSISTENT 0
 #endif
+#ifndef JOINED
+#define JOINED 0
+#endif
 
 typedef struct block_work {
     fa_key_tile keys;
@@ -29,6 +32,9 @@ typedef struct block_work {
     int32_t loads;  /* of keys, for the block's work tiles before */
     int32_t clears; /* those of them of which rows were cleared */
     bool ends;      /* there is no work tile any more */
+#endif
+#if JOINED
+    int32_t unit; /* whose rows it reads, and whose sums it adds to (joined.cuh) */
 #endif
     int64_t number;   /* of the sequence's tile 0 with the first head, in the workspace */
     int32_t num_keys; /* of the sequence, from the block's first one on; at most KEYS */
@@ -190,6 +196,9 @@ FA_DEVICE bool find_keys(const fa_attention_params *p, const fa_backward_sm90_pa
         p->heads_q == p->heads_kv ? 1 : (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->keys = fa_find_key_tile(p, task, KEYS);
     w->heads = s->splits == 1 ? group : group / s->splits;
+#if JOINED
+    w->unit = (int32_t)fa_divide(own, p->tiles);
+#endif
     w->key_sums = NULL;
     if (s->key_sums)
         w->key_sums = s->key_sums + (split * fa_divide(p->tasks, s->splits) + task) *
@@ -221,6 +230,9 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm9
 #if ORDERED
     w->ascends = own->ascends;
 #endif
+#if JOINED
+    w->unit = own->unit;
+#endif
 }
 
 /* Of a block whose keys no query sees: its gradients are zeros. */
@@ -230,6 +242,9 @@ FA_DEVICE void describe_nothing(const block_work *own, block_work *w)
     w->heads = own->heads;
     w->key_sums = own->key_sums;
     w->from = w->to = w->tiles = 0;
+#if JOINED
+    w->unit = own->unit;
+#endif
 }
 
 FA_DEVICE void describe_masks(const fa_attention_params *p, block_work *own, block_work *w)

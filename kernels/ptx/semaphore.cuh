@@ -49,6 +49,14 @@ FA_DEVICE void ptx_semaphore_add(int32_t *semaphore)
         : "memory");
 }
 
+/* The same of a counter, which many add to before others wait until all have. */
+FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
+{
+    ptx_semaphore_wait(counter, count);
+}
+
+FA_DEVICE void ptx_counter_add(int32_t *counter) { ptx_semaphore_add(counter); }
+
 #endif
 
 #endif

@@ -56,6 +56,12 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->first_stored = x->first_stored;
     params->next_work =
         x->counter_offset ? (uint32_t *)(void *)(workspace + x->counter_offset) : NULL;
+    params->counters = x->units ? (int32_t *)(void *)(workspace + x->counters_offset) : NULL;
+    params->units = x->units;
+    params->units_together = x->units_together;
+    params->unit_heads = x->unit_heads;
+    params->parts = x->parts;
+    params->head_parts = x->head_parts;
     params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
@@ -140,9 +146,14 @@ static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batc
 /* The narrowest of the family's variants for the problem's options: for these alone, or for all that there are. */
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
-    const bool persistent = family == &fa_cuda_backward_sm90_persistent;
-    const int first = persistent ? FA_FIRST_backward_sm90_persistent : FA_FIRST_backward_sm90;
-    const int end = persistent ? FA_END_backward_sm90_persistent : FA_END_backward_sm90;
+    const bool persistent = family == &fa_cuda_backward_sm90_persistent,
+               joined = family == &fa_cuda_backward_sm90_joined;
+    const int first = persistent ? FA_FIRST_backward_sm90_persistent
+                      : joined   ? FA_FIRST_backward_sm90_joined
+                                 : FA_FIRST_backward_sm90;
+    const int end = persistent ? FA_END_backward_sm90_persistent
+                    : joined   ? FA_END_backward_sm90_joined
+                               : FA_END_backward_sm90;
     const int options = find_options(p);
     const fa_variant *found = NULL;
     for (int i = first; i < end; i++) {
@@ -266,16 +277,21 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 /* Whether later keys are seen by fewer queries. */
 static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
+/* Heads that make two rounds of blocks. */
+static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
+{
+    const int64_t heads = l->tasks / l->tiles;
+    const int64_t wanted = (2 * device->multiprocessors + l->tiles / 2) / l->tiles;
+    return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
+}
+
 /* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
  * make two rounds of blocks. Then short blocks come last, so that all multiprocessors end at the
  * same time, and what the blocks load stays in the L2 cache. */
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
                                    const fa_cuda_device *device)
 {
-    if (!shrinks(p) || l->tasks == 0) return 1;
-    const int64_t heads = l->tasks / l->tiles;
-    const int64_t wanted = (2 * device->multiprocessors + l->tiles / 2) / l->tiles;
-    return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
+    return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device) : 1;
 }
 
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
@@ -322,6 +338,39 @@ static void plan_counter(const fa_variant *v, const fa_cuda_plan_launch *prepare
     if (!v->persistent || prepare->idle) return;
     own->counter_offset = (plan->workspace_bytes + 15) / 16 * 16;
     plan->workspace_bytes = own->counter_offset + 16;
+}
+
+/* Where launches are joined: blocks of all three kinds, and the counters by which they wait for each
+ * other, which a launch in front clears. */
+static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_device *device,
+                        fa_cuda_plan_launch *clear, fa_cuda_plan_launch *main, fa_cuda_plan *plan,
+                        fa_cuda_backward_sm90_launch *own, char *why, size_t size)
+{
+    own->units = own->units_together = own->unit_heads = own->parts = own->head_parts = 0;
+    own->counters_offset = 0;
+    if (!v->joined) return true;
+    if (clear->tasks == 0 || main->tasks == 0) {
+        fa_cuda_say(why, size, "there are no queries, or no keys");
+        return false;
+    }
+    const int64_t units = main->tasks / main->tiles,
+                  heads = p->heads_q / (p->heads_kv * own->splits),
+                  head_parts = fa_cuda_count_tiles(own->q_tiles, FA_BACKWARD_SM90_PART_TILES),
+                  blocks = main->tasks + 2 * units * heads * head_parts;
+    if (blocks > INT32_MAX / 2) { /* the kernel counts beyond the last block */
+        fa_cuda_say(why, size, "there are %" PRId64 " blocks", blocks);
+        return false;
+    }
+    own->units = (int32_t)units;
+    own->units_together = (int32_t)count_heads_of_rounds(main, device);
+    own->unit_heads = (int32_t)heads;
+    own->head_parts = (int32_t)head_parts;
+    own->parts = (int32_t)(heads * head_parts);
+    own->counters_offset = (plan->workspace_bytes + 15) / 16 * 16;
+    plan->workspace_bytes = own->counters_offset + (size_t)units * 2 * sizeof(int32_t);
+    clear->grid = fa_cuda_grid(fa_cuda_count_tiles(2 * units, FA_BACKWARD_SM90_PASS_THREADS));
+    main->grid = (uint32_t)blocks;
+    return true;
 }
 
 /* How many blocks, or clusters, share the keys of a key/value head. room: how many run at once.
@@ -399,18 +448,24 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     const int threads = FA_BACKWARD_SM90_PASS_THREADS;
     if (!fa_cuda_add_dbias_clear(&x, dbias)) return false;
     fa_cuda_plan_launch *const prepare =
-        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_prepare_sm90), threads, 0, queue_sm90,
-                         device, plan, why, size);
+        fa_cuda_plan_add(v->joined ? &fa_variants[FA_VARIANT_backward_sm90_clear]
+                                   : find_companion(v, FA_FIRST_backward_prepare_sm90),
+                         threads, 0, queue_sm90, device, plan, why, size);
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, find_threads(v), find_smem(v), queue_sm90, device, plan, why, size);
-    fa_cuda_plan_launch *const finish =
-        fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0, queue_sm90,
-                         device, plan, why, size);
-    if (!prepare || !main || !finish) return false;
+    if (!prepare || !main) return false;
+    if (!v->joined) {
+        fa_cuda_plan_launch *const finish =
+            fa_cuda_plan_add(find_companion(v, FA_FIRST_backward_finish_sm90), threads, 0,
+                             queue_sm90, device, plan, why, size);
+        if (!finish) return false;
+        fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, finish);
+        finish->idle = finish->idle || !p->dq.data;
+        finish->overlaps = true;
+    }
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";
     fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, prepare);
-    fa_cuda_set_query_tasks(p, FA_BACKWARD_SM90_QUERIES, finish);
     fa_cuda_set_key_tasks(p, find_keys(v), main);
     main->tile_q = FA_BACKWARD_SM90_QUERIES;
     own.q_tiles = prepare->tiles;
@@ -424,6 +479,7 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
     main->grid = fa_cuda_grid(v->persistent && main->tasks > device->multiprocessors
                                   ? device->multiprocessors
                                   : main->tasks * count_blocks(v));
+    if (!plan_joined(p, v, device, prepare, main, plan, &own, why, size)) return false;
     plan_shared_bias(p, &own);
     if (!add_finish_keys(&x, v, main, &own)) return false;
     const size_t sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
@@ -433,11 +489,9 @@ static bool make_launches(const fa_problem *p, const fa_cuda_device *device, fa_
         plan->launches[i].backward_sm90 = own;
         plan->launches[i].workspace_bytes = plan->workspace_bytes;
     }
-    finish->idle = finish->idle || !p->dq.data;
     /* Only behind prepare, which does not overlap what is in front of it: main reads keys before it
      * waits. */
     main->overlaps = !is_wide(v) && !prepare->idle;
-    finish->overlaps = true;
     return fa_cuda_add_dbias_round(&x, dbias, sums_offset) && fa_cuda_add_dbias_dsinks(&x, dbias);
 }
 
@@ -459,16 +513,21 @@ const fa_cuda_family fa_cuda_backward_sm90 = {
     .plan = plan_backward,
 };
 
+/* Families of plain problems. */
+static bool refuse_order_and_options(const fa_problem *p, char *why, size_t size)
+{
+    if (!find_options(p) && !is_ordered(p)) return false;
+    fa_cuda_say(why, size, "%s",
+                is_ordered(p) ? "options.flags ask for sums in one order"
+                              : "an option changes scores or weights");
+    return true;
+}
+
 static bool plan_persistent(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                             char *why, size_t size)
 {
-    if (find_options(p) || is_ordered(p)) {
-        fa_cuda_say(why, size, "%s",
-                    is_ordered(p) ? "options.flags ask for sums in one order"
-                                  : "an option changes scores or weights");
-        return false;
-    }
-    return !refuse_head_dims(p, 128, why, size) && plan_backward(p, device, plan, why, size);
+    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, 128, why, size) &&
+           plan_backward(p, device, plan, why, size);
 }
 
 /* Of head dims above 64 blocks that do not stay are as fast, or faster (head dim 128 on an H200, n 4k
@@ -486,4 +545,36 @@ const fa_cuda_family fa_cuda_backward_sm90_persistent = {
     .does_few = true,
     .slower = is_above_64,
     .plan = plan_persistent,
+};
+
+/* Blocks count through the tiles of a head as if all heads had equally many. */
+static bool refuse_packed(const fa_problem *p, char *why, size_t size)
+{
+    if (!p->cu_seqlens_q && !p->cu_seqlens_k) return false;
+    fa_cuda_say(why, size, "%s is given", p->cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k");
+    return true;
+}
+
+static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,
+                                 fa_cuda_plan *plan, char *why, size_t size)
+{
+    return !refuse_order_and_options(p, why, size) && !refuse_head_dims(p, 128, why, size) &&
+           !refuse_packed(p, why, size) && plan_backward(p, device, plan, why, size);
+}
+
+/* Until it has been measured. */
+static bool is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
+                            size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_joined = {
+    .name = "sm90_joined",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_not_measured,
+    .plan = plan_joined_launches,
 };

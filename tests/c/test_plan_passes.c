@@ -929,9 +929,82 @@ static void test_persistent(void)
     }
 }
 
+/* Joined launches run where they are asked for: one behind another that clears two counters of each unit. */
+static void test_joined(void)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, n, d;
+        bool causal;
+        int variant, units, together, heads, parts, tiles;
+    } cases[] = {
+        {16, 16, 16, 1024, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 33, 1, 4, 8},
+        {16, 16, 16, 1024, 64, false, FA_VARIANT_backward_sm90_d64_joined_f16, 256, 33, 1, 4, 8},
+        {2, 16, 16, 1000, 96, false, FA_VARIANT_backward_sm90_d96_joined_f16, 32, 32, 1, 4, 8},
+        {4, 32, 8, 4096, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 32, 8, 4, 64, 32},
+        {1, 8, 1, 2048, 80, true, FA_VARIANT_backward_sm90_d96_joined_f16, 4, 4, 2, 16, 16},
+        {1, 1, 1, 65536, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 1, 1, 1, 256, 512}};
+    const fa_cuda_device *device = &devices[H200];
+    const fa_cuda_family *family = &fa_cuda_backward_sm90_joined;
+    fa_cuda_plan plan;
+    char why[320] = "";
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_half_backward(cases[i].batch, cases[i].heads_q, cases[i].n);
+        p.heads_kv = cases[i].heads_kv;
+        p.d = p.d_v = cases[i].d;
+        p.causal = cases[i].causal;
+        CHECK(fa_cuda_plan_make(&p, device, &fa_cuda_backward_sm90, &plan, why, sizeof why), "%s",
+              why);
+        const size_t plain = plan.workspace_bytes;
+        const int launches = plan.count;
+        CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why), "case %zu: %s", i,
+              why);
+        const fa_cuda_plan_launch *clear = &plan.launches[0], *l = &plan.launches[1];
+        const fa_cuda_backward_sm90_launch *own = &l->backward_sm90;
+        const int64_t units = cases[i].units, parts = cases[i].parts;
+        CHECK(plan.family == family && plan.count == launches - 1 && l->variant == cases[i].variant,
+              "case %zu: %d launches, %s", i, plan.count, plan.passed_over);
+        CHECK(clear->variant == FA_VARIANT_backward_sm90_clear && !clear->overlaps && l->overlaps &&
+                  (int64_t)clear->grid * (int64_t)clear->threads >= 2 * units,
+              "case %zu: %u blocks clear", i, clear->grid);
+        CHECK(own->units == units && own->units_together == cases[i].together &&
+                  own->unit_heads == cases[i].heads && own->parts == parts &&
+                  own->head_parts * own->unit_heads == parts && l->tiles == cases[i].tiles,
+              "case %zu: %d units, %d together, of %d heads, %d parts, %lld tiles", i, own->units,
+              own->units_together, own->unit_heads, own->parts, (long long)l->tiles);
+        CHECK(l->tasks == units * cases[i].tiles &&
+                  (int64_t)l->grid == l->tasks + 2 * units * parts,
+              "case %zu: %u blocks", i, l->grid);
+        CHECK(own->counters_offset % 16 == 0 &&
+                  own->counters_offset + (size_t)units * 8 == plan.workspace_bytes &&
+                  plan.workspace_bytes <= plain + (size_t)units * 8 + 15,
+              "case %zu: counters at %zu of %zu bytes, %zu without", i, own->counters_offset,
+              plan.workspace_bytes, plain);
+        CHECK(plan_of(&p, device).family != family, "case %zu, unasked", i);
+        CHECK(plan_of(&p, device).workspace_bytes <= plain + 16, "case %zu: an unasked workspace",
+              i);
+    }
+
+    const int32_t starts[] = {0, 256};
+    for (int i = 0; i < 6; i++) {
+        static const char *const reasons[] = {"one order",    "option",     "192",
+                                              "cu_seqlens_q", "no queries", "blocks"};
+        fa_problem p = make_half_backward(1, 2, i == 5 ? 1 << 29 : 256);
+        if (i == 0) p.deterministic = true;
+        if (i == 1) p.softcap = 30;
+        if (i == 2) p.d = p.d_v = 192;
+        if (i == 3) p.cu_seqlens_q = p.cu_seqlens_k = starts;
+        if (i == 4) p.batch = 0;
+        if (i == 5) p.batch = p.blocks_q = p.blocks_k = 128;
+        CHECK(fa_cuda_plan_make(&p, device, family, &plan, why, sizeof why) &&
+                  plan.family != family && strstr(plan.passed_over, reasons[i]),
+              "case %d: %s", i, plan.passed_over);
+    }
+}
+
 int main(void)
 {
     test_persistent();
+    test_joined();
     test_head_dims();
     test_variants();
     test_tasks();

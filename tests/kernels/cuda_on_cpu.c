@@ -584,13 +584,17 @@ static bool units_go_on(void) { return machine.run->units && machine.run->units-
 static bool run_fast(void) { return run_warps(false); }
 static bool run_all(void) { return run_warps(true); }
 
+static bool is_slow_block(unsigned place) { return machine.run->first_block_slow && place == 0; }
+
 /* Each block of the cluster in turn; whether one could. */
 static bool for_blocks(bool (*go_on)(void))
 {
     const unsigned blocks = machine.together;
     bool any = false;
     for (unsigned i = 0; i < blocks; i++) {
-        cuda_enter_block(machine.run->backwards ? blocks - 1 - i : i);
+        const unsigned place = machine.run->backwards ? blocks - 1 - i : i;
+        if (is_slow_block(place)) continue;
+        cuda_enter_block(place);
         any = go_on() || any;
     }
     return any;
@@ -658,10 +662,17 @@ static void die_waiting(void)
     cuda_die("no thread can go on");
 }
 
+static bool slow_block_goes_on(void)
+{
+    if (!machine.run->first_block_slow) return false;
+    cuda_enter_block(0);
+    return run_fast() || units_go_on() || run_all() || end_phase();
+}
+
 static void run_cluster(void)
 {
     while (for_blocks(run_fast) || for_blocks(units_go_on) || for_blocks(run_all) ||
-           for_blocks(end_phase) || end_cluster_phase())
+           for_blocks(end_phase) || end_cluster_phase() || slow_block_goes_on())
         continue;
 }
 

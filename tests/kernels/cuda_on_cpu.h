@@ -209,6 +209,7 @@ struct cuda_run {
     bool backwards;
     bool overlaps;                    /* the launch in front: each thread must wait for that one */
     bool last_block_first;            /* clusters take turns from the last one on */
+    bool first_block_slow;            /* of those side by side: it goes on only when no other can */
     unsigned slow_warp;               /* counted through the blocks of a cluster */
     uint32_t slow_lanes;              /* of this warp, a bit for each */
     const cuda_units *units;          /* NULL: none */

@@ -804,6 +804,28 @@ void hopper_semaphore_add(int32_t *semaphore)
     *check_semaphore(semaphore) += 1;
 }
 
+void hopper_counter_wait(const int32_t *counter, int count)
+{
+    const cuda_wait wait = {is_reached, describe_semaphore, check_semaphore(counter),
+                            (uint64_t)count};
+    if (count < 0) cuda_die("a wait for a counter of %d", count);
+    if (units.run->overlaps && !here()->bulk[cuda_thread.x].waited)
+        cuda_die("a wait for a counter before the grids in front have ended");
+    cuda_wait_until(&wait);
+    if (*counter > count) cuda_die("a counter of %d is %d", count, (int)*counter);
+    here()->bulk[cuda_thread.x].unfenced = true;
+}
+
+void hopper_counter_add(int32_t *counter)
+{
+    const bulk_groups *g = &here()->bulk[cuda_thread.x];
+    if (units.run->overlaps && !g->waited)
+        cuda_die("a counter is added to before the grids in front have ended");
+    if (g->ended[HOPPER_BULK_ADDED] < g->committed)
+        cuda_die("a counter is added to before bulk additions are complete");
+    *check_semaphore(counter) += 1;
+}
+
 void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = false; }
 
 void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }

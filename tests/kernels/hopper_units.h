@@ -53,6 +53,10 @@ void hopper_semaphore_wait(const int32_t *semaphore, int count);
 bool hopper_semaphore_is_reached(const int32_t *semaphore, int count);
 void hopper_semaphore_add(int32_t *semaphore);
 
+/* One that many blocks add to, and others wait for until all have. */
+void hopper_counter_wait(const int32_t *counter, int count);
+void hopper_counter_add(int32_t *counter);
+
 /* Each thread of a grid whose launch overlaps the one in front must wait for that one. */
 void hopper_wait_for_grids(void);
 void hopper_proxy_fence_global(void);

@@ -9,10 +9,11 @@
  * side by side, so that they wait for each other.
  *
  * Behind these problems come others with a bias and its gradient, with head dims above 96 and above 128, and some that
- * persistent blocks do twice. Where they are asked for, several run side by side, and share the work tiles.
+ * persistent blocks do twice, or joined launches. Where they are asked for, several blocks run side by side the second time, and
+ * share the work tiles, or wait for each other.
  *
- * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias" or "persistent" for
- * such problems; then the runs of each variant are printed.
+ * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "persistent" or
+ * "joined" for such problems; then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -51,7 +52,9 @@ enum {
     FIRST_FULL_PROBLEM = 720,
     FULL_PROBLEMS = 30,
     FIRST_PERSISTENT_PROBLEM = 3500,
-    PERSISTENT_PROBLEMS = 400
+    PERSISTENT_PROBLEMS = 400,
+    FIRST_JOINED_PROBLEM = 6200,
+    JOINED_PROBLEMS = 450
 };
 
 typedef struct parameters {
@@ -95,7 +98,8 @@ static int runs[FA_VARIANTS];
 static int biases_by_tma[2], dbias_by[2][FA_BACKWARD_SM90_DBIAS_ADDED + 1];
 static int64_t least_dim;
 static bool about_bias; /* problems are of that class */
-static bool persistent; /* both runs have persistent blocks */
+static const fa_cuda_family
+    *few; /* of both runs; NULL: of the second one persistent blocks, where they can */
 /* An H200, or one with few multiprocessors, for which plans are made otherwise. */
 static fa_cuda_device device;
 
@@ -116,7 +120,7 @@ typedef struct machine {
 /* ---- Launches -------------------------------------------------------------------------------- */
 
 /* All orders and delays; a slow warp, often one of the three that load or store. */
-static void vary(cuda_run *run, const machine *m, bool stays)
+static void vary(cuda_run *run, const machine *m, const fa_variant *v)
 {
     const uint64_t bits = (uint64_t)m->number * 0x9E3779B97F4A7C15u;
     const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
@@ -125,9 +129,11 @@ static void vary(cuda_run *run, const machine *m, bool stays)
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
-    run->last_block_first = m->otherwise && !m->ordered;
+    run->last_block_first = m->otherwise && !m->ordered && !v->joined;
     if (!m->otherwise) return;
-    if (m->ordered || stays) run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+    if (m->ordered || v->persistent || v->joined)
+        run->together = run->cluster ? 2 : 2 + (unsigned)(bits >> 45 & 3) % 3;
+    run->first_block_slow = v->joined && bits >> 44 & 1;
     run->slow_warp = bits >> 56 & 1 ? (unsigned)(bits >> 57 & 7) % 3 : any;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
@@ -158,7 +164,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const paramet
                     .overlaps = l->overlaps,
                     .units = &hopper_units};
     if (!run.kernel) abort();
-    vary(&run, m, fa_variants[l->variant].persistent);
+    vary(&run, m, &fa_variants[l->variant]);
     snprintf(name, sizeof name,
              "number %lld: %s, %s, %s copies, %s products, lanes %x of warp %u slow",
              (long long)m->number, fa_variants[l->variant].name,
@@ -310,9 +316,10 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     fa_options options = call->options;
     fa_problem p;
     fa_cuda_plan plan;
-    const fa_cuda_family *asked =
-        m->otherwise || persistent ? &fa_cuda_backward_sm90_persistent : &fa_cuda_backward_sm90;
-    if (m->number / 8 % 2 && !persistent) options.flags |= FA_DETERMINISTIC;
+    const fa_cuda_family *asked = few            ? few
+                                  : m->otherwise ? &fa_cuda_backward_sm90_persistent
+                                                 : &fa_cuda_backward_sm90;
+    if (m->number / 8 % 2 && !few) options.flags |= FA_DETERMINISTIC;
     fa_status status = make_plan(call, &call->gradients, &options, asked, &p, &plan, message, size);
     if (status != FA_OK) return status;
     m->ordered = p.deterministic || p.batch_invariant;
@@ -333,10 +340,9 @@ static bool is_refused(const random_call *call)
     fa_problem p;
     fa_cuda_plan plan;
     const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
-    return make_plan(call, &gradients, &options,
-                     persistent ? &fa_cuda_backward_sm90_persistent : &fa_cuda_backward_sm90, &p,
-                     &plan, message, sizeof message) == FA_ERROR_UNSUPPORTED ||
-           (persistent && plan.family != &fa_cuda_backward_sm90_persistent);
+    return make_plan(call, &gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
+                     message, sizeof message) == FA_ERROR_UNSUPPORTED ||
+           (few && plan.family != few);
 }
 
 static fa_status compute(void *context, const random_call *given, char *message, size_t size)
@@ -369,7 +375,7 @@ static bool run_problem(machine *m)
         .attend = compute,
         .context = m};
     device = devices[H200];
-    if (m->number / 16 % 2) device.multiprocessors = 3;
+    if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
     random_problem_run((uint64_t)m->number, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     CHECK(result.report.ok, "number %lld, run %d: %s\n  %s", (long long)m->number, m->otherwise + 1,
@@ -394,8 +400,10 @@ int main(int argc, char **argv)
     const int64_t end = first + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
     if (argc > 3) least_dim = atoll(argv[3]);
-    about_bias = argc > 4 && argv[4][0] != 'p';
-    persistent = argc > 4 && !about_bias;
+    about_bias = argc > 4 && argv[4][0] == 'b';
+    few = argc <= 4 || about_bias ? NULL
+          : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
+                                  : &fa_cuda_backward_sm90_persistent;
     const int done = run_problems(first, end);
     if (argc == 1) {
         for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
@@ -409,8 +417,10 @@ int main(int argc, char **argv)
         least_dim = WIDE;
         run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
         least_dim = 0;
-        persistent = true;
+        few = &fa_cuda_backward_sm90_persistent;
         run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
+        few = &fa_cuda_backward_sm90_joined;
+        run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
     }
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);

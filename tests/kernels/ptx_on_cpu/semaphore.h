@@ -18,4 +18,11 @@ FA_DEVICE bool ptx_semaphore_is_reached(const int32_t *semaphore, int count)
 
 FA_DEVICE void ptx_semaphore_add(int32_t *semaphore) { hopper_semaphore_add(semaphore); }
 
+FA_DEVICE void ptx_counter_wait(const int32_t *counter, int count)
+{
+    hopper_counter_wait(counter, count);
+}
+
+FA_DEVICE void ptx_counter_add(int32_t *counter) { hopper_counter_add(counter); }
+
 #endif

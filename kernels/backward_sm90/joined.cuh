@@ -1,0 +1,382 @@
+/*
+ * Blocks of a JOINED variant: one launch does what else are three. Blocks are of three kinds:
+ *
+ *     prepares      rows of queries (log-sum-exp and delta), and zeros in the sums of dQ: prepare.cu
+ *     multiplies    KEYS keys: all other files here
+ *     finishes      sums of dQ, which become dQ: finish.cu
+ *
+ * The first and the last are bound by memory. In launches of their own tensor cores would wait for
+ * them; here they run beside blocks that multiply, and find more of their data in the L2 cache.
+ *
+ * A unit is a key/value head of a batch item, or a split of it, with its query heads: all that
+ * depends on each other is of one unit. Groups of units_together units follow each other in steps.
+ * Step t has the blocks that prepare group t, those that multiply for group t - 1, and those that
+ * finish group t - 2:
+ *
+ *     P0 | P1 M0 | P2 M1 F0 | P3 M2 F1 | ... | M(last) F(last - 1) | F(last)
+ *
+ * Within a step blocks of memory are spread evenly among those that multiply: first those that
+ * prepare, then those that finish.
+ *
+ * Two counters of each unit say how far it is. A block that multiplies waits until all parts of its
+ * unit's rows are there; one that finishes, until all store warps of the unit's blocks have added
+ * what they had. Both wait for blocks of steps before theirs alone, that is of lower numbers. Blocks
+ * start in the order of their numbers and stay until they are done. So of the blocks that are not
+ * done, the one of the lowest number waits for nobody, and there is no deadlock, however many run at
+ * once.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_JOINED_CUH
+#define FA_KERNELS_BACKWARD_SM90_JOINED_CUH
+
+#include "backward_sm90/config.cuh"
+
+#if JOINED
+
+#include "backward_sm90/prepare_row.cuh"
+#include "backward_sm90/work.cuh"
+#include "common/divide.h"
+#include "common/exchange.cuh"
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+#include "common/sequence.cuh"
+#include "common/x2.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/semaphore.cuh"
+#include "ptx/tma.cuh"
+
+enum {
+    PART_TILES = FA_BACKWARD_SM90_PART_TILES,
+    PART_ROWS = PART_TILES * QUERIES,
+    LANES = HEAD_DIM / 8,        /* that share a row */
+    LANE_ROWS = THREADS / LANES, /* rows that the block's threads have at a time */
+    ROWS_AT_ONCE = (PART_ROWS + LANE_ROWS - 1) / LANE_ROWS, /* of a lane: all */
+    COLUMN_BLOCKS = COLUMNS / 8,                            /* of sums */
+    SUM_BLOCK = QUERIES * 8 / 4,                            /* float4 of a block of columns */
+    SUM_GROUPS = THREADS / 128,                             /* of threads that share such a block */
+    QUADS = COLUMN_BLOCKS / 4,                              /* of a tile: four blocks of columns */
+    QUADS_AT_ONCE = (PART_TILES * QUADS + SUM_GROUPS - 1) / SUM_GROUPS /* of a group: all */
+};
+static_assert(THREADS % LANES == 0 && COLUMN_BLOCKS % 4 == 0 && SUM_BLOCK == 128, "whole shares");
+
+typedef enum block_kind { BLOCK_PREPARES, BLOCK_MULTIPLIES, BLOCK_FINISHES } block_kind;
+
+/* number: of the part, among those of all query heads, or of the block among those that multiply. */
+typedef struct joined_block {
+    block_kind kind;
+    int32_t number;
+} joined_block;
+
+/* ---- The order ------------------------------------------------------------------------------- */
+
+/* Units of the groups in front of this one. */
+FA_DEVICE int32_t units_before(const fa_backward_sm90_params *s, int32_t group)
+{
+    return max(0, min(group * s->units_together, s->units));
+}
+
+/* Blocks of the steps in front of this one. */
+FA_DEVICE int32_t blocks_before(const fa_backward_sm90_params *s, int32_t step, int32_t tiles)
+{
+    return (units_before(s, step) + units_before(s, step - 2)) * s->parts +
+           units_before(s, step - 1) * tiles;
+}
+
+/* The planner sees to it that all blocks count in 31 bits. */
+FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
+                                         const fa_backward_sm90_params *s, uint32_t block)
+{
+    const int32_t tiles = (int32_t)p->tiles, number = (int32_t)block;
+    /* As if all steps were full: the first two and the last ones are not. */
+    int32_t step = number / (s->units_together * (tiles + 2 * s->parts));
+#pragma unroll 1
+    while (blocks_before(s, step + 1, tiles) <= number) step++;
+    const int32_t prepared = units_before(s, step), multiplied = units_before(s, step - 1),
+                  finished = units_before(s, step - 2);
+    const int32_t prepares = (units_before(s, step + 1) - prepared) * s->parts,
+                  others = prepares + (multiplied - finished) * s->parts,
+                  all = others + (prepared - multiplied) * tiles;
+    const int32_t at = number - (prepared + finished) * s->parts - multiplied * tiles;
+    const int64_t shares = (int64_t)at * others;
+    const int32_t before = (int32_t)fa_divide(shares, all); /* blocks of memory in front of it */
+    joined_block found = {BLOCK_MULTIPLIES, multiplied * tiles + at - before};
+    if (shares - (int64_t)before * all + others < all) return found;
+    found.kind = before < prepares ? BLOCK_PREPARES : BLOCK_FINISHES;
+    found.number =
+        before < prepares ? prepared * s->parts + before : finished * s->parts + before - prepares;
+    return found;
+}
+
+/* ---- A part ---------------------------------------------------------------------------------- */
+
+/* Query tiles of a head that follow each other. */
+typedef struct row_part {
+    fa_tile tile;   /* the first one; without keys */
+    int64_t number; /* of it in the workspace */
+    int32_t unit;
+    int32_t tiles;
+} row_part;
+
+FA_DEVICE row_part find_part(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                             int32_t number)
+{
+    row_part part;
+    const int32_t q_tiles = (int32_t)s->q_tiles, heads = (int32_t)p->a.heads_q;
+    const int32_t outer = number / s->head_parts,
+                  first = (number - outer * s->head_parts) * PART_TILES;
+    part.tile.batch = outer / heads;
+    part.tile.head = outer - (int32_t)part.tile.batch * heads;
+    fa_locate_padded(&p->a, first, QUERIES, &part.tile);
+    part.number = (int64_t)outer * q_tiles + first;
+    part.unit = outer / s->unit_heads;
+    part.tiles = min(PART_TILES, q_tiles - first);
+    return part;
+}
+
+/* The sums of a part's first tile; a thread's first four of them. */
+FA_DEVICE float4 *part_sums(const fa_backward_sm90_params *s, const row_part *part)
+{
+    return (float4 *)(void *)s->sums + part->number * (SUM_BYTES / 16) + threadIdx.x % SUM_BLOCK;
+}
+
+/* ---- Rows, and zeros for sums ---------------------------------------------------------------- */
+
+/* Of row `first` of a part, and how many bytes it is from a row to the next. */
+typedef struct row_steps {
+    char *first;
+    int64_t step;
+} row_steps;
+
+FA_DEVICE row_steps find_rows(const fa_kernel_view *view, const row_part *part, int first)
+{
+    const fa_tile *t = &part->tile;
+    const row_steps rows = {fa_view_row(view, t->block_q, t->start_q + t->first + first, t->head),
+                            view->stride[1] * 2};
+    return rows;
+}
+
+/* Rows whose elements are loaded eight at once, by LANES lanes each. from: the lane's first row. */
+FA_DEVICE void load_elements(uint4 x[ROWS_AT_ONCE], const row_steps *rows, int from, int end,
+                             bool has_columns)
+{
+    const char *row = rows->first + from * rows->step + 16 * (threadIdx.x % LANES);
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; n++) {
+        x[n] = make_uint4(0, 0, 0, 0);
+        if (from + n * LANE_ROWS < end && has_columns) x[n] = *(const uint4 *)row;
+        row += LANE_ROWS * rows->step;
+    }
+}
+
+FA_DEVICE void clear_sums(const fa_backward_sm90_params *s, const row_part *part)
+{
+    float4 *sums = part_sums(s, part);
+#pragma unroll 1
+    for (int tile = 0; tile < part->tiles; tile++, sums += SUM_BYTES / 16)
+#pragma unroll
+        for (int n = 0; n < COLUMN_BLOCKS; n += SUM_GROUPS)
+            if (n + (int)threadIdx.x / SUM_BLOCK < COLUMN_BLOCKS)
+                sums[(n + (int)threadIdx.x / SUM_BLOCK) * SUM_BLOCK] = make_float4(0, 0, 0, 0);
+}
+
+/* The numbers of a query that a lane has of each of its rows. none: of the others. */
+FA_DEVICE void load_numbers(float x[ROWS_AT_ONCE], const float *numbers, int from, int end,
+                            float none)
+{
+    const bool leads = threadIdx.x % LANES == 0;
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; n++) {
+        const int row = from + n * LANE_ROWS;
+        x[n] = none;
+        if (leads && row < end) x[n] = numbers[row];
+    }
+}
+
+/* Rows of the part. rows: the numbers of its first tile. */
+FA_DEVICE float *rows_of(float *rows, int row) { return rows + (row & ~(QUERIES - 1)); }
+
+/* The same as prepare_row where numbers have been loaded. */
+FA_DEVICE void put_row(int row, float lse, float delta, float *rows)
+{
+    const bool counts = lse != -INFINITY;
+    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
+    rows += FA_BACKWARD_SM90_ROW_AT(row);
+    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
+    rows[QUERIES] = (counts ? delta : 0.0f) / (float)(1 << bits);
+}
+
+/* All loads are issued before the first is used, and zeros are stored meanwhile: a block is there
+ * for little longer than memory takes to answer. */
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                               const row_part *part, float *rows)
+{
+    const row_steps dout = find_rows(&p->dout, part, 0), out = find_rows(&p->a.out, part, 0);
+    const int64_t left = part->tile.n_q - part->tile.first,
+                  at = (part->tile.block_q * p->a.heads_q + part->tile.head) * p->a.rows_q +
+                       part->tile.start_q + part->tile.first; /* among log-sum-exps */
+    const int from = (int)threadIdx.x / LANES;
+    const int end = (int)fa_min64(left, part->tiles * QUERIES);
+    const bool has_columns = 8 * (int)(threadIdx.x % LANES) < p->a.d_v;
+    uint4 x[ROWS_AT_ONCE], y[ROWS_AT_ONCE];
+    float lse[ROWS_AT_ONCE], dlse[ROWS_AT_ONCE];
+    load_elements(x, &dout, from, end, has_columns);
+    load_elements(y, &out, from, end, has_columns);
+    load_numbers(lse, p->a.lse + at, from, end, -INFINITY);
+    load_numbers(dlse, p->dlse + at, from, p->dlse ? end : 0, 0.0f);
+    if (p->dq.data) clear_sums(s, part);
+#pragma unroll
+    for (int n = 0; n < ROWS_AT_ONCE; n++) {
+        const int row = from + n * LANE_ROWS;
+        const uint32_t a[4] = {x[n].x, x[n].y, x[n].z, x[n].w},
+                       b[4] = {y[n].x, y[n].y, y[n].z, y[n].w};
+        const float product = multiply_row(a, b, LANES);
+        if (threadIdx.x % LANES == 0 && row < part->tiles * QUERIES)
+            put_row(row, lse[n], product - dlse[n], rows_of(rows, row));
+    }
+}
+
+/* Any other rows: a warp each. */
+FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_part *part, float *rows)
+{
+    const int64_t left = part->tile.n_q - part->tile.first;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / 32; row < part->tiles * QUERIES; row += THREADS / 32) {
+        const uint16_t *x = (const uint16_t *)(void *)find_rows(&p->dout, part, row).first,
+                       *y = (const uint16_t *)(void *)find_rows(&p->a.out, part, row).first;
+        float product = 0.0f;
+#pragma unroll 1
+        for (int c = lane; c < p->a.d_v && row < left; c += 32)
+            product = fmaf(fa_unpack_x2(x[c], ELEMENT).x, fa_unpack_x2(y[c], ELEMENT).x, product);
+        product = fa_warp_sum(product);
+        if (lane == 0) prepare_row(p, &part->tile, row, product, rows_of(rows, row));
+    }
+}
+
+/* What is stored here, copies of other blocks read and add to: so each thread has a fence for
+ * these. */
+FA_DEVICE void prepare_part(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                            int32_t number)
+{
+    const row_part part = find_part(p, s, number);
+    float *rows = s->rows + part.number * (2 * QUERIES);
+    if (p->dout.vector == 8 && p->a.out.vector == 8) prepare_vectors(p, s, &part, rows);
+    else {
+        if (p->dq.data) clear_sums(s, &part);
+        prepare_any_rows(p, &part, rows);
+    }
+    ptx_fence_proxy_async_global();
+    __syncthreads();
+    if (threadIdx.x == 0) ptx_counter_add(&s->counters[2 * part.unit]);
+}
+
+/* A block that multiplies, one thread: waits until the rows of its unit are there, and zeros in its
+ * sums. The barrier behind it tells the others, of which those that issue copies have a fence. */
+FA_DEVICE void wait_until_prepared(const fa_attention_params *p, const fa_backward_sm90_params *s,
+                                   int64_t number)
+{
+    const int32_t unit = (int32_t)fa_divide(find_task(p, s, number), p->tiles);
+    ptx_wait_for_grids();
+    ptx_counter_wait(&s->counters[2 * unit], s->parts);
+    ptx_fence_proxy_async_global();
+}
+
+/* ---- Sums become dQ -------------------------------------------------------------------------- */
+
+/* A thread's sums of four blocks of columns of a tile. quad: of the part. */
+FA_DEVICE void load_quad(float4 x[4], const float4 *sums, int quad)
+{
+    sums += quad / QUADS * (SUM_BYTES / 16) + quad % QUADS * (4 * SUM_BLOCK);
+#pragma unroll
+    for (int n = 0; n < 4; n++) x[n] = sums[n * SUM_BLOCK];
+}
+
+/* The thread's first row of a quad, counted from the part's first one; the other one is 8 behind. */
+FA_DEVICE int quad_row(int quad)
+{
+    const int thread = threadIdx.x % SUM_BLOCK;
+    return quad / QUADS * QUERIES + thread / 32 * 16 + thread % 32 / 4;
+}
+
+/* The words of row `row` of the part, of those two. Rows behind the last query get zeros, whatever
+ * keys they met. */
+FA_DEVICE void round_quad(uint32_t words[4], const float4 x[4], int r, float scale, bool is_query)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const float low = r ? x[n].z : x[n].x, high = r ? x[n].w : x[n].y;
+        words[n] = is_query ? fa_pack_x2(low * scale, high * scale) : 0;
+    }
+}
+
+/* Rows whose elements are stored eight at once. All loads are issued before the first is used. */
+FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_part *part, const float4 *sums)
+{
+    const row_steps dq = find_rows(&p->dq, part, 0);
+    const int64_t left = part->tile.n_q - part->tile.first,
+                  room = part->tile.room_q - part->tile.first;
+    const int lane = threadIdx.x % 4, quads = part->tiles * QUADS;
+    const int from = (int)threadIdx.x / SUM_BLOCK;
+    float4 x[QUADS_AT_ONCE][4];
+#pragma unroll
+    for (int n = 0; n < QUADS_AT_ONCE; n++)
+        if (from + n * SUM_GROUPS < quads) load_quad(x[n], sums, from + n * SUM_GROUPS);
+#pragma unroll
+    for (int n = 0; n < QUADS_AT_ONCE; n++) {
+        const int quad = from + n * SUM_GROUPS;
+        if (quad >= quads) break;
+        const int block = quad % QUADS * 4 + lane;
+        char *to = dq.first + quad_row(quad) * dq.step + 16 * block;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = quad_row(quad) + 8 * r;
+            uint32_t words[4];
+            round_quad(words, x[n], r, p->a.scale, row < left);
+            fa_exchange_words(words, lane);
+            if (row < room && 8 * block < p->a.d)
+                *(uint4 *)(to + 8 * r * dq.step) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
+/* Any other rows. */
+FA_DEVICE void finish_any_rows(const fa_backward_params *p, const row_part *part,
+                               const float4 *sums)
+{
+    const int64_t left = part->tile.n_q - part->tile.first,
+                  room = part->tile.room_q - part->tile.first;
+#pragma unroll 1
+    for (int quad = (int)threadIdx.x / SUM_BLOCK; quad < part->tiles * QUADS; quad += SUM_GROUPS) {
+        float4 x[4];
+        load_quad(x, sums, quad);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = quad_row(quad) + 8 * r;
+            char *to = find_rows(&p->dq, part, row).first;
+            uint32_t words[4];
+            round_quad(words, x, r, p->a.scale, row < left);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                if (row < room)
+                    fa_scatter_x2(to, 8 * (quad % QUADS * 4 + n) + 2 * (threadIdx.x % 4), p->a.d,
+                                  words[n]);
+        }
+    }
+}
+
+FA_DEVICE void finish_part(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                           int32_t number)
+{
+    const row_part part = find_part(p, s, number);
+    const float4 *sums = part_sums(s, &part);
+    if (!p->dq.data) return;
+    if (threadIdx.x == 0)
+        ptx_counter_wait(&s->counters[2 * part.unit + 1], STORE_WARPS * (int)p->a.tiles);
+    __syncthreads();
+    if (p->dq.vector == 8) finish_vectors(p, &part, sums);
+    else finish_any_rows(p, &part, sums);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,45 @@
+/*
+ * What products need of a query: its log-sum-exp and delta.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_PREPARE_ROW_CUH
+#define FA_KERNELS_BACKWARD_SM90_PREPARE_ROW_CUH
+
+#include "backward_sm90/backward_sm90.h"
+#include "common/device.cuh"
+#include "common/rows.cuh"
+#include "common/sequence.cuh"
+#include "common/softmax.cuh"
+
+/* Row `row` behind the tile's first one. Rows that weights are 0 in have the log-sum-exp infinity:
+ * those without keys, and those behind the last query. product: of dout and out. rows: the tile's
+ * numbers; for a row of a tile behind, 64 of them further for each 64 rows. */
+FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,
+                           float *rows)
+{
+    const int64_t i = t->first + row;
+    const int64_t at = (t->block_q * p->a.heads_q + t->head) * p->a.rows_q + t->start_q + i;
+    const float lse = i < t->n_q ? p->a.lse[at] : -INFINITY;
+    const bool counts = lse != -INFINITY;
+    rows += FA_BACKWARD_SM90_ROW_AT(row);
+    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
+    const float delta = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
+    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
+    rows[FA_BACKWARD_SM90_QUERIES] = delta / (float)(1 << bits);
+}
+
+/* The product of two rows, of each of which `lanes` lanes have eight elements. */
+FA_DEVICE float multiply_row(const uint32_t x[4], const uint32_t y[4], int lanes)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const float2 a = fa_unpack_x2(x[k], ELEMENT), b = fa_unpack_x2(y[k], ELEMENT);
+        sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+    }
+#pragma unroll
+    for (int other = lanes / 2; other > 0; other /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, other);
+    return sum;
+}
+
+#endif
