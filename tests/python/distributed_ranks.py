@@ -1,7 +1,7 @@
 """Processes for test_distributed.py: ranks of Gloo that stay and run one function after another,
 and the functions that they run. Arrays go to and fro as NumPy's.
 
-FA_TEST_NCCL=N: N ranks of NCCL in their place, with a GPU each. Tests that need more ranks are skipped.
+FA_TEST_NCCL=N: N ranks of NCCL in their place, a GPU each. Tests that need more ranks are skipped.
 """
 
 import contextlib
