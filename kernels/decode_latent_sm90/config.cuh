@@ -75,6 +75,7 @@ static_assert(WARPGROUP *
 
 #define LATENT 1
 #define EIGHT_BITS 0
+#define HAS_SHARES 0
 #define SHARES_ROWS 1 /* blocks that merge have some rows of a work tile each */
 #define FRAGMENT_KEYS KEYS
 

@@ -37,6 +37,9 @@
 #error "decode_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
 #endif
 
+/* Whether the kernel has a schedule by shares: where its time is that of reading 16 bits. */
+#define HAS_SHARES (!LATENT && !EIGHT_BITS)
+
 enum {
     THREADS = FA_DECODE_THREADS(WARPS),
     ROWS = GROUP_ROWS,

@@ -15,12 +15,18 @@
 
 #define LN2 0.69314718055994530942f
 
-/* The sums of some sources: row r of source i is at first + i * stride + r * ROW_FLOATS. */
+/* The sums of some sources: row r of source 0 is at first + r * ROW_FLOATS, of source i behind it at
+ * second + (i - 1) * stride + r * ROW_FLOATS. */
 typedef struct fa_sources {
-    const float *first;
+    const float *first, *second;
     int64_t stride;
     int count;
 } fa_sources;
+
+FA_DEVICE const float *find_source(const fa_sources *from, int i)
+{
+    return i == 0 ? from->first : from->second + (i - 1) * from->stride;
+}
 
 /* Of the merged rows, in shared memory: each source's factor; and of each row the base and the sum of weights, or at the end
  * the factor of the output. */
@@ -91,8 +97,7 @@ FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const 
             const int i = 32 * n + lane_id();
             of[n] = make_float2(NOTHING_SEEN, 0.0f);
             if (i < from->count)
-                of[n] =
-                    *(const float2 *)(from->first + i * from->stride + r * ROW_FLOATS + VALUE_DIM);
+                of[n] = *(const float2 *)(find_source(from, i) + r * ROW_FLOATS + VALUE_DIM);
             base = fmaxf(base, of[n].x);
         }
         base = fa_warp_max(base);
@@ -116,10 +121,11 @@ FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const 
 /* Four columns of a row. */
 FA_DEVICE float4 add_sources(const fa_sources *from, const float *factors, int r, int column)
 {
-    const float *at = from->first + r * ROW_FLOATS + column;
+    const int offset = r * ROW_FLOATS + column;
+    const float *at = from->first + offset, *next = from->second + offset;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 16
-    for (int i = 0; i < from->count; i++, at += from->stride) {
+    for (int i = 0; i < from->count; i++, at = next, next += from->stride) {
         const float4 x = *(const float4 *)at;
         const float factor = factors[r * from->count + i];
         sum.x = fmaf(factor, x.x, sum.x);
@@ -167,6 +173,16 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
+/* Where parts are in the workspace: of a work tile one behind the other. Of shares, block b has part i > 0 of a work tile at b,
+ * and part 0 of another one behind those of all blocks. */
+FA_DEVICE int64_t number_of_part(const fa_decode_params *d, const fa_work *w, int part)
+{
+#if HAS_SHARES
+    if (d->shares) return w->task + part + (part == 0 ? d->shares : 0);
+#endif
+    return w->task * d->parts + part;
+}
+
 /* Floats of a part's sums of a work tile, whose rows are at most so many. */
 FA_DEVICE int64_t part_floats(const fa_decode_params *d)
 {
@@ -175,7 +191,13 @@ FA_DEVICE int64_t part_floats(const fa_decode_params *d)
 
 FA_DEVICE float *find_part(const fa_decode_params *d, const fa_work *w, int part)
 {
-    return d->sums + (w->task * d->parts + part) * part_floats(d);
+    return d->sums + number_of_part(d, w, part) * part_floats(d);
+}
+
+/* All parts of a work tile. */
+FA_DEVICE fa_sources find_parts(const fa_decode_params *d, const fa_work *w)
+{
+    return (fa_sources){find_part(d, w, 0), find_part(d, w, 1), part_floats(d), w->parts};
 }
 
 #endif
