@@ -45,8 +45,11 @@ FA_DEVICE void locate_item(const fa_decode_params *d, int item, fa_tile *t)
         t->batch = t->block_q = t->block_k = t->start_k = t->n_q = t->n_k = 0;
         t->start_q = fa_packed_start(p, item);
         t->room_q = fa_max64(0, fa_packed_start(p, item + 1) - t->start_q);
-    } else fa_locate_sequence_of(p, b, 0, 0, t);
-    if (d->most_queries && t->room_q > d->most_queries) t->room_q = t->n_q = 0;
+    } else {
+        fa_locate_sequence_of(p, b, 0, 0, t);
+        if (d->most_queries && t->room_q > d->most_queries) t->room_q = t->n_q = 0;
+        if (t->room_q < p->fewest_queries) t->room_q = t->n_q = 0;
+    }
     if (p->block_table && d->pages == 0) t->n_k = 0;
     t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
 }
