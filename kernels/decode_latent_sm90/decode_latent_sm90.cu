@@ -98,9 +98,8 @@ FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
 {
     const fa_work *w = &pipe->state->work;
     fa_sources parts = {NULL, NULL, 0, 0};
-    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->weights};
     if (w->parts > 1) parts = find_parts(d, w);
-    merge(d, w, &parts, &merged, NULL);
+    merge(d, w, &parts, SOURCES_AT_ONCE, NULL);
 }
 
 FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d, bool scores)

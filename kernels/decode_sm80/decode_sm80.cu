@@ -39,7 +39,6 @@ FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
 FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memory)
 {
     float *stages = memory + QUERY_BYTES / 4;
-    const fa_merged merged = {memory, memory + ROWS * WARPS};
     const fa_memory at = find_memory(memory);
 #if LATENT
     const fa_sources warps = {stages, stages, 0, w->parts > 0 ? 1 : 0};
@@ -58,7 +57,7 @@ FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memo
 #endif
         __syncthreads(); /* also: all warps have used the queries */
     }
-    merge(d, w, &warps, &merged, w->parts > 1 ? find_part(d, w, w->part) : NULL);
+    merge(d, w, &warps, LATENT ? 1 : WARPS, w->parts > 1 ? find_part(d, w, w->part) : NULL);
     return w->parts > 1 && d->step == FA_DECODE_LAST && is_last_part(d, w);
 }
 
@@ -70,8 +69,7 @@ FA_DEVICE void do_work(const fa_decode_params *d, const fa_work *w, float *memor
     if (d->step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(d, w, memory);
     if (!merges) return;
     const fa_sources parts = find_parts(d, w);
-    const fa_merged merged = {memory + QUERY_BYTES / 4, memory};
-    merge(d, w, &parts, &merged, NULL);
+    merge(d, w, &parts, SOURCES_AT_ONCE, NULL);
 }
 
 FA_KERNEL __launch_bounds__(THREADS, BLOCKS) decode_sm80(const __grid_constant__ fa_decode_params d)

@@ -40,6 +40,7 @@ typedef struct fa_decode_params {
     int32_t least;          /* key tiles of a block in a part, or in a share, at least */
     int32_t shares;         /* blocks that have an equal share of all key tiles each (share.cuh); 0: a block
                              * has a part of one work tile */
+    int32_t abreast;        /* of them so many neighbours have the same keys of different heads */
     int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
                              * launch's, and their rows are left alone. 0: no mixed batch */
     int32_t step;           /* FA_DECODE_... */
@@ -49,7 +50,7 @@ typedef struct fa_decode_params {
 
 #define FA_DECODE_BY_ROWS 1
 
-/* Parts, at most. A warp merges four for each lane. */
+/* Parts of a work tile, at most. */
 #define FA_DECODE_PARTS 128
 
 /* Sets of counters that a kernel has, for launches that may run at the same time, and how many a set has: work tiles of a

@@ -6,10 +6,13 @@
  *   blocks     0         | 1         | 2         | 3         | 4         | 5
  *
  * The work tiles of a sequence follow each other, and sequences do. A work tile has FA_DECODE_WORK_TILE_COST slots, and one
- * for each of its key tiles. Block b has slots [b * size, (b + 1) * size). Where a share ends in a work tile, that is cut
+ * for each of its key tiles. Share b is slots [b * size, (b + 1) * size). Where a share ends in a work tile, that is cut
  * into parts, unless the place is within FA_DECODE_LEAST_TILES of its first or last key tile: then it goes to one of the two
- * blocks whole. All of this follows from lengths and the grid, so each block finds the same parts, and a result is
+ * shares whole. All of this follows from lengths and the grid, so each block finds the same parts, and a result is
  * the same in every run.
+ *
+ * Key/value heads are neighbours in memory. So d->abreast blocks that follow each other have the same share, each of
+ * another head: they read the same rows at about the same time.
  *
  * Each thread counts the slots of some neighbouring sequences, and a scan over the block finds the sequence that a share
  * begins in.
@@ -23,7 +26,7 @@
 #if HAS_SHARES
 /* A block's share, in shared memory. */
 typedef struct fa_share {
-    int size;                      /* slots of each share */
+    int number, size;              /* the block's; slots of each */
     int next, end;                 /* the block's slots that are left */
     int item, item_from, item_end; /* the sequence that `next` is in, and its slots */
     int tiles, tile_slots;         /* of its queries: tiles, and the slots of each with some heads */
@@ -67,17 +70,10 @@ FA_DEVICE int count_tile_slots(const fa_decode_params *d, int item, int *tiles)
     return FA_DECODE_WORK_TILE_COST + count_tiles((int)first.lo, (int)last.hi);
 }
 
-/* Units of a sequence: work tiles of the same queries. */
+/* Work tiles of the same queries that a block has, one after the other. */
 FA_DEVICE int count_units(const fa_decode_params *d)
 {
-    return (int)d->attention.heads_kv * d->chunks;
-}
-
-FA_DEVICE int count_slots(const fa_decode_params *d, int item)
-{
-    int tiles;
-    const int slots = count_tile_slots(d, item, &tiles);
-    return slots * tiles * count_units(d);
+    return (int)d->attention.heads_kv * d->chunks / d->abreast;
 }
 
 /* The sum of x over this lane and those in front of it. */
@@ -120,7 +116,11 @@ FA_DEVICE void scan_items(const fa_decode_params *d, fa_share *s, bool begin)
     const int first = min(items, ptx_thread_id() * each), end = min(items, first + each);
     int own = 0, all = 0;
 #pragma unroll 1
-    for (int i = first; i < end; i++) own += count_slots(d, i);
+    for (int i = first; i < end; i++) {
+        int tiles;
+        const int slots = count_tile_slots(d, i, &tiles);
+        own += slots * tiles * count_units(d);
+    }
     const int sum = sum_in_front(own);
     int from = sum - own;
     if (lane_id() == 31) s->warps[warp_id()] = sum;
@@ -132,9 +132,11 @@ FA_DEVICE void scan_items(const fa_decode_params *d, fa_share *s, bool begin)
     }
     int next = s->next;
     if (begin) {
-        const int size = max(d->least, (all + d->shares - 1) / d->shares);
-        next = min(all, (int)blockIdx.x * size);
+        const int shares = d->shares / d->abreast, number = (int)blockIdx.x / d->abreast;
+        const int size = max(d->least, (all + shares - 1) / shares);
+        next = min(all, number * size);
         if (ptx_thread_id() == 0) {
+            s->number = number;
             s->size = size;
             s->next = next;
             s->end = min(all, next + size);
@@ -145,21 +147,21 @@ FA_DEVICE void scan_items(const fa_decode_params *d, fa_share *s, bool begin)
 }
 
 /* The block's part of a work tile whose first slot is `from`. There may be none: then it has no rows. */
-FA_DEVICE void choose_part(const fa_share *s, int from, fa_work *w)
+FA_DEVICE void choose_part(const fa_decode_params *d, const fa_share *s, int from, fa_work *w)
 {
     const int keys = from + FA_DECODE_WORK_TILE_COST;
     const int head = min(FA_DECODE_WORK_TILE_COST + FA_DECODE_LEAST_TILES, s->tile_slots);
-    /* The blocks whose shares begin within the work tile's keys; the one in front of them has part 0. */
+    /* The shares that begin within the work tile's keys; the one in front of them has part 0. */
     const int first = (from + head + s->size - 1) / s->size;
     const int last = max(0, keys + w->tiles - FA_DECODE_LEAST_TILES) / s->size;
     const int parts = max(1, last - first + 2);
-    w->task = first - 1;
-    w->part = (int)blockIdx.x - (first - 1);
+    w->part = s->number - (first - 1);
+    w->task = (int)blockIdx.x - w->part * d->abreast;
     if (w->part < 0 || w->part >= parts) w->rows = 0;
     if (w->tiles == 0) return;
     w->parts = parts;
-    w->before = w->part == 0 ? 0 : (int)blockIdx.x * s->size - keys;
-    w->count = (w->part == parts - 1 ? w->tiles : ((int)blockIdx.x + 1) * s->size - keys) - w->before;
+    w->before = w->part == 0 ? 0 : s->number * s->size - keys;
+    w->count = (w->part == parts - 1 ? w->tiles : (s->number + 1) * s->size - keys) - w->before;
 }
 
 /* The work tile that the next slot is in. */
@@ -168,11 +170,11 @@ FA_DEVICE void describe_next(const fa_decode_params *d, fa_share *s, fa_work *w)
     const int number = (s->next - s->item_from) / s->tile_slots, unit = number / s->tiles;
     const int from = s->item_from + number * s->tile_slots;
     locate_item(d, s->item, &w->tile);
-    locate_heads(d, unit, w);
+    locate_heads(d, unit * d->abreast + (int)blockIdx.x % d->abreast, w);
     w->tile.first = (int64_t)(number - unit * s->tiles) * d->queries;
     count_rows(d, w);
     describe_keys(d, w);
-    choose_part(s, from, w);
+    choose_part(d, s, from, w);
     s->next = from + s->tile_slots;
 }
 

@@ -47,8 +47,12 @@ enum { MOST_KEYS = 8192 };
  * same keys, and the products take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 
-/* A schedule that FA_CUDA_DECODE_SCHEDULE asks for, to measure or to test it: "parts" or "shares". */
-typedef enum schedule { ANY_SCHEDULE, PARTS, SHARES } schedule;
+/* A schedule that FA_CUDA_DECODE_SCHEDULE asks for, to measure it: "parts", "shares", or "shares_alone", without heads
+ * abreast. */
+typedef enum schedule { ANY_SCHEDULE, PARTS, SHARES, SHARES_ALONE } schedule;
+
+/* Heads of the same keys side by side, at most: rows of 2 KiB at head dim 128. */
+enum { MOST_ABREAST = 8 };
 
 /* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
 enum { FORWARD_ROUNDS = 3 };
@@ -326,7 +330,7 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
     const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
     l->decode.parts = (int32_t)parts;
     l->decode.least = (int32_t)at_least_one(least / block_keys(v));
-    l->decode.shares = 0;
+    l->decode.shares = l->decode.abreast = 0;
     l->grid = fa_cuda_grid(l->tasks * parts);
     l->workspace_bytes = 0;
     if (parts > 1)
@@ -346,6 +350,13 @@ static void read_environment(void)
     const char *name = getenv("FA_CUDA_DECODE_SCHEDULE");
     if (name && strcmp(name, "parts") == 0) asked_for.schedule = PARTS;
     if (name && strcmp(name, "shares") == 0) asked_for.schedule = SHARES;
+    if (name && strcmp(name, "shares_alone") == 0) asked_for.schedule = SHARES_ALONE;
+}
+
+static schedule asked_schedule(void)
+{
+    pthread_once(&asked_for.once, read_environment);
+    return asked_for.schedule;
 }
 
 /* Blocks of a multiprocessor: as many as fit, but on a large device no more than can be counted. */
@@ -362,17 +373,27 @@ static int64_t count_slots_of(const fa_variant *v, int64_t keys)
     return FA_DECODE_WORK_TILE_COST + fa_cuda_count_tiles(keys, block_keys(v)) + 1;
 }
 
+/* The largest number that divides the heads. */
+int64_t fa_cuda_heads_abreast(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t units = p->heads_kv * l->decode.chunks;
+    int64_t abreast = asked_schedule() == SHARES_ALONE ? 1 : MOST_ABREAST;
+    while (units % abreast) abreast--;
+    return abreast;
+}
+
 int64_t fa_cuda_most_shares(const fa_problem *p, const fa_cuda_plan_launch *l,
                             const fa_cuda_device *device)
 {
     const fa_variant *v = &fa_variants[l->variant];
     if (is_8bit(v) || is_latent_kernel(v) || p->batch_invariant || l->tasks == 0) return 0;
     if (p->batch > INT32_MAX / 2 || l->tasks > INT32_MAX / 2 / count_slots_of(v, p->n_k)) return 0;
-    return count_blocks(device, v) * device->multiprocessors;
+    const int64_t room = count_blocks(device, v) * device->multiprocessors;
+    return room - room % fa_cuda_heads_abreast(p, l);
 }
 
 void fa_cuda_share_decode(const fa_problem *p, fa_cuda_plan_launch *l, int64_t shares,
-                          int64_t least)
+                          int64_t abreast, int64_t least)
 {
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t tiles = count_slots_of(v, p->n_k);
@@ -381,6 +402,7 @@ void fa_cuda_share_decode(const fa_problem *p, fa_cuda_plan_launch *l, int64_t s
     l->decode.parts = 1;
     l->decode.least = (int32_t)larger(at_least_one(least / block_keys(v)), fewest);
     l->decode.shares = (int32_t)shares;
+    l->decode.abreast = (int32_t)abreast;
     l->smem_bytes = (uint32_t)count_smem(v);
     l->grid = (uint32_t)shares;
     l->workspace_bytes =
@@ -408,9 +430,9 @@ static bool are_shares_faster(const fa_problem *p, const fa_cuda_plan_launch *l,
 static bool chooses_shares(const fa_problem *p, const fa_cuda_plan_launch *l,
                            const fa_cuda_device *device, int64_t tasks, double cost)
 {
-    pthread_once(&asked_for.once, read_environment);
-    if (fa_cuda_most_shares(p, l, device) == 0 || asked_for.schedule == PARTS) return false;
-    return asked_for.schedule == SHARES || are_shares_faster(p, l, device, tasks, cost);
+    const schedule asked = asked_schedule();
+    if (fa_cuda_most_shares(p, l, device) == 0 || asked == PARTS) return false;
+    return asked != ANY_SCHEDULE || are_shares_faster(p, l, device, tasks, cost);
 }
 
 /* Whether rows of 8-bit elements are whole groups of 16 bytes. */
@@ -438,6 +460,7 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
     params->parts = l->decode.parts;
     params->least = l->decode.least;
     params->shares = l->decode.shares;
+    params->abreast = l->decode.abreast;
     params->most_queries = l->decode.most_queries;
     params->step = step;
     params->counters = counters;
@@ -528,7 +551,8 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     l->smem_bytes = smem_for(device, v, found.blocks);
     fa_cuda_cut_decode(l, found.parts, least_keys(p, v));
     if (chooses_shares(p, l, device, tasks, found.cost))
-        fa_cuda_share_decode(p, l, fa_cuda_most_shares(p, l, device), LEAST_KEYS);
+        fa_cuda_share_decode(p, l, fa_cuda_most_shares(p, l, device), fa_cuda_heads_abreast(p, l),
+                             LEAST_KEYS);
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }

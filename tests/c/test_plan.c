@@ -814,7 +814,7 @@ static void test_mixed(void)
     CHECK(few->fewest_queries == 0 && many->fewest_queries == 9 &&
               many->variant == FA_VARIANT_forward_sm90_d128_bf16,
           "%s", fa_variants[many->variant].name);
-    CHECK(plan.workspace_bytes == few->workspace_bytes && few->decode.shares == 396,
+    CHECK(plan.workspace_bytes == few->workspace_bytes && few->decode.shares == 392,
           "%zu bytes, %d shares", plan.workspace_bytes, (int)few->decode.shares);
     CHECK(plan_of(&p, &devices[A100]).launches[1].variant == FA_VARIANT_forward_sm80_d128_bf16,
           "on an A100");
@@ -933,13 +933,13 @@ static void test_decode_parts(void)
     } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32, 0, 3},
                  {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49, 0, 3},
                  {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3, 0, 3},
-                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 396, 3},
-                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 396, 3},
-                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1, 396, 3},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 392, 3},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 392, 3},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1, 392, 3},
                  {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12, 0, 3},
                  {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3, 0, 3},
                  {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24, 0, 3},
-                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1, 396, 3},
+                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1, 392, 3},
                  {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1, 0, 2},
                  {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16, 0, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -978,12 +978,22 @@ static void test_decode_shares(void)
     p.seqlens_k = lengths;
     fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
     const fa_cuda_plan_launch *l = &plan.launches[0];
-    CHECK(l->decode.shares == 396 && l->grid == 396 && l->decode.least == 4, "%d shares of %d",
+    CHECK(l->decode.shares == 392 && l->grid == 392 && l->decode.least == 4, "%d shares of %d",
           (int)l->decode.shares, (int)l->decode.least);
     char text[256];
     fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
-    CHECK(strstr(text, ", keys in 396 equal shares"), "%s", text);
+    CHECK(strstr(text, ", keys in 392 equal shares"), "%s", text);
     CHECK(asked_plan(&p, &devices[A100]).launches[0].decode.shares == 216, "on an A100");
+    static const int heads[][3] = {{1, 1, 396}, {2, 2, 396}, {6, 6, 396}, {11, 1, 396}, {20, 5, 395}};
+    for (int i = 0; i < 5; i++) {
+        fa_problem q = make_decode(64, heads[i][0], heads[i][0], 8192, 128);
+        q.seqlens_k = lengths;
+        const fa_cuda_plan other = asked_plan(&q, &devices[H200]);
+        CHECK(other.launches[0].decode.abreast == heads[i][1] &&
+                  other.launches[0].decode.shares == heads[i][2],
+              "%d heads: %d shares, %d abreast", heads[i][0], (int)other.launches[0].decode.shares,
+              (int)other.launches[0].decode.abreast);
+    }
     fa_cuda_device large = devices[H200];
     large.multiprocessors = 200; /* 600 blocks would be more than there are counters */
     CHECK(asked_plan(&p, &large).launches[0].decode.shares == 400, "200 multiprocessors");
@@ -1019,7 +1029,7 @@ static void test_decode_pages(void)
     p.block_table = table, p.block_table_stride = 512, p.rows_k = 16, p.blocks_k = 32768;
     const fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
     const fa_cuda_plan_launch *l = &plan.launches[0];
-    CHECK(l->decode.shares == 396 &&
+    CHECK(l->decode.shares == 392 &&
               3 * (l->smem_bytes + 1024 + 256) <= (unsigned)devices[H200].smem_per_sm,
           "%d shares, %u bytes of shared memory", (int)l->decode.shares, l->smem_bytes);
 }

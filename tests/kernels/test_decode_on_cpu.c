@@ -124,6 +124,13 @@ static bool run_kind(machine *m, fa_problem *p, const fa_cuda_plan_launch *l, in
     return clean;
 }
 
+/* About so many shares; abreast: of several heads side by side, if there are. */
+static void share_keys(const fa_problem *p, fa_cuda_plan_launch *l, int64_t shares, bool abreast)
+{
+    const int64_t heads = abreast ? fa_cuda_heads_abreast(p, l) : 1;
+    fa_cuda_share_decode(p, l, (shares + heads - 1) / heads * heads, heads, 1);
+}
+
 /* A mixed batch in two launches: sequences of few queries, and the others. */
 static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
@@ -134,7 +141,7 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     fa_cuda_plan_launch few = plan.launches[0], many = *l;
     few.decode.most_queries = (int32_t)(1 + m->number % 3);
     many.fewest_queries = few.decode.most_queries + 1;
-    if (l->decode.shares) fa_cuda_share_decode(p, &few, l->decode.shares, 1);
+    if (l->decode.shares) share_keys(p, &few, l->decode.shares, l->decode.abreast > 1);
     else fa_cuda_cut_decode(&few, l->decode.parts, 1);
     mixed++;
     const bool two_launches = m->two_launches;
@@ -152,7 +159,7 @@ static void choose_parts(const fa_problem *p, int64_t number, fa_cuda_plan_launc
     static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17}, shares[] = {1, 2, 3, 7, 16, 61, 396};
     const int64_t count = parts[number % 7];
     if (number % 4 >= 2 && fa_cuda_most_shares(p, l, &devices[H200]) > 0) {
-        fa_cuda_share_decode(p, l, shares[number / 4 % 7], 1);
+        share_keys(p, l, shares[number / 4 % 7], number % 3 > 0);
         return;
     }
     if (count > 0) fa_cuda_cut_decode(l, count, 1);
@@ -343,7 +350,7 @@ static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
     CHECK(fa_cuda_plan_make(&s->problem, &devices[H200], &fa_cuda_decode, &plan, why, sizeof why) &&
               plan.family == &fa_cuda_decode,
           "%s", why);
-    if (parts < 0) fa_cuda_share_decode(&s->problem, &plan.launches[0], -parts, 1);
+    if (parts < 0) share_keys(&s->problem, &plan.launches[0], -parts, s->machine.number % 2);
     else fa_cuda_cut_decode(&plan.launches[0], parts, 1);
     return plan.launches[0];
 }
