@@ -166,8 +166,7 @@ FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sourc
             continue;
         }
         *(float4 *)(to + r * ROW_FLOATS + column) = m.x;
-        if (column == 0)
-            *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) = make_float2(m.base, m.sum);
+        if (column == 0) *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) = make_float2(m.base, m.sum);
     }
 }
 

@@ -29,8 +29,8 @@ typedef struct fa_share {
     int number, size;              /* the block's; slots of each */
     int next, end;                 /* the block's slots that are left */
     int item, item_from, item_end; /* the sequence that `next` is in, and its slots */
-    int tiles, tile_slots;         /* of its queries: tiles, and the slots of each with some heads */
-    int warps[WARPS];              /* slots that each warp has counted */
+    int tiles, tile_slots; /* of its queries: tiles, and the slots of each with some heads */
+    int warps[WARPS];      /* slots that each warp has counted */
 } fa_share;
 
 /* Packed: the rows in front of the first sequence and behind the last one count as two more, of which only zeros are

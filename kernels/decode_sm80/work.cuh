@@ -23,7 +23,7 @@ typedef struct fa_work {
     int parts, tiles;     /* of all keys */
     int part;             /* the block's; its first key tile, and how many there are: */
     int before, count;
-    int64_t task; /* of shares: the block that has part 0 */
+    int64_t task;      /* of shares: the block that has part 0 */
     const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0's */
 #if EIGHT_BITS
     const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same one */

@@ -984,7 +984,8 @@ static void test_decode_shares(void)
     fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
     CHECK(strstr(text, ", keys in 392 equal shares"), "%s", text);
     CHECK(asked_plan(&p, &devices[A100]).launches[0].decode.shares == 216, "on an A100");
-    static const int heads[][3] = {{1, 1, 396}, {2, 2, 396}, {6, 6, 396}, {11, 1, 396}, {20, 5, 395}};
+    static const int heads[][3] = {
+        {1, 1, 396}, {2, 2, 396}, {6, 6, 396}, {11, 1, 396}, {20, 5, 395}};
     for (int i = 0; i < 5; i++) {
         fa_problem q = make_decode(64, heads[i][0], heads[i][0], 8192, 128);
         q.seqlens_k = lengths;

@@ -52,7 +52,8 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .kernel = kernels[l->variant],
                     .memory = &m->memory,
                     .parameters = &params,
-                    .grid = step == FA_DECODE_MERGE && !l->decode.shares ? (unsigned)l->tasks : l->grid,
+                    .grid =
+                        step == FA_DECODE_MERGE && !l->decode.shares ? (unsigned)l->tasks : l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
                     .backwards = (m->number / 2 % 2 == 1) != m->otherwise,
@@ -234,8 +235,8 @@ enum { BATCH = 4, MOST_BATCH = 150, MOST_QUERIES = 4, MOST_HEADS = 8, PAGE_NUMBE
 /* A cache and what is asked of it. */
 typedef struct server {
     int64_t batch, heads_q, heads_kv, n_q, longest, d;
-    int64_t page; /* 0: not in pages */
-    bool packed;  /* queries: n_q is their average, and `starts` says whose they are */
+    int64_t page;   /* 0: not in pages */
+    bool packed;    /* queries: n_q is their average, and `starts` says whose they are */
     int64_t window; /* keys in front of a query's own; 0: all */
     int64_t pages, stride;
     int32_t lengths[MOST_BATCH], starts[MOST_BATCH + 1], table[PAGE_NUMBERS];
@@ -561,7 +562,8 @@ static void test_shares_replay(void)
         fresh->machine.number += 1000;
         for (int n = 0; n < 6; n++) {
             int32_t now[BATCH];
-            for (int b = 0; b < BATCH; b++) now[b] = (int32_t)(lengths[n][b] * shapes[i].longest / 100);
+            for (int b = 0; b < BATCH; b++)
+                now[b] = (int32_t)(lengths[n][b] * shapes[i].longest / 100);
             fill(graph, now, false);
             fill(fresh, now, false);
             memset(graph->out, POISON, 2 * graph->q_size);
