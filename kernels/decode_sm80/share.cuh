@@ -130,7 +130,7 @@ FA_DEVICE void scan_items(const fa_decode_params *d, fa_share *s, bool begin)
         if (i < warp_id()) from += s->warps[i];
         all += s->warps[i];
     }
-    int next = s->next;
+    int next = begin ? 0 : s->next;
     if (begin) {
         const int shares = d->shares / d->abreast, number = (int)blockIdx.x / d->abreast;
         const int size = max(d->least, (all + shares - 1) / shares);

@@ -409,17 +409,23 @@ void fa_cuda_share_decode(const fa_problem *p, fa_cuda_plan_launch *l, int64_t s
         FA_DECODE_SHARE_PARTS * (size_t)shares * rows * row_floats(v) * sizeof(float);
 }
 
-/* Whether equal shares take less time than parts. tasks: work tiles that count. Work tiles of one sequence read the same keys, from
- * the second-level cache if they are computed at the same time: then shares, which have one after the other, are slower. Where
- * lengths differ, equal parts of each sequence are not equal; that counts for more than what shares cost. */
+/* Whether each work tile has keys of its own, or those that read the same ones are abreast. Else they are one after the other
+ * in a share, and do not find each other's keys in the second-level cache. A mixed batch's sequences mostly have one query. */
+static bool reads_keys_once(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    return fa_cuda_heads_abreast(p, l) % l->decode.chunks == 0 &&
+           (l->decode.most_queries || count_queries(p) <= l->decode.queries);
+}
+
+/* Whether equal shares take less time than parts. tasks: work tiles that count. Where lengths differ, equal parts of each
+ * sequence are not equal; that counts for more than what shares cost. */
 static bool are_shares_faster(const fa_problem *p, const fa_cuda_plan_launch *l,
                               const fa_cuda_device *device, int64_t tasks, double cost)
 {
     const fa_variant *v = &fa_variants[l->variant];
     const int64_t keys = count_keys(p, l), key_bytes = count_key_bytes(p, v);
     const int64_t shares = fa_cuda_most_shares(p, l, device);
-    const bool is_alone = l->decode.most_queries || count_queries(p) <= l->decode.queries;
-    if (l->decode.chunks > 1 || !is_alone || tasks * keys < shares * LEAST_KEYS) return false;
+    if (!reads_keys_once(p, l) || tasks * keys < shares * LEAST_KEYS) return false;
     if (fa_cuda_has_own_lengths(p) && p->batch > 1) return true;
     const int64_t more = FA_DECODE_WORK_TILE_COST * block_keys(v);
     return (double)tasks * (double)(keys + more) * (double)key_bytes +

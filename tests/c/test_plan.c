@@ -1002,17 +1002,20 @@ static void test_decode_shares(void)
     CHECK(asked_plan(&p, &large).launches[0].decode.shares == 0, "600 multiprocessors");
     p.n_k = p.rows_k = 1 << 20; /* at most 128 parts of a sequence */
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.least == 131, "a million keys");
+    p.n_k = p.rows_k = 8192;
+    p.heads_q = 8 * 64; /* two work tiles of each group, abreast */
+    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.shares == 264, "64 heads a group");
+    p.heads_q = 32;
     fa_problem packed = make_decode(64, 32, 8, 8192, 128);
     packed.seqlens_k = packed.cu_seqlens_q = lengths;
     packed.rows_q = packed.n_q = 64 * 8;
     plan = asked_plan(&packed, &devices[H200]);
     CHECK(l->decode.shares == 264 && l->decode.queries == 8 && l->smem_bytes == 78336,
           "packed: %s, %d shares", name_of(&plan), (int)l->decode.shares);
-    p.n_k = p.rows_k = 8192;
     fa_problem other[8] = {p, p, p, p, p, p, p, packed};
     other[0].batch_invariant = true;
     other[1].k.dtype = other[1].v.dtype = FA_INT8;
-    other[2].heads_q = 8 * 64;                      /* two work tiles of each group, */
+    other[2].heads_q = 8 * 96;                      /* three work tiles of each group, */
     other[3].n_q = other[3].rows_q = 9;             /* or of the queries */
     other[4].batch = 1;                             /* one length */
     other[5].n_k = other[5].rows_k = 128;           /* too little for the device */
