@@ -82,7 +82,7 @@ FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, f
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
 /* Sources that a thread reads at once, before it waits for any of them. */
-enum { SOURCES_AT_ONCE = 16 };
+enum { SOURCES_AT_ONCE = EIGHT_BITS ? 8 : 16 };
 
 /* Four columns of a row, added up; and the base and the sum of its weights. */
 typedef struct fa_merged {
