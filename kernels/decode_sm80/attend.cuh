@@ -175,6 +175,13 @@ FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_ou
 /* ---- The loop -------------------------------------------------------------------------------- */
 
 #if EIGHT_BITS
+/* Whether a register for the address of the stage is one too many: the compiler spills it. */
+#if CACHE == FA_ELEMENT_FLOAT8_E4M3 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define STAGE_BY_NUMBER (HEAD_DIM == 64)
+#else
+#define STAGE_BY_NUMBER false
+#endif
+
 /* The warp's sums over its key tiles, whose first ones are on their way. halves: of 16 rows each, how
  * many there are; options: there can be some that are applied row by row. */
 FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const fa_memory *at,
@@ -183,19 +190,19 @@ FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const f
 {
     const bool known_k = w->k_scale, known_v = w->v_scale;
     const fa_vectors known = find_vectors();
-    fa_span plain = find_span(tiles, w->all_from, w->all_to); /* all rows see all keys */
-    if (options && has_row_options(d)) plain.count = 0;
-    uint32_t keys = at->k;
+    const bool keeps = halves == 1 && KEEPS_MORE;
+    const fa_span seen = find_span(tiles, w->all_from, w->all_to); /* by all rows */
+    uint32_t stage = at->k;
     fa_queries q;
     find_queries(&q, at, halves, score_unit(d, w));
 #pragma unroll 1
     for (int n = 0; n < tiles->count; n++) {
+        const uint32_t keys = STAGE_BY_NUMBER ? at->k + (uint32_t)(n % STAGES * TILE_BYTES) : stage;
         const uint32_t values = keys + STAGES * TILE_BYTES;
         const int first = tiles->first + n * BLOCK_KEYS;
-        /* Kept in registers where there are enough. */
-        const fa_vectors vectors = halves == 1 ? known : find_vectors();
-        const bool k_scaled = halves == 1 ? known_k : w->k_scale != NULL;
-        const bool v_scaled = halves == 1 ? known_v : w->v_scale != NULL;
+        const fa_vectors vectors = keeps ? known : find_vectors();
+        const bool k_scaled = keeps ? known_k : w->k_scale != NULL;
+        const bool v_scaled = keeps ? known_v : w->v_scale != NULL;
         bool careful = false;
         fa_scores s;
         wait_for_tile();
@@ -204,7 +211,9 @@ FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const f
         __syncwarp(); /* all lanes have used the keys */
         issue_keys(d, w, tiles, n + STAGES, k_scaled, keys, places);
         wait_for_tile();
-        if (!is_within(plain, n)) {
+        const bool plain =
+            keeps ? is_within(seen, n) : first >= w->all_from && first + KEYS <= w->all_to;
+        if (!plain || (options && has_row_options(d))) {
 #pragma unroll
             for (int i = 0; i < halves; i++) change_row(d, w, first, i / 2, i % 2, options, &s);
             careful = hides_keys(d, w, first) && has_nonfinite_values(values);
@@ -212,8 +221,8 @@ FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const f
         add_tile(v_scaled, halves, &s, &vectors, values, careful, o);
         __syncwarp();
         issue_values(d, w, tiles, n + STAGES, v_scaled, values, places);
-        keys += TILE_BYTES;
-        if (keys == at->k + STAGES * TILE_BYTES) keys = at->k;
+        stage += TILE_BYTES;
+        if (stage == at->k + STAGES * TILE_BYTES) stage = at->k;
     }
     ptx_cp_async_wait(0);
 }

@@ -147,8 +147,16 @@ typedef struct fa_queries {
     float factor[M_TILES][2];                /* of a row's scores */
 } fa_queries;
 
-/* Whether the queries' fragments stay in registers: at most 32 of these, where they are many. */
-FA_DEVICE bool keeps_queries(int halves) { return halves == 1 && HEAD_DIM <= 128; }
+/* Whether there are registers for what can be found anew in each tile, where eight rows are
+ * computed: conversion takes many before Ada. */
+#if CACHE == FA_ELEMENT_FLOAT8_E4M3 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define KEEPS_MORE false
+#else
+#define KEEPS_MORE true
+#endif
+
+/* Whether the queries' fragments stay in registers, at most 32 of these. */
+FA_DEVICE bool keeps_queries(int halves) { return halves == 1 && HEAD_DIM <= 128 && KEEPS_MORE; }
 
 /* unit: of the scores. */
 FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at, int halves, float unit)

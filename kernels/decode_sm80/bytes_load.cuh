@@ -61,6 +61,9 @@ typedef struct fa_place {
     int page, row;
 } fa_place;
 
+/* Whether a block has registers for where a lane's vector lies in a tile. */
+#define KEEPS_PLACES (HEAD_DIM == 128 && M_TILES == 1)
+
 /* Where the next tile comes from. */
 typedef struct fa_places {
     fa_span quick;        /* tiles that are seen whole, of aligned rows, with offsets of 32 bits */
@@ -79,21 +82,25 @@ typedef struct fa_places {
 FA_DEVICE bool fits(const fa_decode_params *d, const fa_work *w, const fa_kernel_view *v, int unit)
 {
     const bool paged = d->attention.block_table;
-    const int64_t end = paged ? d->pages * v->stride[0] + d->attention.rows_k * v->stride[1]
-                              : w->to * v->stride[1];
+    const int64_t end =
+        paged ? d->pages * v->stride[0] + d->attention.rows_k * v->stride[1] : w->to * v->stride[1];
     return v->stride[0] >= 0 && v->stride[1] >= 0 && v->stride[1] <= INT32_MAX &&
            end / unit <= UINT32_MAX;
 }
 
+/* Whether some row sees a key. Read anew: registers are few. */
+FA_DEVICE bool some_see(const fa_work *w, int key) { return key >= w->from && key < w->to; }
+
 /* Takes the places of tile n - 1, and reads those of tile n. */
-FA_DEVICE void find_places(const fa_decode_params *d, const fa_key_tiles *tiles, int n,
-                           fa_places *p)
+FA_DEVICE void find_places(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
+                           int n, fa_places *p)
 {
     if (!p->table) return;
     p->now = p->next;
     p->next = (fa_place){0, p->row};
-    if (is_seen(tiles, tiles->first + n * BLOCK_KEYS + known_key()))
-        p->next.page = max(0, min(p->table[p->number], (int)d->pages - 1)); /* clamped to the cache */
+    if (some_see(w, tiles->first + n * BLOCK_KEYS + known_key()))
+        p->next.page =
+            max(0, min(p->table[p->number], (int)d->pages - 1)); /* clamped to the cache */
     p->number += p->numbers;
     p->row += p->rows;
     if (p->row >= (int)d->attention.rows_k) {
@@ -116,8 +123,8 @@ FA_DEVICE void begin_pages(const fa_decode_params *d, const fa_work *w, const fa
     p->row = (int)(key % size);
     p->numbers = (int)(BLOCK_KEYS / size);
     p->rows = (int)(BLOCK_KEYS % size);
-    find_places(d, tiles, 0, p);
-    find_places(d, tiles, 1, p);
+    find_places(d, w, tiles, 0, p);
+    find_places(d, w, tiles, 1, p);
 }
 
 FA_DEVICE void begin_places(const fa_decode_params *d, const fa_work *w, const fa_key_tiles *tiles,
@@ -168,8 +175,9 @@ FA_DEVICE uint4 gather_vector(const fa_kernel_view *v, const char *row, int colu
 }
 
 /* Copies of any tile. first: row 0 of the sequence, or of page 0. */
-FA_DEVICE void issue_any_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, const char *first,
-                              const fa_places *p, int n, int columns, uint32_t tile)
+FA_DEVICE void issue_any_rows(const fa_work *w, const fa_key_tiles *tiles, const fa_kernel_view *v,
+                              const char *first, const fa_places *p, int n, int columns,
+                              uint32_t tile)
 {
     const int column = VECTOR * copied_vector(), key = tiles->first + n * BLOCK_KEYS;
 #pragma unroll 1
@@ -178,7 +186,7 @@ FA_DEVICE void issue_any_rows(const fa_key_tiles *tiles, const fa_kernel_view *v
         const int64_t page = p->table ? (int)ask((uint32_t)p->now.page, pass) : 0;
         const int64_t row = p->table ? (int)ask((uint32_t)p->now.row, pass) : key + r;
         const char *from = first + page * v->stride[0] + row * v->stride[1];
-        const bool wanted = column < columns && is_seen(tiles, key + r);
+        const bool wanted = column < columns && some_see(w, key + r);
         const uint32_t to = tile + vector_at(r, copied_vector());
         uint4 x = make_uint4(0, 0, 0, 0);
         if (v->vector == VECTOR) {
@@ -194,29 +202,31 @@ FA_DEVICE void issue_any_rows(const fa_key_tiles *tiles, const fa_kernel_view *v
 FA_DEVICE void issue_whole_rows(const fa_kernel_view *v, const char *vector, const fa_places *p,
                                 bool has, uint32_t tile)
 {
+    const uint32_t to = KEEPS_PLACES ? p->to : vector_at(copied_row(), copied_vector());
     if (p->table) {
         const uint32_t known = (uint32_t)p->now.page * (uint32_t)(v->stride[0] / 16) +
                                (uint32_t)p->now.row * (uint32_t)(v->stride[1] / 16);
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++)
-            ptx_cp_async_16_once(at_pass(tile, p->to, pass),
+            ptx_cp_async_16_once(at_pass(tile, to, pass),
                                  vector + ptx_mul_wide(ask(known, pass), 16), has);
         return;
     }
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++)
         ptx_cp_async_16_once(
-            at_pass(tile, p->to, pass),
+            at_pass(tile, to, pass),
             vector + ptx_mul_wide((uint32_t)v->stride[1], (uint32_t)(pass * ROWS_A_PASS)), has);
 }
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
 /* Issues the copies of the scales of a tile's keys or values, to behind their elements; zeros for
- * keys that are not seen. first: the scale of row 0 of the sequence, or of page 0; quick: offsets fit
- * into 32 bits. */
-FA_DEVICE void issue_scales(const fa_key_tiles *tiles, const fa_kernel_view *scale,
-                            const char *first, const fa_places *p, int n, bool quick, uint32_t tile)
+ * keys that are not seen. first: the scale of row 0 of the sequence, or of page 0; quick: the
+ * tile is one of those. */
+FA_DEVICE void issue_scales(const fa_work *w, const fa_key_tiles *tiles,
+                            const fa_kernel_view *scale, const char *first, const fa_places *p,
+                            int n, bool quick, uint32_t tile)
 {
     const int key = tiles->first + n * BLOCK_KEYS + known_key(), row = p->table ? p->now.row : key;
     const char *from;
@@ -225,7 +235,8 @@ FA_DEVICE void issue_scales(const fa_key_tiles *tiles, const fa_kernel_view *sca
                                         (uint32_t)row * (uint32_t)scale->stride[1],
                                     4);
     else from = first + 4 * (p->now.page * scale->stride[0] + row * scale->stride[1]);
-    ptx_cp_async_4(tile + (uint32_t)(KEYS * PITCH + 4 * known_key()), from, is_seen(tiles, key));
+    ptx_cp_async_4(tile + (uint32_t)(KEYS * PITCH + 4 * known_key()), from,
+                   quick || some_see(w, key));
 }
 
 /* ---- The pipeline of a warp ------------------------------------------------------------------ */
@@ -237,10 +248,10 @@ FA_DEVICE void issue_keys(const fa_decode_params *d, const fa_work *w, const fa_
     const fa_attention_params *a = &d->attention;
     if (is_within(p->quick, n)) {
         issue_whole_rows(&a->k, p->k, p, p->has_k, tile);
-        if (scaled) issue_scales(tiles, &a->k_scale, w->k_scale, p, n, true, tile);
+        if (scaled) issue_scales(w, tiles, &a->k_scale, w->k_scale, p, n, true, tile);
     } else if (n < tiles->count) {
-        issue_any_rows(tiles, &a->k, w->k, p, n, a->d, tile);
-        if (scaled) issue_scales(tiles, &a->k_scale, w->k_scale, p, n, false, tile);
+        issue_any_rows(w, tiles, &a->k, w->k, p, n, a->d, tile);
+        if (scaled) issue_scales(w, tiles, &a->k_scale, w->k_scale, p, n, false, tile);
     }
     p->k += ptx_mul_wide((uint32_t)a->k.stride[1], p->ahead);
     ptx_cp_async_commit();
@@ -253,14 +264,14 @@ FA_DEVICE void issue_values(const fa_decode_params *d, const fa_work *w, const f
     const fa_attention_params *a = &d->attention;
     if (is_within(p->quick, n)) {
         issue_whole_rows(&a->v, p->v, p, p->has_v, tile);
-        if (scaled) issue_scales(tiles, &a->v_scale, w->v_scale, p, n, true, tile);
+        if (scaled) issue_scales(w, tiles, &a->v_scale, w->v_scale, p, n, true, tile);
     } else if (n < tiles->count) {
-        issue_any_rows(tiles, &a->v, w->v, p, n, a->d_v, tile);
-        if (scaled) issue_scales(tiles, &a->v_scale, w->v_scale, p, n, false, tile);
+        issue_any_rows(w, tiles, &a->v, w->v, p, n, a->d_v, tile);
+        if (scaled) issue_scales(w, tiles, &a->v_scale, w->v_scale, p, n, false, tile);
     }
     p->v += ptx_mul_wide((uint32_t)a->v.stride[1], p->ahead);
     ptx_cp_async_commit();
-    find_places(d, tiles, n + 2, p);
+    find_places(d, w, tiles, n + 2, p);
 }
 
 /* The first STAGES tiles. */

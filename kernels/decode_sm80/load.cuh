@@ -99,8 +99,7 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
         for (int pass = 0; pass < PASSES; pass++) {
             const int r = pass * ROWS_A_PASS + copied_row();
             ptx_cp_async_16_once(to + (uint32_t)(pass * ROWS_A_PASS * PITCH),
-                                 find_row(v, first, at, r) + 2 * column,
-                                 r >= from && r < end);
+                                 find_row(v, first, at, r) + 2 * column, r >= from && r < end);
         }
         return;
     }
@@ -109,7 +108,8 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
 #pragma unroll 4
     for (int pass = 0; pass < PASSES; pass++, row += ahead) {
         const int r = pass * ROWS_A_PASS + copied_row();
-        ptx_cp_async_16_once(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row, r >= from && r < end);
+        ptx_cp_async_16_once(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row,
+                             r >= from && r < end);
     }
 }
 

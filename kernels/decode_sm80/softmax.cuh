@@ -88,8 +88,7 @@ FA_DEVICE void update_bases(fa_output *o, const fa_scores *s, int halves)
     }
     if (!__any_sync(0xffffffffu, grown)) return;
 #pragma unroll
-    for (int i = 0; i < halves; i++)
-        top[i / 2][i % 2] = fa_max_over_lanes(top[i / 2][i % 2], 4);
+    for (int i = 0; i < halves; i++) top[i / 2][i % 2] = fa_max_over_lanes(top[i / 2][i % 2], 4);
     raise_bases(o, halves, top);
 }
 
