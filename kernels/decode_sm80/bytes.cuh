@@ -4,13 +4,14 @@
  * Queries are converted to float16, too, and each row is multiplied by a power of two. So
  * bfloat16's range fits, and of a row nothing above 2^-38 of its largest element is lost.
  *
- * Four neighbouring bytes make two registers, one of bytes 0 and 2 and one of bytes 1 and 3. So
- * columns have another order than with 16 bits:
+ *   S = Q K^T      a lane loads 16 neighbouring bytes of its key: four steps along the head dim. Two
+ *                  neighbours are one register of K's fragments, so columns have another order than
+ *                  with 16 bits. The queries have the same one
+ *   O^T = V^T P^T  ldmatrix transposes pairs of bytes. The even bytes are rows g of the product, the
+ *                  odd ones rows g + 8. Weights are its columns, eight rows of the work tile at a
+ *                  time: eight rows take half as many products as sixteen
  *
- *   keys    a lane loads 16 neighbouring bytes of its key: four steps along the head dim. The
- *           queries have the same order
- *   values  ldmatrix transposes pairs of bytes. The even bytes are columns of one tile of the
- *           output, the odd ones of the next
+ * halves: of 16 rows each, how many are computed. The others stand for no query.
  */
 #ifndef FA_KERNELS_DECODE_SM80_BYTES_CUH
 #define FA_KERNELS_DECODE_SM80_BYTES_CUH
@@ -21,7 +22,7 @@
 #include "common/mma.cuh"
 #include "common/nonfinite_values.cuh"
 #include "common/softmax.cuh"
-#include "decode_sm80/load.cuh"
+#include "decode_sm80/queries.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -39,17 +40,30 @@ FA_DEVICE uint32_t unpack_float8(uint32_t x)
     return ptx_mul_f16x2(bits | (nan - (nan >> 5)), 0x5c005c00u);
 }
 
-/* Four bytes as float16: two numbers from bytes 0 and 2, and two from bytes 1 and 3. An int8 x is
- * exact in 1152 + x, whose last byte has the bits of x with the sign inverted. */
-FA_DEVICE void unpack_bytes(uint32_t x, uint32_t *even, uint32_t *odd)
+/* Four bytes as float16: bytes 0 and 1, and bytes 2 and 3. An int8 x is exact in 1152 + x, whose
+ * last byte has the bits of x with the sign inverted. */
+FA_DEVICE void unpack_neighbours(uint32_t x, uint32_t *low, uint32_t *high)
+{
+#if CACHE == FA_ELEMENT_INT8
+    const uint32_t biased = x ^ 0x80808080u;
+    *low = ptx_sub_f16x2(ptx_permute_bytes(biased, 0x64646464u, 0x4140), 0x64806480u);
+    *high = ptx_sub_f16x2(ptx_permute_bytes(biased, 0x64646464u, 0x4342), 0x64806480u);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    ptx_unpack_e4m3x4(x, low, high);
+#else
+    *low = unpack_float8(ptx_permute_bytes(x, 0, 0x1404));
+    *high = unpack_float8(ptx_permute_bytes(x, 0, 0x3424));
+#endif
+}
+
+/* The same of bytes 0 and 2, and of bytes 1 and 3. */
+FA_DEVICE void unpack_alternate(uint32_t x, uint32_t *even, uint32_t *odd)
 {
 #if CACHE == FA_ELEMENT_INT8
     *even = ptx_sub_f16x2((x & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
     *odd = ptx_sub_f16x2((x >> 8 & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    const uint32_t pairs = __byte_perm(x, 0, 0x3120);
-    *even = ptx_unpack_e4m3x2((uint16_t)pairs);
-    *odd = ptx_unpack_e4m3x2((uint16_t)(pairs >> 16));
+    ptx_unpack_e4m3x4(ptx_permute_bytes(x, 0, 0x3120), even, odd);
 #else
     *even = unpack_float8(x << 8 & 0xff00ff00u);
     *odd = unpack_float8(x & 0xff00ff00u);
@@ -72,8 +86,8 @@ FA_DEVICE void store_query_columns(uint32_t queries, int r, int c, const float x
 {
     const int step = c / 64 * 4 + c / 4 % 4, lane = r % 8 * 4 + c / 16 % 4;
     const uint32_t to = queries + fragment_at(r / 16, step, lane) + (uint32_t)(r / 8 % 2 * 4);
-    ptx_st_shared_u32(to, fa_pack_x2(x[0], x[2]));
-    ptx_st_shared_u32(to + 8, fa_pack_x2(x[1], x[3]));
+    ptx_st_shared_u32(to, fa_pack_x2(x[0], x[1]));
+    ptx_st_shared_u32(to + 8, fa_pack_x2(x[2], x[3]));
 }
 
 /* Eight columns of a row of queries; zeros for a row that stands for no query. */
@@ -128,56 +142,108 @@ FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_
 }
 
 typedef struct fa_queries {
-    uint32_t at;              /* of this lane's fragments */
-    float factor[M_TILES][2]; /* of a row's scores */
+    uint32_t at;                             /* of this lane's fragments */
+    uint32_t fragments[M_TILES][D_STEPS][4]; /* if they are in registers */
+    float factor[M_TILES][2];                /* of a row's scores */
 } fa_queries;
 
-FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at)
+/* Whether there are registers for what can be found anew in each tile, where eight rows are
+ * computed: conversion takes many before Ada. */
+#if CACHE == FA_ELEMENT_FLOAT8_E4M3 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define KEEPS_MORE false
+#else
+#define KEEPS_MORE true
+#endif
+
+/* Whether the queries' fragments stay in registers, at most 32 of these. */
+FA_DEVICE bool keeps_queries(int halves) { return halves == 1 && HEAD_DIM <= 128 && KEEPS_MORE; }
+
+/* unit: of the scores. */
+FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at, int halves, float unit)
 {
     q->at = at->q + fragment_at(0, 0, lane_id());
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         q->factor[i / 2][i % 2] =
-            ptx_ld_shared_f32(row_factors(at->q) + (uint32_t)(4 * row_of(i / 2, i % 2)));
+            ptx_ld_shared_f32(row_factors(at->q) + (uint32_t)(4 * row_of(i / 2, i % 2))) * unit;
+    if (!keeps_queries(halves)) return;
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_STEPS; i++) {
+        const uint4 x = ptx_ld_shared_v4(q->at + fragment_at(i / D_STEPS, i % D_STEPS, 0));
+        uint32_t *to = q->fragments[i / D_STEPS][i % D_STEPS];
+        to[0] = x.x;
+        to[1] = x.y;
+        to[2] = x.z;
+        to[3] = x.w;
+    }
+}
+
+FA_DEVICE void get_query_fragment(const fa_queries *q, int halves, int m, int step, uint32_t a[4])
+{
+    if (keeps_queries(halves)) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[i] = q->fragments[m][step][i];
+        return;
+    }
+    const uint4 x = ptx_ld_shared_v4(q->at + fragment_at(m, step, 0));
+    a[0] = x.x;
+    a[1] = x.y;
+    a[2] = x.z;
+    a[3] = x.w;
 }
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
-/* Adds the products of four steps, which take the same 16 bytes of a key. */
-FA_DEVICE void add_scores(const fa_queries *q, uint32_t tile, int steps, fa_scores *s)
+/* Where a lane's vectors are in a tile of keys, of values, and in one that it copies to: the first
+ * ones. As swizzles are exclusive ors, so are the ways from there within 128 bytes. */
+typedef struct fa_vectors {
+    uint32_t key, value;
+} fa_vectors;
+
+FA_DEVICE fa_vectors find_vectors(void)
 {
+    return (fa_vectors){vector_at(lane_id() / 4, lane_id() % 4),
+                        vector_at(lane_id() % 16, lane_id() / 16)};
+}
+
+/* The vector so many bytes behind the first one of its row. */
+FA_DEVICE uint32_t behind(uint32_t tile, uint32_t first, int bytes)
+{
+    return tile + (first ^ (uint32_t)(bytes % 128)) + (uint32_t)(bytes / 128 * 128);
+}
+
+/* Adds the products of four steps, which take the same 16 bytes of a key. */
+FA_DEVICE void add_scores(const fa_queries *q, int halves, const fa_vectors *at, uint32_t tile,
+                          int steps, fa_scores *s)
+{
+    const uint32_t from = behind(tile, at->key, 64 * steps);
     uint32_t a[4][M_TILES][4];
 #pragma unroll
-    for (int i = 0; i < 4 * M_TILES; i++) {
-        const uint4 x =
-            ptx_ld_shared_v4(q->at + fragment_at(i % M_TILES, 4 * steps + i / M_TILES, 0));
-        a[i / M_TILES][i % M_TILES][0] = x.x;
-        a[i / M_TILES][i % M_TILES][1] = x.y;
-        a[i / M_TILES][i % M_TILES][2] = x.z;
-        a[i / M_TILES][i % M_TILES][3] = x.w;
-    }
+    for (int i = 0; i < 4 * M_TILES; i++)
+        get_query_fragment(q, halves, i % M_TILES, 4 * steps + i / M_TILES,
+                           a[i / M_TILES][i % M_TILES]);
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
-        const uint4 x = ptx_ld_shared_v4(tile + (uint32_t)(8 * n * PITCH) +
-                                         vector_at(lane_id() / 4, 4 * steps + lane_id() % 4));
+        const uint4 x = ptx_ld_shared_v4(from + (uint32_t)(8 * n * PITCH));
         const uint32_t bytes[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t even, odd;
-            unpack_bytes(bytes[i], &even, &odd);
+            uint32_t low, high;
+            unpack_neighbours(bytes[i], &low, &high);
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[i][m], even, odd);
+            for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[i][m], low, high);
         }
     }
 }
 
-FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
+FA_DEVICE void make_scores(const fa_queries *q, int halves, const fa_vectors *at, uint32_t tile,
+                           fa_scores *s)
 {
 #pragma unroll
     for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
         s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4] = 0.0f;
 #pragma unroll
-    for (int steps = 0; steps < D_STEPS / 4; steps++) add_scores(q, tile, steps, s);
+    for (int steps = 0; steps < D_STEPS / 4; steps++) add_scores(q, halves, at, tile, steps, s);
 }
 
 /* The scales of the keys that this lane has in tile n of the scores. */
@@ -187,32 +253,38 @@ FA_DEVICE float2 get_scales(uint32_t tile, int n)
     return make_float2(ptx_ld_shared_f32(at), ptx_ld_shared_f32(at + 4));
 }
 
-/* Scores become exponents of 2: they are multiplied by their rows' factors, their keys' scales and
- * the scale of all, and softcapped. */
-FA_DEVICE void scale_scores(const fa_decode_params *d, const fa_work *w, const fa_queries *q,
-                            uint32_t tile, fa_scores *s)
+/* Of scores: exponents of 2, or what is softcapped. */
+FA_DEVICE float score_unit(const fa_decode_params *d, const fa_work *w)
 {
     const float softcap = d->attention.softcap;
-    const float unit = softcap > 0.0f ? 1.0f / softcap : FA_LOG2E;
-    if (w->k_scale) {
+    return w->scale * (softcap > 0.0f ? 1.0f / softcap : FA_LOG2E);
+}
+
+/* Scores become exponents of 2: they are multiplied by their keys' scales and their rows' factors,
+ * and softcapped. */
+FA_DEVICE void scale_scores(const fa_decode_params *d, bool by_keys, const fa_queries *q,
+                            int halves, uint32_t tile, fa_scores *s)
+{
+    const float softcap = d->attention.softcap;
+    if (by_keys) {
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
             const float2 scale = get_scales(tile, n);
 #pragma unroll
-            for (int i = 0; i < M_TILES * 4; i++)
+            for (int i = 0; i < 2 * halves; i++)
                 s->at[i / 4][n][i % 4] *= i % 2 ? scale.y : scale.x;
         }
     }
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
-        const float factor = q->factor[i / 2][i % 2] * (w->scale * unit);
+    for (int i = 0; i < halves; i++)
 #pragma unroll
-        for (int e = 0; e < KEY_TILES * 2; e++) s->at[i / 2][e / 2][i % 2 * 2 + e % 2] *= factor;
-    }
+        for (int e = 0; e < KEY_TILES * 2; e++)
+            s->at[i / 2][e / 2][i % 2 * 2 + e % 2] *= q->factor[i / 2][i % 2];
     if (softcap <= 0.0f) return;
 #pragma unroll
-    for (int i = 0; i < M_TILES * KEY_TILES * 4; i++) {
-        float *x = &s->at[i / 4 / KEY_TILES][i / 4 % KEY_TILES][i % 4];
+    for (int i = 0; i < halves * KEY_TILES * 2; i++) {
+        const int half = i / 2 / KEY_TILES;
+        float *x = &s->at[half / 2][i / 2 % KEY_TILES][half % 2 * 2 + i % 2];
         *x = fa_softcap_score_fast(*x, softcap * FA_LOG2E);
     }
 }
@@ -228,51 +300,59 @@ FA_DEVICE float scale_exponent(float scale)
     return fminf(fmaxf(exponent, -60.0f), 60.0f);
 }
 
-/* The fragments of 16 keys' values in 32 columns: b[0] has the even columns of the first 16, b[1]
- * the odd ones; b[2] and b[3] have those of the last 16. */
-FA_DEVICE void get_values(uint32_t tile, int step, int block, uint32_t b[4][2])
+/* The A fragments of V^T of 16 keys and 32 columns. */
+FA_DEVICE void get_values(const fa_vectors *at, uint32_t tile, int step, int block,
+                          uint32_t a[2][4])
 {
     uint32_t x[4];
-    ptx_ldmatrix_x4_trans(x, tile + (uint32_t)(16 * step * PITCH) +
-                                 vector_at(lane_id() % 16, 2 * block + lane_id() / 16));
+    ptx_ldmatrix_x4_trans(x, behind(tile, at->value, 32 * block) + (uint32_t)(16 * step * PITCH));
 #pragma unroll
-    for (int i = 0; i < 4; i++) unpack_bytes(x[i], &b[i / 2 * 2][i % 2], &b[i / 2 * 2 + 1][i % 2]);
+    for (int i = 0; i < 4; i++)
+        unpack_alternate(x[i], &a[i / 2][i % 2 * 2], &a[i / 2][i % 2 * 2 + 1]);
 }
 
-/* O += P V of 16 keys. */
-FA_DEVICE void add_values(float o[M_TILES][D_TILES][4], uint32_t a[M_TILES][4], uint32_t tile,
-                          int step)
+/* O^T += V^T P^T of 16 keys. weights: as A fragments of P, of which each half is a B fragment of
+ * P^T. */
+FA_DEVICE void add_values(fa_output *o, int halves, uint32_t weights[M_TILES][4],
+                          const fa_vectors *at, uint32_t tile, int step)
 {
 #pragma unroll
-    for (int block = 0; block < D_TILES / 4; block++) {
-        uint32_t b[4][2];
-        get_values(tile, step, block, b);
+    for (int block = 0; block < D_STEPS / 2; block++) {
+        uint32_t a[2][4];
+        get_values(at, tile, step, block, a);
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++)
-            fa_mma(o[i / 4][4 * block + i % 4], a[i / 4], b[i % 4][0], b[i % 4][1]);
+        for (int i = 0; i < 2 * halves; i++) {
+            const uint32_t *b = &weights[i / 4][i / 2 % 2];
+            fa_mma(o->at[i / 2][2 * block + i % 2], a[i % 2], b[0], b[2]);
+        }
     }
 }
 
 /* The same where some values are NaN and hidden from some rows: only rows whose weight of such a
  * value is not 0 become NaN. */
-FA_DEVICE void add_values_carefully(float o[M_TILES][D_TILES][4], uint32_t a[M_TILES][4],
-                                    uint32_t tile, int step)
+FA_DEVICE void add_values_carefully(fa_output *o, int halves, uint32_t weights[M_TILES][4],
+                                    const fa_vectors *at, uint32_t tile, int step)
 {
     uint32_t seen[M_TILES][4];
 #pragma unroll
-    for (int i = 0; i < M_TILES * 4; i++) seen[i / 4][i % 4] = fa_mark_weights(a[i / 4][i % 4]);
+    for (int i = 0; i < M_TILES * 4; i++)
+        seen[i / 4][i % 4] = fa_mark_weights(weights[i / 4][i % 4]);
 #pragma unroll
-    for (int block = 0; block < D_TILES / 4; block++) {
-        uint32_t b[4][2];
-        get_values(tile, step, block, b);
+    for (int block = 0; block < D_STEPS / 2; block++) {
+        uint32_t a[2][4], bad[2][4];
+        get_values(at, tile, step, block, a);
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) {
-            const uint32_t *x = b[i % 4];
-            const uint32_t bad[2] = {fa_x2_spread(fa_x2_not_finite(x[0])),
-                                     fa_x2_spread(fa_x2_not_finite(x[1]))};
-            float *to = o[i / 4][4 * block + i % 4], count[4] = {0.0f};
-            fa_mma(to, a[i / 4], x[0] & ~bad[0], x[1] & ~bad[1]);
-            fa_mma(count, seen[i / 4], FA_X2_ONES & bad[0], FA_X2_ONES & bad[1]);
+        for (int i = 0; i < 8; i++) {
+            const uint32_t mask = fa_x2_spread(fa_x2_not_finite(a[i / 4][i % 4]));
+            a[i / 4][i % 4] &= ~mask;
+            bad[i / 4][i % 4] = FA_X2_ONES & mask;
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * halves; i++) {
+            const uint32_t *b = &weights[i / 4][i / 2 % 2], *marks = &seen[i / 4][i / 2 % 2];
+            float *to = o->at[i / 2][2 * block + i % 2], count[4] = {0.0f};
+            fa_mma(to, a[i % 2], b[0], b[2]);
+            fa_mma(count, bad[i % 2], marks[0], marks[2]);
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 if (count[e] > 0.0f) to[e] = NAN;

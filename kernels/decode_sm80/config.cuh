@@ -138,8 +138,14 @@ typedef struct fa_scores {
     float at[M_TILES][KEY_TILES][4];
 } fa_scores;
 
+/* O likewise. Of 8-bit values it is transposed: columns 16n + 2g and 16n + 2g + 1 of row 8i + 2t are
+ * in [i][n][0] and [i][n][2], those of row 8i + 2t + 1 in [i][n][1] and [i][n][3]. */
 typedef struct fa_output {
+#if EIGHT_BITS
+    float at[2 * M_TILES][D_STEPS][4];
+#else
     float at[M_TILES][D_TILES][4];
+#endif
     float base[M_TILES][2]; /* of the weights, in powers of two */
     float sum[M_TILES][2];  /* of the thread's own columns */
 } fa_output;

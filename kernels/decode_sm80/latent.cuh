@@ -203,7 +203,7 @@ FA_DEVICE void update_bases(const fa_memory *at, fa_output *o)
         top[0][half] = x;
         grown |= x > o->base[0][half] + RESCALE_ABOVE;
     }
-    if (__any_sync(0xffffffffu, grown)) raise_bases(o, top);
+    if (__any_sync(0xffffffffu, grown)) raise_bases(o, 2 * M_TILES, top);
 }
 
 /* Makes the weights of the warp's 8 keys and stores them for all warps: half of the 16 keys of a

@@ -12,7 +12,7 @@
 
 #include "decode_sm80/config.cuh"
 
-#if !LATENT
+#if !LATENT && !EIGHT_BITS /* those of 8 bits are in bytes_load.cuh */
 #include "common/rows.cuh"
 #include "common/x2.cuh"
 #include "decode_sm80/queries.cuh"
@@ -26,7 +26,6 @@ enum { ROWS_A_PASS = 32 / ROW_VECTORS, PASSES = KEYS / ROWS_A_PASS };
 FA_DEVICE int copied_vector(void) { return lane_id() % ROW_VECTORS; }
 FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
 
-#if !EIGHT_BITS
 /* ---- Queries --------------------------------------------------------------------------------- */
 
 /* All threads load the rows of the work tile; zeros for those that stand for no query. */
@@ -38,7 +37,6 @@ FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_
         ptx_st_shared_v4(tile + (uint32_t)(r * PITCH + column * 2), fetch_eight(d, w, r, column));
     }
 }
-#endif
 
 /* ---- Keys and values ------------------------------------------------------------------------- */
 
@@ -66,62 +64,22 @@ FA_DEVICE const char *find_row(const fa_kernel_view *v, const char *first, fa_pl
 {
     const int page = __shfl_sync(0xffffffffu, at.page, r);
     const int row = __shfl_sync(0xffffffffu, at.row, r);
-    return first + CACHE_BYTES * (page * v->stride[0] + row * v->stride[1]);
-}
-
-/* A vector of a row that is not aligned to 16 bytes or ends within it. */
-FA_DEVICE uint4 gather_vector(const fa_kernel_view *v, const char *row, int column, int columns)
-{
-#if EIGHT_BITS
-    uint32_t x[4] = {0, 0, 0, 0};
-    if (v->vector == 8) {
-        const uint2 low = *(const uint2 *)(row + column);
-        uint2 high = make_uint2(0, 0);
-        if (column + 8 < columns) high = *(const uint2 *)(row + column + 8);
-        return make_uint4(low.x, low.y, high.x, high.y);
-    }
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        if (column + i < columns)
-            x[i / 4] |= (uint32_t)((const uint8_t *)row)[column + i] << i % 4 * 8;
-    return make_uint4(x[0], x[1], x[2], x[3]);
-#else
-    (void)v;
-    return fa_gather_vector(row, column, columns);
-#endif
+    return first + 2 * (page * v->stride[0] + row * v->stride[1]);
 }
 
 /* Copies rows that are not aligned. key: the tile's first one, as below. */
 FA_DEVICE void gather_rows(const fa_key_tiles *tiles, const fa_kernel_view *v, const char *first,
-                           fa_place at, int key, int columns, uint32_t tile, uint32_t to)
+                           fa_place at, int key, int columns, uint32_t to)
 {
     const int column = VECTOR * copied_vector();
 #pragma unroll 1
     for (int r = copied_row(); r < KEYS; r += ROWS_A_PASS, to += ROWS_A_PASS * PITCH) {
         const char *row = find_row(v, first, at, r);
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (column < columns && is_seen(tiles, key + r)) x = gather_vector(v, row, column, columns);
-        ptx_st_shared_v4(EIGHT_BITS ? tile + vector_at(r, copied_vector()) : to, x);
+        if (column < columns && is_seen(tiles, key + r)) x = fa_gather_vector(row, column, columns);
+        ptx_st_shared_v4(to, x);
     }
 }
-
-/* Where this lane's vector of a pass is in a tile. to: of 16-bit elements, where it is in pass
- * 0. */
-FA_DEVICE uint32_t at_pass(uint32_t tile, uint32_t to, int pass)
-{
-#if EIGHT_BITS /* a pass and its first row have no bits in common, so their swizzles combine */
-    const int first = copied_row(), vector = copied_vector() ^ turn_of(first);
-    (void)to;
-    return tile + (uint32_t)(first * PITCH) +
-           (uint32_t)((vector ^ turn_of(pass * ROWS_A_PASS)) * 16 + pass * ROWS_A_PASS * PITCH);
-#else
-    (void)tile;
-    return to + (uint32_t)(pass * ROWS_A_PASS * PITCH);
-#endif
-}
-
-/* Passes that are unrolled. Of 8-bit elements so many that the compiler knows the swizzles. */
-enum { PASSES_AT_ONCE = EIGHT_BITS ? 8 : 4 };
 
 /* Issues the copies of a tile of keys or values; where rows are not aligned, copies them at once.
  * first: row 0 of the sequence, or of page 0. */
@@ -132,7 +90,7 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
     const int column = VECTOR * copied_vector();
     const uint32_t to = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
     if (v->vector != VECTOR) {
-        gather_rows(tiles, v, first, at, key, columns, tile, to);
+        gather_rows(tiles, v, first, at, key, columns, to);
         return;
     }
     const int from = column < columns ? tiles->from - key : KEYS, end = tiles->to - key;
@@ -140,33 +98,20 @@ FA_DEVICE void issue_rows(const fa_decode_params *d, const fa_key_tiles *tiles,
 #pragma unroll 4
         for (int pass = 0; pass < PASSES; pass++) {
             const int r = pass * ROWS_A_PASS + copied_row();
-            ptx_cp_async_16_once(at_pass(tile, to, pass),
-                                 find_row(v, first, at, r) + CACHE_BYTES * column,
-                                 r >= from && r < end);
+            ptx_cp_async_16_once(to + (uint32_t)(pass * ROWS_A_PASS * PITCH),
+                                 find_row(v, first, at, r) + 2 * column, r >= from && r < end);
         }
         return;
     }
-    const char *row = first + CACHE_BYTES * ((key + copied_row()) * v->stride[1] + column);
-    const int64_t ahead = CACHE_BYTES * ROWS_A_PASS * v->stride[1];
-#pragma unroll PASSES_AT_ONCE
+    const char *row = first + 2 * ((key + copied_row()) * v->stride[1] + column);
+    const int64_t ahead = 2 * ROWS_A_PASS * v->stride[1];
+#pragma unroll 4
     for (int pass = 0; pass < PASSES; pass++, row += ahead) {
         const int r = pass * ROWS_A_PASS + copied_row();
-        ptx_cp_async_16_once(at_pass(tile, to, pass), row, r >= from && r < end);
+        ptx_cp_async_16_once(to + (uint32_t)(pass * ROWS_A_PASS * PITCH), row,
+                             r >= from && r < end);
     }
 }
-
-#if EIGHT_BITS
-/* Issues the copies of the scales of a tile's keys or values, to behind their elements; zeros for
- * keys that are not seen. first: the scale of row 0; NULL: keys have no scales of their own. */
-FA_DEVICE void issue_scales(const fa_key_tiles *tiles, const fa_kernel_view *scale,
-                            const char *first, fa_place at, int key, uint32_t tile)
-{
-    if (!first || lane_id() >= KEYS) return;
-    ptx_cp_async_4(tile + (uint32_t)(KEYS * PITCH + 4 * lane_id()),
-                   first + 4 * (at.page * scale->stride[0] + at.row * scale->stride[1]),
-                   is_seen(tiles, key + lane_id()));
-}
-#endif
 
 /* ---- The pipeline of a warp ------------------------------------------------------------------ */
 
@@ -181,11 +126,6 @@ FA_DEVICE void issue_keys(const fa_decode_params *d, const fa_work *w, const fa_
     if (n < tiles->count)
         issue_rows(d, tiles, &d->attention.k, w->k, places->now, tiles->first + n * BLOCK_KEYS,
                    d->attention.d, at->k + (uint32_t)(n % STAGES * TILE_BYTES));
-#if EIGHT_BITS
-    if (n < tiles->count)
-        issue_scales(tiles, &d->attention.k_scale, w->k_scale, places->now,
-                     tiles->first + n * BLOCK_KEYS, at->k + (uint32_t)(n % STAGES * TILE_BYTES));
-#endif
     ptx_cp_async_commit();
 }
 
@@ -196,11 +136,6 @@ FA_DEVICE void issue_values(const fa_decode_params *d, const fa_work *w, const f
     if (n < tiles->count)
         issue_rows(d, tiles, &d->attention.v, w->v, places->now, tiles->first + n * BLOCK_KEYS,
                    d->attention.d_v, at->v + (uint32_t)(n % STAGES * TILE_BYTES));
-#if EIGHT_BITS
-    if (n < tiles->count)
-        issue_scales(tiles, &d->attention.v_scale, w->v_scale, places->now,
-                     tiles->first + n * BLOCK_KEYS, at->v + (uint32_t)(n % STAGES * TILE_BYTES));
-#endif
     ptx_cp_async_commit();
     places->now = places->next;
     places->next = find_place(d, w, tiles, tiles->first + (n + 2) * BLOCK_KEYS);
@@ -226,23 +161,6 @@ FA_DEVICE void wait_for_tile(void)
     __syncwarp();
 }
 
-#if CACHE == FA_ELEMENT_INT8
-FA_DEVICE bool has_nonfinite_values(uint32_t tile)
-{
-    (void)tile;
-    return false;
-}
-#else
-/* The top bit of each element that is not finite. */
-FA_DEVICE uint32_t not_finite(uint32_t x)
-{
-#if EIGHT_BITS
-    return ((x & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; /* NaN; there is no infinity */
-#else
-    return fa_x2_not_finite(x);
-#endif
-}
-
 /* Whether some value of a tile is not finite. The lanes look at what they have copied. */
 FA_DEVICE bool has_nonfinite_values(uint32_t tile)
 {
@@ -251,12 +169,11 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
         const uint4 x = ptx_ld_shared_v4(from + (uint32_t)(pass * ROWS_A_PASS * PITCH));
-        seen |= not_finite(x.x) | not_finite(x.y) | not_finite(x.z) | not_finite(x.w);
+        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
+                fa_x2_not_finite(x.w);
     }
     return __any_sync(0xffffffffu, seen != 0);
 }
-#endif
-
 #endif
 
 #endif

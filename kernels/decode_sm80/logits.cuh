@@ -24,16 +24,17 @@ FA_DEVICE bool has_row_options(const fa_decode_params *d)
     return OPTIONS && fa_has_row_options(&d->attention);
 }
 
-/* Options and the mask by position of one row of a thread. first: the tile's first key. */
+/* Options and the mask by position of one row of a thread. first: the tile's first key; options:
+ * there can be some. */
 FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first, int m, int half,
-                          fa_scores *s)
+                          bool options, fa_scores *s)
 {
     const fa_attention_params *p = &d->attention;
     const int r = row_of(m, half), key = first + lane_id() % 4 * 2;
     const int64_t i = w->tile.first + min(query_of(d, r), w->queries - 1);
     const fa_range range = fa_tile_visible(p, &w->tile, i);
     const int lo = (int)range.lo - key, hi = (int)range.hi - key;
-    if (has_row_options(d)) {
+    if (options && has_row_options(d)) {
         fa_tile t = w->tile;
         t.head += min(head_of(d, r), w->heads - 1);
         const fa_fragment_row row = {fa_logit_row_of(p, &t, i), key, lo, hi};
@@ -46,14 +47,12 @@ FA_DEVICE void change_row(const fa_decode_params *d, const fa_work *w, int first
 FA_DEVICE void make_logits(const fa_decode_params *d, const fa_work *w, int first, fa_scores *s)
 {
     const bool masked = first < w->all_from || first + FRAGMENT_KEYS > w->all_to;
-#if !EIGHT_BITS /* scale_scores has been there */
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
         fa_scale_fragment(&d->attention, d->attention.scale, s->at[m][0]);
-#endif
     if (!masked && !has_row_options(d)) return;
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) change_row(d, w, first, i / 2, i % 2, s);
+    for (int i = 0; i < M_TILES * 2; i++) change_row(d, w, first, i / 2, i % 2, true, s);
 }
 
 /* Whether a row can have a weight of 0 for a key whose value is read. */

@@ -31,28 +31,39 @@ FA_DEVICE const float *find_source(const fa_sources *from, int i)
 #if !LATENT /* in latent.cuh sums are the block's */
 /* ---- The warps' sums ------------------------------------------------------------------------- */
 
+#if EIGHT_BITS
+/* The columns of eight rows, of a transposed output. */
+FA_DEVICE void store_half(const fa_output *o, int i, float *to)
+{
+    float *row = to + (8 * i + lane_id() % 4 * 2) * ROW_FLOATS + lane_id() / 4 * 2;
+#pragma unroll
+    for (int n = 0; n < D_STEPS; n++) {
+        const float *x = o->at[i][n];
+        *(float2 *)(row + 16 * n) = make_float2(x[0], x[2]);
+        *(float2 *)(row + 16 * n + ROW_FLOATS) = make_float2(x[1], x[3]);
+    }
+}
+#else
+FA_DEVICE void store_half(const fa_output *o, int i, float *to)
+{
+    float *row = to + row_of(i / 2, i % 2) * ROW_FLOATS + lane_id() % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < D_TILES; n++)
+        *(float2 *)(row + 8 * n) =
+            make_float2(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n][i % 2 * 2 + 1]);
+}
+#endif
+
 /* To the warp's own part of shared memory. */
 FA_DEVICE void store_warp(const fa_output *o, float *to)
 {
-    const int column = lane_id() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++) {
-        float *row = to + row_of(i / 2, i % 2) * ROW_FLOATS;
         const float sum = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
-#if EIGHT_BITS /* two tiles of the output are the even and the odd columns of 16 */
-#pragma unroll
-        for (int n = 0; n < D_TILES; n += 2)
-            *(float4 *)(row + 8 * n + 2 * column) =
-                make_float4(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n + 1][i % 2 * 2],
-                            o->at[i / 2][n][i % 2 * 2 + 1], o->at[i / 2][n + 1][i % 2 * 2 + 1]);
-#else
-#pragma unroll
-        for (int n = 0; n < D_TILES; n++)
-            *(float2 *)(row + 8 * n + column) =
-                make_float2(o->at[i / 2][n][i % 2 * 2], o->at[i / 2][n][i % 2 * 2 + 1]);
-#endif
+        store_half(o, i, to);
         if (lane_id() % 4 == 0)
-            *(float2 *)(row + VALUE_DIM) = make_float2(o->base[i / 2][i % 2], sum);
+            *(float2 *)(to + row_of(i / 2, i % 2) * ROW_FLOATS + VALUE_DIM) =
+                make_float2(o->base[i / 2][i % 2], sum);
     }
 }
 

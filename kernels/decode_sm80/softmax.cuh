@@ -9,6 +9,7 @@
 #include "common/device.cuh"
 #include "common/mma.cuh"
 #include "common/nonfinite_values.cuh"
+#include "common/reduce.cuh"
 #include "decode_sm80/logits.cuh"
 #include "ptx/ldmatrix.cuh"
 
@@ -20,27 +21,96 @@ FA_DEVICE void clear_output(fa_output *o)
         o->sum[i / 2][i % 2] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++) {
+#if EIGHT_BITS
+        o->at[i / 4 / D_STEPS][i / 4 % D_STEPS][i % 4] = 0.0f;
+#else
         o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
+#endif
+    }
+}
+
+/* What has been summed of some halves of 16 rows each is multiplied by the rows' factors. */
+FA_DEVICE void rescale_output(fa_output *o, int halves, float factor[M_TILES][2])
+{
+#if EIGHT_BITS /* the lanes that have these rows' factors are others */
+#pragma unroll
+    for (int i = 0; i < halves; i++) {
+        const int lane = lane_id() % 4 * 8;
+        const float first = __shfl_sync(0xffffffffu, factor[i / 2][i % 2], lane);
+        const float second = __shfl_sync(0xffffffffu, factor[i / 2][i % 2], lane + 4);
+#pragma unroll
+        for (int e = 0; e < D_STEPS * 4; e++) o->at[i][e / 4][e % 4] *= e % 2 ? second : first;
+    }
+#else
+    (void)halves;
+#pragma unroll
+    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
+        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= factor[i / 4 / D_TILES][i % 4 / 2];
+#endif
 }
 
 /* New bases for rows whose logits are too far beyond the old ones; what has been summed is
  * rescaled. */
-FA_DEVICE void raise_bases(fa_output *o, float top[M_TILES][2])
+FA_DEVICE void raise_bases(fa_output *o, int halves, float top[M_TILES][2])
 {
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
+    for (int i = 0; i < halves; i++) {
         float *base = &o->base[i / 2][i % 2], *x = &top[i / 2][i % 2];
         const float now = *x > *base + RESCALE_ABOVE ? *x - HEADROOM : *base;
         *x = ptx_ex2(*base - now);
         *base = now;
         o->sum[i / 2][i % 2] *= *x;
     }
-#pragma unroll
-    for (int i = 0; i < M_TILES * D_TILES * 4; i++)
-        o->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] *= top[i / 4 / D_TILES][i % 4 / 2];
+    rescale_output(o, halves, top);
 }
 
+#if !LATENT /* there bases are the block's */
+/* The largest logit of a row that this lane has. */
+FA_DEVICE float find_top(const fa_scores *s, int m, int half)
+{
+    float x = s->at[m][0][half * 2];
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n++)
+        x = fmaxf(x, fmaxf(s->at[m][n][half * 2], s->at[m][n][half * 2 + 1]));
+    return x;
+}
+
+/* The bases follow a tile's logits. Mostly none is raised, and lanes need not share their tops. */
+FA_DEVICE void update_bases(fa_output *o, const fa_scores *s, int halves)
+{
+    float top[M_TILES][2];
+    bool grown = false;
+#pragma unroll
+    for (int i = 0; i < halves; i++) {
+        top[i / 2][i % 2] = find_top(s, i / 2, i % 2);
+        grown |= top[i / 2][i % 2] > o->base[i / 2][i % 2] + RESCALE_ABOVE;
+    }
+    if (!__any_sync(0xffffffffu, grown)) return;
+#pragma unroll
+    for (int i = 0; i < halves; i++) top[i / 2][i % 2] = fa_max_over_lanes(top[i / 2][i % 2], 4);
+    raise_bases(o, halves, top);
+}
+
+/* The A fragments of the weights of 16 keys. */
+FA_DEVICE void make_weights(const fa_scores *s, int step, int halves, fa_output *o,
+                            uint32_t a[M_TILES][4])
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * 4; i++) {
+        const int m = i / 4, half = i % 2;
+        a[m][i % 4] = 0;
+        if (2 * m + half >= halves) continue;
+        const float *x = s->at[m][2 * step + i % 4 / 2] + 2 * half;
+        const float first = ptx_ex2(x[0] - o->base[m][half]);
+        const float second = ptx_ex2(x[1] - o->base[m][half]);
+        o->sum[m][half] += first + second;
+        a[m][i % 4] = fa_pack_x2(first, second);
+    }
+}
+#endif
+
+#if !EIGHT_BITS
 /* O += P V of 16 keys. v: where this lane's values are; carefully: some values are not finite. */
 FA_DEVICE void add_products(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, bool carefully)
 {
@@ -59,5 +129,7 @@ FA_DEVICE void add_products(fa_output *o, uint32_t a[M_TILES][4], uint32_t v, bo
         }
     }
 }
+
+#endif
 
 #endif

@@ -52,12 +52,21 @@ FA_DEVICE float ptx_half_to_float(uint16_t h)
     return x;
 }
 
-/* Two numbers of float8 e4m3 as float16, which is exact. From Ada on. */
-FA_DEVICE uint32_t ptx_unpack_e4m3x2(uint16_t x)
+/* Four numbers of float8 e4m3 as float16, which is exact: the two of the lower half of x, and the
+ * two of the upper one. From Ada on. */
+FA_DEVICE void ptx_unpack_e4m3x4(uint32_t x, uint32_t *low, uint32_t *high)
 {
-    uint32_t x2;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(x2) : "h"(x));
-    return x2;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(x));
+}
+
+/* Four bytes of eight. Each digit of the selector, a constant in hexadecimal, is the number of a
+ * byte: 0 to 3 are those of x, 4 to 7 those of y. */
+FA_DEVICE uint32_t ptx_permute_bytes(uint32_t x, uint32_t y, uint32_t selector)
+{
+    return __byte_perm(x, y, selector);
 }
 
 /* Two products and two differences in float16. */

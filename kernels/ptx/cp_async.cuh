@@ -18,15 +18,17 @@ FA_DEVICE void ptx_cp_async_16(uint32_t to, const void *from, bool wanted)
                  : "memory");
 }
 
+/* What createpolicy.fractional.L2::evict_first.b64 gives for a fraction of 1: the compiler makes it of
+ * constants, too, but keeps it in registers that it moves in front of each copy. */
+#define PTX_EVICT_FIRST 0x12f0000000000000ull
+
 /* The same for rows that are read whole, and once: the second-level cache gets all 128 bytes around, and gives them up
  * first. */
 FA_DEVICE void ptx_cp_async_16_once(uint32_t to, const void *from, bool wanted)
 {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
-        "l"(from), "r"(wanted ? 16 : 0), "l"(policy)
+        "l"(from), "r"(wanted ? 16 : 0), "l"(PTX_EVICT_FIRST)
         : "memory");
 }
 

@@ -1,5 +1,5 @@
 /*
- * The special register of the thread's number in its block.
+ * The special register of the thread's number in its block, and shuffles among some lanes (PTX ISA: shfl.idx).
  */
 #ifndef FA_KERNELS_PTX_THREAD_CUH
 #define FA_KERNELS_PTX_THREAD_CUH
@@ -18,6 +18,12 @@ FA_DEVICE int ptx_thread_id(void)
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
     __builtin_assume(id >= 0); /* divisions by powers of two become shifts */
     return id;
+}
+
+/* Each `width` lanes, a power of two, get x of their lane number `lane`. */
+FA_DEVICE uint32_t ptx_shuffle_within(uint32_t x, int lane, int width)
+{
+    return __shfl_sync(0xffffffffu, x, lane, width);
 }
 
 #endif

@@ -35,6 +35,15 @@ FA_DEVICE uint32_t ptx_sub_f16x2(uint32_t a, uint32_t b)
                           ampere_half(a, 1) - ampere_half(b, 1));
 }
 
+FA_DEVICE uint32_t ptx_permute_bytes(uint32_t x, uint32_t y, uint32_t selector)
+{
+    const uint64_t bytes = x | (uint64_t)y << 32;
+    uint32_t chosen = 0;
+    for (int i = 0; i < 4; i++)
+        chosen |= (uint32_t)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return chosen;
+}
+
 FA_DEVICE uint32_t ptx_spread_signs(uint32_t x) { return (x >> 15 & 0x00010001u) * 0xffffu; }
 
 /* Results that are subnormal become 0. */
