@@ -111,7 +111,16 @@ class Backend:
 # ---- Ours ----------------------------------------------------------------------------------------
 
 
-FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
+FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL", "FA_CUDA_DECODE_SCHEDULE")
+BACKWARD_FAMILIES = ("sm90_joined", "sm90_persistent")  # that forward does not have
+SCHEDULES = ("parts", "shares", "shares_alone")  # of the family decode
+
+
+def variables_of(family):
+    """What forces a family of kernels, or a schedule of decode."""
+    if family in SCHEDULES:
+        return FAMILY_VARIABLES[2:]
+    return FAMILY_VARIABLES[1:2] if family in BACKWARD_FAMILIES else FAMILY_VARIABLES[:2]
 
 
 class Ours(Backend):
@@ -131,7 +140,7 @@ class Ours(Backend):
     def context(self):
         before = {name: os.environ.pop(name, None) for name in FAMILY_VARIABLES}
         if self.family:
-            os.environ |= dict.fromkeys(FAMILY_VARIABLES, self.family)
+            os.environ |= dict.fromkeys(variables_of(self.family), self.family)
         try:
             yield
         finally:
@@ -657,7 +666,7 @@ class Build:
 
     name: str  # of the column
     path: pathlib.Path
-    family: str | None = None  # of kernels, forced
+    family: str | None = None  # of kernels, forced; or a schedule of decode
 
 
 def library_named(text):
