@@ -10,8 +10,7 @@ device; several queries of a sequence are its last ones, with a causal mask. Wit
 int8 keys and values have 8 bits and scales as --scales says: one for the tensor, for each head, or for each
 token and head. Calls are in a CUDA graph, over so many copies of the cache that none of it stays in the
 second-level cache. FA_CUDA_KERNEL is read once in a process, so each family has one of its own, and
-each cell its turn. The families parts, shares and shares_alone are decode with a schedule forced
-(FA_CUDA_DECODE_SCHEDULE). Each result is compared with float32 arithmetic by PyTorch, for the first and the
+each cell its turn. Each result is compared with float32 arithmetic by PyTorch, for the first and the
 last sequence. Rates are GB/s of keys and values.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
@@ -35,7 +34,6 @@ CELLS = ((1, 32, 8, 8192, 128, 1843), (1, 32, 8, 131072, 128, 3698), (16, 32, 8,
 CACHES = ("bfloat16", "e4m3", "int8")
 SCALES = ("tensor", "head", "token")
 FAMILIES = {"default": None, "decode": "decode", "sm90": "sm90", "sm80": "sm80"}  # what FA_CUDA_KERNEL is
-SCHEDULES = ("parts", "shares", "shares_alone")  # of decode: what FA_CUDA_DECODE_SCHEDULE is
 
 
 def parsed(arguments=None):
@@ -56,8 +54,8 @@ def parsed(arguments=None):
     args.families = args.families.split(",")
     if not all(0 <= cell < len(CELLS) for cell in args.cells):
         parser.error(f"--cells: expected numbers from 0 to {len(CELLS) - 1}")
-    if not all(family in FAMILIES or family in SCHEDULES for family in args.families):
-        parser.error(f"--families: expected some of {', '.join((*FAMILIES, *SCHEDULES))}")
+    if not all(family in FAMILIES for family in args.families):
+        parser.error(f"--families: expected some of {', '.join(FAMILIES)}")
     return args
 
 
@@ -197,12 +195,8 @@ def measure(args):
 def run_one(args, family, cell, page):
     """What a process of the family says; an error's last line where it fails."""
     environment = dict(os.environ)
-    for name in ("FA_CUDA_KERNEL", "FA_CUDA_DECODE_SCHEDULE"):
-        environment.pop(name, None)
-    if family in SCHEDULES:
-        environment["FA_CUDA_KERNEL"] = "decode"
-        environment["FA_CUDA_DECODE_SCHEDULE"] = family
-    elif FAMILIES[family]:
+    environment.pop("FA_CUDA_KERNEL", None)
+    if FAMILIES[family]:
         environment["FA_CUDA_KERNEL"] = FAMILIES[family]
     command = [sys.executable, __file__, "--library", str(args.library),
                "--rounds", str(args.rounds), "--queries", str(args.queries), "--cache", args.cache,

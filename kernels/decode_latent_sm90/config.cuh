@@ -75,7 +75,6 @@ static_assert(WARPGROUP *
 
 #define LATENT 1
 #define EIGHT_BITS 0
-#define HAS_SHARES 0
 #define SHARES_ROWS 1 /* blocks that merge have some rows of a work tile each */
 #define FRAGMENT_KEYS KEYS
 
@@ -89,6 +88,7 @@ enum {
     ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM)
 };
 static_assert(4 * ROWS * ROW_FLOATS <= STAGES * PAIR_BYTES, "room for the block's sums");
+static_assert(4 * ROWS * FA_DECODE_PARTS <= STAGES * PAIR_BYTES, "room for the parts' factors");
 static_assert(4 * ROWS * 2 <= WEIGHT_BUFFERS * BLOCK_BYTES, "room for the rows' factors");
 
 /* Of consumers alone, counted from the first of them. */

@@ -97,9 +97,10 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, bool scor
 FA_DEVICE void merge_rows(const pipeline *pipe, const fa_decode_params *d)
 {
     const fa_work *w = &pipe->state->work;
-    fa_sources parts = {NULL, NULL, 0, 0};
-    if (w->parts > 1) parts = find_parts(d, w);
-    merge(d, w, &parts, SOURCES_AT_ONCE, NULL);
+    fa_sources parts = {NULL, 0, 0};
+    const fa_merged merged = {(float *)(void *)pipe->pairs, (float *)(void *)pipe->weights};
+    if (w->parts > 1) parts = (fa_sources){find_part(d, w, 0), part_floats(d), w->parts};
+    merge(d, w, &parts, &merged, NULL);
 }
 
 FA_DEVICE void consume(const pipeline *pipe, const fa_decode_params *d, bool scores)

@@ -21,7 +21,7 @@ FA_DEVICE void store_row_ends(const fa_decode_params *d, const fa_work *w, const
         const int r = row_of(0, half);
         const float base = rows->base[half], sum = fa_sum_over_lanes(rows->sum[half], 4);
         if (lane_id() % 4 > 0 || r >= w->rows) continue;
-        if (w->parts == 1) factors[r] = finish_row(d, w, r, base, sum, true);
+        if (w->parts == 1) factors[r] = finish_row(d, w, r, base, sum);
         else
             *(float2 *)(find_part(d, w, w->part) + r * ROW_FLOATS + VALUE_DIM) =
                 make_float2(base, sum);

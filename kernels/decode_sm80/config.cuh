@@ -37,9 +37,6 @@
 #error "decode_sm80: ELEMENT must be FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16"
 #endif
 
-/* Whether the kernel has a schedule by shares: where its time is that of reading 16 bits. */
-#define HAS_SHARES (!LATENT && !EIGHT_BITS)
-
 enum {
     THREADS = FA_DECODE_THREADS(WARPS),
     ROWS = GROUP_ROWS,
@@ -86,6 +83,8 @@ static_assert(4 * ROWS * ROW_FLOATS <= STAGE_BYTES, "room for the block's sums")
 static_assert(32 % ROW_VECTORS == 0, "whole rows a pass");
 static_assert(4 * ROWS * ROW_FLOATS <= WARP_BYTES, "room for a warp's sums");
 #endif
+static_assert(4 * ROWS * FA_DECODE_PARTS <= STAGE_BYTES, "room for the parts' factors");
+static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factors and the rows'");
 
 /* Fragments of Q, 16 x 16 elements each, stay in registers where there are at most eight. */
 #define QUERIES_IN_REGISTERS (GROUP_ROWS * HEAD_DIM <= 8 * 256)

@@ -4,7 +4,7 @@
  *
  *   config.cuh  the numbers of the variant, who has what    load.cuh    copies to shared memory
  *   work.cuh    which queries, heads and keys are a block's   attend.cuh  a warp's loop over its keys
- *   share.cuh   an equal share of all keys for each block     merge.cuh   sums of warps and of parts, results
+ *                                                             merge.cuh   sums of warps and of parts, results
  *
  * The query heads that share a key/value head, and some queries of a sequence, are the rows of one work tile. Its keys
  * are cut into parts, one for each block, and a part's key tiles go round the block's warps. Each warp has its own
@@ -15,36 +15,18 @@
 #include "decode_sm80/config.cuh"
 #include "decode_sm80/last_part.cuh"
 #include "decode_sm80/merge.cuh"
-#include "decode_sm80/share.cuh"
 #include "decode_sm80/work.cuh"
-
-/* Describes the block's work tile: the only one, or the next one of its share. False: there is none. */
-#if HAS_SHARES
-FA_DEVICE bool find_work(const fa_decode_params *d, fa_share *s, fa_work *w)
-{
-    if (d->shares) return find_next(d, s, w);
-    if (ptx_thread_id() == 0) *w = describe_work(d, blockIdx.x);
-    __syncthreads();
-    return true;
-}
-#else
-FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
-{
-    if (ptx_thread_id() == 0) *w = describe_work(d, blockIdx.x);
-    __syncthreads();
-}
-#endif
 
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one that merges all parts. */
 FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memory)
 {
     float *stages = memory + QUERY_BYTES / 4;
+    const fa_merged merged = {memory, memory + ROWS * WARPS};
     const fa_memory at = find_memory(memory);
 #if LATENT
-    const fa_sources warps = {stages, stages, 0, w->parts > 0 ? 1 : 0};
+    const fa_sources warps = {stages, 0, w->parts > 0 ? 1 : 0};
 #else
-    const fa_sources warps = {stages, stages + WARP_BYTES / 4, WARP_BYTES / 4,
-                              w->parts > 0 ? WARPS : 0};
+    const fa_sources warps = {stages, WARP_BYTES / 4, w->parts > 0 ? WARPS : 0};
 #endif
     if (w->parts > 0) {
         fa_output o;
@@ -57,34 +39,20 @@ FA_DEVICE bool run_part(const fa_decode_params *d, const fa_work *w, float *memo
 #endif
         __syncthreads(); /* also: all warps have used the queries */
     }
-    merge(d, w, &warps, LATENT ? 1 : WARPS, w->parts > 1 ? find_part(d, w, w->part) : NULL);
+    merge(d, w, &warps, &merged, w->parts > 1 ? find_part(d, w, w->part) : NULL);
     return w->parts > 1 && d->step == FA_DECODE_LAST && is_last_part(d, w);
-}
-
-/* Does the block's part of a work tile, and merges all its parts if it is to. */
-FA_DEVICE void do_work(const fa_decode_params *d, const fa_work *w, float *memory)
-{
-    bool merges = d->step == FA_DECODE_MERGE && w->parts > 1 && w->part == 0;
-    if (w->rows == 0) return;
-    if (d->step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(d, w, memory);
-    if (!merges) return;
-    const fa_sources parts = find_parts(d, w);
-    merge(d, w, &parts, SOURCES_AT_ONCE, NULL);
 }
 
 FA_KERNEL __launch_bounds__(THREADS, BLOCKS) decode_sm80(const __grid_constant__ fa_decode_params d)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_work w;
-#if HAS_SHARES
-    __shared__ fa_share share;
-    if (d.shares) scan_items(&d, &share, true);
-    do {
-        if (!find_work(&d, &share, &w)) return;
-        do_work(&d, &w, memory);
-    } while (d.shares);
-#else
     find_work(&d, &w);
-    do_work(&d, &w, memory);
-#endif
+    bool merges = d.step == FA_DECODE_MERGE && w.parts > 1;
+    if (w.rows == 0) return;
+    if (d.step != FA_DECODE_MERGE && w.part < max(w.parts, 1)) merges = run_part(&d, &w, memory);
+    if (!merges) return;
+    const fa_sources parts = {find_part(&d, &w, 0), part_floats(&d), w.parts};
+    const fa_merged merged = {memory + QUERY_BYTES / 4, memory};
+    merge(&d, &w, &parts, &merged, NULL);
 }

@@ -31,40 +31,28 @@ enum {
 /* The kernel's parameter. */
 typedef struct fa_decode_params {
     fa_attention_params
-        attention; /* tasks: work tiles. Block b has part b / tasks of number b % tasks, unless there are
-                             * shares */
+        attention;          /* tasks: work tiles. Block b has part b / tasks of number b % tasks */
     int64_t pages;          /* of the cache, if it has pages */
     int32_t heads, queries; /* of a work tile: query heads of a group, queries of a sequence */
     int32_t chunks;         /* work tiles that share the query heads of a group */
     int32_t parts;          /* of a sequence's keys, at most */
-    int32_t least;          /* key tiles of a block in a part, or in a share, at least */
-    int32_t shares; /* blocks that have an equal share of all key tiles each (share.cuh); 0: a block
-                             * has a part of one work tile */
-    int32_t abreast;      /* of them so many neighbours have the same keys of different heads */
-    int32_t most_queries; /* of a packed sequence, in a mixed batch: longer ones are another
+    int32_t least;          /* key tiles of a block in a part, at least */
+    int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
                              * launch's, and their rows are left alone. 0: no mixed batch */
-    int32_t step;         /* FA_DECODE_... */
-    int32_t counters;     /* FA_DECODE_LAST: the set of counters */
-    float *sums;          /* the parts' results, if there can be several */
+    int32_t step;           /* FA_DECODE_... */
+    int32_t counters;       /* FA_DECODE_LAST: the set of counters */
+    float *sums;            /* the parts' results, if there can be several */
 } fa_decode_params;
 
 #define FA_DECODE_BY_ROWS 1
 
-/* Parts of a work tile, at most. */
+/* Parts, at most. A warp merges four for each lane. */
 #define FA_DECODE_PARTS 128
 
 /* Sets of counters that a kernel has, for launches that may run at the same time, and how many a set has: work tiles of a
  * launch that can be counted. */
 #define FA_DECODE_COUNTER_SETS 2048
 #define FA_DECODE_COUNTERS 512
-
-/* Of a schedule by shares: what a work tile costs beside its key tiles, in key tiles of a block; and key tiles that a part has at
- * least in front of and behind the place where a share ends. */
-#define FA_DECODE_WORK_TILE_COST 1
-#define FA_DECODE_LEAST_TILES 2
-
-/* Parts that may be stored: of a share, the end of a work tile, and the beginning of another one. */
-#define FA_DECODE_SHARE_PARTS 2
 
 #define FA_DECODE_THREADS(warps) (32 * (warps))
 

@@ -6,22 +6,23 @@
 
 #include "decode_sm80/config.cuh"
 #include "decode_sm80/work.cuh"
-#include "ptx/counter.cuh"
 
 /* A set of counters for each launch that may run at the same time; each is 0 before a launch and
- * after it, as it wraps at the number of parts. */
+ * after it, as atomicInc wraps at the number of parts. */
 static __device__ uint32_t part_counters[FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS];
 
 /* Whether this block is the last one of the work tile's. All that the others have stored can be
- * read then: one thread counts for all that its block has stored before the barrier. */
+ * read then. */
 FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
 {
     __shared__ int last;
     __syncthreads();
     if (ptx_thread_id() == 0) {
+        __threadfence(); /* for all that the block has stored before the barrier */
         const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task;
         const uint32_t end = (uint32_t)w->parts - 1;
-        last = ptx_counter_next(&part_counters[counter], end) == end;
+        last = atomicInc(&part_counters[counter], end) == end;
+        __threadfence();
     }
     __syncthreads();
     return last;

@@ -15,18 +15,18 @@
 
 #define LN2 0.69314718055994530942f
 
-/* The sums of some sources: row r of source 0 is at first + r * ROW_FLOATS, of source i behind it at
- * second + (i - 1) * stride + r * ROW_FLOATS. */
+/* The sums of some sources: row r of source i is at first + i * stride + r * ROW_FLOATS. */
 typedef struct fa_sources {
-    const float *first, *second;
+    const float *first;
     int64_t stride;
     int count;
 } fa_sources;
 
-FA_DEVICE const float *find_source(const fa_sources *from, int i)
-{
-    return i == 0 ? from->first : from->second + (i - 1) * from->stride;
-}
+/* Of the merged rows, in shared memory: each source's factor; and of each row the base and the sum of weights, or at the end
+ * the factor of the output. */
+typedef struct fa_merged {
+    float *factors, *rows;
+} fa_merged;
 
 #if !LATENT /* in latent.cuh sums are the block's */
 /* ---- The warps' sums ------------------------------------------------------------------------- */
@@ -69,11 +69,11 @@ FA_DEVICE void store_warp(const fa_output *o, float *to)
 
 #endif
 
-/* ---- The end of a row ------------------------------------------------------------------------- */
+/* ---- Factors --------------------------------------------------------------------------------- */
 
-/* Returns the factor of row r's output. writes: and writes its log-sum-exp. */
+/* The end of row r, with its log-sum-exp; returns the factor of its output. */
 FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, float base,
-                           float sum, bool writes)
+                           float sum)
 {
     const fa_attention_params *p = &d->attention;
     const fa_tile *t = &w->tile;
@@ -85,66 +85,60 @@ FA_DEVICE float finish_row(const fa_decode_params *d, const fa_work *w, int r, f
 #if EIGHT_BITS
     if (factor != 0.0f) factor *= w->value_scale;
 #endif
-    if (p->lse && writes)
-        p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i] = lse;
+    if (p->lse) p->lse[(t->block_q * p->heads_q + head) * p->rows_q + t->start_q + i] = lse;
     return factor;
+}
+
+/* A warp for each row, a lane for each source. last: the row is complete. */
+FA_DEVICE void weigh_sources(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
+                             bool last, const fa_merged *to)
+{
+#pragma unroll 1
+    for (int r = FIRST_ROW(w) + warp_id(); r < w->rows; r += WARPS) {
+        float2 of[FA_DECODE_PARTS / 32];
+        float base = NOTHING_SEEN, sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < FA_DECODE_PARTS / 32; n++) {
+            const int i = 32 * n + lane_id();
+            of[n] = make_float2(NOTHING_SEEN, 0.0f);
+            if (i < from->count)
+                of[n] =
+                    *(const float2 *)(from->first + i * from->stride + r * ROW_FLOATS + VALUE_DIM);
+            base = fmaxf(base, of[n].x);
+        }
+        base = fa_warp_max(base);
+#pragma unroll
+        for (int n = 0; n < FA_DECODE_PARTS / 32; n++) {
+            const int i = 32 * n + lane_id();
+            const float factor = ptx_ex2(of[n].x - base);
+            sum = fmaf(factor, of[n].y, sum);
+            if (i < from->count) to->factors[r * from->count + i] = factor;
+        }
+        sum = fa_warp_sum(sum);
+        if (lane_id() > 0) continue;
+        to->rows[2 * r] = last ? finish_row(d, w, r, base, sum) : base;
+        to->rows[2 * r + 1] = sum;
+    }
+    sync_threads();
 }
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
-/* Sources that a thread reads at once, before it waits for any of them. */
-enum { SOURCES_AT_ONCE = EIGHT_BITS ? 8 : 16 };
-
-/* Four columns of a row, added up; and the base and the sum of its weights. */
-typedef struct fa_merged {
-    float4 x;
-    float base, sum;
-} fa_merged;
-
-FA_DEVICE void scale_merged(fa_merged *m, float factor)
+/* Four columns of a row. */
+FA_DEVICE float4 add_sources(const fa_sources *from, const float *factors, int r, int column)
 {
-    m->x = make_float4(m->x.x * factor, m->x.y * factor, m->x.z * factor, m->x.w * factor);
-    m->sum *= factor;
-}
-
-FA_DEVICE void add_source(fa_merged *m, float factor, float4 x, float sum)
-{
-    m->x.x = fmaf(factor, x.x, m->x.x);
-    m->x.y = fmaf(factor, x.y, m->x.y);
-    m->x.z = fmaf(factor, x.z, m->x.z);
-    m->x.w = fmaf(factor, x.w, m->x.w);
-    m->sum = fmaf(factor, sum, m->sum);
-}
-
-/* at_once: a constant, at most SOURCES_AT_ONCE. */
-FA_DEVICE fa_merged add_sources(const fa_sources *from, int at_once, int r, int column)
-{
-    fa_merged m = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), NOTHING_SEEN, 0.0f};
-#pragma unroll 1
-    for (int first = 0; first < from->count; first += at_once) {
-        float4 x[SOURCES_AT_ONCE];
-        float2 end[SOURCES_AT_ONCE];
-        float base = m.base;
-#pragma unroll
-        for (int n = 0; n < SOURCES_AT_ONCE; n++) {
-            if (n >= at_once) continue;
-            x[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            end[n] = make_float2(NOTHING_SEEN, 0.0f);
-            if (first + n >= from->count) continue;
-            const float *row = find_source(from, first + n) + r * ROW_FLOATS;
-            x[n] = *(const float4 *)(row + column);
-            end[n] = *(const float2 *)(row + VALUE_DIM);
-        }
-#pragma unroll
-        for (int n = 0; n < SOURCES_AT_ONCE; n++)
-            if (n < at_once) base = fmaxf(base, end[n].x);
-        scale_merged(&m, ptx_ex2(m.base - base));
-        m.base = base;
-#pragma unroll
-        for (int n = 0; n < SOURCES_AT_ONCE; n++)
-            if (n < at_once) add_source(&m, ptx_ex2(end[n].x - base), x[n], end[n].y);
+    const float *at = from->first + r * ROW_FLOATS + column;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 16
+    for (int i = 0; i < from->count; i++, at += from->stride) {
+        const float4 x = *(const float4 *)at;
+        const float factor = factors[r * from->count + i];
+        sum.x = fmaf(factor, x.x, sum.x);
+        sum.y = fmaf(factor, x.y, sum.y);
+        sum.z = fmaf(factor, x.z, sum.z);
+        sum.w = fmaf(factor, x.w, sum.w);
     }
-    return m;
+    return sum;
 }
 
 /* Zeros for a factor of 0, whatever the row holds. */
@@ -161,37 +155,28 @@ FA_DEVICE void write_output(const fa_decode_params *d, const fa_work *w, int r, 
               column, p->d_v, x);
 }
 
-/* Merges the sources: into a part's record, or, with to NULL, into results. All threads. at_once: as above. */
+/* Merges the sources: into a part's record, or, with to NULL, into results. All threads. */
 FA_DEVICE void merge(const fa_decode_params *d, const fa_work *w, const fa_sources *from,
-                     int at_once, float *to)
+                     const fa_merged *merged, float *to)
 {
+    weigh_sources(d, w, from, !to, merged);
 #pragma unroll 1
     for (int i = FIRST_ROW(w) * (VALUE_DIM / 4) + thread_id(); i < w->rows * (VALUE_DIM / 4);
          i += THREADS) {
         const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
         if (column >= d->attention.d_v) continue;
-        const fa_merged m = add_sources(from, at_once, r, column);
-        if (!to) {
-            const float factor = finish_row(d, w, r, m.base, m.sum, column == 0);
-            write_output(d, w, r, column, factor, m.x);
-            continue;
-        }
-        *(float4 *)(to + r * ROW_FLOATS + column) = m.x;
-        if (column == 0) *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) = make_float2(m.base, m.sum);
+        const float4 x = add_sources(from, merged->factors, r, column);
+        if (to) *(float4 *)(to + r * ROW_FLOATS + column) = x;
+        else write_output(d, w, r, column, merged->rows[2 * r], x);
     }
+    if (!to) return;
+#pragma unroll 1
+    for (int r = FIRST_ROW(w) + thread_id(); r < w->rows; r += THREADS)
+        *(float2 *)(to + r * ROW_FLOATS + VALUE_DIM) =
+            make_float2(merged->rows[2 * r], merged->rows[2 * r + 1]);
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
-
-/* Where parts are in the workspace: of a work tile one behind the other. Of shares, block b stores part i > 0 of a work tile at
- * number b, and part 0 of another one behind those of all blocks. */
-FA_DEVICE int64_t number_of_part(const fa_decode_params *d, const fa_work *w, int part)
-{
-#if HAS_SHARES
-    if (d->shares) return w->task + (part == 0 ? d->shares : part * d->abreast);
-#endif
-    return w->task * d->parts + part;
-}
 
 /* Floats of a part's sums of a work tile, whose rows are at most so many. */
 FA_DEVICE int64_t part_floats(const fa_decode_params *d)
@@ -201,17 +186,7 @@ FA_DEVICE int64_t part_floats(const fa_decode_params *d)
 
 FA_DEVICE float *find_part(const fa_decode_params *d, const fa_work *w, int part)
 {
-    return d->sums + number_of_part(d, w, part) * part_floats(d);
-}
-
-/* All parts of a work tile. */
-FA_DEVICE fa_sources find_parts(const fa_decode_params *d, const fa_work *w)
-{
-    fa_sources parts = {find_part(d, w, 0), find_part(d, w, 1), part_floats(d), w->parts};
-#if HAS_SHARES
-    if (d->shares) parts.stride *= d->abreast;
-#endif
-    return parts;
+    return d->sums + (w->task * d->parts + part) * part_floats(d);
 }
 
 #endif

@@ -19,11 +19,10 @@ typedef struct fa_work {
     int from, to;         /* keys that some row sees */
     int all_from, all_to; /* keys that all rows see */
     int start;            /* the first key of key tile 0 */
-    int per_part;         /* key tiles, unless there are shares */
+    int per_part;         /* key tiles */
     int parts, tiles;     /* of all keys */
-    int part;             /* the block's; its first key tile, and how many there are: */
-    int before, count;
-    int64_t task;      /* of shares: the block that has part 0 */
+    int part;             /* the block's */
+    int64_t task;
     const char *k, *v; /* row 0 of the sequence's keys and values, or of page 0's */
 #if EIGHT_BITS
     const char *k_scale, *v_scale; /* the scales of these rows; NULL: all keys have the same one */
@@ -55,25 +54,6 @@ FA_DEVICE void locate_few(const fa_decode_params *d, int64_t tile, fa_tile *t)
     if (t->room_q > d->most_queries) t->room_q = t->n_q = 0;
 }
 
-/* The heads of unit `unit` of a batch item: a key/value head, and some of its query heads. */
-FA_DEVICE void locate_heads(const fa_decode_params *d, int64_t unit, fa_work *w)
-{
-    const fa_attention_params *p = &d->attention;
-    w->tile.head_kv = fa_divide(unit, d->chunks);
-    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
-    const int64_t first = (unit - w->tile.head_kv * d->chunks) * d->heads;
-    w->tile.head = w->tile.head_kv * group + first;
-    w->heads = (int)fa_min64(d->heads, group - first);
-}
-
-/* The queries that there are of the tile's, and the rows. */
-FA_DEVICE void count_rows(const fa_decode_params *d, fa_work *w)
-{
-    const fa_tile *t = &w->tile;
-    w->queries = (int)fa_max64(0, fa_min64(d->queries, t->n_q - t->first));
-    w->rows = d->heads * (int)fa_max64(0, fa_min64(d->queries, t->room_q - t->first));
-}
-
 /* The sequence and its lengths; the tile's first query and head. */
 FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
 {
@@ -82,7 +62,12 @@ FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
     const int64_t outer = fa_divide(task, p->tiles), tile = task - outer * p->tiles;
     const int64_t units = p->heads_kv * d->chunks;
     t->batch = fa_divide(outer, units);
-    locate_heads(d, outer - t->batch * units, w);
+    const int64_t unit = outer - t->batch * units;
+    t->head_kv = fa_divide(unit, d->chunks);
+    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    const int64_t first = (unit - t->head_kv * d->chunks) * d->heads;
+    t->head = t->head_kv * group + first;
+    w->heads = (int)fa_min64(d->heads, group - first);
     if (d->most_queries) {
         locate_few(d, tile, t);
     } else {
@@ -92,7 +77,8 @@ FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
     }
     if (p->block_table && d->pages == 0) t->n_k = 0;
     t->diagonal = p->diagonal_given ? p->diagonal : t->n_k - t->n_q;
-    count_rows(d, w);
+    w->queries = (int)fa_max64(0, fa_min64(d->queries, t->n_q - t->first));
+    w->rows = d->heads * (int)fa_max64(0, fa_min64(d->queries, t->room_q - t->first));
 }
 
 FA_DEVICE const char *first_row(const fa_decode_params *d, const fa_kernel_view *v,
@@ -124,54 +110,45 @@ FA_DEVICE void find_scales(const fa_decode_params *d, fa_work *w)
 }
 #endif
 
-/* Key tiles of the block that keys [from, to) are in. They begin at multiples of KEYS, so that a page of so many keys, or of
- * a multiple, has whole ones. */
-FA_DEVICE int count_tiles(int from, int to)
-{
-    return (to - from / KEYS * KEYS + BLOCK_KEYS - 1) / BLOCK_KEYS;
-}
-
-/* The keys that the rows of a work tile see. */
-FA_DEVICE void describe_keys(const fa_decode_params *d, fa_work *w)
-{
-    const fa_attention_params *p = &d->attention;
-    w->k = first_row(d, &p->k, &w->tile);
-    w->v = first_row(d, &p->v, &w->tile);
-    w->from = w->to = w->all_from = w->all_to = w->start = 0;
-    w->tiles = w->parts = w->per_part = w->before = w->count = 0;
-#if EIGHT_BITS
-    w->k_scale = w->v_scale = NULL;
-    w->scale = w->value_scale = 1.0f;
-#endif
-    if (w->queries == 0) return;
-    const fa_range first = fa_tile_visible(p, &w->tile, w->tile.first);
-    const fa_range last = fa_tile_visible(p, &w->tile, w->tile.first + w->queries - 1);
-    if (last.hi <= first.lo) return;
-    w->from = (int)first.lo;
-    w->to = (int)last.hi;
-    w->all_from = (int)last.lo;
-    w->all_to = (int)first.hi;
-    w->start = w->from / KEYS * KEYS;
-    w->tiles = count_tiles(w->from, w->to);
-#if EIGHT_BITS
-    find_scales(d, w);
-#endif
-}
-
-/* The work tile and the part that a number stands for. */
+/* The keys that rows see, and their parts. Key tiles begin at multiples of KEYS, so that a page of so many keys, or of a
+ * multiple, has whole ones. */
 FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
 {
+    const fa_attention_params *p = &d->attention;
     fa_work w;
-    w.part = (int)fa_divide(number, d->attention.tasks);
-    w.task = number - w.part * d->attention.tasks;
+    w.part = (int)fa_divide(number, p->tasks);
+    w.task = number - w.part * p->tasks;
     locate(d, w.task, &w);
-    describe_keys(d, &w);
-    if (w.tiles == 0) return w;
+    w.k = first_row(d, &p->k, &w.tile);
+    w.v = first_row(d, &p->v, &w.tile);
+    w.from = w.to = w.all_from = w.all_to = w.start = 0;
+    w.tiles = w.parts = w.per_part = 0;
+#if EIGHT_BITS
+    w.k_scale = w.v_scale = NULL;
+    w.scale = w.value_scale = 1.0f;
+#endif
+    if (w.queries == 0) return w;
+    const fa_range first = fa_tile_visible(p, &w.tile, w.tile.first);
+    const fa_range last = fa_tile_visible(p, &w.tile, w.tile.first + w.queries - 1);
+    if (last.hi <= first.lo) return w;
+    w.from = (int)first.lo;
+    w.to = (int)last.hi;
+    w.all_from = (int)last.lo;
+    w.all_to = (int)first.hi;
+    w.start = w.from / KEYS * KEYS;
+    w.tiles = (w.to - w.start + BLOCK_KEYS - 1) / BLOCK_KEYS;
+#if EIGHT_BITS
+    find_scales(d, &w);
+#endif
     w.per_part = max(d->least, (w.tiles + d->parts - 1) / d->parts);
     w.parts = (w.tiles + w.per_part - 1) / w.per_part;
-    w.before = w.part * w.per_part;
-    w.count = min(w.per_part, w.tiles - w.before);
     return w;
+}
+
+FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
+{
+    if (ptx_thread_id() == 0) *w = describe_work(d, blockIdx.x);
+    __syncthreads();
 }
 
 #if !LATENT /* in latent.cuh key tiles are the block's */
@@ -185,12 +162,13 @@ FA_DEVICE bool is_seen(const fa_key_tiles *k, int key) { return key >= k->from &
 
 FA_DEVICE fa_key_tiles find_key_tiles(const fa_work *w)
 {
+    const int before = w->part * w->per_part, tiles = min(w->per_part, w->tiles - before);
     fa_key_tiles k;
     k.from = w->from;
     k.to = w->to;
-    k.first = w->start + w->before * BLOCK_KEYS + warp_id() * KEYS;
+    k.first = w->start + before * BLOCK_KEYS + warp_id() * KEYS;
     const int left = w->to - k.first;
-    k.count = left > 0 ? min(w->count, (left + BLOCK_KEYS - 1) / BLOCK_KEYS) : 0;
+    k.count = left > 0 ? min(tiles, (left + BLOCK_KEYS - 1) / BLOCK_KEYS) : 0;
     return k;
 }
 #endif

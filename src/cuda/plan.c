@@ -206,10 +206,6 @@ static void append_launch(text *t, const fa_problem *p, const fa_cuda_plan_launc
 
 static void append_parts(text *t, const fa_cuda_plan_launch *l)
 {
-    if (l->decode.shares) {
-        append(t, ", keys in %d equal shares", (int)l->decode.shares);
-        return;
-    }
     append(t, ", keys in at most %d part%s", (int)l->decode.parts, l->decode.parts == 1 ? "" : "s");
 }
 

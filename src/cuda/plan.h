@@ -50,7 +50,7 @@ typedef struct fa_cuda_sm80_launch {
 
 /* Of decode_sm80: as in fa_decode_params. */
 typedef struct fa_cuda_decode_launch {
-    int32_t heads, queries, chunks, parts, least, shares, abreast, most_queries;
+    int32_t heads, queries, chunks, parts, least, most_queries;
 } fa_cuda_decode_launch;
 
 /* Of backward_sm90. */

@@ -7,9 +7,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
 #include "cuda/counters.h"
@@ -46,13 +43,6 @@ enum { MOST_KEYS = 8192 };
 /* Queries of a sequence times query heads of a group, at most. Beyond, several work tiles read the
  * same keys, and the products take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
-
-/* A schedule that FA_CUDA_DECODE_SCHEDULE asks for, to measure it: "parts", "shares", or "shares_alone", without heads
- * abreast. */
-typedef enum schedule { ANY_SCHEDULE, PARTS, SHARES, SHARES_ALONE } schedule;
-
-/* Heads of the same keys side by side, at most: rows of 2 KiB at head dim 128. */
-enum { MOST_ABREAST = 8 };
 
 /* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
 enum { FORWARD_ROUNDS = 3 };
@@ -288,19 +278,11 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
 
 static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* Keys of a part, at least. */
 static int64_t least_keys(const fa_problem *p, const fa_variant *v)
 {
     if (p->batch_invariant) return INVARIANT_KEYS;
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
-}
-
-/* Of a key and its value. */
-static int64_t count_key_bytes(const fa_problem *p, const fa_variant *v)
-{
-    return (is_8bit(v) ? 1 : 2) * (p->d + (is_latent_kernel(v) ? 0 : p->d_v));
 }
 
 /* tasks: work tiles that count. Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
@@ -309,7 +291,8 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                     const fa_cuda_plan_launch *l, int64_t tasks)
 {
     const int fitting = count_fitting(device, v);
-    const int64_t keys = count_keys(p, l), key_bytes = count_key_bytes(p, v);
+    const int64_t keys = count_keys(p, l), size = is_8bit(v) ? 1 : 2;
+    const int64_t key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v));
     const int64_t least = least_keys(p, v);
     int64_t fewest = 1;
     cut best = {1, fitting, INFINITY};
@@ -330,115 +313,11 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
     const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
     l->decode.parts = (int32_t)parts;
     l->decode.least = (int32_t)at_least_one(least / block_keys(v));
-    l->decode.shares = l->decode.abreast = 0;
     l->grid = fa_cuda_grid(l->tasks * parts);
     l->workspace_bytes = 0;
     if (parts > 1)
         l->workspace_bytes =
             (size_t)l->tasks * (size_t)parts * rows * row_floats(v) * sizeof(float);
-}
-
-/* ---- Equal shares ---------------------------------------------------------------------------- */
-
-static struct {
-    pthread_once_t once;
-    schedule schedule;
-} asked_for = {.once = PTHREAD_ONCE_INIT};
-
-static void read_environment(void)
-{
-    const char *name = getenv("FA_CUDA_DECODE_SCHEDULE");
-    if (name && strcmp(name, "parts") == 0) asked_for.schedule = PARTS;
-    if (name && strcmp(name, "shares") == 0) asked_for.schedule = SHARES;
-    if (name && strcmp(name, "shares_alone") == 0) asked_for.schedule = SHARES_ALONE;
-}
-
-static schedule asked_schedule(void)
-{
-    pthread_once(&asked_for.once, read_environment);
-    return asked_for.schedule;
-}
-
-/* Blocks of a multiprocessor: as many as fit, but on a large device no more than can be counted. */
-static int64_t count_blocks(const fa_cuda_device *device, const fa_variant *v)
-{
-    const int64_t most = FA_DECODE_COUNTERS / at_least_one(device->multiprocessors);
-    const int64_t fitting = count_fitting(device, v);
-    return fitting < most ? fitting : most;
-}
-
-/* Slots of a work tile that sees so many keys: one more, as key tiles begin at multiples of a warp's. */
-static int64_t count_slots_of(const fa_variant *v, int64_t keys)
-{
-    return FA_DECODE_WORK_TILE_COST + fa_cuda_count_tiles(keys, block_keys(v)) + 1;
-}
-
-/* The largest number that divides the heads. */
-int64_t fa_cuda_heads_abreast(const fa_problem *p, const fa_cuda_plan_launch *l)
-{
-    const int64_t units = p->heads_kv * l->decode.chunks;
-    int64_t abreast = asked_schedule() == SHARES_ALONE ? 1 : MOST_ABREAST;
-    while (units % abreast) abreast--;
-    return abreast;
-}
-
-int64_t fa_cuda_most_shares(const fa_problem *p, const fa_cuda_plan_launch *l,
-                            const fa_cuda_device *device)
-{
-    const fa_variant *v = &fa_variants[l->variant];
-    if (is_8bit(v) || is_latent_kernel(v) || p->batch_invariant || l->tasks == 0) return 0;
-    if (p->batch > INT32_MAX / 2 || l->tasks > INT32_MAX / 2 / count_slots_of(v, p->n_k)) return 0;
-    const int64_t room = count_blocks(device, v) * device->multiprocessors;
-    return room - room % fa_cuda_heads_abreast(p, l);
-}
-
-void fa_cuda_share_decode(const fa_problem *p, fa_cuda_plan_launch *l, int64_t shares,
-                          int64_t abreast, int64_t least)
-{
-    const fa_variant *v = &fa_variants[l->variant];
-    const int64_t tiles = count_slots_of(v, p->n_k);
-    const int64_t fewest = fa_cuda_count_tiles(tiles, FA_DECODE_PARTS - 2);
-    const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
-    l->decode.parts = 1;
-    l->decode.least = (int32_t)larger(at_least_one(least / block_keys(v)), fewest);
-    l->decode.shares = (int32_t)shares;
-    l->decode.abreast = (int32_t)abreast;
-    l->smem_bytes = (uint32_t)count_smem(v);
-    l->grid = (uint32_t)shares;
-    l->workspace_bytes =
-        FA_DECODE_SHARE_PARTS * (size_t)shares * rows * row_floats(v) * sizeof(float);
-}
-
-/* Whether each work tile has keys of its own, or those that read the same ones are abreast. Else they are one after the other
- * in a share, and do not find each other's keys in the second-level cache. A mixed batch's sequences mostly have one query. */
-static bool reads_keys_once(const fa_problem *p, const fa_cuda_plan_launch *l)
-{
-    return fa_cuda_heads_abreast(p, l) % l->decode.chunks == 0 &&
-           (l->decode.most_queries || count_queries(p) <= l->decode.queries);
-}
-
-/* Whether equal shares take less time than parts. tasks: work tiles that count. Where lengths differ, equal parts of each
- * sequence are not equal; that counts for more than what shares cost. */
-static bool are_shares_faster(const fa_problem *p, const fa_cuda_plan_launch *l,
-                              const fa_cuda_device *device, int64_t tasks, double cost)
-{
-    const fa_variant *v = &fa_variants[l->variant];
-    const int64_t keys = count_keys(p, l), key_bytes = count_key_bytes(p, v);
-    const int64_t shares = fa_cuda_most_shares(p, l, device);
-    if (!reads_keys_once(p, l) || tasks * keys < shares * LEAST_KEYS) return false;
-    if (fa_cuda_has_own_lengths(p) && p->batch > 1) return true;
-    const int64_t more = FA_DECODE_WORK_TILE_COST * block_keys(v);
-    return (double)tasks * (double)(keys + more) * (double)key_bytes +
-               (double)device->multiprocessors * ROUND_BYTES <
-           cost;
-}
-
-static bool chooses_shares(const fa_problem *p, const fa_cuda_plan_launch *l,
-                           const fa_cuda_device *device, int64_t tasks, double cost)
-{
-    const schedule asked = asked_schedule();
-    if (fa_cuda_most_shares(p, l, device) == 0 || asked == PARTS) return false;
-    return asked != ANY_SCHEDULE || are_shares_faster(p, l, device, tasks, cost);
 }
 
 /* Whether rows of 8-bit elements are whole groups of 16 bytes. */
@@ -465,8 +344,6 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
     params->chunks = l->decode.chunks;
     params->parts = l->decode.parts;
     params->least = l->decode.least;
-    params->shares = l->decode.shares;
-    params->abreast = l->decode.abreast;
     params->most_queries = l->decode.most_queries;
     params->step = step;
     params->counters = counters;
@@ -481,19 +358,18 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_decode_params params;
     fa_cuda_plan_launch now = *l;
     fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
-    if (step == FA_DECODE_MERGE && !l->decode.shares) now.grid = fa_cuda_grid(l->tasks);
+    if (step == FA_DECODE_MERGE) now.grid = fa_cuda_grid(l->tasks);
     return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params}, fault);
 }
 
-/* One launch if its work tiles, or its shares, can be counted, so that the last block of each merges its parts;
+/* One launch if its work tiles can be counted, so that the last block of each merges its parts;
  * else a second launch merges them. The result is the same. */
 static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                          const fa_cuda_call *call, fa_cuda_fault *fault)
 {
     fa_cuda_counter counters = {-1, NULL};
-    if (l->decode.parts == 1 && !l->decode.shares)
-        return queue_step(kernel, plan, l, call, FA_DECODE_LAST, 0, fault);
-    if ((l->decode.shares ? l->decode.shares : l->tasks) <= FA_DECODE_COUNTERS)
+    if (l->decode.parts == 1) return queue_step(kernel, plan, l, call, FA_DECODE_LAST, 0, fault);
+    if (l->tasks <= FA_DECODE_COUNTERS)
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     const bool counted = counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS;
     const bool fine =
@@ -556,9 +432,6 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
     }
     l->smem_bytes = smem_for(device, v, found.blocks);
     fa_cuda_cut_decode(l, found.parts, least_keys(p, v));
-    if (chooses_shares(p, l, device, tasks, found.cost))
-        fa_cuda_share_decode(p, l, fa_cuda_most_shares(p, l, device), fa_cuda_heads_abreast(p, l),
-                             LEAST_KEYS);
     plan->workspace_bytes = l->workspace_bytes;
     return true;
 }

@@ -34,20 +34,6 @@ bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, in
 /* Cuts keys into at most so many parts, of so many keys at least. Sets the grid and the workspace. */
 void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t least);
 
-/* Key/value heads, or chunks of their query heads, whose blocks have the same share side by side. */
-int64_t fa_cuda_heads_abreast(const fa_problem *problem, const fa_cuda_plan_launch *launch);
-
-/* How many equal shares all keys can be cut into, one for each block that the device has room for, a multiple of the heads
- * abreast; 0: the kernel has no such schedule, results may not depend on the batch, or there are too many slots to
- * count. */
-int64_t fa_cuda_most_shares(const fa_problem *problem, const fa_cuda_plan_launch *launch,
-                            const fa_cuda_device *device);
-
-/* Cuts all keys into so many equal shares, of so many keys at least; a work tile's into at most FA_DECODE_PARTS parts. Sets
- * the grid and the workspace. shares: a multiple of abreast, which divides the heads of a sequence. */
-void fa_cuda_share_decode(const fa_problem *problem, fa_cuda_plan_launch *launch, int64_t shares,
-                          int64_t abreast, int64_t least);
-
 /* Every field is written. step: FA_DECODE_...; counters: the set's number, for FA_DECODE_LAST. */
 void fa_cuda_set_decode_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                                int step, int32_t counters, fa_decode_params *params);

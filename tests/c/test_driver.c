@@ -540,7 +540,7 @@ static void test_captured_counters(void)
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
-/* How many launches a problem of a family takes, whose keys are cut into parts, or, with 0, as planned; -1: it fails. */
+/* How many launches a problem of a family takes, whose keys are cut into parts; -1: it fails. */
 static int count_launches(const fa_problem *p, const fa_cuda_family *family, void *kernel,
                           int64_t parts)
 {
@@ -551,7 +551,7 @@ static int count_launches(const fa_problem *p, const fa_cuda_family *family, voi
     if (!fa_cuda_plan_make(p, &devices[H200], family, &plan, why, sizeof why) ||
         plan.family != family)
         return -1;
-    if (parts) fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
     const int before = record->launches;
     void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
     if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
@@ -588,36 +588,6 @@ static int count_decode_launches(void *kernel, int64_t batch, int64_t parts)
     return count;
 }
 
-/* The same of a call whose keys are cut into equal shares. */
-static int count_share_launches(void *kernel, int64_t batch)
-{
-    static char memory[64];
-    static const int32_t lengths[2000] = {0};
-    const fa_view view = {.data = memory, .dtype = FA_FLOAT16, .stride = {64, 64, 64, 1}};
-    const fa_problem p = {.pass = FA_PASS_DECODE,
-                          .batch = batch,
-                          .heads_q = 8,
-                          .heads_kv = 2,
-                          .n_q = 1,
-                          .n_k = 40960,
-                          .rows_q = 1,
-                          .rows_k = 40960,
-                          .d = 64,
-                          .d_v = 64,
-                          .q = view,
-                          .k = view,
-                          .v = view,
-                          .out = view,
-                          .window_left = -1,
-                          .window_right = -1,
-                          .seqlens_k = lengths,
-                          .workspace = memory};
-    const int count = count_launches(&p, &fa_cuda_decode, kernel, 0);
-    if (count < 0) return count;
-    CHECK(record->last.grid[0] == 396, "%u blocks", record->last.grid[0]);
-    return count;
-}
-
 /* One launch, or two where nothing tells a block that it is the last one of its sequence. */
 static void test_decode_launches(void)
 {
@@ -628,10 +598,8 @@ static void test_decode_launches(void)
     CHECK(count_decode_launches(kernel, FA_DECODE_COUNTERS / 2, 7) == 1, "as many as are counted");
     CHECK(count_decode_launches(kernel, FA_DECODE_COUNTERS / 2 + 1, 7) == 2, "too many");
     CHECK(count_decode_launches(kernel, FA_DECODE_COUNTERS, 1) == 1, "keys are not cut");
-    CHECK(count_share_launches(kernel, 1000) == 1, "shares need no more counters than blocks");
     setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
     CHECK(count_decode_launches(kernel, 4, 7) == 2, "without counters");
-    CHECK(count_share_launches(kernel, 4) == 2, "shares without counters");
     setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx=1", 1);
     CHECK(count_decode_launches(kernel, 4, 7) == -1, "a launch that fails");
     unsetenv("FAKE_CUDA_FAIL");

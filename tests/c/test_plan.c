@@ -879,8 +879,7 @@ static void test_mixed(void)
     CHECK(few->fewest_queries == 0 && many->fewest_queries == 9 &&
               many->variant == FA_VARIANT_forward_sm90_d128_bf16,
           "%s", fa_variants[many->variant].name);
-    CHECK(plan.workspace_bytes == few->workspace_bytes && few->decode.shares == 392,
-          "%zu bytes, %d shares", plan.workspace_bytes, (int)few->decode.shares);
+    CHECK(plan.workspace_bytes == few->workspace_bytes, "%zu bytes", plan.workspace_bytes);
     CHECK(plan_of(&p, &devices[A100]).launches[1].variant == FA_VARIANT_forward_sm80_d128_bf16,
           "on an A100");
     fa_problem uniform[6] = {p, p, p, p, p, p};
@@ -994,19 +993,19 @@ static void test_decode_parts(void)
 {
     static const struct {
         int64_t batch, heads_q, heads_kv, n_k, d;
-        int variant, tasks, parts, shares, blocks;
-    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32, 0, 3},
-                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49, 0, 3},
-                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3, 0, 3},
-                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 392, 3},
-                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 392, 3},
-                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1, 392, 3},
-                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12, 0, 3},
-                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3, 0, 3},
-                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24, 0, 3},
-                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1, 392, 3},
-                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1, 0, 2},
-                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16, 0, 2}};
+        int variant, tasks, parts, blocks;
+    } cases[] = {{1, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 32, 3},
+                 {1, 32, 8, 131072, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 49, 3},
+                 {16, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 128, 3, 3},
+                 {64, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 2},
+                 {16, 32, 32, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 512, 1, 2},
+                 {128, 64, 8, 2048, 128, FA_VARIANT_decode_sm80_d128_bf16, 1024, 1, 2},
+                 {16, 16, 2, 16384, 256, FA_VARIANT_decode_sm80_d256_bf16, 32, 12, 3},
+                 {16, 32, 8, 16384, 64, FA_VARIANT_decode_sm80_d64_bf16, 128, 3, 3},
+                 {2, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 16, 24, 3},
+                 {4096, 32, 8, 8192, 128, FA_VARIANT_decode_sm80_d128_bf16, 32768, 1, 3},
+                 {1, 32, 8, 100, 128, FA_VARIANT_decode_sm80_d128_bf16, 8, 1, 2},
+                 {1, 128, 1, 4096, 128, FA_VARIANT_decode_sm80_d128_bf16_rows32, 4, 16, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fa_problem p = make_decode(cases[i].batch, cases[i].heads_q, cases[i].heads_kv,
                                          cases[i].n_k, cases[i].d);
@@ -1014,9 +1013,9 @@ static void test_decode_parts(void)
         const fa_cuda_plan_launch *l = &plan.launches[0];
         const fa_variant *v = &fa_variants[l->variant];
         CHECK(l->variant == cases[i].variant && l->tasks == cases[i].tasks &&
-                  l->decode.parts == cases[i].parts && l->decode.shares == cases[i].shares,
-              "case %d: %s, %lld work tiles, %d parts, %d shares", (int)i, name_of(&plan),
-              (long long)l->tasks, (int)l->decode.parts, (int)l->decode.shares);
+                  l->decode.parts == cases[i].parts,
+              "case %d: %s, %lld work tiles, %d parts", (int)i, name_of(&plan), (long long)l->tasks,
+              (int)l->decode.parts);
         const int fitting = devices[H200].smem_per_sm / (int)(l->smem_bytes + 1024 + 256);
         CHECK(fitting == cases[i].blocks && (int)l->smem_bytes <= devices[H200].smem_per_block,
               "case %d: %u bytes of shared memory, %d blocks", (int)i, l->smem_bytes, fitting);
@@ -1024,70 +1023,13 @@ static void test_decode_parts(void)
         CHECK(rows <= v->group_rows && l->decode.heads * l->decode.chunks >= p.heads_q / p.heads_kv,
               "case %d: %d heads of %d tiles, %d queries", (int)i, (int)l->decode.heads,
               (int)l->decode.chunks, (int)l->decode.queries);
-        const int64_t blocks = l->decode.shares ? l->decode.shares : l->tasks * l->decode.parts;
-        const int64_t stored = l->decode.shares      ? 2 * l->decode.shares
-                               : l->decode.parts > 1 ? l->tasks * l->decode.parts
-                                                     : 0;
-        CHECK(l->grid == blocks, "case %d: %u blocks", (int)i, l->grid);
-        CHECK(plan.workspace_bytes == (size_t)(stored * rows * (v->head_dim + 4)) * 4,
+        CHECK(l->grid == l->tasks * l->decode.parts, "case %d: %u blocks", (int)i, l->grid);
+        CHECK(plan.workspace_bytes ==
+                  (l->decode.parts == 1
+                       ? 0
+                       : (size_t)(l->tasks * l->decode.parts * rows * (v->head_dim + 4)) * 4),
               "case %d: %zu bytes of workspace", (int)i, plan.workspace_bytes);
     }
-}
-
-/* Equal shares: where lengths are the device's own, so that they may differ; not where work tiles share keys, nor where
- * results may not depend on the batch. */
-static void test_decode_shares(void)
-{
-    static const int32_t lengths[65] = {0};
-    fa_problem p = make_decode(16, 32, 8, 8192, 128);
-    p.seqlens_k = lengths;
-    fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
-    const fa_cuda_plan_launch *l = &plan.launches[0];
-    CHECK(l->decode.shares == 392 && l->grid == 392 && l->decode.least == 4, "%d shares of %d",
-          (int)l->decode.shares, (int)l->decode.least);
-    char text[256];
-    fa_cuda_plan_describe(&p, &devices[H200], &plan, text, sizeof text);
-    CHECK(strstr(text, ", keys in 392 equal shares"), "%s", text);
-    CHECK(asked_plan(&p, &devices[A100]).launches[0].decode.shares == 216, "on an A100");
-    static const int heads[][3] = {
-        {1, 1, 396}, {2, 2, 396}, {6, 6, 396}, {11, 1, 396}, {20, 5, 395}};
-    for (int i = 0; i < 5; i++) {
-        fa_problem q = make_decode(64, heads[i][0], heads[i][0], 8192, 128);
-        q.seqlens_k = lengths;
-        const fa_cuda_plan other = asked_plan(&q, &devices[H200]);
-        CHECK(other.launches[0].decode.abreast == heads[i][1] &&
-                  other.launches[0].decode.shares == heads[i][2],
-              "%d heads: %d shares, %d abreast", heads[i][0], (int)other.launches[0].decode.shares,
-              (int)other.launches[0].decode.abreast);
-    }
-    fa_cuda_device large = devices[H200];
-    large.multiprocessors = 200; /* 600 blocks would be more than there are counters */
-    CHECK(asked_plan(&p, &large).launches[0].decode.shares == 400, "200 multiprocessors");
-    large.multiprocessors = 600;
-    CHECK(asked_plan(&p, &large).launches[0].decode.shares == 0, "600 multiprocessors");
-    p.n_k = p.rows_k = 1 << 20; /* at most 128 parts of a sequence */
-    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.least == 131, "a million keys");
-    p.n_k = p.rows_k = 8192;
-    p.heads_q = 8 * 64; /* two work tiles of each group, abreast */
-    CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.shares == 264, "64 heads a group");
-    p.heads_q = 32;
-    fa_problem packed = make_decode(64, 32, 8, 8192, 128);
-    packed.seqlens_k = packed.cu_seqlens_q = lengths;
-    packed.rows_q = packed.n_q = 64 * 8;
-    plan = asked_plan(&packed, &devices[H200]);
-    CHECK(l->decode.shares == 264 && l->decode.queries == 8 && l->smem_bytes == 78336,
-          "packed: %s, %d shares", name_of(&plan), (int)l->decode.shares);
-    fa_problem other[8] = {p, p, p, p, p, p, p, packed};
-    other[0].batch_invariant = true;
-    other[1].k.dtype = other[1].v.dtype = FA_INT8;
-    other[2].heads_q = 8 * 96;                      /* three work tiles of each group, */
-    other[3].n_q = other[3].rows_q = 9;             /* or of the queries */
-    other[4].batch = 1;                             /* one length */
-    other[5].n_k = other[5].rows_k = 128;           /* too little for the device */
-    other[6].n_k = other[6].rows_k = INT32_MAX / 2; /* too many slots */
-    other[7].rows_q = other[7].n_q = 64 * 9;        /* on average */
-    for (int i = 0; i < 8; i++)
-        CHECK(asked_plan(&other[i], &devices[H200]).launches[0].decode.shares == 0, "case %d", i);
 }
 
 /* Pages take bytes on their way: as many blocks as there is room for, at all times. */
@@ -1098,9 +1040,9 @@ static void test_decode_pages(void)
     p.block_table = table, p.block_table_stride = 512, p.rows_k = 16, p.blocks_k = 32768;
     const fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
     const fa_cuda_plan_launch *l = &plan.launches[0];
-    CHECK(l->decode.shares == 392 &&
+    CHECK(l->decode.parts == 3 &&
               3 * (l->smem_bytes + 1024 + 256) <= (unsigned)devices[H200].smem_per_sm,
-          "%d shares, %u bytes of shared memory", (int)l->decode.shares, l->smem_bytes);
+          "%d parts, %u bytes of shared memory", (int)l->decode.parts, l->smem_bytes);
 }
 
 /* Many sequences are cut all the same where one may be long. */
@@ -1108,12 +1050,10 @@ static void test_own_lengths(void)
 {
     static const int32_t lengths[4096] = {0};
     fa_problem p = make_decode(4096, 32, 8, 131072, 128);
-    p.k.dtype = p.v.dtype = FA_INT8; /* which has no shares */
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 1, "lengths are known");
     p.seqlens_k = lengths;
     CHECK(asked_plan(&p, &devices[H200]).launches[0].decode.parts == 16, "lengths are not");
     p = make_decode(64, 32, 8, 8192, 128);
-    p.k.dtype = p.v.dtype = FA_INT8;
     const fa_cuda_plan known = asked_plan(&p, &devices[H200]);
     p.seqlens_k = lengths;
     const fa_cuda_plan unknown = asked_plan(&p, &devices[H200]);
@@ -1250,7 +1190,6 @@ int main(void)
     test_decode_latent_sm90();
     test_decode_is_slower();
     test_decode_parts();
-    test_decode_shares();
     test_decode_pages();
     test_own_lengths();
     test_invariant_parts();

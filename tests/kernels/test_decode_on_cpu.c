@@ -1,6 +1,6 @@
 /*
  * decode_sm80, run on the host (cuda_on_cpu.h): random problems from the whole option space against float64, with keys cut into
- * 1 to 128 parts or into equal shares, merged by the last block or by a second launch, each twice and in different orders, with
+ * 1 to 128 parts, merged by the last block or by a second launch, each twice and in different orders, with
  * equal bits. Then what a server does: pages of any size, captured calls whose lengths change, tables with wrong
  * entries.
  */
@@ -31,7 +31,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 };
 
 static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut, */
-static int shared, mixed;          /* also into equal shares, and of mixed batches */
+static int mixed;                  /* and of mixed batches */
 
 /* How a call is run. */
 typedef struct machine {
@@ -52,8 +52,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .kernel = kernels[l->variant],
                     .memory = &m->memory,
                     .parameters = &params,
-                    .grid =
-                        step == FA_DECODE_MERGE && !l->decode.shares ? (unsigned)l->tasks : l->grid,
+                    .grid = step == FA_DECODE_MERGE ? (unsigned)l->tasks : l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes,
                     .backwards = (m->number / 2 % 2 == 1) != m->otherwise,
@@ -63,29 +62,17 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
         run.slow_warp = (unsigned)m->number % (l->threads / 32);
         run.slow_lanes = ~0u;
     }
-    snprintf(name, sizeof name, "number %lld: %s, %d parts, %d shares, step %d",
-             (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts,
-             (int)l->decode.shares, step);
+    snprintf(name, sizeof name, "number %lld: %s, %d parts, step %d", (long long)m->number,
+             fa_variants[l->variant].name, (int)l->decode.parts, step);
     runs[l->variant]++;
     cuda_run_kernel(&run);
-}
-
-static bool has_parts(const fa_cuda_plan_launch *l)
-{
-    return l->decode.parts > 1 || l->decode.shares;
-}
-
-/* Whether there are too many work tiles to count. */
-static bool takes_two_launches(const fa_cuda_plan_launch *l)
-{
-    return !l->decode.shares && l->tasks > FA_DECODE_COUNTERS;
 }
 
 /* False if memory beside the workspace was written. */
 static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
     begin_workspace(&m->memory, p, l->workspace_bytes);
-    if (m->two_launches && has_parts(l)) {
+    if (m->two_launches && l->decode.parts > 1) {
         launch(m, p, l, FA_DECODE_STORE);
         launch(m, p, l, FA_DECODE_MERGE);
     } else launch(m, p, l, FA_DECODE_LAST);
@@ -125,13 +112,6 @@ static bool run_kind(machine *m, fa_problem *p, const fa_cuda_plan_launch *l, in
     return clean;
 }
 
-/* About so many shares; abreast: of several heads side by side, if there are. */
-static void share_keys(const fa_problem *p, fa_cuda_plan_launch *l, int64_t shares, bool abreast)
-{
-    const int64_t heads = abreast ? fa_cuda_heads_abreast(p, l) : 1;
-    fa_cuda_share_decode(p, l, (shares + heads - 1) / heads * heads, heads, 1);
-}
-
 /* A mixed batch in two launches: sequences of few queries, and the others. */
 static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
@@ -142,11 +122,10 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     fa_cuda_plan_launch few = plan.launches[0], many = *l;
     few.decode.most_queries = (int32_t)(1 + m->number % 3);
     many.fewest_queries = few.decode.most_queries + 1;
-    if (l->decode.shares) share_keys(p, &few, l->decode.shares, l->decode.abreast > 1);
-    else fa_cuda_cut_decode(&few, l->decode.parts, 1);
+    fa_cuda_cut_decode(&few, l->decode.parts, 1);
     mixed++;
     const bool two_launches = m->two_launches;
-    m->two_launches |= takes_two_launches(&few);
+    m->two_launches |= few.tasks > FA_DECODE_COUNTERS;
     const bool clean = run_kind(m, p, &few, few.decode.most_queries, true);
     m->two_launches = two_launches;
     return run_kind(m, p, &many, few.decode.most_queries, false) && clean;
@@ -154,15 +133,11 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* One key tile of a block in a part, or in a share, is the least that there is. Half of the problems have shares. */
-static void choose_parts(const fa_problem *p, int64_t number, fa_cuda_plan_launch *l)
+/* One key tile of a block in a part is the least that there is. */
+static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
 {
-    static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17}, shares[] = {1, 2, 3, 7, 16, 61, 396};
+    static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
     const int64_t count = parts[number % 7];
-    if (number % 4 >= 2 && fa_cuda_most_shares(p, l, &devices[H200]) > 0) {
-        share_keys(p, l, shares[number / 4 % 7], number % 3 > 0);
-        return;
-    }
     if (count > 0) fa_cuda_cut_decode(l, count, 1);
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
@@ -178,18 +153,17 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     if (!fa_cuda_plan_decode(&p, &devices[H200], INT64_MAX, &plan, message, size))
         return FA_ERROR_UNSUPPORTED;
     fa_cuda_plan_launch *l = &plan.launches[0];
-    choose_parts(&p, m.number, l);
+    choose_parts(m.number, l);
     if (l->idle) return FA_OK;
-    m.two_launches = m.number % 3 == 0 || takes_two_launches(l);
-    cut += has_parts(l);
-    shared += l->decode.shares > 0;
+    m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
+    cut += l->decode.parts > 1;
     char *const before = ref_buffers_copy(call->buffers);
     const bool is_mixed = p.cu_seqlens_q && m.number % 2;
     bool clean = is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
-    m.two_launches = !m.two_launches || takes_two_launches(l);
+    m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
     clean &= is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
@@ -230,16 +204,14 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
 
 /* ---- What a server does ---------------------------------------------------------------------- */
 
-enum { BATCH = 4, MOST_BATCH = 150, MOST_QUERIES = 4, MOST_HEADS = 8, PAGE_NUMBERS = 4096 };
+enum { BATCH = 4, MOST_QUERIES = 4, MOST_HEADS = 8, PAGE_NUMBERS = 2048 };
 
 /* A cache and what is asked of it. */
 typedef struct server {
     int64_t batch, heads_q, heads_kv, n_q, longest, d;
-    int64_t page;   /* 0: not in pages */
-    bool packed;    /* queries: n_q is their average, and `starts` says whose they are */
-    int64_t window; /* keys in front of a query's own; 0: all */
+    int64_t page; /* 0: not in pages */
     int64_t pages, stride;
-    int32_t lengths[MOST_BATCH], starts[MOST_BATCH + 1], table[PAGE_NUMBERS];
+    int32_t lengths[BATCH], table[PAGE_NUMBERS];
     uint16_t *q, *k, *v, *out; /* float16 */
     float *lse;
     size_t q_size, kv_size, lse_size; /* elements */
@@ -258,7 +230,7 @@ static server *new_server(const server *shape, int64_t number)
     s->machine = (machine){.number = number};
     s->stride = s->page ? (s->longest + s->page - 1) / s->page : 0;
     s->pages = s->page ? s->batch * s->stride + 3 : s->batch;
-    if (s->batch * s->stride > PAGE_NUMBERS || s->batch > MOST_BATCH) abort();
+    if (s->batch * s->stride > PAGE_NUMBERS) abort();
     s->q_size = (size_t)(s->batch * s->n_q * s->heads_q * s->d);
     s->kv_size = (size_t)(s->pages * (s->page ? s->page : s->longest) * s->heads_kv * s->d);
     s->lse_size = (size_t)(s->batch * s->n_q * s->heads_q);
@@ -268,7 +240,6 @@ static server *new_server(const server *shape, int64_t number)
     s->out = new_memory(&s->machine.memory, "out", 2 * s->q_size);
     s->lse = new_memory(&s->machine.memory, "lse", 4 * s->lse_size);
     add_memory(&s->machine.memory, "lengths", s->lengths, sizeof s->lengths);
-    add_memory(&s->machine.memory, "starts", s->starts, sizeof s->starts);
     add_memory(&s->machine.memory, "table", s->table, sizeof s->table);
     for (size_t i = 0; i < s->q_size; i++)
         s->q[i] = fa_float_to_half((float)ref_random_normal(&random));
@@ -315,28 +286,19 @@ static void fill(server *s, const int32_t *lengths, bool wild)
     }
 }
 
-/* The problem and its launch, with keys cut into so many parts; below 0: into so many shares. */
+/* The problem and its launch, with keys cut into so many parts. */
 static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
 {
     char why[320] = "";
     fa_cuda_plan plan = {0};
-    const int64_t blocks = s->packed ? 1 : s->batch, queries = s->batch * s->n_q / blocks;
-    const fa_tensor q = fa_bshd(s->q, FA_FLOAT16, blocks, queries, s->heads_q, s->d);
-    const fa_tensor out = fa_bshd(s->out, FA_FLOAT16, blocks, queries, s->heads_q, s->d);
+    const fa_tensor q = fa_bshd(s->q, FA_FLOAT16, s->batch, s->n_q, s->heads_q, s->d);
+    const fa_tensor out = fa_bshd(s->out, FA_FLOAT16, s->batch, s->n_q, s->heads_q, s->d);
     const int64_t rows = s->page ? s->page : s->longest;
     const fa_tensor k = fa_bshd(s->k, FA_FLOAT16, s->pages, rows, s->heads_kv, s->d);
     const fa_tensor v = fa_bshd(s->v, FA_FLOAT16, s->pages, rows, s->heads_kv, s->d);
     s->options = (fa_options)FA_OPTIONS_INIT;
     s->options.flags = FA_CAUSAL;
     s->options.seqlens_k = s->lengths;
-    if (s->packed) {
-        s->options.num_sequences = s->batch;
-        s->options.cu_seqlens_q = s->starts;
-    }
-    if (s->window) {
-        s->options.flags |= FA_WINDOW;
-        s->options.window_left = s->window;
-    }
     s->options.block_table = s->page ? s->table : NULL;
     s->options.block_table_stride = s->stride;
     const fa_arguments a = {.pass = FA_PASS_DECODE,
@@ -351,8 +313,7 @@ static fa_cuda_plan_launch make_launch(server *s, int64_t parts)
     CHECK(fa_cuda_plan_make(&s->problem, &devices[H200], &fa_cuda_decode, &plan, why, sizeof why) &&
               plan.family == &fa_cuda_decode,
           "%s", why);
-    if (parts < 0) share_keys(&s->problem, &plan.launches[0], -parts, s->machine.number % 2);
-    else fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
     return plan.launches[0];
 }
 
@@ -472,113 +433,6 @@ static void test_parts(void)
     }
     free_server(whole);
     free_server(cut_up);
-}
-
-/* ---- Equal shares ---------------------------------------------------------------------------- */
-
-/* However many shares, the result is that of one part but for rounding, and the same in every order of blocks and with
- * either way to merge. */
-static void check_shares(server *whole, server *cut_up, const int64_t shares[6], const char *what)
-{
-    run_server(whole, 1);
-    for (int i = 0; i < 6 && shares[i]; i++) {
-        cut_up->machine.number = i;
-        cut_up->machine.otherwise = cut_up->machine.two_launches = false;
-        run_server(cut_up, -shares[i]);
-        CHECK(difference(whole, cut_up) < 2e-3, "%s, %d shares: differs by %g", what,
-              (int)shares[i], difference(whole, cut_up));
-        uint16_t *out = malloc(2 * cut_up->q_size);
-        if (!out) abort();
-        memcpy(out, cut_up->out, 2 * cut_up->q_size);
-        cut_up->machine.otherwise = cut_up->machine.two_launches = true;
-        run_server(cut_up, -shares[i]);
-        CHECK(memcmp(out, cut_up->out, 2 * cut_up->q_size) == 0, "%s, %d shares: other bits", what,
-              (int)shares[i]);
-        free(out);
-    }
-}
-
-/* Sequences of 7 key tiles and one slot more, so that shares of 8, 4, 2 and 1 slots end where work tiles do, and others in
- * them. */
-static void test_share_borders(void)
-{
-    static const int64_t shares[] = {8, 16, 32, 63, 64, 9};
-    server shape = {.batch = 4, .heads_q = 4, .heads_kv = 2, .n_q = 1, .longest = 896, .d = 64};
-    const int32_t lengths[4] = {896, 896, 896, 896};
-    for (int i = 0; i < 2; i++) {
-        shape.window = i ? 300 : 0;
-        server *whole = new_server(&shape, 500), *cut_up = new_server(&shape, 500);
-        fill(whole, lengths, false);
-        fill(cut_up, lengths, false);
-        check_shares(whole, cut_up, shares, i ? "borders, a window" : "borders");
-        free_server(whole);
-        free_server(cut_up);
-    }
-}
-
-/* More sequences than a block has threads, most of them short or empty, and a long one; in pages, and packed with none to nine
- * queries each, some rows in front of all and behind them. */
-static void test_many_sequences(void)
-{
-    static const int64_t shares[] = {1, 7, 50, 396, 0, 0};
-    for (int i = 0; i < 4; i++) {
-        const server shape = {.batch = MOST_BATCH - i, /* two sequences a thread, or one */
-                              .heads_q = i == 3 ? 4 : 2,
-                              .heads_kv = 1,
-                              .n_q = i < 2 ? 1 : 2,
-                              .longest = 700,
-                              .d = i == 1 ? 128 : 64,
-                              .page = i % 2 ? 32 : 0,
-                              .packed = i > 1};
-        int32_t lengths[MOST_BATCH];
-        for (int b = 0; b < MOST_BATCH; b++)
-            lengths[b] = b % 3 == 0 ? 0 : b == 70 ? 700 : b > 100 && b < 130 ? 0 : b * 37 % 70;
-        server *whole = new_server(&shape, 600 + i), *cut_up = new_server(&shape, 600 + i);
-        int32_t start = 3;
-        for (int b = 0; b < shape.batch; b++) {
-            whole->starts[b] = cut_up->starts[b] = start;
-            const int32_t queries = b % 5 == 0 ? 0 : b == 31 ? 9 : 1 + (b % 7 == 0);
-            if (start + queries <= shape.batch * shape.n_q - 4) start += queries;
-        }
-        whole->starts[shape.batch] = cut_up->starts[shape.batch] = start;
-        fill(whole, lengths, false);
-        fill(cut_up, lengths, i == 1);
-        check_shares(whole, cut_up, shares, i > 1 ? "many, packed" : "many");
-        free_server(whole);
-        free_server(cut_up);
-    }
-}
-
-/* One launch over and over with other lengths. */
-static void test_shares_replay(void)
-{
-    static const int lengths[][BATCH] = {{100, 100, 100, 100}, {0, 0, 0, 0},  {100, 0, 50, 1},
-                                         {3, 99, 0, 64},       {1, 1, 1, 40}, {100, 100, 100, 100}};
-    for (int i = 0; i < SHAPES; i++) {
-        server *graph = new_server(&shapes[i], 700 + i), *fresh = new_server(&shapes[i], 700 + i);
-        const fa_cuda_plan_launch l = make_launch(graph, -11);
-        char *workspace = new_memory(&graph->machine.memory, "workspace", l.workspace_bytes);
-        graph->problem.workspace = workspace;
-        fresh->machine.number += 1000;
-        for (int n = 0; n < 6; n++) {
-            int32_t now[BATCH];
-            for (int b = 0; b < BATCH; b++)
-                now[b] = (int32_t)(lengths[n][b] * shapes[i].longest / 100);
-            fill(graph, now, false);
-            fill(fresh, now, false);
-            memset(graph->out, POISON, 2 * graph->q_size);
-            memset(graph->lse, POISON, 4 * graph->lse_size);
-            graph->machine.otherwise = n % 2;
-            launch(&graph->machine, &graph->problem, &l, FA_DECODE_LAST);
-            fresh->machine.two_launches = n % 2;
-            run_server(fresh, -11);
-            CHECK(is_same(graph, fresh), "shape %d, replay %d: differs by %g", i, n,
-                  difference(graph, fresh));
-        }
-        free(workspace);
-        free_server(graph);
-        free_server(fresh);
-    }
 }
 
 /* A table that leads nowhere leads no access out of the cache. */
@@ -755,18 +609,14 @@ int main(int argc, char **argv)
         test_pages();
         test_replay();
         test_parts();
-        test_share_borders();
-        test_many_sequences();
-        test_shares_replay();
         test_wild_tables();
         test_scales();
     }
     CHECK(done > 0 && quantized > 0 && latent > 0, "no problem was for these kernels");
-    CHECK(shared > 0 || argc > 1, "no problem was cut into shares");
     CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
     if (argc > 2) {
-        printf("%d, %d and %d problems, keys of %d cut, of %d into shares, %d mixed\n", done,
-               quantized, latent, cut, shared, mixed);
+        printf("%d, %d and %d problems, keys of %d cut, %d mixed\n", done, quantized, latent, cut,
+               mixed);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
