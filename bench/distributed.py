@@ -108,7 +108,7 @@ def of_torch(rotate):
 
 @contextlib.contextmanager
 def of_ring_flash_attn(q, k, v, dout):
-    if importlib.util.find_spec("flash_attn.flash_attn_interface") is None:
+    if importlib.util.find_spec("flash_attn") is None:
         importlib.import_module("flashattn.drop_in")
     attention = importlib.import_module("ring_flash_attn").zigzag_ring_flash_attn_func
     group = dist.group.WORLD

@@ -23,7 +23,7 @@ Beside stand, where they are installed: FlashAttention-2 and cuDNN (of PyTorch),
 wheels). FlexAttention stands beside in the set options; it, JAX and PyTorch's other backends
 elsewhere when --backends names them. `flashattn-sm80` is ours with the kernels for Ampere. Other
 builds of ours stand beside as `flashattn-NAME`, for each --library NAME=FILE; NAME:sm80=FILE forces
-a family of kernels, or a schedule of decode. Gradients are computed by the libraries' own functions, without autograd, where
+a family of kernels. Gradients are computed by the libraries' own functions, without autograd, where
 they have one (FlashAttention-2 and -4, cuDNN).
 
 In each cell inputs are fresh normal numbers. Every result is first compared with float64 on a

@@ -111,18 +111,14 @@ class Backend:
 # ---- Ours ----------------------------------------------------------------------------------------
 
 
-FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL", "FA_CUDA_DECODE_SCHEDULE")
-BACKWARD_FAMILIES = ("sm90_joined", "sm90_persistent")  # that forward does not have
-MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent",  # what fa_describe says of them
-         "parts": "keys in at most", "shares": "equal shares", "shares_alone": "equal shares"}
-SCHEDULES = ("parts", "shares", "shares_alone")  # of the family decode
+FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
+# Families of backward alone, and what fa_describe says of them.
+MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent"}
 
 
 def variables_of(family):
-    """What forces a family of kernels, or a schedule of decode."""
-    if family in SCHEDULES:
-        return FAMILY_VARIABLES[2:]
-    return FAMILY_VARIABLES[1:2] if family in BACKWARD_FAMILIES else FAMILY_VARIABLES[:2]
+    """What forces a family of kernels."""
+    return FAMILY_VARIABLES[1:] if family in MARKS else FAMILY_VARIABLES
 
 
 class Ours(Backend):
@@ -668,7 +664,7 @@ class Build:
 
     name: str  # of the column
     path: pathlib.Path
-    family: str | None = None  # of kernels, forced; or a schedule of decode
+    family: str | None = None  # of kernels, forced
 
 
 def library_named(text):

@@ -338,7 +338,7 @@ def compiled(size, method, layout):
     x = distributed.shard(x, **places).contiguous()
 
     def step(x, weight):
-        q, k, v = (x @ weight).unflatten(2, (3, 4, 8)).unbind(2)
+        q, k, v = (x @ weight).view(*x.shape[:2], 3, 4, 8).unbind(2)
         out = distributed.attention(q, k, v, method=method, causal=True, scale=0.3, **places)
         return out.square().sum()
 

@@ -612,7 +612,7 @@ def test_benchmark(pool):
     folder = str(pathlib.Path(__file__).parents[2] / "bench")
     for rank, results in enumerate(pool.values(ranks.benchmark, ranks.RANKS, folder)):
         for name in ("one", *(f"flashattn-{x}" for x in METHODS)):
-            assert results[name]["error"] < 1e-5 and results[name]["training_ms"] > 0, results
+            assert results[name]["error"] < (2e-2 if ranks.GPUS else 1e-5) and results[name]["training_ms"] > 0, results
         assert "wrong: relative error 1" in results["wrong"]["failed"]
         own = "no such kernel" if rank == 1 else "another rank failed"
         assert own in results["failing"]["failed"] and "training_ms" not in results["failing"]
