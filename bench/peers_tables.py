@@ -57,9 +57,10 @@ def order_of(cell):
 
 
 def names_of(result):
-    """Everyone who was measured, in the order of the results."""
+    """Everyone who was measured, in the order of the results, but for other builds of ours."""
     cells = result["cells"]
-    return [name for name in cells[0]["results"] if any(median_ms(c, name) for c in cells)]
+    return [name for name in cells[0]["results"] if any(median_ms(c, name) for c in cells)
+            and (name in OWN or not is_own(name))]
 
 
 def heading(result):
@@ -167,6 +168,8 @@ def text_above(result):
                                                     if c["ratio"]], 1.0)
     text += ratios_line("The kernels for Ampere to FA-2", [(n, a / b) for n, a, b in pairs
                                                             if a and b], SM80_BAR)
+    if missing := result.get("missing"):
+        text += f"Could not be loaded: {', '.join(TITLES.get(x, x) for x in missing)}. "
     if result["left_out"]:
         text += f"Left out: {', '.join(result['left_out'])}. "
     return text.rstrip() + "\n\n"

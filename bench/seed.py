@@ -3,7 +3,7 @@
 
     python3 bench/seed.py [--pass forward|backward] [--dim N] [--lengths N,...] [--only TEXT]
                           [--limit SECONDS] [--rung-limit SECONDS] [--device cuda|cpu] [--out FILE]
-    python3 bench/seed.py --draw FILE --charts FOLDER
+    python3 bench/seed.py --draw FILE [--rungs FILE] [--charts FOLDER]
 
 Batch 4, 96 heads, head dim 128 (--dim: another one, and as many heads as keep the hidden size), n = 512 to
 16,384: PyTorch in float32 and with products in tf32, every
@@ -15,7 +15,8 @@ before, is left out.
 
 Writes bench/results/seed-<device>.json, or seed-<device>-backward.json. With --lengths, --only
 or another head dim it writes only where --out says, so that a partial result never replaces a whole one. --draw draws two charts
-of a result, seed-tflops and seed-time (needs matplotlib).
+of a result, seed-tflops and seed-time (needs matplotlib); where it lacks the rungs, those of --rungs, a
+result of bench/ladder.py, which has the same problem.
 FA_CUDA_KERNEL=tf32x3 has the library's float32 computed by three products in tf32.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
@@ -222,7 +223,7 @@ def told(row):
     return f"{row['state']} {detail}"
 
 
-def run(args, lengths):
+def run(args, lengths, save):
     rows = []
     every = [c for c in contestants(args.device, args.which) if args.only in c[0]]
     limits = {"library": args.limit,
@@ -243,6 +244,7 @@ def run(args, lengths):
             rows.append(row)
             print(told(row), flush=True)
         del problem
+        save(rows)
     return rows
 
 
@@ -296,6 +298,7 @@ def parse():
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--out", type=pathlib.Path)
     add("--draw", type=pathlib.Path, metavar="FILE", help="only draws the charts of this result")
+    add("--rungs", type=pathlib.Path, metavar="FILE", help="a result of bench/ladder.py, to draw, too")
     add("--charts", type=pathlib.Path, default=ROOT / "docs/charts", help="their folder")
     return parser.parse_args()
 
@@ -310,6 +313,15 @@ def target_of(args, device):
 
 def draw(args):
     result = json.loads(args.draw.read_text())
+    if args.rungs:
+        from ladder_tables import rows_of, rungs
+
+        numbers = {name: number for number, name, types, _ in rungs() if types != "HALVES"}
+        found = rows_of(json.loads(args.rungs.read_text()), "float32")
+        result["rows"] += [{"name": f"rung {numbers[name]} {name}", "n": n, "state": "measured",
+                            "tflops": row["tflops"], "ms": row["median_ms"]}
+                           for (name, n), row in sorted(found.items(), key=lambda x: x[0][1])
+                           if name in numbers and row["state"] == "measured"]
     chart(result, "tflops", "TFLOP/s", args.charts / "seed-tflops")
     chart(result, "ms", "ms", args.charts / "seed-time")
     return 0
@@ -330,8 +342,8 @@ def main():
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     key, value = (("cuda_sha256", cuda_hash()) if args.device == "cuda" else
                   ("source_sha256", source_hash()))
-    rows = run(args, lengths)
-    result = {
+    out = target_of(args, device)
+    fixed = {
         "kind": "seed",
         "pass": args.which,
         "dim": args.dim,
@@ -341,10 +353,14 @@ def main():
         "flashattn": flashattn.__version__,
         "kernel": os.environ.get("FA_CUDA_KERNEL", ""),
         key: value,
-        "rows": rows,
     }
-    if out := target_of(args, device):
-        out.write_text(json.dumps(result, indent=1) + "\n")
+
+    def save(rows):
+        if out:
+            out.write_text(json.dumps({**fixed, "rows": rows}, indent=1) + "\n")
+
+    rows = run(args, lengths, save)
+    if out:
         print(f"wrote {out}")
     return 1 if any(r["state"] == "wrong" for r in rows) else 0
 
