@@ -84,10 +84,11 @@ class Stop(Exception):
 
 
 def rotation(cell, device):
-    """How many copies of keys and values leave none of them in the cache."""
+    """How many copies of keys and values leave none of them in the cache. A cache does not forget in
+    order: of 537 MB that are read again and again an H200 still has a tenth. So they are 4 GB."""
     if cell.which != "decode" or device != "cuda":
         return 1
-    return max(1, min(32, math.ceil(2 * CACHE_BYTES / cell.kv_bytes())))
+    return max(2, min(128, math.ceil(16 * CACHE_BYTES / cell.kv_bytes())))
 
 
 def why_not(backend, cell, compiling):
