@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_INT32_MAX = 2**31 - 1
+
 # ---- NumPy or PyTorch ---------------------------------------------------------------------------
 
 
@@ -437,14 +439,18 @@ class _CachePositions:
         return _as_int64(xp, start.array)[item] + row * bool(one_by_one)
 
     def lengths_after(self, xp):
-        """int32: with the new keys, and within the cache."""
+        """int32: with the new keys, and within the cache. On a device each operation is a launch of
+        its own in every decode step: one new key takes two of them."""
         lengths = self.lengths.array
         if not self.writes():
             if self.known:
                 return lengths
-            return xp.where(lengths < 0, 0, lengths.long().clamp(max=self.capacity)).int()
-        if self.known and not self.new.packed:
-            return lengths + self.new.longest
+            return lengths.clip(0, min(self.capacity, _INT32_MAX))
+        if not self.new.packed:
+            if self.known:
+                return lengths + self.new.longest
+            if self.new.longest == 1 and 0 < self.capacity <= _INT32_MAX:
+                return lengths.clip(-1, self.capacity - 1) + 1
         ends = _as_int64(xp, lengths) + self.new.counts(xp)
         if self.known:
             return ends.astype(np.int32) if xp is np else ends.int()

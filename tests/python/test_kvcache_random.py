@@ -179,3 +179,43 @@ def test_random_calls(monkeypatch, kind):
             check(Case(seed), give)
         except Exception as error:
             raise AssertionError(f"the call of seed {seed} failed") from error
+
+
+def test_a_decode_step_has_few_launches_beside(monkeypatch):
+    """Where lengths are on a device, each operation on them is a launch in each layer: two at most,
+    for whatever numbers."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
+    capacity = 6
+    lengths = torch.tensor([-(2**31), -5, -1, 0, 3, 5, 6, 7, 2**31 - 1], dtype=torch.int32)
+    cache = torch.zeros(len(lengths), capacity, 1, 8)
+    x = torch.zeros(len(lengths), 1, 1, 8)
+    counted = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            counted.append(function)
+            return function(*arguments, **(named or {}))
+
+    for new in (None, 1, 3):
+        rows = None if new is None else flashattn._kvcache._Rows(x.expand(-1, new, -1, -1), 9, None)
+        cached = flashattn._kvcache._CachePositions(
+            x,
+            cache,
+            (flashattn._kvcache._Rows(x, 9, None), rows or flashattn._kvcache._Rows(None, 9, None)),
+            flashattn._kvcache._read_lengths(x, lengths, capacity, False, 9),
+            None,
+            None,
+            None,
+            None,
+        )
+        counted.clear()
+        with Count():
+            after = cached.lengths_after(torch)
+        wide = lengths.long()
+        expected = torch.where(wide < 0, 0, wide + (new or 0)).clamp(0, capacity)
+        assert after.dtype is torch.int32 and after.tolist() == expected.tolist()
+        if new != 3:
+            assert len(counted) <= 2, counted
