@@ -65,8 +65,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (joined.kind != BLOCK_MULTIPLIES) {
         ptx_wait_for_grids();
         ptx_let_next_grid_start();
-        if (joined.kind == BLOCK_PREPARES) prepare_part(&p, &s, joined.number);
-        else finish_part(&p, &s, joined.number);
+        if (joined.kind == BLOCK_PREPARES) prepare_slice(&p, &s, joined.number);
+        else finish_slice(&p, &s, joined.number);
         return;
     }
     const int64_t number = joined.number;

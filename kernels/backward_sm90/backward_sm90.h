@@ -30,7 +30,7 @@
 /* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages. */
 #define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) ((dim) > 64 && (stages) > 2 ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
-#define FA_BACKWARD_SM90_PART_TILES 4     /* query tiles of a block of a JOINED variant's passes */
+#define FA_BACKWARD_SM90_SLICE_TILES 4    /* query tiles of a block of a JOINED variant's passes */
 
 /* Whether options hide keys from queries that their positions do not hide: a boolean mask, or a bias of -infinity. */
 #define FA_BACKWARD_SM90_HIDES(options) (((options) & (FA_SM90_BIAS | FA_SM90_BY_ROWS)) != 0)
@@ -104,11 +104,11 @@ typedef struct fa_backward_sm90_params {
     uint32_t *next_work;     /* work tiles that persistent blocks have taken; NULL: every so many */
     /* Of a JOINED variant (joined.cuh), whose blocks are of three kinds. A unit is a key/value head
      * of a batch item with its query heads, or a split of it. */
-    int32_t *counters; /* two of each unit: its parts whose rows are there; store warps that have
+    int32_t *counters; /* two of each unit: its slices whose rows are there; store warps that have
                           added all of theirs */
     int32_t units, units_together; /* all; those whose blocks follow each other */
     int32_t unit_heads;            /* query heads of a unit */
-    int32_t parts, head_parts;     /* blocks for the rows of a unit; of a query head */
+    int32_t slices, head_slices;   /* blocks for the rows of a unit; of a query head */
 } fa_backward_sm90_params;
 
 #endif

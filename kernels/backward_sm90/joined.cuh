@@ -18,7 +18,7 @@
  * Within a step blocks of memory are spread evenly among those that multiply: first those that
  * prepare, then those that finish.
  *
- * Two counters of each unit say how far it is. A block that multiplies waits until all parts of its
+ * Two counters of each unit say how far it is. A block that multiplies waits until all slices of its
  * unit's rows are there; one that finishes, until all store warps of the unit's blocks have added
  * what they had. Both wait for blocks of steps before theirs alone, that is of lower numbers. Blocks
  * start in the order of their numbers and stay until they are done. So of the blocks that are not
@@ -45,22 +45,23 @@
 #include "ptx/tma.cuh"
 
 enum {
-    PART_TILES = FA_BACKWARD_SM90_PART_TILES,
-    PART_ROWS = PART_TILES * QUERIES,
+    SLICE_TILES = FA_BACKWARD_SM90_SLICE_TILES,
+    SLICE_ROWS = SLICE_TILES * QUERIES,
     LANES = HEAD_DIM / 8,        /* that share a row */
     LANE_ROWS = THREADS / LANES, /* rows that the block's threads have at a time */
-    ROWS_AT_ONCE = (PART_ROWS + LANE_ROWS - 1) / LANE_ROWS, /* of a lane: all */
-    COLUMN_BLOCKS = COLUMNS / 8,                            /* of sums */
-    SUM_BLOCK = QUERIES * 8 / 4,                            /* float4 of a block of columns */
-    SUM_GROUPS = THREADS / 128,                             /* of threads that share such a block */
-    QUADS = COLUMN_BLOCKS / 4,                              /* of a tile: four blocks of columns */
-    QUADS_AT_ONCE = (PART_TILES * QUADS + SUM_GROUPS - 1) / SUM_GROUPS /* of a group: all */
+    ROWS_AT_ONCE = (SLICE_ROWS + LANE_ROWS - 1) / LANE_ROWS, /* of a lane: all */
+    COLUMN_BLOCKS = COLUMNS / 8,                             /* of sums */
+    SUM_BLOCK = QUERIES * 8 / 4,                             /* float4 of a block of columns */
+    SUM_GROUPS = THREADS / 128, /* of threads that share such a block */
+    QUADS = COLUMN_BLOCKS / 4,  /* of a tile: four blocks of columns */
+    QUADS_AT_ONCE = (SLICE_TILES * QUADS + SUM_GROUPS - 1) / SUM_GROUPS /* of a group: all */
 };
 static_assert(THREADS % LANES == 0 && COLUMN_BLOCKS % 4 == 0 && SUM_BLOCK == 128, "whole shares");
 
 typedef enum block_kind { BLOCK_PREPARES, BLOCK_MULTIPLIES, BLOCK_FINISHES } block_kind;
 
-/* number: of the part, among those of all query heads, or of the block among those that multiply. */
+/* number: of the slice, among those of all query heads, or of the block among those that
+ * multiply. */
 typedef struct joined_block {
     block_kind kind;
     int32_t number;
@@ -77,7 +78,7 @@ FA_DEVICE int32_t units_before(const fa_backward_sm90_params *s, int32_t group)
 /* Blocks of the steps in front of this one. */
 FA_DEVICE int32_t blocks_before(const fa_backward_sm90_params *s, int32_t step, int32_t tiles)
 {
-    return (units_before(s, step) + units_before(s, step - 2)) * s->parts +
+    return (units_before(s, step) + units_before(s, step - 2)) * s->slices +
            units_before(s, step - 1) * tiles;
 }
 
@@ -87,68 +88,68 @@ FA_DEVICE joined_block find_joined_block(const fa_attention_params *p,
 {
     const int32_t tiles = (int32_t)p->tiles, number = (int32_t)block;
     /* As if all steps were full: the first two and the last ones are not. */
-    int32_t step = number / (s->units_together * (tiles + 2 * s->parts));
+    int32_t step = number / (s->units_together * (tiles + 2 * s->slices));
 #pragma unroll 1
     while (blocks_before(s, step + 1, tiles) <= number) step++;
     const int32_t prepared = units_before(s, step), multiplied = units_before(s, step - 1),
                   finished = units_before(s, step - 2);
-    const int32_t prepares = (units_before(s, step + 1) - prepared) * s->parts,
-                  others = prepares + (multiplied - finished) * s->parts,
+    const int32_t prepares = (units_before(s, step + 1) - prepared) * s->slices,
+                  others = prepares + (multiplied - finished) * s->slices,
                   all = others + (prepared - multiplied) * tiles;
-    const int32_t at = number - (prepared + finished) * s->parts - multiplied * tiles;
+    const int32_t at = number - (prepared + finished) * s->slices - multiplied * tiles;
     const int64_t shares = (int64_t)at * others;
     const int32_t before = (int32_t)fa_divide(shares, all); /* blocks of memory in front of it */
     joined_block found = {BLOCK_MULTIPLIES, multiplied * tiles + at - before};
     if (shares - (int64_t)before * all + others < all) return found;
     found.kind = before < prepares ? BLOCK_PREPARES : BLOCK_FINISHES;
-    found.number =
-        before < prepares ? prepared * s->parts + before : finished * s->parts + before - prepares;
+    found.number = before < prepares ? prepared * s->slices + before
+                                     : finished * s->slices + before - prepares;
     return found;
 }
 
-/* ---- A part ---------------------------------------------------------------------------------- */
+/* ---- A slice --------------------------------------------------------------------------------- */
 
 /* Query tiles of a head that follow each other. */
-typedef struct row_part {
+typedef struct row_slice {
     fa_tile tile;   /* the first one; without keys */
     int64_t number; /* of it in the workspace */
     int32_t unit;
     int32_t tiles;
-} row_part;
+} row_slice;
 
-FA_DEVICE row_part find_part(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                             int32_t number)
+FA_DEVICE row_slice find_slice(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                               int32_t number)
 {
-    row_part part;
+    row_slice slice;
     const int32_t q_tiles = (int32_t)s->q_tiles, heads = (int32_t)p->a.heads_q;
-    const int32_t outer = number / s->head_parts,
-                  first = (number - outer * s->head_parts) * PART_TILES;
-    part.tile.batch = outer / heads;
-    part.tile.head = outer - (int32_t)part.tile.batch * heads;
-    fa_locate_padded(&p->a, first, QUERIES, &part.tile);
-    part.number = (int64_t)outer * q_tiles + first;
-    part.unit = outer / s->unit_heads;
-    part.tiles = min(PART_TILES, q_tiles - first);
-    return part;
+    const int32_t outer = number / s->head_slices,
+                  first = (number - outer * s->head_slices) * SLICE_TILES;
+    slice.tile.batch = outer / heads;
+    slice.tile.head = outer - (int32_t)slice.tile.batch * heads;
+    fa_locate_padded(&p->a, first, QUERIES, &slice.tile);
+    slice.number = (int64_t)outer * q_tiles + first;
+    slice.unit = outer / s->unit_heads;
+    slice.tiles = min(SLICE_TILES, q_tiles - first);
+    return slice;
 }
 
-/* The sums of a part's first tile; a thread's first four of them. */
-FA_DEVICE float4 *part_sums(const fa_backward_sm90_params *s, const row_part *part)
+/* The sums of a slice's first tile; a thread's first four of them. */
+FA_DEVICE float4 *slice_sums(const fa_backward_sm90_params *s, const row_slice *slice)
 {
-    return (float4 *)(void *)s->sums + part->number * (SUM_BYTES / 16) + threadIdx.x % SUM_BLOCK;
+    return (float4 *)(void *)s->sums + slice->number * (SUM_BYTES / 16) + threadIdx.x % SUM_BLOCK;
 }
 
 /* ---- Rows, and zeros for sums ---------------------------------------------------------------- */
 
-/* Of row `first` of a part, and how many bytes it is from a row to the next. */
+/* Of row `first` of a slice, and how many bytes it is from a row to the next. */
 typedef struct row_steps {
     char *first;
     int64_t step;
 } row_steps;
 
-FA_DEVICE row_steps find_rows(const fa_kernel_view *view, const row_part *part, int first)
+FA_DEVICE row_steps find_rows(const fa_kernel_view *view, const row_slice *slice, int first)
 {
-    const fa_tile *t = &part->tile;
+    const fa_tile *t = &slice->tile;
     const row_steps rows = {fa_view_row(view, t->block_q, t->start_q + t->first + first, t->head),
                             view->stride[1] * 2};
     return rows;
@@ -167,11 +168,11 @@ FA_DEVICE void load_elements(uint4 x[ROWS_AT_ONCE], const row_steps *rows, int f
     }
 }
 
-FA_DEVICE void clear_sums(const fa_backward_sm90_params *s, const row_part *part)
+FA_DEVICE void clear_sums(const fa_backward_sm90_params *s, const row_slice *slice)
 {
-    float4 *sums = part_sums(s, part);
+    float4 *sums = slice_sums(s, slice);
 #pragma unroll 1
-    for (int tile = 0; tile < part->tiles; tile++, sums += SUM_BYTES / 16)
+    for (int tile = 0; tile < slice->tiles; tile++, sums += SUM_BYTES / 16)
 #pragma unroll
         for (int n = 0; n < COLUMN_BLOCKS; n += SUM_GROUPS)
             if (n + (int)threadIdx.x / SUM_BLOCK < COLUMN_BLOCKS)
@@ -191,7 +192,7 @@ FA_DEVICE void load_numbers(float x[ROWS_AT_ONCE], const float *numbers, int fro
     }
 }
 
-/* Rows of the part. rows: the numbers of its first tile. */
+/* Rows of the slice. rows: the numbers of its first tile. */
 FA_DEVICE float *rows_of(float *rows, int row) { return rows + (row & ~(QUERIES - 1)); }
 
 /* The same as prepare_row where numbers have been loaded. */
@@ -207,14 +208,14 @@ FA_DEVICE void put_row(int row, float lse, float delta, float *rows)
 /* All loads are issued before the first is used, and zeros are stored meanwhile: a block is there
  * for little longer than memory takes to answer. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                               const row_part *part, float *rows)
+                               const row_slice *slice, float *rows)
 {
-    const row_steps dout = find_rows(&p->dout, part, 0), out = find_rows(&p->a.out, part, 0);
-    const int64_t left = part->tile.n_q - part->tile.first,
-                  at = (part->tile.block_q * p->a.heads_q + part->tile.head) * p->a.rows_q +
-                       part->tile.start_q + part->tile.first; /* among log-sum-exps */
+    const row_steps dout = find_rows(&p->dout, slice, 0), out = find_rows(&p->a.out, slice, 0);
+    const int64_t left = slice->tile.n_q - slice->tile.first,
+                  at = (slice->tile.block_q * p->a.heads_q + slice->tile.head) * p->a.rows_q +
+                       slice->tile.start_q + slice->tile.first; /* among log-sum-exps */
     const int from = (int)threadIdx.x / LANES;
-    const int end = (int)fa_min64(left, part->tiles * QUERIES);
+    const int end = (int)fa_min64(left, slice->tiles * QUERIES);
     const bool has_columns = 8 * (int)(threadIdx.x % LANES) < p->a.d_v;
     uint4 x[ROWS_AT_ONCE], y[ROWS_AT_ONCE];
     float lse[ROWS_AT_ONCE], dlse[ROWS_AT_ONCE];
@@ -222,51 +223,51 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
     load_elements(y, &out, from, end, has_columns);
     load_numbers(lse, p->a.lse + at, from, end, -INFINITY);
     load_numbers(dlse, p->dlse + at, from, p->dlse ? end : 0, 0.0f);
-    if (p->dq.data) clear_sums(s, part);
+    if (p->dq.data) clear_sums(s, slice);
 #pragma unroll
     for (int n = 0; n < ROWS_AT_ONCE; n++) {
         const int row = from + n * LANE_ROWS;
         const uint32_t a[4] = {x[n].x, x[n].y, x[n].z, x[n].w},
                        b[4] = {y[n].x, y[n].y, y[n].z, y[n].w};
         const float product = multiply_row(a, b, LANES);
-        if (threadIdx.x % LANES == 0 && row < part->tiles * QUERIES)
+        if (threadIdx.x % LANES == 0 && row < slice->tiles * QUERIES)
             put_row(row, lse[n], product - dlse[n], rows_of(rows, row));
     }
 }
 
 /* Any other rows: a warp each. */
-FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_part *part, float *rows)
+FA_DEVICE void prepare_any_rows(const fa_backward_params *p, const row_slice *slice, float *rows)
 {
-    const int64_t left = part->tile.n_q - part->tile.first;
+    const int64_t left = slice->tile.n_q - slice->tile.first;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int row = (int)threadIdx.x / 32; row < part->tiles * QUERIES; row += THREADS / 32) {
-        const uint16_t *x = (const uint16_t *)(void *)find_rows(&p->dout, part, row).first,
-                       *y = (const uint16_t *)(void *)find_rows(&p->a.out, part, row).first;
+    for (int row = (int)threadIdx.x / 32; row < slice->tiles * QUERIES; row += THREADS / 32) {
+        const uint16_t *x = (const uint16_t *)(void *)find_rows(&p->dout, slice, row).first,
+                       *y = (const uint16_t *)(void *)find_rows(&p->a.out, slice, row).first;
         float product = 0.0f;
 #pragma unroll 1
         for (int c = lane; c < p->a.d_v && row < left; c += 32)
             product = fmaf(fa_unpack_x2(x[c], ELEMENT).x, fa_unpack_x2(y[c], ELEMENT).x, product);
         product = fa_warp_sum(product);
-        if (lane == 0) prepare_row(p, &part->tile, row, product, rows_of(rows, row));
+        if (lane == 0) prepare_row(p, &slice->tile, row, product, rows_of(rows, row));
     }
 }
 
 /* What is stored here, copies of other blocks read and add to: so each thread has a fence for
  * these. */
-FA_DEVICE void prepare_part(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                            int32_t number)
+FA_DEVICE void prepare_slice(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                             int32_t number)
 {
-    const row_part part = find_part(p, s, number);
-    float *rows = s->rows + part.number * (2 * QUERIES);
-    if (p->dout.vector == 8 && p->a.out.vector == 8) prepare_vectors(p, s, &part, rows);
+    const row_slice slice = find_slice(p, s, number);
+    float *rows = s->rows + slice.number * (2 * QUERIES);
+    if (p->dout.vector == 8 && p->a.out.vector == 8) prepare_vectors(p, s, &slice, rows);
     else {
-        if (p->dq.data) clear_sums(s, &part);
-        prepare_any_rows(p, &part, rows);
+        if (p->dq.data) clear_sums(s, &slice);
+        prepare_any_rows(p, &slice, rows);
     }
     ptx_fence_proxy_async_global();
     __syncthreads();
-    if (threadIdx.x == 0) ptx_counter_add(&s->counters[2 * part.unit]);
+    if (threadIdx.x == 0) ptx_counter_add(&s->counters[2 * slice.unit]);
 }
 
 /* A block that multiplies, one thread: waits until the rows of its unit are there, and zeros in its
@@ -276,13 +277,13 @@ FA_DEVICE void wait_until_prepared(const fa_attention_params *p, const fa_backwa
 {
     const int32_t unit = (int32_t)fa_divide(find_task(p, s, number), p->tiles);
     ptx_wait_for_grids();
-    ptx_counter_wait(&s->counters[2 * unit], s->parts);
+    ptx_counter_wait(&s->counters[2 * unit], s->slices);
     ptx_fence_proxy_async_global();
 }
 
 /* ---- Sums become dQ -------------------------------------------------------------------------- */
 
-/* A thread's sums of four blocks of columns of a tile. quad: of the part. */
+/* A thread's sums of four blocks of columns of a tile. quad: of the slice. */
 FA_DEVICE void load_quad(float4 x[4], const float4 *sums, int quad)
 {
     sums += quad / QUADS * (SUM_BYTES / 16) + quad % QUADS * (4 * SUM_BLOCK);
@@ -290,14 +291,15 @@ FA_DEVICE void load_quad(float4 x[4], const float4 *sums, int quad)
     for (int n = 0; n < 4; n++) x[n] = sums[n * SUM_BLOCK];
 }
 
-/* The thread's first row of a quad, counted from the part's first one; the other one is 8 behind. */
+/* The thread's first row of a quad, counted from the slice's first one; the other one is 8
+ * behind. */
 FA_DEVICE int quad_row(int quad)
 {
     const int thread = threadIdx.x % SUM_BLOCK;
     return quad / QUADS * QUERIES + thread / 32 * 16 + thread % 32 / 4;
 }
 
-/* The words of row `row` of the part, of those two. Rows behind the last query get zeros, whatever
+/* The words of row `row` of the slice, of those two. Rows behind the last query get zeros, whatever
  * keys they met. */
 FA_DEVICE void round_quad(uint32_t words[4], const float4 x[4], int r, float scale, bool is_query)
 {
@@ -309,12 +311,13 @@ FA_DEVICE void round_quad(uint32_t words[4], const float4 x[4], int r, float sca
 }
 
 /* Rows whose elements are stored eight at once. All loads are issued before the first is used. */
-FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_part *part, const float4 *sums)
+FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_slice *slice,
+                              const float4 *sums)
 {
-    const row_steps dq = find_rows(&p->dq, part, 0);
-    const int64_t left = part->tile.n_q - part->tile.first,
-                  room = part->tile.room_q - part->tile.first;
-    const int lane = threadIdx.x % 4, quads = part->tiles * QUADS;
+    const row_steps dq = find_rows(&p->dq, slice, 0);
+    const int64_t left = slice->tile.n_q - slice->tile.first,
+                  room = slice->tile.room_q - slice->tile.first;
+    const int lane = threadIdx.x % 4, quads = slice->tiles * QUADS;
     const int from = (int)threadIdx.x / SUM_BLOCK;
     float4 x[QUADS_AT_ONCE][4];
 #pragma unroll
@@ -340,19 +343,19 @@ FA_DEVICE void finish_vectors(const fa_backward_params *p, const row_part *part,
 }
 
 /* Any other rows. */
-FA_DEVICE void finish_any_rows(const fa_backward_params *p, const row_part *part,
+FA_DEVICE void finish_any_rows(const fa_backward_params *p, const row_slice *slice,
                                const float4 *sums)
 {
-    const int64_t left = part->tile.n_q - part->tile.first,
-                  room = part->tile.room_q - part->tile.first;
+    const int64_t left = slice->tile.n_q - slice->tile.first,
+                  room = slice->tile.room_q - slice->tile.first;
 #pragma unroll 1
-    for (int quad = (int)threadIdx.x / SUM_BLOCK; quad < part->tiles * QUADS; quad += SUM_GROUPS) {
+    for (int quad = (int)threadIdx.x / SUM_BLOCK; quad < slice->tiles * QUADS; quad += SUM_GROUPS) {
         float4 x[4];
         load_quad(x, sums, quad);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int row = quad_row(quad) + 8 * r;
-            char *to = find_rows(&p->dq, part, row).first;
+            char *to = find_rows(&p->dq, slice, row).first;
             uint32_t words[4];
             round_quad(words, x, r, p->a.scale, row < left);
 #pragma unroll
@@ -364,17 +367,17 @@ FA_DEVICE void finish_any_rows(const fa_backward_params *p, const row_part *part
     }
 }
 
-FA_DEVICE void finish_part(const fa_backward_params *p, const fa_backward_sm90_params *s,
-                           int32_t number)
+FA_DEVICE void finish_slice(const fa_backward_params *p, const fa_backward_sm90_params *s,
+                            int32_t number)
 {
-    const row_part part = find_part(p, s, number);
-    const float4 *sums = part_sums(s, &part);
+    const row_slice slice = find_slice(p, s, number);
+    const float4 *sums = slice_sums(s, &slice);
     if (!p->dq.data) return;
     if (threadIdx.x == 0)
-        ptx_counter_wait(&s->counters[2 * part.unit + 1], STORE_WARPS * (int)p->a.tiles);
+        ptx_counter_wait(&s->counters[2 * slice.unit + 1], STORE_WARPS * (int)p->a.tiles);
     __syncthreads();
-    if (p->dq.vector == 8) finish_vectors(p, &part, sums);
-    else finish_any_rows(p, &part, sums);
+    if (p->dq.vector == 8) finish_vectors(p, &slice, sums);
+    else finish_any_rows(p, &slice, sums);
 }
 
 #endif

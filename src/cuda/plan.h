@@ -71,7 +71,7 @@ typedef struct fa_cuda_backward_sm90_launch {
     size_t key_sums_offset;
     /* Of a joined variant, as in fa_backward_sm90_params; units 0: of another one. */
     size_t counters_offset;
-    int32_t units, units_together, unit_heads, parts, head_parts;
+    int32_t units, units_together, unit_heads, slices, head_slices;
 } fa_cuda_backward_sm90_launch;
 
 /* Of backward_sm80: the same without maps. */

@@ -60,8 +60,8 @@ bool fa_cuda_backward_sm90_params(const fa_problem *p, const fa_cuda_plan_launch
     params->units = x->units;
     params->units_together = x->units_together;
     params->unit_heads = x->unit_heads;
-    params->parts = x->parts;
-    params->head_parts = x->head_parts;
+    params->slices = x->slices;
+    params->head_slices = x->head_slices;
     params->heads_ascending = x->heads_ascending;
     params->heads_together = x->heads_together;
     params->items_together = (int32_t)x->items_together;
@@ -346,7 +346,7 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
                         fa_cuda_plan_launch *clear, fa_cuda_plan_launch *main, fa_cuda_plan *plan,
                         fa_cuda_backward_sm90_launch *own, char *why, size_t size)
 {
-    own->units = own->units_together = own->unit_heads = own->parts = own->head_parts = 0;
+    own->units = own->units_together = own->unit_heads = own->slices = own->head_slices = 0;
     own->counters_offset = 0;
     if (!v->joined) return true;
     if (clear->tasks == 0 || main->tasks == 0) {
@@ -355,8 +355,8 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     }
     const int64_t units = main->tasks / main->tiles,
                   heads = p->heads_q / (p->heads_kv * own->splits),
-                  head_parts = fa_cuda_count_tiles(own->q_tiles, FA_BACKWARD_SM90_PART_TILES),
-                  blocks = main->tasks + 2 * units * heads * head_parts;
+                  head_slices = fa_cuda_count_tiles(own->q_tiles, FA_BACKWARD_SM90_SLICE_TILES),
+                  blocks = main->tasks + 2 * units * heads * head_slices;
     if (blocks > INT32_MAX / 2) { /* the kernel counts beyond the last block */
         fa_cuda_say(why, size, "there are %" PRId64 " blocks", blocks);
         return false;
@@ -364,8 +364,8 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
     own->units = (int32_t)units;
     own->units_together = (int32_t)count_heads_of_rounds(main, device);
     own->unit_heads = (int32_t)heads;
-    own->head_parts = (int32_t)head_parts;
-    own->parts = (int32_t)(heads * head_parts);
+    own->head_slices = (int32_t)head_slices;
+    own->slices = (int32_t)(heads * head_slices);
     own->counters_offset = (plan->workspace_bytes + 15) / 16 * 16;
     plan->workspace_bytes = own->counters_offset + (size_t)units * 2 * sizeof(int32_t);
     clear->grid = fa_cuda_grid(fa_cuda_count_tiles(2 * units, FA_BACKWARD_SM90_PASS_THREADS));
