@@ -80,7 +80,7 @@ static float plain_logit(const attention *a, int64_t i, int64_t j, float x)
     if (o->softcap > 0) x = o->softcap * tanhf(x / o->softcap);
     if (o->alibi_slopes) x -= o->alibi_slopes[0] * fabsf((float)(i + a->s.n_k - a->s.n_q - j));
     if (o->bias) x += (float)ref_load(o->bias, 0, 0, i, j);
-    if (o->mask && !ref_load(o->mask, 0, 0, i, j)) x = -INFINITY;
+    if (o->mask && ref_load(o->mask, 0, 0, i, j) == 0) x = -INFINITY;
     return x;
 }
 
