@@ -66,7 +66,8 @@ def names_of(result):
 def heading(result):
     machine, versions = result["machine"], result["versions"]
     fa4 = versions.get("flash-attn-4")
-    others = f", FlashAttention-4 {fa4}" if fa4 else ""
+    there = fa4 and "fa4" not in result.get("missing", {})
+    others = f", FlashAttention-4 {fa4}" if there else ""
     return (f"{machine['device']}, PyTorch {versions['torch']}{others}, {result['date']}. ")
 
 
