@@ -22,25 +22,25 @@ Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import pathlib
 import statistics
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from peers_libraries import first_line  # noqa: E402
+from peers_libraries import Backend, first_line  # noqa: E402
+from peers_timing import Timer, take_turns  # noqa: E402
 from source_hash import ROOT, cuda_hash  # noqa: E402
 
 DTYPE = torch.bfloat16
 COMPARED_LAYERS = 2
 ALLOWED = 2e-2  # relative error of hidden states, which passed through bfloat16 in each layer
-SAMPLE_SECONDS = 0.05
 
 
 class Shape:
@@ -172,39 +172,8 @@ class Model:
 # ---- One batch ----------------------------------------------------------------------------------
 
 
-def prepared(function, device):
-    """What runs a step: on CUDA a graph."""
-    if device == "cpu":
-        return function
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
-def sample(run, count, device):
-    """Milliseconds of a step."""
-    if device == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(count):
-            run()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / count
-    begun = time.perf_counter()
-    for _ in range(count):
-        run()
-    return (time.perf_counter() - begun) * 1e3 / count
-
-
 def run_batch(batch, model, args):
-    step, rows, runs = Step(model.shape, batch, args.keys, args.device), {}, {}
+    step, rows, timers = Step(model.shape, batch, args.keys, args.device), {}, {}
     expected = model.hidden(step, ATTENTION["math"](args), COMPARED_LAYERS).double()
     for name in args.attention:
         try:
@@ -212,21 +181,16 @@ def run_batch(batch, model, args):
             found = model.hidden(step, attend, COMPARED_LAYERS).double()
             error = float((found - expected).norm() / expected.norm())
             rows[name] = {"state": "measured" if error <= ALLOWED else "wrong", "error": error}
-            if rows[name]["state"] == "wrong":
-                continue
-            runs[name] = prepared(lambda attend=attend: model.next_tokens(step, attend), args.device)
-            once = min(sample(runs[name], 1, args.device) for _ in range(3))
-            rows[name] |= {"calls": max(1, math.ceil(SAMPLE_SECONDS * 1e3 / once)), "samples_ms": []}
+            if rows[name]["state"] == "measured":
+                timers[name] = Timer(Backend(name), [functools.partial(model.next_tokens, step, attend)],
+                                     args.device)
         except Exception as error:  # whatever another library throws says only that it cannot
             rows[name] = {"state": "failed", "why": first_line(error)}
-            runs.pop(name, None)
-    for number in range(args.rounds):
-        order = list(runs)[number % max(1, len(runs)):] + list(runs)[: number % max(1, len(runs))]
-        for name in order:
-            rows[name]["samples_ms"].append(sample(runs[name], rows[name]["calls"], args.device))
-    for name in runs:
-        median = statistics.median(rows[name]["samples_ms"])
-        rows[name] |= {"median_ms": median, "tokens_s": batch / median * 1e3}
+    take_turns(list(timers.values()), args.rounds)
+    for name, timer in timers.items():
+        median = statistics.median(timer.samples)
+        rows[name] |= {"timed": timer.timed, "calls": timer.calls, "samples_ms": timer.samples,
+                       "median_ms": median, "tokens_s": batch / median * 1e3}
     return {"batch": batch, "keys": args.keys, "results": rows}
 
 

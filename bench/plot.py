@@ -7,8 +7,8 @@ From the results of bench/ladder.py: ladder/scalability.png and .svg (the rungs 
 out, all lengths, PyTorch beside them) and ladder/scalability-16bit.png and .svg (the 16-bit rungs
 at d = 128, full and causal). From those of bench/peers.py: docs/charts/forward.png and .svg
 (TFLOP/s by length, each library; more lengths where peers-<device>-extra.json is there, too) and
-docs/charts/forward-ratio.png and .svg (ours over the best of the others). The same results give the
-same files. Needs matplotlib.
+docs/charts/forward-ratio.png and .svg (ours over the best of the others). From that of bench/seed.py:
+docs/charts/seed-tflops and seed-time. The same results give the same files. Needs matplotlib.
 """
 
 import argparse
@@ -27,6 +27,7 @@ try:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     import peers_plot
+    import seed_plot
 except ImportError:
     sys.exit("plot.py: matplotlib is not installed (pip install matplotlib)")
 
@@ -212,6 +213,15 @@ def draw_peers_charts(path, folder):
         save(peers_plot.training_chart(json.loads(training.read_text())), folder, "training")
 
 
+def draw_seed(path, ladder, folder):
+    if not path.is_file():
+        return
+    result = json.loads(path.read_text())
+    rungs = json.loads(ladder.read_text()) if ladder.is_file() else None
+    for name in seed_plot.QUANTITIES:
+        save(seed_plot.chart(result, rungs, name), folder, name)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -220,7 +230,7 @@ def main():
     add("--folder", type=pathlib.Path, default=ROOT / "ladder",
         help="where the ladder's pictures go (default: ladder)")
     add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h200.json",
-        help="beside the others; default: bench/results/peers-h200.json; -backward and train beside it")
+        help="beside the others; default: bench/results/peers-h200.json; -backward, train and seed beside it")
     add("--charts", type=pathlib.Path, default=ROOT / "docs/charts",
         help="where those pictures go (default: docs/charts)")
     settings = parser.parse_args()
@@ -232,6 +242,8 @@ def main():
             draw_ladder(settings.results, settings.folder)
         if settings.peers not in missing:
             draw_peers_charts(settings.peers, settings.charts)
+            draw_seed(settings.peers.with_name(settings.peers.name.replace("peers", "seed", 1)),
+                      settings.results, settings.charts)
     return 2 if len(missing) == 2 else 0
 
 

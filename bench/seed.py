@@ -3,20 +3,17 @@
 
     python3 bench/seed.py [--pass forward|backward] [--dim N] [--lengths N,...] [--only TEXT]
                           [--limit SECONDS] [--rung-limit SECONDS] [--device cuda|cpu] [--out FILE]
-    python3 bench/seed.py --draw FILE [--rungs FILE] [--charts FOLDER]
 
 Batch 4, 96 heads, head dim 128 (--dim: another one, and as many heads as keep the hidden size), n = 512 to
-16,384: PyTorch in float32 and with products in tf32, every
-float32 rung of the ladder, and the library in each precision. --pass backward: the gradients alone, by
-PyTorch's autograd, without the ladder; operations count 2.5 times those of forward. Before a time is
-taken, rows of the result are compared with float64; a result that is wrong is reported and not timed. A
-call that would take longer than --limit seconds (of the ladder: --rung-limit), by its time at the length
-before, is left out.
+16,384: PyTorch in float32 and with products in tf32, every float32 rung of the ladder, and the library in
+each precision. --pass backward: the gradients alone, by PyTorch's autograd, without the ladder; operations
+count 2.5 times those of forward. Before a time is taken, rows of the result are compared with float64; a
+result that is wrong is reported and not timed. A call that would take longer than --limit seconds (of the
+ladder: --rung-limit), by its time at the length before, is left out.
 
-Writes bench/results/seed-<device>.json, or seed-<device>-backward.json. With --lengths, --only
-or another head dim it writes only where --out says, so that a partial result never replaces a whole one. --draw draws two charts
-of a result, seed-tflops and seed-time (needs matplotlib); where it lacks the rungs, those of --rungs, a
-result of bench/ladder.py, which has the same problem.
+Writes bench/results/seed-<device>.json, or seed-<device>-backward.json, which bench/plot.py draws. With
+--lengths, --only or another head dim it writes only where --out says, so that a partial result never
+replaces a whole one. --out is written after each length.
 FA_CUDA_KERNEL=tf32x3 has the library's float32 computed by three products in tf32.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
@@ -31,6 +28,12 @@ import pathlib
 import statistics
 import sys
 import time
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashattn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from source_hash import ROOT, cuda_hash, source_hash  # noqa: E402
@@ -48,8 +51,6 @@ ALLOWED = {"float32": 2e-5, "tf32": 1e-2}
 @contextlib.contextmanager
 def products(name):
     """PyTorch's own setting of float32 products on CUDA."""
-    import torch
-
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     try:
@@ -59,9 +60,6 @@ def products(name):
 
 
 def by_torch(backend, arithmetic):
-    from torch.nn.attention import sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
     def attend(q, k, v):
         with sdpa_kernel(backend), products(arithmetic):
             return scaled_dot_product_attention(q, k, v)
@@ -70,23 +68,15 @@ def by_torch(backend, arithmetic):
 
 
 def by_library(precision):
-    import flashattn
-
     return lambda q, k, v: flashattn.attention(q, k, v, layout="bhsd", precision=precision)
 
 
 def by_rung(name):
-    import flashattn
-
     return lambda q, k, v: flashattn.ladder(name, q, k, v)
 
 
 def contestants(device, which):
     """(name, what its results are as exact as, function)"""
-    from torch.nn.attention import SDPBackend
-
-    import flashattn
-
     fused = SDPBackend.EFFICIENT_ATTENTION if device == "cuda" else SDPBackend.FLASH_ATTENTION
     yield "PyTorch float32", "float32", by_torch(fused, "float32")
     yield "PyTorch tf32 (math)", "tf32", by_torch(SDPBackend.MATH, "tf32")
@@ -107,8 +97,6 @@ class Problem:
     """The tensors of a length. Each of the CHECKED rows has its own item and head."""
 
     def __init__(self, n, dim, which, device):
-        import torch
-
         torch.manual_seed(n)
         self.n, self.heads, self.dim = n, HIDDEN // dim, dim
         self.scale, self.which, self.device = 1 / math.sqrt(dim), which, device
@@ -121,8 +109,6 @@ class Problem:
 
     def function(self, attend):
         """What is timed: a result, or the gradients of one that is there before."""
-        import torch
-
         if self.which == "forward":
             return lambda: (attend(*self.tensors),)
         out = attend(*self.tensors)
@@ -130,8 +116,6 @@ class Problem:
 
     def expected(self, b, h, i):
         """Row i of the result, or of the gradient of the queries: it depends on one row of weights."""
-        import torch
-
         q, k, v = (x[b, h].detach().double() for x in self.tensors)
         weights = torch.softmax(k @ q[i] * self.scale, 0)
         if self.which == "forward":
@@ -152,8 +136,6 @@ class Problem:
 
     def error_of_keys(self, dk, dv):
         """Of one head, all keys, relative to the largest element."""
-        import torch
-
         b, h, _ = self.rows[0]
         q, k, v = (x[b, h].detach().double() for x in self.tensors)
         dout, wrong = self.dout[b, h].double(), 0.0
@@ -174,8 +156,6 @@ class Problem:
 
 
 def finish(device):
-    import torch
-
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -248,41 +228,6 @@ def run(args, lengths, save):
     return rows
 
 
-# ---- Charts -------------------------------------------------------------------------------------
-
-
-def chart(result, key, label, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9.2, 5.6))
-    figure.subplots_adjust(left=0.08, right=0.68, top=0.92, bottom=0.1)
-    measured = [r for r in result["rows"] if r["state"] == "measured"]
-    for name in dict.fromkeys(r["name"] for r in measured):
-        points = [(r["n"], r[key]) for r in measured if r["name"] == name]
-        rung = name.startswith("rung")
-        axes.plot(*zip(*points), label=name, marker=".", linewidth=0.8 if rung else 2.2,
-                  linestyle="--" if name.startswith("PyTorch") else "-", alpha=0.6 if rung else 1)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sorted({r["n"] for r in measured}))
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axes.set_xlabel("n")
-    axes.set_ylabel(label)
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
-    axes.set_title(f"float32 attention, {result['device']}: batch {BATCH}, {HIDDEN // result['dim']} "
-                   f"heads, d = {result['dim']}",
-                   fontsize=10, loc="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in ("svg", "png"):
-        figure.savefig(path.with_suffix("." + suffix), dpi=150)
-    plt.close(figure)
-    print(f"wrote {path.with_suffix('.svg')}")
-
-
 # ---- The run -------------------------------------------------------------------------------------
 
 
@@ -297,9 +242,6 @@ def parse():
     add("--rung-limit", type=float, metavar="SECONDS", help="of the ladder; default: --limit")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--out", type=pathlib.Path)
-    add("--draw", type=pathlib.Path, metavar="FILE", help="only draws the charts of this result")
-    add("--rungs", type=pathlib.Path, metavar="FILE", help="a result of bench/ladder.py, to draw, too")
-    add("--charts", type=pathlib.Path, default=ROOT / "docs/charts", help="their folder")
     return parser.parse_args()
 
 
@@ -311,30 +253,8 @@ def target_of(args, device):
     return ROOT / "bench/results" / f"seed-{device.split()[-1].lower()}{which}.json"
 
 
-def draw(args):
-    result = json.loads(args.draw.read_text())
-    if args.rungs:
-        from ladder_tables import rows_of, rungs
-
-        numbers = {name: number for number, name, types, _ in rungs() if types != "HALVES"}
-        found = rows_of(json.loads(args.rungs.read_text()), "float32")
-        result["rows"] += [{"name": f"rung {numbers[name]} {name}", "n": n, "state": "measured",
-                            "tflops": row["tflops"], "ms": row["median_ms"]}
-                           for (name, n), row in sorted(found.items(), key=lambda x: x[0][1])
-                           if name in numbers and row["state"] == "measured"]
-    chart(result, "tflops", "TFLOP/s", args.charts / "seed-tflops")
-    chart(result, "ms", "ms", args.charts / "seed-time")
-    return 0
-
-
 def main():
     args = parse()
-    if args.draw:
-        return draw(args)
-    import torch
-
-    import flashattn
-
     if args.device == "cuda" and not torch.cuda.is_available():
         print("seed.py: PyTorch sees no CUDA device", file=sys.stderr)
         return 2
@@ -355,11 +275,12 @@ def main():
         key: value,
     }
 
-    def save(rows):
-        if out:
-            out.write_text(json.dumps({**fixed, "rows": rows}, indent=1) + "\n")
+    def write(path, rows):
+        if path:
+            path.write_text(json.dumps({**fixed, "rows": rows}, indent=1) + "\n")
 
-    rows = run(args, lengths, save)
+    rows = run(args, lengths, lambda rows: write(args.out, rows))
+    write(out, rows)
     if out:
         print(f"wrote {out}")
     return 1 if any(r["state"] == "wrong" for r in rows) else 0

@@ -10,13 +10,14 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
 import decode_step  # noqa: E402
+import peers_timing  # noqa: E402
 
 SMALL = "--device cpu --layers 2 --batches 1,2 --keys 40 --rounds 1".split()
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    monkeypatch.setattr(decode_step, "SAMPLE_SECONDS", 1e-3)
+    monkeypatch.setitem(peers_timing.SAMPLE_MS, "cpu", 1e-3)
 
     def with_arguments(*arguments):
         out = tmp_path / "result.json"
