@@ -195,16 +195,6 @@ FA_DEVICE void load_numbers(float x[ROWS_AT_ONCE], const float *numbers, int fro
 /* Rows of the slice. rows: the numbers of its first tile. */
 FA_DEVICE float *rows_of(float *rows, int row) { return rows + (row & ~(QUERIES - 1)); }
 
-/* The same as prepare_row where numbers have been loaded. */
-FA_DEVICE void put_row(int row, float lse, float delta, float *rows)
-{
-    const bool counts = lse != -INFINITY;
-    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
-    rows += FA_BACKWARD_SM90_ROW_AT(row);
-    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
-    rows[QUERIES] = (counts ? delta : 0.0f) / (float)(1 << bits);
-}
-
 /* All loads are issued before the first is used, and zeros are stored meanwhile: a block is there
  * for little longer than memory takes to answer. */
 FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm90_params *s,
@@ -231,7 +221,8 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
                        b[4] = {y[n].x, y[n].y, y[n].z, y[n].w};
         const float product = multiply_row(a, b, LANES);
         if (threadIdx.x % LANES == 0 && row < slice->tiles * QUERIES)
-            put_row(row, lse[n], product - dlse[n], rows_of(rows, row));
+            put_numbers(rows_of(rows, row) + FA_BACKWARD_SM90_ROW_AT(row), lse[n],
+                        lse[n] != -INFINITY ? product - dlse[n] : 0.0f);
     }
 }
 

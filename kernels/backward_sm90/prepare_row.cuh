@@ -10,9 +10,17 @@
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 
-/* Row `row` behind the tile's first one. Rows that weights are 0 in have the log-sum-exp infinity:
- * those without keys, and those behind the last query. product: of dout and out. rows: the tile's
- * numbers; for a row of a tile behind, 64 of them further for each 64 rows. */
+/* A query's numbers. Rows that weights are 0 in have the log-sum-exp infinity: those without keys,
+ * and those behind the last query. lse: -infinity for these; delta: 0 for these. */
+FA_DEVICE void put_numbers(float *numbers, float lse, float delta)
+{
+    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
+    numbers[0] = lse != -INFINITY ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
+    numbers[FA_BACKWARD_SM90_QUERIES] = delta / (float)(1 << bits);
+}
+
+/* Row `row` behind the tile's first one. product: of dout and out. rows: the tile's numbers; for a
+ * row of a tile behind, 64 of them further for each 64 rows. */
 FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int row, float product,
                            float *rows)
 {
@@ -21,10 +29,8 @@ FA_DEVICE void prepare_row(const fa_backward_params *p, const fa_tile *t, int ro
     const float lse = i < t->n_q ? p->a.lse[at] : -INFINITY;
     const bool counts = lse != -INFINITY;
     rows += FA_BACKWARD_SM90_ROW_AT(row);
-    const int bits = FA_BACKWARD_SM90_WEIGHT_BITS(ELEMENT);
     const float delta = counts ? product - (p->dlse ? p->dlse[at] : 0.0f) : 0.0f;
-    rows[0] = counts ? fmaf(lse, FA_LOG2E, (float)-bits) : INFINITY;
-    rows[FA_BACKWARD_SM90_QUERIES] = delta / (float)(1 << bits);
+    put_numbers(rows, lse, delta);
 }
 
 /* The product of two rows, of each of which `lanes` lanes have eight elements. */

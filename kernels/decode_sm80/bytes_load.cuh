@@ -15,19 +15,15 @@
 #include "decode_sm80/config.cuh"
 
 #if EIGHT_BITS
+#include "decode_sm80/copied_tile.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/thread.cuh"
 
-/* A lane copies the same 16 bytes ("vector") of every row that it copies. Lanes are as many as a
- * tile's keys, so passes are as many as a row's vectors. */
-enum { ROWS_A_PASS = 32 / ROW_VECTORS, PASSES = ROW_VECTORS };
-static_assert(KEYS == 32, "a lane for each key");
-
-FA_DEVICE int copied_vector(void) { return lane_id() % ROW_VECTORS; }
-FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
+/* Lanes are as many as a tile's keys, so passes are as many as a row's vectors. */
+static_assert(KEYS == 32 && PASSES == ROW_VECTORS, "a lane for each key");
 
 /* The key of a tile of which a lane knows the place. Lanes `pass` of every ROW_VECTORS know those of
  * a pass. */
@@ -285,37 +281,6 @@ FA_DEVICE void begin_pipeline(const fa_decode_params *d, const fa_work *w,
         issue_values(d, w, tiles, n, w->v_scale, at->v + (uint32_t)(n * TILE_BYTES), p);
     }
 }
-
-/* Waits for the oldest group of copies that has not been waited for: of keys and of values in turn. */
-FA_DEVICE void wait_for_tile(void)
-{
-    ptx_cp_async_wait(2 * STAGES - 1);
-    __syncwarp();
-}
-
-#if CACHE == FA_ELEMENT_INT8
-FA_DEVICE bool has_nonfinite_values(uint32_t tile)
-{
-    (void)tile;
-    return false;
-}
-#else
-/* The top bit of each NaN; there is no infinity. */
-FA_DEVICE uint32_t find_nan(uint32_t x) { return ((x & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
-
-/* Whether some value of a tile is NaN. The lanes look at what they have copied. */
-FA_DEVICE bool has_nonfinite_values(uint32_t tile)
-{
-    const uint32_t from = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
-    uint32_t seen = 0;
-#pragma unroll 1
-    for (int pass = 0; pass < PASSES; pass++) {
-        const uint4 x = ptx_ld_shared_v4(from + (uint32_t)(pass * ROWS_A_PASS * PITCH));
-        seen |= find_nan(x.x) | find_nan(x.y) | find_nan(x.z) | find_nan(x.w);
-    }
-    return __any_sync(0xffffffffu, seen != 0);
-}
-#endif
 #endif
 
 #endif

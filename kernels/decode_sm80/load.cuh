@@ -15,16 +15,11 @@
 #if !LATENT && !EIGHT_BITS /* those of 8 bits are in bytes_load.cuh */
 #include "common/rows.cuh"
 #include "common/x2.cuh"
+#include "decode_sm80/copied_tile.cuh"
 #include "decode_sm80/queries.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
-
-/* A lane copies the same 16 bytes ("vector") of every row that it copies. */
-enum { ROWS_A_PASS = 32 / ROW_VECTORS, PASSES = KEYS / ROWS_A_PASS };
-
-FA_DEVICE int copied_vector(void) { return lane_id() % ROW_VECTORS; }
-FA_DEVICE int copied_row(void) { return lane_id() / ROW_VECTORS; }
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
@@ -152,27 +147,6 @@ FA_DEVICE void begin_pipeline(const fa_decode_params *d, const fa_work *w,
         issue_keys(d, w, tiles, at, n, places);
         issue_values(d, w, tiles, at, n, places);
     }
-}
-
-/* Waits for the oldest group of copies that has not been waited for: of keys and of values in turn. */
-FA_DEVICE void wait_for_tile(void)
-{
-    ptx_cp_async_wait(2 * STAGES - 1);
-    __syncwarp();
-}
-
-/* Whether some value of a tile is not finite. The lanes look at what they have copied. */
-FA_DEVICE bool has_nonfinite_values(uint32_t tile)
-{
-    const uint32_t from = tile + (uint32_t)(copied_row() * PITCH + copied_vector() * 16);
-    uint32_t seen = 0;
-#pragma unroll 1
-    for (int pass = 0; pass < PASSES; pass++) {
-        const uint4 x = ptx_ld_shared_v4(from + (uint32_t)(pass * ROWS_A_PASS * PITCH));
-        seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
-                fa_x2_not_finite(x.w);
-    }
-    return __any_sync(0xffffffffu, seen != 0);
 }
 #endif
 
