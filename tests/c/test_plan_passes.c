@@ -967,10 +967,10 @@ static void test_joined(void)
                   (int64_t)clear->grid * (int64_t)clear->threads >= 2 * units,
               "case %zu: %u blocks clear", i, clear->grid);
         CHECK(own->units == units && own->units_together == cases[i].together &&
-                  own->unit_heads == cases[i].heads && own->parts == parts &&
-                  own->head_parts * own->unit_heads == parts && l->tiles == cases[i].tiles,
+                  own->unit_heads == cases[i].heads && own->slices == parts &&
+                  own->head_slices * own->unit_heads == parts && l->tiles == cases[i].tiles,
               "case %zu: %d units, %d together, of %d heads, %d parts, %lld tiles", i, own->units,
-              own->units_together, own->unit_heads, own->parts, (long long)l->tiles);
+              own->units_together, own->unit_heads, own->slices, (long long)l->tiles);
         CHECK(l->tasks == units * cases[i].tiles &&
                   (int64_t)l->grid == l->tasks + 2 * units * parts,
               "case %zu: %u blocks", i, l->grid);
