@@ -86,8 +86,13 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define OUTPUTS (VALUE_DIM / 2)
 
 /* Tensor cores cut sums off. So sums are short: of so many columns in S = Q K^T, of the keys of a
- * tile in P V; and added up by ordinary additions. */
+ * tile in P V; and added up by ordinary additions. Wide heads have more sums to add up, and shorter
+ * ones for that. */
+#if HEAD_DIM <= 128
 #define SUM_COLUMNS 64
+#else
+#define SUM_COLUMNS 32
+#endif
 
 /* Columns of P V that are computed at a time. */
 #define PV_COLUMNS 64
