@@ -5,15 +5,17 @@
     bench/distributed_model.py --write               # writes them there; --check: whether they are the same
     bench/distributed_model.py --ranks 64 --n 1048576 --network 45e9 --heads 64 --heads-kv 8
 
-A model, checked against no measurement on several GPUs yet. The kernels' rates are those that
-bench/peers.py measured on one H200; rates and latencies of links are assumptions (Machine).
+The kernels' rates are those that bench/peers.py measured on one H200; rates and latencies of links are
+assumptions, and the host's times are fitted to two H200s at n = 8k (Machine). docs/distributed.md has the
+model beside measurements.
 
 The model. A ring of R ranks has R steps; in each a rank works on a block, while the next one travels. With c
 the time of a step's kernels and m that of its messages a pass takes (R - 1) max(c, m) + c. The other methods
 exchange first and work then: their communication is never hidden. Layout is zigzag, so all steps have
 the same work. A causal rank receives half of a block from the ranks before it and all of it from
 those behind it; the first rank, which all others wait for, receives whole blocks. Where a group
-spans several nodes each step has ranks that send over the network, so its rate counts.
+spans several nodes each step has ranks that send over the network, so its rate counts. The host works ahead
+of its GPU: a pass takes at least what its operators, batches of messages and calls cost the host.
 """
 
 import argparse
@@ -40,6 +42,11 @@ class Machine(NamedTuple):
     nvlink_latency: float = 10e-6  # of a batch of messages
     network_latency: float = 25e-6
     launch: float = 15e-6  # of a step's kernels
+    host_operator: float = 0.16e-3  # of the host (PyTorch without graphs): an operator of autograd,
+    host_batch: float = 0.30e-3  # a batch of messages between two ranks,
+    host_peer: float = 0.1e-3  # each further rank in it (assumed),
+    host_forward: float = 0.33e-3  # the forward of a block,
+    host_backward: float = 0.85e-3  # and its backward
 
 
 def measured_machine(**changes):
@@ -100,6 +107,17 @@ def link(m, ranks, inside=False):
     return m.network, m.network_latency
 
 
+def host_time(m, backward, operators, batches, blocks):
+    """batches: of each how many ranks a rank exchanges messages with."""
+    block = m.host_backward if backward else m.host_forward
+    messages = sum(m.host_batch + (peers - 1) * m.host_peer for peers in batches)
+    return operators * m.host_operator + messages + blocks * block
+
+
+def at_least(found, seconds):
+    return found._replace(total=max(found.total, seconds))
+
+
 def merge_time(p, m, rows, columns, backward):
     """Sums in float32 are read and written once for each block, and its result is read."""
     elements = p.batch * rows * p.heads / columns * p.dim
@@ -109,11 +127,13 @@ def merge_time(p, m, rows, columns, backward):
 
 
 def exchange(p, m, ranks, rows):
-    """Ulysses' all-to-alls of a pass: q, k, v and out, or the gradients of these."""
-    elements = p.batch * rows * (2 * p.heads + 2 * p.heads_kv) * p.dim * (ranks - 1) / ranks
+    """Ulysses' all-to-alls of a pass: q, k, v and out, or the gradients of these. What is sent is copied
+    before, and all of it is put in order afterwards."""
+    elements = p.batch * rows * (2 * p.heads + 2 * p.heads_kv) * p.dim
     speed, latency = link(m, ranks)
-    sent = elements * HALF
-    return Pass(0, 0, sent / speed + 4 * latency, sent)
+    sent = elements * (ranks - 1) / ranks * HALF
+    copies = 2 * (sent + elements * HALF) / m.memory
+    return Pass(0, 0, sent / speed + copies + 2 * latency, sent)
 
 
 def block_bytes(p, rows, columns):
@@ -139,10 +159,12 @@ def ring(p, m, ranks, columns=1, backward=False):
     if backward and steps > 1:  # the last block's gradients
         total += gradients / speed
     whole = Pass(total, steps * c, communicate, (steps - 1) * received)
+    batches = [1] * ((steps - 1) * (2 if backward else 1))
     if columns == 1:
-        return whole
+        return at_least(whole, host_time(m, backward, 1, batches, steps))
     heads = exchange(p, m, columns, p.n / ranks)
-    return whole + heads._replace(total=heads.communicate)
+    whole += heads._replace(total=heads.communicate)
+    return at_least(whole, host_time(m, backward, 3, batches + [columns - 1] * 2, steps))
 
 
 def all_gather(p, m, ranks, backward=False):
@@ -154,7 +176,8 @@ def all_gather(p, m, ranks, backward=False):
     blocks = one_way * (1 + (FLOAT / HALF if backward else 0))
     communicate = (ranks - 1) * blocks / speed + 2 * latency
     sent = (0.75 if p.causal else 1) * (ranks - 1) * blocks
-    return Pass(compute + communicate, compute, communicate, sent)
+    whole = Pass(compute + communicate, compute, communicate, sent)
+    return at_least(whole, host_time(m, backward, 1, [ranks - 1] * (2 if backward else 1), 2))
 
 
 def ulysses(p, m, ranks, backward=False):
@@ -162,7 +185,8 @@ def ulysses(p, m, ranks, backward=False):
         return None
     compute = operations(p, backward) / ranks / rate(p, m, backward) + m.launch
     heads = exchange(p, m, ranks, p.n / ranks)
-    return heads._replace(total=compute + heads.communicate, compute=compute)
+    whole = heads._replace(total=compute + heads.communicate, compute=compute)
+    return at_least(whole, host_time(m, backward, 3, [ranks - 1] * 2, 1))
 
 
 def mesh(p, m, ranks, backward=False):

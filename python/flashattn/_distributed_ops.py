@@ -1,5 +1,5 @@
 """The operators of flashattn.distributed: torch.ops.flashattn.distributed_forward, its gradient
-distributed_backward, and redistribute.
+distributed_backward, redistribute and redistribute_qkv.
 
 Every rank of a group calls the same operators in the same order. Messages go from the rank that has
 rows straight to the one that needs them (_distributed_plan). On CUDA a batch of messages waits for
@@ -368,10 +368,10 @@ def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k
 # ---- All blocks at once -------------------------------------------------------------------------
 
 
-def _gather(given: _Given, x: torch.Tensor) -> tuple[_Messages, Any]:
-    """All rows that are needed: a function that makes the buffer after wait()."""
+def _gather(given: _Given, messages: _Messages, x: torch.Tensor) -> Any:
+    """Adds the messages of all rows that are needed, and returns a function that makes the buffer
+    after wait()."""
     rank, plan = given.rank, gathered(given.problem, given.rank)
-    messages = _Messages(given.group)
     batch, _, heads, dim = x.shape
     for t in range(1, given.ranks):
         target = (rank + t) % given.ranks
@@ -389,14 +389,14 @@ def _gather(given: _Given, x: torch.Tensor) -> tuple[_Messages, Any]:
         parts = [x[:, r[1] : r[2]] if r[0] == rank else received[r] for r in plan.rows]
         return torch.cat(parts, 1) if parts else x[:, :0]
 
-    return messages.post(), buffer
+    return buffer
 
 
 def _gathered_blocks(given: _Given, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-    pending = [_gather(given, x) for x in (k, v)]
-    for messages, _ in pending:
-        messages.wait()
-    return [buffer() for _, buffer in pending]
+    messages = _Messages(given.group)
+    buffers = [_gather(given, messages, x) for x in (k, v)]
+    messages.post().wait()
+    return [buffer() for buffer in buffers]
 
 
 def _gather_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
@@ -405,10 +405,9 @@ def _gather_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
         _attend(given, total, call, q, k, v)
 
 
-def _return(given: _Given, total: torch.Tensor, gradient: torch.Tensor) -> None:
-    """The inverse of _gather: sums in the order of distance, as the ring does."""
+def _return(given: _Given, messages: _Messages, total: torch.Tensor, gradient: torch.Tensor) -> Any:
+    """The inverse of _gather: the function adds up in the order of distance, as the ring does."""
     rank, plan = given.rank, gathered(given.problem, given.rank)
-    messages = _Messages(given.group)
     at, own, received = 0, [], []
     parts: dict[int, list[torch.Tensor]] = {}
     for source, start, stop in plan.rows:
@@ -426,9 +425,12 @@ def _return(given: _Given, total: torch.Tensor, gradient: torch.Tensor) -> None:
             batch, _, heads, dim = gradient.shape
             part = gradient.new_empty(batch, stop - start, heads, dim)
             received.append((start, stop, messages.receive(part, target)))
-    messages.post().wait()
-    for start, stop, part in own + received:
-        total[:, start:stop] += part
+
+    def add():
+        for start, stop, part in own + received:
+            total[:, start:stop] += part
+
+    return add
 
 
 def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k: Any, v: Any):
@@ -436,8 +438,12 @@ def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any,
     dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
     for call in gathered(given.problem, given.rank).calls:
         _differentiate(given, sums, outputs, call, q, k, v, dk, dv)
-    for total, gradient in ((sums.dk, dk), (sums.dv, dv)):
-        _return(given, total, gradient)
+    messages = _Messages(given.group)
+    pairs = ((sums.dk, dk), (sums.dv, dv))
+    additions = [_return(given, messages, total, gradient) for total, gradient in pairs]
+    messages.post().wait()
+    for add in additions:
+        add()
 
 
 # ---- The operators ------------------------------------------------------------------------------
@@ -473,6 +479,12 @@ torch.library.define(
 torch.library.define(
     "flashattn::redistribute",
     "(Tensor x, str group, SymInt[] chunks, bool to_heads) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "flashattn::redistribute_qkv",
+    "(Tensor q, Tensor k, Tensor v, str group, SymInt[] chunks_q, SymInt[] chunks_k, "
+    "bool to_heads) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -574,36 +586,36 @@ torch.library.register_autograd(
 # ---- Ulysses: all rows of some heads for some rows of all heads ---------------------------------
 
 
-def _to_heads(x: torch.Tensor, group: dist.ProcessGroup, shards: Shards) -> torch.Tensor:
-    """(batch, own rows, heads, dim) to (batch, all rows by position, heads / ranks, dim)."""
-    rank, ranks = group.rank(), group.size()
+def _to_heads(messages: _Messages, x: torch.Tensor, shards: Shards) -> Any:
+    """(batch, own rows, heads, dim) to (batch, all rows by position, heads / ranks, dim). Adds its
+    messages, and returns a function that makes the result after wait()."""
+    rank, ranks = messages.group.rank(), messages.group.size()
     batch, _, heads, dim = x.shape
     share = heads // ranks
-    messages = _Messages(group)
     parts = {rank: x[:, :, rank * share : (rank + 1) * share]}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
         messages.send(x[:, :, target * share : (target + 1) * share], target)
         part = x.new_empty(batch, length_of(shards[source]), share, dim)
         parts[source] = messages.receive(part, source)
-    messages.post().wait()
-    chunks = in_order(shards)
-    result = [parts[r][:, chunk.row : chunk.row + chunk.length] for r, chunk in chunks]
-    return torch.cat(result, 1) if result else x.new_empty(batch, 0, share, dim)
+
+    def result():
+        found = [parts[r][:, c.row : c.row + c.length] for r, c in in_order(shards)]
+        return torch.cat(found, 1) if found else x.new_empty(batch, 0, share, dim)
+
+    return result
 
 
-def _to_rows(x: torch.Tensor, group: dist.ProcessGroup, shards: Shards) -> torch.Tensor:
+def _to_rows(messages: _Messages, x: torch.Tensor, shards: Shards) -> Any:
     """The inverse."""
-    rank, ranks = group.rank(), group.size()
+    rank, ranks = messages.group.rank(), messages.group.size()
     batch, _, share, dim = x.shape
     mine: list[list[torch.Tensor]] = [[] for _ in shards]
     at = 0
     for r, chunk in in_order(shards):
         mine[r].append(x[:, at : at + chunk.length])
         at += chunk.length
-    messages = _Messages(group)
     own = length_of(shards[rank])
-    result = x.new_empty(batch, own, ranks, share, dim)
 
     # Rows of a shard lie in the order of its chunks, which need not be that of positions.
     def rows_of(r):
@@ -611,24 +623,38 @@ def _to_rows(x: torch.Tensor, group: dist.ProcessGroup, shards: Shards) -> torch
         parts = [p for _, p in sorted(zip(order, mine[r]), key=lambda entry: entry[0])]
         return torch.cat(parts, 1) if parts else x[:, :0]
 
-    parts = []
+    parts = {}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
         messages.send(rows_of(target), target)
-        part = x.new_empty(batch, own, share, dim)
-        parts.append((source, messages.receive(part, source)))
+        parts[source] = messages.receive(x.new_empty(batch, own, share, dim), source)
+
+    def result():
+        parts[rank] = rows_of(rank)
+        return torch.cat([parts[r] for r in range(ranks)], 2)
+
+    return result
+
+
+def _exchange(tensors: Any, group: str, chunks: Any, to_heads: bool) -> list[torch.Tensor]:
+    """All tensors in one batch of messages; chunks: of the shards of each."""
+    resolved = _resolve_process_group(group)
+    connect(resolved, tensors[0].device)
+    messages = _Messages(resolved)
+    turn = _to_heads if to_heads else _to_rows
+    results = [turn(messages, _resolved(x), unflatten(c)) for x, c in zip(tensors, chunks)]
     messages.post().wait()
-    result[:, :, rank] = rows_of(rank)
-    for source, part in parts:
-        result[:, :, source] = part
-    return result.flatten(2, 3)
+    return [result() for result in results]
 
 
 @torch.library.impl("flashattn::redistribute", ("cpu", "cuda"))
 def _redistribute(x, group, chunks, to_heads):
-    group = _resolve_process_group(group)
-    connect(group, x.device)
-    return (_to_heads if to_heads else _to_rows)(_resolved(x), group, unflatten(chunks))
+    return _exchange([x], group, [chunks], to_heads)[0]
+
+
+@torch.library.impl("flashattn::redistribute_qkv", ("cpu", "cuda"))
+def _redistribute_qkv(q, k, v, group, chunks_q, chunks_k, to_heads):
+    return tuple(_exchange([q, k, v], group, [chunks_q, chunks_k, chunks_k], to_heads))
 
 
 @torch.library.register_fake("flashattn::redistribute")
@@ -641,8 +667,18 @@ def _redistribute_fake(x, group, chunks, to_heads):
     return x.new_empty(batch, length_of(shards[resolved.rank()]), heads * resolved.size(), dim)
 
 
+@torch.library.register_fake("flashattn::redistribute_qkv")
+def _redistribute_qkv_fake(q, k, v, group, chunks_q, chunks_k, to_heads):
+    given = ((q, chunks_q), (k, chunks_k), (v, chunks_k))
+    return tuple(_redistribute_fake(x, group, chunks, to_heads) for x, chunks in given)
+
+
 def _setup_redistribute(ctx, inputs, output):
     _, *ctx.arguments, ctx.to_heads = inputs
+
+
+def _setup_redistribute_qkv(ctx, inputs, output):
+    _, _, _, *ctx.arguments, ctx.to_heads = inputs
 
 
 def _redistribute_back(ctx, gradient):
@@ -650,9 +686,20 @@ def _redistribute_back(ctx, gradient):
     return back, None, None, None
 
 
+def _redistribute_qkv_back(ctx, *gradients):
+    back = torch.ops.flashattn.redistribute_qkv(*gradients, *ctx.arguments, not ctx.to_heads)
+    return *back, None, None, None, None
+
+
 torch.library.register_autograd(
     "flashattn::redistribute",
     _redistribute_back,
     setup_context=_setup_redistribute,
+    lib=_library,
+)
+torch.library.register_autograd(
+    "flashattn::redistribute_qkv",
+    _redistribute_qkv_back,
+    setup_context=_setup_redistribute_qkv,
     lib=_library,
 )

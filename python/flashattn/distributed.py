@@ -698,9 +698,9 @@ class _Share:
     def __init__(self, inputs: _Inputs, known: _Known, place: _Place, shards_q: Any, shards_k: Any):
         self.place = place
         self.chunks_q, chunks_k = _plan.flatten(shards_q), _plan.flatten(shards_k)
-        self.q = self._rows(inputs.q, self.chunks_q)
-        self.k = self._rows(inputs.k, chunks_k)
-        self.v = self._rows(inputs.v, chunks_k)
+        self.qkv = torch.ops.flashattn.redistribute_qkv(
+            inputs.q, inputs.k, inputs.v, place.name, self.chunks_q, chunks_k, True
+        )
         given = inputs.tensors
         self.tensors = {
             name: _matrix_to_heads(name, given[name], known.sharded[name], place, self.chunks_q)
@@ -710,14 +710,8 @@ class _Share:
             x = given[name]
             self.tensors[name] = None if x is None else _own_heads(x, place)
 
-    def _rows(self, x: torch.Tensor, chunks: list[int]) -> torch.Tensor:
-        return torch.ops.flashattn.redistribute(x, self.place.name, chunks, True)
-
-    def back(self, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        def rows(x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.flashattn.redistribute(x, self.place.name, self.chunks_q, False)
-
-        return rows(out), rows(lse.mT[..., None])[..., 0].mT
+    def back(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.flashattn.redistribute(x, self.place.name, self.chunks_q, False)
 
 
 def _own_heads(x: torch.Tensor, place: _Place) -> torch.Tensor:
@@ -812,8 +806,8 @@ def _with_dropout(
 
 
 def _attend(
-    inputs: _Inputs, known: _Known, places: _Places, method: str, layout: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs: _Inputs, known: _Known, places: _Places, method: str, layout: str, return_lse: bool
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     shards_q = _shards(known.lengths_q, layout)
     shards_k = _shards(known.lengths_k, layout, "lengths_k")
     n_q, n_k = sum(known.lengths_q), sum(known.lengths_k)
@@ -833,7 +827,7 @@ def _attend(
     first = (ring.rank if ring is not None else 0) * heads.size
     row = slice(first, first + heads.size)
     share = _Share(inputs, known, heads, shards_q[row], shards_k[row])
-    qkv = (share.q, share.k, share.v)
+    qkv = share.qkv
     if ring is None or ring.size == 1:
         first_head = heads.rank * (inputs.q.shape[2] // heads.size)
         out, lse = _whole_rows(inputs, share.tensors, qkv, first_head)
@@ -845,7 +839,9 @@ def _attend(
         )
         gather = method == "all_gather"
         out, lse = _ring(inputs, share.tensors, qkv, ring, gather, rows_q, rows_k)
-    return share.back(out, lse)
+    out = share.back(out)
+    # Messages cost time: a log-sum-exp that nobody asks for stays where it is.
+    return out, share.back(lse.mT[..., None])[..., 0].mT if return_lse else None
 
 
 def attention(
@@ -924,7 +920,7 @@ def attention(
         tensors = {name: x for name, x in inputs.tensors.items()}
         out, lse = _whole_rows(inputs, tensors, (inputs.q, inputs.k, inputs.v), 0)
     else:
-        out, lse = _attend(inputs, known, places, method, layout)
+        out, lse = _attend(inputs, known, places, method, layout, return_lse)
     if inputs.axes == 3:
-        out, lse = out[0], lse[0]
+        out, lse = out[0], None if lse is None else lse[0]
     return (out, lse) if return_lse else out

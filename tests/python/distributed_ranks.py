@@ -239,15 +239,26 @@ def helpers(size, mesh, layout, lengths, n):
 
 def traffic(size, method, layout, n, window, backward):
     """Bytes that this rank sends to each other one in a forward (and backward)."""
+    return _watch(size, method, layout, n, window, backward)[0]
+
+
+def batches(size, method, backward, return_lse=False):
+    """Batches of messages that this rank posts, each of which costs the host time."""
+    return _watch(size, method, "zigzag", 8 * size, None, backward, return_lse)[1]
+
+
+def _watch(size, method, layout, n, window, backward, return_lse=False):
     import torch
     import torch.distributed as dist
 
     from flashattn import distributed
 
-    sent = {}
+    sent, posted = {}, 0
     original = dist.batch_isend_irecv
 
     def counted(operations):
+        nonlocal posted
+        posted += 1
         for operation in operations:
             if operation.op is dist.isend:
                 count = operation.tensor.numel() * operation.tensor.element_size()
@@ -255,16 +266,17 @@ def traffic(size, method, layout, n, window, backward):
         return original(operations)
 
     places = {"group": _group(size), "layout": layout}
-    x = torch.randn(1, n, 1, 8)
+    x = torch.randn(1, n, size if method == "ulysses" else 1, 8)
     q = distributed.shard(x, **places).contiguous().requires_grad_()
+    options = {"causal": True, "window": window, "return_lse": return_lse}
     dist.batch_isend_irecv = counted
     try:
-        out = distributed.attention(q, q, q, method=method, causal=True, window=window, **places)
+        out = distributed.attention(q, q, q, method=method, **options, **places)
         if backward:
             out.sum().backward()
     finally:
         dist.batch_isend_irecv = original
-    return sent
+    return sent, posted
 
 
 def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):

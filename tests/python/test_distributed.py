@@ -369,6 +369,16 @@ def test_causal_sends_what_is_seen(pool):
     assert sent == [{1: 2 * 20 * ROW}, {0: 20 * ROW}]
 
 
+def test_messages_are_posted_together(pool):
+    """Each batch of messages costs the host more than a small kernel takes."""
+    assert pool.values(ranks.batches, 4, "ulysses", False) == [2] * 4  # q, k, v; out
+    assert pool.values(ranks.batches, 4, "ulysses", False, True) == [3] * 4  # and lse
+    assert pool.values(ranks.batches, 4, "ulysses", True) == [4] * 4  # and the gradients of these
+    assert pool.values(ranks.batches, 4, "all_gather", False) == [1] * 4
+    assert pool.values(ranks.batches, 4, "all_gather", True) == [3] * 4
+    assert pool.values(ranks.batches, 4, "ring", False) == [3] * 4
+
+
 def seen_by(calls, n_q, n_k, mask):
     """How often each row of a shard is multiplied with each row of a block."""
     counts = np.zeros((n_q, n_k), int)
@@ -592,7 +602,7 @@ def test_model_counts_what_is_sent_and_computed(model):
 
 
 def test_model_knows_what_a_faster_link_is_for(model):
-    problem, slow = model.Problem(1 << 20), model.measured_machine()
+    problem, slow = model.Problem(1 << 22), model.measured_machine()
     fast = slow._replace(network=slow.network * 4)
     for name in ("ring", "all_gather", "mesh"):
         times = [model.training(name, problem, m, 256).total for m in (slow, fast)]
