@@ -81,8 +81,10 @@ for group; do
         run train 180 python3 bench/train.py "${package[@]}" "${site[@]}" --budget 80 --out "$out/train.json"
         ;;
     distributed)
-        run distributed 240 torchrun --nproc-per-node 2 bench/distributed.py "${package[@]}" \
-            --lengths 8192,32768,131072,524288 --out "$out/distributed.json"
+        run distributed 180 torchrun --nproc-per-node 2 bench/distributed.py "${package[@]}" \
+            --lengths 8192,32768,131072 --out "$out/distributed.json"
+        run distributed-long 240 torchrun --nproc-per-node 2 bench/distributed.py "${package[@]}" --rounds 1 \
+            --budget 1 --lengths 524288 --peers flashattn-ring,flashattn-ulysses --out "$out/distributed-long.json"
         ;;
     exact)
         peers peaked peaked
