@@ -450,6 +450,11 @@ typedef struct fa_append_options {
     int32_t threads;  /* CPU: as in fa_options                                                     */
     int32_t reserved; /* 0                                                                         */
     void *stream;     /* CUDA: as in fa_options                                                    */
+
+    /* (B), written: the keys that each sequence has in the cache after the call. That is lengths[b] and
+     * the new ones, at most what a sequence has room for behind its padding; 0 where lengths[b] is
+     * negative. The attention behind the call takes it as seqlens_k. NULL: none */
+    int32_t *lengths_after;
 } fa_append_options;
 
 #ifdef __cplusplus

@@ -34,6 +34,7 @@ const char *fa_version_string(void)
 #define END_OF(type, field) (offsetof(type, field) + sizeof(((type *)NULL)->field))
 #define OPTIONS_SIZE_0_1 END_OF(fa_options, workspace_size)
 #define GRADIENTS_SIZE_0_1 END_OF(fa_gradients, dsinks)
+#define APPEND_OPTIONS_SIZE_0_1 END_OF(fa_append_options, stream)
 
 /* More than any version of a struct will have: such a size was never set. */
 #define SIZE_LIMIT 4096
@@ -219,7 +220,8 @@ static fa_status complete_append_options(const fa_append_options *given, fa_appe
 {
     ours->device = FA_DEVICE_AUTO;
     if (given)
-        return copy_sized("options", "fa_append_options", given, sizeof *given, ours, sizeof *ours);
+        return copy_sized("options", "fa_append_options", given, APPEND_OPTIONS_SIZE_0_1, ours,
+                          sizeof *ours);
     memset(ours, 0, sizeof *ours);
     return FA_OK;
 }

@@ -24,6 +24,7 @@ typedef struct fa_append_arrays {
     const int32_t *lengths, *left_padding, *cache_index;
     const int32_t *cu_seqlens_new, *seqlens_new, *cu_seqlens_q, *seqlens_q;
     const int32_t *block_table, *rotary_positions;
+    int32_t *lengths_after; /* written, or NULL */
 } fa_append_arrays;
 
 /* A row of the new keys or of the queries: its sequence, and its number in it. */
@@ -56,6 +57,32 @@ FA_SHARED_FUNCTION bool fa_append_find(const fa_append_arrays *a, const int32_t 
 FA_SHARED_FUNCTION int64_t fa_append_length(const fa_append_arrays *a, int64_t b)
 {
     return a->lengths ? a->lengths[b] : 0;
+}
+
+/* New keys of sequence b. */
+FA_SHARED_FUNCTION int64_t fa_append_count(const fa_append_arrays *a, int64_t b)
+{
+    int64_t first = 0, end = a->rows_new;
+    if (a->cu_seqlens_new) {
+        first = a->cu_seqlens_new[b] > 0 ? a->cu_seqlens_new[b] : 0;
+        if (a->cu_seqlens_new[b + 1] < end) end = a->cu_seqlens_new[b + 1];
+    }
+    int64_t count = end - first;
+    if (a->seqlens_new && a->seqlens_new[b] < count) count = a->seqlens_new[b];
+    return count > 0 ? count : 0;
+}
+
+/* Keys that sequence b has in the cache after the call. */
+FA_SHARED_FUNCTION int32_t fa_append_length_after(const fa_append_arrays *a, int64_t b)
+{
+    const int64_t padding = a->left_padding && a->left_padding[b] > 0 ? a->left_padding[b] : 0;
+    const int64_t length = fa_append_length(a, b), after = length + fa_append_count(a, b);
+    int64_t room = a->cache_rows;
+    if (a->block_table) room *= a->block_table_stride;
+    room -= padding;
+    if (room > INT32_MAX) room = INT32_MAX;
+    if (length < 0 || room < 0) return 0;
+    return (int32_t)(after < room ? after : room);
 }
 
 /* Where a new key goes: entry of axis 0 and row of axis 1 of the cache. False: nowhere, as that would be outside. */

@@ -1168,17 +1168,18 @@ fa_status fa_problem_make(const fa_arguments *a, fa_problem *p)
 static const struct append_array {
     const char *name;
     size_t field;
-    bool wants_q, wants_tables;
+    bool wants_q, wants_tables, written;
 } append_arrays[] = {
-    {"options.lengths", offsetof(fa_append_options, lengths), false, false},
-    {"options.left_padding", offsetof(fa_append_options, left_padding), false, false},
-    {"options.cache_index", offsetof(fa_append_options, cache_index), false, false},
-    {"options.cu_seqlens_new", offsetof(fa_append_options, cu_seqlens_new), false, false},
-    {"options.seqlens_new", offsetof(fa_append_options, seqlens_new), false, false},
-    {"options.cu_seqlens_q", offsetof(fa_append_options, cu_seqlens_q), true, false},
-    {"options.seqlens_q", offsetof(fa_append_options, seqlens_q), true, false},
-    {"options.block_table", offsetof(fa_append_options, block_table), false, false},
-    {"options.rotary_positions", offsetof(fa_append_options, rotary_positions), false, true},
+    {"options.lengths", offsetof(fa_append_options, lengths), false, false, false},
+    {"options.left_padding", offsetof(fa_append_options, left_padding), false, false, false},
+    {"options.cache_index", offsetof(fa_append_options, cache_index), false, false, false},
+    {"options.cu_seqlens_new", offsetof(fa_append_options, cu_seqlens_new), false, false, false},
+    {"options.seqlens_new", offsetof(fa_append_options, seqlens_new), false, false, false},
+    {"options.cu_seqlens_q", offsetof(fa_append_options, cu_seqlens_q), true, false, false},
+    {"options.seqlens_q", offsetof(fa_append_options, seqlens_q), true, false, false},
+    {"options.block_table", offsetof(fa_append_options, block_table), false, false, false},
+    {"options.rotary_positions", offsetof(fa_append_options, rotary_positions), false, true, false},
+    {"options.lengths_after", offsetof(fa_append_options, lengths_after), false, false, true},
 };
 enum { APPEND_ARRAYS = sizeof append_arrays / sizeof append_arrays[0] };
 
@@ -1396,7 +1397,7 @@ static fa_status check_append_aliasing(const fa_append_call *c, const fa_append_
         a->batch * entry, (a->batch + 1) * entry,
         a->batch * entry, (a->batch + 1) * entry,
         a->batch * entry, a->block_table_stride * a->block_table_rows * entry,
-        a->batch * entry};
+        a->batch * entry, a->batch * entry};
     regions r;
     r.count = 0;
     add_tensor(&r, "k_new", c->k_new, false);
@@ -1414,7 +1415,8 @@ static fa_status check_append_aliasing(const fa_append_call *c, const fa_append_
     add_tensor(&r, "options.k_scale", o->k_scale, write);
     add_tensor(&r, "options.v_scale", o->v_scale, write);
     for (int i = 0; i < APPEND_ARRAYS; i++)
-        add_array(&r, append_arrays[i].name, append_array_of(o, i), bytes[i], false);
+        add_array(&r, append_arrays[i].name, append_array_of(o, i), bytes[i],
+                  append_arrays[i].written);
     return check_apart(&r);
 }
 
@@ -1531,6 +1533,7 @@ static void set_append_arrays(const fa_append_options *o, fa_append_arrays *a)
     a->seqlens_q = o->seqlens_q;
     a->block_table = o->block_table;
     a->rotary_positions = o->rotary_positions;
+    a->lengths_after = o->lengths_after;
 }
 
 /* Rows times heads must be countable. */

@@ -124,9 +124,19 @@ FA_DEVICE bool find_item(const fa_append_params *p, const fa_append_kind *k, int
     return true;
 }
 
+FA_DEVICE void write_lengths(const fa_append_arrays *a)
+{
+    const int64_t step = (int64_t)gridDim.x * FA_APPEND_THREADS;
+    if (!a->lengths_after) return;
+#pragma unroll 1
+    for (int64_t b = (int64_t)blockIdx.x * FA_APPEND_THREADS + threadIdx.x; b < a->batch; b += step)
+        a->lengths_after[b] = fa_append_length_after(a, b);
+}
+
 FA_KERNEL __launch_bounds__(FA_APPEND_THREADS)
     append_simt(const __grid_constant__ fa_append_params p)
 {
+    write_lengths(&p.arrays);
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.tasks; task += gridDim.x) {
         int64_t n = task * FA_APPEND_ITEMS + threadIdx.x / 32, before = 0;

@@ -6,7 +6,16 @@
 enum { K_NEW, V_NEW, K_CACHE, V_CACHE, LAYOUT, ARGUMENT_COUNT };
 
 /* What an option is, and where it goes: the offset of a field of fa_append_options, a flag, or a tensor's number. */
-typedef enum option_kind { INTS, FLAG, TENSOR, ANGLES, NUMBER, THREADS, IGNORED } option_kind;
+typedef enum option_kind {
+    INTS,
+    WRITTEN,
+    FLAG,
+    TENSOR,
+    ANGLES,
+    NUMBER,
+    THREADS,
+    IGNORED
+} option_kind;
 
 typedef struct option {
     const char *name;
@@ -35,6 +44,7 @@ static const option options[] = {
     {"queries", TENSOR, FIELD(q), 0},
     {"k_scale", TENSOR, FIELD(k_scale), 0},
     {"v_scale", TENSOR, FIELD(v_scale), 0},
+    {"lengths_after", WRITTEN, FIELD(lengths_after), 0},
     {"rotary_offset", NUMBER, FIELD(rotary_offset), 0},
     {"threads", THREADS, 0, 0},
     {"stream", IGNORED, 0, 0},   /* call_begin has read it */
@@ -129,6 +139,9 @@ static int read_option(append_call *a, const option *o, PyObject *value)
 {
     switch (o->kind) {
     case INTS: return read_integers(a, o, value);
+    case WRITTEN:
+        return call_written_ints(&a->c, o->name, value, count_sequences(a),
+                                 &a->options.lengths_after);
     case FLAG: return call_flag(o->name, value, o->flag, &a->options.flags);
     case TENSOR:
     case ANGLES: return read_tensor(a, o, value);

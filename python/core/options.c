@@ -359,6 +359,15 @@ int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t cou
     return check_plain(a, count);
 }
 
+int call_written_ints(call *c, const char *name, PyObject *object, int64_t count, int32_t **data)
+{
+    const array *a = add_array(c, name, object, true);
+    if (!a) return -1;
+    if (!array_is(a, kDLInt, 32)) return wrong_dtype(a, "int32");
+    *data = a->data;
+    return check_plain(a, count);
+}
+
 int call_rows(call *c, PyObject *object, const int64_t **rows, int64_t *count)
 {
     *rows = NULL;

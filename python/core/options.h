@@ -69,6 +69,9 @@ typedef struct part {
 int call_part(call *c, part *p, PyObject *tensor, PyObject *lse);
 void part_release(part *p);
 
+/* int32 (count) to write to. */
+int call_written_ints(call *c, const char *name, PyObject *object, int64_t count, int32_t **data);
+
 /* int32 with so many axes, and `count` elements if that is not negative. read: the array. */
 int call_ints(call *c, const char *name, PyObject *object, int axes, int64_t count,
               const int32_t **data, const array **read);

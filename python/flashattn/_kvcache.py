@@ -352,6 +352,7 @@ class _CachePositions:
         self.lengths, self.batch_idx = lengths, batch_idx
         self.leftpad, self.table = leftpad, table
         self.rotary_seqlens = rotary_seqlens
+        self.after = None  # lengths_after() where the library's append writes them
         given = [x for x in (lengths, batch_idx, leftpad, table, rotary_seqlens) if x is not None]
         self.known = all(x.host is not None for x in given)
         self.known = self.known and self.queries.known and self.new.known
@@ -439,18 +440,14 @@ class _CachePositions:
         return _as_int64(xp, start.array)[item] + row * bool(one_by_one)
 
     def lengths_after(self, xp):
-        """int32: with the new keys, and within the cache. On a device each operation is a launch of
-        its own in every decode step: one new key takes two of them."""
+        """int32: with the new keys, and within the cache."""
         lengths = self.lengths.array
         if not self.writes():
             if self.known:
                 return lengths
             return lengths.clip(0, min(self.capacity, _INT32_MAX))
-        if not self.new.packed:
-            if self.known:
-                return lengths + self.new.longest
-            if self.new.longest == 1 and 0 < self.capacity <= _INT32_MAX:
-                return lengths.clip(-1, self.capacity - 1) + 1
+        if self.known and not self.new.packed:
+            return lengths + self.new.longest
         ends = _as_int64(xp, lengths) + self.new.counts(xp)
         if self.known:
             return ends.astype(np.int32) if xp is np else ends.int()
@@ -496,9 +493,9 @@ class _CachePositions:
             cache[rows, at] = _as_type_of(xp, new, cache)
 
     def append_at_once(self, xp, q, k, v, k_cache, v_cache, rotary):
-        """Writes the new keys and values by the library's own call, in one launch on CUDA; with
-        rotary, the options of the rotary embedding, it turns keys and queries. The queries, or None
-        where that call cannot be made: then nothing has been written."""
+        """Writes the new keys and values, and the lengths after them, by the library's own call,
+        in one launch on CUDA; with rotary, the options of the rotary embedding, it turns keys and
+        queries. The queries, or None where that call cannot be made: then nothing is written."""
         if not self.known and not q.is_cuda:
             return None  # on the CPU the library looks at the numbers, and wrong ones are errors
         if not self.writes() or self.batch == 0:
@@ -520,6 +517,8 @@ class _CachePositions:
         if rotary:
             out = np.empty_like(q) if xp is np else xp.empty_like(q)
             options.update(rotary, queries=q, queries_out=out)
+        if self.after is not None:
+            options["lengths_after"] = self.after
         if xp is np:
             _core.append(k, v, k_cache, v_cache, "bshd", **options)
         elif not _functional._torch().append(k, v, k_cache, v_cache, options):
@@ -547,9 +546,15 @@ class _CachePositions:
             values = _as_type_of(xp, new[source], cache)
             cache[rows, at] = xp.where(any_inside, values, cache[rows, at])
 
-    def options(self, xp, q, k_cache, v_cache):
-        """How the library finds each item's keys, without moving any."""
-        lengths = self.lengths_after(xp)
+    def options(self, xp, q, k_cache, v_cache, at_once):
+        """How the library finds each item's keys, without moving any. at_once: append_at_once()
+        will be tried before they are looked at."""
+        on_device = not self.known and is_tensor(q) and q.is_cuda
+        if at_once and on_device and self.writes() and self.leftpad is None:
+            # Each operation on lengths would be a launch of its own in each step.
+            lengths = self.after = xp.empty_like(self.lengths.array)
+        else:
+            lengths = self.lengths_after(xp)
         if self.leftpad is not None:
             if self.table is None and self.batch_idx is None and not self.queries.packed:
                 return self.skip_left(xp, k_cache, v_cache, lengths)
@@ -861,7 +866,8 @@ def flash_attn_with_kvcache(
         table,
         read("rotary_seqlens", rotary_seqlens, batch),
     )
-    keys, values, where = cached.options(xp, q, k_cache, v_cache)
+    at_once = k is not None and qv is None and not traced
+    keys, values, where = cached.options(xp, q, k_cache, v_cache, at_once)
     options.update(where)
     rotary = None
     if rotary_cos is not None:
@@ -869,7 +875,6 @@ def flash_attn_with_kvcache(
         cached.check_rotary(rotary_cos, one_by_one)
         rotary = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         rotary["one_position"] = not one_by_one
-    at_once = k is not None and qv is None and not traced
     if rotary and not at_once:
         q, k = _rotate_both(xp, q, k, rotary, cached)
     apart = q, keys
@@ -894,6 +899,8 @@ def flash_attn_with_kvcache(
             if rotary and at_once:
                 q, k = _rotate_both(xp, q, k, rotary, cached)
             cached.append(xp, q, ((k_cache, k), (v_cache, v)))
+            if cached.after is not None:
+                cached.after.copy_(cached.lengths_after(xp))
         if qv is not None:
             keys = join_qv(apart[0], qv, apart[1], values)[1]  # a copy lacks the new keys
     try:

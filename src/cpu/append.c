@@ -128,6 +128,8 @@ void fa_cpu_append(const fa_append_problem *p)
     job.end[FA_QUERIES] =
         job.end[FA_VALUES] + (p->q.data ? p->blocks_q * a->rows_q * p->heads_q : 0);
     const int64_t total = job.end[FA_QUERIES];
+    for (int64_t b = 0; a->lengths_after && b < a->batch; b++)
+        a->lengths_after[b] = fa_append_length_after(a, b);
     if (total == 0) return;
     const int wanted = fa_cpu_threads(p->threads, 8.0 * (double)total * (double)p->d);
     const int threads = fa_team_reserve((int)(wanted < total ? wanted : total));

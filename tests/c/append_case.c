@@ -175,6 +175,13 @@ static void make_queries(append_case *c, int64_t blocks, int64_t rows)
     c->o.q_out = &c->q_out;
 }
 
+static void make_lengths_after(append_case *c)
+{
+    c->after = make_integers(c, "lengths_after", c->batch);
+    ref_buffers_whole_output(&c->buffers, c->after);
+    c->o.lengths_after = c->after;
+}
+
 static void keep_all(append_case *c)
 {
     size_t bytes = 0;
@@ -228,6 +235,7 @@ void append_case_make(append_case *c, uint64_t seed)
     }
     if (rotary) make_rotary(c, longest);
     if (queries) make_queries(c, blocks_q, rows_q);
+    if (once_in(c, 2)) make_lengths_after(c);
     keep_all(c);
     snprintf(c->text, sizeof c->text,
              "batch %lld n_new %lld%s n_q %lld%s heads %lld/%lld d %lld d_v %lld k %s to %s v %s, "
@@ -414,8 +422,20 @@ static void check_queries(append_case *c, ref_report *r)
     free(touched);
 }
 
+/* Of a sequence, if no length is wild. */
+static void check_lengths_after(const append_case *c, ref_report *r)
+{
+    for (int64_t b = 0; c->after && b < c->batch; b++) {
+        const int64_t want = (c->o.lengths ? c->o.lengths[b] : 0) + c->count_new[b];
+        if (c->after[b] != want)
+            ref_fail(r, "lengths_after[%lld] is %d, expected %lld", (long long)b, (int)c->after[b],
+                     (long long)want);
+    }
+}
+
 void append_case_check(append_case *c, ref_report *report)
 {
+    check_lengths_after(c, report);
     check_keys(c, report);
     if (c->o.q) check_queries(c, report);
     ref_buffers_check(&c->buffers, report);
@@ -451,5 +471,15 @@ void append_case_spoil(append_case *c)
 
 void append_case_check_inside(const append_case *c, ref_report *report)
 {
+    const int64_t rows = c->k_cache.shape[1];
+    const int64_t room = c->o.block_table ? rows * c->o.block_table_stride : rows;
+    for (int64_t b = 0; c->after && b < c->batch; b++) {
+        const int64_t after = c->after[b], before = c->o.lengths ? c->o.lengths[b] : 0;
+        const int64_t least = before < 0 || c->o.left_padding ? 0 : before < room ? before : room;
+        if (after < least || after > room || (before < 0 && after != 0))
+            ref_fail(report, "lengths_after[%lld] is %lld behind %lld: expected %lld to %lld",
+                     (long long)b, (long long)after, (long long)before, (long long)least,
+                     (long long)room);
+    }
     ref_buffers_check(&c->buffers, report);
 }

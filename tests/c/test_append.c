@@ -48,6 +48,9 @@ static void test_wild(void)
             refused++;
             memset(c.count_new, 0, sizeof c.count_new);
             memset(c.count_q, 0, sizeof c.count_q);
+            for (int64_t b = 0; c.after && b < c.batch; b++) /* buffers begin with such bytes */
+                CHECK(c.after[b] == -1, "wild case %d: lengths were written", (int)seed);
+            c.after = NULL;
             append_case_check(&c, &report);
         } else {
             append_case_check_inside(&c, &report);
@@ -347,6 +350,9 @@ static void test_lengths(void)
             cu[2] = 4, "options.cu_seqlens_new[2] is 4", "expected <= 3 (k_new.shape[1])");
     REFUSES(s.o.cu_seqlens_new = cu; s.o.num_sequences = B; s.k_new.shape[0] = s.v_new.shape[0] = 1;
             cu[1] = 3, "options.cu_seqlens_new[2] is 2", "expected >= 3, the entry before it");
+    REFUSES(s.o.lengths_after = lengths, "options.lengths_after at", "overlaps options.lengths");
+    REFUSES(s.o.lengths_after = (int32_t *)((char *)counts + 2), "options.lengths_after",
+            "aligned");
     REFUSES(s.o.num_sequences = B, "options.num_sequences is 2", "expected 0 without");
     REFUSES(s.o.num_sequences = -1; s.o.cu_seqlens_new = cu, "options.num_sequences is -1", "2^60");
 }

@@ -181,17 +181,40 @@ def test_random_calls(monkeypatch, kind):
             raise AssertionError(f"the call of seed {seed} failed") from error
 
 
-def test_a_decode_step_has_few_launches_beside(monkeypatch):
-    """Where lengths are on a device, each operation on them is a launch in each layer: two at most,
-    for whatever numbers."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
+def positions_of(q, cache, lengths, new):
+    """The call's view of a cache, for `new` keys of each sequence."""
+    batch = q.shape[0]
+    rows = flashattn._kvcache._Rows
+    return flashattn._kvcache._CachePositions(
+        q,
+        cache,
+        (rows(q, batch, None), rows(q.expand(-1, new, -1, -1) if new else None, batch, None)),
+        flashattn._kvcache._read_lengths(q, lengths, cache.shape[1], False, batch),
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize("new", [0, 1, 3])
+def test_lengths_of_a_device_after_the_call(monkeypatch, new):
+    """Whatever the numbers are."""
+    monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
+    lengths = torch.tensor([-(2**31), -5, -1, 0, 3, 5, 6, 7, 2**31 - 1], dtype=torch.int32)
+    cached = positions_of(torch.zeros(9, 1, 1, 8), torch.zeros(9, 6, 1, 8), lengths, new)
+    expected = torch.where(lengths < 0, 0, lengths.long() + new).clamp(0, 6)
+    after = cached.lengths_after(torch)
+    assert after.dtype is torch.int32 and after.tolist() == expected.tolist()
+
+
+def test_a_decode_step_has_no_launches_beside(monkeypatch):
+    """Where lengths are on a device, each operation on them would be a launch in each layer: the
+    library's append writes them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
     monkeypatch.setattr(flashattn._kvcache, "_on_host", lambda x, traced: None)
-    capacity = 6
-    lengths = torch.tensor([-(2**31), -5, -1, 0, 3, 5, 6, 7, 2**31 - 1], dtype=torch.int32)
-    cache = torch.zeros(len(lengths), capacity, 1, 8)
-    x = torch.zeros(len(lengths), 1, 1, 8)
     counted = []
 
     class Count(TorchDispatchMode):
@@ -199,23 +222,31 @@ def test_a_decode_step_has_few_launches_beside(monkeypatch):
             counted.append(function)
             return function(*arguments, **(named or {}))
 
-    for new in (None, 1, 3):
-        rows = None if new is None else flashattn._kvcache._Rows(x.expand(-1, new, -1, -1), 9, None)
-        cached = flashattn._kvcache._CachePositions(
-            x,
-            cache,
-            (flashattn._kvcache._Rows(x, 9, None), rows or flashattn._kvcache._Rows(None, 9, None)),
-            flashattn._kvcache._read_lengths(x, lengths, capacity, False, 9),
-            None,
-            None,
-            None,
-            None,
-        )
-        counted.clear()
+    with FakeTensorMode():
+        q, cache = (torch.zeros(9, n, 1, 8, device="cuda") for n in (1, 6))
+        cached = positions_of(q, cache, torch.zeros(9, dtype=torch.int32, device="cuda"), 1)
         with Count():
-            after = cached.lengths_after(torch)
-        wide = lengths.long()
-        expected = torch.where(wide < 0, 0, wide + (new or 0)).clamp(0, capacity)
-        assert after.dtype is torch.int32 and after.tolist() == expected.tolist()
-        if new != 3:
-            assert len(counted) <= 2, counted
+            _, _, options = cached.options(torch, q, cache, cache, True)
+        launched = {x.name() for x in counted} - {"prim::device", "aten::empty_like"}
+        assert not launched, counted
+        assert options["seqlens_k"] is cached.after
+
+
+def test_append_writes_lengths():
+    k, cache = np.zeros((3, 2, 1, 4), np.float32), np.zeros((3, 9, 1, 4), np.float32)
+    lengths, after = np.array([0, 5, 7], np.int32), np.full(3, -1, np.int32)
+    flashattn._core.append(k, k, cache, cache.copy(), "bshd", lengths=lengths, lengths_after=after)
+    assert after.tolist() == [2, 7, 9]
+    wrong = {
+        "lengths_after": [(after.astype(np.int64), "int64"), (after[:2], "2 elements")],
+    }
+    for name, cases in wrong.items():
+        for value, text in cases:
+            with pytest.raises((TypeError, ValueError), match=f"{name}.*{text}"):
+                flashattn._core.append(
+                    k, k, cache, cache.copy(), "bshd", lengths=lengths, **{name: value}
+                )
+    with pytest.raises(ValueError, match="lengths_after.* overlaps .*lengths"):
+        flashattn._core.append(
+            k, k, cache, cache.copy(), "bshd", lengths=lengths, lengths_after=lengths
+        )
