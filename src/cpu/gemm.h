@@ -16,7 +16,7 @@
 
 /* Rows of a full register tile and vectors across: accumulators, plus the vectors of B and one word of
  * A, fill the register file (32 with AVX-512, 16 otherwise). */
-#if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
+#if defined(FA_ISA_AVX512)
 enum { FA_MR = 12, FA_NV = 2 };
 #else
 enum { FA_MR = 6, FA_NV = 2 };
@@ -100,7 +100,7 @@ typedef void fa_tile_function(const fa_gemm *g, const uint32_t *a, const uint32_
     FA_TILE(kind, bfloat, by_rows, mr, 2)
 
 /* Heights of register tiles: the full one, and what rounds a remainder up. */
-#if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
+#if defined(FA_ISA_AVX512)
 #define FA_HEIGHTS(m) m(1) m(2) m(4) m(8) m(12)
 #else
 #define FA_HEIGHTS(m) m(1) m(2) m(4) m(6)
