@@ -18,10 +18,8 @@ enum { FA_AMX_ROWS = 2 * FA_AMX_TILE }; /* of a block */
 /* A tile of C from the product's, which lies in memory. As in gemm.h, what C holds is added at the end. */
 FA_INLINE void fa_amx_add(const float *product, float *c, int64_t ldc, const float *alpha)
 {
-    for (int r = 0; r < FA_AMX_TILE; r++) {
-        float *row = c + r * ldc;
-        v_store(row, v_fma(v_set1(alpha[r]), v_load(row), v_load(product + r * FA_AMX_TILE)));
-    }
+    for (int r = 0; r < FA_AMX_TILE; r++, c += ldc)
+        v_store(c, v_fma(v_set1(alpha[r]), v_load(c), v_load(product + r * FA_AMX_TILE)));
 }
 
 /* One block. rows and columns, in tiles, are constants where this is inlined. */
