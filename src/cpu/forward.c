@@ -40,6 +40,7 @@ static const fa_tiles bfloat_tiles = {{FA_HEIGHTS(BFLOAT_NAMES)}, true};
 /* The shape of the tiles of one problem. */
 typedef struct fa_forward_plan {
     bool bfloat;         /* products of bfloat16 pairs instead of floats */
+    bool direct;         /* rows of keys are words as the products read them: whole vectors */
     int64_t strip;       /* queries */
     int64_t depth;       /* words of a query or key row */
     int64_t columns;     /* d_v padded to whole vectors */
@@ -53,7 +54,7 @@ typedef struct fa_forward_plan {
 /* One thread's scratch. */
 typedef struct fa_forward_tiles {
     uint32_t *q;       /* q_tile x depth */
-    uint32_t *stage;   /* k_tile x depth: keys as they come */
+    uint32_t *stage;   /* VL x depth: keys as they come */
     uint32_t *k;       /* depth x k_tile: transposed */
     uint32_t *v;       /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
     float *s;          /* strip x k_tile: scores, then weights */
@@ -106,7 +107,7 @@ static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t
     char *start = scratch;
     const int64_t q_rows = FA_MAX_Q_TILE + plan->strip;
     t.q = fa_take(&scratch, q_rows * plan->pitch_depth, 4);
-    t.stage = fa_take(&scratch, plan->k_tile * plan->pitch_depth, 4);
+    t.stage = fa_take(&scratch, VL * plan->pitch_depth, 4);
     t.k = fa_take(&scratch, fa_round_up(plan->depth, VL) * plan->pitch_keys, 4);
     t.v = fa_take(&scratch, plan->k_tile * plan->pitch_out, 4);
     t.s = fa_take(&scratch, plan->strip * plan->pitch_keys, 4);
@@ -125,6 +126,8 @@ static fa_forward_plan make_plan(const fa_problem *p)
     fa_forward_plan plan;
     plan.bfloat = uses_bfloat(p);
     plan.strip = strip_rows(p);
+    plan.direct = plan.bfloat ? p->d % (2 * VL) == 0 && p->k.stride[1] % 2 == 0
+                              : p->d % VL == 0 && p->k.dtype == FA_FLOAT32 && !p->k_scale.data;
     plan.depth = plan.bfloat ? (p->d + 1) / 2 : p->d;
     plan.columns = fa_round_up(p->d_v, VL);
     plan.k_tile = p->d + p->d_v <= 256 ? 256 : p->d + p->d_v <= 512 ? 128 : 64;
@@ -166,22 +169,40 @@ static void load_queries(const fa_problem *p, const fa_forward_plan *plan, fa_fo
     memset(t->out, 0, (size_t)(fa_round_up(rows, plan->strip) * plan->pitch_out) * 4);
 }
 
-/* Packs keys [from, to) of the tile at j0 into the transposed tile, zeros around them up to whole
- * strips of FA_NR. */
+/* Keys j .. j + VL, zeros for those outside of `keys`, as rows of words *pitch apart: where they lie or
+ * in the stage. */
+static const uint32_t *key_rows(const fa_problem *p, const fa_forward_plan *plan,
+                                const fa_forward_tiles *t, const fa_sequence *s, int64_t b,
+                                int64_t head, int64_t j, fa_range keys, int64_t *pitch)
+{
+    const bool one_page = !p->block_table || j / p->rows_k == (j + VL - 1) / p->rows_k;
+    if (plan->direct && one_page && j >= keys.lo && j + VL <= keys.hi) {
+        *pitch = p->k.stride[1] / (plan->bfloat ? 2 : 1);
+        return (const uint32_t *)(const void *)fa_key_row(p, &p->k, s, b, j, head);
+    }
+    for (int64_t e = 0; e < VL; e++) {
+        uint32_t *row = t->stage + e * plan->pitch_depth;
+        if (j + e >= keys.lo && j + e < keys.hi)
+            load_words(plan, row, fa_key_row(p, &p->k, s, b, j + e, head), p->k.dtype, p->d,
+                       fa_key_scale(p, &p->k_scale, s, b, j + e, head));
+        else memset(row, 0, (size_t)plan->pitch_depth * 4);
+    }
+    *pitch = plan->pitch_depth;
+    return t->stage;
+}
+
+/* Packs `keys` of the tile at j0 into the transposed tile, zeros around them up to whole strips of
+ * FA_NR. */
 static void load_keys(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
                       const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
 {
     const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
     const int64_t last = fa_round_up(keys.hi - j0, FA_NR);
-    for (int64_t c = first; c < last; c++) {
-        uint32_t *row = t->stage + c * plan->pitch_depth;
-        if (j0 + c >= keys.lo && j0 + c < keys.hi)
-            load_words(plan, row, fa_key_row(p, &p->k, s, b, j0 + c, head), p->k.dtype, p->d,
-                       fa_key_scale(p, &p->k_scale, s, b, j0 + c, head));
-        else memset(row, 0, (size_t)plan->pitch_depth * 4);
+    for (int64_t c = first; c < last; c += VL) {
+        int64_t pitch;
+        const uint32_t *rows = key_rows(p, plan, t, s, b, head, j0 + c, keys, &pitch);
+        fa_transpose(t->k + c, plan->pitch_keys, rows, pitch, VL, fa_round_up(plan->depth, VL));
     }
-    fa_transpose(t->k + first, plan->pitch_keys, t->stage + first * plan->pitch_depth,
-                 plan->pitch_depth, last - first, fa_round_up(plan->depth, VL));
 }
 
 /* Two rows of bfloat16 (either may be NULL: zeros) as one row of pairs. Says whether all are finite. */
@@ -190,7 +211,11 @@ static bool interleave(uint32_t *dst, const char *low, const char *high, int64_t
     const uint16_t *a = (const uint16_t *)(const void *)low;
     const uint16_t *b = (const uint16_t *)(const void *)high;
     uint32_t bad = 0;
-    for (int64_t i = 0; a && b && i < n; i++) {
+    int64_t done = 0;
+#ifdef FA_ISA_AVX512_BF16
+    if (a && b) bad = v_pair_bfloats(dst, a, b, n, &done);
+#endif
+    for (int64_t i = done; a && b && i < n; i++) {
         uint32_t word = (uint32_t)a[i] | (uint32_t)b[i] << 16;
         bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) |
                (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
@@ -240,23 +265,20 @@ static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_f
     const bool general = fa_is_general(p, scale);
     for (int64_t r = 0; r < count; r++, row.query++) {
         float *x = t->s + r * plan->pitch_keys;
+        uint16_t *w = plan->bfloat ? (uint16_t *)(t->weights + r * plan->pitch_keys) : NULL;
         row.visible = fa_visible(p, s, row.query);
         int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
         int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
         if (general && to > from)
             fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, first, last, from, to, general ? 1.0f : scale,
-                                  t->maximum + r0 + r, t->sum + r0 + r);
+        alpha[r] = fa_softmax_row(x, p->dropout_threshold ? NULL : w, first, last, from, to,
+                                  general ? 1.0f : scale, t->maximum + r0 + r, t->sum + r0 + r);
         if (p->dropout_threshold) {
             const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
             fa_dropout_factors(p, &row, t->keep, j0 + begin, last - begin);
             for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
+            for (int64_t c = first; w && c < last; c += VL) v_store_bfloat(w + c, v_load(x + c));
         }
-#ifdef FA_ISA_AVX512_BF16
-        if (plan->bfloat)
-            for (int64_t c = first; c < last; c += VL)
-                v_store_bfloat((uint16_t *)(t->weights + r * plan->pitch_keys) + c, v_load(x + c));
-#endif
     }
     for (int64_t r = count; r < plan->strip; r++) alpha[r] = 1.0f;
 }
