@@ -42,6 +42,7 @@ typedef struct fa_forward_plan {
     bool bfloat;         /* products of bfloat16 pairs instead of floats */
     bool direct;         /* rows of keys are words as the products read them: whole vectors */
     int64_t strip;       /* queries */
+    int64_t max_q_rows;  /* of a tile of the longest sequence */
     int64_t depth;       /* words of a query or key row */
     int64_t columns;     /* d_v padded to whole vectors */
     int64_t k_tile;      /* keys, a multiple of FA_NR */
@@ -66,8 +67,6 @@ typedef struct fa_forward_tiles {
     bool v_finite;
 } fa_forward_tiles;
 
-enum { FA_MAX_Q_TILE = 264 };
-
 static bool uses_bfloat(const fa_problem *p)
 {
 #ifdef FA_ISA_AVX512_BF16
@@ -78,17 +77,31 @@ static bool uses_bfloat(const fa_problem *p)
 #endif
 }
 
-static int64_t strip_rows(const fa_problem *p)
+static int64_t strip_rows(const fa_problem *p) { return uses_bfloat(p) ? FA_BFLOAT_STRIP : FA_MR; }
+
+enum {
+    FA_MAX_Q_TILE = 264,
+    FA_LONG_Q_TILE = 512, /* of FA_MANY_QUERIES or more, beside AMX */
+    FA_MANY_QUERIES = 2048,
+    FA_WIDE_Q_TILE = 96 /* of large head dims */
+};
+
+/* Large enough that packing a tile of keys costs little beside the products, small enough for many
+ * threads. AMX's products take so little time that packing counts for more. */
+static int64_t max_q_tile(const fa_problem *p, int64_t queries)
 {
-    return uses_bfloat(p) ? FA_BFLOAT_STRIP : FA_MR;
+    if (p->d + p->d_v > 512) return FA_WIDE_Q_TILE;
+#ifdef FA_ISA_AMX
+    if (uses_bfloat(p) && queries >= FA_MANY_QUERIES) return FA_LONG_Q_TILE;
+#endif
+    (void)queries;
+    return FA_MAX_Q_TILE;
 }
 
-/* Whole strips, large enough that packing a tile of keys costs little beside the products, small enough
- * for many threads. */
+/* Whole strips. */
 static int64_t q_tile_rows(const fa_problem *p, const fa_sequence *s)
 {
-    const int64_t strip = strip_rows(p);
-    const int64_t max_rows = (p->d + p->d_v > 512 ? 96 : FA_MAX_Q_TILE) / strip * strip;
+    const int64_t strip = strip_rows(p), max_rows = max_q_tile(p, s->n_q) / strip * strip;
     int64_t tiles = (s->n_q + max_rows - 1) / max_rows;
     return tiles > 0 ? fa_round_up((s->n_q + tiles - 1) / tiles, strip) : strip;
 }
@@ -105,7 +118,7 @@ static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t
 {
     fa_forward_tiles t;
     char *start = scratch;
-    const int64_t q_rows = FA_MAX_Q_TILE + plan->strip;
+    const int64_t q_rows = plan->max_q_rows;
     t.q = fa_take(&scratch, q_rows * plan->pitch_depth, 4);
     t.stage = fa_take(&scratch, VL * plan->pitch_depth, 4);
     t.k = fa_take(&scratch, fa_round_up(plan->depth, VL) * plan->pitch_keys, 4);
@@ -126,6 +139,7 @@ static fa_forward_plan make_plan(const fa_problem *p)
     fa_forward_plan plan;
     plan.bfloat = uses_bfloat(p);
     plan.strip = strip_rows(p);
+    plan.max_q_rows = fa_round_up(max_q_tile(p, p->n_q), plan.strip);
     plan.direct = plan.bfloat ? p->d % (2 * VL) == 0 && p->k.stride[1] % 2 == 0
                               : p->d % VL == 0 && p->k.dtype == FA_FLOAT32 && !p->k_scale.data;
     plan.depth = plan.bfloat ? (p->d + 1) / 2 : p->d;

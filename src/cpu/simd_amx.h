@@ -41,9 +41,9 @@ FA_INLINE void tile_release(void) { _tile_release(); }
 #define tile_load(t, p, stride)                                                                    \
     do {                                                                                           \
         atomic_signal_fence(memory_order_seq_cst);                                                 \
-        _tile_loadd(t, p, (size_t)(stride) * 4);                                                   \
+        _tile_loadd(t, p, (size_t)(stride)*4);                                                     \
     } while (0)
-#define tile_store(t, p, stride) _tile_stored(t, p, (size_t)(stride) * 4)
+#define tile_store(t, p, stride) _tile_stored(t, p, (size_t)(stride)*4)
 #define tile_dot(c, a, b) _tile_dpbf16ps(c, a, b)
 
 #else
@@ -91,7 +91,7 @@ FA_INLINE float fa_high(uint32_t word) { return fa_flush(fa_bits_float(word & 0x
 static void tile_dot(int c, int a, int b)
 {
     uint32_t(*const tc)[FA_AMX_TILE] = fa_tile(c), (*const ta)[FA_AMX_TILE] = fa_tile(a),
-                                (*const tb)[FA_AMX_TILE] = fa_tile(b);
+                    (*const tb)[FA_AMX_TILE] = fa_tile(b);
     for (int r = 0; r < FA_AMX_TILE; r++) {
         float low[FA_AMX_TILE] = {0}, high[FA_AMX_TILE] = {0};
         for (int k = 0; k < FA_AMX_TILE; k++) {
