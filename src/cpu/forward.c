@@ -136,8 +136,7 @@ static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t
 
 static fa_forward_plan make_plan(const fa_problem *p)
 {
-    fa_forward_plan plan;
-    plan.bfloat = uses_bfloat(p);
+    fa_forward_plan plan = {.bfloat = uses_bfloat(p)};
     plan.strip = strip_rows(p);
     plan.max_q_rows = fa_round_up(max_q_tile(p, p->n_q), plan.strip);
     plan.direct = plan.bfloat ? p->d % (2 * VL) == 0 && p->k.stride[1] % 2 == 0
