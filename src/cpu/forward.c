@@ -2,8 +2,8 @@
  * Forward on the CPU: FlashAttention-2, algorithm 1 (arXiv:2307.08691, section 3.1).
  *
  * A task is one tile of queries of one head. It walks over the keys in tiles; a tile of keys and
- * values is packed once and serves all queries of the task. Strips of FA_MR queries (of 32 where AMX
- * multiplies) go through score -> softmax -> value product with their scores in the first-level cache.
+ * values is packed once and serves all queries of the task. Strips of a few queries go through
+ * score -> softmax -> value product with their scores in the first-level cache.
  *
  * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
  * bits of a result.
@@ -21,14 +21,21 @@
 FA_HEIGHTS(FLOAT_TILES)
 static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true};
 
+/* Register tiles of a strip of queries. 2 halve what the products with keys read from the second-level
+ * cache, and double the scores in the first: for processors where that has 48 KB. Not measured there. */
+#ifndef FA_STRIP_TILES
+#define FA_STRIP_TILES 1
+#endif
+enum { FA_STRIP = FA_STRIP_TILES * FA_MR };
+
 /* Products of bfloat16: queries of a strip, and what the keys of a product with values are padded to. */
 #ifdef FA_ISA_AMX
 #include "gemm_amx.h"
 enum { FA_BFLOAT_STRIP = FA_AMX_ROWS, FA_BFLOAT_KEYS = 2 * FA_AMX_TILE };
 #else
-enum { FA_BFLOAT_STRIP = FA_MR, FA_BFLOAT_KEYS = 2 };
+enum { FA_BFLOAT_STRIP = FA_STRIP, FA_BFLOAT_KEYS = 2 };
 #endif
-_Static_assert((int)FA_BFLOAT_STRIP >= (int)FA_MR, "the larger strip");
+_Static_assert((int)FA_BFLOAT_STRIP >= (int)FA_STRIP, "the larger strip");
 
 #if defined(FA_ISA_AVX512_BF16) && !defined(FA_ISA_AMX)
 #define BFLOAT_TILES(mr) FA_TILES(bfloat, true, true, mr)
@@ -77,7 +84,10 @@ static bool uses_bfloat(const fa_problem *p)
 #endif
 }
 
-static int64_t strip_rows(const fa_problem *p) { return uses_bfloat(p) ? FA_BFLOAT_STRIP : FA_MR; }
+static int64_t strip_rows(const fa_problem *p)
+{
+    return uses_bfloat(p) ? FA_BFLOAT_STRIP : FA_STRIP;
+}
 
 enum {
     FA_MAX_Q_TILE = 264,
