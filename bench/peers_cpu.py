@@ -292,7 +292,7 @@ def main():
     print(f"{'case':32} {'ms':>9} {'torch ms':>9} {'rate':>8} {'torch':>8} {'':7} "
           f"{'peak':>5} {'ratio':>6} {'bar':>5}")
     rows = []
-    for spec in all_cases(machine["isa"] == "avx512_bf16"):
+    for spec in all_cases(machine["isa"] in ("avx512_bf16", "amx")):
         if args.case in spec["name"]:
             rows.append(run_case(library, spec, threads, rounds, machine))
             print_row(rows[-1])

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/amx.h"
 #include "output.h"
 #include "measure.h"
 #ifdef FA_HAVE_CUDA
@@ -92,6 +93,28 @@ __attribute__((target("avx512f,avx512bf16"))) static void dot_avx512(void)
 }
 #endif
 
+#ifdef FA_HAVE_AMX
+/* 16 x 16 sums of 32 products each; six tiles of sums hide the latency. */
+__attribute__((target("amx-tile,amx-bf16"))) static void dot_amx(void)
+{
+    static const struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shapes = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    _tile_loadconfig(&shapes);
+    for (int s = 0; s < STEPS * CHAINS; s += 6) {
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_dpbf16ps(1, 6, 7);
+        _tile_dpbf16ps(2, 6, 7);
+        _tile_dpbf16ps(3, 6, 7);
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_dpbf16ps(5, 6, 7);
+    }
+    _tile_release();
+}
+#endif
+
 static loop widest_fma(void)
 {
 #if defined(__x86_64__)
@@ -104,6 +127,9 @@ static loop widest_fma(void)
 
 static loop widest_dot(void)
 {
+#ifdef FA_HAVE_AMX
+    if (fa_amx_request()) return (loop){dot_amx, 16 * 16 * 64, "amx"};
+#endif
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16"))
         return (loop){dot_avx512, 64, "avx512_bf16"};

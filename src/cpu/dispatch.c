@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "amx.h"
 #include "dispatch.h"
 #include "team.h"
 
@@ -35,21 +36,42 @@ static bool runs_avx512(void)
 extern const fa_cpu_engine fa_cpu_engine_avx512_bf16;
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
+#ifdef FA_HAVE_AMX
+extern const fa_cpu_engine fa_cpu_engine_amx;
+static bool runs_amx(void) { return runs_avx512_bf16() && fa_amx_is_there(); }
+#endif
+#ifdef FA_HAVE_AMX_EMULATED /* tests only */
+extern const fa_cpu_engine fa_cpu_engine_amx_emulated;
+#endif
+
+static bool nothing_to_ask(void) { return true; }
+
+/* Whether the amx engine is taken where nothing names one. Not before it has been measured beside
+ * avx512_bf16 on a processor that has both. */
+#define AMX_BY_DEFAULT false
 
 /* Narrowest first. Every processor with AVX2 also converts half precision (F16C, 2012). */
 static const struct {
     const fa_cpu_engine *engine;
     bool (*runs)(void);
+    bool (*request)(void); /* asks the system for what the engine needs, when it is first taken */
+    bool by_default;       /* also without FA_CPU_ISA */
 } engines[] = {
-    {&fa_cpu_engine_portable, runs_portable},
+    {&fa_cpu_engine_portable, runs_portable, nothing_to_ask, true},
 #ifdef FA_HAVE_AVX2
-    {&fa_cpu_engine_avx2, runs_avx2},
+    {&fa_cpu_engine_avx2, runs_avx2, nothing_to_ask, true},
 #endif
 #ifdef FA_HAVE_AVX512
-    {&fa_cpu_engine_avx512, runs_avx512},
+    {&fa_cpu_engine_avx512, runs_avx512, nothing_to_ask, true},
 #endif
 #ifdef FA_HAVE_AVX512_BF16
-    {&fa_cpu_engine_avx512_bf16, runs_avx512_bf16},
+    {&fa_cpu_engine_avx512_bf16, runs_avx512_bf16, nothing_to_ask, true},
+#endif
+#ifdef FA_HAVE_AMX
+    {&fa_cpu_engine_amx, runs_amx, fa_amx_request, AMX_BY_DEFAULT},
+#endif
+#ifdef FA_HAVE_AMX_EMULATED
+    {&fa_cpu_engine_amx_emulated, runs_avx512_bf16, nothing_to_ask, false},
 #endif
 };
 
@@ -59,9 +81,9 @@ const fa_cpu_engine *fa_cpu_engine_get(char *why, size_t size)
 {
     const char *wanted = getenv("FA_CPU_ISA");
     for (int i = NUM_ENGINES - 1; i >= 0; i--) {
-        if (!engines[i].runs()) continue;
-        if (!wanted || !*wanted || strcmp(wanted, engines[i].engine->name) == 0)
-            return engines[i].engine;
+        const bool named = wanted && *wanted;
+        if (named ? strcmp(wanted, engines[i].engine->name) != 0 : !engines[i].by_default) continue;
+        if (engines[i].runs() && engines[i].request()) return engines[i].engine;
     }
     char names[128];
     fa_cpu_engine_names(names, sizeof names);

@@ -9,7 +9,7 @@
 
 /* Every function returns FA_OK or FA_ERROR_MEMORY. */
 typedef struct fa_cpu_engine {
-    const char *name; /* "portable", "avx2", "avx512", "avx512_bf16" */
+    const char *name; /* "portable", "avx2", "avx512", "avx512_bf16", "amx" */
     int vector_bits;
     fa_status (*forward)(const fa_problem *p);
     fa_status (*backward)(const fa_problem *p);

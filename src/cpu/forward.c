@@ -2,7 +2,7 @@
  * Forward on the CPU: FlashAttention-2, algorithm 1 (arXiv:2307.08691, section 3.1).
  *
  * A task is one tile of queries of one head. It walks over the keys in tiles; a tile of keys and
- * values is packed once and serves all queries of the task. Strips of FA_MR queries go through
+ * values is packed once and serves all queries of the task. Strips of a few queries go through
  * score -> softmax -> value product with their scores in the first-level cache.
  *
  * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
@@ -21,7 +21,23 @@
 FA_HEIGHTS(FLOAT_TILES)
 static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true};
 
-#ifdef FA_ISA_AVX512_BF16
+/* Register tiles of a strip of queries. 2 halve what the products with keys read from the second-level
+ * cache, and double the scores in the first: for processors where that has 48 KB. Not measured there. */
+#ifndef FA_STRIP_TILES
+#define FA_STRIP_TILES 1
+#endif
+enum { FA_STRIP = FA_STRIP_TILES * FA_MR };
+
+/* Products of bfloat16: queries of a strip, and what the keys of a product with values are padded to. */
+#ifdef FA_ISA_AMX
+#include "gemm_amx.h"
+enum { FA_BFLOAT_STRIP = FA_AMX_ROWS, FA_BFLOAT_KEYS = 2 * FA_AMX_TILE };
+#else
+enum { FA_BFLOAT_STRIP = FA_STRIP, FA_BFLOAT_KEYS = 2 };
+#endif
+_Static_assert((int)FA_BFLOAT_STRIP >= (int)FA_STRIP, "the larger strip");
+
+#if defined(FA_ISA_AVX512_BF16) && !defined(FA_ISA_AMX)
 #define BFLOAT_TILES(mr) FA_TILES(bfloat, true, true, mr)
 #define BFLOAT_NAMES(mr) FA_TILE_NAMES(bfloat, mr)
 FA_HEIGHTS(BFLOAT_TILES)
@@ -31,11 +47,14 @@ static const fa_tiles bfloat_tiles = {{FA_HEIGHTS(BFLOAT_NAMES)}, true};
 /* The shape of the tiles of one problem. */
 typedef struct fa_forward_plan {
     bool bfloat;         /* products of bfloat16 pairs instead of floats */
+    bool direct;         /* rows of keys are words as the products read them: whole vectors */
+    int64_t strip;       /* queries */
+    int64_t max_q_rows;  /* of a tile of the longest sequence */
     int64_t depth;       /* words of a query or key row */
     int64_t columns;     /* d_v padded to whole vectors */
     int64_t k_tile;      /* keys, a multiple of FA_NR */
     int64_t pitch_depth; /* words between rows of Q and of staged K */
-    int64_t pitch_keys;  /* words between rows of K^T and of S */
+    int64_t pitch_keys;  /* words between rows of K^T, of S and of its weights */
     int64_t pitch_out;   /* words between rows of V and of O */
     size_t scratch;      /* bytes per thread */
 } fa_forward_plan;
@@ -43,36 +62,17 @@ typedef struct fa_forward_plan {
 /* One thread's scratch. */
 typedef struct fa_forward_tiles {
     uint32_t *q;       /* q_tile x depth */
-    uint32_t *stage;   /* k_tile x depth: keys as they come */
+    uint32_t *stage;   /* VL x depth: keys as they come */
     uint32_t *k;       /* depth x k_tile: transposed */
     uint32_t *v;       /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
-    float *s;          /* FA_MR x k_tile: scores, then weights */
-    uint32_t *weights; /* bfloat: FA_MR x k_tile/2 */
+    float *s;          /* strip x k_tile: scores, then weights */
+    uint32_t *weights; /* bfloat: strip x k_tile/2 */
     float *keep;       /* k_tile: dropout factors */
     float *out;        /* q_tile x columns */
     float *maximum;    /* q_tile */
     float *sum;        /* q_tile */
     bool v_finite;
 } fa_forward_tiles;
-
-enum { FA_MAX_Q_TILE = 264 };
-
-/* Large enough that packing a tile of keys costs little beside the products, small enough for many
- * threads. */
-static int64_t q_tile_rows(const fa_problem *p, const fa_sequence *s)
-{
-    int64_t max_rows = p->d + p->d_v > 512 ? 96 : FA_MAX_Q_TILE;
-    int64_t tiles = (s->n_q + max_rows - 1) / max_rows;
-    return tiles > 0 ? fa_round_up((s->n_q + tiles - 1) / tiles, FA_MR) : FA_MR;
-}
-
-/* Sequences of few queries belong to decode.c. */
-static int64_t q_tile_count(const fa_problem *p, const fa_sequence *s)
-{
-    if (fa_is_decode(p, s)) return 0;
-    int64_t rows = q_tile_rows(p, s);
-    return (s->n_q + rows - 1) / rows;
-}
 
 static bool uses_bfloat(const fa_problem *p)
 {
@@ -84,17 +84,57 @@ static bool uses_bfloat(const fa_problem *p)
 #endif
 }
 
+static int64_t strip_rows(const fa_problem *p)
+{
+    return uses_bfloat(p) ? FA_BFLOAT_STRIP : FA_STRIP;
+}
+
+enum {
+    FA_MAX_Q_TILE = 264,
+    FA_LONG_Q_TILE = 512, /* of FA_MANY_QUERIES or more, beside AMX */
+    FA_MANY_QUERIES = 2048,
+    FA_WIDE_Q_TILE = 96 /* of large head dims */
+};
+
+/* Large enough that packing a tile of keys costs little beside the products, small enough for many
+ * threads. AMX's products take so little time that packing counts for more. */
+static int64_t max_q_tile(const fa_problem *p, int64_t queries)
+{
+    if (p->d + p->d_v > 512) return FA_WIDE_Q_TILE;
+#ifdef FA_ISA_AMX
+    if (uses_bfloat(p) && queries >= FA_MANY_QUERIES) return FA_LONG_Q_TILE;
+#endif
+    (void)queries;
+    return FA_MAX_Q_TILE;
+}
+
+/* Whole strips. */
+static int64_t q_tile_rows(const fa_problem *p, const fa_sequence *s)
+{
+    const int64_t strip = strip_rows(p), max_rows = max_q_tile(p, s->n_q) / strip * strip;
+    int64_t tiles = (s->n_q + max_rows - 1) / max_rows;
+    return tiles > 0 ? fa_round_up((s->n_q + tiles - 1) / tiles, strip) : strip;
+}
+
+/* Sequences of few queries belong to decode.c. */
+static int64_t q_tile_count(const fa_problem *p, const fa_sequence *s)
+{
+    if (fa_is_decode(p, s)) return 0;
+    int64_t rows = q_tile_rows(p, s);
+    return (s->n_q + rows - 1) / rows;
+}
+
 static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t *bytes)
 {
     fa_forward_tiles t;
     char *start = scratch;
-    const int64_t q_rows = FA_MAX_Q_TILE + FA_MR;
+    const int64_t q_rows = plan->max_q_rows;
     t.q = fa_take(&scratch, q_rows * plan->pitch_depth, 4);
-    t.stage = fa_take(&scratch, plan->k_tile * plan->pitch_depth, 4);
+    t.stage = fa_take(&scratch, VL * plan->pitch_depth, 4);
     t.k = fa_take(&scratch, fa_round_up(plan->depth, VL) * plan->pitch_keys, 4);
     t.v = fa_take(&scratch, plan->k_tile * plan->pitch_out, 4);
-    t.s = fa_take(&scratch, FA_MR * plan->pitch_keys, 4);
-    t.weights = fa_take(&scratch, FA_MR * plan->pitch_keys, 2);
+    t.s = fa_take(&scratch, plan->strip * plan->pitch_keys, 4);
+    t.weights = (uint32_t *)(void *)t.s;
     t.keep = fa_take(&scratch, plan->k_tile, 4);
     t.out = fa_take(&scratch, q_rows * plan->pitch_out, 4);
     t.maximum = fa_take(&scratch, q_rows, 4);
@@ -106,8 +146,11 @@ static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t
 
 static fa_forward_plan make_plan(const fa_problem *p)
 {
-    fa_forward_plan plan;
-    plan.bfloat = uses_bfloat(p);
+    fa_forward_plan plan = {.bfloat = uses_bfloat(p)};
+    plan.strip = strip_rows(p);
+    plan.max_q_rows = fa_round_up(max_q_tile(p, p->n_q), plan.strip);
+    plan.direct = plan.bfloat ? p->d % (2 * VL) == 0 && p->k.stride[1] % 2 == 0
+                              : p->d % VL == 0 && p->k.dtype == FA_FLOAT32 && !p->k_scale.data;
     plan.depth = plan.bfloat ? (p->d + 1) / 2 : p->d;
     plan.columns = fa_round_up(p->d_v, VL);
     plan.k_tile = p->d + p->d_v <= 256 ? 256 : p->d + p->d_v <= 512 ? 128 : 64;
@@ -140,31 +183,49 @@ static void load_queries(const fa_problem *p, const fa_forward_plan *plan, fa_fo
         load_words(plan, t->q + r * plan->pitch_depth,
                    fa_view_row(&p->q, s->block_q, s->start_q + i0 + r, head), p->q.dtype, p->d,
                    1.0f);
-    for (int64_t r = rows; r < fa_round_up(rows, FA_MR); r++)
+    for (int64_t r = rows; r < fa_round_up(rows, plan->strip); r++)
         memset(t->q + r * plan->pitch_depth, 0, (size_t)plan->pitch_depth * 4);
     for (int64_t r = 0; r < rows; r++) {
         t->maximum[r] = -INFINITY;
         t->sum[r] = 0;
     }
-    memset(t->out, 0, (size_t)(fa_round_up(rows, FA_MR) * plan->pitch_out) * 4);
+    memset(t->out, 0, (size_t)(fa_round_up(rows, plan->strip) * plan->pitch_out) * 4);
 }
 
-/* Packs keys [from, to) of the tile at j0 into the transposed tile, zeros around them up to whole
- * strips of FA_NR. */
+/* Keys j .. j + VL, zeros for those outside of `keys`, as rows of words *pitch apart: where they lie or
+ * in the stage. */
+static const uint32_t *key_rows(const fa_problem *p, const fa_forward_plan *plan,
+                                const fa_forward_tiles *t, const fa_sequence *s, int64_t b,
+                                int64_t head, int64_t j, fa_range keys, int64_t *pitch)
+{
+    const bool one_page = !p->block_table || j / p->rows_k == (j + VL - 1) / p->rows_k;
+    if (plan->direct && one_page && j >= keys.lo && j + VL <= keys.hi) {
+        *pitch = p->k.stride[1] / (plan->bfloat ? 2 : 1);
+        return (const uint32_t *)(const void *)fa_key_row(p, &p->k, s, b, j, head);
+    }
+    for (int64_t e = 0; e < VL; e++) {
+        uint32_t *row = t->stage + e * plan->pitch_depth;
+        if (j + e >= keys.lo && j + e < keys.hi)
+            load_words(plan, row, fa_key_row(p, &p->k, s, b, j + e, head), p->k.dtype, p->d,
+                       fa_key_scale(p, &p->k_scale, s, b, j + e, head));
+        else memset(row, 0, (size_t)plan->pitch_depth * 4);
+    }
+    *pitch = plan->pitch_depth;
+    return t->stage;
+}
+
+/* Packs `keys` of the tile at j0 into the transposed tile, zeros around them up to whole strips of
+ * FA_NR. */
 static void load_keys(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
                       const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
 {
     const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
     const int64_t last = fa_round_up(keys.hi - j0, FA_NR);
-    for (int64_t c = first; c < last; c++) {
-        uint32_t *row = t->stage + c * plan->pitch_depth;
-        if (j0 + c >= keys.lo && j0 + c < keys.hi)
-            load_words(plan, row, fa_key_row(p, &p->k, s, b, j0 + c, head), p->k.dtype, p->d,
-                       fa_key_scale(p, &p->k_scale, s, b, j0 + c, head));
-        else memset(row, 0, (size_t)plan->pitch_depth * 4);
+    for (int64_t c = first; c < last; c += VL) {
+        int64_t pitch;
+        const uint32_t *rows = key_rows(p, plan, t, s, b, head, j0 + c, keys, &pitch);
+        fa_transpose(t->k + c, plan->pitch_keys, rows, pitch, VL, fa_round_up(plan->depth, VL));
     }
-    fa_transpose(t->k + first, plan->pitch_keys, t->stage + first * plan->pitch_depth,
-                 plan->pitch_depth, last - first, fa_round_up(plan->depth, VL));
 }
 
 /* Two rows of bfloat16 (either may be NULL: zeros) as one row of pairs. Says whether all are finite. */
@@ -173,7 +234,11 @@ static bool interleave(uint32_t *dst, const char *low, const char *high, int64_t
     const uint16_t *a = (const uint16_t *)(const void *)low;
     const uint16_t *b = (const uint16_t *)(const void *)high;
     uint32_t bad = 0;
-    for (int64_t i = 0; a && b && i < n; i++) {
+    int64_t done = 0;
+#ifdef FA_ISA_AVX512_BF16
+    if (a && b) bad = v_pair_bfloats(dst, a, b, n, &done);
+#endif
+    for (int64_t i = done; a && b && i < n; i++) {
         uint32_t word = (uint32_t)a[i] | (uint32_t)b[i] << 16;
         bad |= (uint32_t)((word & 0x7f80u) == 0x7f80u) |
                (uint32_t)((word & 0x7f800000u) == 0x7f800000u);
@@ -193,7 +258,7 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
                         const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
 {
     const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
-    const int64_t last = fa_round_up(keys.hi - j0, 2);
+    const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
     bool finite = true;
     for (int64_t c = first; c < last; c += plan->bfloat ? 2 : 1) {
         const char *row[2] = {NULL, NULL};
@@ -223,31 +288,32 @@ static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_f
     const bool general = fa_is_general(p, scale);
     for (int64_t r = 0; r < count; r++, row.query++) {
         float *x = t->s + r * plan->pitch_keys;
+        uint16_t *w = plan->bfloat ? (uint16_t *)(t->weights + r * plan->pitch_keys) : NULL;
         row.visible = fa_visible(p, s, row.query);
         int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
         int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
         if (general && to > from)
             fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, first, last, from, to, general ? 1.0f : scale,
-                                  t->maximum + r0 + r, t->sum + r0 + r);
+        alpha[r] = fa_softmax_row(x, p->dropout_threshold ? NULL : w, first, last, from, to,
+                                  general ? 1.0f : scale, t->maximum + r0 + r, t->sum + r0 + r);
         if (p->dropout_threshold) {
             const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
             fa_dropout_factors(p, &row, t->keep, j0 + begin, last - begin);
             for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
+            for (int64_t c = first; w && c < last; c += VL) v_store_bfloat(w + c, v_load(x + c));
         }
-#ifdef FA_ISA_AVX512_BF16
-        if (plan->bfloat)
-            for (int64_t c = first; c < last; c += VL)
-                v_store_bfloat((uint16_t *)(t->weights + (r * plan->pitch_keys + c) / 2),
-                               v_load(x + c));
-#endif
     }
-    for (int64_t r = count; r < FA_MR; r++) alpha[r] = 1.0f;
+    for (int64_t r = count; r < plan->strip; r++) alpha[r] = 1.0f;
 }
 
 static void run_tiles(const fa_forward_plan *plan, const fa_gemm *g, int64_t rows, int64_t columns)
 {
-#ifdef FA_ISA_AVX512_BF16
+#if defined(FA_ISA_AMX)
+    if (plan->bfloat) {
+        fa_amx_run(g, rows, columns);
+        return;
+    }
+#elif defined(FA_ISA_AVX512_BF16)
     if (plan->bfloat) {
         fa_gemm_run(&bfloat_tiles, g, rows, columns);
         return;
@@ -280,14 +346,14 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
                       NULL};
     run_tiles(plan, &scores, count, last - first);
 
-    float alpha[FA_MR];
+    float alpha[FA_BFLOAT_STRIP];
     softmax_strip(p, plan, t, s, row, count, r0, j0, first, last, scale, alpha);
 
     const int64_t step = plan->bfloat ? 2 : 1; /* keys in a word */
     const uint32_t *weights = plan->bfloat ? t->weights : (const uint32_t *)(const void *)t->s;
     fa_gemm values = {(end - first + step - 1) / step,
                       weights + first / step,
-                      plan->pitch_keys / step,
+                      plan->pitch_keys,
                       1,
                       t->v + first / step * plan->pitch_out,
                       plan->pitch_out,
@@ -327,9 +393,9 @@ static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_fo
         const fa_range keys = {fa_max(all.lo, j0), fa_min(all.hi, j0 + plan->k_tile)};
         load_keys(p, plan, t, s, b, head_kv, j0, keys);
         load_values(p, plan, t, s, b, head_kv, j0, keys);
-        for (int64_t r0 = 0; r0 < rows; r0 += FA_MR) {
+        for (int64_t r0 = 0; r0 < rows; r0 += plan->strip) {
             const fa_row row = {b, head, i0 + r0, {0, 0}, s};
-            strip(p, plan, t, s, row, fa_min(FA_MR, rows - r0), r0, j0, scale);
+            strip(p, plan, t, s, row, fa_min(plan->strip, rows - r0), r0, j0, scale);
         }
     }
     finish(p, plan, t, s, b, head, i0, rows, scale);
@@ -342,6 +408,23 @@ typedef struct fa_forward_job {
     fa_tasks tasks;
     char *scratch;
 } fa_forward_job;
+
+/* The thread's tiles belong to a task only while it runs: the thread may be the caller's own. */
+static void begin_products(const fa_forward_plan *plan)
+{
+#ifdef FA_ISA_AMX
+    if (plan->bfloat) tile_configure();
+#endif
+    (void)plan;
+}
+
+static void end_products(const fa_forward_plan *plan)
+{
+#ifdef FA_ISA_AMX
+    if (plan->bfloat) tile_release();
+#endif
+    (void)plan;
+}
 
 /* One tile of queries of one head, of all sequences'. */
 static void forward_tile(void *context, int64_t index, int thread)
@@ -356,7 +439,9 @@ static void forward_tile(void *context, int64_t index, int thread)
     const fa_sequence s = fa_problem_sequence(p, b);
     /* Last tile first: under a causal mask it is the longest. */
     const int64_t rows = q_tile_rows(p, &s), i0 = (job->tasks.first[b + 1] - 1 - task) * rows;
+    begin_products(&job->plan);
     forward_task(p, &job->plan, &t, b, &s, head, i0, fa_min(rows, s.n_q - i0));
+    end_products(&job->plan);
 }
 
 fa_status FA_NAME(forward)(const fa_problem *p)

@@ -16,7 +16,7 @@
 
 /* Rows of a full register tile and vectors across: accumulators, plus the vectors of B and one word of
  * A, fill the register file (32 with AVX-512, 16 otherwise). */
-#if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
+#if defined(FA_ISA_AVX512)
 enum { FA_MR = 12, FA_NV = 2 };
 #else
 enum { FA_MR = 6, FA_NV = 2 };
@@ -100,7 +100,7 @@ typedef void fa_tile_function(const fa_gemm *g, const uint32_t *a, const uint32_
     FA_TILE(kind, bfloat, by_rows, mr, 2)
 
 /* Heights of register tiles: the full one, and what rounds a remainder up. */
-#if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
+#if defined(FA_ISA_AVX512)
 #define FA_HEIGHTS(m) m(1) m(2) m(4) m(8) m(12)
 #else
 #define FA_HEIGHTS(m) m(1) m(2) m(4) m(6)
@@ -117,18 +117,18 @@ typedef struct fa_tiles {
 
 #define FA_TILE_NAMES(kind, mr) {fa_tile_##kind##_##mr##_1, fa_tile_##kind##_##mr##_2},
 
-/* Runs all tiles of C; rows in steps of FA_MR, columns in steps of FA_NR. Within a strip of rows A
- * stays in the first-level cache and B streams from the second. */
+/* Runs all tiles of C; rows in steps of FA_MR, columns in steps of FA_NR. A stays in the first-level
+ * cache and B streams from the second; its columns serve all rows one after the other. */
 static inline void fa_gemm_run(const fa_tiles *tiles, const fa_gemm *g, int64_t rows,
                                int64_t columns)
 {
-    for (int64_t r = 0; r < rows; r += FA_MR) {
-        int height = FA_NUM_HEIGHTS - 1;
-        while (height > 0 && fa_heights[height - 1] >= rows - r) height--;
-        const uint32_t *a = g->a + r * (tiles->by_rows ? g->a_row : 1);
-        for (int64_t col = 0; col < columns; col += FA_NR) {
-            int width = columns - col > VL ? FA_NV - 1 : 0;
-            tiles->tile[height][width](g, a, g->b + col, g->c + r * g->ldc + col,
+    const int64_t a_step = tiles->by_rows ? g->a_row : 1;
+    for (int64_t col = 0; col < columns; col += FA_NR) {
+        const int width = columns - col > VL ? FA_NV - 1 : 0;
+        for (int64_t r = 0; r < rows; r += FA_MR) {
+            int height = FA_NUM_HEIGHTS - 1;
+            while (height > 0 && fa_heights[height - 1] >= rows - r) height--;
+            tiles->tile[height][width](g, g->a + r * a_step, g->b + col, g->c + r * g->ldc + col,
                                        g->alpha ? g->alpha + r : NULL);
         }
     }

@@ -16,7 +16,7 @@
 
 #include "simd_base.h"
 
-#if defined(FA_ISA_AVX512) || defined(FA_ISA_AVX512_BF16)
+#if defined(FA_ISA_AVX512)
 #include "simd_avx512.h"
 #elif defined(FA_ISA_AVX2)
 #include "simd_avx2.h"

@@ -84,6 +84,31 @@ FA_INLINE void v_store_bfloat(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)p, v_to_bfloat(x));
 }
 
+#ifdef FA_ISA_AVX512_BF16
+/* Pairs of bfloat16 (low[i], high[i]), as many of n as fill vectors: *done. Returns whether one of these
+ * numbers is not finite. */
+FA_INLINE uint32_t v_pair_bfloats(uint32_t *dst, const uint16_t *low, const uint16_t *high,
+                                  int64_t n, int64_t *done)
+{
+    /* so that unpacking, which looks at each 128 bits alone, gives the pairs in their order */
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    __m512i largest = _mm512_setzero_si512();
+    int64_t i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) {
+        __m512i a = _mm512_loadu_si512(low + i), b = _mm512_loadu_si512(high + i);
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(a, magnitude));
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(b, magnitude));
+        a = _mm512_permutexvar_epi64(order, a);
+        b = _mm512_permutexvar_epi64(order, b);
+        _mm512_storeu_si512(dst + i, _mm512_unpacklo_epi16(a, b));
+        _mm512_storeu_si512(dst + i + VL, _mm512_unpackhi_epi16(a, b));
+    }
+    *done = i;
+    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) != 0;
+}
+#endif
+
 /* 16 x 16 words: pairs of rows, then pairs of pairs, then 128-bit lanes. */
 FA_INLINE void v_transpose(uint32_t *dst, int64_t dst_stride, const uint32_t *src,
                            int64_t src_stride)

@@ -11,6 +11,14 @@
 
 #include "../convert.h"
 
+/* An instruction set has all of those that it stands on. */
+#if defined(FA_ISA_AMX) && !defined(FA_ISA_AVX512_BF16)
+#define FA_ISA_AVX512_BF16 1
+#endif
+#if defined(FA_ISA_AVX512_BF16) && !defined(FA_ISA_AVX512)
+#define FA_ISA_AVX512 1
+#endif
+
 #define FA_INLINE static inline __attribute__((always_inline, unused))
 #define FA_UNROLL _Pragma("GCC unroll 64")
 

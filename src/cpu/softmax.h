@@ -8,10 +8,19 @@
 #include "rows.h"
 #include "vmath.h"
 
+/* A vector of weights; at c of x, or where narrow is given as bfloat16 at c of that. */
+FA_INLINE void fa_store_weights(float *x, uint16_t *narrow, int64_t c, vf w)
+{
+    if (narrow) v_store_bfloat(narrow + c, w);
+    else v_store(x + c, w);
+}
+
 /* Turns scores x[from, to) into weights exp(score - maximum), zeros elsewhere in [first, last);
- * updates the running maximum and sum and returns what the earlier output must be scaled by. */
-static inline float fa_softmax_row(float *x, int64_t first, int64_t last, int64_t from, int64_t to,
-                                   float scale, float *maximum, float *sum)
+ * updates the running maximum and sum and returns what the earlier output must be scaled by.
+ * narrow: NULL, or bfloat16 weights go there; it may begin where x begins. */
+static inline float fa_softmax_row(float *x, uint16_t *narrow, int64_t first, int64_t last,
+                                   int64_t from, int64_t to, float scale, float *maximum,
+                                   float *sum)
 {
     const int64_t start = from / VL * VL, end = fa_round_up(to, VL);
     for (int64_t c = first; c < from; c++) x[c] = -INFINITY;
@@ -30,21 +39,21 @@ static inline float fa_softmax_row(float *x, int64_t first, int64_t last, int64_
     const float factor = scale * FA_LOG2E;
     const vf vm_ = v_set1(base), vc = v_set1(factor), lowest = v_set1(fa_exp2_lowest(factor));
     vf total = v_zero(), total2 = v_zero();
-    for (c = first; c < start; c += VL) v_store(x + c, v_zero());
+    for (c = first; c < start; c += VL) fa_store_weights(x, narrow, c, v_zero());
     for (c = start; c + 2 * VL <= end; c += 2 * VL) {
         vf w = v_exp2_nonpositive(v_sub(v_load(x + c), vm_), vc, lowest);
         vf w2 = v_exp2_nonpositive(v_sub(v_load(x + c + VL), vm_), vc, lowest);
         total = v_add(total, w);
         total2 = v_add(total2, w2);
-        v_store(x + c, w);
-        v_store(x + c + VL, w2);
+        fa_store_weights(x, narrow, c, w);
+        fa_store_weights(x, narrow, c + VL, w2);
     }
     for (; c < end; c += VL) {
         vf w = v_exp2_nonpositive(v_sub(v_load(x + c), vm_), vc, lowest);
         total = v_add(total, w);
-        v_store(x + c, w);
+        fa_store_weights(x, narrow, c, w);
     }
-    for (c = end; c < last; c += VL) v_store(x + c, v_zero());
+    for (c = end; c < last; c += VL) fa_store_weights(x, narrow, c, v_zero());
 
     float old = *maximum == -INFINITY ? 0.0f : exp2f((*maximum - base) * factor);
     *maximum = m;

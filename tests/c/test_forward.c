@@ -50,6 +50,8 @@ static void check_tile_edges(void)
             check_lengths(float_dtypes[(i + j) % 3], edges[i], edges[j], (i * 7 + j) % 2);
     check_lengths(FA_FLOAT32, 1600, 70, true); /* the longest query tile */
     check_lengths(FA_BFLOAT16, 1600, 70, false);
+    check_lengths(FA_BFLOAT16, 2047, 70, false); /* the same beside AMX */
+    check_lengths(FA_BFLOAT16, 2049, 70, true);
 }
 
 static void check_mixed_dtypes(void)
