@@ -1094,7 +1094,10 @@ static void multiply(const warpgroup *w, uint64_t number, float *sum)
     const int depth = depth_of(p->element);
     if (p->registers && p->element == FA_ELEMENT_TF32) read_tf32_registers(w, number, a);
     else if (p->registers) read_registers(w, number, a);
-    else read_along_rows(p->a, p->element, 64, a);
+    else if (p->across_a) {
+        read_across_rows(p->a, p->element, 64, rows);
+        transpose(rows, depth, 64, a);
+    } else read_along_rows(p->a, p->element, 64, a);
     if (p->across) read_across_rows(p->b, p->element, p->columns, b);
     else {
         read_along_rows(p->b, p->element, p->columns, rows);
@@ -1111,7 +1114,8 @@ static void check_product(const warpgroup *w, uint64_t number)
         const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
         if (p->columns != first->columns || p->element != first->element ||
             p->accumulate != first->accumulate || !p->registers != !first->registers ||
-            p->across != first->across || p->a != first->a || p->b != first->b)
+            p->across_a != first->across_a || p->across != first->across || p->a != first->a ||
+            p->b != first->b)
             cuda_die("the threads of a warpgroup issue different products");
     }
 }
