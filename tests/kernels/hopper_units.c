@@ -903,6 +903,8 @@ static void release_accumulators(result *r)
 void hopper_multiply(const hopper_product *p)
 {
     lane *l = this_lane();
+    if (cuda_thread.x >= units.run->threads / WARPGROUP * WARPGROUP)
+        cuda_die("products of a thread that is in no whole warpgroup");
     if (!l->fenced) cuda_die("products without a fence since the last wait");
     if (l->issued - here()->groups[cuda_thread.x / WARPGROUP].done == MAX_PRODUCTS)
         cuda_die("too many products on their way");
@@ -1241,8 +1243,9 @@ static void check_registers(void)
 
 static void start(const cuda_run *run)
 {
-    if (run->threads % WARPGROUP || run->threads > MAX_THREADS)
-        cuda_die("%u threads are no warpgroups", run->threads);
+    /* Warps behind the last whole warpgroup can load, but issue no products. */
+    if (run->threads % WARP || run->threads < WARPGROUP || run->threads > MAX_THREADS)
+        cuda_die("%u threads are no warps, with a warpgroup among them", run->threads);
     units.run = run;
     here()->block = ++units.blocks;
     here()->num_barriers = here()->num_loads = 0;

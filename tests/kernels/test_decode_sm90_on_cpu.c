@@ -173,12 +173,18 @@ static int run_random_problems(int64_t first, int64_t end)
                                            RANDOM_SPLIT,   RANDOM_INVARIANCE, RANDOM_PEAKED};
     int done = 0;
     int64_t number = first;
-    random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
-    if (first == 0) run_known_problems(&settings, &number);
+    random_settings settings = {.device = FA_DEVICE_CUDA,
+                                .attend = attend,
+                                .context = &number,
+                                .few_queries = true,
+                                .plain_scores = true,
+                                .one_dtype = true};
     for (; number < end; number++) {
         settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
-        settings.few_queries = true;
-        settings.tiles = settings.focus != RANDOM_TAILS && number % 2;
+        settings.tiles = settings.focus != RANDOM_TAILS && number % 4;
+        settings.dtype = number / 2 % 2 ? FA_FLOAT16 : FA_BFLOAT16;
+        settings.one_pass = number % 5 > 0;
+        settings.pass = RANDOM_DECODE;
         /* The tails' number says the head dim: all widths, not only the first. */
         const int64_t problem = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
         random_problem_run((uint64_t)problem, &settings, &result);
