@@ -75,10 +75,11 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, float *su
         float s[SCORES];
         make_scores(pipe, &at, s);
         scale_scores(&d->attention, s);
-        if (first < all_from || first + KEYS > all_to) hide_keys(d, w, first, s);
+        const bool masked = first < all_from || first + KEYS > all_to;
+        if (masked) hide_keys(d, w, first, s);
         if (first < from || first + KEYS > to) clear_unseen(pipe, w, at, first);
         make_weights(pipe, s, ptx_shared_address(weights), &rows, out);
-        const bool careful = hides_keys(w, first) && has_nonfinite_values(pipe, at);
+        const bool careful = masked && hides_keys(w, first) && has_nonfinite_values(pipe, at);
         add_values(pipe, weights, careful, &at, out);
     }
     share_sums(pipe, &rows, out, sums);

@@ -24,6 +24,15 @@
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
 
+/* The block's sums to the workspace, where they have the same form. */
+FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
+{
+    float *const to = find_part(d, w, w->part);
+#pragma unroll 1
+    for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
+        *(float4 *)(to + i) = *(const float4 *)(sums + i);
+}
+
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one
  * that merges all parts. */
 FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
@@ -38,8 +47,12 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
         else attend(pipe, d, sums);
         __syncthreads();
     }
-    merge(d, w, &block, &merged, w->parts > 1 ? find_part(d, w, w->part) : NULL);
-    return w->parts > 1 && d->step == FA_DECODE_LAST && is_last_part(d, w);
+    if (w->parts <= 1) {
+        merge(d, w, &block, &merged, NULL);
+        return false;
+    }
+    store_part(d, w, sums);
+    return d->step == FA_DECODE_LAST && is_last_part(d, w);
 }
 
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)

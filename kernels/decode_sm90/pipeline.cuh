@@ -13,6 +13,8 @@
 #include "decode_sm90/config.cuh"
 
 #include "decode_sm80/work.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
 
 typedef struct shared_state {
     fa_work work;
@@ -41,6 +43,12 @@ FA_DEVICE void go_on(const pipeline *pipe, fa_place *at)
 FA_DEVICE char *stage_at(const pipeline *pipe, const fa_place *at)
 {
     return pipe->stages + at->stage * STAGE_BYTES;
+}
+
+/* The lower half of its descriptor, in a uniform register, where products want it. */
+FA_DEVICE uint32_t descriptor_of(const pipeline *pipe, const fa_place *at)
+{
+    return ptx_uniform(ptx_descriptor_low(stage_at(pipe, at), 0));
 }
 
 FA_DEVICE void init_barriers(shared_state *state, int stages)

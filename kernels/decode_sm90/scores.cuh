@@ -36,9 +36,9 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d, con
 /* ---- Products -------------------------------------------------------------------------------- */
 
 /* Issues the products of a stage's columns: those of the i-th stage of a tile. */
-FA_DEVICE void issue_scores(const pipeline *pipe, const char *stage, int i, float *s)
+FA_DEVICE void issue_scores(const pipeline *pipe, uint32_t keys, int i, float *s)
 {
-    const uint32_t keys = ptx_descriptor_low(stage, 0), queries = ptx_descriptor_low(pipe->q, 0);
+    const uint32_t queries = ptx_descriptor_low(pipe->q, 0);
 #pragma unroll
     for (int block = 0; block < STAGE_DIM_BLOCKS; block++)
 #pragma unroll
@@ -62,9 +62,10 @@ FA_DEVICE void make_scores(const pipeline *pipe, fa_place *at, float *s)
     ptx_register_fence(s, SCORES);
 #pragma unroll
     for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
+        const uint32_t keys = descriptor_of(pipe, at);
         acquire(pipe, at);
         ptx_wgmma_fence();
-        issue_scores(pipe, stage_at(pipe, at), i, s);
+        issue_scores(pipe, keys, i, s);
     }
     ptx_wgmma_wait(0);
     ptx_register_fence(s, SCORES);

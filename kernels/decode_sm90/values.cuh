@@ -104,9 +104,8 @@ FA_DEVICE void add_values_carefully(const pipeline *pipe, fa_place at, uint32_t 
 /* ---- Products -------------------------------------------------------------------------------- */
 
 /* Issues the products of a stage's columns: those of the i-th stage of a tile. */
-FA_DEVICE void issue_values(const char *stage, const char *weights, int i, float *out)
+FA_DEVICE void issue_values(uint32_t values, uint32_t p, int i, float *out)
 {
-    const uint32_t values = ptx_descriptor_low(stage, 0), p = ptx_descriptor_low(weights, 0);
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++)
 #pragma unroll
@@ -132,12 +131,14 @@ FA_DEVICE void add_values(const pipeline *pipe, const char *weights, bool carefu
 #pragma unroll
         for (int i = 0; i < TILE_STAGES; i++) go_on(pipe, at);
     } else {
+        const uint32_t p = ptx_uniform(ptx_descriptor_low(weights, 0));
         ptx_register_fence(out, OUTPUTS);
 #pragma unroll
         for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
+            const uint32_t values = descriptor_of(pipe, at);
             acquire(pipe, at);
             ptx_wgmma_fence();
-            issue_values(stage_at(pipe, at), weights, i, out);
+            issue_values(values, p, i, out);
         }
         ptx_wgmma_wait(0);
         ptx_register_fence(out, OUTPUTS);
