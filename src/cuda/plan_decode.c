@@ -30,6 +30,10 @@ enum { ROUND_BYTES = 256 << 10 };
  * (measured). */
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
+/* Of decode_sm90: blocks of a multiprocessor, at least, for which cuts are tried. Where lengths are
+ * unknown, one block would have all keys of the longest sequence. */
+enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2 };
+
 /* Rounds of blocks, behind the fewest, that are tried. */
 enum { ROUNDS_TRIED = 4 };
 
@@ -248,20 +252,36 @@ typedef struct cut {
     double cost;
 } cut;
 
-/* Of the numbers of parts whose blocks just fit into whole rounds, but at least `fewest`, the one
- * that takes least, if that is less than the best one so far. least: keys of a part; key_bytes: of
- * a key and its value. */
-static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys, int64_t least,
-                     int64_t key_bytes, int64_t fewest, cut *best)
+/* What is cut. */
+typedef struct keys_to_cut {
+    int64_t tasks; /* work tiles that count */
+    int64_t keys, least, fewest; /* keys of a task; of a part, at least; parts, at least */
+    int64_t key_bytes, part_bytes; /* of a key and its value; of a part's sums, if they count */
+    int multiprocessors;
+    bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
+} keys_to_cut;
+
+/* The time of so many parts with so many blocks of a multiprocessor. */
+static double cost_of(const keys_to_cut *k, int64_t parts, int blocks)
 {
-    const int64_t room = (int64_t)multiprocessors * blocks;
-    const int64_t first = fa_cuda_count_tiles(tasks, room);
+    const int64_t needed = fa_cuda_count_tiles(k->tasks * parts, k->multiprocessors);
+    const int64_t each = k->grows && needed < blocks ? needed : blocks;
+    const double bytes =
+        (double)k->keys / (double)parts * (double)k->key_bytes + (double)ROUND_BYTES / (double)each;
+    const double sums = parts > 1 ? (double)(k->tasks * parts * k->part_bytes) : 0;
+    return count_slots(k->tasks * parts, k->multiprocessors * each) * bytes + sums;
+}
+
+/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least, if that
+ * is less than the best one so far. */
+static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
+{
+    const int64_t room = (int64_t)k->multiprocessors * blocks;
+    const int64_t first = fa_cuda_count_tiles(k->tasks, room);
     for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
-        const int64_t fitting = clamp_parts(rounds * room / tasks, keys, least);
-        const int64_t parts = fitting > fewest ? fitting : fewest;
-        const double bytes =
-            (double)keys / (double)parts * (double)key_bytes + (double)ROUND_BYTES / blocks;
-        const double cost = count_slots(tasks * parts, room) * bytes;
+        const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->keys, k->least);
+        const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
+        const double cost = cost_of(k, parts, blocks);
         if (cost < best->cost) *best = (cut){parts, blocks, cost};
     }
 }
@@ -308,19 +328,27 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                     const fa_cuda_plan_launch *l, int64_t tasks)
 {
     const int fitting = count_fitting(device, v);
-    const int64_t keys = count_keys(p, l), size = is_8bit(v) ? 1 : 2;
-    const int64_t key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v));
-    const int64_t least = least_keys(p, v);
-    int64_t fewest = 1;
+    const int64_t size = is_8bit(v) ? 1 : 2;
+    const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
+    keys_to_cut k = {.tasks = tasks,
+                     .keys = count_keys(p, l),
+                     .least = least_keys(p, v),
+                     .fewest = 1,
+                     .key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v)),
+                     .multiprocessors = device->multiprocessors,
+                     .grows = is_sm90(v)};
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
-        fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, least);
-    try_cuts(tasks, device->multiprocessors, fitting, keys, least, key_bytes, fewest, &best);
-    if (fitting == 3 && (!p->block_table || is_sm90(v)))
-        try_cuts(tasks, device->multiprocessors, 2, keys, least, key_bytes, fewest, &best);
+        k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.keys, k.least);
+    if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
+    try_cuts(&k, fitting, &best);
+    if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
+    const int last = fa_cuda_has_own_lengths(p) ? FEWEST_BLOCKS_OWN_LENGTHS : FEWEST_BLOCKS;
+    for (int blocks = fitting - 1; is_sm90(v) && blocks >= last; blocks--)
+        try_cuts(&k, blocks, &best);
     return best;
 }
 

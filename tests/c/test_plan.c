@@ -987,12 +987,12 @@ static void test_decode_sm90(void)
         int variant;
         int32_t tasks, parts, stages;
     } cases[] = {
-        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 32, 6},
-        {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 49, 4},
-        {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 3, 4},
+        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
+        {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
+        {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 12},
         {64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 6},
-        {16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_bf16, 32, 12, 4},
-        {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d64_bf16, 128, 3, 4},
+        {16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_bf16, 32, 4, 12},
+        {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d64_bf16, 128, 1, 12},
         {64, 32, 8, 8, 4096, 128, FA_VARIANT_decode_sm90_d128_bf16_rows32, 512, 1, 5},
         {2, 16, 1, 1, 300, 80, FA_VARIANT_decode_sm90_d128_bf16_rows32, 2, 1, 12},
         {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 1, 12},
