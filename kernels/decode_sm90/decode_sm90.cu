@@ -23,6 +23,7 @@
 #include "decode_sm90/attend.cuh"
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
+#include "ptx/grid.cuh"
 
 /* The block's sums to the workspace, where they have the same form. */
 FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
@@ -75,6 +76,9 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         ptx_tma_prefetch(&s.v);
         init_barriers(state, s.stages);
     }
+    /* The launch overlaps the one in front, and the next one may overlap this one's end. */
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
     find_work(&d, &state->work);
     const fa_work *w = &state->work;
     bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;

@@ -98,7 +98,10 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     if (!fa_cuda_maps_fit(maps, names, MAPS, why, size)) return false;
     plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
                                                          : "float16 products (wgmma), float32 sums";
-    return fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size);
+    if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size))
+        return false;
+    plan->launches[plan->count - 1].overlaps = true;
+    return true;
 }
 
 /* Until it has been measured: the environment alone asks for it. That needs no words. */

@@ -689,6 +689,7 @@ static void test_sm90_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
     CHECK(count_sm90_launches(kernel, 1) == 1, "keys are not cut");
     CHECK(count_sm90_launches(kernel, 7) == 1, "the last block merges");
+    CHECK(record->last.overlaps == 1, "it does not overlap");
     setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
     CHECK(count_sm90_launches(kernel, 7) == 2, "without counters");
     setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx=1", 1);

@@ -93,6 +93,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .memory = &m->memory,
                     .parameters = &both,
                     .units = &hopper_units,
+                    .overlaps = l->overlaps,
                     .grid = step == FA_DECODE_MERGE ? (unsigned)l->tasks : l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
