@@ -66,7 +66,6 @@ static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
 
 enum { ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM) };
 static_assert(4 * ROWS * ROW_FLOATS <= 3 * STAGE_BYTES, "room for the block's sums");
-static_assert(4 * ROWS * FA_DECODE_PARTS <= 3 * STAGE_BYTES, "room for the parts' factors");
 static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");
 
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }

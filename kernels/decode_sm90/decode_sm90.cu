@@ -9,8 +9,9 @@
  *   scores.cuh    S^T, logits and weights
  *   values.cuh    O^T
  *   attend.cuh    the loop over key tiles
+ *   merge_parts.cuh  results of merged parts
  *
- * Work tiles, parts, and how they are merged are those of decode_sm80 (decode_sm80/work.cuh,
+ * Work tiles, parts, and who merges them are those of decode_sm80 (decode_sm80/work.cuh,
  * merge.cuh, last_part.cuh). A block has a part: a warp loads its keys and values by TMA, and a
  * warpgroup multiplies. Keys, and columns of the values, are the 64 rows of a product, and the work
  * tile's rows are its columns: so 8 rows are no more work than there is.
@@ -21,6 +22,7 @@
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 #include "decode_sm90/attend.cuh"
+#include "decode_sm90/merge_parts.cuh"
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
@@ -84,8 +86,5 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
     if (w->rows == 0) return;
     if (d.step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(&pipe, &d, &s);
-    if (!merges) return;
-    const fa_sources parts = {find_part(&d, w, 0), part_floats(&d), w->parts};
-    const fa_merged merged = {(float *)(void *)stages, (float *)(void *)q};
-    merge(&d, w, &parts, &merged, NULL);
+    if (merges) merge_parts(&d, w);
 }
