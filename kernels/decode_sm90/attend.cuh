@@ -21,8 +21,7 @@ FA_DEVICE void share_row_ends(const pipeline *pipe, row_sums *rows)
         const int r = row_of(i / 2, i % 2);
         float sum = rows->sum[i / 2][i % 2];
 #pragma unroll
-        for (int other = 4; other < 32; other *= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, other);
+        for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
         if (lane_id() >= 4) continue;
         pipe->exchange[warp_id() * ROWS + r] = sum;
         if (warp_id() == 0) pipe->exchange[CONSUMER_WARPS * ROWS + r] = rows->base[i / 2][i % 2];

@@ -36,7 +36,7 @@ enum {
     ROWS = GROUP_ROWS,
     ROW_GROUPS = ROWS / 8, /* columns of a product: eight rows each */
     BLOCK_KEYS = KEYS,
-    KEY_BLOCKS = KEYS / 64, /* a product has 64 rows, which are keys, */
+    KEY_BLOCKS = KEYS / 64,     /* a product has 64 rows, which are keys, */
     DIM_BLOCKS = HEAD_DIM / 64, /* or columns of the values; the swizzle spans as many */
     KEY_STEPS = KEYS / 16,
     SCORES = KEY_BLOCKS * ROWS / 2, /* of a thread */
@@ -75,10 +75,7 @@ FA_DEVICE void sync_threads(void) { __syncthreads(); }
 
 /* The consumers' named barrier. */
 enum { BARRIER_CONSUMERS = 1 };
-FA_DEVICE void sync_consumers(void)
-{
-    ptx_named_barrier_sync(BARRIER_CONSUMERS, CONSUMER_THREADS);
-}
+FA_DEVICE void sync_consumers(void) { ptx_named_barrier_sync(BARRIER_CONSUMERS, CONSUMER_THREADS); }
 
 /*
  * Products are transposed: S^T = K Q^T and O^T = V^T P^T. With g = lane / 4 and t = lane % 4 a

@@ -100,8 +100,7 @@ FA_DEVICE void hide_keys(const fa_decode_params *d, const fa_work *w, int first,
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int query = min(query_of(d, row_of(j, e)), w->queries - 1);
-            const fa_range range =
-                fa_tile_visible(&d->attention, &w->tile, w->tile.first + query);
+            const fa_range range = fa_tile_visible(&d->attention, &w->tile, w->tile.first + query);
             const int lo = (int)range.lo - key, hi = (int)range.hi - key;
 #pragma unroll
             for (int i = 0; i < 2 * KEY_BLOCKS; i++) {

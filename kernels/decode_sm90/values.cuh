@@ -84,12 +84,14 @@ FA_DEVICE void add_values_carefully(const pipeline *pipe, fa_place at, uint32_t 
         for (int i = 0; i < 2 * ROW_GROUPS; i++) {
             const uint32_t row = buffer + (uint32_t)(key / 64 * QUERY_BLOCK_BYTES) +
                                  swizzled(row_of(i / 2, i % 2), key / 8 % 8);
-            weight[i / 2][i % 2] = half_of(ptx_ld_shared_u32(row + (uint32_t)(key % 8 / 2 * 4)), key);
+            weight[i / 2][i % 2] =
+                half_of(ptx_ld_shared_u32(row + (uint32_t)(key % 8 / 2 * 4)), key);
         }
 #pragma unroll
         for (int n = 0; n < 2 * DIM_BLOCKS; n++) {
             const int column = 64 * (n / 2) + first_of_block() + 8 * (n % 2);
-            const uint32_t from = value_at(pipe, at, key, column / 8) + (uint32_t)(column % 8 / 2 * 4);
+            const uint32_t from =
+                value_at(pipe, at, key, column / 8) + (uint32_t)(column % 8 / 2 * 4);
             const float value = half_of(ptx_ld_shared_u32(from), column);
 #pragma unroll
             for (int i = 0; i < 2 * ROW_GROUPS; i++) {

@@ -131,12 +131,12 @@ FA_DEVICE void ptx_wgmma_commit(void)
  */
 #if ELEMENT == FA_ELEMENT_TF32
 #define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
-    PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, N, count, n0, n1, n2)                                         \
+    PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, N, count, n0, n1, n2)                                        \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)
 #else
 #define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
-    PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, N, count, n0, n1, n2)                                         \
-    PTX_DEFINE_WGMMA_SHARED(shared_pv, 0, 1, N, count, n0, n1, n2)                                  \
+    PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, N, count, n0, n1, n2)                                        \
+    PTX_DEFINE_WGMMA_SHARED(shared_pv, 0, 1, N, count, n0, n1, n2)                                 \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)                  \
     PTX_DEFINE_WGMMA_REGISTERS(pv, 1, N, count, n0, n1, n2, n3, n4, n5)
 #endif
@@ -159,7 +159,8 @@ FA_DEVICE void ptx_wgmma_commit(void)
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
                      "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE " {" PTX_NAMES_##count \
-                     "}, %" #n0 ", %" #n1 ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across_a, across) ";\n}\n" \
+                     "}, %" #n0 ", %" #n1                                                          \
+                     ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across_a, across) ";\n}\n"                    \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }

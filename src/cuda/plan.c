@@ -14,7 +14,7 @@ enum { MAX_FAMILIES = 12 };
 #define FORWARD                                                                                    \
     {                                                                                              \
         &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode_sm90,                 \
-            &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
+            &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,  \
             &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
             &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
     }

@@ -254,8 +254,8 @@ typedef struct cut {
 
 /* What is cut. */
 typedef struct keys_to_cut {
-    int64_t tasks; /* work tiles that count */
-    int64_t keys, least, fewest; /* keys of a task; of a part, at least; parts, at least */
+    int64_t tasks;                 /* work tiles that count */
+    int64_t keys, least, fewest;   /* keys of a task; of a part, at least; parts, at least */
     int64_t key_bytes, part_bytes; /* of a key and its value; of a part's sums, if they count */
     int multiprocessors;
     bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */

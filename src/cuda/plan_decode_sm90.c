@@ -76,8 +76,9 @@ static bool refuse_cache(const fa_problem *p, char *why, size_t size)
         return true;
     }
     if (p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE)) {
-        fa_cuda_say(why, size, "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, "
-                               "%d or more",
+        fa_cuda_say(why, size,
+                    "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, "
+                    "%d or more",
                     p->rows_k, LEAST_PAGE);
         return true;
     }

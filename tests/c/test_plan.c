@@ -1062,8 +1062,8 @@ static void test_decode_sm90(void)
         paged.rows_k = pages[i].page;
         paged.blocks_k = 1024;
         CHECK(fa_cuda_plan_make(&paged, &devices[H200], family, &plan, why, sizeof why), "%s", why);
-        CHECK(params_of(&paged, &plan.launches[0]).box_rows == pages[i].box_rows,
-              "pages of %d", (int)pages[i].page);
+        CHECK(params_of(&paged, &plan.launches[0]).box_rows == pages[i].box_rows, "pages of %d",
+              (int)pages[i].page);
     }
 }
 

@@ -66,8 +66,8 @@ static void vary(cuda_run *run, const machine *m)
     run->late_products = varied & 4;
     run->last_block_first = m->otherwise;
     if (!m->otherwise) return;
-    run->slow_warp = bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32)
-                                    : run->threads / 32 - 1;
+    run->slow_warp =
+        bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : run->threads / 32 - 1;
     run->slow_lanes = lanes[bits >> 40 & 3];
 }
 
@@ -244,7 +244,8 @@ static void test_nonfinite_values(void)
             expect(s, b, i, h, want);
             for (int64_t c = 0; c < s->d; c++) {
                 const double x = fa_half_to_float(out[c]);
-                if (isfinite(want[c])) wrong += !(fabs(x - want[c]) <= 0x1p-9 * (fabs(want[c]) + 1));
+                if (isfinite(want[c]))
+                    wrong += !(fabs(x - want[c]) <= 0x1p-9 * (fabs(want[c]) + 1));
                 else wrong += isnan(want[c]) ? !isnan(x) : x != want[c];
             }
             CHECK(wrong == 0, "shape %d, sequence %d, query %d, head %d: %d columns are wrong",
