@@ -81,7 +81,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     /* The launch overlaps the one in front, and the next one may overlap this one's end. */
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
-    find_work(&d, &state->work);
+    find_work(&d, &s.divisors, &state->work);
     const fa_work *w = &state->work;
     bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
     if (w->rows == 0) return;

@@ -39,6 +39,7 @@ typedef struct fa_decode_sm90_params {
     fa_sm90_steps k_step, v_step; /* factors of their indices */
     int32_t box_rows;             /* those of a key tile, or a divisor of it and of a page's rows */
     int32_t stages;               /* for which the launch has shared memory */
+    fa_decode_divisors divisors;
 } fa_decode_sm90_params;
 
 #endif

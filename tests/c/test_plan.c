@@ -961,6 +961,39 @@ static void test_decode_latent_sm90(void)
         expect_refusal(&other[i], &devices[H200], "latent_sm90", reasons[i]);
 }
 
+/* Division by a product and a shift. */
+static void test_reciprocals(void)
+{
+    static const int64_t divisors[] = {1,
+                                       2,
+                                       3,
+                                       5,
+                                       7,
+                                       8,
+                                       12,
+                                       100,
+                                       128,
+                                       641,
+                                       65535,
+                                       65536,
+                                       65537,
+                                       1000003,
+                                       (1 << 30) - 1,
+                                       1 << 30,
+                                       (1 << 30) + 1,
+                                       INT32_MAX};
+    for (size_t i = 0; i < sizeof divisors / sizeof divisors[0]; i++) {
+        const int64_t b = divisors[i];
+        const fa_reciprocal r = fa_reciprocal_of(b);
+        for (int64_t n = 0; n < 3000; n++) {
+            const int64_t multiple = n < 2000 ? n * b : INT32_MAX - n % 1000;
+            for (int64_t a = multiple - 1; a <= multiple + 1; a++)
+                if (a >= 0 && a <= INT32_MAX)
+                    CHECK(fa_divide_by(a, r) == a / b, "%d / %d", (int)a, (int)b);
+        }
+    }
+}
+
 /* Stages of a launch of decode_sm90, as its kernel is told. */
 static bool encode_nothing(fa_tensor_map *map, const fa_tensor_map_shape *shape,
                            fa_cuda_fault *fault)
@@ -1295,6 +1328,7 @@ int main(void)
     test_tf32x3();
     test_mixed();
     test_decode_latent_sm90();
+    test_reciprocals();
     test_decode_sm90();
     test_decode_is_slower();
     test_decode_parts();
