@@ -31,7 +31,7 @@ enum { ROUND_BYTES = 256 << 10 };
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
 /* Of decode_sm90: blocks of a multiprocessor, at least, for which cuts are tried. Where lengths are
- * unknown, one block would have all keys of the longest sequence. */
+ * unknown and may differ, one block would have all keys of the longest sequence. */
 enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2 };
 
 /* Rounds of blocks, behind the fewest, that are tried. */
@@ -346,7 +346,8 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
     try_cuts(&k, fitting, &best);
     if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
-    const int last = fa_cuda_has_own_lengths(p) ? FEWEST_BLOCKS_OWN_LENGTHS : FEWEST_BLOCKS;
+    const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
+    const int last = differ ? FEWEST_BLOCKS_OWN_LENGTHS : FEWEST_BLOCKS;
     for (int blocks = fitting - 1; is_sm90(v) && blocks >= last; blocks--)
         try_cuts(&k, blocks, &best);
     return best;

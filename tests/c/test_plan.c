@@ -1054,6 +1054,20 @@ static void test_decode_sm90(void)
               (int)params.box_rows);
         CHECK(plan_of(&p, &devices[H200]).family != family, "case %d unasked", (int)i);
     }
+    for (int64_t batch = 1; batch <= 16; batch *= 16) { /* lengths on the device */
+        char why[320] = "";
+        fa_cuda_plan plan;
+        fa_problem own = make_decode(batch, 32, 8, 8192, 128);
+        own.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+        set_strides(&own.k, own.n_k, own.heads_kv, own.d);
+        own.v = own.k;
+        own.seqlens_k = (const int32_t *)(const void *)memory;
+        CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s", why);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK(l->decode.parts == (batch == 1 ? 16 : 2) &&
+                  params_of(&own, l).stages == (batch == 1 ? 12 : 6),
+              "batch %d: %d parts", (int)batch, (int)l->decode.parts);
+    }
     p = make_decode(4, 32, 8, 8192, 128);
     p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
     set_strides(&p.k, p.n_k, p.heads_kv, p.d);
