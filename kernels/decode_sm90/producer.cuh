@@ -26,7 +26,7 @@ FA_DEVICE int own_row(const fa_decode_sm90_params *s)
     return lane_id() / STAGE_DIM_BLOCKS * s->box_rows;
 }
 
-/* Beside the page table nothing is read, and a wrong entry leads to some other page. */
+/* Beside the page table nothing is read. The page is looked at when it is needed (page_of). */
 FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params *s,
                           const fa_work *w, int first)
 {
@@ -36,16 +36,22 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
     box.wanted = own_row(s) < KEYS && key < w->to && key + s->box_rows > w->from;
     if (!p->block_table || !box.wanted) return box;
     const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
-    const int64_t entry = p->block_table[w->tile.batch * p->block_table_stride + page];
+    box.page = p->block_table[w->tile.batch * p->block_table_stride + page];
     box.row = key - (int)(page * (uint32_t)p->rows_k);
-    box.page = (int)fa_max64(0, fa_min64(entry, d->pages - 1));
     return box;
+}
+
+/* A wrong entry leads to some other page. */
+FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
+{
+    if (!d->attention.block_table) return box->page;
+    return (int)fa_max64(0, fa_min64(box->page, d->pages - 1));
 }
 
 /* Loads a tile of keys, or of values. */
 FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
                          const fa_sm90_map *map, const fa_sm90_steps *step, int head,
-                         const fa_box *box, fa_place *at)
+                         const fa_box *box, int page, fa_place *at)
 {
     const int boxes = __popc(__ballot_sync(0xffffffffu, box->wanted));
     const int offset = own_block() * DIM_BLOCK_BYTES + own_row(s) * 128;
@@ -60,9 +66,9 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
         __syncwarp();
         if (!box->wanted) continue;
 #if READ_ONCE
-        ptx_tma_load_4d_once(to, map, full, column, box->row, head, box->page * step->block);
+        ptx_tma_load_4d_once(to, map, full, column, box->row, head, page * step->block);
 #else
-        ptx_tma_load_4d(to, map, full, column, box->row, head, box->page * step->block);
+        ptx_tma_load_4d(to, map, full, column, box->row, head, page * step->block);
 #endif
     }
 }
@@ -79,8 +85,9 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
         const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * KEYS);
-        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, &at);
-        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, &at);
+        const int page = page_of(d, &box);
+        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, &at);
+        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, &at);
         box = next;
         next = after;
     }
