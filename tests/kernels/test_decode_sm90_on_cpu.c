@@ -64,6 +64,7 @@ static void vary(cuda_run *run, const machine *m)
     run->backwards = varied & 1;
     run->late_copies = varied & 2;
     run->late_products = varied & 4;
+    run->warps_multiply = m->otherwise;
     run->last_block_first = m->otherwise;
     if (!m->otherwise) return;
     run->slow_warp =
