@@ -33,7 +33,8 @@ CELLS = ((1, 32, 8, 8192, 128, 1843), (1, 32, 8, 131072, 128, 3698), (16, 32, 8,
          (16, 16, 2, 16384, 256, 3785), (16, 32, 8, 16384, 64, 3930))
 CACHES = ("bfloat16", "e4m3", "int8")
 SCALES = ("tensor", "head", "token")
-FAMILIES = {"default": None, "decode": "decode", "sm90": "sm90", "sm80": "sm80"}  # what FA_CUDA_KERNEL is
+FAMILIES = {"default": None, "decode": "decode", "decode_sm90": "decode_sm90", "sm90": "sm90",
+            "sm80": "sm80"}  # what FA_CUDA_KERNEL is
 
 
 def parsed(arguments=None):

@@ -320,6 +320,22 @@ VARIANT(decode_sm80_d256_int8, .file = "decode_sm80/decode_sm80", .kernel = "dec
         .group_rows = 16, .keys = 32, .stages = 2, .static_smem = 256, .blocks = 3)
 END(decode, sm80)
 
+/* The same by wgmma and TMA. */
+FAMILY(decode, sm90)
+VARIANT_16BIT(decode_sm90_d64, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .group_rows = 8, .keys = 128, .stages = 4, .static_smem = 480, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm90_d64, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
+              .head_dim = 64, .options = 0, .group_rows = 32, .keys = 128, .stages = 5, .static_smem = 480, .blocks = 2)
+VARIANT_16BIT(decode_sm90_d128, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .group_rows = 8, .keys = 64, .stages = 4, .static_smem = 480, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm90_d128, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
+              .head_dim = 128, .options = 0, .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+VARIANT_16BIT(decode_sm90_d256, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
+              .head_dim = 256, .options = 0, .group_rows = 8, .keys = 64, .stages = 4, .static_smem = 480, .blocks = 3)
+VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
+              .head_dim = 256, .options = 0, .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
+END(decode, sm90)
+
 /* Latent attention with many query heads. */
 FAMILY(decode, latent_sm90)
 VARIANT_16BIT(decode_latent_sm90, .file = "decode_latent_sm90/decode_latent_sm90", .kernel = "decode_latent_sm90", .architecture = 90,

@@ -714,10 +714,10 @@ static void draw_dropout(problem *p)
 }
 
 /* Whether an option is drawn that changes scores or weights: once in n; but where the widest head dims are
- * looked for, whose kernels have none of them, never. */
+ * looked for, whose kernels have none of them, and where the settings say so, never. */
 static bool weighs_otherwise(problem *p, const random_settings *settings, int64_t n)
 {
-    return settings->focus != RANDOM_WIDE && once_in(p, n);
+    return settings->focus != RANDOM_WIDE && !settings->plain_scores && once_in(p, n);
 }
 
 static void draw_peaked_options(problem *p)

@@ -103,8 +103,9 @@ typedef struct random_settings {
     random_pass pass;
     bool
         backward_alone; /* the forward in front of a backward is not compared: attend's is known to be right */
-    int runs;       /* of a backward, each compared, from the same memory; 0: one */
-    bool one_dtype; /* all tensors of this type */
+    int runs;          /* of a backward, each compared, from the same memory; 0: one */
+    bool plain_scores; /* no ALiBi, bias, mask or dropout */
+    bool one_dtype;    /* all tensors of this type */
     fa_dtype dtype;
     fa_precision precision; /* of all problems */
     /* Computes forward and decode, and with all_passes the others too; without, there are no problems

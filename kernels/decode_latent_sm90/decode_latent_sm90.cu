@@ -45,13 +45,13 @@ FA_DEVICE void describe_block(const fa_decode_params *d, const fa_decode_latent_
                               fa_work *w)
 {
     if (d->step != FA_DECODE_MERGE) {
-        *w = describe_work(d, blockIdx.x);
+        *w = describe_work(d, NULL, blockIdx.x);
         w->first_row = 0;
         return;
     }
     const int64_t shares = (ROWS + s->merged_rows - 1) / s->merged_rows;
     const int64_t task = fa_divide(blockIdx.x, shares);
-    *w = describe_work(d, task);
+    *w = describe_work(d, NULL, task);
     w->first_row = (int)(blockIdx.x - task * shares) * s->merged_rows;
     w->rows = min(w->rows, w->first_row + s->merged_rows);
 }

@@ -47,7 +47,7 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS) decode_sm80(const __grid_constant__
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_work w;
-    find_work(&d, &w);
+    find_work(&d, NULL, &w);
     bool merges = d.step == FA_DECODE_MERGE && w.parts > 1;
     if (w.rows == 0) return;
     if (d.step != FA_DECODE_MERGE && w.part < max(w.parts, 1)) merges = run_part(&d, &w, memory);

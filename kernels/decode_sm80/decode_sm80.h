@@ -18,6 +18,7 @@
 #ifndef FA_KERNELS_DECODE_SM80_DECODE_SM80_H
 #define FA_KERNELS_DECODE_SM80_DECODE_SM80_H
 
+#include "../common/divide.h"
 #include "../common/element.h"
 #include "../common/params.h"
 
@@ -43,6 +44,13 @@ typedef struct fa_decode_params {
     int32_t counters;       /* FA_DECODE_LAST: the set of counters */
     float *sums;            /* the parts' results, if there can be several */
 } fa_decode_params;
+
+/* For decode_sm90: of the numbers by which a block's number is divided. */
+typedef struct fa_decode_divisors {
+    fa_reciprocal tasks, tiles, units, chunks, parts;
+    int32_t units_of_batch; /* key/value heads times chunks */
+    int32_t group;          /* query heads of a key/value head */
+} fa_decode_divisors;
 
 #define FA_DECODE_BY_ROWS 1
 

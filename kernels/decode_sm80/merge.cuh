@@ -9,8 +9,8 @@
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
 #include "common/softmax.cuh"
+#include "decode_sm80/bases.cuh"
 #include "decode_sm80/config.cuh"
-#include "decode_sm80/logits.cuh"
 #include "decode_sm80/work.cuh"
 
 #define LN2 0.69314718055994530942f

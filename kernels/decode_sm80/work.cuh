@@ -54,17 +54,21 @@ FA_DEVICE void locate_few(const fa_decode_params *d, int64_t tile, fa_tile *t)
     if (t->room_q > d->most_queries) t->room_q = t->n_q = 0;
 }
 
+/* a / b, where b is a number of the launch. by: the launch's divisors, or NULL. */
+#define DIVIDE(a, b, name) (by ? fa_divide_by(a, by->name) : fa_divide(a, b))
+
 /* The sequence and its lengths; the tile's first query and head. */
-FA_DEVICE void locate(const fa_decode_params *d, int64_t task, fa_work *w)
+FA_DEVICE void locate(const fa_decode_params *d, const fa_decode_divisors *by, int64_t task,
+                      fa_work *w)
 {
     const fa_attention_params *p = &d->attention;
     fa_tile *t = &w->tile;
-    const int64_t outer = fa_divide(task, p->tiles), tile = task - outer * p->tiles;
-    const int64_t units = p->heads_kv * d->chunks;
-    t->batch = fa_divide(outer, units);
+    const int64_t outer = DIVIDE(task, p->tiles, tiles), tile = task - outer * p->tiles;
+    const int64_t units = by ? by->units_of_batch : p->heads_kv * d->chunks;
+    t->batch = DIVIDE(outer, units, units);
     const int64_t unit = outer - t->batch * units;
-    t->head_kv = fa_divide(unit, d->chunks);
-    const int64_t group = fa_divide(p->heads_q, p->heads_kv);
+    t->head_kv = DIVIDE(unit, d->chunks, chunks);
+    const int64_t group = by ? by->group : fa_divide(p->heads_q, p->heads_kv);
     const int64_t first = (unit - t->head_kv * d->chunks) * d->heads;
     t->head = t->head_kv * group + first;
     w->heads = (int)fa_min64(d->heads, group - first);
@@ -112,13 +116,14 @@ FA_DEVICE void find_scales(const fa_decode_params *d, fa_work *w)
 
 /* The keys that rows see, and their parts. Key tiles begin at multiples of KEYS, so that a page of so many keys, or of a
  * multiple, has whole ones. */
-FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
+FA_DEVICE fa_work describe_work(const fa_decode_params *d, const fa_decode_divisors *by,
+                                int64_t number)
 {
     const fa_attention_params *p = &d->attention;
     fa_work w;
-    w.part = (int)fa_divide(number, p->tasks);
+    w.part = (int)DIVIDE(number, p->tasks, tasks);
     w.task = number - w.part * p->tasks;
-    locate(d, w.task, &w);
+    locate(d, by, w.task, &w);
     w.k = first_row(d, &p->k, &w.tile);
     w.v = first_row(d, &p->v, &w.tile);
     w.from = w.to = w.all_from = w.all_to = w.start = 0;
@@ -140,14 +145,15 @@ FA_DEVICE fa_work describe_work(const fa_decode_params *d, int64_t number)
 #if EIGHT_BITS
     find_scales(d, &w);
 #endif
-    w.per_part = max(d->least, (w.tiles + d->parts - 1) / d->parts);
+    const int all = w.tiles + d->parts - 1;
+    w.per_part = max(d->least, by ? (int)fa_divide_by(all, by->parts) : all / d->parts);
     w.parts = (w.tiles + w.per_part - 1) / w.per_part;
     return w;
 }
 
-FA_DEVICE void find_work(const fa_decode_params *d, fa_work *w)
+FA_DEVICE void find_work(const fa_decode_params *d, const fa_decode_divisors *by, fa_work *w)
 {
-    if (ptx_thread_id() == 0) *w = describe_work(d, blockIdx.x);
+    if (ptx_thread_id() == 0) *w = describe_work(d, by, blockIdx.x);
     __syncthreads();
 }
 

@@ -28,6 +28,14 @@ FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
         : "memory");
 }
 
+/* The same of two matrices, for which lanes 0 to 15 pass addresses. */
+FA_DEVICE void ptx_stmatrix_x2_trans(uint32_t address, const uint32_t x[2])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(x[0]), "r"(x[1])
+                 : "memory");
+}
+
 /* Adds four floats to those in global memory, each by itself. From Hopper on. */
 FA_DEVICE void ptx_add_global_f32x4(float *to, float4 x)
 {

@@ -7,6 +7,7 @@
 
 #include "common/dialect.h"
 #include "ptx/address.cuh"
+#include "ptx/cp_async.cuh"
 
 #ifdef FA_CUDA_ON_CPU
 #include "ptx_on_cpu/tma.h"
@@ -36,6 +37,18 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(ptx_shared_address(shared)),
                  "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
+}
+
+/* The same of a box that is read once: the second-level cache gives it up first. */
+FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                                    int z, int w)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(ptx_shared_address(shared)),
+        "l"(map), "r"(ptx_shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w),
+        "l"(PTX_EVICT_FIRST)
+        : "memory");
 }
 
 /* Brings the box that starts at (x, y, z, w) to the second-level cache. */

@@ -64,13 +64,15 @@ FA_DEVICE void ptx_wgmma_commit(void)
  * rows. tf32 has none. */
 #if ELEMENT == FA_ELEMENT_TF32
 #define PTX_WGMMA_ACROSS_B(across) ""
-#define PTX_WGMMA_ACROSS_AB(across) ""
+#define PTX_WGMMA_ACROSS_AB(across_a, across) ""
 #else
 #define PTX_WGMMA_ACROSS_B(across) ", " #across
-#define PTX_WGMMA_ACROSS_AB(across) ", 0, " #across
+#define PTX_WGMMA_ACROSS_AB(across_a, across) ", " #across_a ", " #across
 #endif
 
-/* Placeholders and operands of accumulators, eight at a time. */
+/* Placeholders and operands of accumulators, eight at a time; and of four. */
+#define PTX_NAMES_FOUR "%0, %1, %2, %3"
+#define PTX_DATA_FOUR(d, i) "+f"(d[(i) + 0]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define PTX_NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define PTX_NAMES_1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define PTX_NAMES_2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -123,16 +125,18 @@ FA_DEVICE void ptx_wgmma_commit(void)
  *   ptx_wgmma_registers_qk_N  the same with A from registers
  *   ptx_wgmma_pv_N         A from registers, B from shared memory, the 16 across its rows (P and V)
  *   ptx_wgmma_shared_pv_N  the same with A from shared memory, along its rows
+ *   ptx_wgmma_vp_N         A and B from shared memory, the 16 across the rows of A and along those of B (transposed
+ *                          V, and P whose rows are columns of the result)
  * accumulate 0: D = A B. The literals n0 ... are the numbers of the operands behind the accumulators.
  */
 #if ELEMENT == FA_ELEMENT_TF32
 #define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
-    PTX_DEFINE_WGMMA_SHARED(qk, 0, N, count, n0, n1, n2)                                           \
+    PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, N, count, n0, n1, n2)                                        \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)
 #else
 #define PTX_DEFINE_WGMMA(N, count, n0, n1, n2, n3, n4, n5)                                         \
-    PTX_DEFINE_WGMMA_SHARED(qk, 0, N, count, n0, n1, n2)                                           \
-    PTX_DEFINE_WGMMA_SHARED(shared_pv, 1, N, count, n0, n1, n2)                                    \
+    PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, N, count, n0, n1, n2)                                        \
+    PTX_DEFINE_WGMMA_SHARED(shared_pv, 0, 1, N, count, n0, n1, n2)                                 \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, 0, N, count, n0, n1, n2, n3, n4, n5)                  \
     PTX_DEFINE_WGMMA_REGISTERS(pv, 1, N, count, n0, n1, n2, n3, n4, n5)
 #endif
@@ -149,17 +153,23 @@ FA_DEVICE void ptx_wgmma_commit(void)
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));       \
     }
 
-/* Those with A from shared memory. across: 1 if the 16 go across the rows of B. */
-#define PTX_DEFINE_WGMMA_SHARED(kind, across, N, count, n0, n1, n2)                                \
+/* Those with A from shared memory. across_a, across: 1 if the 16 go across the rows of A, or of B. */
+#define PTX_DEFINE_WGMMA_SHARED(kind, across_a, across, N, count, n0, n1, n2)                      \
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)        \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                             \
                      "wgmma.mma_async.sync.aligned.m64n" #N PTX_WGMMA_SHAPE " {" PTX_NAMES_##count \
-                     "}, %" #n0 ", %" #n1 ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across) ";\n}\n"         \
+                     "}, %" #n0 ", %" #n1                                                          \
+                     ", p, 1, 1" PTX_WGMMA_ACROSS_AB(across_a, across) ";\n}\n"                    \
                      : PTX_DATA_##count(d, 0)                                                      \
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }
 
+#if ELEMENT != FA_ELEMENT_TF32
+PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, 8, FOUR, 4, 5, 6)
+PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 8, FOUR, 4, 5, 6)
+PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 32, 16, 16, 17, 18)
+#endif
 PTX_DEFINE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 PTX_DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 PTX_DEFINE_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)

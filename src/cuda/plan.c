@@ -10,11 +10,11 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
-enum { MAX_FAMILIES = 11 };
+enum { MAX_FAMILIES = 12 };
 #define FORWARD                                                                                    \
     {                                                                                              \
-        &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode,                      \
-            &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,                   \
+        &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode_sm90,                 \
+            &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,  \
             &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
             &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
     }
@@ -233,7 +233,7 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
     }
     append(&t, " on sm_%d%d", (int)device->major, (int)device->minor);
     if (plan->family == &fa_cuda_decode || plan->family == &fa_cuda_decode_latent_sm90 ||
-        plan->family == &fa_cuda_forward_mixed)
+        plan->family == &fa_cuda_decode_sm90 || plan->family == &fa_cuda_forward_mixed)
         append_parts(&t, &plan->launches[0]);
     else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);

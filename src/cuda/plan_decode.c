@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
+#include "../../kernels/decode_sm90/decode_sm90.h"
 #include "cuda/counters.h"
 #include "cuda/family.h"
 #include "cuda/parameters.h"
@@ -28,6 +29,10 @@ enum { ROUND_BYTES = 256 << 10 };
  * few, and those behind whole rounds, which come to the multiprocessors that happen to end first
  * (measured). */
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
+
+/* Of decode_sm90: blocks of a multiprocessor, at least, for which cuts are tried. Where lengths are
+ * unknown and may differ, one block would have all keys of the longest sequence. */
+enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2 };
 
 /* Rounds of blocks, behind the fewest, that are tried. */
 enum { ROUNDS_TRIED = 4 };
@@ -56,8 +61,15 @@ static bool is_latent_kernel(const fa_variant *v) { return v->value_dim != 0; }
 /* Whether it is one of decode_latent_sm90. */
 static bool is_latent_sm90(const fa_variant *v) { return v->own_blocks != 0; }
 
+/* Whether it is one of decode_sm90. */
+static bool is_sm90(const fa_variant *v)
+{
+    return v >= &fa_variants[FA_FIRST_decode_sm90] && v < &fa_variants[FA_END_decode_sm90];
+}
+
 static int count_smem(const fa_variant *v)
 {
+    if (is_sm90(v)) return FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, v->stages);
     if (is_latent_sm90(v)) return FA_DECODE_LATENT_SM90_SMEM(v->head_dim, v->own_blocks, v->stages);
     if (is_latent_kernel(v))
         return FA_DECODE_SMEM_LATENT(v->element, v->head_dim, v->group_rows, v->warps, v->keys,
@@ -69,7 +81,7 @@ static int count_smem(const fa_variant *v)
 
 static int64_t block_keys(const fa_variant *v)
 {
-    return is_latent_kernel(v) ? v->keys : (int64_t)v->warps * v->keys;
+    return is_latent_kernel(v) || is_sm90(v) ? v->keys : (int64_t)v->warps * v->keys;
 }
 
 /* Floats of a row's sums in the workspace. */
@@ -240,20 +252,36 @@ typedef struct cut {
     double cost;
 } cut;
 
-/* Of the numbers of parts whose blocks just fit into whole rounds, but at least `fewest`, the one
- * that takes least, if that is less than the best one so far. least: keys of a part; key_bytes: of
- * a key and its value. */
-static void try_cuts(int64_t tasks, int multiprocessors, int blocks, int64_t keys, int64_t least,
-                     int64_t key_bytes, int64_t fewest, cut *best)
+/* What is cut. */
+typedef struct keys_to_cut {
+    int64_t tasks;                 /* work tiles that count */
+    int64_t keys, least, fewest;   /* keys of a task; of a part, at least; parts, at least */
+    int64_t key_bytes, part_bytes; /* of a key and its value; of a part's sums, if they count */
+    int multiprocessors;
+    bool grows; /* a block has as much more on its way as there are fewer of a multiprocessor */
+} keys_to_cut;
+
+/* The time of so many parts with so many blocks of a multiprocessor. */
+static double cost_of(const keys_to_cut *k, int64_t parts, int blocks)
 {
-    const int64_t room = (int64_t)multiprocessors * blocks;
-    const int64_t first = fa_cuda_count_tiles(tasks, room);
+    const int64_t needed = fa_cuda_count_tiles(k->tasks * parts, k->multiprocessors);
+    const int64_t each = k->grows && needed < blocks ? needed : blocks;
+    const double bytes =
+        (double)k->keys / (double)parts * (double)k->key_bytes + (double)ROUND_BYTES / (double)each;
+    const double sums = parts > 1 ? (double)(k->tasks * parts * k->part_bytes) : 0;
+    return count_slots(k->tasks * parts, k->multiprocessors * each) * bytes + sums;
+}
+
+/* Of the numbers of parts whose blocks just fit into whole rounds, the one that takes least, if that
+ * is less than the best one so far. */
+static void try_cuts(const keys_to_cut *k, int blocks, cut *best)
+{
+    const int64_t room = (int64_t)k->multiprocessors * blocks;
+    const int64_t first = fa_cuda_count_tiles(k->tasks, room);
     for (int64_t rounds = first; rounds < first + ROUNDS_TRIED; rounds++) {
-        const int64_t fitting = clamp_parts(rounds * room / tasks, keys, least);
-        const int64_t parts = fitting > fewest ? fitting : fewest;
-        const double bytes =
-            (double)keys / (double)parts * (double)key_bytes + (double)ROUND_BYTES / blocks;
-        const double cost = count_slots(tasks * parts, room) * bytes;
+        const int64_t fitting = clamp_parts(rounds * room / k->tasks, k->keys, k->least);
+        const int64_t parts = fitting > k->fewest ? fitting : k->fewest;
+        const double cost = cost_of(k, parts, blocks);
         if (cost < best->cost) *best = (cut){parts, blocks, cost};
     }
 }
@@ -269,9 +297,18 @@ static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
     return fitting < 1 ? 1 : fitting;
 }
 
-/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. */
+/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. Those
+ * of decode_sm90 have as many stages as there is room for. */
 static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
+    if (is_sm90(v)) {
+        const int share = device->smem_per_sm / blocks - 1024;
+        const int room = share < device->smem_per_block ? share : device->smem_per_block;
+        const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0);
+        const int stages = (room - fa_cuda_static_smem(v) - others) / FA_DECODE_SM90_STAGE;
+        const int most = stages < FA_DECODE_SM90_STAGES ? stages : FA_DECODE_SM90_STAGES;
+        return (uint32_t)(others + most * FA_DECODE_SM90_STAGE);
+    }
     if (blocks == count_fitting(device, v)) return (uint32_t)count_smem(v);
     return (uint32_t)(device->smem_per_sm / (blocks + 1) + 1024 - other_smem(v));
 }
@@ -291,19 +328,28 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                     const fa_cuda_plan_launch *l, int64_t tasks)
 {
     const int fitting = count_fitting(device, v);
-    const int64_t keys = count_keys(p, l), size = is_8bit(v) ? 1 : 2;
-    const int64_t key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v));
-    const int64_t least = least_keys(p, v);
-    int64_t fewest = 1;
+    const int64_t size = is_8bit(v) ? 1 : 2;
+    const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
+    keys_to_cut k = {.tasks = tasks,
+                     .keys = count_keys(p, l),
+                     .least = least_keys(p, v),
+                     .fewest = 1,
+                     .key_bytes = size * (p->d + (is_latent_kernel(v) ? 0 : p->d_v)),
+                     .multiprocessors = device->multiprocessors,
+                     .grows = is_sm90(v)};
     cut best = {1, fitting, INFINITY};
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
     if (p->batch_invariant || tasks == 0) return best;
     if (fa_cuda_has_own_lengths(p))
-        fewest = clamp_parts(fa_cuda_count_tiles(keys, MOST_KEYS), keys, least);
-    try_cuts(tasks, device->multiprocessors, fitting, keys, least, key_bytes, fewest, &best);
-    if (fitting == 3 && !p->block_table)
-        try_cuts(tasks, device->multiprocessors, 2, keys, least, key_bytes, fewest, &best);
+        k.fewest = clamp_parts(fa_cuda_count_tiles(k.keys, MOST_KEYS), k.keys, k.least);
+    if (is_sm90(v)) k.part_bytes = (int64_t)(2 * rows * row_floats(v) * sizeof(float));
+    try_cuts(&k, fitting, &best);
+    if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
+    const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
+    const int last = differ ? FEWEST_BLOCKS_OWN_LENGTHS : FEWEST_BLOCKS;
+    for (int blocks = fitting - 1; is_sm90(v) && blocks >= last; blocks--)
+        try_cuts(&k, blocks, &best);
     return best;
 }
 
@@ -353,31 +399,39 @@ void fa_cuda_set_decode_params(const fa_problem *p, const fa_cuda_plan_launch *l
 }
 
 static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
-                       const fa_cuda_call *call, int step, int32_t counters, fa_cuda_fault *fault)
+                       const fa_cuda_call *call, void *more, int step, int32_t counters,
+                       fa_cuda_fault *fault)
 {
     fa_decode_params params;
     fa_cuda_plan_launch now = *l;
     fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
     if (step == FA_DECODE_MERGE) now.grid = fa_cuda_grid(l->tasks);
-    return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params}, fault);
+    return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params, more}, fault);
 }
 
 /* One launch if its work tiles can be counted, so that the last block of each merges its parts;
  * else a second launch merges them. The result is the same. */
-static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
-                         const fa_cuda_call *call, fa_cuda_fault *fault)
+bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                          const fa_cuda_call *call, void *more, fa_cuda_fault *fault)
 {
     fa_cuda_counter counters = {-1, NULL};
-    if (l->decode.parts == 1) return queue_step(kernel, plan, l, call, FA_DECODE_LAST, 0, fault);
+    if (l->decode.parts == 1)
+        return queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, 0, fault);
     if (l->tasks <= FA_DECODE_COUNTERS)
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     const bool counted = counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS;
     const bool fine =
-        counted ? queue_step(kernel, plan, l, call, FA_DECODE_LAST, counters.number, fault)
-                : queue_step(kernel, plan, l, call, FA_DECODE_STORE, 0, fault) &&
-                      queue_step(kernel, plan, l, call, FA_DECODE_MERGE, 0, fault);
+        counted ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, counters.number, fault)
+                : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, 0, fault) &&
+                      queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, 0, fault);
     fa_cuda_counter_release(counters, call->stream);
     return fine;
+}
+
+static bool queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                         const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    return fa_cuda_queue_decode(kernel, plan, l, call, NULL, fault);
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -390,19 +444,30 @@ static bool takes(const fa_variant *v, const fa_problem *p, int64_t dim)
            (v->options == FA_DECODE_BY_ROWS || !has_row_options(p));
 }
 
-/* Of the narrowest variants that are wide enough, the first one with room for so many rows, or the
- * last one. */
-static const fa_variant *find_variant(const fa_problem *p, int64_t rows)
+/* Of the narrowest variants of a family that are wide enough, the first one with room for so many
+ * rows, or the last one. first, end: the family's ids. */
+static const fa_variant *find_in_family(const fa_problem *p, int64_t rows, int first, int end)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
     const fa_variant *found = NULL;
-    for (int i = FA_FIRST_decode_sm80; i < FA_END_decode_sm80; i++) {
+    for (int i = first; i < end; i++) {
         const fa_variant *v = &fa_variants[i];
         if (!takes(v, p, dim)) continue;
         if (found && (v->head_dim > found->head_dim || rows <= found->group_rows)) break;
         found = v;
     }
     return found;
+}
+
+static const fa_variant *find_variant(const fa_problem *p, int64_t rows)
+{
+    return find_in_family(p, rows, FA_FIRST_decode_sm80, FA_END_decode_sm80);
+}
+
+const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *p)
+{
+    return find_in_family(p, group_size(p) * count_queries(p), FA_FIRST_decode_sm90,
+                          FA_END_decode_sm90);
 }
 
 bool fa_cuda_refuse_decode(const fa_problem *p, int64_t most_rows, char *why, size_t size)
@@ -430,7 +495,13 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         fa_cuda_say(why, size, "there are %" PRId64 " work tiles", l->tasks);
         return false;
     }
-    l->smem_bytes = smem_for(device, v, found.blocks);
+    int blocks = found.blocks;
+    if (is_sm90(v)) { /* fewer blocks have more stages each */
+        const int64_t needed =
+            fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
+        if (needed < blocks) blocks = (int)needed;
+    }
+    l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.parts, least_keys(p, v));
     plan->workspace_bytes = l->workspace_bytes;
     return true;
@@ -505,12 +576,16 @@ static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *w
     return true;
 }
 
+int64_t fa_cuda_most_decode_rows(const fa_problem *p)
+{
+    return p->pass == FA_PASS_DECODE ? MOST_DECODE_ROWS : MOST_FORWARD_ROWS;
+}
+
 static bool plan_decode(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
-    const int64_t most = p->pass != FA_PASS_DECODE ? MOST_FORWARD_ROWS
-                         : fa_cuda_is_latent(p)    ? MOST_LATENT_ROWS
-                                                   : MOST_DECODE_ROWS;
+    const bool latent = p->pass == FA_PASS_DECODE && fa_cuda_is_latent(p);
+    const int64_t most = latent ? MOST_LATENT_ROWS : fa_cuda_most_decode_rows(p);
     return fa_cuda_plan_decode(p, device, most, plan, why, size);
 }
 

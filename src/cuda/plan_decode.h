@@ -1,5 +1,6 @@
 /*
- * What decode_sm80 is told, and what its planner shares with that of decode_latent_sm90.
+ * What decode_sm80 is told, and what its planner shares with those of decode_sm90 and
+ * decode_latent_sm90.
  */
 #ifndef FA_CUDA_PLAN_DECODE_H
 #define FA_CUDA_PLAN_DECODE_H
@@ -16,7 +17,13 @@ bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device
  * vectors: then they are read once. */
 bool fa_cuda_is_latent(const fa_problem *problem);
 
-/* Whether neither family can do the problem; most_rows as above. */
+/* Rows that decode_sm80 and decode_sm90 take: most_rows as above. */
+int64_t fa_cuda_most_decode_rows(const fa_problem *problem);
+
+/* The variant of decode_sm90 for a problem that fa_cuda_refuse_decode() does not refuse. */
+const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *problem);
+
+/* Whether no family of these can do the problem; most_rows as above. */
 bool fa_cuda_refuse_decode(const fa_problem *problem, int64_t most_rows, char *why, size_t size);
 
 /* Packed queries of a sequence that the work tiles of a mixed batch have room for. */
@@ -33,6 +40,10 @@ bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, in
 
 /* Cuts keys into at most so many parts, of so many keys at least. Sets the grid and the workspace. */
 void fa_cuda_cut_decode(fa_cuda_plan_launch *launch, int64_t parts, int64_t least);
+
+/* Queues the launch, or two. more: the kernel's second parameter, or NULL. */
+bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *launch,
+                          const fa_cuda_call *call, void *more, fa_cuda_fault *fault);
 
 /* Every field is written. step: FA_DECODE_...; counters: the set's number, for FA_DECODE_LAST. */
 void fa_cuda_set_decode_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,

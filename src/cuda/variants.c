@@ -4,6 +4,7 @@
 #include "../../kernels/backward_sm80/backward_sm80.h"
 #include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
 #include "../../kernels/decode_sm80/decode_sm80.h"
+#include "../../kernels/decode_sm90/decode_sm90.h"
 #include "../../kernels/forward_sm80/forward_sm80.h"
 #include "../../kernels/forward_sm90/forward_sm90.h"
 #include "../../kernels/combine/combine.h"

@@ -652,6 +652,51 @@ static void test_latent_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
+/* The same of decode_sm90, whose tensor maps are made in front of the launches; -1: it fails. */
+static int count_sm90_launches(void *kernel, int64_t parts)
+{
+    static _Alignas(16) char memory[64];
+    const fa_view view = {.data = memory, .dtype = FA_FLOAT16, .stride = {4096 * 128, 128, 64, 1}};
+    const fa_problem p = {.pass = FA_PASS_DECODE,
+                          .batch = 4,
+                          .heads_q = 8,
+                          .heads_kv = 2,
+                          .n_q = 1,
+                          .n_k = 4096,
+                          .rows_q = 1,
+                          .rows_k = 4096,
+                          .blocks_q = 4,
+                          .blocks_k = 4,
+                          .d = 64,
+                          .d_v = 64,
+                          .q = view,
+                          .k = view,
+                          .v = view,
+                          .out = view,
+                          .window_left = -1,
+                          .window_right = -1,
+                          .workspace = memory};
+    return count_launches(&p, &fa_cuda_decode_sm90, kernel, parts);
+}
+
+static void test_sm90_launches(void)
+{
+    fa_cuda_fault fault;
+    void *kernel;
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    setenv("FAKE_CUDA_FAIL", "cuTensorMapEncodeTiled=1", 1);
+    CHECK(count_sm90_launches(kernel, 7) == -1, "a map that fails");
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(count_sm90_launches(kernel, 1) == 1, "keys are not cut");
+    CHECK(count_sm90_launches(kernel, 7) == 1, "the last block merges");
+    CHECK(record->last.overlaps == 1, "it does not overlap");
+    setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
+    CHECK(count_sm90_launches(kernel, 7) == 2, "without counters");
+    setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx=1", 1);
+    CHECK(count_sm90_launches(kernel, 7) == -1, "a launch that fails");
+    unsetenv("FAKE_CUDA_FAIL");
+}
+
 /* The kernel has fewer sets of counters than there are numbers for captured calls. */
 static void test_captured_decode(void)
 {
@@ -1041,6 +1086,7 @@ static const struct {
     SCENARIO(test_decode_launches),
     SCENARIO(test_captured_decode),
     SCENARIO(test_latent_launches),
+    SCENARIO(test_sm90_launches),
     SCENARIO(test_maps),
     SCENARIO(test_map_memory),
     SCENARIO(test_threads),

@@ -8,6 +8,7 @@
 #include "cuda/parameters.h"
 #include "cuda/family.h"
 #include "cuda/plan_decode_latent_sm90.h"
+#include "cuda/plan_decode_sm90.h"
 #include "flashattn.h"
 #include "gpus.h"
 
@@ -960,6 +961,159 @@ static void test_decode_latent_sm90(void)
         expect_refusal(&other[i], &devices[H200], "latent_sm90", reasons[i]);
 }
 
+/* Division by a product and a shift. */
+static void test_reciprocals(void)
+{
+    static const int64_t divisors[] = {1,
+                                       2,
+                                       3,
+                                       5,
+                                       7,
+                                       8,
+                                       12,
+                                       100,
+                                       128,
+                                       641,
+                                       65535,
+                                       65536,
+                                       65537,
+                                       1000003,
+                                       (1 << 30) - 1,
+                                       1 << 30,
+                                       (1 << 30) + 1,
+                                       INT32_MAX};
+    for (size_t i = 0; i < sizeof divisors / sizeof divisors[0]; i++) {
+        const int64_t b = divisors[i];
+        const fa_reciprocal r = fa_reciprocal_of(b);
+        for (int64_t n = 0; n < 3000; n++) {
+            const int64_t multiple = n < 2000 ? n * b : INT32_MAX - n % 1000;
+            for (int64_t a = multiple - 1; a <= multiple + 1; a++)
+                if (a >= 0 && a <= INT32_MAX)
+                    CHECK(fa_divide_by(a, r) == a / b, "%d / %d", (int)a, (int)b);
+        }
+    }
+}
+
+/* Stages of a launch of decode_sm90, as its kernel is told. */
+static bool encode_nothing(fa_tensor_map *map, const fa_tensor_map_shape *shape,
+                           fa_cuda_fault *fault)
+{
+    (void)shape, (void)fault;
+    *map = (fa_tensor_map){{0}};
+    return true;
+}
+
+static fa_decode_sm90_params params_of(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    fa_decode_sm90_params params;
+    fa_cuda_fault fault;
+    CHECK(fa_cuda_decode_sm90_params(p, l, encode_nothing, &params, &fault), "no maps");
+    return params;
+}
+
+/* Few queries over many keys on Hopper by TMA, where the environment asks for it. */
+static void test_decode_sm90(void)
+{
+    static char memory[64];
+    static const struct {
+        int64_t batch, heads, heads_kv, n_q, keys, dim;
+        int variant;
+        int32_t tasks, parts, stages;
+    } cases[] = {
+        {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
+        {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
+        {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 12},
+        {64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 512, 1, 6},
+        {16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_bf16, 32, 4, 12},
+        {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d64_bf16, 128, 1, 12},
+        {64, 32, 8, 8, 4096, 128, FA_VARIANT_decode_sm90_d128_bf16_rows32, 512, 1, 5},
+        {2, 16, 1, 1, 300, 80, FA_VARIANT_decode_sm90_d128_bf16_rows32, 2, 1, 12},
+        {2, 8, 1, 1, 300, 192, FA_VARIANT_decode_sm90_d256_bf16, 2, 1, 12},
+    };
+    const fa_cuda_family *family = fa_cuda_find_family("decode_sm90");
+    fa_problem p = make_decode(1, 32, 8, 8192, 128);
+    CHECK(family == &fa_cuda_decode_sm90, "no family decode_sm90");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char why[320] = "";
+        fa_cuda_plan plan;
+        p = make_decode(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
+                        cases[i].dim);
+        p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+        set_strides(&p.k, p.n_k, p.heads_kv, p.d);
+        p.v = p.k;
+        p.n_q = p.rows_q = cases[i].n_q;
+        CHECK(fa_cuda_plan_make(&p, &devices[H200], family, &plan, why, sizeof why), "%s", why);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        const fa_decode_sm90_params params = params_of(&p, l);
+        CHECK(l->variant == cases[i].variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s",
+              (int)i, name_of(&plan));
+        CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts,
+              "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
+        CHECK(params.stages == cases[i].stages && params.box_rows == fa_variants[l->variant].keys,
+              "case %d: %d stages, boxes of %d rows", (int)i, (int)params.stages,
+              (int)params.box_rows);
+        CHECK(plan_of(&p, &devices[H200]).family != family, "case %d unasked", (int)i);
+    }
+    for (int64_t batch = 1; batch <= 16; batch *= 16) { /* lengths on the device */
+        char why[320] = "";
+        fa_cuda_plan plan;
+        fa_problem own = make_decode(batch, 32, 8, 8192, 128);
+        own.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+        set_strides(&own.k, own.n_k, own.heads_kv, own.d);
+        own.v = own.k;
+        own.seqlens_k = (const int32_t *)(const void *)memory;
+        CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s", why);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK(l->decode.parts == (batch == 1 ? 16 : 2) &&
+                  params_of(&own, l).stages == (batch == 1 ? 12 : 6),
+              "batch %d: %d parts", (int)batch, (int)l->decode.parts);
+    }
+    p = make_decode(4, 32, 8, 8192, 128);
+    p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+    set_strides(&p.k, p.n_k, p.heads_kv, p.d);
+    p.v = p.k;
+    expect_refusal(&p, &devices[A100], "decode_sm90", "has architecture 8.0: expected 9.0");
+    fa_problem other[10] = {p, p, p, p, p, p, p, p, p, p};
+    other[0].v.data += 2;
+    other[1].mask.data = memory;
+    other[2].dropout_threshold = 1;
+    other[3].block_table = (const int32_t *)(const void *)memory, other[3].rows_k = 12;
+    other[4].block_table = (const int32_t *)(const void *)memory, other[4].rows_k = 8;
+    set_dtype(&other[5], FA_FLOAT32);
+    other[6].attention_chunk = 64;
+    other[7].k.dtype = other[7].v.dtype = FA_FLOAT8_E4M3;
+    other[8].n_q = other[8].rows_q = 33;
+    other[9].d = 264;
+    static const char *const reasons[] = {
+        "v: its address is no multiple of 16 bytes",
+        "options.mask is set",
+        "options.dropout_p is set",
+        "k.shape[1] is 12: expected pages of a multiple of 8 rows, 16 or more",
+        "k.shape[1] is 8: expected pages",
+        "q.dtype is float32",
+        "options.attention_chunk is 64",
+        "k.dtype is float8_e4m3",
+        "q has 33 queries a sequence and 4 heads",
+        "the head dim is 264, above 256"};
+    for (int i = 0; i < 10; i++)
+        expect_refusal(&other[i], &devices[H200], "decode_sm90", reasons[i]);
+    static const struct {
+        int64_t page;
+        int32_t box_rows;
+    } pages[] = {{16, 16}, {24, 8}, {32, 32}, {48, 16}, {64, 64}, {256, 64}};
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        fa_cuda_plan plan;
+        char why[320] = "";
+        fa_problem paged = p;
+        paged.block_table = (const int32_t *)(const void *)memory;
+        paged.rows_k = pages[i].page;
+        paged.blocks_k = 1024;
+        CHECK(fa_cuda_plan_make(&paged, &devices[H200], family, &plan, why, sizeof why), "%s", why);
+        CHECK(params_of(&paged, &plan.launches[0]).box_rows == pages[i].box_rows, "pages of %d",
+              (int)pages[i].page);
+    }
+}
+
 /* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
  * depend on the batch where results must not, and the environment's choice counts. */
 static void test_decode_is_slower(void)
@@ -1188,6 +1342,8 @@ int main(void)
     test_tf32x3();
     test_mixed();
     test_decode_latent_sm90();
+    test_reciprocals();
+    test_decode_sm90();
     test_decode_is_slower();
     test_decode_parts();
     test_decode_pages();

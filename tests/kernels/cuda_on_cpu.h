@@ -215,6 +215,8 @@ struct cuda_run {
     const cuda_units *units;          /* NULL: none */
     const struct ref_buffers *memory; /* the caller's; NULL: not known, nothing is checked */
     bool late_copies, late_products;  /* of Hopper's units: as late as they may be, or at once */
+    bool
+        warps_multiply; /* a warp's 16 rows of a product do not wait for the other warps of its warpgroup */
 };
 void cuda_run_kernel(const cuda_run *run);
 

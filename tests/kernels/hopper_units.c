@@ -95,9 +95,14 @@ typedef struct lane {
     result results[MAX_RESULTS];
 } lane;
 
+/* Threads whose products are done together: a warpgroup's, or a warp's, which are 16 rows. */
+typedef struct strip {
+    uint64_t done, groups_done; /* products, groups */
+} strip;
+
 typedef struct warpgroup {
     lane lanes[WARPGROUP];
-    uint64_t done, groups_done; /* products, groups */
+    strip strips[WARPGROUP / WARP]; /* the first one alone, unless each warp is one */
 } warpgroup;
 
 /* The units of a block. */
@@ -858,6 +863,13 @@ static bool finish_some_load(void)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
+/* Threads of a strip, and the first one of strip i of a warpgroup. */
+static int strip_threads(void) { return units.run->warps_multiply ? WARP : WARPGROUP; }
+static int strips(void) { return WARPGROUP / strip_threads(); }
+static int first_of(int i) { return i * strip_threads(); }
+
+static int this_strip(void) { return (int)(cuda_thread.x % WARPGROUP) / strip_threads(); }
+
 static lane *this_lane(void)
 {
     return &here()->groups[cuda_thread.x / WARPGROUP].lanes[cuda_thread.x % WARPGROUP];
@@ -903,8 +915,11 @@ static void release_accumulators(result *r)
 void hopper_multiply(const hopper_product *p)
 {
     lane *l = this_lane();
+    if (cuda_thread.x >= units.run->threads / WARPGROUP * WARPGROUP)
+        cuda_die("products of a thread that is in no whole warpgroup");
     if (!l->fenced) cuda_die("products without a fence since the last wait");
-    if (l->issued - here()->groups[cuda_thread.x / WARPGROUP].done == MAX_PRODUCTS)
+    if (l->issued - here()->groups[cuda_thread.x / WARPGROUP].strips[this_strip()].done ==
+        MAX_PRODUCTS)
         cuda_die("too many products on their way");
     hold_accumulators(l, p);
     l->products[l->issued++ % MAX_PRODUCTS] = *p;
@@ -1002,9 +1017,9 @@ static float half_of(uint32_t x2, int upper, fa_element element)
 
 /* In tf32: register i is column t of row g; 4 columns on in registers 2 and 3, and row g + 8 in odd
  * registers. */
-static void read_tf32_registers(const warpgroup *w, uint64_t number, float *x)
+static void read_tf32_registers(const warpgroup *w, int i_strip, uint64_t number, float *x)
 {
-    for (int thread = 0; thread < WARPGROUP; thread++) {
+    for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
         const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
         for (int i = 0; i < 4; i++) {
             const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i % 2);
@@ -1015,9 +1030,9 @@ static void read_tf32_registers(const warpgroup *w, uint64_t number, float *x)
 
 /* A from registers: register i of a lane is columns 2t, 2t + 1 of row g; 8 columns on in registers 2 and 3, and
  * row g + 8 in odd registers. */
-static void read_registers(const warpgroup *w, uint64_t number, float *x)
+static void read_registers(const warpgroup *w, int i_strip, uint64_t number, float *x)
 {
-    for (int thread = 0; thread < WARPGROUP; thread++) {
+    for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
         const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
         for (int i = 0; i < 8; i++) {
             const int row = thread / WARP * 16 + thread % WARP / 4 + 8 * (i / 2 % 2);
@@ -1036,9 +1051,9 @@ static int index_in_result(int thread, int i, int columns)
 
 typedef enum direction { FROM_LANES, TO_LANES } direction;
 
-static void move_results(warpgroup *w, uint64_t number, float *sum, direction way)
+static void move_results(warpgroup *w, int i_strip, uint64_t number, float *sum, direction way)
 {
-    for (int thread = 0; thread < WARPGROUP; thread++) {
+    for (int thread = first_of(i_strip); thread < first_of(i_strip + 1); thread++) {
         lane *l = &w->lanes[thread];
         result *r = find_result(l, l->products[number % MAX_PRODUCTS].d);
         for (int i = 0; i < r->count; i++) {
@@ -1050,11 +1065,11 @@ static void move_results(warpgroup *w, uint64_t number, float *sum, direction wa
     }
 }
 
-/* sum (64 x columns) += a (64 x depth) b (depth x columns) */
+/* sum (64 x columns) += a (64 x depth) b (depth x columns), of so many rows */
 static void add_products(float *restrict sum, const float *restrict a, const float *restrict b,
-                         int columns, int depth)
+                         int rows, int columns, int depth)
 {
-    for (int row = 0; row < 64; row++)
+    for (int row = 0; row < rows; row++)
         for (int k = 0; k < depth; k += 4) {
             const float *x = a + depth * row + k, *y = b + k * columns;
             const float x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3];
@@ -1074,9 +1089,9 @@ static float cut_off(double x)
 
 /* The same with a sum that is exact, and then cut off. */
 static void add_and_cut_off(float *restrict sum, const float *restrict a, const float *restrict b,
-                            int columns, int depth)
+                            int rows, int columns, int depth)
 {
-    for (int row = 0; row < 64; row++)
+    for (int row = 0; row < rows; row++)
         for (int c = 0; c < columns; c++) {
             double x = (double)sum[row * columns + c];
             for (int k = 0; k < depth; k++)
@@ -1085,89 +1100,99 @@ static void add_and_cut_off(float *restrict sum, const float *restrict a, const 
         }
 }
 
-static void multiply(const warpgroup *w, uint64_t number, float *sum)
+static void multiply(const warpgroup *w, int i_strip, uint64_t number, float *sum)
 {
     static float a[64 * 16], b[16 * MAX_COLUMNS], rows[16 * MAX_COLUMNS];
-    const hopper_product *p = &w->lanes[0].products[number % MAX_PRODUCTS];
+    const hopper_product *p = &w->lanes[first_of(i_strip)].products[number % MAX_PRODUCTS];
+    const int rows_each = 64 / strips(), first_row = i_strip * rows_each;
     see_fenced();
     if (!p->accumulate) memset(sum, 0, sizeof *sum * 64 * (size_t)p->columns);
     const int depth = depth_of(p->element);
-    if (p->registers && p->element == FA_ELEMENT_TF32) read_tf32_registers(w, number, a);
-    else if (p->registers) read_registers(w, number, a);
-    else read_along_rows(p->a, p->element, 64, a);
+    if (p->registers && p->element == FA_ELEMENT_TF32) read_tf32_registers(w, i_strip, number, a);
+    else if (p->registers) read_registers(w, i_strip, number, a);
+    else if (p->across_a) {
+        read_across_rows(p->a, p->element, 64, rows);
+        transpose(rows, depth, 64, a);
+    } else read_along_rows(p->a, p->element, 64, a);
     if (p->across) read_across_rows(p->b, p->element, p->columns, b);
     else {
         read_along_rows(p->b, p->element, p->columns, rows);
         transpose(rows, p->columns, depth, b);
     }
-    (hopper_cuts_off ? add_and_cut_off : add_products)(sum, a, b, p->columns, depth);
+    (hopper_cuts_off ? add_and_cut_off : add_products)(
+        sum + first_row * p->columns, a + first_row * depth, b, rows_each, p->columns, depth);
 }
 
 /* The threads of a warpgroup must issue the same. */
-static void check_product(const warpgroup *w, uint64_t number)
+static void check_product(const warpgroup *w, int i_strip, uint64_t number)
 {
-    const hopper_product *first = &w->lanes[0].products[number % MAX_PRODUCTS];
-    for (int thread = 1; thread < WARPGROUP; thread++) {
+    const int from = first_of(i_strip);
+    const hopper_product *first = &w->lanes[from].products[number % MAX_PRODUCTS];
+    for (int thread = from + 1; thread < first_of(i_strip + 1); thread++) {
         const hopper_product *p = &w->lanes[thread].products[number % MAX_PRODUCTS];
         if (p->columns != first->columns || p->element != first->element ||
             p->accumulate != first->accumulate || !p->registers != !first->registers ||
-            p->across != first->across || p->a != first->a || p->b != first->b)
+            p->across_a != first->across_a || p->across != first->across || p->a != first->a ||
+            p->b != first->b)
             cuda_die("the threads of a warpgroup issue different products");
     }
 }
 
 static uint64_t end_of_group(const lane *l, uint64_t group) { return l->end[group % MAX_COMMITS]; }
 
-static bool is_committed(const warpgroup *w)
+static bool is_committed(const warpgroup *w, int i_strip)
 {
-    for (int thread = 0; thread < WARPGROUP; thread++)
-        if (w->lanes[thread].commits <= w->groups_done) return false;
-    for (int thread = 1; thread < WARPGROUP; thread++)
-        if (end_of_group(&w->lanes[thread], w->groups_done) !=
-            end_of_group(&w->lanes[0], w->groups_done))
+    const uint64_t group = w->strips[i_strip].groups_done;
+    const int from = first_of(i_strip), to = first_of(i_strip + 1);
+    for (int thread = from; thread < to; thread++)
+        if (w->lanes[thread].commits <= group) return false;
+    for (int thread = from + 1; thread < to; thread++)
+        if (end_of_group(&w->lanes[thread], group) != end_of_group(&w->lanes[from], group))
             cuda_die("the threads of a warpgroup commit different products");
     return true;
 }
 
 /* The next group of products. */
-static void finish_group(warpgroup *w)
+static void finish_group(warpgroup *w, int i_strip)
 {
     static float sum[64 * MAX_COLUMNS];
-    const uint64_t end = end_of_group(&w->lanes[0], w->groups_done);
+    strip *of = &w->strips[i_strip];
+    const lane *first = &w->lanes[first_of(i_strip)];
+    const uint64_t end = end_of_group(first, of->groups_done);
     const float *d = NULL;
-    for (; w->done < end; w->done++) {
-        const lane *first = &w->lanes[0];
-        check_product(w, w->done);
-        if (first->products[w->done % MAX_PRODUCTS].d != d)
-            move_results(w, w->done, sum, FROM_LANES);
-        d = first->products[w->done % MAX_PRODUCTS].d;
-        multiply(w, w->done, sum);
-        if (w->done + 1 < end && first->products[(w->done + 1) % MAX_PRODUCTS].d == d) continue;
-        move_results(w, w->done, sum, TO_LANES);
+    for (; of->done < end; of->done++) {
+        check_product(w, i_strip, of->done);
+        if (first->products[of->done % MAX_PRODUCTS].d != d)
+            move_results(w, i_strip, of->done, sum, FROM_LANES);
+        d = first->products[of->done % MAX_PRODUCTS].d;
+        multiply(w, i_strip, of->done, sum);
+        if (of->done + 1 < end && first->products[(of->done + 1) % MAX_PRODUCTS].d == d) continue;
+        move_results(w, i_strip, of->done, sum, TO_LANES);
     }
-    w->groups_done++;
+    of->groups_done++;
 }
 
 void hopper_products_commit(void)
 {
     warpgroup *w = &here()->groups[cuda_thread.x / WARPGROUP];
     lane *l = this_lane();
-    if (l->commits - w->groups_done == MAX_COMMITS) cuda_die("too many groups of products");
+    if (l->commits - w->strips[this_strip()].groups_done == MAX_COMMITS)
+        cuda_die("too many groups of products");
     l->end[l->commits++ % MAX_COMMITS] = l->issued;
-    if (!units.run->late_products && is_committed(w)) finish_group(w);
+    if (!units.run->late_products && is_committed(w, this_strip())) finish_group(w, this_strip());
 }
 
 static bool are_done(const cuda_wait *wait)
 {
-    const warpgroup *w = wait->what;
-    return w->groups_done >= wait->value;
+    const strip *of = wait->what;
+    return of->groups_done >= wait->value;
 }
 
 static void describe_products(const cuda_wait *wait, char *text, size_t size)
 {
-    const warpgroup *w = wait->what;
+    const strip *of = wait->what;
     snprintf(text, size, "waits for group %llu of products, %llu are done",
-             (unsigned long long)wait->value, (unsigned long long)w->groups_done);
+             (unsigned long long)wait->value, (unsigned long long)of->groups_done);
 }
 
 void hopper_products_wait(int pending)
@@ -1176,20 +1201,21 @@ void hopper_products_wait(int pending)
     lane *l = this_lane();
     l->fenced = false;
     l->wanted = l->commits > (uint64_t)pending ? l->commits - (uint64_t)pending : 0;
-    const cuda_wait wait = {are_done, describe_products, w, l->wanted};
+    const cuda_wait wait = {are_done, describe_products, &w->strips[this_strip()], l->wanted};
     cuda_wait_until(&wait);
 }
 
 /* Only what all of a warpgroup have issued, and one waits for. */
 static bool finish_some_products(void)
 {
-    for (int i = 0; i < MAX_GROUPS; i++) {
-        warpgroup *w = &here()->groups[i];
+    for (int n = 0; n < MAX_GROUPS * strips(); n++) {
+        warpgroup *w = &here()->groups[n / strips()];
+        const int i = n % strips();
         bool wanted = false;
-        for (int thread = 0; thread < WARPGROUP; thread++)
-            wanted = wanted || w->lanes[thread].wanted > w->groups_done;
-        if (!wanted || !is_committed(w)) continue;
-        finish_group(w);
+        for (int thread = first_of(i); thread < first_of(i + 1); thread++)
+            wanted = wanted || w->lanes[thread].wanted > w->strips[i].groups_done;
+        if (!wanted || !is_committed(w, i)) continue;
+        finish_group(w, i);
         return true;
     }
     return false;
@@ -1199,7 +1225,8 @@ static void check_products(void)
 {
     for (int i = 0; i < MAX_GROUPS; i++)
         for (int thread = 0; thread < WARPGROUP; thread++)
-            if (here()->groups[i].lanes[thread].issued != here()->groups[i].done)
+            if (here()->groups[i].lanes[thread].issued !=
+                here()->groups[i].strips[thread / strip_threads()].done)
                 cuda_die("the end, and warpgroup %d has products on their way", i);
 }
 
@@ -1237,8 +1264,9 @@ static void check_registers(void)
 
 static void start(const cuda_run *run)
 {
-    if (run->threads % WARPGROUP || run->threads > MAX_THREADS)
-        cuda_die("%u threads are no warpgroups", run->threads);
+    /* Warps behind the last whole warpgroup can load, but issue no products. */
+    if (run->threads % WARP || run->threads < WARPGROUP || run->threads > MAX_THREADS)
+        cuda_die("%u threads are no warps, with a warpgroup among them", run->threads);
     units.run = run;
     here()->block = ++units.blocks;
     here()->num_barriers = here()->num_loads = 0;
@@ -1253,7 +1281,7 @@ static void start(const cuda_run *run)
     for (unsigned n = 0; n < run->threads; n++) here()->registers[n] = at_start();
     for (int i = 0; i < MAX_GROUPS; i++) {
         warpgroup *w = &here()->groups[i];
-        w->done = w->groups_done = 0;
+        memset(w->strips, 0, sizeof w->strips);
         for (int n = 0; n < WARPGROUP; n++) {
             lane *l = &w->lanes[n];
             l->issued = l->commits = l->wanted = 0;

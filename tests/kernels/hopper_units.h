@@ -73,7 +73,7 @@ typedef struct hopper_product {
     int columns;
     fa_element element; /* of A and B: FLOAT16, BFLOAT16 or TF32 */
     bool accumulate;
-    bool across; /* B is read across its rows, else along them */
+    bool across_a, across; /* A, or B, is read across its rows, else along them */
     float *d;
     const uint32_t *registers; /* A; NULL: it is in shared memory */
     uint64_t a, b;

@@ -113,6 +113,7 @@ static void multiply_step(float *d, const uint16_t *a, const char *in_shared, in
 {
     const char *b = in_shared + 64 * 128;
     const uint64_t along_a = ptx_matrix_descriptor(in_shared, 1024, 0) + (uint64_t)(step * 32 / 16);
+    const uint64_t across_a = ptx_matrix_descriptor(in_shared + step * 16 * 128, 1024, 0);
     const uint64_t across_b =
         ptx_matrix_descriptor(b + step * 16 * 128, 1024, 0) + (uint64_t)(p->first * 2 / 16);
     const uint64_t along_b =
@@ -120,6 +121,7 @@ static void multiply_step(float *d, const uint16_t *a, const char *in_shared, in
     switch (p->how) {
     case A_IN_SHARED: ptx_wgmma_shared_pv_32(d, along_a, across_b, step > 0); return;
     case B_ALONG_ROWS: ptx_wgmma_qk_32(d, along_a, along_b, step > 0); return;
+    case A_ACROSS_ROWS: ptx_wgmma_vp_32(d, across_a, along_b, step > 0); return;
     default: ptx_wgmma_pv_32(d, (const uint32_t *)(const void *)a, across_b, step > 0); return;
     }
 }

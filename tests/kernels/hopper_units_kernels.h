@@ -48,8 +48,9 @@ typedef struct matrices_parameters {
 } matrices_parameters;
 void turn_matrices(matrices_parameters p);
 
-/* d = a b, with a 64 x 64 and b 64 x 64 in the 128-byte swizzle: columns first to first + 31 of d. */
-typedef enum operand { A_IN_SHARED, A_IN_REGISTERS, B_ALONG_ROWS } operand;
+/* d = a b, with a 64 x 64 and b 64 x 64 in the 128-byte swizzle: columns first to first + 31 of d. B_ALONG_ROWS: b
+ * is transposed; A_ACROSS_ROWS: both are. */
+typedef enum operand { A_IN_SHARED, A_IN_REGISTERS, B_ALONG_ROWS, A_ACROSS_ROWS } operand;
 typedef struct product_parameters {
     const uint16_t *a, *b; /* bfloat16 */
     float *d;              /* 64 x 32 */

@@ -131,8 +131,8 @@ static void check_product(int first, operand kind, int how)
             float want = 0;
             for (int k = 0; k < 64; k++)
                 want +=
-                    fa_bfloat_to_float(a[r][k]) *
-                    fa_bfloat_to_float(kind == B_ALONG_ROWS ? b[first + c][k] : b[k][first + c]);
+                    fa_bfloat_to_float(kind == A_ACROSS_ROWS ? a[k][r] : a[r][k]) *
+                    fa_bfloat_to_float(kind >= B_ALONG_ROWS ? b[first + c][k] : b[k][first + c]);
             CHECK(d[r][c] == want, "columns from %d, kind %d, way %d: (%d, %d) is %g, not %g",
                   first, (int)kind, how, r, c, (double)d[r][c], (double)want);
         }
@@ -215,7 +215,7 @@ int main(void)
     for (int how = 0; how < WAYS; how++) {
         check_matrices(how);
         for (int first = 0; first <= 32; first += 8)
-            for (operand kind = A_IN_SHARED; kind <= B_ALONG_ROWS; kind++)
+            for (operand kind = A_IN_SHARED; kind <= A_ACROSS_ROWS; kind++)
                 check_product(first, kind, how);
     }
     check_mistakes();

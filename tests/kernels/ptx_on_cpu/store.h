@@ -22,16 +22,26 @@ FA_DEVICE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 }
 
 /* A lane's elements are column g of rows 2t and 2t + 1 of each matrix as it is stored. */
-FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
+static inline void store_transposed(uint32_t address, const uint32_t *x, uint32_t matrices)
 {
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const char *shown = cuda_show_warp(&address, sizeof address);
-    for (uint32_t i = 0; i < 4; i++)
+    for (uint32_t i = 0; i < matrices; i++)
         for (uint32_t n = 0; n < 2; n++) {
             uint32_t row;
             memcpy(&row, shown + (8 * i + 2 * t + n) * cuda_shown_pitch(), sizeof row);
             ((uint16_t *)cuda_shared_at(row, 16))[g] = (uint16_t)(x[i] >> 16 * n);
         }
+}
+
+FA_DEVICE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t x[4])
+{
+    store_transposed(address, x, 4);
+}
+
+FA_DEVICE void ptx_stmatrix_x2_trans(uint32_t address, const uint32_t x[2])
+{
+    store_transposed(address, x, 2);
 }
 
 FA_DEVICE void ptx_add_global_f32x4(float *to, float4 x)

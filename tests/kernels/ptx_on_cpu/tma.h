@@ -20,6 +20,12 @@ FA_DEVICE void ptx_tma_load_4d(void *shared, const void *map, uint64_t *barrier,
     hopper_load(shared, map, barrier, 4, start);
 }
 
+FA_DEVICE void ptx_tma_load_4d_once(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                                    int z, int w)
+{
+    ptx_tma_load_4d(shared, map, barrier, x, y, z, w);
+}
+
 FA_DEVICE void ptx_tma_store_4d(const void *map, const void *shared, int x, int y, int z, int w)
 {
     const int start[] = {x, y, z, w};

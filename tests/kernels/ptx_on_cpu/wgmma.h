@@ -14,11 +14,12 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
 #define ptx_register_fence(registers, count) (void)(registers)
 #define ptx_register_forget(registers, count) (void)(registers)
 
-#define PTX_DEFINE_WGMMA_SHARED(kind, over, N)                                                     \
+#define PTX_DEFINE_WGMMA_SHARED(kind, over_a, over, N)                                             \
     FA_DEVICE void ptx_wgmma_##kind##_##N(float *d, uint64_t a, uint64_t b, int accumulate)        \
     {                                                                                              \
         const hopper_product p = {.columns = N,                                                    \
                                   .element = ELEMENT,                                              \
+                                  .across_a = over_a,                                              \
                                   .across = over,                                                  \
                                   .accumulate = accumulate,                                        \
                                   .d = d,                                                          \
@@ -41,8 +42,9 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
     }
 
 #define PTX_DEFINE_WGMMA(N)                                                                        \
-    PTX_DEFINE_WGMMA_SHARED(qk, false, N)                                                          \
-    PTX_DEFINE_WGMMA_SHARED(shared_pv, true, N)                                                    \
+    PTX_DEFINE_WGMMA_SHARED(qk, false, false, N)                                                   \
+    PTX_DEFINE_WGMMA_SHARED(shared_pv, false, true, N)                                             \
+    PTX_DEFINE_WGMMA_SHARED(vp, true, false, N)                                                    \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, false, N)                                             \
     PTX_DEFINE_WGMMA_REGISTERS(pv, true, N)
 

@@ -1,0 +1,94 @@
+/*
+ * What decode_sm90 is compiled with, and what follows from it: who has what, and where it is in
+ * shared memory. It replaces decode_sm80/config.cuh, and is included before any part of
+ * decode_sm80. decode_sm90.h says what the numbers of a variant are.
+ */
+#ifndef FA_KERNELS_DECODE_SM90_CONFIG_CUH
+#define FA_KERNELS_DECODE_SM90_CONFIG_CUH
+
+#ifdef FA_KERNELS_DECODE_SM80_CONFIG_CUH
+#error "include decode_sm90/config.cuh before the parts of decode_sm80"
+#endif
+#define FA_KERNELS_DECODE_SM80_CONFIG_CUH
+
+#if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(GROUP_ROWS) || !defined(KEYS) ||           \
+    !defined(BLOCKS)
+#error                                                                                             \
+    "decode_sm90: ELEMENT, HEAD_DIM, GROUP_ROWS, KEYS or BLOCKS is missing: a row of kernels/variants.h defines them"
+#endif
+
+#include "common/device.cuh"
+#include "decode_sm90/decode_sm90.h"
+#include "ptx/address.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/thread.cuh"
+
+/* Whether keys and values leave the second-level cache first. */
+#ifndef READ_ONCE
+#define READ_ONCE 1
+#endif
+
+enum {
+    THREADS = FA_DECODE_SM90_THREADS,
+    WARPS = THREADS / 32,
+    CONSUMER_THREADS = 128,
+    CONSUMER_WARPS = CONSUMER_THREADS / 32, /* the producer's warp is behind them */
+    ROWS = GROUP_ROWS,
+    ROW_GROUPS = ROWS / 8, /* columns of a product: eight rows each */
+    BLOCK_KEYS = KEYS,
+    KEY_BLOCKS = KEYS / 64,     /* a product has 64 rows, which are keys, */
+    DIM_BLOCKS = HEAD_DIM / 64, /* or columns of the values; the swizzle spans as many */
+    KEY_STEPS = KEYS / 16,
+    SCORES = KEY_BLOCKS * ROWS / 2, /* of a thread */
+    OUTPUTS = DIM_BLOCKS * ROWS / 2,
+    /* A tile of keys or values is in TILE_STAGES stages, which have STAGE_DIM_BLOCKS blocks of 64
+     * columns of all its rows. */
+    STAGE_BYTES = FA_DECODE_SM90_STAGE,
+    DIM_BLOCK_BYTES = KEYS * 128,
+    STAGE_DIM_BLOCKS = STAGE_BYTES / DIM_BLOCK_BYTES,
+    TILE_STAGES = DIM_BLOCKS / STAGE_DIM_BLOCKS,
+    MOST_STAGES = FA_DECODE_SM90_STAGES,
+    QUERY_BLOCK_BYTES = ROWS * 128, /* 64 columns of all rows: of queries, or of weights */
+    QUERY_BYTES = DIM_BLOCKS * QUERY_BLOCK_BYTES,
+    WEIGHT_BYTES = KEY_BLOCKS * QUERY_BLOCK_BYTES, /* of a buffer */
+    WEIGHT_BUFFERS = 2
+};
+static_assert(ROWS == 8 || ROWS == 32, "columns of the products that ptx/wgmma.cuh has");
+static_assert(KEYS % 64 == 0 && HEAD_DIM % 64 == 0, "whole products");
+static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
+
+/* ---- What the parts of decode_sm80 take ------------------------------------------------------ */
+
+#define LATENT 1 /* key tiles and sums are the block's */
+#define EIGHT_BITS 0
+#define SHARES_ROWS 0
+#define VALUE_DIM HEAD_DIM
+
+enum { ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM) };
+static_assert(4 * ROWS * ROW_FLOATS <= 3 * STAGE_BYTES, "room for the block's sums");
+static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");
+
+FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
+FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
+FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
+FA_DEVICE void sync_threads(void) { __syncthreads(); }
+
+/* The consumers' named barrier. */
+enum { BARRIER_CONSUMERS = 1 };
+FA_DEVICE void sync_consumers(void) { ptx_named_barrier_sync(BARRIER_CONSUMERS, CONSUMER_THREADS); }
+
+/*
+ * Products are transposed: S^T = K Q^T and O^T = V^T P^T. With g = lane / 4 and t = lane % 4 a
+ * thread of warp w has, of eight rows j of the work tile, the rows 8j + 2t + e (e 0 or 1); in S^T
+ * those of the keys 64m + 16w + g + 8h, in [m][4j + 2h + e], and in O^T of as many columns.
+ */
+FA_DEVICE int row_of(int j, int e) { return 8 * j + lane_id() % 4 * 2 + e; }
+FA_DEVICE int first_of_block(void) { return 16 * warp_id() + lane_id() / 4; }
+
+/* Where 16 bytes of a row are in a block of 64 columns, with TMA's 128-byte swizzle. */
+FA_DEVICE uint32_t swizzled(int row, int vector)
+{
+    return (uint32_t)(row * 128 + (vector ^ row % 8) * 16);
+}
+
+#endif

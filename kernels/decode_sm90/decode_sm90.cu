@@ -1,0 +1,90 @@
+/*
+ * Attention of few queries over many keys on Hopper, as decode_sm80 does it, with wgmma and TMA:
+ * head dims to 256, float16 or bfloat16 with float32 sums; a scale, a softcap, sinks, and masks by
+ * position and lengths.
+ *
+ *   config.cuh    the numbers of the variant, who has what
+ *   pipeline.cuh  what the warps share
+ *   producer.cuh  copies of keys and values
+ *   scores.cuh    S^T, logits and weights
+ *   values.cuh    O^T
+ *   attend.cuh    the loop over key tiles
+ *   merge_parts.cuh  results of merged parts
+ *
+ * Work tiles, parts, and who merges them are those of decode_sm80 (decode_sm80/work.cuh,
+ * merge.cuh, last_part.cuh). A block has a part: a warp loads its keys and values by TMA, and a
+ * warpgroup multiplies. Keys, and columns of the values, are the 64 rows of a product, and the work
+ * tile's rows are its columns: so 8 rows are no more work than there is.
+ */
+#include "decode_sm90/config.cuh"
+
+#include "decode_sm80/last_part.cuh"
+#include "decode_sm80/merge.cuh"
+#include "decode_sm80/work.cuh"
+#include "decode_sm90/attend.cuh"
+#include "decode_sm90/merge_parts.cuh"
+#include "decode_sm90/pipeline.cuh"
+#include "decode_sm90/producer.cuh"
+#include "ptx/grid.cuh"
+
+/* The block's sums to the workspace, where they have the same form. */
+FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
+{
+    float *const to = find_part(d, w, w->part);
+#pragma unroll 1
+    for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
+        *(float4 *)(to + i) = *(const float4 *)(sums + i);
+}
+
+/* What the block has to add to the results: its part of the keys. Returns whether it is the one
+ * that merges all parts. */
+FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
+                        const fa_decode_sm90_params *s)
+{
+    const fa_work *w = &pipe->state->work;
+    float *const sums = (float *)(void *)pipe->stages, *const q = (float *)(void *)pipe->q;
+    const fa_sources block = {sums, 0, w->parts > 0 ? 1 : 0};
+    const fa_merged merged = {q, q + ROWS};
+    if (w->parts > 0) {
+        if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s);
+        else attend(pipe, d, sums);
+        __syncthreads();
+    }
+    if (w->parts <= 1) {
+        merge(d, w, &block, &merged, NULL);
+        return false;
+    }
+    store_part(d, w, sums);
+    return d->step == FA_DECODE_LAST && is_last_part(d, w);
+}
+
+FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
+    decode_sm90(const __grid_constant__ fa_decode_params d,
+                const __grid_constant__ fa_decode_sm90_params s)
+{
+    FA_DYNAMIC_SHARED(raw);
+    __shared__ shared_state shared;
+    shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
+    char *q = (char *)ptx_uniform_pointer((char *)raw + (-ptx_shared_address(raw) & 1023));
+    char *weights = q + QUERY_BYTES, *stages = weights + WEIGHT_BUFFERS * WEIGHT_BYTES;
+    const pipeline pipe = {.q = q,
+                           .weights = weights,
+                           .stages = stages,
+                           .exchange = (float *)(void *)(stages + s.stages * STAGE_BYTES),
+                           .state = state,
+                           .count = s.stages};
+    if (threadIdx.x == CONSUMER_THREADS) {
+        ptx_tma_prefetch(&s.k);
+        ptx_tma_prefetch(&s.v);
+        init_barriers(state, s.stages);
+    }
+    /* The launch overlaps the one in front, and the next one may overlap this one's end. */
+    ptx_wait_for_grids();
+    ptx_let_next_grid_start();
+    find_work(&d, &s.divisors, &state->work);
+    const fa_work *w = &state->work;
+    bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
+    if (w->rows == 0) return;
+    if (d.step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(&pipe, &d, &s);
+    if (merges) merge_parts(&d, w);
+}

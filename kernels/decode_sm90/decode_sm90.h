@@ -1,0 +1,45 @@
+/*
+ * What the kernel of decode_sm90 is told, and what follows from the numbers of a variant. Shared by
+ * the kernel and the planner.
+ *
+ * Of kernels/variants.h:
+ *   head_dim    64, 128 or 256: of keys and values
+ *   group_rows  rows of a work tile, as decode_sm80 has them: 8 or 32
+ *   keys        of a key tile: 64, or 128 with a head dim of 64
+ *   stages      of the pipeline, at least: as many as fit with most blocks on a multiprocessor
+ *   blocks      of a multiprocessor, at most, which bounds the registers
+ */
+#ifndef FA_KERNELS_DECODE_SM90_DECODE_SM90_H
+#define FA_KERNELS_DECODE_SM90_DECODE_SM90_H
+
+#include "../decode_sm80/decode_sm80.h"
+#include "../forward_sm90/forward_sm90.h"
+
+/* A warpgroup computes, and a warp behind it loads. */
+#define FA_DECODE_SM90_THREADS (128 + 32)
+
+/* Bytes of a stage: two blocks of 64 rows of 64 columns, of keys or of values. */
+#define FA_DECODE_SM90_STAGE (2 * 64 * 128)
+
+/* Stages of a block, at most. */
+#define FA_DECODE_SM90_STAGES 12
+
+/* Bytes of what warps exchange: for each row a number of each of four warps, and four more. */
+#define FA_DECODE_SM90_EXCHANGE(rows) (8 * 4 * (rows))
+
+/* Bytes of dynamic shared memory: queries, two buffers of weights, what warps exchange, stages; and
+ * room to align to 1024. */
+#define FA_DECODE_SM90_SMEM(dim, rows, keys, stages)                                               \
+    (2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +                \
+     (stages)*FA_DECODE_SM90_STAGE + 1024)
+
+/* The kernel's second parameter. Its first one is that of decode_sm80. */
+typedef struct fa_decode_sm90_params {
+    fa_sm90_map k, v;             /* boxes of box_rows rows */
+    fa_sm90_steps k_step, v_step; /* factors of their indices */
+    int32_t box_rows;             /* those of a key tile, or a divisor of it and of a page's rows */
+    int32_t stages;               /* for which the launch has shared memory */
+    fa_decode_divisors divisors;
+} fa_decode_sm90_params;
+
+#endif

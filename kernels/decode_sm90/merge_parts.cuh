@@ -1,0 +1,76 @@
+/*
+ * Results of merged parts. A thread has four columns of a row, and reads their sums and the row's
+ * bases at the same time, SOURCES parts at once: nothing goes through shared memory, and with few
+ * parts memory is waited for once.
+ */
+#ifndef FA_KERNELS_DECODE_SM90_MERGE_PARTS_CUH
+#define FA_KERNELS_DECODE_SM90_MERGE_PARTS_CUH
+
+#include "decode_sm90/config.cuh"
+
+#include "decode_sm80/merge.cuh"
+
+enum { SOURCES = 16 };
+
+/* The sum of some parts of a row. */
+typedef struct merged_row {
+    float base, sum;
+    float4 columns;
+} merged_row;
+
+FA_DEVICE void add_scaled(float4 *sum, float factor, float4 x)
+{
+    sum->x = fmaf(factor, x.x, sum->x);
+    sum->y = fmaf(factor, x.y, sum->y);
+    sum->z = fmaf(factor, x.z, sum->z);
+    sum->w = fmaf(factor, x.w, sum->w);
+}
+
+/* Adds the parts from `part` on, at most SOURCES, by number. from: the row in part 0. */
+FA_DEVICE void add_parts(const float *from, int64_t stride, int part, int count, int column,
+                         merged_row *row)
+{
+    float2 ends[SOURCES];
+    float4 columns[SOURCES];
+    float base = row->base;
+#pragma unroll
+    for (int i = 0; i < SOURCES; i++) {
+        const float *at = from + (part + i) * stride;
+        ends[i] = make_float2(NOTHING_SEEN, 0.0f);
+        columns[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (part + i >= count) continue;
+        ends[i] = *(const float2 *)(at + VALUE_DIM);
+        columns[i] = *(const float4 *)(at + column);
+    }
+#pragma unroll
+    for (int i = 0; i < SOURCES; i++) base = fmaxf(base, ends[i].x);
+    const float before = ptx_ex2(row->base - base);
+    merged_row to = {base, before * row->sum, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+    add_scaled(&to.columns, before, row->columns);
+#pragma unroll
+    for (int i = 0; i < SOURCES; i++) {
+        const float factor = ptx_ex2(ends[i].x - base);
+        to.sum = fmaf(factor, ends[i].y, to.sum);
+        add_scaled(&to.columns, factor, columns[i]);
+    }
+    *row = to;
+}
+
+/* By all threads of a block, of which each finishes its columns of a row. */
+FA_DEVICE void merge_parts(const fa_decode_params *d, const fa_work *w)
+{
+    const float *first = find_part(d, w, 0);
+    const int64_t stride = part_floats(d);
+#pragma unroll 1
+    for (int i = thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
+        const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
+        merged_row row = {NOTHING_SEEN, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+        if (column >= d->attention.d_v) continue;
+#pragma unroll 1
+        for (int part = 0; part < w->parts; part += SOURCES)
+            add_parts(first + r * ROW_FLOATS, stride, part, w->parts, column, &row);
+        write_output(d, w, r, column, finish_row(d, w, r, row.base, row.sum), row.columns);
+    }
+}
+
+#endif

@@ -1,0 +1,85 @@
+/*
+ * What the warps of a block share: a ring of stages, in which tiles of keys and of values take
+ * turns.
+ *
+ *     K 0   V 0   K 1   V 1   K 2 ...        (head dim 256: two stages each)
+ *
+ * The producer's warp fills a stage by TMA; its full barrier ends a phase when the bytes have come.
+ * The consumers release it by its empty barrier, a lane of each warp.
+ */
+#ifndef FA_KERNELS_DECODE_SM90_PIPELINE_CUH
+#define FA_KERNELS_DECODE_SM90_PIPELINE_CUH
+
+#include "decode_sm90/config.cuh"
+
+#include "decode_sm80/work.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/wgmma.cuh"
+
+typedef struct shared_state {
+    fa_work work;
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES];
+} shared_state;
+static_assert(sizeof(shared_state) <= 480, "the planner's bytes beside the dynamic ones");
+
+typedef struct pipeline {
+    char *q, *weights, *stages;
+    float *exchange;
+    shared_state *state;
+    int count; /* stages */
+} pipeline;
+
+/* A place in the ring. */
+typedef struct fa_place {
+    int stage, parity;
+} fa_place;
+
+FA_DEVICE void go_on(const pipeline *pipe, fa_place *at)
+{
+    const bool wraps = ++at->stage == pipe->count;
+    if (wraps) at->stage = 0, at->parity ^= 1;
+}
+
+FA_DEVICE char *stage_at(const pipeline *pipe, const fa_place *at)
+{
+    return pipe->stages + at->stage * STAGE_BYTES;
+}
+
+/* The lower half of its descriptor, in a uniform register, where products want it. */
+FA_DEVICE uint32_t descriptor_of(const pipeline *pipe, const fa_place *at)
+{
+    return ptx_uniform(ptx_descriptor_low(stage_at(pipe, at), 0));
+}
+
+FA_DEVICE void init_barriers(shared_state *state, int stages)
+{
+    for (int i = 0; i < stages; i++) {
+        ptx_mbarrier_init(&state->full[i], 1);
+        ptx_mbarrier_init(&state->empty[i], CONSUMER_WARPS);
+    }
+    ptx_mbarrier_init_fence();
+}
+
+FA_DEVICE void acquire(const pipeline *pipe, const fa_place *at)
+{
+    ptx_mbarrier_wait(&pipe->state->full[at->stage], at->parity);
+}
+
+FA_DEVICE void release(const pipeline *pipe, const fa_place *at)
+{
+    ptx_mbarrier_arrive_if(&pipe->state->empty[at->stage], lane_id() == 0);
+}
+
+/* The block's key tiles: the first key of the first one, and how many there are. */
+typedef struct key_tiles {
+    int first, count;
+} key_tiles;
+
+FA_DEVICE key_tiles find_key_tiles(const fa_work *w)
+{
+    const int before = w->part * w->per_part;
+    const key_tiles tiles = {w->start + before * KEYS, min(w->per_part, w->tiles - before)};
+    return tiles;
+}
+
+#endif

@@ -1,0 +1,96 @@
+/*
+ * The producer: a warp that loads the block's key tiles by TMA. A block of 64 columns of a tile is
+ * one box, or several where pages are smaller; a lane has a box of each stage.
+ *
+ * Boxes are complete: rows that nobody sees are read where a box has others, too. The consumers
+ * hide such keys and clear such values.
+ */
+#ifndef FA_KERNELS_DECODE_SM90_PRODUCER_CUH
+#define FA_KERNELS_DECODE_SM90_PRODUCER_CUH
+
+#include "decode_sm90/config.cuh"
+
+#include "decode_sm90/pipeline.cuh"
+#include "ptx/tma.cuh"
+
+/* This lane's box of a tile: coordinates of the maps. */
+typedef struct fa_box {
+    int row, page;
+    bool wanted; /* some row of it is seen */
+} fa_box;
+
+/* Of a stage: this lane's block of columns, and its box's first row; beyond the tile: it has none. */
+FA_DEVICE int own_block(void) { return lane_id() % STAGE_DIM_BLOCKS; }
+FA_DEVICE int own_row(const fa_decode_sm90_params *s)
+{
+    return lane_id() / STAGE_DIM_BLOCKS * s->box_rows;
+}
+
+/* Beside the page table nothing is read. The page is looked at when it is needed (page_of). */
+FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params *s,
+                          const fa_work *w, int first)
+{
+    const fa_attention_params *p = &d->attention;
+    const int key = first + own_row(s);
+    fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k, false};
+    box.wanted = own_row(s) < KEYS && key < w->to && key + s->box_rows > w->from;
+    if (!p->block_table || !box.wanted) return box;
+    const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
+    box.page = p->block_table[w->tile.batch * p->block_table_stride + page];
+    box.row = key - (int)(page * (uint32_t)p->rows_k);
+    return box;
+}
+
+/* A wrong entry leads to some other page. */
+FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
+{
+    if (!d->attention.block_table) return box->page;
+    return (int)fa_max64(0, fa_min64(box->page, d->pages - 1));
+}
+
+/* Loads a tile of keys, or of values. */
+FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
+                         const fa_sm90_map *map, const fa_sm90_steps *step, int head,
+                         const fa_box *box, int page, fa_place *at)
+{
+    const int boxes = __popc(__ballot_sync(0xffffffffu, box->wanted));
+    const int offset = own_block() * DIM_BLOCK_BYTES + own_row(s) * 128;
+#pragma unroll
+    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
+        uint64_t *full = &pipe->state->full[at->stage];
+        const int column = 64 * (i * STAGE_DIM_BLOCKS + own_block());
+        char *to = stage_at(pipe, at) + offset;
+        __syncwarp(); /* no lane comes to a barrier two phases late */
+        ptx_mbarrier_wait(&pipe->state->empty[at->stage], at->parity ^ 1);
+        if (lane_id() == 0) ptx_mbarrier_arrive_expect(full, boxes * s->box_rows * 128);
+        __syncwarp();
+        if (!box->wanted) continue;
+#if READ_ONCE
+        ptx_tma_load_4d_once(to, map, full, column, box->row, head, page * step->block);
+#else
+        ptx_tma_load_4d(to, map, full, column, box->row, head, page * step->block);
+#endif
+    }
+}
+
+/* Page numbers are read two tiles before they are needed. */
+FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
+                       const fa_decode_sm90_params *s)
+{
+    const fa_work *w = &pipe->state->work;
+    const key_tiles tiles = find_key_tiles(w);
+    const int head = (int)w->tile.head_kv;
+    fa_place at = {0, 0};
+    fa_box box = find_box(d, s, w, tiles.first), next = find_box(d, s, w, tiles.first + KEYS);
+#pragma unroll 1
+    for (int n = 0; n < tiles.count; n++) {
+        const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * KEYS);
+        const int page = page_of(d, &box);
+        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, &at);
+        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, &at);
+        box = next;
+        next = after;
+    }
+}
+
+#endif

@@ -1,0 +1,216 @@
+/*
+ * The consumers' scores: S^T = K Q^T, logits, and weights by a running max.
+ */
+#ifndef FA_KERNELS_DECODE_SM90_SCORES_CUH
+#define FA_KERNELS_DECODE_SM90_SCORES_CUH
+
+#include "decode_sm90/config.cuh"
+
+#include "common/score_options.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "decode_sm80/bases.cuh"
+#include "decode_sm80/queries.cuh"
+#include "decode_sm90/pipeline.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/store.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+/* ---- Queries --------------------------------------------------------------------------------- */
+
+FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
+{
+    enum { VECTORS = HEAD_DIM / 8 };
+    const uint32_t q = ptx_shared_address(pipe->q);
+#pragma unroll 1
+    for (int i = ptx_thread_id(); i < ROWS * VECTORS; i += CONSUMER_THREADS) {
+        const int r = i / VECTORS, vector = i % VECTORS;
+        ptx_st_shared_v4(q + (uint32_t)(vector / 8 * QUERY_BLOCK_BYTES) + swizzled(r, vector % 8),
+                         fetch_eight(d, w, r, 8 * vector));
+    }
+    ptx_fence_proxy_async();
+    sync_consumers();
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* Issues the products of a stage's columns: those of the i-th stage of a tile. */
+FA_DEVICE void issue_scores(const pipeline *pipe, uint32_t keys, int i, float *s)
+{
+    const uint32_t queries = ptx_descriptor_low(pipe->q, 0);
+#pragma unroll
+    for (int block = 0; block < STAGE_DIM_BLOCKS; block++)
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+#pragma unroll
+            for (int m = 0; m < KEY_BLOCKS; m++) {
+                const int column = i * STAGE_DIM_BLOCKS + block;
+                const int k = block * DIM_BLOCK_BYTES + m * 64 * 128 + step * 32;
+                const int q = column * QUERY_BLOCK_BYTES + step * 32;
+                PTX_WGMMA(qk, GROUP_ROWS)
+                (s + m * (ROWS / 2), ptx_descriptor(keys + (uint32_t)(k / 16)),
+                 ptx_descriptor(queries + (uint32_t)(q / 16)), column + step > 0);
+            }
+    ptx_wgmma_commit();
+}
+
+/* The scores of the tile at this place, which goes on behind it. */
+FA_DEVICE void make_scores(const pipeline *pipe, fa_place *at, float *s)
+{
+    fa_place used = *at;
+    ptx_register_fence(s, SCORES);
+#pragma unroll
+    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
+        const uint32_t keys = descriptor_of(pipe, at);
+        acquire(pipe, at);
+        ptx_wgmma_fence();
+        issue_scores(pipe, keys, i, s);
+    }
+    ptx_wgmma_wait(0);
+    ptx_register_fence(s, SCORES);
+#pragma unroll
+    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, &used)) release(pipe, &used);
+}
+
+/* ---- Logits ---------------------------------------------------------------------------------- */
+
+/* Softcap and the scale: scores become exponents of 2. */
+FA_DEVICE void scale_scores(const fa_attention_params *p, float *s)
+{
+    if (p->softcap > 0.0f) {
+        const float inner = p->scale / p->softcap, cap = p->softcap * FA_LOG2E;
+#pragma unroll
+        for (int i = 0; i < SCORES; i++) s[i] = fa_softcap_score_fast(s[i] * inner, cap);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) s[i] *= p->scale * FA_LOG2E;
+}
+
+/* Score (j, e) of a thread, of the keys m and h. */
+FA_DEVICE int score_at(int m, int j, int h, int e) { return m * (ROWS / 2) + 4 * j + 2 * h + e; }
+
+/* Hides what a row does not see by position. first: the tile's first key. */
+FA_DEVICE void hide_keys(const fa_decode_params *d, const fa_work *w, int first, float *s)
+{
+    const int key = first + first_of_block();
+#pragma unroll
+    for (int j = 0; j < ROW_GROUPS; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int query = min(query_of(d, row_of(j, e)), w->queries - 1);
+            const fa_range range = fa_tile_visible(&d->attention, &w->tile, w->tile.first + query);
+            const int lo = (int)range.lo - key, hi = (int)range.hi - key;
+#pragma unroll
+            for (int i = 0; i < 2 * KEY_BLOCKS; i++) {
+                const int at = 64 * (i / 2) + 8 * (i % 2);
+                if (at < lo || at >= hi) s[score_at(i / 2, j, i % 2, e)] = -INFINITY;
+            }
+        }
+}
+
+/* ---- Weights --------------------------------------------------------------------------------- */
+
+/* Of the thread's rows. */
+typedef struct row_sums {
+    float base[ROW_GROUPS][2]; /* of the weights, in powers of two */
+    float sum[ROW_GROUPS][2];  /* of the thread's own keys */
+} row_sums;
+
+/* The largest logit of a row that this thread has. */
+FA_DEVICE float find_top(const float *s, int j, int e)
+{
+    float x = s[score_at(0, j, 0, e)];
+#pragma unroll
+    for (int i = 1; i < 2 * KEY_BLOCKS; i++) x = fmaxf(x, s[score_at(i / 2, j, i % 2, e)]);
+    return x;
+}
+
+/* Whether some row of the thread is beyond its base. */
+FA_DEVICE bool is_beyond(const float *s, const row_sums *rows)
+{
+    bool beyond = false;
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_GROUPS; i++)
+        beyond |= find_top(s, i / 2, i % 2) > rows->base[i / 2][i % 2] + RESCALE_ABOVE;
+    return beyond;
+}
+
+/* New bases for rows whose logits are too far beyond the old ones, the same in all warps; what has
+ * been summed is multiplied. The warps' largest logits go through shared memory. */
+FA_DEVICE void raise_bases(const pipeline *pipe, const float *s, row_sums *rows, float *out)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_GROUPS; i++) {
+        float top = find_top(s, i / 2, i % 2);
+#pragma unroll
+        for (int other = 4; other < 32; other *= 2)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, other));
+        if (lane_id() < 4) pipe->exchange[warp_id() * ROWS + row_of(i / 2, i % 2)] = top;
+    }
+    sync_consumers();
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_GROUPS; i++) {
+        float *base = &rows->base[i / 2][i % 2], top = -INFINITY;
+        const float before = *base;
+#pragma unroll
+        for (int warp = 0; warp < CONSUMER_WARPS; warp++)
+            top = fmaxf(top, pipe->exchange[warp * ROWS + row_of(i / 2, i % 2)]);
+        if (top > before + RESCALE_ABOVE) *base = top - HEADROOM;
+        const float factor = ptx_ex2(before - *base);
+        rows->sum[i / 2][i % 2] *= factor;
+#pragma unroll
+        for (int n = 0; n < 2 * DIM_BLOCKS; n++)
+            out[score_at(n / 2, i / 2, n % 2, i % 2)] *= factor;
+    }
+}
+
+/* Logits become weights, to a buffer in shared memory: rows of 64 keys. sums: of the thread's. */
+FA_DEVICE void weigh(const float *s, const row_sums *rows, uint32_t buffer,
+                     float sums[ROW_GROUPS][2])
+{
+    uint32_t weights[KEY_BLOCKS * ROW_GROUPS][2]; /* of eight keys each, 8 x 8 matrices */
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_GROUPS; i++) sums[i / 2][i % 2] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * KEY_BLOCKS * ROW_GROUPS; i++) {
+        const int m = i / 2 / ROW_GROUPS, j = i / 2 % ROW_GROUPS, h = i % 2;
+        const float first = ptx_ex2(s[score_at(m, j, h, 0)] - rows->base[j][0]);
+        const float second = ptx_ex2(s[score_at(m, j, h, 1)] - rows->base[j][1]);
+        sums[j][0] += first;
+        sums[j][1] += second;
+        weights[i / 2][h] = fa_pack_x2(first, second);
+    }
+    const int vector = 2 * warp_id() + lane_id() / 8 % 2;
+#if GROUP_ROWS * KEYS == 8 * 64
+    ptx_stmatrix_x2_trans(buffer + swizzled(lane_id() % 8, vector), weights[0]);
+#else
+#pragma unroll
+    for (int i = 0; i < KEY_BLOCKS * ROW_GROUPS; i += 2) {
+        const int block = i + lane_id() / 16, m = block / ROW_GROUPS, j = block % ROW_GROUPS;
+        ptx_stmatrix_x4_trans(buffer + (uint32_t)(m * QUERY_BLOCK_BYTES) +
+                                  swizzled(8 * j + lane_id() % 8, vector),
+                              weights[i]);
+    }
+#endif
+    ptx_fence_proxy_async();
+}
+
+/* The weights of a tile, to a buffer. Mostly no row is beyond its base, so they are computed before
+ * the consumers ask each other, at the barrier that they come to anyway. */
+FA_DEVICE void make_weights(const pipeline *pipe, const float *s, uint32_t buffer, row_sums *rows,
+                            float *out)
+{
+    float sums[ROW_GROUPS][2];
+    weigh(s, rows, buffer, sums);
+    if (ptx_named_barrier_or(BARRIER_CONSUMERS, CONSUMER_THREADS, is_beyond(s, rows))) {
+        raise_bases(pipe, s, rows, out);
+        weigh(s, rows, buffer, sums);
+        sync_consumers();
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_GROUPS; i++) rows->sum[i / 2][i % 2] += sums[i / 2][i % 2];
+}
+
+#endif

@@ -1,0 +1,135 @@
+/*
+ * decode_sm90: few queries over many keys on Hopper, by wgmma and TMA. Work tiles and parts are
+ * those of decode_sm80.
+ */
+#include "cuda/plan_decode_sm90.h"
+
+#include <inttypes.h>
+
+#include "cuda/family.h"
+#include "cuda/plan_decode.h"
+
+/* ---- The launch ------------------------------------------------------------------------------ */
+
+/* Rows of a box: of pages, what divides a key tile and a page. */
+static int32_t find_box_rows(const fa_problem *p, const fa_variant *v)
+{
+    int32_t rows = v->keys;
+    if (!p->block_table) return rows;
+    while (p->rows_k % rows) rows /= 2;
+    return rows;
+}
+
+enum { MAPS = 2 }; /* k and v */
+
+static void make_map_shapes(const fa_problem *p, const fa_variant *v,
+                            fa_tensor_map_shape maps[MAPS])
+{
+    const int32_t rows = find_box_rows(p, v);
+    fa_cuda_map_view(&maps[0], &p->k, p->d, p->rows_k, p->heads_kv, p->blocks_k, rows);
+    fa_cuda_map_view(&maps[1], &p->v, p->d_v, p->rows_k, p->heads_kv, p->blocks_k, rows);
+}
+
+static fa_decode_divisors find_divisors(const fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    const int64_t units = p->heads_kv * l->decode.chunks;
+    return (fa_decode_divisors){.tasks = fa_reciprocal_of(l->tasks),
+                                .tiles = fa_reciprocal_of(l->tiles),
+                                .units = fa_reciprocal_of(units),
+                                .chunks = fa_reciprocal_of(l->decode.chunks),
+                                .parts = fa_reciprocal_of(l->decode.parts),
+                                .units_of_batch = (int32_t)units,
+                                .group = (int32_t)(p->heads_q / p->heads_kv)};
+}
+
+bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                fa_cuda_encoder *encode, fa_decode_sm90_params *params,
+                                fa_cuda_fault *fault)
+{
+    const fa_variant *v = &fa_variants[l->variant];
+    const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0);
+    fa_tensor_map_shape maps[MAPS];
+    make_map_shapes(p, v, maps);
+    params->k_step = fa_cuda_map_steps(&p->k);
+    params->v_step = fa_cuda_map_steps(&p->v);
+    params->box_rows = (int32_t)maps[0].box[1];
+    params->stages = ((int32_t)l->smem_bytes - others) / FA_DECODE_SM90_STAGE;
+    params->divisors = find_divisors(p, l);
+    return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
+                               fault);
+}
+
+static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
+                       const fa_cuda_call *call, fa_cuda_fault *fault)
+{
+    fa_decode_sm90_params more;
+    return fa_cuda_decode_sm90_params(call->problem, l, fa_cuda_encode_map, &more, fault) &&
+           fa_cuda_queue_decode(kernel, plan, l, call, &more, fault);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/* Rows of a page, at least: boxes of fewer would be many. */
+enum { LEAST_PAGE = 16 };
+
+static bool refuse_cache(const fa_problem *p, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const char *option = p->bias.data      ? "options.bias"
+                         : p->mask.data    ? "options.mask"
+                         : p->alibi_slopes ? "options.alibi_slopes"
+                                           : NULL;
+    if (fa_cuda_refuse_dtypes(p, true, why, size)) return true;
+    if (option) {
+        fa_cuda_say(why, size, "%s is set", option);
+        return true;
+    }
+    if (dim > 256) {
+        fa_cuda_say(why, size, "the head dim is %" PRId64 ", above 256", dim);
+        return true;
+    }
+    if (p->block_table && (p->rows_k % 8 || p->rows_k < LEAST_PAGE)) {
+        fa_cuda_say(why, size,
+                    "k.shape[1] is %" PRId64 ": expected pages of a multiple of 8 rows, "
+                    "%d or more",
+                    p->rows_k, LEAST_PAGE);
+        return true;
+    }
+    return false;
+}
+
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    static const char *const names[] = {"k", "v"};
+    fa_tensor_map_shape maps[MAPS];
+    if (refuse_cache(p, why, size) ||
+        fa_cuda_refuse_decode(p, fa_cuda_most_decode_rows(p), why, size) ||
+        fa_cuda_refuse_block_strides(p, why, size))
+        return false;
+    const fa_variant *v = fa_cuda_find_decode_sm90(p);
+    make_map_shapes(p, v, maps);
+    if (!fa_cuda_maps_fit(maps, names, MAPS, why, size)) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                                         : "float16 products (wgmma), float32 sums";
+    if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size))
+        return false;
+    plan->launches[plan->count - 1].overlaps = true;
+    return true;
+}
+
+/* Until it has been measured: the environment alone asks for it. That needs no words. */
+static bool is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
+                            size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
+}
+
+const fa_cuda_family fa_cuda_decode_sm90 = {
+    .name = "decode_sm90",
+    .oldest = 90,
+    .newest = 90,
+    .slower = is_not_measured,
+    .plan = plan_sm90,
+};

@@ -1,0 +1,17 @@
+/*
+ * What decode_sm90 is told beside the parameter of decode_sm80. It is made apart from the launch,
+ * so that tests need no driver.
+ */
+#ifndef FA_CUDA_PLAN_DECODE_SM90_H
+#define FA_CUDA_PLAN_DECODE_SM90_H
+
+#include "../../kernels/decode_sm90/decode_sm90.h"
+#include "cuda/plan.h"
+#include "cuda/view_map.h"
+
+/* The kernel's second parameter. False if a map cannot be made. */
+bool fa_cuda_decode_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
+                                fa_cuda_encoder *encode, fa_decode_sm90_params *params,
+                                fa_cuda_fault *fault);
+
+#endif

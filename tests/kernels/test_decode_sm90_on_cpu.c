@@ -1,0 +1,279 @@
+/*
+ * decode_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems against float64,
+ * with keys cut into 1 to 128 parts, merged by the last block or by a second launch, each twice, in
+ * different orders and with other delays, with equal bits. Then what a server does
+ * (decode_server.h), and values that are not finite and that some rows do not see.
+ *
+ * Arguments: the first random problem's number, and how many.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "caller_memory.h"
+#include "check.h"
+#include "convert.h"
+#include "cuda/family.h"
+#include "cuda/plan_decode.h"
+#include "cuda/plan_decode_sm90.h"
+#include "forward_on_cpu.h"
+#include "hopper_units.h"
+
+enum { PROBLEMS = 200 };
+
+/* The variants, one FORM(name) each: the build writes them. */
+typedef struct parameters {
+    fa_decode_params decode;
+    fa_decode_sm90_params more;
+} parameters;
+
+#define FORM(name)                                                                                 \
+    void name(fa_decode_params d, fa_decode_sm90_params s);                                        \
+    static void run_##name(const void *p)                                                          \
+    {                                                                                              \
+        const parameters *both = p;                                                                \
+        name(both->decode, both->more);                                                            \
+    }
+#include "test_decode_sm90_on_cpu_forms.h"
+#undef FORM
+
+static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
+#define FORM(name) [FA_VARIANT_##name] = run_##name,
+#include "test_decode_sm90_on_cpu_forms.h"
+};
+
+static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut */
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+/* How a call is run. */
+typedef struct machine {
+    int64_t number;
+    bool otherwise;     /* in other orders, with other delays and another number of stages */
+    bool two_launches;  /* parts are merged by a second launch */
+    ref_buffers memory; /* what kernels may touch */
+} machine;
+
+/* All orders and delays; the slow warp is often the producer. */
+static void vary(cuda_run *run, const machine *m)
+{
+    const uint64_t bits = (uint64_t)(m->number + 1) * 0x9E3779B97F4A7C15u;
+    const unsigned delays = (unsigned)(bits >> 61), varied = m->otherwise ? ~delays : delays;
+    const uint32_t lanes[] = {~0u, 1, ~1u, (uint32_t)(bits >> 24)};
+    run->backwards = varied & 1;
+    run->late_copies = varied & 2;
+    run->late_products = varied & 4;
+    run->warps_multiply = m->otherwise;
+    run->last_block_first = m->otherwise;
+    if (!m->otherwise) return;
+    run->slow_warp =
+        bits >> 59 & 3 ? (unsigned)(bits >> 50) % (run->threads / 32) : run->threads / 32 - 1;
+    run->slow_lanes = lanes[bits >> 40 & 3];
+}
+
+/* Stages: from those of the planner down to the fewest, as for more blocks on a multiprocessor. */
+static void choose_stages(const machine *m, fa_decode_sm90_params *more, cuda_run *run)
+{
+    const int32_t fewest = 3, fewer = (int32_t)(m->number % 5) + m->otherwise;
+    const int32_t stages = more->stages - fewer > fewest ? more->stages - fewer : fewest;
+    run->smem_bytes -= (unsigned)((more->stages - stages) * FA_DECODE_SM90_STAGE);
+    more->stages = stages;
+}
+
+static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)
+{
+    char name[160];
+    parameters both;
+    fa_cuda_fault fault;
+    fa_cuda_set_decode_params(p, l, step, (int32_t)(m->number % FA_DECODE_COUNTER_SETS),
+                              &both.decode);
+    CHECK(fa_cuda_decode_sm90_params(p, l, hopper_encode_map, &both.more, &fault), "no map");
+    cuda_run run = {.name = name,
+                    .kernel = kernels[l->variant],
+                    .memory = &m->memory,
+                    .parameters = &both,
+                    .units = &hopper_units,
+                    .overlaps = l->overlaps,
+                    .grid = step == FA_DECODE_MERGE ? (unsigned)l->tasks : l->grid,
+                    .threads = l->threads,
+                    .smem_bytes = l->smem_bytes};
+    vary(&run, m);
+    choose_stages(m, &both.more, &run);
+    snprintf(name, sizeof name,
+             "number %lld: %s, %d parts, %d stages, step %d, %s, %s copies, %s products, lanes %x "
+             "of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts,
+             (int)both.more.stages, step, run.backwards ? "backwards" : "forwards",
+             run.late_copies ? "late" : "early", run.late_products ? "late" : "early",
+             run.slow_lanes, run.slow_warp);
+    runs[l->variant]++;
+    cuda_run_kernel(&run);
+}
+
+/* False if memory beside the workspace was written. */
+static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    begin_workspace(&m->memory, p, l->workspace_bytes);
+    if (m->two_launches && l->decode.parts > 1) {
+        launch(m, p, l, FA_DECODE_STORE);
+        launch(m, p, l, FA_DECODE_MERGE);
+    } else launch(m, p, l, FA_DECODE_LAST);
+    return end_workspace(&m->memory, p);
+}
+
+#define FAMILY fa_cuda_decode_sm90
+#include "decode_server.h"
+
+/* ---- Random problems ------------------------------------------------------------------------- */
+
+/* One key tile in a part is the least that there is. */
+static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
+{
+    static const int64_t parts[] = {1, 2, 3, 128, 5, 0, 17};
+    const int64_t count = parts[number % 7];
+    if (count > 0) fa_cuda_cut_decode(l, count, 1);
+    if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
+}
+
+static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+{
+    fa_problem p;
+    fa_cuda_plan plan;
+    machine m = {.number = *(const int64_t *)context, .memory = *call->buffers};
+    const fa_status status = make_forward(call, &p, message, size);
+    if (status != FA_OK) return status;
+    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, message, size))
+        return FA_ERROR_UNSUPPORTED;
+    fa_cuda_plan_launch *l = &plan.launches[0];
+    if (l->idle) return FA_OK;
+    choose_parts(m.number, l);
+    m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
+    cut += l->decode.parts > 1;
+    char *const before = ref_buffers_copy(call->buffers);
+    bool clean = run_plan(&m, &p, l);
+    char *const first = ref_buffers_copy(call->buffers);
+    ref_buffers_put(call->buffers, before);
+    m.otherwise = true;
+    m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
+    clean &= run_plan(&m, &p, l);
+    const bool same = ref_buffers_are(call->buffers, first);
+    free(before), free(first);
+    if (clean && same) return FA_OK;
+    snprintf(message, size, "%s",
+             clean ? "a second run left other bits" : "memory beside the workspace was written");
+    return (fa_status)RANDOM_WRONG;
+}
+
+/* Returns how many problems were for this family. */
+static int run_random_problems(int64_t first, int64_t end)
+{
+    static random_result result;
+    static const random_focus focuses[] = {RANDOM_SPLIT,   RANDOM_UNUSED,     RANDOM_LENGTHS,
+                                           RANDOM_MASKS,   RANDOM_ANYTHING,   RANDOM_SPLIT,
+                                           RANDOM_STRIDES, RANDOM_EMPTY,      RANDOM_TAILS,
+                                           RANDOM_SPLIT,   RANDOM_INVARIANCE, RANDOM_PEAKED};
+    int done = 0;
+    int64_t number = first;
+    random_settings settings = {.device = FA_DEVICE_CUDA,
+                                .attend = attend,
+                                .context = &number,
+                                .few_queries = true,
+                                .plain_scores = true,
+                                .one_dtype = true};
+    for (; number < end; number++) {
+        settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        settings.tiles = settings.focus != RANDOM_TAILS && number % 4;
+        settings.dtype = number / 2 % 2 ? FA_FLOAT16 : FA_BFLOAT16;
+        settings.one_pass = number % 5 > 0;
+        settings.pass = RANDOM_DECODE;
+        /* The tails' number says the head dim: all widths, not only the first. */
+        const int64_t problem = settings.focus == RANDOM_TAILS ? number * 37 % 256 : number;
+        random_problem_run((uint64_t)problem, &settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED) continue;
+        done++;
+        CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
+              result.description);
+    }
+    return done;
+}
+
+/* ---- Values that are not finite --------------------------------------------------------------- */
+
+/* Query i of a sequence and a head in double. */
+static void expect(const server *s, int64_t b, int64_t i, int64_t h, double *out)
+{
+    const uint16_t *q = s->q + ((b * s->n_q + i) * s->heads_q + h) * s->d;
+    const int64_t keys = s->lengths[b] - (s->n_q - 1 - i), g = h / (s->heads_q / s->heads_kv);
+    double sum = 0;
+    for (int64_t c = 0; c < s->d; c++) out[c] = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        const uint16_t *k = s->k + row_at(s, b, j) + (size_t)(g * s->d);
+        const uint16_t *v = s->v + row_at(s, b, j) + (size_t)(g * s->d);
+        double x = 0;
+        for (int64_t c = 0; c < s->d; c++) x += fa_half_to_float(q[c]) * fa_half_to_float(k[c]);
+        x = exp(x / sqrt((double)s->d));
+        sum += x;
+        for (int64_t c = 0; c < s->d; c++) out[c] += x * fa_half_to_float(v[c]);
+    }
+    for (int64_t c = 0; c < s->d; c++) out[c] /= sum;
+}
+
+/* A key that the first queries of a sequence do not see has NaN or an infinity among its values:
+ * they have nothing of that, and those that see it have it. */
+static void test_nonfinite_values(void)
+{
+    static const uint16_t bad[BATCH] = {0x7e00, 0x7c00, 0xfc00, 0x7e01};
+    static const int unseen[BATCH] = {2, 1, 2, 1}; /* of three queries */
+    const int32_t lengths[BATCH] = {256, 131, 65, 401};
+    for (int shape = 1; shape < 3; shape++) {
+        server *s = new_server(&shapes[shape], 500 + shape);
+        double want[256];
+        const int32_t ends[BATCH] = {lengths[0], lengths[1], lengths[2],
+                                     (int32_t)(shape == 1 ? 401 : 300)};
+        fill(s, ends, false);
+        for (int b = 0; b < BATCH; b++) {
+            const int64_t key = ends[b] - s->n_q + unseen[b];
+            s->v[row_at(s, b, key) + (size_t)(17 * b)] = bad[b];
+        }
+        run_server(s, 2);
+        for (int64_t row = 0; row < (int64_t)s->lse_size; row++) {
+            const int64_t h = row % s->heads_q, i = row / s->heads_q % s->n_q;
+            const int64_t b = row / s->heads_q / s->n_q;
+            const uint16_t *out = s->out + row * s->d;
+            int wrong = 0;
+            expect(s, b, i, h, want);
+            for (int64_t c = 0; c < s->d; c++) {
+                const double x = fa_half_to_float(out[c]);
+                if (isfinite(want[c]))
+                    wrong += !(fabs(x - want[c]) <= 0x1p-9 * (fabs(want[c]) + 1));
+                else wrong += isnan(want[c]) ? !isnan(x) : x != want[c];
+            }
+            CHECK(wrong == 0, "shape %d, sequence %d, query %d, head %d: %d columns are wrong",
+                  shape, (int)b, (int)i, (int)h, wrong);
+        }
+        free_server(s);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    test_begin();
+    const int done = run_random_problems(number, end);
+    if (argc == 1) {
+        test_pages((const int64_t[]){24, 16, 40, 32, 48, 64, 128, 256, 1000});
+        test_replay();
+        test_parts();
+        test_wild_tables();
+        test_nonfinite_values();
+    }
+    CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
+    if (argc > 2) {
+        printf("%d problems, keys of %d cut\n", done, cut);
+        for (int i = 0; i < FA_VARIANTS; i++)
+            if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
+    }
+    return test_end();
+}
