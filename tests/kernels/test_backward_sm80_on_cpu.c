@@ -10,8 +10,8 @@
  * other.
  *
  * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
- * tf32, 3: by three products in tf32), instead of those listed here; then the runs of each variant
- * are printed.
+ * tf32, 3: by three products in tf32, 4 and 5: these two with sums in dq), instead of those listed
+ * here; then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -48,6 +48,10 @@ static const int64_t tf32[] = {6,   50,  51,  79,  80,  85,  87,  139, 169, 171,
 /* And by three products in tf32. */
 static const int64_t float32[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
                                   333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
+
+/* Both with sums of dq in dq itself. */
+static const int64_t tf32_in_place[] = {6, 50, 51};
+static const int64_t float32_in_place[] = {103, 139, 164};
 
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
@@ -87,6 +91,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 
 static int runs[FA_VARIANTS];
 static fa_cuda_device device;
+static bool in_place; /* sums of dq are in dq itself */
 
 static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
@@ -98,6 +103,8 @@ typedef enum kind {
     PEAKED,  /* rows that few keys dominate */
     TF32,    /* float32 of precision tf32 */
     FLOAT32, /* float32 by three products in tf32 */
+    TF32_IN_PLACE, /* with sums of dq in dq itself */
+    FLOAT32_IN_PLACE,
     KINDS
 } kind;
 
@@ -223,7 +230,8 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
         snprintf(message, size, "%s", fa_last_error());
         return status;
     }
-    const fa_cuda_family *family = call->q.dtype != FA_FLOAT32 ? &fa_cuda_backward_sm80
+    const fa_cuda_family *family = in_place                      ? &fa_cuda_backward_tf32_in_place
+                                   : call->q.dtype != FA_FLOAT32 ? &fa_cuda_backward_sm80
                                    : call->options.precision == FA_PRECISION_TF32
                                        ? &fa_cuda_backward_tf32
                                        : &fa_cuda_backward_tf32x3;
@@ -340,11 +348,13 @@ static bool run_problem(machine *m)
     device = devices[gpus[m->number / 8 % 4]];
     if (m->number / 16 % 2) device.multiprocessors = 3;
     if (m->kind == PEAKED) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
-    if (m->kind == TF32 || m->kind == FLOAT32) {
+    if (m->kind >= TF32) {
         settings.one_dtype = true;
         settings.dtype = FA_FLOAT32;
-        settings.precision = m->kind == TF32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
+        settings.precision = m->kind == TF32 || m->kind == TF32_IN_PLACE ? FA_PRECISION_TF32
+                                                                         : FA_PRECISION_FLOAT32;
     }
+    in_place = m->kind >= TF32_IN_PLACE;
     random_problem_run((uint64_t)problem, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     worst[m->kind] = fmax(worst[m->kind], result.report.worst);
@@ -486,6 +496,10 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++) run_twice(tf32[i], TF32);
     for (size_t i = 0; i < sizeof float32 / sizeof float32[0] && argc == 1; i++)
         run_twice(float32[i], FLOAT32);
+    for (size_t i = 0; i < sizeof tf32_in_place / sizeof tf32_in_place[0] && argc == 1; i++)
+        run_twice(tf32_in_place[i], TF32_IN_PLACE);
+    for (size_t i = 0; i < sizeof float32_in_place / sizeof float32_in_place[0] && argc == 1; i++)
+        run_twice(float32_in_place[i], FLOAT32_IN_PLACE);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
         run_twice(peaked[i], PEAKED);
     test_low_scores();
