@@ -67,7 +67,7 @@
 /* The second parameter of all three. */
 typedef struct fa_backward_sm80_params {
     int64_t q_tiles; /* of the workspace, of a head */
-    float *sums; /* NULL, of float32 alone: the caller's rows of dq are the sums */
+    float *sums;     /* NULL, of float32 alone: the caller's rows of dq are the sums */
     float *rows;
     int32_t *semaphores; /* NULL: sums are added in any order */
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */

@@ -135,7 +135,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
-        if (p.dq.data && !is_in_place(&s)) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+        if (p.dq.data && !is_in_place(&s))
+            sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM80_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM80_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();

@@ -194,8 +194,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, bool in_pla
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80,
                          x->device, plan, x->why, x->size);
-    fa_cuda_plan_launch *const finish =
-        in_place ? NULL : add_pass(x, of->finish, v->head_dim);
+    fa_cuda_plan_launch *const finish = in_place ? NULL : add_pass(x, of->finish, v->head_dim);
     if (!prepare || !main || (!finish && !in_place)) return false;
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
