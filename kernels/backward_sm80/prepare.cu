@@ -107,6 +107,8 @@ FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_
     }
 }
 
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
+
 /* Zeros in the caller's rows of dq, where they are the sums: those behind the last query keep
  * them. */
 FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
@@ -122,6 +124,8 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
                           make_float4(0, 0, 0, 0));
     }
 }
+
+#endif
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
@@ -140,7 +144,9 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM80_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM80_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
     if (p.dq.data && is_in_place(&s)) clear_rows(&p, &tile);
+#endif
     if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
     else prepare_rows(&p, &s, &tile, rows);
 }
