@@ -13,7 +13,8 @@
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
  * in registers, written once. dQ is added to a float sum in global memory, which another kernel
- * rounds (finish.cu), or in float32 to the caller's dq itself. docs/kernels/backward_sm80.md says why it is made so.
+ * rounds (finish.cu), or in float32 to the caller's dq itself. docs/kernels/backward_sm80.md says why
+ * it is made so.
  *
  * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the

@@ -4,8 +4,7 @@
  *
  * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
  * summed; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
- * caller's dq, and `finish` is not there. The workspace is made of tiles of
- * FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
+ * caller's dq, and `finish` is not there. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)

@@ -1,8 +1,9 @@
 /*
- * The sums of dQ. In the workspace they lie in the order of the accumulators that hold them, so that a warp adds to whole lines of memory.
- * A tile of TILE queries is made of fragments of 16 queries and 8 columns: those of the first columns, then those of the next. Of a
- * fragment each lane has four numbers, as mma leaves them. They lie together where four can be added at once, from Hopper on;
- * elsewhere all lanes' first ones, then all second ones.
+ * The sums of dQ. In the workspace they lie in the order of the accumulators that hold them, so
+ * that a warp adds to whole lines of memory. A tile of TILE queries is made of fragments of 16
+ * queries and 8 columns: those of the first columns, then those of the next. Of a fragment each lane
+ * has four numbers, as mma leaves them. They lie together where four can be added at once, from
+ * Hopper on; elsewhere all lanes' first ones, then all second ones.
  *
  * Of float32 the caller's rows of dq may be the sums themselves. Then dS has the scale already.
  */
