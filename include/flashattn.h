@@ -575,7 +575,8 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * call fail with FA_ERROR_DEVICE.
  * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32 inputs of
  * FA_PRECISION_TF32), "tf32x3" (float32 inputs) or "simt". With "sm90_persistent" or "sm90_joined"
- * (Hopper, no option of the scores) the others do what that family cannot do.
+ * (Hopper, no option of the scores) or "tf32_in_place" (Hopper, float32 inputs) the others do what
+ * that family cannot do.
  *
  * The environment variable FA_CHECK, read once, is for finding mistakes: with FA_CHECK=1 a call on CUDA
  * that has lengths, a block table or rows first has a kernel look at them. If something is wrong the

@@ -13,7 +13,8 @@
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
  * in registers, written once. dQ is added to a float sum in global memory, which another kernel
- * rounds (finish.cu). docs/kernels/backward_sm80.md says why it is made so.
+ * rounds (finish.cu), or in float32 to the caller's dq itself. docs/kernels/backward_sm80.md says why
+ * it is made so.
  *
  * A tile has one barrier of the block. Behind it the copies of this tile are there, and what all
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
@@ -37,6 +38,7 @@ typedef struct thread_state {
     fa_gradient dk, dv;
     uint32_t memory; /* the address of shared memory */
     float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
+    float ds_unit;   /* what dP is multiplied by in dS */
 } thread_state;
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
@@ -104,7 +106,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     add_values(x, &part, &weights);
     make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
     drop_gradients(p, &o, &dp);
-    make_ds(&s, &dp, part.rows, true);
+    make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
     add_keys(x, &part, &ds);
 }
@@ -138,7 +140,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
         add_values(x, &part, &weights);
         make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
     }
-    make_ds(&s, &dp, part.rows, LATE_DP || masked); /* right for all tiles; no register, again */
+    /* right for all tiles; no register, again */
+    make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
@@ -169,6 +172,42 @@ FA_DEVICE void consume_tile(const fa_backward_params *p, const block_work *w, th
 
 /* ---- dQ -------------------------------------------------------------------------------------- */
 
+#if TF32
+
+/* Adds a warp's part to the caller's rows. block: of 16 queries; column: of 8 columns; whole: rows
+ * are made of aligned vectors. */
+FA_DEVICE void add_to_rows(const fa_backward_params *p, const block_work *w, const tile_cursor *at,
+                           const fa_dq *dq, int block, int column, bool whole)
+{
+    const int lane = ptx_thread_id() % 32, first = at->tile * QUERIES + 16 * block + lane / 4;
+    const int rows = (int)w->sequence.n_q - first; /* of the sequence, from the lane's first on */
+    float *row = w->dq + first * p->dq.stride[1] + at->head * p->dq.stride[2];
+#pragma unroll
+    for (int i = 0; i < DQ_M_TILES * 2; i++) {
+        if (8 * i >= rows) return;
+#pragma unroll
+        for (int n = 0; n < DQ_N_TILES / 2; n++) { /* four neighbours */
+            const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
+            const float(*from)[4] = dq->at[i / 2] + tile;
+            const float x[4] = {from[0][e], from[1][e], from[2][e], from[3][e]};
+            add_to_row(row + 8 * i * p->dq.stride[1], whole,
+                       8 * (column + tile) + 4 * gradient_unit(lane % 4, n % 2), p->a.d, x);
+        }
+    }
+}
+
+#endif
+
+/* Adds it to the sums in the workspace, `tile` of them. */
+FA_DEVICE void add_to_tile(float *tile, const fa_dq *dq, int block, int column)
+{
+#pragma unroll
+    for (int n = 0; n < DQ_N_TILES; n++)
+#pragma unroll
+        for (int m = 0; m < DQ_M_TILES; m++)
+            add_to_sums(fragment_sums(tile, block + m, column + n), dq->at[m][n]);
+}
+
 /* The dQ of a tile whose dS is complete. Where sums have one order, a warp adds its part behind the same warp of all blocks of key
  * tiles in front. It waits only for blocks of lower numbers, which start no later and do not wait for it. */
 FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -189,12 +228,13 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
         if (l.lane == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         __syncwarp();
     }
-#pragma unroll
-    for (int n = 0; n < DQ_N_TILES; n++)
-#pragma unroll
-        for (int m = 0; m < DQ_M_TILES; m++)
-            add_to_sums(fragment_sums(tile, part * (QUERIES / 16) + block + m, column + n),
-                        dq.at[m][n]);
+#if TF32
+    if (is_in_place(s) && SUMS_TOGETHER && has_vectors(&p->dq))
+        add_to_rows(p, w, at, &dq, block, column, true);
+    else if (is_in_place(s)) add_to_rows(p, w, at, &dq, block, column, false);
+    else
+#endif
+        add_to_tile(tile, &dq, part * (QUERIES / 16) + block, column);
     if (s->semaphores) {
         __syncwarp();
         if (l.lane == 0) ptx_semaphore_add(semaphore);
@@ -277,14 +317,15 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     __shared__ block_work work;
     thread_state x;
     x.memory = fa_opaque(find_memory(memory));
-    if (threadIdx.x == 0) describe_work(&p.a, &s, blockIdx.x, &work);
+    if (threadIdx.x == 0) describe_work(&p, &s, blockIdx.x, &work);
     __syncthreads();
     x.scale = inner_scale(&p.a);
+    x.ds_unit = WEIGHT_UNIT * ds_scale(&p.a, &s);
     if (work.tiles > 0) begin_block(&p, &s, x.memory, &work);
     clear_gradient(&x.dk);
     clear_gradient(&x.dv);
     if (work.tiles > 0) consume_tiles(&p, &s, &work, &x);
     const fa_layout layout = find_layout(x.memory);
-    store_gradient(&work.keys, &p.dk, &x.dk, &layout, p.a.d, p.a.scale);
+    store_gradient(&work.keys, &p.dk, &x.dk, &layout, p.a.d, dk_scale(&p.a, &s));
     store_gradient(&work.keys, &p.dv, &x.dv, &layout, p.a.d_v, value_scale(&p.a));
 }

@@ -3,8 +3,8 @@
  * planner.
  *
  * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
- * summed; `backward_sm80` computes all gradients; `finish` rounds those of the queries. The workspace is made of tiles of
- * FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
+ * summed; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
+ * caller's dq, and `finish` is not there. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
  *
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)
@@ -66,7 +66,7 @@
 /* The second parameter of all three. */
 typedef struct fa_backward_sm80_params {
     int64_t q_tiles; /* of the workspace, of a head */
-    float *sums;
+    float *sums;     /* NULL, of float32 alone: the caller's rows of dq are the sums */
     float *rows;
     int32_t *semaphores; /* NULL: sums are added in any order */
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */

@@ -17,16 +17,16 @@ enum {
 
 #if FA_ELEMENT_BYTES(ELEMENT) == 4
 
-/* The thread's 8 neighbours of 32 columns of row i. */
+/* The thread's two vectors of 32 columns of row i. */
 FA_DEVICE void store_row(const fa_backward_params *p, const fa_tile *t, int64_t i, const float x[8],
                          int column)
 {
-    const int first = column + 8 * (int)(threadIdx.x % 4);
     if (i >= t->room_q) return;
     char *row = fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head);
 #pragma unroll
     for (int n = 0; n < 8; n += 4)
-        fa_store4_float32(row, p->dq.vector != 0, first + n, p->a.d,
+        fa_store4_float32(row, p->dq.vector != 0,
+                          column + 4 * gradient_unit((int)threadIdx.x % 4, n / 4), p->a.d,
                           make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]));
 }
 

@@ -11,15 +11,16 @@
  * In tf32, where no instruction transposes, a lane reads by itself the rows that a product sums
  * over. With g = lane / 4 and t = lane % 4 it takes rows 2t and 2t + 1 of 8 as the mma's rows t and
  * t + 4, since scores leave it queries 2t and 2t + 1. Of these two rows of dout, queries or keys it
- * reads unit g: one column of each of four tiles of 8. Of those of dS, for dQ, it reads query g.
+ * reads one unit: one column of each of four tiles of 8. Of those of dS, for dQ, it reads query g.
  * Weights and dS are stored so that ldmatrix finds the same order: of 8 queries 2t is at t, 2t + 1
  * at t + 4. The units that are read at once are in different banks, since rows 0, 2, 4, 6 differ in
- * the upper bits of their permutation and a unit's neighbour in the lowest.
+ * the upper bits of their permutation, and the two units of neighbouring g in the lowest.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
 #define FA_KERNELS_BACKWARD_SM80_LAYOUT_CUH
 
 #include "backward_sm80/config.cuh"
+#include "backward_sm80/sums.cuh"
 #include "common/device.cuh"
 #include "common/params.h"
 #include "ptx/address.cuh"
@@ -88,7 +89,7 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
     l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
     l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
-    l.rows = TF32 ? lane_offset(lane % 4 * 2, lane / 4, PITCH) : l.a;
+    l.rows = TF32 ? lane_offset(lane % 4 * 2, gradient_unit(lane / 8, lane / 4 % 2), PITCH) : l.a;
     l.score_rows =
         TF32 ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) + (uint32_t)(lane / 8 * 4)
              : l.score_b;

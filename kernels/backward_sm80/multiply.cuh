@@ -27,7 +27,8 @@ typedef struct fa_weights {
 } fa_weights;
 
 /* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column
- * 32b + 8t + 4i + c in [m][4b + c][2r + i]: a thread has 8 neighbours of 32. dQ likewise. */
+ * 32b + 4 gradient_unit(t, i) + c in [m][4b + c][2r + i]: a thread has two vectors of 32. dQ
+ * likewise. */
 typedef struct fa_gradient {
     float at[M_TILES][D_TILES][4];
 } fa_gradient;

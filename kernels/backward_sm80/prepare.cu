@@ -3,6 +3,7 @@
  * memory.
  */
 #include "backward_sm80/backward_sm80.h"
+#include "backward_sm80/sums.cuh"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
 #include "common/rows.cuh"
@@ -23,8 +24,8 @@ enum {
 };
 
 /* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
-FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int64_t i,
-                             float product)
+FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                             const fa_tile *t, int64_t i, float product)
 {
     const float2 none = make_float2(INFINITY, 0.0f);
     if (i >= t->n_q) return none;
@@ -32,7 +33,7 @@ FA_DEVICE float2 prepare_row(const fa_backward_params *p, const fa_tile *t, int6
     const float lse = p->a.lse[at];
     if (lse == -INFINITY) return none;
     const int bits = FA_BACKWARD_SM80_WEIGHT_BITS(ELEMENT);
-    const float delta = product - (p->dlse ? p->dlse[at] : 0.0f);
+    const float delta = (product - (p->dlse ? p->dlse[at] : 0.0f)) * ds_scale(&p->a, s);
     return make_float2(fmaf(lse, FA_LOG2E, (float)-bits), delta / (float)(1 << bits));
 }
 
@@ -61,7 +62,8 @@ FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
 
 /* Rows whose elements are loaded 16 bytes at once. All loads are issued before the first is
  * used. */
-FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                               const fa_tile *t, float2 *rows)
 {
     const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
     uint4 dout[PASSES][VECTORS], out[PASSES][VECTORS];
@@ -89,20 +91,41 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_tile *t, fl
 #pragma unroll
         for (int other = LANES / 2; other > 0; other /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, other);
-        if (lane == 0) rows[row] = prepare_row(p, t, t->first + row, sum);
+        if (lane == 0) rows[row] = prepare_row(p, s, t, t->first + row, sum);
     }
 }
 
 /* Any other rows: a warp each. */
-FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_tile *t, float2 *rows)
+FA_DEVICE void prepare_rows(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                            const fa_tile *t, float2 *rows)
 {
 #pragma unroll 1
     for (int r = (int)threadIdx.x / 32; r < TILE; r += THREADS / 32) {
         const int64_t i = t->first + r;
         const float product = fa_warp_sum(i < t->n_q ? fa_row_product(p, t, i) : 0.0f);
-        if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, t, i, product);
+        if (threadIdx.x % 32 == 0) rows[r] = prepare_row(p, s, t, i, product);
     }
 }
+
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
+
+/* Zeros in the caller's rows of dq, where they are the sums: those behind the last query keep
+ * them. */
+FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
+{
+    enum { ROW_VECTORS = HEAD_DIM / 4 };
+#pragma unroll
+    for (int n = 0; n < SUM_VECTORS / THREADS; n++) {
+        const int at = n * THREADS + (int)threadIdx.x;
+        const int64_t i = t->first + at / ROW_VECTORS;
+        if (i >= t->room_q) return;
+        fa_store4_float32(fa_view_row(&p->dq, t->block_q, t->start_q + i, t->head),
+                          p->dq.vector != 0, 4 * (at % ROW_VECTORS), p->a.d,
+                          make_float4(0, 0, 0, 0));
+    }
+}
+
+#endif
 
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
@@ -116,10 +139,14 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
-        if (p.dq.data) sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
+        if (p.dq.data && !is_in_place(&s))
+            sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
     if (s.semaphores && threadIdx.x < FA_BACKWARD_SM80_SEMAPHORES)
         s.semaphores[number * FA_BACKWARD_SM80_SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
-    if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &tile, rows);
-    else prepare_rows(&p, &tile, rows);
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
+    if (p.dq.data && is_in_place(&s)) clear_rows(&p, &tile);
+#endif
+    if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
+    else prepare_rows(&p, &s, &tile, rows);
 }

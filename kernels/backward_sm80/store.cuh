@@ -27,8 +27,8 @@ FA_DEVICE void store_gradient(const fa_key_tile *k, const fa_kernel_view *view,
             const int tile = n / 2 * 4, e = i % 2 * 2 + n % 2;
             const float(*x)[4] = g->at[i / 2] + tile;
             fa_store4_float32(
-                to, has_vectors(view), l->share * COLUMNS + 8 * tile + 8 * (lane % 4) + 4 * (n % 2),
-                columns,
+                to, has_vectors(view),
+                l->share * COLUMNS + 8 * tile + 4 * gradient_unit(lane % 4, n % 2), columns,
                 make_float4(x[0][e] * scale, x[1][e] * scale, x[2][e] * scale, x[3][e] * scale));
         }
     }

@@ -1,14 +1,18 @@
 /*
- * The sums of dQ in the workspace, in the order of the accumulators that hold them, so that a warp adds to whole lines of memory.
- * A tile of TILE queries is made of fragments of 16 queries and 8 columns: those of the first columns, then those of the next. Of a
- * fragment each lane has four numbers, as mma leaves them. They lie together where four can be added at once, from Hopper on;
- * elsewhere all lanes' first ones, then all second ones.
+ * The sums of dQ. In the workspace they lie in the order of the accumulators that hold them, so
+ * that a warp adds to whole lines of memory. A tile of TILE queries is made of fragments of 16
+ * queries and 8 columns: those of the first columns, then those of the next. Of a fragment each lane
+ * has four numbers, as mma leaves them. They lie together where four can be added at once, from
+ * Hopper on; elsewhere all lanes' first ones, then all second ones.
+ *
+ * Of float32 the caller's rows of dq may be the sums themselves. Then dS has the scale already.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_SUMS_CUH
 #define FA_KERNELS_BACKWARD_SM80_SUMS_CUH
 
 #include "backward_sm80/backward_sm80.h"
 #include "common/device.cuh"
+#include "common/params.h"
 #include "ptx/reduce.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -16,6 +20,27 @@
 #else
 #define SUMS_TOGETHER 1
 #endif
+
+/* Whether the caller's rows are the sums. */
+FA_DEVICE bool is_in_place(const fa_backward_sm80_params *s)
+{
+    return FA_ELEMENT_BYTES(ELEMENT) == 4 && !s->sums;
+}
+
+/* What dS is multiplied by where it is made, and what dK at the end. */
+FA_DEVICE float ds_scale(const fa_attention_params *p, const fa_backward_sm80_params *s)
+{
+    return is_in_place(s) ? p->scale : 1.0f;
+}
+
+FA_DEVICE float dk_scale(const fa_attention_params *p, const fa_backward_sm80_params *s)
+{
+    return is_in_place(s) ? 1.0f : p->scale;
+}
+
+/* In float32 lane t of four has of 32 columns of a gradient these two units of 16 bytes. So where
+ * all four store or add one of theirs they meet whole sectors of 32 bytes. */
+FA_DEVICE int gradient_unit(int t, int i) { return i ? 4 + (t ^ 1) : t; }
 
 enum { SUMS_OF_FRAGMENT = 128, ROW_FRAGMENTS = FA_BACKWARD_SM80_TILE / 16 };
 
@@ -34,6 +59,18 @@ FA_DEVICE void add_to_sums(float *sums, const float x[4])
 #pragma unroll
     for (int i = 0; i < 4; i++) ptx_reduce_add(sums + 32 * i, x[i]);
 #endif
+}
+
+/* Four neighbours of a row of so many columns. whole: the row is made of aligned vectors. */
+FA_DEVICE void add_to_row(float *row, bool whole, int column, int columns, const float x[4])
+{
+    if (whole) {
+        if (column < columns) ptx_reduce_add_4(row + column, x);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (column + i < columns) ptx_reduce_add(row + column + i, x[i]);
 }
 
 FA_DEVICE float4 load_sums(const float *sums)

@@ -60,8 +60,10 @@ FA_DEVICE void mask_weights(const block_work *w, fa_scores *weights, int query, 
 
 #endif
 
-/* dP becomes dS = P (dP - delta). masked: a weight of 0 has no gradient, whatever dP. */
-FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, bool masked)
+/* dP becomes dS = P (dP - delta). unit: what dP is multiplied by; delta has it already. masked: a
+ * weight of 0 has no gradient, whatever dP. */
+FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, float unit,
+                       bool masked)
 {
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
@@ -69,7 +71,7 @@ FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, b
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++) {
             float *x = &dp->at[i / 4][n][i % 4];
-            *x = weights->at[i / 4][n][i % 4] * fmaf(*x, WEIGHT_UNIT, -pair.delta[i % 2]);
+            *x = weights->at[i / 4][n][i % 4] * fmaf(*x, unit, -pair.delta[i % 2]);
         }
     }
     if (!masked) return;

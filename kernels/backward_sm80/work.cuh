@@ -25,6 +25,9 @@ typedef struct block_work {
     /* Rows outside are not read, for they may hold NaN: keys that some query sees, counted from the block's first; queries
      * that see some key. */
     int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
+#if TF32
+    float *dq; /* the sequence's first row in the caller's dq, of the first head */
+#endif
 #if OPTIONS
     uint8_t bad_keys[KEYS]; /* 1: the key is not finite */
 #endif
@@ -91,9 +94,10 @@ FA_DEVICE int64_t find_task(const fa_attention_params *p, int64_t block, int64_t
     return (first + rest - tile * heads) * p->tiles + tile;
 }
 
-FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm80_params *s,
+FA_DEVICE void describe_work(const fa_backward_params *all, const fa_backward_sm80_params *s,
                              int64_t block, block_work *w)
 {
+    const fa_attention_params *p = &all->a;
     w->keys = fa_find_key_tile(p, find_task(p, block, s->heads_together), KEYS);
     w->heads = (int32_t)fa_divide(p->heads_q, p->heads_kv);
     w->from = w->to = w->tiles = w->num_keys = 0;
@@ -103,6 +107,10 @@ FA_DEVICE void describe_work(const fa_attention_params *p, const fa_backward_sm8
     if (w->keys.batch < 0 || w->keys.count <= 0) return;
     fa_locate_sequence(p, w->keys.batch, w->keys.head_kv * w->heads, &w->sequence);
     w->number = find_tile_number(p, &w->sequence, s->q_tiles);
+#if TF32
+    const fa_tile *t = &w->sequence;
+    w->dq = (float *)(void *)fa_view_row(&all->dq, t->block_q, t->start_q, t->head);
+#endif
     find_queries(p, w);
 }
 

@@ -22,7 +22,8 @@ static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
     [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90_joined, &fa_cuda_backward_sm90_persistent,
-                          &fa_cuda_backward_sm90, &fa_cuda_backward_sm80, &fa_cuda_backward_tf32,
+                          &fa_cuda_backward_sm90, &fa_cuda_backward_sm80,
+                          &fa_cuda_backward_tf32_in_place, &fa_cuda_backward_tf32,
                           &fa_cuda_backward_tf32x3, &fa_cuda_backward_simt},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
@@ -118,11 +119,14 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
 static void make_room(const fa_problem *p, const fa_cuda_device *device, int first,
                       fa_cuda_plan *plan)
 {
+    const fa_cuda_family *const *replaced = plan->family->replaces;
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
+        const fa_cuda_family *family = families[p->pass][i];
         fa_cuda_plan other;
-        if (!fa_cuda_is_tried(families[p->pass][i], device)) continue;
-        fa_cuda_plan_begin(device, families[p->pass][i], &other);
-        if (families[p->pass][i]->plan(p, device, &other, NULL, 0) &&
+        if (!fa_cuda_is_tried(family, device) || family == replaced[0] || family == replaced[1])
+            continue;
+        fa_cuda_plan_begin(device, family, &other);
+        if (family->plan(p, device, &other, NULL, 0) &&
             other.workspace_bytes > plan->workspace_bytes)
             plan->workspace_bytes = other.workspace_bytes;
     }

@@ -1,7 +1,8 @@
 /*
  * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
  * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
- * tf32, and with three products in tf32 for each of float32 the family tf32x3.
+ * tf32, and with three products in tf32 for each of float32 the family tf32x3. With sums of dQ in the
+ * caller's dq these two are the family tf32_in_place, in two launches.
  */
 #include "cuda/plan_backward_sm80.h"
 
@@ -21,7 +22,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     const fa_cuda_backward_sm80_launch *x = &l->backward_sm80;
     char *workspace = (char *)p->workspace + l->workspace_offset;
     params->q_tiles = x->q_tiles;
-    params->sums = (float *)(void *)workspace;
+    params->sums = x->in_place ? NULL : (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
@@ -151,15 +152,17 @@ static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
 
-/* Sums, rows, and semaphores if sums have one order. The order also makes an item's sums independent of the batch. */
+/* Sums, unless they are in dq; rows; and semaphores if sums have one order. The order also makes an
+ * item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int dim)
+                           const fa_cuda_plan_launch *main, int dim, bool in_place)
 {
     const fa_problem *p = x->problem;
     const size_t tiles = (size_t)prepare->tasks;
     fa_cuda_backward_sm80_launch own;
     own.q_tiles = prepare->tiles;
-    own.rows_offset = tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
+    own.in_place = in_place;
+    own.rows_offset = in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
     own.semaphores_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.ordered = p->deterministic || p->batch_invariant;
     own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
@@ -182,7 +185,7 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
-static bool plan_launches(const fa_cuda_planning *x, const rows *of)
+static bool plan_launches(const fa_cuda_planning *x, const rows *of, bool in_place)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
@@ -191,13 +194,13 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of)
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80,
                          x->device, plan, x->why, x->size);
-    fa_cuda_plan_launch *const finish = add_pass(x, of->finish, v->head_dim);
-    if (!prepare || !main || !finish) return false;
+    fa_cuda_plan_launch *const finish = in_place ? NULL : add_pass(x, of->finish, v->head_dim);
+    if (!prepare || !main || (!finish && !in_place)) return false;
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    plan_workspace(x, prepare, main, v->head_dim);
-    finish->idle = finish->idle || !p->dq.data;
+    plan_workspace(x, prepare, main, v->head_dim, in_place);
+    if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE);
 }
 
@@ -223,7 +226,7 @@ static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
     return !fa_cuda_refuse_dtypes(p, true, why, size) && !refuse_others(p, why, size) &&
-           plan_launches(&x, &of_16_bits);
+           plan_launches(&x, &of_16_bits, false);
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -231,7 +234,7 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
     return !fa_cuda_refuse_tf32(p, why, size) && !refuse_others(p, why, size) &&
-           !refuse_wide_tf32(p, why, size) && plan_launches(&x, &of_tf32);
+           !refuse_wide_tf32(p, why, size) && plan_launches(&x, &of_tf32, false);
 }
 
 const fa_cuda_family fa_cuda_backward_sm80 = {
@@ -241,17 +244,38 @@ const fa_cuda_family fa_cuda_backward_sm80 = {
     .plan = plan_sm80,
 };
 
+static bool plan_float32(const fa_cuda_planning *x, const rows *of, bool in_place)
+{
+    const fa_problem *p = x->problem;
+    if (fa_cuda_refuse_other_than_float32(p, x->why, x->size)) return false;
+    if (p->precision == FA_PRECISION_IEEE) {
+        fa_cuda_say(x->why, x->size, "options.precision is FA_PRECISION_IEEE");
+        return false;
+    }
+    return !refuse_others(p, x->why, x->size) && !refuse_wide_tf32(p, x->why, x->size) &&
+           plan_launches(x, of, in_place);
+}
+
 static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    if (fa_cuda_refuse_other_than_float32(p, why, size)) return false;
-    if (p->precision == FA_PRECISION_IEEE) {
-        fa_cuda_say(why, size, "options.precision is FA_PRECISION_IEEE");
-        return false;
-    }
-    return !refuse_others(p, why, size) && !refuse_wide_tf32(p, why, size) &&
-           plan_launches(&x, &of_tf32x3);
+    return plan_float32(&x, &of_tf32x3, false);
+}
+
+static bool plan_in_place(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                          char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    return plan_float32(&x, p->precision == FA_PRECISION_TF32 ? &of_tf32 : &of_tf32x3, true);
+}
+
+/* Until it has been measured. */
+static bool is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
+                            size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
 }
 
 const fa_cuda_family fa_cuda_backward_tf32x3 = {
@@ -266,4 +290,15 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
     .plan = plan_tf32,
+};
+
+/* From Hopper on, which adds four neighbours of a row at once. */
+const fa_cuda_family fa_cuda_backward_tf32_in_place = {
+    .name = "tf32_in_place",
+    .oldest = 90,
+    .newest = FA_CUDA_NEWEST,
+    .does_few = true,
+    .slower = is_not_measured,
+    .replaces = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3},
+    .plan = plan_in_place,
 };

@@ -432,6 +432,43 @@ static void test_float32_families(void)
     CHECK(!takes(tf32, &p, "q.dtype is float16"), "16 bits");
 }
 
+/* Sums of dQ in dq: two launches, and no sums in the workspace, also before the gradients are known.
+ * Only where the environment asks for it, which other problems do without. */
+static void test_in_place(void)
+{
+    const fa_cuda_family *const in_place = &fa_cuda_backward_tf32_in_place;
+    const size_t rows = 2 * 8 * 1024 * sizeof(float) * 2, delta = 2 * 8 * 1000 * sizeof(float);
+    for (int exact = 0; exact < 2; exact++) {
+        const int variant = exact ? FA_VARIANT_backward_tf32x3_d128 : FA_VARIANT_backward_tf32_d128;
+        fa_problem p = make_float32(128, 128, exact ? FA_PRECISION_FLOAT32 : FA_PRECISION_TF32);
+        CHECK(plan_of(&p, &devices[H200]).family != in_place, "unasked");
+        fa_cuda_plan s = plan_by(in_place, &p, &devices[H200]);
+        CHECK(s.family == in_place && s.count == 2 && !s.launches[0].idle && !s.launches[1].idle &&
+                  s.launches[0].variant == FA_VARIANT_backward_tf32_prepare_d128 &&
+                  s.launches[1].variant == variant && s.launches[1].backward_sm80.in_place &&
+                  s.launches[1].backward_sm80.rows_offset == 0 && s.workspace_bytes == rows,
+              "%d launches, %zu bytes", s.count, s.workspace_bytes);
+        p.dq.data = NULL;
+        s = plan_by(in_place, &p, &devices[H200]);
+        CHECK(s.count == 2 && !s.launches[0].idle && !s.launches[1].idle, "without dq");
+        p.dq = somewhere, p.deterministic = true;
+        s = plan_by(in_place, &p, &devices[H200]);
+        CHECK(s.workspace_bytes == rows + 2 * 8 * 16 * 16 * sizeof(int32_t), "%zu bytes",
+              s.workspace_bytes);
+        /* simt, which takes what it refuses, needs delta. */
+        p.deterministic = false, p.dout.data = NULL;
+        s = plan_by(in_place, &p, &devices[H200]);
+        CHECK(s.workspace_bytes == (rows > delta ? rows : delta), "%zu bytes before",
+              s.workspace_bytes);
+        p.dout = somewhere, p.dout.dtype = FA_FLOAT16;
+        CHECK(plan_by(in_place, &p, &devices[H200]).family == &fa_cuda_backward_simt, "dout");
+    }
+    const fa_problem half = make_half(2, 8, 1000, 128),
+                     ieee = make_float32(128, 128, FA_PRECISION_IEEE);
+    CHECK(plan_by(in_place, &half, &devices[H200]).family == &fa_cuda_backward_sm90, "16 bits");
+    CHECK(plan_by(in_place, &ieee, &devices[H200]).family == &fa_cuda_backward_simt, "IEEE");
+}
+
 /* The gradients of a bias and of sinks have launches behind, as in backward_sm90; one order of the sums has semaphores. */
 static void test_sm80_launches(void)
 {
@@ -1013,6 +1050,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
+    test_in_place();
     test_float32_families();
     test_sm80_launches();
     test_sm90();
