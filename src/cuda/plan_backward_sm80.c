@@ -270,14 +270,6 @@ static bool plan_in_place(const fa_problem *p, const fa_cuda_device *device, fa_
     return plan_float32(&x, p->precision == FA_PRECISION_TF32 ? &of_tf32 : &of_tf32x3, true);
 }
 
-/* Until it has been measured. */
-static bool is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
-                            size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
-
 const fa_cuda_family fa_cuda_backward_tf32x3 = {
     .name = "tf32x3",
     .oldest = 80,
@@ -298,7 +290,7 @@ const fa_cuda_family fa_cuda_backward_tf32_in_place = {
     .oldest = 90,
     .newest = FA_CUDA_NEWEST,
     .does_few = true,
-    .slower = is_not_measured,
+    .slower = fa_cuda_is_not_measured,
     .replaces = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3},
     .plan = plan_in_place,
 };

@@ -562,19 +562,11 @@ static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *devi
            !refuse_packed(p, why, size) && plan_backward(p, device, plan, why, size);
 }
 
-/* Until it has been measured. */
-static bool is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
-                            size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
-
 const fa_cuda_family fa_cuda_backward_sm90_joined = {
     .name = "sm90_joined",
     .oldest = 90,
     .newest = 90,
     .does_few = true,
-    .slower = is_not_measured,
+    .slower = fa_cuda_is_not_measured,
     .plan = plan_joined_launches,
 };

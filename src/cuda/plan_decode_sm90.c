@@ -118,18 +118,10 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return true;
 }
 
-/* Until it has been measured: the environment alone asks for it. That needs no words. */
-static bool is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
-                            size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
-
 const fa_cuda_family fa_cuda_decode_sm90 = {
     .name = "decode_sm90",
     .oldest = 90,
     .newest = 90,
-    .slower = is_not_measured,
+    .slower = fa_cuda_is_not_measured,
     .plan = plan_sm90,
 };
