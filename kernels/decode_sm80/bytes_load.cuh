@@ -23,7 +23,7 @@
 #include "ptx/thread.cuh"
 
 /* Lanes are as many as a tile's keys, so passes are as many as a row's vectors. */
-static_assert(KEYS == 32 && PASSES == ROW_VECTORS, "a lane for each key");
+static_assert(KEYS == 32 && (int)PASSES == (int)ROW_VECTORS, "a lane for each key");
 
 /* The key of a tile of which a lane knows the place. Lanes `pass` of every ROW_VECTORS know those of
  * a pass. */

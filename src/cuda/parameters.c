@@ -14,6 +14,8 @@ static bool moves_groups(const fa_view *v, int64_t columns, int group)
     return whole && v->stride[3] == 1 && ((uintptr_t)v->data & (unit - 1)) == 0;
 }
 
+bool fa_cuda_moves_eight(const fa_view *v, int64_t columns) { return moves_groups(v, columns, 8); }
+
 /* Written where it belongs: a view that is made elsewhere and copied waits for its own parts. */
 static void set_view(fa_kernel_view *view, const fa_view *v, int64_t columns)
 {

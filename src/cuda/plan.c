@@ -114,8 +114,18 @@ static void note_passed_over(fa_cuda_plan *plan, const char *family, const char 
              reason);
 }
 
-/* The gradients are not known yet when a workspace is asked for. A family may refuse them, and then one of those behind takes the
- * problem: so there is room for each. */
+/* Whether data is not known yet, as when a workspace is asked for: the call itself has all of it, but for tensors without
+ * elements. */
+static bool lacks_data(const fa_problem *p)
+{
+    if (p->pass == FA_PASS_WEIGHTS || p->batch == 0) return false;
+    if (p->pass == FA_PASS_BACKWARD && !p->dout.data) return true;
+    const bool queries = p->rows_q > 0 && p->heads_q > 0, keys = p->rows_k > 0 && p->heads_kv > 0;
+    return (queries && !p->q.data) || (keys && (!p->k.data || !p->v.data));
+}
+
+/* A family may refuse what such a problem does not say yet, gradients of other strides or data that is not aligned, and then one of
+ * those behind takes the problem: so there is room for each. */
 static void make_room(const fa_problem *p, const fa_cuda_device *device, int first,
                       fa_cuda_plan *plan)
 {
@@ -155,7 +165,7 @@ static bool try_family(const fa_problem *p, const fa_cuda_device *device,
 {
     fa_cuda_plan_begin(device, family, plan);
     if (family->plan(p, device, plan, why, size)) {
-        if (p->pass == FA_PASS_BACKWARD && !p->dout.data) make_room(p, device, behind, plan);
+        if (lacks_data(p)) make_room(p, device, behind, plan);
         return true;
     }
     if (why && why[0]) note_passed_over(plan, family->name, why);

@@ -158,18 +158,18 @@ enum { WIDEST = 256, LATENT_KEYS = 576, LATENT_VALUES = 512 };
 static bool fits_latent(const fa_problem *p)
 {
     return p->d > WIDEST && p->d <= LATENT_KEYS && p->d_v <= LATENT_VALUES && p->d_v <= p->d &&
-           !has_8_bits(&p->k) && p->k.dtype == p->v.dtype &&
-           fa_cuda_view(&p->k, p->d).vector == 8 && !has_row_options(p);
+           !has_8_bits(&p->k) && p->k.dtype == p->v.dtype && fa_cuda_moves_eight(&p->k, p->d) &&
+           !has_row_options(p);
 }
 
-/* Whether values are the first columns of the keys in memory. An axis of one index has any
- * stride. */
+/* Whether values are the first columns of the keys in memory. An axis of one index has any stride.
+ * Without data strides tell: rows of values that are as far apart as the wider ones of keys. */
 static bool shares_columns(const fa_problem *p)
 {
     const int64_t extents[] = {p->blocks_k, p->rows_k, p->heads_kv};
     for (int axis = 0; axis < 3; axis++)
         if (extents[axis] > 1 && p->k.stride[axis] != p->v.stride[axis]) return false;
-    return p->k.data == p->v.data;
+    return p->k.data == p->v.data && (p->k.data || p->d_v < p->d);
 }
 
 bool fa_cuda_is_latent(const fa_problem *p) { return fits_latent(p) && shares_columns(p); }

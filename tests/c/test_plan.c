@@ -961,6 +961,32 @@ static void test_decode_latent_sm90(void)
         expect_refusal(&other[i], &devices[H200], "latent_sm90", reasons[i]);
 }
 
+/* A dry run may be without data. What it says must do for the call, whose data may be aligned or not. */
+static void test_workspace_without_data(void)
+{
+    static char memory[64];
+    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+    fa_problem p = make_decode(32, 128, 1, 4096, 576);
+    p.d_v = 512;
+    set_strides(&p.k, p.n_k, 1, 576);
+    p.v = p.k;
+    const fa_cuda_plan dry = plan_of(&p, &devices[H200]);
+    p.q.data = aligned;
+    p.k.data = p.v.data = aligned;
+    const fa_cuda_plan by_tma = plan_of(&p, &devices[H200]);
+    p.k.data = p.v.data = aligned + 2;
+    const fa_cuda_plan other = plan_of(&p, &devices[H200]);
+    CHECK(by_tma.family == &fa_cuda_decode_latent_sm90 && other.family != by_tma.family &&
+              dry.family == by_tma.family,
+          "%s%s, %s, %s%s", dry.family->name, dry.passed_over, by_tma.family->name,
+          other.family->name, other.passed_over);
+    CHECK(by_tma.workspace_bytes > 0, "the case shows nothing");
+    CHECK(dry.workspace_bytes >= other.workspace_bytes &&
+              dry.workspace_bytes >= by_tma.workspace_bytes,
+          "%zu bytes without data, %zu and %zu with it", dry.workspace_bytes,
+          by_tma.workspace_bytes, other.workspace_bytes);
+}
+
 /* Division by a product and a shift. */
 static void test_reciprocals(void)
 {
@@ -1342,6 +1368,7 @@ int main(void)
     test_tf32x3();
     test_mixed();
     test_decode_latent_sm90();
+    test_workspace_without_data();
     test_reciprocals();
     test_decode_sm90();
     test_decode_is_slower();
