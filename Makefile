@@ -54,7 +54,7 @@ test-sanitize: build-asan/.configured
 # it every parallel loop would look like a race.
 ARCHER = $(shell dirname "$$(readlink -f "$$(command -v clang)")")/../lib/libarcher.so
 test-threads: build-tsan/.configured
-	@$(call build,tsan) --target test_threads
+	@$(call build,tsan) --target thread_tests
 	@test -f "$(ARCHER)" || { echo "$(ARCHER) is missing (Debian: libomp-dev)" >&2; exit 1; }
 	@OMP_TOOL_LIBRARIES="$(ARCHER)" TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
 		tools/run-tests.sh build-tsan $(JOBS) -R '^test_threads' $(CTEST_OPTIONS)
