@@ -20,6 +20,7 @@
 
 #include "decode_latent_sm90/config.cuh"
 
+#include "decode_sm80/key_tiles.cuh"
 #include "decode_sm80/work.cuh"
 
 typedef struct shared_state {
@@ -67,18 +68,6 @@ FA_DEVICE void init_barriers(shared_state *state, int loading)
 }
 
 /* ---- Counts and stages ----------------------------------------------------------------------- */
-
-/* The block's key tiles: the first key of the first one, and how many there are. */
-typedef struct key_tiles {
-    int first, count;
-} key_tiles;
-
-FA_DEVICE key_tiles find_key_tiles(const fa_work *w)
-{
-    const int before = w->part * w->per_part;
-    const key_tiles tiles = {w->start + before * KEYS, min(w->per_part, w->tiles - before)};
-    return tiles;
-}
 
 /* Pair `place` of tile n among all pairs. Pairs come in the order in which their stages are
  * released: the first ones of both halves of the values' columns, then the second ones. */

@@ -198,8 +198,7 @@ FA_DEVICE void scale_scores(float *s, float unit)
 FA_DEVICE void consume_scores(const pipeline *pipe, const fa_decode_params *d, row_sums *rows)
 {
     const fa_work *w = &pipe->state->work;
-    const key_tiles tiles = {(int)ptx_uniform((uint32_t)find_key_tiles(w).first),
-                             (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
+    const key_tiles tiles = find_uniform_key_tiles(w);
     const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
     const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
     const int all_to = (int)ptx_uniform((uint32_t)w->all_to);

@@ -51,8 +51,7 @@ FA_DEVICE void share_sums(const pipeline *pipe, row_sums *rows, const float *out
 FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, float *sums)
 {
     const fa_work *w = &pipe->state->work;
-    const key_tiles tiles = {(int)ptx_uniform((uint32_t)find_key_tiles(w).first),
-                             (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
+    const key_tiles tiles = find_uniform_key_tiles(w);
     const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
     const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
     const int all_to = (int)ptx_uniform((uint32_t)w->all_to);

@@ -12,6 +12,7 @@
 
 #include "decode_sm90/config.cuh"
 
+#include "decode_sm80/key_tiles.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
@@ -70,16 +71,11 @@ FA_DEVICE void release(const pipeline *pipe, const fa_place *at)
     ptx_mbarrier_arrive_if(&pipe->state->empty[at->stage], lane_id() == 0);
 }
 
-/* The block's key tiles: the first key of the first one, and how many there are. */
-typedef struct key_tiles {
-    int first, count;
-} key_tiles;
-
-FA_DEVICE key_tiles find_key_tiles(const fa_work *w)
+/* All stages of the tile at this place. */
+FA_DEVICE void release_tile(const pipeline *pipe, fa_place at)
 {
-    const int before = w->part * w->per_part;
-    const key_tiles tiles = {w->start + before * KEYS, min(w->per_part, w->tiles - before)};
-    return tiles;
+#pragma unroll
+    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, &at)) release(pipe, &at);
 }
 
 #endif

@@ -58,7 +58,7 @@ FA_DEVICE void issue_scores(const pipeline *pipe, uint32_t keys, int i, float *s
 /* The scores of the tile at this place, which goes on behind it. */
 FA_DEVICE void make_scores(const pipeline *pipe, fa_place *at, float *s)
 {
-    fa_place used = *at;
+    const fa_place used = *at;
     ptx_register_fence(s, SCORES);
 #pragma unroll
     for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
@@ -69,8 +69,7 @@ FA_DEVICE void make_scores(const pipeline *pipe, fa_place *at, float *s)
     }
     ptx_wgmma_wait(0);
     ptx_register_fence(s, SCORES);
-#pragma unroll
-    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, &used)) release(pipe, &used);
+    release_tile(pipe, used);
 }
 
 /* ---- Logits ---------------------------------------------------------------------------------- */

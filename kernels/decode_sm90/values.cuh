@@ -126,7 +126,7 @@ FA_DEVICE void issue_values(uint32_t values, uint32_t p, int i, float *out)
 FA_DEVICE void add_values(const pipeline *pipe, const char *weights, bool carefully, fa_place *at,
                           float *out)
 {
-    fa_place used = *at;
+    const fa_place used = *at;
     if (carefully) {
         add_values_carefully(pipe, *at, ptx_shared_address(weights), out);
         __syncwarp(); /* all lanes have read */
@@ -145,8 +145,7 @@ FA_DEVICE void add_values(const pipeline *pipe, const char *weights, bool carefu
         ptx_wgmma_wait(0);
         ptx_register_fence(out, OUTPUTS);
     }
-#pragma unroll
-    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, &used)) release(pipe, &used);
+    release_tile(pipe, used);
 }
 
 #endif

@@ -1,0 +1,31 @@
+/*
+ * The key tiles of a block's part, where all warps share them.
+ */
+#ifndef FA_KERNELS_DECODE_SM80_KEY_TILES_CUH
+#define FA_KERNELS_DECODE_SM80_KEY_TILES_CUH
+
+#include "decode_sm80/config.cuh"
+#include "decode_sm80/work.cuh"
+#include "ptx/registers.cuh"
+
+/* The first key of the first one, and how many there are. */
+typedef struct key_tiles {
+    int first, count;
+} key_tiles;
+
+FA_DEVICE key_tiles find_key_tiles(const fa_work *w)
+{
+    const int before = w->part * w->per_part;
+    const key_tiles tiles = {w->start + before * KEYS, min(w->per_part, w->tiles - before)};
+    return tiles;
+}
+
+/* The same in uniform registers. */
+FA_DEVICE key_tiles find_uniform_key_tiles(const fa_work *w)
+{
+    const key_tiles tiles = {(int)ptx_uniform((uint32_t)find_key_tiles(w).first),
+                             (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
+    return tiles;
+}
+
+#endif
