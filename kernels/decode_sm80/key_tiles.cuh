@@ -5,6 +5,8 @@
 #define FA_KERNELS_DECODE_SM80_KEY_TILES_CUH
 
 #include "decode_sm80/config.cuh"
+
+#if LATENT /* key tiles are the block's; those of a warp are in work.cuh */
 #include "decode_sm80/work.cuh"
 #include "ptx/registers.cuh"
 
@@ -27,5 +29,6 @@ FA_DEVICE key_tiles find_uniform_key_tiles(const fa_work *w)
                              (int)ptx_uniform((uint32_t)find_key_tiles(w).count)};
     return tiles;
 }
+#endif
 
 #endif
