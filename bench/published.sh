@@ -53,7 +53,7 @@ for group; do
     case $group in
     compile) compile ;;
     backward)
-        peers backward backward --library "joined:sm90_joined=$library"
+        peers backward backward
         peers backward-options backward-options
         ;;
     forward)
@@ -62,7 +62,7 @@ for group; do
         peers backward-extra backward-extra
         ;;
     serving)
-        peers decode decode --library "tma:decode_sm90=$library"
+        peers decode decode
         run decode-step 120 python3 bench/decode_step.py "${package[@]}" "${fa3[@]}" --out "$out/decode-step.json"
         run packed-pages 120 python3 bench/packed_pages.py --library "$library" "${fa3[@]}"
         for cache in e4m3 int8; do

@@ -65,6 +65,35 @@ def test_training_step_in_a_graph(dim):
             torch.testing.assert_close(x, y)  # dq is summed in any order
 
 
+@pytest.mark.parametrize("keys", [300, 8192])
+def test_decode_behind_two_branches(keys):
+    """A launch that may overlap the one in front waits for everything that a graph has in front of it."""
+    shapes = (2, 1, 8, 128), (2, keys, 2, 128), (2, keys, 2, 128)
+    inputs, copies = [random(*shape) for shape in shapes], [random(*shape) for shape in shapes]
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    flashattn.attention(*copies)
+    with torch.cuda.graph(graph):
+        here = torch.cuda.current_stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(400_000)
+            copies[2].copy_(inputs[2])
+        copies[0].copy_(inputs[0])
+        copies[1].copy_(inputs[1])
+        here.wait_stream(side)
+        result = flashattn.attention(*copies)
+        again = flashattn.attention(*copies)
+        for x in copies:
+            x.zero_()
+    for _ in range(5):
+        for x in inputs:
+            x.copy_(random(*x.shape))
+        graph.replay()
+        expected = flashattn.attention(*inputs)
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        torch.testing.assert_close(again, expected, rtol=0, atol=0)
+
+
 def test_compiled_training_step():
     layer = torch.nn.Linear(256, 3 * 256, device="cuda", dtype=torch.bfloat16)
 
