@@ -52,13 +52,6 @@ bool fa_cuda_is_tried(const fa_cuda_family *family, const fa_cuda_device *device
     return architecture >= family->oldest && architecture <= family->newest;
 }
 
-bool fa_cuda_is_not_measured(const fa_problem *p, const fa_cuda_device *device, char *why,
-                             size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
-
 void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,
                         fa_cuda_plan *plan)
 {

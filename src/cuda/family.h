@@ -56,10 +56,6 @@ __attribute__((format(printf, 3, 4))) void fa_cuda_say(char *why, size_t size, c
 /* Whether the device is one on which the family is tried unasked. */
 bool fa_cuda_is_tried(const fa_cuda_family *family, const fa_cuda_device *device);
 
-/* `slower` of a family that has not been measured yet: the environment alone asks for it. */
-bool fa_cuda_is_not_measured(const fa_problem *problem, const fa_cuda_device *device, char *why,
-                             size_t size);
-
 /* Begins a plan: without launches. */
 void fa_cuda_plan_begin(const fa_cuda_device *device, const fa_cuda_family *family,
                         fa_cuda_plan *plan);

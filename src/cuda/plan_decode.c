@@ -565,7 +565,8 @@ static bool is_slower_than_sm90(const fa_problem *p, const fa_cuda_device *devic
 }
 
 /* That many queries are not for these kernels needs no words in fa_forward. */
-static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                              size_t size)
 {
     if (p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0)) return true;
     if (!is_slower_than_sm90(p, device)) return false;
@@ -593,6 +594,6 @@ const fa_cuda_family fa_cuda_decode = {
     .name = "decode",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .slower = is_slower,
+    .slower = fa_cuda_is_decode_slower,
     .plan = plan_decode,
 };

@@ -13,6 +13,10 @@
 bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device, int64_t most_rows,
                          fa_cuda_plan *plan, char *why, size_t size);
 
+/* Whether another family is faster, for decode_sm80 and decode_sm90. */
+bool fa_cuda_is_decode_slower(const fa_problem *problem, const fa_cuda_device *device, char *why,
+                              size_t size);
+
 /* Whether there is one key/value head whose values are the first columns of the keys, in whole
  * vectors: then they are read once. */
 bool fa_cuda_is_latent(const fa_problem *problem);
