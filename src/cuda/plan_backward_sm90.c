@@ -277,11 +277,16 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 /* Whether later keys are seen by fewer queries. */
 static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
-/* Heads that make two rounds of blocks. */
-static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device)
+/* Blocks of heads whose work is interleaved, as percent of the multiprocessors. */
+enum { PERCENT_IN_TURN = 200, PERCENT_JOINED = 200 };
+
+/* Heads that make so many blocks. */
+static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,
+                                     int percent)
 {
     const int64_t heads = l->tasks / l->tiles;
-    const int64_t wanted = (2 * device->multiprocessors + l->tiles / 2) / l->tiles;
+    const int64_t wanted =
+        (percent * (int64_t)device->multiprocessors / 100 + l->tiles / 2) / l->tiles;
     return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
 }
 
@@ -291,7 +296,7 @@ static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
                                    const fa_cuda_device *device)
 {
-    return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device) : 1;
+    return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device, PERCENT_IN_TURN) : 1;
 }
 
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
@@ -362,7 +367,7 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
         return false;
     }
     own->units = (int32_t)units;
-    own->units_together = (int32_t)count_heads_of_rounds(main, device);
+    own->units_together = (int32_t)count_heads_of_rounds(main, device, PERCENT_JOINED);
     own->unit_heads = (int32_t)heads;
     own->head_slices = (int32_t)head_slices;
     own->slices = (int32_t)(heads * head_slices);
