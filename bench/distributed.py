@@ -108,7 +108,12 @@ def of_torch(rotate):
 
 @contextlib.contextmanager
 def of_ring_flash_attn(q, k, v, dout):
-    if importlib.util.find_spec("flash_attn") is None:
+    # Also where a flash_attn is installed that has FlashAttention 4 alone.
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("flash_attn.flash_attn_interface")
+    if "flash_attn.flash_attn_interface" not in sys.modules:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
+            del sys.modules[name]
         importlib.import_module("flashattn.drop_in")
     attention = importlib.import_module("ring_flash_attn").zigzag_ring_flash_attn_func
     group = dist.group.WORLD
@@ -146,6 +151,13 @@ def synchronize(args):
         torch.cuda.synchronize()
 
 
+def free_memory(args):
+    """For other libraries; what is in use begins a new peak."""
+    if args.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def train(attend, q, k, v, dout):
     out = attend(q, k, v)
     return out, *torch.autograd.grad(out, (q, k, v), dout)
@@ -170,11 +182,10 @@ def largest(value, args):
 
 
 def error_of(results, expected, heads_first):
-    """The largest of the output's and the gradients' relative errors."""
+    """The largest of the output's and the gradients' relative errors. expected: rows of this rank."""
     errors = []
     for x, y in zip(results, expected):
-        x = x.transpose(1, 2) if heads_first else x
-        y = rows_of(y).float()
+        x, y = x.transpose(1, 2) if heads_first else x, y.float()
         errors.append(((x.float() - y).norm() / y.norm()).item())
     return max(errors) if all(e == e for e in errors) else float("inf")
 
@@ -209,10 +220,12 @@ def timed(function, work, calls, args):
 def measure(n, args):
     given = inputs(n, args)
     with alone(*given) as work:
-        expected = train(*work)
+        expected = [rows_of(x) for x in train(*work)]
         seconds = timed(train, work, 1, args)
+    del work
+    free_memory(args)
     results = {name: check(name, given, expected, args) for name in args.peers}
-    del expected, work
+    del expected
     running = [ONE, *(name for name, r in results.items() if "error" in r)]
     results[ONE] = {"error": 0.0}
     calls = max(1, int(args.budget / max(seconds, 1e-6) / args.rounds / 2 / len(running)))
@@ -220,11 +233,11 @@ def measure(n, args):
     for _ in range(args.rounds):
         for name in running:
             peer = alone if name == ONE else PEERS[name]
-            if args.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
+            free_memory(args)
             with peer(*given) as work:
                 samples[name]["forward"].append(timed(infer, work, calls, args))
                 samples[name]["training"].append(timed(train, work, calls, args))
+            del work
             if args.device == "cuda":
                 results[name]["peak_bytes"] = torch.cuda.max_memory_allocated()
     for name in running:
@@ -242,7 +255,7 @@ def finish(n, results, running, args):
             ideal = results[ONE][part + "_ms"] / ranks
             results[name][part + "_share"] = ideal / results[name][part + "_ms"]
     if args.device == "cuda":
-        machine = distributed_model.measured_machine()
+        machine = distributed_model.measured_machine(gpu_of(device_of(args)))
         problem = distributed_model.Problem(n, args.heads, args.heads_kv, args.dim)
         for name, result in results.items():
             method = name.removeprefix("flashattn-")
@@ -289,12 +302,16 @@ def arguments():
     return args
 
 
+def gpu_of(machine):
+    """As in the names of result files."""
+    found = re.search(r"[A-Za-z]+\d+\w*", machine["device"])
+    return found[0].lower() if found else "gpu"
+
+
 def target_of(args, machine):
     if args.out or args.device == "cpu":
         return args.out
-    found = re.search(r"[A-Za-z]+\d+\w*", machine["device"])
-    name = found[0].lower() if found else "gpu"
-    return ROOT / "bench" / "results" / f"distributed-{name}-{dist.get_world_size()}.json"
+    return ROOT / "bench" / "results" / f"distributed-{gpu_of(machine)}-{dist.get_world_size()}.json"
 
 
 def start(args):

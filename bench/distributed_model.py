@@ -49,14 +49,19 @@ class Machine(NamedTuple):
     host_backward: float = 0.85e-3  # and its backward
 
 
-def measured_machine(**changes):
-    """With the rates of one H200 (bench/results)."""
+RESULTS = ROOT / "bench" / "results"
+
+
+def measured_machine(gpu="h200", **changes):
+    """With the rates of one GPU of that name (bench/results), where they are known; else of an H200."""
+    if not all((RESULTS / f"peers-{gpu}{part}.json").exists() for part in ("", "-backward")):
+        gpu = "h200"
     rates = {}
     for name, file, cell in (
-        ("forward", "peers-h200.json", "d128 full n16k"),
-        ("backward", "peers-h200-backward.json", "backward d128 full n16k"),
+        ("forward", f"peers-{gpu}.json", "d128 full n16k"),
+        ("backward", f"peers-{gpu}-backward.json", "backward d128 full n16k"),
     ):
-        result = json.loads((ROOT / "bench" / "results" / file).read_text())
+        result = json.loads((RESULTS / file).read_text())
         (found,) = [c for c in result["cells"] if c["name"] == cell]
         rates[name] = found["results"]["flashattn"]["tflops"] * 1e12
         rates["memory"] = result["ceiling"]["copy_gb_s"] * 1e9

@@ -277,10 +277,7 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 /* Whether later keys are seen by fewer queries. */
 static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
-/* Blocks of heads whose work is interleaved, as percent of the multiprocessors. */
-enum { PERCENT_IN_TURN = 200, PERCENT_JOINED = 200 };
-
-/* Heads that make so many blocks. */
+/* Heads that make so many blocks, as percent of the multiprocessors. */
 static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,
                                      int percent)
 {
@@ -291,12 +288,23 @@ static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda
 }
 
 /* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
- * make two rounds of blocks. Then short blocks come last, so that all multiprocessors end at the
- * same time, and what the blocks load stays in the L2 cache. */
+ * make one round of blocks, or two where a head has many. Then short blocks come last, so that all
+ * multiprocessors end at the same time, and what the blocks load stays in the L2 cache (head dim 128
+ * on an H100, n 512, 1k, 2k, 4k: one round 183, 302, 441, 505 TFLOP/s, two 166, 293, 430, 503). */
 static int64_t count_heads_in_turn(const fa_problem *p, const fa_cuda_plan_launch *l,
                                    const fa_cuda_device *device)
 {
-    return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device, PERCENT_IN_TURN) : 1;
+    const int percent = l->tiles <= 16 ? 100 : 200;
+    return shrinks(p) && l->tasks > 0 ? count_heads_of_rounds(l, device, percent) : 1;
+}
+
+/* The same where launches are joined (n 512: 50 percent 195 TFLOP/s, 100: 180; n 1k: 75 percent 314,
+ * 100: 297; n 2k: 100 percent 442, 200: 425). Without a mask more heads are hardly better. */
+static int64_t count_heads_joined(const fa_problem *p, const fa_cuda_plan_launch *l,
+                                  const fa_cuda_device *device)
+{
+    const int percent = !shrinks(p) ? 400 : l->tiles <= 4 ? 50 : l->tiles <= 8 ? 75 : 100;
+    return count_heads_of_rounds(l, device, percent);
 }
 
 /* Heads whose blocks ascend, where sums have one order (tiles_before in
@@ -367,7 +375,7 @@ static bool plan_joined(const fa_problem *p, const fa_variant *v, const fa_cuda_
         return false;
     }
     own->units = (int32_t)units;
-    own->units_together = (int32_t)count_heads_of_rounds(main, device, PERCENT_JOINED);
+    own->units_together = (int32_t)count_heads_joined(p, main, device);
     own->unit_heads = (int32_t)heads;
     own->head_slices = (int32_t)head_slices;
     own->slices = (int32_t)(heads * head_slices);
@@ -560,15 +568,16 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* One launch is faster where all blocks have as much to do and products, not what is in front and
- * behind, take most of the time (16,384 tokens on an H100, without a mask, head dim 128: n 1k 479
- * TFLOP/s, three launches 457, n 4k 613 and 605, n 16k 649 and 646; head dim 64: n 1k 388 and 417;
- * causal, head dim 128: n 1k 273 and 293, n 16k 625 and 631). That needs no words. */
+/* One launch is faster, but with head dims to 64 and with many key tiles under a causal mask (16,384
+ * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, causal 314 and 302;
+ * n 4k 613 and 605, causal 531 and 505; n 16k 649 and 646, causal 592 and 631. Head dim 64: n 1k 388
+ * and 417). Windows are not measured. That needs no words. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
     (void)device, (void)why, (void)size;
-    return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 || p->window_right >= 0;
+    return (p->d <= 64 && p->d_v <= 64) || p->window_left >= 0 || p->window_right >= 0 ||
+           (p->causal && p->n_k > 4096);
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,

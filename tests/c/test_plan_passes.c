@@ -949,8 +949,9 @@ static void test_persistent(void)
                    device->smem_per_block,
           "%d bytes of shared memory", l ? (int)l->smem_bytes : 0);
 
-    p.causal = true;
-    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, unasked");
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
+    p.causal = true, p.n_q = p.rows_q = p.n_k = p.rows_k = 4097;
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, many tiles");
     p.causal = false;
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
@@ -983,7 +984,7 @@ static void test_persistent(void)
     }
 }
 
-/* Joined launches run where they are asked for: one behind another that clears two counters of each unit. */
+/* Joined launches: one behind another that clears two counters of each unit. */
 static void test_joined(void)
 {
     static const struct {
@@ -991,10 +992,10 @@ static void test_joined(void)
         bool causal;
         int variant, units, together, heads, parts, tiles;
     } cases[] = {
-        {16, 16, 16, 1024, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 33, 1, 4, 8},
-        {16, 16, 16, 1024, 64, false, FA_VARIANT_backward_sm90_d64_joined_f16, 256, 33, 1, 4, 8},
+        {16, 16, 16, 1024, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 256, 12, 1, 4, 8},
+        {16, 16, 16, 1024, 64, false, FA_VARIANT_backward_sm90_d64_joined_f16, 256, 66, 1, 4, 8},
         {2, 16, 16, 1000, 96, false, FA_VARIANT_backward_sm90_d96_joined_f16, 32, 32, 1, 4, 8},
-        {4, 32, 8, 4096, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 32, 8, 4, 64, 32},
+        {4, 32, 8, 4096, 128, true, FA_VARIANT_backward_sm90_d128_joined_f16, 32, 4, 4, 64, 32},
         {1, 8, 1, 2048, 80, true, FA_VARIANT_backward_sm90_d96_joined_f16, 4, 4, 2, 16, 16},
         {1, 1, 1, 65536, 128, false, FA_VARIANT_backward_sm90_d128_joined_f16, 1, 1, 1, 256, 512}};
     const fa_cuda_device *device = &devices[H200];
@@ -1033,7 +1034,7 @@ static void test_joined(void)
                   plan.workspace_bytes <= plain + (size_t)units * 8 + 15,
               "case %zu: counters at %zu of %zu bytes, %zu without", i, own->counters_offset,
               plan.workspace_bytes, plain);
-        const bool default_one = !cases[i].causal && cases[i].d > 64;
+        const bool default_one = cases[i].d > 64 && (!cases[i].causal || cases[i].n <= 4096);
         CHECK((plan_of(&p, device).family == family) == default_one, "case %zu, unasked", i);
         CHECK(default_one || plan_of(&p, device).workspace_bytes <= plain + 16,
               "case %zu: an unasked workspace", i);
