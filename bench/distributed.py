@@ -255,8 +255,10 @@ def finish(n, results, running, args):
             ideal = results[ONE][part + "_ms"] / ranks
             results[name][part + "_share"] = ideal / results[name][part + "_ms"]
     if args.device == "cuda":
-        machine = distributed_model.measured_machine(gpu_of(device_of(args)))
         problem = distributed_model.Problem(n, args.heads, args.heads_kv, args.dim)
+        seconds = [results[ONE][part + "_ms"] / 1e3 for part in ("forward", "training")]
+        machine = distributed_model.with_rates_of(
+            distributed_model.measured_machine(gpu_of(device_of(args))), problem, *seconds)
         for name, result in results.items():
             method = name.removeprefix("flashattn-")
             if method != name and method in distributed_model.METHODS:

@@ -42,7 +42,7 @@ class Machine(NamedTuple):
     nvlink_latency: float = 10e-6  # of a batch of messages
     network_latency: float = 25e-6
     launch: float = 15e-6  # of a step's kernels
-    host_operator: float = 0.16e-3  # of the host (PyTorch without graphs): an operator of autograd,
+    host_operator: float = 0.22e-3  # of the host (PyTorch without graphs): an operator of autograd,
     host_batch: float = 0.30e-3  # a batch of messages between two ranks,
     host_peer: float = 0.1e-3  # each further rank in it (assumed),
     host_forward: float = 0.33e-3  # the forward of a block,
@@ -50,6 +50,11 @@ class Machine(NamedTuple):
 
 
 RESULTS = ROOT / "bench" / "results"
+
+
+def with_rates_of(machine, p, forward, training):
+    """With the rates that one GPU has with the whole problem: seconds forward, and of both passes."""
+    return machine._replace(forward=operations(p, False) / forward, backward=operations(p, True) / (training - forward))
 
 
 def measured_machine(gpu="h200", **changes):
@@ -179,7 +184,10 @@ def all_gather(p, m, ranks, backward=False):
     speed, latency = link(m, ranks)
     one_way = block_bytes(p, rows, 1)
     blocks = one_way * (1 + (FLOAT / HALF if backward else 0))
-    communicate = (ranks - 1) * blocks / speed + 2 * latency
+    # What came is put in order; gradients become float32 first.
+    copies = 2 * HALF + (HALF + FLOAT + 2 * FLOAT if backward else 0)
+    copied = ranks * one_way / HALF * copies if ranks > 1 else 0
+    communicate = (ranks - 1) * blocks / speed + copied / m.memory + 2 * latency
     sent = (0.75 if p.causal else 1) * (ranks - 1) * blocks
     whole = Pass(compute + communicate, compute, communicate, sent)
     return at_least(whole, host_time(m, backward, 1, [ranks - 1] * (2 if backward else 1), 2))

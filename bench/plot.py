@@ -229,8 +229,8 @@ def main():
         help="of the ladder; default: bench/results/ladder-h200.json")
     add("--folder", type=pathlib.Path, default=ROOT / "ladder",
         help="where the ladder's pictures go (default: ladder)")
-    add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h200.json",
-        help="beside the others; default: bench/results/peers-h200.json; -backward, train and seed beside it")
+    add("--peers", type=pathlib.Path, default=ROOT / "bench/results/peers-h100.json",
+        help="beside the others; default: bench/results/peers-h100.json; -backward, train and seed beside it")
     add("--charts", type=pathlib.Path, default=ROOT / "docs/charts",
         help="where those pictures go (default: docs/charts)")
     settings = parser.parse_args()

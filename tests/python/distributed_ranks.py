@@ -348,7 +348,7 @@ def compiled(size, method, layout):
     x = torch.randn(2, 8 * size, 16)
     places = {"group": _group(size), "layout": layout}
     x = distributed.shard(x, **places).contiguous()
-    torch.set_default_device(None)  # a mode around all calls, which users have not when they compile
+    torch.set_default_device(None)  # a mode that torch.compile would trace
 
     def step(x, weight):
         q, k, v = (x @ weight).view(*x.shape[:2], 3, 4, 8).unbind(2)

@@ -67,7 +67,7 @@ def test_training_step_in_a_graph(dim):
 
 @pytest.mark.parametrize("keys", [300, 8192])
 def test_decode_behind_two_branches(keys):
-    """A launch that may overlap the one in front waits for everything that a graph has in front of it."""
+    """A launch that may overlap the one in front waits for all that a graph has in front of it."""
     shapes = (2, 1, 8, 128), (2, keys, 2, 128), (2, keys, 2, 128)
     inputs, copies = [random(*shape) for shape in shapes], [random(*shape) for shape in shapes]
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
