@@ -48,9 +48,10 @@ typedef struct fa_cuda_sm80_launch {
     int64_t causal_pairs, full_heads;
 } fa_cuda_sm80_launch;
 
-/* Of decode_sm80: as in fa_decode_params. */
+/* Of decode_sm80 and decode_sm90: as in fa_decode_params. */
 typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, parts, least, most_queries;
+    int32_t blocks; /* persistent ones, at most; 0: a block for each part */
 } fa_cuda_decode_launch;
 
 /* Of backward_sm90. */
