@@ -22,13 +22,12 @@
 #include "decode_sm80/work.cuh"
 #include "decode_sm90/attend.cuh"
 #include "decode_sm90/merge_parts.cuh"
+#include "decode_sm90/persistent.cuh"
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
 
-#if PERSISTENT
-#include "decode_sm90/persistent.cuh"
-#else
+#if !PERSISTENT
 
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one
  * that merges all parts. */

@@ -11,6 +11,8 @@
 
 #include "decode_sm90/config.cuh"
 
+#if PERSISTENT
+
 #include "decode_sm80/work.cuh"
 #include "decode_sm90/attend.cuh"
 #include "decode_sm90/merge_parts.cuh"
@@ -112,5 +114,6 @@ FA_DEVICE void run_block(const pipeline *pipe, const fa_decode_params *d,
     if (warp_id() == CONSUMER_WARPS) produce_parts(pipe, d, s);
     else consume_parts(pipe, d, sums);
 }
+#endif
 
 #endif
