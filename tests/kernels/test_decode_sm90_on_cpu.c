@@ -87,11 +87,12 @@ static void choose_stages(const machine *m, fa_decode_sm90_params *more, cuda_ru
     more->stages = stages;
 }
 
-/* Persistent blocks take parts by a counter, or, without one, by their numbers. */
+/* Persistent blocks take parts by a counter, or, without one, by their numbers. Few sets, so that a
+ * launch finds what another one has left. */
 static int32_t choose_counters(const machine *m, const fa_cuda_plan_launch *l, int step)
 {
     const bool counted = step == FA_DECODE_LAST && (l->decode.parts > 1 || m->number % 4 > 0);
-    return counted ? (int32_t)(m->number % FA_DECODE_COUNTER_SETS) : -1;
+    return counted ? (int32_t)(m->number % 3) : -1;
 }
 
 static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)
