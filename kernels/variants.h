@@ -336,22 +336,6 @@ VARIANT_16BIT_SUFFIX(decode_sm90_d256, _rows32, .file = "decode_sm90/decode_sm90
               .head_dim = 256, .options = 0, .group_rows = 32, .keys = 64, .stages = 5, .static_smem = 480, .blocks = 2)
 END(decode, sm90)
 
-/* The same with persistent blocks, for mixed batches. */
-FAMILY(decode, sm90_persistent)
-VARIANT_16BIT(decode_sm90_d64_persistent, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .group_rows = 8, .keys = 128, .stages = 10, .static_smem = 640, .persistent = 1, .blocks = 1)
-VARIANT_16BIT_SUFFIX(decode_sm90_d64_persistent, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
-              .head_dim = 64, .options = 0, .group_rows = 32, .keys = 128, .stages = 10, .static_smem = 640, .persistent = 1, .blocks = 1)
-VARIANT_16BIT(decode_sm90_d128_persistent, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
-              .head_dim = 128, .options = 0, .group_rows = 8, .keys = 64, .stages = 10, .static_smem = 640, .persistent = 1, .blocks = 1)
-VARIANT_16BIT_SUFFIX(decode_sm90_d128_persistent, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
-              .head_dim = 128, .options = 0, .group_rows = 32, .keys = 64, .stages = 10, .static_smem = 640, .persistent = 1, .blocks = 1)
-VARIANT_16BIT(decode_sm90_d256_persistent, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
-              .head_dim = 256, .options = 0, .group_rows = 8, .keys = 64, .stages = 10, .static_smem = 640, .persistent = 1, .blocks = 1)
-VARIANT_16BIT_SUFFIX(decode_sm90_d256_persistent, _rows32, .file = "decode_sm90/decode_sm90", .kernel = "decode_sm90", .architecture = 90,
-              .head_dim = 256, .options = 0, .group_rows = 32, .keys = 64, .stages = 10, .static_smem = 640, .persistent = 1, .blocks = 1)
-END(decode, sm90_persistent)
-
 /* Latent attention with many query heads. */
 FAMILY(decode, latent_sm90)
 VARIANT_16BIT(decode_latent_sm90, .file = "decode_latent_sm90/decode_latent_sm90", .kernel = "decode_latent_sm90", .architecture = 90,

@@ -41,7 +41,7 @@ typedef struct fa_decode_params {
     int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
                              * launch's, and their rows are left alone. 0: no mixed batch */
     int32_t step;           /* FA_DECODE_... */
-    int32_t counters;       /* FA_DECODE_LAST: the set of counters; below 0: there is none */
+    int32_t counters;       /* FA_DECODE_LAST: the set of counters */
     float *sums;            /* the parts' results, if there can be several */
 } fa_decode_params;
 

@@ -16,7 +16,7 @@ static __device__ uint32_t part_counters[FA_DECODE_COUNTER_SETS * FA_DECODE_COUN
 FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
 {
     __shared__ int last;
-    sync_threads();
+    __syncthreads();
     if (ptx_thread_id() == 0) {
         __threadfence(); /* for all that the block has stored before the barrier */
         const int64_t counter = (int64_t)d->counters * FA_DECODE_COUNTERS + w->task;
@@ -24,7 +24,7 @@ FA_DEVICE bool is_last_part(const fa_decode_params *d, const fa_work *w)
         last = atomicInc(&part_counters[counter], end) == end;
         __threadfence();
     }
-    sync_threads();
+    __syncthreads();
     return last;
 }
 

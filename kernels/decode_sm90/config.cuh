@@ -17,10 +17,6 @@
     "decode_sm90: ELEMENT, HEAD_DIM, GROUP_ROWS, KEYS or BLOCKS is missing: a row of kernels/variants.h defines them"
 #endif
 
-#ifndef PERSISTENT
-#define PERSISTENT 0
-#endif
-
 #include "common/device.cuh"
 #include "decode_sm90/decode_sm90.h"
 #include "ptx/address.cuh"
@@ -33,10 +29,9 @@
 #endif
 
 enum {
-    CONSUMER_THREADS = 128,
-    THREADS = PERSISTENT ? CONSUMER_THREADS : FA_DECODE_SM90_THREADS, /* that merge */
+    THREADS = FA_DECODE_SM90_THREADS,
     WARPS = THREADS / 32,
-    WORKS = PERSISTENT ? 2 : 1,             /* parts of which a block has descriptions */
+    CONSUMER_THREADS = 128,
     CONSUMER_WARPS = CONSUMER_THREADS / 32, /* the producer's warp is behind them */
     ROWS = GROUP_ROWS,
     ROW_GROUPS = ROWS / 8, /* columns of a product: eight rows each */
@@ -76,17 +71,11 @@ static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
 FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
+FA_DEVICE void sync_threads(void) { __syncthreads(); }
 
 /* The consumers' named barrier. */
 enum { BARRIER_CONSUMERS = 1 };
 FA_DEVICE void sync_consumers(void) { ptx_named_barrier_sync(BARRIER_CONSUMERS, CONSUMER_THREADS); }
-
-/* All that merge: in persistent blocks the producer is at the next part. */
-FA_DEVICE void sync_threads(void)
-{
-    if (PERSISTENT) sync_consumers();
-    else __syncthreads();
-}
 
 /*
  * Products are transposed: S^T = K Q^T and O^T = V^T P^T. With g = lane / 4 and t = lane % 4 a

@@ -10,53 +10,53 @@
  *   values.cuh    O^T
  *   attend.cuh    the loop over key tiles
  *   merge_parts.cuh  results of merged parts
- *   persistent.cuh  blocks that stay and take one part after the other
  *
  * Work tiles, parts, and who merges them are those of decode_sm80 (decode_sm80/work.cuh,
- * merge.cuh, last_part.cuh). A block has a part, or, if it is persistent, one after the other: a warp loads its keys and values by TMA, and a
+ * merge.cuh, last_part.cuh). A block has a part: a warp loads its keys and values by TMA, and a
  * warpgroup multiplies. Keys, and columns of the values, are the 64 rows of a product, and the work
  * tile's rows are its columns: so 8 rows are no more work than there is.
  */
 #include "decode_sm90/config.cuh"
 
+#include "decode_sm80/last_part.cuh"
+#include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
 #include "decode_sm90/attend.cuh"
 #include "decode_sm90/merge_parts.cuh"
-#include "decode_sm90/persistent.cuh"
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
 
-#if !PERSISTENT
+/* The block's sums to the workspace, where they have the same form. */
+FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
+{
+    float *const to = find_part(d, w, w->part);
+#pragma unroll 1
+    for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
+        *(float4 *)(to + i) = *(const float4 *)(sums + i);
+}
 
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one
  * that merges all parts. */
 FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
                         const fa_decode_sm90_params *s)
 {
-    const fa_work *w = &pipe->state->work[0];
-    float *const sums = (float *)(void *)pipe->stages;
-    fa_place filled = {0, 0}, used = {0, 0};
+    const fa_work *w = &pipe->state->work;
+    float *const sums = (float *)(void *)pipe->stages, *const q = (float *)(void *)pipe->q;
+    const fa_sources block = {sums, 0, w->parts > 0 ? 1 : 0};
+    const fa_merged merged = {q, q + ROWS};
     if (w->parts > 0) {
-        if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s, w, &filled);
-        else attend(pipe, d, w, &used, sums);
+        if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s);
+        else attend(pipe, d, sums);
         __syncthreads();
     }
-    return finish_part(pipe, d, w, sums);
+    if (w->parts <= 1) {
+        merge(d, w, &block, &merged, NULL);
+        return false;
+    }
+    store_part(d, w, sums);
+    return d->step == FA_DECODE_LAST && is_last_part(d, w);
 }
-
-/* The block's part, and the work tile's results if it is the last one. */
-FA_DEVICE void run_block(const pipeline *pipe, const fa_decode_params *d,
-                         const fa_decode_sm90_params *s)
-{
-    find_work(d, &s->divisors, &pipe->state->work[0]);
-    const fa_work *w = &pipe->state->work[0];
-    bool merges = d->step == FA_DECODE_MERGE && w->parts > 1;
-    if (w->rows == 0) return;
-    if (d->step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(pipe, d, s);
-    if (merges) merge_parts(d, w);
-}
-#endif
 
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     decode_sm90(const __grid_constant__ fa_decode_params d,
@@ -78,9 +78,13 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
         ptx_tma_prefetch(&s.v);
         init_barriers(state, s.stages);
     }
-    /* The launch overlaps the one in front, and the next one may overlap this one. It starts when
-     * each block has come here: then all that is in front of this launch has ended. */
+    /* The launch overlaps the one in front, and the next one may overlap this one's end. */
     ptx_wait_for_grids();
     ptx_let_next_grid_start();
-    run_block(&pipe, &d, &s);
+    find_work(&d, &s.divisors, &state->work);
+    const fa_work *w = &state->work;
+    bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
+    if (w->rows == 0) return;
+    if (d.step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(&pipe, &d, &s);
+    if (merges) merge_parts(&d, w);
 }

@@ -8,7 +8,6 @@
  *   keys        of a key tile: 64, or 128 with a head dim of 64
  *   stages      of the pipeline, at least: as many as fit with most blocks on a multiprocessor
  *   blocks      of a multiprocessor, at most, which bounds the registers
- *   persistent  1: blocks stay and take one part after the other
  */
 #ifndef FA_KERNELS_DECODE_SM90_DECODE_SM90_H
 #define FA_KERNELS_DECODE_SM90_DECODE_SM90_H
@@ -28,15 +27,11 @@
 /* Bytes of what warps exchange: for each row a number of each of four warps, and four more. */
 #define FA_DECODE_SM90_EXCHANGE(rows) (8 * 4 * (rows))
 
-/* Bytes of a part's sums, which persistent blocks keep apart from the stages: these already get the
- * next part's keys. */
-#define FA_DECODE_SM90_SUMS(dim, rows) (4 * (rows)*FA_DECODE_ROW(dim))
-
-/* Bytes of dynamic shared memory: queries, two buffers of weights, what warps exchange, stages, the
- * sums of persistent blocks; and room to align to 1024. */
-#define FA_DECODE_SM90_SMEM(dim, rows, keys, stages, persistent)                                   \
+/* Bytes of dynamic shared memory: queries, two buffers of weights, what warps exchange, stages; and
+ * room to align to 1024. */
+#define FA_DECODE_SM90_SMEM(dim, rows, keys, stages)                                               \
     (2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +                \
-     (stages)*FA_DECODE_SM90_STAGE + (persistent)*FA_DECODE_SM90_SUMS(dim, rows) + 1024)
+     (stages)*FA_DECODE_SM90_STAGE + 1024)
 
 /* The kernel's second parameter. Its first one is that of decode_sm80. */
 typedef struct fa_decode_sm90_params {

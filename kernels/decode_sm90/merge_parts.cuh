@@ -1,6 +1,5 @@
 /*
- * The end of a part: its sums become results, or go to the workspace; and results of merged parts.
- * There a thread has four columns of a row, and reads their sums and the row's
+ * Results of merged parts. A thread has four columns of a row, and reads their sums and the row's
  * bases at the same time, SOURCES parts at once: nothing goes through shared memory, and with few
  * parts memory is waited for once.
  */
@@ -9,35 +8,7 @@
 
 #include "decode_sm90/config.cuh"
 
-#include "decode_sm80/last_part.cuh"
 #include "decode_sm80/merge.cuh"
-#include "decode_sm90/pipeline.cuh"
-
-/* The sums of a part to the workspace, where they have the same form. */
-FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
-{
-    float *const to = find_part(d, w, w->part);
-#pragma unroll 1
-    for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
-        *(float4 *)(to + i) = *(const float4 *)(sums + i);
-}
-
-/* What comes behind the part's sums. Returns whether the block is the one that merges all parts. */
-FA_DEVICE bool finish_part(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
-                           float *sums)
-{
-    float *const q = (float *)(void *)pipe->q;
-    const fa_sources block = {sums, 0, w->parts > 0 ? 1 : 0};
-    const fa_merged merged = {q, q + ROWS};
-    if (w->parts <= 1) {
-        merge(d, w, &block, &merged, NULL);
-        return false;
-    }
-    store_part(d, w, sums);
-    return d->step == FA_DECODE_LAST && is_last_part(d, w);
-}
-
-/* ---- Merged parts ---------------------------------------------------------------------------- */
 
 enum { SOURCES = 16 };
 

@@ -18,14 +18,10 @@
 #include "ptx/wgmma.cuh"
 
 typedef struct shared_state {
-    fa_work work[WORKS];
+    fa_work work;
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
-#if PERSISTENT
-    uint64_t work_full[WORKS], work_empty[WORKS];
-#endif
 } shared_state;
-static_assert(sizeof(shared_state) + 16 <= (PERSISTENT ? 640 : 496),
-              "the planner's bytes beside the dynamic ones");
+static_assert(sizeof(shared_state) <= 480, "the planner's bytes beside the dynamic ones");
 
 typedef struct pipeline {
     char *q, *weights, *stages;
@@ -62,12 +58,6 @@ FA_DEVICE void init_barriers(shared_state *state, int stages)
         ptx_mbarrier_init(&state->full[i], 1);
         ptx_mbarrier_init(&state->empty[i], CONSUMER_WARPS);
     }
-#if PERSISTENT
-    for (int i = 0; i < WORKS; i++) {
-        ptx_mbarrier_init(&state->work_full[i], 1);
-        ptx_mbarrier_init(&state->work_empty[i], 1);
-    }
-#endif
     ptx_mbarrier_init_fence();
 }
 

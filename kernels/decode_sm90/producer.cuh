@@ -73,19 +73,21 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
     }
 }
 
-/* Page numbers are read two tiles before they are needed. at: goes on behind the part's tiles. */
+/* Page numbers are read two tiles before they are needed. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
-                       const fa_decode_sm90_params *s, const fa_work *w, fa_place *at)
+                       const fa_decode_sm90_params *s)
 {
+    const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_key_tiles(w);
     const int head = (int)w->tile.head_kv;
+    fa_place at = {0, 0};
     fa_box box = find_box(d, s, w, tiles.first), next = find_box(d, s, w, tiles.first + KEYS);
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
         const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * KEYS);
         const int page = page_of(d, &box);
-        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, at);
-        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, at);
+        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, &at);
+        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, &at);
         box = next;
         next = after;
     }

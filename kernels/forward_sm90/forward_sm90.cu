@@ -25,7 +25,6 @@
 #include "forward_sm90/producer.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "ptx/address.cuh"
-#include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 #if HIDES_VALUES
@@ -39,21 +38,6 @@ enum { WARP_QUERIES_AND_KEYS, WARP_VALUES, WARP_SCHEDULER, WARP_BALANCE_OR_BIAS 
 FA_DEVICE int count_queue_readers(const fa_sm90_params *s)
 {
     return OPTIONS & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
-}
-
-/* A launch that runs beside the one in front (a mixed batch) starts when each block of that one has waited for all
- * that is in front of both. What these have written is in memory then, but this multiprocessor may have older copies
- * in its first-level cache. One thread; a barrier follows. */
-FA_DEVICE void forget_older_copies(const fa_sm90_params *s)
-{
-    if (s->beside) __threadfence();
-}
-
-/* What is behind such a launch waits for it alone. So its last block, one thread, ends behind the one in front. The
- * others must not wait: their multiprocessors are wanted. */
-FA_DEVICE void end_behind_grids(const fa_sm90_params *s)
-{
-    if (s->beside && blockIdx.x == gridDim.x - 1) ptx_wait_for_grids();
 }
 
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
@@ -81,7 +65,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
         .state = state
     };
     if (threadIdx.x == 0) init_barriers(state, count_queue_readers(&s));
-    if (threadIdx.x == 32) forget_older_copies(&s);
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
@@ -92,7 +75,6 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif
-        if (threadIdx.x == 0) end_behind_grids(&s);
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         const int consumer = warp_uniform(threadIdx.x / WARPGROUP - 1);

@@ -107,8 +107,6 @@ typedef struct fa_sm90_params {
     int32_t balanced_heads;
     /* With single work tiles: the counter of the dynamic schedule; below 0: the schedule is static. */
     int32_t counter;
-    /* 1: the launch runs beside the one in front of it, and does not end before that. */
-    int32_t beside;
 } fa_sm90_params;
 
 #endif

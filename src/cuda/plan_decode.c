@@ -34,9 +34,6 @@ enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
  * unknown and may differ, one block would have all keys of the longest sequence. */
 enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2 };
 
-/* Parts of a persistent block, at least, if there are keys enough: so that blocks end together. */
-enum { PARTS_OF_BLOCK = 4 };
-
 /* Rounds of blocks, behind the fewest, that are tried. */
 enum { ROUNDS_TRIED = 4 };
 
@@ -67,19 +64,12 @@ static bool is_latent_sm90(const fa_variant *v) { return v->own_blocks != 0; }
 /* Whether it is one of decode_sm90. */
 static bool is_sm90(const fa_variant *v)
 {
-    return v >= &fa_variants[FA_FIRST_decode_sm90] &&
-           v < &fa_variants[FA_END_decode_sm90_persistent];
-}
-
-/* Bytes of its dynamic shared memory with so many stages. */
-static int sm90_smem(const fa_variant *v, int stages)
-{
-    return FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, stages, v->persistent);
+    return v >= &fa_variants[FA_FIRST_decode_sm90] && v < &fa_variants[FA_END_decode_sm90];
 }
 
 static int count_smem(const fa_variant *v)
 {
-    if (is_sm90(v)) return sm90_smem(v, v->stages);
+    if (is_sm90(v)) return FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, v->stages);
     if (is_latent_sm90(v)) return FA_DECODE_LATENT_SM90_SMEM(v->head_dim, v->own_blocks, v->stages);
     if (is_latent_kernel(v))
         return FA_DECODE_SMEM_LATENT(v->element, v->head_dim, v->group_rows, v->warps, v->keys,
@@ -217,7 +207,6 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
         l->decode.queries = (int32_t)p->n_q;
     l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
     l->decode.most_queries = 0;
-    l->decode.blocks = 0;
 }
 
 /* Sets tasks: the work tiles. */
@@ -315,7 +304,7 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
     if (is_sm90(v)) {
         const int share = device->smem_per_sm / blocks - 1024;
         const int room = share < device->smem_per_block ? share : device->smem_per_block;
-        const int others = sm90_smem(v, 0);
+        const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0);
         const int stages = (room - fa_cuda_static_smem(v) - others) / FA_DECODE_SM90_STAGE;
         const int most = stages < FA_DECODE_SM90_STAGES ? stages : FA_DECODE_SM90_STAGES;
         return (uint32_t)(others + most * FA_DECODE_SM90_STAGE);
@@ -331,18 +320,6 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
 {
     if (p->batch_invariant) return INVARIANT_KEYS;
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
-}
-
-/* Of persistent blocks. All parts are merged by their last block, as a second launch would wait for
- * all of them: with more work tiles than can be counted each has one part. */
-static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
-{
-    const int64_t keys = count_keys(p, l);
-    const int64_t wanted = fa_cuda_count_tiles((int64_t)PARTS_OF_BLOCK * l->decode.blocks, tasks);
-    const int64_t fewest = fa_cuda_count_tiles(keys, MOST_KEYS);
-    if (l->tasks > FA_DECODE_COUNTERS) return (cut){.parts = 1, .blocks = 1};
-    return (cut){.parts = clamp_parts(wanted > fewest ? wanted : fewest, keys, LEAST_KEYS),
-                 .blocks = 1};
 }
 
 /* tasks: work tiles that count. Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
@@ -361,7 +338,6 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
                      .multiprocessors = device->multiprocessors,
                      .grows = is_sm90(v)};
     cut best = {1, fitting, INFINITY};
-    if (l->decode.blocks > 0 && tasks > 0) return find_persistent_cut(p, l, tasks);
     if (p->batch_invariant)
         best.parts = clamp_parts(fa_cuda_count_tiles(p->n_k, INVARIANT_KEYS), INT64_MAX, 1);
     if (p->batch_invariant || tasks == 0) return best;
@@ -384,8 +360,6 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
     l->decode.parts = (int32_t)parts;
     l->decode.least = (int32_t)at_least_one(least / block_keys(v));
     l->grid = fa_cuda_grid(l->tasks * parts);
-    if (l->decode.blocks > 0 && l->grid > (uint32_t)l->decode.blocks)
-        l->grid = (uint32_t)l->decode.blocks;
     l->workspace_bytes = 0;
     if (parts > 1)
         l->workspace_bytes =
@@ -436,24 +410,20 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
 }
 
 /* One launch if its work tiles can be counted, so that the last block of each merges its parts;
- * else a second launch merges them. Persistent blocks take parts by a counter, if there is one. The
- * result is the same. */
+ * else a second launch merges them. The result is the same. */
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                           const fa_cuda_call *call, void *more, fa_cuda_fault *fault)
 {
     fa_cuda_counter counters = {-1, NULL};
-    const bool merges = l->decode.parts > 1;
-    if (l->decode.blocks > 0 || merges) {
-        if (!merges || l->tasks <= FA_DECODE_COUNTERS)
-            counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
-    }
+    if (l->decode.parts == 1)
+        return queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, 0, fault);
+    if (l->tasks <= FA_DECODE_COUNTERS)
+        counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     const bool counted = counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS;
-    const int32_t set = counted ? counters.number : -1;
     const bool fine =
-        counted || !merges
-            ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, set, fault)
-            : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, set, fault) &&
-                  queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, set, fault);
+        counted ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, counters.number, fault)
+                : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, 0, fault) &&
+                      queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, 0, fault);
     fa_cuda_counter_release(counters, call->stream);
     return fine;
 }
@@ -498,12 +468,6 @@ const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *p)
 {
     return find_in_family(p, group_size(p) * count_queries(p), FA_FIRST_decode_sm90,
                           FA_END_decode_sm90);
-}
-
-const fa_variant *fa_cuda_find_persistent_sm90(const fa_problem *p)
-{
-    return find_in_family(p, group_size(p), FA_FIRST_decode_sm90_persistent,
-                          FA_END_decode_sm90_persistent);
 }
 
 bool fa_cuda_refuse_decode(const fa_problem *p, int64_t most_rows, char *why, size_t size)
@@ -556,33 +520,24 @@ bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
     return cut_keys(p, v, device, l->tasks, plan, why, size);
 }
 
-bool fa_cuda_add_few(const fa_problem *p, const fa_variant *v, int threads, int32_t blocks,
-                     fa_cuda_queue_function *queue, const fa_cuda_device *device,
-                     fa_cuda_plan *plan, char *why, size_t size)
+bool fa_cuda_add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                     char *why, size_t size)
 {
-    const int64_t most = fa_cuda_most_few(p);
-    fa_cuda_plan_launch *l =
-        fa_cuda_plan_add(v, threads, count_smem(v), queue, device, plan, why, size);
+    const int64_t group = group_size(p), most = fa_cuda_most_few(p);
+    const fa_variant *v = find_variant(p, group);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
+                                              queue_decode, device, plan, why, size);
     if (!l) return false;
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
-    l->decode.blocks = blocks;
     if (l->decode.queries > most) l->decode.queries = (int32_t)most;
     l->decode.most_queries = (int32_t)most;
     l->tile_q = l->decode.queries;
     const int64_t tiles = fa_cuda_count_tiles(most, l->decode.queries);
     const int64_t sequences = p->batch * p->heads_kv * l->decode.chunks;
     fa_cuda_set_tasks(l, tiles, tiles * sequences);
-    return cut_keys(p, v, device, sequences, plan, why, size);
-}
-
-bool fa_cuda_add_few_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                          char *why, size_t size)
-{
-    const fa_variant *v = find_variant(p, group_size(p));
     plan->arithmetic = arithmetic_of(v);
-    return fa_cuda_add_few(p, v, FA_DECODE_THREADS(v->warps), 0, queue_decode, device, plan, why,
-                           size);
+    return cut_keys(p, v, device, sequences, plan, why, size);
 }
 
 bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,

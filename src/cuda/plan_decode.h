@@ -27,24 +27,15 @@ int64_t fa_cuda_most_decode_rows(const fa_problem *problem);
 /* The variant of decode_sm90 for a problem that fa_cuda_refuse_decode() does not refuse. */
 const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *problem);
 
-/* The same with persistent blocks, for the sequences of few queries of a mixed batch. */
-const fa_variant *fa_cuda_find_persistent_sm90(const fa_problem *problem);
-
 /* Whether no family of these can do the problem; most_rows as above. */
 bool fa_cuda_refuse_decode(const fa_problem *problem, int64_t most_rows, char *why, size_t size);
 
 /* Packed queries of a sequence that the work tiles of a mixed batch have room for. */
 int64_t fa_cuda_most_few(const fa_problem *problem);
 
-/* Adds the launch for those sequences of a mixed batch that have at most so many queries. blocks:
- * persistent ones; 0: a block for each part. */
-bool fa_cuda_add_few(const fa_problem *problem, const fa_variant *variant, int threads,
-                     int32_t blocks, fa_cuda_queue_function *queue, const fa_cuda_device *device,
-                     fa_cuda_plan *plan, char *why, size_t size);
-
-/* The same by decode_sm80. */
-bool fa_cuda_add_few_sm80(const fa_problem *problem, const fa_cuda_device *device,
-                          fa_cuda_plan *plan, char *why, size_t size);
+/* Adds the launch for those sequences of a mixed batch that have at most so many queries. */
+bool fa_cuda_add_few(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
+                     char *why, size_t size);
 
 /* Adds the launch of a variant to the plan: work tiles, and keys cut into parts. */
 bool fa_cuda_add_decode(const fa_problem *problem, const fa_variant *variant, int threads,

@@ -47,7 +47,7 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
                                 fa_cuda_fault *fault)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0, v->persistent);
+    const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0);
     fa_tensor_map_shape maps[MAPS];
     make_map_shapes(p, v, maps);
     params->k_step = fa_cuda_map_steps(&p->k);
@@ -98,57 +98,20 @@ static bool refuse_cache(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
-/* Whether TMA can load keys and values. */
-static bool has_maps(const fa_problem *p, const fa_variant *v, char *why, size_t size)
-{
-    static const char *const names[] = {"k", "v"};
-    fa_tensor_map_shape maps[MAPS];
-    make_map_shapes(p, v, maps);
-    return fa_cuda_maps_fit(maps, names, MAPS, why, size);
-}
-
-static const char *arithmetic_of(const fa_variant *v)
-{
-    return v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
-                                             : "float16 products (wgmma), float32 sums";
-}
-
-/* Persistent blocks, one a multiprocessor, for a third of the device. With 8 rows of head dim 128
- * a consumer's chain takes some 650 cycles for 32 KiB, so a block reads at most 88 GB/s at 1.755 GHz
- * (its 192 KiB on their way, with a latency of 1 us, would be 196). A third of 132 can read 3,900
- * GB/s: all that an H100's memory gives, or nearly all of an H200's. More blocks would read no more,
- * and keep multiprocessors from the other launch. */
-enum { SHARE_OF_DEVICE = 3 };
-
-static int32_t count_blocks(const fa_cuda_device *device)
-{
-    return (int32_t)fa_cuda_count_tiles(device->multiprocessors, SHARE_OF_DEVICE);
-}
-
-bool fa_cuda_add_few_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                          char *why, size_t size)
-{
-    if (refuse_cache(p, why, size) || fa_cuda_refuse_block_strides(p, why, size)) return false;
-    const fa_variant *v = fa_cuda_find_persistent_sm90(p);
-    if (!has_maps(p, v, why, size)) return false;
-    plan->arithmetic = arithmetic_of(v);
-    if (!fa_cuda_add_few(p, v, FA_DECODE_SM90_THREADS, count_blocks(device), queue_sm90, device,
-                         plan, why, size))
-        return false;
-    plan->launches[plan->count - 1].overlaps = true;
-    return true;
-}
-
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
+    static const char *const names[] = {"k", "v"};
+    fa_tensor_map_shape maps[MAPS];
     if (refuse_cache(p, why, size) ||
         fa_cuda_refuse_decode(p, fa_cuda_most_decode_rows(p), why, size) ||
         fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = fa_cuda_find_decode_sm90(p);
-    if (!has_maps(p, v, why, size)) return false;
-    plan->arithmetic = arithmetic_of(v);
+    make_map_shapes(p, v, maps);
+    if (!fa_cuda_maps_fit(maps, names, MAPS, why, size)) return false;
+    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                                         : "float16 products (wgmma), float32 sums";
     if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size))
         return false;
     plan->launches[plan->count - 1].overlaps = true;

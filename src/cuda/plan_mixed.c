@@ -1,26 +1,13 @@
 /*
  * Mixed batches of a server: packed queries over a cache, where some sequences have few queries
- * (decode) and others many (a part of a prompt). Two launches share them: one of decode_sm90 or
- * decode_sm80, and one of the forward kernels. Which sequence is whose is known on the device alone,
- * from cu_seqlens_q.
- *
- * On Hopper they run at the same time: decode_sm90, which waits for memory, on some multiprocessors,
- * and forward_sm90, which computes, on the others, and on all when the first one has ended. Neither
- * reads what the other writes. The second one overlaps the first:
- *
- * - It starts when each block of the first one has said so, which these do behind their wait for all
- *   that is in front of both. So that has ended. They are at most as many as multiprocessors, so
- *   none of them has to wait for a place that the second one has taken.
- * - What is behind the second one waits for that one. So its last block ends by waiting for the
- *   first one, which else might end later (`beside` in fa_sm90_params).
- *
- * If the driver cannot do that, one launch follows the other.
+ * (decode) and others many (a part of a prompt). Two launches share them: one of decode_sm80, and
+ * one of the forward kernels. Which sequence is whose is known on the device alone, from
+ * cu_seqlens_q.
  */
 #include <inttypes.h>
 
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
-#include "cuda/plan_decode_sm90.h"
 
 /* The kernels for many queries, fastest first. */
 static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
@@ -54,41 +41,6 @@ static bool refuse_uniform(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-static bool lacks_data(const fa_problem *p) { return !p->k.data || !p->v.data; }
-
-/* A problem without data may turn out not to be aligned for decode_sm90. Then there must be room for
- * decode_sm80. */
-static void make_room(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan)
-{
-    fa_cuda_plan other;
-    fa_cuda_plan_begin(device, plan->family, &other);
-    if (fa_cuda_add_few_sm80(p, device, &other, NULL, 0) &&
-        other.workspace_bytes > plan->workspace_bytes)
-        plan->workspace_bytes = other.workspace_bytes;
-}
-
-static bool add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                    char *why, size_t size)
-{
-    const int count = plan->count;
-    if (!fa_cuda_is_tried(&fa_cuda_decode_sm90, device) ||
-        !fa_cuda_add_few_sm90(p, device, plan, why, size)) {
-        plan->count = count;
-        return fa_cuda_add_few_sm80(p, device, plan, why, size);
-    }
-    if (lacks_data(p)) make_room(p, device, plan);
-    return true;
-}
-
-/* Whether the launch of `many` may start beside that of `few`: this one lets it, and its own kernel
- * knows what that means. */
-static bool may_overlap(const fa_cuda_plan_launch *few, const fa_cuda_plan_launch *many,
-                        const fa_cuda_family *family)
-{
-    return fa_variants[few->variant].persistent && !few->idle && family == &fa_cuda_forward_sm90 &&
-           many->cluster == 1;
-}
-
 static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                      char *why, size_t size)
 {
@@ -97,9 +49,7 @@ static bool add_many(const fa_problem *p, const fa_cuda_device *device, fa_cuda_
         if (!fa_cuda_is_tried(for_many[i], device)) continue;
         plan->count = count;
         if (!for_many[i]->plan(p, device, plan, why, size)) continue;
-        fa_cuda_plan_launch *many = &plan->launches[count];
-        many->fewest_queries = fa_cuda_most_few(p) + 1;
-        many->overlaps = may_overlap(&plan->launches[count - 1], many, for_many[i]);
+        plan->launches[count].fewest_queries = fa_cuda_most_few(p) + 1;
         return true;
     }
     return false;
@@ -109,7 +59,7 @@ static bool plan_mixed(const fa_problem *p, const fa_cuda_device *device, fa_cud
                        char *why, size_t size)
 {
     if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
-        !add_few(p, device, plan, why, size))
+        !fa_cuda_add_few(p, device, plan, why, size))
         return false;
     const char *arithmetic = plan->arithmetic;
     if (!add_many(p, device, plan, why, size)) return false;

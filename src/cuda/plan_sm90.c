@@ -264,7 +264,6 @@ bool fa_cuda_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *l, fa_c
     set_order(p, l, params);
     params->bias_step = fa_cuda_map_steps(&bias);
     params->bias_mapped = l->sm90.bias_mapped;
-    params->beside = l->overlaps;
     fa_sm90_map *const maps[] = {&params->q, &params->k, &params->v, &params->bias};
     return fa_cuda_encode_maps(l->sm90.maps, maps, l->sm90.bias_mapped ? 4 : 3, encode, fault);
 }

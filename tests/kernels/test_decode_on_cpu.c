@@ -118,7 +118,7 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     char why[320] = "";
     fa_cuda_plan plan;
     fa_cuda_plan_begin(&devices[H200], &fa_cuda_decode, &plan);
-    CHECK(fa_cuda_add_few_sm80(p, &devices[H200], &plan, why, sizeof why), "%s", why);
+    CHECK(fa_cuda_add_few(p, &devices[H200], &plan, why, sizeof why), "%s", why);
     fa_cuda_plan_launch few = plan.launches[0], many = *l;
     few.decode.most_queries = (int32_t)(1 + m->number % 3);
     many.fewest_queries = few.decode.most_queries + 1;

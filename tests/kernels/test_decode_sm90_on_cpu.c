@@ -1,8 +1,7 @@
 /*
  * decode_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems against float64,
  * with keys cut into 1 to 128 parts, merged by the last block or by a second launch, each twice, in
- * different orders and with other delays, with equal bits; by blocks of a part each, and by one to
- * seven persistent ones. Then what a server does
+ * different orders and with other delays, with equal bits. Then what a server does
  * (decode_server.h), and values that are not finite and that some rows do not see.
  *
  * Arguments: the first random problem's number, and how many.
@@ -44,11 +43,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_sm90_on_cpu_forms.h"
 };
 
-/* Launches; problems whose keys were cut, and those with a launch for sequences of few queries. */
-static int runs[FA_VARIANTS], cut, mixed;
-
-/* Whether all launches have persistent blocks. */
-static bool all_persistent;
+static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut */
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -57,7 +52,6 @@ typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders, with other delays and another number of stages */
     bool two_launches;  /* parts are merged by a second launch */
-    bool persistent;    /* with persistent blocks */
     ref_buffers memory; /* what kernels may touch */
 } machine;
 
@@ -87,20 +81,13 @@ static void choose_stages(const machine *m, fa_decode_sm90_params *more, cuda_ru
     more->stages = stages;
 }
 
-/* Persistent blocks take parts by a counter, or, without one, by their numbers. Few sets, so that a
- * launch finds what another one has left. */
-static int32_t choose_counters(const machine *m, const fa_cuda_plan_launch *l, int step)
-{
-    const bool counted = step == FA_DECODE_LAST && (l->decode.parts > 1 || m->number % 4 > 0);
-    return counted ? (int32_t)(m->number % 3) : -1;
-}
-
 static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)
 {
-    char name[200];
+    char name[160];
     parameters both;
     fa_cuda_fault fault;
-    fa_cuda_set_decode_params(p, l, step, choose_counters(m, l, step), &both.decode);
+    fa_cuda_set_decode_params(p, l, step, (int32_t)(m->number % FA_DECODE_COUNTER_SETS),
+                              &both.decode);
     CHECK(fa_cuda_decode_sm90_params(p, l, hopper_encode_map, &both.more, &fault), "no map");
     cuda_run run = {.name = name,
                     .kernel = kernels[l->variant],
@@ -111,43 +98,22 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .grid = step == FA_DECODE_MERGE ? (unsigned)l->tasks : l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
-    if (l->decode.blocks > 0) run.together = 1 + (unsigned)(m->number / 3 % 3);
     vary(&run, m);
     choose_stages(m, &both.more, &run);
-    snprintf(
-        name, sizeof name,
-        "number %lld: %s, %d parts, %u blocks, %d stages, step %d, %s, %s copies, %s products, "
-        "lanes %x of warp %u slow",
-        (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts, run.grid,
-        (int)both.more.stages, step, run.backwards ? "backwards" : "forwards",
-        run.late_copies ? "late" : "early", run.late_products ? "late" : "early", run.slow_lanes,
-        run.slow_warp);
+    snprintf(name, sizeof name,
+             "number %lld: %s, %d parts, %d stages, step %d, %s, %s copies, %s products, lanes %x "
+             "of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts,
+             (int)both.more.stages, step, run.backwards ? "backwards" : "forwards",
+             run.late_copies ? "late" : "early", run.late_products ? "late" : "early",
+             run.slow_lanes, run.slow_warp);
     runs[l->variant]++;
     cuda_run_kernel(&run);
 }
 
-/* The same launch with persistent blocks: results have the same bits. */
-static void make_persistent(int64_t number, fa_cuda_plan_launch *l)
-{
-    const fa_variant *v =
-        &fa_variants[l->variant + FA_FIRST_decode_sm90_persistent - FA_FIRST_decode_sm90];
-    CHECK(v->head_dim == fa_variants[l->variant].head_dim && v->persistent &&
-              v->element == fa_variants[l->variant].element &&
-              v->group_rows == fa_variants[l->variant].group_rows,
-          "%s", v->name);
-    l->variant = (int)(v - fa_variants);
-    l->smem_bytes =
-        (uint32_t)FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, v->stages, 1);
-    l->decode.blocks = (int32_t)(1 + number % 7);
-    fa_cuda_cut_decode(l, l->decode.parts, (int64_t)l->decode.least * v->keys);
-}
-
 /* False if memory beside the workspace was written. */
-static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *planned)
+static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    fa_cuda_plan_launch now = *planned;
-    const fa_cuda_plan_launch *l = &now;
-    if (m->persistent || all_persistent) make_persistent(m->number, &now);
     begin_workspace(&m->memory, p, l->workspace_bytes);
     if (m->two_launches && l->decode.parts > 1) {
         launch(m, p, l, FA_DECODE_STORE);
@@ -170,22 +136,6 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
 
-/* A mixed batch: persistent blocks for the sequences of few queries, and others for the rest. */
-static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
-{
-    char why[320] = "";
-    fa_cuda_plan plan;
-    fa_cuda_plan_begin(&devices[H200], &fa_cuda_forward_mixed, &plan);
-    CHECK(fa_cuda_add_few_sm90(p, &devices[H200], &plan, why, sizeof why), "%s", why);
-    fa_cuda_plan_launch few = plan.launches[0], many = *l;
-    few.decode.most_queries = (int32_t)(1 + m->number % 3);
-    few.decode.blocks = (int32_t)(1 + m->number % 7);
-    many.fewest_queries = few.decode.most_queries + 1;
-    fa_cuda_cut_decode(&few, few.tasks > FA_DECODE_COUNTERS ? 1 : l->decode.parts, 1);
-    mixed++;
-    return (few.idle || run_plan(m, p, &few)) & run_plan(m, p, &many);
-}
-
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     fa_problem p;
@@ -200,16 +150,13 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     choose_parts(m.number, l);
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
-    const bool is_mixed = p.cu_seqlens_q && m.number % 2;
-    m.persistent = !is_mixed && m.number / 4 % 2;
     char *const before = ref_buffers_copy(call->buffers);
-    bool clean = is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    bool clean = run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
-    m.persistent = !is_mixed && m.number / 8 % 2;
-    clean &= is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    clean &= run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;
@@ -321,15 +268,10 @@ int main(int argc, char **argv)
         test_parts();
         test_wild_tables();
         test_nonfinite_values();
-        all_persistent = true;
-        test_pages((const int64_t[]){24, 16, 40, 32, 48, 64, 128, 256, 1000});
-        test_wild_tables();
-        test_nonfinite_values();
     }
     CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
-    CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
     if (argc > 2) {
-        printf("%d problems, keys of %d cut, %d mixed\n", done, cut, mixed);
+        printf("%d problems, keys of %d cut\n", done, cut);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

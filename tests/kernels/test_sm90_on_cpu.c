@@ -117,7 +117,6 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     run.parameters = &a->parameters;
     run.units = &hopper_units;
     run.cluster = a->plan.launches[0].cluster;
-    run.beside = a->parameters.more.beside;
     vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
@@ -204,9 +203,6 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         snprintf(message, size, "a map that the planner allowed: %s", fault.text);
         return FA_ERROR_DEVICE;
     }
-    /* As in a mixed batch. The other kernels are never in one. */
-    if (strcmp(fa_variants[l->variant].kernel, "forward_sm90") == 0)
-        a.parameters.more.beside = (int32_t)(a.number / 3 % 2);
     /* The dynamic schedule also where the planner does not choose it; kernels without it ignore the counter. */
     if (l->sm90.dynamic || (a.number % 2 && a.parameters.more.task_kind == FA_SM90_WORK_TILES)) {
         a.parameters.more.counter = (int32_t)(a.number % FA_SM90_COUNTERS);
