@@ -46,10 +46,6 @@ extern const fa_cpu_engine fa_cpu_engine_amx_emulated;
 
 static bool nothing_to_ask(void) { return true; }
 
-/* Whether the amx engine is taken where nothing names one. Not before it has been measured beside
- * avx512_bf16 on a processor that has both. */
-#define AMX_BY_DEFAULT false
-
 /* Narrowest first. Every processor with AVX2 also converts half precision (F16C, 2012). */
 static const struct {
     const fa_cpu_engine *engine;
@@ -68,7 +64,7 @@ static const struct {
     {&fa_cpu_engine_avx512_bf16, runs_avx512_bf16, nothing_to_ask, true},
 #endif
 #ifdef FA_HAVE_AMX
-    {&fa_cpu_engine_amx, runs_amx, fa_amx_request, AMX_BY_DEFAULT},
+    {&fa_cpu_engine_amx, runs_amx, fa_amx_request, true},
 #endif
 #ifdef FA_HAVE_AMX_EMULATED
     {&fa_cpu_engine_amx_emulated, runs_avx512_bf16, nothing_to_ask, false},

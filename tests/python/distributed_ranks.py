@@ -357,12 +357,14 @@ def compiled(size, method, layout):
 
     results = []
     torch._dynamo.reset()
-    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
-        w = weight.clone().requires_grad_()
-        loss = function(x, w)
-        loss.backward()
-        results.append((loss.detach(), w.grad))
-    torch.set_default_device(DEVICE if GPUS else None)
+    try:
+        for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+            w = weight.clone().requires_grad_()
+            loss = function(x, w)
+            loss.backward()
+            results.append((loss.detach(), w.grad))
+    finally:
+        torch.set_default_device(DEVICE if GPUS else None)
     torch.testing.assert_close(*results)
 
 
