@@ -568,16 +568,15 @@ static bool refuse_packed(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-/* One launch is faster, but with head dims to 64 and with many key tiles under a causal mask (16,384
- * tokens on an H100, head dim 128, one launch and three: n 1k 478 and 457 TFLOP/s, causal 314 and 302;
- * n 4k 613 and 605, causal 531 and 505; n 16k 649 and 646, causal 592 and 631. Head dim 64: n 1k 388
- * and 417). Windows are not measured. That needs no words. */
+/* One launch is faster without a mask above head dim 64 (16,384 tokens on an H100, head dim 128, one
+ * launch and three: n 1k 478 and 457 TFLOP/s, n 4k 613 and 605, n 16k 649 and 646; head dim 64, n 1k:
+ * 388 and 417). Under a causal mask it was faster on one GPU (n 4k 531 and 505), and on others up to 9%
+ * slower. Windows are not measured. That needs no words. */
 static bool is_faster_apart(const fa_problem *p, const fa_cuda_device *device, char *why,
                             size_t size)
 {
     (void)device, (void)why, (void)size;
-    return (p->d <= 64 && p->d_v <= 64) || p->window_left >= 0 || p->window_right >= 0 ||
-           (p->causal && p->n_k > 4096);
+    return (p->d <= 64 && p->d_v <= 64) || p->causal || p->window_left >= 0 || p->window_right >= 0;
 }
 
 static bool plan_joined_launches(const fa_problem *p, const fa_cuda_device *device,

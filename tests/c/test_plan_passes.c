@@ -950,8 +950,8 @@ static void test_persistent(void)
           "%d bytes of shared memory", l ? (int)l->smem_bytes : 0);
 
     CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90_joined, "head dim 128, unasked");
-    p.causal = true, p.n_q = p.rows_q = p.n_k = p.rows_k = 4097;
-    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, many tiles");
+    p.causal = true;
+    CHECK(plan_of(&p, device).family == &fa_cuda_backward_sm90, "head dim 128, causal");
     p.causal = false;
     p.d = p.d_v = 64;
     CHECK(plan_of(&p, device).family == family, "head dim 64");
@@ -1034,7 +1034,7 @@ static void test_joined(void)
                   plan.workspace_bytes <= plain + (size_t)units * 8 + 15,
               "case %zu: counters at %zu of %zu bytes, %zu without", i, own->counters_offset,
               plan.workspace_bytes, plain);
-        const bool default_one = cases[i].d > 64 && (!cases[i].causal || cases[i].n <= 4096);
+        const bool default_one = cases[i].d > 64 && !cases[i].causal;
         CHECK((plan_of(&p, device).family == family) == default_one, "case %zu, unasked", i);
         CHECK(default_one || plan_of(&p, device).workspace_bytes <= plain + 16,
               "case %zu: an unasked workspace", i);
