@@ -557,8 +557,9 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * the processor has. The environment variable FA_CPU_ISA forces another ("portable", "avx2", "avx512",
  * "avx512_bf16", "amx"); a name that is unknown or that this processor cannot run makes every call on
  * the CPU fail with FA_ERROR_DEVICE and a sentence saying so. "amx" is "avx512_bf16" but for the
- * products of bfloat16 in a forward pass, which AMX does. Its first call asks Linux for AMX, for the whole process: signal stacks (sigaltstack) then need room
- * for AMX's registers, sysconf(_SC_MINSIGSTKSZ) bytes, and if an earlier one is too small Linux refuses.
+ * products of bfloat16 in a forward pass, which AMX does. Its first call asks Linux for AMX, for the
+ * whole process: signal stacks (sigaltstack) then need room for AMX's registers,
+ * sysconf(_SC_MINSIGSTKSZ) bytes, and if an earlier one is too small Linux refuses.
  *
  * On CUDA the fastest kernel that can do a problem on the device is chosen; fa_describe names it and
  * says why a faster one was passed over. The environment variable FA_CUDA_KERNEL, read once, allows one
