@@ -74,6 +74,7 @@ static_assert(WARPGROUP *
 /* ---- What the parts of decode_sm80 take ------------------------------------------------------ */
 
 #define LATENT 1
+#define BLOCK_TILES 1
 #define EIGHT_BITS 0
 #define SHARES_ROWS 1 /* blocks that merge have some rows of a work tile each */
 #define FRAGMENT_KEYS KEYS
@@ -82,6 +83,7 @@ enum {
     THREADS = CONSUMERS * WARPGROUP, /* that merge: the consumers */
     WARPS = THREADS / 32,
     BLOCK_KEYS = KEYS,
+    ALIGNED_KEYS = KEYS, /* key tiles begin at multiples of it */
     M_TILES = 1,
     KEY_TILES = KEYS / 8,
     D_TILES = BLOCK_COLUMNS / 8, /* of a block of columns (common/nonfinite_values.cuh) */

@@ -14,12 +14,13 @@
 #include "common/reduce.cuh"
 #include "decode_sm80/bytes.cuh"
 #include "decode_sm80/bytes_load.cuh"
+#include "decode_sm80/bytes_softmax.cuh"
 #include "decode_sm80/load.cuh"
 #include "decode_sm80/softmax.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/ldmatrix.cuh"
 
-#if !EIGHT_BITS /* those of 8 bits are in bytes.cuh */
+#if !EIGHT_BITS /* those of 8 bits are in bytes.cuh and bytes_softmax.cuh */
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 typedef struct fa_queries {
@@ -76,88 +77,6 @@ FA_DEVICE void make_scores(const fa_queries *q, uint32_t tile, fa_scores *s)
     }
 }
 
-#endif
-
-#if EIGHT_BITS
-/* ---- Values with scales ---------------------------------------------------------------------- */
-
-/* Updates bases for weights that will be multiplied by the values' scales. No row is beyond its base
- * if its largest logit is not with the largest scale: that is looked at first. */
-FA_DEVICE void update_scaled_bases(fa_output *o, int halves, const fa_scores *s,
-                                   const float2 scale[KEY_TILES])
-{
-    fa_scores raised;
-    float largest = 0.0f;
-    bool grown = false;
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
-        largest = fmaxf(largest, fmaxf(fabsf(scale[n].x), fabsf(scale[n].y)));
-    const float by = scale_exponent(largest);
-#pragma unroll
-    for (int i = 0; i < halves; i++)
-        grown |= find_top(s, i / 2, i % 2) + by > o->base[i / 2][i % 2] + RESCALE_ABOVE;
-    if (!__any_sync(0xffffffffu, grown)) return;
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; n++) {
-        const float each[2] = {scale_exponent(scale[n].x), scale_exponent(scale[n].y)};
-#pragma unroll
-        for (int i = 0; i < 2 * halves; i++)
-            raised.at[i / 4][n][i % 4] = s->at[i / 4][n][i % 4] + each[i % 2];
-    }
-    update_bases(o, &raised, halves);
-}
-
-/* A weight of 0 leaves its value out, whatever the scale is. */
-FA_DEVICE float scale_weight(float weight, float scale)
-{
-    return weight != 0.0f ? weight * scale : weight;
-}
-
-/* As make_weights, times the scales of the values. */
-FA_DEVICE void make_scaled_weights(const fa_scores *s, const float2 scale[KEY_TILES], int step,
-                                   int halves, fa_output *o, uint32_t a[M_TILES][4])
-{
-#pragma unroll
-    for (int i = 0; i < M_TILES * 4; i++) {
-        const int m = i / 4, half = i % 2, n = 2 * step + i % 4 / 2;
-        a[m][i % 4] = 0;
-        if (2 * m + half >= halves) continue;
-        const float first = ptx_ex2(s->at[m][n][2 * half] - o->base[m][half]);
-        const float second = ptx_ex2(s->at[m][n][2 * half + 1] - o->base[m][half]);
-        o->sum[m][half] += first + second;
-        a[m][i % 4] = fa_pack_x2(scale_weight(first, scale[n].x), scale_weight(second, scale[n].y));
-    }
-}
-
-/* The softmax of a tile and O += P V. scaled: keys' values have scales of their own; carefully: some
- * are NaN and hidden from some rows. */
-FA_DEVICE void add_tile(bool scaled, int halves, const fa_scores *s, const fa_vectors *at,
-                        uint32_t tile, bool carefully, fa_output *o)
-{
-    uint32_t a[KEY_STEPS][M_TILES][4];
-    if (scaled) {
-        float2 scale[KEY_TILES];
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) scale[n] = get_scales(tile, n);
-        update_scaled_bases(o, halves, s, scale);
-#pragma unroll
-        for (int step = 0; step < KEY_STEPS; step++)
-            make_scaled_weights(s, scale, step, halves, o, a[step]);
-    } else {
-        update_bases(o, s, halves);
-#pragma unroll
-        for (int step = 0; step < KEY_STEPS; step++) make_weights(s, step, halves, o, a[step]);
-    }
-    if (carefully) {
-#pragma unroll
-        for (int step = 0; step < KEY_STEPS; step++)
-            add_values_carefully(o, halves, a[step], at, tile, step);
-        return;
-    }
-#pragma unroll
-    for (int step = 0; step < KEY_STEPS; step++) add_values(o, halves, a[step], at, tile, step);
-}
-#else
 /* The softmax of a tile and O += P V. carefully: some values are not finite. */
 FA_DEVICE void add_tile(const fa_scores *s, uint32_t tile, bool carefully, fa_output *o)
 {
@@ -194,7 +113,7 @@ FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const f
     const fa_span seen = find_span(tiles, w->all_from, w->all_to); /* by all rows */
     uint32_t stage = at->k;
     fa_queries q;
-    find_queries(&q, at, halves, score_unit(d, w));
+    find_queries(&q, at->q, halves, score_unit(d, w));
 #pragma unroll 1
     for (int n = 0; n < tiles->count; n++) {
         const uint32_t keys = STAGE_BY_NUMBER ? at->k + (uint32_t)(n % STAGES * TILE_BYTES) : stage;
@@ -207,7 +126,7 @@ FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const f
         fa_scores s;
         wait_for_tile();
         make_scores(&q, halves, &vectors, keys, &s);
-        scale_scores(d, k_scaled, &q, halves, keys, &s);
+        scale_scores(d, k_scaled, &q, halves, keys + KEYS * PITCH, &s);
         __syncwarp(); /* all lanes have used the keys */
         issue_keys(d, w, tiles, n + STAGES, k_scaled, keys, places);
         wait_for_tile();
@@ -218,7 +137,7 @@ FA_DEVICE void attend_tiles(const fa_decode_params *d, const fa_work *w, const f
             for (int i = 0; i < halves; i++) change_row(d, w, first, i / 2, i % 2, options, &s);
             careful = hides_keys(d, w, first) && has_nonfinite_values(values);
         }
-        add_tile(v_scaled, halves, &s, &vectors, values, careful, o);
+        add_tile(v_scaled, halves, &s, &vectors, values, values + KEYS * PITCH, careful, o);
         __syncwarp();
         issue_values(d, w, tiles, n + STAGES, v_scaled, values, places);
         stage += TILE_BYTES;

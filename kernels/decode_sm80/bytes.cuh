@@ -79,7 +79,7 @@ FA_DEVICE uint32_t fragment_at(int m, int step, int lane)
     return (uint32_t)(((m * D_STEPS + step) * 32 + lane) * 16);
 }
 
-FA_DEVICE uint32_t row_factors(uint32_t queries) { return queries + ROWS * 2 * HEAD_DIM; }
+FA_DEVICE uint32_t row_factors(uint32_t queries) { return queries + M_TILES * 16 * 2 * HEAD_DIM; }
 
 /* Columns c to c + 3 of row r. */
 FA_DEVICE void store_query_columns(uint32_t queries, int r, int c, const float x[4])
@@ -113,13 +113,13 @@ FA_DEVICE void fetch_query(const fa_decode_params *d, const fa_work *w, int r, i
     }
 }
 
-/* All threads load the rows of the work tile. A row is multiplied by a power of two, so that its
+/* QUERY_THREADS load the rows of the work tile. A row is multiplied by a power of two, so that its
  * largest element becomes 2^14 to 2^15. The inverse of that factor is stored behind the rows. */
 FA_DEVICE void load_queries(const fa_decode_params *d, const fa_work *w, uint32_t queries)
 {
-    static_assert(ROWS * QUERY_VECTORS % THREADS == 0, "a row's lanes meet");
+    static_assert(ROWS * QUERY_VECTORS % QUERY_THREADS == 0, "a row's lanes meet");
 #pragma unroll 1
-    for (int i = ptx_thread_id(); i < ROWS * QUERY_VECTORS; i += THREADS) {
+    for (int i = ptx_thread_id(); i < ROWS * QUERY_VECTORS; i += QUERY_THREADS) {
         const int r = i / QUERY_VECTORS, column = i % QUERY_VECTORS * 8;
         float x[8], top = 0.0f;
         fetch_query(d, w, r, column, x);
@@ -158,14 +158,14 @@ typedef struct fa_queries {
 /* Whether the queries' fragments stay in registers, at most 32 of these. */
 FA_DEVICE bool keeps_queries(int halves) { return halves == 1 && HEAD_DIM <= 128 && KEEPS_MORE; }
 
-/* unit: of the scores. */
-FA_DEVICE void find_queries(fa_queries *q, const fa_memory *at, int halves, float unit)
+/* queries: where they are; unit: of the scores. */
+FA_DEVICE void find_queries(fa_queries *q, uint32_t queries, int halves, float unit)
 {
-    q->at = at->q + fragment_at(0, 0, lane_id());
+    q->at = queries + fragment_at(0, 0, lane_id());
 #pragma unroll
     for (int i = 0; i < M_TILES * 2; i++)
         q->factor[i / 2][i % 2] =
-            ptx_ld_shared_f32(row_factors(at->q) + (uint32_t)(4 * row_of(i / 2, i % 2))) * unit;
+            ptx_ld_shared_f32(row_factors(queries) + (uint32_t)(4 * row_of(i / 2, i % 2))) * unit;
     if (!keeps_queries(halves)) return;
 #pragma unroll
     for (int i = 0; i < M_TILES * D_STEPS; i++) {
@@ -209,7 +209,7 @@ FA_DEVICE fa_vectors find_vectors(void)
 /* The vector so many bytes behind the first one of its row. */
 FA_DEVICE uint32_t behind(uint32_t tile, uint32_t first, int bytes)
 {
-    return tile + (first ^ (uint32_t)(bytes % 128)) + (uint32_t)(bytes / 128 * 128);
+    return tile + (first ^ (uint32_t)(bytes % 128)) + (uint32_t)(bytes / 128 * COLUMNS_BYTES);
 }
 
 /* Adds the products of four steps, which take the same 16 bytes of a key. */
@@ -246,11 +246,13 @@ FA_DEVICE void make_scores(const fa_queries *q, int halves, const fa_vectors *at
     for (int steps = 0; steps < D_STEPS / 4; steps++) add_scores(q, halves, at, tile, steps, s);
 }
 
-/* The scales of the keys that this lane has in tile n of the scores. */
-FA_DEVICE float2 get_scales(uint32_t tile, int n)
+/* The scales of the keys that this lane has in tile n of the scores. scales: those of the warp's
+ * tile. */
+FA_DEVICE float2 get_scales(uint32_t scales, int n)
 {
-    const uint32_t at = tile + (uint32_t)(KEYS * PITCH + 4 * (8 * n + lane_id() % 4 * 2));
-    return make_float2(ptx_ld_shared_f32(at), ptx_ld_shared_f32(at + 4));
+    const uint32_t at = scales + (uint32_t)(32 * n);
+    return make_float2(ptx_ld_shared_f32(at + (uint32_t)(4 * key_of(0))),
+                       ptx_ld_shared_f32(at + (uint32_t)(4 * key_of(1))));
 }
 
 /* Of scores: exponents of 2, or what is softcapped. */
@@ -263,13 +265,13 @@ FA_DEVICE float score_unit(const fa_decode_params *d, const fa_work *w)
 /* Scores become exponents of 2: they are multiplied by their keys' scales and their rows' factors,
  * and softcapped. */
 FA_DEVICE void scale_scores(const fa_decode_params *d, bool by_keys, const fa_queries *q,
-                            int halves, uint32_t tile, fa_scores *s)
+                            int halves, uint32_t scales, fa_scores *s)
 {
     const float softcap = d->attention.softcap;
     if (by_keys) {
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
-            const float2 scale = get_scales(tile, n);
+            const float2 scale = get_scales(scales, n);
 #pragma unroll
             for (int i = 0; i < 2 * halves; i++)
                 s->at[i / 4][n][i % 4] *= i % 2 ? scale.y : scale.x;

@@ -69,6 +69,9 @@ enum {
     WARP_BYTES = 2 * STAGES * TILE_BYTES, /* a warp's stages: of keys, then of values */
     STAGE_BYTES = WARPS * WARP_BYTES,
 #endif
+    ALIGNED_KEYS = KEYS,     /* key tiles begin at multiples of it */
+    QUERY_THREADS = THREADS, /* that load queries of 8-bit caches */
+    COLUMNS_BYTES = 128,     /* from 128 bytes of a row of these to the next */
     ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM),
     VECTOR = 16 / CACHE_BYTES,       /* elements of keys and values in 16 bytes */
     ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes in a row of keys or values */
@@ -96,6 +99,9 @@ static_assert(4 * ROWS * (WARPS + 2) <= QUERY_BYTES, "room for the warps' factor
 #include "ptx/address.cuh"
 #include "ptx/thread.cuh"
 
+/* Whether key tiles are the block's; else each warp has its own. */
+#define BLOCK_TILES LATENT
+
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
 FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 
@@ -104,8 +110,10 @@ FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
 FA_DEVICE void sync_threads(void) { __syncthreads(); }
 
-/* The row of the work tile that elements 2 * half and 2 * half + 1 of tile m belong to. */
-FA_DEVICE int row_of(int m, int half) { return 16 * m + 8 * half + lane_id() / 4; }
+#include "decode_sm80/fragments.cuh"
+
+/* Of 8 keys of S, the one that a lane has in its element e, 0 or 1. */
+FA_DEVICE int key_of(int e) { return lane_id() % 4 * 2 + e; }
 
 /* The swizzle of a row of 8-bit elements: the numbers of its vectors change by an exclusive or with
  * this. In neighbouring rows a vector is in different halves of 128 bytes (for the loads of keys);
@@ -130,24 +138,6 @@ FA_DEVICE uint32_t key_lane(void)
 {
     return (uint32_t)((lane_id() % 8 + lane_id() / 16 * 8) * PITCH + lane_id() / 8 % 2 * 16);
 }
-
-/* S as mma leaves it: with g = lane / 4 and t = lane % 4, keys 8n + 2t and 8n + 2t + 1 of row 16m + g + 8h are
- * in [m][n][2h] and [m][n][2h + 1]. */
-typedef struct fa_scores {
-    float at[M_TILES][KEY_TILES][4];
-} fa_scores;
-
-/* O likewise. Of 8-bit values it is transposed: columns 16n + 2g and 16n + 2g + 1 of row 8i + 2t are
- * in [i][n][0] and [i][n][2], those of row 8i + 2t + 1 in [i][n][1] and [i][n][3]. */
-typedef struct fa_output {
-#if EIGHT_BITS
-    float at[2 * M_TILES][D_STEPS][4];
-#else
-    float at[M_TILES][D_TILES][4];
-#endif
-    float base[M_TILES][2]; /* of the weights, in powers of two */
-    float sum[M_TILES][2];  /* of the thread's own columns */
-} fa_output;
 
 /* Addresses in shared memory: of the block's queries and of the warp's stages. Of latent attention:
  * of what warps exchange, and of the block's stages. */

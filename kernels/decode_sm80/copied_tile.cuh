@@ -8,7 +8,7 @@
 #include "decode_sm80/config.cuh"
 
 #if !LATENT /* there a tile is the block's */
-#include "common/x2.cuh"
+#include "decode_sm80/nonfinite.cuh"
 #include "decode_sm80/work.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared.cuh"
@@ -33,16 +33,6 @@ FA_DEVICE bool has_nonfinite_values(uint32_t tile)
     return false;
 }
 #else
-/* The top bit of each element that is not finite. */
-FA_DEVICE uint32_t find_nonfinite(uint32_t x)
-{
-#if EIGHT_BITS
-    return ((x & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; /* NaN; there is no infinity */
-#else
-    return fa_x2_not_finite(x);
-#endif
-}
-
 /* Whether some value of a tile is not finite. The lanes look at what they have copied. */
 FA_DEVICE bool has_nonfinite_values(uint32_t tile)
 {

@@ -6,7 +6,7 @@
 
 #include "decode_sm80/config.cuh"
 
-#if LATENT /* key tiles are the block's; those of a warp are in work.cuh */
+#if BLOCK_TILES /* those of a warp are in work.cuh */
 #include "decode_sm80/work.cuh"
 #include "ptx/registers.cuh"
 
@@ -18,7 +18,7 @@ typedef struct key_tiles {
 FA_DEVICE key_tiles find_key_tiles(const fa_work *w)
 {
     const int before = w->part * w->per_part;
-    const key_tiles tiles = {w->start + before * KEYS, min(w->per_part, w->tiles - before)};
+    const key_tiles tiles = {w->start + before * BLOCK_KEYS, min(w->per_part, w->tiles - before)};
     return tiles;
 }
 

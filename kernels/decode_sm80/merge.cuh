@@ -58,7 +58,7 @@ FA_DEVICE void store_half(const fa_output *o, int i, float *to)
 FA_DEVICE void store_warp(const fa_output *o, float *to)
 {
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
+    for (int i = 0; i < ROWS / 8; i++) {
         const float sum = fa_sum_over_lanes(o->sum[i / 2][i % 2], 4);
         store_half(o, i, to);
         if (lane_id() % 4 == 0)

@@ -140,7 +140,7 @@ FA_DEVICE fa_work describe_work(const fa_decode_params *d, const fa_decode_divis
     w.to = (int)last.hi;
     w.all_from = (int)last.lo;
     w.all_to = (int)first.hi;
-    w.start = w.from / KEYS * KEYS;
+    w.start = w.from / ALIGNED_KEYS * ALIGNED_KEYS;
     w.tiles = (w.to - w.start + BLOCK_KEYS - 1) / BLOCK_KEYS;
 #if EIGHT_BITS
     find_scales(d, &w);
@@ -157,7 +157,7 @@ FA_DEVICE void find_work(const fa_decode_params *d, const fa_decode_divisors *by
     __syncthreads();
 }
 
-#if !LATENT /* in latent.cuh key tiles are the block's */
+#if !BLOCK_TILES /* those of a block are in key_tiles.cuh */
 /* The warp's key tiles in a part: the first key of the first one, and how many there are; the next one is BLOCK_KEYS on.
  * from, to: as the work tile has them. */
 typedef struct fa_key_tiles {

@@ -6,6 +6,7 @@
 
 #include "decode_sm90/config.cuh"
 
+#if !EIGHT_BITS
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/scores.cuh"
 #include "decode_sm90/values.cuh"
@@ -82,5 +83,6 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, float *su
     }
     share_sums(pipe, &rows, out, sums);
 }
+#endif
 
 #endif

@@ -18,10 +18,22 @@
 #endif
 
 #include "common/device.cuh"
+#include "common/element.h"
 #include "decode_sm90/decode_sm90.h"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/thread.cuh"
+
+#ifdef CACHE
+#define EIGHT_BITS 1
+#if ELEMENT != FA_ELEMENT_FLOAT16 || (CACHE != FA_ELEMENT_FLOAT8_E4M3 && CACHE != FA_ELEMENT_INT8)
+#error                                                                                             \
+    "decode_sm90: CACHE must be FA_ELEMENT_FLOAT8_E4M3 or FA_ELEMENT_INT8, with ELEMENT FA_ELEMENT_FLOAT16"
+#endif
+#else
+#define EIGHT_BITS 0
+#define CACHE ELEMENT
+#endif
 
 /* Whether keys and values leave the second-level cache first. */
 #ifndef READ_ONCE
@@ -34,39 +46,30 @@ enum {
     CONSUMER_THREADS = 128,
     CONSUMER_WARPS = CONSUMER_THREADS / 32, /* the producer's warp is behind them */
     ROWS = GROUP_ROWS,
-    ROW_GROUPS = ROWS / 8, /* columns of a product: eight rows each */
     BLOCK_KEYS = KEYS,
-    KEY_BLOCKS = KEYS / 64,     /* a product has 64 rows, which are keys, */
-    DIM_BLOCKS = HEAD_DIM / 64, /* or columns of the values; the swizzle spans as many */
-    KEY_STEPS = KEYS / 16,
-    SCORES = KEY_BLOCKS * ROWS / 2, /* of a thread */
-    OUTPUTS = DIM_BLOCKS * ROWS / 2,
-    /* A tile of keys or values is in TILE_STAGES stages, which have STAGE_DIM_BLOCKS blocks of 64
+    ALIGNED_KEYS = KEYS,                   /* key tiles begin at multiples of it */
+    CACHE_BYTES = EIGHT_BITS ? 1 : 2,      /* of an element of keys and values */
+    DIM_BLOCK_COLUMNS = 128 / CACHE_BYTES, /* that the swizzle spans */
+    DIM_BLOCKS = HEAD_DIM / DIM_BLOCK_COLUMNS,
+    /* A tile of keys or values is in TILE_STAGES stages, which have STAGE_DIM_BLOCKS blocks of
      * columns of all its rows. */
     STAGE_BYTES = FA_DECODE_SM90_STAGE,
     DIM_BLOCK_BYTES = KEYS * 128,
     STAGE_DIM_BLOCKS = STAGE_BYTES / DIM_BLOCK_BYTES,
     TILE_STAGES = DIM_BLOCKS / STAGE_DIM_BLOCKS,
-    MOST_STAGES = FA_DECODE_SM90_STAGES,
-    QUERY_BLOCK_BYTES = ROWS * 128, /* 64 columns of all rows: of queries, or of weights */
-    QUERY_BYTES = DIM_BLOCKS * QUERY_BLOCK_BYTES,
-    WEIGHT_BYTES = KEY_BLOCKS * QUERY_BLOCK_BYTES, /* of a buffer */
-    WEIGHT_BUFFERS = 2
+    MOST_STAGES = FA_DECODE_SM90_STAGES
 };
-static_assert(ROWS == 8 || ROWS == 32, "columns of the products that ptx/wgmma.cuh has");
-static_assert(KEYS % 64 == 0 && HEAD_DIM % 64 == 0, "whole products");
+static_assert(HEAD_DIM % DIM_BLOCK_COLUMNS == 0, "whole blocks of columns");
 static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
 
 /* ---- What the parts of decode_sm80 take ------------------------------------------------------ */
 
-#define LATENT 1 /* key tiles and sums are the block's */
-#define EIGHT_BITS 0
+#define BLOCK_TILES 1        /* key tiles are the block's */
+#define LATENT (!EIGHT_BITS) /* and so are sums; of 8 bits each warp has its own */
 #define SHARES_ROWS 0
 #define VALUE_DIM HEAD_DIM
 
 enum { ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM) };
-static_assert(4 * ROWS * ROW_FLOATS <= 3 * STAGE_BYTES, "room for the block's sums");
-static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");
 
 FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
 FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
@@ -76,6 +79,29 @@ FA_DEVICE void sync_threads(void) { __syncthreads(); }
 /* The consumers' named barrier. */
 enum { BARRIER_CONSUMERS = 1 };
 FA_DEVICE void sync_consumers(void) { ptx_named_barrier_sync(BARRIER_CONSUMERS, CONSUMER_THREADS); }
+
+#if EIGHT_BITS
+#include "decode_sm90/bytes_config.cuh"
+#else
+
+/* ---- Who has what ---------------------------------------------------------------------------- */
+
+enum {
+    ROW_GROUPS = ROWS / 8,  /* columns of a product: eight rows each */
+    KEY_BLOCKS = KEYS / 64, /* a product has 64 rows: keys, or a block of the values' columns */
+    KEY_STEPS = KEYS / 16,
+    SCORES = KEY_BLOCKS * ROWS / 2, /* of a thread */
+    OUTPUTS = DIM_BLOCKS * ROWS / 2,
+    SUMS = 1,                       /* that a block leaves, over different keys */
+    QUERY_BLOCK_BYTES = ROWS * 128, /* 64 columns of all rows: of queries, or of weights */
+    QUERY_BYTES = DIM_BLOCKS * QUERY_BLOCK_BYTES,
+    WEIGHT_BYTES = KEY_BLOCKS * QUERY_BLOCK_BYTES, /* of a buffer */
+    WEIGHT_BUFFERS = 2
+};
+static_assert(ROWS == 8 || ROWS == 32, "columns of the products that ptx/wgmma.cuh has");
+static_assert(KEYS % 64 == 0, "whole products");
+static_assert(4 * ROWS * ROW_FLOATS <= 3 * STAGE_BYTES, "room for the block's sums");
+static_assert(4 * ROWS * 3 <= QUERY_BYTES, "room for the rows' factors");
 
 /*
  * Products are transposed: S^T = K Q^T and O^T = V^T P^T. With g = lane / 4 and t = lane % 4 a
@@ -90,5 +116,6 @@ FA_DEVICE uint32_t swizzled(int row, int vector)
 {
     return (uint32_t)(row * 128 + (vector ^ row % 8) * 16);
 }
+#endif
 
 #endif

@@ -10,23 +10,32 @@
  *   values.cuh    O^T
  *   attend.cuh    the loop over key tiles
  *   merge_parts.cuh  results of merged parts
+ *   bytes_config.cuh, bytes_attend.cuh  of keys and values of 8 bits
  *
  * Work tiles, parts, and who merges them are those of decode_sm80 (decode_sm80/work.cuh,
  * merge.cuh, last_part.cuh). A block has a part: a warp loads its keys and values by TMA, and a
  * warpgroup multiplies. Keys, and columns of the values, are the 64 rows of a product, and the work
  * tile's rows are its columns: so 8 rows are no more work than there is.
+ *
+ * Keys and values of 8 bits have to be converted, for which they go through registers anyway: their
+ * products are those of decode_sm80, by mma, and a warp has its own rows of a tile and its own sums.
  */
 #include "decode_sm90/config.cuh"
 
 #include "decode_sm80/last_part.cuh"
 #include "decode_sm80/merge.cuh"
 #include "decode_sm80/work.cuh"
+#if EIGHT_BITS
+#include "decode_sm90/bytes_attend.cuh"
+#else
 #include "decode_sm90/attend.cuh"
+#endif
 #include "decode_sm90/merge_parts.cuh"
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
 
+#if !EIGHT_BITS
 /* The block's sums to the workspace, where they have the same form. */
 FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
 {
@@ -35,6 +44,7 @@ FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const flo
     for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
         *(float4 *)(to + i) = *(const float4 *)(sums + i);
 }
+#endif
 
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one
  * that merges all parts. */
@@ -43,8 +53,8 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
 {
     const fa_work *w = &pipe->state->work;
     float *const sums = (float *)(void *)pipe->stages, *const q = (float *)(void *)pipe->q;
-    const fa_sources block = {sums, 0, w->parts > 0 ? 1 : 0};
-    const fa_merged merged = {q, q + ROWS};
+    const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
+    const fa_merged merged = {q, q + ROWS * SUMS};
     if (w->parts > 0) {
         if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s);
         else attend(pipe, d, sums);
@@ -54,7 +64,11 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
         merge(d, w, &block, &merged, NULL);
         return false;
     }
+#if EIGHT_BITS
+    merge(d, w, &block, &merged, find_part(d, w, w->part));
+#else
     store_part(d, w, sums);
+#endif
     return d->step == FA_DECODE_LAST && is_last_part(d, w);
 }
 
@@ -65,14 +79,22 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     FA_DYNAMIC_SHARED(raw);
     __shared__ shared_state shared;
     shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
-    char *q = (char *)ptx_uniform_pointer((char *)raw + (-ptx_shared_address(raw) & 1023));
-    char *weights = q + QUERY_BYTES, *stages = weights + WEIGHT_BUFFERS * WEIGHT_BYTES;
+    char *aligned = (char *)ptx_uniform_pointer((char *)raw + (-ptx_shared_address(raw) & 1023));
+#if EIGHT_BITS
+    const pipeline pipe = {.q = aligned + s.stages * (STAGE_BYTES + SCALE_BYTES),
+                           .stages = aligned,
+                           .state = state,
+                           .count = s.stages};
+#else
+    char *q = aligned, *weights = q + QUERY_BYTES;
+    char *stages = weights + WEIGHT_BUFFERS * WEIGHT_BYTES;
     const pipeline pipe = {.q = q,
                            .weights = weights,
                            .stages = stages,
                            .exchange = (float *)(void *)(stages + s.stages * STAGE_BYTES),
                            .state = state,
                            .count = s.stages};
+#endif
     if (threadIdx.x == CONSUMER_THREADS) {
         ptx_tma_prefetch(&s.k);
         ptx_tma_prefetch(&s.v);

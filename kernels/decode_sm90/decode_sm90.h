@@ -4,10 +4,11 @@
  *
  * Of kernels/variants.h:
  *   head_dim    64, 128 or 256: of keys and values
- *   group_rows  rows of a work tile, as decode_sm80 has them: 8 or 32
- *   keys        of a key tile: 64, or 128 with a head dim of 64
+ *   group_rows  rows of a work tile, as decode_sm80 has them: 8 or 32; of 8-bit caches 8 or 16
+ *   keys        of a key tile: 64, or 128 with a head dim of 64; of 8-bit caches 128
  *   stages      of the pipeline, at least: as many as fit with most blocks on a multiprocessor
  *   blocks      of a multiprocessor, at most, which bounds the registers
+ *   cache       the type of keys and values, if it has 8 bits, as in decode_sm80
  */
 #ifndef FA_KERNELS_DECODE_SM90_DECODE_SM90_H
 #define FA_KERNELS_DECODE_SM90_DECODE_SM90_H
@@ -21,6 +22,13 @@
 /* Bytes of a stage: two blocks of 64 rows of 64 columns, of keys or of values. */
 #define FA_DECODE_SM90_STAGE (2 * 64 * 128)
 
+/* Bytes of the scales of a stage's keys, of 8-bit caches. */
+#define FA_DECODE_SM90_SCALES (4 * 128)
+
+/* Bytes that a stage takes in all. cache: of the variant. */
+#define FA_DECODE_SM90_STAGE_ROOM(cache)                                                           \
+    (FA_DECODE_SM90_STAGE + ((cache) ? FA_DECODE_SM90_SCALES : 0))
+
 /* Stages of a block, at most. */
 #define FA_DECODE_SM90_STAGES 12
 
@@ -32,6 +40,10 @@
 #define FA_DECODE_SM90_SMEM(dim, rows, keys, stages)                                               \
     (2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +                \
      (stages)*FA_DECODE_SM90_STAGE + 1024)
+
+/* The same of 8-bit caches: queries, stages and scales. */
+#define FA_DECODE_SM90_SMEM_8BIT(dim, stages)                                                      \
+    (FA_DECODE_QUERIES_8BIT(dim, 16) + (stages)*FA_DECODE_SM90_STAGE_ROOM(1) + 1024)
 
 /* The kernel's second parameter. Its first one is that of decode_sm80. */
 typedef struct fa_decode_sm90_params {

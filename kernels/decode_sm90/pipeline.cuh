@@ -21,11 +21,15 @@ typedef struct shared_state {
     fa_work work;
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
 } shared_state;
-static_assert(sizeof(shared_state) <= 480, "the planner's bytes beside the dynamic ones");
+static_assert(sizeof(shared_state) <= STATIC_SMEM, "the planner's bytes beside the dynamic ones");
 
 typedef struct pipeline {
+#if EIGHT_BITS
+    char *q, *stages;
+#else
     char *q, *weights, *stages;
     float *exchange;
+#endif
     shared_state *state;
     int count; /* stages */
 } pipeline;
@@ -46,16 +50,28 @@ FA_DEVICE char *stage_at(const pipeline *pipe, const fa_place *at)
     return pipe->stages + at->stage * STAGE_BYTES;
 }
 
+#if EIGHT_BITS
+/* The scales of its keys: they are behind the stages. */
+FA_DEVICE uint32_t scales_at(const pipeline *pipe, const fa_place *at)
+{
+    return ptx_shared_address(pipe->stages) +
+           (uint32_t)(pipe->count * STAGE_BYTES + at->stage * SCALE_BYTES);
+}
+#else
 /* The lower half of its descriptor, in a uniform register, where products want it. */
 FA_DEVICE uint32_t descriptor_of(const pipeline *pipe, const fa_place *at)
 {
     return ptx_uniform(ptx_descriptor_low(stage_at(pipe, at), 0));
 }
+#endif
+
+/* Arrivals that fill a stage, beside its bytes: also of each lane that copies scales. */
+enum { FILLERS = EIGHT_BITS ? 1 + 32 : 1 };
 
 FA_DEVICE void init_barriers(shared_state *state, int stages)
 {
     for (int i = 0; i < stages; i++) {
-        ptx_mbarrier_init(&state->full[i], 1);
+        ptx_mbarrier_init(&state->full[i], FILLERS);
         ptx_mbarrier_init(&state->empty[i], CONSUMER_WARPS);
     }
     ptx_mbarrier_init_fence();
@@ -66,12 +82,18 @@ FA_DEVICE void acquire(const pipeline *pipe, const fa_place *at)
     ptx_mbarrier_wait(&pipe->state->full[at->stage], at->parity);
 }
 
+/* All stages of the tile at this place. */
+FA_DEVICE void acquire_tile(const pipeline *pipe, fa_place at)
+{
+#pragma unroll
+    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, &at)) acquire(pipe, &at);
+}
+
 FA_DEVICE void release(const pipeline *pipe, const fa_place *at)
 {
     ptx_mbarrier_arrive_if(&pipe->state->empty[at->stage], lane_id() == 0);
 }
 
-/* All stages of the tile at this place. */
 FA_DEVICE void release_tile(const pipeline *pipe, fa_place at)
 {
 #pragma unroll

@@ -1,6 +1,6 @@
 /*
- * The producer: a warp that loads the block's key tiles by TMA. A block of 64 columns of a tile is
- * one box, or several where pages are smaller; a lane has a box of each stage.
+ * The producer: a warp that loads the block's key tiles by TMA. A block of columns of a tile, as many
+ * as 128 bytes have, is one box, or several where pages are smaller; a lane has a box of each stage.
  *
  * Boxes are complete: rows that nobody sees are read where a box has others, too. The consumers
  * hide such keys and clear such values.
@@ -33,7 +33,7 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
     const fa_attention_params *p = &d->attention;
     const int key = first + own_row(s);
     fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k, false};
-    box.wanted = own_row(s) < KEYS && key < w->to && key + s->box_rows > w->from;
+    box.wanted = own_row(s) < BLOCK_KEYS && key < w->to && key + s->box_rows > w->from;
     if (!p->block_table || !box.wanted) return box;
     const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
     box.page = p->block_table[w->tile.batch * p->block_table_stride + page];
@@ -48,6 +48,34 @@ FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
     return (int)fa_max64(0, fa_min64(box->page, d->pages - 1));
 }
 
+#if EIGHT_BITS
+/* Copies the scales of the keys of a tile, of keys or of values, to its first stage, whose barrier
+ * waits for them (load_tile); zeros for keys that nobody sees. of: the scale of row 0 of the sequence,
+ * or of page 0; NULL: there are none. box, page: of the lane. */
+FA_DEVICE void load_scales(const pipeline *pipe, const fa_decode_params *d,
+                           const fa_decode_sm90_params *s, const fa_work *w,
+                           const fa_kernel_view *scale, const char *of, int first,
+                           const fa_box *box, int page, fa_place at)
+{
+    const uint32_t to = scales_at(pipe, &at);
+    if (!of) return;
+    __syncwarp(); /* no lane comes to a barrier two phases late */
+    ptx_mbarrier_wait(&pipe->state->empty[at.stage], at.parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < BLOCK_KEYS; i += 32) {
+        const int key = i + lane_id(), lane = key / s->box_rows;
+        int64_t row = first + key, in_page = 0;
+        if (d->attention.block_table) {
+            in_page = __shfl_sync(0xffffffffu, page, lane);
+            row = __shfl_sync(0xffffffffu, box->row, lane) + key - lane * s->box_rows;
+        }
+        ptx_cp_async_4(to + (uint32_t)(4 * key),
+                       of + 4 * (in_page * scale->stride[0] + row * scale->stride[1]),
+                       first + key >= w->from && first + key < w->to);
+    }
+}
+#endif
+
 /* Loads a tile of keys, or of values. */
 FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
                          const fa_sm90_map *map, const fa_sm90_steps *step, int head,
@@ -58,11 +86,12 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
 #pragma unroll
     for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, at)) {
         uint64_t *full = &pipe->state->full[at->stage];
-        const int column = 64 * (i * STAGE_DIM_BLOCKS + own_block());
+        const int column = DIM_BLOCK_COLUMNS * (i * STAGE_DIM_BLOCKS + own_block());
         char *to = stage_at(pipe, at) + offset;
         __syncwarp(); /* no lane comes to a barrier two phases late */
         ptx_mbarrier_wait(&pipe->state->empty[at->stage], at->parity ^ 1);
         if (lane_id() == 0) ptx_mbarrier_arrive_expect(full, boxes * s->box_rows * 128);
+        if (EIGHT_BITS) ptx_mbarrier_arrive_behind_copies(full);
         __syncwarp();
         if (!box->wanted) continue;
 #if READ_ONCE
@@ -81,12 +110,20 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
     const key_tiles tiles = find_key_tiles(w);
     const int head = (int)w->tile.head_kv;
     fa_place at = {0, 0};
-    fa_box box = find_box(d, s, w, tiles.first), next = find_box(d, s, w, tiles.first + KEYS);
+    fa_box box = find_box(d, s, w, tiles.first);
+    fa_box next = find_box(d, s, w, tiles.first + BLOCK_KEYS);
 #pragma unroll 1
     for (int n = 0; n < tiles.count; n++) {
-        const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * KEYS);
+        const fa_box after = find_box(d, s, w, tiles.first + (n + 2) * BLOCK_KEYS);
         const int page = page_of(d, &box);
+#if EIGHT_BITS
+        const int first = tiles.first + n * BLOCK_KEYS;
+        load_scales(pipe, d, s, w, &d->attention.k_scale, w->k_scale, first, &box, page, at);
+#endif
         load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, &at);
+#if EIGHT_BITS
+        load_scales(pipe, d, s, w, &d->attention.v_scale, w->v_scale, first, &box, page, at);
+#endif
         load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, &at);
         box = next;
         next = after;

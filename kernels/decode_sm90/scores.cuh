@@ -6,6 +6,7 @@
 
 #include "decode_sm90/config.cuh"
 
+#if !EIGHT_BITS
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
 #include "common/x2.cuh"
@@ -211,5 +212,6 @@ FA_DEVICE void make_weights(const pipeline *pipe, const float *s, uint32_t buffe
 #pragma unroll
     for (int i = 0; i < 2 * ROW_GROUPS; i++) rows->sum[i / 2][i % 2] += sums[i / 2][i % 2];
 }
+#endif
 
 #endif

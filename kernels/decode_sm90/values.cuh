@@ -6,6 +6,7 @@
 
 #include "decode_sm90/config.cuh"
 
+#if !EIGHT_BITS
 #include "common/x2.cuh"
 #include "decode_sm90/pipeline.cuh"
 #include "decode_sm90/scores.cuh"
@@ -19,12 +20,6 @@ FA_DEVICE uint32_t value_at(const pipeline *pipe, fa_place at, int key, int vect
         if (block >= i * STAGE_DIM_BLOCKS) go_on(pipe, &at);
     return ptx_shared_address(stage_at(pipe, &at)) +
            (uint32_t)(block % STAGE_DIM_BLOCKS * DIM_BLOCK_BYTES) + swizzled(key, vector % 8);
-}
-
-FA_DEVICE void acquire_tile(const pipeline *pipe, fa_place at)
-{
-#pragma unroll
-    for (int i = 0; i < TILE_STAGES; i++, go_on(pipe, &at)) acquire(pipe, &at);
 }
 
 /* ---- Values that must not be seen ------------------------------------------------------------ */
@@ -147,5 +142,6 @@ FA_DEVICE void add_values(const pipeline *pipe, const char *weights, bool carefu
     }
     release_tile(pipe, used);
 }
+#endif
 
 #endif

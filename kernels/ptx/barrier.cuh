@@ -75,6 +75,15 @@ FA_DEVICE void ptx_mbarrier_arrive_expect(uint64_t *barrier, int bytes)
         : "memory");
 }
 
+/* Arrives when this thread's copies (cp_async.cuh) have come that it has issued so far. It is one of
+ * the arrivals that the barrier was initialized with. */
+FA_DEVICE void ptx_mbarrier_arrive_behind_copies(uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx_shared_address(barrier))
+        : "memory");
+}
+
 /* order: "" or ".acquire.cluster". */
 #define PTX_MBARRIER_WAIT(order, barrier, parity)                                                  \
     asm volatile("{\n"                                                                             \

@@ -31,8 +31,9 @@ enum { ROUND_BYTES = 256 << 10 };
 enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
 
 /* Of decode_sm90: blocks of a multiprocessor, at least, for which cuts are tried. Where lengths are
- * unknown and may differ, one block would have all keys of the longest sequence. */
-enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2 };
+ * unknown and may differ, one block would have all keys of the longest sequence. Of 8-bit caches one
+ * block's warps would convert a tile in as many cycles as memory takes to read it. */
+enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2, FEWEST_BLOCKS_8BIT = 2 };
 
 /* Rounds of blocks, behind the fewest, that are tried. */
 enum { ROUNDS_TRIED = 4 };
@@ -67,9 +68,15 @@ static bool is_sm90(const fa_variant *v)
     return v >= &fa_variants[FA_FIRST_decode_sm90] && v < &fa_variants[FA_END_decode_sm90];
 }
 
+int fa_cuda_decode_sm90_smem(const fa_variant *v, int stages)
+{
+    return is_8bit(v) ? FA_DECODE_SM90_SMEM_8BIT(v->head_dim, stages)
+                      : FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, stages);
+}
+
 static int count_smem(const fa_variant *v)
 {
-    if (is_sm90(v)) return FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, v->stages);
+    if (is_sm90(v)) return fa_cuda_decode_sm90_smem(v, v->stages);
     if (is_latent_sm90(v)) return FA_DECODE_LATENT_SM90_SMEM(v->head_dim, v->own_blocks, v->stages);
     if (is_latent_kernel(v))
         return FA_DECODE_SMEM_LATENT(v->element, v->head_dim, v->group_rows, v->warps, v->keys,
@@ -131,6 +138,8 @@ static bool has_8_bits(const fa_view *v)
 {
     return v->dtype == FA_FLOAT8_E4M3 || v->dtype == FA_INT8;
 }
+
+bool fa_cuda_has_8bit_cache(const fa_problem *p) { return has_8_bits(&p->k); }
 
 /* Keys and values are both of the queries' type, or both of the same type of 8 bits. */
 static bool refuse_dtypes(const fa_problem *p, char *why, size_t size)
@@ -304,10 +313,12 @@ static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int 
     if (is_sm90(v)) {
         const int share = device->smem_per_sm / blocks - 1024;
         const int room = share < device->smem_per_block ? share : device->smem_per_block;
-        const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0);
-        const int stages = (room - fa_cuda_static_smem(v) - others) / FA_DECODE_SM90_STAGE;
+        const int others = fa_cuda_decode_sm90_smem(v, 0);
+        const int stages =
+            (room - fa_cuda_static_smem(v) - others) / FA_DECODE_SM90_STAGE_ROOM(v->cache);
         const int most = stages < FA_DECODE_SM90_STAGES ? stages : FA_DECODE_SM90_STAGES;
-        return (uint32_t)(others + most * FA_DECODE_SM90_STAGE);
+        const int a_tile = is_8bit(v) ? v->head_dim / 128 : 1; /* neighbours in the ring */
+        return (uint32_t)fa_cuda_decode_sm90_smem(v, most - most % a_tile);
     }
     if (blocks == count_fitting(device, v)) return (uint32_t)count_smem(v);
     return (uint32_t)(device->smem_per_sm / (blocks + 1) + 1024 - other_smem(v));
@@ -347,7 +358,9 @@ static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_
     try_cuts(&k, fitting, &best);
     if (fitting == 3 && !p->block_table && !is_sm90(v)) try_cuts(&k, 2, &best);
     const bool differ = p->batch > 1 && fa_cuda_has_own_lengths(p);
-    const int last = differ ? FEWEST_BLOCKS_OWN_LENGTHS : FEWEST_BLOCKS;
+    const int last = differ       ? FEWEST_BLOCKS_OWN_LENGTHS
+                     : is_8bit(v) ? FEWEST_BLOCKS_8BIT
+                                  : FEWEST_BLOCKS;
     for (int blocks = fitting - 1; is_sm90(v) && blocks >= last; blocks--)
         try_cuts(&k, blocks, &best);
     return best;
@@ -464,9 +477,11 @@ static const fa_variant *find_variant(const fa_problem *p, int64_t rows)
     return find_in_family(p, rows, FA_FIRST_decode_sm80, FA_END_decode_sm80);
 }
 
+int64_t fa_cuda_count_decode_rows(const fa_problem *p) { return group_size(p) * count_queries(p); }
+
 const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *p)
 {
-    return find_in_family(p, group_size(p) * count_queries(p), FA_FIRST_decode_sm90,
+    return find_in_family(p, fa_cuda_count_decode_rows(p), FA_FIRST_decode_sm90,
                           FA_END_decode_sm90);
 }
 
@@ -479,8 +494,7 @@ bool fa_cuda_refuse_decode(const fa_problem *p, int64_t most_rows, char *why, si
 
 static const char *arithmetic_of(const fa_variant *v)
 {
-    if (is_8bit(v))
-        return "8-bit keys and values as float16, float16 products (mma.sync), float32 sums";
+    if (is_8bit(v)) return FA_DECODE_ARITHMETIC_8BIT;
     return v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (mma.sync), float32 sums"
                                              : "float16 products (mma.sync), float32 sums";
 }
@@ -544,7 +558,7 @@ bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int6
                          fa_cuda_plan *plan, char *why, size_t size)
 {
     if (fa_cuda_refuse_decode(p, most_rows, why, size)) return false;
-    const fa_variant *v = find_variant(p, group_size(p) * count_queries(p));
+    const fa_variant *v = find_variant(p, fa_cuda_count_decode_rows(p));
     plan->arithmetic = arithmetic_of(v);
     return fa_cuda_add_decode(p, v, FA_DECODE_THREADS(v->warps), queue_decode, device, plan, why,
                               size);

@@ -8,6 +8,9 @@
 #include "../../kernels/decode_sm80/decode_sm80.h"
 #include "cuda/plan.h"
 
+#define FA_DECODE_ARITHMETIC_8BIT                                                                  \
+    "8-bit keys and values as float16, float16 products (mma.sync), float32 sums"
+
 /* The family's plan. most_rows: queries of a sequence times query heads of a group, of several
  * queries. */
 bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device, int64_t most_rows,
@@ -23,6 +26,15 @@ bool fa_cuda_is_latent(const fa_problem *problem);
 
 /* Rows that decode_sm80 and decode_sm90 take: most_rows as above. */
 int64_t fa_cuda_most_decode_rows(const fa_problem *problem);
+
+/* Queries of a sequence times query heads of a group: of packed ones the average. */
+int64_t fa_cuda_count_decode_rows(const fa_problem *problem);
+
+/* Whether keys have 8 bits. */
+bool fa_cuda_has_8bit_cache(const fa_problem *problem);
+
+/* Bytes of dynamic shared memory of a variant of decode_sm90 with so many stages. */
+int fa_cuda_decode_sm90_smem(const fa_variant *variant, int stages);
 
 /* The variant of decode_sm90 for a problem that fa_cuda_refuse_decode() does not refuse. */
 const fa_variant *fa_cuda_find_decode_sm90(const fa_problem *problem);

@@ -47,13 +47,13 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
                                 fa_cuda_fault *fault)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const int others = FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, 0);
+    const int others = fa_cuda_decode_sm90_smem(v, 0);
     fa_tensor_map_shape maps[MAPS];
     make_map_shapes(p, v, maps);
     params->k_step = fa_cuda_map_steps(&p->k);
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)maps[0].box[1];
-    params->stages = ((int32_t)l->smem_bytes - others) / FA_DECODE_SM90_STAGE;
+    params->stages = ((int32_t)l->smem_bytes - others) / FA_DECODE_SM90_STAGE_ROOM(v->cache);
     params->divisors = find_divisors(p, l);
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);
@@ -79,7 +79,7 @@ static bool refuse_cache(const fa_problem *p, char *why, size_t size)
                          : p->mask.data    ? "options.mask"
                          : p->alibi_slopes ? "options.alibi_slopes"
                                            : NULL;
-    if (fa_cuda_refuse_dtypes(p, true, why, size)) return true;
+    if (!fa_cuda_has_8bit_cache(p) && fa_cuda_refuse_dtypes(p, true, why, size)) return true;
     if (option) {
         fa_cuda_say(why, size, "%s is set", option);
         return true;
@@ -98,6 +98,22 @@ static bool refuse_cache(const fa_problem *p, char *why, size_t size)
     return false;
 }
 
+/* Rows of 8-bit caches, at most: of head dims to 128, and beyond. With more a thread's sums do not
+ * fit into its registers. */
+enum { MOST_ROWS_8BIT = 16, MOST_ROWS_8BIT_WIDE = 8 };
+
+static bool refuse_rows(const fa_problem *p, char *why, size_t size)
+{
+    const bool wide = p->d > 128 || p->d_v > 128;
+    const int64_t rows = fa_cuda_count_decode_rows(p);
+    const int most = wide ? MOST_ROWS_8BIT_WIDE : MOST_ROWS_8BIT;
+    if (!fa_cuda_has_8bit_cache(p) || rows <= most) return false;
+    fa_cuda_say(why, size,
+                "%" PRId64 " query heads and queries share keys of %s: expected at most %d%s", rows,
+                fa_dtype_name(p->k.dtype), most, wide ? " with a head dim above 128" : "");
+    return true;
+}
+
 static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
@@ -105,23 +121,32 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     fa_tensor_map_shape maps[MAPS];
     if (refuse_cache(p, why, size) ||
         fa_cuda_refuse_decode(p, fa_cuda_most_decode_rows(p), why, size) ||
-        fa_cuda_refuse_block_strides(p, why, size))
+        refuse_rows(p, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = fa_cuda_find_decode_sm90(p);
     make_map_shapes(p, v, maps);
     if (!fa_cuda_maps_fit(maps, names, MAPS, why, size)) return false;
-    plan->arithmetic = v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
-                                                         : "float16 products (wgmma), float32 sums";
+    plan->arithmetic = v->cache ? FA_DECODE_ARITHMETIC_8BIT
+                       : v->element == FA_ELEMENT_BFLOAT16
+                           ? "bfloat16 products (wgmma), float32 sums"
+                           : "float16 products (wgmma), float32 sums";
     if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size))
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;
 }
 
+/* 8-bit caches have not been measured here: the environment alone asks for it. That needs no
+ * words. */
+static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    return fa_cuda_has_8bit_cache(p) || fa_cuda_is_decode_slower(p, device, why, size);
+}
+
 const fa_cuda_family fa_cuda_decode_sm90 = {
     .name = "decode_sm90",
     .oldest = 90,
     .newest = 90,
-    .slower = fa_cuda_is_decode_slower,
+    .slower = is_slower,
     .plan = plan_sm90,
 };

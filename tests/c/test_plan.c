@@ -1109,7 +1109,7 @@ static void test_decode_sm90(void)
     other[4].block_table = (const int32_t *)(const void *)memory, other[4].rows_k = 8;
     set_dtype(&other[5], FA_FLOAT32);
     other[6].attention_chunk = 64;
-    other[7].k.dtype = other[7].v.dtype = FA_FLOAT8_E4M3;
+    other[7].v.dtype = FA_FLOAT8_E4M3;
     other[8].n_q = other[8].rows_q = 33;
     other[9].d = 264;
     static const char *const reasons[] = {
@@ -1120,7 +1120,7 @@ static void test_decode_sm90(void)
         "k.shape[1] is 8: expected pages",
         "q.dtype is float32",
         "options.attention_chunk is 64",
-        "k.dtype is float8_e4m3",
+        "v.dtype is float8_e4m3",
         "q has 33 queries a sequence and 4 heads",
         "the head dim is 264, above 256"};
     for (int i = 0; i < 10; i++)
@@ -1140,6 +1140,74 @@ static void test_decode_sm90(void)
         CHECK(params_of(&paged, &plan.launches[0]).box_rows == pages[i].box_rows, "pages of %d",
               (int)pages[i].page);
     }
+}
+
+/* The same of 8-bit caches, which is not taken unasked: it has not been measured. */
+static void test_decode_sm90_bytes(void)
+{
+    static char memory[64];
+    static const struct {
+        fa_dtype cache;
+        int64_t batch, heads, heads_kv, n_q, keys, dim;
+        int variant;
+        int32_t tasks, parts, stages;
+    } cases[] = {
+        {FA_FLOAT8_E4M3, 1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 8, 32, 6},
+        {FA_FLOAT8_E4M3, 16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 128, 2, 6},
+        {FA_FLOAT8_E4M3, 64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 512, 1, 6},
+        {FA_INT8, 64, 32, 8, 4, 8192, 128, FA_VARIANT_decode_sm90_d128_int8_rows16, 512, 1, 6},
+        {FA_INT8, 16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_int8, 32, 8, 6},
+        {FA_INT8, 16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d128_int8, 128, 2, 6},
+        {FA_FLOAT8_E4M3, 2, 16, 2, 1, 300, 192, FA_VARIANT_decode_sm90_d256_e4m3, 4, 1, 12},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char why[320] = "";
+        fa_cuda_plan plan;
+        fa_problem p = make_decode(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
+                                   cases[i].dim);
+        p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+        p.k.dtype = cases[i].cache;
+        set_strides(&p.k, p.n_k, p.heads_kv, p.d);
+        p.v = p.k;
+        p.n_q = p.rows_q = cases[i].n_q;
+        CHECK(fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, why, sizeof why),
+              "%s", why);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        const fa_decode_sm90_params params = params_of(&p, l);
+        CHECK(l->variant == cases[i].variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s",
+              (int)i, name_of(&plan));
+        CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts,
+              "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
+        CHECK(params.stages == cases[i].stages && params.box_rows == 128,
+              "case %d: %d stages, boxes of %d rows", (int)i, (int)params.stages,
+              (int)params.box_rows);
+        CHECK(plan_of(&p, &devices[H200]).family == &fa_cuda_decode, "case %d unasked", (int)i);
+    }
+    fa_problem p = make_decode(4, 32, 8, 8192, 128);
+    p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+    p.k.dtype = FA_INT8;
+    set_strides(&p.k, p.n_k, p.heads_kv, p.d);
+    p.v = p.k;
+    fa_problem other[5] = {p, p, p, p, p};
+    other[0].v.dtype = FA_FLOAT8_E4M3;
+    other[1].n_q = other[1].rows_q = 5;
+    other[2].n_q = other[2].rows_q = 3, other[2].d = 192;
+    other[3].k.stride[1] += 8;
+    other[4].alibi_slopes = (const float *)(const void *)memory;
+    static const char *const reasons[] = {
+        "v.dtype is float8_e4m3",
+        "20 query heads and queries share keys of int8: expected at most 16",
+        "12 query heads and queries share keys of int8: expected at most 8 with a head dim above "
+        "128",
+        "k: a stride is no multiple of 16 bytes", "options.alibi_slopes is set"};
+    for (int i = 0; i < 5; i++)
+        expect_refusal(&other[i], &devices[H200], "decode_sm90", reasons[i]);
+    p.block_table = (const int32_t *)(const void *)memory;
+    p.rows_k = 48, p.blocks_k = 1024;
+    fa_cuda_plan plan;
+    CHECK(fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, NULL, 0) &&
+              params_of(&p, &plan.launches[0]).box_rows == 16,
+          "pages of 48");
 }
 
 /* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
@@ -1376,6 +1444,7 @@ int main(void)
     test_workspace_without_data();
     test_reciprocals();
     test_decode_sm90();
+    test_decode_sm90_bytes();
     test_decode_is_slower();
     test_decode_parts();
     test_decode_pages();

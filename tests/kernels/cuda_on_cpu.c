@@ -355,9 +355,9 @@ void *cuda_shared_at(uint32_t address, size_t size)
 }
 
 /* Lets the copies of groups in front of this one come. */
-static void finish_copies(int group)
+void cuda_finish_copies(unsigned thread, int group)
 {
-    fiber *f = &here()->fibers[cuda_thread.x];
+    fiber *f = &here()->fibers[thread];
     int left = 0;
     for (int i = 0; i < f->copies; i++) {
         const copy *c = &f->copy[i];
@@ -366,6 +366,8 @@ static void finish_copies(int group)
     }
     f->copies = left;
 }
+
+static void finish_copies(int group) { cuda_finish_copies(cuda_thread.x, group); }
 
 /* With `backwards` copies come as late as they may, else at once. */
 void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
@@ -379,6 +381,8 @@ void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
 }
 
 void cuda_commit_copies(void) { here()->fibers[cuda_thread.x].copy_groups++; }
+
+int cuda_committed_copies(void) { return here()->fibers[cuda_thread.x].copy_groups; }
 
 void cuda_wait_for_groups(int pending)
 {

@@ -157,6 +157,11 @@ void cuda_commit_copies(void);
 void cuda_wait_for_groups(int pending);
 void cuda_wait_for_copies(void);
 
+/* The same for another unit: how many groups the thread has committed, and so many of a thread's
+ * come. */
+int cuda_committed_copies(void);
+void cuda_finish_copies(unsigned thread, int groups);
+
 /* Ends the program where so many bytes are neither the kernel's own nor in one of the run's buffers. */
 void cuda_check_access(const void *at, size_t size);
 

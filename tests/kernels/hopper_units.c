@@ -50,9 +50,11 @@ typedef struct load {
     barrier *full;
     const char *from; /* of bytes in a row; else NULL */
     unsigned peer;
-    int bytes;   /* in a row, or to the peer; 0: it is a box */
-    bool fenced; /* they are read where copies see the block's shared memory */
-    float x;     /* else this one is sent */
+    unsigned copier; /* the thread behind whose copies this is an arrival; those up to this group */
+    int copies;      /* 0: it is none */
+    int bytes;       /* in a row, or to the peer; 0: it is a box */
+    bool fenced;     /* they are read where copies see the block's shared memory */
+    float x;         /* else this one is sent */
 } load;
 
 /* Floats on their way to global memory, where they are added, or a box that is stored. */
@@ -469,6 +471,21 @@ static void keep(const load *l)
     here()->loads[here()->num_loads++] = *l;
 }
 
+static void finish_arrival(const load *l)
+{
+    cuda_finish_copies(l->copier, l->copies);
+    arrive(l->full);
+}
+
+void hopper_barrier_arrive_behind_copies(uint64_t *word)
+{
+    cuda_commit_copies();
+    const load l = {
+        .full = find_barrier(word), .copier = cuda_thread.x, .copies = cuda_committed_copies()};
+    if (units.run->late_copies) keep(&l);
+    else finish_arrival(&l);
+}
+
 static void send(const load *l)
 {
     if (!units.run->late_copies) {
@@ -855,7 +872,8 @@ static bool finish_some_load(void)
     const load l = here()->loads[n];
     here()->num_loads--;
     memmove(&here()->loads[n], &here()->loads[n + 1], (size_t)(here()->num_loads - n) * sizeof l);
-    if (l.from) finish_row(&l);
+    if (l.copies) finish_arrival(&l);
+    else if (l.from) finish_row(&l);
     else if (l.bytes) finish_sending(&l);
     else finish_box(&l);
     return true;

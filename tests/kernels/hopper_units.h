@@ -22,6 +22,8 @@ void hopper_barrier_init(uint64_t *barrier, int arrivals);
 void hopper_barrier_fence(void);
 void hopper_barrier_arrive(uint64_t *barrier);
 void hopper_barrier_expect(uint64_t *barrier, int bytes);
+/* When the thread's copies of cuda_copy_async have come. */
+void hopper_barrier_arrive_behind_copies(uint64_t *barrier);
 void hopper_barrier_wait(uint64_t *barrier, int parity);
 bool hopper_barrier_is_over(uint64_t *barrier, int parity);
 

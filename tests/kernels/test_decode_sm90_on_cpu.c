@@ -73,11 +73,13 @@ static void vary(cuda_run *run, const machine *m)
 }
 
 /* Stages: from those of the planner down to the fewest, as for more blocks on a multiprocessor. */
-static void choose_stages(const machine *m, fa_decode_sm90_params *more, cuda_run *run)
+static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *more, cuda_run *run)
 {
-    const int32_t fewest = 3, fewer = (int32_t)(m->number % 5) + m->otherwise;
+    const fa_variant *v = &fa_variants[variant];
+    const int32_t a_tile = v->cache ? v->head_dim / 128 : 1, fewest = a_tile == 1 ? 3 : 4;
+    const int32_t fewer = ((int32_t)(m->number % 5) + m->otherwise) * a_tile;
     const int32_t stages = more->stages - fewer > fewest ? more->stages - fewer : fewest;
-    run->smem_bytes -= (unsigned)((more->stages - stages) * FA_DECODE_SM90_STAGE);
+    run->smem_bytes -= (unsigned)((more->stages - stages) * FA_DECODE_SM90_STAGE_ROOM(v->cache));
     more->stages = stages;
 }
 
@@ -99,7 +101,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
     vary(&run, m);
-    choose_stages(m, &both.more, &run);
+    choose_stages(m, l->variant, &both.more, &run);
     snprintf(name, sizeof name,
              "number %lld: %s, %d parts, %d stages, step %d, %s, %s copies, %s products, lanes %x "
              "of warp %u slow",
@@ -123,6 +125,7 @@ static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 }
 
 #define FAMILY fa_cuda_decode_sm90
+#include "decode_bytes.h"
 #include "decode_server.h"
 
 /* ---- Random problems ------------------------------------------------------------------------- */
@@ -165,8 +168,8 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     return (fa_status)RANDOM_WRONG;
 }
 
-/* Returns how many problems were for this family. */
-static int run_random_problems(int64_t first, int64_t end)
+/* alone: the one class; RANDOM_ANYTHING: all. Returns how many problems were for this family. */
+static int run_random_problems(int64_t first, int64_t end, random_focus alone)
 {
     static random_result result;
     static const random_focus focuses[] = {RANDOM_SPLIT,   RANDOM_UNUSED,     RANDOM_LENGTHS,
@@ -180,9 +183,10 @@ static int run_random_problems(int64_t first, int64_t end)
                                 .context = &number,
                                 .few_queries = true,
                                 .plain_scores = true,
-                                .one_dtype = true};
+                                .one_dtype = alone != RANDOM_QUANTIZED};
     for (; number < end; number++) {
         settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
+        if (alone != RANDOM_ANYTHING) settings.focus = alone;
         settings.tiles = settings.focus != RANDOM_TAILS && number % 4;
         settings.dtype = number / 2 % 2 ? FA_FLOAT16 : FA_BFLOAT16;
         settings.one_pass = number % 5 > 0;
@@ -261,17 +265,19 @@ int main(int argc, char **argv)
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
-    const int done = run_random_problems(number, end);
+    const int done = run_random_problems(number, end, RANDOM_ANYTHING);
+    const int quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
     if (argc == 1) {
         test_pages((const int64_t[]){24, 16, 40, 32, 48, 64, 128, 256, 1000});
         test_replay();
         test_parts();
         test_wild_tables();
         test_nonfinite_values();
+        test_scales();
     }
-    CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
+    CHECK(done > 0 && quantized > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
     if (argc > 2) {
-        printf("%d problems, keys of %d cut\n", done, cut);
+        printf("%d and %d problems, keys of %d cut\n", done, quantized, cut);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

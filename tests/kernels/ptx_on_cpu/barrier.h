@@ -25,6 +25,10 @@ FA_DEVICE void ptx_mbarrier_arrive_expect(uint64_t *barrier, int bytes)
 {
     hopper_barrier_expect(barrier, bytes);
 }
+FA_DEVICE void ptx_mbarrier_arrive_behind_copies(uint64_t *barrier)
+{
+    hopper_barrier_arrive_behind_copies(barrier);
+}
 FA_DEVICE void ptx_mbarrier_wait(uint64_t *barrier, int parity)
 {
     hopper_barrier_wait(barrier, parity);
