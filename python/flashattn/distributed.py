@@ -62,18 +62,18 @@ class _Place(NamedTuple):
 
 
 class _Places(NamedTuple):
+    """Fields, not properties: PyTorch 2.11 cannot compare a property's value in a compiled graph."""
+
     ring: Optional[_Place]
     heads: Optional[_Place]  # None: the group has one dimension, which is ring's
+    size: int
+    number: int  # of this rank's shard
 
-    @property
-    def size(self) -> int:
-        return (self.ring.size if self.ring else 1) * (self.heads.size if self.heads else 1)
 
-    @property
-    def number(self) -> int:
-        """Of this rank's shard."""
-        columns, column = (self.heads.size, self.heads.rank) if self.heads else (1, 0)
-        return (self.ring.rank if self.ring else 0) * columns + column
+def _of_mesh(ring: Optional[_Place], heads: Optional[_Place]) -> _Places:
+    rows, row = (ring.size, ring.rank) if ring else (1, 0)
+    columns, column = (heads.size, heads.rank) if heads else (1, 0)
+    return _Places(ring, heads, rows * columns, row * columns + column)
 
 
 def _place(group: dist.ProcessGroup) -> _Place:
@@ -90,19 +90,19 @@ def _places(group: Group) -> _Places:
             "torch.distributed is not initialized: call torch.distributed.init_process_group first"
         )
     if group is None:
-        return _Places(_place(dist.group.WORLD), None)
+        return _of_mesh(_place(dist.group.WORLD), None)
     if isinstance(group, DeviceMesh):
         if group.ndim == 1:
-            return _Places(_place(group.get_group()), None)
+            return _of_mesh(_place(group.get_group()), None)
         if group.ndim == 2:
-            return _Places(_place(group.get_group(0)), _place(group.get_group(1)))
+            return _of_mesh(_place(group.get_group(0)), _place(group.get_group(1)))
         raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions: expected 1 or 2")
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(
             f"group is of type {type(group).__name__}: expected a ProcessGroup, a DeviceMesh or "
             "None"
         )
-    return _Places(_place(group), None)
+    return _of_mesh(_place(group), None)
 
 
 def _check_layout(layout: str) -> None:

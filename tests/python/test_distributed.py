@@ -304,7 +304,7 @@ def test_what_auto_chooses(size, heads_kv, n, options, expected):
     q, k = torch.zeros(1, 1, 8 if size < 9 else 16, 8), torch.zeros(1, 1, heads_kv, 8)
     inputs = distributed._Inputs(q, k, k, options)
     known = distributed._Known([n // size] * size, [n // size] * size, {})
-    places = distributed._Places(distributed._Place("", 0, size), None)
+    places = distributed._of_mesh(distributed._Place("", 0, size), None)
     assert distributed._choose("auto", inputs, known, places) == expected
 
 
