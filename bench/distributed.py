@@ -115,6 +115,10 @@ def of_ring_flash_attn(q, k, v, dout):
         for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
             del sys.modules[name]
         importlib.import_module("flashattn.drop_in")
+    # Its adapter for models, which is not used here, imports a name that Transformers no longer has.
+    transformers = importlib.import_module("transformers.modeling_flash_attention_utils")
+    if not hasattr(transformers, "is_flash_attn_greater_or_equal_2_10"):
+        transformers.is_flash_attn_greater_or_equal_2_10 = True
     attention = importlib.import_module("ring_flash_attn").zigzag_ring_flash_attn_func
     group = dist.group.WORLD
     own = leaves(*(rows_of(x) for x in (q, k, v)))
