@@ -136,17 +136,10 @@ static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda
     return true;
 }
 
-/* Caches of 8 bits were faster at head dim 128; others are not measured. That needs no words. */
-static bool is_slower(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    return (fa_cuda_has_8bit_cache(p) && (p->d <= 64 || p->d > 128)) ||
-           fa_cuda_is_decode_slower(p, device, why, size);
-}
-
 const fa_cuda_family fa_cuda_decode_sm90 = {
     .name = "decode_sm90",
     .oldest = 90,
     .newest = 90,
-    .slower = is_slower,
+    .slower = fa_cuda_is_decode_slower,
     .plan = plan_sm90,
 };

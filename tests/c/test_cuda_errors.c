@@ -463,7 +463,7 @@ static char *allocate_aligned(size_t bytes)
 }
 
 /* A decode call with its workspace, and without a byte of it. */
-static void expect_decode(setup *s, const char *kernel)
+static void expect_decode(setup *s, const char *function, const char *kernel)
 {
     const fake_cuda_record *record = find_record();
     char text[256];
@@ -480,7 +480,7 @@ static void expect_decode(setup *s, const char *kernel)
     CHECK(record->launches == before, "%s: launched without its workspace", kernel);
     s->o.workspace_size = bytes;
     CHECK(decode(s) == FA_OK && record->launches == before + 1 &&
-              strcmp(record->last.name, "decode_sm80") == 0,
+              strcmp(record->last.name, function) == 0,
           "%s: %s, %d launches", kernel, fa_last_error(), record->launches - before);
     status = fa_describe(FA_PASS_DECODE, &s->q, &s->k, &s->v, &s->out, &s->o, text, sizeof text);
     CHECK(status == FA_OK && strstr(text, kernel), "%s", text);
@@ -496,16 +496,16 @@ static void test_caches(void)
     char *memory = allocate_aligned(8 << 20);
     const fa_tensor scale = fa_bshd(memory, FA_FLOAT32, SEQUENCES, KEYS, 4, 1);
     const fa_dtype types[] = {FA_FLOAT8_E4M3, FA_INT8};
-    const char *const kernels[] = {"decode_sm80_d128_e4m3", "decode_sm80_d128_int8"};
+    const char *const kernels[] = {"decode_sm90_d128_e4m3", "decode_sm90_d128_int8"};
     s.q = fa_bshd(memory, FA_BFLOAT16, SEQUENCES, 1, 16, 128);
     s.out = fa_bshd(memory + (1 << 20), FA_BFLOAT16, SEQUENCES, 1, 16, 128);
     for (int i = 0; i < 2; i++) {
         s.k = fa_bshd(memory + (2 << 20), types[i], SEQUENCES, KEYS, 4, 128);
         s.v = fa_bshd(memory + (4 << 20), types[i], SEQUENCES, KEYS, 4, 128);
         s.o.k_scale = s.o.v_scale = NULL; /* they stand for 1 */
-        expect_decode(&s, kernels[i]);
+        expect_decode(&s, "decode_sm90", kernels[i]);
         s.o.k_scale = s.o.v_scale = &scale;
-        expect_decode(&s, kernels[i]);
+        expect_decode(&s, "decode_sm90", kernels[i]);
         const fa_tensor elsewhere = fa_bshd(host[0], FA_FLOAT32, 1, 1, 4, 1);
         s.o.v_scale = &elsewhere;
         EXPECT(decode(&s), FA_ERROR_ARGUMENT, "options.v_scale at 0x", "lies in host memory");
@@ -515,7 +515,7 @@ static void test_caches(void)
     s.out = fa_bshd(memory + (1 << 20), FA_BFLOAT16, SEQUENCES, 1, 16, 512);
     s.k = s.v = fa_bshd(memory + (2 << 20), FA_BFLOAT16, SEQUENCES, KEYS, 1, 576);
     s.v.shape[3] = 512;
-    expect_decode(&s, "decode_sm80_latent_bf16");
+    expect_decode(&s, "decode_sm80", "decode_sm80_latent_bf16");
     s.v.data = memory + (2 << 20) + 16;
     CHECK(decode(&s) == FA_OK && strcmp(find_record()->last.name, "forward_simt") == 0,
           "values that begin with another column: %s", fa_last_error());
