@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Fields, not properties: PyTorch 2.11 cannot compare a property's value in a compiled graph."""
+    """Fields, not properties, whose values PyTorch 2.11 cannot compare in a compiled graph."""
 
     ring: Optional[_Place]
     heads: Optional[_Place]  # None: the group has one dimension, which is ring's

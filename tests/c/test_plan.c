@@ -1181,7 +1181,8 @@ static void test_decode_sm90_bytes(void)
         CHECK(params.stages == cases[i].stages && params.box_rows == 128,
               "case %d: %d stages, boxes of %d rows", (int)i, (int)params.stages,
               (int)params.box_rows);
-        CHECK(plan_of(&p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked", (int)i);
+        CHECK(plan_of(&p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked",
+              (int)i);
     }
     fa_problem p = make_decode(4, 32, 8, 8192, 128);
     p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
