@@ -1039,15 +1039,56 @@ static fa_decode_sm90_params params_of(const fa_problem *p, const fa_cuda_plan_l
     return params;
 }
 
+/* A call of decode, and what its launch should have. */
+typedef struct decode_case {
+    int64_t batch, heads, heads_kv, n_q, keys, dim;
+    int variant;
+    int32_t tasks, parts, stages;
+} decode_case;
+
+/* make_decode with keys and values that are aligned and contiguous. cache: their type. */
+static fa_problem make_cached(int64_t batch, int64_t heads, int64_t heads_kv, int64_t keys,
+                              int64_t dim, fa_dtype cache)
+{
+    static char memory[64];
+    fa_problem p = make_decode(batch, heads, heads_kv, keys, dim);
+    p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
+    p.k.dtype = cache;
+    set_strides(&p.k, p.n_k, p.heads_kv, p.d);
+    p.v = p.k;
+    return p;
+}
+
+static fa_problem problem_of(const decode_case *x, fa_dtype cache)
+{
+    fa_problem p = make_cached(x->batch, x->heads, x->heads_kv, x->keys, x->dim, cache);
+    p.n_q = p.rows_q = x->n_q;
+    return p;
+}
+
+/* box_rows: keys of a box of TMA. */
+static void check_decode_sm90(const fa_problem *p, const decode_case *x, int box_rows, int number)
+{
+    char why[320] = "";
+    fa_cuda_plan plan;
+    CHECK(fa_cuda_plan_make(p, &devices[H200], &fa_cuda_decode_sm90, &plan, why, sizeof why), "%s",
+          why);
+    const fa_cuda_plan_launch *l = &plan.launches[0];
+    const fa_decode_sm90_params params = params_of(p, l);
+    CHECK(l->variant == x->variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s", number,
+          name_of(&plan));
+    CHECK(l->tasks == x->tasks && l->decode.parts == x->parts, "case %d: %d work tiles, %d parts",
+          number, (int)l->tasks, (int)l->decode.parts);
+    CHECK(params.stages == x->stages && params.box_rows == box_rows,
+          "case %d: %d stages, boxes of %d rows", number, (int)params.stages, (int)params.box_rows);
+    CHECK(plan_of(p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked", number);
+}
+
 /* Few queries over many keys on Hopper by TMA. */
 static void test_decode_sm90(void)
 {
     static char memory[64];
-    static const struct {
-        int64_t batch, heads, heads_kv, n_q, keys, dim;
-        int variant;
-        int32_t tasks, parts, stages;
-    } cases[] = {
+    static const decode_case cases[] = {
         {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
         {1, 32, 8, 1, 131072, 128, FA_VARIANT_decode_sm90_d128_bf16, 8, 16, 12},
         {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_bf16, 128, 1, 12},
@@ -1062,33 +1103,13 @@ static void test_decode_sm90(void)
     fa_problem p = make_decode(1, 32, 8, 8192, 128);
     CHECK(family == &fa_cuda_decode_sm90, "no family decode_sm90");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char why[320] = "";
-        fa_cuda_plan plan;
-        p = make_decode(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
-                        cases[i].dim);
-        p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
-        set_strides(&p.k, p.n_k, p.heads_kv, p.d);
-        p.v = p.k;
-        p.n_q = p.rows_q = cases[i].n_q;
-        CHECK(fa_cuda_plan_make(&p, &devices[H200], family, &plan, why, sizeof why), "%s", why);
-        const fa_cuda_plan_launch *l = &plan.launches[0];
-        const fa_decode_sm90_params params = params_of(&p, l);
-        CHECK(l->variant == cases[i].variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s",
-              (int)i, name_of(&plan));
-        CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts,
-              "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
-        CHECK(params.stages == cases[i].stages && params.box_rows == fa_variants[l->variant].keys,
-              "case %d: %d stages, boxes of %d rows", (int)i, (int)params.stages,
-              (int)params.box_rows);
-        CHECK(plan_of(&p, &devices[H200]).family == family, "case %d unasked", (int)i);
+        p = problem_of(&cases[i], FA_BFLOAT16);
+        check_decode_sm90(&p, &cases[i], fa_variants[cases[i].variant].keys, (int)i);
     }
     for (int64_t batch = 1; batch <= 16; batch *= 16) { /* lengths on the device */
         char why[320] = "";
         fa_cuda_plan plan;
-        fa_problem own = make_decode(batch, 32, 8, 8192, 128);
-        own.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
-        set_strides(&own.k, own.n_k, own.heads_kv, own.d);
-        own.v = own.k;
+        fa_problem own = make_cached(batch, 32, 8, 8192, 128, FA_BFLOAT16);
         own.seqlens_k = (const int32_t *)(const void *)memory;
         CHECK(fa_cuda_plan_make(&own, &devices[H200], family, &plan, why, sizeof why), "%s", why);
         const fa_cuda_plan_launch *l = &plan.launches[0];
@@ -1096,10 +1117,7 @@ static void test_decode_sm90(void)
                   params_of(&own, l).stages == (batch == 1 ? 12 : 6),
               "batch %d: %d parts", (int)batch, (int)l->decode.parts);
     }
-    p = make_decode(4, 32, 8, 8192, 128);
-    p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
-    set_strides(&p.k, p.n_k, p.heads_kv, p.d);
-    p.v = p.k;
+    p = make_cached(4, 32, 8, 8192, 128, FA_BFLOAT16);
     expect_refusal(&p, &devices[A100], "decode_sm90", "has architecture 8.0: expected 9.0");
     fa_problem other[10] = {p, p, p, p, p, p, p, p, p, p};
     other[0].v.data += 2;
@@ -1148,47 +1166,21 @@ static void test_decode_sm90_bytes(void)
     static char memory[64];
     static const struct {
         fa_dtype cache;
-        int64_t batch, heads, heads_kv, n_q, keys, dim;
-        int variant;
-        int32_t tasks, parts, stages;
+        decode_case x;
     } cases[] = {
-        {FA_FLOAT8_E4M3, 1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 8, 32, 6},
-        {FA_FLOAT8_E4M3, 16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 128, 2, 6},
-        {FA_FLOAT8_E4M3, 64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 512, 1, 6},
-        {FA_INT8, 64, 32, 8, 4, 8192, 128, FA_VARIANT_decode_sm90_d128_int8_rows16, 512, 1, 6},
-        {FA_INT8, 16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_int8, 32, 8, 6},
-        {FA_INT8, 16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d128_int8, 128, 2, 6},
-        {FA_FLOAT8_E4M3, 2, 16, 2, 1, 300, 192, FA_VARIANT_decode_sm90_d256_e4m3, 4, 1, 12},
+        {FA_FLOAT8_E4M3, {1, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 8, 32, 6}},
+        {FA_FLOAT8_E4M3, {16, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 128, 2, 6}},
+        {FA_FLOAT8_E4M3, {64, 32, 8, 1, 8192, 128, FA_VARIANT_decode_sm90_d128_e4m3, 512, 1, 6}},
+        {FA_INT8, {64, 32, 8, 4, 8192, 128, FA_VARIANT_decode_sm90_d128_int8_rows16, 512, 1, 6}},
+        {FA_INT8, {16, 16, 2, 1, 16384, 256, FA_VARIANT_decode_sm90_d256_int8, 32, 8, 6}},
+        {FA_INT8, {16, 32, 8, 1, 16384, 64, FA_VARIANT_decode_sm90_d128_int8, 128, 2, 6}},
+        {FA_FLOAT8_E4M3, {2, 16, 2, 1, 300, 192, FA_VARIANT_decode_sm90_d256_e4m3, 4, 1, 12}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char why[320] = "";
-        fa_cuda_plan plan;
-        fa_problem p = make_decode(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].keys,
-                                   cases[i].dim);
-        p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
-        p.k.dtype = cases[i].cache;
-        set_strides(&p.k, p.n_k, p.heads_kv, p.d);
-        p.v = p.k;
-        p.n_q = p.rows_q = cases[i].n_q;
-        CHECK(fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, why, sizeof why),
-              "%s", why);
-        const fa_cuda_plan_launch *l = &plan.launches[0];
-        const fa_decode_sm90_params params = params_of(&p, l);
-        CHECK(l->variant == cases[i].variant && l->threads == FA_DECODE_SM90_THREADS, "case %d: %s",
-              (int)i, name_of(&plan));
-        CHECK(l->tasks == cases[i].tasks && l->decode.parts == cases[i].parts,
-              "case %d: %d work tiles, %d parts", (int)i, (int)l->tasks, (int)l->decode.parts);
-        CHECK(params.stages == cases[i].stages && params.box_rows == 128,
-              "case %d: %d stages, boxes of %d rows", (int)i, (int)params.stages,
-              (int)params.box_rows);
-        CHECK(plan_of(&p, &devices[H200]).family == &fa_cuda_decode_sm90, "case %d unasked",
-              (int)i);
+        const fa_problem p = problem_of(&cases[i].x, cases[i].cache);
+        check_decode_sm90(&p, &cases[i].x, 128, (int)i);
     }
-    fa_problem p = make_decode(4, 32, 8, 8192, 128);
-    p.k.data = memory + (16 - (uintptr_t)memory % 16) % 16;
-    p.k.dtype = FA_INT8;
-    set_strides(&p.k, p.n_k, p.heads_kv, p.d);
-    p.v = p.k;
+    fa_problem p = make_cached(4, 32, 8, 8192, 128, FA_INT8);
     fa_problem other[5] = {p, p, p, p, p};
     other[0].v.dtype = FA_FLOAT8_E4M3;
     other[1].n_q = other[1].rows_q = 5;
