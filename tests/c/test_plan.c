@@ -1190,8 +1190,8 @@ static void test_decode_sm90_bytes(void)
     static const char *const reasons[] = {
         "v.dtype is float8_e4m3",
         "20 query heads and queries share keys of int8: expected at most 16",
-        "12 query heads and queries share keys of int8: expected at most 8 with a head dim above "
-        "128",
+        ("12 query heads and queries share keys of int8: expected at most 8 with a head dim above "
+         "128"),
         "k: a stride is no multiple of 16 bytes", "options.alibi_slopes is set"};
     for (int i = 0; i < 5; i++)
         expect_refusal(&other[i], &devices[H200], "decode_sm90", reasons[i]);
