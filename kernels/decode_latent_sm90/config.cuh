@@ -1,7 +1,7 @@
 /*
  * What decode_latent_sm90 is compiled with, and what follows from it: who has what, and where it is
- * in shared memory. It replaces decode_sm80/config.cuh, and is included before any part of
- * decode_sm80. decode_latent_sm90.h says what the numbers of a variant are.
+ * in shared memory. It replaces config.cuh and fragments.cuh of decode_sm80, and is included before
+ * any part of it. decode_latent_sm90.h says what the numbers of a variant are.
  */
 #ifndef FA_KERNELS_DECODE_LATENT_SM90_CONFIG_CUH
 #define FA_KERNELS_DECODE_LATENT_SM90_CONFIG_CUH
@@ -10,6 +10,7 @@
 #error "include decode_latent_sm90/config.cuh before the parts of decode_sm80"
 #endif
 #define FA_KERNELS_DECODE_SM80_CONFIG_CUH
+#define FA_KERNELS_DECODE_SM80_FRAGMENTS_CUH
 
 #if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(VALUE_DIM) || !defined(GROUP_ROWS)
 #error                                                                                             \

@@ -5,6 +5,7 @@
 #define FA_KERNELS_DECODE_SM80_ATTEND_CUH
 
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/fragments.cuh"
 
 #if LATENT
 #include "decode_sm80/latent.cuh"

@@ -17,6 +17,7 @@
 #define FA_KERNELS_DECODE_SM80_BYTES_CUH
 
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/fragments.cuh"
 
 #if EIGHT_BITS
 #include "common/mma.cuh"

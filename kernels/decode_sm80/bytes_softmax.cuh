@@ -5,6 +5,7 @@
 #define FA_KERNELS_DECODE_SM80_BYTES_SOFTMAX_CUH
 
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/fragments.cuh"
 
 #if EIGHT_BITS
 #include "decode_sm80/bytes.cuh"

@@ -110,8 +110,6 @@ FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
 FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
 FA_DEVICE void sync_threads(void) { __syncthreads(); }
 
-#include "decode_sm80/fragments.cuh"
-
 /* Of 8 keys of S, the one that a lane has in its element e, 0 or 1. */
 FA_DEVICE int key_of(int e) { return lane_id() % 4 * 2 + e; }
 

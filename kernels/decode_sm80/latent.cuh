@@ -12,6 +12,7 @@
 #define FA_KERNELS_DECODE_SM80_LATENT_CUH
 
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/fragments.cuh"
 
 #if LATENT
 #include "common/mma.cuh"

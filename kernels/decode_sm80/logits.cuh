@@ -8,6 +8,7 @@
 
 #include "common/score_fragments.cuh"
 #include "decode_sm80/bases.cuh"
+#include "decode_sm80/fragments.cuh"
 #include "decode_sm80/work.cuh"
 
 /* Whether there are options that are read or computed row by row. */

@@ -11,6 +11,7 @@
 #include "common/softmax.cuh"
 #include "decode_sm80/bases.cuh"
 #include "decode_sm80/config.cuh"
+#include "decode_sm80/fragments.cuh"
 #include "decode_sm80/work.cuh"
 
 #define LN2 0.69314718055994530942f

@@ -10,6 +10,7 @@
 #include "common/mma.cuh"
 #include "common/nonfinite_values.cuh"
 #include "common/reduce.cuh"
+#include "decode_sm80/fragments.cuh"
 #include "decode_sm80/logits.cuh"
 #include "ptx/ldmatrix.cuh"
 

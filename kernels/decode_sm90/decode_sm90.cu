@@ -10,7 +10,7 @@
  *   values.cuh    O^T
  *   attend.cuh    the loop over key tiles
  *   merge_parts.cuh  results of merged parts
- *   bytes_config.cuh, bytes_attend.cuh  of keys and values of 8 bits
+ *   bytes_attend.cuh  the loop of keys and values of 8 bits
  *
  * Work tiles, parts, and who merges them are those of decode_sm80 (decode_sm80/work.cuh,
  * merge.cuh, last_part.cuh). A block has a part: a warp loads its keys and values by TMA, and a
