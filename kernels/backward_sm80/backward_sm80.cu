@@ -8,7 +8,7 @@
  *   layout.cuh    who has what, shared memory         weights.cuh    weights, dS, masks by position
  *   work.cuh      the block's keys and tiles          options.cuh    the options of the scores
  *   load.cuh      copies to shared memory             sums.cuh       the sums of dQ
- *                                                     store.cuh      dK and dV
+ *   tile_part.cuh a warp's part of a tile           store.cuh      dK and dV
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -29,6 +29,7 @@
 #include "backward_sm80/options.cuh"
 #include "backward_sm80/store.cuh"
 #include "backward_sm80/sums.cuh"
+#include "backward_sm80/tile_part.cuh"
 #include "backward_sm80/weights.cuh"
 #include "backward_sm80/work.cuh"
 #include "ptx/semaphore.cuh"
@@ -42,40 +43,6 @@ typedef struct thread_state {
 } thread_state;
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
-
-/* Where a warp's part of a tile is in shared memory. keys, queries, own_queries: where the lane's fragments begin; those of values and
- * of dout are V_AT and Q_TO_DOUT behind. */
-typedef struct tile_part {
-    uint32_t keys;                  /* the warp's, as rows of scores */
-    uint32_t queries;               /* those of a chunk, as columns of scores */
-    uint32_t own_queries;           /* the same, as rows of a product */
-    uint32_t rows;                  /* of the lane's first query of the chunk */
-    int query, key;                 /* the lane's first ones: of the sequence; of the block */
-    int unit;                       /* of the chunk's first query in a row of weights and dS */
-    int column_unit;                /* of the warp's first column */
-    uint32_t weights_word, ds_word; /* where the lane stores them */
-} tile_part;
-
-FA_DEVICE tile_part find_part(const thread_state *x, const tile_cursor *at, int chunk)
-{
-    const fa_layout layout = find_layout(x->memory), *l = &layout;
-    const int first = l->share * OWN_QUERIES + chunk * CHUNK, own = first + l->lane % 4 * 2;
-    const uint32_t q = q_at(x->memory, stage_of(at)) + (uint32_t)(first * PITCH);
-    const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
-                          (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH + l->lane % 4 * 4);
-    tile_part part;
-    part.keys = x->memory + K_AT + (uint32_t)(l->group * GROUP_ROWS * PITCH) + l->a;
-    part.queries = q + l->q;
-    part.own_queries = q + l->rows;
-    part.rows = rows_at(x->memory, stage_of(at)) + (uint32_t)own * 8;
-    part.query = at->tile * QUERIES + own;
-    part.key = l->group * GROUP_ROWS + l->lane / 4;
-    part.unit = first / VECTOR;
-    part.column_unit = l->share * (COLUMNS / VECTOR);
-    part.weights_word = x->memory + WEIGHTS_AT + word;
-    part.ds_word = ds_at(x->memory, at->count) + word;
-    return part;
-}
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
@@ -96,13 +63,13 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
                              const tile_cursor *at, int chunk)
 {
-    tile_part part = find_part(x, at, chunk);
+    tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
     make_scores(&s, part.keys, part.queries);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
-    weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows);
-    part = find_part(x, at, chunk); /* rather than to keep it in registers */
+    weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
+    part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
     make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
     drop_gradients(p, &o, &dp);
@@ -113,18 +80,10 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
 
 #else
 
-/* Whether some queries of a tile do not see all of the warp's keys, from `first` on. */
-FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
-{
-    const int last = first + GROUP_ROWS - 1;
-    return tile * QUERIES < w->first_query + last || (tile + 1) * QUERIES > w->end_query + first ||
-           last >= w->num_keys;
-}
-
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
                              const tile_cursor *at, int chunk)
 {
-    const tile_part part = find_part(x, at, chunk);
+    const tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !TF32 && is_masked(w, first_key, at->tile);
     fa_scores s, dp;
@@ -134,6 +93,9 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (!LATE_DP) make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
+#if THREE_PRODUCTS
+    correct_weights(&s, part.factors);
+#endif
     if (masked) mask_weights(w, &s, part.query, part.key);
     if (LATE_DP) {
         pack(&weights, &s);
@@ -274,6 +236,9 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
     issue_tile(p, s, memory, w, &at);
+#if THREE_PRODUCTS
+    if (!s->factors) fill_factors(memory);
+#endif
 #if TF32 && !THREE_PRODUCTS
     ptx_cp_async_wait_all();
     round_keys(memory);

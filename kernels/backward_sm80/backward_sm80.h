@@ -2,7 +2,7 @@
  * What the kernels of backward_sm80 are told, and what follows from the numbers of a variant. Shared by the kernels and the
  * planner.
  *
- * Three launches. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
+ * Three launches, or four. `prepare` writes a query's log-sum-exp and delta, and zeros where the gradients of queries are to be
  * summed; `backward_sm80` computes all gradients; `finish` rounds those of the queries. In float32 the sums may be in the
  * caller's dq, and `finish` is not there. The workspace is made of tiles of FA_BACKWARD_SM80_TILE rows, the last one of a sequence padded. Tile i of a sequence has the number that
  * common/packed.h gives it, or i; the tiles of a head follow each other, then those of the next head.
@@ -10,6 +10,8 @@
  *   sums   of a tile: a float for each query and column, in the order of the accumulators that hold them (sums.cuh)
  *   rows   of a tile: for each query the log-sum-exp in units of log 2 (infinity where weights are to be 0), and delta, both as
  *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
+ *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
+ *             (weight_sums.cu)
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -33,6 +35,7 @@
 
 #define FA_BACKWARD_SM80_SUM_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 #define FA_BACKWARD_SM80_ROW_BYTES (FA_BACKWARD_SM80_TILE * 8)
+#define FA_BACKWARD_SM80_FACTOR_BYTES (FA_BACKWARD_SM80_TILE * 4)
 
 #define FA_BACKWARD_SM80_THREADS(warps) (32 * (warps))
 
@@ -50,11 +53,15 @@
  * dQ is made of it. */
 #define FA_BACKWARD_SM80_DS_BUFFERS(element, stages) (FA_ELEMENT_BYTES(element) == 4 ? (stages) : 2)
 
-/* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows;
- * buffers of dS, and where warps share keys one of weights. */
+/* Bytes of a stage's factors. Kernels of three products have them. */
+#define FA_BACKWARD_SM80_FACTORS(element, queries)                                                 \
+    ((element) == FA_ELEMENT_TF32X3 ? (queries)*4 : 0)
+
+/* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
+ * and factors; buffers of dS, and where warps share keys one of weights. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages)              \
     ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
-     (stages) * (queries)*8 +                                                                      \
+     (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
      (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
       (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
          FA_ELEMENT_BYTES(element) * (keys) * (queries) +                                          \
@@ -68,6 +75,7 @@ typedef struct fa_backward_sm80_params {
     int64_t q_tiles; /* of the workspace, of a head */
     float *sums;     /* NULL, of float32 alone: the caller's rows of dq are the sums */
     float *rows;
+    float *factors;      /* NULL: all are 1 */
     int32_t *semaphores; /* NULL: sums are added in any order */
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
     int64_t heads_together;

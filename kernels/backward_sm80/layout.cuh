@@ -35,7 +35,8 @@ enum {
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
     Q_TO_DOUT = DOUT_AT - Q_AT, /* of the same stage */
     ROWS_AT = DOUT_AT + STAGES * Q_BYTES,
-    DS_AT = ROWS_AT + STAGES * ROW_BYTES,
+    FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
+    DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES
 };
 static_assert(WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0) + 128 == SMEM_BYTES,
@@ -121,6 +122,12 @@ FA_DEVICE uint32_t dout_at(uint32_t memory, int stage)
 FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 {
     return memory + ROWS_AT + (uint32_t)stage * ROW_BYTES;
+}
+
+/* Their factors, of three products. */
+FA_DEVICE uint32_t factors_at(uint32_t memory, int stage)
+{
+    return memory + FACTORS_AT + (uint32_t)stage * FACTOR_BYTES;
 }
 
 /* dS of tile number `count`. */

@@ -202,6 +202,24 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     issue_rows(&dout, QUERIES, dout_at(memory, stage));
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
+#if THREE_PRODUCTS
+    if (s->factors && thread < QUERIES / 4)
+        ptx_cp_async_16(factors_at(memory, stage) + (uint32_t)thread * 16,
+                        s->factors + tile_number(w, s, at) * TILE + at->tile % PARTS * QUERIES +
+                            4 * thread,
+                        true);
+#endif
 }
+
+#if THREE_PRODUCTS
+
+/* Without factors all are 1. */
+FA_DEVICE void fill_factors(uint32_t memory)
+{
+    for (int i = ptx_thread_id(); i < STAGES * QUERIES; i += THREADS)
+        ptx_st_shared_f32(factors_at(memory, 0) + 4 * (uint32_t)i, 1.0f);
+}
+
+#endif
 
 #endif

@@ -225,15 +225,35 @@ FA_DEVICE void add_bias(const fa_kernel_view *bias, const block_work *w, const t
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
-/* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made.
- * What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+/* Scores become logits, in exponents of 2. slopes: the derivative of the softcap. */
+FA_DEVICE void make_logits(const fa_attention_params *p, const block_work *w, const tile_options *o,
+                           const score_group *g, float slopes[GROUP][4], float scale)
+{
+    cap_scores(p, w, o, g, slopes, scale);
+    if (p->alibi_slopes) add_alibi(p, w, o, g);
+    if (p->bias.data) add_bias(&p->bias, w, o, g);
+}
+
+/* What is hidden has the weight 0, whatever the score and the log-sum-exp. */
+FA_DEVICE float weigh_score(float score, bool sees, float lse)
+{
+    const float logit = fa_mask_score(score, sees);
+    return logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse);
+}
+
+/* Scores become weights, packed without those that are dropped, and weights times the softcap's slope, of which dS is made. */
 FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float slopes[GROUP][4],
-                           fa_weights *weights, uint32_t rows)
+                           fa_weights *weights, uint32_t rows, uint32_t factors)
 {
 #pragma unroll
     for (int j = 0; j < GROUP; j++) {
         const uint4 two = ptx_ld_shared_v4(rows + 64 * (uint32_t)(g->n + j));
         const float lse[2] = {fa_bits_float(two.x), fa_bits_float(two.z)};
+#if THREE_PRODUCTS
+        const float2 corrections = ptx_ld_shared_f32x2(factors + 32 * (uint32_t)(g->n + j));
+#else
+        (void)factors;
+#endif
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float kept[2];
@@ -241,8 +261,10 @@ FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float sl
             for (int i = 0; i < 2; i++) {
                 const uint32_t bit = BIT(g->n + j, g->m, r, i);
                 float *y = &g->s[j][2 * r + i];
-                const float logit = fa_mask_score(*y, (o->sees & bit) != 0);
-                const float weight = logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse[i]);
+                float weight = weigh_score(*y, (o->sees & bit) != 0, lse[i]);
+#if THREE_PRODUCTS
+                weight *= i ? corrections.y : corrections.x;
+#endif
                 kept[i] = o->keeps & bit ? weight : 0.0f;
                 /* The slope of a hidden score may be NaN. */
                 *y = weight == 0.0f ? 0.0f : weight * slopes[j][2 * r + i];
@@ -259,17 +281,15 @@ FA_DEVICE void weigh_group(const tile_options *o, const score_group *g, float sl
 
 FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work *w,
                                   const tile_options *o, fa_scores *scores, fa_weights *weights,
-                                  float scale, uint32_t rows)
+                                  float scale, uint32_t rows, uint32_t factors)
 {
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES / GROUP; i++) {
         const int m = i / (N_TILES / GROUP), n = i % (N_TILES / GROUP) * GROUP;
         const score_group g = {&scores->at[m][n], m, n};
         float slopes[GROUP][4];
-        cap_scores(p, w, o, &g, slopes, scale);
-        if (p->alibi_slopes) add_alibi(p, w, o, &g);
-        if (p->bias.data) add_bias(&p->bias, w, o, &g);
-        weigh_group(o, &g, slopes, weights, rows);
+        make_logits(p, w, o, &g, slopes, scale);
+        weigh_group(o, &g, slopes, weights, rows, factors);
     }
 }
 

@@ -132,8 +132,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
                           const __grid_constant__ fa_backward_sm80_params s)
 {
     __shared__ fa_tile tile;
-    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
-    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    const int64_t number = find_own_tile(&s, blockIdx.x);
     float4 *sums = (float4 *)(void *)s.sums + number * SUM_VECTORS;
     float2 *rows = (float2 *)(void *)s.rows + number * TILE;
     if (threadIdx.x == 0) tile = fa_find_tile(&p.a, blockIdx.x, TILE);

@@ -38,6 +38,13 @@ FA_DEVICE float dk_scale(const fa_attention_params *p, const fa_backward_sm80_pa
     return is_in_place(s) ? 1.0f : p->scale;
 }
 
+/* The tile of the workspace that is a block's of the launches around backward_sm80: a head's last tile comes first. */
+FA_DEVICE int64_t find_own_tile(const fa_backward_sm80_params *s, int64_t block)
+{
+    const int64_t outer = block / s->q_tiles;
+    return outer * s->q_tiles + s->q_tiles - 1 - (block - outer * s->q_tiles);
+}
+
 /* In float32 lane t of four has of 32 columns of a gradient these two units of 16 bytes. So where
  * all four store or add one of theirs they meet whole sectors of 32 bytes. */
 FA_DEVICE int gradient_unit(int t, int i) { return i ? 4 + (t ^ 1) : t; }

@@ -27,6 +27,14 @@ FA_DEVICE query_pair load_pair(uint32_t rows, int n)
 
 #if !OPTIONS
 
+/* Whether some queries of a tile do not see all of the warp's keys, from `first` on. */
+FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
+{
+    const int last = first + GROUP_ROWS - 1;
+    return tile * QUERIES < w->first_query + last || (tile + 1) * QUERIES > w->end_query + first ||
+           last >= w->num_keys;
+}
+
 /* P = exp(S - lse). */
 FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
 {
@@ -40,6 +48,21 @@ FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
         }
     }
 }
+
+#if THREE_PRODUCTS
+
+/* factors: where those of the lane's first two queries are. */
+FA_DEVICE void correct_weights(fa_scores *weights, uint32_t factors)
+{
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const float2 two = ptx_ld_shared_f32x2(factors + 32 * (uint32_t)n);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) weights->at[i / 4][n][i % 4] *= i % 2 ? two.y : two.x;
+    }
+}
+
+#endif
 
 /* Clears the weights of queries that do not see the thread's keys. query, key: the thread's first ones. */
 FA_DEVICE void mask_weights(const block_work *w, fa_scores *weights, int query, int key)

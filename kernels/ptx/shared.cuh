@@ -35,6 +35,14 @@ FA_DEVICE uint4 ptx_ld_shared_v4(uint32_t from)
     return x;
 }
 
+/* Two neighbours. */
+FA_DEVICE float2 ptx_ld_shared_f32x2(uint32_t from)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
 FA_DEVICE void ptx_st_shared_u32(uint32_t to, uint32_t x)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");

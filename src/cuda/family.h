@@ -24,7 +24,7 @@ struct fa_cuda_family {
 
     /* Families behind it that refuse every gradient that it refuses: none of them will do a problem
      * that it has planned before the gradients are known. */
-    const fa_cuda_family *replaces[2];
+    const fa_cuda_family *replaces[3];
 
     /* Adds launches to the plan, which has none, and sets arithmetic and workspace_bytes. False if it cannot do the
      * problem; why, if it is not NULL, then names the argument and its value: "q.dtype is float32". */
@@ -37,8 +37,8 @@ extern const fa_cuda_family fa_cuda_forward_sm90, fa_cuda_forward_sm80, fa_cuda_
     fa_cuda_forward_tf32x3, fa_cuda_forward_simt, fa_cuda_forward_mixed, fa_cuda_decode,
     fa_cuda_decode_latent_sm90, fa_cuda_decode_sm90, fa_cuda_backward_sm90,
     fa_cuda_backward_sm90_persistent, fa_cuda_backward_sm90_joined, fa_cuda_backward_sm80,
-    fa_cuda_backward_tf32, fa_cuda_backward_tf32x3, fa_cuda_backward_tf32_in_place,
-    fa_cuda_backward_simt, fa_cuda_weights_simt;
+    fa_cuda_backward_tf32, fa_cuda_backward_tf32x3, fa_cuda_backward_tf32x3_corrected,
+    fa_cuda_backward_tf32_in_place, fa_cuda_backward_simt, fa_cuda_weights_simt;
 
 enum {
     /* Bytes beside the dynamic ones: at most, of any kernel here (tools/kernel_report.py checks it). A variant may say less. */

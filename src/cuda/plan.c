@@ -24,7 +24,8 @@ static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_BACKWARD] = {&fa_cuda_backward_sm90_joined, &fa_cuda_backward_sm90_persistent,
                           &fa_cuda_backward_sm90, &fa_cuda_backward_sm80,
                           &fa_cuda_backward_tf32_in_place, &fa_cuda_backward_tf32,
-                          &fa_cuda_backward_tf32x3, &fa_cuda_backward_simt},
+                          &fa_cuda_backward_tf32x3_corrected, &fa_cuda_backward_tf32x3,
+                          &fa_cuda_backward_simt},
     [FA_PASS_WEIGHTS] = {&fa_cuda_weights_simt},
 };
 
@@ -133,7 +134,8 @@ static void make_room(const fa_problem *p, const fa_cuda_device *device, int fir
     for (int i = first; i < MAX_FAMILIES && families[p->pass][i]; i++) {
         const fa_cuda_family *family = families[p->pass][i];
         fa_cuda_plan other;
-        if (!fa_cuda_is_tried(family, device) || family == replaced[0] || family == replaced[1])
+        if (!fa_cuda_is_tried(family, device) || family == replaced[0] || family == replaced[1] ||
+            family == replaced[2])
             continue;
         fa_cuda_plan_begin(device, family, &other);
         if (family->plan(p, device, &other, NULL, 0) &&

@@ -77,8 +77,9 @@ typedef struct fa_cuda_backward_sm90_launch {
 /* Of backward_sm80: the same without maps. */
 typedef struct fa_cuda_backward_sm80_launch {
     int64_t q_tiles;
-    bool in_place; /* sums are in dq, not in the workspace */
-    size_t rows_offset;
+    bool in_place;  /* sums are in dq, not in the workspace */
+    bool corrected; /* weights have factors */
+    size_t rows_offset, factors_offset;
     bool ordered;
     size_t semaphores_offset;
     int64_t heads_together;

@@ -2,7 +2,8 @@
  * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
  * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
  * tf32, and with three products in tf32 for each of float32 the family tf32x3. With sums of dQ in the
- * caller's dq these two are the family tf32_in_place, in two launches.
+ * caller's dq these two are the family tf32_in_place, in two launches. tf32x3_corrected is tf32x3
+ * with a launch that corrects the weights of rows with large scores.
  */
 #include "cuda/plan_backward_sm80.h"
 
@@ -24,6 +25,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->q_tiles = x->q_tiles;
     params->sums = x->in_place ? NULL : (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
+    params->factors = x->corrected ? (float *)(void *)(workspace + x->factors_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
 }
@@ -79,6 +81,10 @@ static const rows of_tf32 = {FA_FIRST_backward_tf32, FA_END_backward_tf32,
                              FA_FIRST_backward_prepare_tf32, FA_FIRST_backward_finish_tf32};
 static const rows of_tf32x3 = {FA_FIRST_backward_tf32x3, FA_END_backward_tf32x3,
                                FA_FIRST_backward_prepare_tf32, FA_FIRST_backward_finish_tf32};
+
+/* What is beside the kernel: nothing more than prepare and finish; sums in dq, without finish;
+ * weight_sums. */
+typedef enum way { PLAIN, IN_PLACE, CORRECTED } way;
 
 /* Whether a variant has the type of the problem. All rows of the families tf32 and tf32x3 have
  * float32. */
@@ -152,18 +158,38 @@ static int64_t count_heads_together(const fa_cuda_plan_launch *l, const fa_cuda_
     return groups > 1 ? (heads + groups - 1) / groups : heads;
 }
 
-/* Sums, unless they are in dq; rows; and semaphores if sums have one order. The order also makes an
- * item's sums independent of the batch. */
+/* The variant of weight_sums that computes weights as a variant of the kernel does, bit by bit. */
+static const fa_variant *find_weight_sums(const fa_variant *main)
+{
+    const fa_variant *v = &fa_variants[FA_FIRST_backward_weight_sums_tf32x3];
+    while (v->head_dim != main->head_dim || v->options != main->options) v++;
+    return v;
+}
+
+static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_variant *main)
+{
+    const fa_variant *v = find_weight_sums(main);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v),
+                                              queue_sm80, x->device, x->plan, x->why, x->size);
+    if (l) fa_cuda_set_query_tasks(x->problem, FA_BACKWARD_SM80_TILE, l);
+    return l;
+}
+
+/* Sums, unless they are in dq; rows; factors; and semaphores if sums have one order. The order also
+ * makes an item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int dim, bool in_place)
+                           const fa_cuda_plan_launch *main, int dim, way how)
 {
     const fa_problem *p = x->problem;
     const size_t tiles = (size_t)prepare->tasks;
     fa_cuda_backward_sm80_launch own;
     own.q_tiles = prepare->tiles;
-    own.in_place = in_place;
-    own.rows_offset = in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
-    own.semaphores_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
+    own.in_place = how == IN_PLACE;
+    own.corrected = how == CORRECTED;
+    own.rows_offset = own.in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
+    own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
+    own.semaphores_offset = own.factors_offset;
+    if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
     own.ordered = p->deterministic || p->batch_invariant;
     own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
     x->plan->workspace_bytes = own.semaphores_offset;
@@ -185,21 +211,23 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
-static bool plan_launches(const fa_cuda_planning *x, const rows *of, bool in_place)
+static bool plan_launches(const fa_cuda_planning *x, const rows *of, way how)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
     const fa_variant *v = find_main(p, of, x->device);
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
+    if (how == CORRECTED && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80,
                          x->device, plan, x->why, x->size);
-    fa_cuda_plan_launch *const finish = in_place ? NULL : add_pass(x, of->finish, v->head_dim);
-    if (!prepare || !main || (!finish && !in_place)) return false;
+    fa_cuda_plan_launch *const finish =
+        how == IN_PLACE ? NULL : add_pass(x, of->finish, v->head_dim);
+    if (!prepare || !main || (!finish && how != IN_PLACE)) return false;
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    plan_workspace(x, prepare, main, v->head_dim, in_place);
+    plan_workspace(x, prepare, main, v->head_dim, how);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE);
 }
@@ -226,7 +254,7 @@ static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
     return !fa_cuda_refuse_dtypes(p, true, why, size) && !refuse_others(p, why, size) &&
-           plan_launches(&x, &of_16_bits, false);
+           plan_launches(&x, &of_16_bits, PLAIN);
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -234,7 +262,7 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
     return !fa_cuda_refuse_tf32(p, why, size) && !refuse_others(p, why, size) &&
-           !refuse_wide_tf32(p, why, size) && plan_launches(&x, &of_tf32, false);
+           !refuse_wide_tf32(p, why, size) && plan_launches(&x, &of_tf32, PLAIN);
 }
 
 const fa_cuda_family fa_cuda_backward_sm80 = {
@@ -244,7 +272,7 @@ const fa_cuda_family fa_cuda_backward_sm80 = {
     .plan = plan_sm80,
 };
 
-static bool plan_float32(const fa_cuda_planning *x, const rows *of, bool in_place)
+static bool plan_float32(const fa_cuda_planning *x, const rows *of, way how)
 {
     const fa_problem *p = x->problem;
     if (fa_cuda_refuse_other_than_float32(p, x->why, x->size)) return false;
@@ -253,21 +281,28 @@ static bool plan_float32(const fa_cuda_planning *x, const rows *of, bool in_plac
         return false;
     }
     return !refuse_others(p, x->why, x->size) && !refuse_wide_tf32(p, x->why, x->size) &&
-           plan_launches(x, of, in_place);
+           plan_launches(x, of, how);
 }
 
 static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    return plan_float32(&x, &of_tf32x3, false);
+    return plan_float32(&x, &of_tf32x3, PLAIN);
 }
 
 static bool plan_in_place(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                           char *why, size_t size)
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
-    return plan_float32(&x, p->precision == FA_PRECISION_TF32 ? &of_tf32 : &of_tf32x3, true);
+    return plan_float32(&x, p->precision == FA_PRECISION_TF32 ? &of_tf32 : &of_tf32x3, IN_PLACE);
+}
+
+static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                           char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    return plan_float32(&x, &of_tf32x3, CORRECTED);
 }
 
 const fa_cuda_family fa_cuda_backward_tf32x3 = {
@@ -282,6 +317,21 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
     .plan = plan_tf32,
+};
+
+/* No GPU has timed it yet: it is there where the environment asks for it. */
+static bool is_not_timed(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
+}
+
+const fa_cuda_family fa_cuda_backward_tf32x3_corrected = {
+    .name = "tf32x3_corrected",
+    .oldest = 80,
+    .newest = FA_CUDA_NEWEST,
+    .slower = is_not_timed,
+    .plan = plan_corrected,
 };
 
 /* With many key tiles, sums in dq itself cost more than the launch that they save (4 x 96 heads of
@@ -299,6 +349,7 @@ const fa_cuda_family fa_cuda_backward_tf32_in_place = {
     .newest = FA_CUDA_NEWEST,
     .does_few = true,
     .slower = is_long,
-    .replaces = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3},
+    .replaces = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
+                 &fa_cuda_backward_tf32x3_corrected},
     .plan = plan_in_place,
 };

@@ -443,6 +443,46 @@ static void test_float32_families(void)
     CHECK(!takes(tf32, &p, "q.dtype is float16"), "16 bits");
 }
 
+/* A launch more than tf32x3, with the options of the kernel behind it, and a factor of each query. */
+static void test_corrected(void)
+{
+    const fa_cuda_family *const corrected = &fa_cuda_backward_tf32x3_corrected;
+    const struct {
+        int gpu;
+        int64_t d;
+        bool softcap;
+        int weight_sums, main;
+    } cases[] = {{H200, 64, false, FA_VARIANT_backward_tf32x3_weight_sums_d64,
+                  FA_VARIANT_backward_tf32x3_d64},
+                 {RTX_4090, 64, true, FA_VARIANT_backward_tf32x3_weight_sums_d64_general,
+                  FA_VARIANT_backward_tf32x3_d64_general},
+                 {H200, 128, false, FA_VARIANT_backward_tf32x3_weight_sums_d128,
+                  FA_VARIANT_backward_tf32x3_d128},
+                 {A100, 65, true, FA_VARIANT_backward_tf32x3_weight_sums_d128_general,
+                  FA_VARIANT_backward_tf32x3_d128_general},
+                 {H200, 256, false, FA_VARIANT_backward_tf32x3_weight_sums_d256,
+                  FA_VARIANT_backward_tf32x3_d256},
+                 {H200, 129, true, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
+                  FA_VARIANT_backward_tf32x3_d256_general},
+                 {A100, 256, false, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
+                  FA_VARIANT_backward_tf32x3_d256_small_general}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_float32(cases[i].d, cases[i].d, FA_PRECISION_FLOAT32);
+        p.softcap = cases[i].softcap ? 20 : 0;
+        const fa_cuda_device *const device = &devices[cases[i].gpu];
+        CHECK(plan_of(&p, device).family != corrected, "case %zu, unasked", i);
+        const fa_cuda_plan s = plan_by(corrected, &p, device),
+                           plain = plan_by(&fa_cuda_backward_tf32x3, &p, device);
+        CHECK(s.count == plain.count + 1 && s.launches[1].variant == cases[i].weight_sums &&
+                  s.launches[2].variant == cases[i].main &&
+                  s.launches[1].grid == s.launches[0].grid &&
+                  s.launches[1].tasks == s.launches[0].tasks,
+              "case %zu: %d launches", i, s.count);
+        CHECK(s.workspace_bytes == plain.workspace_bytes + (size_t)s.launches[0].tasks * 64 * 4,
+              "case %zu: %zu bytes", i, s.workspace_bytes);
+    }
+}
+
 /* Sums of dQ in dq: two launches, and no sums in the workspace, also before the gradients are known.
  * Only of short sequences, unless the environment asks for it. */
 static void test_in_place(void)
@@ -1069,6 +1109,7 @@ int main(void)
     test_room();
     test_sm80();
     test_float32_variants();
+    test_corrected();
     test_in_place();
     test_float32_families();
     test_sm80_launches();

@@ -10,8 +10,8 @@
  * other.
  *
  * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
- * tf32, 3: by three products in tf32, 4 and 5: these two with sums in dq), instead of those listed
- * here; then the runs of each variant are printed.
+ * tf32, 3: by three products in tf32, 4 and 5: these two with sums in dq, 6:
+ * three products, weights corrected, 7: the same with peaked rows), instead of those listed here; then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -56,6 +56,10 @@ static const int64_t tf32_in_place[] = {1,   2,   6,   11,  14,  17,  30,  37,  
 static const int64_t float32_in_place[] = {1,  2,  6,  14, 17, 32, 45, 47,  50,  51, 54,
                                            55, 65, 69, 76, 78, 87, 94, 102, 103, 105};
 
+/* By three products, with weights corrected. */
+static const int64_t corrected[] = {103, 139, 164, 171, 182, 211, 226, 271, 308, 327, 329,
+                                    333, 336, 343, 359, 362, 373, 396, 398, 402, 406};
+
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
 
@@ -95,6 +99,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 static int runs[FA_VARIANTS];
 static fa_cuda_device device;
 static bool in_place; /* sums of dq are in dq itself */
+static bool corrected_weights;
 
 static int64_t blind_queries; /* that were NaN */
 static int rounded_otherwise; /* problems whose second run left other bits in dq */
@@ -108,6 +113,8 @@ typedef enum kind {
     FLOAT32,       /* float32 by three products in tf32 */
     TF32_IN_PLACE, /* with sums of dq in dq itself */
     FLOAT32_IN_PLACE,
+    CORRECTED, /* by three products, with weights corrected */
+    CORRECTED_PEAKED,
     KINDS
 } kind;
 
@@ -235,6 +242,7 @@ static fa_status make_plan(const random_call *call, const fa_gradients *gradient
     }
     const fa_cuda_family *family = call->q.dtype != FA_FLOAT32 ? &fa_cuda_backward_sm80
                                    : in_place                  ? &fa_cuda_backward_tf32_in_place
+                                   : corrected_weights         ? &fa_cuda_backward_tf32x3_corrected
                                    : call->options.precision == FA_PRECISION_TF32
                                        ? &fa_cuda_backward_tf32
                                        : &fa_cuda_backward_tf32x3;
@@ -326,6 +334,8 @@ static fa_status compute(void *context, const random_call *given, char *message,
     return status;
 }
 
+static bool is_peaked(const machine *m) { return m->kind == PEAKED || m->kind == CORRECTED_PEAKED; }
+
 static bool run_problem(machine *m)
 {
     static random_result result;
@@ -336,9 +346,9 @@ static bool run_problem(machine *m)
     const random_focus focus = focuses[m->number % (int64_t)(sizeof focuses / sizeof focuses[0])];
     /* The tails' number says the head dim: all widths, not only the first. */
     const int64_t problem =
-        focus == RANDOM_TAILS && m->kind != PEAKED ? m->number * 37 % 256 : m->number;
+        focus == RANDOM_TAILS && !is_peaked(m) ? m->number * 37 % 256 : m->number;
     random_settings settings = {.device = FA_DEVICE_CUDA,
-                                .tiles = m->kind == PEAKED || m->number % 16 == 4,
+                                .tiles = is_peaked(m) || m->number % 16 == 4,
                                 .one_pass = true,
                                 .pass = RANDOM_BACKWARD,
                                 .focus = focus,
@@ -350,14 +360,15 @@ static bool run_problem(machine *m)
     static const int gpus[] = {H200, A100, H200, RTX_4090};
     device = devices[gpus[m->number / 8 % 4]];
     if (m->number / 16 % 2) device.multiprocessors = 3;
-    if (m->kind == PEAKED) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
+    if (is_peaked(m)) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
     if (m->kind >= TF32) {
         settings.one_dtype = true;
         settings.dtype = FA_FLOAT32;
         settings.precision =
             m->kind == TF32 || m->kind == TF32_IN_PLACE ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32;
     }
-    in_place = m->kind >= TF32_IN_PLACE;
+    in_place = m->kind == TF32_IN_PLACE || m->kind == FLOAT32_IN_PLACE;
+    corrected_weights = m->kind >= CORRECTED;
     random_problem_run((uint64_t)problem, &settings, &result);
     if (result.status == FA_ERROR_UNSUPPORTED) return false;
     worst[m->kind] = fmax(worst[m->kind], result.report.worst);
@@ -376,7 +387,7 @@ typedef uint32_t elements[ROWS * COLUMNS];
 
 static struct {
     elements q, k, v, out, dout, dq, dk, dv;
-    float lse[ROWS];
+    float lse[ROWS], sink; /* -infinity: none */
     uint8_t mask[ROWS * ROWS];
     int32_t length;
 } hand;
@@ -414,6 +425,7 @@ static void make_hand(float key)
     fill(hand.v, 1);
     fill(hand.out, 1);
     fill(hand.dout, 1);
+    hand.sink = -INFINITY;
     for (int i = 0; i < ROWS; i++) hand.lse[i] = 4 * key * COLUMNS / 8 + logf(ROWS);
     memset(hand.mask, 1, sizeof hand.mask);
 }
@@ -433,6 +445,7 @@ static void run_hand(bool masked, const int32_t *seqlens_q)
     fa_options options = FA_OPTIONS_INIT;
     options.precision = hand_precision;
     if (masked) options.mask = &mask;
+    if (hand.sink > -INFINITY) options.sinks = &hand.sink;
     options.seqlens_q = seqlens_q;
     const random_call call = {.q = tensor_of(hand.q),
                               .k = tensor_of(hand.k),
@@ -495,6 +508,36 @@ static void test_rows_behind(void)
         CHECK(get(hand.dq, i) == 0, "dq %d is %g", i, (double)get(hand.dq, i));
 }
 
+/* A log-sum-exp that is off by a rounding error of the scores does not change gradients; one that is off by more is of other
+ * keys as well, and does. With a sink keys share half of the weight. */
+static void test_corrected_weights(void)
+{
+    static const float errors[] = {0, 0x1p-22f, -0x1p-22f, 0x1p-12f};
+    hand_dtype = FA_FLOAT32;
+    hand_precision = FA_PRECISION_FLOAT32;
+    for (int i = 0; i < 16; i++) {
+        const bool masked = i % 2, sink = i / 2 % 2;
+        const float error = errors[i / 4];
+        make_hand(2);
+        const double lse = 64 + log(ROWS), joint = lse + (sink ? log(2) : 0);
+        hand.sink = sink ? (float)lse : -INFINITY;
+        for (int row = 0; row < ROWS; row++) hand.lse[row] = (float)joint * (1 + error);
+        const bool rounding = fabsf(error) < 0x1p-20f;
+        const double expected = exp(lse - (rounding ? joint : (double)hand.lse[0]));
+        corrected_weights = true;
+        run_hand(masked, NULL);
+        const double dv = (double)get(hand.dv, 0);
+        CHECK(fabs(dv - expected) < (rounding ? 4e-7 : 1e-5),
+              "masked %d, sink %d, error %g: dv is %g + %g", masked, sink, (double)error, expected,
+              dv - expected);
+        corrected_weights = false;
+        run_hand(masked, NULL);
+        CHECK(error == 0 || fabs((double)get(hand.dv, 0) - exp(lse - joint)) > 5e-6,
+              "masked %d, sink %d, error %g: corrected unasked", masked, sink, (double)error);
+    }
+    hand.sink = -INFINITY;
+}
+
 /* Whether the kernel does the problem. */
 static bool run_twice(int64_t number, kind of)
 {
@@ -523,6 +566,11 @@ int main(int argc, char **argv)
         run_twice(float32_in_place[i], FLOAT32_IN_PLACE);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
         run_twice(peaked[i], PEAKED);
+    for (size_t i = 0; i < sizeof corrected / sizeof corrected[0] && argc == 1; i++)
+        run_twice(corrected[i], CORRECTED);
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
+        run_twice(peaked[i], CORRECTED_PEAKED);
+    corrected_weights = false;
     for (int way = 0; way < 3; way++) {
         in_place = way > 0;
         hand_dtype = in_place ? FA_FLOAT32 : FA_FLOAT16;
@@ -531,12 +579,14 @@ int main(int argc, char **argv)
         test_infinite_key();
         test_rows_behind();
     }
+    in_place = false;
+    test_corrected_weights();
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
     /* What is allowed has room for errors that all go one way. Cutting operands off, not rounding
      * them, gives 0.27 of it; dropping one of three products more than all. */
     const double rounded = fmax(worst[TF32], worst[TF32_IN_PLACE]),
-                 exact = fmax(worst[FLOAT32], worst[FLOAT32_IN_PLACE]);
+                 exact = fmax(worst[FLOAT32], fmax(worst[FLOAT32_IN_PLACE], worst[CORRECTED]));
     CHECK(rounded < 0.2 || argc > 1, "tf32: %.3f of what is allowed", rounded);
     CHECK(exact < 0.1 || argc > 1, "tf32x3: %.3f of what is allowed", exact);
     CHECK(blind_queries || argc > 1, "all queries saw keys");

@@ -1,0 +1,46 @@
+/*
+ * A warp's part of a tile: of QUERIES queries and the block's keys.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_TILE_PART_CUH
+#define FA_KERNELS_BACKWARD_SM80_TILE_PART_CUH
+
+#include "backward_sm80/config.cuh"
+#include "backward_sm80/layout.cuh"
+#include "backward_sm80/work.cuh"
+
+/* Where a warp's part of a tile is in shared memory. keys, queries, own_queries: where the lane's fragments begin; those of values and
+ * of dout are V_AT and Q_TO_DOUT behind. */
+typedef struct tile_part {
+    uint32_t keys;                  /* the warp's, as rows of scores */
+    uint32_t queries;               /* those of a chunk, as columns of scores */
+    uint32_t own_queries;           /* the same, as rows of a product */
+    uint32_t rows, factors;         /* of the lane's first query of the chunk */
+    int query, key;                 /* the lane's first ones: of the sequence; of the block */
+    int unit;                       /* of the chunk's first query in a row of weights and dS */
+    int column_unit;                /* of the warp's first column */
+    uint32_t weights_word, ds_word; /* where the lane stores them */
+} tile_part;
+
+FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
+{
+    const fa_layout layout = find_layout(memory), *l = &layout;
+    const int first = l->share * OWN_QUERIES + chunk * CHUNK, own = first + l->lane % 4 * 2;
+    const uint32_t q = q_at(memory, stage_of(at)) + (uint32_t)(first * PITCH);
+    const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
+                          (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH + l->lane % 4 * 4);
+    tile_part part;
+    part.keys = memory + K_AT + (uint32_t)(l->group * GROUP_ROWS * PITCH) + l->a;
+    part.queries = q + l->q;
+    part.own_queries = q + l->rows;
+    part.rows = rows_at(memory, stage_of(at)) + (uint32_t)own * 8;
+    part.factors = factors_at(memory, stage_of(at)) + (uint32_t)own * 4;
+    part.query = at->tile * QUERIES + own;
+    part.key = l->group * GROUP_ROWS + l->lane / 4;
+    part.unit = first / VECTOR;
+    part.column_unit = l->share * (COLUMNS / VECTOR);
+    part.weights_word = memory + WEIGHTS_AT + word;
+    part.ds_word = ds_at(memory, at->count) + word;
+    return part;
+}
+
+#endif
