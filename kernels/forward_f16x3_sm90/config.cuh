@@ -77,6 +77,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 #define BALANCED 0
 #define SINGLE_TILES 0
 #define RECOMPUTES_LSE 1
+#define EXACT_SUMS 1
 #define NATURAL_BASES (OPTIONS != 0) /* forward_sm90/float32_options.cuh */
 
 /* A row's largest weight is 2 to this power, so that few weights are too small for float16. */

@@ -51,7 +51,7 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
 {
     c->limits = find_limits(queue_entry(pipe, c->at.number), c->number);
     c->rows.base[0] = c->rows.base[1] = NO_KEY_SEEN;
-    c->rows.sum[0] = c->rows.sum[1] = 0;
+    c->rows.sum[0] = c->rows.sum[1] = c->rows.rest[0] = c->rows.rest[1] = 0;
 #if OPTIONS
     c->kept[0] = c->kept[1] = 0;
 #endif
@@ -167,7 +167,7 @@ FA_DEVICE void remove_headroom(row_state *rows)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        rows->sum[r] *= 1.0f / (1 << (int)HEADROOM);
+        rows->sum[r] = (rows->sum[r] + rows->rest[r]) * (1.0f / (1 << (int)HEADROOM));
         if (!OPTIONS && rows->base[r] != NO_KEY_SEEN) rows->base[r] += HEADROOM;
     }
 }

@@ -50,6 +50,7 @@ FA_DEVICE void raise_row_bases(const float *s, const float *unit, row_state *row
         rescale[r] = ptx_ex2(rows->base[r] - base);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
+        rows->rest[r] *= rescale[r];
     }
 }
 

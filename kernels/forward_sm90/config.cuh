@@ -67,6 +67,9 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 /* Whether the log-sum-exp of rows that are computed again may be wrong. */
 #define RECOMPUTES_LSE 0
 
+/* Whether a row's sum of weights has a second number, of what rounding takes from it. */
+#define EXACT_SUMS 0
+
 /* Whether the bases of rows are logits, and not exponents of 2. */
 #define NATURAL_BASES 0
 

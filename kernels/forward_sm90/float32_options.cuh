@@ -172,6 +172,9 @@ FA_DEVICE void raise_row_bases(const float *s, row_state *rows, float *rescale)
         rescale[r] = ptx_ex2((rows->base[r] - base) * FA_LOG2E);
         rows->base[r] = base;
         rows->sum[r] *= rescale[r];
+#if EXACT_SUMS
+        rows->rest[r] *= rescale[r];
+#endif
     }
 }
 

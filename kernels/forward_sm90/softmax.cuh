@@ -53,6 +53,9 @@ enum { TRACKED_TILES = 4 };
 /* What a thread's two rows carry from tile to tile. */
 typedef struct row_state {
     float base[2], sum[2]; /* sum: of the thread's columns only */
+#if EXACT_SUMS
+    float rest[2]; /* what rounding has taken from it */
+#endif
 #if HAS_SERIES
     float bound[2]; /* of a thread's sum of weights in a tile: allow_series */
 #endif
@@ -210,8 +213,19 @@ FA_DEVICE void weigh(float *s, const row_state *rows, const exponent_units *u, f
 
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
 {
+#if EXACT_SUMS
+    /* What is added and the sum so far, each less what of it is in the new sum (Knuth, The Art of
+     * Computer Programming, volume 2, section 4.2.2). */
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float old = rows->sum[r], joint = old + sum[r], added = joint - old;
+        rows->rest[r] += (old - (joint - added)) + (sum[r] - added);
+        rows->sum[r] = joint;
+    }
+#else
     rows->sum[0] += sum[0];
     rows->sum[1] += sum[1];
+#endif
 }
 
 #if ELEMENT != FA_ELEMENT_TF32

@@ -164,7 +164,29 @@ static void test_exactness(random_attend *attend, int d)
     }
 }
 
-/* The same with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias; a mask. */
+/* One key with the weight 1, and many that are together 1.2e-5: each of a thread's sums of a tile is less than half of what
+ * rounding 1 and more would keep. */
+static inline void test_small_weights(random_attend *attend)
+{
+    enum { MANY = 4096, DIM = 64 };
+    const double logit = log(0.4 * 0x1p-23 / 16);
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, MANY, DIM, DIM};
+    make_aligned(&a, 83, s);
+    for (int64_t c = 0; c < DIM; c++) {
+        for (int64_t i = 0; i < QUERIES; i++) ref_store(&a.in.q, 0, i, 0, c, 1);
+        for (int64_t j = 0; j < MANY; j++)
+            ref_store(&a.in.k, 0, j, 0, c, j == 0 ? 0 : logit / sqrt(DIM));
+    }
+    run_float32(attend, &a, FA_PRECISION_FLOAT32);
+    const double want = log1p((MANY - 1) * exp(logit));
+    for (int64_t i = 0; i < QUERIES; i++)
+        CHECK(fabs((double)a.lse[i] - want) < 2e-7, "query %lld: log-sum-exp %g, expected %g",
+              (long long)i, (double)a.lse[i], want);
+    attention_free(&a);
+}
+
+/* Exactness with an option: a softcap, of which scores are small parts, or not; ALiBi; a bias; a mask. */
 static inline void test_exact_options(random_attend *attend, int d)
 {
     static const double factors[] = {1, 16};

@@ -313,6 +313,7 @@ static void test_tf32(void)
 static void test_f16x3(void)
 {
     family_name = "f16x3_sm90";
+    test_small_weights(attend);
     hopper_cuts_off = true;
     for (int d = 64; d <= MAX_DIM; d *= 2) {
         test_exactness(attend, d);
