@@ -82,9 +82,12 @@ static const rows of_tf32 = {FA_FIRST_backward_tf32, FA_END_backward_tf32,
 static const rows of_tf32x3 = {FA_FIRST_backward_tf32x3, FA_END_backward_tf32x3,
                                FA_FIRST_backward_prepare_tf32, FA_FIRST_backward_finish_tf32};
 
-/* What is beside the kernel: nothing more than prepare and finish; sums in dq, without finish;
- * weight_sums. */
-typedef enum way { PLAIN, IN_PLACE, CORRECTED } way;
+/* What a family has beside the kernel and prepare. */
+enum {
+    PLAIN = 0,
+    IN_PLACE = 1, /* sums of dQ in dq, and no finish */
+    CORRECTED = 2 /* weight_sums */
+};
 
 /* Whether a variant has the type of the problem. All rows of the families tf32 and tf32x3 have
  * float32. */
@@ -178,14 +181,14 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 /* Sums, unless they are in dq; rows; factors; and semaphores if sums have one order. The order also
  * makes an item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int dim, way how)
+                           const fa_cuda_plan_launch *main, int dim, int with)
 {
     const fa_problem *p = x->problem;
     const size_t tiles = (size_t)prepare->tasks;
     fa_cuda_backward_sm80_launch own;
     own.q_tiles = prepare->tiles;
-    own.in_place = how == IN_PLACE;
-    own.corrected = how == CORRECTED;
+    own.in_place = (with & IN_PLACE) != 0;
+    own.corrected = (with & CORRECTED) != 0;
     own.rows_offset = own.in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
@@ -211,23 +214,23 @@ static const char *arithmetic_of(const fa_variant *v)
     }
 }
 
-static bool plan_launches(const fa_cuda_planning *x, const rows *of, way how)
+static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     fa_cuda_plan *plan = x->plan;
     const fa_variant *v = find_main(p, of, x->device);
     fa_cuda_plan_launch *const prepare = add_pass(x, of->prepare, v->head_dim);
-    if (how == CORRECTED && !add_weight_sums(x, v)) return false;
+    if ((with & CORRECTED) && !add_weight_sums(x, v)) return false;
     fa_cuda_plan_launch *const main =
         fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v), queue_sm80,
                          x->device, plan, x->why, x->size);
     fa_cuda_plan_launch *const finish =
-        how == IN_PLACE ? NULL : add_pass(x, of->finish, v->head_dim);
-    if (!prepare || !main || (!finish && how != IN_PLACE)) return false;
+        with & IN_PLACE ? NULL : add_pass(x, of->finish, v->head_dim);
+    if (!prepare || !main || (!finish && !(with & IN_PLACE))) return false;
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    plan_workspace(x, prepare, main, v->head_dim, how);
+    plan_workspace(x, prepare, main, v->head_dim, with);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE);
 }
@@ -272,7 +275,7 @@ const fa_cuda_family fa_cuda_backward_sm80 = {
     .plan = plan_sm80,
 };
 
-static bool plan_float32(const fa_cuda_planning *x, const rows *of, way how)
+static bool plan_float32(const fa_cuda_planning *x, const rows *of, int with)
 {
     const fa_problem *p = x->problem;
     if (fa_cuda_refuse_other_than_float32(p, x->why, x->size)) return false;
@@ -281,7 +284,7 @@ static bool plan_float32(const fa_cuda_planning *x, const rows *of, way how)
         return false;
     }
     return !refuse_others(p, x->why, x->size) && !refuse_wide_tf32(p, x->why, x->size) &&
-           plan_launches(x, of, how);
+           plan_launches(x, of, with);
 }
 
 static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
@@ -298,13 +301,6 @@ static bool plan_in_place(const fa_problem *p, const fa_cuda_device *device, fa_
     return plan_float32(&x, p->precision == FA_PRECISION_TF32 ? &of_tf32 : &of_tf32x3, IN_PLACE);
 }
 
-static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                           char *why, size_t size)
-{
-    const fa_cuda_planning x = {p, device, plan, why, size};
-    return plan_float32(&x, &of_tf32x3, CORRECTED);
-}
-
 const fa_cuda_family fa_cuda_backward_tf32x3 = {
     .name = "tf32x3",
     .oldest = 80,
@@ -319,6 +315,38 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
     .plan = plan_tf32,
 };
 
+/* With many key tiles, sums in dq itself cost more than the launch that they save (4 x 96 heads of
+ * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). */
+static bool is_long(const fa_problem *p) { return p->n_k > 1024; }
+
+/* That needs no words. */
+static bool is_slower_in_place(const fa_problem *p, const fa_cuda_device *device, char *why,
+                               size_t size)
+{
+    (void)device, (void)why, (void)size;
+    return is_long(p);
+}
+
+/* From Hopper on, which adds four neighbours of a row at once. */
+const fa_cuda_family fa_cuda_backward_tf32_in_place = {
+    .name = "tf32_in_place",
+    .oldest = 90,
+    .newest = FA_CUDA_NEWEST,
+    .does_few = true,
+    .slower = is_slower_in_place,
+    .replaces = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
+                 &fa_cuda_backward_tf32x3_corrected},
+    .plan = plan_in_place,
+};
+
+static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                           char *why, size_t size)
+{
+    const fa_cuda_planning x = {p, device, plan, why, size};
+    const bool in_place = fa_cuda_is_tried(&fa_cuda_backward_tf32_in_place, device) && !is_long(p);
+    return plan_float32(&x, &of_tf32x3, CORRECTED | (in_place ? IN_PLACE : 0));
+}
+
 /* No GPU has timed it yet: it is there where the environment asks for it. */
 static bool is_not_timed(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
 {
@@ -332,24 +360,4 @@ const fa_cuda_family fa_cuda_backward_tf32x3_corrected = {
     .newest = FA_CUDA_NEWEST,
     .slower = is_not_timed,
     .plan = plan_corrected,
-};
-
-/* With many key tiles, sums in dq itself cost more than the launch that they save (4 x 96 heads of
- * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). That needs no words. */
-static bool is_long(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    (void)device, (void)why, (void)size;
-    return p->n_k > 1024;
-}
-
-/* From Hopper on, which adds four neighbours of a row at once. */
-const fa_cuda_family fa_cuda_backward_tf32_in_place = {
-    .name = "tf32_in_place",
-    .oldest = 90,
-    .newest = FA_CUDA_NEWEST,
-    .does_few = true,
-    .slower = is_long,
-    .replaces = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
-                 &fa_cuda_backward_tf32x3_corrected},
-    .plan = plan_in_place,
 };
