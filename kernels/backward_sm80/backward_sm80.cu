@@ -8,7 +8,7 @@
  *   layout.cuh    who has what, shared memory         weights.cuh    weights, dS, masks by position
  *   work.cuh      the block's keys and tiles          options.cuh    the options of the scores
  *   load.cuh      copies to shared memory             sums.cuh       the sums of dQ
- *   tile_part.cuh a warp's part of a tile           store.cuh      dK and dV
+ *   tile_part.cuh a warp's part of a tile             store.cuh      dK and dV
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums

@@ -70,7 +70,7 @@
 /* Every option that changes scores or weights may be there. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1
 
-/* The second parameter of all three. */
+/* The second parameter of all of them. */
 typedef struct fa_backward_sm80_params {
     int64_t q_tiles; /* of the workspace, of a head */
     float *sums;     /* NULL, of float32 alone: the caller's rows of dq are the sums */

@@ -93,8 +93,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
                          const __grid_constant__ fa_backward_sm80_params s)
 {
     __shared__ fa_tile tile;
-    const int64_t outer = (int64_t)blockIdx.x / s.q_tiles;
-    const int64_t number = outer * s.q_tiles + s.q_tiles - 1 - (blockIdx.x - outer * s.q_tiles);
+    const int64_t number = find_own_tile(&s, blockIdx.x);
     float *sums = s.sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
     const int warp = (int)threadIdx.x / 32;
     float4 x[PASSES][4];

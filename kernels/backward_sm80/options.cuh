@@ -237,6 +237,10 @@ FA_DEVICE void make_logits(const fa_attention_params *p, const block_work *w, co
 /* What is hidden has the weight 0, whatever the score and the log-sum-exp. */
 FA_DEVICE float weigh_score(float score, bool sees, float lse)
 {
+#if THREE_PRODUCTS
+    score =
+        fa_bits_float(fa_opaque(__float_as_uint(score))); /* the same bits in all kernels: no fma */
+#endif
     const float logit = fa_mask_score(score, sees);
     return logit == -INFINITY ? 0.0f : ptx_ex2(logit - lse);
 }

@@ -25,16 +25,19 @@
 
 static_assert(THREE_PRODUCTS, "other kernels have no factors");
 
-/* A row's log-sum-exp, less the logarithm of how many keys it sees, from which on its scores are
- * large: about half the variance of the logits, where these are normal. In units of log 2. */
+/* Scores of a row are large if its log-sum-exp, less the logarithm of how many keys it sees, is
+ * further from 0 than this. With normal logits that difference is half their variance. In units of
+ * log 2. */
 #define LARGE_SCORES 3.0f
 
 /* How far from 1 a sum of weights may be by rounding errors: a share of the log-sum-exp. */
 #define MOST_ROUNDING 0x1p-20f
 
-/* Sums of weights of each group of warps, where backward_sm80 has dS. */
-enum { GROUPS = KEYS / GROUP_ROWS, SUMS_AT = DS_AT };
-static_assert(GROUPS * QUERIES * 4 <= SCORE_BYTES, "sums are where dS is");
+/* Sums of weights of each group of warps, where backward_sm80 has dS; behind them what rounding has
+ * taken from each. Where one key has nearly all the weight, other tiles add less than rounding 1
+ * keeps. */
+enum { GROUPS = KEYS / GROUP_ROWS, SUMS = GROUPS * QUERIES, SUMS_AT = DS_AT, RESTS = 4 * SUMS };
+static_assert(2 * 4 * SUMS <= SCORE_BYTES, "sums are where dS is");
 
 /* What all threads know: QUERIES queries of a head, and the key tiles that they see. */
 typedef struct part_work {
@@ -47,10 +50,12 @@ typedef struct part_work {
 
 FA_DEVICE uint32_t keys_offset(int key_tile) { return key_tile & 1 ? V_AT - K_AT : 0; }
 
+/* Where an option hides keys or moves their scores, the log-sum-exp does not tell. */
 FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, int64_t i,
                                 float lse)
 {
     if (i >= t->n_q || !(lse < INFINITY)) return false;
+    if (OPTIONS && (p->mask.data || p->bias.data || p->alibi_slopes)) return true;
     const fa_range sees = fa_tile_visible(p, t, i);
     return fabsf(lse - log2f((float)(sees.hi - sees.lo))) > LARGE_SCORES;
 }
@@ -67,12 +72,10 @@ FA_DEVICE void describe_part(const fa_attention_params *p, part_work *w, int par
     w->to = (int32_t)((fa_tile_visible(p, t, end - 1).hi + KEYS - 1) / KEYS);
 }
 
-FA_DEVICE void describe_keys(const fa_attention_params *p, const fa_backward_sm80_params *s,
-                             part_work *w, int key_tile)
+FA_DEVICE void describe_keys(const fa_attention_params *p, part_work *w, int key_tile)
 {
     block_work *k = &w->keys[key_tile & 1];
     k->sequence = w->queries;
-    k->number = find_tile_number(p, &w->queries, s->q_tiles);
     k->keys.batch = w->queries.batch;
     k->keys.head_kv = w->queries.head_kv;
     k->keys.first = (int64_t)key_tile * KEYS;
@@ -137,6 +140,16 @@ FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
 #endif
 }
 
+/* The rest: of x and of the sum so far, what is not in the new sum (Knuth, The Art of Computer
+ * Programming, volume 2, section 4.2.2). */
+FA_DEVICE void add_sum(uint32_t at, float x)
+{
+    const float old = ptx_ld_shared_f32(at), sum = old + x, added = sum - old;
+    const float rest = (old - (sum - added)) + (x - added);
+    ptx_st_shared_f32(at, sum);
+    ptx_st_shared_f32(at + RESTS, ptx_ld_shared_f32(at + RESTS) + rest);
+}
+
 /* Adds the weights of a chunk to the sums of the warp's group. to: the lane's first query. */
 FA_DEVICE void add_weights(const fa_scores *weights, uint32_t to)
 {
@@ -150,8 +163,7 @@ FA_DEVICE void add_weights(const fa_scores *weights, uint32_t to)
 #pragma unroll
             for (int other = 4; other < 32; other *= 2)
                 sum += __shfl_xor_sync(0xffffffffu, sum, other);
-            const uint32_t at = to + 32 * (uint32_t)n + 4 * (uint32_t)i;
-            if (ptx_thread_id() % 32 < 4) ptx_st_shared_f32(at, ptx_ld_shared_f32(at) + sum);
+            if (ptx_thread_id() % 32 < 4) add_sum(to + 32 * (uint32_t)n + 4 * (uint32_t)i, sum);
         }
 }
 
@@ -187,9 +199,14 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
     for (int row = ptx_thread_id(); row < QUERIES; row += THREADS) {
         const float lse = rows[row].x;
         float sum = p->sinks ? ptx_ex2(fmaf(p->sinks[w->queries.head], FA_LOG2E, -lse)) : 0.0f;
+        float rest = 0.0f;
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++)
-            sum += ptx_ld_shared_f32(memory + SUMS_AT + 4 * (uint32_t)(group * QUERIES + row));
+        for (int group = 0; group < GROUPS; group++) {
+            const uint32_t at = memory + SUMS_AT + 4 * (uint32_t)(group * QUERIES + row);
+            sum += ptx_ld_shared_f32(at);
+            rest += ptx_ld_shared_f32(at + RESTS);
+        }
+        sum += rest;
         factors[row] = find_factor(sum, lse);
     }
 }
@@ -198,11 +215,11 @@ FA_DEVICE void correct_part(const fa_attention_params *p, const fa_backward_sm80
                             part_work *w, uint32_t memory, int part, float scale)
 {
     __syncthreads(); /* all are done with the part before */
-    for (int i = ptx_thread_id(); i < GROUPS * QUERIES; i += THREADS)
+    for (int i = ptx_thread_id(); i < 2 * SUMS; i += THREADS)
         ptx_st_shared_f32(memory + SUMS_AT + 4 * (uint32_t)i, 0.0f);
     if (threadIdx.x == 0) {
         describe_part(p, w, part);
-        if (w->from < w->to) describe_keys(p, s, w, w->from);
+        if (w->from < w->to) describe_keys(p, w, w->from);
     }
     __syncthreads();
     if (w->from < w->to) {
@@ -214,7 +231,7 @@ FA_DEVICE void correct_part(const fa_attention_params *p, const fa_backward_sm80
         ptx_cp_async_wait_all();
         __syncthreads(); /* this tile's copies are there, and all are done with the tile before */
         if (tile + 1 < w->to) {
-            if (threadIdx.x == 0) describe_keys(p, s, w, tile + 1);
+            if (threadIdx.x == 0) describe_keys(p, w, tile + 1);
             __syncthreads();
             issue_key_tile(p, memory, w, tile + 1);
         }

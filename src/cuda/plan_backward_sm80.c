@@ -312,6 +312,7 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
     .name = "tf32",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
+    .replaces = {&fa_cuda_backward_tf32x3, &fa_cuda_backward_tf32x3_corrected},
     .plan = plan_tf32,
 };
 

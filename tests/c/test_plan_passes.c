@@ -418,6 +418,9 @@ static void test_float32_families(void)
               strcmp(s.arithmetic, "tf32 products (mma.sync), float32 sums") == 0,
           "%s, %zu bytes", s.arithmetic, s.workspace_bytes);
     CHECK(takes(tf32, &p, "") && takes(tf32x3, &p, "") && takes(simt, &p, ""), "asked in tf32");
+    p.dout.data = NULL;
+    CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums, "tf32, before gradients are known");
+    p.dout = somewhere;
     p.precision = FA_PRECISION_FLOAT32;
     s = plan_of(&p, &devices[A100]);
     CHECK(s.family == tf32x3 &&

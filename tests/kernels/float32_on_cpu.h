@@ -65,6 +65,14 @@ static inline void make_bias(attention *a, fa_dtype dtype, bool aligned)
     a->in.options.bias = &a->bias;
 }
 
+/* ALiBi. */
+static inline void make_slope(attention *a, float slope)
+{
+    float *slopes = ref_buffers_new(&a->buffers, "alibi_slopes", sizeof slope, sizeof slope);
+    *slopes = slope;
+    a->in.options.alibi_slopes = slopes;
+}
+
 static inline void make_mask(attention *a, bool aligned)
 {
     a->mask = make_score_tensor(a, "mask", FA_BOOL, aligned);
@@ -164,24 +172,31 @@ static void test_exactness(random_attend *attend, int d)
     }
 }
 
-/* One key with the weight 1, and many that are together 1.2e-5: each of a thread's sums of a tile is less than half of what
- * rounding 1 and more would keep. */
-static inline void test_small_weights(random_attend *attend)
+/* One key has the weight 1, and the others but one are together 1.2e-5. What a thread adds in a tile is less than half a unit in the
+ * last place of 1, so plain addition loses it. `late`: a key near the end has the weight 4, so that the row has another base
+ * from there on. option: by the kernel that has options, with one that changes nothing. */
+static inline void test_small_weights(random_attend *attend, bool late, bool option)
 {
     enum { MANY = 4096, DIM = 64 };
     const double logit = log(0.4 * 0x1p-23 / 16);
     attention a;
     const shape s = {1, 1, 1, QUERIES, MANY, DIM, DIM};
     make_aligned(&a, 83, s);
+    if (option) make_slope(&a, 0);
+    const float other = late ? (float)(log(4) / sqrt(DIM)) : (float)(logit / sqrt(DIM));
     for (int64_t c = 0; c < DIM; c++) {
         for (int64_t i = 0; i < QUERIES; i++) ref_store(&a.in.q, 0, i, 0, c, 1);
         for (int64_t j = 0; j < MANY; j++)
-            ref_store(&a.in.k, 0, j, 0, c, j == 0 ? 0 : logit / sqrt(DIM));
+            ref_store(&a.in.k, 0, j, 0, c,
+                      j == 0           ? 0
+                      : j == MANY - 40 ? (double)other
+                                       : logit / sqrt(DIM));
     }
     run_float32(attend, &a, FA_PRECISION_FLOAT32);
-    const double want = log1p((MANY - 1) * exp(logit));
+    const double want = log1p((MANY - 2) * exp(logit) + exp((double)other * sqrt(DIM)));
     for (int64_t i = 0; i < QUERIES; i++)
-        CHECK(fabs((double)a.lse[i] - want) < 2e-7, "query %lld: log-sum-exp %g, expected %g",
+        CHECK(fabs((double)a.lse[i] - want) < 3e-7,
+              "late %d, option %d, query %lld: log-sum-exp %g, expected %g", late, option,
               (long long)i, (double)a.lse[i], want);
     attention_free(&a);
 }
@@ -191,7 +206,6 @@ static inline void test_exact_options(random_attend *attend, int d)
 {
     static const double factors[] = {1, 16};
     static const float softcaps[] = {2, 15, 50};
-    static float slopes[] = {0.25f};
     for (int n = 0; n < 14; n++) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
@@ -199,9 +213,7 @@ static inline void test_exact_options(random_attend *attend, int d)
         peak_queries(&a, factors[n % 2]);
         if (n < 6) a.in.options.softcap = softcaps[n / 2];
         else if (n < 8) {
-            a.in.options.alibi_slopes =
-                ref_buffers_new(&a.buffers, "alibi_slopes", sizeof slopes, sizeof *slopes);
-            memcpy((void *)(uintptr_t)a.in.options.alibi_slopes, slopes, sizeof slopes);
+            make_slope(&a, 0.25f);
         } else if (n < 10) make_bias(&a, FA_FLOAT32, true);
         else if (n < 12) make_bias(&a, float_dtypes[n - 9], true);
         else {

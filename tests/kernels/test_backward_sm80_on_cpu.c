@@ -538,6 +538,98 @@ static void test_corrected_weights(void)
     hand.sink = -INFINITY;
 }
 
+/* What test_row_sums does beside plain attention. */
+typedef enum row_option {
+    ROW_PLAIN,
+    ROW_CAUSAL,
+    ROW_WINDOW,
+    ROW_SOFTCAP,
+    ROW_ALIBI,
+    ROW_BIAS,
+    ROW_MASK,
+    ROW_SMALL, /* one key with nearly all the weight, many with what a sum of float32 would lose */
+    ROW_OPTIONS
+} row_option;
+
+static void set_row_option(fa_options *o, row_option option, const fa_tensor *scores)
+{
+    static const float slope = 0.5f;
+    if (option == ROW_CAUSAL) o->flags |= FA_CAUSAL;
+    if (option == ROW_WINDOW) o->flags |= FA_CAUSAL | FA_WINDOW, o->window_left = 90;
+    if (option == ROW_SOFTCAP) o->softcap = 40;
+    if (option == ROW_ALIBI) o->alibi_slopes = &slope;
+    if (option == ROW_BIAS) o->bias = scores;
+    if (option == ROW_MASK) o->mask = scores;
+}
+
+/* dO has a 1 in a column of its own for each query. So the sum of dV over the keys is, in that column, the sum of the
+ * query's weights: 1, whatever the scores, also where the log-sum-exp is off by a rounding error. */
+static void test_row_sums(int dim, row_option option)
+{
+    enum { N_Q = 80, N_K = 2100, MOST = 256 };
+    static struct {
+        float q[N_Q * MOST], k[N_K * MOST], v[N_K * MOST], out[N_Q * MOST], dout[N_Q * MOST];
+        float dq[N_Q * MOST], dk[N_K * MOST], dv[N_K * MOST], lse[N_Q], bias[N_Q * N_K];
+        uint8_t mask[N_Q * N_K];
+    } x;
+    /* Of few bits, so that scores are exact: logits of 40, and 20.5 of the others. */
+    static const float keys[][2] = {{5, 2.5625f}, {3.5625f, 1.8125f}, {2.5f, 1.28125f}};
+    const int n_q = dim < N_Q ? dim : N_Q, n_k = option == ROW_SMALL ? N_K : 230;
+    const bool is_mask = option == ROW_MASK;
+    char message[320] = "";
+    ref_random random = {(uint64_t)(dim + (int)option)};
+    fa_options options = FA_OPTIONS_INIT;
+    fa_problem p;
+    fa_cuda_plan plan;
+    memset(&x, 0, sizeof x);
+    for (int i = 0; i < n_q * dim; i++)
+        x.q[i] = option == ROW_SMALL ? 1 : 6 * (float)ref_random_normal(&random);
+    for (int i = 0; i < n_k * dim; i++)
+        x.k[i] = option == ROW_SMALL ? (i < dim ? keys[dim / 128][0] : keys[dim / 128][1])
+                                     : (float)ref_random_normal(&random);
+    for (int i = 0; i < n_k * dim; i++) x.v[i] = (float)ref_random_normal(&random);
+    for (int i = 0; i < n_q; i++) x.dout[i * dim + i] = 1;
+    for (int i = 0; i < n_q * n_k; i++) {
+        x.bias[i] = 5 * (float)ref_random_normal(&random);
+        x.mask[i] = i % n_k == 0 || ref_random_bits(&random) % 4 == 0;
+    }
+    const fa_tensor scores = {.data = is_mask ? (void *)x.mask : x.bias,
+                              .dtype = is_mask ? FA_BOOL : FA_FLOAT32,
+                              .shape = {1, 1, n_q, n_k},
+                              .stride = {0, 0, n_k, 1}};
+    set_row_option(&options, option, &scores);
+    const fa_tensor q = fa_bshd(x.q, FA_FLOAT32, 1, n_q, 1, dim),
+                    k = fa_bshd(x.k, FA_FLOAT32, 1, n_k, 1, dim),
+                    v = fa_bshd(x.v, FA_FLOAT32, 1, n_k, 1, dim),
+                    out = fa_bshd(x.out, FA_FLOAT32, 1, n_q, 1, dim);
+    const fa_gradients gradients = {.size = sizeof gradients,
+                                    .dout = fa_bshd(x.dout, FA_FLOAT32, 1, n_q, 1, dim),
+                                    .dq = fa_bshd(x.dq, FA_FLOAT32, 1, n_q, 1, dim),
+                                    .dk = fa_bshd(x.dk, FA_FLOAT32, 1, n_k, 1, dim),
+                                    .dv = fa_bshd(x.dv, FA_FLOAT32, 1, n_k, 1, dim)};
+    options.device = FA_DEVICE_CPU;
+    CHECK(fa_forward(&q, &k, &v, &out, x.lse, &options) == FA_OK, "%s", fa_last_error());
+    options.device = FA_DEVICE_CUDA;
+    for (int i = 0; i < n_q; i++)
+        x.lse[i] += fmaxf(1, fabsf(x.lse[i])) * (i % 2 ? 0x1p-22f : -0x1p-22f);
+    const random_call call = {.q = q, .k = k, .v = v, .out = out, .lse = x.lse, .options = options};
+    machine m = {.memory = {.count = 1}};
+    m.memory.list[0] = (ref_buffer){.name = "arrays", .data = (char *)&x, .bytes = sizeof x};
+    device = devices[H200];
+    corrected_weights = true;
+    const fa_status status =
+        make_plan(&call, &gradients, &options, &p, &plan, message, sizeof message);
+    CHECK(status == FA_OK && run_in_workspace(&m, &p, &plan, message, sizeof message) == FA_OK,
+          "%s", message);
+    corrected_weights = false;
+    for (int i = 0; i < n_q; i++) {
+        double sum = 0;
+        for (int j = 0; j < n_k; j++) sum += (double)x.dv[j * dim + i];
+        CHECK(fabs(sum - 1) < 3e-7, "d %d, option %d, query %d: weights are together 1 + %g", dim,
+              (int)option, i, sum - 1);
+    }
+}
+
 /* Whether the kernel does the problem. */
 static bool run_twice(int64_t number, kind of)
 {
@@ -581,6 +673,8 @@ int main(int argc, char **argv)
     }
     in_place = false;
     test_corrected_weights();
+    for (int dim = 64; dim <= 256; dim *= 2)
+        for (int option = 0; option < ROW_OPTIONS; option++) test_row_sums(dim, (row_option)option);
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
         CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
     /* What is allowed has room for errors that all go one way. Cutting operands off, not rounding

@@ -313,7 +313,7 @@ static void test_tf32(void)
 static void test_f16x3(void)
 {
     family_name = "f16x3_sm90";
-    test_small_weights(attend);
+    for (int n = 0; n < 4; n++) test_small_weights(attend, n % 2, n / 2);
     hopper_cuts_off = true;
     for (int d = 64; d <= MAX_DIM; d *= 2) {
         test_exactness(attend, d);
