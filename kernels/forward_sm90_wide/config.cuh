@@ -76,6 +76,7 @@ static_assert(CLUSTER * FRAGMENT_KEYS == KEYS, "each block has its part of the k
 /* Of forward_sm90's choices (forward_sm90/config.cuh): */
 #define HIDES_VALUES 0
 #define NATURAL_BASES 0
+#define EXACT_SUMS 0
 #define TRACKED 1
 #define HAS_SERIES 0
 #define DYNAMIC 0

@@ -18,7 +18,7 @@ DEVICE = "cuda" if GPUS else "cpu"
 RANKS = GPUS or 8
 SIZES = (1, 2, 3, 4, 8)
 MESHES = ((2, 2), (1, 2), (2, 1), (2, 4), (4, 2))
-PATIENCE = 3.0  # seconds: the timeout of the groups in which a rank fails
+PATIENCE = 5.0  # seconds: the timeout of the groups in which a rank fails
 
 
 class Failed(Exception):
@@ -110,6 +110,7 @@ def _serve(pipe, rank, count, port):
             _groups[size] = dist.new_group(list(range(size)))
     for size, name in ((3, "before"), (3, "forward"), (3, "backward"), (count, "dead")):
         if size <= count:
+            dist.barrier()  # ranks connect within the same timeout: so they begin together
             _groups[size, name] = dist.new_group(list(range(size)), timeout=short)
     for shape in MESHES:
         size = shape[0] * shape[1]
