@@ -134,8 +134,7 @@ static __device__ uint32_t task_counters[FA_SM90_COUNTERS];
 FA_DEVICE int64_t take_task(const fa_sm90_params *s, int64_t tasks)
 {
     uint32_t taken = 0;
-    if (threadIdx.x % 32 == 0)
-        taken = atomicInc(&task_counters[s->counter], (uint32_t)tasks - 1);
+    if (threadIdx.x % 32 == 0) taken = atomicInc(&task_counters[s->counter], (uint32_t)tasks - 1);
     return (int64_t)gridDim.x + warp_uniform((int)taken);
 }
 

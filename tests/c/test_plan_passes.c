@@ -340,7 +340,7 @@ static fa_problem make_float32(int64_t d, int64_t d_v, fa_precision precision)
 static void test_float32_variants(void)
 {
     static const fa_cuda_family *const tf32 = &fa_cuda_backward_tf32,
-                                *const tf32x3 = &fa_cuda_backward_tf32x3_corrected;
+                                       *const tf32x3 = &fa_cuda_backward_tf32x3_corrected;
     const struct {
         const fa_cuda_family *family;
         int gpu;
@@ -372,7 +372,8 @@ static void test_float32_variants(void)
         {tf32x3, H200, 256, 129, false, FA_VARIANT_backward_tf32x3_d256, ""},
         {tf32x3, H200, 256, 129, true, FA_VARIANT_backward_tf32x3_d256_general, ""},
         {tf32x3, A100, 256, 256, false, FA_VARIANT_backward_tf32x3_d256_small_general, ""},
-        {tf32x3, H200, 257, 64, false, FA_NO_VARIANT, "not tf32x3_corrected: the head dim is 257, above 256"},
+        {tf32x3, H200, 257, 64, false, FA_NO_VARIANT,
+         "not tf32x3_corrected: the head dim is 257, above 256"},
         {tf32x3, T4, 64, 64, false, FA_NO_VARIANT, ""},
         {tf32x3, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
         {tf32x3, RTX_4090, 65, 64, false, FA_NO_VARIANT, "bytes of shared memory for a block"}};
@@ -793,14 +794,13 @@ static void test_text(void)
     p.precision = FA_PRECISION_IEEE;
     fa_cuda_plan s = plan_apart(&p);
     fa_cuda_plan_describe(&p, &devices[H200], &s, text, sizeof text);
-    CHECK(strcmp(text,
-                 "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
-                 "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
-                 "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
-                 "128 threads): float32 sums on FMA units, deterministic on sm_90; not "
-                 "sm90: q.dtype is float32; not tf32: options.precision is not "
-                 "FA_PRECISION_TF32; not tf32x3_corrected: options.precision is "
-                 "FA_PRECISION_IEEE") == 0,
+    CHECK(strcmp(text, "cuda backward backward_delta (query tile 32, 32 blocks of 128 threads), "
+                       "backward_dq_simt_d128 (query tile 64, key tile 64, 16 blocks of 128 "
+                       "threads), backward_dkv_simt_d128 (query tile 64, key tile 64, 16 blocks of "
+                       "128 threads): float32 sums on FMA units, deterministic on sm_90; not "
+                       "sm90: q.dtype is float32; not tf32: options.precision is not "
+                       "FA_PRECISION_TF32; not tf32x3_corrected: options.precision is "
+                       "FA_PRECISION_IEEE") == 0,
           "%s", text);
     p = make_backward(2, 4, 1 << 28, 512);
     s = plan_apart(&p);
