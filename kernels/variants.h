@@ -637,23 +637,24 @@ END(backward, tf32x3)
 FAMILY(backward_weight_sums, tf32x3)
 /* Each serves the kernels of the same head dim and options. */
 VARIANT(backward_tf32x3_weight_sums_d64, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = 0, .warps = 4, .group_rows = 32,
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 3)
 VARIANT(backward_tf32x3_weight_sums_d64_general, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 2)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 64, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_weight_sums_d128, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = 0, .warps = 4, .group_rows = 32,
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_weight_sums_d128_general, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 128, .options = FA_BACKWARD_SM80_ALL, .warps = 4, .group_rows = 32,
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 2)
 VARIANT(backward_tf32x3_weight_sums_d256, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
-        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 16,
-        .keys = 64, .queries = 32, .stages = 1, .blocks = 1)
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = 0, .warps = 8, .group_rows = 32,
+        .keys = 64, .queries = 64, .stages = 1, .blocks = 1)
+/* For 163 KiB, too. */
 VARIANT(backward_tf32x3_weight_sums_d256_general, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
-        .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+        .keys = 32, .queries = 64, .stages = 1, .blocks = 1)
 END(backward_weight_sums, tf32x3)
 
 FAMILY(backward_finish, tf32)

@@ -67,6 +67,12 @@
          FA_ELEMENT_BYTES(element) * (keys) * (queries) +                                          \
      128)
 
+/* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
+ * a sum for each query, and what rounding has taken from it. */
+#define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows)                 \
+    ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
+     (keys) / (group_rows) * (queries)*8 + 128)
+
 /* Every option that changes scores or weights may be there. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1
 

@@ -33,6 +33,11 @@
  * (common/three_products.cuh). */
 #define THREE_PRODUCTS (ELEMENT == FA_ELEMENT_TF32X3)
 
+/* weight_sums.cu, which has scores and no gradients, defines it as 1. */
+#ifndef SCORES_ALONE
+#define SCORES_ALONE 0
+#endif
+
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
     VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
@@ -46,7 +51,7 @@ enum {
     OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
     COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
     /* Queries whose scores are in registers together: options need registers, too. */
-    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 ? 16 : 32,
+    MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
     N_TILES = CHUNK / 8,             /* of 8 queries of the scores */

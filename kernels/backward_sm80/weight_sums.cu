@@ -5,14 +5,22 @@
  * errors: so where scores are large, all weights of a row are off by a common factor, and do not add
  * up to 1. A block adds up the weights of TILE queries, which it computes as backward_sm80 does, bit
  * by bit; the factor is 1 over the sum. Rows whose scores are small do without: where a tile has no
- * others, its block ends at once.
+ * others, its factors are 1.
  *
  * The log-sum-exp may be of more keys than these (context parallelism, sinks that are the caller's).
  * So a factor that is further from 1 than rounding errors explain is not used.
  *
- * Keys of two tiles are in shared memory, where backward_sm80 has keys and values: one is loaded
- * while the other is multiplied.
+ * There are as many blocks as the device runs at a time. A block looks at the log-sum-exps of its
+ * next 32 tiles at once, each warp at some of them, and then computes those that have large scores:
+ * otherwise waits for memory, one for each tile, would be most of the time where there are none.
+ *
+ * Tiles of keys and queries, and who multiplies them, may be others than in backward_sm80: a score
+ * depends on its own query and key alone, and on CHAIN. Two key tiles are in shared memory: one is
+ * loaded while the other is multiplied. A thread keeps the sums of its share of the keys in registers
+ * until a row has seen all of them.
  */
+#define SCORES_ALONE 1
+
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
@@ -24,6 +32,9 @@
 #include "backward_sm80/work.cuh"
 
 static_assert(THREE_PRODUCTS, "other kernels have no factors");
+static_assert(STAGES == 1, "queries are loaded once");
+static_assert(CHUNKS == 1, "the sums of all of a warp's queries are in registers");
+static_assert(KEYS <= THREADS && QUERIES <= THREADS, "a thread for each key, and for each query");
 
 /* Scores of a row are large if its log-sum-exp, less the logarithm of how many keys it sees, is
  * further from 0 than this. With normal logits that difference is half their variance. In units of
@@ -33,22 +44,48 @@ static_assert(THREE_PRODUCTS, "other kernels have no factors");
 /* How far from 1 a sum of weights may be by rounding errors: a share of the log-sum-exp. */
 #define MOST_ROUNDING 0x1p-20f
 
-/* Sums of weights of each group of warps, where backward_sm80 has dS; behind them what rounding has
- * taken from each. Where one key has nearly all the weight, other tiles add less than rounding 1
- * keeps. */
-enum { GROUPS = KEYS / GROUP_ROWS, SUMS = GROUPS * QUERIES, SUMS_AT = DS_AT, RESTS = 4 * SUMS };
-static_assert(2 * 4 * SUMS <= SCORE_BYTES, "sums are where dS is");
+/* Behind keys and queries. */
+enum {
+    GROUPS = KEYS / GROUP_ROWS,
+    OWN_ROWS_AT = Q_AT + Q_BYTES,
+    SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
+    OWN_SMEM_BYTES = SUMS_AT + GROUPS * QUERIES * 8 + 128
+};
+static_assert(OWN_SMEM_BYTES ==
+                  FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, GROUP_ROWS),
+              "as the planner counts");
 
-/* What all threads know: QUERIES queries of a head, and the key tiles that they see. */
-typedef struct part_work {
+/* Tiles that are looked at together. Their rows are where keys will be. */
+enum { LOOKS = 32, LOOK_BYTES = TILE * 8 };
+static_assert(LOOKS * LOOK_BYTES <= 2 * KEY_BYTES, "there is room for them");
+static_assert(TILE == 64, "two rows of a tile for each lane");
+
+/* What all threads know: a tile of queries; of QUERIES of them, a part, the key tiles that they
+ * see. */
+typedef struct tile_work {
     fa_tile queries;
-    int64_t number;     /* of the workspace's tile */
-    int32_t first;      /* query */
-    int32_t from, to;   /* key tile; to <= from: none */
-    block_work keys[2]; /* a key tile and the next one */
-} part_work;
+    int64_t number;   /* of the workspace's tile */
+    int32_t first;    /* query of the part */
+    int32_t from, to; /* key tile; to <= from: none */
+    /* Of the sequence: key j is seen by the queries [first_query + j, end_query + j); rows outside
+     * the others are not read. Saturated, with room for the number of a key. */
+    int32_t first_query, end_query;
+    int32_t seen_key_from, seen_key_to, seen_query_from, seen_query_to;
+    block_work keys[2]; /* a key tile and the next one: what masks and options ask for */
+} tile_work;
 
-FA_DEVICE uint32_t keys_offset(int key_tile) { return key_tile & 1 ? V_AT - K_AT : 0; }
+/* A sum of weights, and what rounding has taken from it. Where one key has nearly all the weight,
+ * others add less than rounding 1 keeps. */
+typedef struct exact_sum {
+    float sum, rest;
+} exact_sum;
+
+/* The lane's queries 8n + 2t + i. */
+typedef struct row_sums {
+    exact_sum at[N_TILES][2];
+} row_sums;
+
+/* ---- Which tiles have large scores ----------------------------------------------------------- */
 
 /* Where an option hides keys or moves their scores, the log-sum-exp does not tell. */
 FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, int64_t i,
@@ -60,8 +97,74 @@ FA_DEVICE bool has_large_scores(const fa_attention_params *p, const fa_tile *t, 
     return fabsf(lse - log2f((float)(sees.hi - sees.lo))) > LARGE_SCORES;
 }
 
+/* The block's task of a round. Every second round is reversed: under a causal mask tasks become
+ * shorter along a head, and blocks that had long ones then have short ones. */
+FA_DEVICE int64_t find_round_task(int64_t round)
+{
+    const int64_t blocks = gridDim.x, block = blockIdx.x;
+    return round * blocks + (round % 2 ? blocks - 1 - block : block);
+}
+
+/* Copies the warp's tiles' rows to shared memory: two rows of each to the lane's own place. All are
+ * on their way before the first is waited for. */
+FA_DEVICE void issue_looks(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                           uint32_t to, int64_t round)
+{
+    const float2 *rows = (const float2 *)(const void *)s->rows + 2 * (ptx_thread_id() % 32);
+#pragma unroll 1
+    for (int i = ptx_thread_id() / 32; i < LOOKS; i += WARPS) {
+        const int64_t task = find_round_task(round + i);
+        if (task < p->tasks)
+            ptx_cp_async_16(to + LOOK_BYTES * (uint32_t)i, rows + find_own_tile(s, task) * TILE,
+                            true);
+    }
+}
+
+/* Which of the warp's tiles have large scores; the others get their factors. from: the lane's
+ * place. */
+FA_DEVICE uint32_t look_at_rows(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                                uint32_t from, int64_t round)
+{
+    const int row = 2 * (ptx_thread_id() % 32);
+    uint32_t large = 0;
+#pragma unroll 1
+    for (int i = ptx_thread_id() / 32; i < LOOKS; i += WARPS) {
+        const int64_t task = find_round_task(round + i);
+        if (task >= p->tasks) continue;
+        const fa_tile t = fa_find_tile(p, task, TILE);
+        const uint4 two = ptx_ld_shared_v4(from + LOOK_BYTES * (uint32_t)i);
+        const bool own = has_large_scores(p, &t, t.first + row, fa_bits_float(two.x)) ||
+                         has_large_scores(p, &t, t.first + row + 1, fa_bits_float(two.z));
+        if (__any_sync(0xffffffffu, own)) large |= 1u << i;
+        else
+            *(float2 *)(void *)(s->factors + find_own_tile(s, task) * TILE + row) =
+                make_float2(1.0f, 1.0f);
+    }
+    return large;
+}
+
+/* Of the tasks of LOOKS rounds those that have large scores, a bit for each. */
+FA_DEVICE uint32_t find_large_tasks(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                                    uint32_t memory, int64_t round, uint32_t *shared)
+{
+    const int thread = ptx_thread_id();
+    const uint32_t own = memory + (uint32_t)(thread % 32) * 16;
+    __syncthreads(); /* all are done with the rounds before */
+    issue_looks(p, s, own, round);
+    ptx_cp_async_wait_all();
+    uint32_t large = look_at_rows(p, s, own, round);
+    if (thread % 32 == 0) shared[thread / 32] = large;
+    __syncthreads();
+    large = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) large |= shared[i];
+    return large;
+}
+
+/* ---- A tile of queries ----------------------------------------------------------------------- */
+
 /* The part's queries, and the key tiles that they see. */
-FA_DEVICE void describe_part(const fa_attention_params *p, part_work *w, int part)
+FA_DEVICE void describe_part(const fa_attention_params *p, tile_work *w, int part)
 {
     const fa_tile *t = &w->queries;
     const int64_t first = t->first + part * QUERIES, end = fa_min64(first + QUERIES, t->n_q);
@@ -72,51 +175,85 @@ FA_DEVICE void describe_part(const fa_attention_params *p, part_work *w, int par
     w->to = (int32_t)((fa_tile_visible(p, t, end - 1).hi + KEYS - 1) / KEYS);
 }
 
-FA_DEVICE void describe_keys(const fa_attention_params *p, part_work *w, int key_tile)
+/* What key tile 0 would be told; those that follow differ by their first key (move_keys). */
+FA_DEVICE void describe_keys(const fa_attention_params *p, tile_work *w)
 {
-    block_work *k = &w->keys[key_tile & 1];
-    k->sequence = w->queries;
-    k->keys.batch = w->queries.batch;
-    k->keys.head_kv = w->queries.head_kv;
-    k->keys.first = (int64_t)key_tile * KEYS;
+    block_work *k = &w->keys[0];
+    k->sequence = w->keys[1].sequence = w->queries;
+    k->keys.first = 0;
     k->heads = 1;
-    k->from = k->to = k->tiles = k->num_keys = 0;
-#if OPTIONS
-    for (int i = 0; i < KEYS; i++) k->bad_keys[i] = 0;
-#endif
     find_queries(p, k);
+    w->first_query = k->first_query, w->end_query = k->end_query;
+    w->seen_key_from = k->seen_key_from, w->seen_key_to = k->seen_key_to;
+    w->seen_query_from = k->seen_query_from, w->seen_query_to = k->seen_query_to;
 }
 
-FA_DEVICE void issue_key_tile(const fa_attention_params *p, uint32_t memory, const part_work *w,
+FA_DEVICE void describe_tile(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                             tile_work *w, int64_t task, int part)
+{
+    w->queries = fa_find_tile(p, task, TILE);
+    w->number = find_own_tile(s, task);
+    describe_part(p, w, part);
+    if (w->from < w->to) describe_keys(p, w);
+}
+
+/* Makes a description that nobody uses any more that of another key tile. */
+FA_DEVICE void move_keys(tile_work *w, int key_tile)
+{
+    block_work *k = &w->keys[key_tile & 1];
+    const int first = key_tile * KEYS;
+    if (threadIdx.x == 0) {
+        k->keys.first = first;
+        k->num_keys = min((int)w->queries.n_k - first, KEYS);
+        k->first_query = w->first_query + first;
+        k->end_query = w->end_query + first;
+    }
+#if OPTIONS
+    if (threadIdx.x < KEYS) k->bad_keys[threadIdx.x] = 0;
+#endif
+}
+
+FA_DEVICE uint32_t keys_offset(int key_tile) { return key_tile & 1 ? V_AT - K_AT : 0; }
+
+FA_DEVICE void issue_key_tile(const fa_attention_params *p, uint32_t memory, const tile_work *w,
                               int key_tile)
 {
-    const block_work *k = &w->keys[key_tile & 1];
-    const fa_tile *t = &k->sequence;
-    const row_source from = source_of(&p->k, t->block_k, t->start_k + k->keys.first, t->head_kv,
-                                      p->d, k->seen_key_from, k->seen_key_to);
+    const fa_tile *t = &w->queries;
+    const int first = key_tile * KEYS;
+    const row_source from = source_of(&p->k, t->block_k, t->start_k + first, t->head_kv, p->d,
+                                      w->seen_key_from - first, w->seen_key_to - first);
     issue_rows(&from, KEYS, memory + K_AT + keys_offset(key_tile));
 }
 
-FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm80_params *s,
-                             uint32_t memory, const part_work *w, int part)
+/* Where log-sum-exps and deltas of the part's queries are. */
+FA_DEVICE const float2 *find_rows(const fa_backward_sm80_params *s, const tile_work *w, int part)
 {
-    const block_work *k = &w->keys[w->from & 1];
-    const fa_tile *t = &w->queries;
-    const int thread = ptx_thread_id();
-    const float2 *rows = (const float2 *)(const void *)s->rows + w->number * TILE + part * QUERIES;
-    const row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
-                                      k->seen_query_from - w->first, k->seen_query_to - w->first);
-    issue_rows(&from, QUERIES, q_at(memory, 0));
-    if (thread < QUERIES / 2)
-        ptx_cp_async_16(rows_at(memory, 0) + (uint32_t)thread * 16, rows + 2 * thread, true);
+    return (const float2 *)(const void *)s->rows + w->number * TILE + part * QUERIES;
 }
 
-/* Scores of a chunk become weights, as in backward_sm80. */
+FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                             uint32_t memory, const tile_work *w, int part)
+{
+    const fa_tile *t = &w->queries;
+    const int thread = ptx_thread_id();
+    const row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
+                                      w->seen_query_from - w->first, w->seen_query_to - w->first);
+    issue_rows(&from, QUERIES, q_at(memory, 0));
+    if (thread < QUERIES / 2)
+        ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
+                        find_rows(s, w, part) + 2 * thread, true);
+}
+
+/* ---- Weights and their sums ------------------------------------------------------------------ */
+
+/* Scores become weights, as in backward_sm80. */
 FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
                             const tile_part *part, int tile, float scale, fa_scores *s)
 {
 #if OPTIONS
-    const tile_options o = find_tile_options(p, k, 0, part->query, part->key);
+    tile_options o = {0, ~0u, part->query, part->key, (int)k->sequence.head};
+    o.sees = find_seen(k, o.query, o.key);
+    if (p->mask.data) o.sees = read_mask(&p->mask, k, &o);
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES / GROUP; i++) {
         const int m = i / (N_TILES / GROUP), n = i % (N_TILES / GROUP) * GROUP;
@@ -142,16 +279,22 @@ FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
 
 /* The rest: of x and of the sum so far, what is not in the new sum (Knuth, The Art of Computer
  * Programming, volume 2, section 4.2.2). */
-FA_DEVICE void add_sum(uint32_t at, float x)
+FA_DEVICE void add_to_sum(exact_sum *to, float x)
 {
-    const float old = ptx_ld_shared_f32(at), sum = old + x, added = sum - old;
-    const float rest = (old - (sum - added)) + (x - added);
-    ptx_st_shared_f32(at, sum);
-    ptx_st_shared_f32(at + RESTS, ptx_ld_shared_f32(at + RESTS) + rest);
+    const float old = to->sum, sum = old + x, added = sum - old;
+    to->rest += (old - (sum - added)) + (x - added);
+    to->sum = sum;
 }
 
-/* Adds the weights of a chunk to the sums of the warp's group. to: the lane's first query. */
-FA_DEVICE void add_weights(const fa_scores *weights, uint32_t to)
+FA_DEVICE void clear_row_sums(row_sums *sums)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * N_TILES; i++)
+        sums->at[i / 2][i % 2].sum = sums->at[i / 2][i % 2].rest = 0.0f;
+}
+
+/* Adds the lane's weights of a key tile. */
+FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
 {
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
@@ -160,29 +303,49 @@ FA_DEVICE void add_weights(const fa_scores *weights, uint32_t to)
             float sum = 0.0f;
 #pragma unroll
             for (int mr = 0; mr < 2 * M_TILES; mr++) sum += weights->at[mr / 2][n][mr % 2 * 2 + i];
-#pragma unroll
-            for (int other = 4; other < 32; other *= 2)
-                sum += __shfl_xor_sync(0xffffffffu, sum, other);
-            if (ptx_thread_id() % 32 < 4) add_sum(to + 32 * (uint32_t)n + 4 * (uint32_t)i, sum);
+            add_to_sum(&sums->at[n][i], sum);
         }
 }
 
-FA_DEVICE void sum_key_tile(const fa_attention_params *p, const part_work *w, uint32_t memory,
-                            int key_tile, float scale)
+FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, uint32_t memory,
+                            int key_tile, float scale, row_sums *sums)
 {
     const block_work *k = &w->keys[key_tile & 1];
     const tile_cursor at = {0, 0, w->first / QUERIES};
-    const fa_layout layout = find_layout(memory), *l = &layout;
-#pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        const tile_part part = find_part(memory, &at, chunk);
-        const int own = part.query - w->first;
-        fa_scores s;
-        make_scores(&s, part.keys + keys_offset(key_tile), part.queries);
-        make_weights(p, k, &part, at.tile, scale, &s);
-        add_weights(&s, memory + SUMS_AT + 4 * (uint32_t)(l->group * QUERIES + own));
-    }
+    tile_part part = find_part(memory, &at, 0);
+    fa_scores s;
+    part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
+    make_scores(&s, part.keys + keys_offset(key_tile), part.queries);
+    make_weights(p, k, &part, at.tile, scale, &s);
+    add_weights(sums, &s);
 }
+
+/* Adds up the lanes that have other keys of the same queries, and stores the sums of the warp's
+ * group. */
+FA_DEVICE void store_row_sums(row_sums *sums, uint32_t memory)
+{
+    const fa_layout layout = find_layout(memory), *l = &layout;
+    const int first = l->group * QUERIES + l->share * OWN_QUERIES + l->lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            exact_sum *x = &sums->at[n][i];
+#pragma unroll
+            for (int other = 4; other < 32; other *= 2) {
+                const float sum = __shfl_xor_sync(0xffffffffu, x->sum, other);
+                const float rest = __shfl_xor_sync(0xffffffffu, x->rest, other);
+                add_to_sum(x, sum);
+                x->rest += rest;
+            }
+            const uint32_t to = memory + SUMS_AT + 8 * (uint32_t)(first + 8 * n + i);
+            if (l->lane >= 4) continue;
+            ptx_st_shared_f32(to, x->sum);
+            ptx_st_shared_f32(to + 4, x->rest);
+        }
+}
+
+/* ---- Factors --------------------------------------------------------------------------------- */
 
 /* lse: in units of log 2. */
 FA_DEVICE float find_factor(float sum, float lse)
@@ -191,49 +354,52 @@ FA_DEVICE float find_factor(float sum, float lse)
     return fabsf(sum - 1.0f) <= most ? 1.0f / sum : 1.0f;
 }
 
-FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm80_params *s,
-                             const part_work *w, uint32_t memory, int part)
+/* The sum of a row's weights. */
+FA_DEVICE float find_sum(const fa_attention_params *p, const tile_work *w, uint32_t memory, int row,
+                         float lse)
 {
-    const float2 *rows = (const float2 *)(const void *)s->rows + w->number * TILE + part * QUERIES;
-    float *factors = s->factors + w->number * TILE + part * QUERIES;
-    for (int row = ptx_thread_id(); row < QUERIES; row += THREADS) {
-        const float lse = rows[row].x;
-        float sum = p->sinks ? ptx_ex2(fmaf(p->sinks[w->queries.head], FA_LOG2E, -lse)) : 0.0f;
-        float rest = 0.0f;
+    exact_sum x = {0.0f, 0.0f};
+    if (p->sinks) x.sum = ptx_ex2(fmaf(p->sinks[w->queries.head], FA_LOG2E, -lse));
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            const uint32_t at = memory + SUMS_AT + 4 * (uint32_t)(group * QUERIES + row);
-            sum += ptx_ld_shared_f32(at);
-            rest += ptx_ld_shared_f32(at + RESTS);
-        }
-        sum += rest;
-        factors[row] = find_factor(sum, lse);
+    for (int group = 0; group < GROUPS; group++) {
+        const float2 y =
+            ptx_ld_shared_f32x2(memory + SUMS_AT + 8 * (uint32_t)(group * QUERIES + row));
+        add_to_sum(&x, y.x);
+        x.rest += y.y;
     }
+    return x.sum + x.rest;
 }
 
-FA_DEVICE void correct_part(const fa_attention_params *p, const fa_backward_sm80_params *s,
-                            part_work *w, uint32_t memory, int part, float scale)
+FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                             const tile_work *w, uint32_t memory, int part)
 {
-    __syncthreads(); /* all are done with the part before */
-    for (int i = ptx_thread_id(); i < 2 * SUMS; i += THREADS)
-        ptx_st_shared_f32(memory + SUMS_AT + 4 * (uint32_t)i, 0.0f);
-    if (threadIdx.x == 0) {
-        describe_part(p, w, part);
-        if (w->from < w->to) describe_keys(p, w, w->from);
-    }
-    __syncthreads();
+    const int row = ptx_thread_id();
+    if (row >= QUERIES) return;
+    const float lse = find_rows(s, w, part)[row].x;
+    s->factors[w->number * TILE + part * QUERIES + row] =
+        find_factor(find_sum(p, w, memory, row, lse), lse);
+}
+
+/* ---- A block --------------------------------------------------------------------------------- */
+
+/* All threads have met since the last use of keys[0]. */
+FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                        tile_work *w, uint32_t memory, int part, float scale)
+{
+    row_sums sums;
+    clear_row_sums(&sums);
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
         issue_key_tile(p, memory, w, w->from);
+        move_keys(w, w->from);
     }
 #pragma unroll 1
     for (int tile = w->from; tile < w->to; tile++) {
         ptx_cp_async_wait_all();
         __syncthreads(); /* this tile's copies are there, and all are done with the tile before */
         if (tile + 1 < w->to) {
-            if (threadIdx.x == 0) describe_keys(p, w, tile + 1);
-            __syncthreads();
             issue_key_tile(p, memory, w, tile + 1);
+            move_keys(w, tile + 1);
         }
 #if OPTIONS
         if (p->mask.data || p->bias.data) {
@@ -241,10 +407,23 @@ FA_DEVICE void correct_part(const fa_attention_params *p, const fa_backward_sm80
             __syncthreads();
         }
 #endif
-        sum_key_tile(p, w, memory, tile, scale);
+        sum_key_tile(p, w, memory, tile, scale, &sums);
     }
-    __syncthreads();
-    store_factors(p, s, w, memory, part);
+    store_row_sums(&sums, memory);
+}
+
+FA_DEVICE void correct_tile(const fa_attention_params *p, const fa_backward_sm80_params *s,
+                            tile_work *w, uint32_t memory, int64_t task)
+{
+#pragma unroll 1
+    for (int part = 0; part < PARTS; part++) {
+        __syncthreads(); /* all are done with the part before */
+        if (threadIdx.x == 0) describe_tile(p, s, w, task, part);
+        __syncthreads();
+        sum_part(p, s, w, memory, part, inner_scale(p));
+        __syncthreads();
+        store_factors(p, s, w, memory, part);
+    }
 }
 
 FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
@@ -252,24 +431,14 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
                               const __grid_constant__ fa_backward_sm80_params s)
 {
     FA_DYNAMIC_SHARED(raw);
-    __shared__ part_work work;
+    __shared__ tile_work work;
+    __shared__ uint32_t large_tasks[WARPS];
     const uint32_t memory = fa_opaque(find_memory(raw));
-    if (threadIdx.x == 0) {
-        work.queries = fa_find_tile(&p.a, blockIdx.x, TILE);
-        work.number = find_own_tile(&s, blockIdx.x);
-    }
-    __syncthreads();
-    const int64_t first = work.number * TILE;
-    const float2 *rows = (const float2 *)(const void *)s.rows + first;
-    bool large = false;
-    for (int row = (int)threadIdx.x; row < TILE; row += THREADS)
-        large =
-            large || has_large_scores(&p.a, &work.queries, work.queries.first + row, rows[row].x);
-    if (!__syncthreads_or(large)) {
-        for (int row = (int)threadIdx.x; row < TILE; row += THREADS) s.factors[first + row] = 1.0f;
-        return;
-    }
 #pragma unroll 1
-    for (int part = 0; part < PARTS; part++)
-        correct_part(&p.a, &s, &work, memory, part, inner_scale(&p.a));
+    for (int64_t round = 0; round * gridDim.x < p.a.tasks; round += LOOKS) {
+        uint32_t large = find_large_tasks(&p.a, &s, memory, round, large_tasks);
+#pragma unroll 1
+        for (int i = 0; large; i++, large >>= 1)
+            if (large & 1) correct_tile(&p.a, &s, &work, memory, find_round_task(round + i));
+    }
 }

@@ -118,11 +118,18 @@ static bool takes(const fa_variant *v, const fa_problem *p)
            (v->options == FA_BACKWARD_SM80_ALL || !fa_cuda_changes_scores(p));
 }
 
+/* Blocks with so much dynamic shared memory that a multiprocessor has room for. */
+static int count_fitting(const fa_cuda_device *device, int smem)
+{
+    return device->smem_per_sm / (smem + FA_CUDA_STATIC_SMEM + 1024); /* the driver's own */
+}
+
 /* Whether a multiprocessor has room for so many blocks. */
 static bool has_room(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
-    const int bytes = count_smem(v) + FA_CUDA_STATIC_SMEM;
-    return bytes <= device->smem_per_block && blocks * (bytes + 1024) <= device->smem_per_sm;
+    const int smem = count_smem(v);
+    return smem + FA_CUDA_STATIC_SMEM <= device->smem_per_block &&
+           blocks <= count_fitting(device, smem);
 }
 
 /* The first variant that does the problem and that a block's shared memory has room for; of the same head dim rather one that
@@ -169,12 +176,20 @@ static const fa_variant *find_weight_sums(const fa_variant *main)
     return v;
 }
 
+/* As many blocks as the device runs at a time share the tasks. */
 static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_variant *main)
 {
     const fa_variant *v = find_weight_sums(main);
-    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), count_smem(v),
+    const int smem = FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(v->element, v->head_dim, v->keys, v->queries,
+                                                       v->group_rows);
+    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), smem,
                                               queue_sm80, x->device, x->plan, x->why, x->size);
-    if (l) fa_cuda_set_query_tasks(x->problem, FA_BACKWARD_SM80_TILE, l);
+    if (!l) return NULL;
+    const int fitting = count_fitting(x->device, smem);
+    const int resident = fitting < 1 ? 1 : fitting < v->blocks ? fitting : v->blocks;
+    const int64_t most = (int64_t)x->device->multiprocessors * resident;
+    fa_cuda_set_query_tasks(x->problem, FA_BACKWARD_SM80_TILE, l);
+    if (l->grid > most) l->grid = (uint32_t)most;
     return l;
 }
 

@@ -450,7 +450,8 @@ static void test_float32_families(void)
     CHECK(!takes(tf32, &p, "q.dtype is float16"), "16 bits");
 }
 
-/* A launch more than tf32x3, with the options of the kernel behind it, and a factor of each query. */
+/* A launch more than tf32x3, with the options of the kernel behind it, as many blocks as the device runs at a time, and a
+ * factor of each query. */
 static void test_corrected(void)
 {
     const fa_cuda_family *const corrected = &fa_cuda_backward_tf32x3_corrected;
@@ -458,21 +459,21 @@ static void test_corrected(void)
         int gpu;
         int64_t d;
         bool softcap;
-        int weight_sums, main;
+        int weight_sums, main, blocks; /* of a multiprocessor, of weight_sums */
     } cases[] = {{H200, 64, false, FA_VARIANT_backward_tf32x3_weight_sums_d64,
-                  FA_VARIANT_backward_tf32x3_d64},
+                  FA_VARIANT_backward_tf32x3_d64, 3},
                  {RTX_4090, 64, true, FA_VARIANT_backward_tf32x3_weight_sums_d64_general,
-                  FA_VARIANT_backward_tf32x3_d64_general},
+                  FA_VARIANT_backward_tf32x3_d64_general, 1},
                  {H200, 128, false, FA_VARIANT_backward_tf32x3_weight_sums_d128,
-                  FA_VARIANT_backward_tf32x3_d128},
+                  FA_VARIANT_backward_tf32x3_d128, 2},
                  {A100, 65, true, FA_VARIANT_backward_tf32x3_weight_sums_d128_general,
-                  FA_VARIANT_backward_tf32x3_d128_general},
+                  FA_VARIANT_backward_tf32x3_d128_general, 1},
                  {H200, 256, false, FA_VARIANT_backward_tf32x3_weight_sums_d256,
-                  FA_VARIANT_backward_tf32x3_d256},
+                  FA_VARIANT_backward_tf32x3_d256, 1},
                  {H200, 129, true, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
-                  FA_VARIANT_backward_tf32x3_d256_general},
+                  FA_VARIANT_backward_tf32x3_d256_general, 1},
                  {A100, 256, false, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
-                  FA_VARIANT_backward_tf32x3_d256_small_general}};
+                  FA_VARIANT_backward_tf32x3_d256_small_general, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_float32(cases[i].d, cases[i].d, FA_PRECISION_FLOAT32);
         p.softcap = cases[i].softcap ? 20 : 0;
@@ -484,10 +485,12 @@ static void test_corrected(void)
                            plain = plan_by(in_place ? &fa_cuda_backward_tf32_in_place
                                                     : &fa_cuda_backward_tf32x3,
                                            &p, device);
+        const uint32_t most = (uint32_t)(device->multiprocessors * cases[i].blocks),
+                       tasks = s.launches[0].grid;
         CHECK(s.count == plain.count + 1 && s.launches[1].variant == cases[i].weight_sums &&
                   s.launches[2].variant == cases[i].main &&
-                  s.launches[1].grid == s.launches[0].grid &&
-                  s.launches[1].tasks == s.launches[0].tasks &&
+                  s.launches[1].grid == (tasks < most ? tasks : most) &&
+                  s.launches[1].tasks == s.launches[0].tasks && !s.launches[1].idle &&
                   s.launches[2].backward_sm80.in_place == in_place,
               "case %zu: %d launches", i, s.count);
         CHECK(s.workspace_bytes == plain.workspace_bytes + (size_t)s.launches[0].tasks * 64 * 4,

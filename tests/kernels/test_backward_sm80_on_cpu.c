@@ -630,6 +630,61 @@ static void test_row_sums(int dim, row_option option)
     }
 }
 
+/* A block has more tiles of queries than it looks at together, and some have large scores. Each head has a tile, of one query;
+ * of a query with large scores weights are together 1, of others as the log-sum-exp has it, which is off. */
+static void test_many_tiles(void)
+{
+    enum { HEADS = 100, DIM = 64, N_K = 3 };
+    static struct {
+        float q[HEADS * DIM], out[HEADS * DIM], dout[HEADS * DIM], dq[HEADS * DIM], lse[HEADS];
+        float k[N_K * HEADS * DIM], v[N_K * HEADS * DIM], dk[N_K * HEADS * DIM],
+            dv[N_K * HEADS * DIM];
+    } x;
+    const float error = 1e-5f;
+    char message[320] = "";
+    ref_random random = {5};
+    fa_options options = FA_OPTIONS_INIT;
+    fa_problem p;
+    fa_cuda_plan plan;
+    memset(&x, 0, sizeof x);
+    for (int i = 0; i < N_K * HEADS * DIM; i++) x.k[i] = 2;
+    for (int head = 0; head < HEADS; head++) {
+        const float q = ref_random_bits(&random) % 2 ? 4 : 0;
+        for (int i = 0; i < DIM; i++) x.q[head * DIM + i] = q;
+        x.dout[head * DIM] = 1;
+        x.lse[head] = 2 * q * DIM / 8 + logf(N_K) - error;
+    }
+    const fa_tensor q = fa_bshd(x.q, FA_FLOAT32, 1, 1, HEADS, DIM),
+                    k = fa_bshd(x.k, FA_FLOAT32, 1, N_K, HEADS, DIM),
+                    v = fa_bshd(x.v, FA_FLOAT32, 1, N_K, HEADS, DIM),
+                    out = fa_bshd(x.out, FA_FLOAT32, 1, 1, HEADS, DIM);
+    const fa_gradients gradients = {.size = sizeof gradients,
+                                    .dout = fa_bshd(x.dout, FA_FLOAT32, 1, 1, HEADS, DIM),
+                                    .dq = fa_bshd(x.dq, FA_FLOAT32, 1, 1, HEADS, DIM),
+                                    .dk = fa_bshd(x.dk, FA_FLOAT32, 1, N_K, HEADS, DIM),
+                                    .dv = fa_bshd(x.dv, FA_FLOAT32, 1, N_K, HEADS, DIM)};
+    const random_call call = {.q = q, .k = k, .v = v, .out = out, .lse = x.lse, .options = options};
+    machine m = {.memory = {.count = 1}};
+    m.memory.list[0] = (ref_buffer){.name = "arrays", .data = (char *)&x, .bytes = sizeof x};
+    device = devices[H200];
+    device.multiprocessors = 1;
+    corrected_weights = true;
+    const fa_status status =
+        make_plan(&call, &gradients, &options, &p, &plan, message, sizeof message);
+    CHECK(status == FA_OK && run_in_workspace(&m, &p, &plan, message, sizeof message) == FA_OK,
+          "%s", message);
+    corrected_weights = false;
+    CHECK(plan.launches[1].tasks > 32 * (int64_t)plan.launches[1].grid, "%u blocks",
+          plan.launches[1].grid);
+    for (int head = 0; head < HEADS; head++) {
+        const double expected = x.q[head * DIM] > 0 ? 1 : exp((double)error);
+        double sum = 0;
+        for (int j = 0; j < N_K; j++) sum += (double)x.dv[(j * HEADS + head) * DIM];
+        CHECK(fabs(sum - expected) < 5e-7, "head %d: weights are together %g + %g", head, expected,
+              sum - expected);
+    }
+}
+
 /* Whether the kernel does the problem. */
 static bool run_twice(int64_t number, kind of)
 {
@@ -673,6 +728,7 @@ int main(int argc, char **argv)
     }
     in_place = false;
     test_corrected_weights();
+    test_many_tiles();
     for (int dim = 64; dim <= 256; dim *= 2)
         for (int option = 0; option < ROW_OPTIONS; option++) test_row_sums(dim, (row_option)option);
     for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
