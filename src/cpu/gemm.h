@@ -59,29 +59,46 @@ FA_INLINE void fa_gemm_tile(const int mr, const int nv, const bool bfloat, const
                             const fa_gemm *g, const uint32_t *a, const uint32_t *b, float *c,
                             const float *alpha)
 {
-    vf acc[FA_MR][FA_NV];
+    vf acc[FA_MR * FA_NV];
     (void)bfloat;
-    for (int r = 0; r < mr; r++)
-        for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
+    FA_UNROLL
+    for (int r = 0; r < mr; r++) {
+        FA_UNROLL
+        for (int v = 0; v < nv; v++) acc[r * nv + v] = v_zero();
+    }
     const int64_t a_row = by_rows ? g->a_row : 1;
     const int64_t a_col = by_rows ? 1 : g->a_col;
     const int64_t ldb = g->ldb;
+#ifndef FA_ONE_POINTER
+    /* Where rows of A begin takes more registers than there are for 12 rows from one pointer. */
+    const int half = mr > 5 ? mr / 2 : mr;
+    const uint32_t *upper = a + half * a_row;
+    __asm__("" : "+r"(upper));
+#else
+    const int half = mr;
+    const uint32_t *upper = a;
+#endif
     for (int64_t k = 0; k < g->depth; k++) {
         FA_UNROLL
         for (int r = 0; r < mr; r++) {
+            const uint32_t *from = r < half ? a + r * a_row : upper + (r - half) * a_row;
             FA_UNROLL
             for (int v = 0; v < nv; v++)
-                acc[r][v] = FA_MAC(bfloat, a[r * a_row], b + v * VL, acc[r][v]);
+                acc[r * nv + v] = FA_MAC(bfloat, *from, b + v * VL, acc[r * nv + v]);
         }
+        upper += a_col;
         a += a_col;
         b += ldb;
     }
-    /* What C holds is added at the end, not summed onto: shorter sums round less. */
+    /* What C holds is added at the end, not summed onto: shorter sums round less. Unrolled: the
+     * accumulators of a loop that is not would be in memory. */
+    FA_UNROLL
     for (int r = 0; r < mr; r++) {
         float *row = c + r * g->ldc;
+        FA_UNROLL
         for (int v = 0; v < nv; v++) {
-            if (alpha) acc[r][v] = v_fma(v_set1(alpha[r]), v_load(row + v * VL), acc[r][v]);
-            v_store(row + v * VL, acc[r][v]);
+            if (alpha) acc[r * nv + v] = v_fma(v_set1(alpha[r]), v_load(row + v * VL), acc[r * nv + v]);
+            v_store(row + v * VL, acc[r * nv + v]);
         }
     }
 }
@@ -113,6 +130,7 @@ enum { FA_NUM_HEIGHTS = sizeof fa_heights / sizeof *fa_heights };
 typedef struct fa_tiles {
     fa_tile_function *tile[FA_NUM_HEIGHTS][FA_NV];
     bool by_rows;
+    fa_tile_function *wide; /* NULL, or FA_MR / 2 rows by 2 * FA_NR columns: fewer loads */
 } fa_tiles;
 
 #define FA_TILE_NAMES(kind, mr) {fa_tile_##kind##_##mr##_1, fa_tile_##kind##_##mr##_2},
@@ -123,7 +141,12 @@ static inline void fa_gemm_run(const fa_tiles *tiles, const fa_gemm *g, int64_t 
                                int64_t columns)
 {
     const int64_t a_step = tiles->by_rows ? g->a_row : 1;
-    for (int64_t col = 0; col < columns; col += FA_NR) {
+    int64_t col = 0;
+    for (; tiles->wide && rows % (FA_MR / 2) == 0 && columns - col >= 2 * FA_NR; col += 2 * FA_NR)
+        for (int64_t r = 0; r < rows; r += FA_MR / 2)
+            tiles->wide(g, g->a + r * a_step, g->b + col, g->c + r * g->ldc + col,
+                        g->alpha ? g->alpha + r : NULL);
+    for (; col < columns; col += FA_NR) {
         const int width = columns - col > VL ? FA_NV - 1 : 0;
         for (int64_t r = 0; r < rows; r += FA_MR) {
             int height = FA_NUM_HEIGHTS - 1;

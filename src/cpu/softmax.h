@@ -61,6 +61,89 @@ static inline float fa_softmax_row(float *x, uint16_t *narrow, int64_t first, in
     return old;
 }
 
+/* Numbers lo .. hi of a vector become -infinity. */
+FA_INLINE void fa_hide(float *x, int64_t lo, int64_t hi)
+{
+    const vf n = v_iota(), none = v_set1(-INFINITY), old = v_load(x);
+    const vf below = v_select(v_less(n, v_set1((float)lo)), old, none);
+    v_store(x, v_select(v_less(n, v_set1((float)hi)), below, old));
+}
+
+/* The rows of a strip, and where each of them sees keys. */
+typedef struct fa_softmax_rows {
+    float *x;         /* rows of scores, then weights, `pitch` apart */
+    uint16_t *narrow; /* NULL, or rows of bfloat16 weights, 2 * pitch apart */
+    int64_t pitch, first, last;
+    int64_t *from, *to;
+    float *maximum, *sum; /* of each row */
+} fa_softmax_rows;
+
+/* fa_softmax_row for up to VL rows, step by step for all of them: a row's sums across a vector then do not
+ * hold up the next row. alpha: what each row's earlier output must be scaled by. */
+static inline void fa_softmax_strip(const fa_softmax_rows *s, int count, float scale, float *alpha)
+{
+    const int64_t first = s->first, last = s->last;
+    float top_of[VL], base_of[VL], sum_of[VL];
+    for (int r = 0; r < VL; r++) top_of[r] = sum_of[r] = 0.0f;
+    for (int r = 0; r < count; r++) {
+        float *x = s->x + r * s->pitch;
+        const int64_t from = s->from[r], to = s->to[r];
+        const int64_t start = from / VL * VL, end = fa_round_up(to, VL);
+#ifdef FA_SCALAR_EDGES
+        for (int64_t c = start; c < from; c++) x[c] = -INFINITY;
+        for (int64_t c = to; c < end; c++) x[c] = -INFINITY;
+#else
+        /* Whole vectors: a load would wait for smaller stores. */
+        if (from > start) fa_hide(x + start, 0, from - start);
+        if (to < end) fa_hide(x + end - VL, to - end + VL, VL);
+#endif
+        vf a = v_set1(s->maximum[r]), b = a, d = a, e = a;
+        int64_t c = start;
+        for (; c + 4 * VL <= end; c += 4 * VL) {
+            a = v_max(v_load(x + c), a);
+            b = v_max(v_load(x + c + VL), b);
+            d = v_max(v_load(x + c + 2 * VL), d);
+            e = v_max(v_load(x + c + 3 * VL), e);
+        }
+        for (; c < end; c += VL) a = v_max(v_load(x + c), a);
+        top_of[r] = v_maximum(v_max(v_max(a, b), v_max(d, e)));
+    }
+    const float factor = scale * FA_LOG2E;
+    const vf vc = v_set1(factor), lowest = v_set1(fa_exp2_lowest(factor)), none = v_set1(-INFINITY);
+    for (int r = 0; r < count; r += VL) { /* nothing seen: weights 0, not NaN */
+        vf top = v_load(top_of + r), base = v_select(v_equal(top, none), v_zero(), top);
+        vf old = v_load_n(s->maximum + r, count - r);
+        v_store(base_of + r, base);
+        v_store_n(alpha + r, v_exp2_nonpositive(v_sub(old, base), vc, lowest), count - r);
+        v_store_n(s->maximum + r, top, count - r);
+    }
+    for (int r = 0; r < count; r++) {
+        float *x = s->x + r * s->pitch;
+        uint16_t *narrow = s->narrow ? s->narrow + r * 2 * s->pitch : NULL;
+        const int64_t start = s->from[r] / VL * VL, end = fa_round_up(s->to[r], VL);
+        const vf base = v_set1(base_of[r]);
+        vf total = v_zero(), total2 = v_zero();
+        for (int64_t c = first; c < start; c += VL) fa_store_weights(x, narrow, c, v_zero());
+        int64_t c = start;
+        for (; c + 2 * VL <= end; c += 2 * VL) {
+            vf w = v_exp2_nonpositive(v_sub(v_load(x + c), base), vc, lowest);
+            vf w2 = v_exp2_nonpositive(v_sub(v_load(x + c + VL), base), vc, lowest);
+            total = v_add(total, w);
+            total2 = v_add(total2, w2);
+            fa_store_weights(x, narrow, c, w);
+            fa_store_weights(x, narrow, c + VL, w2);
+        }
+        for (; c < end; c += VL) {
+            vf w = v_exp2_nonpositive(v_sub(v_load(x + c), base), vc, lowest);
+            total = v_add(total, w);
+            fa_store_weights(x, narrow, c, w);
+        }
+        for (c = end; c < last; c += VL) fa_store_weights(x, narrow, c, v_zero());
+        sum_of[r] = v_sum(v_add(total, total2));
+    }
+    for (int r = 0; r < count; r++) s->sum[r] = s->sum[r] * alpha[r] + sum_of[r];
+}
+
 /* At the end of a row: returns the factor of the unnormalized output, 0 for a row that saw no key, and
  * the log-sum-exp. unit turns the running maximum into a logit; sink is -infinity if there is none. */
 static inline float fa_softmax_finish(float maximum, float sum, float unit, float sink, float *lse)
