@@ -37,18 +37,25 @@ FA_DEVICE int64_t fa_find_packed(const fa_attention_params *p, int64_t tile, int
     return low;
 }
 
-FA_DEVICE void fa_locate_packed(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
+/* Query tile `tile` of packed sequence s. */
+FA_DEVICE void fa_place_packed(const fa_attention_params *p, int64_t s, int64_t tile, int rows,
+                               fa_tile *t)
 {
-    int64_t s = fa_find_packed(p, tile, rows);
     t->block_q = 0;
     t->start_q = fa_packed_start(p, s);
     t->room_q = fa_max64(0, fa_packed_start(p, s + 1) - t->start_q);
-    t->first = (tile - FA_PACKED_FIRST_TILE(t->start_q, rows, s)) * rows;
+    t->first = tile * rows;
     bool sequence = s > 0 && s <= p->batch;
     if (sequence && t->room_q < p->fewest_queries) t->room_q = 0;
     t->batch = sequence ? s - 1 : 0;
     t->n_q = sequence ? t->room_q : 0;
     if (sequence && p->seqlens_q) t->n_q = fa_max64(0, fa_min64(p->seqlens_q[t->batch], t->room_q));
+}
+
+FA_DEVICE void fa_locate_packed(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
+{
+    const int64_t s = fa_find_packed(p, tile, rows);
+    fa_place_packed(p, s, tile - FA_PACKED_FIRST_TILE(fa_packed_start(p, s), rows, s), rows, t);
 }
 
 FA_DEVICE void fa_locate_padded(const fa_attention_params *p, int64_t tile, int rows, fa_tile *t)
@@ -106,6 +113,19 @@ FA_DEVICE fa_tile fa_find_tile(const fa_attention_params *p, int64_t task, int r
     const int64_t tile = fa_locate_task(p, task, &t);
     if (p->cu_seqlens_q) fa_locate_packed(p, tile, rows, &t);
     else fa_locate_padded(p, tile, rows, &t);
+    fa_locate_keys(p, &t);
+    t.diagonal = p->diagonal_given ? p->diagonal : t.n_k - t.n_q;
+    return t;
+}
+
+/* Query tile `tile` of packed sequence s, of a query head. */
+FA_DEVICE fa_tile fa_find_packed_tile(const fa_attention_params *p, int64_t head, int64_t s,
+                                      int64_t tile, int rows)
+{
+    fa_tile t;
+    t.head = head;
+    t.head_kv = fa_divide(head, fa_divide(p->heads_q, p->heads_kv));
+    fa_place_packed(p, s, tile, rows, &t);
     fa_locate_keys(p, &t);
     t.diagonal = p->diagonal_given ? p->diagonal : t.n_k - t.n_q;
     return t;

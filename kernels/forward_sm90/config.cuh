@@ -98,9 +98,8 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 #endif
 #define SERIES_LOW 0.63515f /* tanh(0.75) */
 
-/* Whether the kernel has the dynamic schedule. It must know the block's tasks to recompute rows; and head dim 64 with
- * three consumers, which is for long rows, has no register to spare. */
-#define DYNAMIC (!HIDES_VALUES && !(CONSUMERS == 3 && HEAD_DIM <= 64))
+/* Whether the kernel has the dynamic schedule. */
+#define DYNAMIC FA_SM90_DYNAMIC(OPTIONS, CONSUMERS, HEAD_DIM)
 
 /* Whether the last heads may have a balanced schedule. */
 #define BALANCED 1

@@ -86,6 +86,11 @@ typedef struct fa_sm90_steps {
     int32_t head, block;
 } fa_sm90_steps;
 
+/* Whether a kernel has the dynamic schedule. It must know the block's tasks to recompute rows, as options that hide
+ * values make it; and head dim 64 with three consumers, which is for long rows, has no register to spare. */
+#define FA_SM90_DYNAMIC(options, consumers, dim)                                                   \
+    (!((options) & (FA_SM90_BIAS | FA_SM90_BY_ROWS)) && !((consumers) == 3 && (dim) <= 64))
+
 /* Counters of an image for the dynamic schedule: one for launches that follow each other. */
 #define FA_SM90_COUNTERS 16384
 

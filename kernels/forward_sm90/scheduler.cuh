@@ -3,9 +3,9 @@
  * describes ahead for all others.
  *
  * The schedule is static: block b of g takes the tasks b, b + g, b + 2g, ... Under a causal mask a task is a
- * causal pair, and the last heads have a balanced schedule (balance.cuh). Only for short rows it is dynamic:
- * blocks take tasks from a counter in global memory, which launches that may run at the same time must not
- * share.
+ * causal pair, and the last heads have a balanced schedule (balance.cuh). For short rows and packed queries it
+ * is dynamic: blocks take tasks from a counter in global memory, which launches that may run at the same time
+ * must not share.
  */
 #ifndef FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
 #define FA_KERNELS_FORWARD_SM90_SCHEDULER_CUH
@@ -19,6 +19,9 @@
 #include "ptx/barrier.cuh"
 #if BALANCED
 #include "forward_sm90/balance.cuh"
+#endif
+#if DYNAMIC
+#include "forward_sm90/packed_tiles.cuh"
 #endif
 
 /* The block's i-th task. TASK_NONE: number i has no work tile, but later ones may; TASK_END: there are no more. */
@@ -121,35 +124,45 @@ FA_DEVICE void schedule_static(const pipeline *pipe, const fa_attention_params *
 #if DYNAMIC
 
 /* Dynamic schedule. Where memory bounds the rate, multiprocessors get unequal shares of it, and with equal
- * shares of the work some end a third later than others. So behind its first task, which goes by its number,
- * a block takes each task from a counter, shortly before it needs it. The counter is 0 before a launch and
- * after it: atomicInc wraps at the number of tasks, and each block that has a task takes one number too many,
- * which makes as many increments as there are tasks. */
+ * shares of the work some end a third later than others. Packed sequences have unequal shares of the work, which
+ * the device alone knows. So behind its first task, which goes by its number, a block takes each task from a
+ * counter, shortly before it needs it. The counter is 0 before a launch and after it: atomicInc wraps at the
+ * number of tasks, and each block that has a task takes one number too many, which makes as many increments as
+ * there are tasks. */
 static __device__ uint32_t task_counters[FA_SM90_COUNTERS];
 
-FA_DEVICE int64_t take_task(const fa_sm90_params *s)
+FA_DEVICE int64_t take_task(const fa_sm90_params *s, int64_t tasks)
 {
     uint32_t taken = 0;
     if (threadIdx.x % 32 == 0)
-        taken = atomicInc(&task_counters[s->counter], (uint32_t)s->tasks - 1);
+        taken = atomicInc(&task_counters[s->counter], (uint32_t)tasks - 1);
     return (int64_t)gridDim.x + warp_uniform((int)taken);
 }
 
-/* Tasks that are taken before the first of them has ended. */
-enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3 };
+/* Tasks that are taken before the first of them has ended. A long one gives time enough to take the next, and
+ * blocks end together if they have few. */
+enum { TASKS_AHEAD = SINGLE_TILES ? 5 : 3, LONG_TASKS_AHEAD = 2, LONG_TASK = 8 /* key tiles */ };
 
 FA_DEVICE void schedule_dynamic(const pipeline *pipe, const fa_attention_params *p,
                                 const fa_sm90_params *s)
 {
+    packed_tiles packed = {0, 0, 0, 0};
     work_tile w;
     int number = 0;
-    for (int64_t task = blockIdx.x; task < s->tasks; task = take_task(s)) {
-        if (!describe_work_tile(p, s, task, &w)) continue;
+    int64_t tasks = s->tasks;
+    if (p->cu_seqlens_q) {
+        packed = find_packed_tiles(p);
+        tasks = fa_min64(tasks, packed.total * p->heads_q);
+    }
+    for (int64_t task = blockIdx.x; task < tasks; task = take_task(s, tasks)) {
+        if (!p->cu_seqlens_q) w.query_tile = fa_find_tile(p, task, QUERIES);
+        else if (!find_packed_tile(p, &packed, task, &w.query_tile)) continue;
+        if (!describe_query_tile(p, s, &w)) continue;
         wait_for_empty_entries(pipe, number, 1);
         if (threadIdx.x % 32 == 0) publish_work_tile(pipe, number, &w);
         number++;
-        if (number < TASKS_AHEAD) continue;
-        const int before = number - TASKS_AHEAD;
+        const int before = number - (w.key_tiles < LONG_TASK ? TASKS_AHEAD : LONG_TASKS_AHEAD);
+        if (before < 0) continue;
         ptx_mbarrier_wait(&pipe->state->entry_empty[entry_of(before)], entry_parity(before));
     }
     publish_end(pipe, number);

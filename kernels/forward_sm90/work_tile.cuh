@@ -132,20 +132,27 @@ FA_DEVICE void find_options(const fa_attention_params *p, const fa_sm90_params *
 
 #endif
 
-/* Describes the work tile of a task: the number of a query tile, as fa_find_tile counts them. Returns false if
- * there are no rows, or no such task. */
-FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
-                                  int64_t task, work_tile *w)
+/* Describes the work tile whose query tile is known. Returns false if there are no rows. */
+FA_DEVICE bool describe_query_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                   work_tile *w)
 {
-    if (task < 0) return false;
     const fa_tile *t = &w->query_tile;
-    w->query_tile = fa_find_tile(p, task, QUERIES);
     if (t->first >= t->room_q) return false;
     w->rows = (int32_t)fa_min64(t->room_q - t->first, QUERIES);
     w->out = fa_view_row(&p->out, t->block_q, t->start_q + t->first, t->head);
     find_key_tiles(p, w);
     find_options(p, s, w);
     return true;
+}
+
+/* Describes the work tile of a task: the number of a query tile, as fa_find_tile counts them. Returns false if
+ * there are no rows, or no such task. */
+FA_DEVICE bool describe_work_tile(const fa_attention_params *p, const fa_sm90_params *s,
+                                  int64_t task, work_tile *w)
+{
+    if (task < 0) return false;
+    w->query_tile = fa_find_tile(p, task, QUERIES);
+    return describe_query_tile(p, s, w);
 }
 
 #endif

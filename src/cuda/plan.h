@@ -41,6 +41,7 @@ typedef struct fa_cuda_sm90_launch {
     fa_tensor_map_shape maps[4]; /* of q, k, v and bias */
     bool bias_mapped;            /* the last one is set: TMA loads the bias */
     bool dynamic;                /* blocks take tasks from a counter, if there is one */
+    uint32_t static_grid;        /* where there is none */
 } fa_cuda_sm90_launch;
 
 /* Of forward_sm80: as in fa_sm80_params. */

@@ -320,12 +320,13 @@ const fa_cuda_family fa_cuda_backward_tf32 = {
  * dim 128 on an H100, tf32: n 512 3.4% faster, n 1k equal, n 4k 1.6% slower). */
 static bool is_long(const fa_problem *p) { return p->n_k > 1024; }
 
-/* That needs no words. */
+/* In float32 grade, tf32x3_corrected has its sums in dq, too, and is more exact. That needs no
+ * words. */
 static bool is_slower_in_place(const fa_problem *p, const fa_cuda_device *device, char *why,
                                size_t size)
 {
     (void)device, (void)why, (void)size;
-    return is_long(p);
+    return is_long(p) || p->precision != FA_PRECISION_TF32;
 }
 
 /* From Hopper on, which adds four neighbours of a row at once. */
@@ -348,17 +349,9 @@ static bool plan_corrected(const fa_problem *p, const fa_cuda_device *device, fa
     return plan_float32(&x, &of_tf32x3, CORRECTED | (in_place ? IN_PLACE : 0));
 }
 
-/* No GPU has timed it yet: it is there where the environment asks for it. */
-static bool is_not_timed(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
-
 const fa_cuda_family fa_cuda_backward_tf32x3_corrected = {
     .name = "tf32x3_corrected",
     .oldest = 80,
     .newest = FA_CUDA_NEWEST,
-    .slower = is_not_timed,
     .plan = plan_corrected,
 };

@@ -227,12 +227,18 @@ static int64_t count_balanced_heads(const fa_problem *p, const fa_cuda_plan_laun
 
 /* Whether the schedule is dynamic: where rows are so short that memory bounds the rate, which it gives to
  * multiprocessors in unequal shares (on an H200, 8192 rows of 128 at head dim 128: the first block with its
- * equal share of the work ended after 196 us, the last after 290). */
-static bool wants_dynamic(const fa_problem *p, const fa_cuda_plan_launch *l, int options)
+ * equal share of the work ended after 196 us, the last after 290); and for packed queries, whose shares of the
+ * work are unequal. */
+static bool wants_dynamic(const fa_problem *p, const fa_cuda_device *device,
+                          const fa_cuda_plan_launch *l, int options)
 {
     const int64_t short_row = 256;
-    if (options || l->cluster > 1 || fa_cuda_has_own_lengths(p)) return false;
-    if (is_float32(&fa_variants[l->variant])) return false;
+    const fa_variant *v = &fa_variants[l->variant];
+    if (l->cluster > 1 || is_float32(v)) return false;
+    if (p->cu_seqlens_q)
+        return FA_SM90_DYNAMIC(v->options, v->consumers, v->head_dim) && l->tasks < INT32_MAX &&
+               l->tasks >= 2 * (int64_t)device->multiprocessors;
+    if (options || fa_cuda_has_own_lengths(p)) return false;
     if (may_pair(p) && l->tiles > 1) return false;
     return p->n_k <= short_row && l->tasks >= 4 * (int64_t)l->grid && l->tasks < INT32_MAX;
 }
@@ -278,8 +284,10 @@ static bool queue_sm90(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     void *parameters[] = {&attention, &params};
     if (!l->sm90.dynamic) return fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
     const fa_cuda_counter counter = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
+    fa_cuda_plan_launch launch = *l;
     params.counter = counter.number;
-    const bool fine = fa_cuda_queue(kernel, plan, l, call->stream, parameters, fault);
+    if (counter.number < 0) launch.grid = l->sm90.static_grid;
+    const bool fine = fa_cuda_queue(kernel, plan, &launch, call->stream, parameters, fault);
     fa_cuda_counter_release(counter, call->stream);
     return fine;
 }
@@ -314,7 +322,9 @@ static bool plan_variant(const fa_problem *p, const fa_variant *v, int options,
     l->sm90.bias_mapped = options & FA_SM90_BIAS;
     fa_cuda_set_query_tasks(p, count_queries(v), l);
     l->grid = count_blocks(p, device, l);
-    l->sm90.dynamic = wants_dynamic(p, l, options);
+    l->sm90.static_grid = l->grid;
+    l->sm90.dynamic = wants_dynamic(p, device, l, options);
+    if (l->sm90.dynamic) l->grid = (uint32_t)device->multiprocessors;
     return true;
 }
 

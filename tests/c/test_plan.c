@@ -520,8 +520,8 @@ static void test_short_rows(void)
     }
 }
 
-/* On Hopper a block takes several tasks of packed sequences, which lie apart in their heads; but few tasks
- * have a block each. */
+/* On Hopper blocks take tasks of packed sequences from a counter, if there are two for each. Without a counter
+ * a block has several, which lie apart in their heads; but few tasks have a block each. */
 static void test_packed_shares(void)
 {
     static const int32_t cu[5] = {0};
@@ -539,11 +539,14 @@ static void test_packed_shares(void)
         p.cu_seqlens_q = cu;
         check_plan(&p, h200);
         const fa_cuda_plan plan = plan_of(&p, h200);
-        const int64_t grid = plan.launches[0].grid;
+        const int64_t grid = plan.launches[0].sm90.static_grid, tasks = plan.launches[0].tasks;
+        const bool dynamic = tasks >= 2 * h200->multiprocessors;
         CHECK(strcmp(plan.family->name, "sm90") == 0, "%s", name_of(&plan));
-        CHECK(grid * share >= plan.launches[0].tasks &&
-                  (grid - plan.launches[0].tiles) * share < plan.launches[0].tasks,
-              "%lld blocks for %lld tasks", (long long)grid, (long long)plan.launches[0].tasks);
+        CHECK(plan.launches[0].sm90.dynamic == dynamic &&
+                  plan.launches[0].grid == (dynamic ? h200->multiprocessors : grid),
+              "%u blocks for %lld tasks", plan.launches[0].grid, (long long)tasks);
+        CHECK(grid * share >= tasks && (grid - plan.launches[0].tiles) * share < tasks,
+              "%lld blocks for %lld tasks", (long long)grid, (long long)tasks);
         CHECK(share == 1 ||
                   grid % plan.launches[0].tiles == (plan.launches[0].tiles + share - 1) / share,
               "%lld blocks, heads of %lld", (long long)grid, (long long)plan.launches[0].tiles);
