@@ -10,15 +10,18 @@ assumptions, and the host's times are fitted to two H200s at n = 8k (Machine). d
 model beside measurements.
 
 The model. A ring of R ranks has R steps; in each a rank works on a block, while the next one travels. With c
-the time of a step's kernels and m that of its messages a pass takes (R - 1) max(c, m) + c. The other methods
-exchange first and work then: their communication is never hidden. Layout is zigzag, so all steps have
-the same work. A causal rank receives half of a block from the ranks before it and all of it from
+the time of a step's kernels and m that of its messages a pass takes (R - 1) max(c, m) + c. Ulysses has G groups of
+heads for steps: with c and m those of a group, and of all copies around messages the time p, a pass takes
+m + (G - 1) max(c, m) + c + p: the first group's inputs and the last one's results are not hidden, and copies
+never are. All-gather exchanges first and works then, and so do Ulysses and the ring of a mesh: nothing is
+hidden between these. Layout is zigzag, so all steps have the same work. A causal rank receives half of a block from the ranks before it and all of it from
 those behind it; the first rank, which all others wait for, receives whole blocks. Where a group
 spans several nodes each step has ranks that send over the network, so its rate counts. The host works ahead
 of its GPU: a pass takes at least what its operators, batches of messages and calls cost the host.
 """
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import re
@@ -136,14 +139,22 @@ def merge_time(p, m, rows, columns, backward):
     return elements * (2 * FLOAT + HALF) / m.memory
 
 
-def exchange(p, m, ranks, rows):
-    """Ulysses' all-to-alls of a pass: q, k, v and out, or the gradients of these. What is sent is copied
-    before, and all of it is put in order afterwards."""
+def exchanged(p, ranks, rows):
+    """Bytes of Ulysses' all-to-alls of a pass, (all, sent): q, k, v and out, or the gradients of these."""
     elements = p.batch * rows * (2 * p.heads + 2 * p.heads_kv) * p.dim
+    return elements * HALF, elements * (ranks - 1) / ranks * HALF
+
+
+def copies_of_exchange(p, m, ranks, rows):
+    """What is sent is copied before, and all of it is put in order afterwards."""
+    return 2 * sum(exchanged(p, ranks, rows)) / m.memory
+
+
+def exchange(p, m, ranks, rows):
+    """With its copies."""
     speed, latency = link(m, ranks)
-    sent = elements * (ranks - 1) / ranks * HALF
-    copies = 2 * (sent + elements * HALF) / m.memory
-    return Pass(0, 0, sent / speed + copies + 2 * latency, sent)
+    _, sent = exchanged(p, ranks, rows)
+    return Pass(0, 0, sent / speed + copies_of_exchange(p, m, ranks, rows) + 2 * latency, sent)
 
 
 def block_bytes(p, rows, columns):
@@ -193,13 +204,38 @@ def all_gather(p, m, ranks, backward=False):
     return at_least(whole, host_time(m, backward, 1, [ranks - 1] * (2 if backward else 1), 2))
 
 
-def ulysses(p, m, ranks, backward=False):
+def load_plan():
+    """flashattn._distributed_plan by itself: the package need not be built."""
+    path = ROOT / "python" / "flashattn" / "_distributed_plan.py"
+    spec = importlib.util.spec_from_file_location("distributed_plan", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+plan = load_plan()
+
+
+def head_groups(p, ranks):
+    """As many as attention chooses."""
+    heads = plan.Heads(p.batch, p.heads, p.heads_kv, p.dim, p.dim)
+    mask = plan.Mask(p.causal, -1, -1, None, False, False)
+    return plan.head_groups(heads, plan.Lengths((0, p.n), (0, p.n), False), mask, ranks)
+
+
+def ulysses(p, m, ranks, backward=False, groups=None):
     if p.heads_kv % ranks or p.heads % ranks:
         return None
-    compute = operations(p, backward) / ranks / rate(p, m, backward) + m.launch
-    heads = exchange(p, m, ranks, p.n / ranks)
-    whole = heads._replace(total=compute + heads.communicate, compute=compute)
-    return at_least(whole, host_time(m, backward, 3, [ranks - 1] * 2, 1))
+    groups = groups or head_groups(p, ranks)
+    work = operations(p, backward) / ranks / rate(p, m, backward) + groups * m.launch
+    heads, copies = exchange(p, m, ranks, p.n / ranks), copies_of_exchange(p, m, ranks, p.n / ranks)
+    c, message = work / groups, (heads.communicate - copies) / groups
+    total = message + (groups - 1) * max(c, message) + c + copies
+    whole = heads._replace(total=total, compute=work)
+    # Inputs of the first group, of each further one (with results of the one two before), the last two results.
+    batches = 2 if groups == 1 else groups + 2
+    return at_least(whole, host_time(m, backward, 1, [ranks - 1] * batches, groups))
 
 
 def mesh(p, m, ranks, backward=False):

@@ -1,5 +1,6 @@
-"""The operators of flashattn.distributed: torch.ops.flashattn.distributed_forward, its gradient
-distributed_backward, redistribute and redistribute_qkv.
+"""The operators of flashattn.distributed: torch.ops.flashattn.distributed_forward (ring and
+all-gather) and ulysses_forward, their gradients distributed_backward and ulysses_backward,
+redistribute and redistribute_qkv.
 
 Every rank of a group calls the same operators in the same order. Messages go from the rank that has
 rows straight to the one that needs them (_distributed_plan). On CUDA a batch of messages waits for
@@ -30,7 +31,7 @@ from ._distributed_plan import (
     size_of,
     unflatten,
 )
-from .torch import _call, _library, _resolved, _rows
+from .torch import _call, _follow_fp32_precision, _library, _resolved, _rows
 
 try:
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -89,13 +90,12 @@ class _Messages:
 
 
 class _Given:
-    """The arguments of distributed_forward and distributed_backward."""
+    """The arguments of the operators that compute attention, but for q, k and v."""
 
     def __init__(
         self,
         tensors: Any,
         group: str,
-        gather: bool,
         chunks_q: Any,
         chunks_k: Any,
         sequences: Any,
@@ -104,7 +104,6 @@ class _Given:
         self.bias, self.mask, self.alibi_slopes, self.sinks = tensors
         self.group = _resolve_process_group(group)
         self.rank, self.ranks = self.group.rank(), self.group.size()
-        self.gather = gather
         self.numbers = dict(numbers)
         queries, keys = unflatten(chunks_q), unflatten(chunks_k)
         if sequences:
@@ -449,7 +448,7 @@ def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any,
 # ---- The operators ------------------------------------------------------------------------------
 
 _ARGUMENTS = (
-    "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, str group, bool gather, "
+    "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, str group, "
     "SymInt[] chunks_q, SymInt[] chunks_k, SymInt[] sequences, bool causal, float? scale, "
     "float? softcap, int[]? window, SymInt? diagonal, bool deterministic, bool batch_invariant, "
     "int threads"
@@ -467,13 +466,31 @@ _NUMBERS = (
 
 torch.library.define(
     "flashattn::distributed_forward",
-    f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}, bool gather) -> (Tensor out, Tensor lse)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
     "flashattn::distributed_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_ARGUMENTS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+    f"{_ARGUMENTS}, bool gather) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+# bias, mask, alibi_slopes and sinks are those of the rank's own heads. What the backward needs
+# comes back with the results: (groups, batch, rows of all ranks, heads of a group, dim), and lse as
+# (groups, batch, heads of a group, rows of all ranks). lse is empty where nobody asks for it.
+torch.library.define(
+    "flashattn::ulysses_forward",
+    f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}, int groups, bool return_lse) -> "
+    "(Tensor out, Tensor lse, Tensor q_heads, Tensor k_heads, Tensor v_heads, Tensor out_heads, "
+    "Tensor lse_heads)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "flashattn::ulysses_backward",
+    "(Tensor dout, Tensor? dlse, Tensor q_heads, Tensor k_heads, Tensor v_heads, "
+    f"Tensor out_heads, Tensor lse_heads, {_ARGUMENTS}, bool[] wanted) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -491,18 +508,19 @@ torch.library.define(
 
 def _read(arguments: Any) -> _Given:
     tensors = [_resolved(x) for x in arguments[:4]]
-    group, gather, chunks_q, chunks_k, sequences, *numbers = arguments[4:]
+    group, chunks_q, chunks_k, sequences, *numbers = arguments[4:]
     named = zip(_NUMBERS, numbers)
-    return _Given(tensors, group, gather, chunks_q, chunks_k, sequences, named)
+    return _Given(tensors, group, chunks_q, chunks_k, sequences, named)
 
 
 @torch.library.impl("flashattn::distributed_forward", ("cpu", "cuda"))
 def _forward(q, k, v, *arguments):
+    *arguments, gather = arguments
     given = _read(arguments)
     connect(given.group, q.device)
     q, k, v = _rows(q), _rows(k), _rows(v)
     total = _Sum(q, v)
-    (_gather_forward if given.gather else _ring_forward)(given, total, q, k, v)
+    (_gather_forward if gather else _ring_forward)(given, total, q, k, v)
     total.add_sinks(given.sinks)
     return total.out.to(q.dtype), total.lse
 
@@ -525,13 +543,14 @@ def _sinks_gradient(sinks, dout, dlse, out, lse):
 
 @torch.library.impl("flashattn::distributed_backward", ("cpu", "cuda"))
 def _backward(dout, dlse, q, k, v, out, lse, *arguments):
+    *arguments, gather = arguments
     given = _read(arguments)
     connect(given.group, q.device)
     q, k, v, out, dout = (_rows(x) for x in (q, k, v, out, dout))
     lse = _resolved(lse)
     dlse = None if dlse is None else _resolved(dlse)
     sums = _Gradients(q, k, v, given.bias)
-    run = _gather_backward if given.gather else _ring_backward
+    run = _gather_backward if gather else _ring_backward
     run(given, sums, _Outputs(dout, dlse, out, lse), q, k, v)
     none = q.new_empty(0)
     dbias = none if sums.dbias is None else sums.dbias.to(given.bias.dtype)
@@ -583,57 +602,68 @@ torch.library.register_autograd(
 )
 
 
-# ---- Ulysses: all rows of some heads for some rows of all heads ---------------------------------
+# ---- Exchange: all rows of some heads for some rows of all heads ---------------------------------
 
 
-def _to_heads(messages: _Messages, x: torch.Tensor, shards: Shards) -> Any:
-    """(batch, own rows, heads, dim) to (batch, all rows by position, heads / ranks, dim). Adds its
-    messages, and returns a function that makes the result after wait()."""
+def share_of(x: torch.Tensor, axis: int, part: int, parts: int) -> torch.Tensor:
+    """One of equal parts of an axis of heads; an extent of 1 broadcasts."""
+    if x.shape[axis] == 1:
+        return x
+    share = x.shape[axis] // parts
+    return x.narrow(axis, part * share, share)
+
+
+def _of_group(x: torch.Tensor, ranks: int, groups: int, i: int) -> torch.Tensor:
+    """Group i of the heads of every rank: (batch, rows, heads, dim) as (batch, rows, ranks, heads
+    of a group, dim)."""
+    return x.unflatten(2, (ranks, groups, x.shape[2] // ranks // groups))[:, :, :, i]
+
+
+def _to_heads(messages: _Messages, x: torch.Tensor, shards: Shards, into: torch.Tensor) -> Any:
+    """(batch, own rows, ranks, heads, dim) to (batch, all rows by position, heads, dim). Adds its
+    messages, and returns a function that writes the result after wait()."""
     rank, ranks = messages.group.rank(), messages.group.size()
-    batch, _, heads, dim = x.shape
-    share = heads // ranks
-    parts = {rank: x[:, :, rank * share : (rank + 1) * share]}
+    batch, _, _, heads, dim = x.shape
+    parts = {rank: x[:, :, rank]}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
-        messages.send(x[:, :, target * share : (target + 1) * share], target)
-        part = x.new_empty(batch, length_of(shards[source]), share, dim)
+        messages.send(x[:, :, target], target)
+        part = x.new_empty(batch, length_of(shards[source]), heads, dim)
         parts[source] = messages.receive(part, source)
 
-    def result():
+    def write():
         found = [parts[r][:, c.row : c.row + c.length] for r, c in in_order(shards)]
-        return torch.cat(found, 1) if found else x.new_empty(batch, 0, share, dim)
+        if found:
+            torch.cat(found, 1, out=into)
 
-    return result
+    return write
 
 
-def _to_rows(messages: _Messages, x: torch.Tensor, shards: Shards) -> Any:
+def _to_rows(messages: _Messages, x: torch.Tensor, shards: Shards, into: torch.Tensor) -> Any:
     """The inverse."""
     rank, ranks = messages.group.rank(), messages.group.size()
-    batch, _, share, dim = x.shape
-    mine: list[list[torch.Tensor]] = [[] for _ in shards]
+    batch, _, heads, dim = x.shape
+    pieces: list[list[tuple[int, torch.Tensor]]] = [[] for _ in shards]
     at = 0
     for r, chunk in in_order(shards):
-        mine[r].append(x[:, at : at + chunk.length])
+        pieces[r].append((chunk.row, x[:, at : at + chunk.length]))
         at += chunk.length
-    own = length_of(shards[rank])
-
-    # Rows of a shard lie in the order of its chunks, which need not be that of positions.
-    def rows_of(r):
-        order = sorted(range(len(shards[r])), key=lambda i: shards[r][i].start)
-        parts = [p for _, p in sorted(zip(order, mine[r]), key=lambda entry: entry[0])]
-        return torch.cat(parts, 1) if parts else x[:, :0]
-
-    parts = {}
+    received = {}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
-        messages.send(rows_of(target), target)
-        parts[source] = messages.receive(x.new_empty(batch, own, share, dim), source)
+        # Rows of a shard lie in the order of its chunks, which need not be that of positions.
+        rows = [piece for _, piece in sorted(pieces[target], key=lambda entry: entry[0])]
+        messages.send(torch.cat(rows, 1) if rows else x[:, :0], target)
+        part = x.new_empty(batch, length_of(shards[rank]), heads, dim)
+        received[source] = messages.receive(part, source)
 
-    def result():
-        parts[rank] = rows_of(rank)
-        return torch.cat([parts[r] for r in range(ranks)], 2)
+    def write():
+        for row, piece in pieces[rank]:
+            into[:, row : row + piece.shape[1], rank] = piece
+        for source, part in received.items():
+            into[:, :, source] = part
 
-    return result
+    return write
 
 
 def _exchange(tensors: Any, group: str, chunks: Any, to_heads: bool) -> list[torch.Tensor]:
@@ -641,10 +671,20 @@ def _exchange(tensors: Any, group: str, chunks: Any, to_heads: bool) -> list[tor
     resolved = _resolve_process_group(group)
     connect(resolved, tensors[0].device)
     messages = _Messages(resolved)
-    turn = _to_heads if to_heads else _to_rows
-    results = [turn(messages, _resolved(x), unflatten(c)) for x, c in zip(tensors, chunks)]
+    results, writes = [], []
+    for x, numbers in zip(tensors, chunks):
+        x, shards = _resolved(x), unflatten(numbers)
+        result = _empty_redistributed(x, resolved, shards, to_heads)
+        if to_heads:
+            write = _to_heads(messages, _of_group(x, resolved.size(), 1, 0), shards, result)
+        else:
+            write = _to_rows(messages, x, shards, _of_group(result, resolved.size(), 1, 0))
+        results.append(result)
+        writes.append(write)
     messages.post().wait()
-    return [result() for result in results]
+    for write in writes:
+        write()
+    return results
 
 
 @torch.library.impl("flashattn::redistribute", ("cpu", "cuda"))
@@ -657,14 +697,16 @@ def _redistribute_qkv(q, k, v, group, chunks_q, chunks_k, to_heads):
     return tuple(_exchange([q, k, v], group, [chunks_q, chunks_k, chunks_k], to_heads))
 
 
-@torch.library.register_fake("flashattn::redistribute")
-def _redistribute_fake(x, group, chunks, to_heads):
-    resolved = _resolve_process_group(group)
-    shards = unflatten(chunks)
+def _empty_redistributed(x, group, shards, to_heads):
     batch, _, heads, dim = x.shape
     if to_heads:
-        return x.new_empty(batch, sum(map(length_of, shards)), heads // resolved.size(), dim)
-    return x.new_empty(batch, length_of(shards[resolved.rank()]), heads * resolved.size(), dim)
+        return x.new_empty(batch, sum(map(length_of, shards)), heads // group.size(), dim)
+    return x.new_empty(batch, length_of(shards[group.rank()]), heads * group.size(), dim)
+
+
+@torch.library.register_fake("flashattn::redistribute")
+def _redistribute_fake(x, group, chunks, to_heads):
+    return _empty_redistributed(x, _resolve_process_group(group), unflatten(chunks), to_heads)
 
 
 @torch.library.register_fake("flashattn::redistribute_qkv")
@@ -703,3 +745,238 @@ torch.library.register_autograd(
     setup_context=_setup_redistribute_qkv,
     lib=_library,
 )
+
+
+# ---- Ulysses: the exchange in groups of heads ---------------------------------------------------
+
+
+def _in_turn(group: dist.ProcessGroup, count: int, fetch: Any, compute: Any, give: Any) -> None:
+    """Works on groups of heads one after another. The inputs of the next one and the results of the
+    one before travel in one batch of messages.
+
+    fetch(messages, i), give(messages, i): add the messages of inputs and of results, and return
+    functions that put in place what has come.
+    """
+
+    def post(i: int) -> tuple[_Messages, list[Any]]:
+        """Inputs of group i and results of group i - 2."""
+        messages, writes = _Messages(group), []
+        if i < count:
+            writes += fetch(messages, i)
+        if i >= 2:
+            writes += give(messages, i - 2)
+        return messages.post(), writes
+
+    following = post(0)
+    for i in range(count + 2):
+        messages, writes = following
+        messages.wait()
+        # Before the copies: messages are then on their way, on multiprocessors of their own, when
+        # the kernels begin.
+        if i <= count:
+            following = post(i + 1)
+        for write in writes:
+            write()
+        if i < count:
+            compute(i)
+
+
+class _Ulysses:
+    """A rank's heads over all rows, in groups of equal size."""
+
+    def __init__(self, given: _Given, groups: int, q: torch.Tensor):
+        self.given, self.groups = given, groups
+        cu_q, cu_k, self.packed = given.problem.lengths
+        cu = (cu_q, cu_k) if self.packed else (None, None)
+        call = Call(0, cu_q[-1], 0, cu_k[-1], 0, given.problem.mask.diagonal, True, 0, *cu)
+        self.all_options = given.options(call, q.device)
+        if given.sinks is not None:
+            self.all_options["sinks"] = given.sinks
+        _follow_fp32_precision(q, self.all_options)
+
+    def options(self, i: int) -> dict[str, Any]:
+        """Those of group i."""
+        options = dict(self.all_options)
+        for name, axis in (("bias", 1), ("mask", 1), ("alibi_slopes", -1), ("sinks", -1)):
+            if name in options:
+                options[name] = share_of(options[name], axis, i, self.groups)
+        if "alibi_slopes" in options:
+            options["alibi_slopes"] = options["alibi_slopes"].contiguous()
+        return options
+
+    def run(self, function: Any, tensors: Any, rest: Any, options: dict[str, Any]) -> None:
+        """tensors: with a batch, which packed calls do not take."""
+        if self.packed:
+            tensors = [None if x is None else x[0] for x in tensors]
+        _call(function, *tensors, *rest, "bshd", **options)
+
+    def to_heads(self, messages: _Messages, i: int, x: Any, shards: Shards, into: Any) -> Any:
+        """Group i of rows x, into the tensor of the group."""
+        own = _of_group(x, self.given.ranks, self.groups, i)
+        return _to_heads(messages, own, shards, into)
+
+    def to_rows(self, messages: _Messages, i: int, x: Any, shards: Shards, into: Any) -> Any:
+        """The inverse."""
+        own = _of_group(into, self.given.ranks, self.groups, i)
+        return _to_rows(messages, x, shards, own)
+
+
+def _as_rows(lse: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, rows) as (batch, rows, heads, 1)."""
+    return lse.mT[..., None]
+
+
+def _lse_like(out: torch.Tensor) -> torch.Tensor:
+    """float32 (..., heads, rows), for out (..., rows, heads, dim_v)."""
+    *batch, rows, heads, _ = out.shape
+    return out.new_empty((*batch, heads, rows), dtype=torch.float32)
+
+
+@torch.library.impl("flashattn::ulysses_forward", ("cpu", "cuda"))
+def _ulysses_forward(q, k, v, *arguments):
+    *arguments, groups, return_lse = arguments
+    given = _read(arguments)
+    connect(given.group, q.device)
+    q, k, v = (_resolved(x) for x in (q, k, v))
+    work, (queries, keys) = _Ulysses(given, groups, q), given.problem[:2]
+    results = _ulysses_outputs(q, k, v, given, groups, return_lse)
+    out, lse, q_heads, k_heads, v_heads, out_heads, lse_heads = results
+
+    def fetch(messages, i):
+        inputs = ((q, queries, q_heads), (k, keys, k_heads), (v, keys, v_heads))
+        return [work.to_heads(messages, i, x, shards, into[i]) for x, shards, into in inputs]
+
+    def compute(i):
+        tensors = (q_heads[i], k_heads[i], v_heads[i], out_heads[i], lse_heads[i])
+        work.run(_core.forward, tensors, (), work.options(i))
+
+    def give(messages, i):
+        writes = [work.to_rows(messages, i, out_heads[i], queries, out)]
+        if return_lse:
+            sums = _as_rows(lse_heads[i])
+            writes.append(work.to_rows(messages, i, sums, queries, _as_rows(lse)))
+        return writes
+
+    _in_turn(given.group, groups, fetch, compute, give)
+    return results
+
+
+def _ulysses_outputs(q, k, v, given, groups, return_lse):
+    queries, keys = given.problem[:2]
+
+    def over_all_rows(x, shards):
+        batch, _, heads, dim = x.shape
+        own = heads // given.ranks // groups
+        return x.new_empty(groups, batch, sum(map(length_of, shards)), own, dim)
+
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    lse = _lse_like(out) if return_lse else q.new_empty(0, dtype=torch.float32)
+    q_heads, out_heads = over_all_rows(q, queries), over_all_rows(out, queries)
+    k_heads, v_heads = over_all_rows(k, keys), over_all_rows(v, keys)
+    return out, lse, q_heads, k_heads, v_heads, out_heads, _lse_like(out_heads)
+
+
+@torch.library.register_fake("flashattn::ulysses_forward")
+def _ulysses_forward_fake(q, k, v, *arguments):
+    *arguments, groups, return_lse = arguments
+    return _ulysses_outputs(q, k, v, _read(arguments), groups, return_lse)
+
+
+@torch.library.impl("flashattn::ulysses_backward", ("cpu", "cuda"))
+def _ulysses_backward(dout, dlse, q_heads, k_heads, v_heads, out_heads, lse_heads, *arguments):
+    *arguments, wanted = arguments
+    given, groups = _read(arguments), q_heads.shape[0]
+    dout = _resolved(dout)
+    work, (queries, keys) = _Ulysses(given, groups, dout), given.problem[:2]
+    inputs = (q_heads, k_heads, v_heads)
+    results = _ulysses_gradients(*inputs, given, wanted)
+    dq, dk, dv, dbias, dsinks = results
+    wants_bias, wants_sinks = wanted
+    if wants_bias:  # a bias for all heads gets the sum over the groups
+        total_dbias = torch.zeros_like(dbias, dtype=torch.float32)
+    changes, gradients = {}, {}  # of a group: dout and dlse; dq, dk and dv
+
+    def fetch(messages, i):
+        change = [torch.empty_like(out_heads[i]), None]
+        writes = [work.to_heads(messages, i, dout, queries, change[0])]
+        if dlse is not None:
+            change[1] = torch.empty_like(lse_heads[i])
+            sums = _as_rows(_resolved(dlse))
+            writes.append(work.to_heads(messages, i, sums, queries, _as_rows(change[1])))
+        changes[i] = change
+        return writes
+
+    def compute(i):
+        options = work.options(i)
+        gradients[i] = [torch.empty_like(x[i]) for x in inputs]
+        part = options["bias"].new_empty(options["bias"].shape) if wants_bias else None
+        rest = (part, share_of(dsinks, 0, i, groups) if wants_sinks else None)
+        forward = (*(x[i] for x in inputs), out_heads[i], lse_heads[i])
+        work.run(_core.backward, (*forward, *changes.pop(i), *gradients[i]), rest, options)
+        if wants_bias:
+            total = share_of(total_dbias, 1, i, groups)
+            total += part
+
+    def give(messages, i):
+        return [
+            work.to_rows(messages, i, x, shards, into)
+            for x, shards, into in zip(gradients.pop(i), (queries, keys, keys), (dq, dk, dv))
+        ]
+
+    _in_turn(given.group, groups, fetch, compute, give)
+    if wants_bias:
+        dbias.copy_(total_dbias)
+    return results
+
+
+def _ulysses_gradients(q_heads, k_heads, v_heads, given, wanted):
+    """dq, dk, dv, dbias, dsinks; the last two without elements where they are not wanted."""
+    queries, keys = given.problem[:2]
+
+    def own_rows(x, shards):
+        groups, batch, _, heads, dim = x.shape
+        rows = length_of(shards[given.rank])
+        return x.new_empty(batch, rows, given.ranks * groups * heads, dim)
+
+    tensors = ((q_heads, queries), (k_heads, keys), (v_heads, keys))
+    of_options = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else q_heads.new_empty(0)
+        for x, want in zip((given.bias, given.sinks), wanted)
+    ]
+    return *(own_rows(x, shards) for x, shards in tensors), *of_options
+
+
+@torch.library.register_fake("flashattn::ulysses_backward")
+def _ulysses_backward_fake(dout, dlse, q_heads, k_heads, v_heads, out_heads, lse_heads, *arguments):
+    *arguments, wanted = arguments
+    return _ulysses_gradients(q_heads, k_heads, v_heads, _read(arguments), wanted)
+
+
+def _setup_ulysses(ctx, inputs, output):
+    _, _, _, bias, mask, alibi_slopes, sinks, *numbers, _, ctx.return_lse = inputs
+    ctx.set_materialize_grads(False)
+    out, lse, *heads = output
+    ctx.save_for_backward(*heads, bias, mask, alibi_slopes, sinks)
+    ctx.numbers, ctx.like = numbers, (out.shape, lse.shape)
+
+
+def _ulysses_back(ctx, dout, dlse, *_):
+    *heads, bias, mask, alibi_slopes, sinks = ctx.saved_tensors
+    # Also where nobody asked for these gradients here: other ranks wait for this one's messages.
+    shape, lse_shape = ctx.like
+    dout = heads[0].new_zeros(shape) if dout is None else dout
+    if dlse is None and ctx.return_lse:
+        dlse = heads[-1].new_zeros(lse_shape)
+    tensors = (bias, mask, alibi_slopes, sinks)
+    wanted = [x is not None and x.requires_grad for x in (bias, sinks)]
+    dq, dk, dv, dbias, dsinks = torch.ops.flashattn.ulysses_backward(
+        dout, dlse, *heads, *tensors, *ctx.numbers, wanted
+    )
+    dbias, dsinks = (x if want else None for x, want in zip((dbias, dsinks), wanted))
+    return dq, dk, dv, dbias, None, None, dsinks, *[None] * (len(ctx.numbers) + 2)
+
+
+torch.library.register_autograd(
+    "flashattn::ulysses_forward", _ulysses_back, setup_context=_setup_ulysses, lib=_library
+)
+torch.library.register_autograd("flashattn::ulysses_backward", _no_second_derivatives, lib=_library)

@@ -455,3 +455,48 @@ def gathered(problem: Problem, rank: int) -> Gathered:
         for target in ranks
     )
     return Gathered(rows, tuple(found), asked)
+
+
+# ---- Ulysses: groups of heads -------------------------------------------------------------------
+
+# The most groups. Only the first one's inputs and the last one's results travel while no kernel
+# runs: a quarter of all that is exchanged.
+_GROUPS = 4
+# Operations that a group's forward has at least: 1.5 ms on an H200. The host needs 0.6 to 1.2 ms
+# (2 to 8 ranks) for a group and its messages (bench/distributed_model.py).
+_GROUP_OPERATIONS = 10**12
+
+
+class Heads(NamedTuple):
+    """Of the whole problem, batch items and heads of all ranks; query: of the queries."""
+
+    batch: int
+    query: int
+    key: int
+    dim: int
+    dim_v: int
+
+
+def _pairs(lengths: Lengths, mask: Mask) -> int:
+    """Of a query and a key that it sees; about, as if the diagonal were 0."""
+    found = 0
+    ends = zip(lengths.cu_q, lengths.cu_q[1:], lengths.cu_k, lengths.cu_k[1:])
+    for q0, q1, k0, k1 in ends:
+        keys = k1 - k0
+        if mask.ahead is not None and mask.behind is not None:
+            keys = max(0, min(keys, mask.ahead + mask.behind + 1))
+        elif mask.ahead is not None or mask.behind is not None:
+            keys = (keys + 1) // 2
+        found += (q1 - q0) * keys
+    return found
+
+
+def head_groups(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> int:
+    """In how many groups each rank works on its heads: 4, 2 or 1. The most that divide its key
+    heads, and of which each has enough work. Follows from what all ranks know."""
+    operations = 2 * (heads.dim + heads.dim_v) * heads.batch * heads.query // ranks
+    operations *= _pairs(lengths, mask)
+    groups = _GROUPS
+    while groups > 1 and (heads.key // ranks % groups or operations < groups * _GROUP_OPERATIONS):
+        groups //= 2
+    return groups

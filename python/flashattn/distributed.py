@@ -664,14 +664,6 @@ def _choose(method: str, inputs: _Inputs, known: _Known, places: _Places) -> str
     return "ring" if rows * (heads // heads_kv) >= _LONG_ROWS else "all_gather"
 
 
-def _heads_of(x: Any, place: _Place, axis: int) -> Any:
-    """This rank's share of a tensor that all ranks have."""
-    if x is None or x.shape[axis] == 1 and place.size > 1:
-        return x
-    share = x.shape[axis] // place.size
-    return x.narrow(axis, place.rank * share, share)
-
-
 def _matrix_to_heads(
     name: str, x: Any, sharded: Optional[bool], place: _Place, chunks: list[int]
 ) -> Any:
@@ -685,54 +677,33 @@ def _matrix_to_heads(
         )
     x = x[(None,) * (4 - x.dim())]
     if not sharded:
-        return _heads_of(x, place, 1)
+        return _ops.share_of(x, 1, place.rank, place.size)
     if x.shape[1] == 1:
         x = x.expand(-1, place.size, -1, -1)
     rows = torch.ops.flashattn.redistribute(x.transpose(1, 2), place.name, chunks, True)
     return rows.transpose(1, 2)
 
 
-class _Share:
-    """What a rank works on between the exchanges of heads."""
-
-    def __init__(self, inputs: _Inputs, known: _Known, place: _Place, shards_q: Any, shards_k: Any):
-        self.place = place
-        self.chunks_q, chunks_k = _plan.flatten(shards_q), _plan.flatten(shards_k)
-        self.qkv = torch.ops.flashattn.redistribute_qkv(
-            inputs.q, inputs.k, inputs.v, place.name, self.chunks_q, chunks_k, True
-        )
-        given = inputs.tensors
-        self.tensors = {
-            name: _matrix_to_heads(name, given[name], known.sharded[name], place, self.chunks_q)
-            for name in ("bias", "mask")
-        }
-        for name in ("alibi_slopes", "sinks"):
-            x = given[name]
-            self.tensors[name] = None if x is None else _own_heads(x, place)
-
-    def back(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.flashattn.redistribute(x, self.place.name, self.chunks_q, False)
+def _options_to_heads(
+    inputs: _Inputs, known: _Known, place: _Place, chunks: list[int]
+) -> dict[str, Any]:
+    """Those of the rank's own heads."""
+    tensors = dict(inputs.tensors)
+    for name in ("bias", "mask"):
+        tensors[name] = _matrix_to_heads(name, tensors[name], known.sharded[name], place, chunks)
+    for name in ("alibi_slopes", "sinks"):
+        x = tensors[name]
+        tensors[name] = None if x is None else _ops.share_of(x, -1, place.rank, place.size)
+    return tensors
 
 
-def _own_heads(x: torch.Tensor, place: _Place) -> torch.Tensor:
-    share = x.shape[-1] // place.size
-    return x.narrow(-1, place.rank * share, share)
-
-
-def _ring(
-    inputs: _Inputs,
-    tensors: dict[str, Any],
-    qkv: Sequence[torch.Tensor],
-    place: _Place,
-    gather: bool,
-    shards_q: Any,
-    shards_k: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ops.flashattn.distributed_forward(
-        *qkv,
+def _arguments(
+    inputs: _Inputs, tensors: dict[str, Any], place: _Place, shards_q: Any, shards_k: Any
+) -> list[Any]:
+    """Of the operators, behind q, k and v."""
+    return [
         *(tensors[name] for name in _TENSORS),
         place.name,
-        gather,
         _plan.flatten(shards_q),
         _plan.flatten(shards_k),
         [*inputs.cu_q, *inputs.cu_k],
@@ -744,7 +715,19 @@ def _ring(
         inputs.deterministic,
         inputs.batch_invariant,
         inputs.threads,
-    )
+    ]
+
+
+def _groups(inputs: _Inputs, known: _Known, ranks: int) -> int:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    heads = _plan.Heads(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+    cu = (inputs.cu_q, inputs.cu_k)
+    if not inputs.packed:
+        cu = ([0, sum(known.lengths_q)], [0, sum(known.lengths_k)])
+    lengths = _plan.Lengths(tuple(cu[0]), tuple(cu[1]), inputs.packed)
+    left, right = inputs.window or (-1, -1)
+    mask = _plan.Mask(inputs.causal, left, right, inputs.diagonal, False, False)
+    return _plan.head_groups(heads, lengths, mask, ranks)
 
 
 def _whole_rows(
@@ -821,27 +804,48 @@ def _attend(
         ring, heads = None, ring
     if heads is None:
         assert ring is not None
-        qkv = (inputs.q, inputs.k, inputs.v)
-        gather = method == "all_gather"
-        return _ring(inputs, inputs.tensors, qkv, ring, gather, shards_q, shards_k)
+        arguments = _arguments(inputs, inputs.tensors, ring, shards_q, shards_k)
+        return torch.ops.flashattn.distributed_forward(
+            inputs.q, inputs.k, inputs.v, *arguments, method == "all_gather"
+        )
     first = (ring.rank if ring is not None else 0) * heads.size
     row = slice(first, first + heads.size)
-    share = _Share(inputs, known, heads, shards_q[row], shards_k[row])
-    qkv = share.qkv
-    if ring is None or ring.size == 1:
+    own_q, own_k = shards_q[row], shards_k[row]
+    chunks_q, chunks_k = _plan.flatten(own_q), _plan.flatten(own_k)
+    tensors = _options_to_heads(inputs, known, heads, chunks_q)
+    if ring is not None and ring.size == 1:
+        ring = None
+    if ring is None and not inputs.dropout_p:
+        if tensors["sinks"] is not None:
+            tensors["sinks"] = tensors["sinks"].float()
+        arguments = _arguments(inputs, tensors, heads, own_q, own_k)
+        groups = _groups(inputs, known, heads.size)
+        out, lse, *_ = torch.ops.flashattn.ulysses_forward(
+            inputs.q, inputs.k, inputs.v, *arguments, groups, return_lse
+        )
+        return out, lse if return_lse else None
+    qkv = torch.ops.flashattn.redistribute_qkv(
+        inputs.q, inputs.k, inputs.v, heads.name, chunks_q, chunks_k, True
+    )
+    if ring is None:
         first_head = heads.rank * (inputs.q.shape[2] // heads.size)
-        out, lse = _whole_rows(inputs, share.tensors, qkv, first_head)
+        out, lse = _whole_rows(inputs, tensors, qkv, first_head)
     else:
         starts = range(0, len(shards_q), heads.size)
         rows_q, rows_k = (
             tuple(_plan.together(shards[i : i + heads.size]) for i in starts)
             for shards in (shards_q, shards_k)
         )
+        arguments = _arguments(inputs, tensors, ring, rows_q, rows_k)
         gather = method == "all_gather"
-        out, lse = _ring(inputs, share.tensors, qkv, ring, gather, rows_q, rows_k)
-    out = share.back(out)
+        out, lse = torch.ops.flashattn.distributed_forward(*qkv, *arguments, gather)
+
+    def back(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.flashattn.redistribute(x, heads.name, chunks_q, False)
+
+    out = back(out)
     # Messages cost time: a log-sum-exp that nobody asks for stays where it is.
-    return out, share.back(lse.mT[..., None])[..., 0].mT if return_lse else None
+    return out, back(lse.mT[..., None])[..., 0].mT if return_lse else None
 
 
 def attention(

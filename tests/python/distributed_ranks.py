@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import socket
 import time
+import unittest.mock
 
 import pytest
 
@@ -19,6 +20,7 @@ RANKS = GPUS or 8
 SIZES = (1, 2, 3, 4, 8)
 MESHES = ((2, 2), (1, 2), (2, 1), (2, 4), (4, 2))
 PATIENCE = 5.0  # seconds: the timeout of the groups in which a rank fails
+FAILING = ("ring", "ulysses")  # methods in which one does
 
 
 class Failed(Exception):
@@ -108,7 +110,8 @@ def _serve(pipe, rank, count, port):
     for size in SIZES:
         if size <= count:
             _groups[size] = dist.new_group(list(range(size)))
-    for size, name in ((3, "before"), (3, "forward"), (3, "backward"), (count, "dead")):
+    failing = [(3, when + method) for when in ("forward", "backward") for method in FAILING]
+    for size, name in ((3, "before"), *failing, (count, "dead")):
         if size <= count:
             dist.barrier()  # ranks connect within the same timeout: so they begin together
             _groups[size, name] = dist.new_group(list(range(size)), timeout=short)
@@ -143,6 +146,20 @@ def _tensor(x, dtype, gradient=False):
     if x.is_floating_point():
         x = x.to(dtype)
     return x.clone().requires_grad_(gradient)
+
+
+def _in_groups(count):
+    """A context in which Ulysses works on so many groups of heads; None: on as many as it does."""
+    from flashattn import _distributed_plan
+
+    if count is None:
+        return contextlib.nullcontext()
+    return unittest.mock.patch.object(_distributed_plan, "head_groups", lambda *_: count)
+
+
+def attend_in_groups(size, case, groups):
+    with _in_groups(groups):
+        return attend(size, case)
 
 
 def attend(size, case, mesh=None):
@@ -243,12 +260,13 @@ def traffic(size, method, layout, n, window, backward):
     return _watch(size, method, layout, n, window, backward)[0]
 
 
-def batches(size, method, backward, return_lse=False):
+def batches(size, method, backward, return_lse=False, groups=1):
     """Batches of messages that this rank posts, each of which costs the host time."""
-    return _watch(size, method, "zigzag", 8 * size, None, backward, return_lse)[1]
+    with _in_groups(groups):
+        return _watch(size, method, "zigzag", 8 * size, None, backward, return_lse, groups)[1]
 
 
-def _watch(size, method, layout, n, window, backward, return_lse=False):
+def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1):
     import torch
     import torch.distributed as dist
 
@@ -267,14 +285,14 @@ def _watch(size, method, layout, n, window, backward, return_lse=False):
         return original(operations)
 
     places = {"group": _group(size), "layout": layout}
-    x = torch.randn(1, n, size if method == "ulysses" else 1, 8)
+    x = torch.randn(1, n, size * groups if method == "ulysses" else 1, 8)
     q = distributed.shard(x, **places).contiguous().requires_grad_()
     options = {"causal": True, "window": window, "return_lse": return_lse}
     dist.batch_isend_irecv = counted
     try:
         out = distributed.attention(q, q, q, method=method, **options, **places)
         if backward:
-            out.sum().backward()
+            sum(x.sum() for x in (out if return_lse else (out,))).backward()
     finally:
         dist.batch_isend_irecv = original
     return sent, posted
@@ -298,31 +316,51 @@ def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):
     return tuple(out.shape)
 
 
-def fail(size, when):
+def fail(size, when, method="ring"):
     """Rank 1 fails: before it calls, in a kernel of the forward, or in one of the backward."""
     import torch
     import torch.distributed as dist
 
-    from flashattn import _distributed_ops, distributed
+    from flashattn import _core, _distributed_ops, distributed
 
     rank = dist.get_rank()
-    name = {"before": None, "forward": "_attend", "backward": "_differentiate"}[when]
+    original = _distributed_ops._call
 
-    def broken(*arguments):
-        raise MemoryError("no memory for a test")
+    def broken(function, *arguments, **options):
+        if rank == 1 and function is getattr(_core, when):
+            raise MemoryError("no memory for a test")
+        original(function, *arguments, **options)
 
-    x = torch.randn(1, 6, 1, 8, requires_grad=True)
-    if rank == 1 and name is None:
-        raise MemoryError("no memory for a test")
-    original = getattr(_distributed_ops, name) if name else None
-    if rank == 1:
-        setattr(_distributed_ops, name, broken)
-    try:
-        out = distributed.attention(x, x, x, group=_groups[size, when], method="ring")
-        out.sum().backward()
-    finally:
-        if original is not None:
-            setattr(_distributed_ops, name, original)
+    x = torch.randn(1, 6, 6, 8, requires_grad=True)
+    if when == "before":
+        group = _groups[size, when]
+        if rank == 1:
+            raise MemoryError("no memory for a test")
+    else:
+        group = _groups[size, when + method]
+    with _in_groups(2), unittest.mock.patch.object(_distributed_ops, "_call", broken):
+        distributed.attention(x, x, x, group=group, method=method).sum().backward()
+
+
+def in_part(size, method):
+    """The gradients where the first rank's loss is of out alone, and all others' of lse alone."""
+    import torch
+    import torch.distributed as dist
+
+    from flashattn import distributed
+
+    torch.manual_seed(8)
+    x = torch.randn(1, 5 * size, 2 * size, 8)
+    own = distributed.shard(x, group=_group(size)).clone().requires_grad_()
+    named = {"group": _group(size), "method": method, "return_lse": True, "causal": True}
+    out, lse = distributed.attention(own, own, own, **named)
+    # The same loss with all of both, beside it.
+    (out if dist.get_rank() == 0 else lse).sum().backward()
+    found, own.grad = own.grad, None
+    out, lse = distributed.attention(own, own, own, **named)
+    first = float(dist.get_rank() == 0)
+    (first * out.sum() + (1 - first) * lse.sum()).backward()
+    torch.testing.assert_close(found, own.grad)
 
 
 def die(size):
@@ -338,7 +376,7 @@ def die(size):
     distributed.attention(x, x, x, group=_groups[size, "dead"], method="ring")
 
 
-def compiled(size, method, layout):
+def compiled(size, method, layout, groups=None):
     """A step of training, compiled as one graph, beside the same in eager mode."""
     import torch
 
@@ -361,7 +399,8 @@ def compiled(size, method, layout):
     try:
         for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
             w = weight.clone().requires_grad_()
-            loss = function(x, w)
+            with _in_groups(groups):
+                loss = function(x, w)
             loss.backward()
             results.append((loss.detach(), w.grad))
     finally:

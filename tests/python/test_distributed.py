@@ -217,6 +217,52 @@ def test_random_problems(pool, size, method):
         check(pool.values(ranks.attend, size, case), case)
 
 
+def grouped_case(size, groups, **options):
+    """Two query heads for each key head, and a key head for each group of each rank."""
+    heads = 2 * size * groups
+    case = plain_case(heads=heads, method="ulysses", causal=True, **options)
+    case.update({name: case[name][:, :, : heads // 2].copy() for name in ("k", "v")})
+    return case
+
+
+@pytest.mark.parametrize("size, groups", [(2, 2), (2, 4), (4, 2), (4, 4)])
+def test_groups_of_heads(pool, size, groups):
+    rng, heads = np.random.default_rng([size, groups]), 2 * size * groups
+    cu = [0, 13, 13, 41, 60]
+    packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    for options in (
+        {},
+        {"alibi_slopes": rng.random(heads, np.float32)},
+        {"sinks": rng.standard_normal(heads, np.float32)},
+        {"bias": rng.standard_normal((1, heads, 60, 60), np.float32)},
+        {"bias": rng.standard_normal((1, 1, 60, 60), np.float32)},
+        {"bias": rng.standard_normal((1, heads, 1, 60), np.float32)},
+        {"mask": rng.random((1, heads, 60, 60)) < 0.7},
+        {"window": (9, 0), "softcap": 2.0, "deterministic": True},
+        packed,
+        packed | {"alibi_slopes": rng.random((4, heads), np.float32)},
+        packed | {"sinks": rng.standard_normal(heads, np.float32)},
+    ):
+        case = grouped_case(size, groups, **options)
+        check(pool.values(ranks.attend_in_groups, size, case, groups), case)
+
+
+@pytest.mark.parametrize("size, groups", [(2, 2), (2, 4), (4, 2)])
+def test_random_problems_in_groups(pool, size, groups):
+    rng = np.random.default_rng([size, groups, 1])
+    for i in range(8):
+        case = random_case(rng, size, "ulysses", distributed.LAYOUTS[i % 2], size * groups)
+        check(pool.values(ranks.attend_in_groups, size, case, groups), case)
+
+
+def test_groups_do_not_change_results(pool):
+    """Each head is computed by itself."""
+    case = grouped_case(2, 4, sinks=np.linspace(-1, 1, 16, dtype=np.float32))
+    first, *others = (pool.values(ranks.attend_in_groups, 2, case, g)[0][0] for g in (1, 2, 4))
+    for other in others:
+        assert all((other[name] == first[name]).all() for name in first)
+
+
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 4), (4, 2), (1, 2), (2, 1)])
 def test_mesh(pool, mesh):
     rng = np.random.default_rng(mesh)
@@ -308,6 +354,54 @@ def test_what_auto_chooses(size, heads_kv, n, options, expected):
     assert distributed._choose("auto", inputs, known, places) == expected
 
 
+K = 1 << 10
+
+
+@pytest.mark.parametrize(
+    "ranks_, heads_kv, n, options, expected",
+    [
+        (2, 32, 8 * K, {"causal": True}, 1),
+        (2, 32, 16 * K, {"causal": True}, 1),
+        (2, 32, 16 * K, {}, 2),
+        (2, 32, 32 * K, {"causal": True}, 4),
+        (2, 32, 512 * K, {"causal": True}, 4),
+        (2, 32, 32 * K, {"window": (K, 0)}, 1),
+        (2, 32, 512 * K, {"window": (K, 0)}, 4),
+        (2, 4, 128 * K, {"causal": True}, 2),
+        (2, 2, 128 * K, {"causal": True}, 1),
+        (2, 6, 128 * K, {"causal": True}, 1),
+        (8, 32, 32 * K, {"causal": True}, 1),
+        (8, 32, 128 * K, {"causal": True}, 4),
+        (8, 8, 128 * K, {"causal": True}, 1),
+        (2, 32, 32 * K, {"cu_seqlens_q": range(0, 32 * K + 1, K)}, 1),
+        (2, 32, 64 * K, {"cu_seqlens_q": [0, 32 * K, 64 * K]}, 4),
+    ],
+)
+def test_how_many_groups(ranks_, heads_kv, n, options, expected):
+    """As docs/distributed.md says; 32 query heads, head dim 128."""
+    if "cu_seqlens_q" in options:
+        options = {"cu_seqlens_q": list(options["cu_seqlens_q"])}
+        options["cu_seqlens_k"] = options["cu_seqlens_q"]
+    heads = 30 if heads_kv == 6 else 32
+    q, k = torch.zeros(1, 1, heads, 128), torch.zeros(1, 1, heads_kv, 128)
+    inputs = distributed._Inputs(q, k, k, options)
+    known = distributed._Known([n // ranks_] * ranks_, [n // ranks_] * ranks_, {})
+    assert distributed._groups(inputs, known, ranks_) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loss_of_out_on_one_rank_and_of_lse_on_others(pool, method):
+    pool.values(ranks.in_part, 2, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_packed_rows_without_batch(pool, method):
+    cu, shape = [0, 5, 12], (6, 4, 8)
+    options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    own = [((shape, shape, shape), options)] * 2
+    assert pool.values(ranks.call, 2, own, method=method) == [shape] * 2
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_group_of_one(pool, method):
     rng = np.random.default_rng(9)
@@ -372,8 +466,12 @@ def test_causal_sends_what_is_seen(pool):
 def test_messages_are_posted_together(pool):
     """Each batch of messages costs the host more than a small kernel takes."""
     assert pool.values(ranks.batches, 4, "ulysses", False) == [2] * 4  # q, k, v; out
-    assert pool.values(ranks.batches, 4, "ulysses", False, True) == [3] * 4  # and lse
+    assert pool.values(ranks.batches, 4, "ulysses", False, True) == [2] * 4  # lse with out
     assert pool.values(ranks.batches, 4, "ulysses", True) == [4] * 4  # and the gradients of these
+    # With the inputs of a group goes the output of the one two before it.
+    assert pool.values(ranks.batches, 4, "ulysses", False, False, 2) == [4] * 4
+    assert pool.values(ranks.batches, 4, "ulysses", False, False, 4) == [6] * 4
+    assert pool.values(ranks.batches, 4, "ulysses", True, True, 4) == [12] * 4
     assert pool.values(ranks.batches, 4, "all_gather", False) == [1] * 4
     assert pool.values(ranks.batches, 4, "all_gather", True) == [3] * 4
     assert pool.values(ranks.batches, 4, "ring", False) == [3] * 4
@@ -544,10 +642,13 @@ def test_one_rank_with_wrong_arguments(pool):
         assert result.seconds < ranks.PATIENCE
 
 
-@pytest.mark.parametrize("when", ["before", "forward", "backward"])
-def test_a_rank_that_fails(pool, when):
+@pytest.mark.parametrize(
+    "when, method",
+    [("before", "ring"), *itertools.product(("forward", "backward"), ranks.FAILING)],
+)
+def test_a_rank_that_fails(pool, when, method):
     """The others have an error after the timeout of the group."""
-    results = pool.run(ranks.fail, 3, when)
+    results = pool.run(ranks.fail, 3, when, method)
     assert [r.kind for r in results] == ["RuntimeError", "MemoryError", "RuntimeError"], results
     assert all(r.seconds < 3 * ranks.PATIENCE for r in results)
 
@@ -602,6 +703,15 @@ def test_model_counts_what_is_sent_and_computed(model):
     assert 0.99 < model.efficiency(problem._replace(n=1 << 18), machine, 1, "all_gather") < 1
 
 
+def test_model_hides_all_but_one_group_of_heads(model):
+    machine, problem = model.measured_machine(), model.Problem(1 << 17, heads_kv=32)
+    one, two, four = (model.ulysses(problem, machine, 2, groups=g) for g in (1, 2, 4))
+    assert model.ulysses(problem, machine, 2) == four
+    messages = one.sent / machine.nvlink
+    for found, share in ((two, 1 / 2), (four, 1 / 4)):
+        assert one.total - found.total == pytest.approx((1 - share) * messages, rel=0.05)
+
+
 def test_model_knows_what_a_faster_link_is_for(model):
     problem, slow = model.Problem(1 << 22), model.measured_machine()
     fast = slow._replace(network=slow.network * 4)
@@ -633,9 +743,12 @@ def test_benchmark(pool):
 # ---- With the rest of PyTorch -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method, layout", [("ring", "zigzag"), ("ulysses", "contiguous")])
-def test_compiled(pool, method, layout):
-    pool.values(ranks.compiled, 2, method, layout)
+@pytest.mark.parametrize(
+    "method, layout, groups",
+    [("ring", "zigzag", None), ("ulysses", "contiguous", None), ("ulysses", "zigzag", 2)],
+)
+def test_compiled(pool, method, layout, groups):
+    pool.values(ranks.compiled, 2, method, layout, groups)
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
