@@ -8,10 +8,6 @@
  * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
  * bits of a result.
  */
-#ifdef FA_HUGE_PAGES
-#define _DEFAULT_SOURCE 1
-#include <sys/mman.h>
-#endif
 #include <stdio.h>
 
 #include "gemm.h"
@@ -23,19 +19,14 @@
 #define FLOAT_TILES(mr) FA_TILES(float, false, true, mr)
 #define FLOAT_NAMES(mr) FA_TILE_NAMES(float, mr)
 FA_HEIGHTS(FLOAT_TILES)
-#if defined(FA_WIDE_TILE) && defined(FA_ISA_AVX512)
-FA_TILE(float_wide, false, true, 6, 4)
-static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true, fa_tile_float_wide_6_4};
+#ifdef FA_ISA_AVX512
+FA_TILE(float, false, true, 6, 4)
+static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true, fa_tile_float_6_4};
 #else
 static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true, NULL};
 #endif
 
-/* Register tiles of a strip of queries. 2 halve what the products with keys read from the second-level
- * cache, and double the scores in the first: for processors where that has 48 KB. Not measured there. */
-#ifndef FA_STRIP_TILES
-#define FA_STRIP_TILES 1
-#endif
-enum { FA_STRIP = FA_STRIP_TILES * FA_MR };
+enum { FA_STRIP = FA_MR }; /* queries */
 
 /* Products of bfloat16: queries of a strip, and what the keys of a product with values are padded to. */
 #ifdef FA_ISA_AMX
@@ -80,8 +71,6 @@ typedef struct fa_forward_tiles {
     float *out;        /* q_tile x columns */
     float *maximum;    /* q_tile */
     float *sum;        /* q_tile */
-    const uint32_t *values; /* v, or the caller's own rows */
-    int64_t pitch_values;
     bool v_finite;
 } fa_forward_tiles;
 
@@ -100,15 +89,8 @@ static int64_t strip_rows(const fa_problem *p)
     return uses_bfloat(p) ? FA_BFLOAT_STRIP : FA_STRIP;
 }
 
-#ifndef FA_FORWARD_QUERIES
-#define FA_FORWARD_QUERIES 264
-#endif
-#ifndef FA_FORWARD_KEYS /* where d + d_v <= 256 */
-#define FA_FORWARD_KEYS 256
-#endif
 enum {
-    FA_MAX_Q_TILE = FA_FORWARD_QUERIES,
-    FA_BFLOAT_Q_TILE = 264,
+    FA_MAX_Q_TILE = 264,
     FA_LONG_Q_TILE = 512, /* of FA_MANY_QUERIES or more, beside AMX */
     FA_MANY_QUERIES = 2048,
     FA_WIDE_Q_TILE = 96 /* of large head dims */
@@ -123,7 +105,7 @@ static int64_t max_q_tile(const fa_problem *p, int64_t queries)
     if (uses_bfloat(p) && queries >= FA_MANY_QUERIES) return FA_LONG_Q_TILE;
 #endif
     (void)queries;
-    return uses_bfloat(p) ? FA_BFLOAT_Q_TILE : FA_MAX_Q_TILE;
+    return FA_MAX_Q_TILE;
 }
 
 /* Whole strips. */
@@ -171,7 +153,7 @@ static fa_forward_plan make_plan(const fa_problem *p)
                               : p->d % VL == 0 && p->k.dtype == FA_FLOAT32 && !p->k_scale.data;
     plan.depth = plan.bfloat ? (p->d + 1) / 2 : p->d;
     plan.columns = fa_round_up(p->d_v, VL);
-    plan.k_tile = p->d + p->d_v <= 256 ? (plan.bfloat ? 256 : FA_FORWARD_KEYS) : p->d + p->d_v <= 512 ? 128 : 64;
+    plan.k_tile = p->d + p->d_v <= 256 ? 256 : p->d + p->d_v <= 512 ? 128 : 64;
     plan.pitch_depth = fa_pitch(plan.depth);
     plan.pitch_keys = fa_pitch(plan.k_tile);
     plan.pitch_out = fa_pitch(plan.columns);
@@ -278,50 +260,6 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
     const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
     const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
     bool finite = true;
-    t->values = t->v;
-    t->pitch_values = plan->pitch_out;
-#ifdef FA_V_IN_PLACE
-    if (!plan->bfloat && p->v.dtype == FA_FLOAT32 && p->d_v % VL == 0 && !p->v_scale.data &&
-        !p->block_table && p->v.stride[1] >= p->d_v && p->v.stride[1] <= 2 * p->d_v &&
-        p->v.stride[1] % VL == 0 && keys.lo == j0 + first &&
-        (uintptr_t)fa_key_row(p, &p->v, s, b, keys.lo, head) % (VL * 4) == 0) {
-        t->pitch_values = p->v.stride[1];
-        const float *rows = (const float *)(const void *)fa_key_row(p, &p->v, s, b, keys.lo, head);
-        for (int64_t c = first; c < last; c++)
-            finite &= fa_all_finite(rows + (c - first) * t->pitch_values, plan->columns);
-        t->values = (const uint32_t *)(const void *)(rows - first * t->pitch_values);
-        t->v_finite = finite;
-        return;
-    }
-#endif
-#ifdef FA_V_COPY
-    if (!plan->bfloat && p->v.dtype == FA_FLOAT32 && p->d_v % VL == 0 && !p->v_scale.data) {
-        vf seen = v_zero(), seen2 = v_zero();
-        for (int64_t c = first; c < last; c++) {
-            float *dst = (float *)(void *)(t->v + c * plan->pitch_out);
-            if (j0 + c < keys.lo || j0 + c >= keys.hi) {
-                memset(dst, 0, (size_t)plan->columns * 4);
-                continue;
-            }
-            const float *src = (const float *)(const void *)fa_key_row(p, &p->v, s, b, j0 + c, head);
-            int64_t i = 0;
-            for (; i + 2 * VL <= p->d_v; i += 2 * VL) {
-                const vf x = v_load(src + i), y = v_load(src + i + VL);
-                v_store(dst + i, x);
-                v_store(dst + i + VL, y);
-                seen = v_fma(x, v_zero(), seen);
-                seen2 = v_fma(y, v_zero(), seen2);
-            }
-            for (; i < p->d_v; i += VL) {
-                const vf x = v_load(src + i);
-                v_store(dst + i, x);
-                seen = v_fma(x, v_zero(), seen);
-            }
-        }
-        t->v_finite = v_sum(v_add(seen, seen2)) == 0.0f;
-        return;
-    }
-#endif
     for (int64_t c = first; c < last; c += plan->bfloat ? 2 : 1) {
         const char *row[2] = {NULL, NULL};
         for (int e = 0; e < 2; e++)
@@ -348,24 +286,6 @@ static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_f
                           int64_t first, int64_t last, float scale, float *alpha)
 {
     const bool general = fa_is_general(p, scale);
-#ifdef FA_SOFTMAX_STRIP
-    for (int64_t g = 0; !general && !p->dropout_threshold && !plan->bfloat && g < count; g += VL) {
-        int64_t from[VL], to[VL];
-        const int64_t rows = fa_min(VL, count - g);
-        for (int64_t r = 0; r < rows; r++) {
-            const fa_range visible = fa_visible(p, s, row.query + g + r);
-            from[r] = fa_min(fa_max(visible.lo - j0, first), last);
-            to[r] = fa_max(fa_min(visible.hi - j0, last), from[r]);
-        }
-        const fa_softmax_rows some = {t->s + g * plan->pitch_keys, NULL, plan->pitch_keys, first, last,
-                                      from, to, t->maximum + r0 + g, t->sum + r0 + g};
-        fa_softmax_strip(&some, (int)rows, scale, alpha + g);
-    }
-    if (!general && !p->dropout_threshold && !plan->bfloat) {
-        for (int64_t r = count; r < plan->strip; r++) alpha[r] = 1.0f;
-        return;
-    }
-#endif
     for (int64_t r = 0; r < count; r++, row.query++) {
         float *x = t->s + r * plan->pitch_keys;
         uint16_t *w = plan->bfloat ? (uint16_t *)(t->weights + r * plan->pitch_keys) : NULL;
@@ -412,14 +332,10 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
     const int64_t hi = fa_visible(p, s, row.query + count - 1).hi;
     const int64_t first = fa_max(lo - j0, 0) / FA_NR * FA_NR;
     const int64_t end = fa_min(hi - j0, plan->k_tile);
-#ifdef FA_LAST_VECTOR
     const int64_t last = fa_round_up(end, plan->bfloat ? FA_NR : VL);
-#else
-    const int64_t last = fa_round_up(end, FA_NR);
-#endif
     if (end <= fa_max(lo - j0, 0)) return;
 
-    const fa_gemm scores = {plan->depth,
+    fa_gemm scores = {plan->depth,
                       t->q + r0 * plan->pitch_depth,
                       plan->pitch_depth,
                       1,
@@ -428,16 +344,10 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
                       t->s + first,
                       plan->pitch_keys,
                       NULL};
-#ifndef FA_DIAG_NO_QK
     run_tiles(plan, &scores, count, last - first);
-#endif
 
     float alpha[FA_BFLOAT_STRIP];
-#ifndef FA_DIAG_NO_SOFTMAX
     softmax_strip(p, plan, t, s, row, count, r0, j0, first, last, scale, alpha);
-#else
-    for (int r = 0; r < FA_BFLOAT_STRIP; r++) alpha[r] = 1.0f;
-#endif
 
     const int64_t step = plan->bfloat ? 2 : 1; /* keys in a word */
     const uint32_t *weights = plan->bfloat ? t->weights : (const uint32_t *)(const void *)t->s;
@@ -445,14 +355,11 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
                       weights + first / step,
                       plan->pitch_keys,
                       1,
-                      t->values + first / step * t->pitch_values,
-                      t->pitch_values,
+                      t->v + first / step * plan->pitch_out,
+                      plan->pitch_out,
                       t->out + r0 * plan->pitch_out,
                       plan->pitch_out,
                       alpha};
-#ifdef FA_DIAG_NO_PV
-    if (t->v_finite) return;
-#endif
     if (t->v_finite) run_tiles(plan, &values, count, plan->columns);
     else fa_gemm_skip_zeros(&values, plan->bfloat, true, count, plan->columns);
 }
@@ -473,23 +380,6 @@ static void finish(const fa_problem *p, const fa_forward_plan *plan, const fa_fo
     }
 }
 
-#ifdef FA_FORWARD_PREFETCH
-/* Brings a share of the next tile's keys and values, those from .. to of `keys`, to the second-level cache:
- * strip by strip, while products run. */
-static void prefetch_rows(const fa_problem *p, const fa_sequence *s, int64_t b, int64_t head,
-                          int64_t from, int64_t to)
-{
-    static const int8_t size[] = {4, 2, 2, 1, 1, 1};
-    const int64_t bytes_k = p->d * size[p->k.dtype], bytes_v = p->d_v * size[p->v.dtype];
-    for (int64_t j = from; j < to; j++) {
-        const char *k = fa_key_row(p, &p->k, s, b, j, head);
-        const char *v = fa_key_row(p, &p->v, s, b, j, head);
-        for (int64_t i = 0; i < bytes_k; i += 64) __builtin_prefetch(k + i, 0, 2);
-        for (int64_t i = 0; i < bytes_v; i += 64) __builtin_prefetch(v + i, 0, 2);
-    }
-}
-#endif
-
 /* Attention of one tile of queries of one head. */
 static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
                          int64_t b, const fa_sequence *s, int64_t head, int64_t i0, int64_t rows)
@@ -501,21 +391,10 @@ static void forward_task(const fa_problem *p, const fa_forward_plan *plan, fa_fo
     load_queries(p, plan, t, s, head, i0, rows);
     for (int64_t j0 = all.lo / plan->k_tile * plan->k_tile; j0 < all.hi; j0 += plan->k_tile) {
         const fa_range keys = {fa_max(all.lo, j0), fa_min(all.hi, j0 + plan->k_tile)};
-#ifdef FA_DIAG_NO_PACK /* only the first tile's */
-        if (j0 == all.lo / plan->k_tile * plan->k_tile)
-#endif
         load_keys(p, plan, t, s, b, head_kv, j0, keys);
-#ifdef FA_DIAG_NO_PACK
-        if (j0 == all.lo / plan->k_tile * plan->k_tile)
-#endif
         load_values(p, plan, t, s, b, head_kv, j0, keys);
         for (int64_t r0 = 0; r0 < rows; r0 += plan->strip) {
             const fa_row row = {b, head, i0 + r0, {0, 0}, s};
-#ifdef FA_FORWARD_PREFETCH
-            const int64_t next = fa_min(all.hi, keys.hi + plan->k_tile) - keys.hi;
-            prefetch_rows(p, s, b, head_kv, keys.hi + next * r0 / rows,
-                          keys.hi + next * fa_min(r0 + plan->strip, rows) / rows);
-#endif
             strip(p, plan, t, s, row, fa_min(plan->strip, rows - r0), r0, j0, scale);
         }
     }
@@ -575,13 +454,7 @@ fa_status FA_NAME(forward)(const fa_problem *p)
         return FA_OK;
     }
     const int threads = fa_team_reserve((int)fa_min(fa_problem_threads(p), total));
-#ifdef FA_HUGE_PAGES
-    const size_t whole = ((size_t)threads * job.plan.scratch + (2u << 20) - 1) / (2u << 20) * (2u << 20);
-    job.scratch = aligned_alloc(2u << 20, whole);
-    if (job.scratch) madvise(job.scratch, whole, MADV_HUGEPAGE);
-#else
     job.scratch = fa_allocate((size_t)threads * job.plan.scratch);
-#endif
     if (job.scratch) fa_team_run(threads, total, 1, forward_tile, &job);
     free(job.tasks.first);
     if (!job.scratch) return FA_ERROR_MEMORY;

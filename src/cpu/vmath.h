@@ -16,10 +16,6 @@
  * rounding of y*c costs nothing; 2^r = 1 + r*P(r), |error| < 2.6e-9 relative. */
 FA_INLINE vf v_exp2_nonpositive(vf y, vf c, vf lowest)
 {
-#ifdef FA_DIAG_NO_EXP
-    (void)lowest;
-    return v_fma(y, c, c);
-#endif
     y = v_max(lowest, y); /* keeps NaN */
     const vf magic =
         v_set1(0x1.8p23f); /* adding it rounds to an integer: |y*c| is far below 2^22 */
