@@ -280,27 +280,47 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
     t->v_finite = finite;
 }
 
-/* A strip of scores becomes a strip of weights. */
+/* Multiplies a row of weights by its dropout factors. */
+static void drop_weights(const fa_problem *p, fa_forward_tiles *t, const fa_row *row, float *x,
+                         uint16_t *narrow, int64_t j0, int64_t first, int64_t last)
+{
+    const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
+    fa_dropout_factors(p, row, t->keep, j0 + begin, last - begin);
+    for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
+    for (int64_t c = first; narrow && c < last; c += VL) v_store_bfloat(narrow + c, v_load(x + c));
+}
+
+/* A strip of scores becomes a strip of weights, VL rows at a time. */
 static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
                           const fa_sequence *s, fa_row row, int64_t count, int64_t r0, int64_t j0,
                           int64_t first, int64_t last, float scale, float *alpha)
 {
-    const bool general = fa_is_general(p, scale);
-    for (int64_t r = 0; r < count; r++, row.query++) {
-        float *x = t->s + r * plan->pitch_keys;
-        uint16_t *w = plan->bfloat ? (uint16_t *)(t->weights + r * plan->pitch_keys) : NULL;
-        row.visible = fa_visible(p, s, row.query);
-        int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
-        int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
-        if (general && to > from)
-            fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, p->dropout_threshold ? NULL : w, first, last, from, to,
-                                  general ? 1.0f : scale, t->maximum + r0 + r, t->sum + r0 + r);
-        if (p->dropout_threshold) {
-            const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
-            fa_dropout_factors(p, &row, t->keep, j0 + begin, last - begin);
-            for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
-            for (int64_t c = first; w && c < last; c += VL) v_store_bfloat(w + c, v_load(x + c));
+    const bool general = fa_is_general(p, scale), dropout = p->dropout_threshold != 0;
+    const int64_t query0 = row.query;
+    for (int64_t g = 0; g < count; g += VL) {
+        fa_softmax_rows rows = {.count = (int)fa_min(VL, count - g),
+                                .pitch = plan->pitch_keys,
+                                .x = t->s + g * plan->pitch_keys,
+                                .maximum = t->maximum + r0 + g,
+                                .sum = t->sum + r0 + g,
+                                .alpha = alpha + g};
+        uint16_t *narrow = plan->bfloat ? (uint16_t *)(t->weights + g * plan->pitch_keys) : NULL;
+        if (!dropout) rows.narrow = narrow;
+        for (int r = 0; r < rows.count; r++) {
+            row.query = query0 + g + r;
+            row.visible = fa_visible(p, s, row.query);
+            const int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
+            const int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
+            rows.span[r] = (fa_span){first, last, from, to};
+            if (general && to > from)
+                fa_scores_to_logits(p, &row, scale, rows.x + r * rows.pitch + from, j0 + from,
+                                    to - from, NULL);
+        }
+        fa_softmax_block(&rows, general ? 1.0f : scale);
+        for (int r = 0; dropout && r < rows.count; r++) {
+            row.query = query0 + g + r;
+            drop_weights(p, t, &row, rows.x + r * rows.pitch,
+                         narrow ? narrow + r * 2 * rows.pitch : NULL, j0, first, last);
         }
     }
     for (int64_t r = count; r < plan->strip; r++) alpha[r] = 1.0f;
