@@ -2,8 +2,9 @@
  * Forward on the CPU: FlashAttention-2, algorithm 1 (arXiv:2307.08691, section 3.1).
  *
  * A task is one tile of queries of one head. It walks over the keys in tiles; a tile of keys and
- * values is packed once and serves all queries of the task. Strips of a few queries go through
- * score -> softmax -> value product with their scores in the first-level cache.
+ * values is packed once (values that lie as the products want them are read in place) and serves all
+ * queries of the task. Strips of a few queries go through score -> softmax -> value product with their
+ * scores in the first-level cache.
  *
  * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
  * bits of a result.
@@ -61,16 +62,18 @@ typedef struct fa_forward_plan {
 
 /* One thread's scratch. */
 typedef struct fa_forward_tiles {
-    uint32_t *q;       /* q_tile x depth */
-    uint32_t *stage;   /* VL x depth: keys as they come */
-    uint32_t *k;       /* depth x k_tile: transposed */
-    uint32_t *v;       /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
-    float *s;          /* strip x k_tile: scores, then weights */
-    uint32_t *weights; /* bfloat: strip x k_tile/2 */
-    float *keep;       /* k_tile: dropout factors */
-    float *out;        /* q_tile x columns */
-    float *maximum;    /* q_tile */
-    float *sum;        /* q_tile */
+    uint32_t *q;            /* q_tile x depth */
+    uint32_t *stage;        /* VL x depth: keys as they come */
+    uint32_t *k;            /* depth x k_tile: transposed */
+    uint32_t *v;            /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
+    float *s;               /* strip x k_tile: scores, then weights */
+    uint32_t *weights;      /* bfloat: strip x k_tile/2 */
+    float *keep;            /* k_tile: dropout factors */
+    float *out;             /* q_tile x columns */
+    float *maximum;         /* q_tile */
+    float *sum;             /* q_tile */
+    const uint32_t *values; /* rows of V as the products read them: v, or the caller's own */
+    int64_t pitch_values;   /* words between them */
     bool v_finite;
 } fa_forward_tiles;
 
@@ -254,11 +257,48 @@ static bool interleave(uint32_t *dst, const char *low, const char *high, int64_t
     return !bad;
 }
 
-static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
-                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
+/* Whether rows of V are words as the products with floats read them: whole vectors. */
+static bool values_are_vectors(const fa_problem *p, const fa_forward_plan *plan)
 {
-    const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
-    const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
+    return !plan->bfloat && p->v.dtype == FA_FLOAT32 && p->d_v % VL == 0 && !p->v_scale.data;
+}
+
+/* Rows of V from keys.lo on where the products can read them in place; NULL if they cannot. Rows
+ * far apart are better packed: they would cost address translations and share cache sets. */
+static const float *values_in_place(const fa_problem *p, const fa_forward_plan *plan,
+                                    const fa_sequence *s, int64_t b, int64_t head, fa_range keys)
+{
+    const int64_t pitch = p->v.stride[1];
+    if (!values_are_vectors(p, plan) || p->block_table) return NULL;
+    if (pitch % VL != 0 || pitch < p->d_v || pitch > 2 * p->d_v) return NULL;
+    const char *row = fa_key_row(p, &p->v, s, b, keys.lo, head);
+    return (uintptr_t)row % sizeof(vf) == 0 ? (const float *)(const void *)row : NULL;
+}
+
+/* Copies rows first .. last of the tile, zeros for keys outside of `keys`. Says whether all numbers are
+ * finite. */
+static bool copy_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, int64_t first,
+                        int64_t last, fa_range keys)
+{
+    vf seen[2] = {v_zero(), v_zero()};
+    for (int64_t c = first; c < last; c++) {
+        float *dst = (float *)(void *)(t->v + c * plan->pitch_out);
+        if (j0 + c < keys.lo || j0 + c >= keys.hi) {
+            memset(dst, 0, (size_t)p->d_v * 4);
+            continue;
+        }
+        const char *row = fa_key_row(p, &p->v, s, b, j0 + c, head);
+        fa_copy_seen(dst, (const float *)(const void *)row, p->d_v, seen);
+    }
+    return v_sum(v_add(seen[0], seen[1])) == 0.0f;
+}
+
+/* The same for any dtype: as floats or as pairs of bfloat16. */
+static bool convert_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                           const fa_sequence *s, int64_t b, int64_t head, int64_t j0, int64_t first,
+                           int64_t last, fa_range keys)
+{
     bool finite = true;
     for (int64_t c = first; c < last; c += plan->bfloat ? 2 : 1) {
         const char *row[2] = {NULL, NULL};
@@ -277,7 +317,30 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
         else memset(dst, 0, (size_t)plan->columns * 4);
         finite &= fa_all_finite(dst, plan->columns);
     }
-    t->v_finite = finite;
+    return finite;
+}
+
+/* Makes the values of `keys` of the tile at j0 ready for the products. */
+static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
+{
+    const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
+    const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
+    /* The products read rows before keys.lo, too: zeros, which only a packed tile has. */
+    const float *rows = j0 + first == keys.lo ? values_in_place(p, plan, s, b, head, keys) : NULL;
+    if (!rows) {
+        t->values = t->v;
+        t->pitch_values = plan->pitch_out;
+        t->v_finite = values_are_vectors(p, plan)
+                          ? copy_values(p, plan, t, s, b, head, j0, first, last, keys)
+                          : convert_values(p, plan, t, s, b, head, j0, first, last, keys);
+        return;
+    }
+    t->pitch_values = p->v.stride[1];
+    t->values = (const uint32_t *)(const void *)(rows - first * t->pitch_values);
+    t->v_finite = true;
+    for (int64_t c = 0; c < last - first; c++)
+        t->v_finite &= fa_all_finite(rows + c * t->pitch_values, plan->columns);
 }
 
 /* Multiplies a row of weights by its dropout factors. */
@@ -375,8 +438,8 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
                       weights + first / step,
                       plan->pitch_keys,
                       1,
-                      t->v + first / step * plan->pitch_out,
-                      plan->pitch_out,
+                      t->values + first / step * t->pitch_values,
+                      t->pitch_values,
                       t->out + r0 * plan->pitch_out,
                       plan->pitch_out,
                       alpha};
