@@ -22,12 +22,12 @@
 #define ROW_TILES(mr) FA_TILES(rows, false, true, mr)
 #define ROW_NAMES(mr) FA_TILE_NAMES(rows, mr)
 FA_HEIGHTS(ROW_TILES)
-static const fa_tiles row_tiles = {{FA_HEIGHTS(ROW_NAMES)}, true};
+static const fa_tiles row_tiles = {{FA_HEIGHTS(ROW_NAMES)}, true, NULL};
 
 #define COLUMN_TILES(mr) FA_TILES(columns, false, false, mr)
 #define COLUMN_NAMES(mr) FA_TILE_NAMES(columns, mr)
 FA_HEIGHTS(COLUMN_TILES)
-static const fa_tiles column_tiles = {{FA_HEIGHTS(COLUMN_NAMES)}, false};
+static const fa_tiles column_tiles = {{FA_HEIGHTS(COLUMN_NAMES)}, false, NULL};
 
 enum {
     FA_Q_BLOCK = 96, /* queries at a time; a multiple of FA_MR, so that blocks do not share rows */

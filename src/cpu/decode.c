@@ -452,7 +452,7 @@ static void softmax_tile(const fa_problem *p, const fa_decode_plan *plan, const 
         const int64_t to = fa_max(fa_min(row.visible.hi - j0, count), from);
         if (general && to > from)
             fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, NULL, 0, last, from, to, general ? 1.0f : scale,
+        alpha[r] = fa_softmax_row(x, (fa_span){0, last, from, to}, general ? 1.0f : scale,
                                   partial->maximum + r, partial->sum + r);
         if (!p->dropout_threshold) continue;
         fa_dropout_factors(p, &row, t->keep, j0, count);

@@ -2,8 +2,9 @@
  * Forward on the CPU: FlashAttention-2, algorithm 1 (arXiv:2307.08691, section 3.1).
  *
  * A task is one tile of queries of one head. It walks over the keys in tiles; a tile of keys and
- * values is packed once and serves all queries of the task. Strips of a few queries go through
- * score -> softmax -> value product with their scores in the first-level cache.
+ * values is packed once (values that lie as the products want them are read in place) and serves all
+ * queries of the task. Strips of a few queries go through score -> softmax -> value product with their
+ * scores in the first-level cache.
  *
  * Tile sizes depend on the sequence's own shape only, not on threads or batch; so neither do the
  * bits of a result.
@@ -19,14 +20,14 @@
 #define FLOAT_TILES(mr) FA_TILES(float, false, true, mr)
 #define FLOAT_NAMES(mr) FA_TILE_NAMES(float, mr)
 FA_HEIGHTS(FLOAT_TILES)
-static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true};
-
-/* Register tiles of a strip of queries. 2 halve what the products with keys read from the second-level
- * cache, and double the scores in the first: for processors where that has 48 KB. Not measured there. */
-#ifndef FA_STRIP_TILES
-#define FA_STRIP_TILES 1
+#ifdef FA_ISA_AVX512
+FA_TILE(float, false, true, 6, 4)
+static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true, fa_tile_float_6_4};
+#else
+static const fa_tiles float_tiles = {{FA_HEIGHTS(FLOAT_NAMES)}, true, NULL};
 #endif
-enum { FA_STRIP = FA_STRIP_TILES * FA_MR };
+
+enum { FA_STRIP = FA_MR }; /* queries */
 
 /* Products of bfloat16: queries of a strip, and what the keys of a product with values are padded to. */
 #ifdef FA_ISA_AMX
@@ -41,7 +42,7 @@ _Static_assert((int)FA_BFLOAT_STRIP >= (int)FA_STRIP, "the larger strip");
 #define BFLOAT_TILES(mr) FA_TILES(bfloat, true, true, mr)
 #define BFLOAT_NAMES(mr) FA_TILE_NAMES(bfloat, mr)
 FA_HEIGHTS(BFLOAT_TILES)
-static const fa_tiles bfloat_tiles = {{FA_HEIGHTS(BFLOAT_NAMES)}, true};
+static const fa_tiles bfloat_tiles = {{FA_HEIGHTS(BFLOAT_NAMES)}, true, NULL};
 #endif
 
 /* The shape of the tiles of one problem. */
@@ -61,16 +62,18 @@ typedef struct fa_forward_plan {
 
 /* One thread's scratch. */
 typedef struct fa_forward_tiles {
-    uint32_t *q;       /* q_tile x depth */
-    uint32_t *stage;   /* VL x depth: keys as they come */
-    uint32_t *k;       /* depth x k_tile: transposed */
-    uint32_t *v;       /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
-    float *s;          /* strip x k_tile: scores, then weights */
-    uint32_t *weights; /* bfloat: strip x k_tile/2 */
-    float *keep;       /* k_tile: dropout factors */
-    float *out;        /* q_tile x columns */
-    float *maximum;    /* q_tile */
-    float *sum;        /* q_tile */
+    uint32_t *q;            /* q_tile x depth */
+    uint32_t *stage;        /* VL x depth: keys as they come */
+    uint32_t *k;            /* depth x k_tile: transposed */
+    uint32_t *v;            /* k_tile x columns; bfloat: k_tile/2 x columns, two keys a word */
+    float *s;               /* strip x k_tile: scores, then weights */
+    uint32_t *weights;      /* bfloat: strip x k_tile/2 */
+    float *keep;            /* k_tile: dropout factors */
+    float *out;             /* q_tile x columns */
+    float *maximum;         /* q_tile */
+    float *sum;             /* q_tile */
+    const uint32_t *values; /* rows of V as the products read them: v, or the caller's own */
+    int64_t pitch_values;   /* words between them */
     bool v_finite;
 } fa_forward_tiles;
 
@@ -254,11 +257,48 @@ static bool interleave(uint32_t *dst, const char *low, const char *high, int64_t
     return !bad;
 }
 
-static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
-                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
+/* Whether rows of V are words as the products with floats read them: whole vectors. */
+static bool values_are_vectors(const fa_problem *p, const fa_forward_plan *plan)
 {
-    const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
-    const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
+    return !plan->bfloat && p->v.dtype == FA_FLOAT32 && p->d_v % VL == 0 && !p->v_scale.data;
+}
+
+/* Rows of V from keys.lo on where the products can read them in place; NULL if they cannot. Rows
+ * far apart are better packed: they would cost address translations and share cache sets. */
+static const float *values_in_place(const fa_problem *p, const fa_forward_plan *plan,
+                                    const fa_sequence *s, int64_t b, int64_t head, fa_range keys)
+{
+    const int64_t pitch = p->v.stride[1];
+    if (!values_are_vectors(p, plan) || p->block_table) return NULL;
+    if (pitch % VL != 0 || pitch < p->d_v || pitch > 2 * p->d_v) return NULL;
+    const char *row = fa_key_row(p, &p->v, s, b, keys.lo, head);
+    return (uintptr_t)row % sizeof(vf) == 0 ? (const float *)(const void *)row : NULL;
+}
+
+/* Copies rows first .. last of the tile, zeros for keys outside of `keys`. Says whether all numbers are
+ * finite. */
+static bool copy_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, int64_t first,
+                        int64_t last, fa_range keys)
+{
+    vf seen[2] = {v_zero(), v_zero()};
+    for (int64_t c = first; c < last; c++) {
+        float *dst = (float *)(void *)(t->v + c * plan->pitch_out);
+        if (j0 + c < keys.lo || j0 + c >= keys.hi) {
+            memset(dst, 0, (size_t)p->d_v * 4);
+            continue;
+        }
+        const char *row = fa_key_row(p, &p->v, s, b, j0 + c, head);
+        fa_copy_seen(dst, (const float *)(const void *)row, p->d_v, seen);
+    }
+    return v_sum(v_add(seen[0], seen[1])) == 0.0f;
+}
+
+/* The same for any dtype: as floats or as pairs of bfloat16. */
+static bool convert_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                           const fa_sequence *s, int64_t b, int64_t head, int64_t j0, int64_t first,
+                           int64_t last, fa_range keys)
+{
     bool finite = true;
     for (int64_t c = first; c < last; c += plan->bfloat ? 2 : 1) {
         const char *row[2] = {NULL, NULL};
@@ -277,30 +317,73 @@ static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_for
         else memset(dst, 0, (size_t)plan->columns * 4);
         finite &= fa_all_finite(dst, plan->columns);
     }
-    t->v_finite = finite;
+    return finite;
 }
 
-/* A strip of scores becomes a strip of weights. */
+/* Makes the values of `keys` of the tile at j0 ready for the products. */
+static void load_values(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
+                        const fa_sequence *s, int64_t b, int64_t head, int64_t j0, fa_range keys)
+{
+    const int64_t first = (keys.lo - j0) / FA_NR * FA_NR;
+    const int64_t last = fa_round_up(keys.hi - j0, plan->bfloat ? FA_BFLOAT_KEYS : 1);
+    /* The products read rows before keys.lo, too: zeros, which only a packed tile has. */
+    const float *rows = j0 + first == keys.lo ? values_in_place(p, plan, s, b, head, keys) : NULL;
+    if (!rows) {
+        t->values = t->v;
+        t->pitch_values = plan->pitch_out;
+        t->v_finite = values_are_vectors(p, plan)
+                          ? copy_values(p, plan, t, s, b, head, j0, first, last, keys)
+                          : convert_values(p, plan, t, s, b, head, j0, first, last, keys);
+        return;
+    }
+    t->pitch_values = p->v.stride[1];
+    t->values = (const uint32_t *)(const void *)(rows - first * t->pitch_values);
+    t->v_finite = true;
+    for (int64_t c = 0; c < last - first; c++)
+        t->v_finite &= fa_all_finite(rows + c * t->pitch_values, plan->columns);
+}
+
+/* Multiplies a row of weights by its dropout factors. */
+static void drop_weights(const fa_problem *p, fa_forward_tiles *t, const fa_row *row, float *x,
+                         uint16_t *narrow, int64_t j0, int64_t first, int64_t last)
+{
+    const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
+    fa_dropout_factors(p, row, t->keep, j0 + begin, last - begin);
+    for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
+    for (int64_t c = first; narrow && c < last; c += VL) v_store_bfloat(narrow + c, v_load(x + c));
+}
+
+/* A strip of scores becomes a strip of weights, VL rows at a time. */
 static void softmax_strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_tiles *t,
                           const fa_sequence *s, fa_row row, int64_t count, int64_t r0, int64_t j0,
                           int64_t first, int64_t last, float scale, float *alpha)
 {
-    const bool general = fa_is_general(p, scale);
-    for (int64_t r = 0; r < count; r++, row.query++) {
-        float *x = t->s + r * plan->pitch_keys;
-        uint16_t *w = plan->bfloat ? (uint16_t *)(t->weights + r * plan->pitch_keys) : NULL;
-        row.visible = fa_visible(p, s, row.query);
-        int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
-        int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
-        if (general && to > from)
-            fa_scores_to_logits(p, &row, scale, x + from, j0 + from, to - from, NULL);
-        alpha[r] = fa_softmax_row(x, p->dropout_threshold ? NULL : w, first, last, from, to,
-                                  general ? 1.0f : scale, t->maximum + r0 + r, t->sum + r0 + r);
-        if (p->dropout_threshold) {
-            const int64_t begin = first / 32 * 32; /* random bits come for 32 keys at a time */
-            fa_dropout_factors(p, &row, t->keep, j0 + begin, last - begin);
-            for (int64_t c = first; c < last; c++) x[c] *= t->keep[c - begin];
-            for (int64_t c = first; w && c < last; c += VL) v_store_bfloat(w + c, v_load(x + c));
+    const bool general = fa_is_general(p, scale), dropout = p->dropout_threshold != 0;
+    const int64_t query0 = row.query;
+    for (int64_t g = 0; g < count; g += VL) {
+        fa_softmax_rows rows = {.count = (int)fa_min(VL, count - g),
+                                .pitch = plan->pitch_keys,
+                                .x = t->s + g * plan->pitch_keys,
+                                .maximum = t->maximum + r0 + g,
+                                .sum = t->sum + r0 + g,
+                                .alpha = alpha + g};
+        uint16_t *narrow = plan->bfloat ? (uint16_t *)(t->weights + g * plan->pitch_keys) : NULL;
+        if (!dropout) rows.narrow = narrow;
+        for (int r = 0; r < rows.count; r++) {
+            row.query = query0 + g + r;
+            row.visible = fa_visible(p, s, row.query);
+            const int64_t from = fa_min(fa_max(row.visible.lo - j0, first), last);
+            const int64_t to = fa_max(fa_min(row.visible.hi - j0, last), from);
+            rows.span[r] = (fa_span){first, last, from, to};
+            if (general && to > from)
+                fa_scores_to_logits(p, &row, scale, rows.x + r * rows.pitch + from, j0 + from,
+                                    to - from, NULL);
+        }
+        fa_softmax_block(&rows, general ? 1.0f : scale);
+        for (int r = 0; dropout && r < rows.count; r++) {
+            row.query = query0 + g + r;
+            drop_weights(p, t, &row, rows.x + r * rows.pitch,
+                         narrow ? narrow + r * 2 * rows.pitch : NULL, j0, first, last);
         }
     }
     for (int64_t r = count; r < plan->strip; r++) alpha[r] = 1.0f;
@@ -332,7 +415,7 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
     const int64_t hi = fa_visible(p, s, row.query + count - 1).hi;
     const int64_t first = fa_max(lo - j0, 0) / FA_NR * FA_NR;
     const int64_t end = fa_min(hi - j0, plan->k_tile);
-    const int64_t last = fa_round_up(end, FA_NR);
+    const int64_t last = fa_round_up(end, plan->bfloat ? FA_NR : VL);
     if (end <= fa_max(lo - j0, 0)) return;
 
     fa_gemm scores = {plan->depth,
@@ -355,8 +438,8 @@ static void strip(const fa_problem *p, const fa_forward_plan *plan, fa_forward_t
                       weights + first / step,
                       plan->pitch_keys,
                       1,
-                      t->v + first / step * plan->pitch_out,
-                      plan->pitch_out,
+                      t->values + first / step * t->pitch_values,
+                      t->pitch_values,
                       t->out + r0 * plan->pitch_out,
                       plan->pitch_out,
                       alpha};

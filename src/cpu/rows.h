@@ -110,6 +110,24 @@ static inline void fa_transpose(uint32_t *dst, int64_t dst_pitch, const uint32_t
             v_transpose(dst + k * dst_pitch + j, dst_pitch, src + j * pitch + k, pitch);
 }
 
+/* Copies n floats (whole vectors). Adds x * 0, which is 0 or NaN, to `seen`: two sums, so that fewer
+ * additions wait for each other. */
+FA_INLINE void fa_copy_seen(float *dst, const float *src, int64_t n, vf seen[2])
+{
+    int64_t i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) {
+        const vf x = v_load(src + i), y = v_load(src + i + VL);
+        v_store(dst + i, x);
+        v_store(dst + i + VL, y);
+        seen[0] = v_fma(x, v_zero(), seen[0]);
+        seen[1] = v_fma(y, v_zero(), seen[1]);
+    }
+    if (i == n) return;
+    const vf x = v_load(src + i);
+    v_store(dst + i, x);
+    seen[0] = v_fma(x, v_zero(), seen[0]);
+}
+
 /* Whether all n floats (whole vectors) are finite: x * 0 is 0 or NaN. */
 static inline bool fa_all_finite(const float *x, int64_t n)
 {

@@ -43,8 +43,8 @@ static void weight_row(const fa_problem *p, int64_t b, int64_t head, int64_t r, 
     fa_scores_to_logits(p, &row, scale, x + lo, lo, n, NULL);
     float maximum = -INFINITY, sum = 0, lse;
     float *weights = x + lo / VL * VL; /* whole vectors, as the softmax wants them */
-    fa_softmax_row(weights, NULL, 0, fa_round_up(lo % VL + n, VL), lo % VL, lo % VL + n, 1.0f,
-                   &maximum, &sum);
+    const fa_span span = {0, fa_round_up(lo % VL + n, VL), lo % VL, lo % VL + n};
+    fa_softmax_row(weights, span, 1.0f, &maximum, &sum);
     float factor =
         fa_softmax_finish(maximum, sum, 1.0f, p->sinks ? p->sinks[head] : -INFINITY, &lse);
     if (factor == 0.0f) return;
