@@ -129,7 +129,7 @@ static int64_t q_tile_count(const fa_problem *p, const fa_sequence *s)
 
 static fa_forward_tiles carve(const fa_forward_plan *plan, char *scratch, size_t *bytes)
 {
-    fa_forward_tiles t;
+    fa_forward_tiles t = {0};
     char *start = scratch;
     const int64_t q_rows = plan->max_q_rows;
     t.q = fa_take(&scratch, q_rows * plan->pitch_depth, 4);
