@@ -96,7 +96,7 @@ static int parse(int argc, char **argv, arguments *a)
          .meta = "NAME",
          .choices = CLI_DTYPE_NAMES,
          .given = &a->dtype_given,
-         .help = "only f32, f16 or bf16, for all tensors"},
+         .help = "only f32, f16 or bf16, for all tensors but 8-bit keys and values"},
         {.name = "--precision",
          .kind = CLI_CHOICE,
          .value = &a->precision,

@@ -421,11 +421,19 @@ static void set_dtypes(problem *p, fa_dtype dtype)
     p->mask.dtype = FA_BOOL;
 }
 
+/* Of keys and values in a quantized cache. */
+static void draw_cache_dtypes(problem *p)
+{
+    p->in.k.dtype = once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
+    p->in.v.dtype = once_in(p, 2) ? p->in.k.dtype : once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
+}
+
 static void draw_dtypes(problem *p, const random_settings *settings)
 {
     fa_dtype common = draw_dtype(p);
     if (settings->one_dtype) {
         set_dtypes(p, settings->dtype);
+        if (settings->focus == RANDOM_QUANTIZED) draw_cache_dtypes(p);
         return;
     }
     if (p->checks_exactness) {
@@ -452,8 +460,7 @@ static void draw_dtypes(problem *p, const random_settings *settings)
         p->dv.dtype = draw_dtype(p);
     }
     if (settings->focus == RANDOM_QUANTIZED) {
-        p->in.k.dtype = once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
-        p->in.v.dtype = once_in(p, 2) ? p->in.k.dtype : once_in(p, 2) ? FA_INT8 : FA_FLOAT8_E4M3;
+        draw_cache_dtypes(p);
         return;
     }
     if (p->pass != RANDOM_BACKWARD && once_in(p, 12)) {

@@ -32,6 +32,16 @@ static void test_backward(void)
                     "1", "--threads", "1");
 }
 
+/* A class and one type: keys and values of a quantized cache stay in 8 bits. */
+static void test_dtypes(void)
+{
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
+        for (size_t j = 0; j < sizeof dtypes / sizeof dtypes[0]; j++)
+            EXPECT_FINE("verify", "--class", classes[i], "--dtype", dtypes[j], "--cases", "2",
+                        "--seed", "1", "--threads", "1");
+}
+
 /* The same problem whoever computes it, and however many beside it. */
 static void test_case(void)
 {
@@ -68,6 +78,7 @@ int main(int argc, char **argv)
     harness_begin(argc, argv);
     test_classes();
     test_backward();
+    test_dtypes();
     test_case();
     test_jobs();
     test_mistakes();

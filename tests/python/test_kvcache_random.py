@@ -16,6 +16,8 @@ try:
 except ImportError:
     torch = None
 
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+
 HEADS, HEADS_KV, DIM = 4, 2, 8
 
 
@@ -197,6 +199,7 @@ def positions_of(q, cache, lengths, new):
     )
 
 
+@needs_torch
 @pytest.mark.parametrize("new", [0, 1, 3])
 def test_lengths_of_a_device_after_the_call(monkeypatch, new):
     """Whatever the numbers are."""
@@ -208,6 +211,7 @@ def test_lengths_of_a_device_after_the_call(monkeypatch, new):
     assert after.dtype is torch.int32 and after.tolist() == expected.tolist()
 
 
+@needs_torch
 def test_a_decode_step_has_no_launches_beside(monkeypatch):
     """Where lengths are on a device, each operation on them would be a launch in each layer: the
     library's append writes them."""
