@@ -14,7 +14,8 @@ checked, and whose time divided by the ranks is 100%. Each round times all peers
 a figure is the median over the rounds of the slowest rank's time. Forward is timed without gradients;
 training is forward and backward. A peer whose output or gradients are off has no figure, and what is said
 of a missing one is the first line of its error. On CUDA the backend is NCCL and the type bfloat16;
-on the CPU Gloo and float32, for trying the script. Rank 0 prints, and writes
+on the CPU Gloo and float32, for trying the script. First the package's methods run on few rows,
+so that the GPU waits for the host: the cost model takes what a pass costs the host from there. Rank 0 prints, and writes
 bench/results/distributed-<device>-<ranks>.json, with --out that file; on the CPU only with --out.
 Exit codes: 0 fine, 1 flashattn failed or was wrong, 2 it could not be run.
 """
@@ -43,6 +44,8 @@ from source_hash import ROOT, cuda_hash  # noqa: E402
 
 ONE = "one"
 SEED = 1
+HOST_ROWS = 64  # of a rank, for which the GPU has next to nothing to do
+HOST_BUDGET = 3.0  # seconds for measuring what the host needs
 
 
 # ---- The peers -----------------------------------------------------------------------------------
@@ -253,6 +256,21 @@ def measure(n, args):
     return {"n": n, "results": finish(n, results, running, args)}
 
 
+def measure_host(args):
+    """{peer: seconds of its forward and of its backward}: what the host needs for a call of the package."""
+    chosen = [name for name in args.peers if name.startswith("flashattn-")]
+    if not chosen:
+        return {}
+    few = argparse.Namespace(**{**vars(args), "peers": chosen, "host": {}, "budget": HOST_BUDGET})
+    results = measure(HOST_ROWS * dist.get_world_size(), few)["results"]
+    found = {}
+    for name in chosen:
+        if "failed" not in results[name]:
+            forward, training = (results[name][part + "_ms"] / 1e3 for part in ("forward", "training"))
+            found[name] = (forward, training - forward)
+    return found
+
+
 def finish(n, results, running, args):
     """Shares of what the ranks could do, and the model's."""
     ranks = dist.get_world_size()
@@ -268,7 +286,8 @@ def finish(n, results, running, args):
         for name, result in results.items():
             method = name.removeprefix("flashattn-")
             if method != name and method in distributed_model.METHODS:
-                result["model_share"] = distributed_model.efficiency(problem, machine, ranks, method)
+                with_host = machine._replace(host_passes=args.host.get(name))
+                result["model_share"] = distributed_model.efficiency(problem, with_host, ranks, method)
     return results
 
 
@@ -342,6 +361,8 @@ def run(args):
     fixed = {"machine": device_of(args), "ranks": dist.get_world_size(), "versions": versions(),
              "cuda_sha256": cuda_hash(), "date": datetime.date.today().isoformat(), "seed": SEED,
              "heads": args.heads, "heads_kv": args.heads_kv, "dim": args.dim}
+    args.host = measure_host(args)
+    fixed["host_seconds"] = args.host
     target, cells = target_of(args, fixed["machine"]), []
     for n in args.lengths:
         cells.append(measure(n, args))

@@ -6,8 +6,8 @@
     bench/distributed_model.py --ranks 64 --n 1048576 --network 45e9 --heads 64 --heads-kv 8
 
 The kernels' rates are those that bench/peers.py measured on one H200; rates and latencies of links are
-assumptions, and the host's times are fitted to two H200s at n = 8k (Machine). docs/distributed.md has the
-model beside measurements.
+assumptions, and the host's times are fitted to two H200s at n = 8k (Machine). bench/distributed.py measures the
+host's time of each method in its own run. docs/distributed.md has the model beside measurements.
 
 The model. A ring of R ranks has R steps; in each a rank works on a block, while the next one travels. With c
 the time of a step's kernels and m that of its messages a pass takes (R - 1) max(c, m) + c. Ulysses has G groups of
@@ -50,6 +50,7 @@ class Machine(NamedTuple):
     host_peer: float = 0.1e-3  # each further rank in it (assumed),
     host_forward: float = 0.33e-3  # the forward of a block,
     host_backward: float = 0.85e-3  # and its backward
+    host_passes: Optional[tuple[float, float]] = None  # of forward and backward, where they were measured
 
 
 RESULTS = ROOT / "bench" / "results"
@@ -122,6 +123,8 @@ def link(m, ranks, inside=False):
 
 def host_time(m, backward, operators, batches, blocks):
     """batches: of each how many ranks a rank exchanges messages with."""
+    if m.host_passes:
+        return m.host_passes[backward]
     block = m.host_backward if backward else m.host_forward
     messages = sum(m.host_batch + (peers - 1) * m.host_peer for peers in batches)
     return operators * m.host_operator + messages + blocks * block
@@ -369,10 +372,11 @@ def main():
     parser.add_argument("--n", type=int, default=1 << 20)
     for name in ("heads", "heads_kv", "dim"):
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=Problem._field_defaults[name])
-    for name, type_ in Machine.__annotations__.items():
+    numbers = {name: type_ for name, type_ in Machine.__annotations__.items() if name != "host_passes"}
+    for name, type_ in numbers.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type_)
     args = parser.parse_args()
-    changes = {x: getattr(args, x) for x in Machine._fields if getattr(args, x) is not None}
+    changes = {x: getattr(args, x) for x in numbers if getattr(args, x) is not None}
     m = measured_machine(**changes)
     if args.write or args.check:
         text = DOCUMENT.read_text()

@@ -11,8 +11,11 @@ them no longer read. work.wait() lets the current stream wait, not the host.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import weakref
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
@@ -86,7 +89,102 @@ class _Messages:
         self.operations, self.works, self.kept = [], [], []
 
 
+_ALIGNMENT = 16  # bytes, of a tensor in a message of tensors of several types
+
+
+class _Exchange:
+    """One message to each other rank and one from it, which hold many tensors. Each message costs
+    the host time, and Ulysses copies what it sends in any case.
+
+    All ranks of the group call send, receive and post alike. Tensors may have no elements.
+    """
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        ranks = range(group.size())
+        self.outgoing: list[list[list[torch.Tensor]]] = [[] for _ in ranks]
+        self.incoming: list[list[tuple[list[int], torch.dtype]]] = [[] for _ in ranks]
+        self.arrived: list[list[torch.Tensor]] = [[] for _ in ranks]
+        self.work: Any = None
+        self.kept: Any = None
+
+    def send(self, pieces: list[torch.Tensor], peer: int) -> None:
+        """pieces: one tensor, cut along axis 1."""
+        self.outgoing[peer].append(pieces)
+
+    def receive(
+        self, shape: list[int], dtype: torch.dtype, peer: int
+    ) -> Callable[[], torch.Tensor]:
+        """The function returns the tensor after wait()."""
+        self.incoming[peer].append((shape, dtype))
+        index = len(self.incoming[peer]) - 1
+        return lambda: self.arrived[peer][index]
+
+    def _buffer(self, entries: Any, device: torch.device) -> Any:
+        """One for all ranks; how much of it is of each rank, and that rank's tensors."""
+        dtypes = {dtype for of_rank in entries for _, dtype in of_rank}
+        unit = dtypes.pop() if len(dtypes) == 1 else torch.uint8
+
+        def size(shape: list[int], dtype: torch.dtype) -> int:
+            if dtype is unit:
+                return math.prod(shape)
+            return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+        def tensor(part: torch.Tensor, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+            if dtype is not unit:
+                part = part[: math.prod(shape) * dtype.itemsize].view(dtype)
+            return part.view(shape)
+
+        sizes = [[size(*entry) for entry in of_rank] for of_rank in entries]
+        totals = [sum(of_rank) for of_rank in sizes]
+        buffer = torch.empty(sum(totals), dtype=unit, device=device)
+        parts = iter(buffer.split_with_sizes(list(itertools.chain.from_iterable(sizes))))
+        tensors = [[tensor(next(parts), *entry) for entry in of_rank] for of_rank in entries]
+        return buffer, totals, tensors
+
+    def post(self) -> _Exchange:
+        first = next((pieces[0] for of_rank in self.outgoing for pieces in of_rank), None)
+        if first is None:
+            return self
+        entries = [[(_joined_shape(x), x[0].dtype) for x in given] for given in self.outgoing]
+        outgoing, sent, tensors = self._buffer(entries, first.device)
+        for of_rank, given in zip(tensors, self.outgoing):
+            for x, pieces in zip(of_rank, given):
+                if len(pieces) == 1:
+                    x.copy_(pieces[0])
+                else:
+                    torch.cat(pieces, 1, out=x)
+        incoming, received, self.arrived = self._buffer(self.incoming, first.device)
+        self.work = dist.all_to_all_single(
+            incoming, outgoing, received, sent, group=self.group, async_op=True
+        )
+        self.outgoing, self.kept = [], (outgoing, incoming)
+        return self
+
+    def wait(self) -> None:
+        if self.work is not None:
+            self.work.wait()
+        self.work = self.kept = None
+
+
+def _joined_shape(pieces: list[torch.Tensor]) -> list[int]:
+    batch, _, *rest = pieces[0].shape
+    return [batch, sum(x.shape[1] for x in pieces), *rest]
+
+
 # ---- One call of the operator -------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _problem(chunks_q: Any, chunks_k: Any, sequences: Any, mask: Mask) -> Problem:
+    queries, keys = unflatten(chunks_q), unflatten(chunks_k)
+    if sequences:
+        half = len(sequences) // 2
+        lengths = Lengths(sequences[:half], sequences[half:], True)
+    else:
+        n_q, n_k = (sum(map(length_of, shards)) for shards in (queries, keys))
+        lengths = Lengths((0, n_q), (0, n_k), False)
+    return Problem(queries, keys, lengths, mask)
 
 
 class _Given:
@@ -105,21 +203,16 @@ class _Given:
         self.group = _resolve_process_group(group)
         self.rank, self.ranks = self.group.rank(), self.group.size()
         self.numbers = dict(numbers)
-        queries, keys = unflatten(chunks_q), unflatten(chunks_k)
-        if sequences:
-            half = len(sequences) // 2
-            lengths = Lengths(tuple(sequences[:half]), tuple(sequences[half:]), True)
-        else:
-            n_q, n_k = (sum(map(length_of, shards)) for shards in (queries, keys))
-            lengths = Lengths((0, n_q), (0, n_k), False)
         self.causal = self.numbers.pop("causal")
-        left, right = self.numbers.pop("window") or (-1, -1)
+        self.window = left, right = tuple(self.numbers.pop("window") or (-1, -1))
         diagonal = self.numbers.pop("diagonal")
         fixed = self.bias is not None or self.mask is not None
         alibi = self.alibi_slopes is not None
-        self.window = (left, right)
         position = Mask(self.causal, left, right, diagonal, alibi, fixed)
-        self.problem = Problem(queries, keys, lengths, position)
+        numbers_of = (tuple(chunks_q), tuple(chunks_k), tuple(sequences))
+        # Under torch.compile numbers may be symbols, which have no hash.
+        known = all(type(x) is int for numbers in numbers_of for x in numbers)
+        self.problem = (_problem if known else _problem.__wrapped__)(*numbers_of, position)
 
     def options(self, call: Call, device: torch.device) -> dict[str, Any]:
         """Of the library's call."""
@@ -619,49 +712,48 @@ def _of_group(x: torch.Tensor, ranks: int, groups: int, i: int) -> torch.Tensor:
     return x.unflatten(2, (ranks, groups, x.shape[2] // ranks // groups))[:, :, :, i]
 
 
-def _to_heads(messages: _Messages, x: torch.Tensor, shards: Shards, into: torch.Tensor) -> Any:
+def _to_heads(messages: _Exchange, x: torch.Tensor, shards: Shards, into: torch.Tensor) -> Any:
     """(batch, own rows, ranks, heads, dim) to (batch, all rows by position, heads, dim). Adds its
     messages, and returns a function that writes the result after wait()."""
     rank, ranks = messages.group.rank(), messages.group.size()
     batch, _, _, heads, dim = x.shape
-    parts = {rank: x[:, :, rank]}
+    own = x.unbind(2)
+    parts = {rank: lambda: own[rank]}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
-        messages.send(x[:, :, target], target)
-        part = x.new_empty(batch, length_of(shards[source]), heads, dim)
-        parts[source] = messages.receive(part, source)
+        messages.send([own[target]], target)
+        shape = [batch, length_of(shards[source]), heads, dim]
+        parts[source] = messages.receive(shape, x.dtype, source)
 
     def write():
-        found = [parts[r][:, c.row : c.row + c.length] for r, c in in_order(shards)]
-        if found:
-            torch.cat(found, 1, out=into)
+        found = {r: part() for r, part in parts.items()}
+        pieces = [found[r][:, c.row : c.row + c.length] for r, c in in_order(shards)]
+        if pieces:
+            torch.cat(pieces, 1, out=into)
 
     return write
 
 
-def _to_rows(messages: _Messages, x: torch.Tensor, shards: Shards, into: torch.Tensor) -> Any:
+def _to_rows(messages: _Exchange, x: torch.Tensor, shards: Shards, into: torch.Tensor) -> Any:
     """The inverse."""
     rank, ranks = messages.group.rank(), messages.group.size()
     batch, _, heads, dim = x.shape
-    pieces: list[list[tuple[int, torch.Tensor]]] = [[] for _ in shards]
-    at = 0
-    for r, chunk in in_order(shards):
-        pieces[r].append((chunk.row, x[:, at : at + chunk.length]))
-        at += chunk.length
+    # Rows of a shard lie in the order of its chunks, which need not be that of positions.
+    order = in_order(shards)
+    cuts = dict(zip(order, x.split([chunk.length for _, chunk in order], 1)))
+    pieces = [[cuts[r, chunk] for chunk in shard] or [x[:, :0]] for r, shard in enumerate(shards)]
     received = {}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
-        # Rows of a shard lie in the order of its chunks, which need not be that of positions.
-        rows = [piece for _, piece in sorted(pieces[target], key=lambda entry: entry[0])]
-        messages.send(torch.cat(rows, 1) if rows else x[:, :0], target)
-        part = x.new_empty(batch, length_of(shards[rank]), heads, dim)
-        received[source] = messages.receive(part, source)
+        messages.send(pieces[target], target)
+        shape = [batch, length_of(shards[rank]), heads, dim]
+        received[source] = messages.receive(shape, x.dtype, source)
 
     def write():
-        for row, piece in pieces[rank]:
-            into[:, row : row + piece.shape[1], rank] = piece
+        for chunk, piece in zip(shards[rank], pieces[rank]):
+            into[:, chunk.row : chunk.row + chunk.length, rank] = piece
         for source, part in received.items():
-            into[:, :, source] = part
+            into[:, :, source] = part()
 
     return write
 
@@ -670,7 +762,7 @@ def _exchange(tensors: Any, group: str, chunks: Any, to_heads: bool) -> list[tor
     """All tensors in one batch of messages; chunks: of the shards of each."""
     resolved = _resolve_process_group(group)
     connect(resolved, tensors[0].device)
-    messages = _Messages(resolved)
+    messages = _Exchange(resolved)
     results, writes = [], []
     for x, numbers in zip(tensors, chunks):
         x, shards = _resolved(x), unflatten(numbers)
@@ -758,9 +850,9 @@ def _in_turn(group: dist.ProcessGroup, count: int, fetch: Any, compute: Any, giv
     functions that put in place what has come.
     """
 
-    def post(i: int) -> tuple[_Messages, list[Any]]:
+    def post(i: int) -> tuple[_Exchange, list[Any]]:
         """Inputs of group i and results of group i - 2."""
-        messages, writes = _Messages(group), []
+        messages, writes = _Exchange(group), []
         if i < count:
             writes += fetch(messages, i)
         if i >= 2:
@@ -810,12 +902,12 @@ class _Ulysses:
             tensors = [None if x is None else x[0] for x in tensors]
         _call(function, *tensors, *rest, "bshd", **options)
 
-    def to_heads(self, messages: _Messages, i: int, x: Any, shards: Shards, into: Any) -> Any:
+    def to_heads(self, messages: _Exchange, i: int, x: Any, shards: Shards, into: Any) -> Any:
         """Group i of rows x, into the tensor of the group."""
         own = _of_group(x, self.given.ranks, self.groups, i)
         return _to_heads(messages, own, shards, into)
 
-    def to_rows(self, messages: _Messages, i: int, x: Any, shards: Shards, into: Any) -> Any:
+    def to_rows(self, messages: _Exchange, i: int, x: Any, shards: Shards, into: Any) -> Any:
         """The inverse."""
         own = _of_group(into, self.given.ranks, self.groups, i)
         return _to_rows(messages, x, shards, own)

@@ -74,12 +74,11 @@ def positions_of(shard: Shard) -> list[range]:
     return [range(chunk.start, chunk.start + chunk.length) for chunk in shard]
 
 
-def in_order(shards: Shards) -> list[tuple[int, Chunk]]:
+@functools.lru_cache(maxsize=64)
+def in_order(shards: Shards) -> tuple[tuple[int, Chunk], ...]:
     """(rank, chunk) of all shards in the order of positions."""
-    return sorted(
-        ((rank, chunk) for rank, shard in enumerate(shards) for chunk in shard),
-        key=lambda entry: entry[1].start,
-    )
+    entries = ((rank, chunk) for rank, shard in enumerate(shards) for chunk in shard)
+    return tuple(sorted(entries, key=lambda entry: entry[1].start))
 
 
 def together(shards: Shards) -> Shard:

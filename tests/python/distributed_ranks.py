@@ -273,7 +273,7 @@ def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1
     from flashattn import distributed
 
     sent, posted = {}, 0
-    original = dist.batch_isend_irecv
+    original, original_exchange = dist.batch_isend_irecv, dist.all_to_all_single
 
     def counted(operations):
         nonlocal posted
@@ -284,17 +284,25 @@ def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1
                 sent[operation.group_peer] = sent.get(operation.group_peer, 0) + count
         return original(operations)
 
+    def counted_exchange(output, x, output_sizes, sizes, **named):
+        nonlocal posted
+        posted += 1
+        for peer, count in enumerate(sizes):
+            if count:
+                sent[peer] = sent.get(peer, 0) + count * x.element_size()
+        return original_exchange(output, x, output_sizes, sizes, **named)
+
     places = {"group": _group(size), "layout": layout}
     x = torch.randn(1, n, size * groups if method == "ulysses" else 1, 8)
     q = distributed.shard(x, **places).contiguous().requires_grad_()
     options = {"causal": True, "window": window, "return_lse": return_lse}
-    dist.batch_isend_irecv = counted
+    dist.batch_isend_irecv, dist.all_to_all_single = counted, counted_exchange
     try:
         out = distributed.attention(q, q, q, method=method, **options, **places)
         if backward:
             sum(x.sum() for x in (out if return_lse else (out,))).backward()
     finally:
-        dist.batch_isend_irecv = original
+        dist.batch_isend_irecv, dist.all_to_all_single = original, original_exchange
     return sent, posted
 
 
@@ -546,4 +554,5 @@ def benchmark(size, folder):
         device=DEVICE, heads=8, heads_kv=8, dim=8, rounds=2, budget=0.1, peers=list(script.PEERS)
     )
     torch.manual_seed(0)
-    return script.measure(32, args)["results"]
+    args.host = script.measure_host(args)
+    return args.host, script.measure(32, args)["results"]

@@ -712,6 +712,16 @@ def test_model_hides_all_but_one_group_of_heads(model):
         assert one.total - found.total == pytest.approx((1 - share) * messages, rel=0.05)
 
 
+def test_model_takes_what_the_host_needs(model):
+    """Which decides where rows are few, and does not count where they are many."""
+    machine = model.measured_machine(host_passes=(1e-3, 3e-3))
+    few, many = (model.Problem(n, heads_kv=32) for n in (1 << 10, 1 << 17))
+    for name in ("ring", "all_gather", "ulysses"):
+        assert model.training(name, few, machine, 2).total == pytest.approx(4e-3)
+        without = machine._replace(host_passes=(0.0, 0.0))
+        assert model.training(name, many, machine, 2) == model.training(name, many, without, 2)
+
+
 def test_model_knows_what_a_faster_link_is_for(model):
     problem, slow = model.Problem(1 << 22), model.measured_machine()
     fast = slow._replace(network=slow.network * 4)
@@ -732,7 +742,9 @@ def test_benchmark(pool):
     """That the script measures what is right, and nothing else."""
     folder = str(pathlib.Path(__file__).parents[2] / "bench")
     bound = 2e-2 if ranks.GPUS else 1e-5  # bfloat16 on GPUs
-    for rank, results in enumerate(pool.values(ranks.benchmark, ranks.RANKS, folder)):
+    for rank, (host, results) in enumerate(pool.values(ranks.benchmark, ranks.RANKS, folder)):
+        assert set(host) == {f"flashattn-{x}" for x in METHODS}
+        assert all(forward > 0 for forward, _ in host.values())
         for name in ("one", *(f"flashattn-{x}" for x in METHODS)):
             assert results[name]["error"] < bound and results[name]["training_ms"] > 0, results
         assert "wrong: relative error 1" in results["wrong"]["failed"]
