@@ -38,8 +38,8 @@ typedef struct fa_decode_params {
     int32_t chunks;         /* work tiles that share the query heads of a group */
     int32_t parts;          /* of a sequence's keys, at most */
     int32_t least;          /* key tiles of a block in a part, at least */
-    int32_t most_queries;   /* of a packed sequence: rows of longer ones are left alone, in a mixed
-                             * batch for another launch. 0: work tiles are numbered among all rows */
+    int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
+                             * launch's, and their rows are left alone. 0: no mixed batch */
     int32_t step;           /* FA_DECODE_... */
     int32_t counters;       /* FA_DECODE_LAST: the set of counters */
     float *sums;            /* the parts' results, if there can be several */

@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "../../kernels/common/packed.h"
 #include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
 #include "../../kernels/decode_sm90/decode_sm90.h"
 #include "cuda/counters.h"
@@ -219,25 +218,9 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     l->decode.most_queries = 0;
 }
 
-/* As many work tiles for each packed sequence as the longest may have, where that is fewer than
- * numbers of tiles among all rows: blocks without rows take time, too. */
-static bool set_tasks_of_sequences(const fa_problem *p, fa_cuda_plan_launch *l)
-{
-    if (!p->cu_seqlens_q || p->max_q > INT32_MAX) return false;
-    const int64_t tiles = fa_cuda_count_tiles(p->max_q, l->decode.queries);
-    if (tiles == 0 || p->batch == 0 ||
-        tiles > FA_PACKED_TILES(p->rows_q, l->decode.queries, p->batch) / p->batch)
-        return false;
-    l->tile_q = l->decode.queries;
-    l->decode.most_queries = (int32_t)p->max_q;
-    fa_cuda_set_tasks(l, tiles, tiles * p->heads_kv * l->decode.chunks * p->batch);
-    return true;
-}
-
 /* Sets tasks: the work tiles. */
 static void set_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
 {
-    if (set_tasks_of_sequences(p, l)) return;
     fa_cuda_set_query_tasks(p, l->decode.queries, l);
     const int64_t units = p->heads_kv * l->decode.chunks * (p->cu_seqlens_q ? 1 : p->batch);
     fa_cuda_set_tasks(l, l->tiles, l->tiles * units);

@@ -1308,29 +1308,6 @@ static void test_own_lengths(void)
           "8,192 keys are cut in another way where there may be fewer");
 }
 
-/* Packed sequences have as many work tiles as the longest one may need, unless that is more than all
- * rows can have. */
-static void test_packed_decode(void)
-{
-    static const int32_t cu[65] = {0};
-    const struct {
-        int64_t max_q;
-        int64_t tasks, most_queries;
-    } cases[] = {{8, 64 * 8, 8}, {9, 2 * 64 * 8, 9}, {17, 130 * 8, 0}, {512, 130 * 8, 0}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fa_problem p = make_decode(64, 32, 8, 8192, 128);
-        p.cu_seqlens_q = cu;
-        p.rows_q = p.n_q = 64 * 8;
-        p.max_q = cases[i].max_q;
-        const fa_cuda_plan plan = asked_plan(&p, &devices[H200]);
-        const fa_cuda_plan_launch *l = &plan.launches[0];
-        CHECK(l->tasks == cases[i].tasks && l->decode.most_queries == cases[i].most_queries &&
-                  l->decode.queries == 8,
-              "max_seqlen_q %d: %lld tasks, at most %d queries", (int)cases[i].max_q,
-              (long long)l->tasks, (int)l->decode.most_queries);
-    }
-}
-
 /* With FA_BATCH_INVARIANT a sequence is cut in the same places however many there are. */
 static void test_invariant_parts(void)
 {
@@ -1465,7 +1442,6 @@ int main(void)
     test_decode_parts();
     test_decode_pages();
     test_own_lengths();
-    test_packed_decode();
     test_invariant_parts();
     test_without_words();
     test_params_are_written();
