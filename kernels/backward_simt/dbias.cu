@@ -6,6 +6,7 @@
  * broadcasts. It walks over all problem tiles that add to it, so each sum has one order.
  */
 #define QUERIES_OWN 1
+#define CHAIN_STEPS 1
 #include "backward_simt/gradient.cuh"
 
 /* Where a tile of dbias begins. */
@@ -104,7 +105,7 @@ FA_DEVICE void store(const fa_backward_params *p, const fa_shared *shared, const
     }
 }
 
-FA_KERNEL __launch_bounds__(THREADS, 2)
+FA_KERNEL __launch_bounds__(THREADS, 3)
     backward_dbias_simt(const __grid_constant__ fa_backward_params p)
 {
     FA_DYNAMIC_SHARED(memory);

@@ -11,6 +11,9 @@
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 0
+#if HEAD_DIM == 128
+#define CHAIN_STEPS 1
+#endif
 #include "backward_simt/gradient.cuh"
 #include "common/key_tiles.cuh"
 
@@ -42,13 +45,6 @@ FA_DEVICE void clear(fa_sums sums)
 
 /* ---- The products ---------------------------------------------------------------------------- */
 
-FA_DEVICE void add_chunk(const fa_shared *shared, const float *weights, int count, bool bad,
-                         float result[ROWS][GROUPS][4])
-{
-    if (bad) add_rows_skip_zeros(weights, shared->other, count, 0, result);
-    else add_rows(weights, shared->other, count, 0, result);
-}
-
 /* dK += dS^T Q and dV += P^T dO, chunk by chunk. The first is the last chunk of Q, which is in shared memory;
  * bad: it is not finite. One loop for both, so that the code of the loads is there once. */
 FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
@@ -68,11 +64,13 @@ FA_DEVICE void add_queries(const fa_backward_params *p, const fa_tile *t, const 
                 load_rows(&p->a, t, value ? dout : q, OTHERS, shared->other, n * CHUNK);
             bad = __syncthreads_or(seen != 0.0f) != 0;
         }
+        float part[ROWS][GROUPS][4];
+        sum_rows(value ? shared->weights : shared->own, shared->other, count, bad, part);
 #pragma unroll
         for (int m = 0; m < CHUNKS; m++) { /* registers cannot be indexed */
             if (m != n) continue;
-            if (value) add_chunk(shared, shared->weights, count, bad, dv[m]);
-            else add_chunk(shared, shared->own, count, bad, dk[m]);
+            if (value) add_part(part, dv[m]);
+            else add_part(part, dk[m]);
         }
     }
 }

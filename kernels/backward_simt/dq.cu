@@ -10,6 +10,9 @@
  * Compiled with HEAD_DIM, the larger of d and d_v, rounded up, and OWN (kernels/variants.h).
  */
 #define QUERIES_OWN 1
+#if HEAD_DIM == 256
+#define CHAIN_STEPS 1
+#endif
 #include "backward_simt/gradient.cuh"
 
 enum { CHUNKS = HEAD_DIM / CHUNK };
@@ -22,6 +25,13 @@ enum { CHUNKS = HEAD_DIM / CHUNK };
 #endif
 
 typedef float fa_sums[CHUNKS][ROWS][GROUPS][4];
+
+/* What a block works on, in shared memory, as products need the registers. */
+typedef struct fa_work {
+    fa_tile tile;
+    int64_t end;      /* of the tile's queries */
+    int64_t from, to; /* keys that some of them see */
+} fa_work;
 
 FA_DEVICE void clear(fa_sums sums)
 {
@@ -47,30 +57,34 @@ FA_DEVICE void add_keys(const fa_attention_params *p, const fa_tile *t, const fa
             const float seen = load_rows(p, t, keys, OTHERS, shared->other, n * CHUNK);
             bad = __syncthreads_or(seen != 0.0f) != 0;
         }
+        float part[ROWS][GROUPS][4];
+        sum_rows(shared->own, shared->other, count, bad, part);
 #pragma unroll
-        for (int m = 0; m < CHUNKS; m++) { /* registers cannot be indexed */
-            if (m != n) continue;
-            if (bad) add_rows_skip_zeros(shared->own, shared->other, count, 0, sums[m]);
-            else add_rows(shared->own, shared->other, count, 0, sums[m]);
-        }
+        for (int m = 0; m < CHUNKS; m++) /* registers cannot be indexed */
+            if (m == n) add_part(part, sums[m]);
     }
 }
 
-FA_DEVICE void attend(const fa_backward_params *p, const fa_tile *t, const fa_shared *shared,
+FA_DEVICE void find_work(const fa_attention_params *p, int64_t task, fa_work *w)
+{
+    w->tile = fa_find_tile(p, task, OWN);
+    w->end = fa_min64(w->tile.first + OWN, w->tile.n_q);
+    w->from = w->to = 0;
+    if (w->tile.first >= w->end) return;
+    const int64_t from = fa_tile_visible(p, &w->tile, w->tile.first).lo;
+    const int64_t to = fa_tile_visible(p, &w->tile, w->end - 1).hi;
+    if (from < to) w->from = from, w->to = to;
+}
+
+FA_DEVICE void attend(const fa_backward_params *p, const fa_work *w, const fa_shared *shared,
                       fa_sums sums)
 {
-    const fa_attention_params *a = &p->a;
-    const int64_t first = t->first, end = fa_min64(first + OWN, t->n_q);
-    const fa_range first_row = fa_tile_visible(a, t, first);
-    const fa_range last_row = fa_tile_visible(a, t, end - 1);
-    if (first_row.lo >= last_row.hi) return;
 #pragma unroll 1
-    for (int64_t start = first_row.lo / OTHERS * OTHERS; start < last_row.hi; start += OTHERS) {
-        const int64_t from = fa_max64(start, first_row.lo);
-        const int64_t to = fa_min64(start + OTHERS, last_row.hi);
-        set_operands(p, shared, first, end, start, from, to);
-        const bool bad = make_gradients(p, t, shared, false);
-        add_keys(a, t, shared, &shared->of[1].other, bad, sums);
+    for (int64_t start = w->from / OTHERS * OTHERS; start < w->to; start += OTHERS) {
+        set_operands(p, shared, w->tile.first, w->end, start, fa_max64(start, w->from),
+                     fa_min64(start + OTHERS, w->to));
+        const bool bad = make_gradients(p, &w->tile, shared, false);
+        add_keys(&p->a, &w->tile, shared, &shared->of[1].other, bad, sums);
     }
 }
 
@@ -100,16 +114,16 @@ FA_KERNEL __launch_bounds__(THREADS, BLOCKS)
     backward_dq_simt(const __grid_constant__ fa_backward_params p)
 {
     FA_DYNAMIC_SHARED(memory);
-    __shared__ fa_tile tile; /* products need the registers */
+    __shared__ fa_work work;
     const fa_shared shared = fa_shared_of(memory);
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < p.a.tasks; task += gridDim.x) {
         fa_sums sums;
-        if (threadIdx.x == 0) tile = fa_find_tile(&p.a, task, OWN);
+        if (threadIdx.x == 0) find_work(&p.a, task, &work);
         __syncthreads();
         clear(sums);
-        if (tile.first < tile.n_q) attend(&p, &tile, &shared, sums);
-        finish(&p, &tile, sums);
+        attend(&p, &work, &shared, sums);
+        finish(&p, &work.tile, sums);
         __syncthreads();
     }
 }

@@ -166,4 +166,15 @@ FA_DEVICE bool make_gradients(const fa_backward_params *p, const fa_tile *t,
     return bad;
 }
 
+/* What a tile adds to a chunk of a gradient. */
+FA_DEVICE void add_part(float part[ROWS][GROUPS][4], float sums[ROWS][GROUPS][4])
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[r][g][e] += part[r][g][e];
+}
+
 #endif

@@ -13,7 +13,6 @@
 #define HAS_ATTENTION_CHUNKS 1
 #define OTHERS FA_PASS_OTHERS
 #define CHUNK FA_PASS_CHUNK
-#define RESULT_GROUPS (CHUNK / 32)
 
 #include "common/simt.cuh"
 

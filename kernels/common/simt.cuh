@@ -7,8 +7,8 @@
  * in chunks of CHUNK columns. Rows are 4 words more than a power of two apart: then the 128-bit accesses of a warp
  * have no bank conflicts.
  *
- * Who includes this has defined OWN and OTHERS, the rows of a tile, CHUNK, and RESULT_GROUPS, the groups of 4
- * columns of the results that a thread has of a row.
+ * Who includes this has defined OWN and OTHERS, the rows of a tile, and CHUNK; and PART_GROUPS, groups of 4
+ * columns of a thread's row, where fewer than a chunk has are multiplied at a time.
  */
 #ifndef FA_KERNELS_COMMON_SIMT_CUH
 #define FA_KERNELS_COMMON_SIMT_CUH
@@ -16,12 +16,16 @@
 #include "common/reduce.cuh"
 #include "common/sequence.cuh"
 
-#if !defined(OWN) || !defined(OTHERS) || !defined(CHUNK) || !defined(RESULT_GROUPS)
-#error "common/simt.cuh: OWN, OTHERS, CHUNK or RESULT_GROUPS is missing"
+#if !defined(OWN) || !defined(OTHERS) || !defined(CHUNK)
+#error "common/simt.cuh: OWN, OTHERS or CHUNK is missing"
 #endif
 
 #ifndef ROWS
 #define ROWS (OWN / DOWN) /* of a thread */
+#endif
+
+#ifndef PART_GROUPS
+#define PART_GROUPS GROUPS
 #endif
 
 enum {
@@ -142,9 +146,9 @@ FA_DEVICE void put_scores(float *to, float scores[ROWS][COLUMNS])
             to[row_of(r) * WEIGHTS_PITCH + across() + c * ACROSS] = scores[r][c];
 }
 
-/* result += weights other over the first `count` other rows: the columns of one chunk, which begin at `group`. */
-FA_DEVICE void add_rows(const float *weights, const float *other, int count, int group,
-                        float result[ROWS][RESULT_GROUPS][4])
+/* result += weights other over the first `count` other rows: PART_GROUPS of a thread's columns. */
+FA_DEVICE void add_rows(const float *weights, const float *other, int count,
+                        float result[ROWS][PART_GROUPS][4])
 {
     const float *from = other + across() * 4;
     weights += row_of(0) * WEIGHTS_PITCH;
@@ -155,17 +159,17 @@ FA_DEVICE void add_rows(const float *weights, const float *other, int count, int
         for (int r = 0; r < ROWS; r++)
             w[r] = *(const float4 *)(weights + r * DOWN * WEIGHTS_PITCH + j);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
+        for (int g = 0; g < PART_GROUPS; g++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float4 x = *(const float4 *)(from + (j + e) * PITCH + g * 32);
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const float f = e == 0 ? w[r].x : e == 1 ? w[r].y : e == 2 ? w[r].z : w[r].w;
-                    result[r][group + g][0] = fmaf(f, x.x, result[r][group + g][0]);
-                    result[r][group + g][1] = fmaf(f, x.y, result[r][group + g][1]);
-                    result[r][group + g][2] = fmaf(f, x.z, result[r][group + g][2]);
-                    result[r][group + g][3] = fmaf(f, x.w, result[r][group + g][3]);
+                    result[r][g][0] = fmaf(f, x.x, result[r][g][0]);
+                    result[r][g][1] = fmaf(f, x.y, result[r][g][1]);
+                    result[r][g][2] = fmaf(f, x.z, result[r][g][2]);
+                    result[r][g][3] = fmaf(f, x.w, result[r][g][3]);
                 }
             }
         }
@@ -173,8 +177,8 @@ FA_DEVICE void add_rows(const float *weights, const float *other, int count, int
 }
 
 /* The same for rows that hold infinities or NaN, which a weight of 0 must not meet. */
-FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int count, int group,
-                                   float result[ROWS][RESULT_GROUPS][4])
+FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int count,
+                                   float result[ROWS][PART_GROUPS][4])
 {
     const float *from = other + across() * 4;
 #pragma unroll 1
@@ -184,15 +188,30 @@ FA_DEVICE void add_rows_skip_zeros(const float *weights, const float *other, int
             const float w = weights[row_of(r) * WEIGHTS_PITCH + j];
             if (w == 0.0f) continue;
 #pragma unroll
-            for (int g = 0; g < GROUPS; g++) {
+            for (int g = 0; g < PART_GROUPS; g++) {
                 const float4 x = *(const float4 *)(from + j * PITCH + g * 32);
-                result[r][group + g][0] = fmaf(w, x.x, result[r][group + g][0]);
-                result[r][group + g][1] = fmaf(w, x.y, result[r][group + g][1]);
-                result[r][group + g][2] = fmaf(w, x.z, result[r][group + g][2]);
-                result[r][group + g][3] = fmaf(w, x.w, result[r][group + g][3]);
+                result[r][g][0] = fmaf(w, x.x, result[r][g][0]);
+                result[r][g][1] = fmaf(w, x.y, result[r][g][1]);
+                result[r][g][2] = fmaf(w, x.z, result[r][g][2]);
+                result[r][g][3] = fmaf(w, x.w, result[r][g][3]);
             }
         }
     }
+}
+
+/* result = weights other: what one tile adds to the results. The caller adds it up, so that a chain of sums is as long
+ * as a tile. bad: the other rows are not all finite. */
+FA_DEVICE void sum_rows(const float *weights, const float *other, int count, bool bad,
+                        float result[ROWS][PART_GROUPS][4])
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int g = 0; g < PART_GROUPS; g++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) result[r][g][e] = 0.0f;
+    if (bad) add_rows_skip_zeros(weights, other, count, result);
+    else add_rows(weights, other, count, result);
 }
 
 #endif

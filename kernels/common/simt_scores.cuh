@@ -7,13 +7,23 @@
 
 #include "common/simt.cuh"
 
-/* scores += own other^T over the first so many columns of the chunk. */
-FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROWS][COLUMNS])
+/* Columns of scores that are one chain of fused multiply-adds: an error grows with the chain's length. The same in
+ * forward and backward, whose scores then have the same errors, which cancel in exp(S - lse). */
+enum { CHAIN = 64 };
+
+/* Steps of 4 columns in the loop's body; 1 where two need more registers than there are. */
+#ifndef CHAIN_STEPS
+#define CHAIN_STEPS 2
+#endif
+enum { STEPS = CHAIN_STEPS }; /* a macro is not replaced in a pragma */
+
+/* chain += own other^T over columns [from, to) of the chunk. */
+FA_DEVICE void add_chain(const fa_shared *shared, int from, int to, float chain[ROWS][COLUMNS])
 {
     const float *own = shared->own + row_of(0) * PITCH;
     const float *other = shared->other + across() * PITCH;
-#pragma unroll 2
-    for (int at = 0; at < columns; at += 4) {
+#pragma unroll STEPS
+    for (int at = from; at < to; at += 4) {
         float4 a[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) a[r] = *(const float4 *)(own + r * DOWN * PITCH + at);
@@ -22,12 +32,40 @@ FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROW
             const float4 b = *(const float4 *)(other + c * ACROSS * PITCH + at);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                float sum = fmaf(a[r].x, b.x, scores[r][c]);
+                float sum = fmaf(a[r].x, b.x, chain[r][c]);
                 sum = fmaf(a[r].y, b.y, sum);
                 sum = fmaf(a[r].z, b.z, sum);
-                scores[r][c] = fmaf(a[r].w, b.w, sum);
+                chain[r][c] = fmaf(a[r].w, b.w, sum);
             }
         }
+    }
+}
+
+#if defined(HEAD_DIM) && HEAD_DIM <= 64
+#define ONE_CHAIN 1
+#else
+#define ONE_CHAIN 0
+#endif
+
+/* scores += own other^T over the first so many columns of the chunk. */
+FA_DEVICE void add_scores(const fa_shared *shared, int columns, float scores[ROWS][COLUMNS])
+{
+    if (ONE_CHAIN) {
+        add_chain(shared, 0, columns, scores);
+        return;
+    }
+#pragma unroll 1
+    for (int from = 0; from < columns; from += CHAIN) {
+        float chain[ROWS][COLUMNS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) chain[r][c] = 0.0f;
+        add_chain(shared, from, from + CHAIN < columns ? from + CHAIN : columns, chain);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) scores[r][c] += chain[r][c];
     }
 }
 

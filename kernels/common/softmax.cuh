@@ -19,6 +19,15 @@ FA_DEVICE float fa_softmax_rescale(float old, float base)
     return old == -INFINITY ? 0.0f : fa_weight(old, base);
 }
 
+/* sum += x. What rounding takes from it is added to `rest`: what is added and the sum so far, each less what of it is
+ * in the new sum (Knuth, The Art of Computer Programming, volume 2, section 4.2.2). */
+FA_DEVICE void fa_add_exactly(float *sum, float *rest, float x)
+{
+    const float old = *sum, joint = old + x, added = joint - old;
+    *rest += (old - (joint - added)) + (x - added);
+    *sum = joint;
+}
+
 /* At the end of a row: the factor of its unnormalized output (0 for a row that has seen no key) and its
  * log-sum-exp. sink: -infinity if there is none. */
 FA_DEVICE float fa_softmax_finish(float max, float sum, float sink, float *lse)

@@ -16,12 +16,17 @@
 /* For common/simt.cuh: own rows are queries, the others keys and values. */
 #define OWN FA_SIMT_QUERIES(ROWS)
 #define OTHERS KEYS
-#define RESULT_GROUPS (HEAD_DIM / 32)
 
 enum {
     CHUNKS = HEAD_DIM / CHUNK,
     QUERIES = OWN /* of a work tile */
 };
+
+/* Three blocks have no registers for a tile's sums of all columns. */
+#if HEAD_DIM == 128
+#define PART_GROUPS 2
+#define CHAIN_STEPS 1
+#endif
 
 /* Blocks of a multiprocessor, at least, which bounds the registers: three where shared memory has room for so
  * many. */

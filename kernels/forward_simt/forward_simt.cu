@@ -27,6 +27,7 @@ typedef struct fa_key_range {
 /* A thread's part of the work tile. */
 typedef struct fa_state {
     float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
+    float rest[ROWS];           /* what rounding has taken from it */
     float out[ROWS][CHUNKS * GROUPS][4];
 } fa_state;
 
@@ -193,7 +194,13 @@ FA_DEVICE void make_plain_logits(const fa_attention_params *p, const fa_tile *t,
     }
 }
 
-/* Logits become weights in shared memory. Updates the max, and rescales the sum and the output. */
+/* Where a row's factor of earlier outputs waits for the products, which need the registers: behind its weights. */
+FA_DEVICE float *rescale_of(const fa_shared *shared, int r)
+{
+    return shared->weights + row_of(r) * WEIGHTS_PITCH + KEYS;
+}
+
+/* Logits become weights in shared memory. Updates the max and the sum. */
 FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS], fa_state *state)
 {
     float *mine = shared->weights + row_of(0) * WEIGHTS_PITCH + across();
@@ -213,11 +220,10 @@ FA_DEVICE void make_weights(const fa_shared *shared, float logits[ROWS][COLUMNS]
             sum += w;
         }
         state->max[r] = top;
-        state->sum[r] = state->sum[r] * rescale + sum;
-#pragma unroll
-        for (int g = 0; g < CHUNKS * GROUPS; g++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state->out[r][g][e] *= rescale;
+        state->sum[r] *= rescale;
+        state->rest[r] *= rescale;
+        fa_add_exactly(&state->sum[r], &state->rest[r], sum);
+        if (across() == 0) *rescale_of(shared, r) = rescale;
     }
 }
 
@@ -262,6 +268,22 @@ FA_DEVICE void make_scores(const fa_attention_params *p, const fa_tile *t, const
     }
 }
 
+/* The tile's part of the outputs, which begins at `group` of 4 columns. */
+FA_DEVICE void add_outputs(const fa_shared *shared, fa_state *state, int group,
+                           float part[ROWS][PART_GROUPS][4])
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float rescale = *rescale_of(shared, r);
+#pragma unroll
+        for (int g = 0; g < PART_GROUPS; g++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                state->out[r][group + g][e] =
+                    fmaf(state->out[r][group + g][e], rescale, part[r][g][e]);
+    }
+}
+
 /* The weights are in shared memory. */
 FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const fa_shared *shared,
                           const fa_key_range *keys, fa_state *state)
@@ -272,9 +294,13 @@ FA_DEVICE void use_values(const fa_attention_params *p, const fa_tile *t, const 
         if (chunk * CHUNK >= p->d_v) break;
         __syncthreads();
         float bad = load_keys(p, &p->v, &p->v_scale, t, keys, shared->other, chunk * CHUNK, p->d_v);
-        if (__syncthreads_or(bad != 0.0f))
-            add_rows_skip_zeros(shared->weights, shared->other, count, chunk * GROUPS, state->out);
-        else add_rows(shared->weights, shared->other, count, chunk * GROUPS, state->out);
+        const bool nonfinite = __syncthreads_or(bad != 0.0f);
+#pragma unroll
+        for (int g = 0; g < GROUPS; g += PART_GROUPS) {
+            float part[ROWS][PART_GROUPS][4];
+            sum_rows(shared->weights, shared->other + g * 32, count, nonfinite, part);
+            add_outputs(shared, state, chunk * GROUPS + g, part);
+        }
     }
 }
 
@@ -328,7 +354,7 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int64_t i = t->first + row_of(r);
-        const float sum = row_sum(state->sum[r]);
+        const float sum = row_sum(state->sum[r] + state->rest[r]);
         float lse, factor = fa_softmax_finish(state->max[r], sum, sink, &lse);
         if (i >= t->n_q) lse = -INFINITY, factor = 0.0f;
         if (i >= t->room_q) continue;
@@ -343,7 +369,7 @@ FA_DEVICE void clear(fa_state *state)
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         state->max[r] = -INFINITY;
-        state->sum[r] = 0.0f;
+        state->sum[r] = state->rest[r] = 0.0f;
 #pragma unroll
         for (int g = 0; g < CHUNKS * GROUPS; g++)
 #pragma unroll

@@ -6,6 +6,7 @@
  * sum,
  * then for the weights, which need both.
  */
+#define CHAIN_STEPS 1
 #include "common/pass_tiles.cuh"
 #include "common/score_options.cuh"
 #include "common/softmax.cuh"
@@ -20,6 +21,7 @@ typedef struct fa_chosen {
 /* A thread's rows. */
 typedef struct fa_state {
     float max[ROWS], sum[ROWS]; /* sum: of the thread's own columns */
+    float rest[ROWS];           /* what rounding has taken from it */
 } fa_state;
 
 FA_DEVICE void choose_rows(const fa_weights_params *p, const fa_tile *t, fa_chosen *chosen)
@@ -85,7 +87,7 @@ FA_DEVICE void clear(fa_state *state)
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         state->max[r] = -INFINITY;
-        state->sum[r] = 0.0f;
+        state->sum[r] = state->rest[r] = 0.0f;
     }
 }
 
@@ -102,7 +104,10 @@ FA_DEVICE void add_logits(const fa_shared *shared, fa_state *state)
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
             sum += fa_weight(mine[r * DOWN * PITCH + c * ACROSS], base);
-        state->sum[r] = state->sum[r] * fa_softmax_rescale(state->max[r], base) + sum;
+        const float rescale = fa_softmax_rescale(state->max[r], base);
+        state->sum[r] *= rescale;
+        state->rest[r] *= rescale;
+        fa_add_exactly(&state->sum[r], &state->rest[r], sum);
         state->max[r] = top;
     }
 }
@@ -114,7 +119,8 @@ FA_DEVICE void finish(const fa_attention_params *p, const fa_tile *t, fa_state *
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         float lse;
-        state->sum[r] = fa_softmax_finish(state->max[r], row_sum(state->sum[r]), sink, &lse);
+        state->sum[r] =
+            fa_softmax_finish(state->max[r], row_sum(state->sum[r] + state->rest[r]), sink, &lse);
     }
 }
 
@@ -195,7 +201,7 @@ FA_DEVICE void find_rows(const fa_weights_params *p, int64_t task, fa_tile *t)
     t->first = task % p->a.tiles * OWN; /* of the chosen rows, which are no queries */
 }
 
-FA_KERNEL __launch_bounds__(THREADS, 3) weights_simt(const __grid_constant__ fa_weights_params p)
+FA_KERNEL __launch_bounds__(THREADS, 4) weights_simt(const __grid_constant__ fa_weights_params p)
 {
     FA_DYNAMIC_SHARED(memory);
     __shared__ fa_tile tile;
