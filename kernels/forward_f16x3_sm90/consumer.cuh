@@ -10,9 +10,7 @@
 #define FA_KERNELS_FORWARD_F16X3_SM90_CONSUMER_CUH
 
 #include "forward_f16x3_sm90/config.cuh"
-#if CLUSTER > 1
 #include "forward_f16x3_sm90/exchange.cuh"
-#endif
 #include "forward_f16x3_sm90/multiply.cuh"
 #include "forward_f16x3_sm90/pipeline.cuh"
 #include "forward_f16x3_sm90/queries.cuh"

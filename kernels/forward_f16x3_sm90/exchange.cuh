@@ -19,6 +19,8 @@
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 
+#if CLUSTER > 1
+
 /* The first four that the thread receives; the others follow, those of a warpgroup apart. */
 FA_DEVICE float *received_scores(const pipeline *pipe, int consumer)
 {
@@ -60,5 +62,7 @@ FA_DEVICE void add_peer_scores(const pipeline *pipe, float *s, uint32_t number, 
     ptx_mbarrier_arrive_peer_if(&pipe->state->scores_empty[consumer][warp_of_consumer()],
                                 PEER_BLOCK, leader);
 }
+
+#endif
 
 #endif

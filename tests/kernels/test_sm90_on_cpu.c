@@ -313,6 +313,26 @@ static void test_tf32(void)
     family_name = "sm90";
 }
 
+/* Both blocks of a cluster have the same weights, bit by bit. So where the left half of the values is
+ * like the right one, that of the outputs is. */
+static void test_equal_halves(int64_t d)
+{
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
+    make_aligned(&a, 91, s);
+    peak_queries(&a, 16);
+    for (int64_t j = 0; j < KEYS; j++)
+        for (int64_t c = 0; c < d / 2; c++)
+            ref_store(&a.in.v, 0, j, 0, d / 2 + c, load(&a.in.v, j, c));
+    run_float32(attend, &a, FA_PRECISION_FLOAT32);
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t c = 0; c < d / 2; c++)
+            CHECK(load(&a.out, i, c) == load(&a.out, i, d / 2 + c),
+                  "d %lld, query %lld, column %lld: %a and %a", (long long)d, (long long)i,
+                  (long long)c, load(&a.out, i, c), load(&a.out, i, d / 2 + c));
+    attention_free(&a);
+}
+
 /* Heads whose columns two blocks share: infinities and NaN are in either one's. */
 static void test_f16x3_clusters(void)
 {
@@ -323,6 +343,8 @@ static void test_f16x3_clusters(void)
         test_nan_key(attend, FA_PRECISION_FLOAT32, dims[n]);
         test_magnitudes(dims[n]);
     }
+    test_equal_halves(384);
+    test_equal_halves(512);
     test_wide_range(512);
     test_exact_options(attend, 512);
     test_hidden_keys(attend, FA_PRECISION_FLOAT32, 512);
