@@ -4,16 +4,17 @@
  * these. A row of kernels/variants.h gives
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16X3: float32 in memory, products of float16 parts
- *     HEAD_DIM   the widest head dim of queries and keys, a multiple of 64
- *     VALUE_DIM  that of values: the same
+ *     HEAD_DIM   the widest head dim of queries, keys and values
+ *     VALUE_DIM  columns of these that a block has: HEAD_DIM / CLUSTER, a multiple of 64
  *     OPTIONS    FA_SM90_FLOAT32_ALL: the options that change scores or weights, each may be there or
  *                not; 0: masks by position and lengths alone
- *     CLUSTER    1
+ *     CLUSTER    1, or 2 blocks, which share a work tile and have half of the columns each
  *     CONSUMERS  2: warpgroups that compute, 64 queries each
  *     KEYS       of a key tile, a multiple of 16; with options of 32, which a block of dropout bits
  *                covers
- *     STAGES     for a tile of keys or values
+ *     STAGES     for a tile of keys or values, or for a chunk
  *     Q_STAGES   1
+ *     CHUNK      bytes of a chunk: of a block's columns of a tile, some blocks of 64; without it a tile is one
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_CONFIG_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_CONFIG_CUH
@@ -56,17 +57,28 @@
 #include "common/element.h"
 #include "forward_f16x3_sm90/forward_f16x3_sm90.h"
 
-static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && CLUSTER == 1 && Q_STAGES == 1 && CONSUMERS == 2,
+static_assert(ELEMENT == FA_ELEMENT_FLOAT16X3 && Q_STAGES == 1 && CONSUMERS == 2,
               "what the kernel can do");
+static_assert(CLUSTER == 1 || CLUSTER == 2, "a block has one peer");
 static_assert(OPTIONS == 0 || OPTIONS == FA_SM90_FLOAT32_ALL, "all of them, or none");
-static_assert(HEAD_DIM % 64 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
-static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
+static_assert(VALUE_DIM % 64 == 0 && KEYS % (OPTIONS ? 32 : 16) == 0, "tiles are whole blocks");
+static_assert(HEAD_DIM == CLUSTER * VALUE_DIM, "keys and values share stages");
 
 /* From here on: the type of the parts, which products take. */
 #undef ELEMENT
 #define ELEMENT FA_ELEMENT_FLOAT16
 
-#define FIRST_COLUMN 0     /* of the outputs that a block computes */
+/* The first of the block's columns: of queries and keys, of values and outputs. In a cluster, the
+ * other block. */
+#if CLUSTER > 1
+#define THIS_BLOCK ((int)(blockIdx.x % CLUSTER))
+#define PEER_BLOCK (THIS_BLOCK ^ 1)
+#define FIRST_COLUMN (THIS_BLOCK * VALUE_DIM)
+#define FIRST_QUERY_COLUMN FIRST_COLUMN
+#else
+#define FIRST_COLUMN 0
+#endif
+
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
 
 /* What parts of forward_sm90 ask for (forward_sm90/config.cuh). */
@@ -89,7 +101,7 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 /* Tensor cores cut sums off. So sums are short: of so many columns in S = Q K^T, of the keys of a
  * tile in P V; and added up by ordinary additions. Wide heads have more sums to add up, and shorter
  * ones for that. */
-#if HEAD_DIM <= 128
+#if VALUE_DIM <= 128
 #define SUM_COLUMNS 64
 #else
 #define SUM_COLUMNS 32
@@ -97,6 +109,10 @@ static_assert(HEAD_DIM == VALUE_DIM, "keys and values share stages");
 
 /* Columns of P V that are computed at a time. */
 #define PV_COLUMNS 64
+
+#ifndef CHUNK
+#define CHUNK (4 * KEYS * VALUE_DIM)
+#endif
 
 enum {
     WARPGROUP = 128,
@@ -107,21 +123,30 @@ enum {
     ROWS = 64, /* queries of a consumer */
     /* A row of shared memory has 128 bytes, which the swizzle spans: 32 floats, or 64 halves. */
     BLOCK_COLUMNS = 32,
-    K_BLOCKS = HEAD_DIM / BLOCK_COLUMNS,
+    K_BLOCKS = VALUE_DIM / BLOCK_COLUMNS,
     Q_BLOCK = ROWS * 128, /* bytes of one block of columns of a consumer's queries */
     K_BLOCK = KEYS * 128, /* the same of keys or values */
     /* Two blocks of floats become a block of their large parts and one of their small parts. */
     PAIRS = K_BLOCKS / 2,
     Q_BYTES = K_BLOCKS * Q_BLOCK,
-    TILE_BYTES = K_BLOCKS * K_BLOCK, /* of keys or values */
+    /* A stage holds a chunk of a tile of keys or values: */
+    CHUNK_BLOCKS = CHUNK / K_BLOCK,
+    CHUNK_PAIRS = CHUNK_BLOCKS / 2,
+    CHUNK_COLUMNS = CHUNK_BLOCKS * BLOCK_COLUMNS,
+    CHUNKS = VALUE_DIM / CHUNK_COLUMNS, /* of a tile */
+    RECEIVED_BYTES = ROWS * KEYS * 4,   /* scores of a consumer's peer */
     QUEUE_ENTRIES = FA_F16X3_SM90_QUEUE_ENTRIES,
     SPLITTERS = PRODUCERS * WARPS - 1, /* warps */
     TASK_NONE = -1,
     TASK_END = -2
 };
 
+static_assert(CHUNKS * CHUNK_PAIRS * 2 * K_BLOCK == VALUE_DIM * KEYS * 4 &&
+                  CHUNK == CHUNK_PAIRS * 2 * K_BLOCK,
+              "chunks are whole pairs of blocks");
+
 /* Registers of a thread that loads, and of one that computes. */
-#if HEAD_DIM <= 128
+#if VALUE_DIM <= 128
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 200
 #else

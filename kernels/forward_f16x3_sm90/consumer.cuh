@@ -10,6 +10,7 @@
 #define FA_KERNELS_FORWARD_F16X3_SM90_CONSUMER_CUH
 
 #include "forward_f16x3_sm90/config.cuh"
+#include "forward_f16x3_sm90/exchange.cuh"
 #include "forward_f16x3_sm90/multiply.cuh"
 #include "forward_f16x3_sm90/pipeline.cuh"
 #include "forward_f16x3_sm90/queries.cuh"
@@ -28,7 +29,13 @@ typedef struct consumer_state {
     int number; /* of the consumer */
     int leader; /* 1 in lane 0 of a warp */
     float out[OUTPUTS];
-    float unit[2]; /* of scores of the thread's rows, in tiles of unit 1; as exponents of 2 */
+    /* Of scores of the thread's rows, in tiles of unit 1; as exponents of 2. In a cluster as scores:
+     * `factor` makes exponents of them. */
+    float unit[2];
+#if CLUSTER > 1
+    float factor;
+    uint32_t exchanges; /* so far */
+#endif
 #if OPTIONS
     float kept[2]; /* by dropout: the largest weight of each row */
 #endif
@@ -37,7 +44,7 @@ typedef struct consumer_state {
     cursor at;
 } consumer_state;
 
-FA_DEVICE void release_tile(const pipeline *pipe, const consumer_state *c, tile_count number)
+FA_DEVICE void release_chunk(const pipeline *pipe, const consumer_state *c, tile_count number)
 {
     ptx_mbarrier_arrive_if(&pipe->state->empty[stage_of(number)], c->leader);
 }
@@ -59,28 +66,60 @@ FA_DEVICE void start_work_tile(const pipeline *pipe, consumer_state *c)
     for (int i = 0; i < OUTPUTS; i++) c->out[i] = 0;
 }
 
-/* S of a tile, whose keys are then released. */
-FA_DEVICE void compute_scores(const pipeline *pipe, consumer_state *c, tile_count keys, float *s)
+/* Adds the scores of a chain. In a cluster, those of the first chunk are in its units still. */
+FA_DEVICE void add_chain(float *s, const float *more, const consumer_state *c, float of_chunk,
+                         int chunk)
 {
-    const uint32_t k = tile_descriptor(pipe, keys);
-    float more[KEYS / 2];
-    ptx_register_fence(s, KEYS / 2);
-    ptx_wgmma_fence();
-    issue_qk(s, c->at.q, k, 0);
-#pragma unroll
-    for (int chain = 1; chain < HEAD_DIM / SUM_COLUMNS; chain++) {
-        if (chain > 1) ptx_wgmma_fence();
-        issue_qk(more, c->at.q, k, chain);
-        ptx_wgmma_wait(0);
-        ptx_register_fence(s, KEYS / 2);
-        ptx_register_fence(more, KEYS / 2);
+    if (CLUSTER == 1 || chunk == 0) {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) s[i] += more[i];
+        return;
     }
-    if (HEAD_DIM == SUM_COLUMNS) ptx_wgmma_wait(0);
+    const float unit[2] = {score_unit(c->unit[0], of_chunk), score_unit(c->unit[1], of_chunk)};
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = fmaf(more[i], unit[i / 2 % 2], s[i]);
+}
+
+/* Scores of the first chunk leave its units and their rows'. Both are powers of two. */
+FA_DEVICE void leave_units(float *s, const consumer_state *c, float of_chunk)
+{
+    const float unit[2] = {score_unit(c->unit[0], of_chunk), score_unit(c->unit[1], of_chunk)};
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] *= unit[i / 2 % 2];
+}
+
+/* S of the block's columns of a tile, whose keys are then released. keys: the number of the first
+ * chunk. Returns what a score of 1 stands for, beside the unit of its row. In a cluster that is 1:
+ * scores leave their units, which are the block's and the chunk's own. */
+FA_DEVICE float compute_scores(const pipeline *pipe, consumer_state *c, tile_count keys, float *s)
+{
+    enum { CHAINS = CHUNK_COLUMNS / SUM_COLUMNS };
+    float more[KEYS / 2], unit = 1;
     ptx_register_fence(s, KEYS / 2);
-    release_tile(pipe, c, keys);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        const uint32_t k = chunk_descriptor(pipe, keys + chunk),
+                       q = c->at.q + chunk * (CHUNK_BLOCKS * Q_BLOCK / 16);
+        acquire_chunk(pipe, keys + chunk);
+        unit = pipe->state->unit[stage_of(keys + chunk)];
+#pragma unroll
+        for (int chain = 0; chain < CHAINS; chain++) {
+            const bool first = chunk == 0 && chain == 0;
+            if (first || chunk > 0 || chain > 1) ptx_wgmma_fence();
+            issue_qk(first ? s : more, q, k, chain);
+            if (first && CHAINS > 1) continue;
+            ptx_wgmma_wait(0);
+            ptx_register_fence(s, KEYS / 2);
+            if (first) continue;
+            ptx_register_fence(more, KEYS / 2);
+            add_chain(s, more, c, unit, chunk);
+        }
+        ptx_register_fence(s, KEYS / 2);
+        release_chunk(pipe, c, keys + chunk);
+        if (CLUSTER > 1 && chunk == 0) leave_units(s, c, unit);
+    }
     release_queries(pipe, c, c->at.tile + 1 == c->at.needed);
+    return CLUSTER > 1 ? 1 : unit;
 }
 
 /* Scores become weights. of_tile: the unit of its keys. */
@@ -88,11 +127,16 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
                           float *s, float of_tile)
 {
     const int tile = c->at.tile;
+#if CLUSTER > 1
+    const float of_row[2] = {c->factor, c->factor};
+#else
+    const float *of_row = c->unit;
+#endif
 #if OPTIONS
-    const float unit[2] = {c->unit[0] * of_tile, c->unit[1] * of_tile};
+    const float unit[2] = {of_row[0] * of_tile, of_row[1] * of_tile};
     apply_options(p, queue_entry(pipe, c->at.number), s, unit, tile, c->number);
 #else
-    const float unit[2] = {exponent_unit(c->unit[0], of_tile), exponent_unit(c->unit[1], of_tile)};
+    const float unit[2] = {score_unit(of_row[0], of_tile), score_unit(of_row[1], of_tile)};
     (void)p;
 #endif
     float rescale[2];
@@ -113,15 +157,15 @@ FA_DEVICE void weigh_tile(const pipeline *pipe, const fa_attention_params *p, co
         rescale_outputs(c->out, rescale);
 }
 
-/* Outputs += P V, whose tile is then released. */
-FA_DEVICE void add_values(const pipeline *pipe, consumer_state *c, tile_count values,
-                          uint32_t *high, uint32_t *low)
+/* out += P V of a chunk's columns; the chunk is then released. */
+FA_DEVICE void add_values(const pipeline *pipe, const consumer_state *c, float *out,
+                          tile_count values, uint32_t *high, uint32_t *low)
 {
-    const uint32_t v = tile_descriptor(pipe, values);
+    const uint32_t v = chunk_descriptor(pipe, values);
     const float unit = pipe->state->unit[stage_of(values)] * (1.0f / (1 << (int)HEADROOM));
     float part[PV_COLUMNS / 2];
 #pragma unroll
-    for (int i = 0; i < VALUE_DIM / PV_COLUMNS; i++) {
+    for (int i = 0; i < CHUNK_COLUMNS / PV_COLUMNS; i++) {
         ptx_register_fence(part, PV_COLUMNS / 2);
         ptx_wgmma_fence();
         issue_pv(part, high, low, v, i * (PV_COLUMNS / 64));
@@ -131,34 +175,38 @@ FA_DEVICE void add_values(const pipeline *pipe, consumer_state *c, tile_count va
         fence_weights(low);
 #pragma unroll
         for (int j = 0; j < PV_COLUMNS / 2; j++)
-            c->out[i * (PV_COLUMNS / 2) + j] =
-                fmaf(part[j], unit, c->out[i * (PV_COLUMNS / 2) + j]);
+            out[i * (PV_COLUMNS / 2) + j] = fmaf(part[j], unit, out[i * (PV_COLUMNS / 2) + j]);
     }
-    release_tile(pipe, c, values);
+    release_chunk(pipe, c, values);
 }
 
 FA_DEVICE void do_tile(const pipeline *pipe, const fa_attention_params *p, consumer_state *c)
 {
-    const tile_count keys = c->at.count + 2 * (uint32_t)c->at.tile, values = keys + 1;
+    const tile_count keys = c->at.count + 2 * CHUNKS * (uint32_t)c->at.tile, values = keys + CHUNKS;
     uint32_t high[KEYS / 4], low[KEYS / 4];
     float s[KEYS / 2];
-    acquire_tile(pipe, keys);
-    const float unit = pipe->state->unit[stage_of(keys)];
-    compute_scores(pipe, c, keys, s);
+    const float unit = compute_scores(pipe, c, keys, s);
+#if CLUSTER > 1
+    send_scores(pipe, s, c->exchanges, c->leader, c->number);
+    add_peer_scores(pipe, s, c->exchanges++, c->leader, c->number);
+#endif
     weigh_tile(pipe, p, c, s, unit);
     split_weights(s, high, low);
-    acquire_tile(pipe, values);
-    add_values(pipe, c, values, high, low);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        acquire_chunk(pipe, values + chunk);
+        add_values(pipe, c, c->out + chunk * (CHUNK_COLUMNS / 2), values + chunk, high, low);
+    }
 }
 
 /* Key tiles that only other consumers need, and the end of the work tile. */
 FA_DEVICE void skip_other_tiles(const pipeline *pipe, consumer_state *c)
 {
     const tile_count first = c->at.count;
-    c->at.count += 2 * (uint32_t)c->at.key_tiles;
-    for (tile_count i = first + 2 * (uint32_t)c->at.needed; i != c->at.count; i++) {
-        acquire_tile(pipe, i);
-        release_tile(pipe, c, i);
+    c->at.count += 2 * CHUNKS * (uint32_t)c->at.key_tiles;
+    for (tile_count i = first + 2 * CHUNKS * (uint32_t)c->at.needed; i != c->at.count; i++) {
+        acquire_chunk(pipe, i);
+        release_chunk(pipe, c, i);
     }
 }
 
@@ -207,6 +255,9 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
     c.number = consumer;
     c.at.number = -1;
     c.at.count = 0;
+#if CLUSTER > 1
+    c.exchanges = 0;
+#endif
     c.leader = threadIdx.x % 32 == 0;
     __asm__ volatile("" : "+r"(c.leader));
     for (next_work_tile(pipe, consumer, &c.at); c.at.key_tiles;
@@ -215,8 +266,12 @@ FA_DEVICE void consume(const pipeline *pipe, const fa_attention_params *p, const
         if (c.at.needed) {
             split_queries(pipe, consumer, c.unit);
             const float factor = score_factor(p, queue_entry(pipe, c.at.number), &c.limits);
+#if CLUSTER > 1
+            c.factor = factor;
+#else
             c.unit[0] *= factor;
             c.unit[1] *= factor;
+#endif
             for (; c.at.tile < c.at.needed; c.at.tile++) do_tile(pipe, p, &c);
         } else release_queries(pipe, &c, true);
         const work_tile *w = queue_entry(pipe, c.at.number);

@@ -6,10 +6,15 @@
  * TMA brings float32 tiles. Between the loads and the products some warps, the splitters, split
  * keys and values in shared memory, in place; consumers split their queries and weights.
  *
+ * Wide heads are shared by a cluster of two blocks: each has half of the columns of queries, keys
+ * and values. They send each other their scores, which are sums over columns, and each adds the
+ * values' columns that it has. So nothing but the softmax is computed twice.
+ *
  *   load warp     warp 0: describes work tiles, loads by TMA  producer.cuh
  *   splitters     warps 1 to 7                                split.cuh, parts.cuh
  *   consumers     two warpgroups of 64 queries                consumer.cuh, queries.cuh,
- *                                                             multiply.cuh, softmax.cuh
+ *                                                             multiply.cuh, softmax.cuh,
+ *                                                             exchange.cuh
  *
  * config.cuh says what the file is compiled with.
  */
@@ -29,7 +34,13 @@
 enum { WARP_LOAD, WARP_SPLIT };
 static_assert(WARP_SPLIT + SPLITTERS == PRODUCERS * WARPS, "they are whole warpgroups");
 
-FA_KERNEL __launch_bounds__(THREADS, 1)
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_DIMS
+#endif
+
+FA_KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     forward_f16x3_sm90(const __grid_constant__ fa_attention_params p,
                        const __grid_constant__ fa_sm90_params s)
 {
@@ -38,13 +49,26 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     shared_state *state = (shared_state *)ptx_uniform_pointer(&shared);
     char *q = (char *)raw + (-ptx_shared_address(raw) & 1023);
     char *tiles = q + CONSUMERS * Q_BYTES;
+#if CLUSTER > 1
+    char *received = tiles + STAGES * CHUNK;
+    const pipeline pipe = {
+        .q = q,
+        .tiles = tiles,
+        .descriptor = ptx_uniform(ptx_descriptor_low_in_cluster(tiles, 0)),
+        .received = (float *)ptx_uniform_pointer(received),
+        .queue = (work_tile *)ptx_uniform_pointer(received + CONSUMERS * RECEIVED_BYTES),
+        .state = state};
+    if (threadIdx.x == 0) init_barriers(state);
+    ptx_cluster_sync(); /* the peer's barriers are there as well */
+#else
     const pipeline pipe = {.q = q,
                            .tiles = tiles,
                            .descriptor = ptx_uniform(ptx_descriptor_low(tiles, 0)),
-                           .queue = (work_tile *)ptx_uniform_pointer(tiles + STAGES * TILE_BYTES),
+                           .queue = (work_tile *)ptx_uniform_pointer(tiles + STAGES * CHUNK),
                            .state = state};
     if (threadIdx.x == 0) init_barriers(state);
     __syncthreads();
+#endif
     if (threadIdx.x < PRODUCERS * WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
         const int warp = warp_uniform(threadIdx.x / 32);
@@ -54,4 +78,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
         ptx_increase_registers(CONSUMER_REGISTERS);
         consume(&pipe, &p, &s, warp_uniform(threadIdx.x / WARPGROUP - PRODUCERS));
     }
+#if CLUSTER > 1
+    ptx_cluster_sync(); /* the peer may still send something here */
+#endif
 }

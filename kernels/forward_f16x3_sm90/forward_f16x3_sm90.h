@@ -4,11 +4,14 @@
  *
  * The numbers are those of kernels/variants.h:
  *
- *   head_dim, value_dim  the same multiple of 64
+ *   head_dim             of queries, keys and values: value_dim times cluster
+ *   value_dim            columns of these that a block has, a multiple of 64
+ *   cluster              1, or 2 blocks, which share a work tile
  *   consumers            warpgroups that compute, 64 queries each: 2; two others load and split
  *   options              FA_SM90_FLOAT32_ALL, or 0
  *   keys                 of a key tile, a multiple of 16; with options of 32
- *   stages               for a tile of keys or values
+ *   stages               for a tile of keys or values, in a cluster for a chunk of its columns
+ *   chunk                bytes of one, where there are clusters
  *   q_stages             1
  */
 #ifndef FA_KERNEL_FORWARD_F16X3_SM90_H
@@ -27,7 +30,12 @@ enum {
 /* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work
  * tiles. */
 #define FA_F16X3_SM90_SMEM(dim, consumers, keys, stages)                                           \
-    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim)*4 +                                  \
+    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim) * 4 +                                \
+     FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
+
+/* The same of a block of a cluster, which also has room for the scores of its peer. */
+#define FA_F16X3_SM90_CLUSTER_SMEM(value_dim, consumers, keys, stages, chunk)                      \
+    (FA_SM90_QUERIES(consumers) * ((value_dim) + (keys)) * 4 + (stages) * (chunk) +                \
      FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
 
 #endif

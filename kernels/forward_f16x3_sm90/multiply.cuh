@@ -18,14 +18,14 @@
 #include "ptx/barrier.cuh"
 #include "ptx/wgmma.cuh"
 
-/* A tile's descriptor: of the high parts of its first 64 columns. */
-FA_DEVICE uint32_t tile_descriptor(const pipeline *pipe, tile_count number)
+/* A chunk's descriptor: of the high parts of its first 64 columns. */
+FA_DEVICE uint32_t chunk_descriptor(const pipeline *pipe, tile_count number)
 {
-    return pipe->descriptor + stage_of(number) * (TILE_BYTES / 16);
+    return pipe->descriptor + stage_of(number) * (CHUNK / 16);
 }
 
-/* Waits until a tile of keys or values is there. */
-FA_DEVICE void acquire_tile(const pipeline *pipe, tile_count number)
+/* Waits until a chunk of keys or values is there. */
+FA_DEVICE void acquire_chunk(const pipeline *pipe, tile_count number)
 {
     ptx_mbarrier_wait(&pipe->state->full[stage_of(number)], parity_of(number));
 }
@@ -40,8 +40,8 @@ FA_DEVICE void issue_qk_step(float *s, uint32_t q, bool low_q, uint32_t k, bool 
      ptx_descriptor(k + ((2 * pair + low_k) * K_BLOCK + byte) / 16), accumulate);
 }
 
-/* Issues a chain of S = Q K^T, 64 x KEYS: the products of high parts of SUM_COLUMNS columns. The
- * first chain has all products with low parts. The empty asm statement hides from the compiler that
+/* Issues a chain of S = Q K^T, 64 x KEYS: the products of high parts of SUM_COLUMNS columns of a
+ * chunk. The first chain has all products with low parts. The empty asm statement hides from the compiler that
  * q is the same for every tile: otherwise it would keep a descriptor for each step in registers. */
 FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain)
 {
@@ -49,7 +49,7 @@ FA_DEVICE void issue_qk(float *s, uint32_t q, uint32_t k, int chain)
     __asm__ volatile("" : "+r"(q));
     if (chain == 0) {
 #pragma unroll
-        for (int step = 0; step < HEAD_DIM / 16; step++) {
+        for (int step = 0; step < CHUNK_COLUMNS / 16; step++) {
             issue_qk_step(s, q, true, k, false, step, step > 0);
             issue_qk_step(s, q, false, k, true, step, 1);
         }

@@ -8,8 +8,10 @@
  *     loaded                STAGES                     TMA, load warp
  *     again                 1                          TMA, a splitter: a tile that is loaded again
  *     full, empty           STAGES                     the splitters      all consumers
+ *     scores_full, _empty   1 for each consumer's warp the peer           the warp, for the peer
  *
- * Tiles of keys and values take the stages in turn: the keys of each tile, then its values.
+ * Tiles of keys and values take the stages in turn: the keys of each tile, then its values; or chunks
+ * of these do, each of some of the block's columns. The last line is of clusters (exchange.cuh).
  */
 #ifndef FA_KERNELS_FORWARD_F16X3_SM90_PIPELINE_CUH
 #define FA_KERNELS_FORWARD_F16X3_SM90_PIPELINE_CUH
@@ -44,12 +46,18 @@ typedef struct shared_state {
     uint64_t loaded[STAGES], again, full[STAGES], empty[STAGES];
     float unit[STAGES];                  /* what 1 stands for in a tile that is split */
     splitter_range ranges[2][SPLITTERS]; /* of every other exchange */
+#if CLUSTER > 1
+    uint64_t scores_full[CONSUMERS][WARPS], scores_empty[CONSUMERS][WARPS];
+#endif
 } shared_state;
 
 typedef struct pipeline {
-    char *q, *tiles;     /* CONSUMERS tiles of queries, STAGES tiles of keys or values */
+    char *q, *tiles;     /* CONSUMERS tiles of queries, STAGES chunks of keys or values */
     uint32_t descriptor; /* of the first of these, for wgmma */
-    work_tile *queue;    /* QUEUE_ENTRIES work tiles, described ahead */
+#if CLUSTER > 1
+    float *received; /* CONSUMERS tiles of scores, from the peers */
+#endif
+    work_tile *queue; /* QUEUE_ENTRIES work tiles, described ahead */
     shared_state *state;
 } pipeline;
 
@@ -58,6 +66,12 @@ FA_DEVICE void init_barriers(shared_state *state)
     for (int c = 0; c < CONSUMERS; c++) {
         ptx_mbarrier_init(&state->q_full[0][c], 1);
         ptx_mbarrier_init(&state->q_empty[0][c], WARPS);
+#if CLUSTER > 1
+        for (int warp = 0; warp < WARPS; warp++) {
+            ptx_mbarrier_init(&state->scores_full[c][warp], 1);
+            ptx_mbarrier_init(&state->scores_empty[c][warp], 1);
+        }
+#endif
     }
     for (int stage = 0; stage < STAGES; stage++) {
         ptx_mbarrier_init(&state->loaded[stage], 1);

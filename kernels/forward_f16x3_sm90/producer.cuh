@@ -36,39 +36,47 @@ FA_DEVICE source find_source(const fa_sm90_map *map, const fa_sm90_steps *step, 
 FA_DEVICE lane_rows find_tile_rows(const fa_attention_params *p, const fa_sm90_params *s,
                                    const fa_tile *t, int key)
 {
-    const kv_box box = {key, KEYS, 0, K_BLOCKS};
+    const kv_box box = {key, KEYS, 0, CHUNK_BLOCKS};
     const lane_rows none = {0, 0, 0};
     return p->block_table ? find_lane_rows(&box, p, s, t) : none;
 }
 
-/* Issues the copies of a tile: the whole warp. */
-FA_DEVICE void issue_tile(char *to, const fa_attention_params *p, const source *from,
-                          const fa_tile *t, int key, const lane_rows *own, uint64_t *loaded)
+/* The first column of a tile's chunk. */
+FA_DEVICE int first_column(int chunk) { return FIRST_COLUMN + chunk * CHUNK_COLUMNS; }
+
+/* Issues the copies of a tile's chunk: the whole warp. */
+FA_DEVICE void issue_chunk(char *to, const fa_attention_params *p, const source *from,
+                           const fa_tile *t, int key, int chunk, const lane_rows *own,
+                           uint64_t *loaded)
 {
     if (p->block_table) {
-        const kv_box box = {key, KEYS, 0, K_BLOCKS};
+        const kv_box box = {key, KEYS, first_column(chunk), CHUNK_BLOCKS};
         load_box(to, from->map, from->step, loaded, &box, own, t);
         return;
     }
     if (threadIdx.x % 32 != 0) return;
-    ptx_mbarrier_arrive_expect(loaded, TILE_BYTES);
+    ptx_mbarrier_arrive_expect(loaded, CHUNK);
 #pragma unroll
-    for (int block = 0; block < K_BLOCKS; block++)
-        ptx_tma_load_4d(to + block * K_BLOCK, from->map, loaded, BLOCK_COLUMNS * block,
-                        from->start + key, from->head, from->block);
+    for (int block = 0; block < CHUNK_BLOCKS; block++)
+        ptx_tma_load_4d(to + block * K_BLOCK, from->map, loaded,
+                        first_column(chunk) + BLOCK_COLUMNS * block, from->start + key, from->head,
+                        from->block);
 }
 
-/* Waits until consumers have released the tile's stage, and loads it. */
+/* Loads a tile, chunk by chunk: each when consumers have released its stage. number: of the first. */
 FA_DEVICE void load_tile(const pipeline *pipe, const fa_attention_params *p,
                          const fa_sm90_params *s, const source *from, const fa_tile *t, int key,
                          tile_count number)
 {
-    const int stage = stage_of(number);
     const lane_rows own = find_tile_rows(p, s, t, key);
-    __syncwarp(); /* no lane comes to a barrier two phases late */
-    ptx_mbarrier_wait(&pipe->state->empty[stage], parity_of(number) ^ 1);
-    issue_tile(pipe->tiles + stage * TILE_BYTES, p, from, t, key, &own,
-               &pipe->state->loaded[stage]);
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++, number++) {
+        const int stage = stage_of(number);
+        __syncwarp(); /* no lane comes to a barrier two phases late */
+        ptx_mbarrier_wait(&pipe->state->empty[stage], parity_of(number) ^ 1);
+        issue_chunk(pipe->tiles + stage * CHUNK, p, from, t, key, chunk, &own,
+                    &pipe->state->loaded[stage]);
+    }
 }
 
 FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, const fa_sm90_params *s)
@@ -89,10 +97,11 @@ FA_DEVICE void load_all(const pipeline *pipe, const fa_attention_params *p, cons
                      values = find_source(&s->v, &s->v_step, t);
         const int first = w->first_key;
         for (int tile = 0; tile < tiles; tile++) {
-            load_tile(pipe, p, s, &keys, t, first + tile * KEYS, count++);
+            load_tile(pipe, p, s, &keys, t, first + tile * KEYS, count);
             if (tile == 0)
                 for (int c = 0; c < CONSUMERS; c++) produce_consumer_queries(pipe, s, w, c, number);
-            load_tile(pipe, p, s, &values, t, first + tile * KEYS, count++);
+            load_tile(pipe, p, s, &values, t, first + tile * KEYS, count + CHUNKS);
+            count += 2 * CHUNKS;
         }
         release_work_tile(pipe, number);
     }

@@ -12,6 +12,14 @@
 #include "forward_sm90/softmax.cuh"
 #include "ptx/convert.cuh"
 
+/* What a score of 1 stands for: without options as an exponent of 2. Neither 0 nor infinite: a hidden
+ * score is -infinity, and other scores may be 0. */
+FA_DEVICE float score_unit(float of_row, float of_tile)
+{
+    const float unit = of_row * of_tile;
+    return unit < 0x1p-126f ? 0x1p-126f : unit > 0x1p127f ? 0x1p127f : unit; /* NaN stays NaN */
+}
+
 #if OPTIONS
 
 /* The largest of the weights that are kept, of each row so far. rescale: of the rows' bases. */
@@ -30,14 +38,6 @@ FA_DEVICE bool keeps_too_little(float kept)
 }
 
 #else
-
-/* The exponent of 2 that a score of 1 stands for. Neither 0 nor infinite: a hidden score is
- * -infinity, and other scores may be 0. */
-FA_DEVICE float exponent_unit(float of_row, float of_tile)
-{
-    const float unit = of_row * of_tile;
-    return unit < 0x1p-126f ? 0x1p-126f : unit > 0x1p127f ? 0x1p127f : unit; /* NaN stays NaN */
-}
 
 /* Raises the bases to this tile's max. Sets rescale, by which the outputs so far are to be
  * multiplied; sums are multiplied here. A row that has seen no key keeps NO_KEY_SEEN. */

@@ -5,6 +5,8 @@
  * tile: otherwise a row's bits would depend on what else the block has done. While the tile is
  * split, its range is found: the largest and the smallest of its rows, by their largest elements.
  * If they do not fit, the tile is loaded and split again, by a power that fits it. That is rare.
+ * Where a tile comes in chunks, each is a tile to the splitters: its power is guessed from the chunk
+ * of the same columns before.
  *
  * A row that is much smaller than another of the tile would lose bits by any power. If there is
  * one, the tile's unit is NaN, which makes NaN of all results, and rows with NaN are computed again
@@ -90,8 +92,8 @@ FA_DEVICE row_range split_rows(const raw_tile *tile, float scale, bool clears)
         const uint32_t to = address_of_step(tile, step, split_target());
         float largest = 0;
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; pair += 2) {
-            const int second = pair + 1 < PAIRS ? pair + 1 : pair;
+        for (int pair = 0; pair < CHUNK_PAIRS; pair += 2) {
+            const int second = pair + 1 < CHUNK_PAIRS ? pair + 1 : pair;
             eight x[2];
             x[0] = load_part(tile, step, pair, clears);
             if (second > pair) x[1] = load_part(tile, step, second, clears);
@@ -115,7 +117,7 @@ FA_DEVICE row_range find_range(const raw_tile *tile)
     for (int step = tile->first; step < STEPS; step += SPLITTERS) {
         float largest = 0;
 #pragma unroll 1
-        for (int pair = 0; pair < PAIRS; pair++) {
+        for (int pair = 0; pair < CHUNK_PAIRS; pair++) {
             const eight x = load_part(tile, step, pair, true);
             largest = largest_finite(&x, largest);
         }
@@ -128,7 +130,7 @@ FA_DEVICE row_range find_range(const raw_tile *tile)
 typedef struct splitter {
     int number;
     uint32_t exchanges, reloads; /* so far */
-    float scale, scale_after; /* of the next tile, of the one after it: keys and values alternate */
+    float scales[2 * CHUNKS];    /* of the next chunks: those of keys, those of values alternate */
 } splitter;
 
 /* The range of all splitters' rows. When it returns, all of them have called it. */
@@ -163,6 +165,7 @@ typedef struct origin {
     const work_tile *w;
     bool values;
     int key; /* counted from the work tile's first */
+    int chunk;
 } origin;
 
 /* Loads a tile again, and splits it by its own largest element. Returns its range. */
@@ -177,7 +180,7 @@ FA_DEVICE row_range split_again(const pipeline *pipe, const raw_tile *tile, cons
         const source from = find_source(map, step, t);
         const int key = o->w->first_key + o->key;
         const lane_rows own = find_tile_rows(o->p, o->s, t, key);
-        issue_tile(pipe->tiles + stage * TILE_BYTES, o->p, &from, t, key, &own, loaded);
+        issue_chunk(pipe->tiles + stage * CHUNK, o->p, &from, t, key, o->chunk, &own, loaded);
     }
     __syncwarp();
     ptx_mbarrier_wait(loaded, (int)(x->reloads++ & 1));
@@ -204,17 +207,18 @@ FA_DEVICE void split_tile(const pipeline *pipe, const origin *o, int from, int t
     shared_state *state = pipe->state;
     __syncwarp();
     ptx_mbarrier_wait(&state->loaded[stage], parity_of(number));
-    const raw_tile tile = {ptx_shared_address(pipe->tiles) + stage * TILE_BYTES, from, to,
+    const raw_tile tile = {ptx_shared_address(pipe->tiles) + stage * CHUNK, from, to,
                            (int)((number + (uint32_t)x->number) % SPLITTERS)};
-    float scale = x->scale, next = scale;
+    float scale = x->scales[0], next = scale;
     row_range range =
         from > 0 || to < KEYS ? split_rows(&tile, scale, true) : split_rows(&tile, scale, false);
     ptx_fence_proxy_async(); /* before TMA might write there again */
     range = exchange_range(state, x, range);
     if (!fits(range, scale)) range = split_again(pipe, &tile, o, stage, x, &scale);
     if (range.largest > 0.0f) next = scale_of(__float_as_uint(range.largest)) * SCALE_OF_NEXT;
-    x->scale = x->scale_after;
-    x->scale_after = next;
+#pragma unroll
+    for (int i = 1; i < 2 * CHUNKS; i++) x->scales[i - 1] = x->scales[i];
+    x->scales[2 * CHUNKS - 1] = next;
     if (x->number == 0 && threadIdx.x % 32 == 0)
         state->unit[stage] = fits(range, scale) ? unit_of(scale) : NAN;
     fill_stage(&state->full[stage]);
@@ -223,18 +227,19 @@ FA_DEVICE void split_tile(const pipeline *pipe, const origin *o, int from, int t
 FA_DEVICE void split_all(const pipeline *pipe, const fa_attention_params *p,
                          const fa_sm90_params *s, int number_of_splitter)
 {
-    splitter x = {number_of_splitter, 0, 0, 0, 0};
+    splitter x = {.number = number_of_splitter};
     tile_count count = 0;
     int number = 0;
     const work_tile *w = acquire_work_tile(pipe, 0);
     for (int tiles; (tiles = w->key_tiles); w = acquire_work_tile(pipe, ++number)) {
         const fa_range seen = find_seen_keys(p, &w->query_tile);
         const int from = saturate(seen.lo - w->first_key), to = saturate(seen.hi - w->first_key);
-        x.scale = x.scale_after = FIRST_SCALE;
+#pragma unroll
+        for (int i = 0; i < 2 * CHUNKS; i++) x.scales[i] = FIRST_SCALE;
 #pragma unroll 1
-        for (int i = 0; i < 2 * tiles; i++) {
-            const int key = i / 2 * KEYS;
-            const origin o = {p, s, w, i % 2, key};
+        for (int i = 0; i < 2 * CHUNKS * tiles; i++) {
+            const int key = i / (2 * CHUNKS) * KEYS;
+            const origin o = {p, s, w, i / CHUNKS % 2 == 1, key, i % CHUNKS};
             split_tile(pipe, &o, from - key, to - key, count++, &x);
         }
         release_work_tile(pipe, number);

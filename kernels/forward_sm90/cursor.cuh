@@ -36,7 +36,11 @@ FA_DEVICE void next_work_tile(const pipeline *pipe, int consumer, cursor *at)
     at->key_tiles = warp_uniform(w->key_tiles);
     at->needed = warp_uniform(w->needed[consumer]);
     at->tile = 0;
+#if CLUSTER > 1
+    at->q = ptx_descriptor_low_in_cluster(q_buffer(pipe, at->number, consumer), 0);
+#else
     at->q = ptx_descriptor_low(q_buffer(pipe, at->number, consumer), 0);
+#endif
 }
 
 FA_DEVICE uint64_t *q_empty(const pipeline *pipe, const cursor *at, int consumer)

@@ -14,6 +14,11 @@
 #include "ptx/barrier.cuh"
 #include "ptx/tma.cuh"
 
+/* The first column of the queries that a block multiplies. */
+#ifndef FIRST_QUERY_COLUMN
+#define FIRST_QUERY_COLUMN 0
+#endif
+
 /* A consumer's queries of work tile `number`. */
 FA_DEVICE char *q_buffer(const pipeline *pipe, int number, int consumer)
 {
@@ -29,8 +34,8 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_sm90_params *s, const
 #pragma unroll
     for (int block = 0; block < K_BLOCKS; block++)
         ptx_tma_load_4d(q_buffer(pipe, number, consumer) + block * Q_BLOCK, &s->q, barrier,
-                        BLOCK_COLUMNS * block, row, (int)t->head * s->q_step.head,
-                        (int)t->block_q * s->q_step.block);
+                        FIRST_QUERY_COLUMN + BLOCK_COLUMNS * block, row,
+                        (int)t->head * s->q_step.head, (int)t->block_q * s->q_step.block);
 }
 
 /* Loads a consumer's queries. Their full barrier also tells the consumer that the work tile has been

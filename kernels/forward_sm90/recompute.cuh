@@ -38,12 +38,18 @@ FA_DEVICE bool is_dropped(const fa_attention_params *p, const fa_dropout *d, int
     return fa_dropout_bits(d->seed, d->offset, d->batch_head, i, j) < p->dropout_threshold;
 }
 
+/* The columns of values and outputs that the block has: from FIRST_COLUMN up to here. */
+FA_DEVICE int columns_to(const fa_attention_params *p)
+{
+    return CLUSTER > 1 ? min(p->d_v, FIRST_COLUMN + VALUE_DIM) : p->d_v;
+}
+
 /* out += weight * value, of the lane's columns: every 32nd. */
 FA_DEVICE void add_value(const fa_attention_params *p, float *out, float weight, const char *v)
 {
 #pragma unroll
     for (int n = 0; n < VALUE_DIM / 32; n++) {
-        const int c = 32 * n + (int)threadIdx.x % 32;
+        const int c = FIRST_COLUMN + 32 * n + (int)threadIdx.x % 32;
         if (c < p->d_v) out[n] = fmaf(weight, fa_load_element(v, p->v.dtype, c), out[n]);
     }
 }
@@ -69,7 +75,7 @@ FA_DEVICE float recompute_row(const fa_attention_params *p, const fa_tile *t, in
     if (p->dropout_threshold) factor *= p->dropout_scale;
 #pragma unroll
     for (int n = 0; n < VALUE_DIM / 32; n++) {
-        const int c = 32 * n + (int)threadIdx.x % 32;
+        const int c = FIRST_COLUMN + 32 * n + (int)threadIdx.x % 32;
         const float x = factor == 0.0f ? 0.0f : out[n] * factor;
         if (c < p->d_v) fa_store_element(to, p->out.dtype, c, x);
     }
@@ -79,7 +85,7 @@ FA_DEVICE float recompute_row(const fa_attention_params *p, const fa_tile *t, in
 FA_DEVICE bool is_finite_row(const fa_attention_params *p, const char *row)
 {
     float seen = 0;
-    for (int c = threadIdx.x % 32; c < p->d_v; c += 32)
+    for (int c = FIRST_COLUMN + (int)(threadIdx.x % 32); c < columns_to(p); c += 32)
         seen += fa_load_element(row, p->out.dtype, c) * 0.0f;
     return !__any_sync(0xffffffff, seen != 0.0f);
 }
@@ -100,7 +106,7 @@ FA_DEVICE void recompute_rows(const pipeline *pipe, const fa_attention_params *p
             char *row = fa_view_row(&p->out, t->block_q, t->start_q + i, t->head);
             if (is_finite_row(p, row)) continue;
             const float lse = recompute_row(p, t, i, row);
-            if (RECOMPUTES_LSE && p->lse && threadIdx.x % 32 == 0)
+            if (RECOMPUTES_LSE && p->lse && FIRST_COLUMN == 0 && threadIdx.x % 32 == 0)
                 p->lse[(t->block_q * p->heads_q + t->head) * p->rows_q + t->start_q + i] = lse;
         }
     }

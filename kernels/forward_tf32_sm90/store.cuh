@@ -18,15 +18,16 @@ FA_DEVICE uint2 finish_outputs(const float *x, float factor)
     return make_uint2(__float_as_uint(x[0] * factor), __float_as_uint(x[1] * factor));
 }
 
-/* The thread's part of row r: four lanes store 32 bytes together. */
+/* The thread's part of row r: four lanes store 32 bytes together. row: from the block's first column
+ * on, and so many columns of it. */
 FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, float factor,
-                         float *row)
+                         float *row, int columns)
 {
     const int first = (int)threadIdx.x % 4 * 2;
     if (p->out.vector) {
 #pragma unroll
         for (int j = 0; j < VALUE_DIM / 8; j++)
-            if (8 * j + first < p->d_v)
+            if (8 * j + first < columns)
                 ptx_store_global_8(row + 8 * j + first,
                                    finish_outputs(out + 4 * j + 2 * r, factor));
         return;
@@ -34,8 +35,8 @@ FA_DEVICE void store_row(const fa_attention_params *p, const float *out, int r, 
 #pragma unroll
     for (int j = 0; j < VALUE_DIM / 8; j++) {
         const uint2 two = finish_outputs(out + 4 * j + 2 * r, factor);
-        if (8 * j + first < p->d_v) row[8 * j + first] = __uint_as_float(two.x);
-        if (8 * j + first + 1 < p->d_v) row[8 * j + first + 1] = __uint_as_float(two.y);
+        if (8 * j + first < columns) row[8 * j + first] = __uint_as_float(two.x);
+        if (8 * j + first + 1 < columns) row[8 * j + first + 1] = __uint_as_float(two.y);
     }
 }
 
@@ -49,7 +50,9 @@ FA_DEVICE void store_outputs(const fa_attention_params *p, const work_tile *w,
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (first + 8 * r < w->rows)
-            store_row(p, out, r, factor[r], (float *)w->out + (first + 8 * r) * p->out.stride[1]);
+            store_row(p, out, r, factor[r],
+                      (float *)w->out + (first + 8 * r) * p->out.stride[1] + FIRST_COLUMN,
+                      p->d_v - FIRST_COLUMN);
 }
 
 #endif

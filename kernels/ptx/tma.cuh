@@ -137,7 +137,16 @@ FA_DEVICE void ptx_copy_to_peer(void *shared, uint64_t *barrier, int peer, int b
                  : "memory");
 }
 
-/* Stores a number, whose 4 bytes count towards the peer's barrier (st.async, no TMA). */
+/* Stores four numbers, whose 16 bytes count towards the peer's barrier (st.async, no TMA). */
+FA_DEVICE void ptx_store_to_peer_x4(float *shared, uint64_t *barrier, int peer, const float *x)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(ptx_peer_address(shared, peer)),
+                 "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(ptx_peer_address(barrier, peer))
+                 : "memory");
+}
+
+/* The same of one number, 4 bytes. */
 FA_DEVICE void ptx_store_to_peer(float *shared, uint64_t *barrier, int peer, float x)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(

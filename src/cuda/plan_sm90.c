@@ -18,10 +18,10 @@
 #include "cuda/view_map.h"
 
 /* Which kernel a variant is of: forward_sm90_wide, whose blocks are in clusters; forward_tf32_sm90;
- * forward_f16x3_sm90; or, where all are false, forward_sm90. */
-static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
+ * forward_f16x3_sm90, where they may be; or, where all are false, forward_sm90. */
 static bool is_tf32(const fa_variant *v) { return v->element == FA_ELEMENT_TF32; }
 static bool is_f16x3(const fa_variant *v) { return v->element == FA_ELEMENT_FLOAT16X3; }
+static bool is_wide(const fa_variant *v) { return v->cluster > 1 && !is_f16x3(v); }
 
 /* Those for float32, which have warps that change tiles, and none that schedules. */
 static bool is_float32(const fa_variant *v) { return is_tf32(v) || is_f16x3(v); }
@@ -40,13 +40,15 @@ static int count_smem(const fa_variant *v)
                                  v->chunk);
     if (is_tf32(v))
         return FA_TF32_SM90_SMEM(v->element, v->head_dim, v->consumers, v->keys, v->stages);
+    if (is_f16x3(v) && v->cluster > 1)
+        return FA_F16X3_SM90_CLUSTER_SMEM(v->value_dim, v->consumers, v->keys, v->stages, v->chunk);
     if (is_f16x3(v)) return FA_F16X3_SM90_SMEM(v->head_dim, v->consumers, v->keys, v->stages);
     return FA_SM90_SMEM(v->element, v->head_dim, v->value_dim, v->options, v->consumers, v->keys,
                         v->stages, v->q_stages);
 }
 
 /* Rows of keys and of values that are loaded at once. */
-static int rows_k(const fa_variant *v) { return v->keys / v->cluster; }
+static int rows_k(const fa_variant *v) { return is_wide(v) ? v->keys / v->cluster : v->keys; }
 
 static int rows_v(const fa_variant *v)
 {

@@ -276,16 +276,17 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
                                   const char **arithmetic)
 {
     const int architecture = 10 * device->major + device->minor;
-    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;          /* KiB, in tf32 */
-    const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144;   /* by three products */
-    const bool hopper = architecture == 90 && d <= 256 && d % 4 == 0; /* TMA wants 16 bytes */
+    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;        /* KiB, in tf32 */
+    const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144; /* by three products */
+    const bool by_tma = architecture == 90 && d % 4 == 0;           /* which wants 16 bytes */
+    const bool hopper = by_tma && d <= 256;
     if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
         device->smem_per_block >= needed * 1024) {
         *arithmetic = hopper ? "tf32 products (wgmma), float32 sums"
                              : "tf32 products (mma.sync), float32 sums";
         return hopper ? "tf32_sm90" : "tf32";
     }
-    if (precision == FA_PRECISION_FLOAT32 && hopper) {
+    if (precision == FA_PRECISION_FLOAT32 && by_tma) {
         *arithmetic = "three float16 products for each (wgmma), float32 sums";
         return "f16x3_sm90";
     }
@@ -595,11 +596,12 @@ static void test_tf32_sm90_refusals(void)
 }
 
 /* The kernels for float32 have every option, in variants of their own, and every scale. */
-static void test_float32_options(fa_precision precision, const char *family, const int *variants)
+static void test_float32_options(fa_precision precision, const char *family, const int *variants,
+                                 int count)
 {
-    static const int64_t dims[] = {36, 128, 132};
+    static const int64_t dims[] = {36, 128, 132, 260};
     static float slopes[8];
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < count; i++) {
         fa_problem other[8];
         for (int n = 0; n < 8; n++) {
             other[n] = make_tf32(8, 300, dims[i]);
@@ -631,14 +633,42 @@ static void test_float32_options(fa_precision precision, const char *family, con
 
 static void test_options_of_float32(void)
 {
-    static const int three[] = {FA_VARIANT_forward_f16x3_sm90_general64,
-                                FA_VARIANT_forward_f16x3_sm90_general128,
-                                FA_VARIANT_forward_f16x3_sm90_general256};
+    static const int three[] = {
+        FA_VARIANT_forward_f16x3_sm90_general64, FA_VARIANT_forward_f16x3_sm90_general128,
+        FA_VARIANT_forward_f16x3_sm90_general256, FA_VARIANT_forward_f16x3_sm90_general512};
     static const int tf32[] = {FA_VARIANT_forward_tf32_sm90_general64,
                                FA_VARIANT_forward_tf32_sm90_general128,
                                FA_VARIANT_forward_tf32_sm90_general256};
-    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three);
-    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32);
+    test_float32_options(FA_PRECISION_FLOAT32, "f16x3_sm90", three, 4);
+    test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 3);
+}
+
+/* float32 with float32's errors in heads that a cluster of two blocks shares. */
+static void test_f16x3_clusters(void)
+{
+    static const struct {
+        int64_t d, d_v;
+        int variant;
+    } cases[] = {{256, 256, FA_VARIANT_forward_f16x3_sm90_d256},
+                 {260, 260, FA_VARIANT_forward_f16x3_sm90_d384},
+                 {64, 320, FA_VARIANT_forward_f16x3_sm90_d384},
+                 {384, 64, FA_VARIANT_forward_f16x3_sm90_d384},
+                 {388, 388, FA_VARIANT_forward_f16x3_sm90_d512},
+                 {512, 512, FA_VARIANT_forward_f16x3_sm90_d512}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fa_problem p = make_mapped(8, 300, cases[i].d, cases[i].d_v);
+        set_dtype(&p, FA_FLOAT32);
+        expect_variant(&p, &devices[H200], cases[i].variant);
+        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK(l->grid == l->cluster * (uint32_t)l->tasks && l->cluster == (i ? 2 : 1), "case %zu",
+              i);
+        CHECK(plan_by(&fa_cuda_forward_simt, &p, &devices[H200]).family == &fa_cuda_forward_simt,
+              "case %zu", i);
+    }
+    fa_problem p = make_mapped(8, 300, 516, 512);
+    set_dtype(&p, FA_FLOAT32);
+    expect_refusal(&p, &devices[H200], "f16x3_sm90", "the head dims are 516 and 512");
 }
 
 /* Of head dims to 128 few queries take two consumers. */
@@ -1429,6 +1459,7 @@ int main(void)
     test_tf32_sm90_refusals();
     test_tf32_sm90_variants();
     test_options_of_float32();
+    test_f16x3_clusters();
     test_decode_bytes();
     test_decode_latent();
     test_tf32x3();

@@ -14,7 +14,7 @@ enum {
     MAX_GROUPS = 8,
     MAX_THREADS = MAX_GROUPS * WARPGROUP,
     MAX_BARRIERS = 128,
-    MAX_LOADS = 1024,        /* on their way */
+    MAX_LOADS = 4096,        /* on their way */
     MAX_PRODUCTS = 128,      /* of a thread, on their way */
     MAX_COMMITS = 8,         /* the same of groups of products */
     MAX_RESULTS = 6,         /* sets of accumulators that products write to */
@@ -54,7 +54,7 @@ typedef struct load {
     int copies;      /* 0: it is none */
     int bytes;       /* in a row, or to the peer; 0: it is a box */
     bool fenced;     /* they are read where copies see the block's shared memory */
-    float x;         /* else this one is sent */
+    float x[4];      /* else these are sent */
 } load;
 
 /* Floats on their way to global memory, where they are added, or a box that is stored. */
@@ -455,7 +455,7 @@ static void write_at_peer(const load *l, const void *bytes, int size)
 static void finish_sending(const load *l)
 {
     if (l->fenced) write_at_peer(l, read_seen(offset_in_shared(l->to), (size_t)l->bytes), l->bytes);
-    else write_at_peer(l, &l->x, l->bytes);
+    else write_at_peer(l, l->x, l->bytes);
     receive_from_peer(l->full, l->bytes);
 }
 
@@ -496,14 +496,16 @@ static void send(const load *l)
     keep(l);
 }
 
-void hopper_send_float(float *shared, uint64_t *word, unsigned peer, float x)
+void hopper_send_floats(float *shared, uint64_t *word, unsigned peer, const float *x, int count)
 {
-    (void)cuda_shared_at(cuda_shared_address(shared), sizeof x);
-    send(&(load){.to = (char *)shared,
-                 .full = find_peer_barrier(word, peer),
-                 .peer = peer,
-                 .bytes = sizeof x,
-                 .x = x});
+    const size_t size = (size_t)count * sizeof *x;
+    load l = {.to = (char *)shared,
+              .full = find_peer_barrier(word, peer),
+              .peer = peer,
+              .bytes = (int)size};
+    (void)cuda_shared_at(cuda_shared_address(shared), size);
+    memcpy(l.x, x, size);
+    send(&l);
 }
 
 void hopper_send_bytes(void *shared, uint64_t *word, unsigned peer, int bytes)

@@ -66,7 +66,7 @@ void hopper_proxy_fence_global(void);
 /* To the block of that number in the cluster: an arrival at the same barrier; a number, or bytes, to the same
  * address, which count towards the barrier's phase there. */
 void hopper_barrier_arrive_at_peer(uint64_t *barrier, unsigned peer);
-void hopper_send_float(float *shared, uint64_t *barrier, unsigned peer, float x);
+void hopper_send_floats(float *shared, uint64_t *barrier, unsigned peer, const float *x, int count);
 void hopper_send_bytes(void *shared, uint64_t *barrier, unsigned peer, int bytes);
 
 /* D (64 x columns) += A (64 x 16) B (16 x columns); accumulate false: D = A B. In tf32 8 instead of

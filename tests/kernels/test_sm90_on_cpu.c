@@ -217,7 +217,7 @@ static int run_wide_problems(random_settings *settings, int64_t *number, int64_t
     static random_result result;
     int done = 0;
     settings->focus = RANDOM_WIDE;
-    for (*number = 0; *number < end; ++*number) {
+    for (; *number < end; ++*number) {
         random_problem_run((uint64_t)*number, settings, &result);
         if (result.status == FA_ERROR_UNSUPPORTED) continue;
         done++;
@@ -240,17 +240,20 @@ static void run_float32_problems(random_settings settings, const char *family,
     CHECK(done > 0, "no float32 problem was for these kernels");
     *number = first;
     run_peaked_problems(&settings, number, first + count / 10);
+    *number = first;
+    if (precision == FA_PRECISION_FLOAT32)
+        CHECK(run_wide_problems(&settings, number, first + count / 4) > 0, "no wide problem");
     family_name = "sm90";
 }
 
 /* Rows of a tile of which one is so much larger than the others that float16 parts have no room for
  * these: they are computed in float32. */
-static void test_wide_range(void)
+static void test_wide_range(int64_t d)
 {
     static const double factors[] = {0x1p-30, 1e5, 1e9};
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
         attention a;
-        const shape s = {1, 1, 1, QUERIES, KEYS, 64, 64};
+        const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 11 + n, s);
         multiply_row(&a.in.k, 70, factors[n]);
         multiply_row(&a.in.v, 150, factors[n]);
@@ -260,12 +263,12 @@ static void test_wide_range(void)
 }
 
 /* Tiles of very different magnitude, whose powers of two cannot be guessed from the tiles before. */
-static void test_magnitudes(void)
+static void test_magnitudes(int64_t d)
 {
     static const double factors[] = {0x1p60, 0x1p-60};
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n++) {
         attention a;
-        const shape s = {1, 1, 1, QUERIES, KEYS, 128, 128};
+        const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 21 + n, s);
         for (int64_t i = 0; i < QUERIES; i++) multiply_row(&a.in.q, i, factors[n]);
         for (int64_t j = 0; j < KEYS; j++) {
@@ -303,11 +306,50 @@ static void test_tf32(void)
 {
     family_name = "tf32_sm90";
     test_rounding();
-    test_infinities(attend, FA_PRECISION_TF32);
-    test_nan_key(attend, FA_PRECISION_TF32);
-    test_hidden_keys(attend, FA_PRECISION_TF32);
-    test_large_bias(attend, FA_PRECISION_TF32);
+    test_infinities(attend, FA_PRECISION_TF32, 64);
+    test_nan_key(attend, FA_PRECISION_TF32, 64);
+    test_hidden_keys(attend, FA_PRECISION_TF32, 64);
+    test_large_bias(attend, FA_PRECISION_TF32, 64);
     family_name = "sm90";
+}
+
+/* Both blocks of a cluster have the same weights, bit by bit. So where the left half of the values is
+ * like the right one, that of the outputs is. */
+static void test_equal_halves(int64_t d)
+{
+    attention a;
+    const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
+    make_aligned(&a, 91, s);
+    peak_queries(&a, 16);
+    for (int64_t j = 0; j < KEYS; j++)
+        for (int64_t c = 0; c < d / 2; c++)
+            ref_store(&a.in.v, 0, j, 0, d / 2 + c, load(&a.in.v, j, c));
+    run_float32(attend, &a, FA_PRECISION_FLOAT32);
+    for (int64_t i = 0; i < QUERIES; i++)
+        for (int64_t c = 0; c < d / 2; c++)
+            CHECK(load(&a.out, i, c) == load(&a.out, i, d / 2 + c),
+                  "d %lld, query %lld, column %lld: %a and %a", (long long)d, (long long)i,
+                  (long long)c, load(&a.out, i, c), load(&a.out, i, d / 2 + c));
+    attention_free(&a);
+}
+
+/* Heads whose columns two blocks share: infinities and NaN are in either one's. */
+static void test_f16x3_clusters(void)
+{
+    static const int dims[] = {320, 512};
+    for (size_t n = 0; n < sizeof dims / sizeof dims[0]; n++) {
+        test_exactness(attend, dims[n]);
+        test_infinities(attend, FA_PRECISION_FLOAT32, dims[n]);
+        test_nan_key(attend, FA_PRECISION_FLOAT32, dims[n]);
+        test_magnitudes(dims[n]);
+    }
+    test_equal_halves(384);
+    test_equal_halves(512);
+    test_wide_range(512);
+    test_exact_options(attend, 512);
+    test_hidden_keys(attend, FA_PRECISION_FLOAT32, 512);
+    test_large_bias(attend, FA_PRECISION_FLOAT32, 512);
+    test_huge_logits(attend, 512);
 }
 
 static void test_f16x3(void)
@@ -315,18 +357,19 @@ static void test_f16x3(void)
     family_name = "f16x3_sm90";
     for (int n = 0; n < 4; n++) test_small_weights(attend, n % 2, n / 2);
     hopper_cuts_off = true;
-    for (int d = 64; d <= MAX_DIM; d *= 2) {
+    for (int d = 64; d <= 256; d *= 2) {
         test_exactness(attend, d);
         test_exact_options(attend, d);
     }
-    test_hidden_keys(attend, FA_PRECISION_FLOAT32);
-    test_large_bias(attend, FA_PRECISION_FLOAT32);
-    test_scales(attend);
-    test_wide_range();
-    test_magnitudes();
-    test_huge_logits(attend);
-    test_infinities(attend, FA_PRECISION_FLOAT32);
-    test_nan_key(attend, FA_PRECISION_FLOAT32);
+    test_hidden_keys(attend, FA_PRECISION_FLOAT32, 64);
+    test_large_bias(attend, FA_PRECISION_FLOAT32, 64);
+    test_scales(attend, 64);
+    test_wide_range(64);
+    test_magnitudes(128);
+    test_huge_logits(attend, 64);
+    test_infinities(attend, FA_PRECISION_FLOAT32, 64);
+    test_nan_key(attend, FA_PRECISION_FLOAT32, 64);
+    test_f16x3_clusters();
     hopper_cuts_off = false;
     family_name = "sm90";
 }
@@ -381,6 +424,7 @@ int main(int argc, char **argv)
         number = rare[i];
         run_forward_problems(&settings, &number, rare[i] + 1);
     }
+    number = 0;
     done += run_wide_problems(&settings, &number, argc > 2 ? atoll(argv[2]) : WIDE_PROBLEMS);
     max_runs = INT_MAX;
     number = argc > 1 ? atoll(argv[1]) : 0;

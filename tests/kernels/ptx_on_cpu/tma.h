@@ -74,7 +74,12 @@ FA_DEVICE void ptx_copy_to_peer(void *shared, uint64_t *barrier, int peer, int b
 
 FA_DEVICE void ptx_store_to_peer(float *shared, uint64_t *barrier, int peer, float x)
 {
-    hopper_send_float(shared, barrier, (unsigned)peer, x);
+    hopper_send_floats(shared, barrier, (unsigned)peer, &x, 1);
+}
+
+FA_DEVICE void ptx_store_to_peer_x4(float *shared, uint64_t *barrier, int peer, const float *x)
+{
+    hopper_send_floats(shared, barrier, (unsigned)peer, x, 4);
 }
 
 #endif
