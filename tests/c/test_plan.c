@@ -278,15 +278,14 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
     const int architecture = 10 * device->major + device->minor;
     const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;        /* KiB, in tf32 */
     const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144; /* by three products */
-    const bool by_tma = architecture == 90 && d % 4 == 0;           /* which wants 16 bytes */
-    const bool hopper = by_tma && d <= 256;
+    const bool hopper = architecture == 90 && d <= 256 && d % 4 == 0; /* TMA wants 16 bytes */
     if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
         device->smem_per_block >= needed * 1024) {
         *arithmetic = hopper ? "tf32 products (wgmma), float32 sums"
                              : "tf32 products (mma.sync), float32 sums";
         return hopper ? "tf32_sm90" : "tf32";
     }
-    if (precision == FA_PRECISION_FLOAT32 && by_tma) {
+    if (precision == FA_PRECISION_FLOAT32 && hopper) {
         *arithmetic = "three float16 products for each (wgmma), float32 sums";
         return "f16x3_sm90";
     }
@@ -618,8 +617,11 @@ static void test_float32_options(fa_precision precision, const char *family, con
         other[6].mask.data = (char *)slopes;
         other[7].dropout_threshold = 1;
         for (int n = 0; n < 8; n++) {
-            expect_variant(&other[n], &devices[H200], variants[i]);
-            CHECK(!plan_of(&other[n], &devices[H200]).launches[0].sm90.bias_mapped, "%d", n);
+            const fa_cuda_plan plan =
+                dims[i] > 256 ? plan_by(fa_cuda_find_family(family), &other[n], &devices[H200])
+                              : plan_of(&other[n], &devices[H200]);
+            CHECK(plan.launches[0].variant == variants[i] && !plan.launches[0].sm90.bias_mapped,
+                  "%d: %s", n, name_of(&plan));
             other[n].attention_chunk = 100;
             expect_refusal(&other[n], &devices[H200], family, "attention_chunk is 100");
         }
@@ -643,7 +645,7 @@ static void test_options_of_float32(void)
     test_float32_options(FA_PRECISION_TF32, "tf32_sm90", tf32, 3);
 }
 
-/* float32 with float32's errors in heads that a cluster of two blocks shares. */
+/* float32 with float32's errors in heads that a cluster of two blocks shares, where it is asked for. */
 static void test_f16x3_clusters(void)
 {
     static const struct {
@@ -658,13 +660,15 @@ static void test_f16x3_clusters(void)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_mapped(8, 300, cases[i].d, cases[i].d_v);
         set_dtype(&p, FA_FLOAT32);
-        expect_variant(&p, &devices[H200], cases[i].variant);
-        const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+        const fa_cuda_plan plan = plan_by(&fa_cuda_forward_f16x3_sm90, &p, &devices[H200]);
         const fa_cuda_plan_launch *l = &plan.launches[0];
-        CHECK(l->grid == l->cluster * (uint32_t)l->tasks && l->cluster == (i ? 2 : 1), "case %zu",
-              i);
-        CHECK(plan_by(&fa_cuda_forward_simt, &p, &devices[H200]).family == &fa_cuda_forward_simt,
-              "case %zu", i);
+        CHECK(l->variant == cases[i].variant && l->grid == l->cluster * (uint32_t)l->tasks &&
+                  l->cluster == (i ? 2 : 1),
+              "case %zu: %s", i, name_of(&plan));
+        const fa_cuda_plan unasked = plan_of(&p, &devices[H200]);
+        CHECK(unasked.family == (i ? &fa_cuda_forward_simt : &fa_cuda_forward_f16x3_sm90) &&
+                  !strstr(unasked.passed_over, "FA_CUDA_KERNEL=f16x3_sm90") == !i,
+              "case %zu: %s", i, unasked.passed_over);
     }
     fa_problem p = make_mapped(8, 300, 516, 512);
     set_dtype(&p, FA_FLOAT32);
