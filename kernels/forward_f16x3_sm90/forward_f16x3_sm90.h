@@ -30,7 +30,7 @@ enum {
 /* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, work
  * tiles. */
 #define FA_F16X3_SM90_SMEM(dim, consumers, keys, stages)                                           \
-    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim) * 4 +                                \
+    ((FA_SM90_QUERIES(consumers) + (stages) * (keys)) * (dim)*4 +                                  \
      FA_F16X3_SM90_QUEUE_ENTRIES * FA_SM90_ENTRY_BYTES + 1024)
 
 /* The same of a block of a cluster, which also has room for the scores of its peer. */

@@ -276,8 +276,8 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
                                   const char **arithmetic)
 {
     const int architecture = 10 * device->major + device->minor;
-    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;        /* KiB, in tf32 */
-    const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144; /* by three products */
+    const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;          /* KiB, in tf32 */
+    const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144;   /* by three products */
     const bool hopper = architecture == 90 && d <= 256 && d % 4 == 0; /* TMA wants 16 bytes */
     if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
         device->smem_per_block >= needed * 1024) {

@@ -209,7 +209,8 @@ static inline void test_exact_options(random_attend *attend, int d)
 {
     static const double factors[] = {1, 16};
     static const float softcaps[] = {2, 15, 50};
-    for (int n = 0; n < 14; n += d > 256 ? 3 : 1) {
+    const int step = d > 256 ? 3 : 1; /* wide heads take long: fewer of them */
+    for (int n = 0; n < 14; n += step) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 57 + (uint64_t)n, s);
@@ -269,10 +270,11 @@ static inline int64_t compare_with_cpu(random_attend *attend, attention *a, fa_p
 }
 
 /* Keys whose values, or which themselves, are not finite: hidden by a mask from most rows and by a
- * bias of -infinity from others. Some rows see no key. (Wide heads take long: fewer of them.) */
+ * bias of -infinity from others. Some rows see no key. */
 static inline void test_hidden_keys(random_attend *attend, fa_precision precision, int64_t d)
 {
-    for (int n = 0; n < 8; n += d > 256 ? 5 : 1) {
+    const int step = d > 256 ? 5 : 1; /* wide heads take long: fewer of them */
+    for (int n = 0; n < 8; n += step) {
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         const bool masked = n < 2;
