@@ -436,7 +436,18 @@ static int read_float(const char *name, PyObject *value, float *result)
                            large ? "a number that fits into float32" : "a number");
     }
     *result = (float)number;
+    if (isinf(*result) && !isinf(number))
+        return wrong_value(PyExc_ValueError, name, value, "a number that fits into float32");
     return 0;
+}
+
+/* 0 stands for no softcap: no other number becomes it. */
+static int read_softcap(PyObject *value, float *result)
+{
+    if (read_float("softcap", value, result) < 0) return -1;
+    if (*result != 0 || PyFloat_AsDouble(value) == 0) return 0;
+    return wrong_value(PyExc_ValueError, "softcap", value,
+                       "0, or a number that float32 tells from 0");
 }
 
 /* A new reference. */
@@ -586,12 +597,15 @@ static int read_alibi(call *c, PyObject *value)
         return -1;
     }
     if (!array_is_contiguous(a, a->ndim - 1)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "alibi_slopes: expected the heads of an item side by side");
+        PyErr_Format(
+            PyExc_ValueError,
+            "alibi_slopes.strides[%d] is %lld: expected 1, the heads of an item side by side",
+            a->ndim - 1, (long long)a->stride[a->ndim - 1]);
         return -1;
     }
     c->options.alibi_slopes = a->data;
-    c->options.alibi_batch_stride = per_item ? a->stride[0] : 0;
+    c->options.alibi_batch_stride =
+        per_item && a->data ? a->stride[0] : 0; /* no items, no slopes */
     return 0;
 }
 
@@ -627,7 +641,7 @@ static int read_number_option(call *c, option which, PyObject *value)
     case OPTION_batch_invariant:
         return call_flag("batch_invariant", value, FA_BATCH_INVARIANT, &o->flags);
     case OPTION_scale: o->flags |= FA_SCALE; return read_float("scale", value, &o->scale);
-    case OPTION_softcap: return read_float("softcap", value, &o->softcap);
+    case OPTION_softcap: return read_softcap(value, &o->softcap);
     case OPTION_window: return read_window(value, o);
     case OPTION_diagonal:
         o->flags |= FA_DIAGONAL;

@@ -220,6 +220,30 @@ class _Problem:
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
         self.n_q, self.n_k = self.queries.count, self.keys.count
         self.batch = self.queries.batch
+        self._clear_hidden()
+
+    def _clear_hidden(self):
+        """Keys that no query sees, and queries that see no key, become 0: they may hold NaN, and a
+        weight of 0 times NaN is NaN."""
+        keys, queries = None, []
+        for start, stop in self.tiles():
+            seen = self.seen(*self.positions(start, stop), start, stop)
+            if seen is None:
+                return
+            of_tile = seen.any(-2, keepdim=True)
+            keys = of_tile if keys is None else keys | of_tile
+            some = seen.any(-1, keepdim=True)
+            queries.append(some.expand(*some.shape[:-2], stop - start, 1))
+        if keys is None:
+            return
+        self.k, self.along_k, self.v, self.along_v = (
+            None if x is None else x.where(keys.mT, 0)
+            for x in (self.k, self.along_k, self.v, self.along_v)
+        )
+        seeing = torch.cat(queries, -2)
+        self.q, self.along_q = (
+            None if x is None else x.where(seeing, 0) for x in (self.q, self.along_q)
+        )
 
     def _for_heads(self, x):
         return x if x is None or self.group == 1 else x.repeat_interleave(self.group, 1)
@@ -235,7 +259,7 @@ class _Problem:
     def _lengths(self, rows):
         return rows.count if rows.lengths is None else rows.lengths[:, None, None, None]
 
-    def _positions(self, start, stop):
+    def positions(self, start, stop):
         """(queries' positions on the diagonal, keys'): broadcast to (batch, 1, rows, n_k)."""
         device = self.q.device
         diagonal = self.options["diagonal"]
@@ -244,7 +268,7 @@ class _Problem:
         at = torch.arange(start, stop, device=device)[:, None] + diagonal
         return at, torch.arange(self.n_k, device=device)
 
-    def _seen(self, at, j, start, stop):
+    def seen(self, at, j, start, stop):
         """Step 5."""
         o, limits = self.options, []
         if o["causal"]:
@@ -279,28 +303,32 @@ class _Tile:
         self.q, self.along_q = (
             None if x is None else x[:, :, start:stop] for x in (p.q, p.along_q)
         )
-        s = p.scale * (self.q @ p.k.mT)
+        at, j = p.positions(start, stop)
+        self.seen = p.seen(at, j, start, stop)
+        s = self._seen_part(p.scale * (self.q @ p.k.mT))
         x, self.slope, self.bend = s, None, None
         if o["softcap"]:
             t = torch.tanh(s / o["softcap"])
             x, self.slope = o["softcap"] * t, 1 - t * t
             self.bend = -2 / o["softcap"] * t * self.slope
-        at, j = p._positions(start, stop)
         if o["alibi_slopes"] is not None:
             x = x - o["alibi_slopes"].float()[..., None, None] * (at - j).abs()
         if o["bias"] is not None:
             x = x + _scores_part(o["bias"], start, stop, p.n_k).float()
-        seen = p._seen(at, j, start, stop)
-        if seen is not None:
-            x = x.where(seen, -math.inf)
+        if self.seen is not None:
+            x = x.where(self.seen, -math.inf)
         self._set_weights(x)
         rows = torch.arange(start, stop, device=s.device)
         self.factors = _dropout_factors(o, rows, p.batch, p.heads, p.n_k, s.device)
-        self.along_s = p.scale * raw if (raw := self._along_products()) is not None else None
-        self.along_x = _add(
-            self.through_softcap(self.along_s),
-            _float(self._along_bias(start, stop)),
+        raw = self._along_products()
+        self.along_s = None if raw is None else self._seen_part(p.scale * raw)
+        self.along_x = self._seen_part(
+            _add(self.through_softcap(self.along_s), _float(self._along_bias(start, stop)))
         )
+
+    def _seen_part(self, x):
+        """0 where a key is hidden from a query: NaN may be there."""
+        return x if x is None or self.seen is None else x.where(self.seen, 0)
 
     def _set_weights(self, x):
         sinks = self.problem.sinks
@@ -359,13 +387,13 @@ class _Tile:
         """The derivative of L' by (s, along s, x, the sinks), where x is as after step 5 and s
         before the softcap; after forward_mode. dout, dlse: these rows'."""
         p, w, x1 = self.problem, self.weights, self.along_x
-        g = self.dropped(dout @ p.v.mT)
+        g = self.dropped(self._seen_part(dout @ p.v.mT))
         c = (0 if dlse is None else dlse) - (w * g).sum(-1, keepdim=True)
         a = -self.along_lse * g
         if x1 is not None:
             a = a + x1 * (g + c)
         if p.along_v is not None:
-            a = a + self.dropped(dout @ p.along_v.mT)
+            a = a + self.dropped(self._seen_part(dout @ p.along_v.mT))
         a_sink = None if p.along_sinks is None else p.along_sinks * c
         mean = self._mean(w * a, a_sink)
         e = w * (a - mean)

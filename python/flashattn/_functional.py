@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import as_integers, kind_of, lse_shape, out_shape, shown
-from ._options import Options, documented, draw_dropout, take_lists
+from ._options import Options, check_flag, documented, draw_dropout, take_lists
 from ._shapes import weights_shape
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def attention(
         A query that sees no key gives 0, and -infinity as its log-sum-exp.
     """
     # The plain cases first: a small call should cost no more than it must.
+    check_flag("return_lse", return_lse)
     kind = type(q)
     if kind is _ndarray or (kind is _Tensor and not _tracing()):
         result = _plain_forward(q, k, v, out, return_lse, layout, options)
@@ -195,6 +196,7 @@ def decode(
 
     Args and returns: as attention's.
     """
+    check_flag("return_lse", return_lse)
     kind = type(q)
     if kind is _ndarray or (kind is _Tensor and not _tracing()):
         result = _core.plain_decode(q, k, v, out, return_lse, layout, options)
@@ -238,6 +240,7 @@ def combine(
     Errors: as attention's. At least one part is needed.
     Tensors of PyTorch get gradients, parts and lses both, of any order.
     """
+    check_flag("return_lse", return_lse)
     parts, lses = _as_tuple("parts", parts), _as_tuple("lses", lses)
     if not parts:
         raise ValueError("len(parts) is 0: expected at least one part")

@@ -121,10 +121,31 @@ def _overlaps_itself(strides, shape, size):
     return False
 
 
-def _begins_with(xp, a, b):
-    """Whether two caches have their first element in common."""
-    address = (lambda x: x.ctypes.data) if xp is np else (lambda x: x.data_ptr())
-    return address(a) == address(b)
+class _Memory:
+    """Where a tensor's elements lie, for NumPy, which does not read them."""
+
+    def __init__(self, x):
+        size = x.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.data_ptr(), True),
+            "typestr": f"|V{size}",
+            "shape": tuple(x.shape),
+            "strides": tuple(size * step for step in x.stride()),
+        }
+
+
+def _share_elements(xp, a, b):
+    """Whether two caches have an element in common. That two views of one buffer may lie between
+    each other takes a search, which is given up at some point: then they are taken to."""
+    if xp is not np:
+        if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+            return False
+        a, b = (np.asarray(_Memory(x)) for x in (a, b))
+    try:
+        return np.shares_memory(a, b, max_work=100_000)
+    except RuntimeError:
+        return True
 
 
 def _apart(xp, arrays, caches):
@@ -884,7 +905,7 @@ def flash_attn_with_kvcache(
         arguments = softmax_scale, causal, window, softcap, alibi_slopes, extras
         _check_attention(q, keys, values, qv, arguments, options, traced)
         if not traced:
-            if k_cache.shape[0] * k_cache.shape[1] * k.shape[0] * k.shape[1] and _begins_with(
+            if k_cache.shape[0] * k_cache.shape[1] * k.shape[0] * k.shape[1] and _share_elements(
                 xp, k_cache, v_cache
             ):
                 raise ValueError(

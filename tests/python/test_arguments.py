@@ -329,3 +329,26 @@ def test_jax(name):
         if fault:
             faults.append((value, fault[:300]))
     assert not faults
+
+
+@needs_torch
+def test_numbers_that_float32_does_not_hold_and_flags():
+    x = torch.randn(1, 3, 2, 8)
+    for array in (x, x.numpy()):
+        with pytest.raises(ValueError, match="softcap is 1e-50: expected 0, or a number that float32"):
+            flashattn.attention(array, array, array, softcap=1e-50)
+        with pytest.raises(ValueError, match=r"scale is 1e\+39: expected a number that fits"):
+            flashattn.attention(array, array, array, scale=1e39)
+        for call in (flashattn.attention, flashattn.decode):
+            with pytest.raises(TypeError, match="return_lse is 'no': expected True or False"):
+                call(array, array, array, return_lse="no")
+        with pytest.raises(TypeError, match="return_lse is 'no': expected True or False"):
+            flashattn.combine([array], [array], return_lse="no")
+
+
+@needs_torch
+def test_slopes_of_no_items():
+    empty, slopes = torch.randn(0, 4, 4, 8), torch.ones(0, 4)
+    for q in (empty, empty.clone().requires_grad_()):
+        assert flashattn.attention(q, empty, empty, alibi_slopes=slopes).shape == (0, 4, 4, 8)
+    assert flashattn.flash_attn_func(empty, empty, empty, alibi_slopes=slopes).shape == (0, 4, 4, 8)

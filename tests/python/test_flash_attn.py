@@ -404,6 +404,24 @@ def test_a_cache_that_shares_memory_with_itself_or_the_other_is_refused(rng, kin
     with pytest.raises(ValueError, match="v_cache lies where k_cache does"):
         flashattn.flash_attn_with_kvcache(q, good, good, q, q, cache_seqlens=1)
     assert not base.any() and not np.asarray(good).any()
+    # Views of one buffer: values a few columns or a row behind keys; and, which is right, between them.
+    k = q[..., :8]
+    for columns, begin, right in ((24, 8, False), (24, 16, True), (32, 16, True)):
+        both = np.zeros((2, 8, 2, columns), np.float32)
+        both = torch.from_numpy(both) if torch else both
+        keys, values = both[..., :16], both[..., begin : begin + 8]
+        if right:
+            flashattn.flash_attn_with_kvcache(q, keys, values, q, k, cache_seqlens=1)
+            assert (np.asarray(keys)[:, 1:4] == np.asarray(q)).all()
+            assert (np.asarray(values)[:, 1:4] == np.asarray(k)).all()
+        else:
+            with pytest.raises(ValueError, match="v_cache lies where k_cache does"):
+                flashattn.flash_attn_with_kvcache(q, keys, values, q, k, cache_seqlens=1)
+    rows = good[0, :1].repeat(9, 0) if not torch else good[0, :1].repeat(9, 1, 1)
+    with pytest.raises(ValueError, match="v_cache lies where k_cache does"):
+        flashattn.flash_attn_with_kvcache(
+            q[:1], rows[None, :8], rows[None, 1:], q[:1], q[:1], cache_seqlens=1
+        )
 
 
 def test_a_read_only_cache_is_refused_before_the_other_is_written(rng):

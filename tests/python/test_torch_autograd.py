@@ -712,3 +712,37 @@ def test_combine_writes_to_no_out_where_gradients_are_recorded():
     part, lse = randn(1, 4, 2, 8, grad=True), randn(1, 2, 4)
     with pytest.raises(ValueError, match="out is given where gradients are recorded"):
         flashattn.combine([part], [lse], out=torch.empty(1, 4, 2, 8))
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("hidden_by", ["causal", "window", "mask", "bias and mask", "softcap and mask"])
+def test_nan_that_is_hidden_stays_out_of_all_derivatives(hidden_by, which):
+    """Key 6 is seen by no query, and query 4 sees no key."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 2, 4) for n in (5, 7, 7))
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[:, 6], mask[4] = False, False
+    options = {
+        "causal": {"causal": True, "diagonal": 1, "seqlens_q": [4, 4]},
+        "window": {"window": (-1, 0), "diagonal": 1, "seqlens_q": [4, 4]},
+        "mask": {"mask": mask},
+        "bias and mask": {"mask": mask, "bias": torch.randn(2, 2, 5, 7)},
+        "softcap and mask": {"mask": mask, "softcap": 2.0},
+    }[hidden_by]
+
+    def derivatives():
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = flashattn.attention(*inputs, **options)
+        first = torch.autograd.grad(out.pow(2).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(x.pow(2).sum() for x in first), inputs)
+        along = [torch.ones_like(x) for x in (q, k, v)]
+        tangent = torch.func.jvp(
+            lambda *x: flashattn.attention(*x, **options), (q, k, v), tuple(along)
+        )[1]
+        return [x.detach() for x in (*first, *second, tangent)]
+
+    expected = derivatives()
+    x = {"q": q, "k": k, "v": v}[which]
+    x[:, 4 if which == "q" else 6] = float("nan")
+    for found, value in zip(derivatives(), expected):
+        torch.testing.assert_close(found, value)
