@@ -335,7 +335,7 @@ def test_jax(name):
 def test_numbers_that_float32_does_not_hold_and_flags():
     x = torch.randn(1, 3, 2, 8)
     for array in (x, x.numpy()):
-        with pytest.raises(ValueError, match="softcap is 1e-50: expected 0, or a number that float32"):
+        with pytest.raises(ValueError, match="softcap is 1e-50: expected 0, or a number"):
             flashattn.attention(array, array, array, softcap=1e-50)
         with pytest.raises(ValueError, match=r"scale is 1e\+39: expected a number that fits"):
             flashattn.attention(array, array, array, scale=1e39)

@@ -715,7 +715,9 @@ def test_combine_writes_to_no_out_where_gradients_are_recorded():
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])
-@pytest.mark.parametrize("hidden_by", ["causal", "window", "mask", "bias and mask", "softcap and mask"])
+@pytest.mark.parametrize(
+    "hidden_by", ["causal", "window", "mask", "bias and mask", "softcap and mask"]
+)
 def test_nan_that_is_hidden_stays_out_of_all_derivatives(hidden_by, which):
     """Key 6 is seen by no query, and query 4 sees no key."""
     torch.manual_seed(0)
