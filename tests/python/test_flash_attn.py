@@ -404,7 +404,7 @@ def test_a_cache_that_shares_memory_with_itself_or_the_other_is_refused(rng, kin
     with pytest.raises(ValueError, match="v_cache lies where k_cache does"):
         flashattn.flash_attn_with_kvcache(q, good, good, q, q, cache_seqlens=1)
     assert not base.any() and not np.asarray(good).any()
-    # Views of one buffer: values some columns behind keys; beside them, which is right; a row behind.
+    # Views of one buffer: values some columns behind keys; beside them, which is right; a row on.
     k = q[..., :8]
     for columns, begin, right in ((24, 8, False), (24, 16, True), (32, 16, True)):
         both = np.zeros((2, 8, 2, columns), np.float32)
