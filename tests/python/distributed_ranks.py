@@ -111,7 +111,7 @@ def _serve(pipe, rank, count, port):
         if size <= count:
             _groups[size] = dist.new_group(list(range(size)))
     failing = [(3, when + method) for when in ("forward", "backward") for method in FAILING]
-    for size, name in ((3, "before"), *failing, (count, "dead")):
+    for size, name in ((3, "before"), *failing, (2, "usable"), (count, "dead")):
         if size <= count:
             dist.barrier()  # ranks connect within the same timeout: so they begin together
             _groups[size, name] = dist.new_group(list(range(size)), timeout=short)
@@ -306,6 +306,24 @@ def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1
     return sent, posted
 
 
+def _made(options):
+    """Tensors in place of their shapes; a dtype's name may be in front of the extents, and in front
+    of the values of lengths."""
+    import torch
+
+    made = {}
+    for name, value in options.items():
+        if name in ("bias", "mask", "sinks", "alibi_slopes"):
+            dtype, shape = ("float32", value)
+            if value and isinstance(value[0], str):
+                dtype, *shape = value
+            value = torch.zeros(shape, dtype=getattr(torch, dtype))
+        elif isinstance(value, tuple) and name in ("cu_seqlens_q", "cu_seqlens_k"):
+            value = torch.tensor(value[1], dtype=getattr(torch, value[0]))
+        made[name] = value
+    return made
+
+
 def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):
     """A plain call whose arguments are own[rank]: (shapes of q, k, v; options)."""
     import torch
@@ -315,10 +333,7 @@ def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):
 
     shapes, options = own[dist.get_rank()]
     q, k, v = (torch.zeros(shape) for shape in shapes)
-    options = {**(common or {}), **options}
-    for name, value in options.items():
-        if name in ("bias", "mask", "sinks", "alibi_slopes"):
-            options[name] = torch.zeros(value)
+    options = _made({**(common or {}), **options})
     group = options.pop("group", _group(size, mesh))
     out = distributed.attention(q, k, v, group=group, method=method, layout=layout, **options)
     return tuple(out.shape)
@@ -348,6 +363,44 @@ def fail(size, when, method="ring"):
         group = _groups[size, when + method]
     with _in_groups(2), unittest.mock.patch.object(_distributed_ops, "_call", broken):
         distributed.attention(x, x, x, group=group, method=method).sum().backward()
+
+
+def recover(size, method, options, broken=None):
+    """A call that is an error on all ranks, and then a right one in the same group: the error.
+    broken: the library's function that fails, whatever its arguments are."""
+    import torch
+
+    from flashattn import _core, _distributed_ops, distributed
+
+    original = _distributed_ops._call
+
+    def fails(function, *arguments, **options):
+        if broken is not None and function is getattr(_core, broken):
+            raise ValueError("an error for a test")
+        original(function, *arguments, **options)
+
+    x = torch.randn(1, 6, 8, 8, requires_grad=True)
+    named = {"group": _groups[size, "usable"], "method": method}
+    try:
+        with _in_groups(2), unittest.mock.patch.object(_distributed_ops, "_call", fails):
+            distributed.attention(x, x, x, **named, **_made(options)).sum().backward()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = "no error"
+    distributed.attention(x, x, x, **named).sum().backward()
+    return text
+
+
+def join(size, own, axis):
+    """unshard of tensors of the shapes own[rank]."""
+    import torch
+    import torch.distributed as dist
+
+    from flashattn import distributed
+
+    x = torch.zeros(own[dist.get_rank()])
+    return tuple(distributed.unshard(x, group=_group(size), axis=axis).shape)
 
 
 def in_part(size, method):
