@@ -1042,9 +1042,9 @@ def attention(
         else:
             known = _assume(inputs, places, lengths, lengths_k)
     except Exception:
-        device = getattr(q, "device", None)
-        if greets and isinstance(device, torch.device):
-            _meet(None, [], places, device)
+        tensors_of_rank = [x for x in (q, k, v) if isinstance(x, torch.Tensor)]
+        if greets and tensors_of_rank:
+            _meet(None, [], places, tensors_of_rank[0].device)
         raise
     if greets:
         known = _meet(inputs, numbers, places, inputs.q.device)

@@ -111,7 +111,7 @@ def _serve(pipe, rank, count, port):
         if size <= count:
             _groups[size] = dist.new_group(list(range(size)))
     failing = [(3, when + method) for when in ("forward", "backward") for method in FAILING]
-    for size, name in ((3, "before"), *failing, (2, "usable"), (count, "dead")):
+    for size, name in ((3, "before"), *failing, (2, "usable"), (3, "usable"), (count, "dead")):
         if size <= count:
             dist.barrier()  # ranks connect within the same timeout: so they begin together
             _groups[size, name] = dist.new_group(list(range(size)), timeout=short)
@@ -308,7 +308,7 @@ def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1
 
 def _made(options):
     """Tensors in place of their shapes; a dtype's name may be in front of the extents, and in front
-    of the values of lengths."""
+    of the values of cu_seqlens."""
     import torch
 
     made = {}
@@ -332,7 +332,7 @@ def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):
     from flashattn import distributed
 
     shapes, options = own[dist.get_rank()]
-    q, k, v = (torch.zeros(shape) for shape in shapes)
+    q, k, v = (None if shape is None else torch.zeros(shape) for shape in shapes)
     options = _made({**(common or {}), **options})
     group = options.pop("group", _group(size, mesh))
     out = distributed.attention(q, k, v, group=group, method=method, layout=layout, **options)
@@ -365,21 +365,24 @@ def fail(size, when, method="ring"):
         distributed.attention(x, x, x, group=group, method=method).sum().backward()
 
 
-def recover(size, method, options, broken=None):
+def recover(size, method, options, broken=None, after=0):
     """A call that is an error on all ranks, and then a right one in the same group: the error.
-    broken: the library's function that fails, whatever its arguments are."""
+    broken: the library's function that fails, after so many calls that do not."""
     import torch
 
     from flashattn import _core, _distributed_ops, distributed
 
-    original = _distributed_ops._call
+    original, done = _distributed_ops._call, 0
 
     def fails(function, *arguments, **options):
+        nonlocal done
         if broken is not None and function is getattr(_core, broken):
-            raise ValueError("an error for a test")
+            if done == after:
+                raise ValueError("an error for a test")
+            done += 1
         original(function, *arguments, **options)
 
-    x = torch.randn(1, 6, 8, 8, requires_grad=True)
+    x = torch.randn(1, 6, 4 * size, 8, requires_grad=True)
     named = {"group": _groups[size, "usable"], "method": method}
     try:
         with _in_groups(2), unittest.mock.patch.object(_distributed_ops, "_call", fails):
