@@ -11,11 +11,12 @@ them no longer read. work.wait() lets the current stream wait, not the host.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ from ._distributed_plan import (
     size_of,
     unflatten,
 )
-from .torch import _call, _follow_fp32_precision, _library, _resolved, _rows
+from .torch import _call, _follow_fp32_precision, _is_watched, _library, _resolved, _rows
 
 try:
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -84,9 +85,10 @@ class _Messages:
         return self
 
     def wait(self) -> None:
-        for work in self.works:
+        works, self.works = self.works, []  # one that has failed is not waited for again
+        for work in works:
             work.wait()
-        self.operations, self.works, self.kept = [], [], []
+        self.operations, self.kept = [], []
 
 
 _ALIGNMENT = 16  # bytes, of a tensor in a message of tensors of several types
@@ -162,9 +164,25 @@ class _Exchange:
         return self
 
     def wait(self) -> None:
-        if self.work is not None:
-            self.work.wait()
-        self.work = self.kept = None
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+        self.kept = None
+
+
+@contextlib.contextmanager
+def _in_flight() -> Iterator[list[Any]]:
+    """Where an error ends the block, it first waits for the messages in the list. All ranks have
+    posted the same ones, and if all have the error, nothing is left that a later call could meet.
+    What goes wrong with the messages matters less than the error itself."""
+    posted: list[Any] = []
+    try:
+        yield posted
+    except Exception:
+        for messages in posted:
+            with contextlib.suppress(Exception):
+                messages.wait()
+        raise
 
 
 def _joined_shape(pieces: list[torch.Tensor]) -> list[int]:
@@ -242,6 +260,25 @@ class _Given:
 def _integers(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
     x = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
     return x.to(device, non_blocking=True)
+
+
+def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> None:
+    """Raises what the library would about a call of this kind; nothing is computed. q, k, v: with
+    as few or as many rows as there are; options: the library's, for these rows."""
+    tensors = {name: x for name, x in options.items() if isinstance(x, torch.Tensor)}
+    if _is_watched((q, k, v), tensors):
+        return  # where numbers are not in memory there is nothing that the library could read
+    options = {**options, **{name: _stand_in(x) for name, x in tensors.items()}}
+    q, k, v = (_stand_in(x) for x in (q, k, v))
+    _core.describe("forward", q, k, v, None, "bshd", **options)
+
+
+def _stand_in(x: torch.Tensor) -> torch.Tensor:
+    """Numbers that nobody reads, in the shape and, if the library takes them, the strides of x."""
+    x = x.detach()
+    if x.is_neg() or x._is_zerotensor() or x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
+        x = x.new_empty(x.shape[-1:]).expand(x.shape)
+    return x
 
 
 def _part_of(x: torch.Tensor, call: Call) -> torch.Tensor:
@@ -417,14 +454,16 @@ def _give(total: torch.Tensor, intervals: Any, part: torch.Tensor) -> None:
 def _ring_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
     circle = _Ring(given, k, v)
     blocks = [k, v]
-    for t in range(given.ranks):
-        if t + 1 < given.ranks:
-            messages, following = circle.post_blocks(t + 1)
-        for call in circle.turns[t].needed.calls:
-            _attend(given, total, call, q, *blocks)
-        if t + 1 < given.ranks:
-            messages.wait()
-            blocks = following
+    with _in_flight() as posted:
+        for t in range(given.ranks):
+            if t + 1 < given.ranks:
+                messages, following = circle.post_blocks(t + 1)
+                posted[:] = [messages]
+            for call in circle.turns[t].needed.calls:
+                _attend(given, total, call, q, *blocks)
+            if t + 1 < given.ranks:
+                messages.wait()
+                blocks = following
 
 
 def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k: Any, v: Any):
@@ -439,22 +478,25 @@ def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k
         for total, part in zip((sums.dk, sums.dv), parts):
             _give(total, asked, part)
 
-    for t in range(given.ranks):
-        if t + 1 < given.ranks:
-            messages, following = circle.post_blocks(t + 1)
-        for call in circle.turns[t].needed.calls:
-            _differentiate(given, sums, outputs, call, q, *blocks, *totals)
+    with _in_flight() as posted:
+        for t in range(given.ranks):
+            posted[:] = [] if returning is None else [returning[0]]
+            if t + 1 < given.ranks:
+                messages, following = circle.post_blocks(t + 1)
+                posted.append(messages)
+            for call in circle.turns[t].needed.calls:
+                _differentiate(given, sums, outputs, call, q, *blocks, *totals)
+            if returning is not None:
+                finish()
+                returning = None
+            if t > 0:
+                returning = (*circle.post_gradients(t, *totals), circle.turns[t].asked)
+            if t + 1 < given.ranks:
+                messages.wait()
+                blocks = following
+                totals = [torch.zeros_like(x, dtype=torch.float32) for x in blocks]
         if returning is not None:
             finish()
-            returning = None
-        if t > 0:
-            returning = (*circle.post_gradients(t, *totals), circle.turns[t].asked)
-        if t + 1 < given.ranks:
-            messages.wait()
-            blocks = following
-            totals = [torch.zeros_like(x, dtype=torch.float32) for x in blocks]
-    if returning is not None:
-        finish()
 
 
 # ---- All blocks at once -------------------------------------------------------------------------
@@ -860,17 +902,19 @@ def _in_turn(group: dist.ProcessGroup, count: int, fetch: Any, compute: Any, giv
         return messages.post(), writes
 
     following = post(0)
-    for i in range(count + 2):
-        messages, writes = following
-        messages.wait()
-        # Before the copies: messages are then on their way, on multiprocessors of their own, when
-        # the kernels begin.
-        if i <= count:
-            following = post(i + 1)
-        for write in writes:
-            write()
-        if i < count:
-            compute(i)
+    with _in_flight() as posted:
+        for i in range(count + 2):
+            messages, writes = following
+            messages.wait()
+            # Before the copies: messages are then on their way, on multiprocessors of their own,
+            # when the kernels begin.
+            if i <= count:
+                following = post(i + 1)
+                posted[:] = [following[0]]
+            for write in writes:
+                write()
+            if i < count:
+                compute(i)
 
 
 class _Ulysses:

@@ -23,14 +23,16 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _distributed_ops as _ops
 from . import _distributed_plan as _plan
+from ._arrays import as_integers, shown
 from ._functional import attention as _one_device
-from ._options import Options, check_flag, check_types, read_window
+from ._options import Options, check_flag, check_integer, check_types, read_window
 from .torch import _FP8, _compiling, _has_tangent, _refuse_gradients_of_options, _under_autocast
 
 if TYPE_CHECKING:
@@ -116,7 +118,7 @@ def _check_layout(layout: str) -> None:
 
 
 def _check_count(name: str, n: Any) -> None:
-    if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer, torch.SymInt)):
         raise TypeError(f"{name} is of type {type(n).__name__}: expected an integer")
     if n < 0:
         raise ValueError(f"{name} is {n}: expected a number of rows, from 0 on")
@@ -137,12 +139,27 @@ def _shards(lengths: Sequence[int], layout: str, name: str = "lengths") -> _plan
 
 
 def _given_lengths(name: str, lengths: Any, size: int) -> list[int]:
-    values = list(lengths)
+    try:
+        values = list(lengths)
+    except TypeError:
+        raise TypeError(
+            f"{name} is {shown(lengths)}: expected a list, the rows of each rank"
+        ) from None
     if len(values) != size:
         raise ValueError(f"{name} has {len(values)} entries: expected {size}, one for each rank")
     for i, n in enumerate(values):
         _check_count(f"{name}[{i}]", n)
-    return values
+    return [int(n) if isinstance(n, np.integer) else n for n in values]
+
+
+def _check_axis(x: Any, axis: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x is of type {type(x).__name__}: expected a tensor of PyTorch")
+    check_integer("axis", axis)
+    if x.dim() == 0:
+        raise ValueError("x.ndim is 0: expected at least one axis, that of the sequence")
+    if not -x.dim() <= axis < x.dim():
+        raise ValueError(f"axis is {axis}: expected {-x.dim()} to {x.dim() - 1}, an axis of x")
 
 
 def shard_lengths(n: int, *, group: Group = None, layout: str = "contiguous") -> list[int]:
@@ -219,6 +236,7 @@ def shard(
         A tensor with the rows of the shard, a copy only where it has two chunks. Its gradient with
         respect to x is 0 in the rows of other ranks.
     """
+    _check_axis(x, axis)
     places = _places(group)
     shards = _all_shards(x.shape[axis], lengths, places, layout)
     parts = [x.narrow(axis, p.start, p.length) for p in shards[places.number]]
@@ -275,12 +293,20 @@ def unshard(
         A new tensor. It has no gradient: x must not require one (detach it).
     """
     _check_layout(layout)
+    _check_axis(x, axis)
     if torch.is_grad_enabled() and x.requires_grad:
         raise NotImplementedError("x requires a gradient, which unshard has none for: detach it")
     places = _places(group)
-    lengths = [row[0] for row in _tell_all([x.shape[axis]], places, x.device)]
-    shards = _shards(lengths, layout, "the list of all shards' lengths")
     rows = x.movedim(axis, 0).contiguous()
+    rest = zlib.crc32(repr((tuple(rows.shape[1:]), x.dtype)).encode())
+    told = _tell_all([rows.shape[0], rest], places, x.device)
+    if len({row[1] for row in told}) > 1:
+        raise ValueError(
+            "x differs between the ranks of group, in its dtype or in axes beside that of the "
+            "sequence; expected the same on all"
+        )
+    lengths = [row[0] for row in told]
+    shards = _shards(lengths, layout, "the list of all shards' lengths")
     if places.heads is not None:
         first = (places.ring.rank if places.ring else 0) * places.heads.size
         rows = _gather_rows(rows, lengths[first : first + places.heads.size], places.heads)
@@ -361,7 +387,6 @@ class _Inputs:
         self.q, self.k, self.v = self._tensors(q, k, v)
         self.tensors = {name: options.get(name) for name in _TENSORS}
         self._check_shapes()
-        self._check_tensors()
         self.cu_q = _whole_numbers("cu_seqlens_q", options.get("cu_seqlens_q"))
         self.cu_k = _whole_numbers("cu_seqlens_k", options.get("cu_seqlens_k"))
         if len(self.cu_q) != len(self.cu_k):
@@ -369,6 +394,9 @@ class _Inputs:
                 f"cu_seqlens_k has {len(self.cu_k)} entries: expected {len(self.cu_q)}, as "
                 "cu_seqlens_q"
             )
+        _check_longest("max_seqlen_q", options.get("max_seqlen_q"), self.cu_q)
+        _check_longest("max_seqlen_k", options.get("max_seqlen_k"), self.cu_k)
+        self._check_tensors()
         window = options.get("window")
         self.window = None if window is None else list(read_window("window", window))
         self.causal = bool(options.get("causal"))
@@ -386,6 +414,7 @@ class _Inputs:
                 "dropout_p is given without seed and offset: give them, the same numbers on all "
                 "ranks, for each rank's own generator would draw others"
             )
+        self._check_call()
 
     def _tensors(self, q: Any, k: Any, v: Any) -> list[torch.Tensor]:
         given = (("q", q), ("k", k), ("v", v))
@@ -452,15 +481,66 @@ class _Inputs:
                 )
             if name in ("bias", "mask") and self.packed:
                 raise ValueError(f"{name} is given with cu_seqlens_q, whose rows it cannot follow")
+            if name in ("bias", "mask"):
+                self._check_matrix(name, x)
         _refuse_gradients_of_options((n, self.tensors[n]) for n in ("mask", "alibi_slopes"))
         sinks, slopes = self.tensors["sinks"], self.tensors["alibi_slopes"]
-        if sinks is not None and tuple(sinks.shape) != (heads,):
-            raise ValueError(f"sinks.shape is {tuple(sinks.shape)}: expected ({heads},)")
-        if slopes is not None and (slopes.dim() not in (1, 2) or slopes.shape[-1] != heads):
+        if sinks is not None:
+            if tuple(sinks.shape) != (heads,):
+                raise ValueError(f"sinks.shape is {tuple(sinks.shape)}: expected ({heads},)")
+            if not sinks.is_floating_point():
+                raise ValueError(f"sinks.dtype is {sinks.dtype}: expected float32")
+        if slopes is None:
+            return
+        count = len(self.cu_q) - 1 if self.packed else self.q.shape[0]
+        shape = tuple(slopes.shape)
+        if len(shape) not in (1, 2) or shape[-1] != heads or shape[:-1] not in ((), (1,), (count,)):
             raise ValueError(
-                f"alibi_slopes.shape is {tuple(slopes.shape)}: expected ({heads},) or "
-                f"(batch, {heads})"
+                f"alibi_slopes.shape is {shape}: expected ({heads},) or ({count}, {heads})"
             )
+        if shape == (1, heads):  # for all sequences: nothing that picks one's row need know of it
+            self.tensors["alibi_slopes"] = slopes[0]
+
+    def _check_matrix(self, name: str, x: torch.Tensor) -> None:
+        """All but the columns, which are those of all ranks."""
+        if x.dim() > 4:
+            raise ValueError(f"{name}.ndim is {x.dim()}: expected at most 4")
+        batch, n_q, heads, _ = self.q.shape
+        for axis, expected, what in ((-4, batch, "the batch"), (-3, heads, "q.shape[2]")):
+            if x.dim() >= -axis and x.shape[axis] not in (1, expected):
+                raise ValueError(
+                    f"{name}.shape[{x.dim() + axis}] is {x.shape[axis]}: expected {expected} "
+                    f"({what}) or 1"
+                )
+        rows = self.rows_of(name)
+        if rows not in (1, n_q):
+            raise ValueError(
+                f"{name}.shape[-2] is {rows}: expected {n_q}, the rows of this rank's q, or 1"
+            )
+
+    def _check_call(self) -> None:
+        """What the library says about types and numbers, before any message: an error between
+        messages would leave some that nobody waits for. The call is this rank's rows alone."""
+        options: dict[str, Any] = {
+            "softcap": self.softcap,
+            "scale": self.scale,
+            "causal": self.causal,
+            "window": None if self.window is None else tuple(self.window),
+            "diagonal": self.diagonal,
+            "deterministic": self.deterministic,
+            "batch_invariant": self.batch_invariant,
+            "threads": self.threads,
+            "dropout_p": self.dropout_p,
+        }
+        for name in ("bias", "mask"):
+            x = self.tensors[name]
+            if x is not None:
+                options[name] = x[..., :1] if x.dim() else x  # the columns are those of all ranks
+        slopes = self.tensors["alibi_slopes"]
+        if slopes is not None:
+            options["alibi_slopes"] = slopes[:1] if slopes.dim() == 2 and self.packed else slopes
+        given = {name: x for name, x in options.items() if x is not None}
+        _ops.check_call(self.q, self.k, self.v, given)
 
     def rows_of(self, name: str) -> int:
         """The extent of a bias or mask along the queries; -1: there is none."""
@@ -469,37 +549,76 @@ class _Inputs:
             return -1
         return x.shape[-2] if x.dim() > 1 else 1
 
-    def check_matrices(self, n_k: int) -> None:
-        n_q = self.q.shape[1]
+    def columns_of(self, name: str) -> int:
+        """The same along the keys."""
+        x = self.tensors[name]
+        if x is None:
+            return -1
+        return x.shape[-1] if x.dim() else 1
+
+    def check_columns(self, n_k: int) -> None:
         for name in ("bias", "mask"):
-            x = self.tensors[name]
-            if x is None:
-                continue
-            rows, columns = self.rows_of(name), x.shape[-1] if x.dim() else 1
-            if rows not in (1, n_q):
-                raise ValueError(
-                    f"{name}.shape[-2] is {rows}: expected {n_q}, the rows of this rank's q, or 1"
-                )
-            if columns not in (1, n_k):
+            columns = self.columns_of(name)
+            if columns not in (-1, 1, n_k):
                 raise ValueError(
                     f"{name}.shape[-1] is {columns}: expected {n_k}, the keys of all ranks, or 1"
                 )
 
-    def text(self) -> str:
-        """What must be the same on all ranks, besides the shapes."""
-        numbers = (self.causal, self.window, self.scale, self.softcap, self.diagonal)
-        more = (self.deterministic, self.dropout_p, self.seed, self.offset, self.cu_q, self.cu_k)
-        return repr((numbers, more, [x is not None for x in self.tensors.values()], self.axes))
+    def text(self, return_lse: bool) -> str:
+        """What must be the same on all ranks, besides the shapes. Equal numbers have one text."""
+        reals = [None if x is None else float(x) for x in (self.scale, self.softcap)]
+        integers = [None if x is None else int(x) for x in (self.diagonal, self.seed, self.offset)]
+        numbers = (self.causal, self.window, reals, integers, float(self.dropout_p))
+        more = (self.deterministic, bool(return_lse), self.cu_q, self.cu_k, self.axes)
+        kinds = [self._kind_of(name, x) for name, x in self.tensors.items() if x is not None]
+        return repr((numbers, more, kinds))
+
+    def _kind_of(self, name: str, x: torch.Tensor) -> tuple[Any, ...]:
+        """Of an option's tensor, what messages and gradients go by; rows are each rank's own."""
+        shape = tuple(x.shape)
+        if name in ("bias", "mask"):
+            shape = (1,) * (4 - len(shape)) + shape
+            shape = (*shape[:2], shape[3])
+        return name, shape, x.dtype
 
 
 def _whole_numbers(name: str, cu: Any) -> list[int]:
     """cu_seqlens on the host: where they lie on a GPU, this waits for it."""
     if cu is None:
         return []
-    values = [int(x) for x in (cu.tolist() if hasattr(cu, "tolist") else cu)]
-    if not values or values[0] != 0 or any(a > b for a, b in zip(values, values[1:])):
+    if isinstance(cu, (list, tuple, range)):
+        for x in cu:
+            if isinstance(x, bool) or not isinstance(x, (int, np.integer, torch.SymInt)):
+                raise TypeError(f"{name} is {shown(cu)}: expected integers")
+        values = [int(x) for x in cu]
+    elif hasattr(cu, "__dlpack__"):
+        if not isinstance(cu, torch.Tensor):
+            cu = as_integers(name, cu, 64, cu)
+        elif cu.dtype.is_floating_point or cu.dtype.is_complex or cu.dtype is torch.bool:
+            raise TypeError(f"{name}.dtype is {cu.dtype}: expected integers")
+        if cu.ndim != 1:
+            raise ValueError(f"{name}.ndim is {cu.ndim}: expected 1")
+        values = cu.tolist()
+    else:
+        raise TypeError(f"{name} is {shown(cu)}: expected a list, or an array, of integers")
+    if not values:
+        raise ValueError(f"{name} is empty: expected one entry more than sequences")
+    if values[0] != 0 or any(a > b for a, b in zip(values, values[1:])):
         raise ValueError(f"{name} is {values[:8]}...: expected numbers from 0 on, none decreasing")
     return values
+
+
+def _check_longest(name: str, bound: Optional[int], cu: list[int]) -> None:
+    """A bound on the lengths of sequences: nothing needs it here, but a wrong one is an error."""
+    if not bound:
+        return
+    if not cu:
+        raise ValueError(f"{name} is {bound}: expected 0 without cu_seqlens{name[-2:]}")
+    for i, (start, stop) in enumerate(zip(cu, cu[1:])):
+        if stop - start > bound:
+            raise ValueError(
+                f"{name} is {bound}: expected at least {stop - start}, the length of sequence {i}"
+            )
 
 
 # ---- The handshake ------------------------------------------------------------------------------
@@ -513,7 +632,7 @@ _FIELDS = (
     "the dtype of q",
     "method",
     "layout",
-    "options, as causal or window,",
+    "options, as causal, window, return_lse or the shape of a bias,",
 )
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -538,31 +657,41 @@ def _is_sharded(extents: Sequence[int], lengths: Sequence[int]) -> Optional[bool
     return False if len(extents) == len(lengths) or all(n != 1 for n in lengths) else None
 
 
-def _own_numbers(inputs: _Inputs, method: str, layout: str) -> list[int]:
+def _own_numbers(inputs: _Inputs, method: str, layout: str, return_lse: bool) -> list[int]:
     q, k, v = inputs.q, inputs.k, inputs.v
     dtype = _DTYPES.index(q.dtype) if q.dtype in _DTYPES else -1
     compared = [q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], dtype]
-    compared += [METHODS.index(method), LAYOUTS.index(layout), zlib.crc32(inputs.text().encode())]
-    rows = [inputs.rows_of("bias"), inputs.rows_of("mask")]
-    return [0, q.shape[1], k.shape[1], *rows, *compared]
+    text = inputs.text(return_lse).encode()
+    compared += [METHODS.index(method), LAYOUTS.index(layout), zlib.crc32(text)]
+    rows = [inputs.rows_of(name) for name in ("bias", "mask")]
+    columns = [inputs.columns_of(name) for name in ("bias", "mask")]
+    return [0, q.shape[1], k.shape[1], *rows, *columns, *compared]
 
 
-_NUMBERS = 5 + len(_FIELDS)
+_COMPARED = 7  # the first of the numbers that must be the same on all ranks
+_NUMBERS = _COMPARED + len(_FIELDS)
 
 
-def _meet(numbers: Optional[list[int]], places: _Places, device: torch.device) -> _Known:
-    """Ranks compare their arguments. None: this rank's are wrong, and it is about to raise an
+def _meet(
+    inputs: Optional[_Inputs], numbers: list[int], places: _Places, device: torch.device
+) -> _Known:
+    """Ranks compare their arguments. No inputs: this rank's are wrong, and it is about to raise an
     error."""
-    told = _tell_all(numbers or [1] + [0] * (_NUMBERS - 1), places, device)
-    if numbers is None:
+    told = _tell_all(numbers if inputs else [1] + [0] * (_NUMBERS - 1), places, device)
+    if inputs is None:
         return _Known([], [], {})
     wrong = [rank for rank, row in enumerate(told) if row[0]]
+    if not wrong:
+        # How many keys there are is known only now: each rank looks at the columns of all.
+        n_k = sum(row[2] for row in told)
+        inputs.check_columns(n_k)
+        wrong = [r for r, row in enumerate(told) if not {*row[5:_COMPARED]} <= {-1, 1, n_k}]
     if wrong:
         raise RuntimeError(
             f"flashattn.distributed.attention: the arguments of rank {wrong[0]} of the group are "
             "wrong: its own error says why"
         )
-    for i, name in enumerate(_FIELDS, 5):
+    for i, name in enumerate(_FIELDS, _COMPARED):
         values = [row[i] for row in told]
         if len(set(values)) > 1:
             shown = "" if name.startswith("options") else f": {values}"
@@ -665,7 +794,7 @@ def _choose(method: str, inputs: _Inputs, known: _Known, places: _Places) -> str
 
 
 def _matrix_to_heads(
-    name: str, x: Any, sharded: Optional[bool], place: _Place, chunks: list[int]
+    name: str, x: Any, own_rows: int, sharded: Optional[bool], place: _Place, chunks: list[int]
 ) -> Any:
     """A bias or mask (batch, heads, own rows, n_k) as (batch, own heads, all rows, n_k)."""
     if x is None:
@@ -678,8 +807,8 @@ def _matrix_to_heads(
     x = x[(None,) * (4 - x.dim())]
     if not sharded:
         return _ops.share_of(x, 1, place.rank, place.size)
-    if x.shape[1] == 1:
-        x = x.expand(-1, place.size, -1, -1)
+    # A rank may have one row for all of its own, although others have not.
+    x = x.expand(-1, place.size if x.shape[1] == 1 else -1, own_rows, -1)
     rows = torch.ops.flashattn.redistribute(x.transpose(1, 2), place.name, chunks, True)
     return rows.transpose(1, 2)
 
@@ -690,7 +819,8 @@ def _options_to_heads(
     """Those of the rank's own heads."""
     tensors = dict(inputs.tensors)
     for name in ("bias", "mask"):
-        tensors[name] = _matrix_to_heads(name, tensors[name], known.sharded[name], place, chunks)
+        sharded, own_rows = known.sharded[name], inputs.q.shape[1]
+        tensors[name] = _matrix_to_heads(name, tensors[name], own_rows, sharded, place, chunks)
     for name in ("alibi_slopes", "sinks"):
         x = tensors[name]
         tensors[name] = None if x is None else _ops.share_of(x, -1, place.rank, place.size)
@@ -797,7 +927,7 @@ def _attend(
     for name, cu, n in (("cu_seqlens_q", inputs.cu_q, n_q), ("cu_seqlens_k", inputs.cu_k, n_k)):
         if cu and cu[-1] != n:
             raise ValueError(f"{name} ends with {cu[-1]}: expected {n}, the rows of all shards")
-    inputs.check_matrices(n_k)
+    inputs.check_columns(n_k)
     method = _choose(method, inputs, known, places)
     ring, heads = places.ring, places.heads
     if heads is None and method == "ulysses":
@@ -901,26 +1031,27 @@ def attention(
     places = _places(group)
     given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
     greets = lengths is None and lengths_k is None and not _compiling() and places.size > 1
+    numbers: list[int] = []
     try:
         _check_layout(layout)
         check_flag("return_lse", return_lse)
         inputs = _Inputs(q, k, v, given)
         method = _check_method(method, places, inputs)
         if greets:
-            numbers = _own_numbers(inputs, method, layout)
+            numbers = _own_numbers(inputs, method, layout, return_lse)
         else:
             known = _assume(inputs, places, lengths, lengths_k)
     except Exception:
-        device = getattr(q, "device", None)
-        if greets and isinstance(device, torch.device):
-            _meet(None, places, device)
+        tensors_of_rank = [x for x in (q, k, v) if isinstance(x, torch.Tensor)]
+        if greets and tensors_of_rank:
+            _meet(None, [], places, tensors_of_rank[0].device)
         raise
     if greets:
-        known = _meet(numbers, places, inputs.q.device)
+        known = _meet(inputs, numbers, places, inputs.q.device)
     if places.size == 1:
         if layout == "zigzag":
             _shards(known.lengths_q, layout)
-        inputs.check_matrices(inputs.k.shape[1])
+        inputs.check_columns(inputs.k.shape[1])
         tensors = {name: x for name, x in inputs.tensors.items()}
         out, lse = _whole_rows(inputs, tensors, (inputs.q, inputs.k, inputs.v), 0)
     else:

@@ -111,7 +111,7 @@ def _serve(pipe, rank, count, port):
         if size <= count:
             _groups[size] = dist.new_group(list(range(size)))
     failing = [(3, when + method) for when in ("forward", "backward") for method in FAILING]
-    for size, name in ((3, "before"), *failing, (count, "dead")):
+    for size, name in ((3, "before"), *failing, (2, "usable"), (3, "usable"), (count, "dead")):
         if size <= count:
             dist.barrier()  # ranks connect within the same timeout: so they begin together
             _groups[size, name] = dist.new_group(list(range(size)), timeout=short)
@@ -306,6 +306,24 @@ def _watch(size, method, layout, n, window, backward, return_lse=False, groups=1
     return sent, posted
 
 
+def _made(options):
+    """Tensors in place of their shapes; a dtype's name may be in front of the extents, and in front
+    of the values of cu_seqlens."""
+    import torch
+
+    made = {}
+    for name, value in options.items():
+        if name in ("bias", "mask", "sinks", "alibi_slopes"):
+            dtype, shape = ("float32", value)
+            if value and isinstance(value[0], str):
+                dtype, *shape = value
+            value = torch.zeros(shape, dtype=getattr(torch, dtype))
+        elif isinstance(value, tuple) and name in ("cu_seqlens_q", "cu_seqlens_k"):
+            value = torch.tensor(value[1], dtype=getattr(torch, value[0]))
+        made[name] = value
+    return made
+
+
 def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):
     """A plain call whose arguments are own[rank]: (shapes of q, k, v; options)."""
     import torch
@@ -314,11 +332,8 @@ def call(size, own, method="ring", layout="contiguous", mesh=None, common=None):
     from flashattn import distributed
 
     shapes, options = own[dist.get_rank()]
-    q, k, v = (torch.zeros(shape) for shape in shapes)
-    options = {**(common or {}), **options}
-    for name, value in options.items():
-        if name in ("bias", "mask", "sinks", "alibi_slopes"):
-            options[name] = torch.zeros(value)
+    q, k, v = (None if shape is None else torch.zeros(shape) for shape in shapes)
+    options = _made({**(common or {}), **options})
     group = options.pop("group", _group(size, mesh))
     out = distributed.attention(q, k, v, group=group, method=method, layout=layout, **options)
     return tuple(out.shape)
@@ -348,6 +363,47 @@ def fail(size, when, method="ring"):
         group = _groups[size, when + method]
     with _in_groups(2), unittest.mock.patch.object(_distributed_ops, "_call", broken):
         distributed.attention(x, x, x, group=group, method=method).sum().backward()
+
+
+def recover(size, method, options, broken=None, after=0):
+    """A call that is an error on all ranks, and then a right one in the same group: the error.
+    broken: the library's function that fails, after so many calls that do not."""
+    import torch
+
+    from flashattn import _core, _distributed_ops, distributed
+
+    original, done = _distributed_ops._call, 0
+
+    def fails(function, *arguments, **options):
+        nonlocal done
+        if broken is not None and function is getattr(_core, broken):
+            if done == after:
+                raise ValueError("an error for a test")
+            done += 1
+        original(function, *arguments, **options)
+
+    x = torch.randn(1, 6, 4 * size, 8, requires_grad=True)
+    named = {"group": _groups[size, "usable"], "method": method}
+    try:
+        with _in_groups(2), unittest.mock.patch.object(_distributed_ops, "_call", fails):
+            distributed.attention(x, x, x, **named, **_made(options)).sum().backward()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = "no error"
+    distributed.attention(x, x, x, **named).sum().backward()
+    return text
+
+
+def join(size, own, axis):
+    """unshard of tensors of the shapes own[rank]."""
+    import torch
+    import torch.distributed as dist
+
+    from flashattn import distributed
+
+    x = torch.zeros(own[dist.get_rank()])
+    return tuple(distributed.unshard(x, group=_group(size), axis=axis).shape)
 
 
 def in_part(size, method):

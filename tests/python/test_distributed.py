@@ -79,7 +79,8 @@ def packed64(q, k, v, options):
     for s in range(len(cu_q) - 1):
         own = dict(o)
         if slopes is not None:
-            own["alibi_slopes"] = slopes if slopes.dim() == 1 else slopes[s : s + 1]
+            each = slopes.dim() == 2 and slopes.shape[0] > 1
+            own["alibi_slopes"] = slopes[s : s + 1] if each else slopes
         rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
         parts.append(attention64(q[:, rows], k[:, keys], v[:, keys], own, s))
     outs, lses = zip(*parts)
@@ -301,8 +302,9 @@ def test_each_sequence_has_its_own_numbers(pool, method):
         if count == 2:
             for name in ("q", "k", "v", "dout", "dlse"):
                 case[name] = np.concatenate((case[name], case[name][::-1] + 0.1))
-        case["options"]["alibi_slopes"] = rng.random((count, 4), np.float32)
-        check(pool.values(ranks.attend, 2, case), case)
+        for rows in (count, 1):
+            case["options"]["alibi_slopes"] = rng.random((rows, 4), np.float32)
+            check(pool.values(ranks.attend, 2, case), case)
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -338,15 +340,16 @@ def test_auto(pool):
         (4, 8, 1 << 20, {}, "ulysses"),
         (4, 8, 100, {"window": (10, 0)}, "ring"),
         (4, 8, 100, {"window": (-1, -1)}, "ulysses"),
-        (4, 8, 100, {"bias": (100, 100)}, "all_gather"),
+        (4, 8, 100, {"bias": (1, 100)}, "all_gather"),
         (4, 2, 100, {}, "all_gather"),
         (4, 2, 4096, {}, "ring"),
-        (4, 8, 4096, {"mask": (100, 100)}, "all_gather"),
+        (4, 8, 4096, {"mask": (1, 100)}, "all_gather"),
         (16, 16, 1 << 20, {}, "ring"),
     ],
 )
 def test_what_auto_chooses(size, heads_kv, n, options, expected):
-    options = {x: torch.zeros(y) if x in ("bias", "mask") else y for x, y in options.items()}
+    dtypes = {"bias": torch.float32, "mask": torch.bool}
+    options = {x: torch.zeros(y, dtype=dtypes[x]) if x in dtypes else y for x, y in options.items()}
     q, k = torch.zeros(1, 1, 8 if size < 9 else 16, 8), torch.zeros(1, 1, heads_kv, 8)
     inputs = distributed._Inputs(q, k, k, options)
     known = distributed._Known([n // size] * size, [n // size] * size, {})
@@ -552,6 +555,7 @@ def test_zigzag_is_one_call_a_step(ranks_):
 
 SHAPE = (1, 6, 4, 8)
 GOOD = ((SHAPE, SHAPE, SHAPE), {})
+PACKED = {"cu_seqlens_q": [0, 5, 12], "cu_seqlens_k": [0, 5, 12]}
 
 
 def with_options(**options):
@@ -587,18 +591,65 @@ def with_options(**options):
         ({}, {"lengths": [6]}, "ValueError", "lengths has 1 entries: expected 2"),
         ({}, {"lengths": [5, 5]}, "ValueError", "is 5: expected 6, the rows of this rank's q"),
         ({}, {"bias": (5, 12)}, "ValueError", "bias.shape[-2] is 5: expected 6"),
-        ({}, {"mask": (6, 6)}, "ValueError", "mask.shape[-1] is 6: expected 12"),
+        ({}, {"mask": ("bool", 6, 6)}, "ValueError", "mask.shape[-1] is 6: expected 12"),
+        ({}, {"mask": (6, 12)}, "ValueError", "mask.dtype is float32: expected bool"),
+        ({}, {"bias": (3, 4, 6, 12)}, "ValueError", "bias.shape[0] is 3: expected 1 (the batch)"),
+        ({}, {"bias": (1, 2, 6, 12)}, "ValueError", "bias.shape[1] is 2: expected 4 (q.shape[2])"),
+        ({}, {"mask": ("bool", 5, 1, 12)}, "ValueError", "mask.shape[0] is 5: expected 4 (q.shape"),
+        ({}, {"bias": (1, 1, 4, 6, 12)}, "ValueError", "bias.ndim is 5: expected at most 4"),
         ({}, {"sinks": (3,)}, "ValueError", "sinks.shape is (3,): expected (4,)"),
+        ({}, {"sinks": ("int64", 4)}, "ValueError", "sinks.dtype is torch.int64: expected float32"),
         ({}, {"alibi_slopes": (2, 3)}, "ValueError", "alibi_slopes.shape is (2, 3)"),
+        ({}, {"alibi_slopes": (3, 4)}, "ValueError", "is (3, 4): expected (4,) or (1, 4)"),
+        ({}, PACKED | {"alibi_slopes": (3, 4)}, "ValueError", "expected (4,) or (2, 4)"),
+        ({}, PACKED | {"cu_seqlens_q": [0, 5.7, 12]}, "TypeError", "12]: expected integers"),
+        ({}, PACKED | {"cu_seqlens_q": ("float32", [0, 12])}, "TypeError", "expected integers"),
+        ({}, PACKED | {"cu_seqlens_q": "08"}, "TypeError", "cu_seqlens_q is '08': expected a list"),
+        ({}, PACKED | {"cu_seqlens_k": 12}, "TypeError", "cu_seqlens_k is 12: expected a list"),
+        ({}, PACKED | {"cu_seqlens_k": ("int32", [[0, 12]])}, "ValueError", "ndim is 2"),
+        ({}, PACKED | {"cu_seqlens_q": []}, "ValueError", "cu_seqlens_q is empty"),
+        ({}, PACKED | {"max_seqlen_k": 6}, "ValueError", "max_seqlen_k is 6: expected at least 7"),
+        ({}, {"max_seqlen_q": 6}, "ValueError", "expected 0 without cu_seqlens_q"),
+        ({}, {"lengths": 5}, "TypeError", "lengths is 5: expected a list"),
         ({}, {"group": "all"}, "TypeError", "group is of type str"),
         ({"method": "ulysses", "mesh": (2, 2)}, {}, "ValueError", "Ulysses inside"),
     ],
 )
 def test_wrong_arguments(pool, arguments, common, kind, text):
     size = 4 if "mesh" in arguments else 2
-    for result in pool.run(ranks.call, size, [GOOD] * size, common=common, **arguments):
-        assert isinstance(result, ranks.Failed) and result.kind == kind, result
-        assert text in result.text
+    methods = ("ring", "ulysses") if not arguments and "dropout_p" not in common else (None,)
+    for method in methods:
+        named = arguments if method is None else {"method": method}
+        for result in pool.run(ranks.call, size, [GOOD] * size, common=common, **named):
+            assert isinstance(result, ranks.Failed) and result.kind == kind, result
+            assert text in result.text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_group_after_wrong_arguments(pool, method):
+    """That they are found before any message, which a later call would meet."""
+    for options, text in (
+        ({"softcap": -1.0}, "ValueError: options.softcap is -1: expected 0"),
+        ({"scale": float("nan")}, "ValueError: options.scale is nan"),
+        ({"bias": ("int32", 1, 1, 6, 12)}, "ValueError: bias.dtype is int32"),
+        ({"bias": (1, 3, 6, 12)}, "ValueError: bias.shape[1] is 3"),
+        ({"alibi_slopes": ("float64", 8)}, "ValueError: alibi_slopes.dtype is float64"),
+        ({"softcap": -1.0, "lengths": [6, 6]}, "ValueError: options.softcap is -1"),
+        # The first rank's rows see no key of its own: it makes no call before there are messages.
+        ({"softcap": -1.0, "window": (-1, 0), "diagonal": -6}, "ValueError: options.softcap is -1"),
+    ):
+        for found in pool.values(ranks.recover, 2, method, options):
+            assert found.startswith(text), found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("broken", ["forward", "backward"])
+def test_group_after_errors_of_the_library(pool, broken, method):
+    """That messages which were on their way do not stay there."""
+    steps = {"ring": 3, "all_gather": 1, "ulysses": 2}[method]
+    for after in range(steps):
+        for found in pool.values(ranks.recover, 3, method, {}, broken, after):
+            assert found == "ValueError: an error for a test"
 
 
 def test_heads_that_cannot_be_divided(pool):
@@ -632,14 +683,72 @@ def test_ranks_that_differ(pool, own, text):
         assert result.kind == "ValueError" and "options" in result.text, result
 
 
-def test_one_rank_with_wrong_arguments(pool):
+def test_options_that_differ(pool):
+    """In what messages go by. Equal numbers of several types do not differ."""
+    for one, other in (
+        ({"return_lse": True}, {}),
+        ({"bias": (1, 4, 6, 12)}, {"bias": (1, 1, 6, 12)}),
+        ({"bias": (1, 4, 6, 12)}, {"bias": (1, 4, 6, 1)}),
+        ({"bias": (1, 4, 6, 12)}, {"bias": ("float16", 1, 4, 6, 12)}),
+        ({"alibi_slopes": (4,)}, {}),
+        ({"sinks": (4,)}, {"sinks": ("float16", 4)}),
+        ({"scale": 0.5}, {"scale": 0.25}),
+    ):
+        own = [with_options(**one), with_options(**other)]
+        for method in ("ring", "ulysses"):
+            for result in pool.run(ranks.call, 2, own, method=method):
+                assert result.kind == "ValueError" and "options" in result.text, (one, result)
+    for one, other in (
+        ({"scale": 1, "softcap": 2}, {"scale": 1.0, "softcap": 2.0}),
+        ({"bias": (6, 12)}, {"bias": (1, 1, 6, 12)}),
+        ({"bias": (1, 4, 1, 12)}, {"bias": (1, 4, 6, 12)}),  # one row for all of the first rank
+    ):
+        own = [with_options(**one), with_options(**other)]
+        for method in ("ring", "ulysses"):
+            assert pool.values(ranks.call, 2, own, method=method) == [SHAPE] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        (((SHAPE, SHAPE, (1, 5, 4, 8)), {}), "v.shape[1] is 5: expected 6, as k"),
+        (with_options(bias=(1, 4, 6, 25)), "bias.shape[-1] is 25: expected 24, the keys of all"),
+        (with_options(bias=(1, 4, 8, 24)), "bias.shape[-2] is 8: expected 6"),
+        (with_options(bias=(1, 2, 6, 24)), "bias.shape[1] is 2: expected 4"),
+        (with_options(mask=(1, 4, 6, 24)), "mask.dtype is float32: expected bool"),
+        (with_options(alibi_slopes=(3, 4)), "alibi_slopes.shape is (3, 4)"),
+        (with_options(softcap=-1.0), "options.softcap is -1"),
+        (with_options(threads=-5), "threads is -5"),
+        (((None, SHAPE, SHAPE), {}), "q is of type NoneType: expected a tensor"),
+    ],
+)
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_one_rank_with_wrong_arguments(pool, wrong, text, method):
     """All ranks have an error at once, without waiting for a timeout."""
-    wrong = ((SHAPE, SHAPE, (1, 5, 4, 8)), {})
-    first, second, third = pool.run(ranks.call, 3, [GOOD, wrong, GOOD])
-    assert second.kind == "ValueError" and "v.shape[1] is 5: expected 6, as k" in second.text
-    for result in (first, third):
+    good = {"bias": (1, 4, 6, 24), "mask": ("bool", 1, 4, 6, 24)}
+    good = with_options(**{n: x for n, x in good.items() if n in wrong[1]})
+    first, second, *others = pool.run(ranks.call, 4, [good, wrong, good, good], method=method)
+    assert second.kind in ("ValueError", "TypeError") and text in second.text, second
+    for result in (first, *others):
         assert result.kind == "RuntimeError" and "arguments of rank 1 of the group" in result.text
         assert result.seconds < ranks.PATIENCE
+
+
+def test_wrong_shards(pool):
+    x = torch.zeros(3, 4)
+    for function, given, kind, text in (
+        (distributed.shard, {"x": x, "axis": 2}, ValueError, "axis is 2: expected -2 to 1"),
+        (distributed.unshard, {"x": x, "axis": -3}, ValueError, "axis is -3: expected -2 to 1"),
+        (distributed.unshard, {"x": x, "axis": 1.0}, TypeError, "axis is 1.0: expected an integer"),
+        (distributed.shard, {"x": x[0, 0]}, ValueError, "x.ndim is 0"),
+        (distributed.shard, {"x": x.numpy()}, TypeError, "x is of type ndarray"),
+    ):
+        with pytest.raises(kind, match=text):
+            function(**given)
+    for result in pool.run(ranks.join, 2, [(2, 3), (2, 4)], 0):
+        assert result.kind == "ValueError" and "x differs between the ranks" in result.text
+    assert pool.values(ranks.join, 2, [(2, 3), (2, 4)], 1) == [(2, 7)] * 2
+    assert distributed._given_lengths("lengths", np.array([4, 6]), 2) == [4, 6]
 
 
 @pytest.mark.parametrize(
