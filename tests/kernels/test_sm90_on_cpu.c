@@ -242,7 +242,7 @@ static void run_float32_problems(random_settings settings, const char *family,
     run_peaked_problems(&settings, number, first + count / 10);
     *number = first;
     if (precision == FA_PRECISION_FLOAT32)
-        CHECK(run_wide_problems(&settings, number, first + count / 4) > 0, "no wide problem");
+        CHECK(run_wide_problems(&settings, number, first + count / 8) > 0, "no wide problem");
     family_name = "sm90";
 }
 
@@ -342,11 +342,8 @@ static void test_f16x3_clusters(void)
     test_equal_halves(512);
     test_exactness(attend, 512);
     test_magnitudes(512);
-    test_wide_range(320);
     test_exact_options(attend, 512);
     test_hidden_keys(attend, FA_PRECISION_FLOAT32, 512);
-    test_large_bias(attend, FA_PRECISION_FLOAT32, 512);
-    test_huge_logits(attend, 512);
 }
 
 static void test_f16x3(void)
