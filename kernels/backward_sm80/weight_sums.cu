@@ -30,6 +30,7 @@
 #include "backward_sm80/tile_part.cuh"
 #include "backward_sm80/weights.cuh"
 #include "backward_sm80/work.cuh"
+#include "common/softmax.cuh"
 
 static_assert(THREE_PRODUCTS, "other kernels have no factors");
 static_assert(STAGES == 1, "queries are loaded once");
@@ -277,15 +278,6 @@ FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
 #endif
 }
 
-/* The rest: of x and of the sum so far, what is not in the new sum (Knuth, The Art of Computer
- * Programming, volume 2, section 4.2.2). */
-FA_DEVICE void add_to_sum(exact_sum *to, float x)
-{
-    const float old = to->sum, sum = old + x, added = sum - old;
-    to->rest += (old - (sum - added)) + (x - added);
-    to->sum = sum;
-}
-
 FA_DEVICE void clear_row_sums(row_sums *sums)
 {
 #pragma unroll
@@ -303,7 +295,7 @@ FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
             float sum = 0.0f;
 #pragma unroll
             for (int mr = 0; mr < 2 * M_TILES; mr++) sum += weights->at[mr / 2][n][mr % 2 * 2 + i];
-            add_to_sum(&sums->at[n][i], sum);
+            fa_add_exactly(&sums->at[n][i].sum, &sums->at[n][i].rest, sum);
         }
 }
 
@@ -335,7 +327,7 @@ FA_DEVICE void store_row_sums(row_sums *sums, uint32_t memory)
             for (int other = 4; other < 32; other *= 2) {
                 const float sum = __shfl_xor_sync(0xffffffffu, x->sum, other);
                 const float rest = __shfl_xor_sync(0xffffffffu, x->rest, other);
-                add_to_sum(x, sum);
+                fa_add_exactly(&x->sum, &x->rest, sum);
                 x->rest += rest;
             }
             const uint32_t to = memory + SUMS_AT + 8 * (uint32_t)(first + 8 * n + i);
@@ -364,7 +356,7 @@ FA_DEVICE float find_sum(const fa_attention_params *p, const tile_work *w, uint3
     for (int group = 0; group < GROUPS; group++) {
         const float2 y =
             ptx_ld_shared_f32x2(memory + SUMS_AT + 8 * (uint32_t)(group * QUERIES + row));
-        add_to_sum(&x, y.x);
+        fa_add_exactly(&x.sum, &x.rest, y.x);
         x.rest += y.y;
     }
     return x.sum + x.rest;

@@ -17,6 +17,7 @@
 #include "common/mma.cuh"
 #include "common/reduce.cuh"
 #include "common/sequence.cuh"
+#include "common/softmax.cuh"
 #include "common/x2.cuh"
 #include "forward_sm90/warp.cuh"
 #include "forward_sm90/work_tile.cuh"
@@ -214,14 +215,8 @@ FA_DEVICE void weigh(float *s, const row_state *rows, const exponent_units *u, f
 FA_DEVICE void add_sums(row_state *rows, const float *sum)
 {
 #if EXACT_SUMS
-    /* What is added and the sum so far, each less what of it is in the new sum (Knuth, The Art of
-     * Computer Programming, volume 2, section 4.2.2). */
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float old = rows->sum[r], joint = old + sum[r], added = joint - old;
-        rows->rest[r] += (old - (joint - added)) + (sum[r] - added);
-        rows->sum[r] = joint;
-    }
+    for (int r = 0; r < 2; r++) fa_add_exactly(&rows->sum[r], &rows->rest[r], sum[r]);
 #else
     rows->sum[0] += sum[0];
     rows->sum[1] += sum[1];

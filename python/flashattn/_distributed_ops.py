@@ -110,9 +110,9 @@ class _Exchange:
         self.work: Any = None
         self.kept: Any = None
 
-    def send(self, pieces: list[torch.Tensor], peer: int) -> None:
-        """pieces: one tensor, cut along axis 1."""
-        self.outgoing[peer].append(pieces)
+    def send(self, rows: list[torch.Tensor], peer: int) -> None:
+        """rows: tensors that become one along axis 1."""
+        self.outgoing[peer].append(rows)
 
     def receive(
         self, shape: list[int], dtype: torch.dtype, peer: int
@@ -145,17 +145,17 @@ class _Exchange:
         return buffer, totals, tensors
 
     def post(self) -> _Exchange:
-        first = next((pieces[0] for of_rank in self.outgoing for pieces in of_rank), None)
+        first = next((rows[0] for of_rank in self.outgoing for rows in of_rank), None)
         if first is None:
             return self
         entries = [[(_joined_shape(x), x[0].dtype) for x in given] for given in self.outgoing]
         outgoing, sent, tensors = self._buffer(entries, first.device)
         for of_rank, given in zip(tensors, self.outgoing):
-            for x, pieces in zip(of_rank, given):
-                if len(pieces) == 1:
-                    x.copy_(pieces[0])
+            for x, rows in zip(of_rank, given):
+                if len(rows) == 1:
+                    x.copy_(rows[0])
                 else:
-                    torch.cat(pieces, 1, out=x)
+                    torch.cat(rows, 1, out=x)
         incoming, received, self.arrived = self._buffer(self.incoming, first.device)
         self.work = dist.all_to_all_single(
             incoming, outgoing, received, sent, group=self.group, async_op=True
@@ -185,9 +185,9 @@ def _in_flight() -> Iterator[list[Any]]:
         raise
 
 
-def _joined_shape(pieces: list[torch.Tensor]) -> list[int]:
-    batch, _, *rest = pieces[0].shape
-    return [batch, sum(x.shape[1] for x in pieces), *rest]
+def _joined_shape(rows: list[torch.Tensor]) -> list[int]:
+    batch, _, *rest = rows[0].shape
+    return [batch, sum(x.shape[1] for x in rows), *rest]
 
 
 # ---- One call of the operator -------------------------------------------------------------------
@@ -769,9 +769,9 @@ def _to_heads(messages: _Exchange, x: torch.Tensor, shards: Shards, into: torch.
 
     def write():
         found = {r: part() for r, part in parts.items()}
-        pieces = [found[r][:, c.row : c.row + c.length] for r, c in in_order(shards)]
-        if pieces:
-            torch.cat(pieces, 1, out=into)
+        rows = [found[r][:, c.row : c.row + c.length] for r, c in in_order(shards)]
+        if rows:
+            torch.cat(rows, 1, out=into)
 
     return write
 
@@ -783,17 +783,17 @@ def _to_rows(messages: _Exchange, x: torch.Tensor, shards: Shards, into: torch.T
     # Rows of a shard lie in the order of its chunks, which need not be that of positions.
     order = in_order(shards)
     cuts = dict(zip(order, x.split([chunk.length for _, chunk in order], 1)))
-    pieces = [[cuts[r, chunk] for chunk in shard] or [x[:, :0]] for r, shard in enumerate(shards)]
+    rows = [[cuts[r, chunk] for chunk in shard] or [x[:, :0]] for r, shard in enumerate(shards)]
     received = {}
     for t in range(1, ranks):
         target, source = (rank + t) % ranks, (rank - t) % ranks
-        messages.send(pieces[target], target)
+        messages.send(rows[target], target)
         shape = [batch, length_of(shards[rank]), heads, dim]
         received[source] = messages.receive(shape, x.dtype, source)
 
     def write():
-        for chunk, piece in zip(shards[rank], pieces[rank]):
-            into[:, chunk.row : chunk.row + chunk.length, rank] = piece
+        for chunk, own in zip(shards[rank], rows[rank]):
+            into[:, chunk.row : chunk.row + chunk.length, rank] = own
         for source, part in received.items():
             into[:, :, source] = part()
 
