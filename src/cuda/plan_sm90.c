@@ -364,27 +364,10 @@ static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cud
                     find_options(p, NULL), device, plan, why, size);
 }
 
-/* No GPU has run its clusters yet: they are there where the environment asks for the family. What
- * the plan refuses in any case it says itself. */
-static bool has_not_run(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    (void)device;
-    if (dim <= 256 || dim > 512 || p->precision != FA_PRECISION_FLOAT32 ||
-        fa_cuda_refuse_other_than_float32(p, NULL, 0))
-        return false;
-    fa_cuda_say(why, size,
-                "the head dim is %" PRId64
-                ", above 256, where FA_CUDA_KERNEL=f16x3_sm90 has to ask for it",
-                dim);
-    return true;
-}
-
 const fa_cuda_family fa_cuda_forward_f16x3_sm90 = {
     .name = "f16x3_sm90",
     .oldest = 90,
     .newest = 90,
-    .slower = has_not_run,
     .plan = plan_f16x3,
 };
 
