@@ -11,6 +11,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("PyTorch is built without Gloo", allow_module_level=True)
 
 import distributed_ranks as ranks  # noqa: E402
+from flashattn import _distributed_ops as ops  # noqa: E402
 from flashattn import _distributed_plan as plan  # noqa: E402
 from flashattn import distributed  # noqa: E402
 from reference import dropout_keep, visible  # noqa: E402
@@ -23,6 +24,41 @@ def pool():
     processes = ranks.Ranks()
     yield processes
     processes.close()
+
+
+# ---- Copies -------------------------------------------------------------------------------------
+
+LAYOUTS = {  # of (2, rows, 4, dim)
+    "contiguous": lambda x: x.contiguous(),
+    "every other head": lambda x: x.repeat_interleave(2, 2)[:, :, ::2],
+    "at an odd element": lambda x: torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape),
+    "odd strides": lambda x: torch.nn.functional.pad(x, (0, 1))[..., :-1],
+    "dims apart": lambda x: x.mT.contiguous().mT,
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("dim", (16, 20, 7))
+def test_rows_are_copied_in_units(dtype, dim, monkeypatch):
+    """Whatever the strides: bits, those of NaN with a payload too."""
+    monkeypatch.setattr(ops, "_LARGE", 0)
+    bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
+    generator = torch.Generator().manual_seed(dim)
+    limits = torch.iinfo(bits)
+    for of_first, of_second, of_target in itertools.product(LAYOUTS.values(), repeat=3):
+        parts = [
+            layout(
+                torch.randint(
+                    limits.min, limits.max, (2, n, 4, dim), generator=generator, dtype=bits
+                ).view(dtype)
+            )
+            for layout, n in ((of_first, 3), (of_second, 2))
+        ]
+        into = of_target(torch.zeros(2, 5, 4, dim, dtype=dtype))
+        ops._copy_rows(into, parts)
+        assert torch.equal(into.view(bits), torch.cat([x.view(bits) for x in parts], 1))
+        ops._copy_rows(into[:, 1:4], parts[:1])
+        assert torch.equal(into[:, 1:4].view(bits), parts[0].view(bits))
 
 
 # ---- Attention by its definition, with autograd -------------------------------------------------
