@@ -355,7 +355,9 @@ static bool plan_f16x3(const fa_problem *p, const fa_cuda_device *device, fa_cud
                        char *why, size_t size)
 {
     if (fa_cuda_refuse_other_than_float32(p, why, size)) return false;
-    if (p->precision != FA_PRECISION_FLOAT32) {
+    /* Above head dim 256 there is no kernel in tf32 that is faster. */
+    const bool wide = p->d > 256 || p->d_v > 256;
+    if (p->precision == FA_PRECISION_IEEE || (p->precision == FA_PRECISION_TF32 && !wide)) {
         fa_cuda_say(why, size, "options.precision is not FA_PRECISION_FLOAT32");
         return false;
     }

@@ -279,16 +279,16 @@ static const char *float32_family(const fa_cuda_device *device, fa_precision pre
     const int needed = d <= 128 ? 90 : d <= 256 ? 160 : 220;        /* KiB, in tf32 */
     const int needed_by_three = d <= 64 ? 39 : d <= 128 ? 71 : 144; /* by three products */
     const bool hopper = architecture == 90 && d % 4 == 0;           /* TMA wants 16 bytes */
-    if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
-        device->smem_per_block >= needed * 1024) {
-        const bool wgmma = hopper && d <= 256;
-        *arithmetic = wgmma ? "tf32 products (wgmma), float32 sums"
-                            : "tf32 products (mma.sync), float32 sums";
-        return wgmma ? "tf32_sm90" : "tf32";
-    }
-    if (precision == FA_PRECISION_FLOAT32 && hopper) {
+    if (precision != FA_PRECISION_IEEE && hopper &&
+        (precision == FA_PRECISION_FLOAT32 || d > 256)) {
         *arithmetic = "three float16 products for each (wgmma), float32 sums";
         return "f16x3_sm90";
+    }
+    if (precision == FA_PRECISION_TF32 && architecture >= 80 &&
+        device->smem_per_block >= needed * 1024) {
+        *arithmetic = hopper ? "tf32 products (wgmma), float32 sums"
+                             : "tf32 products (mma.sync), float32 sums";
+        return hopper ? "tf32_sm90" : "tf32";
     }
     if (precision != FA_PRECISION_IEEE && architecture >= 80 && d <= 256 &&
         device->smem_per_block >= needed_by_three * 1024) {
