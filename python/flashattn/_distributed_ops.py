@@ -327,17 +327,24 @@ class _Sum:
     """The merged results of calls: out (batch, n_q, heads, dim_v) and lse (batch, heads, n_q)."""
 
     def __init__(self, q: torch.Tensor, v: torch.Tensor):
-        batch, n, heads, _ = q.shape
-        self.out = q.new_zeros(batch, n, heads, v.shape[-1], dtype=torch.float32)
-        self.lse = q.new_full((batch, heads, n), -torch.inf, dtype=torch.float32)
-        self.rows, self.is_empty = n, True
+        self.q, self.dim_v = q, v.shape[-1]
+        self.found: Optional[tuple[torch.Tensor, torch.Tensor]] = None
+
+    def both(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """out in float32, and lse."""
+        if self.found is None:
+            batch, n, heads, _ = self.q.shape
+            out = self.q.new_zeros(batch, n, heads, self.dim_v, dtype=torch.float32)
+            lse = self.q.new_full((batch, heads, n), -torch.inf, dtype=torch.float32)
+            self.found = out, lse
+        return self.found
 
     def add(self, start: int, stop: int, out: torch.Tensor, lse: torch.Tensor) -> None:
-        first, self.is_empty = self.is_empty, False
-        if first and stop - start == self.rows:
-            self.out, self.lse = out.float(), lse
+        if self.found is None and stop - start == self.q.shape[1]:
+            self.found = out.float(), lse
             return
-        sum_out, sum_lse = self.out[:, start:stop], self.lse[:, :, start:stop]
+        sum_out, sum_lse = self.both()
+        sum_out, sum_lse = sum_out[:, start:stop], sum_lse[:, :, start:stop]
         both = torch.logaddexp(sum_lse, lse)
         weight = torch.exp(lse - both).masked_fill(lse == -torch.inf, 0)
         sum_out.lerp_(out.float(), weight.mT[..., None])
@@ -346,10 +353,10 @@ class _Sum:
     def add_sinks(self, sinks: Optional[torch.Tensor]) -> None:
         if sinks is None:
             return
-        both = torch.logaddexp(self.lse, sinks.float()[:, None])
-        weight = torch.exp(self.lse - both).masked_fill(self.lse == -torch.inf, 0)
-        self.out *= weight.mT[..., None]
-        self.lse = both
+        out, lse = self.both()
+        both = torch.logaddexp(lse, sinks.float()[:, None])
+        out *= torch.exp(lse - both).masked_fill(lse == -torch.inf, 0).mT[..., None]
+        self.found = out, both
 
 
 def _attend(given: _Given, total: _Sum, call: Call, q: Any, k: Any, v: Any) -> None:
@@ -365,11 +372,31 @@ def _attend(given: _Given, total: _Sum, call: Call, q: Any, k: Any, v: Any) -> N
     total.add(call.q0, call.q1, out, lse)
 
 
+class _Total:
+    """The gradient of (batch, rows, heads, dim) in float32: the first part that has all rows, or
+    zeros, and what is added to them."""
+
+    def __init__(self, like: torch.Tensor):
+        self.like = like
+        self.found: Optional[torch.Tensor] = None
+
+    def add(self, start: int, stop: int, part: torch.Tensor) -> None:
+        if self.found is None and stop - start == self.like.shape[1]:
+            self.found = part.float().contiguous()
+        else:
+            self.rows()[:, start:stop] += part
+
+    def rows(self) -> torch.Tensor:
+        if self.found is None:
+            self.found = torch.zeros_like(self.like, dtype=torch.float32)
+        return self.found
+
+
 class _Gradients:
-    """Sums in float32. dk and dv are those of the rank's own keys."""
+    """dk and dv are those of the rank's own keys."""
 
     def __init__(self, q, k, v, bias):
-        self.dq, self.dk, self.dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
+        self.dq, self.dk, self.dv = map(_Total, (q, k, v))
         self.dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
 
@@ -411,13 +438,9 @@ def _differentiate(given, gradients, outputs, call, q, k, v, dk, dv):
         "bshd",
         **options,
     )
-    sums = (
-        _cut(gradients.dq, call.q0, call.q1, call),
-        _cut(dk, call.k0, call.k1, call),
-        _cut(dv, call.k0, call.k1, call),
-    )
-    for total, part in zip(sums, parts):
-        total += part
+    rows = ((call.q0, call.q1), (call.k0, call.k1), (call.k0, call.k1))
+    for total, (start, stop), part in zip((gradients.dq, dk, dv), rows, parts):
+        total.add(start, stop, part[None] if call.cu_q is not None else part)
     if dbias is not None:
         total = _part_of(gradients.dbias, call)
         total += dbias
@@ -465,11 +488,11 @@ def _take(x: torch.Tensor, intervals: Any) -> torch.Tensor:
     return torch.cat(parts, 1) if parts else x[:, :0]
 
 
-def _give(total: torch.Tensor, intervals: Any, part: torch.Tensor) -> None:
+def _give(total: _Total, intervals: Any, part: torch.Tensor) -> None:
     """The inverse, added."""
     at = 0
     for start, stop in intervals:
-        total[:, start:stop] += part[:, at : at + stop - start]
+        total.add(start, stop, part[:, at : at + stop - start])
         at += stop - start
 
 
@@ -512,11 +535,12 @@ def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k
                 finish()
                 returning = None
             if t > 0:
-                returning = (*circle.post_gradients(t, *totals), circle.turns[t].asked)
+                rows = [total.rows() for total in totals]
+                returning = (*circle.post_gradients(t, *rows), circle.turns[t].asked)
             if t + 1 < given.ranks:
                 messages.wait()
                 blocks = following
-                totals = [torch.zeros_like(x, dtype=torch.float32) for x in blocks]
+                totals = [_Total(x) for x in blocks]
         if returning is not None:
             finish()
 
@@ -561,7 +585,7 @@ def _gather_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
         _attend(given, total, call, q, k, v)
 
 
-def _return(given: _Given, messages: _Messages, total: torch.Tensor, gradient: torch.Tensor) -> Any:
+def _return(given: _Given, messages: _Messages, total: _Total, gradient: torch.Tensor) -> Any:
     """The inverse of _gather: the function adds up in the order of distance, as the ring does."""
     rank, plan = given.rank, gathered(given.problem, given.rank)
     at, own, received = 0, [], []
@@ -584,19 +608,19 @@ def _return(given: _Given, messages: _Messages, total: torch.Tensor, gradient: t
 
     def add():
         for start, stop, part in own + received:
-            total[:, start:stop] += part
+            total.add(start, stop, part)
 
     return add
 
 
 def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k: Any, v: Any):
     k, v = _gathered_blocks(given, k, v)
-    dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+    dk, dv = _Total(k), _Total(v)
     for call in gathered(given.problem, given.rank).calls:
         _differentiate(given, sums, outputs, call, q, k, v, dk, dv)
     messages = _Messages(given.group)
     pairs = ((sums.dk, dk), (sums.dv, dv))
-    additions = [_return(given, messages, total, gradient) for total, gradient in pairs]
+    additions = [_return(given, messages, total, part.rows()) for total, part in pairs]
     messages.post().wait()
     for add in additions:
         add()
@@ -679,7 +703,8 @@ def _forward(q, k, v, *arguments):
     total = _Sum(q, v)
     (_gather_forward if gather else _ring_forward)(given, total, q, k, v)
     total.add_sinks(given.sinks)
-    return total.out.to(q.dtype), total.lse
+    out, lse = total.both()
+    return out.to(q.dtype), lse
 
 
 @torch.library.register_fake("flashattn::distributed_forward")
@@ -713,7 +738,8 @@ def _backward(dout, dlse, q, k, v, out, lse, *arguments):
     dbias = none if sums.dbias is None else sums.dbias.to(given.bias.dtype)
     sinks = given.sinks
     dsinks = none if sinks is None else _sinks_gradient(sinks, dout, dlse, out, lse)
-    return sums.dq.to(q.dtype), sums.dk.to(k.dtype), sums.dv.to(v.dtype), dbias, dsinks
+    found = (x.rows().to(x.like.dtype) for x in (sums.dq, sums.dk, sums.dv))
+    return *found, dbias, dsinks
 
 
 @torch.library.register_fake("flashattn::distributed_backward")

@@ -945,14 +945,11 @@ def _attend(
     tensors = _options_to_heads(inputs, known, heads, chunks_q)
     if ring is not None and ring.size == 1:
         ring = None
-    one = ring is None and not inputs.dropout_p
-    groups = _groups(inputs, known, heads.size) if one else 1
-    # The host needs less time for three operators, where messages and kernels do not overlap. But
-    # each has a backward of its own, and some ranks may use out alone, others lse.
-    if groups > 1 or one and return_lse:
+    if ring is None and not inputs.dropout_p:
         if tensors["sinks"] is not None:
             tensors["sinks"] = tensors["sinks"].float()
         arguments = _arguments(inputs, tensors, heads, own_q, own_k)
+        groups = _groups(inputs, known, heads.size)
         out, lse, *_ = torch.ops.flashattn.ulysses_forward(
             inputs.q, inputs.k, inputs.v, *arguments, groups, return_lse
         )
