@@ -491,11 +491,21 @@ def _pairs(lengths: Lengths, mask: Mask) -> int:
     return found
 
 
+def _operations(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> int:
+    """Of a rank's forward, about."""
+    of_pair = 2 * (heads.dim + heads.dim_v) * heads.batch * heads.query
+    return of_pair // ranks * _pairs(lengths, mask)
+
+
+def is_small(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> bool:
+    """Whether the host takes longer than the kernels. Follows from what all ranks know."""
+    return _operations(heads, lengths, mask, ranks) < _GROUP_OPERATIONS
+
+
 def head_groups(heads: Heads, lengths: Lengths, mask: Mask, ranks: int) -> int:
     """In how many groups each rank works on its heads: 2 or 1. The most that divide its key
     heads, and of which each has enough work. Follows from what all ranks know."""
-    operations = 2 * (heads.dim + heads.dim_v) * heads.batch * heads.query // ranks
-    operations *= _pairs(lengths, mask)
+    operations = _operations(heads, lengths, mask, ranks)
     groups = _GROUPS
     while groups > 1 and (heads.key // ranks % groups or operations < groups * _GROUP_OPERATIONS):
         groups //= 2

@@ -788,7 +788,10 @@ def _choose(method: str, inputs: _Inputs, known: _Known, places: _Places) -> str
     matrices = inputs.tensors["bias"] is not None or inputs.tensors["mask"] is not None
     if places.heads is None and places.size <= _NODE and not matrices:
         if heads % places.size == 0 and heads_kv % places.size == 0:
-            return "ulysses"
+            # Between two ranks a ring is two calls, which the host makes sooner than the exchanges.
+            ring = places.size == 2 and not inputs.dropout_p
+            ring = ring and _plan.is_small(*_size(inputs, known), places.size)
+            return "ring" if ring else "ulysses"
     rows = sum(known.lengths_k) // len(known.lengths_k)
     return "ring" if rows * (heads // heads_kv) >= _LONG_ROWS else "all_gather"
 
@@ -848,7 +851,7 @@ def _arguments(
     ]
 
 
-def _groups(inputs: _Inputs, known: _Known, ranks: int) -> int:
+def _size(inputs: _Inputs, known: _Known) -> tuple[_plan.Heads, _plan.Lengths, _plan.Mask]:
     q, k, v = inputs.q, inputs.k, inputs.v
     heads = _plan.Heads(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
     cu = (inputs.cu_q, inputs.cu_k)
@@ -857,7 +860,7 @@ def _groups(inputs: _Inputs, known: _Known, ranks: int) -> int:
     lengths = _plan.Lengths(tuple(cu[0]), tuple(cu[1]), inputs.packed)
     left, right = inputs.window or (-1, -1)
     mask = _plan.Mask(inputs.causal, left, right, inputs.diagonal, False, False)
-    return _plan.head_groups(heads, lengths, mask, ranks)
+    return heads, lengths, mask
 
 
 def _whole_rows(
@@ -949,7 +952,7 @@ def _attend(
         if tensors["sinks"] is not None:
             tensors["sinks"] = tensors["sinks"].float()
         arguments = _arguments(inputs, tensors, heads, own_q, own_k)
-        groups = _groups(inputs, known, heads.size)
+        groups = _plan.head_groups(*_size(inputs, known), heads.size)
         out, lse, *_ = torch.ops.flashattn.ulysses_forward(
             inputs.q, inputs.k, inputs.v, *arguments, groups, return_lse
         )

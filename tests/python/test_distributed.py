@@ -381,6 +381,9 @@ def test_auto(pool):
         (4, 2, 4096, {}, "ring"),
         (4, 8, 4096, {"mask": (1, 100)}, "all_gather"),
         (16, 16, 1 << 20, {}, "ring"),
+        (2, 8, 1000, {}, "ring"),
+        (2, 8, 1000, {"dropout_p": 0.5, "seed": 1, "offset": 2}, "ulysses"),
+        (2, 8, 1 << 20, {}, "ulysses"),
     ],
 )
 def test_what_auto_chooses(size, heads_kv, n, options, expected):
@@ -425,7 +428,7 @@ def test_how_many_groups(ranks_, heads_kv, n, options, expected):
     q, k = torch.zeros(1, 1, heads, 128), torch.zeros(1, 1, heads_kv, 128)
     inputs = distributed._Inputs(q, k, k, options)
     known = distributed._Known([n // ranks_] * ranks_, [n // ranks_] * ranks_, {})
-    assert distributed._groups(inputs, known, ranks_) == expected
+    assert plan.head_groups(*distributed._size(inputs, known), ranks_) == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
