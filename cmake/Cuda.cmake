@@ -115,7 +115,7 @@ set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_library "")
 set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_ladder "")
 
 # Of the time of an image, dependencies take 0.15 s, and the smallest compression 0.15 to 0.4 s: of no use where kernels
-# are compiled to see whether they compile.
+# are compiled only to be looked at.
 option(FA_CUDA_ONCE "Kernels for this build alone: without dependency files, larger" OFF)
 mark_as_advanced(FA_CUDA_ONCE)
 
