@@ -114,12 +114,21 @@ endif()
 set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_library "")
 set_property(GLOBAL PROPERTY FA_CUDA_IMAGES_ladder "")
 
+# Of the time of an image, dependencies take 0.15 s, and the smallest compression 0.15 to 0.4 s: of no use where kernels
+# are compiled only to be looked at.
+option(FA_CUDA_ONCE "Kernels for this build alone: without dependency files, larger" OFF)
+mark_as_advanced(FA_CUDA_ONCE)
+
 # The older compilers have no choice of compression.
 set(FA_NVCC_FLAGS -O3 -std=c++20 -Xptxas -v)
 if(FA_CUDA_ARCHITECTURES)
     execute_process(COMMAND "${FA_NVCC}" --help OUTPUT_VARIABLE help ERROR_QUIET)
     if(help MATCHES "--compress-mode")
-        list(APPEND FA_NVCC_FLAGS --compress-mode=size)
+        set(compression size)
+        if(FA_CUDA_ONCE)
+            set(compression speed)
+        endif()
+        list(APPEND FA_NVCC_FLAGS --compress-mode=${compression})
     endif()
 endif()
 
@@ -165,15 +174,21 @@ function(fa_cuda_kernel collection name source oldest)
     endif()
     list(TRANSFORM ARGN PREPEND -D)
     # Names relative to here: nvcc does not escape blanks in the dependency file's target.
+    set(list_dependencies -MMD -MF ${name}.d)
+    set(depfile DEPFILE "${CMAKE_CURRENT_BINARY_DIR}/${name}.d")
+    if(FA_CUDA_ONCE)
+        set(list_dependencies "")
+        set(depfile "")
+    endif()
     add_custom_command(
         OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin"
         BYPRODUCTS "${CMAKE_CURRENT_BINARY_DIR}/${name}.log"
         COMMAND "${CMAKE_COMMAND}" -P "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake" --
                 ${name}.log "${FA_NVCC}" --fatbin ${FA_NVCC_FLAGS} ${targets} ${ARGN}
                 "-I${PROJECT_SOURCE_DIR}/kernels" "-I${PROJECT_SOURCE_DIR}/src"
-                -MMD -MF ${name}.d -o ${name}.fatbin "${source}"
+                ${list_dependencies} -o ${name}.fatbin "${source}"
         DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/CompileKernel.cmake"
-        DEPFILE "${CMAKE_CURRENT_BINARY_DIR}/${name}.d"
+        ${depfile}
         WORKING_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}"
         COMMENT "Compiling CUDA kernel ${name}"
         VERBATIM)

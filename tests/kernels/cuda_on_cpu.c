@@ -1,9 +1,8 @@
-/* Fibers: made by ucontext, switched by setjmp, which needs no system call. */
+/* Fibers: each is made once, and kept for later blocks and kernels. */
 #undef _FORTIFY_SOURCE
 #include "cuda_on_cpu.h"
 
 #include <limits.h>
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +36,60 @@ extern char __executable_start[], _end[];
 
 typedef enum meeting { NOWHERE, ENDED, BARRIER, VOTE, OF_WARP, NAMED, UNIT, CLUSTER } meeting;
 
+/* Where a fiber, or the scheduler, goes on. */
+#if defined(__x86_64__) && defined(__GNUC__)
+typedef struct place {
+    void *stack; /* what a called function keeps: six registers, and the address to return to */
+} place;
+
+/* Leaves here to be come back to, and goes there: without a system call, which swapcontext makes. */
+void cuda_switch(place *here, const place *there);
+__asm__(".text\n"
+        ".type cuda_switch, @function\n"
+        "cuda_switch:\n"
+        "    push %rbp\n"
+        "    push %rbx\n"
+        "    push %r12\n"
+        "    push %r13\n"
+        "    push %r14\n"
+        "    push %r15\n"
+        "    mov %rsp, (%rdi)\n"
+        "    mov (%rsi), %rsp\n"
+        "    pop %r15\n"
+        "    pop %r14\n"
+        "    pop %r13\n"
+        "    pop %r12\n"
+        "    pop %rbx\n"
+        "    pop %rbp\n"
+        "    ret\n"
+        ".size cuda_switch, . - cuda_switch\n");
+
+static void make_place(place *p, char *stack, void (*function)(void))
+{
+    void **top = (void **)(void *)(stack + STACK);
+    *--top = NULL; /* the function does not return */
+    memcpy(--top, &function, sizeof function);
+    for (int i = 0; i < 6; i++) *--top = NULL;
+    p->stack = top;
+}
+#else
+typedef ucontext_t place;
+
+static void cuda_switch(place *here, const place *there)
+{
+    if (swapcontext(here, there) != 0) abort();
+}
+
+static void make_place(place *p, char *stack, void (*function)(void))
+{
+    if (getcontext(p) != 0) abort();
+    p->uc_stack.ss_sp = stack;
+    p->uc_stack.ss_size = STACK;
+    p->uc_link = NULL;
+    makecontext(p, function, 0);
+}
+#endif
+
 typedef struct copy {
     uint32_t to;
     const void *from;
@@ -44,17 +97,16 @@ typedef struct copy {
     int group;
 } copy;
 
+/* Small: whether threads can go on is asked all the time. */
 typedef struct fiber {
-    ucontext_t first;
-    jmp_buf resume;
-    bool started;
     meeting at;
-    unsigned phase; /* OF_WARP, BARRIER, VOTE, NAMED, CLUSTER: this phase must end */
-    int number;     /* NAMED */
-    cuda_wait wait; /* UNIT */
+    unsigned phase;          /* OF_WARP, BARRIER, VOTE, NAMED, CLUSTER: this phase must end */
+    int number;              /* NAMED */
+    bool started;            /* on its stack, where it waits in `enter` between two blocks */
+    int copies, copy_groups; /* on their way; committed */
+    place resume;
+    cuda_wait wait;                    /* UNIT */
     unsigned arrivals[NAMED_BARRIERS]; /* phases of named barriers that it has arrived in */
-    int copies, copy_groups;           /* on their way; committed */
-    copy copy[MOST_COPIES];
 } fiber;
 
 typedef struct named_barrier {
@@ -66,6 +118,7 @@ typedef struct named_barrier {
 typedef struct block {
     unsigned number; /* of the grid */
     fiber fibers[MOST_THREADS];
+    copy copies[MOST_THREADS][MOST_COPIES];
     char *stacks; /* of so many threads; they are kept for later kernels */
     unsigned stack_count;
     float *dynamic;  /* shared memory */
@@ -81,8 +134,7 @@ static struct {
     const cuda_run *run;
     unsigned together; /* blocks that run side by side now */
     block blocks[CUDA_MOST_TOGETHER];
-    jmp_buf scheduler;
-    ucontext_t back;
+    place scheduler;
     unsigned cluster_phase[CUDA_MOST_TOGETHER]; /* of each cluster */
 } machine;
 
@@ -171,7 +223,7 @@ static void meet(meeting at, unsigned phase)
     fiber *f = &here()->fibers[cuda_thread.x];
     f->at = at;
     f->phase = phase;
-    if (_setjmp(f->resume) == 0) _longjmp(machine.scheduler, 1);
+    cuda_switch(&f->resume, &machine.scheduler);
 }
 
 void __syncthreads(void) { meet(BARRIER, here()->phase); }
@@ -358,11 +410,12 @@ void *cuda_shared_at(uint32_t address, size_t size)
 void cuda_finish_copies(unsigned thread, int group)
 {
     fiber *f = &here()->fibers[thread];
+    copy *list = here()->copies[thread];
     int left = 0;
     for (int i = 0; i < f->copies; i++) {
-        const copy *c = &f->copy[i];
+        const copy *c = &list[i];
         if (c->group < group) memcpy(cuda_shared_at(c->to, c->bytes), c->from, c->bytes);
-        else f->copy[left++] = *c;
+        else list[left++] = *c;
     }
     f->copies = left;
 }
@@ -376,7 +429,8 @@ void cuda_copy_async(uint32_t to, const void *from, size_t bytes, bool wanted)
     fiber *f = &here()->fibers[cuda_thread.x];
     if (f->copies == MOST_COPIES) cuda_die("too many copies on their way");
     if (wanted) cuda_check_access(from, bytes);
-    f->copy[f->copies++] = (copy){to, wanted ? from : zeros, bytes, f->copy_groups};
+    here()->copies[cuda_thread.x][f->copies++] =
+        (copy){to, wanted ? from : zeros, bytes, f->copy_groups};
     if (!machine.run->backwards) finish_copies(f->copy_groups + 1);
 }
 
@@ -473,22 +527,24 @@ ACCESSES_OF(16)
 
 /* ---- The machine ----------------------------------------------------------------------------- */
 
+/* A thread of one block after the other. */
 static void enter(void)
 {
-    machine.run->kernel(machine.run->parameters);
-    if (here()->fibers[cuda_thread.x].copies) cuda_die("the end, and copies still on their way");
-    here()->fibers[cuda_thread.x].at = ENDED;
-    _longjmp(machine.scheduler, 1);
+    for (;;) {
+        machine.run->kernel(machine.run->parameters);
+        if (here()->fibers[cuda_thread.x].copies)
+            cuda_die("the end, and copies still on their way");
+        meet(ENDED, 0);
+    }
 }
 
 static void resume(unsigned thread)
 {
     fiber *f = &here()->fibers[thread];
     cuda_thread.x = thread;
-    if (_setjmp(machine.scheduler) != 0) return;
-    if (f->started) _longjmp(f->resume, 1);
+    if (!f->started) make_place(&f->resume, here()->stacks + (size_t)thread * STACK, enter);
     f->started = true;
-    setcontext(&f->first);
+    cuda_switch(&machine.scheduler, &f->resume);
 }
 
 static bool can_go_on(unsigned thread)
@@ -701,15 +757,9 @@ static void end_block(void)
 static void start_fiber(unsigned thread)
 {
     fiber *f = &here()->fibers[thread];
-    f->started = false;
     f->at = NOWHERE;
     f->copies = f->copy_groups = 0;
     memset(f->arrivals, 0, sizeof f->arrivals);
-    if (getcontext(&f->first) != 0) abort();
-    f->first.uc_stack.ss_sp = here()->stacks + (size_t)thread * STACK;
-    f->first.uc_stack.ss_size = STACK;
-    f->first.uc_link = &machine.back;
-    makecontext(&f->first, enter, 0);
 }
 
 static void start_block(unsigned number)
@@ -730,6 +780,7 @@ static void allocate(block *b, const cuda_run *run)
         free(b->stacks);
         b->stacks = malloc((size_t)run->threads * STACK);
         b->stack_count = run->threads;
+        for (unsigned n = 0; n < MOST_THREADS; n++) b->fibers[n].started = false;
     }
     b->dynamic = aligned_alloc(128, ((size_t)run->smem_bytes + GUARD + 127) / 128 * 128);
     b->variables = malloc(variables_size() + 1);
