@@ -41,7 +41,7 @@ typedef struct fa_decode_params {
     int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
                              * launch's, and their rows are left alone. 0: no mixed batch */
     int32_t step;           /* FA_DECODE_... */
-    int32_t counters;       /* FA_DECODE_LAST: the set of counters */
+    int32_t counters;       /* FA_DECODE_LAST: the set of counters; below 0: there is none */
     float *sums;            /* the parts' results, if there can be several */
 } fa_decode_params;
 
@@ -50,6 +50,7 @@ typedef struct fa_decode_divisors {
     fa_reciprocal tasks, tiles, units, chunks, parts;
     int32_t units_of_batch; /* key/value heads times chunks */
     int32_t group;          /* query heads of a key/value head */
+    fa_reciprocal page_rows; /* rows of a page; 1: there are no pages */
 } fa_decode_divisors;
 
 #define FA_DECODE_BY_ROWS 1

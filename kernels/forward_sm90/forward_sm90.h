@@ -15,6 +15,7 @@
  *   short_rows           1: only for rows of few keys (common/flat_rows.h)
  *   few_queries          1: only for few queries, or where a larger last tile would be mostly empty
  *                        (src/cuda/plan_sm90.c)
+ *   beside               1: the launch runs beside the one in front of it (src/cuda/plan_mixed.c)
  *   tracked              1: plain tiles always track the max (softmax.cuh), which costs 0 to 2% at
  *                        head dims above 128
  */

@@ -11,7 +11,7 @@
     {                                                                                              \
         .name = text, .major = higher, .minor = lower, .multiprocessors = sms,                     \
         .smem_per_block = block_bytes, .smem_per_sm = sm_bytes, .registers_per_sm = 65536,         \
-        .l2_bytes = mib##LL << 20, .memory_bytes = gib##LL << 30                                   \
+        .overlaps = true, .l2_bytes = mib##LL << 20, .memory_bytes = gib##LL << 30                 \
     }
 
 static const fa_cuda_device devices[] = {

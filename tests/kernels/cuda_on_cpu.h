@@ -213,6 +213,7 @@ struct cuda_run {
     unsigned static_bytes; /* of static shared memory, in front of them; 0: few */
     bool backwards;
     bool overlaps;                    /* the launch in front: each thread must wait for that one */
+    bool beside;                      /* that one: its last block alone must wait */
     bool last_block_first;            /* clusters take turns from the last one on */
     bool first_block_slow;            /* of those side by side: it goes on only when no other can */
     unsigned slow_warp;               /* counted through the blocks of a cluster */
