@@ -475,10 +475,11 @@ bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
     const bool counted = counters.number >= 0 && counters.number < count_sets(v);
     const int32_t set = counted ? counters.number : -1;
-    const bool fine = counted || !merges
-                          ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, set, fault)
-                          : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, set, fault) &&
-                                queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, set, fault);
+    const bool fine =
+        counted || !merges
+            ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, set, fault)
+            : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, set, fault) &&
+                  queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, set, fault);
     fa_cuda_counter_release(counters, call->stream);
     return fine;
 }

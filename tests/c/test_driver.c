@@ -326,7 +326,9 @@ static void test_no_overlap(void)
     void *parameters[] = {&value};
     fa_cuda_device device = {.overlaps = true};
     setenv("FAKE_CUDA_VERSION", "12020", 1);
-    if (!use_fake(0) || !fa_cuda_get_device(0, &device, &fault) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    if (!use_fake(0) || !fa_cuda_get_device(0, &device, &fault) ||
+        !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault))
+        return;
     const fa_cuda_launch l = {.grid = {4, 1, 1}, .threads = 384, .overlaps = true};
     CHECK(fa_cuda_launch_kernel(kernel, &l, parameters, &fault) &&
               record->last.num_attributes == 0 && !record->last.overlaps,
@@ -1118,10 +1120,7 @@ static void test_checks_in_threads(void)
 
 /* ---- running them ---------------------------------------------------------------------------- */
 
-#define SCENARIO(name)                                                                             \
-    {                                                                                              \
-#name, name                                                                                \
-    }
+#define SCENARIO(name) {#name, name}
 static const struct {
     const char *name;
     void (*function)(void);

@@ -91,12 +91,13 @@ static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *
     more->stages = stages;
 }
 
-/* Blocks that stay take parts by a counter, or, without one, by their numbers. */
+/* Blocks that stay take parts by a counter, or, without one, by their numbers. Few sets, so that one
+ * that a launch does not leave as it was spoils the next problems. */
 static int32_t choose_counters(const machine *m, const fa_cuda_plan_launch *l, int step)
 {
     if (l->decode.blocks == 0) return (int32_t)(m->number % FA_DECODE_COUNTER_SETS);
     const bool counted = step == FA_DECODE_LAST && (l->decode.parts > 1 || m->number % 4 > 0);
-    return counted ? (int32_t)(m->number % FA_DECODE_SM90_COUNTER_SETS) : -1;
+    return counted ? (int32_t)(m->number % 2 * (FA_DECODE_SM90_COUNTER_SETS - 1)) : -1;
 }
 
 static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)

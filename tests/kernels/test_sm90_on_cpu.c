@@ -177,11 +177,10 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
 static void plan_beside(attempt *a)
 {
     fa_cuda_plan_launch *l = &a->plan.launches[0];
-    const int other = l->variant == FA_VARIANT_forward_sm90_d128_f16
-                          ? FA_VARIANT_forward_sm90_d128_beside_f16
-                      : l->variant == FA_VARIANT_forward_sm90_d128_bf16
-                          ? FA_VARIANT_forward_sm90_d128_beside_bf16
-                          : l->variant;
+    const int other =
+        l->variant == FA_VARIANT_forward_sm90_d128_f16    ? FA_VARIANT_forward_sm90_d128_beside_f16
+        : l->variant == FA_VARIANT_forward_sm90_d128_bf16 ? FA_VARIANT_forward_sm90_d128_beside_bf16
+                                                          : l->variant;
     if (runs[other] < runs[l->variant]) l->variant = other;
 }
 
