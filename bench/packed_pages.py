@@ -2,20 +2,25 @@
 """Batches of a server: packed queries, few or many a sequence, over a cache in pages.
 
     python3 bench/packed_pages.py [--library build/libflashattn.so] [--fa3 FILE] [--page 64]
-                                  [--cells 0,1] [--rounds 9]
+                                  [--cells 0,1] [--rounds 9] [--kernels mixed,mixed_beside:44]
 
 bfloat16, 32 query heads, 8 key/value heads, head dim 128, causal (a sequence's queries are its last
 ones), pages in random order, lengths on the device alone. Calls are in a CUDA graph; the libraries
 take turns. Results are compared with float32 arithmetic by PyTorch, for some sequences. The limit is
 the sum of the parts' limits: 4,400 GB/s for sequences of few queries, 700 TFLOP/s for the others.
+--kernels: families that the environment asks for, FA_CUDA_KERNEL, each with a copy of the library; behind
+a colon FA_MIXED_BLOCKS. They take turns as well.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
 
 import argparse
 import math
+import os
 import pathlib
+import shutil
 import statistics
 import sys
+import tempfile
 
 import torch
 
@@ -73,9 +78,28 @@ class Batch:
         return worst
 
 
-def ours(library, batch):
+class Kernels:
+    """A copy of the library, as it reads FA_CUDA_KERNEL once; "" is the planner's choice."""
+
+    def __init__(self, path, name, folder):
+        self.name, blocks = (name.split(":") + [""])[:2]
+        self.environment = {"FA_CUDA_KERNEL": self.name, "FA_MIXED_BLOCKS": blocks}
+        copy = pathlib.Path(folder) / f"{name or 'planned'}.so".replace(":", "_")
+        self.library = fa.Library(pathlib.Path(shutil.copy(path, copy)))
+        self.label = name or "flashattn"
+
+    def ask(self):
+        for variable, value in self.environment.items():
+            if value:
+                os.environ[variable] = value
+            else:
+                os.environ.pop(variable, None)
+
+
+def ours(kernels, batch):
+    kernels.ask()
     out = torch.full_like(batch.q, math.nan)
-    call = fa.Call(library, batch.q[None], *batch.pages, out[None], device=fa.CUDA, causal=True,
+    call = fa.Call(kernels.library, batch.q[None], *batch.pages, out[None], device=fa.CUDA, causal=True,
                    cu_seqlens_q=batch.starts, num_sequences=len(batch.keys),
                    max_seqlen_q=max(batch.queries), seqlens_k=batch.lengths,
                    block_table=batch.table, block_table_stride=batch.table.shape[1])
@@ -87,6 +111,7 @@ def ours(library, batch):
     print("   ", call.describe()[:220])
 
     def run():
+        kernels.ask()
         call.options.stream = torch.cuda.current_stream().cuda_stream
         call()
 
@@ -138,25 +163,32 @@ def main():
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--cells", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--kernels", default="")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("packed_pages.py: PyTorch sees no CUDA device", file=sys.stderr)
         return 2
-    library, wrong = fa.Library(args.library.resolve()), 0
+    folder = tempfile.TemporaryDirectory()
+    kernels = [Kernels(args.library.resolve(), name, folder.name)
+               for name in args.kernels.split(",")]
+    wrong = 0
     for number in map(int, args.cells.split(",")):
         name, parts, bar = CELLS[number]
         torch.manual_seed(number)
         batch = Batch(parts, args.page)
-        made = [ours(library, batch)] + ([fa3(args.fa3, batch)] if args.fa3 else [])
+        made = [ours(each, batch) for each in kernels]
+        made += [fa3(args.fa3, batch)] if args.fa3 else []
+        labels = [each.label for each in kernels] + ["FA-3"]
         errors = []
         for run, out in made:
             run()
             torch.cuda.synchronize()
             errors.append(batch.error(out))
-        wrong += not errors[0] < 4e-3
+        wrong += any(not error < 4e-3 for error in errors[:len(kernels)])
         us = time_all([run for run, _ in made], args.rounds)
-        beside = f", FA-3 {us[1]:.0f} (error {errors[1]:.1e})" if args.fa3 else ""
-        print(f"{name}, page {args.page}: flashattn {us[0]:.0f} us (error {errors[0]:.1e}){beside}, "
+        found = ", ".join(f"{label} {x:.0f} us (error {error:.1e})"
+                          for label, x, error in zip(labels, us, errors))
+        print(f"{name}, page {args.page}: {found}, "
               f"FA-3 elsewhere {bar}, limit {limit_us(parts):.0f}", flush=True)
         del batch, made
         torch.cuda.empty_cache()

@@ -569,7 +569,8 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * Ampere and later), "f16x3_sm90" (float32 inputs with float32's errors, on tensor cores of Hopper),
  * "latent_sm90" (Hopper: values that are the first columns of keys, head dims of 257 to 576),
  * "decode_sm90" (Hopper: few queries by TMA), "mixed" (packed queries over a cache:
- * "decode" for sequences of few queries, another family for the others)
+ * "decode" for sequences of few queries, another family for the others), "mixed_beside" (Hopper: both
+ * at the same time; what it does not do, the others do)
  * or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
  * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
  * call fail with FA_ERROR_DEVICE.

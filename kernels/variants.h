@@ -107,6 +107,13 @@ VARIANT_16BIT(forward_sm90_general256, .file = "forward_sm90/forward_sm90", .ker
               .keys = 64, .stages = 2, .q_stages = 1, .single_tiles = 0, .short_rows = 0, .tracked = 0)
 END(forward, sm90)
 
+/* For the sequences of many queries of a mixed batch, beside decode_sm90_persistent. */
+FAMILY(forward, sm90_beside)
+VARIANT_16BIT(forward_sm90_d128_beside, .file = "forward_sm90/forward_sm90", .kernel = "forward_sm90", .architecture = 90,
+              .head_dim = 128, .value_dim = 128, .options = 0, .cluster = 1, .consumers = 2,
+              .keys = 128, .stages = 2, .q_stages = 2, .single_tiles = 0, .short_rows = 0, .tracked = 0, .beside = 1)
+END(forward, sm90_beside)
+
 FAMILY(forward, sm80)
 VARIANT_16BIT(forward_sm80_d64, .file = "forward_sm80/forward_sm80", .kernel = "forward_sm80", .architecture = 80,
               .head_dim = 64, .options = 0, .warps = 4, .split = 1, .group_rows = 32,
@@ -364,6 +371,12 @@ VARIANT(decode_sm90_d256_int8, .file = "decode_sm90/decode_sm90", .kernel = "dec
         .element = FA_ELEMENT_FLOAT16, .cache = FA_ELEMENT_INT8, .head_dim = 256, .options = 0, .group_rows = 8,
         .keys = 128, .stages = 6, .static_smem = 480, .blocks = 2)
 END(decode, sm90)
+
+/* For the sequences of few queries of a mixed batch, in blocks that stay. */
+FAMILY(decode, sm90_persistent)
+VARIANT_16BIT(decode_sm90_d128_persistent, .file = "decode_sm90/persistent", .kernel = "decode_sm90_persistent", .architecture = 90,
+              .head_dim = 128, .options = 0, .group_rows = 8, .keys = 64, .stages = 4, .groups = 3, .blocks = 1)
+END(decode, sm90_persistent)
 
 /* Latent attention with many query heads. */
 FAMILY(decode, latent_sm90)

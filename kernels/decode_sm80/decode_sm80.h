@@ -41,15 +41,16 @@ typedef struct fa_decode_params {
     int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
                              * launch's, and their rows are left alone. 0: no mixed batch */
     int32_t step;           /* FA_DECODE_... */
-    int32_t counters;       /* FA_DECODE_LAST: the set of counters */
+    int32_t counters;       /* FA_DECODE_LAST: the set of counters; below 0: there is none */
     float *sums;            /* the parts' results, if there can be several */
 } fa_decode_params;
 
 /* For decode_sm90: of the numbers by which a block's number is divided. */
 typedef struct fa_decode_divisors {
     fa_reciprocal tasks, tiles, units, chunks, parts;
-    int32_t units_of_batch; /* key/value heads times chunks */
-    int32_t group;          /* query heads of a key/value head */
+    int32_t units_of_batch;  /* key/value heads times chunks */
+    int32_t group;           /* query heads of a key/value head */
+    fa_reciprocal page_rows; /* rows of a page; 1: there are no pages */
 } fa_decode_divisors;
 
 #define FA_DECODE_BY_ROWS 1
@@ -76,7 +77,7 @@ typedef struct fa_decode_divisors {
  * warp's maxima; and of all dynamic shared memory. */
 #define FA_DECODE_EXCHANGE(rows, keys, warps) (2 * (rows) * (keys) + 4 * (rows) * (warps))
 #define FA_DECODE_SMEM_LATENT(element, dim, rows, warps, keys, stages)                             \
-    (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys)*FA_DECODE_PITCH(dim, element))
+    (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys) * FA_DECODE_PITCH(dim, element))
 
 /* Floats of a row's sums, of a part in the workspace or of a warp in shared memory. Behind the
  * columns are the base of the weights, as an exponent of 2, and the sum of the weights. */
@@ -87,6 +88,6 @@ typedef struct fa_decode_divisors {
     (FA_DECODE_PITCH(dim, element) * ((rows) + 2 * (warps) * (stages) * (keys)))
 
 #define FA_DECODE_SMEM_8BIT(dim, rows, warps, keys, stages)                                        \
-    (FA_DECODE_QUERIES_8BIT(dim, rows) + 2 * (warps) * (stages)*FA_DECODE_TILE_8BIT(dim, keys))
+    (FA_DECODE_QUERIES_8BIT(dim, rows) + 2 * (warps) * (stages) * FA_DECODE_TILE_8BIT(dim, keys))
 
 #endif

@@ -40,7 +40,7 @@ FA_DEVICE void share_sums(const pipeline *pipe, row_sums *rows, const float *out
             sums[row_of(i / 2, i % 2) * ROW_FLOATS + 64 * (n / 2) + first_of_block() +
                  8 * (n % 2)] = out[score_at(n / 2, i / 2, n % 2, i % 2)];
     sync_consumers();
-    const int r = ptx_thread_id();
+    const int r = thread_id();
     if (r >= ROWS) return;
     float sum = 0.0f;
 #pragma unroll
@@ -49,14 +49,14 @@ FA_DEVICE void share_sums(const pipeline *pipe, row_sums *rows, const float *out
         make_float2(pipe->exchange[CONSUMER_WARPS * ROWS + r], sum);
 }
 
-FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, float *sums)
+/* at: goes on behind the part's tiles. */
+FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
+                      fa_place *at, float *sums)
 {
-    const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_uniform_key_tiles(w);
     const int from = (int)ptx_uniform((uint32_t)w->from), to = (int)ptx_uniform((uint32_t)w->to);
     const int all_from = (int)ptx_uniform((uint32_t)w->all_from);
     const int all_to = (int)ptx_uniform((uint32_t)w->all_to);
-    fa_place at = {0, 0};
     row_sums rows;
     float out[OUTPUTS];
 #pragma unroll
@@ -72,14 +72,14 @@ FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, float *su
         const int first = tiles.first + n * KEYS;
         char *weights = pipe->weights + n % WEIGHT_BUFFERS * WEIGHT_BYTES;
         float s[SCORES];
-        make_scores(pipe, &at, s);
+        make_scores(pipe, at, s);
         scale_scores(&d->attention, s);
         const bool masked = first < all_from || first + KEYS > all_to;
         if (masked) hide_keys(d, w, first, s);
-        if (first < from || first + KEYS > to) clear_unseen(pipe, w, at, first);
+        if (first < from || first + KEYS > to) clear_unseen(pipe, w, *at, first);
         make_weights(pipe, s, ptx_shared_address(weights), &rows, out);
-        const bool careful = masked && hides_keys(w, first) && has_nonfinite_values(pipe, at);
-        add_values(pipe, weights, careful, &at, out);
+        const bool careful = masked && hides_keys(w, first) && has_nonfinite_values(pipe, *at);
+        add_values(pipe, weights, careful, at, out);
     }
     share_sums(pipe, &rows, out, sums);
 }

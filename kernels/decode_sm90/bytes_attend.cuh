@@ -100,11 +100,10 @@ FA_DEVICE void release_rows(const pipeline *pipe, fa_place *at)
     for (int i = 0; i < TILE_STAGES; i++) go_on(pipe, at);
 }
 
-FA_DEVICE void attend_tiles(const pipeline *pipe, const fa_decode_params *d, fa_output *o)
+FA_DEVICE void attend_tiles(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
+                            fa_place *at, fa_output *o)
 {
-    const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_uniform_key_tiles(w);
-    fa_place at = {0, 0};
     fa_queries q;
     find_queries(&q, ptx_shared_address(pipe->q), HALVES, score_unit(d, w));
 #pragma unroll 1
@@ -114,32 +113,32 @@ FA_DEVICE void attend_tiles(const pipeline *pipe, const fa_decode_params *d, fa_
         const fa_vectors vectors = find_vectors(); /* found anew: registers are few */
         bool careful = false;
         fa_scores s;
-        acquire_tile(pipe, at);
-        make_scores(&q, HALVES, &vectors, own_rows(pipe, &at), &s);
-        scale_scores(d, w->k_scale != NULL, &q, HALVES, own_scales(pipe, &at), &s);
-        release_rows(pipe, &at);
-        acquire_tile(pipe, at);
-        const uint32_t values = own_rows(pipe, &at);
+        acquire_tile(pipe, *at);
+        make_scores(&q, HALVES, &vectors, own_rows(pipe, at), &s);
+        scale_scores(d, w->k_scale != NULL, &q, HALVES, own_scales(pipe, at), &s);
+        release_rows(pipe, at);
+        acquire_tile(pipe, *at);
+        const uint32_t values = own_rows(pipe, at);
         if (masked) {
             hide_keys(d, w, first, &s);
             if (first < w->from || first + KEYS > w->to) clear_unseen(w, values, first);
             careful = hides_keys(d, w, first) && has_nonfinite_values(values);
         }
-        add_tile(w->v_scale != NULL, HALVES, &s, &vectors, values, own_scales(pipe, &at), careful,
+        add_tile(w->v_scale != NULL, HALVES, &s, &vectors, values, own_scales(pipe, at), careful,
                  o);
-        release_rows(pipe, &at);
+        release_rows(pipe, at);
     }
 }
 
 /* The warps' sums over the block's part, to shared memory, as merge() takes them. */
-FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, float *sums)
+FA_DEVICE void attend(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
+                      fa_place *at, float *sums)
 {
-    const fa_work *w = &pipe->state->work;
     fa_output o;
     load_queries(d, w, ptx_shared_address(pipe->q));
     clear_output(&o);
     sync_consumers();
-    attend_tiles(pipe, d, &o);
+    attend_tiles(pipe, d, w, at, &o);
     sync_consumers(); /* all have used the stages */
     store_warp(&o, sums + warp_id() * (ROWS * ROW_FLOATS));
 }

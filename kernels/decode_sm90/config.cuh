@@ -24,6 +24,13 @@
 #include "ptx/barrier.cuh"
 #include "ptx/thread.cuh"
 
+/* Groups of warps of a persistent block, which have a part each at a time. 0: a block has one part
+ * and ends. */
+#ifndef GROUPS
+#define GROUPS 0
+#endif
+#define PERSISTENT (GROUPS > 0)
+
 #ifdef CACHE
 #define EIGHT_BITS 1
 #if ELEMENT != FA_ELEMENT_FLOAT16 || (CACHE != FA_ELEMENT_FLOAT8_E4M3 && CACHE != FA_ELEMENT_INT8)
@@ -41,9 +48,9 @@
 #endif
 
 enum {
-    THREADS = FA_DECODE_SM90_THREADS,
-    WARPS = THREADS / 32,
     CONSUMER_THREADS = 128,
+    THREADS = PERSISTENT ? CONSUMER_THREADS : FA_DECODE_SM90_THREADS, /* that merge */
+    WARPS = THREADS / 32,
     CONSUMER_WARPS = CONSUMER_THREADS / 32, /* the producer's warp is behind them */
     ROWS = GROUP_ROWS,
     BLOCK_KEYS = KEYS,
@@ -57,7 +64,7 @@ enum {
     DIM_BLOCK_BYTES = KEYS * 128,
     STAGE_DIM_BLOCKS = STAGE_BYTES / DIM_BLOCK_BYTES,
     TILE_STAGES = DIM_BLOCKS / STAGE_DIM_BLOCKS,
-    MOST_STAGES = FA_DECODE_SM90_STAGES
+    MOST_STAGES = FA_DECODE_SM90_STAGES / (PERSISTENT ? GROUPS : 1)
 };
 static_assert(HEAD_DIM % DIM_BLOCK_COLUMNS == 0, "whole blocks of columns");
 static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
@@ -71,14 +78,35 @@ static_assert(TILE_STAGES * STAGE_DIM_BLOCKS == DIM_BLOCKS, "whole stages");
 
 enum { ROW_FLOATS = FA_DECODE_ROW(VALUE_DIM) };
 
-FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
-FA_DEVICE int warp_id(void) { return ptx_thread_id() / 32; }
-FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
-FA_DEVICE void sync_threads(void) { __syncthreads(); }
+#if PERSISTENT
+/* Warps of consumers come first, as a warpgroup has four neighbours; then a producer for each group. */
+FA_DEVICE bool is_producer(void) { return ptx_thread_id() >= GROUPS * CONSUMER_THREADS; }
+FA_DEVICE int group_id(void)
+{
+    const int number = ptx_thread_id() - GROUPS * CONSUMER_THREADS;
+    return number < 0 ? ptx_thread_id() / CONSUMER_THREADS : number / 32;
+}
 
-/* The consumers' named barrier. */
-enum { BARRIER_CONSUMERS = 1 };
-FA_DEVICE void sync_consumers(void) { ptx_named_barrier_sync(BARRIER_CONSUMERS, CONSUMER_THREADS); }
+/* Of a consumer: in its group. */
+FA_DEVICE int thread_id(void) { return ptx_thread_id() % CONSUMER_THREADS; }
+FA_DEVICE int consumers_barrier(void) { return 1 + ptx_thread_id() / CONSUMER_THREADS; }
+#else
+FA_DEVICE int thread_id(void) { return ptx_thread_id(); }
+FA_DEVICE int consumers_barrier(void) { return 1; }
+#endif
+FA_DEVICE int lane_id(void) { return ptx_thread_id() % 32; }
+FA_DEVICE int warp_id(void) { return thread_id() / 32; }
+FA_DEVICE void sync_consumers(void)
+{
+    ptx_named_barrier_sync(consumers_barrier(), CONSUMER_THREADS);
+}
+
+/* All that merge. In a persistent block the producer is at the next part then. */
+FA_DEVICE void sync_threads(void)
+{
+    if (PERSISTENT) sync_consumers();
+    else __syncthreads();
+}
 
 #if EIGHT_BITS
 

@@ -35,17 +35,6 @@
 #include "decode_sm90/producer.cuh"
 #include "ptx/grid.cuh"
 
-#if !EIGHT_BITS
-/* The block's sums to the workspace, where they have the same form. */
-FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
-{
-    float *const to = find_part(d, w, w->part);
-#pragma unroll 1
-    for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
-        *(float4 *)(to + i) = *(const float4 *)(sums + i);
-}
-#endif
-
 /* What the block has to add to the results: its part of the keys. Returns whether it is the one
  * that merges all parts. */
 FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
@@ -56,8 +45,9 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
     const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
     const fa_merged merged = {q, q + ROWS * SUMS};
     if (w->parts > 0) {
-        if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s);
-        else attend(pipe, d, sums);
+        fa_place at = {0, 0};
+        if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s, w, &at);
+        else attend(pipe, d, w, &at, sums);
         __syncthreads();
     }
     if (w->parts <= 1) {

@@ -8,6 +8,7 @@
  *   keys        of a key tile: 64, or 128 with a head dim of 64; of 8-bit caches 128
  *   stages      of the pipeline, at least: as many as fit with most blocks on a multiprocessor
  *   blocks      of a multiprocessor, at most, which bounds the registers
+ *   groups      only of decode_sm90_persistent: warpgroups of a block that have a part each
  *   cache       the type of keys and values, if it has 8 bits, as in decode_sm80
  */
 #ifndef FA_KERNELS_DECODE_SM90_DECODE_SM90_H
@@ -39,11 +40,37 @@
  * room to align to 1024. */
 #define FA_DECODE_SM90_SMEM(dim, rows, keys, stages)                                               \
     (2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +                \
-     (stages)*FA_DECODE_SM90_STAGE + 1024)
+     (stages) * FA_DECODE_SM90_STAGE + 1024)
 
 /* The same of 8-bit caches: queries, stages and scales. */
 #define FA_DECODE_SM90_SMEM_8BIT(dim, stages)                                                      \
-    (FA_DECODE_QUERIES_8BIT(dim, 16) + (stages)*FA_DECODE_SM90_STAGE_ROOM(1) + 1024)
+    (FA_DECODE_QUERIES_8BIT(dim, 16) + (stages) * FA_DECODE_SM90_STAGE_ROOM(1) + 1024)
+
+/* ---- decode_sm90_persistent ------------------------------------------------------------------- */
+
+/* A block's groups have a warpgroup that computes and a warp that loads each. */
+#define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups) * FA_DECODE_SM90_THREADS)
+
+/* Bytes of a group's barriers and descriptions of parts, at most. */
+#define FA_DECODE_SM90_STATE 640
+
+/* Bytes of a group: what a block has above; behind it a part's sums, as the stages already get the next
+ * part's keys, and the state. A multiple of 1024. */
+#define FA_DECODE_SM90_GROUP(dim, rows, keys, stages)                                              \
+    ((2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +               \
+      4 * (rows) * FA_DECODE_ROW(dim) + FA_DECODE_SM90_STATE + 1023) /                             \
+         1024 * 1024 +                                                                             \
+     (stages) * FA_DECODE_SM90_STAGE)
+
+/* Bytes of dynamic shared memory, with room to align to 1024. */
+#define FA_DECODE_SM90_SMEM_PERSISTENT(dim, rows, keys, stages, groups)                            \
+    ((groups) * FA_DECODE_SM90_GROUP(dim, rows, keys, stages) + 1024)
+
+/* Sets of counters, and how many a set has: those of decode_sm80 in larger sets, as there are more
+ * work tiles here. */
+#define FA_DECODE_SM90_COUNTERS 2048
+#define FA_DECODE_SM90_COUNTER_SETS                                                                \
+    (FA_DECODE_COUNTER_SETS * FA_DECODE_COUNTERS / FA_DECODE_SM90_COUNTERS)
 
 /* The kernel's second parameter. Its first one is that of decode_sm80. */
 typedef struct fa_decode_sm90_params {

@@ -1,5 +1,5 @@
 /*
- * Results of merged parts. A thread has four columns of a row, and reads their sums and the row's
+ * Sums of a part to the workspace, and results of merged parts. There a thread has four columns of a row, and reads their sums and the row's
  * bases at the same time, SOURCES parts at once: nothing goes through shared memory, and with few
  * parts memory is waited for once.
  */
@@ -9,6 +9,17 @@
 #include "decode_sm90/config.cuh"
 
 #include "decode_sm80/merge.cuh"
+
+#if !EIGHT_BITS
+/* The sums of a part to the workspace, where they have the same form. */
+FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const float *sums)
+{
+    float *const to = find_part(d, w, w->part);
+#pragma unroll 1
+    for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
+        *(float4 *)(to + i) = *(const float4 *)(sums + i);
+}
+#endif
 
 enum { SOURCES = 16 };
 

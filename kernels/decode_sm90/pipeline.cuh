@@ -17,11 +17,21 @@
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 
+#if PERSISTENT
+/* Of a group. The producer describes the next part while the consumers are still at the one before. */
+enum { WORKS = 2 };
+typedef struct shared_state {
+    fa_work work[WORKS];
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES], work_full[WORKS], work_empty[WORKS];
+} shared_state;
+static_assert(sizeof(shared_state) <= FA_DECODE_SM90_STATE, "the planner's bytes");
+#else
 typedef struct shared_state {
     fa_work work;
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
 } shared_state;
 static_assert(sizeof(shared_state) <= STATIC_SMEM, "the planner's bytes beside the dynamic ones");
+#endif
 
 typedef struct pipeline {
 #if EIGHT_BITS
@@ -74,6 +84,12 @@ FA_DEVICE void init_barriers(shared_state *state, int stages)
         ptx_mbarrier_init(&state->full[i], FILLERS);
         ptx_mbarrier_init(&state->empty[i], CONSUMER_WARPS);
     }
+#if PERSISTENT
+    for (int i = 0; i < WORKS; i++) {
+        ptx_mbarrier_init(&state->work_full[i], 1);
+        ptx_mbarrier_init(&state->work_empty[i], 1);
+    }
+#endif
     ptx_mbarrier_init_fence();
 }
 

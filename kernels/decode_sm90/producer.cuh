@@ -35,7 +35,11 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
     fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k, false};
     box.wanted = own_row(s) < BLOCK_KEYS && key < w->to && key + s->box_rows > w->from;
     if (!p->block_table || !box.wanted) return box;
+#if PERSISTENT
+    const uint32_t page = (uint32_t)fa_divide_by(key, s->divisors.page_rows);
+#else
     const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
+#endif
     box.page = p->block_table[w->tile.batch * p->block_table_stride + page];
     box.row = key - (int)(page * (uint32_t)p->rows_k);
     return box;
@@ -102,14 +106,12 @@ FA_DEVICE void load_tile(const pipeline *pipe, const fa_decode_sm90_params *s,
     }
 }
 
-/* Page numbers are read two tiles before they are needed. */
+/* Page numbers are read two tiles before they are needed. at: goes on behind the part's tiles. */
 FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
-                       const fa_decode_sm90_params *s)
+                       const fa_decode_sm90_params *s, const fa_work *w, fa_place *at)
 {
-    const fa_work *w = &pipe->state->work;
     const key_tiles tiles = find_key_tiles(w);
     const int head = (int)w->tile.head_kv;
-    fa_place at = {0, 0};
     fa_box box = find_box(d, s, w, tiles.first);
     fa_box next = find_box(d, s, w, tiles.first + BLOCK_KEYS);
 #pragma unroll 1
@@ -118,13 +120,13 @@ FA_DEVICE void produce(const pipeline *pipe, const fa_decode_params *d,
         const int page = page_of(d, &box);
 #if EIGHT_BITS
         const int first = tiles.first + n * BLOCK_KEYS;
-        load_scales(pipe, d, s, w, &d->attention.k_scale, w->k_scale, first, &box, page, at);
+        load_scales(pipe, d, s, w, &d->attention.k_scale, w->k_scale, first, &box, page, *at);
 #endif
-        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, &at);
+        load_tile(pipe, s, &s->k, &s->k_step, head * s->k_step.head, &box, page, at);
 #if EIGHT_BITS
-        load_scales(pipe, d, s, w, &d->attention.v_scale, w->v_scale, first, &box, page, at);
+        load_scales(pipe, d, s, w, &d->attention.v_scale, w->v_scale, first, &box, page, *at);
 #endif
-        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, &at);
+        load_tile(pipe, s, &s->v, &s->v_step, head * s->v_step.head, &box, page, at);
         box = next;
         next = after;
     }

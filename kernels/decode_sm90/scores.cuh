@@ -25,7 +25,7 @@ FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d, con
     enum { VECTORS = HEAD_DIM / 8 };
     const uint32_t q = ptx_shared_address(pipe->q);
 #pragma unroll 1
-    for (int i = ptx_thread_id(); i < ROWS * VECTORS; i += CONSUMER_THREADS) {
+    for (int i = thread_id(); i < ROWS * VECTORS; i += CONSUMER_THREADS) {
         const int r = i / VECTORS, vector = i % VECTORS;
         ptx_st_shared_v4(q + (uint32_t)(vector / 8 * QUERY_BLOCK_BYTES) + swizzled(r, vector % 8),
                          fetch_eight(d, w, r, 8 * vector));
@@ -204,7 +204,7 @@ FA_DEVICE void make_weights(const pipeline *pipe, const float *s, uint32_t buffe
 {
     float sums[ROW_GROUPS][2];
     weigh(s, rows, buffer, sums);
-    if (ptx_named_barrier_or(BARRIER_CONSUMERS, CONSUMER_THREADS, is_beyond(s, rows))) {
+    if (ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, is_beyond(s, rows))) {
         raise_bases(pipe, s, rows, out);
         weigh(s, rows, buffer, sums);
         sync_consumers();

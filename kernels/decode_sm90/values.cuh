@@ -27,7 +27,7 @@ FA_DEVICE uint32_t value_at(const pipeline *pipe, fa_place at, int key, int vect
 FA_DEVICE void clear_rows(const pipeline *pipe, fa_place at, int from, int to)
 {
 #pragma unroll 1
-    for (int i = from * (HEAD_DIM / 8) + ptx_thread_id(); i < to * (HEAD_DIM / 8);
+    for (int i = from * (HEAD_DIM / 8) + thread_id(); i < to * (HEAD_DIM / 8);
          i += CONSUMER_THREADS)
         ptx_st_shared_v4(value_at(pipe, at, i / (HEAD_DIM / 8), i % (HEAD_DIM / 8)),
                          make_uint4(0, 0, 0, 0));
@@ -53,13 +53,13 @@ FA_DEVICE bool has_nonfinite_values(const pipeline *pipe, fa_place at)
     uint32_t seen = 0;
     acquire_tile(pipe, at);
 #pragma unroll 1
-    for (int i = ptx_thread_id(); i < KEYS * (HEAD_DIM / 8); i += CONSUMER_THREADS) {
+    for (int i = thread_id(); i < KEYS * (HEAD_DIM / 8); i += CONSUMER_THREADS) {
         const uint4 x =
             ptx_ld_shared_v4(value_at(pipe, at, i / (HEAD_DIM / 8), i % (HEAD_DIM / 8)));
         seen |= fa_x2_not_finite(x.x) | fa_x2_not_finite(x.y) | fa_x2_not_finite(x.z) |
                 fa_x2_not_finite(x.w);
     }
-    return ptx_named_barrier_or(BARRIER_CONSUMERS, CONSUMER_THREADS, seen != 0);
+    return ptx_named_barrier_or(consumers_barrier(), CONSUMER_THREADS, seen != 0);
 }
 
 /* The half of two neighbours that has an odd or an even number. */

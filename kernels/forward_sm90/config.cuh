@@ -12,6 +12,7 @@
  *     STAGES        of keys, and of values
  *     Q_STAGES      of queries
  *     SINGLE_TILES  1: only for rows whose keys are one tile
+ *     BESIDE        1: the launch runs beside the one in front of it; it need not be named
  */
 #ifndef FA_KERNELS_FORWARD_SM90_CONFIG_CUH
 #define FA_KERNELS_FORWARD_SM90_CONFIG_CUH
@@ -60,6 +61,10 @@ static_assert(CLUSTER == 1, "forward_sm90_wide is the kernel for clusters");
 #define FIRST_COLUMN 0     /* of the outputs that a block computes */
 #define FRAGMENT_KEYS KEYS /* of a tile, whose scores a block computes */
 #define OUT_BUFFER FA_SM90_OUT_BUFFER(HEAD_DIM, CONSUMERS)
+
+#ifndef BESIDE
+#define BESIDE 0
+#endif
 
 /* Whether an option may hide values that products read all the same. */
 #define HIDES_VALUES (OPTIONS & (FA_SM90_BIAS | FA_SM90_BY_ROWS))

@@ -25,6 +25,7 @@
 #include "forward_sm90/producer.cuh"
 #include "forward_sm90/scheduler.cuh"
 #include "ptx/address.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/wgmma.cuh"
 #if HIDES_VALUES
@@ -40,6 +41,25 @@ FA_DEVICE int count_queue_readers(const fa_sm90_params *s)
     return OPTIONS & FA_SM90_BIAS && s->bias_mapped ? 3 : 2;
 }
 
+/* A launch that runs beside the one in front (a mixed batch) starts when each block of that one has
+ * waited for all that is in front of both. What these have written is in memory then, but this
+ * multiprocessor may have older copies in its first-level cache. One thread; a barrier follows. */
+FA_DEVICE void forget_older_copies(void)
+{
+#if BESIDE
+    __threadfence();
+#endif
+}
+
+/* What is behind such a launch waits for it alone. So its last block, one thread, ends behind the one
+ * in front. The others must not wait: their multiprocessors are wanted. */
+FA_DEVICE void end_behind_grids(void)
+{
+#if BESIDE
+    if (blockIdx.x == gridDim.x - 1) ptx_wait_for_grids();
+#endif
+}
+
 FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_attention_params p,
                                                      const __grid_constant__ fa_sm90_params s)
 {
@@ -49,22 +69,24 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
     char *q = (char *)raw + (-ptx_shared_address(raw) & 1023);
     char *k = q + Q_STAGES * CONSUMERS * Q_BYTES, *v = k + STAGES * K_BYTES;
     char *out_buffer = v + STAGES * V_BYTES, *behind = out_buffer + OUT_BUFFER;
-    const pipeline pipe = {
-        .q = q,
-        .k = k,
-        .v = v,
-        .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
-        .v_descriptor = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
-        .out_buffer = (char *)ptx_uniform_pointer(out_buffer),
+    const pipeline pipe = {.q = q,
+                           .k = k,
+                           .v = v,
+                           .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
+                           .v_descriptor = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
+                           .out_buffer = (char *)ptx_uniform_pointer(out_buffer),
 #if OPTIONS & FA_SM90_BIAS
-        .bias = behind,
-        .queue = (work_tile *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
+                           .bias = behind,
+                           .queue =
+                               (work_tile *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
 #else
-        .queue = (work_tile *)ptx_uniform_pointer(behind),
+                           .queue = (work_tile *)ptx_uniform_pointer(behind),
 #endif
-        .state = state
-    };
-    if (threadIdx.x == 0) init_barriers(state, count_queue_readers(&s));
+                           .state = state};
+    if (threadIdx.x == 0) {
+        forget_older_copies();
+        init_barriers(state, count_queue_readers(&s));
+    }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         ptx_decrease_registers(PRODUCER_REGISTERS);
@@ -75,6 +97,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
 #if OPTIONS & FA_SM90_BIAS
         else if (s.bias_mapped) produce_bias(&pipe, &s);
 #endif
+        if (threadIdx.x == 0) end_behind_grids();
     } else {
         ptx_increase_registers(CONSUMER_REGISTERS);
         const int consumer = warp_uniform(threadIdx.x / WARPGROUP - 1);

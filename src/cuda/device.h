@@ -5,6 +5,7 @@
 #ifndef FA_CUDA_DEVICE_H
 #define FA_CUDA_DEVICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct fa_cuda_device {
@@ -14,6 +15,7 @@ typedef struct fa_cuda_device {
     int32_t smem_per_block; /* bytes of shared memory that a block can opt in to */
     int32_t smem_per_sm;    /* bytes of a multiprocessor */
     int32_t registers_per_sm;
+    bool overlaps; /* a launch may start while the one in front runs */
     int64_t l2_bytes;
     int64_t memory_bytes;
     char name[128];

@@ -164,6 +164,7 @@ static bool read_device(int ordinal, fa_cuda_device *device, fa_cuda_fault *faul
         !CALL(cuDeviceGetName, fault, device->name, (int)sizeof device->name - 1, ordinal))
         return false;
     device->ordinal = ordinal;
+    device->overlaps = driver.version >= OVERLAPPING_DRIVER;
     device->l2_bytes = l2;
     device->memory_bytes = (int64_t)memory;
     return true;

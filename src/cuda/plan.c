@@ -10,14 +10,13 @@
 #include "cuda/family.h"
 
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
-enum { MAX_FAMILIES = 12 };
+enum { MAX_FAMILIES = 13 };
 #define FORWARD                                                                                    \
-    {                                                                                              \
-        &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90, &fa_cuda_decode_sm90,                 \
-            &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80, &fa_cuda_forward_sm75,  \
-            &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90, &fa_cuda_forward_tf32,        \
-            &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                                         \
-    }
+    {&fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,           \
+     &fa_cuda_decode_sm90,          &fa_cuda_decode,        &fa_cuda_forward_sm90,                 \
+     &fa_cuda_forward_sm80,         &fa_cuda_forward_sm75,  &fa_cuda_forward_tf32_sm90,            \
+     &fa_cuda_forward_f16x3_sm90,   &fa_cuda_forward_tf32,  &fa_cuda_forward_tf32x3,               \
+     &fa_cuda_forward_simt}
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,
@@ -80,7 +79,7 @@ bool fa_cuda_asked_family(fa_pass pass, const fa_cuda_family **asked, char *why,
     if (!name[0]) return true;
     *asked = find_family(pass, name);
     if (*asked) return true;
-    char names[96];
+    char names[128];
     list_families(pass, names, sizeof names);
     snprintf(why, size, "%s is \"%s\"; expected one of the families of kernels: %s",
              variables[pass], name, names);
@@ -249,7 +248,8 @@ void fa_cuda_plan_describe(const fa_problem *p, const fa_cuda_device *device,
     }
     append(&t, " on sm_%d%d", (int)device->major, (int)device->minor);
     if (plan->family == &fa_cuda_decode || plan->family == &fa_cuda_decode_latent_sm90 ||
-        plan->family == &fa_cuda_decode_sm90 || plan->family == &fa_cuda_forward_mixed)
+        plan->family == &fa_cuda_decode_sm90 || plan->family == &fa_cuda_forward_mixed ||
+        plan->family == &fa_cuda_forward_mixed_beside)
         append_parts(&t, &plan->launches[0]);
     else if (p->pass == FA_PASS_DECODE) append(&t, ", the forward kernel: keys are not split");
     append(&t, "%s", plan->passed_over);

@@ -51,6 +51,7 @@ typedef struct fa_cuda_sm80_launch {
 /* Of decode_sm80: as in fa_decode_params. */
 typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, parts, least, most_queries;
+    int32_t blocks; /* that stay, at most; 0: each has a part and ends */
 } fa_cuda_decode_launch;
 
 /* Of backward_sm90. */
@@ -103,7 +104,8 @@ struct fa_cuda_plan_launch {
     int64_t fewest_queries; /* as in fa_attention_params */
     int64_t tiles;          /* of a batch item, or of all rows if packed */
     int64_t tasks;          /* tiles times heads times batch items */
-    bool overlaps; /* it may start while the launch in front runs; its kernel waits for that */
+    bool overlaps; /* it may start while the launch in front runs; its kernel waits for that, or
+                    * ends behind it */
     bool idle;     /* there are no tasks, or nobody wants the results: it is not queued */
     size_t workspace_offset, workspace_bytes; /* the range of the call's workspace that it uses */
     fa_cuda_queue_function *queue;

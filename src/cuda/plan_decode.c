@@ -35,6 +35,9 @@ enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
  * block's warps would convert a tile in as many cycles as memory takes to read it. */
 enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2, FEWEST_BLOCKS_8BIT = 2 };
 
+/* Parts of a group of a block that stays, if there are keys enough: so that groups end together. */
+enum { PARTS_OF_GROUP = 6 };
+
 /* Rounds of blocks, behind the fewest, that are tried. */
 enum { ROUNDS_TRIED = 4 };
 
@@ -62,14 +65,21 @@ static bool is_latent_kernel(const fa_variant *v) { return v->value_dim != 0; }
 /* Whether it is one of decode_latent_sm90. */
 static bool is_latent_sm90(const fa_variant *v) { return v->own_blocks != 0; }
 
+/* Whether its blocks stay and take part after part. */
+static bool is_persistent(const fa_variant *v) { return v->groups != 0; }
+
 /* Whether it is one of decode_sm90. */
 static bool is_sm90(const fa_variant *v)
 {
-    return v >= &fa_variants[FA_FIRST_decode_sm90] && v < &fa_variants[FA_END_decode_sm90];
+    return is_persistent(v) ||
+           (v >= &fa_variants[FA_FIRST_decode_sm90] && v < &fa_variants[FA_END_decode_sm90]);
 }
 
 int fa_cuda_decode_sm90_smem(const fa_variant *v, int stages)
 {
+    if (is_persistent(v))
+        return FA_DECODE_SM90_SMEM_PERSISTENT(v->head_dim, v->group_rows, v->keys, stages,
+                                              v->groups);
     return is_8bit(v) ? FA_DECODE_SM90_SMEM_8BIT(v->head_dim, stages)
                       : FA_DECODE_SM90_SMEM(v->head_dim, v->group_rows, v->keys, stages);
 }
@@ -216,6 +226,7 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
         l->decode.queries = (int32_t)p->n_q;
     l->decode.chunks = (int32_t)fa_cuda_count_tiles(group, l->decode.heads);
     l->decode.most_queries = 0;
+    l->decode.blocks = 0;
 }
 
 /* Sets tasks: the work tiles. */
@@ -310,6 +321,7 @@ static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
  * of decode_sm90 have as many stages as there is room for. */
 static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
+    if (is_persistent(v)) return (uint32_t)count_smem(v);
     if (is_sm90(v)) {
         const int share = device->smem_per_sm / blocks - 1024;
         const int room = share < device->smem_per_block ? share : device->smem_per_block;
@@ -333,11 +345,25 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
 }
 
+/* Of blocks that stay. All parts are merged by their last group, as a second launch would wait for
+ * all of them: with more work tiles than can be counted each has one part. */
+static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
+{
+    const int64_t keys = count_keys(p, l), groups = fa_variants[l->variant].groups;
+    const int64_t wanted =
+        fa_cuda_count_tiles(PARTS_OF_GROUP * groups * l->decode.blocks, at_least_one(tasks));
+    const int64_t fewest = fa_cuda_count_tiles(keys, MOST_KEYS);
+    if (l->tasks > FA_DECODE_SM90_COUNTERS) return (cut){.parts = 1, .blocks = 1};
+    return (cut){.parts = clamp_parts(wanted > fewest ? wanted : fewest, keys, LEAST_KEYS),
+                 .blocks = 1};
+}
+
 /* tasks: work tiles that count. Two blocks a multiprocessor have bytes enough on their way where keys are not in pages; if there
  * is room for three, fewer and larger ones may fit better into rounds. */
 static cut find_cut(const fa_problem *p, const fa_cuda_device *device, const fa_variant *v,
                     const fa_cuda_plan_launch *l, int64_t tasks)
 {
+    if (is_persistent(v)) return find_persistent_cut(p, l, tasks);
     const int fitting = count_fitting(device, v);
     const int64_t size = is_8bit(v) ? 1 : 2;
     const size_t rows = (size_t)l->decode.heads * (size_t)l->decode.queries;
@@ -373,6 +399,8 @@ void fa_cuda_cut_decode(fa_cuda_plan_launch *l, int64_t parts, int64_t least)
     l->decode.parts = (int32_t)parts;
     l->decode.least = (int32_t)at_least_one(least / block_keys(v));
     l->grid = fa_cuda_grid(l->tasks * parts);
+    if (l->decode.blocks > 0 && l->grid > (uint32_t)l->decode.blocks)
+        l->grid = (uint32_t)l->decode.blocks;
     l->workspace_bytes = 0;
     if (parts > 1)
         l->workspace_bytes =
@@ -418,25 +446,40 @@ static bool queue_step(void *kernel, const fa_cuda_plan *plan, const fa_cuda_pla
     fa_decode_params params;
     fa_cuda_plan_launch now = *l;
     fa_cuda_set_decode_params(call->problem, l, step, counters, &params);
-    if (step == FA_DECODE_MERGE) now.grid = fa_cuda_grid(l->tasks);
+    if (step == FA_DECODE_MERGE && l->decode.blocks == 0) now.grid = fa_cuda_grid(l->tasks);
     return fa_cuda_queue(kernel, plan, &now, call->stream, (void *[]){&params, more}, fault);
 }
 
+/* Sets of counters of a kernel, and how many a set has. */
+static int32_t count_sets(const fa_variant *v)
+{
+    return is_persistent(v) ? FA_DECODE_SM90_COUNTER_SETS : FA_DECODE_COUNTER_SETS;
+}
+static int64_t most_counted(const fa_variant *v)
+{
+    return is_persistent(v) ? FA_DECODE_SM90_COUNTERS : FA_DECODE_COUNTERS;
+}
+
 /* One launch if its work tiles can be counted, so that the last block of each merges its parts;
- * else a second launch merges them. The result is the same. */
+ * else a second launch merges them. The result is the same. Blocks that stay take parts by a counter,
+ * too; without one their schedule is static. */
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                           const fa_cuda_call *call, void *more, fa_cuda_fault *fault)
 {
+    const fa_variant *v = &fa_variants[l->variant];
+    const bool merges = l->decode.parts > 1;
     fa_cuda_counter counters = {-1, NULL};
-    if (l->decode.parts == 1)
+    if (!merges && !is_persistent(v))
         return queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, 0, fault);
-    if (l->tasks <= FA_DECODE_COUNTERS)
+    if (!merges || l->tasks <= most_counted(v))
         counters = fa_cuda_counter_take(call->stream, FA_SM90_COUNTERS);
-    const bool counted = counters.number >= 0 && counters.number < FA_DECODE_COUNTER_SETS;
+    const bool counted = counters.number >= 0 && counters.number < count_sets(v);
+    const int32_t set = counted ? counters.number : -1;
     const bool fine =
-        counted ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, counters.number, fault)
-                : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, 0, fault) &&
-                      queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, 0, fault);
+        counted || !merges
+            ? queue_step(kernel, plan, l, call, more, FA_DECODE_LAST, set, fault)
+            : queue_step(kernel, plan, l, call, more, FA_DECODE_STORE, set, fault) &&
+                  queue_step(kernel, plan, l, call, more, FA_DECODE_MERGE, set, fault);
     fa_cuda_counter_release(counters, call->stream);
     return fine;
 }
@@ -534,24 +577,33 @@ bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
     return cut_keys(p, v, device, l->tasks, plan, why, size);
 }
 
-bool fa_cuda_add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                     char *why, size_t size)
+bool fa_cuda_add_few_by(const fa_problem *p, const fa_variant *v, int threads, int32_t blocks,
+                        fa_cuda_queue_function *queue, const fa_cuda_device *device,
+                        fa_cuda_plan *plan, char *why, size_t size)
 {
-    const int64_t group = group_size(p), most = fa_cuda_most_few(p);
-    const fa_variant *v = find_variant(p, group);
-    fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_DECODE_THREADS(v->warps), count_smem(v),
-                                              queue_decode, device, plan, why, size);
+    const int64_t most = fa_cuda_most_few(p);
+    fa_cuda_plan_launch *l =
+        fa_cuda_plan_add(v, threads, count_smem(v), queue, device, plan, why, size);
     if (!l) return false;
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
+    l->decode.blocks = blocks;
     if (l->decode.queries > most) l->decode.queries = (int32_t)most;
     l->decode.most_queries = (int32_t)most;
     l->tile_q = l->decode.queries;
     const int64_t tiles = fa_cuda_count_tiles(most, l->decode.queries);
     const int64_t sequences = p->batch * p->heads_kv * l->decode.chunks;
     fa_cuda_set_tasks(l, tiles, tiles * sequences);
-    plan->arithmetic = arithmetic_of(v);
     return cut_keys(p, v, device, sequences, plan, why, size);
+}
+
+bool fa_cuda_add_few(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                     char *why, size_t size)
+{
+    const fa_variant *v = find_variant(p, group_size(p));
+    plan->arithmetic = arithmetic_of(v);
+    return fa_cuda_add_few_by(p, v, FA_DECODE_THREADS(v->warps), 0, queue_decode, device, plan, why,
+                              size);
 }
 
 bool fa_cuda_plan_decode(const fa_problem *p, const fa_cuda_device *device, int64_t most_rows,

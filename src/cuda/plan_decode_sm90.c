@@ -38,6 +38,7 @@ static fa_decode_divisors find_divisors(const fa_problem *p, const fa_cuda_plan_
                                 .units = fa_reciprocal_of(units),
                                 .chunks = fa_reciprocal_of(l->decode.chunks),
                                 .parts = fa_reciprocal_of(l->decode.parts),
+                                .page_rows = fa_reciprocal_of(p->block_table ? p->rows_k : 1),
                                 .units_of_batch = (int32_t)units,
                                 .group = (int32_t)(p->heads_q / p->heads_kv)};
 }
@@ -47,13 +48,14 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
                                 fa_cuda_fault *fault)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const int others = fa_cuda_decode_sm90_smem(v, 0);
+    const int others = fa_cuda_decode_sm90_smem(v, 0), groups = v->groups ? v->groups : 1;
     fa_tensor_map_shape maps[MAPS];
     make_map_shapes(p, v, maps);
     params->k_step = fa_cuda_map_steps(&p->k);
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)maps[0].box[1];
-    params->stages = ((int32_t)l->smem_bytes - others) / FA_DECODE_SM90_STAGE_ROOM(v->cache);
+    params->stages =
+        ((int32_t)l->smem_bytes - others) / (groups * FA_DECODE_SM90_STAGE_ROOM(v->cache));
     params->divisors = find_divisors(p, l);
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);
@@ -114,23 +116,66 @@ static bool refuse_rows(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
-static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
+/* Whether TMA can load keys and values. */
+static bool has_maps(const fa_problem *p, const fa_variant *v, char *why, size_t size)
 {
     static const char *const names[] = {"k", "v"};
     fa_tensor_map_shape maps[MAPS];
+    make_map_shapes(p, v, maps);
+    return fa_cuda_maps_fit(maps, names, MAPS, why, size);
+}
+
+static const char *arithmetic_of(const fa_variant *v)
+{
+    if (v->cache) return FA_DECODE_ARITHMETIC_8BIT;
+    return v->element == FA_ELEMENT_BFLOAT16 ? "bfloat16 products (wgmma), float32 sums"
+                                             : "float16 products (wgmma), float32 sums";
+}
+
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
     if (refuse_cache(p, why, size) ||
         fa_cuda_refuse_decode(p, fa_cuda_most_decode_rows(p), why, size) ||
         refuse_rows(p, why, size) || fa_cuda_refuse_block_strides(p, why, size))
         return false;
     const fa_variant *v = fa_cuda_find_decode_sm90(p);
-    make_map_shapes(p, v, maps);
-    if (!fa_cuda_maps_fit(maps, names, MAPS, why, size)) return false;
-    plan->arithmetic = v->cache ? FA_DECODE_ARITHMETIC_8BIT
-                       : v->element == FA_ELEMENT_BFLOAT16
-                           ? "bfloat16 products (wgmma), float32 sums"
-                           : "float16 products (wgmma), float32 sums";
+    if (!has_maps(p, v, why, size)) return false;
+    plan->arithmetic = arithmetic_of(v);
     if (!fa_cuda_add_decode(p, v, FA_DECODE_SM90_THREADS, queue_sm90, device, plan, why, size))
+        return false;
+    plan->launches[plan->count - 1].overlaps = true;
+    return true;
+}
+
+/* ---- The few queries of a mixed batch -------------------------------------------------------- */
+
+static const fa_variant *find_persistent(const fa_problem *p, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v, group = p->heads_q / p->heads_kv;
+    for (int i = FA_FIRST_decode_sm90_persistent; i < FA_END_decode_sm90_persistent; i++) {
+        const fa_variant *v = &fa_variants[i];
+        if (v->element == (fa_element)p->q.dtype && dim <= v->head_dim && group <= v->group_rows)
+            return v;
+    }
+    fa_cuda_say(why, size,
+                "the head dim is %" PRId64 ", and %" PRId64 " query heads share keys: no kernel of "
+                "blocks that stay is compiled for that",
+                dim, group);
+    return NULL;
+}
+
+bool fa_cuda_add_few_sm90(const fa_problem *p, int32_t blocks, const fa_cuda_device *device,
+                          fa_cuda_plan *plan, char *why, size_t size)
+{
+    if (fa_cuda_refuse_dtypes(p, true, why, size) || refuse_cache(p, why, size) ||
+        fa_cuda_refuse_block_strides(p, why, size))
+        return false;
+    const fa_variant *v = find_persistent(p, why, size);
+    if (!v || !has_maps(p, v, why, size)) return false;
+    plan->arithmetic = arithmetic_of(v);
+    if (!fa_cuda_add_few_by(p, v, FA_DECODE_SM90_PERSISTENT_THREADS(v->groups), blocks, queue_sm90,
+                            device, plan, why, size))
         return false;
     plan->launches[plan->count - 1].overlaps = true;
     return true;

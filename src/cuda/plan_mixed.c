@@ -3,11 +3,25 @@
  * (decode) and others many (a part of a prompt). Two launches share them: one of decode_sm80, and
  * one of the forward kernels. Which sequence is whose is known on the device alone, from
  * cu_seqlens_q.
+ *
+ * mixed_beside: on Hopper both may run at the same time, decode_sm90, which waits for memory, on some
+ * multiprocessors, and forward_sm90, which computes, on the others, and on all when the first one has
+ * ended. Neither reads what the other writes. The second launch overlaps the first:
+ *
+ * - It starts when each block of the first one has said so, which these do behind their wait for all
+ *   that is in front of both. So that has ended, and no block of the first one has to wait for a
+ *   place that the second one has taken. These blocks come first, so the hardware gives them a
+ *   multiprocessor each, and the second launch gets the others.
+ * - What is behind the second one waits for that one alone. So its last block ends by waiting for the
+ *   first one, which else might end later.
  */
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
+#include "cuda/plan_decode_sm90.h"
+#include "cuda/plan_sm90.h"
 
 /* The kernels for many queries, fastest first. */
 static const fa_cuda_family *const for_many[] = {&fa_cuda_forward_sm90, &fa_cuda_forward_sm80,
@@ -73,4 +87,54 @@ const fa_cuda_family fa_cuda_forward_mixed = {
     .newest = FA_CUDA_NEWEST,
     .slower = is_uniform,
     .plan = plan_mixed,
+};
+
+/* ---- Both at the same time ------------------------------------------------------------------- */
+
+/*
+ * Of so many multiprocessors one has a block of decode_sm90. Its three groups of warps read some 50 to
+ * 70 GB/s together (predicted), so a third of 132 reads 2,200 to 3,100 GB/s of the 4,400 that memory
+ * gives. What the few queries cost, multiprocessors times time, is the same with more or fewer, as
+ * long as they do not end last and memory is not the limit.
+ */
+enum { SHARE_OF_DEVICE = 3 };
+
+/* FA_MIXED_BLOCKS is another number, until this has been timed. */
+static int32_t count_blocks(const fa_cuda_device *device)
+{
+    const char *asked = getenv("FA_MIXED_BLOCKS");
+    const int number = asked ? atoi(asked) : 0;
+    if (number > 0 && number <= device->multiprocessors) return number;
+    return (int32_t)fa_cuda_count_tiles(device->multiprocessors, SHARE_OF_DEVICE);
+}
+
+/* No GPU has run it yet: it is there where the environment asks for the family. That needs no words. */
+static bool has_not_run(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
+}
+
+static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    if (fa_cuda_architecture(device) != 90 || !device->overlaps) {
+        fa_cuda_say(why, size, "launches cannot overlap on this device, or by this driver");
+        return false;
+    }
+    if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
+        !fa_cuda_add_few_sm90(p, count_blocks(device), device, plan, why, size) ||
+        !fa_cuda_add_beside(p, device, plan, why, size))
+        return false;
+    plan->launches[1].fewest_queries = fa_cuda_most_few(p) + 1;
+    return true;
+}
+
+const fa_cuda_family fa_cuda_forward_mixed_beside = {
+    .name = "mixed_beside",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = has_not_run,
+    .plan = plan_beside,
 };

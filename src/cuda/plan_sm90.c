@@ -330,15 +330,38 @@ static bool plan_any(const fa_problem *p, int first, int end, int options,
     return false;
 }
 
-static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
+/* first, end: of the variants. */
+static bool plan_16bit(const fa_problem *p, int first, int end, const fa_cuda_device *device,
+                       fa_cuda_plan *plan, char *why, size_t size)
 {
     const int options = find_options(p, &plan->launches[plan->count].sm90.maps[3]);
     if (fa_cuda_refuse_dtypes(p, true, why, size) || fa_cuda_refuse_options(p, why, size) ||
         refuse_sizes(p, why, size))
         return false;
-    return plan_any(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, options, device, plan, why,
-                    size);
+    return plan_any(p, first, end, options, device, plan, why, size);
+}
+
+static bool plan_sm90(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    return plan_16bit(p, FA_FIRST_forward_sm90, FA_END_forward_sm90, device, plan, why, size);
+}
+
+/* Head dims, at most, for which other kernels of forward_sm90 do much better. */
+enum { NARROW = 96 };
+
+bool fa_cuda_add_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size)
+{
+    if (p->d <= NARROW && p->d_v <= NARROW) {
+        fa_cuda_say(why, size, "the head dims are %" PRId64 " and %" PRId64, p->d, p->d_v);
+        return false;
+    }
+    if (!plan_16bit(p, FA_FIRST_forward_sm90_beside, FA_END_forward_sm90_beside, device, plan, why,
+                    size))
+        return false;
+    plan->launches[plan->count - 1].overlaps = true;
+    return true;
 }
 
 static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

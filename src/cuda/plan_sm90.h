@@ -13,4 +13,9 @@
 bool fa_cuda_sm90_params(const fa_problem *problem, const fa_cuda_plan_launch *launch,
                          fa_cuda_encoder *encode, fa_sm90_params *params, fa_cuda_fault *fault);
 
+/* Adds a launch that runs beside the one in front of it. That one lets it start when all that is in
+ * front of both has ended. */
+bool fa_cuda_add_beside(const fa_problem *problem, const fa_cuda_device *device, fa_cuda_plan *plan,
+                        char *why, size_t size);
+
 #endif

@@ -31,6 +31,7 @@ typedef struct fa_variant {
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers;
     int cluster, consumers, chunk, v_rows;                /* sm90 */
     int warps, split, group_rows, queries, blocks, ahead; /* sm80, sm75 */
+    int groups, beside;                                   /* of mixed batches */
     int own_blocks;                                       /* decode_latent_sm90 */
     int rows;                                             /* simt */
     int own, max_parts;                                   /* other passes */

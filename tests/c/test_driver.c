@@ -150,6 +150,7 @@ static void test_devices(void)
     CHECK(device.ordinal == 1 && device.major == 9 && device.minor == 0, "capability");
     CHECK(device.multiprocessors == 132 && device.smem_per_block == 232448, "numbers");
     CHECK(device.smem_per_sm == 233472 && device.registers_per_sm == 65536, "numbers");
+    CHECK(device.overlaps, "launches do not overlap");
     CHECK(device.l2_bytes == 62914560 && device.memory_bytes == (int64_t)141 << 30, "sizes");
     CHECK(strcmp(device.name, "NVIDIA H200 (fake 1)") == 0, "name %s", device.name);
     int read = record->attributes_read;
@@ -323,12 +324,16 @@ static void test_no_overlap(void)
     void *kernel;
     int value = 43;
     void *parameters[] = {&value};
+    fa_cuda_device device = {.overlaps = true};
     setenv("FAKE_CUDA_VERSION", "12020", 1);
-    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    if (!use_fake(0) || !fa_cuda_get_device(0, &device, &fault) ||
+        !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault))
+        return;
     const fa_cuda_launch l = {.grid = {4, 1, 1}, .threads = 384, .overlaps = true};
     CHECK(fa_cuda_launch_kernel(kernel, &l, parameters, &fault) &&
               record->last.num_attributes == 0 && !record->last.overlaps,
           "a launch overlaps with CUDA 12.2");
+    CHECK(!device.overlaps, "the planner believes that launches overlap");
 }
 
 static void test_launches(void)
@@ -697,6 +702,71 @@ static void test_sm90_launches(void)
     unsetenv("FAKE_CUDA_FAIL");
 }
 
+/* How many launches a mixed batch takes whose two launches run at the same time, with so many parts
+ * for the few queries; -1: it fails. */
+static int count_mixed_launches(void *kernel, int64_t parts)
+{
+    static _Alignas(16) char memory[64];
+    static int32_t numbers[65];
+    const fa_view view = {
+        .data = memory, .dtype = FA_FLOAT16, .stride = {64 * 8 * 128, 8 * 128, 128, 1}};
+    const fa_problem p = {.pass = FA_PASS_FORWARD,
+                          .causal = true,
+                          .batch = 64,
+                          .heads_q = 8,
+                          .heads_kv = 8,
+                          .n_q = 60 + 4 * 2048,
+                          .rows_q = 60 + 4 * 2048,
+                          .max_q = 2048,
+                          .n_k = 8192,
+                          .rows_k = 64,
+                          .blocks_q = 1,
+                          .blocks_k = 8192,
+                          .block_table = numbers,
+                          .block_table_stride = 128,
+                          .seqlens_k = numbers,
+                          .cu_seqlens_q = numbers,
+                          .d = 128,
+                          .d_v = 128,
+                          .scale = 0.1f,
+                          .q = view,
+                          .k = view,
+                          .v = view,
+                          .out = view,
+                          .window_left = -1,
+                          .window_right = -1,
+                          .workspace = memory};
+    const fa_cuda_call call = {.problem = &p, .stream = stream_number(1)};
+    fa_cuda_plan plan;
+    fa_cuda_fault fault;
+    char why[200] = "";
+    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_forward_mixed_beside, &plan, why,
+                           sizeof why) ||
+        plan.family != &fa_cuda_forward_mixed_beside)
+        return -1;
+    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
+    const int before = record->launches;
+    void *const kernels[FA_CUDA_LAUNCHES] = {kernel, kernel};
+    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
+    CHECK(record->last.overlaps == 1, "the second launch waits for the first one");
+    return record->launches - before;
+}
+
+static void test_mixed_launches(void)
+{
+    fa_cuda_fault fault;
+    void *kernel;
+    if (!use_fake(0) || !fa_cuda_find_kernel(&image_a, "first", &kernel, &fault)) return;
+    CHECK(count_mixed_launches(kernel, 1) == 2, "keys are not cut");
+    CHECK(count_mixed_launches(kernel, 7) == 2, "the last group merges");
+    setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing=906", 1);
+    CHECK(count_mixed_launches(kernel, 1) == 2, "one part, without counters");
+    CHECK(count_mixed_launches(kernel, 7) == 3, "without counters");
+    setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx=1", 1);
+    CHECK(count_mixed_launches(kernel, 7) == -1, "a launch that fails");
+    unsetenv("FAKE_CUDA_FAIL");
+}
+
 /* The kernel has fewer sets of counters than there are numbers for captured calls. */
 static void test_captured_decode(void)
 {
@@ -1050,10 +1120,7 @@ static void test_checks_in_threads(void)
 
 /* ---- running them ---------------------------------------------------------------------------- */
 
-#define SCENARIO(name)                                                                             \
-    {                                                                                              \
-#name, name                                                                                \
-    }
+#define SCENARIO(name) {#name, name}
 static const struct {
     const char *name;
     void (*function)(void);
@@ -1077,6 +1144,7 @@ static const struct {
     SCENARIO(test_variables),
     SCENARIO(test_launches),
     SCENARIO(test_no_overlap),
+    SCENARIO(test_mixed_launches),
     SCENARIO(test_shared_memory),
     SCENARIO(test_no_context),
     SCENARIO(test_capture),

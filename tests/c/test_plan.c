@@ -885,6 +885,61 @@ static void test_decode_latent(void)
     }
 }
 
+/* Where the environment asks for it, both launches of a mixed batch run at the same time; elsewhere
+ * one follows the other, and where the family refuses the batch as well. */
+static void test_mixed_beside(const fa_problem *p)
+{
+    static float slopes[32];
+    const fa_cuda_family *beside = &fa_cuda_forward_mixed_beside;
+    fa_problem other = *p;
+    fa_cuda_plan plan = plan_by(beside, p, &devices[H200]);
+    const fa_cuda_plan_launch *few = &plan.launches[0], *many = &plan.launches[1];
+    CHECK(plan.family == beside && plan.count == 2, "%s", plan.family->name);
+    CHECK(few->variant == FA_VARIANT_decode_sm90_d128_persistent_bf16 &&
+              few->decode.most_queries == 8 && few->decode.queries == 2 && few->tiles == 4 &&
+              few->tasks == 64 * 8 * 4 && few->decode.parts == 2,
+          "%d queries in tiles of %d, %d tasks, %d parts", (int)few->decode.most_queries,
+          (int)few->decode.queries, (int)few->tasks, (int)few->decode.parts);
+    CHECK(few->grid == 44 && few->threads == 480 && few->overlaps && few->fewest_queries == 0,
+          "%u blocks of %u threads", few->grid, few->threads);
+    CHECK(few->smem_bytes == FA_DECODE_SM90_SMEM_PERSISTENT(128, 8, 64, 4, 3), "%u bytes",
+          few->smem_bytes);
+    CHECK(2 * few->smem_bytes > (uint32_t)devices[H200].smem_per_sm, "two on a multiprocessor");
+    CHECK(many->variant == FA_VARIANT_forward_sm90_d128_beside_bf16 && many->overlaps &&
+              many->fewest_queries == 9,
+          "%s", fa_variants[many->variant].name);
+    const fa_cuda_plan apart = plan_of(p, &devices[H200]);
+    CHECK(many->grid == apart.launches[1].grid && many->tasks == apart.launches[1].tasks &&
+              !apart.launches[1].overlaps,
+          "%u blocks, %u where they follow each other", many->grid, apart.launches[1].grid);
+    CHECK(few->workspace_bytes == (size_t)(few->tasks * 2 * 8 * 132) * 4 &&
+              plan.workspace_bytes >= few->workspace_bytes,
+          "%zu bytes", few->workspace_bytes);
+    other.batch = 129; /* more work tiles than can be counted */
+    plan = plan_by(beside, &other, &devices[H200]);
+    CHECK(plan.family == beside && few->decode.parts == 1 && few->workspace_bytes == 0, "%d parts",
+          (int)few->decode.parts);
+    other = *p;
+    other.batch = 2, other.n_q = other.rows_q = 1 + 2048;
+    plan = plan_by(beside, &other, &devices[H200]);
+    CHECK(few->decode.parts == 32 && few->grid == 44, "%d parts of at least 256 keys",
+          (int)few->decode.parts);
+    /* What it refuses. */
+    fa_cuda_device old = devices[H200];
+    old.overlaps = false;
+    CHECK(plan_by(beside, p, &old).family == &fa_cuda_forward_mixed, "an old driver");
+    CHECK(plan_by(beside, p, &devices[A100]).family == &fa_cuda_forward_mixed, "an A100");
+    fa_problem refused[6] = {*p, *p, *p, *p, *p, *p};
+    refused[0].d = refused[0].d_v = 64;
+    refused[1].heads_kv = 2; /* 16 rows */
+    refused[2].alibi_slopes = slopes;
+    refused[3].batch_invariant = true;
+    refused[4].max_q = 8;
+    refused[5].rows_k = 8, set_strides(&refused[5].k, 8, 8, 128), refused[5].v = refused[5].k;
+    for (int i = 0; i < 6; i++)
+        CHECK(plan_by(beside, &refused[i], &devices[H200]).family != beside, "case %d", i);
+}
+
 /* Packed queries over a cache: two launches where there may be sequences of few and of many. */
 static void test_mixed(void)
 {
@@ -930,6 +985,7 @@ static void test_mixed(void)
     uniform[4].rows_q--;
     uniform[4].n_q--;
     CHECK(plan_of(&uniform[4], &devices[H200]).count == 2, "one may have 8");
+    test_mixed_beside(&p);
     expect_refusal(&uniform[1], &devices[H200], "mixed", "sequences are not packed queries");
     expect_refusal(&uniform[5], &devices[H200], "mixed", "options.dropout_p is set");
 }

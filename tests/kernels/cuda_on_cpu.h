@@ -120,7 +120,7 @@ static inline void __threadfence_system(void) {}
 #define __shfl_xor_sync(mask, value, lane_mask)                                                    \
     CUDA_SHUFFLE(value)(mask, value, threadIdx.x % 32 ^ (unsigned)(lane_mask))
 #define CUDA_SHUFFLE(value)                                                                        \
-    _Generic((value), float : cuda_shuffle_float, int : cuda_shuffle_int, uint32_t : cuda_shuffle)
+    _Generic((value), float: cuda_shuffle_float, int: cuda_shuffle_int, uint32_t: cuda_shuffle)
 uint32_t cuda_shuffle(unsigned mask, uint32_t value, unsigned lane);
 int cuda_shuffle_int(unsigned mask, int value, unsigned lane);
 float cuda_shuffle_float(unsigned mask, float value, unsigned lane);
@@ -213,6 +213,7 @@ struct cuda_run {
     unsigned static_bytes; /* of static shared memory, in front of them; 0: few */
     bool backwards;
     bool overlaps;                    /* the launch in front: each thread must wait for that one */
+    bool beside;                      /* that one: its last block alone must wait */
     bool last_block_first;            /* clusters take turns from the last one on */
     bool first_block_slow;            /* of those side by side: it goes on only when no other can */
     unsigned slow_warp;               /* counted through the blocks of a cluster */

@@ -855,12 +855,19 @@ void hopper_proxy_fence_global(void) { here()->bulk[cuda_thread.x].unfenced = fa
 void hopper_wait_for_grids(void) { here()->bulk[cuda_thread.x].waited = true; }
 
 /* When a block ends: each thread must have waited, so that the grid does not end before those in
- * front. */
+ * front. Of a grid beside the one in front, some thread of the last block must have, and none of the
+ * others. */
 static void check_waits(void)
 {
-    for (unsigned i = 0; i < units.run->threads; i++)
+    bool any = false;
+    for (unsigned i = 0; i < units.run->threads; i++) {
+        any |= here()->bulk[i].waited;
         if (units.run->overlaps && !here()->bulk[i].waited)
             cuda_die("the end, and thread %u has not waited for the grids in front", i);
+    }
+    if (units.run->beside && any != (cuda_block.x == units.run->grid - 1))
+        cuda_die("block %u %s for the grid beside it", cuda_block.x,
+                 any ? "waits" : "does not wait");
 }
 
 /* ---- The next copy --------------------------------------------------------------------------- */

@@ -1,7 +1,9 @@
 /*
  * decode_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems against float64,
  * with keys cut into 1 to 128 parts, merged by the last block or by a second launch, each twice, in
- * different orders and with other delays, with equal bits. Then what a server does
+ * different orders and with other delays, with equal bits; by blocks of a part each, and by one to
+ * seven that stay. Packed queries are also a mixed batch, of which those that stay have the sequences
+ * of few queries. Then what a server does
  * (decode_server.h), and values that are not finite and that some rows do not see.
  *
  * Arguments: the first random problem's number, and how many.
@@ -43,7 +45,11 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_sm90_on_cpu_forms.h"
 };
 
-static int runs[FA_VARIANTS], cut; /* launches; problems whose keys were cut */
+/* Launches; problems whose keys were cut; mixed batches. */
+static int runs[FA_VARIANTS], cut, mixed;
+
+/* Whether all launches that can be have blocks that stay. */
+static bool all_persistent;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
@@ -52,6 +58,7 @@ typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders, with other delays and another number of stages */
     bool two_launches;  /* parts are merged by a second launch */
+    bool persistent;    /* with blocks that stay, where there is such a kernel */
     ref_buffers memory; /* what kernels may touch */
 } machine;
 
@@ -79,17 +86,26 @@ static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *
     const int32_t a_tile = v->cache ? v->head_dim / 128 : 1, fewest = a_tile == 1 ? 3 : 4;
     const int32_t fewer = ((int32_t)(m->number % 5) + m->otherwise) * a_tile;
     const int32_t stages = more->stages - fewer > fewest ? more->stages - fewer : fewest;
-    run->smem_bytes -= (unsigned)((more->stages - stages) * FA_DECODE_SM90_STAGE_ROOM(v->cache));
+    run->smem_bytes -= (unsigned)((more->stages - stages) * (v->groups ? v->groups : 1) *
+                                  FA_DECODE_SM90_STAGE_ROOM(v->cache));
     more->stages = stages;
+}
+
+/* Blocks that stay take parts by a counter, or, without one, by their numbers. Few sets, so that one
+ * that a launch does not leave as it was spoils the next problems. */
+static int32_t choose_counters(const machine *m, const fa_cuda_plan_launch *l, int step)
+{
+    if (l->decode.blocks == 0) return (int32_t)(m->number % FA_DECODE_COUNTER_SETS);
+    const bool counted = step == FA_DECODE_LAST && (l->decode.parts > 1 || m->number % 4 > 0);
+    return counted ? (int32_t)(m->number % 2 * (FA_DECODE_SM90_COUNTER_SETS - 1)) : -1;
 }
 
 static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_launch *l, int step)
 {
-    char name[160];
+    char name[200];
     parameters both;
     fa_cuda_fault fault;
-    fa_cuda_set_decode_params(p, l, step, (int32_t)(m->number % FA_DECODE_COUNTER_SETS),
-                              &both.decode);
+    fa_cuda_set_decode_params(p, l, step, choose_counters(m, l, step), &both.decode);
     CHECK(fa_cuda_decode_sm90_params(p, l, hopper_encode_map, &both.more, &fault), "no map");
     cuda_run run = {.name = name,
                     .kernel = kernels[l->variant],
@@ -97,15 +113,17 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
                     .parameters = &both,
                     .units = &hopper_units,
                     .overlaps = l->overlaps,
-                    .grid = step == FA_DECODE_MERGE ? (unsigned)l->tasks : l->grid,
+                    .grid = step == FA_DECODE_MERGE && l->decode.blocks == 0 ? (unsigned)l->tasks
+                                                                             : l->grid,
                     .threads = l->threads,
                     .smem_bytes = l->smem_bytes};
+    if (l->decode.blocks > 0) run.together = 1 + (unsigned)(m->number / 3 % 3);
     vary(&run, m);
     choose_stages(m, l->variant, &both.more, &run);
     snprintf(name, sizeof name,
-             "number %lld: %s, %d parts, %d stages, step %d, %s, %s copies, %s products, lanes %x "
-             "of warp %u slow",
-             (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts,
+             "number %lld: %s, %d parts, %u blocks, %d stages, step %d, %s, %s copies, %s "
+             "products, lanes %x of warp %u slow",
+             (long long)m->number, fa_variants[l->variant].name, (int)l->decode.parts, run.grid,
              (int)both.more.stages, step, run.backwards ? "backwards" : "forwards",
              run.late_copies ? "late" : "early", run.late_products ? "late" : "early",
              run.slow_lanes, run.slow_warp);
@@ -113,9 +131,30 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     cuda_run_kernel(&run);
 }
 
-/* False if memory beside the workspace was written. */
-static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
+/* The same launch with blocks that stay: results have the same bits. Those take the tiles of a sequence
+ * together, so not those of packed ones that are no mixed batch. */
+static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_launch *l)
 {
+    const int other = l->variant == FA_VARIANT_decode_sm90_d128_f16
+                          ? FA_VARIANT_decode_sm90_d128_persistent_f16
+                      : l->variant == FA_VARIANT_decode_sm90_d128_bf16
+                          ? FA_VARIANT_decode_sm90_d128_persistent_bf16
+                          : FA_NO_VARIANT;
+    if (other < 0 || p->cu_seqlens_q) return;
+    const fa_variant *v = &fa_variants[other];
+    l->variant = other;
+    l->threads = FA_DECODE_SM90_PERSISTENT_THREADS((uint32_t)v->groups);
+    l->smem_bytes = (uint32_t)fa_cuda_decode_sm90_smem(v, v->stages);
+    l->decode.blocks = (int32_t)(1 + number % 7);
+    fa_cuda_cut_decode(l, l->decode.parts, (int64_t)l->decode.least * v->keys);
+}
+
+/* False if memory beside the workspace was written. */
+static bool run_plan(machine *m, fa_problem *p, const fa_cuda_plan_launch *planned)
+{
+    fa_cuda_plan_launch now = *planned;
+    const fa_cuda_plan_launch *l = &now;
+    if (m->persistent || all_persistent) make_persistent(m->number, p, &now);
     begin_workspace(&m->memory, p, l->workspace_bytes);
     if (m->two_launches && l->decode.parts > 1) {
         launch(m, p, l, FA_DECODE_STORE);
@@ -139,6 +178,24 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
 
+/* A mixed batch: blocks that stay for the sequences of few queries, and others for the rest. False if
+ * memory beside the workspace was written. */
+static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
+{
+    char why[320] = "";
+    fa_cuda_plan plan;
+    fa_cuda_plan_begin(&devices[H200], &fa_cuda_forward_mixed_beside, &plan);
+    if (!fa_cuda_add_few_sm90(p, (int32_t)(1 + m->number % 7), &devices[H200], &plan, why,
+                              sizeof why))
+        return run_plan(m, p, l);
+    fa_cuda_plan_launch few = plan.launches[0], many = *l;
+    few.decode.most_queries = (int32_t)(1 + m->number % 3);
+    many.fewest_queries = few.decode.most_queries + 1;
+    fa_cuda_cut_decode(&few, few.tasks > FA_DECODE_SM90_COUNTERS ? 1 : l->decode.parts, 1);
+    mixed++;
+    return (few.idle || run_plan(m, p, &few)) & run_plan(m, p, &many);
+}
+
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     fa_problem p;
@@ -153,13 +210,16 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     choose_parts(m.number, l);
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
+    const bool is_mixed = p.cu_seqlens_q && m.number % 2;
+    m.persistent = m.number / 4 % 2;
     char *const before = ref_buffers_copy(call->buffers);
-    bool clean = run_plan(&m, &p, l);
+    bool clean = is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
-    clean &= run_plan(&m, &p, l);
+    m.persistent = m.number / 8 % 2;
+    clean &= is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;
@@ -274,10 +334,15 @@ int main(int argc, char **argv)
         test_wild_tables();
         test_nonfinite_values();
         test_scales();
+        all_persistent = true;
+        test_pages((const int64_t[]){24, 16, 40, 32, 48, 64, 128, 256, 1000});
+        test_wild_tables();
+        test_nonfinite_values();
     }
     CHECK(done > 0 && quantized > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
+    CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
     if (argc > 2) {
-        printf("%d and %d problems, keys of %d cut\n", done, quantized, cut);
+        printf("%d and %d problems, keys of %d cut, %d mixed\n", done, quantized, cut, mixed);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }

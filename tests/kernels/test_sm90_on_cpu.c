@@ -117,6 +117,7 @@ static void run_once(const attempt *a, const random_call *call, bool otherwise)
     run.parameters = &a->parameters;
     run.units = &hopper_units;
     run.cluster = a->plan.launches[0].cluster;
+    run.beside = fa_variants[a->plan.launches[0].variant].beside;
     vary(&run, a, otherwise);
     if (otherwise) slow_down(&run, a->number);
     snprintf(name, sizeof name,
@@ -172,6 +173,17 @@ static void plan_as_longer(const fa_cuda_family *family, const fa_problem *p, at
     if (l->grid > grid) l->grid = grid;
 }
 
+/* The same kernel for a launch beside another one, as in a mixed batch: it has the same numbers. */
+static void plan_beside(attempt *a)
+{
+    fa_cuda_plan_launch *l = &a->plan.launches[0];
+    const int other =
+        l->variant == FA_VARIANT_forward_sm90_d128_f16    ? FA_VARIANT_forward_sm90_d128_beside_f16
+        : l->variant == FA_VARIANT_forward_sm90_d128_bf16 ? FA_VARIANT_forward_sm90_d128_beside_bf16
+                                                          : l->variant;
+    if (runs[other] < runs[l->variant]) l->variant = other;
+}
+
 /* Whether the problem is one for the kernel, in a variant that has not run often enough. */
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
@@ -179,6 +191,7 @@ static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
     const fa_cuda_device device = small_device(a->number);
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     plan_as_longer(family, p, a);
+    plan_beside(a);
     return runs[a->plan.launches[0].variant] < max_runs;
 }
 
