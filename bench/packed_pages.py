@@ -2,14 +2,14 @@
 """Batches of a server: packed queries, few or many a sequence, over a cache in pages.
 
     python3 bench/packed_pages.py [--library build/libflashattn.so] [--fa3 FILE] [--page 64]
-                                  [--cells 0,1] [--rounds 9] [--kernels mixed,mixed_beside:44]
+                                  [--cells 0,1] [--rounds 9] [--kernels mixed,mixed_beside]
 
 bfloat16, 32 query heads, 8 key/value heads, head dim 128, causal (a sequence's queries are its last
 ones), pages in random order, lengths on the device alone. Calls are in a CUDA graph; the libraries
 take turns. Results are compared with float32 arithmetic by PyTorch, for some sequences. The limit is
 the sum of the parts' limits: 4,400 GB/s for sequences of few queries, 700 TFLOP/s for the others.
---kernels: families that the environment asks for, FA_CUDA_KERNEL, each with a copy of the library; behind
-a colon FA_MIXED_BLOCKS. They take turns as well.
+--kernels: families that the environment asks for, FA_CUDA_KERNEL, each with a copy of the library. They take
+turns as well.
 Exit codes: 0 fine, 1 a result is wrong, 2 it could not be run.
 """
 
@@ -35,7 +35,10 @@ FEW = 16  # queries, of which memory is the limit
 # name: (sequences, queries, keys behind the last query), FlashAttention-3's microseconds
 CELLS = (("60 decodes at 8k, 4 chunks of 2k behind 6k", ((60, 1, 8192), (4, 2048, 8192)), 2133),
          ("64 sequences of 8 queries at 8k", ((64, 8, 8192),), 509),
-         ("4 chunks of 4k at 16k", ((4, 4096, 16384),), 6511))
+         ("4 chunks of 4k at 16k", ((4, 4096, 16384),), 6511),
+         ("60 decodes at 8k, 4 prompts of 2k", ((60, 1, 8192), (4, 2048, 2048)), None),
+         ("60 decodes at 8k, a chunk of 512 at 8k", ((60, 1, 8192), (1, 512, 8192)), None),
+         ("8 decodes at 8k, 8 chunks of 2k behind 6k", ((8, 1, 8192), (8, 2048, 8192)), None))
 
 
 def limit_us(parts):
@@ -82,18 +85,16 @@ class Kernels:
     """A copy of the library, as it reads FA_CUDA_KERNEL once; "" is the planner's choice."""
 
     def __init__(self, path, name, folder):
-        self.name, blocks = (name.split(":") + [""])[:2]
-        self.environment = {"FA_CUDA_KERNEL": self.name, "FA_MIXED_BLOCKS": blocks}
-        copy = pathlib.Path(folder) / f"{name or 'planned'}.so".replace(":", "_")
+        self.name = name
+        copy = pathlib.Path(folder) / f"{name or 'planned'}.so"
         self.library = fa.Library(pathlib.Path(shutil.copy(path, copy)))
         self.label = name or "flashattn"
 
     def ask(self):
-        for variable, value in self.environment.items():
-            if value:
-                os.environ[variable] = value
-            else:
-                os.environ.pop(variable, None)
+        if self.name:
+            os.environ["FA_CUDA_KERNEL"] = self.name
+        else:
+            os.environ.pop("FA_CUDA_KERNEL", None)
 
 
 def ours(kernels, batch):
@@ -189,7 +190,7 @@ def main():
         found = ", ".join(f"{label} {x:.0f} us (error {error:.1e})"
                           for label, x, error in zip(labels, us, errors))
         print(f"{name}, page {args.page}: {found}, "
-              f"FA-3 elsewhere {bar}, limit {limit_us(parts):.0f}", flush=True)
+              f"FA-3 elsewhere {bar or 'unknown'}, limit {limit_us(parts):.0f}", flush=True)
         del batch, made
         torch.cuda.empty_cache()
     return 1 if wrong else 0

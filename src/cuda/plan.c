@@ -12,11 +12,12 @@
 /* The families of each pass, fastest first. simt, the last one, does every problem. */
 enum { MAX_FAMILIES = 13 };
 #define FORWARD                                                                                    \
-    {&fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,           \
-     &fa_cuda_decode_sm90,          &fa_cuda_decode,        &fa_cuda_forward_sm90,                 \
-     &fa_cuda_forward_sm80,         &fa_cuda_forward_sm75,  &fa_cuda_forward_tf32_sm90,            \
-     &fa_cuda_forward_f16x3_sm90,   &fa_cuda_forward_tf32,  &fa_cuda_forward_tf32x3,               \
-     &fa_cuda_forward_simt}
+    {                                                                                              \
+        &fa_cuda_forward_mixed_beside, &fa_cuda_forward_mixed, &fa_cuda_decode_latent_sm90,        \
+            &fa_cuda_decode_sm90, &fa_cuda_decode, &fa_cuda_forward_sm90, &fa_cuda_forward_sm80,   \
+            &fa_cuda_forward_sm75, &fa_cuda_forward_tf32_sm90, &fa_cuda_forward_f16x3_sm90,        \
+            &fa_cuda_forward_tf32, &fa_cuda_forward_tf32x3, &fa_cuda_forward_simt                  \
+    }
 static const fa_cuda_family *const families[][MAX_FAMILIES] = {
     [FA_PASS_FORWARD] = FORWARD,
     [FA_PASS_DECODE] = FORWARD,

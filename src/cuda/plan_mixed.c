@@ -16,7 +16,6 @@
  *   first one, which else might end later.
  */
 #include <inttypes.h>
-#include <stdlib.h>
 
 #include "cuda/family.h"
 #include "cuda/plan_decode.h"
@@ -92,28 +91,12 @@ const fa_cuda_family fa_cuda_forward_mixed = {
 /* ---- Both at the same time ------------------------------------------------------------------- */
 
 /*
- * Of so many multiprocessors one has a block of decode_sm90. Its three groups of warps read some 50 to
- * 70 GB/s together (predicted), so a third of 132 reads 2,200 to 3,100 GB/s of the 4,400 that memory
- * gives. What the few queries cost, multiprocessors times time, is the same with more or fewer, as
- * long as they do not end last and memory is not the limit.
+ * Of so many multiprocessors one has a block of decode_sm90, whose three groups of warps read some 62
+ * GB/s together: half of an H200's read nearly all that memory gives. What the few queries cost,
+ * multiprocessors times time, is about the same with fewer blocks, but then they end last where the
+ * many have little to do.
  */
-enum { SHARE_OF_DEVICE = 3 };
-
-/* FA_MIXED_BLOCKS is another number, until this has been timed. */
-static int32_t count_blocks(const fa_cuda_device *device)
-{
-    const char *asked = getenv("FA_MIXED_BLOCKS");
-    const int number = asked ? atoi(asked) : 0;
-    if (number > 0 && number <= device->multiprocessors) return number;
-    return (int32_t)fa_cuda_count_tiles(device->multiprocessors, SHARE_OF_DEVICE);
-}
-
-/* No GPU has run it yet: it is there where the environment asks for the family. That needs no words. */
-static bool has_not_run(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
+enum { SHARE_OF_DEVICE = 2 };
 
 static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                         char *why, size_t size)
@@ -122,8 +105,9 @@ static bool plan_beside(const fa_problem *p, const fa_cuda_device *device, fa_cu
         fa_cuda_say(why, size, "launches cannot overlap on this device, or by this driver");
         return false;
     }
+    const int32_t blocks = (int32_t)fa_cuda_count_tiles(device->multiprocessors, SHARE_OF_DEVICE);
     if (refuse_uniform(p, why, size) || fa_cuda_refuse_decode(p, INT64_MAX, why, size) ||
-        !fa_cuda_add_few_sm90(p, count_blocks(device), device, plan, why, size) ||
+        !fa_cuda_add_few_sm90(p, blocks, device, plan, why, size) ||
         !fa_cuda_add_beside(p, device, plan, why, size))
         return false;
     plan->launches[1].fewest_queries = fa_cuda_most_few(p) + 1;
@@ -135,6 +119,5 @@ const fa_cuda_family fa_cuda_forward_mixed_beside = {
     .oldest = 90,
     .newest = 90,
     .does_few = true,
-    .slower = has_not_run,
     .plan = plan_beside,
 };
