@@ -30,7 +30,7 @@ typedef struct fa_variant {
     int single_tiles, short_rows, few_queries, tracked;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers;
     int cluster, consumers, chunk, v_rows;                /* sm90 */
-    int warps, split, group_rows, queries, blocks, ahead; /* sm80, sm75 */
+    int warps, split, group_rows, queries, blocks, ahead, slices; /* sm80, sm75 */
     int own_blocks;                                       /* decode_latent_sm90 */
     int rows;                                             /* simt */
     int own, max_parts;                                   /* other passes */
