@@ -11,7 +11,8 @@
  *
  * Arguments: the first problem's number, how many, and of which kind (1: peaked rows, 2: float32 in
  * tf32, 3: by three products in tf32, 4 and 5: these two with sums in dq, 6:
- * three products, weights corrected, 7: the same with peaked rows), instead of those listed here; then the runs of each variant are printed.
+ * three products, weights corrected, 7: the same with peaked rows), and "wide" for head dims above 256, instead of those listed here;
+ * then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -126,6 +127,7 @@ typedef struct machine {
     bool otherwise; /* the second one */
     bool ordered;   /* sums of dq have one order */
     kind kind;
+    bool wide;          /* head dims above 256, of float32 */
     bool compared;      /* this run; what comes behind it is a batch item alone */
     char *first;        /* what the first one left in all buffers */
     ref_buffers memory; /* what kernels may touch */
@@ -359,6 +361,7 @@ static bool run_problem(machine *m)
                                 .context = m};
     static const int gpus[] = {H200, A100, H200, RTX_4090};
     device = devices[gpus[m->number / 8 % 4]];
+    if (m->wide) device = devices[H200], settings.wide_heads = true;
     if (m->number / 16 % 2) device.multiprocessors = 3;
     if (is_peaked(m)) settings.focus = RANDOM_PEAKED, settings.few_queries = true;
     if (m->kind >= TF32) {
@@ -686,9 +689,9 @@ static void test_many_tiles(void)
 }
 
 /* Whether the kernel does the problem. */
-static bool run_twice(int64_t number, kind of)
+static bool run_twice(int64_t number, kind of, bool wide)
 {
-    machine m = {.number = number, .kind = of};
+    machine m = {.number = number, .kind = of, .wide = wide};
     const bool done = run_problem(&m);
     free(m.first);
     return done;
@@ -701,22 +704,23 @@ int main(int argc, char **argv)
     int done = 0;
     test_begin();
     const kind asked = argc > 3 ? (kind)atoi(argv[3]) : ANY;
-    for (int64_t number = first; number < end; number++) done += run_twice(number, asked);
+    const bool wide = argc > 4;
+    for (int64_t number = first; number < end; number++) done += run_twice(number, asked, wide);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && argc == 1; i++)
-        run_twice(numbers[i], ANY);
-    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++) run_twice(tf32[i], TF32);
+        run_twice(numbers[i], ANY, false);
+    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++) run_twice(tf32[i], TF32, false);
     for (size_t i = 0; i < sizeof float32 / sizeof float32[0] && argc == 1; i++)
-        run_twice(float32[i], FLOAT32);
+        run_twice(float32[i], FLOAT32, false);
     for (size_t i = 0; i < sizeof tf32_in_place / sizeof tf32_in_place[0] && argc == 1; i++)
-        run_twice(tf32_in_place[i], TF32_IN_PLACE);
+        run_twice(tf32_in_place[i], TF32_IN_PLACE, false);
     for (size_t i = 0; i < sizeof float32_in_place / sizeof float32_in_place[0] && argc == 1; i++)
-        run_twice(float32_in_place[i], FLOAT32_IN_PLACE);
+        run_twice(float32_in_place[i], FLOAT32_IN_PLACE, false);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
-        run_twice(peaked[i], PEAKED);
+        run_twice(peaked[i], PEAKED, false);
     for (size_t i = 0; i < sizeof corrected / sizeof corrected[0] && argc == 1; i++)
-        run_twice(corrected[i], CORRECTED);
+        run_twice(corrected[i], CORRECTED, false);
     for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
-        run_twice(peaked[i], CORRECTED_PEAKED);
+        run_twice(peaked[i], CORRECTED_PEAKED, false);
     corrected_weights = false;
     for (int way = 0; way < 3; way++) {
         in_place = way > 0;
