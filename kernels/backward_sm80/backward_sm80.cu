@@ -243,8 +243,7 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int part = at->tile % PARTS;
     const int64_t number = tile_number(w, s, at);
     float *tile = s->sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
-    int32_t *semaphore =
-        s->semaphores + number * SEMAPHORES + part * WARPS + l.warp;
+    int32_t *semaphore = s->semaphores + number * SEMAPHORES + part * WARPS + l.warp;
     if (s->semaphores) {
         if (l.lane == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         __syncwarp();

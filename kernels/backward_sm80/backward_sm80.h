@@ -75,7 +75,7 @@
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
      (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
       (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
-         (keys) * FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                 \
+         (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
      FA_BACKWARD_SM80_SLICES(keys, queries, slices) + 128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps

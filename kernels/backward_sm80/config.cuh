@@ -58,12 +58,12 @@ enum {
     M_TILES = GROUP_ROWS / 16,
     /* Of a tile, whose scores a warp computes, or its slice of them. */
     OWN_QUERIES = SHARED_SCORES ? 16 : QUERIES / SPLIT,
-    COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
+    COLUMNS = HEAD_DIM / SPLIT, /* of dK and dV, which a warp computes */
     /* Queries whose scores are in registers together: options need registers, too. */
     MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
-    N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
+    N_TILES = CHUNK / 8,                          /* of 8 queries of the scores */
     WEIGHT_M_TILES = SHARED_SCORES ? 1 : M_TILES, /* of the scores that it makes weights of */
     WEIGHT_N_TILES = SHARED_SCORES ? 1 : N_TILES,
     D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
@@ -97,8 +97,7 @@ enum {
     CHAIN = 2,
     ROW_CHAIN = QUERIES / STEP < 4 ? QUERIES / STEP : 4,
     /* A warp's own queries are too few for a chain: their products wait for the others'. */
-    ALL_SHARED =
-        SHARED_SCORES || (THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN),
+    ALL_SHARED = SHARED_SCORES || (THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN),
     /* dP waits until dV has its products: parts of operands need its registers. */
     LATE_DP = THREE_PRODUCTS && !ALL_SHARED,
     SCORE_CHAINS = ALL_SHARED ? 4 : 2 /* in a turn of the loop */
@@ -109,8 +108,7 @@ static_assert(!THREE_PRODUCTS || (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAI
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
 enum {
-    DQ_ROWS =
-        QUERIES >= 32 && HEAD_DIM * QUERIES / 32 % (8 * COLUMN_TILES * WARPS) == 0 ? 32 : 16,
+    DQ_ROWS = QUERIES >= 32 && HEAD_DIM * QUERIES / 32 % (8 * COLUMN_TILES * WARPS) == 0 ? 32 : 16,
     DQ_M_TILES = DQ_ROWS / 16,
     DQ_ROW_WARPS = QUERIES / DQ_ROWS,
     DQ_COLUMNS = HEAD_DIM * DQ_ROW_WARPS / WARPS,

@@ -58,7 +58,8 @@ FA_DEVICE void correct_weights(fa_scores *weights, uint32_t factors)
     for (int n = 0; n < WEIGHT_N_TILES; n++) {
         const float2 two = ptx_ld_shared_f32x2(factors + 32 * (uint32_t)n);
 #pragma unroll
-        for (int i = 0; i < WEIGHT_M_TILES * 4; i++) weights->at[i / 4][n][i % 4] *= i % 2 ? two.y : two.x;
+        for (int i = 0; i < WEIGHT_M_TILES * 4; i++)
+            weights->at[i / 4][n][i % 4] *= i % 2 ? two.y : two.x;
     }
 }
 
@@ -109,8 +110,8 @@ FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 #if TF32
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++)
-        to->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 2 * 2 + i % 4 / 2] =
-            rounded(__float_as_uint(from->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4]));
+        to->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 2 * 2 + i % 4 / 2] = rounded(
+            __float_as_uint(from->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4]));
 #else
 #pragma unroll
     for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 2; i++) {

@@ -560,7 +560,8 @@ typedef enum row_option {
 
 static void set_row_option(fa_options *o, row_option option, const fa_tensor *scores)
 {
-    static const float slope = 0.5f;
+    /* Gentle: log-sum-exps far below the scores would have errors beyond what is corrected. */
+    static const float slope = 0.0625f;
     if (option == ROW_CAUSAL) o->flags |= FA_CAUSAL;
     if (option == ROW_WINDOW) o->flags |= FA_CAUSAL | FA_WINDOW, o->window_left = 90;
     if (option == ROW_SOFTCAP) o->softcap = 40;
@@ -588,8 +589,7 @@ static void test_row_sums(int dim, row_option option)
     const int n_q = dim < N_Q ? dim : N_Q, n_k = option == ROW_SMALL ? N_K : 230;
     const bool is_mask = option == ROW_MASK;
     char message[320] = "";
-    /* Numbers for which the errors of the CPU's log-sum-exps are within what is corrected. */
-    ref_random random = {(uint64_t)(dim + 2 * (int)option)};
+    ref_random random = {(uint64_t)(dim + (int)option)};
     fa_options options = FA_OPTIONS_INIT;
     fa_problem p;
     fa_cuda_plan plan;
@@ -717,7 +717,8 @@ int main(int argc, char **argv)
     for (int64_t number = first; number < end; number++) done += run_twice(number, asked, wide);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && argc == 1; i++)
         run_twice(numbers[i], ANY, false);
-    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++) run_twice(tf32[i], TF32, false);
+    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++)
+        run_twice(tf32[i], TF32, false);
     for (size_t i = 0; i < sizeof float32 / sizeof float32[0] && argc == 1; i++)
         run_twice(float32[i], FLOAT32, false);
     for (size_t i = 0; i < sizeof tf32_in_place / sizeof tf32_in_place[0] && argc == 1; i++)
