@@ -150,8 +150,8 @@ typedef enum fa_device {
 /* How exactly float32 inputs are multiplied. It counts where q, k and v are float32; other types are
  * multiplied as they are, and ignore it. A backend may always be more exact than asked: the CPU computes
  * in float32 whatever is asked, and so does CUDA where it has no kernels with fewer bits (fa_weights,
- * backward of head dims above 256, older devices). fa_describe says what a call does. All sums are
- * float32. */
+ * backward of head dims above 256 with less shared memory than Hopper has, older devices). fa_describe
+ * says what a call does. All sums are float32. */
 typedef enum fa_precision {
     FA_PRECISION_FLOAT32 = 0, /* errors of float32's size, by whatever products are fastest       */
     FA_PRECISION_TF32 = 1,    /* operands of products, the weights too, may be rounded to tf32, which

@@ -587,6 +587,10 @@ VARIANT(backward_tf32_prepare_d128, .file = "backward_sm80/prepare", .kernel = "
         .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_prepare_d256, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
         .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_prepare_d384, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
+VARIANT(backward_tf32_prepare_d512, .file = "backward_sm80/prepare", .kernel = "backward_sm80_prepare", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512)
 END(backward_prepare, tf32)
 
 FAMILY(backward, tf32)
@@ -629,6 +633,19 @@ VARIANT(backward_tf32_d256_general, .file = "backward_sm80/backward_sm80", .kern
 VARIANT(backward_tf32_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+/* Warps share the products of scores. For 227 KiB (Hopper). */
+VARIANT(backward_tf32_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384, .options = 0, .warps = 12, .group_rows = 32,
+        .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
+VARIANT(backward_tf32_d384_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384, .options = FA_BACKWARD_SM80_ALL, .warps = 12, .group_rows = 32,
+        .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
+VARIANT(backward_tf32_d512, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512, .options = 0, .warps = 8, .group_rows = 32,
+        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
+VARIANT(backward_tf32_d512_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
 END(backward, tf32)
 
 FAMILY(backward, tf32x3)
@@ -655,6 +672,19 @@ VARIANT(backward_tf32x3_d256_general, .file = "backward_sm80/backward_sm80", .ke
 VARIANT(backward_tf32x3_d256_small_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
         .keys = 32, .queries = 32, .stages = 1, .blocks = 1)
+/* Warps share the products of scores. For 227 KiB (Hopper). */
+VARIANT(backward_tf32x3_d384, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 384, .options = 0, .warps = 12, .group_rows = 32,
+        .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
+VARIANT(backward_tf32x3_d384_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 384, .options = FA_BACKWARD_SM80_ALL, .warps = 12, .group_rows = 32,
+        .keys = 32, .queries = 32, .stages = 1, .slices = 3, .blocks = 1)
+VARIANT(backward_tf32x3_d512, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 512, .options = 0, .warps = 8, .group_rows = 32,
+        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
+VARIANT(backward_tf32x3_d512_general, .file = "backward_sm80/backward_sm80", .kernel = "backward_sm80", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 32,
+        .keys = 32, .queries = 16, .stages = 1, .slices = 4, .blocks = 1)
 END(backward, tf32x3)
 
 FAMILY(backward_weight_sums, tf32x3)
@@ -678,6 +708,18 @@ VARIANT(backward_tf32x3_weight_sums_d256, .file = "backward_sm80/weight_sums", .
 VARIANT(backward_tf32x3_weight_sums_d256_general, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 256, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
         .keys = 32, .queries = 64, .stages = 1, .blocks = 1)
+VARIANT(backward_tf32x3_weight_sums_d384, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 384, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 64, .stages = 1, .slices = 3, .blocks = 1)
+VARIANT(backward_tf32x3_weight_sums_d384_general, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 384, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 64, .stages = 1, .slices = 3, .blocks = 1)
+VARIANT(backward_tf32x3_weight_sums_d512, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 512, .options = 0, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 1, .slices = 4, .blocks = 1)
+VARIANT(backward_tf32x3_weight_sums_d512_general, .file = "backward_sm80/weight_sums", .kernel = "backward_sm80_weight_sums", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32X3, .head_dim = 512, .options = FA_BACKWARD_SM80_ALL, .warps = 8, .group_rows = 16,
+        .keys = 32, .queries = 32, .stages = 1, .slices = 4, .blocks = 1)
 END(backward_weight_sums, tf32x3)
 
 FAMILY(backward_finish, tf32)
@@ -687,6 +729,10 @@ VARIANT(backward_tf32_finish_d128, .file = "backward_sm80/finish", .kernel = "ba
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 128)
 VARIANT(backward_tf32_finish_d256, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
         .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 256)
+VARIANT(backward_tf32_finish_d384, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 384)
+VARIANT(backward_tf32_finish_d512, .file = "backward_sm80/finish", .kernel = "backward_sm80_finish", .architecture = 80,
+        .each_architecture = 1, .element = FA_ELEMENT_TF32, .head_dim = 512)
 END(backward_finish, tf32)
 
 FAMILY(backward_delta, simt)

@@ -228,18 +228,37 @@ static void draw_tail_sizes(problem *p)
     p->d = p->d_v = once_in(p, 2) ? 64 : 128;
 }
 
+static int64_t draw_wide_dim(problem *p)
+{
+    static const int64_t usual[] = {264, 320, 328, 384, 448, 512};
+    return once_in(p, 6) ? between(p, 257, 512) : usual[between(p, 0, 5)];
+}
+
 /* The widest head dims, with the work that these make of it. */
 static void draw_wide_sizes(problem *p)
 {
-    static const int64_t usual[] = {264, 320, 328, 384, 448, 512};
     p->batch = between(p, 1, 2);
     p->heads_kv = 1;
     p->heads_q = between(p, 1, 3);
     p->n_q = once_in(p, 3) ? 128 * between(p, 1, 3) + between(p, -1, 1) : between(p, 1, 400);
     p->n_k = once_in(p, 3) ? 128 * between(p, 1, 4) + between(p, -1, 1) : between(p, 1, 500);
     if (once_in(p, 3)) p->n_k = p->n_q;
-    p->d = once_in(p, 6) ? between(p, 257, 512) : usual[between(p, 0, 5)];
+    p->d = draw_wide_dim(p);
     p->d_v = once_in(p, 4) ? 8 * between(p, 1, 64) : p->d;
+}
+
+/* The same head dims in another class, whose lengths become shorter. The values of RANDOM_DROPOUT stay. */
+static void widen_heads(problem *p, const random_settings *settings)
+{
+    const int64_t d_v = p->d_v;
+    p->d = p->d_v = draw_wide_dim(p);
+    if (settings->focus == RANDOM_DROPOUT) p->d_v = d_v;
+    else if (once_in(p, 4)) p->d_v = between(p, 1, 512);
+    else if (once_in(p, 8)) p->d = between(p, 1, 256);
+    while (work_of(p) > (settings->small ? usual_work / 4 : usual_work)) {
+        if (p->n_k > p->n_q) p->n_k = p->n_k * 3 / 4;
+        else p->n_q = p->n_q * 3 / 4;
+    }
 }
 
 /* Latent attention: one key/value head, many query heads, few queries or some. */
@@ -403,6 +422,7 @@ static void draw_sizes(problem *p, const random_settings *settings)
                                         : (large ? large_work : usual_work);
     shrink(p, settings->small ? work / 4 : work);
     focus_sizes(p, settings);
+    if (settings->wide_heads) widen_heads(p, settings);
     p->length_q = make_array(p->batch);
     p->length_k = make_array(p->batch);
 }

@@ -96,6 +96,7 @@ typedef struct random_settings {
     bool tiles;      /* what kernels with tensor cores branch on: 16 bits, their head dims, many
                       * tiles. Takes the reference some ten times as long */
     random_focus focus;
+    bool wide_heads;        /* head dims of 257 to 512 in most problems of the other classes, too */
     bool few_queries;       /* RANDOM_PEAKED: for kernels that are interpreted */
     bool small;             /* a fourth of the work, likewise */
     const char *focus_name; /* what the command calls it; NULL: RANDOM_ANYTHING */

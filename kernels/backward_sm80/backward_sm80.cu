@@ -5,10 +5,11 @@
  * the scores.
  *
  *   config.cuh    the numbers of the variant          multiply.cuh   the five products
- *   layout.cuh    who has what, shared memory         weights.cuh    weights, dS, masks by position
- *   work.cuh      the block's keys and tiles          options.cuh    the options of the scores
- *   load.cuh      copies to shared memory             sums.cuh       the sums of dQ
- *   tile_part.cuh a warp's part of a tile             store.cuh      dK and dV
+ *   layout.cuh    who has what, shared memory         slices.cuh     shared scores, of wide heads
+ *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
+ *   load.cuh      copies to shared memory             options.cuh    the options of the scores
+ *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
+ *                                                     store.cuh      dK and dV
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -20,13 +21,15 @@
  * warps have stored of the tile before: its dS, so that its dQ is computed now, by half of the
  * warps before this tile's scores and by the others behind them: so one half makes weights while
  * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
- * this tile's copies are on their way, and dQ of the tile before is computed.
+ * this tile's copies are on their way, and dQ of the tile before is computed. Where warps share the
+ * products of scores, in float32 with head dims above 256, it has three more.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
+#include "backward_sm80/slices.cuh"
 #include "backward_sm80/store.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_sm80/tile_part.cuh"
@@ -47,14 +50,31 @@ typedef struct thread_state {
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
+#if !SHARED_SCORES
     if (!ALL_SHARED)
         add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
+#endif
 }
 
 FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
 {
     share_weights(ds, part->ds_word, part->unit);
+#if !SHARED_SCORES
     if (!ALL_SHARED) add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
+#endif
+}
+
+/* The scores that the warp makes weights of, or their dP. */
+FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
+{
+#if SHARED_SCORES
+    (void)part;
+    add_slices(s, memory, kind);
+#else
+    (void)memory;
+    make_scores(s, part->keys + (kind == DP ? V_AT : 0),
+                part->queries + (kind == DP ? Q_TO_DOUT : 0));
+#endif
 }
 
 #if OPTIONS
@@ -66,12 +86,12 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
-    make_scores(&s, part.keys, part.queries);
+    find_scores(&s, x->memory, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
-    make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
@@ -89,8 +109,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
-    make_scores(&s, part.keys, part.queries);
-    if (!LATE_DP) make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+    find_scores(&s, x->memory, &part, SCORES);
+    if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -100,7 +120,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
-        make_scores(&dp, part.keys + V_AT, part.queries + Q_TO_DOUT);
+        find_scores(&dp, x->memory, &part, DP);
     }
     /* right for all tiles; no register, again */
     make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
@@ -111,6 +131,42 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
 }
 
 #endif
+
+#if SHARED_SCORES
+
+/* All warps' weights and dS times dout and queries. Columns that are not there are left out. dout has no readers behind dV: the
+ * next tile's is copied then. */
+FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                             const block_work *w, thread_state *x, const tile_cursor *at)
+{
+    const fa_layout layout = find_layout(x->memory), *l = &layout;
+    const uint32_t q = q_at(x->memory, 0) + l->rows;
+    const int column = l->share * COLUMNS;
+    if (column < p->a.d_v)
+        add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
+                           column / VECTOR, l->share);
+    if (at->count + 1 < w->tiles) {
+        tile_cursor next = *at;
+        advance(&next, w);
+        __syncthreads();
+        issue_tile(p, s, x->memory, w, &next, THE_DOUT);
+    }
+    if (column < p->a.d)
+        add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
+                           l->share);
+}
+
+FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                            const block_work *w, thread_state *x, const tile_cursor *at)
+{
+    share_slice(x->memory, p->a.d, p->a.d_v);
+    __syncthreads();
+    if (has_scores()) consume_chunk(&p->a, w, x, at, 0);
+    __syncthreads();
+    add_gradients(p, s, w, x, at);
+}
+
+#else
 
 /* What other warps have of the same keys. */
 FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
@@ -124,13 +180,16 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
     add_other_gradient(&x->dk, ds_at(x->memory, at->count) + own, q, unit, l->share);
 }
 
-FA_DEVICE void consume_tile(const fa_backward_params *p, const block_work *w, thread_state *x,
-                            const tile_cursor *at)
+FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                            const block_work *w, thread_state *x, const tile_cursor *at)
 {
+    (void)s;
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) consume_chunk(&p->a, w, x, at, chunk);
     if (SPLIT > 1) add_others(x, at);
 }
+
+#endif
 
 /* ---- dQ -------------------------------------------------------------------------------------- */
 
@@ -179,13 +238,12 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int block = l.warp % DQ_ROW_WARPS * DQ_M_TILES;
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
-    if (!p->dq.data) return;
+    if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
     const int part = at->tile % PARTS;
     const int64_t number = tile_number(w, s, at);
     float *tile = s->sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
-    int32_t *semaphore =
-        s->semaphores + number * FA_BACKWARD_SM80_SEMAPHORES + part * WARPS + l.warp;
+    int32_t *semaphore = s->semaphores + number * SEMAPHORES + part * WARPS + l.warp;
     if (s->semaphores) {
         if (l.lane == 0) ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         __syncwarp();
@@ -211,7 +269,7 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 {
     if (STAGES == 1 && at->count > 0) {
         __syncthreads();
-        issue_tile(p, s, memory, w, at);
+        issue_tile(p, s, memory, w, at, SHARED_SCORES ? THE_QUERIES : THE_QUERIES | THE_DOUT);
         if (DS_BUFFERS == 1) {
             const tile_cursor last = before(at, w);
             add_dq(p, s, w, memory, &last);
@@ -222,7 +280,7 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     if (STAGES == 2 && at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
-        issue_tile(p, s, memory, w, &next);
+        issue_tile(p, s, memory, w, &next, THE_QUERIES | THE_DOUT);
     }
 }
 
@@ -235,7 +293,7 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 {
     const tile_cursor at = first_tile(w);
     issue_keys(&p->a, memory, w);
-    issue_tile(p, s, memory, w, &at);
+    issue_tile(p, s, memory, w, &at, THE_QUERIES | THE_DOUT);
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
@@ -262,7 +320,7 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
             last = before(&at, w);
             add_dq(p, s, w, x->memory, &last);
         }
-        consume_tile(p, w, x, &at);
+        consume_tile(p, s, w, x, &at);
         if (DS_BUFFERS == 2 && at.count > 0 && !is_early()) {
             last = before(&at, w);
             add_dq(p, s, w, x->memory, &last);

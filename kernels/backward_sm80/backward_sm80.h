@@ -20,6 +20,7 @@
  *   warps       of a block
  *   group_rows  keys of a warp, or of the warps that share them: 16 or 32
  *   stages      buffers of queries and of dout: 1 or 2
+ *   slices      of the head dim, whose products of scores warps share; 0: each warp has scores of its own
  *   blocks      of a multiprocessor, at least, which bounds the registers
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_BACKWARD_SM80_H
@@ -30,12 +31,15 @@
 
 #define FA_BACKWARD_SM80_TILE 64          /* rows of a tile of the workspace */
 #define FA_BACKWARD_SM80_PASS_THREADS 256 /* of a block of prepare and finish */
-#define FA_BACKWARD_SM80_SEMAPHORES 16    /* of a tile, 4 bytes each */
 #define FA_BACKWARD_SM80_MOST_COLUMNS 512
 
 #define FA_BACKWARD_SM80_SUM_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 #define FA_BACKWARD_SM80_ROW_BYTES (FA_BACKWARD_SM80_TILE * 8)
 #define FA_BACKWARD_SM80_FACTOR_BYTES (FA_BACKWARD_SM80_TILE * 4)
+
+/* Semaphores of a tile, 4 bytes each: one for each warp of each part of it. */
+#define FA_BACKWARD_SM80_SEMAPHORES(element, dim)                                                  \
+    (FA_ELEMENT_BYTES(element) == 4 && (dim) > 256 ? 32 : 16)
 
 #define FA_BACKWARD_SM80_THREADS(warps) (32 * (warps))
 
@@ -53,19 +57,26 @@
  * dQ is made of it. */
 #define FA_BACKWARD_SM80_DS_BUFFERS(element, stages) (FA_ELEMENT_BYTES(element) == 4 ? (stages) : 2)
 
-/* Bytes of a stage's factors. Kernels of three products have them. */
+/* Bytes of a stage's factors, in whole groups of banks. Kernels of three products have them. */
 #define FA_BACKWARD_SM80_FACTORS(element, queries)                                                 \
-    ((element) == FA_ELEMENT_TF32X3 ? (queries)*4 : 0)
+    ((element) == FA_ELEMENT_TF32X3 ? ((queries)*4 + 127) / 128 * 128 : 0)
+
+/* Bytes from one row of weights or dS to the next: those of 32 queries at least, as the permutation of their units wants them. */
+#define FA_BACKWARD_SM80_SCORE_PITCH(element, queries)                                             \
+    (FA_ELEMENT_BYTES(element) * ((queries) > 32 ? (queries) : 32))
+
+/* Bytes of the parts of scores and of dP that slices of the head dim have. */
+#define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
- * and factors; buffers of dS, and where warps share keys one of weights. */
-#define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages)              \
+ * and factors; buffers of dS, and where warps share keys one of weights; parts of scores. */
+#define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
     ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
      (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
       (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
-         FA_ELEMENT_BYTES(element) * (keys) * (queries) +                                          \
-     128)
+         (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
+     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + 128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
  * a sum for each query, and what rounding has taken from it. */

@@ -38,6 +38,14 @@
 #define SCORES_ALONE 0
 #endif
 
+/* Rows of wide heads alone have slices. */
+#ifndef SLICES
+#define SLICES 0
+#endif
+
+/* Warps share the products of scores (slices.cuh). */
+#define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
+
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
     VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
@@ -48,18 +56,22 @@ enum {
     PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
     SPLIT = FA_BACKWARD_SM80_SPLIT(KEYS, WARPS, GROUP_ROWS),
     M_TILES = GROUP_ROWS / 16,
-    OWN_QUERIES = QUERIES / SPLIT, /* of a tile, whose scores a warp computes */
-    COLUMNS = HEAD_DIM / SPLIT,    /* of dK and dV, which a warp computes */
+    /* Of a tile, whose scores a warp computes, or its slice of them. */
+    OWN_QUERIES = SHARED_SCORES ? 16 : QUERIES / SPLIT,
+    COLUMNS = HEAD_DIM / SPLIT, /* of dK and dV, which a warp computes */
     /* Queries whose scores are in registers together: options need registers, too. */
     MOST_QUERIES = OPTIONS && HEAD_DIM != 96 && !SCORES_ALONE ? 16 : 32,
     CHUNK = OWN_QUERIES < MOST_QUERIES ? OWN_QUERIES : MOST_QUERIES,
     CHUNKS = OWN_QUERIES / CHUNK,
-    N_TILES = CHUNK / 8,             /* of 8 queries of the scores */
+    N_TILES = CHUNK / 8,                          /* of 8 queries of the scores */
+    WEIGHT_M_TILES = SHARED_SCORES ? 1 : M_TILES, /* of the scores that it makes weights of */
+    WEIGHT_N_TILES = SHARED_SCORES ? 1 : N_TILES,
     D_STEPS = HEAD_DIM / STEP,       /* of mma along the head dim */
     D_TILES = COLUMNS / 8,           /* of 8 columns of dK and dV */
     ROW_VECTORS = HEAD_DIM / VECTOR, /* of 16 bytes */
     PITCH = FA_BACKWARD_SM80_PITCH(ELEMENT, HEAD_DIM),
-    SCORE_PITCH = ELEMENT_BYTES * QUERIES, /* weights and dS are transposed: a row for each key */
+    /* Weights and dS are transposed: a row for each key. */
+    SCORE_PITCH = FA_BACKWARD_SM80_SCORE_PITCH(ELEMENT, QUERIES),
     DS_BUFFERS = FA_BACKWARD_SM80_DS_BUFFERS(ELEMENT, STAGES),
     TWO_HALVES = TF32 ? WARPS > 4 : SPLIT > 1, /* of the warps: one computes dQ later (is_early) */
     KEY_BYTES = KEYS * PITCH,
@@ -67,11 +79,13 @@ enum {
     ROW_BYTES = QUERIES * 8,
     FACTOR_BYTES = FA_BACKWARD_SM80_FACTORS(ELEMENT, QUERIES),
     SCORE_BYTES = KEYS * SCORE_PITCH,
-    SMEM_BYTES = FA_BACKWARD_SM80_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES)
+    SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM), /* of a tile of the workspace */
+    SMEM_BYTES =
+        FA_BACKWARD_SM80_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES)
 };
-static_assert(QUERIES == 32 || QUERIES == 64, "the swizzle of weights and dS");
+static_assert(SCORE_PITCH == 64 || SCORE_PITCH % 128 == 0, "the swizzle of weights and dS");
 static_assert(GROUP_ROWS % 16 == 0 && KEYS % GROUP_ROWS == 0 && KEYS % 32 == 0, "whole groups");
-static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= FA_BACKWARD_SM80_SEMAPHORES,
+static_assert(WARPS % (KEYS / GROUP_ROWS) == 0 && WARPS * PARTS <= SEMAPHORES,
               "whole groups of warps, each with its semaphore");
 static_assert(OWN_QUERIES % 8 == 0 && OWN_QUERIES % CHUNK == 0 && COLUMNS % (8 * COLUMN_TILES) == 0,
               "whole fragments");
@@ -81,9 +95,9 @@ static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbere
 enum {
     /* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
     CHAIN = 2,
-    ROW_CHAIN = 4,
+    ROW_CHAIN = QUERIES / STEP < 4 ? QUERIES / STEP : 4,
     /* A warp's own queries are too few for a chain: their products wait for the others'. */
-    ALL_SHARED = THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN,
+    ALL_SHARED = SHARED_SCORES || (THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN),
     /* dP waits until dV has its products: parts of operands need its registers. */
     LATE_DP = THREE_PRODUCTS && !ALL_SHARED,
     SCORE_CHAINS = ALL_SHARED ? 4 : 2 /* in a turn of the loop */
@@ -94,7 +108,7 @@ static_assert(!THREE_PRODUCTS || (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAI
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
 enum {
-    DQ_ROWS = HEAD_DIM * QUERIES / 32 % (8 * COLUMN_TILES * WARPS) == 0 ? 32 : 16,
+    DQ_ROWS = QUERIES >= 32 && HEAD_DIM * QUERIES / 32 % (8 * COLUMN_TILES * WARPS) == 0 ? 32 : 16,
     DQ_M_TILES = DQ_ROWS / 16,
     DQ_ROW_WARPS = QUERIES / DQ_ROWS,
     DQ_COLUMNS = HEAD_DIM * DQ_ROW_WARPS / WARPS,

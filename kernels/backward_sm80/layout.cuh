@@ -37,9 +37,10 @@ enum {
     ROWS_AT = DOUT_AT + STAGES * Q_BYTES,
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
-    WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES
+    WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
+    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0)
 };
-static_assert(WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0) + 128 == SMEM_BYTES,
+static_assert(SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES) + 128 == SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
 

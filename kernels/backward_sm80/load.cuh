@@ -183,8 +183,11 @@ FA_DEVICE void clear_bad_keys(uint32_t memory, block_work *w)
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
+/* What is copied of a tile: its queries; dout and the rows; or both. */
+enum { THE_QUERIES = 1, THE_DOUT = 2 };
+
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                          uint32_t memory, const block_work *w, const tile_cursor *at)
+                          uint32_t memory, const block_work *w, const tile_cursor *at, int what)
 {
     const fa_tile *t = &w->sequence;
     const int thread = ptx_thread_id(), stage = stage_of(at);
@@ -198,7 +201,8 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 #if OPTIONS
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
-    issue_rows(&q, QUERIES, q_at(memory, stage));
+    if (what & THE_QUERIES) issue_rows(&q, QUERIES, q_at(memory, stage));
+    if (!(what & THE_DOUT)) return;
     issue_rows(&dout, QUERIES, dout_at(memory, stage));
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);

@@ -2,7 +2,7 @@
  * The five products of a tile. A warp's scores are transposed: its keys are the rows, its queries the columns. So weights and dS
  * are in the registers that dV and dK take them from; only what other warps take goes to shared memory.
  *
- *     S^T  = K Q^T       dP^T = V dO^T
+ *     S^T  = K Q^T       dP^T = V dO^T      where warps share these: slices.cuh
  *     dV  += P^T dO      dK  += dS^T Q      columns of the warp's share; weights of the other queries from shared memory
  *     dQ   = dS K                           from all keys, rows and columns of the warp
  */
@@ -17,13 +17,23 @@
 
 /* As mma leaves them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r are in [m][n][2r + i]. */
 typedef struct fa_scores {
-    float at[M_TILES][N_TILES][4];
+    float at[WEIGHT_M_TILES][WEIGHT_N_TILES][4];
 } fa_scores;
+
+/* The same, of the keys and queries whose products the warp computes. Where warps share products
+ * these are parts of the scores of several warps. */
+#if SHARED_SCORES
+typedef struct fa_score_sums {
+    float at[M_TILES][N_TILES][4];
+} fa_score_sums;
+#else
+typedef fa_scores fa_score_sums;
+#endif
 
 /* The same in 16 bits: [m][n][r] is an x2. Two neighbours along n are an A fragment. In tf32 [m][n]
  * is one, with query 8n + 2t + i in [2i + r]. */
 typedef struct fa_weights {
-    uint32_t at[M_TILES][N_TILES][TF32 ? 4 : 2];
+    uint32_t at[WEIGHT_M_TILES][WEIGHT_N_TILES][TF32 ? 4 : 2];
 } fa_weights;
 
 /* dK or dV: columns 8n + 2t + i of the warp's share, of the same keys. In tf32 column
@@ -60,7 +70,7 @@ FA_DEVICE void load_query_fragments(uint32_t b[QUERY_WORDS], uint32_t columns, i
         ptx_ldmatrix_x4(b + 4 * n, fragment_at(columns + (uint32_t)(n * 16 * PITCH), 2 * step));
 }
 
-FA_DEVICE void clear_scores(fa_scores *s)
+FA_DEVICE void clear_scores(fa_score_sums *s)
 {
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES * 4; i++)
@@ -70,7 +80,7 @@ FA_DEVICE void clear_scores(fa_scores *s)
 #if THREE_PRODUCTS
 
 /* The sums of CHAIN steps. b: fragments of queries of each. */
-FA_DEVICE void add_score_chain(fa_scores *s, fa_parts a[CHAIN][M_TILES],
+FA_DEVICE void add_score_chain(fa_score_sums *s, fa_parts a[CHAIN][M_TILES],
                                uint32_t b[CHAIN][QUERY_WORDS])
 {
 #pragma unroll
@@ -94,31 +104,34 @@ FA_DEVICE void add_score_chain(fa_scores *s, fa_parts a[CHAIN][M_TILES],
     }
 }
 
-/* rows, columns: where the lane's fragments of keys and of queries begin. */
-FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
+/* The products of CHAIN steps. rows, columns: where the lane's fragments of keys and of queries begin. */
+FA_DEVICE void add_score_steps(fa_score_sums *s, uint32_t rows, uint32_t columns, int step)
+{
+    fa_parts a[CHAIN][M_TILES];
+    uint32_t b[CHAIN][QUERY_WORDS];
+#pragma unroll
+    for (int i = 0; i < CHAIN; i++) {
+        uint32_t x[M_TILES][4];
+        load_key_fragments(x, rows, step + i);
+        if (i == 0 || !PAIRS) load_query_fragments(b[i], columns, step + i);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) fa_split_four(&a[i][m], x[m], false);
+    }
+    add_score_chain(s, a, b);
+}
+
+FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     clear_scores(s);
 #pragma unroll SCORE_CHAINS
-    for (int step = 0; step < D_STEPS; step += CHAIN) {
-        fa_parts a[CHAIN][M_TILES];
-        uint32_t b[CHAIN][QUERY_WORDS];
-#pragma unroll
-        for (int i = 0; i < CHAIN; i++) {
-            uint32_t x[M_TILES][4];
-            load_key_fragments(x, rows, step + i);
-            if (i == 0 || !PAIRS) load_query_fragments(b[i], columns, step + i);
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) fa_split_four(&a[i][m], x[m], false);
-        }
-        add_score_chain(s, a, b);
-    }
+    for (int step = 0; step < D_STEPS; step += CHAIN) add_score_steps(s, rows, columns, step);
 }
 
 #else
 
 /* rows, columns: where the lane's fragments of keys and of queries begin. Fragments are loaded one step ahead of their
  * products. */
-FA_DEVICE void make_scores(fa_scores *s, uint32_t rows, uint32_t columns)
+FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     uint32_t a[2][M_TILES][4], b[2][QUERY_WORDS];
     clear_scores(s);
@@ -213,6 +226,8 @@ FA_DEVICE void add_gradient_chain(fa_gradient *g, uint32_t a[ROW_CHAIN][M_TILES]
     }
 }
 
+#if !SHARED_SCORES
+
 /* The products of the warp's own queries, with weights in registers. tile: of these queries. */
 FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
 {
@@ -225,6 +240,8 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
     }
     add_gradient_chain(g, a, tiles, N_TILES, unit);
 }
+
+#endif
 
 #else
 
@@ -258,6 +275,8 @@ FA_DEVICE void add_gradient_step(fa_gradient *g, uint32_t a[M_TILES][4], uint32_
 #endif
 }
 
+#if !SHARED_SCORES
+
 /* The products of the warp's own queries, with weights in registers. tile: of these queries. */
 FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t tile, int unit)
 {
@@ -271,6 +290,8 @@ FA_DEVICE void add_own_gradient(fa_gradient *g, const fa_weights *x, uint32_t ti
         add_gradient_step(g, a, tile + (uint32_t)(step * STEP * PITCH), unit);
     }
 }
+
+#endif
 
 #endif
 

@@ -52,7 +52,7 @@ FA_DEVICE uint32_t find_seen(const block_work *w, int query, int key)
 {
     uint32_t sees = 0;
 #pragma unroll
-    for (int mr = 0; mr < M_TILES * 2; mr++) {
+    for (int mr = 0; mr < WEIGHT_M_TILES * 2; mr++) {
         const int own = key + 8 * mr;
         const int from = w->first_query + own - query;
         const int end = w->end_query + own, last = (int)w->sequence.n_q;
@@ -86,10 +86,10 @@ FA_DEVICE uint32_t read_mask(const fa_kernel_view *mask, const block_work *w, co
 {
     uint32_t sees = o->sees;
 #pragma unroll
-    for (int mr = 0; mr < M_TILES * 2; mr++) {
+    for (int mr = 0; mr < WEIGHT_M_TILES * 2; mr++) {
         const uint8_t *first = (const uint8_t *)mask->data + first_index(mask, w, o, mr);
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++)
+        for (int n = 0; n < WEIGHT_N_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const uint32_t bit = BIT(n, 0, mr, i);
@@ -114,13 +114,13 @@ FA_DEVICE uint32_t find_kept(const fa_attention_params *p, const block_work *w,
     const int odd = o->key & 1;
     uint32_t own = 0, other = 0;
 #pragma unroll 1
-    for (int n = 0; n < N_TILES; n++) {
+    for (int n = 0; n < WEIGHT_N_TILES; n++) {
         uint32_t block[4];
         fa_dropout_block(d.seed, d.offset, d.batch_head, o->query + 8 * n + odd, key >> 5,
                          (int)(key >> 1) & 3, block);
 #pragma unroll
-        for (int mr = 0; mr < M_TILES * 2; mr++) {
-            const uint32_t word = M_TILES == 1 && key & 16 ? block[2 + mr % 2] : block[mr];
+        for (int mr = 0; mr < WEIGHT_M_TILES * 2; mr++) {
+            const uint32_t word = WEIGHT_M_TILES == 1 && key & 16 ? block[2 + mr % 2] : block[mr];
             const uint32_t low = (word & 0xffffu) >= p->dropout_threshold,
                            high = (word >> 16) >= p->dropout_threshold;
             own |= (odd ? high : low) << (4 * n + mr);
@@ -150,7 +150,7 @@ FA_DEVICE tile_options find_tile_options(const fa_attention_params *p, const blo
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* Scores whose options are applied together: fragment m of the keys, and those of the queries from n on. */
-enum { GROUP = N_TILES < 2 ? N_TILES : 2 };
+enum { GROUP = WEIGHT_N_TILES < 2 ? WEIGHT_N_TILES : 2 };
 
 typedef struct score_group {
     float (*s)[4]; /* the first fragment of GROUP */
@@ -288,8 +288,8 @@ FA_DEVICE void weigh_with_options(const fa_attention_params *p, const block_work
                                   float scale, uint32_t rows, uint32_t factors)
 {
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES / GROUP; i++) {
-        const int m = i / (N_TILES / GROUP), n = i % (N_TILES / GROUP) * GROUP;
+    for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES / GROUP; i++) {
+        const int m = i / (WEIGHT_N_TILES / GROUP), n = i % (WEIGHT_N_TILES / GROUP) * GROUP;
         const score_group g = {&scores->at[m][n], m, n};
         float slopes[GROUP][4];
         make_logits(p, w, o, &g, slopes, scale);
@@ -302,9 +302,9 @@ FA_DEVICE void drop_gradients(const fa_attention_params *p, const tile_options *
 {
     if (!p->dropout_threshold) return;
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++)
+    for (int m = 0; m < WEIGHT_M_TILES; m++)
 #pragma unroll
-        for (int e = 0; e < 4 * N_TILES; e++)
+        for (int e = 0; e < 4 * WEIGHT_N_TILES; e++)
             dp->at[m][e / 4][e % 4] = o->keeps & BIT(e / 4, m, e / 2 % 2, e % 2)
                                           ? dp->at[m][e / 4][e % 4] * p->dropout_scale
                                           : 0.0f;

@@ -20,7 +20,9 @@ enum {
     VECTORS = (HEAD_DIM / VECTOR + LANES - 1) / LANES, /* of a lane */
     ROWS_A_PASS = THREADS / LANES,
     PASSES = TILE / ROWS_A_PASS,
-    SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16
+    TOGETHER = PASSES * VECTORS <= 16 ? PASSES : 4, /* passes whose loads fit in registers */
+    SUM_VECTORS = FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 16,
+    SEMAPHORES = FA_BACKWARD_SM80_SEMAPHORES(ELEMENT, HEAD_DIM)
 };
 
 /* Rows that weights are 0 in have the log-sum-exp infinity: those without keys, and those behind the last query. */
@@ -60,15 +62,14 @@ FA_DEVICE float multiply_vectors(uint4 a, uint4 b)
     return sum;
 }
 
-/* Rows whose elements are loaded 16 bytes at once. All loads are issued before the first is
- * used. */
-FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                               const fa_tile *t, float2 *rows)
+/* TOGETHER passes, from row `first` on. All loads are issued before the first is used. */
+FA_DEVICE void prepare_passes(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                              const fa_tile *t, float2 *rows, int first)
 {
-    const int lane = threadIdx.x % LANES, first = (int)(threadIdx.x / LANES);
-    uint4 dout[PASSES][VECTORS], out[PASSES][VECTORS];
+    const int lane = threadIdx.x % LANES;
+    uint4 dout[TOGETHER][VECTORS], out[TOGETHER][VECTORS];
 #pragma unroll
-    for (int n = 0; n < PASSES * VECTORS; n++) {
+    for (int n = 0; n < TOGETHER * VECTORS; n++) {
         const int pass = n / VECTORS, vector = n % VECTORS,
                   column = VECTOR * (lane + vector * LANES);
         const int64_t i = t->first + first + pass * ROWS_A_PASS;
@@ -82,7 +83,7 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
                                                            16 / VECTOR * column);
     }
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
+    for (int pass = 0; pass < TOGETHER; pass++) {
         const int row = first + pass * ROWS_A_PASS;
         float sum = 0.0f;
 #pragma unroll
@@ -93,6 +94,16 @@ FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm
             sum += __shfl_xor_sync(0xffffffffu, sum, other);
         if (lane == 0) rows[row] = prepare_row(p, s, t, t->first + row, sum);
     }
+}
+
+/* Rows whose elements are loaded 16 bytes at once. */
+FA_DEVICE void prepare_vectors(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                               const fa_tile *t, float2 *rows)
+{
+    const int first = (int)(threadIdx.x / LANES);
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; pass += TOGETHER)
+        prepare_passes(p, s, t, rows, first + pass * ROWS_A_PASS);
 }
 
 /* Any other rows: a warp each. */
@@ -140,8 +151,8 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
     for (int i = 0; i < SUM_VECTORS / THREADS; i++)
         if (p.dq.data && !is_in_place(&s))
             sums[i * THREADS + threadIdx.x] = make_float4(0, 0, 0, 0);
-    if (s.semaphores && threadIdx.x < FA_BACKWARD_SM80_SEMAPHORES)
-        s.semaphores[number * FA_BACKWARD_SM80_SEMAPHORES + threadIdx.x] = 0;
+    if (s.semaphores && threadIdx.x < SEMAPHORES)
+        s.semaphores[number * SEMAPHORES + threadIdx.x] = 0;
     __syncthreads();
 #if FA_ELEMENT_BYTES(ELEMENT) == 4
     if (p.dq.data && is_in_place(&s)) clear_rows(&p, &tile);

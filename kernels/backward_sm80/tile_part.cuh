@@ -24,18 +24,22 @@ typedef struct tile_part {
 FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
 {
     const fa_layout layout = find_layout(memory), *l = &layout;
-    const int first = l->share * OWN_QUERIES + chunk * CHUNK, own = first + l->lane % 4 * 2;
+    /* Where warps share scores: of the tile that it makes weights of. */
+    const int first =
+        SHARED_SCORES ? l->warp % (QUERIES / 8) * 8 : l->share * OWN_QUERIES + chunk * CHUNK;
+    const int first_key = SHARED_SCORES ? l->warp / (QUERIES / 8) * 16 : l->group * GROUP_ROWS;
+    const int own = first + l->lane % 4 * 2;
     const uint32_t q = q_at(memory, stage_of(at)) + (uint32_t)(first * PITCH);
     const uint32_t word = lane_offset(l->lane / 4, 0, SCORE_PITCH) +
-                          (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH + l->lane % 4 * 4);
+                          (uint32_t)(first_key * SCORE_PITCH + l->lane % 4 * 4);
     tile_part part;
-    part.keys = memory + K_AT + (uint32_t)(l->group * GROUP_ROWS * PITCH) + l->a;
+    part.keys = memory + K_AT + (uint32_t)(first_key * PITCH) + l->a;
     part.queries = q + l->q;
     part.own_queries = q + l->rows;
     part.rows = rows_at(memory, stage_of(at)) + (uint32_t)own * 8;
     part.factors = factors_at(memory, stage_of(at)) + (uint32_t)own * 4;
     part.query = at->tile * QUERIES + own;
-    part.key = l->group * GROUP_ROWS + l->lane / 4;
+    part.key = first_key + l->lane / 4;
     part.unit = first / VECTOR;
     part.column_unit = l->share * (COLUMNS / VECTOR);
     part.weights_word = memory + WEIGHTS_AT + word;

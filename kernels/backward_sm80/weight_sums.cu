@@ -26,6 +26,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
+#include "backward_sm80/slices.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_sm80/tile_part.cuh"
 #include "backward_sm80/weights.cuh"
@@ -247,6 +248,27 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
+/* With the order of backward_sm80's sum. columns: that there are. */
+FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns)
+{
+#if SLICES
+    clear_scores(s);
+#pragma unroll 1
+    for (int slice = 0; slice < SLICES; slice++) {
+        fa_scores part;
+        make_slice(&part, keys, queries, find_slice(slice, columns),
+                   find_slice(slice + 1, columns));
+#pragma unroll
+        for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+            s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] +=
+                part.at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4];
+    }
+#else
+    (void)columns;
+    make_scores(s, keys, queries);
+#endif
+}
+
 /* Scores become weights, as in backward_sm80. */
 FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
                             const tile_part *part, int tile, float scale, fa_scores *s)
@@ -307,7 +329,7 @@ FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, ui
     tile_part part = find_part(memory, &at, 0);
     fa_scores s;
     part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
-    make_scores(&s, part.keys + keys_offset(key_tile), part.queries);
+    find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d);
     make_weights(p, k, &part, at.tile, scale, &s);
     add_weights(sums, &s);
 }

@@ -39,10 +39,10 @@ FA_DEVICE bool is_masked(const block_work *w, int first, int tile)
 FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
 {
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
+    for (int n = 0; n < WEIGHT_N_TILES; n++) {
         const query_pair pair = load_pair(rows, n);
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) {
+        for (int i = 0; i < WEIGHT_M_TILES * 4; i++) {
             float *x = &s->at[i / 4][n][i % 4];
             *x = ptx_ex2(fmaf(*x, scale, -pair.lse[i % 2]));
         }
@@ -55,10 +55,11 @@ FA_DEVICE void weigh(fa_scores *s, float scale, uint32_t rows)
 FA_DEVICE void correct_weights(fa_scores *weights, uint32_t factors)
 {
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
+    for (int n = 0; n < WEIGHT_N_TILES; n++) {
         const float2 two = ptx_ld_shared_f32x2(factors + 32 * (uint32_t)n);
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) weights->at[i / 4][n][i % 4] *= i % 2 ? two.y : two.x;
+        for (int i = 0; i < WEIGHT_M_TILES * 4; i++)
+            weights->at[i / 4][n][i % 4] *= i % 2 ? two.y : two.x;
     }
 }
 
@@ -68,12 +69,12 @@ FA_DEVICE void correct_weights(fa_scores *weights, uint32_t factors)
 FA_DEVICE void mask_weights(const block_work *w, fa_scores *weights, int query, int key)
 {
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
+    for (int i = 0; i < WEIGHT_M_TILES * 2; i++) {
         const int own = key + 8 * i;
         const int from = w->first_query + own - query;
         const int to = own < w->num_keys ? w->end_query + own - query : -1;
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++)
+        for (int n = 0; n < WEIGHT_N_TILES; n++)
 #pragma unroll
             for (int c = 0; c < 2; c++)
                 if (8 * n + c < from || 8 * n + c >= to)
@@ -89,33 +90,33 @@ FA_DEVICE void make_ds(const fa_scores *weights, fa_scores *dp, uint32_t rows, f
                        bool masked)
 {
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
+    for (int n = 0; n < WEIGHT_N_TILES; n++) {
         const query_pair pair = load_pair(rows, n);
 #pragma unroll
-        for (int i = 0; i < M_TILES * 4; i++) {
+        for (int i = 0; i < WEIGHT_M_TILES * 4; i++) {
             float *x = &dp->at[i / 4][n][i % 4];
             *x = weights->at[i / 4][n][i % 4] * fmaf(*x, unit, -pair.delta[i % 2]);
         }
     }
     if (!masked) return;
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        if (weights->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] == 0.0f)
-            dp->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
+    for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++)
+        if (weights->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4] == 0.0f)
+            dp->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4] = 0.0f;
 }
 
 FA_DEVICE void pack(fa_weights *to, const fa_scores *from)
 {
 #if TF32
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        to->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 2 * 2 + i % 4 / 2] =
-            rounded(__float_as_uint(from->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4]));
+    for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 4; i++)
+        to->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 2 * 2 + i % 4 / 2] = rounded(
+            __float_as_uint(from->at[i / 4 / WEIGHT_N_TILES][i / 4 % WEIGHT_N_TILES][i % 4]));
 #else
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 2; i++) {
-        const float *x = from->at[i / 2 / N_TILES][i / 2 % N_TILES] + i % 2 * 2;
-        to->at[i / 2 / N_TILES][i / 2 % N_TILES][i % 2] = fa_pack_x2(x[0], x[1]);
+    for (int i = 0; i < WEIGHT_M_TILES * WEIGHT_N_TILES * 2; i++) {
+        const float *x = from->at[i / 2 / WEIGHT_N_TILES][i / 2 % WEIGHT_N_TILES] + i % 2 * 2;
+        to->at[i / 2 / WEIGHT_N_TILES][i / 2 % WEIGHT_N_TILES][i % 2] = fa_pack_x2(x[0], x[1]);
     }
 #endif
 }
@@ -126,9 +127,9 @@ FA_DEVICE void share_weights(const fa_weights *x, uint32_t to, int unit)
 {
     enum { WORDS = TF32 ? 2 : 1 }; /* of 8 queries */
 #pragma unroll
-    for (int n = 0; n < N_TILES * WORDS; n++)
+    for (int n = 0; n < WEIGHT_N_TILES * WORDS; n++)
 #pragma unroll
-        for (int i = 0; i < M_TILES * 2; i++)
+        for (int i = 0; i < WEIGHT_M_TILES * 2; i++)
             ptx_st_shared_u32(fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit + n),
                               x->at[i / 2][n / WORDS][n % WORDS * 2 + i % 2]);
 }

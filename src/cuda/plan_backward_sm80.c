@@ -107,7 +107,7 @@ static const fa_variant *find_pass(const fa_problem *p, int first, int dim)
 static int count_smem(const fa_variant *v)
 {
     return FA_BACKWARD_SM80_SMEM(v->element, v->head_dim, v->keys, v->queries, v->warps,
-                                 v->group_rows, v->stages);
+                                 v->group_rows, v->stages, v->slices);
 }
 
 /* Whether a variant is for the problem; one with every option also does without. */
@@ -196,15 +196,16 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 /* Sums, unless they are in dq; rows; factors; and semaphores if sums have one order. The order also
  * makes an item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
-                           const fa_cuda_plan_launch *main, int dim, int with)
+                           const fa_cuda_plan_launch *main, int with)
 {
     const fa_problem *p = x->problem;
+    const fa_variant *v = &fa_variants[main->variant];
     const size_t tiles = (size_t)prepare->tasks;
     fa_cuda_backward_sm80_launch own;
     own.q_tiles = prepare->tiles;
     own.in_place = (with & IN_PLACE) != 0;
     own.corrected = (with & CORRECTED) != 0;
-    own.rows_offset = own.in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(dim);
+    own.rows_offset = own.in_place ? 0 : tiles * (size_t)FA_BACKWARD_SM80_SUM_BYTES(v->head_dim);
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
     if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
@@ -212,7 +213,8 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
     x->plan->workspace_bytes = own.semaphores_offset;
     if (own.ordered)
-        x->plan->workspace_bytes += tiles * FA_BACKWARD_SM80_SEMAPHORES * sizeof(int32_t);
+        x->plan->workspace_bytes +=
+            tiles * FA_BACKWARD_SM80_SEMAPHORES(v->element, v->head_dim) * sizeof(int32_t);
     for (int i = 0; i < x->plan->count; i++) {
         x->plan->launches[i].backward_sm80 = own;
         x->plan->launches[i].workspace_bytes = x->plan->workspace_bytes;
@@ -245,7 +247,7 @@ static bool plan_launches(const fa_cuda_planning *x, const rows *of, int with)
     plan->arithmetic = arithmetic_of(v);
     fa_cuda_set_key_tasks(p, v->keys, main);
     main->tile_q = v->queries;
-    plan_workspace(x, prepare, main, v->head_dim, with);
+    plan_workspace(x, prepare, main, with);
     if (finish) finish->idle = finish->idle || !p->dq.data;
     return fa_cuda_add_dbias_dsinks(x, FA_CUDA_DBIAS_ALONE);
 }

@@ -29,12 +29,12 @@ typedef struct fa_variant {
     int head_dim, value_dim, columns, options;
     int single_tiles, short_rows, few_queries, tracked;
     int keys, stages, q_stages, static_smem, ordered, persistent, joined, dq_buffers;
-    int cluster, consumers, chunk, v_rows;                /* sm90 */
-    int warps, split, group_rows, queries, blocks, ahead; /* sm80, sm75 */
-    int groups, beside;                                   /* of mixed batches */
-    int own_blocks;                                       /* decode_latent_sm90 */
-    int rows;                                             /* simt */
-    int own, max_parts;                                   /* other passes */
+    int cluster, consumers, chunk, v_rows;                        /* sm90 */
+    int warps, split, group_rows, queries, blocks, ahead, slices; /* sm80, sm75 */
+    int groups, beside;                                           /* of mixed batches */
+    int own_blocks;                                               /* decode_latent_sm90 */
+    int rows;                                                     /* simt */
+    int own, max_parts;                                           /* other passes */
     int architecture, each_architecture;
     const char *name, *file, *kernel;
 } fa_variant;

@@ -355,7 +355,13 @@ static void test_float32_variants(void)
         {tf32, H200, 128, 128, true, FA_VARIANT_backward_tf32_d128_general, ""},
         {tf32, H200, 129, 1, false, FA_VARIANT_backward_tf32_d256, ""},
         {tf32, H200, 64, 256, true, FA_VARIANT_backward_tf32_d256_general, ""},
-        {tf32, H200, 64, 257, false, FA_NO_VARIANT, "not tf32: the head dim is 257, above 256"},
+        {tf32, H200, 64, 257, false, FA_VARIANT_backward_tf32_d384, ""},
+        {tf32, H200, 384, 384, true, FA_VARIANT_backward_tf32_d384_general, ""},
+        {tf32, H200, 385, 1, false, FA_VARIANT_backward_tf32_d512, ""},
+        {tf32, H200, 512, 512, true, FA_VARIANT_backward_tf32_d512_general, ""},
+        {tf32, A100, 257, 257, false, FA_NO_VARIANT,
+         "166912 bytes of shared memory for a block: expected 230656 for backward_tf32_d384"},
+        {tf32, A100, 512, 512, true, FA_NO_VARIANT, "for backward_tf32_d512_general"},
         {tf32, A100, 64, 64, false, FA_VARIANT_backward_tf32_d64_small, ""},
         {tf32, A100, 64, 64, true, FA_VARIANT_backward_tf32_d64_small_general, ""},
         {tf32, A100, 128, 128, false, FA_VARIANT_backward_tf32_d128_small, ""},
@@ -372,8 +378,11 @@ static void test_float32_variants(void)
         {tf32x3, H200, 256, 129, false, FA_VARIANT_backward_tf32x3_d256, ""},
         {tf32x3, H200, 256, 129, true, FA_VARIANT_backward_tf32x3_d256_general, ""},
         {tf32x3, A100, 256, 256, false, FA_VARIANT_backward_tf32x3_d256_small_general, ""},
-        {tf32x3, H200, 257, 64, false, FA_NO_VARIANT,
-         "not tf32x3_corrected: the head dim is 257, above 256"},
+        {tf32x3, H200, 257, 64, false, FA_VARIANT_backward_tf32x3_d384, ""},
+        {tf32x3, H200, 64, 384, true, FA_VARIANT_backward_tf32x3_d384_general, ""},
+        {tf32x3, H200, 512, 64, false, FA_VARIANT_backward_tf32x3_d512, ""},
+        {tf32x3, H200, 385, 385, true, FA_VARIANT_backward_tf32x3_d512_general, ""},
+        {tf32x3, A100, 264, 264, false, FA_NO_VARIANT, "for backward_tf32x3_weight_sums_d384"},
         {tf32x3, T4, 64, 64, false, FA_NO_VARIANT, ""},
         {tf32x3, RTX_4090, 64, 64, false, FA_VARIANT_backward_tf32x3_d64, ""},
         {tf32x3, RTX_4090, 65, 64, false, FA_NO_VARIANT, "bytes of shared memory for a block"}};
@@ -391,6 +400,12 @@ static void test_float32_variants(void)
                   (refused || s.launches[main].variant == cases[i].variant) &&
                   strstr(s.passed_over, cases[i].why),
               "case %zu: %s%s", i, fa_variants[s.launches[main].variant].name, s.passed_over);
+        if (refused) continue;
+        p.deterministic = true; /* a semaphore for each warp of each part of a tile */
+        const size_t semaphores = cases[i].d > 256 || cases[i].d_v > 256 ? 32 : 16;
+        CHECK(plan_of(&p, &devices[cases[i].gpu]).workspace_bytes ==
+                  s.workspace_bytes + (size_t)s.launches[0].tasks * semaphores * sizeof(int32_t),
+              "case %zu: semaphores", i);
     }
 }
 
@@ -473,7 +488,15 @@ static void test_corrected(void)
                  {H200, 129, true, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
                   FA_VARIANT_backward_tf32x3_d256_general, 1},
                  {A100, 256, false, FA_VARIANT_backward_tf32x3_weight_sums_d256_general,
-                  FA_VARIANT_backward_tf32x3_d256_small_general, 1}};
+                  FA_VARIANT_backward_tf32x3_d256_small_general, 1},
+                 {H200, 257, false, FA_VARIANT_backward_tf32x3_weight_sums_d384,
+                  FA_VARIANT_backward_tf32x3_d384, 1},
+                 {H200, 384, true, FA_VARIANT_backward_tf32x3_weight_sums_d384_general,
+                  FA_VARIANT_backward_tf32x3_d384_general, 1},
+                 {H200, 385, false, FA_VARIANT_backward_tf32x3_weight_sums_d512,
+                  FA_VARIANT_backward_tf32x3_d512, 1},
+                 {H200, 512, true, FA_VARIANT_backward_tf32x3_weight_sums_d512_general,
+                  FA_VARIANT_backward_tf32x3_d512_general, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fa_problem p = make_float32(cases[i].d, cases[i].d, FA_PRECISION_FLOAT32);
         p.softcap = cases[i].softcap ? 20 : 0;

@@ -1,0 +1,127 @@
+/*
+ * Scores of wide heads, in float32. Of so wide rows shared memory has few, and a warp with scores of
+ * its own would have 8 queries or fewer, and load more than an operand for each product. So warps
+ * share the products: a warp has all keys, SLICE_QUERIES queries and a slice of the head dim, half of
+ * the warps of S, the others of dP. The parts meet in shared memory, in the order of the accumulators
+ * that hold them. Then a warp adds up the parts of 16 keys and 8 queries, and makes weights and dS of
+ * them.
+ *
+ * Slices are equal parts of the columns that there are, in units of 32. Their order is that of the
+ * sum: weight_sums.cu has the same bits.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_SLICES_CUH
+#define FA_KERNELS_BACKWARD_SM80_SLICES_CUH
+
+#include "backward_sm80/layout.cuh"
+#include "backward_sm80/multiply.cuh"
+#include "common/x2.cuh"
+#include "ptx/shared.cuh"
+
+typedef enum score_kind { SCORES, DP } score_kind;
+
+#if SLICES
+
+enum { SLICE_COLUMNS = 32, SLICE_STEPS = SLICE_COLUMNS / STEP };
+static_assert(TF32 && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
+
+/* The step along the head dim with which a slice of so many columns begins. */
+FA_DEVICE int find_slice(int slice, int columns)
+{
+    return (columns + SLICE_COLUMNS - 1) / SLICE_COLUMNS * slice / SLICES * SLICE_STEPS;
+}
+
+/* The products of some steps. rows, columns: where the lane's fragments of keys and of queries
+ * begin. */
+FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int step, int end)
+{
+    clear_scores(s);
+#pragma unroll 1
+    for (; step < end; step += SLICE_STEPS) {
+#if THREE_PRODUCTS
+#pragma unroll
+        for (int i = 0; i < SLICE_STEPS; i += CHAIN) add_score_steps(s, rows, columns, step + i);
+#else
+        uint32_t a[SLICE_STEPS][M_TILES][4], b[SLICE_STEPS][QUERY_WORDS];
+#pragma unroll
+        for (int i = 0; i < SLICE_STEPS; i++) {
+            load_key_fragments(a[i], rows, step + i);
+            load_query_fragments(b[i], columns, step + i);
+        }
+#pragma unroll
+        for (int i = 0; i < SLICE_STEPS; i++)
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
+                const uint32_t b0 = rounded(b[i][2 * n]), b1 = rounded(b[i][2 * n + 1]);
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[i][m], b0, b1);
+            }
+#endif
+    }
+}
+
+#endif
+
+#if SHARED_SCORES
+
+enum {
+    SLICE_QUERIES = 8 * N_TILES,
+    /* Tiles of 16 keys and 8 queries: a warp's, and bytes of one. */
+    TILES_ACROSS = QUERIES / 8,
+    SCORE_TILES = KEYS / 16 * TILES_ACROSS,
+    SCORE_TILE_BYTES = 16 * 8 * 4
+};
+static_assert(STAGES == 1 && SPLIT == WARPS, "all warps share the keys and meet at barriers");
+static_assert(WARPS == 2 * SLICES * (QUERIES / SLICE_QUERIES), "a slice of S or dP for each warp");
+static_assert(SCORE_TILES <= WARPS, "a warp for each tile");
+
+/* Where the lane's part of a slice's tile is. */
+FA_DEVICE uint32_t slice_at(uint32_t memory, score_kind kind, int slice, int tile)
+{
+    return memory + SLICES_AT +
+           (uint32_t)((((int)kind * SLICES + slice) * SCORE_TILES + tile) * SCORE_TILE_BYTES +
+                      ptx_thread_id() % 32 * 16);
+}
+
+/* Computes the warp's slice of S or dP and shares it. d, d_v: columns that there are. */
+FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
+{
+    const fa_layout layout = find_layout(memory), *l = &layout;
+    const score_kind kind = l->warp % 2 ? DP : SCORES;
+    const int slice = l->warp / 2 % SLICES, block = l->warp / 2 / SLICES;
+    const int columns = kind == DP ? d_v : d;
+    const uint32_t keys = memory + K_AT + l->a + (kind == DP ? V_AT : 0);
+    const uint32_t queries = q_at(memory, 0) + (uint32_t)(block * SLICE_QUERIES * PITCH) + l->q +
+                             (kind == DP ? Q_TO_DOUT : 0);
+    fa_score_sums s;
+    make_slice(&s, keys, queries, find_slice(slice, columns), find_slice(slice + 1, columns));
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES; i++) {
+        const int m = i / N_TILES, n = i % N_TILES;
+        const float *x = s.at[m][n];
+        ptx_st_shared_v4(slice_at(memory, kind, slice, m * TILES_ACROSS + block * N_TILES + n),
+                         make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
+                                    __float_as_uint(x[2]), __float_as_uint(x[3])));
+    }
+}
+
+/* Whether the warp has a tile of scores. */
+FA_DEVICE bool has_scores(void) { return ptx_thread_id() < 32 * SCORE_TILES; }
+
+/* Adds up the parts of the warp's tile. */
+FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
+{
+    const int tile = ptx_thread_id() / 32;
+    float *sum = s->at[0][0];
+#pragma unroll
+    for (int slice = 0; slice < SLICES; slice++) {
+        const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));
+        const float part[4] = {fa_bits_float(x.x), fa_bits_float(x.y), fa_bits_float(x.z),
+                               fa_bits_float(x.w)};
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[i] = slice == 0 ? part[i] : sum[i] + part[i];
+    }
+}
+
+#endif
+
+#endif
