@@ -162,7 +162,7 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/libflashattn.so")
     parser.add_argument("--fa3", type=pathlib.Path)
     parser.add_argument("--page", type=int, default=64)
-    parser.add_argument("--cells", default="0,1,2")
+    parser.add_argument("--cells", default="0,1,2,3,4,5")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--kernels", default="")
     args = parser.parse_args()
@@ -177,15 +177,24 @@ def main():
         name, parts, bar = CELLS[number]
         torch.manual_seed(number)
         batch = Batch(parts, args.page)
-        made = [ours(each, batch) for each in kernels]
+        made, labels = [], []
+        for each in kernels:
+            try:
+                made.append(ours(each, batch))
+                labels.append(each.label)
+            except RuntimeError as error:  # a family that is asked for does not do all batches
+                if not each.name:
+                    raise
+                print("   ", error)
+        count = len(made)
         made += [fa3(args.fa3, batch)] if args.fa3 else []
-        labels = [each.label for each in kernels] + ["FA-3"]
+        labels.append("FA-3")
         errors = []
         for run, out in made:
             run()
             torch.cuda.synchronize()
             errors.append(batch.error(out))
-        wrong += any(not error < 4e-3 for error in errors[:len(kernels)])
+        wrong += any(not error < 4e-3 for error in errors[:count])
         us = time_all([run for run, _ in made], args.rounds)
         found = ", ".join(f"{label} {x:.0f} us (error {error:.1e})"
                           for label, x, error in zip(labels, us, errors))
