@@ -628,22 +628,31 @@ def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any,
 
 # ---- The operators ------------------------------------------------------------------------------
 
+# All integers are in one list: for each argument of an operator PyTorch reads all of them once.
 _ARGUMENTS = (
     "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, str group, "
-    "SymInt[] chunks_q, SymInt[] chunks_k, SymInt[] sequences, bool causal, float? scale, "
-    "float? softcap, int[]? window, SymInt? diagonal, bool deterministic, bool batch_invariant, "
-    "int threads"
+    "SymInt[] integers, float? scale, float? softcap"
 )
-_NUMBERS = (
-    "causal",
-    "scale",
-    "softcap",
-    "window",
-    "diagonal",
-    "deterministic",
-    "batch_invariant",
-    "threads",
-)
+
+
+def integers(
+    chunks_q: Any,
+    chunks_k: Any,
+    sequences: Any,
+    window: Any,
+    diagonal: Any,
+    *,
+    causal: bool,
+    deterministic: bool,
+    batch_invariant: bool,
+    threads: int,
+) -> list[int]:
+    """The operators' argument; _read is the inverse."""
+    given = () if diagonal is None else (diagonal,)
+    last = (int(causal), int(deterministic), int(batch_invariant), threads)
+    lists = (chunks_q, chunks_k, sequences, window or (), given, last)
+    return [x for one in lists for x in (len(one), *one)]
+
 
 torch.library.define(
     "flashattn::distributed_forward",
@@ -689,8 +698,24 @@ torch.library.define(
 
 def _read(arguments: Any) -> _Given:
     tensors = [_resolved(x) for x in arguments[:4]]
-    group, chunks_q, chunks_k, sequences, *numbers = arguments[4:]
-    named = zip(_NUMBERS, numbers)
+    group, numbers, scale, softcap = arguments[4:]
+    lists, at = [], 0
+    while at < len(numbers):
+        stop = at + 1 + numbers[at]
+        lists.append(numbers[at + 1 : stop])
+        at = stop
+    chunks_q, chunks_k, sequences, window, diagonal, last = lists
+    causal, deterministic, batch_invariant, threads = last
+    named = {
+        "causal": bool(causal),
+        "scale": scale,
+        "softcap": softcap,
+        "window": window,
+        "diagonal": diagonal[0] if diagonal else None,
+        "deterministic": bool(deterministic),
+        "batch_invariant": bool(batch_invariant),
+        "threads": threads,
+    }
     return _Given(tensors, group, chunks_q, chunks_k, sequences, named)
 
 

@@ -837,17 +837,19 @@ def _arguments(
     return [
         *(tensors[name] for name in _TENSORS),
         place.name,
-        _plan.flatten(shards_q),
-        _plan.flatten(shards_k),
-        [*inputs.cu_q, *inputs.cu_k],
-        inputs.causal,
+        _ops.integers(
+            _plan.flatten(shards_q),
+            _plan.flatten(shards_k),
+            [*inputs.cu_q, *inputs.cu_k],
+            inputs.window,
+            inputs.diagonal,
+            causal=inputs.causal,
+            deterministic=inputs.deterministic,
+            batch_invariant=inputs.batch_invariant,
+            threads=inputs.threads,
+        ),
         inputs.scale,
         inputs.softcap,
-        inputs.window,
-        inputs.diagonal,
-        inputs.deterministic,
-        inputs.batch_invariant,
-        inputs.threads,
     ]
 
 
