@@ -235,7 +235,8 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--pass", dest="which", choices=tuple(FLOPS), default="forward")
-    add("--dim", type=int, choices=(64, 128, 256), default=DIM, help="head dim; default: 128")
+    add("--dim", type=int, choices=(64, 128, 256, 320, 384, 512), default=DIM,
+        help="head dim; default: 128")
     add("--lengths", help="for example 512,4096; default: 512 to 16384")
     add("--only", default="", help="contestants whose name contains this")
     add("--limit", type=float, default=60.0, help="seconds a call; default: 60")
