@@ -77,7 +77,7 @@ typedef struct fa_decode_divisors {
  * warp's maxima; and of all dynamic shared memory. */
 #define FA_DECODE_EXCHANGE(rows, keys, warps) (2 * (rows) * (keys) + 4 * (rows) * (warps))
 #define FA_DECODE_SMEM_LATENT(element, dim, rows, warps, keys, stages)                             \
-    (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys) * FA_DECODE_PITCH(dim, element))
+    (FA_DECODE_EXCHANGE(rows, keys, warps) + (stages) * (keys)*FA_DECODE_PITCH(dim, element))
 
 /* Floats of a row's sums, of a part in the workspace or of a warp in shared memory. Behind the
  * columns are the base of the weights, as an exponent of 2, and the sum of the weights. */
@@ -88,6 +88,6 @@ typedef struct fa_decode_divisors {
     (FA_DECODE_PITCH(dim, element) * ((rows) + 2 * (warps) * (stages) * (keys)))
 
 #define FA_DECODE_SMEM_8BIT(dim, rows, warps, keys, stages)                                        \
-    (FA_DECODE_QUERIES_8BIT(dim, rows) + 2 * (warps) * (stages) * FA_DECODE_TILE_8BIT(dim, keys))
+    (FA_DECODE_QUERIES_8BIT(dim, rows) + 2 * (warps) * (stages)*FA_DECODE_TILE_8BIT(dim, keys))
 
 #endif

@@ -40,16 +40,16 @@
  * room to align to 1024. */
 #define FA_DECODE_SM90_SMEM(dim, rows, keys, stages)                                               \
     (2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +                \
-     (stages) * FA_DECODE_SM90_STAGE + 1024)
+     (stages)*FA_DECODE_SM90_STAGE + 1024)
 
 /* The same of 8-bit caches: queries, stages and scales. */
 #define FA_DECODE_SM90_SMEM_8BIT(dim, stages)                                                      \
-    (FA_DECODE_QUERIES_8BIT(dim, 16) + (stages) * FA_DECODE_SM90_STAGE_ROOM(1) + 1024)
+    (FA_DECODE_QUERIES_8BIT(dim, 16) + (stages)*FA_DECODE_SM90_STAGE_ROOM(1) + 1024)
 
 /* ---- decode_sm90_persistent ------------------------------------------------------------------- */
 
 /* A block's groups have a warpgroup that computes and a warp that loads each. */
-#define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups) * FA_DECODE_SM90_THREADS)
+#define FA_DECODE_SM90_PERSISTENT_THREADS(groups) ((groups)*FA_DECODE_SM90_THREADS)
 
 /* Bytes of a group's barriers and descriptions of parts, at most. */
 #define FA_DECODE_SM90_STATE 640
@@ -58,13 +58,13 @@
  * part's keys, and the state. A multiple of 1024. */
 #define FA_DECODE_SM90_GROUP(dim, rows, keys, stages)                                              \
     ((2 * (rows) * (dim) + 2 * 2 * (rows) * (keys) + FA_DECODE_SM90_EXCHANGE(rows) +               \
-      4 * (rows) * FA_DECODE_ROW(dim) + FA_DECODE_SM90_STATE + 1023) /                             \
+      4 * (rows)*FA_DECODE_ROW(dim) + FA_DECODE_SM90_STATE + 1023) /                               \
          1024 * 1024 +                                                                             \
-     (stages) * FA_DECODE_SM90_STAGE)
+     (stages)*FA_DECODE_SM90_STAGE)
 
 /* Bytes of dynamic shared memory, with room to align to 1024. */
 #define FA_DECODE_SM90_SMEM_PERSISTENT(dim, rows, keys, stages, groups)                            \
-    ((groups) * FA_DECODE_SM90_GROUP(dim, rows, keys, stages) + 1024)
+    ((groups)*FA_DECODE_SM90_GROUP(dim, rows, keys, stages) + 1024)
 
 /* Sets of counters, and how many a set has: those of decode_sm80 in larger sets, as there are more
  * work tiles here. */

@@ -69,20 +69,21 @@ FA_KERNEL __launch_bounds__(THREADS, 1) forward_sm90(const __grid_constant__ fa_
     char *q = (char *)raw + (-ptx_shared_address(raw) & 1023);
     char *k = q + Q_STAGES * CONSUMERS * Q_BYTES, *v = k + STAGES * K_BYTES;
     char *out_buffer = v + STAGES * V_BYTES, *behind = out_buffer + OUT_BUFFER;
-    const pipeline pipe = {.q = q,
-                           .k = k,
-                           .v = v,
-                           .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
-                           .v_descriptor = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
-                           .out_buffer = (char *)ptx_uniform_pointer(out_buffer),
+    const pipeline pipe = {
+        .q = q,
+        .k = k,
+        .v = v,
+        .k_descriptor = ptx_uniform(ptx_descriptor_low(k, 0)),
+        .v_descriptor = ptx_uniform(ptx_descriptor_low(v, KV_BLOCK)),
+        .out_buffer = (char *)ptx_uniform_pointer(out_buffer),
 #if OPTIONS & FA_SM90_BIAS
-                           .bias = behind,
-                           .queue =
-                               (work_tile *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
+        .bias = behind,
+        .queue = (work_tile *)ptx_uniform_pointer(behind + CONSUMERS * BIAS_BYTES),
 #else
-                           .queue = (work_tile *)ptx_uniform_pointer(behind),
+        .queue = (work_tile *)ptx_uniform_pointer(behind),
 #endif
-                           .state = state};
+        .state = state
+    };
     if (threadIdx.x == 0) {
         forget_older_copies();
         init_barriers(state, count_queue_readers(&s));

@@ -50,7 +50,7 @@ enum {
 };
 
 /* Bytes of a row in shared memory: blocks of 128 bytes, over which the swizzle goes. */
-#define FA_SM90_ROW_BYTES(dim, element) (((dim) * FA_ELEMENT_BYTES(element) + 127) / 128 * 128)
+#define FA_SM90_ROW_BYTES(dim, element) (((dim)*FA_ELEMENT_BYTES(element) + 127) / 128 * 128)
 
 /* Bytes through which outputs are stored, 64 columns at a time, where there is room. */
 #define FA_SM90_OUT_BUFFER(dim, consumers) ((dim) <= 192 ? FA_SM90_QUERIES(consumers) * 128 : 0)
@@ -61,11 +61,11 @@ enum {
 
 /* Bytes of the consumers' tiles of the bias, in 16 bits. */
 #define FA_SM90_BIAS_BYTES(consumers, keys, options)                                               \
-    ((options) & FA_SM90_BIAS ? FA_SM90_QUERIES(consumers) * (keys) * 2 : 0)
+    ((options)&FA_SM90_BIAS ? FA_SM90_QUERIES(consumers) * (keys)*2 : 0)
 
 /* Bytes of dynamic shared memory, with room to align to 1024: queries, keys and values, outputs, work tiles, bias. */
 #define FA_SM90_SMEM(element, dim, dim_v, options, consumers, keys, stages, q_stages)              \
-    ((q_stages) * FA_SM90_QUERIES(consumers) * FA_SM90_ROW_BYTES(dim, element) +                   \
+    ((q_stages)*FA_SM90_QUERIES(consumers) * FA_SM90_ROW_BYTES(dim, element) +                     \
      (stages) * (keys) * (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(dim_v, element)) +   \
      FA_SM90_OUT_BUFFER(dim, consumers) +                                                          \
      FA_SM90_QUEUE_ENTRIES(dim, dim_v) * FA_SM90_ENTRY_BYTES +                                     \

@@ -8,16 +8,11 @@
 
 /* mib: of L2 cache; gib: of memory. */
 #define GPU(text, higher, lower, sms, block_bytes, sm_bytes, mib, gib)                             \
-    {.name = text,                                                                                 \
-     .major = higher,                                                                              \
-     .minor = lower,                                                                               \
-     .multiprocessors = sms,                                                                       \
-     .smem_per_block = block_bytes,                                                                \
-     .smem_per_sm = sm_bytes,                                                                      \
-     .registers_per_sm = 65536,                                                                    \
-     .overlaps = true,                                                                             \
-     .l2_bytes = mib##LL << 20,                                                                    \
-     .memory_bytes = gib##LL << 30}
+    {                                                                                              \
+        .name = text, .major = higher, .minor = lower, .multiprocessors = sms,                     \
+        .smem_per_block = block_bytes, .smem_per_sm = sm_bytes, .registers_per_sm = 65536,         \
+        .overlaps = true, .l2_bytes = mib##LL << 20, .memory_bytes = gib##LL << 30                 \
+    }
 
 static const fa_cuda_device devices[] = {
     GPU("Tesla T4", 7, 5, 40, 65536, 65536, 4, 16),

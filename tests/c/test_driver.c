@@ -1120,7 +1120,10 @@ static void test_checks_in_threads(void)
 
 /* ---- running them ---------------------------------------------------------------------------- */
 
-#define SCENARIO(name) {#name, name}
+#define SCENARIO(name)                                                                             \
+    {                                                                                              \
+#name, name                                                                                \
+    }
 static const struct {
     const char *name;
     void (*function)(void);

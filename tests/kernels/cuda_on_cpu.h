@@ -120,7 +120,7 @@ static inline void __threadfence_system(void) {}
 #define __shfl_xor_sync(mask, value, lane_mask)                                                    \
     CUDA_SHUFFLE(value)(mask, value, threadIdx.x % 32 ^ (unsigned)(lane_mask))
 #define CUDA_SHUFFLE(value)                                                                        \
-    _Generic((value), float: cuda_shuffle_float, int: cuda_shuffle_int, uint32_t: cuda_shuffle)
+    _Generic((value), float : cuda_shuffle_float, int : cuda_shuffle_int, uint32_t : cuda_shuffle)
 uint32_t cuda_shuffle(unsigned mask, uint32_t value, unsigned lane);
 int cuda_shuffle_int(unsigned mask, int value, unsigned lane);
 float cuda_shuffle_float(unsigned mask, float value, unsigned lane);

@@ -120,7 +120,7 @@ typedef enum kind {
 } kind;
 
 /* Head dims above 256, of float32: these problems from 0 on of each kind. */
-static const int64_t wide_numbers = 30;
+static const int64_t wide_numbers = 16;
 static const kind wide_kinds[] = {TF32, FLOAT32, TF32_IN_PLACE, FLOAT32_IN_PLACE, CORRECTED};
 
 static double worst[KINDS]; /* the largest error, in units of what is allowed */
