@@ -449,6 +449,9 @@ def _differentiate(given, gradients, outputs, call, q, k, v, dk, dv):
 # ---- The ring: a block at a time ----------------------------------------------------------------
 
 
+_SMALL = 1 << 25  # elements of two tensors, which a copy joins to one message
+
+
 class _Ring:
     """In step t a rank works on rows of rank r - t, and sends its own to rank r + t."""
 
@@ -456,29 +459,36 @@ class _Ring:
         self.group, self.k, self.v = given.group, k, v
         self.turns = ring(given.problem, given.rank)
 
+    def _exchange(
+        self, sent: list[torch.Tensor], target: int, rows: int, source: int
+    ) -> tuple[_Messages, list[torch.Tensor]]:
+        """Sends rows of k and v or their gradients, and receives so many rows of both. The host
+        takes as long for a message as the GPU for copying a few million elements: what is small
+        becomes one. Both sides know how many rows travel."""
+        messages = _Messages(self.group)
+        shapes = [[x.shape[0], rows, *x.shape[2:]] for x in (self.k, self.v)]
+        sizes = [math.prod(shape) for shape in shapes]
+        if sum(x.numel() for x in sent) <= _SMALL:
+            sent = [torch.cat([x.reshape(-1) for x in sent])]
+        for x in sent:
+            messages.send(x, target)
+        if sum(sizes) <= _SMALL:
+            both = messages.receive(sent[0].new_empty(sum(sizes)), source)
+            received = [x.view(shape) for x, shape in zip(both.split_with_sizes(sizes), shapes)]
+        else:
+            received = [messages.receive(sent[0].new_empty(shape), source) for shape in shapes]
+        return messages.post(), received
+
     def post_blocks(self, t: int) -> tuple[_Messages, list[torch.Tensor]]:
         """k and v of step t, which are there after wait()."""
-        turn, messages = self.turns[t], _Messages(self.group)
-        rows = size_of(turn.needed.intervals)
-        blocks = []
-        for x in (self.k, self.v):
-            batch, _, heads, dim = x.shape
-            messages.send(_take(x, turn.asked), turn.target)
-            block = x.new_empty(batch, rows, heads, dim)
-            blocks.append(messages.receive(block, turn.source))
-        return messages.post(), blocks
+        turn = self.turns[t]
+        rows = [_take(x, turn.asked) for x in (self.k, self.v)]
+        return self._exchange(rows, turn.target, size_of(turn.needed.intervals), turn.source)
 
     def post_gradients(self, t: int, dk: Any, dv: Any) -> tuple[_Messages, list[torch.Tensor]]:
         """Sends those of step t's block to its owner, and receives those of own rows."""
-        turn, messages = self.turns[t], _Messages(self.group)
-        rows = size_of(turn.asked)
-        parts = []
-        for x, block in ((self.k, dk), (self.v, dv)):
-            batch, _, heads, dim = x.shape
-            messages.send(block, turn.source)
-            part = block.new_empty(batch, rows, heads, dim)
-            parts.append(messages.receive(part, turn.target))
-        return messages.post(), parts
+        turn = self.turns[t]
+        return self._exchange([dk, dv], turn.source, size_of(turn.asked), turn.target)
 
 
 def _take(x: torch.Tensor, intervals: Any) -> torch.Tensor:

@@ -162,6 +162,14 @@ def attend_in_groups(size, case, groups):
         return attend(size, case)
 
 
+def attend_apart(size, case):
+    """Keys and values in messages of their own."""
+    from flashattn import _distributed_ops
+
+    with unittest.mock.patch.object(_distributed_ops, "_SMALL", 0):
+        return attend(size, case)
+
+
 def attend(size, case, mesh=None):
     """Shards a case, runs it forward and backward, and puts the results together: out, lse and
     gradients of the whole problem, of rank 0; and the own part of gradients of what all have."""

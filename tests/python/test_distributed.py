@@ -292,6 +292,14 @@ def test_random_problems_in_groups(pool, size, groups):
         check(pool.values(ranks.attend_in_groups, size, case, groups), case)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_keys_and_values_in_messages_of_their_own(pool, size):
+    rng = np.random.default_rng([size, 2])
+    for i in range(6):
+        case = random_case(rng, size, "ring", distributed.LAYOUTS[i % 2])
+        check(pool.values(ranks.attend_apart, size, case), case)
+
+
 def test_groups_do_not_change_results(pool):
     """Each head is computed by itself."""
     case = grouped_case(2, 4, sinks=np.linspace(-1, 1, 16, dtype=np.float32))
