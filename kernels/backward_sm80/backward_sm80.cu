@@ -50,7 +50,9 @@ typedef struct thread_state {
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
-#if !SHARED_SCORES
+#if SHARED_SCORES
+    (void)x;
+#else
     if (!ALL_SHARED)
         add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 #endif
@@ -59,7 +61,9 @@ FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weigh
 FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
 {
     share_weights(ds, part->ds_word, part->unit);
-#if !SHARED_SCORES
+#if SHARED_SCORES
+    (void)x;
+#else
     if (!ALL_SHARED) add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
 #endif
 }
