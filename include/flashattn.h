@@ -571,7 +571,7 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * "decode_sm90" (Hopper: few queries by TMA), "mixed" (packed queries over a cache:
  * "decode" for sequences of few queries, another family for the others), "mixed_beside" (Hopper: both
  * at the same time; what it does not do, the others do)
- * or "simt" (float32 arithmetic, every GPU). What that family cannot do is then
+ * or "simt" (float32 arithmetic, every GPU). What that family cannot do is then, but for "mixed_beside",
  * FA_ERROR_UNSUPPORTED, with a sentence naming the argument; a name that is unknown makes every such
  * call fail with FA_ERROR_DEVICE.
  * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32 inputs of

@@ -1,7 +1,7 @@
 /*
- * Scores of wide heads, in float32. Of so wide rows shared memory has few, and a warp with scores of
- * its own would have 8 queries or fewer, and load more than an operand for each product. So warps
- * share the products: a warp has all keys, SLICE_QUERIES queries and a slice of the head dim, half of
+ * Scores of wide heads, in float32. Shared memory has room for only a few such wide rows. A warp with
+ * scores of its own would have at most 8 queries, and load more than one operand for each product. So
+ * warps share the products: a warp has all keys, SLICE_QUERIES queries and a slice of the head dim, half of
  * the warps of S, the others of dP. The parts meet in shared memory, in the order of the accumulators
  * that hold them. Then a warp adds up the parts of 16 keys and 8 queries, and makes weights and dS of
  * them.

@@ -27,8 +27,9 @@
 
 /*
  * Groups take units: the work tiles of a sequence and a key/value head, with one part of the keys.
- * Lengths differ, so a unit's number comes from a counter. It is 0 before a launch and after it:
- * atomicInc wraps at the number of units, and each group that has one takes a number too many.
+ * Lengths differ, so a group's first unit is fixed and it takes the others from a counter. In the end
+ * each group takes one number too many: together they take as many numbers as there are units, where
+ * atomicInc wraps to 0. So the counter is 0 before a launch and after it.
  */
 static __device__ uint32_t taken_units[FA_DECODE_SM90_COUNTER_SETS];
 

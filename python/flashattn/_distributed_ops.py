@@ -94,8 +94,8 @@ class _Messages:
 _ALIGNMENT = 16  # bytes, of a tensor in a message of tensors of several types
 
 
-_UNIT = 16  # bytes, that a copy of many moves at a time
-_LARGE = 1 << 24  # bytes, of which a copy takes longer than looking at strides
+_UNIT = 16  # bytes of an element of large copies
+_LARGE = 1 << 24  # bytes; for smaller copies looking at strides takes longer than it saves
 
 
 def _in_units(x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,9 @@ def _in_units(x: torch.Tensor) -> torch.Tensor:
     count = _UNIT // x.element_size()
     if x.dim() == 0 or x.stride(-1) != 1 or x.shape[-1] % count or x.storage_offset() % count:
         return x
-    return x if any(stride % count for stride in x.stride()[:-1]) else x.view(torch.complex128)
+    if x.data_ptr() % _UNIT or any(stride % count for stride in x.stride()[:-1]):
+        return x
+    return x.view(torch.complex128)
 
 
 def _copy_rows(into: torch.Tensor, rows: list[torch.Tensor]) -> None:
@@ -382,7 +384,9 @@ class _Total:
 
     def add(self, start: int, stop: int, part: torch.Tensor) -> None:
         if self.found is None and stop - start == self.like.shape[1]:
-            self.found = part.float().contiguous()
+            # Not a part of a larger buffer: that one would live as long as the gradient.
+            alone = part.numel() * part.element_size() == part.untyped_storage().nbytes()
+            self.found = part.float().contiguous() if alone else part.to(torch.float32, copy=True)
         else:
             self.rows()[:, start:stop] += part
 
@@ -449,7 +453,7 @@ def _differentiate(given, gradients, outputs, call, q, k, v, dk, dv):
 # ---- The ring: a block at a time ----------------------------------------------------------------
 
 
-_SMALL = 1 << 25  # elements of two tensors, which a copy joins to one message
+_SMALL = 1 << 25  # elements of both tensors, up to which they are copied into one message
 
 
 class _Ring:

@@ -788,8 +788,9 @@ def _choose(method: str, inputs: _Inputs, known: _Known, places: _Places) -> str
     matrices = inputs.tensors["bias"] is not None or inputs.tensors["mask"] is not None
     if places.heads is None and places.size <= _NODE and not matrices:
         if heads % places.size == 0 and heads_kv % places.size == 0:
-            # Between two ranks a ring is two calls, which the host makes sooner than the exchanges.
-            ring = places.size == 2 and not inputs.dropout_p
+            # For little work the time of the GPU's host counts, and on two ranks the ring needs
+            # less of it than the exchanges of Ulysses.
+            ring = places.size == 2 and inputs.q.is_cuda and not inputs.dropout_p
             ring = ring and _plan.is_small(*_size(inputs, known), places.size)
             return "ring" if ring else "ulysses"
     rows = sum(known.lengths_k) // len(known.lengths_k)

@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -389,18 +390,23 @@ def test_auto(pool):
         (4, 2, 4096, {}, "ring"),
         (4, 8, 4096, {"mask": (1, 100)}, "all_gather"),
         (16, 16, 1 << 20, {}, "ring"),
-        (2, 8, 1000, {}, "ring"),
-        (2, 8, 1000, {"dropout_p": 0.5, "seed": 1, "offset": 2}, "ulysses"),
-        (2, 8, 1 << 20, {}, "ulysses"),
+        (2, 8, 1000, {}, "ulysses"),
+        (2, 8, 1000, {"device": "cuda"}, "ring"),
+        (2, 8, 1000, {"device": "cuda", "dropout_p": 0.5, "seed": 1, "offset": 2}, "ulysses"),
+        (2, 8, 1 << 20, {"device": "cuda"}, "ulysses"),
+        (4, 8, 1000, {"device": "cuda"}, "ulysses"),
     ],
 )
 def test_what_auto_chooses(size, heads_kv, n, options, expected):
     dtypes = {"bias": torch.float32, "mask": torch.bool}
     options = {x: torch.zeros(y, dtype=dtypes[x]) if x in dtypes else y for x, y in options.items()}
+    device = options.pop("device", "cpu")
     q, k = torch.zeros(1, 1, 8 if size < 9 else 16, 8), torch.zeros(1, 1, heads_kv, 8)
     inputs = distributed._Inputs(q, k, k, options)
     known = distributed._Known([n // size] * size, [n // size] * size, {})
     places = distributed._of_mesh(distributed._Place("", 0, size), None)
+    if device == "cuda":
+        inputs.q = unittest.mock.Mock(shape=q.shape, is_cuda=True)
     assert distributed._choose("auto", inputs, known, places) == expected
 
 
