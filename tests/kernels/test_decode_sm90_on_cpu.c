@@ -193,7 +193,8 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     many.fewest_queries = few.decode.most_queries + 1;
     fa_cuda_cut_decode(&few, few.tasks > FA_DECODE_SM90_COUNTERS ? 1 : l->decode.parts, 1);
     mixed++;
-    return (few.idle || run_plan(m, p, &few)) & run_plan(m, p, &many);
+    const bool right = few.idle || run_plan(m, p, &few);
+    return run_plan(m, p, &many) && right; /* both run in any case */
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
