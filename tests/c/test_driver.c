@@ -558,7 +558,7 @@ static int count_launches(const fa_problem *p, const fa_cuda_family *family, voi
         return -1;
     fa_cuda_cut_decode(&plan.launches[0], parts, 1);
     const int before = record->launches;
-    void *const kernels[FA_CUDA_LAUNCHES] = {kernel};
+    void *const kernels[FA_CUDA_LAUNCHES] = {kernel, kernel};
     if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
     return record->launches - before;
 }
@@ -736,20 +736,10 @@ static int count_mixed_launches(void *kernel, int64_t parts)
                           .window_left = -1,
                           .window_right = -1,
                           .workspace = memory};
-    const fa_cuda_call call = {.problem = &p, .stream = stream_number(1)};
-    fa_cuda_plan plan;
-    fa_cuda_fault fault;
-    char why[200] = "";
-    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_forward_mixed_beside, &plan, why,
-                           sizeof why) ||
-        plan.family != &fa_cuda_forward_mixed_beside)
-        return -1;
-    fa_cuda_cut_decode(&plan.launches[0], parts, 1);
-    const int before = record->launches;
-    void *const kernels[FA_CUDA_LAUNCHES] = {kernel, kernel};
-    if (!fa_cuda_plan_queue(&plan, kernels, &call, &fault)) return -1;
+    const int count = count_launches(&p, &fa_cuda_forward_mixed_beside, kernel, parts);
+    if (count < 0) return count;
     CHECK(record->last.overlaps == 1, "the second launch waits for the first one");
-    return record->launches - before;
+    return count;
 }
 
 static void test_mixed_launches(void)
