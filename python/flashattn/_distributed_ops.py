@@ -35,7 +35,15 @@ from ._distributed_plan import (
     size_of,
     unflatten,
 )
-from .torch import _call, _follow_fp32_precision, _is_watched, _library, _resolved, _rows
+from .torch import (
+    _call,
+    _combine_into,
+    _follow_fp32_precision,
+    _is_watched,
+    _library,
+    _resolved,
+    _rows,
+)
 
 try:
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -89,6 +97,30 @@ class _Messages:
         for work in works:
             work.wait()
         self.operations, self.kept = [], []
+
+
+class _Swap:
+    """What two ranks give each other, as one collective operation: the host needs less time for it
+    than for a batch of messages. No other ranks may be in the group."""
+
+    def __init__(self, group: dist.ProcessGroup, outgoing: torch.Tensor, incoming: torch.Tensor):
+        self.work: Any = None
+        self.kept: Any = (outgoing, incoming)
+        # What one rank sends the other receives, so both of them return here, or neither.
+        if not outgoing.numel() and not incoming.numel():
+            return
+        received, sent = [0, incoming.numel()], [0, outgoing.numel()]
+        if group.rank():
+            received, sent = received[::-1], sent[::-1]
+        self.work = dist.all_to_all_single(
+            incoming, outgoing, received, sent, group=group, async_op=True
+        )
+
+    def wait(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+        self.kept = None
 
 
 _ALIGNMENT = 16  # bytes, of a tensor in a message of tensors of several types
@@ -326,27 +358,38 @@ def _cut(x: torch.Tensor, start: int, stop: int, call: Call) -> torch.Tensor:
 
 
 class _Sum:
-    """The merged results of calls: out (batch, n_q, heads, dim_v) and lse (batch, heads, n_q)."""
+    """The merged results of calls: out (batch, n_q, heads, dim_v) and lse (batch, heads, n_q). Of
+    more than two calls the sum is kept in float32; of two it has their results' type, to which it
+    is rounded once."""
 
-    def __init__(self, q: torch.Tensor, v: torch.Tensor):
+    def __init__(self, q: torch.Tensor, v: torch.Tensor, calls: int):
         self.q, self.dim_v = q, v.shape[-1]
+        self.is_short = calls <= 2
+        self.dtype = _partial_dtype(q) if self.is_short else torch.float32
         self.found: Optional[tuple[torch.Tensor, torch.Tensor]] = None
 
     def both(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """out in float32, and lse."""
         if self.found is None:
             batch, n, heads, _ = self.q.shape
-            out = self.q.new_zeros(batch, n, heads, self.dim_v, dtype=torch.float32)
+            out = self.q.new_zeros(batch, n, heads, self.dim_v, dtype=self.dtype)
             lse = self.q.new_full((batch, heads, n), -torch.inf, dtype=torch.float32)
             self.found = out, lse
         return self.found
 
     def add(self, start: int, stop: int, out: torch.Tensor, lse: torch.Tensor) -> None:
         if self.found is None and stop - start == self.q.shape[1]:
-            self.found = out.float(), lse
+            self.found = out.to(self.dtype), lse
             return
         sum_out, sum_lse = self.both()
         sum_out, sum_lse = sum_out[:, start:stop], sum_lse[:, :, start:stop]
+        if self.is_short:
+            merged = _combine_into((sum_out, out), (sum_lse, lse), torch.empty_like(out))
+            if stop - start == self.q.shape[1]:
+                self.found = merged
+            else:
+                sum_out.copy_(merged[0])
+                sum_lse.copy_(merged[1])
+            return
         both = torch.logaddexp(sum_lse, lse)
         weight = torch.exp(lse - both).masked_fill(lse == -torch.inf, 0)
         sum_out.lerp_(out.float(), weight.mT[..., None])
@@ -357,8 +400,8 @@ class _Sum:
             return
         out, lse = self.both()
         both = torch.logaddexp(lse, sinks.float()[:, None])
-        out *= torch.exp(lse - both).masked_fill(lse == -torch.inf, 0).mT[..., None]
-        self.found = out, both
+        scale = torch.exp(lse - both).masked_fill(lse == -torch.inf, 0).mT[..., None]
+        self.found = out.float() * scale, both
 
 
 def _attend(given: _Given, total: _Sum, call: Call, q: Any, k: Any, v: Any) -> None:
@@ -375,32 +418,35 @@ def _attend(given: _Given, total: _Sum, call: Call, q: Any, k: Any, v: Any) -> N
 
 
 class _Total:
-    """The gradient of (batch, rows, heads, dim) in float32: the first part that has all rows, or
-    zeros, and what is added to them."""
+    """The gradient of (batch, rows, heads, dim): the first part that has all rows, or zeros, and
+    what is added to them. is_short: it has the parts' type, as no sum is rounded twice; else it is
+    float32."""
 
-    def __init__(self, like: torch.Tensor):
+    def __init__(self, like: torch.Tensor, is_short: bool):
         self.like = like
+        self.dtype = _partial_dtype(like) if is_short else torch.float32
         self.found: Optional[torch.Tensor] = None
 
     def add(self, start: int, stop: int, part: torch.Tensor) -> None:
         if self.found is None and stop - start == self.like.shape[1]:
             # Not a part of a larger buffer: that one would live as long as the gradient.
             alone = part.numel() * part.element_size() == part.untyped_storage().nbytes()
-            self.found = part.float().contiguous() if alone else part.to(torch.float32, copy=True)
+            self.found = part.to(self.dtype, copy=not alone).contiguous()
         else:
             self.rows()[:, start:stop] += part
 
     def rows(self) -> torch.Tensor:
         if self.found is None:
-            self.found = torch.zeros_like(self.like, dtype=torch.float32)
+            self.found = torch.zeros_like(self.like, dtype=self.dtype)
         return self.found
 
 
 class _Gradients:
-    """dk and dv are those of the rank's own keys."""
+    """dk and dv are those of the rank's own keys. calls: of this rank; parts: of dk and dv."""
 
-    def __init__(self, q, k, v, bias):
-        self.dq, self.dk, self.dv = map(_Total, (q, k, v))
+    def __init__(self, q, k, v, bias, calls, parts):
+        self.dq = _Total(q, calls <= 2)
+        self.dk, self.dv = _Total(k, parts <= 2), _Total(v, parts <= 2)
         self.dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
 
@@ -464,35 +510,48 @@ class _Ring:
         self.turns = ring(given.problem, given.rank)
 
     def _exchange(
-        self, sent: list[torch.Tensor], target: int, rows: int, source: int
-    ) -> tuple[_Messages, list[torch.Tensor]]:
+        self, sent: list[torch.Tensor], target: int, rows: int, dtype: torch.dtype, source: int
+    ) -> tuple[Any, list[torch.Tensor]]:
         """Sends rows of k and v or their gradients, and receives so many rows of both. The host
         takes as long for a message as the GPU for copying a few million elements: what is small
-        becomes one. Both sides know how many rows travel."""
-        messages = _Messages(self.group)
+        becomes one. Both sides know how many rows travel, and of which type."""
         shapes = [[x.shape[0], rows, *x.shape[2:]] for x in (self.k, self.v)]
         sizes = [math.prod(shape) for shape in shapes]
-        if sum(x.numel() for x in sent) <= _SMALL:
+        is_small = sum(x.numel() for x in sent) <= _SMALL, sum(sizes) <= _SMALL
+        if is_small[0]:
             sent = [torch.cat([x.reshape(-1) for x in sent])]
+        if is_small[1]:
+            arriving = [self.k.new_empty(sum(sizes), dtype=dtype)]
+            received = [
+                x.view(shape) for x, shape in zip(arriving[0].split_with_sizes(sizes), shapes)
+            ]
+        else:
+            arriving = received = [self.k.new_empty(shape, dtype=dtype) for shape in shapes]
+        if all(is_small) and self.group.size() == 2 and sent[0].dtype is dtype:
+            return _Swap(self.group, sent[0], arriving[0]), received
+        messages = _Messages(self.group)
         for x in sent:
             messages.send(x, target)
-        if sum(sizes) <= _SMALL:
-            both = messages.receive(sent[0].new_empty(sum(sizes)), source)
-            received = [x.view(shape) for x, shape in zip(both.split_with_sizes(sizes), shapes)]
-        else:
-            received = [messages.receive(sent[0].new_empty(shape), source) for shape in shapes]
+        for x in arriving:
+            messages.receive(x, source)
         return messages.post(), received
 
-    def post_blocks(self, t: int) -> tuple[_Messages, list[torch.Tensor]]:
+    def post_blocks(self, t: int) -> tuple[Any, list[torch.Tensor]]:
         """k and v of step t, which are there after wait()."""
         turn = self.turns[t]
         rows = [_take(x, turn.asked) for x in (self.k, self.v)]
-        return self._exchange(rows, turn.target, size_of(turn.needed.intervals), turn.source)
+        count = size_of(turn.needed.intervals)
+        return self._exchange(rows, turn.target, count, self.k.dtype, turn.source)
 
-    def post_gradients(self, t: int, dk: Any, dv: Any) -> tuple[_Messages, list[torch.Tensor]]:
+    def total(self, x: torch.Tensor, calls: int) -> _Total:
+        """Of a block's gradients, which travel: those of one call in the type that it gives."""
+        return _Total(x, calls <= 1)
+
+    def post_gradients(self, t: int, dk: Any, dv: Any) -> tuple[Any, list[torch.Tensor]]:
         """Sends those of step t's block to its owner, and receives those of own rows."""
         turn = self.turns[t]
-        return self._exchange([dk, dv], turn.source, size_of(turn.asked), turn.target)
+        dtype = self.total(self.k, turn.uses).dtype
+        return self._exchange([dk, dv], turn.source, size_of(turn.asked), dtype, turn.target)
 
 
 def _take(x: torch.Tensor, intervals: Any) -> torch.Tensor:
@@ -510,8 +569,9 @@ def _give(total: _Total, intervals: Any, part: torch.Tensor) -> None:
         at += stop - start
 
 
-def _ring_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
+def _ring_forward(given: _Given, q: Any, k: Any, v: Any) -> _Sum:
     circle = _Ring(given, k, v)
+    total = _Sum(q, v, sum(len(turn.needed.calls) for turn in circle.turns))
     blocks = [k, v]
     with _in_flight() as posted:
         for t in range(given.ranks):
@@ -523,10 +583,14 @@ def _ring_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
             if t + 1 < given.ranks:
                 messages.wait()
                 blocks = following
+    return total
 
 
-def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k: Any, v: Any):
+def _ring_backward(given: _Given, outputs: _Outputs, q: Any, k: Any, v: Any) -> _Gradients:
     circle = _Ring(given, k, v)
+    calls = [len(turn.needed.calls) for turn in circle.turns]
+    parts = calls[0] + sum(turn.uses for turn in circle.turns[1:])
+    sums = _Gradients(q, k, v, given.bias, sum(calls), parts)
     blocks, totals = [k, v], [sums.dk, sums.dv]
     returning: Any = None
 
@@ -554,9 +618,10 @@ def _ring_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k
             if t + 1 < given.ranks:
                 messages.wait()
                 blocks = following
-                totals = [_Total(x) for x in blocks]
+                totals = [circle.total(x, calls[t + 1]) for x in blocks]
         if returning is not None:
             finish()
+    return sums
 
 
 # ---- All blocks at once -------------------------------------------------------------------------
@@ -593,10 +658,13 @@ def _gathered_blocks(given: _Given, k: torch.Tensor, v: torch.Tensor) -> list[to
     return [buffer() for buffer in buffers]
 
 
-def _gather_forward(given: _Given, total: _Sum, q: Any, k: Any, v: Any) -> None:
+def _gather_forward(given: _Given, q: Any, k: Any, v: Any) -> _Sum:
+    calls = gathered(given.problem, given.rank).calls
+    total = _Sum(q, v, len(calls))
     k, v = _gathered_blocks(given, k, v)
-    for call in gathered(given.problem, given.rank).calls:
+    for call in calls:
         _attend(given, total, call, q, k, v)
+    return total
 
 
 def _return(given: _Given, messages: _Messages, total: _Total, gradient: torch.Tensor) -> Any:
@@ -627,10 +695,12 @@ def _return(given: _Given, messages: _Messages, total: _Total, gradient: torch.T
     return add
 
 
-def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any, k: Any, v: Any):
+def _gather_backward(given: _Given, outputs: _Outputs, q: Any, k: Any, v: Any) -> _Gradients:
+    calls = gathered(given.problem, given.rank).calls
+    sums = _Gradients(q, k, v, given.bias, len(calls), given.ranks + 1)
     k, v = _gathered_blocks(given, k, v)
-    dk, dv = _Total(k), _Total(v)
-    for call in gathered(given.problem, given.rank).calls:
+    dk, dv = _Total(k, False), _Total(v, False)
+    for call in calls:
         _differentiate(given, sums, outputs, call, q, k, v, dk, dv)
     messages = _Messages(given.group)
     pairs = ((sums.dk, dk), (sums.dv, dv))
@@ -638,6 +708,7 @@ def _gather_backward(given: _Given, sums: _Gradients, outputs: _Outputs, q: Any,
     messages.post().wait()
     for add in additions:
         add()
+    return sums
 
 
 # ---- The operators ------------------------------------------------------------------------------
@@ -739,8 +810,7 @@ def _forward(q, k, v, *arguments):
     given = _read(arguments)
     connect(given.group, q.device)
     q, k, v = _rows(q), _rows(k), _rows(v)
-    total = _Sum(q, v)
-    (_gather_forward if gather else _ring_forward)(given, total, q, k, v)
+    total = (_gather_forward if gather else _ring_forward)(given, q, k, v)
     total.add_sinks(given.sinks)
     out, lse = total.both()
     return out.to(q.dtype), lse
@@ -770,9 +840,8 @@ def _backward(dout, dlse, q, k, v, out, lse, *arguments):
     q, k, v, out, dout = (_rows(x) for x in (q, k, v, out, dout))
     lse = _resolved(lse)
     dlse = None if dlse is None else _resolved(dlse)
-    sums = _Gradients(q, k, v, given.bias)
     run = _gather_backward if gather else _ring_backward
-    run(given, sums, _Outputs(dout, dlse, out, lse), q, k, v)
+    sums = run(given, _Outputs(dout, dlse, out, lse), q, k, v)
     none = q.new_empty(0)
     dbias = none if sums.dbias is None else sums.dbias.to(given.bias.dtype)
     sinks = given.sinks

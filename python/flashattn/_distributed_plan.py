@@ -400,6 +400,7 @@ class Turn(NamedTuple):
     target: int
     needed: Step
     asked: tuple[Interval, ...]  # own rows
+    uses: int  # the target's calls on them
 
 
 @functools.lru_cache(maxsize=64)
@@ -409,8 +410,9 @@ def ring(problem: Problem, rank: int) -> tuple[Turn, ...]:
     turns = []
     for t in range(ranks):
         source, target = (rank - t) % ranks, (rank + t) % ranks
-        asked = step(problem, target, rank).intervals
-        turns.append(Turn(source, target, step(problem, rank, source), asked))
+        given = step(problem, target, rank)
+        needed = step(problem, rank, source)
+        turns.append(Turn(source, target, needed, given.intervals, len(given.calls)))
     return tuple(turns)
 
 

@@ -331,23 +331,33 @@ def _merge(parts, lses, out, lse, layout, call, **options):
     call(merge, out, lse, layout, **options)
 
 
-@torch.library.impl("flashattn::combine", ("cpu", "cuda"))
-def _combine(parts, lses, layout="bshd", *flags, **named):
-    options = {**dict(zip(("deterministic", "batch_invariant", "threads"), flags)), **named}
-    out, lse = _combine_fake(parts, lses, layout)
+def _combine_into(parts, lses, out, layout="bshd", **options):
+    """out and a new log-sum-exp, merged."""
 
     def call(merge, *arguments, **options):
         _call(merge, parts[0], *arguments, **options)
 
+    lse = _empty_lse(out, layout)
     _merge(parts, lses, out, lse, layout, call, **options)
     return out, lse
 
 
+@torch.library.impl("flashattn::combine", ("cpu", "cuda"))
+def _combine(parts, lses, layout="bshd", *flags, **named):
+    options = {**dict(zip(("deterministic", "batch_invariant", "threads"), flags)), **named}
+    _check_part_devices(parts, lses)
+    return _combine_into(parts, lses, parts[0].new_empty(parts[0].shape), layout, **options)
+
+
+def _check_part_devices(parts, lses):
+    _check_devices(parts[0], (("a part", x) for x in parts))
+    _check_devices(parts[0], (("a part's lse", x) for x in lses))
+
+
 @torch.library.register_fake("flashattn::combine")
 def _combine_fake(parts, lses, layout="bshd", *flags, **named):
+    _check_part_devices(parts, lses)
     first = parts[0]
-    _check_devices(first, (("a part", x) for x in parts))
-    _check_devices(first, (("a part's lse", x) for x in lses))
     return first.new_empty(first.shape), _empty_lse(first, layout)
 
 

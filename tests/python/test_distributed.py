@@ -301,6 +301,16 @@ def test_keys_and_values_in_messages_of_their_own(pool, size):
         check(pool.values(ranks.attend_apart, size, case), case)
 
 
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_rounded_parts(pool, size, method):
+    rng = np.random.default_rng([size, METHODS.index(method), 3])
+    for i in range(8):
+        case = random_case(rng, size, method, distributed.LAYOUTS[i % 2])
+        case["dtype"] = "bfloat16"
+        check(pool.values(ranks.attend_rounded, size, case), case)
+
+
 def test_groups_do_not_change_results(pool):
     """Each head is computed by itself."""
     case = grouped_case(2, 4, sinks=np.linspace(-1, 1, 16, dtype=np.float32))
@@ -531,6 +541,7 @@ def test_messages_are_posted_together(pool):
     assert pool.values(ranks.batches, 4, "all_gather", False) == [1] * 4
     assert pool.values(ranks.batches, 4, "all_gather", True) == [3] * 4
     assert pool.values(ranks.batches, 4, "ring", False) == [3] * 4
+    assert pool.values(ranks.batches, 2, "ring", True) == [3] * 2
 
 
 def seen_by(calls, n_q, n_k, mask):
