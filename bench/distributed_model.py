@@ -174,7 +174,7 @@ def ring(p, m, ranks, columns=1, backward=False):
     work = operations(p, backward) / ranks / steps / rate(p, m, backward)
     c = work + m.launch + merge_time(p, m, rows, columns, backward)
     blocks = block_bytes(p, rows, columns)
-    gradients = blocks * FLOAT / HALF if backward else 0
+    gradients = blocks if backward else 0  # a block takes one call, whose gradients have 16 bits
     speed, latency = link(m, ranks)
     message = (blocks + gradients) / speed + latency
     received = (0.75 if p.causal else 1) * (blocks + gradients)
@@ -282,7 +282,7 @@ def hidden_from(p, m, ranks, inside, backward):
     n = ranks
     while True:
         work = operations(p._replace(n=n), backward) / ranks / steps / rate(p, m, backward)
-        sent = block_bytes(p, n / steps, columns) * (1 + (FLOAT / HALF if backward else 0))
+        sent = block_bytes(p, n / steps, columns) * (2 if backward else 1)
         if work >= sent / speed:
             return n
         n *= 2
