@@ -62,6 +62,36 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
     return d->step == FA_DECODE_LAST && is_last_part(d, w);
 }
 
+/* Packed rows of no sequence, from the first one to the one behind the last, get zeros. A warp for
+ * each. */
+FA_DEVICE void clear_rows_of_none(const fa_decode_params *d, const fa_work *w, int64_t from,
+                                  int64_t to)
+{
+    const fa_attention_params *p = &d->attention;
+#pragma unroll 1
+    for (int64_t row = from + warp_id(); row < to; row += WARPS)
+#pragma unroll 1
+        for (int64_t head = w->tile.head; head < w->tile.head + w->heads; head++) {
+            if (p->lse && lane_id() == 0) p->lse[head * p->rows_q + row] = -INFINITY;
+#pragma unroll 1
+            for (int column = 4 * lane_id(); column < p->d_v; column += 4 * 32)
+                fa_store4(fa_view_row(&p->out, 0, row, head), &p->out, column, p->d_v,
+                          make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        }
+}
+
+/* Where work tiles are numbered by sequence, the rows in front of the first sequence and behind the last
+ * one are those sequences' blocks'. There are hardly ever any. */
+FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
+{
+    const fa_tile *t = &w->tile;
+    if (d->most_queries != FA_DECODE_ALL_QUERIES || t->first > 0 || w->part > 0) return;
+    if (t->batch == 0) clear_rows_of_none(d, w, 0, t->start_q);
+    if (t->batch == d->attention.batch - 1)
+        clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2),
+                           d->attention.rows_q);
+}
+
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     decode_sm90(const __grid_constant__ fa_decode_params d,
                 const __grid_constant__ fa_decode_sm90_params s)
@@ -96,6 +126,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     find_work(&d, &s.divisors, &state->work);
     const fa_work *w = &state->work;
     bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
+    if (d.step != FA_DECODE_MERGE) clear_outside(&d, w);
     if (w->rows == 0) return;
     if (d.step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(&pipe, &d, &s);
     if (merges) merge_parts(&d, w);

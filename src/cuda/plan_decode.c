@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "../../kernels/common/packed.h"
 #include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
 #include "../../kernels/decode_sm90/decode_sm90.h"
 #include "cuda/counters.h"
@@ -229,11 +230,30 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     l->decode.blocks = 0;
 }
 
-/* Sets tasks: the work tiles. */
-static void set_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
+/*
+ * Work tiles of a packed sequence, for decode_sm90: as many as its queries may need. 0: the tiles are
+ * numbered among all rows. With tiles of its own a block finds its sequence by a division, not by a
+ * search of dependent reads; no number of each sequence is left over for a block that has nothing to
+ * do; and the heads of a sequence, whose keys are neighbours in memory, are read at the same time, as
+ * those of padded queries are.
+ */
+static int64_t count_own_tiles(const fa_problem *p, const fa_variant *v,
+                               const fa_cuda_plan_launch *l)
 {
+    const int64_t all = FA_PACKED_TILES(p->rows_q, l->decode.queries, p->batch);
+    const int64_t each = fa_cuda_count_tiles(p->max_q, l->decode.queries);
+    if (!is_sm90(v) || !p->cu_seqlens_q || p->batch == 0 || p->rows_q == 0) return 0;
+    return each <= all / p->batch ? each : 0;
+}
+
+/* Sets tasks: the work tiles. */
+static void set_tasks(const fa_problem *p, const fa_variant *v, fa_cuda_plan_launch *l)
+{
+    const int64_t own = count_own_tiles(p, v, l);
     fa_cuda_set_query_tasks(p, l->decode.queries, l);
-    const int64_t units = p->heads_kv * l->decode.chunks * (p->cu_seqlens_q ? 1 : p->batch);
+    if (own > 0) l->decode.most_queries = FA_DECODE_ALL_QUERIES, l->tiles = own;
+    const bool shared = p->cu_seqlens_q && own == 0;
+    const int64_t units = p->heads_kv * l->decode.chunks * (shared ? 1 : p->batch);
     fa_cuda_set_tasks(l, l->tiles, l->tiles * units);
 }
 
@@ -573,7 +593,7 @@ bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
     if (!l) return false;
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
-    set_tasks(p, l);
+    set_tasks(p, v, l);
     return cut_keys(p, v, device, l->tasks, plan, why, size);
 }
 
