@@ -42,21 +42,24 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
 {
     const fa_work *w = &pipe->state->work;
     float *const sums = (float *)(void *)pipe->stages, *const q = (float *)(void *)pipe->q;
+#if EIGHT_BITS
     const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
     const fa_merged merged = {q, q + ROWS * SUMS};
+#endif
     if (w->parts > 0) {
         fa_place at = {0, 0};
         if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s, w, &at);
         else attend(pipe, d, w, &at, sums);
         __syncthreads();
     }
+#if EIGHT_BITS
+    merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
+    if (w->parts <= 1) return false;
+#else
     if (w->parts <= 1) {
-        merge(d, w, &block, &merged, NULL);
+        write_sums(d, w, sums, q);
         return false;
     }
-#if EIGHT_BITS
-    merge(d, w, &block, &merged, find_part(d, w, w->part));
-#else
     store_part(d, w, sums);
 #endif
     return d->step == FA_DECODE_LAST && is_last_part(d, w);
@@ -88,8 +91,7 @@ FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
     if (d->most_queries != FA_DECODE_ALL_QUERIES || t->first > 0 || w->part > 0) return;
     if (t->batch == 0) clear_rows_of_none(d, w, 0, t->start_q);
     if (t->batch == d->attention.batch - 1)
-        clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2),
-                           d->attention.rows_q);
+        clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2), d->attention.rows_q);
 }
 
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
