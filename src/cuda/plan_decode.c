@@ -54,8 +54,10 @@ enum { MOST_KEYS = 8192 };
  * same keys, and the products take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 
-/* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
-enum { FORWARD_ROUNDS = 3 };
+/* Heads of all sequences for each multiprocessor from which on keys need no splitting. Bytes of keys and
+ * values of a head from which on decode_sm90 reads them as fast as forward_sm90: a block's beginning and
+ * end cost as much as 256 KiB. */
+enum { FORWARD_ROUNDS = 3, LONG_BYTES = 2 << 20 };
 
 /* Whether the kernel takes keys and values of 8 bits. */
 static bool is_8bit(const fa_variant *v) { return v->cache != 0; }
@@ -661,6 +663,14 @@ bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device,
                 " heads of k and of q fill the device without splitting keys",
                 p->batch, p->heads_q);
     return true;
+}
+
+bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                                   size_t size)
+{
+    const bool many = p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0);
+    const bool is_long = p->n_k >= LONG_BYTES / (2 * (p->d + p->d_v));
+    return many || (!is_long && fa_cuda_is_decode_slower(p, device, why, size));
 }
 
 int64_t fa_cuda_most_decode_rows(const fa_problem *p)
