@@ -38,8 +38,9 @@ typedef struct fa_decode_params {
     int32_t chunks;         /* work tiles that share the query heads of a group */
     int32_t parts;          /* of a sequence's keys, at most */
     int32_t least;          /* key tiles of a block in a part, at least */
-    int32_t most_queries;   /* of a packed sequence, in a mixed batch: longer ones are another
-                             * launch's, and their rows are left alone. 0: no mixed batch */
+    int32_t most_queries;   /* of a packed sequence: longer ones are another launch's, and their
+                             * rows are left alone. Work tiles are numbered by sequence. 0: among
+                             * all rows (common/packed.h) */
     int32_t step;           /* FA_DECODE_... */
     int32_t counters;       /* FA_DECODE_LAST: the set of counters; below 0: there is none */
     float *sums;            /* the parts' results, if there can be several */
@@ -52,6 +53,10 @@ typedef struct fa_decode_divisors {
     int32_t group;           /* query heads of a key/value head */
     fa_reciprocal page_rows; /* rows of a page; 1: there are no pages */
 } fa_decode_divisors;
+
+/* most_queries of a launch that has all sequences, and also the rows in front of the first one and behind
+ * the last one. For decode_sm90. */
+#define FA_DECODE_ALL_QUERIES INT32_MAX
 
 #define FA_DECODE_BY_ROWS 1
 

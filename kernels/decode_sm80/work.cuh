@@ -44,14 +44,14 @@ typedef struct fa_work {
 FA_DEVICE int query_of(const fa_decode_params *d, int r) { return r / d->heads; }
 FA_DEVICE int head_of(const fa_decode_params *d, int r) { return r % d->heads; }
 
-/* A tile of a packed sequence in a mixed batch: its batch item is known. Tiles of long sequences
+/* A tile of a packed sequence whose batch item is known. Tiles of sequences that are another launch's
  * have no rows. */
 FA_DEVICE void locate_few(const fa_decode_params *d, int64_t tile, fa_tile *t)
 {
     const fa_attention_params *p = &d->attention;
     fa_locate_sequence_of(p, t->batch, t->head, t->head_kv, t);
     t->first = tile * d->queries;
-    if (t->room_q > d->most_queries) t->room_q = t->n_q = 0;
+    if (t->room_q > d->most_queries || t->room_q < p->fewest_queries) t->room_q = t->n_q = 0;
 }
 
 /* a / b, where b is a number of the launch. by: the launch's divisors, or NULL. */

@@ -42,24 +42,56 @@ FA_DEVICE bool run_part(const pipeline *pipe, const fa_decode_params *d,
 {
     const fa_work *w = &pipe->state->work;
     float *const sums = (float *)(void *)pipe->stages, *const q = (float *)(void *)pipe->q;
+#if EIGHT_BITS
     const fa_sources block = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
     const fa_merged merged = {q, q + ROWS * SUMS};
+#endif
     if (w->parts > 0) {
         fa_place at = {0, 0};
         if (warp_id() == CONSUMER_WARPS) produce(pipe, d, s, w, &at);
         else attend(pipe, d, w, &at, sums);
         __syncthreads();
     }
+#if EIGHT_BITS
+    merge(d, w, &block, &merged, w->parts <= 1 ? NULL : find_part(d, w, w->part));
+    if (w->parts <= 1) return false;
+#else
     if (w->parts <= 1) {
-        merge(d, w, &block, &merged, NULL);
+        write_sums(d, w, sums, q);
         return false;
     }
-#if EIGHT_BITS
-    merge(d, w, &block, &merged, find_part(d, w, w->part));
-#else
     store_part(d, w, sums);
 #endif
     return d->step == FA_DECODE_LAST && is_last_part(d, w);
+}
+
+/* Packed rows of no sequence, from the first one to the one behind the last, get zeros. A warp for
+ * each. */
+FA_DEVICE void clear_rows_of_none(const fa_decode_params *d, const fa_work *w, int64_t from,
+                                  int64_t to)
+{
+    const fa_attention_params *p = &d->attention;
+#pragma unroll 1
+    for (int64_t row = from + warp_id(); row < to; row += WARPS)
+#pragma unroll 1
+        for (int64_t head = w->tile.head; head < w->tile.head + w->heads; head++) {
+            if (p->lse && lane_id() == 0) p->lse[head * p->rows_q + row] = -INFINITY;
+#pragma unroll 1
+            for (int column = 4 * lane_id(); column < p->d_v; column += 4 * 32)
+                fa_store4(fa_view_row(&p->out, 0, row, head), &p->out, column, p->d_v,
+                          make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        }
+}
+
+/* Where work tiles are numbered by sequence, the rows in front of the first sequence and behind the last
+ * one are those sequences' blocks'. There are hardly ever any. */
+FA_DEVICE void clear_outside(const fa_decode_params *d, const fa_work *w)
+{
+    const fa_tile *t = &w->tile;
+    if (d->most_queries != FA_DECODE_ALL_QUERIES || t->first > 0 || w->part > 0) return;
+    if (t->batch == 0) clear_rows_of_none(d, w, 0, t->start_q);
+    if (t->batch == d->attention.batch - 1)
+        clear_rows_of_none(d, w, fa_packed_start(&d->attention, t->batch + 2), d->attention.rows_q);
 }
 
 FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
@@ -96,6 +128,7 @@ FA_KERNEL __launch_bounds__(FA_DECODE_SM90_THREADS, BLOCKS)
     find_work(&d, &s.divisors, &state->work);
     const fa_work *w = &state->work;
     bool merges = d.step == FA_DECODE_MERGE && w->parts > 1;
+    if (d.step != FA_DECODE_MERGE) clear_outside(&d, w);
     if (w->rows == 0) return;
     if (d.step != FA_DECODE_MERGE && w->part < max(w->parts, 1)) merges = run_part(&pipe, &d, &s);
     if (merges) merge_parts(&d, w);

@@ -19,6 +19,30 @@ FA_DEVICE void store_part(const fa_decode_params *d, const fa_work *w, const flo
     for (int i = 4 * thread_id(); i < w->rows * ROW_FLOATS; i += 4 * THREADS)
         *(float4 *)(to + i) = *(const float4 *)(sums + i);
 }
+
+/* The results of sums over all keys. Rows end at the same time, a thread each, not one after the other
+ * in a warp as in merge(): with 32 rows that took longer than a key tile. factors: of the rows, in shared
+ * memory. */
+FA_DEVICE void write_sums(const fa_decode_params *d, const fa_work *w, const float *sums,
+                          float *factors)
+{
+    const bool seen = w->parts > 0; /* else there are no sums */
+    if (thread_id() < w->rows) {
+        const int r = thread_id();
+        float2 end = make_float2(NOTHING_SEEN, 0.0f);
+        if (seen) end = *(const float2 *)(sums + r * ROW_FLOATS + VALUE_DIM);
+        factors[r] = finish_row(d, w, r, end.x, end.y);
+    }
+    sync_threads();
+#pragma unroll 4
+    for (int i = thread_id(); i < w->rows * (VALUE_DIM / 4); i += THREADS) {
+        const int r = i / (VALUE_DIM / 4), column = i % (VALUE_DIM / 4) * 4;
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (column >= d->attention.d_v) continue;
+        if (seen) x = *(const float4 *)(sums + r * ROW_FLOATS + column);
+        write_output(d, w, r, column, factors[r], x);
+    }
+}
 #endif
 
 enum { SOURCES = 16 };

@@ -133,16 +133,13 @@ FA_DEVICE void produce_parts(const pipeline *pipe, const fa_decode_params *d,
 }
 
 /* The end of a part: its sums become results, or go to the workspace. Returns whether the group is
- * the one that merges all parts. What merge() takes for factors is the queries', which are no longer
+ * the one that merges all parts. The rows' factors are where the queries were, which are no longer
  * needed. */
 FA_DEVICE bool finish_part(const pipeline *pipe, const fa_decode_params *d, const fa_work *w,
                            const float *sums)
 {
-    float *const q = (float *)(void *)pipe->q;
-    const fa_sources group = {sums, ROWS * ROW_FLOATS, w->parts > 0 ? SUMS : 0};
-    const fa_merged merged = {q, q + ROWS * SUMS};
     if (w->parts <= 1) {
-        merge(d, w, &group, &merged, NULL);
+        write_sums(d, w, sums, (float *)(void *)pipe->q);
         return false;
     }
     store_part(d, w, sums);

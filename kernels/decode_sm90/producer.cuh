@@ -35,11 +35,7 @@ FA_DEVICE fa_box find_box(const fa_decode_params *d, const fa_decode_sm90_params
     fa_box box = {(int)w->tile.start_k + key, (int)w->tile.block_k, false};
     box.wanted = own_row(s) < BLOCK_KEYS && key < w->to && key + s->box_rows > w->from;
     if (!p->block_table || !box.wanted) return box;
-#if PERSISTENT
     const uint32_t page = (uint32_t)fa_divide_by(key, s->divisors.page_rows);
-#else
-    const uint32_t page = (uint32_t)key / (uint32_t)p->rows_k;
-#endif
     box.page = p->block_table[w->tile.batch * p->block_table_stride + page];
     box.row = key - (int)(page * (uint32_t)p->rows_k);
     return box;

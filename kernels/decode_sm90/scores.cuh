@@ -20,15 +20,38 @@
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
+enum {
+    QUERY_VECTORS = HEAD_DIM / 8,
+    OWN_QUERY_VECTORS = (ROWS * QUERY_VECTORS + CONSUMER_THREADS - 1) / CONSUMER_THREADS
+};
+
+/* A thread's vectors are asked for all at once, so that memory is waited for once. */
 FA_DEVICE void load_queries(const pipeline *pipe, const fa_decode_params *d, const fa_work *w)
 {
-    enum { VECTORS = HEAD_DIM / 8 };
     const uint32_t q = ptx_shared_address(pipe->q);
-#pragma unroll 1
-    for (int i = thread_id(); i < ROWS * VECTORS; i += CONSUMER_THREADS) {
-        const int r = i / VECTORS, vector = i % VECTORS;
-        ptx_st_shared_v4(q + (uint32_t)(vector / 8 * QUERY_BLOCK_BYTES) + swizzled(r, vector % 8),
-                         fetch_eight(d, w, r, 8 * vector));
+    uint4 x[OWN_QUERY_VECTORS];
+    if (d->attention.q.vector == 8) {
+#pragma unroll
+        for (int n = 0; n < OWN_QUERY_VECTORS; n++) {
+            const int i = thread_id() + n * CONSUMER_THREADS, column = i % QUERY_VECTORS * 8;
+            const char *row = find_query(d, w, i / QUERY_VECTORS);
+            x[n] = make_uint4(0, 0, 0, 0);
+            if (row && column < d->attention.d) x[n] = *(const uint4 *)(row + 2 * column);
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < OWN_QUERY_VECTORS; n++) {
+            const int i = thread_id() + n * CONSUMER_THREADS;
+            x[n] = fetch_eight(d, w, i / QUERY_VECTORS, i % QUERY_VECTORS * 8);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < OWN_QUERY_VECTORS; n++) {
+        const int i = thread_id() + n * CONSUMER_THREADS, vector = i % QUERY_VECTORS;
+        if (i < ROWS * QUERY_VECTORS)
+            ptx_st_shared_v4(q + (uint32_t)(vector / 8 * QUERY_BLOCK_BYTES) +
+                                 swizzled(i / QUERY_VECTORS, vector % 8),
+                             x[n]);
     }
     ptx_fence_proxy_async();
     sync_consumers();

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "../../kernels/common/packed.h"
 #include "../../kernels/decode_latent_sm90/decode_latent_sm90.h"
 #include "../../kernels/decode_sm90/decode_sm90.h"
 #include "cuda/counters.h"
@@ -53,8 +54,10 @@ enum { MOST_KEYS = 8192 };
  * same keys, and the products take longer than the reading: that is for the forward kernels. */
 enum { MOST_FORWARD_ROWS = 32, MOST_DECODE_ROWS = 128, MOST_LATENT_ROWS = 512 };
 
-/* Heads of all sequences for each multiprocessor from which on keys need no splitting. */
-enum { FORWARD_ROUNDS = 3 };
+/* Heads of all sequences for each multiprocessor from which on keys need no splitting. Bytes of keys and
+ * values of a head from which on decode_sm90 reads them as fast as forward_sm90: a block's beginning and
+ * end cost as much as 256 KiB. */
+enum { FORWARD_ROUNDS = 3, LONG_BYTES = 2 << 20 };
 
 /* Whether the kernel takes keys and values of 8 bits. */
 static bool is_8bit(const fa_variant *v) { return v->cache != 0; }
@@ -229,11 +232,30 @@ static void set_rows(const fa_problem *p, const fa_variant *v, fa_cuda_plan_laun
     l->decode.blocks = 0;
 }
 
-/* Sets tasks: the work tiles. */
-static void set_tasks(const fa_problem *p, fa_cuda_plan_launch *l)
+/*
+ * Work tiles of a packed sequence, for decode_sm90: as many as its queries may need. 0: the tiles are
+ * numbered among all rows. With tiles of its own a block finds its sequence by a division, not by a
+ * search of dependent reads; no number of each sequence is left over for a block that has nothing to
+ * do; and the heads of a sequence, whose keys are neighbours in memory, are read at the same time, as
+ * those of padded queries are.
+ */
+static int64_t count_own_tiles(const fa_problem *p, const fa_variant *v,
+                               const fa_cuda_plan_launch *l)
 {
+    const int64_t all = FA_PACKED_TILES(p->rows_q, l->decode.queries, p->batch);
+    const int64_t each = fa_cuda_count_tiles(p->max_q, l->decode.queries);
+    if (!is_sm90(v) || !p->cu_seqlens_q || p->batch == 0 || p->rows_q == 0) return 0;
+    return each <= all / p->batch ? each : 0;
+}
+
+/* Sets tasks: the work tiles. */
+static void set_tasks(const fa_problem *p, const fa_variant *v, fa_cuda_plan_launch *l)
+{
+    const int64_t own = count_own_tiles(p, v, l);
     fa_cuda_set_query_tasks(p, l->decode.queries, l);
-    const int64_t units = p->heads_kv * l->decode.chunks * (p->cu_seqlens_q ? 1 : p->batch);
+    if (own > 0) l->decode.most_queries = FA_DECODE_ALL_QUERIES, l->tiles = own;
+    const bool shared = p->cu_seqlens_q && own == 0;
+    const int64_t units = p->heads_kv * l->decode.chunks * (shared ? 1 : p->batch);
     fa_cuda_set_tasks(l, l->tiles, l->tiles * units);
 }
 
@@ -573,7 +595,7 @@ bool fa_cuda_add_decode(const fa_problem *p, const fa_variant *v, int threads,
     if (!l) return false;
     l->tile_k = (int)block_keys(v);
     set_rows(p, v, l);
-    set_tasks(p, l);
+    set_tasks(p, v, l);
     return cut_keys(p, v, device, l->tasks, plan, why, size);
 }
 
@@ -641,6 +663,14 @@ bool fa_cuda_is_decode_slower(const fa_problem *p, const fa_cuda_device *device,
                 " heads of k and of q fill the device without splitting keys",
                 p->batch, p->heads_q);
     return true;
+}
+
+bool fa_cuda_is_decode_sm90_slower(const fa_problem *p, const fa_cuda_device *device, char *why,
+                                   size_t size)
+{
+    const bool many = p->pass == FA_PASS_FORWARD && refuse_queries(p, MOST_FORWARD_ROWS, NULL, 0);
+    const bool is_long = p->n_k >= LONG_BYTES / (2 * (p->d + p->d_v));
+    return many || (!is_long && fa_cuda_is_decode_slower(p, device, why, size));
 }
 
 int64_t fa_cuda_most_decode_rows(const fa_problem *p)

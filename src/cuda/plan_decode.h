@@ -17,6 +17,8 @@ bool fa_cuda_plan_decode(const fa_problem *problem, const fa_cuda_device *device
                          fa_cuda_plan *plan, char *why, size_t size);
 
 /* Whether another family is faster, for decode_sm80 and decode_sm90. */
+bool fa_cuda_is_decode_sm90_slower(const fa_problem *problem, const fa_cuda_device *device,
+                                   char *why, size_t size);
 bool fa_cuda_is_decode_slower(const fa_problem *problem, const fa_cuda_device *device, char *why,
                               size_t size);
 

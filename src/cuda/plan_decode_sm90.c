@@ -185,6 +185,6 @@ const fa_cuda_family fa_cuda_decode_sm90 = {
     .name = "decode_sm90",
     .oldest = 90,
     .newest = 90,
-    .slower = fa_cuda_is_decode_slower,
+    .slower = fa_cuda_is_decode_sm90_slower,
     .plan = plan_sm90,
 };

@@ -1290,16 +1290,21 @@ static void test_decode_sm90_bytes(void)
           "pages of 48");
 }
 
-/* Where heads do not share keys and there are enough of them, Hopper's forward kernel is faster; but the choice must not
- * depend on the batch where results must not, and the environment's choice counts. */
+/* Where heads do not share keys, there are enough of them, and keys are few, Hopper's forward kernel is
+ * faster; but the choice must not depend on the batch where results must not, and the environment's
+ * choice counts. */
 static void test_decode_is_slower(void)
 {
-    fa_problem p = make_decode(16, 32, 32, 8192, 128);
-    p.scale = 0.1f;
+    fa_problem p = make_decode(16, 32, 32, 2048, 128), longer = make_decode(16, 32, 32, 8192, 128);
+    p.scale = longer.scale = 0.1f;
     set_strides(&p.q, 1, 32, 128);
-    set_strides(&p.k, 8192, 32, 128);
-    set_strides(&p.v, 8192, 32, 128);
+    set_strides(&p.k, 2048, 32, 128);
+    set_strides(&p.v, 2048, 32, 128);
+    set_strides(&longer.q, 1, 32, 128);
+    set_strides(&longer.k, 8192, 32, 128);
+    longer.v = longer.k;
     const fa_cuda_plan plan = plan_of(&p, &devices[H200]);
+    CHECK(plan_of(&longer, &devices[H200]).family == &fa_cuda_decode_sm90, "many keys");
     CHECK(
         plan.family == &fa_cuda_forward_sm90 && plan.workspace_bytes == 0 &&
             strstr(plan.passed_over, "; not decode_sm90: 16 sequences with 32 heads of k and of q"),
@@ -1319,6 +1324,37 @@ static void test_decode_is_slower(void)
         CHECK(plan_of(&other[i], &devices[H200]).family ==
                   (i < 4 ? &fa_cuda_decode_sm90 : &fa_cuda_decode),
               "case %d", i);
+}
+
+/* Packed queries of decode_sm90: work tiles are numbered by sequence where the longest one is known and
+ * that takes no more numbers than all rows would. */
+static void test_own_tiles(void)
+{
+    static int32_t starts[65], table[64];
+    fa_problem p = make_decode(64, 32, 8, 8192, 128);
+    p.pass = FA_PASS_FORWARD;
+    p.cu_seqlens_q = starts, p.seqlens_k = p.block_table = table;
+    p.block_table_stride = 128;
+    p.blocks_q = 1;
+    p.rows_k = 64, p.blocks_k = 8192;
+    set_strides(&p.k, 64, 8, 128);
+    p.v = p.k;
+    p.n_q = p.rows_q = 512, p.max_q = 8;
+    set_strides(&p.q, p.rows_q, 32, 128);
+    p.out = p.q;
+    p.scale = 0.1f;
+    const struct {
+        int64_t max_q, tiles, tasks;
+    } cases[] = {{8, 1, 64 * 8}, {9, 2, 2 * 64 * 8}, {17, 130, 130 * 8}, {512, 130, 130 * 8}};
+    for (int i = 0; i < 4; i++) {
+        p.max_q = cases[i].max_q;
+        const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
+        const fa_cuda_plan_launch *l = &plan.launches[0];
+        CHECK(plan.family == &fa_cuda_decode_sm90 && l->tiles == cases[i].tiles &&
+                  l->tasks == cases[i].tasks &&
+                  l->decode.most_queries == (cases[i].tiles < 130 ? FA_DECODE_ALL_QUERIES : 0),
+              "case %d: %d tiles, %d tasks", i, (int)l->tiles, (int)l->tasks);
+    }
 }
 
 /* Parts and work tiles of the table in docs/kernels/decode.md, on an H200. */
@@ -1527,6 +1563,7 @@ int main(void)
     test_decode_sm90();
     test_decode_sm90_bytes();
     test_decode_is_slower();
+    test_own_tiles();
     test_decode_parts();
     test_decode_pages();
     test_own_lengths();

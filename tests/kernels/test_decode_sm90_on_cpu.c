@@ -45,8 +45,9 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 #include "test_decode_sm90_on_cpu_forms.h"
 };
 
-/* Launches; problems whose keys were cut; mixed batches. */
-static int runs[FA_VARIANTS], cut, mixed;
+/* Launches; problems whose keys were cut, or whose work tiles were numbered by sequence; mixed
+ * batches. */
+static int runs[FA_VARIANTS], cut, own_tiles, mixed;
 
 /* Whether all launches that can be have blocks that stay. */
 static bool all_persistent;
@@ -197,6 +198,18 @@ static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
     return run_plan(m, p, &many) && right; /* both run in any case */
 }
 
+/* In half of the problems with packed queries the longest sequence is known, as work tiles are numbered by
+ * sequence then. */
+static void tell_longest(int64_t number, fa_problem *p)
+{
+    if (!p->cu_seqlens_q || number / 2 % 2 == 0) return;
+    p->max_q = 1;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t rows = p->cu_seqlens_q[b + 1] - p->cu_seqlens_q[b];
+        if (rows > p->max_q) p->max_q = rows;
+    }
+}
+
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     fa_problem p;
@@ -204,6 +217,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     machine m = {.number = *(const int64_t *)context, .memory = *call->buffers};
     const fa_status status = make_forward(call, &p, message, size);
     if (status != FA_OK) return status;
+    tell_longest(m.number, &p);
     if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, message, size))
         return FA_ERROR_UNSUPPORTED;
     fa_cuda_plan_launch *l = &plan.launches[0];
@@ -211,6 +225,7 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     choose_parts(m.number, l);
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
+    own_tiles += l->decode.most_queries == FA_DECODE_ALL_QUERIES;
     const bool is_mixed = p.cu_seqlens_q && m.number % 2;
     m.persistent = m.number / 4 % 2;
     char *const before = ref_buffers_copy(call->buffers);
@@ -342,8 +357,10 @@ int main(int argc, char **argv)
     }
     CHECK(done > 0 && quantized > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
     CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");
+    CHECK(own_tiles > 0 || argc > 1, "no work tiles were numbered by sequence");
     if (argc > 2) {
-        printf("%d and %d problems, keys of %d cut, %d mixed\n", done, quantized, cut, mixed);
+        printf("%d and %d problems, keys of %d cut, %d by sequence, %d mixed\n", done, quantized,
+               cut, own_tiles, mixed);
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
     }
