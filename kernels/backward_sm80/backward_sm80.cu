@@ -25,6 +25,7 @@
  * products of scores, in float32 with head dims above 256, it has three more.
  */
 #include "backward_sm80/config.cuh"
+#include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
@@ -49,7 +50,11 @@ typedef struct thread_state {
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
+#if HIGH_LOW
+    share_high_low(weights, part->weights_word, part->unit, WEIGHT_POWER);
+#else
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
+#endif
 #if SHARED_SCORES
     (void)x;
 #else
@@ -60,7 +65,11 @@ FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weigh
 
 FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
 {
+#if HIGH_LOW
+    share_high_low(ds, part->ds_word, part->unit, load_power(x->memory + POWERS_AT, DS_POWER));
+#else
     share_weights(ds, part->ds_word, part->unit);
+#endif
 #if SHARED_SCORES
     (void)x;
 #else
@@ -146,18 +155,36 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
+#if HIGH_LOW
+    const uint32_t powers = x->memory + POWERS_AT;
+    if (column < p->a.d_v)
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
+                              column / 8, load_power(powers, DOUT_INVERSE) / WEIGHT_POWER);
+#else
     if (column < p->a.d_v)
         add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
                            column / VECTOR, l->share);
+#endif
     if (at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
         __syncthreads();
         issue_tile(p, s, x->memory, w, &next, THE_DOUT);
     }
+#if HIGH_LOW
+    if (column < p->a.d)
+        add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / 8,
+                              load_power(powers, QUERY_INVERSE) *
+                                  invert_power(load_power(powers, DS_POWER)));
+    if (at->count + 1 < w->tiles) { /* dout of the next tile, while others still multiply */
+        ptx_cp_async_wait_all();
+        note_largest(powers, dout_at(x->memory, 0), QUERIES, DOUT_LARGEST);
+    }
+#else
     if (column < p->a.d)
         add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
                            l->share);
+#endif
 }
 
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -243,7 +270,14 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
+#if HIGH_LOW
+    const uint32_t powers = memory + POWERS_AT;
+    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block,
+                     column,
+                     load_power(powers, KEY_INVERSE) * invert_power(load_power(powers, DS_POWER)));
+#else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
+#endif
     const int part = at->tile % PARTS;
     const int64_t number = tile_number(w, s, at);
     float *tile = s->sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
@@ -267,6 +301,32 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
+#if HIGH_LOW
+
+/* The same, and queries and dout become high and low parts. The largest numbers of dout have been
+ * noted. Copies of the queries are on their way while dout is split and dQ of the tile before computed. unit:
+ * what dP is multiplied by. */
+FA_DEVICE void begin_split_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                                uint32_t memory, const block_work *w, const tile_cursor *at,
+                                float unit)
+{
+    __syncthreads();
+    if (at->count > 0) issue_tile(p, s, memory, w, at, THE_QUERIES);
+    split_dout(&p->a, memory);
+    if (at->count > 0) {
+        const tile_cursor last = before(at, w);
+        add_dq(p, s, w, memory, &last);
+    }
+    ptx_cp_async_wait_all();
+    note_largest(memory + POWERS_AT, q_at(memory, 0), QUERIES, QUERY_LARGEST);
+    __syncthreads();
+    find_ds_power(&p->a, memory, unit);
+    split_queries(&p->a, memory);
+    __syncthreads();
+}
+
+#else
+
 /* Waits until this tile's copies are there and all warps are done with the tile before. */
 FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at)
@@ -287,6 +347,8 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
         issue_tile(p, s, memory, w, &next, THE_QUERIES | THE_DOUT);
     }
 }
+
+#endif
 
 /* Whether the warp computes dQ of the tile before in front of a tile. */
 FA_DEVICE bool is_early(void) { return TWO_HALVES && ptx_thread_id() < THREADS / 2; }
@@ -310,7 +372,13 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
         ptx_cp_async_wait_all();
         __syncthreads();
         clear_bad_keys(memory, w);
+        if (HIGH_LOW) __syncthreads();
     }
+#endif
+#if HIGH_LOW
+    ptx_cp_async_wait_all();
+    split_keys(&p->a, memory);
+    note_largest(memory + POWERS_AT, dout_at(memory, 0), QUERIES, DOUT_LARGEST);
 #endif
 }
 
@@ -319,7 +387,11 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
 {
     tile_cursor at = first_tile(w), last;
     while (at.count < w->tiles) {
+#if HIGH_LOW
+        begin_split_tile(p, s, x->memory, w, &at, x->ds_unit);
+#else
         begin_tile(p, s, x->memory, w, &at);
+#endif
         if (DS_BUFFERS == 2 && at.count > 0 && is_early()) {
             last = before(&at, w);
             add_dq(p, s, w, x->memory, &last);

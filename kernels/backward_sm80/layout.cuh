@@ -38,9 +38,10 @@ enum {
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
-    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0)
+    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0),
+    POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES)
 };
-static_assert(SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES) + 128 == SMEM_BYTES,
+static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, SLICES) + 128 == SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
 
@@ -91,10 +92,12 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
     l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
     l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
-    l.rows = TF32 ? lane_offset(lane % 4 * 2, gradient_unit(lane / 8, lane / 4 % 2), PITCH) : l.a;
-    l.score_rows =
-        TF32 ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) + (uint32_t)(lane / 8 * 4)
-             : l.score_b;
+    l.rows = TF32 && !HIGH_LOW
+                 ? lane_offset(lane % 4 * 2, gradient_unit(lane / 8, lane / 4 % 2), PITCH)
+                 : l.a;
+    l.score_rows = TF32 && !HIGH_LOW ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) +
+                                           (uint32_t)(lane / 8 * 4)
+                                     : l.score_b;
     l.lane = lane;
     l.warp = thread / 32;
     l.group = l.warp / SPLIT;

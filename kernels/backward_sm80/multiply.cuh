@@ -77,7 +77,11 @@ FA_DEVICE void clear_scores(fa_score_sums *s)
         s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
 }
 
-#if THREE_PRODUCTS
+#if HIGH_LOW
+
+/* high_low.cuh has the products. */
+
+#elif THREE_PRODUCTS
 
 /* The sums of CHAIN steps. b: fragments of queries of each. */
 FA_DEVICE void add_score_chain(fa_score_sums *s, fa_parts a[CHAIN][M_TILES],
@@ -165,6 +169,8 @@ FA_DEVICE void clear_gradient(fa_gradient *g)
     for (int i = 0; i < M_TILES * D_TILES * 4; i++)
         g->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
 }
+
+#if !HIGH_LOW
 
 #if TF32
 
@@ -334,6 +340,8 @@ FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t til
 #endif
 }
 
+#endif
+
 /* ---- dQ = dS K ------------------------------------------------------------------------------- */
 
 FA_DEVICE void clear_dq(fa_dq *dq)
@@ -343,7 +351,11 @@ FA_DEVICE void clear_dq(fa_dq *dq)
         dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] = 0.0f;
 }
 
-#if TF32
+#if HIGH_LOW
+
+/* high_low.cuh has it. */
+
+#elif TF32
 
 /* The dS of 16 queries and keys 2t and 2t + 1. at: where the lane's word of the first query
  * begins. */

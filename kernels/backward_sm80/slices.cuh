@@ -12,6 +12,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM80_SLICES_CUH
 #define FA_KERNELS_BACKWARD_SM80_SLICES_CUH
 
+#include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "common/x2.cuh"
@@ -37,9 +38,8 @@ FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int
     clear_scores(s);
 #pragma unroll 1
     for (; step < end; step += SLICE_STEPS) {
-#if THREE_PRODUCTS
-#pragma unroll
-        for (int i = 0; i < SLICE_STEPS; i += CHAIN) add_score_steps(s, rows, columns, step + i);
+#if HIGH_LOW
+        add_high_low_scores(s, rows, columns, step);
 #else
         uint32_t a[SLICE_STEPS][M_TILES][4], b[SLICE_STEPS][QUERY_WORDS];
 #pragma unroll
@@ -112,6 +112,13 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
 {
     const int tile = ptx_thread_id() / 32;
     float *sum = s->at[0][0];
+#if HIGH_LOW
+    const uint32_t powers = memory + POWERS_AT;
+    const float factor = load_power(powers, kind == DP ? DOUT_INVERSE : QUERY_INVERSE) *
+                         load_power(powers, kind == DP ? VALUE_INVERSE : KEY_INVERSE);
+#else
+    const float factor = 1.0f;
+#endif
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));
@@ -120,6 +127,8 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
 #pragma unroll
         for (int i = 0; i < 4; i++) sum[i] = slice == 0 ? part[i] : sum[i] + part[i];
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum[i] *= factor;
 }
 
 #endif

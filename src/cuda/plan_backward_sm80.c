@@ -181,7 +181,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 {
     const fa_variant *v = find_weight_sums(main);
     const int smem = FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(v->element, v->head_dim, v->keys, v->queries,
-                                                       v->group_rows);
+                                                       v->group_rows, v->slices);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), smem,
                                               queue_sm80, x->device, x->plan, x->why, x->size);
     if (!l) return NULL;

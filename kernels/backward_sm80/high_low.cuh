@@ -1,0 +1,376 @@
+/*
+ * Three products of wide heads by float16. Keys, values, queries and dout become high and low parts
+ * in shared memory, once, where they were copied to; weights and dS where they are stored. So no
+ * product splits anything, 16 elements are multiplied where tf32 has 8, and ldmatrix transposes.
+ * docs/kernels/backward_sm80.md has the budget.
+ *
+ * 32 columns of a row, 128 bytes, become 64 bytes of high parts and 64 of low ones: a low part is at
+ * its high part's address ^ 64. Of these columns, eight units of four, 8 c + i of the parts is number
+ * c of unit gradient_unit(i / 2, i % 2): so gradients have their columns in the same registers as in
+ * tf32 (multiply.cuh). Sums over the head dim have another order of columns, all operands the same.
+ *
+ * Before it is split a tensor's tile is multiplied by a power of two, which brings its largest number
+ * near 2^15. Low parts of weights and dS, whose largest numbers are bounded and not known, are 2^11
+ * times as large as they should be, so that they have all their bits where the high part has: down to
+ * 2^-27 of the bound.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
+#define FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
+
+#include "backward_sm80/layout.cuh"
+#include "backward_sm80/load.cuh"
+#include "backward_sm80/multiply.cuh"
+#include "common/reduce.cuh"
+#include "common/rows.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared.cuh"
+
+#if HIGH_LOW
+
+/* What weights are multiplied by: they are 1 at most, but for rounding and a log-sum-exp that is not
+ * theirs. */
+#define WEIGHT_POWER 0x1p13f
+
+/* What the low parts of weights and dS are multiplied by, besides. */
+#define LOW_POWER 0x1p11f
+
+/* Of 16 x 16 elements, as ldmatrix loads them. */
+typedef struct high_low {
+    uint32_t high[4], low[4];
+} high_low;
+
+/* ---- Powers of two --------------------------------------------------------------------------- */
+
+/* Where they are, behind POWERS_AT. First the largest numbers that each warp has found, of the
+ * queries or keys and of dout or values. Then what a number is multiplied by to leave the units of its
+ * tensor; and what dS is multiplied by. */
+enum {
+    QUERY_LARGEST = 0,
+    DOUT_LARGEST = 64,
+    QUERY_INVERSE = 128,
+    DOUT_INVERSE = 132,
+    KEY_INVERSE = 136,
+    VALUE_INVERSE = 140,
+    DS_POWER = 144
+};
+static_assert(WARPS <= 16 && WARPS % 4 == 0 && DS_POWER < FA_BACKWARD_SM80_POWER_BYTES,
+              "room for all");
+
+/* The power of two that brings a number to [2^14, 2^15), or below if it is tiny. */
+FA_DEVICE float find_power(float largest)
+{
+    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127;
+    return fa_bits_float((uint32_t)(141 - max(exponent, -112)) << 23);
+}
+
+/* 1 / a power of two. */
+FA_DEVICE float invert_power(float power)
+{
+    return fa_bits_float((254u << 23) - __float_as_uint(power));
+}
+
+/* The largest finite number of those rows that the thread has copied. Infinities are left out if
+ * `finite`. */
+FA_DEVICE float find_largest(uint32_t at, int rows, bool finite)
+{
+    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
+    float largest = 0.0f;
+    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return 0.0f;
+#pragma unroll 4
+    for (int row = first; row < rows; row += ROWS_A_PASS) {
+        const uint4 four = ptx_ld_shared_v4(at + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                                            permuted(row, unit & 7, PITCH) * 16);
+        const uint32_t x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float y = fabsf(fa_bits_float(x[i])); /* fmaxf leaves out NaN */
+            largest = fmaxf(largest, finite && y == INFINITY ? 0.0f : y);
+        }
+    }
+    return largest;
+}
+
+/* Notes the largest number of rows whose copies the thread has waited for. place: QUERY_LARGEST or
+ * DOUT_LARGEST. */
+FA_DEVICE void note_largest(uint32_t powers, uint32_t at, int rows, int place)
+{
+    const int thread = ptx_thread_id();
+    float largest = find_largest(at, rows, false);
+    if (largest == INFINITY) largest = find_largest(at, rows, true);
+    largest = fa_warp_max(largest);
+    if (thread % 32 == 0)
+        ptx_st_shared_f32(powers + (uint32_t)place + (uint32_t)(thread / 32) * 4, largest);
+}
+
+/* The power of what all warps have noted. */
+FA_DEVICE float find_noted_power(uint32_t powers, int place)
+{
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i += 4) {
+        const uint4 x = ptx_ld_shared_v4(powers + (uint32_t)(place + 4 * i));
+        largest = fmaxf(largest, fmaxf(fmaxf(fa_bits_float(x.x), fa_bits_float(x.y)),
+                                       fmaxf(fa_bits_float(x.z), fa_bits_float(x.w))));
+    }
+    return find_power(largest);
+}
+
+FA_DEVICE float load_power(uint32_t powers, int place)
+{
+    return ptx_ld_shared_f32(powers + (uint32_t)place);
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+/* The high parts of two numbers, and their low ones times low_power. The rest of an infinity is
+ * NaN. */
+FA_DEVICE uint32_t split_two(float x, float y, float low_power, uint32_t *low)
+{
+    const uint32_t high = ptx_pack_f16x2(x, y);
+    const float2 z = fa_unpack_x2(high, FA_KERNEL_FLOAT16);
+    *low = ptx_pack_f16x2((x - z.x) * low_power, (y - z.y) * low_power);
+    return high;
+}
+
+/* Splits a row's 32 columns. at: where they begin; row: its number. */
+FA_DEVICE void split_columns(uint32_t at, int row, float power)
+{
+    float x[8][4];
+#pragma unroll
+    for (int unit = 0; unit < 8; unit++) {
+        const uint4 four = ptx_ld_shared_v4(at + permuted(row, unit, PITCH) * 16);
+        x[unit][0] = fa_bits_float(four.x) * power, x[unit][1] = fa_bits_float(four.y) * power;
+        x[unit][2] = fa_bits_float(four.z) * power, x[unit][3] = fa_bits_float(four.w) * power;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+            high[t] =
+                split_two(x[gradient_unit(t, 0)][c], x[gradient_unit(t, 1)][c], 1.0f, &low[t]);
+        const uint32_t to = at + permuted(row, c, PITCH) * 16;
+        ptx_st_shared_v4(to, make_uint4(high[0], high[1], high[2], high[3]));
+        ptx_st_shared_v4(to ^ 64, make_uint4(low[0], low[1], low[2], low[3]));
+    }
+}
+
+/* Splits rows in their place. columns: that there are; behind them are zeros, which stay. Eight lanes
+ * that load or store at once have eight rows. */
+FA_DEVICE void split_rows(uint32_t at, int rows, int columns, float power)
+{
+    const int items = (columns + 31) / 32 * rows;
+#pragma unroll 1
+    for (int item = ptx_thread_id(); item < items; item += THREADS) {
+        const int row = item % rows;
+        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row, power);
+    }
+}
+
+/* Of 8 columns, the unit of their high parts. */
+FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
+
+FA_DEVICE void load_high_low(high_low *x, uint32_t at)
+{
+    ptx_ldmatrix_x4(x->high, at);
+    ptx_ldmatrix_x4(x->low, at ^ 64);
+}
+
+FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at)
+{
+    ptx_ldmatrix_x4_trans(x->high, at);
+    ptx_ldmatrix_x4_trans(x->low, at ^ 64);
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* The products of 32 columns, from `step` on. A sum that begins from 0 has 16. rows, columns: where
+ * the lane's fragments of keys and of queries begin. */
+FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t columns, int step)
+{
+    high_low b[(N_TILES + 1) / 2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int unit = high_unit(2 * (step + i));
+        high_low a[M_TILES];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+            load_high_low(&a[m], fragment_at(rows + (uint32_t)(m * 16 * PITCH), unit));
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2)
+            if (i == 0 || !PAIRS)
+                load_high_low(&b[n / 2],
+                              fragment_at(columns + (uint32_t)(n / 2 * 16 * PITCH), unit));
+#pragma unroll
+        for (int j = 0; j < N_TILES * M_TILES; j++) {
+            const int m = j % M_TILES, n = j / M_TILES, word = 2 * (PAIRS ? i : n % 2);
+            const high_low *x = &a[m], *y = &b[n / 2];
+            float sum[4] = {0.0f};
+            ptx_mma_m16n8k16_f16(sum, x->low, y->high[word], y->high[word + 1]);
+            ptx_mma_m16n8k16_f16(sum, x->high, y->low[word], y->low[word + 1]);
+            ptx_mma_m16n8k16_f16(sum, x->high, y->high[word], y->high[word + 1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) s->at[m][n][e] += sum[e];
+        }
+    }
+}
+
+/* sum += a b, but for the products of a's low parts: those are added to low_sum. Columns of two
+ * tiles. */
+FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const high_low *a,
+                                 const high_low *b)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        ptx_mma_m16n8k16_f16(low_sum[i], a->low, b->high[2 * i], b->high[2 * i + 1]);
+        ptx_mma_m16n8k16_f16(sum[i], a->high, b->low[2 * i], b->low[2 * i + 1]);
+        ptx_mma_m16n8k16_f16(sum[i], a->high, b->high[2 * i], b->high[2 * i + 1]);
+    }
+}
+
+#if !SCORES_ALONE
+
+/* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
+ * dout or of queries; column_tile: the first 8 columns of the warp's share; factor: what the units of
+ * both are in the gradient's. */
+FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile,
+                                     int column_tile, float factor)
+{
+    enum { STEPS = QUERIES / STEP };
+    high_low a[STEPS][M_TILES];
+#pragma unroll
+    for (int i = 0; i < STEPS * M_TILES; i++)
+        load_high_low(
+            &a[i / M_TILES][i % M_TILES],
+            fragment_at(weights + (uint32_t)(i % M_TILES * 16 * SCORE_PITCH), i / M_TILES * 2));
+#pragma unroll
+    for (int n = 0; n < D_TILES; n += 2) {
+        float sum[M_TILES][2][4] = {{{0.0f}}}, low_sum[M_TILES][2][4] = {{{0.0f}}};
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            high_low b;
+            load_high_low_trans(&b, fragment_at(tile + (uint32_t)(step * STEP * PITCH),
+                                                high_unit(column_tile + n)));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+                multiply_high_low(sum[m], low_sum[m], &a[step][m], &b);
+        }
+#pragma unroll
+        for (int i = 0; i < M_TILES * 8; i++) {
+            const int m = i / 8, j = i / 4 % 2, e = i % 4;
+            float *x = &g->at[m][n + j][e];
+            *x = fmaf(fmaf(low_sum[m][j][e], 1.0f / LOW_POWER, sum[m][j][e]), factor, *x);
+        }
+    }
+}
+
+/* As make_dq. */
+FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column,
+                                float factor)
+{
+    enum { STEPS = KEYS / STEP };
+    high_low a[STEPS][DQ_M_TILES];
+#pragma unroll
+    for (int i = 0; i < STEPS * DQ_M_TILES; i++)
+        load_high_low_trans(&a[i / DQ_M_TILES][i % DQ_M_TILES],
+                            fragment_at(ds + (uint32_t)(i / DQ_M_TILES * STEP * SCORE_PITCH),
+                                        2 * (block + i % DQ_M_TILES)));
+#pragma unroll
+    for (int n = 0; n < DQ_N_TILES; n += 2) {
+        float sum[DQ_M_TILES][2][4] = {{{0.0f}}}, low_sum[DQ_M_TILES][2][4] = {{{0.0f}}};
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            high_low b;
+            load_high_low_trans(
+                &b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), high_unit(column + n)));
+#pragma unroll
+            for (int m = 0; m < DQ_M_TILES; m++)
+                multiply_high_low(sum[m], low_sum[m], &a[step][m], &b);
+        }
+#pragma unroll
+        for (int i = 0; i < DQ_M_TILES * 8; i++) {
+            const int m = i / 8, j = i / 4 % 2, e = i % 4;
+            dq->at[m][n + j][e] = fmaf(low_sum[m][j][e], 1.0f / LOW_POWER, sum[m][j][e]) * factor;
+        }
+    }
+}
+
+/* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of
+ * the tile goes; unit: of the first query. */
+FA_DEVICE void share_high_low(const fa_weights *x, uint32_t to, int unit, float power)
+{
+#pragma unroll
+    for (int i = 0; i < 2;
+         i++) { /* keys g and g + 8; in [i] and [2 + i] two neighbouring queries */
+        const float first = fa_bits_float(x->at[0][0][i]) * power;
+        const float second = fa_bits_float(x->at[0][0][2 + i]) * power;
+        const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit);
+        uint32_t low;
+        ptx_st_shared_u32(at, split_two(first, second, LOW_POWER, &low));
+        ptx_st_shared_u32(at ^ 64, low);
+    }
+}
+
+/* ---- A tile of queries ----------------------------------------------------------------------- */
+
+/* Splits keys and values, once. The thread's copies are there. */
+FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
+{
+    const uint32_t powers = memory + POWERS_AT;
+    note_largest(powers, memory + K_AT, KEYS, QUERY_LARGEST);
+    note_largest(powers, memory + V_AT, KEYS, DOUT_LARGEST);
+    __syncthreads();
+    const float keys = find_noted_power(powers, QUERY_LARGEST);
+    const float values = find_noted_power(powers, DOUT_LARGEST);
+    split_rows(memory + K_AT, KEYS, p->d, keys);
+    split_rows(memory + V_AT, KEYS, p->d_v, values);
+    if (ptx_thread_id() == 0) {
+        ptx_st_shared_f32(powers + KEY_INVERSE, invert_power(keys));
+        ptx_st_shared_f32(powers + VALUE_INVERSE, invert_power(values));
+    }
+    __syncthreads();
+}
+
+FA_DEVICE void split_dout(const fa_attention_params *p, uint32_t memory)
+{
+    const uint32_t powers = memory + POWERS_AT;
+    const float power = find_noted_power(powers, DOUT_LARGEST);
+    if (ptx_thread_id() == 0) ptx_st_shared_f32(powers + DOUT_INVERSE, invert_power(power));
+    split_rows(dout_at(memory, 0), QUERIES, p->d_v, power);
+}
+
+/* Finds the power of dS, by a bound: |P (dP - delta)| <= |dP| + |delta|, and |dP| is at most d_v
+ * times the largest numbers of dout and of the values. A delta that is not finite is left out, for its
+ * row is lost. By the first warp, when dout has been split. unit: what dP is multiplied by. */
+FA_DEVICE void find_ds_power(const fa_attention_params *p, uint32_t memory, float unit)
+{
+    const uint32_t powers = memory + POWERS_AT;
+    const int thread = ptx_thread_id();
+    if (thread >= 32) return;
+    float delta = 0.0f;
+    if (thread < QUERIES)
+        delta = fabsf(ptx_ld_shared_f32(rows_at(memory, 0) + 8 * (uint32_t)thread + 4));
+    delta = fa_warp_max(delta < INFINITY ? delta : 0.0f);
+    if (OPTIONS && p->dropout_threshold) unit *= p->dropout_scale;
+    const float dout = load_power(powers, DOUT_INVERSE) * 0x1p15f;
+    const float values = load_power(powers, VALUE_INVERSE) * 0x1p15f;
+    const float bound = fmaf(dout * values, fabsf(unit) * (float)p->d_v, delta);
+    if (thread == 0)
+        ptx_st_shared_f32(powers + DS_POWER, find_power(fminf(bound, 0x1p127f)) * 0.25f);
+}
+
+FA_DEVICE void split_queries(const fa_attention_params *p, uint32_t memory)
+{
+    const uint32_t powers = memory + POWERS_AT;
+    const float power = find_noted_power(powers, QUERY_LARGEST);
+    if (ptx_thread_id() == 0) ptx_st_shared_f32(powers + QUERY_INVERSE, invert_power(power));
+    split_rows(q_at(memory, 0), QUERIES, p->d, power);
+}
+
+#endif
+
+#endif
+
+#endif
