@@ -363,7 +363,7 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
-#if TF32 && !THREE_PRODUCTS
+#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
     ptx_cp_async_wait_all();
     round_keys(memory);
 #endif

@@ -68,11 +68,10 @@
 /* Bytes of the parts of scores and of dP that slices of the head dim have. */
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
-/* Bytes of the powers of two by which tensors are multiplied before they become high and low parts:
- * three products of wide heads. */
+/* Bytes of the powers of two by which operands of wide heads are multiplied before they become
+ * float16 numbers. */
 #define FA_BACKWARD_SM80_POWER_BYTES 256
-#define FA_BACKWARD_SM80_POWERS(element, slices)                                                   \
-    ((element) == FA_ELEMENT_TF32X3 && (slices) > 0 ? FA_BACKWARD_SM80_POWER_BYTES : 0)
+#define FA_BACKWARD_SM80_POWERS(slices) ((slices) > 0 ? FA_BACKWARD_SM80_POWER_BYTES : 0)
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
  * and factors; buffers of dS, and where warps share keys one of weights; parts of scores; powers of two. */
@@ -82,14 +81,14 @@
      (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
       (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
          (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
-     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(element, slices) +   \
+     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(slices) +   \
      128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
  * a sum for each query, and what rounding has taken from it; powers of two. */
 #define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows, slices)         \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
-     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(element, slices) + 128)
+     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(slices) + 128)
 
 /* Every option that changes scores or weights may be there. 0: none of them. */
 #define FA_BACKWARD_SM80_ALL 1

@@ -43,8 +43,9 @@
 #define SLICES 0
 #endif
 
-/* Wide heads: the three products are of float16 numbers, high and low parts (high_low.cuh). */
-#define HIGH_LOW (THREE_PRODUCTS && SLICES > 0)
+/* Operands of wide heads are float16 numbers: high parts, and for three products low ones
+ * (high_low.cuh). */
+#define HIGH_LOW (TF32 && SLICES > 0)
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)

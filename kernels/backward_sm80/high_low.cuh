@@ -129,6 +129,10 @@ FA_DEVICE float load_power(uint32_t powers, int place)
 FA_DEVICE uint32_t split_two(float x, float y, float low_power, uint32_t *low)
 {
     const uint32_t high = ptx_pack_f16x2(x, y);
+    if (!THREE_PRODUCTS) {
+        *low = 0;
+        return high;
+    }
     const float2 z = fa_unpack_x2(high, FA_KERNEL_FLOAT16);
     *low = ptx_pack_f16x2((x - z.x) * low_power, (y - z.y) * low_power);
     return high;
@@ -153,7 +157,8 @@ FA_DEVICE void split_columns(uint32_t at, int row, float power)
                 split_two(x[gradient_unit(t, 0)][c], x[gradient_unit(t, 1)][c], 1.0f, &low[t]);
         const uint32_t to = at + permuted(row, c, PITCH) * 16;
         ptx_st_shared_v4(to, make_uint4(high[0], high[1], high[2], high[3]));
-        ptx_st_shared_v4(to ^ 64, make_uint4(low[0], low[1], low[2], low[3]));
+        if (THREE_PRODUCTS)
+            ptx_st_shared_v4(to ^ 64, make_uint4(low[0], low[1], low[2], low[3]));
     }
 }
 
@@ -175,18 +180,18 @@ FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_t
 FA_DEVICE void load_high_low(high_low *x, uint32_t at)
 {
     ptx_ldmatrix_x4(x->high, at);
-    ptx_ldmatrix_x4(x->low, at ^ 64);
+    if (THREE_PRODUCTS) ptx_ldmatrix_x4(x->low, at ^ 64);
 }
 
 FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at)
 {
     ptx_ldmatrix_x4_trans(x->high, at);
-    ptx_ldmatrix_x4_trans(x->low, at ^ 64);
+    if (THREE_PRODUCTS) ptx_ldmatrix_x4_trans(x->low, at ^ 64);
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* The products of 32 columns, from `step` on. A sum that begins from 0 has 16. rows, columns: where
+/* The products of 32 columns, from `step` on. Sums of three products begin from 0 for each 16. rows, columns: where
  * the lane's fragments of keys and of queries begin. */
 FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t columns, int step)
 {
@@ -207,12 +212,16 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
         for (int j = 0; j < N_TILES * M_TILES; j++) {
             const int m = j % M_TILES, n = j / M_TILES, word = 2 * (PAIRS ? i : n % 2);
             const high_low *x = &a[m], *y = &b[n / 2];
+#if THREE_PRODUCTS
             float sum[4] = {0.0f};
             ptx_mma_m16n8k16_f16(sum, x->low, y->high[word], y->high[word + 1]);
             ptx_mma_m16n8k16_f16(sum, x->high, y->low[word], y->low[word + 1]);
             ptx_mma_m16n8k16_f16(sum, x->high, y->high[word], y->high[word + 1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) s->at[m][n][e] += sum[e];
+#else
+            ptx_mma_m16n8k16_f16(s->at[m][n], x->high, y->high[word], y->high[word + 1]);
+#endif
         }
     }
 }
@@ -224,13 +233,21 @@ FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const hig
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        ptx_mma_m16n8k16_f16(low_sum[i], a->low, b->high[2 * i], b->high[2 * i + 1]);
-        ptx_mma_m16n8k16_f16(sum[i], a->high, b->low[2 * i], b->low[2 * i + 1]);
+        if (THREE_PRODUCTS) {
+            ptx_mma_m16n8k16_f16(low_sum[i], a->low, b->high[2 * i], b->high[2 * i + 1]);
+            ptx_mma_m16n8k16_f16(sum[i], a->high, b->low[2 * i], b->low[2 * i + 1]);
+        }
         ptx_mma_m16n8k16_f16(sum[i], a->high, b->high[2 * i], b->high[2 * i + 1]);
     }
 }
 
 #if !SCORES_ALONE
+
+/* Both sums. */
+FA_DEVICE float add_low(float sum, float low_sum)
+{
+    return THREE_PRODUCTS ? fmaf(low_sum, 1.0f / LOW_POWER, sum) : sum;
+}
 
 /* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
  * dout or of queries; column_tile: the first 8 columns of the warp's share; factor: what the units of
@@ -261,7 +278,7 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
         for (int i = 0; i < M_TILES * 8; i++) {
             const int m = i / 8, j = i / 4 % 2, e = i % 4;
             float *x = &g->at[m][n + j][e];
-            *x = fmaf(fmaf(low_sum[m][j][e], 1.0f / LOW_POWER, sum[m][j][e]), factor, *x);
+            *x = fmaf(add_low(sum[m][j][e], low_sum[m][j][e]), factor, *x);
         }
     }
 }
@@ -270,30 +287,30 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
 FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column,
                                 float factor)
 {
-    enum { STEPS = KEYS / STEP };
-    high_low a[STEPS][DQ_M_TILES];
+    fa_dq low;
+    clear_dq(dq);
+    clear_dq(&low);
 #pragma unroll
-    for (int i = 0; i < STEPS * DQ_M_TILES; i++)
-        load_high_low_trans(&a[i / DQ_M_TILES][i % DQ_M_TILES],
-                            fragment_at(ds + (uint32_t)(i / DQ_M_TILES * STEP * SCORE_PITCH),
-                                        2 * (block + i % DQ_M_TILES)));
+    for (int step = 0; step < KEYS / STEP; step++) {
+        high_low a[DQ_M_TILES];
 #pragma unroll
-    for (int n = 0; n < DQ_N_TILES; n += 2) {
-        float sum[DQ_M_TILES][2][4] = {{{0.0f}}}, low_sum[DQ_M_TILES][2][4] = {{{0.0f}}};
+        for (int m = 0; m < DQ_M_TILES; m++)
+            load_high_low_trans(&a[m], fragment_at(ds + (uint32_t)(step * STEP * SCORE_PITCH),
+                                                   2 * (block + m)));
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
+        for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
             load_high_low_trans(
                 &b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), high_unit(column + n)));
 #pragma unroll
             for (int m = 0; m < DQ_M_TILES; m++)
-                multiply_high_low(sum[m], low_sum[m], &a[step][m], &b);
+                multiply_high_low(dq->at[m] + n, low.at[m] + n, &a[m], &b);
         }
+    }
 #pragma unroll
-        for (int i = 0; i < DQ_M_TILES * 8; i++) {
-            const int m = i / 8, j = i / 4 % 2, e = i % 4;
-            dq->at[m][n + j][e] = fmaf(low_sum[m][j][e], 1.0f / LOW_POWER, sum[m][j][e]) * factor;
-        }
+    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++) {
+        float *x = &dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
+        *x = add_low(*x, low.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4]) * factor;
     }
 }
 
@@ -309,7 +326,7 @@ FA_DEVICE void share_high_low(const fa_weights *x, uint32_t to, int unit, float 
         const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit);
         uint32_t low;
         ptx_st_shared_u32(at, split_two(first, second, LOW_POWER, &low));
-        ptx_st_shared_u32(at ^ 64, low);
+        if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
     }
 }
 

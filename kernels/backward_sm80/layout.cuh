@@ -41,7 +41,7 @@ enum {
     SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0),
     POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES)
 };
-static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, SLICES) + 128 == SMEM_BYTES,
+static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128 == SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
 

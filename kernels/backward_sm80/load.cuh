@@ -122,7 +122,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
-#if TF32 && !THREE_PRODUCTS
+#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
 
 /* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
  * tile. */

@@ -48,7 +48,10 @@ typedef struct fa_dq {
 } fa_dq;
 
 /* An operand as it is multiplied: keys and values are rounded already. */
-FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !THREE_PRODUCTS ? fa_near_tf32(x) : x; }
+FA_DEVICE uint32_t rounded(uint32_t x)
+{
+    return TF32 && !THREE_PRODUCTS && !HIGH_LOW ? fa_near_tf32(x) : x;
+}
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 

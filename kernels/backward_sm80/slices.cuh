@@ -23,7 +23,7 @@ typedef enum score_kind { SCORES, DP } score_kind;
 #if SLICES
 
 enum { SLICE_COLUMNS = 32, SLICE_STEPS = SLICE_COLUMNS / STEP };
-static_assert(TF32 && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
+static_assert(HIGH_LOW && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
 
 /* The step along the head dim with which a slice of so many columns begins. */
 FA_DEVICE int find_slice(int slice, int columns)
@@ -37,26 +37,7 @@ FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int
 {
     clear_scores(s);
 #pragma unroll 1
-    for (; step < end; step += SLICE_STEPS) {
-#if HIGH_LOW
-        add_high_low_scores(s, rows, columns, step);
-#else
-        uint32_t a[SLICE_STEPS][M_TILES][4], b[SLICE_STEPS][QUERY_WORDS];
-#pragma unroll
-        for (int i = 0; i < SLICE_STEPS; i++) {
-            load_key_fragments(a[i], rows, step + i);
-            load_query_fragments(b[i], columns, step + i);
-        }
-#pragma unroll
-        for (int i = 0; i < SLICE_STEPS; i++)
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-                const uint32_t b0 = rounded(b[i][2 * n]), b1 = rounded(b[i][2 * n + 1]);
-#pragma unroll
-                for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[i][m], b0, b1);
-            }
-#endif
-    }
+    for (; step < end; step += SLICE_STEPS) add_high_low_scores(s, rows, columns, step);
 }
 
 #endif
@@ -112,13 +93,9 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
 {
     const int tile = ptx_thread_id() / 32;
     float *sum = s->at[0][0];
-#if HIGH_LOW
     const uint32_t powers = memory + POWERS_AT;
     const float factor = load_power(powers, kind == DP ? DOUT_INVERSE : QUERY_INVERSE) *
                          load_power(powers, kind == DP ? VALUE_INVERSE : KEY_INVERSE);
-#else
-    const float factor = 1.0f;
-#endif
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));
