@@ -226,6 +226,13 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
     }
 }
 
+/* Columns of two tiles. */
+FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_t b[4])
+{
+    ptx_mma_m16n8k16_f16(sum[0], a, b[0], b[1]);
+    ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
+}
+
 /* sum += a b, but for the products of a's low parts: those are added to low_sum. Columns of two
  * tiles. */
 FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const high_low *a,
@@ -264,21 +271,30 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
             fragment_at(weights + (uint32_t)(i % M_TILES * 16 * SCORE_PITCH), i / M_TILES * 2));
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
-        float sum[M_TILES][2][4] = {{{0.0f}}}, low_sum[M_TILES][2][4] = {{{0.0f}}};
+        const int unit = high_unit(column_tile + n);
+        float sum[M_TILES][2][4] = {{{0.0f}}};
+        high_low b[STEPS];
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            high_low b;
-            load_high_low_trans(&b, fragment_at(tile + (uint32_t)(step * STEP * PITCH),
-                                                high_unit(column_tile + n)));
+        for (int i = 0; i < STEPS * M_TILES; i++) {
+            const int step = i / M_TILES, m = i % M_TILES;
+            if (m == 0)
+                load_high_low_trans(&b[step],
+                                    fragment_at(tile + (uint32_t)(step * STEP * PITCH), unit));
+            if (THREE_PRODUCTS) multiply_pair(sum[m], a[step][m].low, b[step].high);
+        }
+        if (THREE_PRODUCTS)
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++)
-                multiply_high_low(sum[m], low_sum[m], &a[step][m], &b);
+            for (int i = 0; i < M_TILES * 8; i++) sum[i / 8][i / 4 % 2][i % 4] *= 1.0f / LOW_POWER;
+#pragma unroll
+        for (int i = 0; i < STEPS * M_TILES; i++) {
+            const int step = i / M_TILES, m = i % M_TILES;
+            if (THREE_PRODUCTS) multiply_pair(sum[m], a[step][m].high, b[step].low);
+            multiply_pair(sum[m], a[step][m].high, b[step].high);
         }
 #pragma unroll
         for (int i = 0; i < M_TILES * 8; i++) {
-            const int m = i / 8, j = i / 4 % 2, e = i % 4;
-            float *x = &g->at[m][n + j][e];
-            *x = fmaf(add_low(sum[m][j][e], low_sum[m][j][e]), factor, *x);
+            float *x = &g->at[i / 8][n + i / 4 % 2][i % 4];
+            *x = fmaf(sum[i / 8][i / 4 % 2][i % 4], factor, *x);
         }
     }
 }
