@@ -63,10 +63,14 @@ FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weigh
 #endif
 }
 
-FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
+FA_DEVICE void add_keys(const fa_attention_params *p, thread_state *x, const tile_cursor *at,
+                        const tile_part *part, const fa_weights *ds)
 {
+    (void)p;
+    (void)at;
 #if HIGH_LOW
-    share_high_low(ds, part->ds_word, part->unit, load_power(x->memory + POWERS_AT, DS_POWER));
+    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
+    share_high_low(ds, part->ds_word, part->unit, find_ds_power(p, x->memory, &powers, x->ds_unit));
 #else
     share_weights(ds, part->ds_word, part->unit);
 #endif
@@ -78,13 +82,15 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
 }
 
 /* The scores that the warp makes weights of, or their dP. */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
+FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, int count, const tile_part *part,
+                           score_kind kind)
 {
 #if SHARED_SCORES
     (void)part;
-    add_slices(s, memory, kind);
+    add_slices(s, memory, count, kind);
 #else
     (void)memory;
+    (void)count;
     make_scores(s, part->keys + (kind == DP ? V_AT : 0),
                 part->queries + (kind == DP ? Q_TO_DOUT : 0));
 #endif
@@ -99,16 +105,16 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
-    find_scores(&s, x->memory, &part, SCORES);
+    find_scores(&s, x->memory, at->count, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
-    find_scores(&dp, x->memory, &part, DP);
+    find_scores(&dp, x->memory, at->count, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
-    add_keys(x, &part, &ds);
+    add_keys(p, x, at, &part, &ds);
 }
 
 #else
@@ -122,8 +128,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
-    find_scores(&s, x->memory, &part, SCORES);
-    if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
+    find_scores(&s, x->memory, at->count, &part, SCORES);
+    if (!LATE_DP) find_scores(&dp, x->memory, at->count, &part, DP);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -133,14 +139,14 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
-        find_scores(&dp, x->memory, &part, DP);
+        find_scores(&dp, x->memory, at->count, &part, DP);
     }
     /* right for all tiles; no register, again */
     make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
-    add_keys(x, &part, &ds);
+    add_keys(p, x, at, &part, &ds);
 }
 
 #endif
@@ -156,10 +162,10 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
 #if HIGH_LOW
-    const uint32_t powers = x->memory + POWERS_AT;
+    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
     if (column < p->a.d_v)
         add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
-                              column / 8, load_power(powers, DOUT_INVERSE) / WEIGHT_POWER);
+                              column / 8, powers.dout_inverse / WEIGHT_POWER);
 #else
     if (column < p->a.d_v)
         add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
@@ -174,12 +180,8 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
 #if HIGH_LOW
     if (column < p->a.d)
         add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / 8,
-                              load_power(powers, QUERY_INVERSE) *
-                                  invert_power(load_power(powers, DS_POWER)));
-    if (at->count + 1 < w->tiles) { /* dout of the next tile, while others still multiply */
-        ptx_cp_async_wait_all();
-        note_largest(powers, dout_at(x->memory, 0), QUERIES, DOUT_LARGEST);
-    }
+                              powers.query_inverse * invert_power(find_ds_power(
+                                                         &p->a, x->memory, &powers, x->ds_unit)));
 #else
     if (column < p->a.d)
         add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
@@ -271,10 +273,12 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
 #if HIGH_LOW
-    const uint32_t powers = memory + POWERS_AT;
+    const fa_backward_sm80_powers powers = load_tile_powers(memory, at->count);
+    const float unit = WEIGHT_UNIT * ds_scale(&p->a, s);
     make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block,
                      column,
-                     load_power(powers, KEY_INVERSE) * invert_power(load_power(powers, DS_POWER)));
+                     load_power(memory + POWERS_AT, KEY_INVERSE) *
+                         invert_power(find_ds_power(&p->a, memory, &powers, unit)));
 #else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
 #endif
@@ -301,32 +305,6 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-#if HIGH_LOW
-
-/* The same, and queries and dout become high and low parts. The largest numbers of dout have been
- * noted. Copies of the queries are on their way while dout is split and dQ of the tile before computed. unit:
- * what dP is multiplied by. */
-FA_DEVICE void begin_split_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
-                                uint32_t memory, const block_work *w, const tile_cursor *at,
-                                float unit)
-{
-    __syncthreads();
-    if (at->count > 0) issue_tile(p, s, memory, w, at, THE_QUERIES);
-    split_dout(&p->a, memory);
-    if (at->count > 0) {
-        const tile_cursor last = before(at, w);
-        add_dq(p, s, w, memory, &last);
-    }
-    ptx_cp_async_wait_all();
-    note_largest(memory + POWERS_AT, q_at(memory, 0), QUERIES, QUERY_LARGEST);
-    __syncthreads();
-    find_ds_power(&p->a, memory, unit);
-    split_queries(&p->a, memory);
-    __syncthreads();
-}
-
-#else
-
 /* Waits until this tile's copies are there and all warps are done with the tile before. */
 FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at)
@@ -347,8 +325,6 @@ FA_DEVICE void begin_tile(const fa_backward_params *p, const fa_backward_sm80_pa
         issue_tile(p, s, memory, w, &next, THE_QUERIES | THE_DOUT);
     }
 }
-
-#endif
 
 /* Whether the warp computes dQ of the tile before in front of a tile. */
 FA_DEVICE bool is_early(void) { return TWO_HALVES && ptx_thread_id() < THREADS / 2; }
@@ -378,7 +354,6 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 #if HIGH_LOW
     ptx_cp_async_wait_all();
     split_keys(&p->a, memory);
-    note_largest(memory + POWERS_AT, dout_at(memory, 0), QUERIES, DOUT_LARGEST);
 #endif
 }
 
@@ -387,11 +362,7 @@ FA_DEVICE void consume_tiles(const fa_backward_params *p, const fa_backward_sm80
 {
     tile_cursor at = first_tile(w), last;
     while (at.count < w->tiles) {
-#if HIGH_LOW
-        begin_split_tile(p, s, x->memory, w, &at, x->ds_unit);
-#else
         begin_tile(p, s, x->memory, w, &at);
-#endif
         if (DS_BUFFERS == 2 && at.count > 0 && is_early()) {
             last = before(&at, w);
             add_dq(p, s, w, x->memory, &last);

@@ -1,7 +1,8 @@
 /*
  * Three products of wide heads by float16. Keys, values, queries and dout become high and low parts
- * in shared memory, once, where they were copied to; weights and dS where they are stored. So no
+ * once; weights and dS where they are stored. So no
  * product splits anything, 16 elements are multiplied where tf32 has 8, and ldmatrix transposes.
+ * Queries and dout have been split by `prepare`: their rows are copied from the workspace as they are.
  * docs/kernels/backward_sm80.md has the budget.
  *
  * 32 columns of a row, 128 bytes, become 64 bytes of high parts and 64 of low ones: a low part is at
@@ -20,8 +21,8 @@
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
+#include "backward_sm80/split.cuh"
 #include "common/reduce.cuh"
-#include "common/rows.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
@@ -42,34 +43,6 @@ typedef struct high_low {
 } high_low;
 
 /* ---- Powers of two --------------------------------------------------------------------------- */
-
-/* Where they are, behind POWERS_AT. First the largest numbers that each warp has found, of the
- * queries or keys and of dout or values. Then what a number is multiplied by to leave the units of its
- * tensor; and what dS is multiplied by. */
-enum {
-    QUERY_LARGEST = 0,
-    DOUT_LARGEST = 64,
-    QUERY_INVERSE = 128,
-    DOUT_INVERSE = 132,
-    KEY_INVERSE = 136,
-    VALUE_INVERSE = 140,
-    DS_POWER = 144
-};
-static_assert(WARPS <= 16 && WARPS % 4 == 0 && DS_POWER < FA_BACKWARD_SM80_POWER_BYTES,
-              "room for all");
-
-/* The power of two that brings a number to [2^14, 2^15), or below if it is tiny. */
-FA_DEVICE float find_power(float largest)
-{
-    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127;
-    return fa_bits_float((uint32_t)(141 - max(exponent, -112)) << 23);
-}
-
-/* 1 / a power of two. */
-FA_DEVICE float invert_power(float power)
-{
-    return fa_bits_float((254u << 23) - __float_as_uint(power));
-}
 
 /* The largest finite number of those rows that the thread has copied. Infinities are left out if
  * `finite`. */
@@ -92,8 +65,8 @@ FA_DEVICE float find_largest(uint32_t at, int rows, bool finite)
     return largest;
 }
 
-/* Notes the largest number of rows whose copies the thread has waited for. place: QUERY_LARGEST or
- * DOUT_LARGEST. */
+/* Notes the largest number of rows whose copies the thread has waited for. place: KEY_LARGEST or
+ * VALUE_LARGEST. */
 FA_DEVICE void note_largest(uint32_t powers, uint32_t at, int rows, int place)
 {
     const int thread = ptx_thread_id();
@@ -124,20 +97,6 @@ FA_DEVICE float load_power(uint32_t powers, int place)
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* The high parts of two numbers, and their low ones times low_power. The rest of an infinity is
- * NaN. */
-FA_DEVICE uint32_t split_two(float x, float y, float low_power, uint32_t *low)
-{
-    const uint32_t high = ptx_pack_f16x2(x, y);
-    if (!THREE_PRODUCTS) {
-        *low = 0;
-        return high;
-    }
-    const float2 z = fa_unpack_x2(high, FA_KERNEL_FLOAT16);
-    *low = ptx_pack_f16x2((x - z.x) * low_power, (y - z.y) * low_power);
-    return high;
-}
-
 /* Splits a row's 32 columns. at: where they begin; row: its number. */
 FA_DEVICE void split_columns(uint32_t at, int row, float power)
 {
@@ -157,8 +116,7 @@ FA_DEVICE void split_columns(uint32_t at, int row, float power)
                 split_two(x[gradient_unit(t, 0)][c], x[gradient_unit(t, 1)][c], 1.0f, &low[t]);
         const uint32_t to = at + permuted(row, c, PITCH) * 16;
         ptx_st_shared_v4(to, make_uint4(high[0], high[1], high[2], high[3]));
-        if (THREE_PRODUCTS)
-            ptx_st_shared_v4(to ^ 64, make_uint4(low[0], low[1], low[2], low[3]));
+        if (THREE_PRODUCTS) ptx_st_shared_v4(to ^ 64, make_uint4(low[0], low[1], low[2], low[3]));
     }
 }
 
@@ -311,8 +269,8 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block
         high_low a[DQ_M_TILES];
 #pragma unroll
         for (int m = 0; m < DQ_M_TILES; m++)
-            load_high_low_trans(&a[m], fragment_at(ds + (uint32_t)(step * STEP * SCORE_PITCH),
-                                                   2 * (block + m)));
+            load_high_low_trans(
+                &a[m], fragment_at(ds + (uint32_t)(step * STEP * SCORE_PITCH), 2 * (block + m)));
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
@@ -346,17 +304,36 @@ FA_DEVICE void share_high_low(const fa_weights *x, uint32_t to, int unit, float 
     }
 }
 
-/* ---- A tile of queries ----------------------------------------------------------------------- */
+/* ---- Powers of a tile ------------------------------------------------------------------------ */
+
+FA_DEVICE fa_backward_sm80_powers load_tile_powers(uint32_t memory, int count)
+{
+    const uint4 x = ptx_ld_shared_v4(tile_powers_at(memory, count));
+    const fa_backward_sm80_powers powers = {fa_bits_float(x.x), fa_bits_float(x.y),
+                                            fa_bits_float(x.z), 0.0f};
+    return powers;
+}
+
+/* The power of dS, by a bound: |P (dP - delta)| <= |dP| + |delta|, and |dP| is at most d_v times the
+ * largest numbers of dout and of the values. unit: what dP is multiplied by. */
+FA_DEVICE float find_ds_power(const fa_attention_params *p, uint32_t memory,
+                              const fa_backward_sm80_powers *tile, float unit)
+{
+    const float values = load_power(memory + POWERS_AT, VALUE_INVERSE) * 0x1p15f;
+    float dp = tile->dout_inverse * 0x1p15f * values * fabsf(unit) * (float)p->d_v;
+    if (OPTIONS && p->dropout_threshold) dp *= p->dropout_scale;
+    return find_power(fminf(dp + tile->largest_delta, 0x1p127f)) * 0.25f;
+}
 
 /* Splits keys and values, once. The thread's copies are there. */
 FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
 {
     const uint32_t powers = memory + POWERS_AT;
-    note_largest(powers, memory + K_AT, KEYS, QUERY_LARGEST);
-    note_largest(powers, memory + V_AT, KEYS, DOUT_LARGEST);
+    note_largest(powers, memory + K_AT, KEYS, KEY_LARGEST);
+    note_largest(powers, memory + V_AT, KEYS, VALUE_LARGEST);
     __syncthreads();
-    const float keys = find_noted_power(powers, QUERY_LARGEST);
-    const float values = find_noted_power(powers, DOUT_LARGEST);
+    const float keys = find_noted_power(powers, KEY_LARGEST);
+    const float values = find_noted_power(powers, VALUE_LARGEST);
     split_rows(memory + K_AT, KEYS, p->d, keys);
     split_rows(memory + V_AT, KEYS, p->d_v, values);
     if (ptx_thread_id() == 0) {
@@ -364,42 +341,6 @@ FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
         ptx_st_shared_f32(powers + VALUE_INVERSE, invert_power(values));
     }
     __syncthreads();
-}
-
-FA_DEVICE void split_dout(const fa_attention_params *p, uint32_t memory)
-{
-    const uint32_t powers = memory + POWERS_AT;
-    const float power = find_noted_power(powers, DOUT_LARGEST);
-    if (ptx_thread_id() == 0) ptx_st_shared_f32(powers + DOUT_INVERSE, invert_power(power));
-    split_rows(dout_at(memory, 0), QUERIES, p->d_v, power);
-}
-
-/* Finds the power of dS, by a bound: |P (dP - delta)| <= |dP| + |delta|, and |dP| is at most d_v
- * times the largest numbers of dout and of the values. A delta that is not finite is left out, for its
- * row is lost. By the first warp, when dout has been split. unit: what dP is multiplied by. */
-FA_DEVICE void find_ds_power(const fa_attention_params *p, uint32_t memory, float unit)
-{
-    const uint32_t powers = memory + POWERS_AT;
-    const int thread = ptx_thread_id();
-    if (thread >= 32) return;
-    float delta = 0.0f;
-    if (thread < QUERIES)
-        delta = fabsf(ptx_ld_shared_f32(rows_at(memory, 0) + 8 * (uint32_t)thread + 4));
-    delta = fa_warp_max(delta < INFINITY ? delta : 0.0f);
-    if (OPTIONS && p->dropout_threshold) unit *= p->dropout_scale;
-    const float dout = load_power(powers, DOUT_INVERSE) * 0x1p15f;
-    const float values = load_power(powers, VALUE_INVERSE) * 0x1p15f;
-    const float bound = fmaf(dout * values, fabsf(unit) * (float)p->d_v, delta);
-    if (thread == 0)
-        ptx_st_shared_f32(powers + DS_POWER, find_power(fminf(bound, 0x1p127f)) * 0.25f);
-}
-
-FA_DEVICE void split_queries(const fa_attention_params *p, uint32_t memory)
-{
-    const uint32_t powers = memory + POWERS_AT;
-    const float power = find_noted_power(powers, QUERY_LARGEST);
-    if (ptx_thread_id() == 0) ptx_st_shared_f32(powers + QUERY_INVERSE, invert_power(power));
-    split_rows(q_at(memory, 0), QUERIES, p->d, power);
 }
 
 #endif

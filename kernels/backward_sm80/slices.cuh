@@ -88,14 +88,14 @@ FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
 /* Whether the warp has a tile of scores. */
 FA_DEVICE bool has_scores(void) { return ptx_thread_id() < 32 * SCORE_TILES; }
 
-/* Adds up the parts of the warp's tile. */
-FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
+/* Adds up the parts of the warp's tile, of tile number `count`. */
+FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, int count, score_kind kind)
 {
     const int tile = ptx_thread_id() / 32;
     float *sum = s->at[0][0];
-    const uint32_t powers = memory + POWERS_AT;
-    const float factor = load_power(powers, kind == DP ? DOUT_INVERSE : QUERY_INVERSE) *
-                         load_power(powers, kind == DP ? VALUE_INVERSE : KEY_INVERSE);
+    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
+    const float factor = (kind == DP ? powers.dout_inverse : powers.query_inverse) *
+                         load_power(memory + POWERS_AT, kind == DP ? VALUE_INVERSE : KEY_INVERSE);
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));

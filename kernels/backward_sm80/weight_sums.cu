@@ -240,8 +240,12 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 {
     const fa_tile *t = &w->queries;
     const int thread = ptx_thread_id();
-    const row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
-                                      w->seen_query_from - w->first, w->seen_query_to - w->first);
+    row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
+                                w->seen_query_from - w->first, w->seen_query_to - w->first);
+#if HIGH_LOW
+    take_parts(&from,
+               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
+#endif
     issue_rows(&from, QUERIES, q_at(memory, 0));
     if (thread < QUERIES / 2)
         ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
@@ -405,15 +409,15 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 #if HIGH_LOW
 
-/* Splits rows whose copies are there. Returns what a number of theirs is multiplied by to leave their
- * units. All threads meet in front of the next use of the same place, twice. */
-FA_DEVICE float split_part(const fa_attention_params *p, uint32_t memory, uint32_t at, int rows)
+/* Splits keys whose copies are there. Returns what a number of theirs is multiplied by to leave their
+ * units. All threads meet twice. */
+FA_DEVICE float split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
 {
-    const uint32_t powers = memory + OWN_POWERS_AT;
-    note_largest(powers, at, rows, QUERY_LARGEST);
+    const uint32_t powers = memory + OWN_POWERS_AT, at = memory + K_AT + keys_offset(key_tile);
+    note_largest(powers, at, KEYS, KEY_LARGEST);
     __syncthreads();
-    const float power = find_noted_power(powers, QUERY_LARGEST);
-    split_rows(at, rows, p->d, power);
+    const float power = find_noted_power(powers, KEY_LARGEST);
+    split_rows(at, KEYS, p->d, power);
     __syncthreads();
     return invert_power(power);
 }
@@ -425,9 +429,8 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
                         tile_work *w, uint32_t memory, int part, float scale)
 {
     row_sums sums;
-    float factor = 1.0f, query_inverse = 1.0f;
+    float factor = 1.0f;
     clear_row_sums(&sums);
-    (void)query_inverse;
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
         issue_key_tile(p, memory, w, w->from);
@@ -448,8 +451,7 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
         }
 #endif
 #if HIGH_LOW
-        if (tile == w->from) query_inverse = split_part(p, memory, q_at(memory, 0), QUERIES);
-        factor = split_part(p, memory, memory + K_AT + keys_offset(tile), KEYS) * query_inverse;
+        factor = split_key_tile(p, memory, tile) * s->powers[w->number].query_inverse;
 #endif
         sum_key_tile(p, w, memory, tile, scale, factor, &sums);
     }
