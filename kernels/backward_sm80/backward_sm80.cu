@@ -164,8 +164,9 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
 #if HIGH_LOW
     const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
     if (column < p->a.d_v)
-        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
-                              column / 8, powers.dout_inverse / WEIGHT_POWER);
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
+                              q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
+                              powers.dout_inverse / WEIGHT_POWER);
 #else
     if (column < p->a.d_v)
         add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
@@ -179,9 +180,10 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     }
 #if HIGH_LOW
     if (column < p->a.d)
-        add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / 8,
-                              powers.query_inverse * invert_power(find_ds_power(
-                                                         &p->a, x->memory, &powers, x->ds_unit)));
+        add_high_low_gradient(
+            &x->dk, ds_at(x->memory, at->count) + l->score_a, q + (uint32_t)column * ELEMENT_BYTES,
+            powers.query_inverse *
+                invert_power(find_ds_power(&p->a, x->memory, &powers, x->ds_unit)));
 #else
     if (column < p->a.d)
         add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
@@ -273,12 +275,9 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
 #if HIGH_LOW
-    const fa_backward_sm80_powers powers = load_tile_powers(memory, at->count);
-    const float unit = WEIGHT_UNIT * ds_scale(&p->a, s);
-    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block,
-                     column,
-                     load_power(memory + POWERS_AT, KEY_INVERSE) *
-                         invert_power(find_ds_power(&p->a, memory, &powers, unit)));
+    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows,
+                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES), block);
+    scale_dq(&dq, find_dq_factor(&p->a, memory, at->count, WEIGHT_UNIT * ds_scale(&p->a, s)));
 #else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
 #endif

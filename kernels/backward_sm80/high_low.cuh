@@ -135,37 +135,36 @@ FA_DEVICE void split_rows(uint32_t at, int rows, int columns, float power)
 /* Of 8 columns, the unit of their high parts. */
 FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
 
-FA_DEVICE void load_high_low(high_low *x, uint32_t at)
+/* at: of the lane's first fragment; offset: in whole groups of banks. */
+FA_DEVICE void load_high_low(high_low *x, uint32_t at, int offset)
 {
-    ptx_ldmatrix_x4(x->high, at);
-    if (THREE_PRODUCTS) ptx_ldmatrix_x4(x->low, at ^ 64);
+    ptx_ldmatrix_x4(x->high, at + (uint32_t)offset);
+    if (THREE_PRODUCTS) ptx_ldmatrix_x4(x->low, (at ^ 64) + (uint32_t)offset);
 }
 
-FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at)
+FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset)
 {
-    ptx_ldmatrix_x4_trans(x->high, at);
-    if (THREE_PRODUCTS) ptx_ldmatrix_x4_trans(x->low, at ^ 64);
+    ptx_ldmatrix_x4_trans(x->high, at + (uint32_t)offset);
+    if (THREE_PRODUCTS) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* The products of 32 columns, from `step` on. Sums of three products begin from 0 for each 16. rows, columns: where
+/* The products of 32 columns. Sums of three products begin from 0 for each 16. rows, columns: where
  * the lane's fragments of keys and of queries begin. */
-FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t columns, int step)
+FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
     high_low b[(N_TILES + 1) / 2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int unit = high_unit(2 * (step + i));
         high_low a[M_TILES];
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            load_high_low(&a[m], fragment_at(rows + (uint32_t)(m * 16 * PITCH), unit));
+            load_high_low(&a[m], fragment_at(rows, 2 * i), m * 16 * PITCH);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2)
             if (i == 0 || !PAIRS)
-                load_high_low(&b[n / 2],
-                              fragment_at(columns + (uint32_t)(n / 2 * 16 * PITCH), unit));
+                load_high_low(&b[n / 2], fragment_at(columns, 2 * i), n / 2 * 16 * PITCH);
 #pragma unroll
         for (int j = 0; j < N_TILES * M_TILES; j++) {
             const int m = j % M_TILES, n = j / M_TILES, word = 2 * (PAIRS ? i : n % 2);
@@ -215,29 +214,24 @@ FA_DEVICE float add_low(float sum, float low_sum)
 }
 
 /* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
- * dout or of queries; column_tile: the first 8 columns of the warp's share; factor: what the units of
- * both are in the gradient's. */
-FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile,
-                                     int column_tile, float factor)
+ * dout or of queries, of the warp's share; factor: what the units of both are in the gradient's. */
+FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t tile, float factor)
 {
     enum { STEPS = QUERIES / STEP };
     high_low a[STEPS][M_TILES];
 #pragma unroll
     for (int i = 0; i < STEPS * M_TILES; i++)
-        load_high_low(
-            &a[i / M_TILES][i % M_TILES],
-            fragment_at(weights + (uint32_t)(i % M_TILES * 16 * SCORE_PITCH), i / M_TILES * 2));
+        load_high_low(&a[i / M_TILES][i % M_TILES], fragment_at(weights, i / M_TILES * 2),
+                      i % M_TILES * 16 * SCORE_PITCH);
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
-        const int unit = high_unit(column_tile + n);
         float sum[M_TILES][2][4] = {{{0.0f}}};
         high_low b[STEPS];
 #pragma unroll
         for (int i = 0; i < STEPS * M_TILES; i++) {
             const int step = i / M_TILES, m = i % M_TILES;
             if (m == 0)
-                load_high_low_trans(&b[step],
-                                    fragment_at(tile + (uint32_t)(step * STEP * PITCH), unit));
+                load_high_low_trans(&b[step], fragment_at(tile, high_unit(n)), step * STEP * PITCH);
             if (THREE_PRODUCTS) multiply_pair(sum[m], a[step][m].low, b[step].high);
         }
         if (THREE_PRODUCTS)
@@ -257,9 +251,9 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
     }
 }
 
-/* As make_dq. */
-FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block, int column,
-                                float factor)
+/* As make_dq, in the units of both operands. keys: where the lane's fragments of the warp's columns
+ * begin. */
+FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block)
 {
     fa_dq low;
     clear_dq(dq);
@@ -269,13 +263,11 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block
         high_low a[DQ_M_TILES];
 #pragma unroll
         for (int m = 0; m < DQ_M_TILES; m++)
-            load_high_low_trans(
-                &a[m], fragment_at(ds + (uint32_t)(step * STEP * SCORE_PITCH), 2 * (block + m)));
+            load_high_low_trans(&a[m], fragment_at(ds, 2 * (block + m)), step * STEP * SCORE_PITCH);
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
-            load_high_low_trans(
-                &b, fragment_at(keys + (uint32_t)(step * STEP * PITCH), high_unit(column + n)));
+            load_high_low_trans(&b, fragment_at(keys, high_unit(n)), step * STEP * PITCH);
 #pragma unroll
             for (int m = 0; m < DQ_M_TILES; m++)
                 multiply_high_low(dq->at[m] + n, low.at[m] + n, &a[m], &b);
@@ -284,8 +276,15 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block
 #pragma unroll
     for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++) {
         float *x = &dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4];
-        *x = add_low(*x, low.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4]) * factor;
+        *x = add_low(*x, low.at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4]);
     }
+}
+
+FA_DEVICE void scale_dq(fa_dq *dq, float factor)
+{
+#pragma unroll
+    for (int i = 0; i < DQ_M_TILES * DQ_N_TILES * 4; i++)
+        dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] *= factor;
 }
 
 /* To shared memory, a row for each key. to: where the lane's word of the first key and of query 0 of
@@ -323,6 +322,14 @@ FA_DEVICE float find_ds_power(const fa_attention_params *p, uint32_t memory,
     float dp = tile->dout_inverse * 0x1p15f * values * fabsf(unit) * (float)p->d_v;
     if (OPTIONS && p->dropout_threshold) dp *= p->dropout_scale;
     return find_power(fminf(dp + tile->largest_delta, 0x1p127f)) * 0.25f;
+}
+
+/* What dQ leaves its operands' units by. */
+FA_DEVICE float find_dq_factor(const fa_attention_params *p, uint32_t memory, int count, float unit)
+{
+    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
+    return load_power(memory + POWERS_AT, KEY_INVERSE) *
+           invert_power(find_ds_power(p, memory, &powers, unit));
 }
 
 /* Splits keys and values, once. The thread's copies are there. */

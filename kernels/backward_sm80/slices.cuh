@@ -22,22 +22,25 @@ typedef enum score_kind { SCORES, DP } score_kind;
 
 #if SLICES
 
-enum { SLICE_COLUMNS = 32, SLICE_STEPS = SLICE_COLUMNS / STEP };
+/* The columns of a unit, and their bytes. */
+enum { SLICE_COLUMNS = 32, SLICE_BYTES = SLICE_COLUMNS * ELEMENT_BYTES };
 static_assert(HIGH_LOW && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
 
-/* The step along the head dim with which a slice of so many columns begins. */
+/* The unit of 32 columns with which a slice of so many columns begins. */
 FA_DEVICE int find_slice(int slice, int columns)
 {
-    return (columns + SLICE_COLUMNS - 1) / SLICE_COLUMNS * slice / SLICES * SLICE_STEPS;
+    return (columns + SLICE_COLUMNS - 1) / SLICE_COLUMNS * slice / SLICES;
 }
 
-/* The products of some steps. rows, columns: where the lane's fragments of keys and of queries
+/* The products of some units. rows, columns: where the lane's fragments of keys and of queries
  * begin. */
-FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int step, int end)
+FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int unit, int end)
 {
     clear_scores(s);
 #pragma unroll 1
-    for (; step < end; step += SLICE_STEPS) add_high_low_scores(s, rows, columns, step);
+    for (; unit < end; unit++)
+        add_high_low_scores(s, rows + (uint32_t)unit * SLICE_BYTES,
+                            columns + (uint32_t)unit * SLICE_BYTES);
 }
 
 #endif

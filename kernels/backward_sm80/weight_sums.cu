@@ -430,6 +430,9 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
 {
     row_sums sums;
     float factor = 1.0f;
+#if HIGH_LOW
+    const float query_inverse = s->powers[w->number].query_inverse;
+#endif
     clear_row_sums(&sums);
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
@@ -451,7 +454,7 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
         }
 #endif
 #if HIGH_LOW
-        factor = split_key_tile(p, memory, tile) * s->powers[w->number].query_inverse;
+        factor = split_key_tile(p, memory, tile) * query_inverse;
 #endif
         sum_key_tile(p, w, memory, tile, scale, factor, &sums);
     }
