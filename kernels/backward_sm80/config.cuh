@@ -47,6 +47,11 @@
  * (high_low.cuh). */
 #define HIGH_LOW (TF32 && SLICES > 0)
 
+/* Whether weights and dS have low parts with one product, too. */
+#ifndef LOW_WEIGHTS
+#define LOW_WEIGHTS HIGH_LOW
+#endif
+
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 

@@ -13,7 +13,8 @@
  * Before it is split a tensor's tile is multiplied by a power of two, which brings its largest number
  * near 2^15. Low parts of weights and dS, whose largest numbers are bounded and not known, are 2^11
  * times as large as they should be, so that they have all their bits where the high part has: down to
- * 2^-27 of the bound.
+ * 2^-27 of the bound. They are there with one product, too: weights and dS reach over more powers of
+ * two than float16 does.
  */
 #ifndef FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
 #define FA_KERNELS_BACKWARD_SM80_HIGH_LOW_CUH
@@ -135,17 +136,18 @@ FA_DEVICE void split_rows(uint32_t at, int rows, int columns, float power)
 /* Of 8 columns, the unit of their high parts. */
 FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
 
-/* at: of the lane's first fragment; offset: in whole groups of banks. */
-FA_DEVICE void load_high_low(high_low *x, uint32_t at, int offset)
+/* at: of the lane's first fragment; offset: in whole groups of banks; low: whether there are low parts.
+ */
+FA_DEVICE void load_high_low(high_low *x, uint32_t at, int offset, bool low)
 {
     ptx_ldmatrix_x4(x->high, at + (uint32_t)offset);
-    if (THREE_PRODUCTS) ptx_ldmatrix_x4(x->low, (at ^ 64) + (uint32_t)offset);
+    if (low) ptx_ldmatrix_x4(x->low, (at ^ 64) + (uint32_t)offset);
 }
 
-FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset)
+FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset, bool low)
 {
     ptx_ldmatrix_x4_trans(x->high, at + (uint32_t)offset);
-    if (THREE_PRODUCTS) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
+    if (low) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
@@ -160,11 +162,12 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
         high_low a[M_TILES];
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
-            load_high_low(&a[m], fragment_at(rows, 2 * i), m * 16 * PITCH);
+            load_high_low(&a[m], fragment_at(rows, 2 * i), m * 16 * PITCH, THREE_PRODUCTS);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2)
             if (i == 0 || !PAIRS)
-                load_high_low(&b[n / 2], fragment_at(columns, 2 * i), n / 2 * 16 * PITCH);
+                load_high_low(&b[n / 2], fragment_at(columns, 2 * i), n / 2 * 16 * PITCH,
+                              THREE_PRODUCTS);
 #pragma unroll
         for (int j = 0; j < N_TILES * M_TILES; j++) {
             const int m = j % M_TILES, n = j / M_TILES, word = 2 * (PAIRS ? i : n % 2);
@@ -195,14 +198,9 @@ FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_
 FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const high_low *a,
                                  const high_low *b)
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (THREE_PRODUCTS) {
-            ptx_mma_m16n8k16_f16(low_sum[i], a->low, b->high[2 * i], b->high[2 * i + 1]);
-            ptx_mma_m16n8k16_f16(sum[i], a->high, b->low[2 * i], b->low[2 * i + 1]);
-        }
-        ptx_mma_m16n8k16_f16(sum[i], a->high, b->high[2 * i], b->high[2 * i + 1]);
-    }
+    if (LOW_WEIGHTS) multiply_pair(low_sum, a->low, b->high);
+    if (THREE_PRODUCTS) multiply_pair(sum, a->high, b->low);
+    multiply_pair(sum, a->high, b->high);
 }
 
 #if !SCORES_ALONE
@@ -210,7 +208,7 @@ FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const hig
 /* Both sums. */
 FA_DEVICE float add_low(float sum, float low_sum)
 {
-    return THREE_PRODUCTS ? fmaf(low_sum, 1.0f / LOW_POWER, sum) : sum;
+    return LOW_WEIGHTS ? fmaf(low_sum, 1.0f / LOW_POWER, sum) : sum;
 }
 
 /* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
@@ -222,7 +220,7 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
 #pragma unroll
     for (int i = 0; i < STEPS * M_TILES; i++)
         load_high_low(&a[i / M_TILES][i % M_TILES], fragment_at(weights, i / M_TILES * 2),
-                      i % M_TILES * 16 * SCORE_PITCH);
+                      i % M_TILES * 16 * SCORE_PITCH, LOW_WEIGHTS);
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
         float sum[M_TILES][2][4] = {{{0.0f}}};
@@ -231,10 +229,11 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
         for (int i = 0; i < STEPS * M_TILES; i++) {
             const int step = i / M_TILES, m = i % M_TILES;
             if (m == 0)
-                load_high_low_trans(&b[step], fragment_at(tile, high_unit(n)), step * STEP * PITCH);
-            if (THREE_PRODUCTS) multiply_pair(sum[m], a[step][m].low, b[step].high);
+                load_high_low_trans(&b[step], fragment_at(tile, high_unit(n)), step * STEP * PITCH,
+                                    THREE_PRODUCTS);
+            if (LOW_WEIGHTS) multiply_pair(sum[m], a[step][m].low, b[step].high);
         }
-        if (THREE_PRODUCTS)
+        if (LOW_WEIGHTS)
 #pragma unroll
             for (int i = 0; i < M_TILES * 8; i++) sum[i / 8][i / 4 % 2][i % 4] *= 1.0f / LOW_POWER;
 #pragma unroll
@@ -263,11 +262,13 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block
         high_low a[DQ_M_TILES];
 #pragma unroll
         for (int m = 0; m < DQ_M_TILES; m++)
-            load_high_low_trans(&a[m], fragment_at(ds, 2 * (block + m)), step * STEP * SCORE_PITCH);
+            load_high_low_trans(&a[m], fragment_at(ds, 2 * (block + m)), step * STEP * SCORE_PITCH,
+                                LOW_WEIGHTS);
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
-            load_high_low_trans(&b, fragment_at(keys, high_unit(n)), step * STEP * PITCH);
+            load_high_low_trans(&b, fragment_at(keys, high_unit(n)), step * STEP * PITCH,
+                                THREE_PRODUCTS);
 #pragma unroll
             for (int m = 0; m < DQ_M_TILES; m++)
                 multiply_high_low(dq->at[m] + n, low.at[m] + n, &a[m], &b);
@@ -299,7 +300,7 @@ FA_DEVICE void share_high_low(const fa_weights *x, uint32_t to, int unit, float 
         const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit);
         uint32_t low;
         ptx_st_shared_u32(at, split_two(first, second, LOW_POWER, &low));
-        if (THREE_PRODUCTS) ptx_st_shared_u32(at ^ 64, low);
+        if (LOW_WEIGHTS) ptx_st_shared_u32(at ^ 64, low);
     }
 }
 
