@@ -162,11 +162,10 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
 #if HIGH_LOW
-    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
     if (column < p->a.d_v)
         add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
                               q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
-                              powers.dout_inverse / WEIGHT_POWER);
+                              find_dv_factor(x->memory, at->count));
 #else
     if (column < p->a.d_v)
         add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
@@ -180,10 +179,9 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     }
 #if HIGH_LOW
     if (column < p->a.d)
-        add_high_low_gradient(
-            &x->dk, ds_at(x->memory, at->count) + l->score_a, q + (uint32_t)column * ELEMENT_BYTES,
-            powers.query_inverse *
-                invert_power(find_ds_power(&p->a, x->memory, &powers, x->ds_unit)));
+        add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
+                              q + (uint32_t)column * ELEMENT_BYTES,
+                              find_dk_factor(&p->a, x->memory, at->count, x->ds_unit));
 #else
     if (column < p->a.d)
         add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,

@@ -1,8 +1,8 @@
 /*
- * Three products of wide heads by float16. Keys, values, queries and dout become high and low parts
- * once; weights and dS where they are stored. So no
+ * Products of wide heads, in float32: operands are float16 parts, high ones and for three products
+ * low ones. Keys and values are split in shared memory, once; queries and dout by `prepare`, so that
+ * their rows are copied from the workspace as they are; weights and dS where they are stored. So no
  * product splits anything, 16 elements are multiplied where tf32 has 8, and ldmatrix transposes.
- * Queries and dout have been split by `prepare`: their rows are copied from the workspace as they are.
  * docs/kernels/backward_sm80.md has the budget.
  *
  * 32 columns of a row, 128 bytes, become 64 bytes of high parts and 64 of low ones: a low part is at
@@ -325,7 +325,18 @@ FA_DEVICE float find_ds_power(const fa_attention_params *p, uint32_t memory,
     return find_power(fminf(dp + tile->largest_delta, 0x1p127f)) * 0.25f;
 }
 
-/* What dQ leaves its operands' units by. */
+/* What the sums of tile number `count` are multiplied by to leave their operands' units. */
+FA_DEVICE float find_dv_factor(uint32_t memory, int count)
+{
+    return load_tile_powers(memory, count).dout_inverse / WEIGHT_POWER;
+}
+
+FA_DEVICE float find_dk_factor(const fa_attention_params *p, uint32_t memory, int count, float unit)
+{
+    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
+    return powers.query_inverse * invert_power(find_ds_power(p, memory, &powers, unit));
+}
+
 FA_DEVICE float find_dq_factor(const fa_attention_params *p, uint32_t memory, int count, float unit)
 {
     const fa_backward_sm80_powers powers = load_tile_powers(memory, count);

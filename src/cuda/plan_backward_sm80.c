@@ -233,8 +233,12 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
 static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
-    case FA_ELEMENT_TF32X3: return "three tf32 products for each (mma.sync), float32 sums";
-    case FA_ELEMENT_TF32: return "tf32 products (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32X3:
+        return v->slices ? "three float16 products for each (mma.sync), float32 sums"
+                         : "three tf32 products for each (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32:
+        return v->slices ? "float16 products (mma.sync), float32 sums"
+                         : "tf32 products (mma.sync), float32 sums";
     case FA_ELEMENT_BFLOAT16: return "bfloat16 products (mma.sync), float32 sums";
     default: return "float16 products (mma.sync), float32 sums";
     }
