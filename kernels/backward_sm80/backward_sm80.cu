@@ -9,7 +9,8 @@
  *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
  *   load.cuh      copies to shared memory             options.cuh    the options of the scores
  *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
- *                                                     store.cuh      dK and dV
+ *   high_low.cuh  float16 parts, of wide heads       store.cuh      dK and dV
+ *   split.cuh     how numbers become parts
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -22,7 +23,8 @@
  * warps before this tile's scores and by the others behind them: so one half makes weights while
  * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
  * this tile's copies are on their way, and dQ of the tile before is computed. Where warps share the
- * products of scores, in float32 with head dims above 256, it has three more.
+ * products of scores, in float32 with head dims above 256, it has three more; operands are float16
+ * parts there, and queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"

@@ -47,10 +47,12 @@
  * (high_low.cuh). */
 #define HIGH_LOW (TF32 && SLICES > 0)
 
-/* Whether weights and dS have low parts with one product, too. */
-#ifndef LOW_WEIGHTS
-#define LOW_WEIGHTS HIGH_LOW
+/* Whether weights and dS have low parts: with three products; and with one, unless a build for
+ * comparison says 0. */
+#ifndef ONE_PRODUCT_LOW_WEIGHTS
+#define ONE_PRODUCT_LOW_WEIGHTS 1
 #endif
+#define LOW_WEIGHTS (HIGH_LOW && (THREE_PRODUCTS || ONE_PRODUCT_LOW_WEIGHTS))
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
