@@ -9,7 +9,8 @@
  *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
  *   load.cuh      copies to shared memory             options.cuh    the options of the scores
  *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
- *                                                     store.cuh      dK and dV
+ *   high_low.cuh  float16 parts, of wide heads       store.cuh      dK and dV
+ *   split.cuh     how numbers become parts
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -22,9 +23,11 @@
  * warps before this tile's scores and by the others behind them: so one half makes weights while
  * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
  * this tile's copies are on their way, and dQ of the tile before is computed. Where warps share the
- * products of scores, in float32 with head dims above 256, it has three more.
+ * products of scores, in float32 with head dims above 256, it has three more; operands are float16
+ * parts there, and queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"
+#include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
@@ -49,7 +52,11 @@ typedef struct thread_state {
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
+#if HIGH_LOW
+    share_high_low(weights, part->weights_word, part->unit, WEIGHT_POWER);
+#else
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
+#endif
 #if SHARED_SCORES
     (void)x;
 #else
@@ -58,9 +65,17 @@ FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weigh
 #endif
 }
 
-FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *ds)
+FA_DEVICE void add_keys(const fa_attention_params *p, thread_state *x, const tile_cursor *at,
+                        const tile_part *part, const fa_weights *ds)
 {
+    (void)p;
+    (void)at;
+#if HIGH_LOW
+    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
+    share_high_low(ds, part->ds_word, part->unit, find_ds_power(p, x->memory, &powers, x->ds_unit));
+#else
     share_weights(ds, part->ds_word, part->unit);
+#endif
 #if SHARED_SCORES
     (void)x;
 #else
@@ -69,13 +84,15 @@ FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights
 }
 
 /* The scores that the warp makes weights of, or their dP. */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
+FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, int count, const tile_part *part,
+                           score_kind kind)
 {
 #if SHARED_SCORES
     (void)part;
-    add_slices(s, memory, kind);
+    add_slices(s, memory, count, kind);
 #else
     (void)memory;
+    (void)count;
     make_scores(s, part->keys + (kind == DP ? V_AT : 0),
                 part->queries + (kind == DP ? Q_TO_DOUT : 0));
 #endif
@@ -90,16 +107,16 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
-    find_scores(&s, x->memory, &part, SCORES);
+    find_scores(&s, x->memory, at->count, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
-    find_scores(&dp, x->memory, &part, DP);
+    find_scores(&dp, x->memory, at->count, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
-    add_keys(x, &part, &ds);
+    add_keys(p, x, at, &part, &ds);
 }
 
 #else
@@ -113,8 +130,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
-    find_scores(&s, x->memory, &part, SCORES);
-    if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
+    find_scores(&s, x->memory, at->count, &part, SCORES);
+    if (!LATE_DP) find_scores(&dp, x->memory, at->count, &part, DP);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -124,14 +141,14 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
-        find_scores(&dp, x->memory, &part, DP);
+        find_scores(&dp, x->memory, at->count, &part, DP);
     }
     /* right for all tiles; no register, again */
     make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
-    add_keys(x, &part, &ds);
+    add_keys(p, x, at, &part, &ds);
 }
 
 #endif
@@ -146,18 +163,32 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
+#if HIGH_LOW
+    if (column < p->a.d_v)
+        add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
+                              q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
+                              find_dv_factor(x->memory, at->count));
+#else
     if (column < p->a.d_v)
         add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
                            column / VECTOR, l->share);
+#endif
     if (at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
         __syncthreads();
         issue_tile(p, s, x->memory, w, &next, THE_DOUT);
     }
+#if HIGH_LOW
+    if (column < p->a.d)
+        add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
+                              q + (uint32_t)column * ELEMENT_BYTES,
+                              find_dk_factor(&p->a, x->memory, at->count, x->ds_unit));
+#else
     if (column < p->a.d)
         add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
                            l->share);
+#endif
 }
 
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -243,7 +274,13 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
+#if HIGH_LOW
+    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows,
+                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES), block);
+    scale_dq(&dq, find_dq_factor(&p->a, memory, at->count, WEIGHT_UNIT * ds_scale(&p->a, s)));
+#else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
+#endif
     const int part = at->tile % PARTS;
     const int64_t number = tile_number(w, s, at);
     float *tile = s->sums + number * (FA_BACKWARD_SM80_SUM_BYTES(HEAD_DIM) / 4);
@@ -301,7 +338,7 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
-#if TF32 && !THREE_PRODUCTS
+#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
     ptx_cp_async_wait_all();
     round_keys(memory);
 #endif
@@ -310,7 +347,12 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
         ptx_cp_async_wait_all();
         __syncthreads();
         clear_bad_keys(memory, w);
+        if (HIGH_LOW) __syncthreads();
     }
+#endif
+#if HIGH_LOW
+    ptx_cp_async_wait_all();
+    split_keys(&p->a, memory);
 #endif
 }
 

@@ -43,14 +43,25 @@
 #define SLICES 0
 #endif
 
+/* Operands of wide heads are float16 numbers: high parts, and for three products low ones
+ * (high_low.cuh). */
+#define HIGH_LOW (TF32 && SLICES > 0)
+
+/* Whether weights and dS have low parts: with three products; and with one, unless a build for
+ * comparison says 0. */
+#ifndef ONE_PRODUCT_LOW_WEIGHTS
+#define ONE_PRODUCT_LOW_WEIGHTS 1
+#endif
+#define LOW_WEIGHTS (HIGH_LOW && (THREE_PRODUCTS || ONE_PRODUCT_LOW_WEIGHTS))
+
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
 
 enum {
     ELEMENT_BYTES = FA_ELEMENT_BYTES(ELEMENT),
-    VECTOR = 16 / ELEMENT_BYTES, /* elements of a unit, which is copied at once */
-    STEP = 32 / ELEMENT_BYTES,   /* elements of an mma step */
-    COLUMN_TILES = TF32 ? 4 : 2, /* of 8 columns, whose rows are loaded at once */
+    VECTOR = 16 / ELEMENT_BYTES,               /* elements of a unit, which is copied at once */
+    STEP = HIGH_LOW ? 16 : 32 / ELEMENT_BYTES, /* elements of an mma step */
+    COLUMN_TILES = TF32 ? 4 : 2,               /* of 8 columns, whose rows are loaded at once */
     THREADS = FA_BACKWARD_SM80_THREADS(WARPS),
     TILE = FA_BACKWARD_SM80_TILE,
     PARTS = TILE / QUERIES, /* of a tile of the workspace: tiles of queries */
@@ -94,7 +105,7 @@ static_assert(SPLIT == 1 || KEYS / GROUP_ROWS <= 15, "named barriers are numbere
 /* Three products. */
 enum {
     /* Steps of a sum that begins from 0: along the head dim, and along queries or keys. */
-    CHAIN = 2,
+    CHAIN = HIGH_LOW ? 1 : 2,
     ROW_CHAIN = QUERIES / STEP < 4 ? QUERIES / STEP : 4,
     /* A warp's own queries are too few for a chain: their products wait for the others'. */
     ALL_SHARED = SHARED_SCORES || (THREE_PRODUCTS && SPLIT != 1 && CHUNK / STEP != ROW_CHAIN),
@@ -102,8 +113,9 @@ enum {
     LATE_DP = THREE_PRODUCTS && !ALL_SHARED,
     SCORE_CHAINS = ALL_SHARED ? 4 : 2 /* in a turn of the loop */
 };
-static_assert(!THREE_PRODUCTS || (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 &&
-                                  QUERIES / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN),
+static_assert(!THREE_PRODUCTS || HIGH_LOW ||
+                  (D_STEPS % CHAIN == 0 && KEYS / STEP % ROW_CHAIN == 0 &&
+                   QUERIES / STEP % ROW_CHAIN == 0 && CHUNK / STEP <= ROW_CHAIN),
               "whole chains");
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */

@@ -38,11 +38,27 @@ enum {
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
-    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0)
+    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0),
+    POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES)
 };
-static_assert(SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES) + 128 == SMEM_BYTES,
+static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128 == SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
+
+/* Powers of two of float16 parts (high_low.cuh), behind POWERS_AT. The largest numbers that each warp has found, of keys and of
+ * values; what a number of theirs is multiplied by to leave their units. Then of a tile of queries, by
+ * turns of two, what `prepare` has found (fa_backward_sm80_powers). */
+enum {
+    KEY_LARGEST = 0,
+    VALUE_LARGEST = 64,
+    KEY_INVERSE = 128,
+    VALUE_INVERSE = 132,
+    TILE_POWERS = 144,
+    TILE_POWER_BYTES = 16
+};
+static_assert(WARPS <= 16 && WARPS % 4 == 0 &&
+                  TILE_POWERS + 2 * TILE_POWER_BYTES <= FA_BACKWARD_SM80_POWER_BYTES,
+              "room for all");
 
 /* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
  * go first down and then across (a), or first across and then down (b). */
@@ -91,10 +107,12 @@ FA_DEVICE fa_layout find_layout(uint32_t memory)
     l.score_a = lane_offset(down, down_unit, SCORE_PITCH);
     l.score_b = lane_offset(across, across_unit, SCORE_PITCH);
     l.q = N_TILES == 1 ? lane_offset(lane % 8, lane / 8, PITCH) : l.b;
-    l.rows = TF32 ? lane_offset(lane % 4 * 2, gradient_unit(lane / 8, lane / 4 % 2), PITCH) : l.a;
-    l.score_rows =
-        TF32 ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) + (uint32_t)(lane / 8 * 4)
-             : l.score_b;
+    l.rows = TF32 && !HIGH_LOW
+                 ? lane_offset(lane % 4 * 2, gradient_unit(lane / 8, lane / 4 % 2), PITCH)
+                 : l.a;
+    l.score_rows = TF32 && !HIGH_LOW ? lane_offset(lane % 4 * 2, lane / 4 % 2, SCORE_PITCH) +
+                                           (uint32_t)(lane / 8 * 4)
+                                     : l.score_b;
     l.lane = lane;
     l.warp = thread / 32;
     l.group = l.warp / SPLIT;
@@ -129,6 +147,12 @@ FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 FA_DEVICE uint32_t factors_at(uint32_t memory, int stage)
 {
     return memory + FACTORS_AT + (uint32_t)stage * FACTOR_BYTES;
+}
+
+/* Powers of tile number `count`. */
+FA_DEVICE uint32_t tile_powers_at(uint32_t memory, int count)
+{
+    return memory + POWERS_AT + TILE_POWERS + (uint32_t)(count & 1) * TILE_POWER_BYTES;
 }
 
 /* dS of tile number `count`. */

@@ -108,6 +108,25 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
     return s;
 }
 
+#if HIGH_LOW
+
+/* Rows of the workspace that are split already, of the columns that there are. */
+FA_DEVICE void take_parts(row_source *s, const char *rows)
+{
+    s->data = rows;
+    s->pitch = PITCH;
+    s->columns = (s->columns + 31) / 32 * 32;
+    s->whole = true;
+}
+
+/* Whether the thread's units are needed: one product has no low parts. */
+FA_DEVICE bool has_parts(void)
+{
+    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) == 0;
+}
+
+#endif
+
 /* ---- Keys and values ------------------------------------------------------------------------- */
 
 FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const block_work *w)
@@ -122,7 +141,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
-#if TF32 && !THREE_PRODUCTS
+#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
 
 /* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
  * tile. */
@@ -201,9 +220,23 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
 #if OPTIONS
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
-    if (what & THE_QUERIES) issue_rows(&q, QUERIES, q_at(memory, stage));
+#if HIGH_LOW
+    const char *parts = s->parts +
+                        tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
+                        at->tile % PARTS * Q_BYTES;
+    take_parts(&q, parts);
+    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
+    const bool copies = has_parts();
+#else
+    const bool copies = true;
+#endif
+    if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
     if (!(what & THE_DOUT)) return;
-    issue_rows(&dout, QUERIES, dout_at(memory, stage));
+    if (copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
+#if HIGH_LOW
+    if (thread == 0)
+        ptx_cp_async_16(tile_powers_at(memory, at->count), s->powers + tile_number(w, s, at), true);
+#endif
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
 #if THREE_PRODUCTS

@@ -48,7 +48,10 @@ typedef struct fa_dq {
 } fa_dq;
 
 /* An operand as it is multiplied: keys and values are rounded already. */
-FA_DEVICE uint32_t rounded(uint32_t x) { return TF32 && !THREE_PRODUCTS ? fa_near_tf32(x) : x; }
+FA_DEVICE uint32_t rounded(uint32_t x)
+{
+    return TF32 && !THREE_PRODUCTS && !HIGH_LOW ? fa_near_tf32(x) : x;
+}
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
@@ -77,7 +80,11 @@ FA_DEVICE void clear_scores(fa_score_sums *s)
         s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] = 0.0f;
 }
 
-#if THREE_PRODUCTS
+#if HIGH_LOW
+
+/* high_low.cuh has the products. */
+
+#elif THREE_PRODUCTS
 
 /* The sums of CHAIN steps. b: fragments of queries of each. */
 FA_DEVICE void add_score_chain(fa_score_sums *s, fa_parts a[CHAIN][M_TILES],
@@ -165,6 +172,8 @@ FA_DEVICE void clear_gradient(fa_gradient *g)
     for (int i = 0; i < M_TILES * D_TILES * 4; i++)
         g->at[i / 4 / D_TILES][i / 4 % D_TILES][i % 4] = 0.0f;
 }
+
+#if !HIGH_LOW
 
 #if TF32
 
@@ -334,6 +343,8 @@ FA_DEVICE void add_other_gradient(fa_gradient *g, uint32_t weights, uint32_t til
 #endif
 }
 
+#endif
+
 /* ---- dQ = dS K ------------------------------------------------------------------------------- */
 
 FA_DEVICE void clear_dq(fa_dq *dq)
@@ -343,7 +354,11 @@ FA_DEVICE void clear_dq(fa_dq *dq)
         dq->at[i / 4 / DQ_N_TILES][i / 4 % DQ_N_TILES][i % 4] = 0.0f;
 }
 
-#if TF32
+#if HIGH_LOW
+
+/* high_low.cuh has it. */
+
+#elif TF32
 
 /* The dS of 16 queries and keys 2t and 2t + 1. at: where the lane's word of the first query
  * begins. */

@@ -3,6 +3,7 @@
  * memory.
  */
 #include "backward_sm80/backward_sm80.h"
+#include "backward_sm80/split.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_simt/row_product.cuh"
 #include "common/reduce.cuh"
@@ -138,6 +139,112 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 
 #endif
 
+#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
+
+/* ---- Queries and dout of wide heads ---------------------------------------------------------- */
+
+/* The largest numbers of a tile. */
+typedef struct largest_numbers {
+    float query, dout, delta;
+} largest_numbers;
+
+/* The larger one, unless it is not finite. */
+FA_DEVICE float find_larger(float largest, float x)
+{
+    return fabsf(x) < INFINITY ? fmaxf(largest, fabsf(x)) : largest;
+}
+
+/* Whether a row of the tile has weights. Others may hold anything, and become zeros. */
+FA_DEVICE bool has_weights(const float2 *rows, int row) { return rows[row].x != INFINITY; }
+
+FA_DEVICE const float *find_row(const fa_kernel_view *view, const fa_tile *t, int row)
+{
+    return (const float *)(const void *)fa_view_row(view, t->block_q, t->start_q + t->first + row,
+                                                    t->head);
+}
+
+FA_DEVICE float find_largest(const fa_kernel_view *view, const fa_tile *t, int row, int columns)
+{
+    const float *from = find_row(view, t, row);
+    float largest = 0.0f;
+#pragma unroll 4
+    for (int column = (int)threadIdx.x % 32; column < columns; column += 32)
+        largest = find_larger(largest, from[column]);
+    return largest;
+}
+
+/* Of all rows, by all threads. */
+FA_DEVICE largest_numbers find_largest_numbers(const fa_backward_params *p, const fa_tile *t,
+                                               const float2 *rows)
+{
+    __shared__ largest_numbers found[THREADS / 32];
+    largest_numbers x = {0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / 32; row < TILE; row += THREADS / 32) {
+        if (!has_weights(rows, row)) continue;
+        x.query = fmaxf(x.query, find_largest(&p->a.q, t, row, (int)p->a.d));
+        x.dout = fmaxf(x.dout, find_largest(&p->dout, t, row, (int)p->a.d_v));
+        x.delta = find_larger(x.delta, rows[row].y);
+    }
+    x.query = fa_warp_max(x.query);
+    x.dout = fa_warp_max(x.dout);
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = x;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) {
+        x.query = fmaxf(x.query, found[i].query);
+        x.dout = fmaxf(x.dout, found[i].dout);
+        x.delta = fmaxf(x.delta, found[i].delta);
+    }
+    return x;
+}
+
+/* A thread takes one number of each unit of 32 columns, which together are a unit of high parts and one
+ * of low ones. */
+FA_DEVICE void split_tile(const fa_kernel_view *view, const fa_tile *t, const float2 *rows,
+                          int columns, float power, char *parts)
+{
+    const int row_items = (columns + 31) / 32 * 4;
+#pragma unroll 1
+    for (int item = (int)threadIdx.x; item < TILE * row_items; item += THREADS) {
+        const int row = item / row_items, block = item % row_items / 4, c = item % 4;
+        const bool seen = has_weights(rows, row);
+        float x[8];
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (int unit = 0; unit < 8; unit++) {
+            const int column = 32 * block + 4 * unit + c;
+            x[unit] = seen && column < columns ? find_row(view, t, row)[column] * power : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            high[i] = split_two(x[gradient_unit(i, 0)], x[gradient_unit(i, 1)], 1.0f, &low[i]);
+        char *to = parts + row * 4 * HEAD_DIM + block * 128 + c * 16;
+        *(uint4 *)(void *)to = make_uint4(high[0], high[1], high[2], high[3]);
+        *(uint4 *)(void *)(to + 64) = make_uint4(low[0], low[1], low[2], low[3]);
+    }
+}
+
+/* rows: of the tile, which the block has written. */
+FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                           const fa_tile *t, const float2 *rows, int64_t number)
+{
+    char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
+    __syncthreads();
+    const largest_numbers largest = find_largest_numbers(p, t, rows);
+    const float query = find_power(largest.query), dout = find_power(largest.dout);
+    split_tile(&p->a.q, t, rows, (int)p->a.d, query, parts);
+    split_tile(&p->dout, t, rows, (int)p->a.d_v, dout,
+               parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
+    if (threadIdx.x == 0) {
+        const fa_backward_sm80_powers powers = {invert_power(query), invert_power(dout),
+                                                largest.delta, 0.0f};
+        s->powers[number] = powers;
+    }
+}
+
+#endif
+
 FA_KERNEL __launch_bounds__(THREADS, 1)
     backward_sm80_prepare(const __grid_constant__ fa_backward_params p,
                           const __grid_constant__ fa_backward_sm80_params s)
@@ -159,4 +266,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
     else prepare_rows(&p, &s, &tile, rows);
+#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
+    split_tiles(&p, &s, &tile, rows, number);
+#endif
 }

@@ -12,6 +12,7 @@
 #ifndef FA_KERNELS_BACKWARD_SM80_SLICES_CUH
 #define FA_KERNELS_BACKWARD_SM80_SLICES_CUH
 
+#include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "common/x2.cuh"
@@ -21,42 +22,25 @@ typedef enum score_kind { SCORES, DP } score_kind;
 
 #if SLICES
 
-enum { SLICE_COLUMNS = 32, SLICE_STEPS = SLICE_COLUMNS / STEP };
-static_assert(TF32 && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
+/* The columns of a unit, and their bytes. */
+enum { SLICE_COLUMNS = 32, SLICE_BYTES = SLICE_COLUMNS * ELEMENT_BYTES };
+static_assert(HIGH_LOW && HEAD_DIM % SLICE_COLUMNS == 0, "whole units");
 
-/* The step along the head dim with which a slice of so many columns begins. */
+/* The unit of 32 columns with which a slice of so many columns begins. */
 FA_DEVICE int find_slice(int slice, int columns)
 {
-    return (columns + SLICE_COLUMNS - 1) / SLICE_COLUMNS * slice / SLICES * SLICE_STEPS;
+    return (columns + SLICE_COLUMNS - 1) / SLICE_COLUMNS * slice / SLICES;
 }
 
-/* The products of some steps. rows, columns: where the lane's fragments of keys and of queries
+/* The products of some units. rows, columns: where the lane's fragments of keys and of queries
  * begin. */
-FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int step, int end)
+FA_DEVICE void make_slice(fa_score_sums *s, uint32_t rows, uint32_t columns, int unit, int end)
 {
     clear_scores(s);
 #pragma unroll 1
-    for (; step < end; step += SLICE_STEPS) {
-#if THREE_PRODUCTS
-#pragma unroll
-        for (int i = 0; i < SLICE_STEPS; i += CHAIN) add_score_steps(s, rows, columns, step + i);
-#else
-        uint32_t a[SLICE_STEPS][M_TILES][4], b[SLICE_STEPS][QUERY_WORDS];
-#pragma unroll
-        for (int i = 0; i < SLICE_STEPS; i++) {
-            load_key_fragments(a[i], rows, step + i);
-            load_query_fragments(b[i], columns, step + i);
-        }
-#pragma unroll
-        for (int i = 0; i < SLICE_STEPS; i++)
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-                const uint32_t b0 = rounded(b[i][2 * n]), b1 = rounded(b[i][2 * n + 1]);
-#pragma unroll
-                for (int m = 0; m < M_TILES; m++) fa_mma(s->at[m][n], a[i][m], b0, b1);
-            }
-#endif
-    }
+    for (; unit < end; unit++)
+        add_high_low_scores(s, rows + (uint32_t)unit * SLICE_BYTES,
+                            columns + (uint32_t)unit * SLICE_BYTES);
 }
 
 #endif
@@ -107,11 +91,14 @@ FA_DEVICE void share_slice(uint32_t memory, int d, int d_v)
 /* Whether the warp has a tile of scores. */
 FA_DEVICE bool has_scores(void) { return ptx_thread_id() < 32 * SCORE_TILES; }
 
-/* Adds up the parts of the warp's tile. */
-FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
+/* Adds up the parts of the warp's tile, of tile number `count`. */
+FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, int count, score_kind kind)
 {
     const int tile = ptx_thread_id() / 32;
     float *sum = s->at[0][0];
+    const fa_backward_sm80_powers powers = load_tile_powers(memory, count);
+    const float factor = (kind == DP ? powers.dout_inverse : powers.query_inverse) *
+                         load_power(memory + POWERS_AT, kind == DP ? VALUE_INVERSE : KEY_INVERSE);
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         const uint4 x = ptx_ld_shared_v4(slice_at(memory, kind, slice, tile));
@@ -120,6 +107,8 @@ FA_DEVICE void add_slices(fa_scores *s, uint32_t memory, score_kind kind)
 #pragma unroll
         for (int i = 0; i < 4; i++) sum[i] = slice == 0 ? part[i] : sum[i] + part[i];
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum[i] *= factor;
 }
 
 #endif

@@ -40,7 +40,7 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     part.factors = factors_at(memory, stage_of(at)) + (uint32_t)own * 4;
     part.query = at->tile * QUERIES + own;
     part.key = first_key + l->lane / 4;
-    part.unit = first / VECTOR;
+    part.unit = first / (HIGH_LOW ? 8 : VECTOR);
     part.column_unit = l->share * (COLUMNS / VECTOR);
     part.weights_word = memory + WEIGHTS_AT + word;
     part.ds_word = ds_at(memory, at->count) + word;

@@ -22,6 +22,7 @@
 #define SCORES_ALONE 1
 
 #include "backward_sm80/config.cuh"
+#include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
@@ -51,10 +52,11 @@ enum {
     GROUPS = KEYS / GROUP_ROWS,
     OWN_ROWS_AT = Q_AT + Q_BYTES,
     SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
-    OWN_SMEM_BYTES = SUMS_AT + GROUPS * QUERIES * 8 + 128
+    OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
+    OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128
 };
-static_assert(OWN_SMEM_BYTES ==
-                  FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES, GROUP_ROWS),
+static_assert(OWN_SMEM_BYTES == FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES,
+                                                                  GROUP_ROWS, SLICES),
               "as the planner counts");
 
 /* Tiles that are looked at together. Their rows are where keys will be. */
@@ -238,8 +240,12 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 {
     const fa_tile *t = &w->queries;
     const int thread = ptx_thread_id();
-    const row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
-                                      w->seen_query_from - w->first, w->seen_query_to - w->first);
+    row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
+                                w->seen_query_from - w->first, w->seen_query_to - w->first);
+#if HIGH_LOW
+    take_parts(&from,
+               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
+#endif
     issue_rows(&from, QUERIES, q_at(memory, 0));
     if (thread < QUERIES / 2)
         ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
@@ -248,8 +254,9 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
-/* With the order of backward_sm80's sum. columns: that there are. */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns)
+/* With the order of backward_sm80's sum. columns: that there are; factor: what the units of both are.
+ */
+FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns, float factor)
 {
 #if SLICES
     clear_scores(s);
@@ -263,8 +270,12 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int co
             s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] +=
                 part.at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4];
     }
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
+        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] *= factor;
 #else
     (void)columns;
+    (void)factor;
     make_scores(s, keys, queries);
 #endif
 }
@@ -322,14 +333,14 @@ FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
 }
 
 FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, uint32_t memory,
-                            int key_tile, float scale, row_sums *sums)
+                            int key_tile, float scale, float factor, row_sums *sums)
 {
     const block_work *k = &w->keys[key_tile & 1];
     const tile_cursor at = {0, 0, w->first / QUERIES};
     tile_part part = find_part(memory, &at, 0);
     fa_scores s;
     part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
-    find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d);
+    find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d, factor);
     make_weights(p, k, &part, at.tile, scale, &s);
     add_weights(sums, &s);
 }
@@ -396,11 +407,32 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
+#if HIGH_LOW
+
+/* Splits keys whose copies are there. Returns what a number of theirs is multiplied by to leave their
+ * units. All threads meet twice. */
+FA_DEVICE float split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
+{
+    const uint32_t powers = memory + OWN_POWERS_AT, at = memory + K_AT + keys_offset(key_tile);
+    note_largest(powers, at, KEYS, KEY_LARGEST);
+    __syncthreads();
+    const float power = find_noted_power(powers, KEY_LARGEST);
+    split_rows(at, KEYS, p->d, power);
+    __syncthreads();
+    return invert_power(power);
+}
+
+#endif
+
 /* All threads have met since the last use of keys[0]. */
 FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_params *s,
                         tile_work *w, uint32_t memory, int part, float scale)
 {
     row_sums sums;
+    float factor = 1.0f;
+#if HIGH_LOW
+    const float query_inverse = s->powers[w->number].query_inverse;
+#endif
     clear_row_sums(&sums);
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
@@ -421,7 +453,10 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
             __syncthreads();
         }
 #endif
-        sum_key_tile(p, w, memory, tile, scale, &sums);
+#if HIGH_LOW
+        factor = split_key_tile(p, memory, tile) * query_inverse;
+#endif
+        sum_key_tile(p, w, memory, tile, scale, factor, &sums);
     }
     store_row_sums(&sums, memory);
 }

@@ -26,6 +26,9 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->sums = x->in_place ? NULL : (float *)(void *)workspace;
     params->rows = (float *)(void *)(workspace + x->rows_offset);
     params->factors = x->corrected ? (float *)(void *)(workspace + x->factors_offset) : NULL;
+    params->parts = x->split ? workspace + x->parts_offset : NULL;
+    params->powers =
+        x->split ? (fa_backward_sm80_powers *)(void *)(workspace + x->powers_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
 }
@@ -181,7 +184,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
 {
     const fa_variant *v = find_weight_sums(main);
     const int smem = FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(v->element, v->head_dim, v->keys, v->queries,
-                                                       v->group_rows);
+                                                       v->group_rows, v->slices);
     fa_cuda_plan_launch *l = fa_cuda_plan_add(v, FA_BACKWARD_SM80_THREADS(v->warps), smem,
                                               queue_sm80, x->device, x->plan, x->why, x->size);
     if (!l) return NULL;
@@ -193,7 +196,7 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
     return l;
 }
 
-/* Sums, unless they are in dq; rows; factors; and semaphores if sums have one order. The order also
+/* Sums, unless they are in dq; rows; factors; parts of wide heads and their powers; and semaphores if sums have one order. The order also
  * makes an item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
                            const fa_cuda_plan_launch *main, int with)
@@ -209,6 +212,12 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
     if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
+    own.split = FA_BACKWARD_SM80_IS_SPLIT(v->element, v->head_dim);
+    own.parts_offset = own.powers_offset = own.semaphores_offset;
+    if (own.split) {
+        own.powers_offset += tiles * 2 * (size_t)FA_BACKWARD_SM80_PART_BYTES(v->head_dim);
+        own.semaphores_offset = own.powers_offset + tiles * sizeof(fa_backward_sm80_powers);
+    }
     own.ordered = p->deterministic || p->batch_invariant;
     own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
     x->plan->workspace_bytes = own.semaphores_offset;
@@ -224,8 +233,12 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
 static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
-    case FA_ELEMENT_TF32X3: return "three tf32 products for each (mma.sync), float32 sums";
-    case FA_ELEMENT_TF32: return "tf32 products (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32X3:
+        return v->slices ? "three float16 products for each (mma.sync), float32 sums"
+                         : "three tf32 products for each (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32:
+        return v->slices ? "float16 products (mma.sync), float32 sums"
+                         : "tf32 products (mma.sync), float32 sums";
     case FA_ELEMENT_BFLOAT16: return "bfloat16 products (mma.sync), float32 sums";
     default: return "float16 products (mma.sync), float32 sums";
     }

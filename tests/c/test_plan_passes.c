@@ -360,7 +360,7 @@ static void test_float32_variants(void)
         {tf32, H200, 385, 1, false, FA_VARIANT_backward_tf32_d512, ""},
         {tf32, H200, 512, 512, true, FA_VARIANT_backward_tf32_d512_general, ""},
         {tf32, A100, 257, 257, false, FA_NO_VARIANT,
-         "166912 bytes of shared memory for a block: expected 230656 for backward_tf32_d384"},
+         "166912 bytes of shared memory for a block: expected 230912 for backward_tf32_d384"},
         {tf32, A100, 512, 512, true, FA_NO_VARIANT, "for backward_tf32_d512_general"},
         {tf32, A100, 64, 64, false, FA_VARIANT_backward_tf32_d64_small, ""},
         {tf32, A100, 64, 64, true, FA_VARIANT_backward_tf32_d64_small_general, ""},
@@ -437,6 +437,12 @@ static void test_float32_families(void)
     CHECK(takes(tf32, &p, "") && takes(tf32x3, &p, "") && takes(simt, &p, ""), "asked in tf32");
     p.dout.data = NULL;
     CHECK(plan_of(&p, &devices[H200]).workspace_bytes == sums, "tf32, before gradients are known");
+    fa_problem wide = make_float32(257, 64, FA_PRECISION_TF32);
+    wide.n_k = wide.rows_k = 2000; /* sums, queries and dout; powers of two of 64 queries */
+    s = plan_of(&wide, &devices[H200]);
+    CHECK(s.workspace_bytes == factors * (3 * 384 + 2) + factors / 64 * 4 &&
+              strcmp(s.arithmetic, "float16 products (mma.sync), float32 sums") == 0,
+          "wide: %s, %zu bytes", s.arithmetic, s.workspace_bytes);
     p.dout = somewhere;
     p.precision = FA_PRECISION_FLOAT32;
     s = plan_of(&p, &devices[A100]);
