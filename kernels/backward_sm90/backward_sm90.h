@@ -27,8 +27,10 @@
 #define FA_BACKWARD_SM90_QUERIES 64 /* of a tile */
 #define FA_BACKWARD_SM90_KEYS 128   /* of a block: two consumers with 64 each */
 #define FA_BACKWARD_SM90_THREADS 384
-/* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages. */
-#define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) ((dim) > 64 && (stages) > 2 ? 2 : 3)
+/* With two, a consumer waits until the other one has read dS; head dim 128 has no room for three beside three stages, 192 none
+ * beside two. */
+#define FA_BACKWARD_SM90_DS_BUFFERS(dim, stages)                                                   \
+    ((dim) > 128 || ((dim) > 64 && (stages) > 2) ? 2 : 3)
 #define FA_BACKWARD_SM90_PASS_THREADS 256 /* of a block of prepare and finish */
 #define FA_BACKWARD_SM90_SLICE_TILES 4    /* query tiles of a block of a JOINED variant's passes */
 
@@ -40,10 +42,10 @@
     (FA_BACKWARD_SM90_HIDES(options) && ((dim) <= 64 || (stages) <= 2))
 
 #define FA_BACKWARD_SM90_SUM_BYTES(dim) (FA_BACKWARD_SM90_QUERIES * (dim)*4)
-/* The buffer of dQ: also of dS in 32 bits. */
+/* The buffer of dQ, of at most 128 columns at a time: also of dS in 32 bits. */
 #define FA_BACKWARD_SM90_DQ_BYTES(dim, tile)                                                       \
     ((tile) ? FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * 4                                 \
-            : FA_BACKWARD_SM90_SUM_BYTES(dim))
+            : FA_BACKWARD_SM90_SUM_BYTES((dim) > 128 ? 128 : (dim)))
 #define FA_BACKWARD_SM90_ROW_BYTES (FA_BACKWARD_SM90_QUERIES * 8)
 /* A thread's four of 16 queries, 2 (lane % 4) + {0, 1, 8, 9}, lie together. */
 #define FA_BACKWARD_SM90_ROW_AT(q)                                                                 \
@@ -60,9 +62,9 @@
 
 /* Bytes of dynamic shared memory, with room to align to 1024: keys and values; stages of queries,
  * of dout and of their rows; buffers of dS; of dQ (0: one); one of a bias. */
-#define FA_BACKWARD_SM90_SMEM(element, dim, stages, options, dq_buffers, persistent)               \
-    (2 * FA_BACKWARD_SM90_KEYS * FA_SM90_ROW_BYTES(dim, element) +                                 \
-     2 * (stages)*FA_BACKWARD_SM90_QUERIES * FA_SM90_ROW_BYTES(dim, element) +                     \
+#define FA_BACKWARD_SM90_SMEM(element, dim, value_dim, stages, options, dq_buffers, persistent)    \
+    ((FA_BACKWARD_SM90_KEYS + (stages)*FA_BACKWARD_SM90_QUERIES) *                                 \
+         (FA_SM90_ROW_BYTES(dim, element) + FA_SM90_ROW_BYTES(value_dim, element)) +               \
      (stages)*FA_BACKWARD_SM90_ROW_BYTES +                                                         \
      FA_BACKWARD_SM90_DS_BUFFERS(dim, stages) * FA_BACKWARD_SM90_QUERIES * FA_BACKWARD_SM90_KEYS * \
          FA_ELEMENT_BYTES(element) +                                                               \

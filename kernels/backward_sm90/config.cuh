@@ -2,7 +2,8 @@
  * What backward_sm90 is compiled with, a row of kernels/variants.h, and what follows:
  *
  *     ELEMENT    FA_ELEMENT_FLOAT16 or FA_ELEMENT_BFLOAT16: of all tensors
- *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values
+ *     HEAD_DIM   64 or 128: the widest head dim, of queries and keys as of values; 192: of queries and keys
+ *     VALUE_DIM  of values, beside 192: 128
  *     COLUMNS    96: of those 128, the others are 0: products leave them out; 0: all
  *     STAGES     buffers of query tiles
  *     ORDERED    1: for sums of dQ in one order; other variants can do it as well, slower
@@ -22,8 +23,11 @@
 #ifndef ELEMENT
 #error "backward_sm90: ELEMENT is missing"
 #endif
-#if !defined(HEAD_DIM) || (HEAD_DIM != 64 && HEAD_DIM != 128)
-#error "backward_sm90: HEAD_DIM is neither 64 nor 128"
+#if !defined(HEAD_DIM) || (HEAD_DIM != 64 && HEAD_DIM != 128 && HEAD_DIM != 192)
+#error "backward_sm90: HEAD_DIM is none of 64, 128 and 192"
+#endif
+#if HEAD_DIM == 192 ? !defined(VALUE_DIM) || VALUE_DIM != 128 : defined(VALUE_DIM)
+#error "backward_sm90: VALUE_DIM is not 128 beside 192"
 #endif
 #ifndef STAGES
 #error "backward_sm90: STAGES is missing"
@@ -63,14 +67,35 @@
 /* Whether consumers hold their keys and values in registers. */
 #define KEYS_IN_REGISTERS (HEAD_DIM == 64 && !OPTIONS)
 
-/* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed. */
-#define DQ_FIRST (HEAD_DIM == 128 && STAGES > 2)
+/* The order of the products of a turn. Head dim 128 with three stages: dQ first, which leaves while dK and dV are computed.
+ * Head dim 192: the same of two thirds of dQ. */
+#define DQ_FIRST ((HEAD_DIM == 128 && STAGES > 2) || HEAD_DIM == 192)
+
+/* Parts of a consumer's columns of dQ, one after the other: DQ_COLUMNS, then DQ_REST. Beside the sums of 192 and 128 columns there
+ * are registers for 64 columns at a time, and none for weights in 16 bits beside those in 32. */
+#if HEAD_DIM == 192
+#define DQ_PARTS 2
+#define DQ_REST 32
+#else
+#define DQ_PARTS 1
+#endif
+
+/* Whether dP is issued within the consumer's turn: then tensor cores wait while exponents are made, but it meets no products of
+ * the other consumer. */
+#ifndef DP_IN_TURN
+#define DP_IN_TURN 0
+#endif
+
+/* Whether the log-sum-exp and delta come with the queries, not with dout: where weights are made before dout is needed. */
+#define ROWS_WITH_Q (DQ_PARTS > 1)
 
 /* Whether a consumer waits for dQ's buffer within its turn, when its products are under way. Where
  * sums have one order, the buffer is released late. */
 #define DQ_WAITS_IN_TURN (ORDERED && DQ_FIRST)
 
+#ifndef VALUE_DIM
 #define VALUE_DIM COLUMNS
+#endif
 #define SUM_DIM COLUMNS /* of keys */
 
 /* Literals, for they are parts of instructions' names: queries of a tile; columns of dQ that a consumer computes. */
@@ -95,12 +120,13 @@ enum {
     BLOCK_KEYS = KEYS,
     OWN_KEYS = KEYS / CONSUMERS,
     BLOCKS = HEAD_DIM / 64, /* of 64 columns: the swizzle spans 128 bytes */
-    VALUE_BLOCKS = BLOCKS,
+    VALUE_BLOCKS = (VALUE_DIM + 63) / 64,
     Q_BLOCK = QUERIES * 128,
     KEY_BLOCK = KEYS * 128,
     Q_BYTES = BLOCKS * Q_BLOCK,
-    DOUT_BYTES = Q_BYTES,
+    DOUT_BYTES = VALUE_BLOCKS * Q_BLOCK,
     KEY_BYTES = BLOCKS * KEY_BLOCK,
+    VALUE_BYTES = VALUE_BLOCKS * KEY_BLOCK,
     ROW_BYTES = FA_BACKWARD_SM90_ROW_BYTES,
     DS_BUFFERS = FA_BACKWARD_SM90_DS_BUFFERS(HEAD_DIM, STAGES),
     DS_BYTES = QUERIES * KEYS * 2,
@@ -108,12 +134,15 @@ enum {
     SUM_BYTES = FA_BACKWARD_SM90_SUM_BYTES(HEAD_DIM),
     DQ_PART = FA_BACKWARD_SM90_DQ_BYTES(HEAD_DIM, BIAS_TILE) / CONSUMERS,
     SCORES = QUERIES / 2, /* of a thread */
-    SUMS = COLUMNS / 2,   /* accumulators of dK, and of dV */
+    DK_SUMS = SUM_DIM / 2,
+    DV_SUMS = VALUE_DIM / 2,
     DQ_SUMS = DQ_COLUMNS / 2
 };
 static_assert(!PERSISTENT || (!ORDERED && !OPTIONS && STAGES > 2), "what its warps do");
 static_assert(!ORDERED || (!OPTIONS && COLUMNS == HEAD_DIM), "what its store warps take");
 static_assert(!JOINED || (!ORDERED && !OPTIONS && !PERSISTENT), "what its blocks do");
+static_assert(DQ_PARTS == 1 || (!OPTIONS && !ORDERED && !PERSISTENT && !JOINED && STAGES == 2),
+              "what has been written for it");
 static_assert(CONSUMERS == FA_BACKWARD_SM90_SEMAPHORES, "one for each consumer's columns");
 static_assert(QUERIES == FA_BACKWARD_SM90_QUERIES && HEAD_DIM == 64 * BLOCKS,
               "as the planner counts");

@@ -25,21 +25,31 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/store.cuh"
+#include "ptx/thread.cuh"
 #include "ptx/tma.cuh"
 
 typedef struct consumer_state {
-    float dk[SUMS], dv[SUMS];
+    float dk[DK_SUMS], dv[DV_SUMS];
+#if DQ_PARTS > 1
+    float scores[SCORES]; /* also dP, and sums of dQ */
+    uint32_t weights[SCORES / 2];
+#else
     float scores[SCORES], dp[SCORES];             /* dp: also sums of dQ */
     uint32_t weights[SCORES / 2], ds[SCORES / 2]; /* of the tile whose products come next */
+#endif
 #if KEYS_IN_REGISTERS
     uint32_t k[HEAD_DIM / 4], v[HEAD_DIM / 4];
 #endif
     uint32_t base;   /* descriptor of the block's keys */
     uint32_t ds_row; /* where the lane stores dS */
-    float4 *dq;      /* where the thread stores its part of dQ */
-    float scale;     /* from scores to exponents of 2; with a softcap to what tanh takes */
-    int number;      /* of the consumer */
-    int leader;      /* whether this lane arrives for its warp */
+#if DQ_PARTS > 1
+    uint32_t dq; /* where the thread stores its part of dQ */
+#else
+    float4 *dq;                                   /* the same */
+#endif
+    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int number;  /* of the consumer */
+    int leader;  /* whether this lane arrives for its warp */
 #if PERSISTENT
     int first; /* count of the work tile's first tile */
 #endif
@@ -99,6 +109,8 @@ FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, i
 
 /* ---- Weights and dS -------------------------------------------------------------------------- */
 
+#if DQ_PARTS == 1
+
 /* Scores become weights, P = exp(S - lse). */
 FA_DEVICE void weigh(float *scores, float scale, const float *lse)
 {
@@ -129,15 +141,19 @@ FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, co
     }
 }
 
+#endif
+
 /* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. The buffer is free: since both consumers have
  * read it last, this one's turn has come again. */
-FA_DEVICE void store_ds(const consumer_state *c, int count)
+FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
 {
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; j += 2)
         ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
-                              c->ds + 2 * j);
+                              ds + 2 * j);
 }
+
+#if DQ_PARTS == 1
 
 /* dQ of the tile before, for the store warp. use: the number of this use of the buffers. */
 FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
@@ -149,6 +165,8 @@ FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
             make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
     }
 }
+
+#endif
 
 /* Tells the store warp that dQ is in the buffer. use: the number of this use. */
 FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
@@ -198,7 +216,7 @@ FA_DEVICE uint32_t q_tile(const consumer_state *c, int stage)
 
 FA_DEVICE uint32_t dout_tile(const consumer_state *c, int stage)
 {
-    return c->base + (uint32_t)(DOUT_AT + stage * Q_BYTES) / UNIT;
+    return c->base + (uint32_t)(DOUT_AT + stage * DOUT_BYTES) / UNIT;
 }
 
 #if KEYS_IN_REGISTERS
@@ -209,12 +227,13 @@ FA_DEVICE uint32_t dout_tile(const consumer_state *c, int stage)
 
 FA_DEVICE void issue_s(consumer_state *c, int stage)
 {
-    issue_scores(c->scores, WORDS(c, k), own_keys(c), q_tile(c, stage));
+    issue_scores(c->scores, WORDS(c, k), own_keys(c), q_tile(c, stage), SUM_DIM, 0);
 }
 
-FA_DEVICE void issue_dp(consumer_state *c, int stage)
+FA_DEVICE void issue_dp(consumer_state *c, float *dp, int stage)
 {
-    issue_scores(c->dp, WORDS(c, v), own_keys(c) + V_AT / UNIT, dout_tile(c, stage));
+    issue_scores(dp, WORDS(c, v), own_keys(c) + V_AT / UNIT, dout_tile(c, stage), VALUE_DIM,
+                 DQ_PARTS > 1);
 }
 
 /* The consumer's keys, or values, as products take them from registers. */
@@ -288,6 +307,8 @@ FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
 
 #endif
 
+#if DQ_PARTS == 1
+
 /* Makes weights of a tile, whose scores and dP have been issued, in this order. lse: the tile's, without options. */
 FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
                             const tile_cursor *at, const float *lse, tile_options *options,
@@ -344,7 +365,7 @@ FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consum
 #endif
     weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
     if (DQ_FIRST && tile_number(c, at->count) >= DS_BUFFERS) wait_for_ds(c);
-    store_ds(c, at->count);
+    store_ds(c, c->ds, at->count);
     if (DQ_FIRST) ptx_fence_proxy_async();
 #if HIDES
 #if BIAS_TILE
@@ -381,7 +402,7 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
     ptx_mbarrier_wait(&state->dout_full[stage], parity);
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
-    issue_dp(c, stage);
+    issue_dp(c, c->dp, stage);
     load_lse(pipe, lse, stage);
     make_weights(pipe, &p->a, c, at, lse, &options, true);
     make_ds(pipe, p, c, at, &options, true);
@@ -392,32 +413,41 @@ FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, co
 FA_DEVICE void issue_gradients(consumer_state *c, int count)
 {
     const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
-    ptx_register_fence(c->dv, SUMS);
-    ptx_register_fence(c->dk, SUMS);
+    ptx_register_fence(c->dv, DV_SUMS);
+    ptx_register_fence(c->dk, DK_SUMS);
     ptx_register_forget(c->dp, DQ_SUMS);
     ptx_wgmma_fence();
     /* With the first tile it is dQ of nothing. */
     if (DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
-    if (DQ_FIRST) issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
-    issue_gradient(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
-    if (!DQ_FIRST) issue_gradient(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    if (DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    issue_dv(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
+    if (!DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
     if (!DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
 }
+
+#endif
+
+/* Whether this lane arrives for its warp. */
+FA_DEVICE int is_leader(const consumer_state *c) { return c->leader; }
 
 /* dK is there: what it has read is free. The same of dV. */
 FA_DEVICE void release_q(const pipeline *pipe, consumer_state *c, int count)
 {
-    ptx_register_fence(c->dk, SUMS);
+    ptx_register_fence(c->dk, DK_SUMS);
+#if DQ_PARTS == 1
     keep_operands(c->ds);
-    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(count)], c->leader);
+#endif
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(count)], is_leader(c));
 }
 
 FA_DEVICE void release_dout(const pipeline *pipe, consumer_state *c, int count)
 {
-    ptx_register_fence(c->dv, SUMS);
+    ptx_register_fence(c->dv, DV_SUMS);
     keep_operands(c->weights);
-    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], c->leader);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], is_leader(c));
 }
+
+#if DQ_PARTS == 1
 
 /* The consumer's turn: the gradients of the tile in front of `at`, then the scores and dP of that one. dP comes last, for its
  * registers are those of dQ. */
@@ -444,7 +474,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     release_dout(pipe, c, count);
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
-    issue_dp(c, next);
+    issue_dp(c, c->dp, next);
     let_other_issue(c);
 #else
     ptx_wgmma_wait(1);
@@ -461,7 +491,7 @@ FA_DEVICE void multiply_tile(const pipeline *pipe, consumer_state *c, const tile
     if (STAGES == 2) ptx_mbarrier_wait(&pipe->state->dout_full[next], parity_of(at->count));
     ptx_register_forget(c->dp, SCORES);
     ptx_wgmma_fence();
-    issue_dp(c, next);
+    issue_dp(c, c->dp, next);
     ptx_fence_proxy_async(); /* of dS and dQ */
     let_other_issue(c);
     share_dq(pipe, c, count);
@@ -488,23 +518,32 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     make_ds(pipe, p, c, at, &options, masked);
 }
 
+#endif
+
 /* Gradients of keys and values. They go through the stage behind the last tile's one, which both consumers have read. */
 FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
                           const consumer_state *c, int end, bool of_keys, bool of_values)
 {
     const block_work *w = work_of(pipe);
     const int warp = threadIdx.x % WARPGROUP / 32;
+#if DQ_PARTS > 1
+    /* A stage of dout is too small for both. So consumer 1, whose last turn came behind consumer 0's, takes the last tile's
+     * queries. */
+    char *buffer = pipe->buffers + Q_AT + stage_of(end - c->number) * Q_BYTES +
+                   warp * (WARP_ROWS * HEAD_DIM * 2);
+#else
     char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(end) * Q_BYTES +
                    warp * (WARP_ROWS * HEAD_DIM * 2);
+#endif
     if (w->key_sums) {
-        if (of_keys) leave_sums(w->key_sums, c->dk, COLUMNS, c->number);
-        if (of_values) leave_sums(w->key_sums + KEYS * COLUMNS, c->dv, COLUMNS, c->number);
+        if (of_keys) leave_sums(w->key_sums, c->dk, SUM_DIM, c->number);
+        if (of_values) leave_sums(w->key_sums + KEYS * SUM_DIM, c->dv, VALUE_DIM, c->number);
         return;
     }
     if (of_keys)
-        store_gradients(&w->keys, &p->dk, buffer, c->dk, COLUMNS, p->a.d, p->a.scale, c->number);
+        store_gradients(&w->keys, &p->dk, buffer, c->dk, SUM_DIM, p->a.d, p->a.scale, c->number);
     if (of_values)
-        store_gradients(&w->keys, &p->dv, buffer, c->dv, COLUMNS, p->a.d_v, value_scale(&p->a),
+        store_gradients(&w->keys, &p->dv, buffer, c->dv, VALUE_DIM, p->a.d_v, value_scale(&p->a),
                         c->number);
 }
 
@@ -526,6 +565,8 @@ FA_DEVICE void release_room(const pipeline *pipe, const consumer_state *c, int e
 }
 
 #endif
+
+#if DQ_PARTS == 1
 
 /* The products of the last tile. Its dQ needs another turn: consumer 1 shares its dS behind
  * consumer 0's one. Meanwhile the sums are stored. A persistent block stores those of the values
@@ -571,6 +612,10 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
 #endif
 }
 
+#else
+#include "backward_sm90/parts.cuh"
+#endif
+
 /* No query sees the keys: their gradients are zeros. */
 FA_DEVICE void finish_nothing(const pipeline *pipe, const fa_backward_params *p,
                               const consumer_state *c, int first)
@@ -606,11 +651,16 @@ FA_DEVICE void consume_work_tile(const pipeline *pipe, const block_work *w,
     c->first = w->first;
 #endif
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) c->dk[i] = c->dv[i] = 0;
+    for (int i = 0; i < DK_SUMS; i++) c->dk[i] = 0;
+#pragma unroll
+    for (int i = 0; i < DV_SUMS; i++) c->dv[i] = 0;
     if (tiles > 0) {
         tile_cursor at = first_tile(w);
         begin_tiles(pipe, p, c, &at);
-#if HIDES
+#if DQ_PARTS > 1
+        (void)consumer, (void)from, (void)to;
+        consume_tiles(pipe, p, c, &at);
+#elif HIDES
         for (advance(&at, from, to); at.count < end; advance(&at, from, to))
             consume_tile(pipe, p, c, &at, true);
 #else
@@ -645,9 +695,15 @@ FA_DEVICE void consume(const pipeline *block, const fa_backward_params *p, int c
     consumer_state c;
     c.base = ptx_uniform(ptx_descriptor_low(own.buffers, 0));
     c.ds_row = find_ds_row(&own, consumer);
+#if DQ_PARTS > 1
+    c.dq =
+        ptx_shared_address(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP * 16;
+#else
     c.dq = (float4 *)(own.buffers + DQ_AT + consumer * DQ_PART) + threadIdx.x % WARPGROUP;
+#endif
     c.scale = inner_scale(&p->a);
-    c.number = consumer;
+    /* In a uniform register, where registers are few. */
+    c.number = DQ_PARTS > 1 ? (int)ptx_uniform((uint32_t)consumer) : consumer;
     c.leader = threadIdx.x % 32 == 0;
 #if PERSISTENT
 #pragma unroll 1

@@ -6,7 +6,8 @@
  *     dP^T = V dO^T      the same
  *     dV  += P^T dO      P^T from registers
  *     dK  += dS^T Q      dS^T from registers
- *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns, from the keys of both
+ *     dQ   = dS K        both from shared memory; a consumer computes DQ_COLUMNS columns, from the keys of both,
+ *                        and then DQ_REST columns, where there are such
  */
 #ifndef FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
 #define FA_KERNELS_BACKWARD_SM90_MULTIPLY_CUH
@@ -19,31 +20,42 @@
 enum { UNIT = 16 };
 
 /* Scores of a consumer's keys (rows) and a tile's queries. columns: descriptor of their first 64 columns; the same of the rows
- * is `rows`, or `words` holds them. */
-FA_DEVICE void issue_scores(float *scores, const uint32_t *words, uint32_t rows, uint32_t columns)
+ * is `rows`, or `words` holds them; dim: of them; accumulate: 0 if the scores are overwritten. */
+FA_DEVICE void issue_scores(float *scores, const uint32_t *words, uint32_t rows, uint32_t columns,
+                            int dim, int accumulate)
 {
     __asm__ volatile(""
                      : "+r"(rows)); /* keeps the compiler from holding a descriptor for each step */
 #pragma unroll
-    for (int step = 0; step < COLUMNS / 16; step++) {
+    for (int step = 0; step < dim / 16; step++) {
         const uint64_t b = ptx_descriptor(columns + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT);
 #if KEYS_IN_REGISTERS
-        PTX_WGMMA(registers_qk, QUERIES)(scores, words + 4 * step, b, step > 0);
+        PTX_WGMMA(registers_qk, QUERIES)(scores, words + 4 * step, b, accumulate || step > 0);
 #else
         (void)words;
         PTX_WGMMA(qk, QUERIES)
-        (scores, ptx_descriptor(rows + (step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT), b, step > 0);
+        (scores, ptx_descriptor(rows + (step / 4 * KEY_BLOCK + step % 4 * 32) / UNIT), b,
+         accumulate || step > 0);
 #endif
     }
     ptx_wgmma_commit();
 }
 
-/* sums += weights times a tile of queries or of dout, which is read across its rows. */
-FA_DEVICE void issue_gradient(float *sums, const uint32_t *weights, uint32_t tile)
+/* dK += dS times a tile of queries, which is read across its rows. */
+FA_DEVICE void issue_dk(float *dk, const uint32_t *ds, uint32_t tile)
 {
 #pragma unroll
-    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(pv, COLUMNS)
-    (sums, weights + 4 * step, ptx_descriptor(tile + step * 16 * 128 / UNIT), 1);
+    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(pv, SUM_DIM)
+    (dk, ds + 4 * step, ptx_descriptor(tile + step * 16 * 128 / UNIT), 1);
+    ptx_wgmma_commit();
+}
+
+/* dV += weights times a tile of dout, in the same way. */
+FA_DEVICE void issue_dv(float *dv, const uint32_t *weights, uint32_t tile)
+{
+#pragma unroll
+    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(pv, VALUE_DIM)
+    (dv, weights + 4 * step, ptx_descriptor(tile + step * 16 * 128 / UNIT), 1);
     ptx_wgmma_commit();
 }
 
@@ -55,6 +67,29 @@ FA_DEVICE void issue_dq(float *dq, uint32_t ds, uint32_t keys)
      ptx_descriptor(keys + step * 16 * 128 / UNIT), step > 0);
     ptx_wgmma_commit();
 }
+
+#if DQ_PARTS > 1
+
+/* dK with dS from shared memory, read across its rows as well. ds: the consumer's half. */
+FA_DEVICE void issue_shared_dk(float *dk, uint32_t ds, uint32_t tile)
+{
+#pragma unroll
+    for (int step = 0; step < QUERIES / 16; step++) PTX_WGMMA(across, SUM_DIM)
+    (dk, ptx_descriptor(ds + step * 16 * 128 / UNIT), ptx_descriptor(tile + step * 16 * 128 / UNIT),
+     1);
+    ptx_wgmma_commit();
+}
+
+FA_DEVICE void issue_dq_rest(float *dq, uint32_t ds, uint32_t keys)
+{
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) PTX_WGMMA(shared_pv, DQ_REST)
+    (dq, ptx_descriptor(ds + (step / 4 * Q_BLOCK + step % 4 * 32) / UNIT),
+     ptx_descriptor(keys + step * 16 * 128 / UNIT), step > 0);
+    ptx_wgmma_commit();
+}
+
+#endif
 
 /* The same as ptx_register_fence, for operands that products still read. */
 FA_DEVICE void keep_operands(uint32_t *x2)

@@ -7,6 +7,7 @@
  *   k_full, v_full        the same, without some rows     load warp              -
  *   q_full, q_empty       STAGES tiles of queries         TMA, load warp         both consumers
  *   dout_full, _empty     STAGES tiles of dout, and rows  TMA, load warp         both consumers
+ *                         (ROWS_WITH_Q: with queries)
  *   dq_full, dq_empty     a consumer's columns of dQ      the consumer           TMA, a store warp
  *   work_full, _empty     WORKS descriptions of work      scheduler warp         all other roles
  *   k_empty, v_empty      the next keys, values           both consumers         load warp
@@ -49,9 +50,9 @@ static_assert(STATIC_SMEM == 0 || sizeof(shared_state) <= STATIC_SMEM, "as the p
 /* Where the buffers begin, in bytes behind the keys. */
 enum {
     V_AT = KEY_BYTES,
-    Q_AT = V_AT + KEY_BYTES,
+    Q_AT = V_AT + VALUE_BYTES,
     DOUT_AT = Q_AT + STAGES * Q_BYTES,
-    DS_AT = DOUT_AT + STAGES * Q_BYTES,
+    DS_AT = DOUT_AT + STAGES * DOUT_BYTES,
     DQ_AT = DS_AT + DS_BUFFERS * DS_BYTES,
     BIAS_AT = DQ_AT + DQ_BUFFERS * CONSUMERS * DQ_PART,
     ROWS_AT = BIAS_AT + BIAS_BYTES
@@ -134,9 +135,9 @@ FA_DEVICE void init_barriers(shared_state *state)
     ptx_mbarrier_init(&state->v_full, 1);
     ptx_mbarrier_init(&state->cleared, 1);
     for (int stage = 0; stage < STAGES; stage++) {
-        ptx_mbarrier_init(&state->q_full[stage], 1);
+        ptx_mbarrier_init(&state->q_full[stage], ROWS_WITH_Q ? 2 : 1);
         ptx_mbarrier_init(&state->q_empty[stage], CONSUMERS * WARPS);
-        ptx_mbarrier_init(&state->dout_full[stage], 2); /* the rows, and dout */
+        ptx_mbarrier_init(&state->dout_full[stage], ROWS_WITH_Q ? 1 : 2); /* the rows, and dout */
         ptx_mbarrier_init(&state->dout_empty[stage], CONSUMERS * WARPS);
     }
     for (int i = 0; i < CONSUMERS; i++) {

@@ -340,6 +340,7 @@ FA_DEVICE void load_q(const pipeline *pipe, const fa_backward_sm90_params *s, co
     const int stage = stage_of(at->count), head = (int)t->head + at->head;
     const tile_source q = source_of(&s->q, &s->q_step, head, (int)t->block_q, BLOCKS);
     ptx_mbarrier_wait(&state->q_empty[stage], parity_of(at->count) ^ 1);
+    if (ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->q_full[stage]);
     load_tile(pipe, &q, pipe->buffers + Q_AT + stage * Q_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->q_full[stage], kept);
 }
@@ -353,7 +354,7 @@ FA_DEVICE void load_dout(const pipeline *pipe, const fa_backward_sm90_params *s,
     const tile_source dout =
         source_of(&s->dout, &s->dout_step, head, (int)t->block_q, VALUE_BLOCKS);
     ptx_mbarrier_wait(&state->dout_empty[stage], parity_of(at->count) ^ 1);
-    load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
+    if (!ROWS_WITH_Q) load_row_numbers(pipe, s, at, stage, &state->dout_full[stage]);
     load_tile(pipe, &dout, pipe->buffers + DOUT_AT + stage * DOUT_BYTES, QUERIES,
               (int)t->start_q + at->tile * QUERIES, &state->dout_full[stage], kept);
 }
@@ -493,6 +494,51 @@ FA_DEVICE const char *dq_at(const pipeline *pipe, int consumer, int use)
     return pipe->buffers + DQ_AT + consumer * DQ_PART + dq_buffer(use);
 }
 
+#if DQ_PARTS > 1
+
+/* The same of a part of these columns. */
+FA_DEVICE float *part_at(const fa_backward_sm90_params *s, int64_t number, int consumer, int part)
+{
+    const int column =
+        part == 0 ? consumer * DQ_COLUMNS : CONSUMERS * DQ_COLUMNS + consumer * DQ_REST;
+    return s->sums + number * (SUM_BYTES / 4) + column * QUERIES;
+}
+
+#endif
+
+/* Adds a tile's dQ to the sums when it is there, and releases the buffer. Parts of it use the buffer one after the other. */
+FA_DEVICE void add_tile_dq(const pipeline *pipe, const fa_backward_params *p,
+                           const fa_backward_sm90_params *s, int consumer, int64_t number,
+                           const tile_cursor *next, int use)
+{
+    shared_state *state = pipe->state;
+#if DQ_PARTS > 1
+    (void)next;
+#pragma unroll 1
+    for (int part = 0; part < DQ_PARTS; part++) {
+        const int own = DQ_PARTS * use + part, columns = part == 0 ? DQ_COLUMNS : DQ_REST;
+        ptx_mbarrier_wait(dq_full(state, consumer, own), dq_full_parity(own));
+        if (p->dq.data)
+            ptx_bulk_add_f32(part_at(s, number, consumer, part), dq_at(pipe, consumer, own),
+                             columns * (QUERIES * 4));
+        ptx_bulk_commit();
+        ptx_bulk_wait_read(0);
+        ptx_mbarrier_arrive(dq_empty(state, consumer, own));
+    }
+#else
+    const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
+    ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
+    if (p->dq.data)
+        ptx_bulk_add_f32(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
+                         SUM_BYTES / HEAD_DIM * own_columns);
+    ptx_bulk_commit();
+    store_dbias(pipe, s, next, consumer);
+    if (BIAS_TILE) ptx_bulk_commit();
+    ptx_bulk_wait_read(BIAS_TILE);
+    ptx_mbarrier_arrive(dq_empty(state, consumer, use));
+#endif
+}
+
 /* One lane of a store warp: adds a tile's dQ, which the consumer stores one tile later, to the
  * sums. use: the number of the use of the consumer's buffer; use 0 holds no dQ.
  *
@@ -508,9 +554,7 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
                              const fa_backward_sm90_params *s, int consumer, const tile_cursor *at,
                              const tile_cursor *next, int use)
 {
-    shared_state *state = pipe->state;
     const block_work *w = work_of(pipe);
-    const int own_columns = consumer == 0 ? DQ_COLUMNS : COLUMNS - DQ_COLUMNS;
     const bool ordered = s->semaphores && p->dq.data;
     const int64_t number = number_of(s, w, at);
     int32_t *semaphore = semaphore_at(s, number, consumer);
@@ -518,15 +562,7 @@ FA_DEVICE void store_tile_dq(const pipeline *pipe, const fa_backward_params *p,
         ptx_semaphore_wait(semaphore, tiles_before(w, at->tile));
         ptx_fence_proxy_async_global();
     }
-    ptx_mbarrier_wait(dq_full(state, consumer, use), dq_full_parity(use));
-    if (p->dq.data)
-        ptx_bulk_add_f32(sums_at(s, number, consumer), dq_at(pipe, consumer, use),
-                         SUM_BYTES / HEAD_DIM * own_columns);
-    ptx_bulk_commit();
-    store_dbias(pipe, s, next, consumer);
-    if (BIAS_TILE) ptx_bulk_commit();
-    ptx_bulk_wait_read(BIAS_TILE);
-    ptx_mbarrier_arrive(dq_empty(state, consumer, use));
+    add_tile_dq(pipe, p, s, consumer, number, next, use);
     if (ordered) {
         ptx_bulk_wait(0);
         ptx_semaphore_add(semaphore);
@@ -543,6 +579,10 @@ FA_DEVICE void skip_dq(const pipeline *pipe, const fa_backward_sm90_params *s, i
     store_dbias(pipe, s, next, consumer);
     if (BIAS_TILE) ptx_bulk_commit();
     ptx_mbarrier_arrive(dq_empty(state, consumer, use));
+#if DQ_PARTS > 1
+    ptx_mbarrier_wait(dq_full(state, consumer, use + 1), dq_full_parity(use + 1));
+    ptx_mbarrier_arrive(dq_empty(state, consumer, use + 1));
+#endif
 }
 
 #if BIAS_TILE

@@ -127,6 +127,8 @@ FA_DEVICE void ptx_wgmma_commit(void)
  *   ptx_wgmma_shared_pv_N  the same with A from shared memory, along its rows
  *   ptx_wgmma_vp_N         A and B from shared memory, the 16 across the rows of A and along those of B (transposed
  *                          V, and P whose rows are columns of the result)
+ *   ptx_wgmma_across_N     A and B from shared memory, the 16 across the rows of both (dS, whose columns are rows of the
+ *                          result, and Q)
  * accumulate 0: D = A B. The literals n0 ... are the numbers of the operands behind the accumulators.
  */
 #if ELEMENT == FA_ELEMENT_TF32
@@ -169,6 +171,7 @@ FA_DEVICE void ptx_wgmma_commit(void)
 PTX_DEFINE_WGMMA_SHARED(qk, 0, 0, 8, FOUR, 4, 5, 6)
 PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 8, FOUR, 4, 5, 6)
 PTX_DEFINE_WGMMA_SHARED(vp, 1, 0, 32, 16, 16, 17, 18)
+PTX_DEFINE_WGMMA_SHARED(across, 1, 1, 192, 96, 96, 97, 98)
 #endif
 PTX_DEFINE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 PTX_DEFINE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)

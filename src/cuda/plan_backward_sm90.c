@@ -147,12 +147,15 @@ static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batc
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
     const bool persistent = family == &fa_cuda_backward_sm90_persistent,
-               joined = family == &fa_cuda_backward_sm90_joined;
+               joined = family == &fa_cuda_backward_sm90_joined,
+               wide = family == &fa_cuda_backward_sm90_wide;
     const int first = persistent ? FA_FIRST_backward_sm90_persistent
                       : joined   ? FA_FIRST_backward_sm90_joined
+                      : wide     ? FA_FIRST_backward_sm90_wide
                                  : FA_FIRST_backward_sm90;
     const int end = persistent ? FA_END_backward_sm90_persistent
                     : joined   ? FA_END_backward_sm90_joined
+                    : wide     ? FA_END_backward_sm90_wide
                                : FA_END_backward_sm90;
     const int options = find_options(p);
     const fa_variant *found = NULL;
@@ -175,7 +178,13 @@ static const fa_variant *find_companion(const fa_variant *of, int first)
 }
 
 /* The kernels for the widest head dims have their own tiles and threads. */
-static bool is_wide(const fa_variant *v) { return v->value_dim != 0; }
+static bool is_wide(const fa_variant *v) { return v->cluster > 1; }
+
+/* The widest head dim of values. */
+static int find_value_columns(const fa_variant *v)
+{
+    return v->value_dim ? v->value_dim : find_columns(v);
+}
 
 /* Blocks that share a work tile's keys in equal parts. */
 static int count_blocks(const fa_variant *v) { return v->cluster > 1 ? v->cluster : 1; }
@@ -198,8 +207,9 @@ static int find_smem(const fa_variant *v)
 {
     return is_wide(v) ? FA_BACKWARD_SM90_WIDE_SMEM(v->element, v->head_dim, v->value_dim,
                                                    v->q_stages, v->stages, v->cluster)
-                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim, v->stages, v->options,
-                                              v->dq_buffers, v->persistent);
+                      : FA_BACKWARD_SM90_SMEM(v->element, v->head_dim,
+                                              v->value_dim ? v->value_dim : v->head_dim, v->stages,
+                                              v->options, v->dq_buffers, v->persistent);
 }
 
 /* How TMA can store dbias, or add to it or to its sums. */
@@ -277,15 +287,20 @@ static int64_t count_heads_together(const fa_problem *p, const fa_cuda_plan_laun
 /* Whether later keys are seen by fewer queries. */
 static bool shrinks(const fa_problem *p) { return p->causal && p->window_left < 0; }
 
-/* Heads that make so many blocks, as percent of the multiprocessors. */
+/* Heads that make so many blocks, or clusters, as percent of those that run at once. */
 static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda_device *device,
                                      int percent)
 {
     const int64_t heads = l->tasks / l->tiles;
-    const int64_t wanted =
-        (percent * (int64_t)device->multiprocessors / 100 + l->tiles / 2) / l->tiles;
+    const int64_t at_once = count_takers(&fa_variants[l->variant], device);
+    const int64_t wanted = (percent * at_once / 100 + l->tiles / 2) / l->tiles;
     return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
 }
+
+/* Whether clusters take turns as blocks do. Not measured; 0: head follows head. */
+#ifndef FA_BACKWARD_SM90_WIDE_TURNS
+#define FA_BACKWARD_SM90_WIDE_TURNS 1
+#endif
 
 /* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
  * make one round of blocks, or two where a head has many. Then short blocks come last, so that all
@@ -333,7 +348,7 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
     own->heads_together = own->ordered ? count_heads_together(p, main, device)
-                          : is_wide(&fa_variants[main->variant])
+                          : is_wide(&fa_variants[main->variant]) && !FA_BACKWARD_SM90_WIDE_TURNS
                               ? 1
                               : count_heads_in_turn(p, main, device);
     if (own->heads_ascending > 0)
@@ -413,7 +428,7 @@ static void plan_splits(const fa_problem *p, const fa_variant *v, const fa_cuda_
     own->splits = count_splits(p, tasks, count_takers(v, device));
     own->keys = find_keys(v);
     own->head_dim = find_columns(v);
-    own->value_dim = is_wide(v) ? v->value_dim : find_columns(v);
+    own->value_dim = find_value_columns(v);
     own->key_sums_offset = (plan->workspace_bytes + 255) / 256 * 256;
     if (own->splits == 1) return;
     fa_cuda_set_tasks(main, main->tiles, tasks * own->splits);
@@ -524,6 +539,34 @@ const fa_cuda_family fa_cuda_backward_sm90 = {
     .oldest = 90,
     .newest = 90,
     .plan = plan_backward,
+};
+
+/* Head dims to 192 and 128 in clusters: the form that blocks of 128 keys replace, to be compared with
+ * them. That needs no words. */
+static bool is_asked_for(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
+{
+    (void)p, (void)device, (void)why, (void)size;
+    return true;
+}
+
+static bool plan_wide(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
+                      char *why, size_t size)
+{
+    if (find_options(p)) {
+        fa_cuda_say(why, size, "an option changes scores or weights");
+        return false;
+    }
+    if (p->d > 192 || p->d_v > 128) return !refuse_head_dims(p, 128, why, size);
+    return plan_backward(p, device, plan, why, size);
+}
+
+const fa_cuda_family fa_cuda_backward_sm90_wide = {
+    .name = "sm90_wide",
+    .oldest = 90,
+    .newest = 90,
+    .does_few = true,
+    .slower = is_asked_for,
+    .plan = plan_wide,
 };
 
 /* Families of plain problems. */

@@ -873,9 +873,9 @@ static void test_wide(void)
          FA_VARIANT_backward_sm90_prepare_d128_f16},
         {128, 128, FA_VARIANT_backward_sm90_d128_f16, FA_VARIANT_backward_sm90_general128_f16,
          FA_VARIANT_backward_sm90_prepare_d128_f16},
-        {129, 8, FA_VARIANT_backward_sm90_wide_d192_128_f16,
+        {129, 8, FA_VARIANT_backward_sm90_d192_128_f16,
          FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
-        {192, 128, FA_VARIANT_backward_sm90_wide_d192_128_f16,
+        {192, 128, FA_VARIANT_backward_sm90_d192_128_f16,
          FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
         {64, 129, FA_VARIANT_backward_sm90_wide_d192_f16,
          FA_VARIANT_backward_sm90_wide_general192_f16, FA_VARIANT_backward_sm90_prepare_d192_f16},
@@ -891,10 +891,10 @@ static void test_wide(void)
         p.d_v = cases[i].d_v;
         fa_cuda_plan plan = plan_apart(&p);
         const fa_variant *v = &fa_variants[cases[i].plain];
-        const int cluster = v->value_dim ? 2 : 1;
-        const int box = v->value_dim ? 64 : 128, keys = box * cluster, tiles = 1024 / keys;
+        const int cluster = v->cluster ? 2 : 1;
+        const int box = v->cluster ? 64 : 128, keys = box * cluster, tiles = 1024 / keys;
         const fa_cuda_plan_launch *l = FIND(&plan, backward_sm90);
-        CHECK(l && l->variant == cases[i].plain && l->threads == (v->value_dim ? 512 : 384) &&
+        CHECK(l && l->variant == cases[i].plain && l->threads == (v->cluster ? 512 : 384) &&
                   l->tile_k == keys && l->tasks == 2 * 8 * tiles,
               "case %zu", i);
         CHECK(l && l->cluster == (uint32_t)cluster && l->grid == l->tasks * cluster,

@@ -45,6 +45,7 @@ FA_DEVICE void ptx_wgmma_commit(void) { hopper_products_commit(); }
     PTX_DEFINE_WGMMA_SHARED(qk, false, false, N)                                                   \
     PTX_DEFINE_WGMMA_SHARED(shared_pv, false, true, N)                                             \
     PTX_DEFINE_WGMMA_SHARED(vp, true, false, N)                                                    \
+    PTX_DEFINE_WGMMA_SHARED(across, true, true, N)                                                 \
     PTX_DEFINE_WGMMA_REGISTERS(registers_qk, false, N)                                             \
     PTX_DEFINE_WGMMA_REGISTERS(pv, true, N)
 
