@@ -113,7 +113,7 @@ class Backend:
 
 FAMILY_VARIABLES = ("FA_CUDA_KERNEL", "FA_CUDA_BACKWARD_KERNEL")
 # Families of backward alone, and what fa_describe says of them.
-MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent", "sm90_wide": "_wide",
+MARKS = {"sm90_joined": "_joined", "sm90_persistent": "_persistent",
          "tf32x3_corrected": "_weight_sums", "tf32_in_place": "_tf32_prepare"}
 
 

@@ -576,7 +576,7 @@ FA_API fa_status fa_workspace_size(fa_pass pass, const fa_tensor *q, const fa_te
  * call fail with FA_ERROR_DEVICE.
  * FA_CUDA_BACKWARD_KERNEL is the same for backward: "sm90", "sm80", "tf32" (float32 inputs of
  * FA_PRECISION_TF32), "tf32x3" (float32 inputs), "tf32x3_corrected" (the same with weights that add up
- * to 1 where scores are large) or "simt". With "sm90_persistent", "sm90_joined" or "sm90_wide"
+ * to 1 where scores are large) or "simt". With "sm90_persistent" or "sm90_joined"
  * (Hopper, no option of the scores) or "tf32_in_place" (Hopper, float32 inputs) the others do what
  * that family cannot do.
  *

@@ -442,12 +442,6 @@ VARIANT_16BIT(backward_sm90_wide_general256, .file = "backward_sm90_wide/backwar
               .head_dim = 256, .value_dim = 256, .options = FA_SM90_ALL, .q_stages = 2, .stages = 1, .cluster = 2, .static_smem = 512)
 END(backward, sm90)
 
-/* The same without options, in clusters. */
-FAMILY(backward, sm90_wide)
-VARIANT_16BIT(backward_sm90_wide_d192_128, .file = "backward_sm90_wide/backward_sm90_wide", .kernel = "backward_sm90_wide", .architecture = 90,
-              .head_dim = 192, .value_dim = 128, .options = 0, .q_stages = 3, .stages = 3, .cluster = 2, .static_smem = 512)
-END(backward, sm90_wide)
-
 FAMILY(backward, sm90_persistent)
 /* The same for sums in any order, without options: blocks stay on their multiprocessor and take work
  * tile after work tile. */

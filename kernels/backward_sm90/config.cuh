@@ -80,12 +80,6 @@
 #define DQ_PARTS 1
 #endif
 
-/* Whether dP is issued within the consumer's turn: then tensor cores wait while exponents are made, but it meets no products of
- * the other consumer. */
-#ifndef DP_IN_TURN
-#define DP_IN_TURN 0
-#endif
-
 /* Whether the log-sum-exp and delta come with the queries, not with dout: where weights are made before dout is needed. */
 #define ROWS_WITH_Q (DQ_PARTS > 1)
 

@@ -146,7 +146,6 @@ FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, 
     ptx_register_fence(c->scores, SCORES);
     ptx_wgmma_fence();
     issue_dp(c, c->scores, stage);
-    if (DP_IN_TURN && at->count > 0) let_other_issue(c);
     /* Always. The assembler would move this behind the wait, if it could see that. */
     if (p->d_v > 0) {
 #pragma unroll
@@ -197,8 +196,7 @@ FA_DEVICE void consume_tile(const pipeline *pipe, const fa_backward_params *p, c
     release_q(pipe, c, count);
     ptx_wgmma_wait(1);
     ptx_register_fence(rest, REST_SUMS);
-    if (!DP_IN_TURN)
-        let_other_issue(c); /* which may store to a buffer of dS that has been read here */
+    let_other_issue(c); /* which may store to a buffer of dS that has been read here */
     if (count > 0) free_ds(c);
     share_rest(pipe, c, rest, count);
     ptx_wgmma_wait(0);

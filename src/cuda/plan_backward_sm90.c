@@ -147,15 +147,12 @@ static bool is_ordered(const fa_problem *p) { return p->deterministic || p->batc
 static const fa_variant *find_variant(const fa_problem *p, const fa_cuda_family *family)
 {
     const bool persistent = family == &fa_cuda_backward_sm90_persistent,
-               joined = family == &fa_cuda_backward_sm90_joined,
-               wide = family == &fa_cuda_backward_sm90_wide;
+               joined = family == &fa_cuda_backward_sm90_joined;
     const int first = persistent ? FA_FIRST_backward_sm90_persistent
                       : joined   ? FA_FIRST_backward_sm90_joined
-                      : wide     ? FA_FIRST_backward_sm90_wide
                                  : FA_FIRST_backward_sm90;
     const int end = persistent ? FA_END_backward_sm90_persistent
                     : joined   ? FA_END_backward_sm90_joined
-                    : wide     ? FA_END_backward_sm90_wide
                                : FA_END_backward_sm90;
     const int options = find_options(p);
     const fa_variant *found = NULL;
@@ -297,11 +294,6 @@ static int64_t count_heads_of_rounds(const fa_cuda_plan_launch *l, const fa_cuda
     return wanted < 1 ? 1 : wanted < heads ? wanted : heads;
 }
 
-/* Whether clusters take turns as blocks do. Not measured; 0: head follows head. */
-#ifndef FA_BACKWARD_SM90_WIDE_TURNS
-#define FA_BACKWARD_SM90_WIDE_TURNS 1
-#endif
-
 /* Heads whose blocks take turns where sums have any order. Under a causal mask these are as many as
  * make one round of blocks, or two where a head has many. Then short blocks come last, so that all
  * multiprocessors end at the same time, and what the blocks load stays in the L2 cache (head dim 128
@@ -347,10 +339,8 @@ static void plan_order(const fa_problem *p, const fa_cuda_plan_launch *prepare,
     own->heads_ascending = own->first_stored ? count_heads_ascending(p, main, device) : 0;
     own->items_together = 1;
     own->semaphores_offset = plan->workspace_bytes;
-    own->heads_together = own->ordered ? count_heads_together(p, main, device)
-                          : is_wide(&fa_variants[main->variant]) && !FA_BACKWARD_SM90_WIDE_TURNS
-                              ? 1
-                              : count_heads_in_turn(p, main, device);
+    own->heads_together =
+        own->ordered ? count_heads_together(p, main, device) : count_heads_in_turn(p, main, device);
     if (own->heads_ascending > 0)
         own->heads_together = main->tasks / main->tiles - own->heads_ascending; /* the others */
     if (own->ordered)
@@ -539,34 +529,6 @@ const fa_cuda_family fa_cuda_backward_sm90 = {
     .oldest = 90,
     .newest = 90,
     .plan = plan_backward,
-};
-
-/* Head dims to 192 and 128 in clusters: the form that blocks of 128 keys replace, to be compared with
- * them. That needs no words. */
-static bool is_asked_for(const fa_problem *p, const fa_cuda_device *device, char *why, size_t size)
-{
-    (void)p, (void)device, (void)why, (void)size;
-    return true;
-}
-
-static bool plan_wide(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
-                      char *why, size_t size)
-{
-    if (find_options(p)) {
-        fa_cuda_say(why, size, "an option changes scores or weights");
-        return false;
-    }
-    if (p->d > 192 || p->d_v > 128) return !refuse_head_dims(p, 128, why, size);
-    return plan_backward(p, device, plan, why, size);
-}
-
-const fa_cuda_family fa_cuda_backward_sm90_wide = {
-    .name = "sm90_wide",
-    .oldest = 90,
-    .newest = 90,
-    .does_few = true,
-    .slower = is_asked_for,
-    .plan = plan_wide,
 };
 
 /* Families of plain problems. */

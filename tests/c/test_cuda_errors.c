@@ -213,7 +213,7 @@ static void test_unknown_backward_family(void)
     setup s = on_device();
     EXPECT(fa_supported(FA_PASS_BACKWARD, &s.q, &s.k, &s.v, &s.out, &s.o), FA_ERROR_DEVICE,
            "FA_CUDA_BACKWARD_KERNEL is \"sm75\"",
-           "sm90_persistent sm90 sm90_wide sm80 tf32_in_place tf32 tf32x3_corrected tf32x3 simt");
+           "sm90_persistent sm90 sm80 tf32_in_place tf32 tf32x3_corrected tf32x3 simt");
 }
 
 /* Arguments are checked before the device is looked at. */

@@ -9,11 +9,11 @@
  * side by side, so that they wait for each other.
  *
  * Behind these problems come others with a bias and its gradient, with head dims above 96 and above 128, and some that
- * persistent blocks do twice, or joined launches, or clusters at head dims to 192 and 128. Where they are asked for, several blocks run side by side the second time, and
+ * persistent blocks do twice, or joined launches. Where they are asked for, several blocks run side by side the second time, and
  * share the work tiles, or wait for each other.
  *
- * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "persistent",
- * "joined" or "wide" for such problems; then the runs of each variant are printed.
+ * Arguments: the first problem's number, how many, the least head dim, of keys or of values, and "bias", "persistent" or
+ * "joined" for such problems; then the runs of each variant are printed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -403,7 +403,6 @@ int main(int argc, char **argv)
     about_bias = argc > 4 && argv[4][0] == 'b';
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
-          : argv[4][0] == 'w'     ? &fa_cuda_backward_sm90_wide
                                   : &fa_cuda_backward_sm90_persistent;
     const int done = run_problems(first, end);
     if (argc == 1) {
@@ -418,8 +417,6 @@ int main(int argc, char **argv)
         least_dim = WIDE;
         run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
         least_dim = 0;
-        few = &fa_cuda_backward_sm90_wide;
-        run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
         few = &fa_cuda_backward_sm90_persistent;
         run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
         few = &fa_cuda_backward_sm90_joined;
