@@ -25,7 +25,7 @@ enum {
 };
 
 /* Multiply-adds of a problem that is not tiny: some tiles of queries and of keys. */
-static const double sample_work = 5e6, sample_small_work = 2e7;
+static const double sample_work = 5e6, sample_small_work = 1e7;
 
 /* One thing that some problem must have. */
 typedef struct sample_need {
