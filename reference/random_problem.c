@@ -1348,7 +1348,7 @@ static void check_backward_once(problem *p, const fa_gradients *gradients, ref_g
     check_gradient_invariance(p, &call, settings, result);
 }
 
-static void check_backward(problem *p, const random_settings *settings, random_result *result)
+static fa_gradients gradients_of(const problem *p)
 {
     fa_gradients g = {0};
     g.size = sizeof g;
@@ -1359,6 +1359,12 @@ static void check_backward(problem *p, const random_settings *settings, random_r
     g.dv = p->dv;
     g.dbias = p->dbias;
     g.dsinks = p->dsinks;
+    return g;
+}
+
+static void check_backward(problem *p, const random_settings *settings, random_result *result)
+{
+    const fa_gradients g = gradients_of(p);
     poison_unused_rows(p);
     ref_gradients want = {0};
     char *const before = ref_buffers_copy(&p->buffers);
@@ -1372,12 +1378,18 @@ static void check_backward(problem *p, const random_settings *settings, random_r
     ref_gradients_free(&want);
 }
 
-static void check_weights(problem *p, const random_settings *settings, random_result *result)
+static random_call weights_call(problem *p)
 {
     random_call call = whole_call(p);
     call.rows = p->rows;
     call.num_rows = p->num_rows;
     call.weights = p->weights;
+    return call;
+}
+
+static void check_weights(problem *p, const random_settings *settings, random_result *result)
+{
+    const random_call call = weights_call(p);
     if (!attend(&call, settings, result)) return;
     ref_array want;
     ref_weights(&p->in, p->rows, p->num_rows, p->weights.shape[3], &want);
@@ -1493,7 +1505,6 @@ static void make_attention(problem *p, const random_settings *settings)
             make_key_scale(p, "v_scale", &p->v_scale, &p->in.v, &p->in.options.v_scale);
     }
     p->in.rounding = ref_rounding_for(&p->in, p->out.dtype, p->lse != NULL);
-    fill_inputs(p);
 }
 
 static void make_parts(problem *p, const random_settings *settings)
@@ -1553,6 +1564,16 @@ static void run_checks(problem *p, const random_settings *settings, random_resul
     ref_buffers_check(&p->buffers, &result->report);
 }
 
+/* Whether whoever makes the call wants it. */
+static bool is_wanted(problem *p, const random_settings *settings)
+{
+    if (!settings->wants) return true;
+    random_call call = p->pass == RANDOM_WEIGHTS ? weights_call(p) : whole_call(p);
+    call.pass = p->pass;
+    if (p->pass == RANDOM_BACKWARD) call.gradients = gradients_of(p);
+    return settings->wants(settings->context, &call);
+}
+
 static void say_how_to_reproduce(uint64_t number, const random_settings *settings,
                                  random_result *result)
 {
@@ -1610,7 +1631,13 @@ void random_problem_run(uint64_t number, const random_settings *settings, random
     else make_attention(p, settings);
     result->pass = p->pass;
     result->dtype = p->in.q.dtype;
-    run_checks(p, settings, result);
+    if (is_wanted(p, settings)) {
+        if (p->pass != RANDOM_COMBINE) fill_inputs(p);
+        run_checks(p, settings, result);
+    } else {
+        result->status = FA_ERROR_UNSUPPORTED;
+        ref_fail(&result->report, "not wanted");
+    }
     say_how_to_reproduce(number, settings, result);
     free_problem(p);
 }

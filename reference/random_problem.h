@@ -114,6 +114,10 @@ typedef struct random_settings {
     bool all_passes;
     random_attend *attend;
     void *context;
+    /* Whether the problem's call is one to make, NULL: each. Asked before arrays have their contents, which takes
+     * long: only shapes, lengths and options are there. If not, the status is FA_ERROR_UNSUPPORTED. Of a
+     * backward the call is that of the gradients. */
+    bool (*wants)(void *context, const random_call *call);
 } random_settings;
 
 typedef struct random_result {

@@ -7,16 +7,7 @@
 #include <string.h>
 
 #include "scalar.h"
-
-/* Functions that take most of the tests' time are compiled for wide vectors as well. ISO C forbids
- * contraction here, so all forms give the same bits. Sanitizers do not expect the resolver that
- * chooses one. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define WITH_WIDE_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WITH_WIDE_VECTORS
-#endif
+#include "wide_vectors.h"
 
 /* ------------------------------------------------------------------------------------------------
  * Arrays

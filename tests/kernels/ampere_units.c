@@ -6,6 +6,7 @@
 
 #include "../../src/convert.h"
 #include "cuda_on_cpu.h"
+#include "wide_vectors.h"
 
 /* Which exchange something was computed of. */
 typedef struct exchange {
@@ -34,6 +35,27 @@ static float convert(uint32_t x2, int half, bool bfloat16)
     return bfloat16 ? fa_bfloat_to_float(bits) : fa_half_to_float(bits);
 }
 
+/* Sums over k, from 0 on. */
+WITH_WIDE_VECTORS
+static void multiply(float product[restrict 16][8], float x[restrict 16][16],
+                     float y[restrict 16][8])
+{
+    memset(product, 0, sizeof(float[16][8]));
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
+}
+
+WITH_WIDE_VECTORS
+static void multiply_doubles(double product[restrict 16][8], double x[restrict 16][8],
+                             double y[restrict 8][8])
+{
+    memset(product, 0, sizeof(double[16][8]));
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 8; k++)
+            for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
+}
+
 /* The whole matrices, of all lanes' registers. */
 static void gather(float a[16][16], float b[16][8], const char *shown, bool bfloat16)
 {
@@ -58,10 +80,7 @@ void ampere_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bool 
     if (is_new(&last, shown)) {
         float x[16][16], y[16][8];
         gather(x, y, shown, bfloat16);
-        memset(product, 0, sizeof product);
-        for (int i = 0; i < 16; i++)
-            for (int k = 0; k < 16; k++)
-                for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
+        multiply(product, x, y);
     }
     for (int e = 0; e < 4; e++) c[e] += product[g + e / 2 * 8][2 * t + e % 2];
 }
@@ -101,10 +120,7 @@ void ampere_mma_tf32(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
                 x[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = tf32(of.a[i]);
             for (int i = 0; i < 2; i++) y[lane % 4 + i * 4][lane / 4] = tf32(of.b[i]);
         }
-        memset(product, 0, sizeof product);
-        for (int i = 0; i < 16; i++)
-            for (int k = 0; k < 8; k++)
-                for (int j = 0; j < 8; j++) product[i][j] += x[i][k] * y[k][j];
+        multiply_doubles(product, x, y);
     }
     for (int e = 0; e < 4; e++)
         c[e] = cut_off((double)c[e] + product[g + e / 2 * 8][2 * t + e % 2]);

@@ -604,14 +604,18 @@ static bool run_warp(unsigned warp, bool slow_too)
     bool any = false, again = true;
     while (again) {
         again = false;
+        unsigned met = 0; /* lanes that went on, and are at the next exchange */
         for (unsigned n = 0; n < lanes; n++) {
             const unsigned thread = first + (machine.run->backwards ? lanes - 1 - n : n);
+            const fiber *f = &here()->fibers[thread];
             if (!can_go_on(thread) || (is_slow(thread) && !slow_too)) continue;
             resume(thread);
             again = true;
+            met += f->at == OF_WARP && f->phase == here()->warp_phase[warp];
         }
         any = any || again;
-        if (!again && has_met(first, lanes)) {
+        if (met == lanes) here()->warp_phase[warp]++; /* most often: no need to look at all again */
+        else if (!again && has_met(first, lanes)) {
             here()->warp_phase[warp]++;
             again = true;
         }

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "check.h"
 #include "random_problem.h"
+#include "sample.h"
 
 enum { QUERIES = 24, KEYS = 320, MAX_DIM = 512 };
 
@@ -160,6 +161,11 @@ static void check_exactness(random_attend *attend, attention *a, double times, c
     ref_array_free(&lse);
 }
 
+/* Sets of problems, of which the sample has some (sample_has): one for each width of heads, from such a number on. */
+enum { EXACT_SETS = 0, OPTION_SETS = 8, HIDDEN_SETS = 16, SCALE_SET = 24 };
+
+static inline int width_of(int64_t d) { return d <= 64 ? 0 : d <= 128 ? 1 : d <= 256 ? 2 : 4; }
+
 /* Three products for each, cut off by the imitated tensor cores: errors like those of float32
  * arithmetic. */
 static void test_exactness(random_attend *attend, int d)
@@ -167,6 +173,7 @@ static void test_exactness(random_attend *attend, int d)
     static const double factors[] = {1, 4, 16, 64, 0};
     const size_t step = d > 256 ? 2 : 1; /* wide heads take long: fewer of them */
     for (size_t n = 0; n < sizeof factors / sizeof *factors; n += step) {
+        if (d > 64 && !sample_has((int64_t)(n / step), EXACT_SETS + width_of(d))) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 7 + n, s);
@@ -212,6 +219,7 @@ static inline void test_exact_options(random_attend *attend, int d)
     static const float softcaps[] = {2, 15, 50};
     const int step = d > 256 ? 5 : 1; /* wide heads take long: fewer of them */
     for (int n = 0; n < 14; n += step) {
+        if (d > 64 && !sample_has(n / step, OPTION_SETS + width_of(d))) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 57 + (uint64_t)n, s);
@@ -275,7 +283,9 @@ static inline int64_t compare_with_cpu(random_attend *attend, attention *a, fa_p
 static inline void test_hidden_keys(random_attend *attend, fa_precision precision, int64_t d)
 {
     const int step = d > 256 ? 5 : 1; /* wide heads take long: fewer of them */
+    const int set = HIDDEN_SETS + width_of(d) + (precision == FA_PRECISION_TF32);
     for (int n = 0; n < 8; n += step) {
+        if (!sample_has(n / step, set)) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         const bool masked = n < 2;
@@ -321,6 +331,7 @@ static inline void test_scales(random_attend *attend, int64_t d)
 {
     static const float scales[] = {0, -0.3f, 1e-20f, 1e-38f, -1e-7f, 300};
     for (size_t n = 0; n < 2 * sizeof scales / sizeof *scales; n++) {
+        if (!sample_has((int64_t)n / 2, SCALE_SET)) continue;
         attention a;
         const shape s = {1, 1, 1, QUERIES, KEYS, d, d};
         make_aligned(&a, 71, s);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "convert.h"
+#include "wide_vectors.h"
 
 enum {
     WARP = 32,
@@ -1093,6 +1094,7 @@ static void move_results(warpgroup *w, int i_strip, uint64_t number, float *sum,
 }
 
 /* sum (64 x columns) += a (64 x depth) b (depth x columns), of so many rows */
+WITH_WIDE_VECTORS
 static void add_products(float *restrict sum, const float *restrict a, const float *restrict b,
                          int rows, int columns, int depth)
 {

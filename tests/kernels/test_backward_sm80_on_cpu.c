@@ -30,6 +30,7 @@
 #include "hopper_units.h" /* semaphores */
 #include "normalize.h"
 #include "random_problem.h"
+#include "sample.h"
 #include "scalar.h"
 
 /* Problems that take little time, and together have all variants, most of them twice. */
@@ -317,30 +318,32 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* With whatever gradients: then nobody needs forward. */
-static bool is_refused(const random_call *call)
+static bool is_peaked(const machine *m) { return m->kind == PEAKED || m->kind == CORRECTED_PEAKED; }
+
+static bool wants(void *context, const random_call *call)
 {
+    const machine *m = context;
     char message[320];
     fa_options options = call->options;
     fa_problem p;
     fa_cuda_plan plan;
-    const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
-    return make_plan(call, &gradients, &options, &p, &plan, message, sizeof message) ==
-           FA_ERROR_UNSUPPORTED;
+    if (call->pass != RANDOM_BACKWARD) return false;
+    if (m->number / 8 % 2) options.flags |= FA_DETERMINISTIC;
+    const fa_status status =
+        make_plan(call, &call->gradients, &options, &p, &plan, message, sizeof message);
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    return sample_takes(&p, &plan, is_peaked(m));
 }
 
 static fa_status compute(void *context, const random_call *given, char *message, size_t size)
 {
     random_call call = *given;
     if (call.pass != RANDOM_FORWARD) return attend(context, &call, message, size);
-    if (is_refused(&call)) return FA_ERROR_UNSUPPORTED;
     call.options.device = FA_DEVICE_CPU;
     const fa_status status = random_call_run(&call);
     if (status != FA_OK) snprintf(message, size, "%s", fa_last_error());
     return status;
 }
-
-static bool is_peaked(const machine *m) { return m->kind == PEAKED || m->kind == CORRECTED_PEAKED; }
 
 static bool run_problem(machine *m)
 {
@@ -362,6 +365,7 @@ static bool run_problem(machine *m)
                                 .backward_alone = true,
                                 .runs = 2,
                                 .attend = compute,
+                                .wants = wants,
                                 .context = m};
     static const int gpus[] = {H200, A100, H200, RTX_4090};
     device = devices[gpus[m->number / 8 % 4]];
@@ -706,33 +710,40 @@ static bool run_twice(int64_t number, kind of, bool wide)
     return done;
 }
 
+/* The problems that are listed here. */
+static void run_listed(void)
+{
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        run_twice(numbers[i], ANY, false);
+    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0]; i++) run_twice(tf32[i], TF32, false);
+    for (size_t i = 0; i < sizeof float32 / sizeof float32[0]; i++)
+        run_twice(float32[i], FLOAT32, false);
+    for (size_t i = 0; i < sizeof tf32_in_place / sizeof tf32_in_place[0]; i++)
+        run_twice(tf32_in_place[i], TF32_IN_PLACE, false);
+    for (size_t i = 0; i < sizeof float32_in_place / sizeof float32_in_place[0]; i++)
+        run_twice(float32_in_place[i], FLOAT32_IN_PLACE, false);
+    for (int64_t i = 0; i < 5 * wide_numbers; i++) run_twice(i / 5, wide_kinds[i % 5], true);
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0]; i++)
+        run_twice(peaked[i], PEAKED, false);
+    for (size_t i = 0; i < sizeof corrected / sizeof corrected[0]; i++)
+        run_twice(corrected[i], CORRECTED, false);
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0]; i++)
+        run_twice(peaked[i], CORRECTED_PEAKED, false);
+}
+
 int main(int argc, char **argv)
 {
     const int64_t first = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = first + (argc > 2 ? atoll(argv[2]) : 0);
     int done = 0;
     test_begin();
+    const bool searching = sample_begin(argc > 1);
     const kind asked = argc > 3 ? (kind)atoi(argv[3]) : ANY;
     const bool wide = argc > 4;
     for (int64_t number = first; number < end; number++) done += run_twice(number, asked, wide);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && argc == 1; i++)
-        run_twice(numbers[i], ANY, false);
-    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0] && argc == 1; i++)
-        run_twice(tf32[i], TF32, false);
-    for (size_t i = 0; i < sizeof float32 / sizeof float32[0] && argc == 1; i++)
-        run_twice(float32[i], FLOAT32, false);
-    for (size_t i = 0; i < sizeof tf32_in_place / sizeof tf32_in_place[0] && argc == 1; i++)
-        run_twice(tf32_in_place[i], TF32_IN_PLACE, false);
-    for (size_t i = 0; i < sizeof float32_in_place / sizeof float32_in_place[0] && argc == 1; i++)
-        run_twice(float32_in_place[i], FLOAT32_IN_PLACE, false);
-    for (int64_t i = 0; i < 5 * wide_numbers && argc == 1; i++)
-        run_twice(i / 5, wide_kinds[i % 5], true);
-    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
-        run_twice(peaked[i], PEAKED, false);
-    for (size_t i = 0; i < sizeof corrected / sizeof corrected[0] && argc == 1; i++)
-        run_twice(corrected[i], CORRECTED, false);
-    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++)
-        run_twice(peaked[i], CORRECTED_PEAKED, false);
+    if (searching) run_listed();
+    sample_found();
+    if (argc == 1) run_listed();
     corrected_weights = false;
     for (int way = 0; way < 3; way++) {
         in_place = way > 0;
@@ -747,9 +758,9 @@ int main(int argc, char **argv)
     test_many_tiles();
     static const int dims[] = {64, 128, 256, 384, 512};
     for (int i = 0; i < 5 * ROW_OPTIONS; i++)
-        test_row_sums(dims[i / ROW_OPTIONS], (row_option)(i % ROW_OPTIONS));
-    for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
-        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+        if (sample_has(i % ROW_OPTIONS, i / ROW_OPTIONS))
+            test_row_sums(dims[i / ROW_OPTIONS], (row_option)(i % ROW_OPTIONS));
+    if (argc == 1) sample_end(kernels, runs);
     /* What is allowed has room for errors that all go one way. Cutting operands off, not rounding
      * them, gives 0.27 of it; dropping one of three products more than all. */
     const double rounded = fmax(worst[TF32], worst[TF32_IN_PLACE]),

@@ -30,6 +30,7 @@
 #include "hopper_units.h"
 #include "normalize.h"
 #include "random_problem.h"
+#include "sample.h"
 #include "scalar.h"
 
 /* More problems with options, for each of the variants that have some. */
@@ -332,24 +333,41 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
     return status == FA_OK ? compare_runs(m, call, message, size) : status;
 }
 
-/* With whatever gradients: then nobody needs forward. */
-static bool is_refused(const random_call *call)
+/* What else counts as an option: who makes dbias, and whether TMA loads the bias. */
+static uint64_t other_options(const fa_problem *p, const fa_cuda_plan *plan)
 {
+    uint64_t other = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const fa_cuda_plan_launch *l = &plan->launches[i];
+        if (l->idle || is_shared(l) || l->threads != FA_BACKWARD_SM90_THREADS) continue;
+        const int above = fa_variants[l->variant].head_dim > 64 ? 8 : 0;
+        other |= 1u << (above + l->backward_sm90.dbias_mapped);
+        other |= (uint64_t)l->backward_sm90.bias_mapped << (above + 7);
+    }
+    return p->bias.data ? other : 0;
+}
+
+/* Of the first run. */
+static bool wants(void *context, const random_call *call)
+{
+    const machine *m = context;
     char message[320];
     fa_options options = call->options;
     fa_problem p;
     fa_cuda_plan plan;
-    const fa_gradients gradients = {.size = sizeof gradients, .dout = call->out};
-    return make_plan(call, &gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
-                     message, sizeof message) == FA_ERROR_UNSUPPORTED ||
-           (few && plan.family != few);
+    if (call->pass != RANDOM_BACKWARD) return false;
+    if (m->number / 8 % 2 && !few) options.flags |= FA_DETERMINISTIC;
+    const fa_status status =
+        make_plan(call, &call->gradients, &options, few ? few : &fa_cuda_backward_sm90, &p, &plan,
+                  message, sizeof message);
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    return (!few || plan.family == few) && sample_takes(&p, &plan, other_options(&p, &plan));
 }
 
 static fa_status compute(void *context, const random_call *given, char *message, size_t size)
 {
     random_call call = *given;
     if (call.pass != RANDOM_FORWARD) return attend(context, &call, message, size);
-    if (is_refused(&call)) return FA_ERROR_UNSUPPORTED;
     call.options.device = FA_DEVICE_CPU;
     const fa_status status = random_call_run(&call);
     if (status != FA_OK) snprintf(message, size, "%s", fa_last_error());
@@ -373,6 +391,7 @@ static bool run_problem(machine *m)
         .backward_alone = true,
         .runs = 2,
         .attend = compute,
+        .wants = wants,
         .context = m};
     device = devices[H200];
     if (m->number / 16 % 2) device.multiprocessors = few && m->number % 2 ? 1 : 3;
@@ -394,36 +413,44 @@ static int run_problems(int64_t first, int64_t end)
     return done;
 }
 
+/* The problems that are listed here. */
+static int run_listed(void)
+{
+    const int done = run_problems(0, PROBLEMS);
+    for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
+        run_problems(with_options[i], with_options[i] + 1);
+    about_bias = true;
+    for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
+        run_problems(with_dbias[i], with_dbias[i] + 1);
+    about_bias = false;
+    least_dim = FULL;
+    run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
+    least_dim = WIDE;
+    run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
+    least_dim = 0;
+    few = &fa_cuda_backward_sm90_persistent;
+    run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
+    few = &fa_cuda_backward_sm90_joined;
+    run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
+    few = NULL;
+    return done;
+}
+
 int main(int argc, char **argv)
 {
     const int64_t first = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = first + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
+    const bool searching = sample_begin(argc > 1);
     if (argc > 3) least_dim = atoll(argv[3]);
     about_bias = argc > 4 && argv[4][0] == 'b';
     few = argc <= 4 || about_bias ? NULL
           : argv[4][0] == 'j'     ? &fa_cuda_backward_sm90_joined
                                   : &fa_cuda_backward_sm90_persistent;
-    const int done = run_problems(first, end);
-    if (argc == 1) {
-        for (size_t i = 0; i < sizeof with_options / sizeof *with_options; i++)
-            run_problems(with_options[i], with_options[i] + 1);
-        about_bias = true;
-        for (size_t i = 0; i < sizeof with_dbias / sizeof *with_dbias; i++)
-            run_problems(with_dbias[i], with_dbias[i] + 1);
-        about_bias = false;
-        least_dim = FULL;
-        run_problems(FIRST_FULL_PROBLEM, FIRST_FULL_PROBLEM + FULL_PROBLEMS);
-        least_dim = WIDE;
-        run_problems(FIRST_WIDE_PROBLEM, FIRST_WIDE_PROBLEM + WIDE_PROBLEMS);
-        least_dim = 0;
-        few = &fa_cuda_backward_sm90_persistent;
-        run_problems(FIRST_PERSISTENT_PROBLEM, FIRST_PERSISTENT_PROBLEM + PERSISTENT_PROBLEMS);
-        few = &fa_cuda_backward_sm90_joined;
-        run_problems(FIRST_JOINED_PROBLEM, FIRST_JOINED_PROBLEM + JOINED_PROBLEMS);
-    }
-    for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
-        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    if (searching) run_listed();
+    sample_found();
+    const int done = argc == 1 ? run_listed() : run_problems(first, end);
+    if (argc == 1) sample_end(kernels, runs);
     for (int by = 0; by <= FA_BACKWARD_SM90_DBIAS_ADDED; by++)
         CHECK(dbias_by[0][by] + dbias_by[1][by] || argc > 1, "nobody made dbias in way %d", by);
     for (int above = 0; above < 2; above++) {

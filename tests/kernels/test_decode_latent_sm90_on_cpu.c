@@ -118,6 +118,17 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
     if (count > 0) fa_cuda_cut_decode(l, count, 1);
 }
 
+static bool wants(void *context, const random_call *call)
+{
+    char message[320];
+    fa_problem p;
+    fa_cuda_plan plan;
+    (void)context;
+    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
+    return fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_latent_sm90, &plan, NULL, 0) &&
+           sample_takes(&p, &plan, 0);
+}
+
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     fa_problem p;
@@ -153,6 +164,7 @@ static int run_random_problems(int64_t first, int64_t end)
     int64_t number = first;
     random_settings settings = {.device = FA_DEVICE_CUDA,
                                 .attend = attend,
+                                .wants = wants,
                                 .context = &number,
                                 .focus = RANDOM_LATENT,
                                 .few_queries = true,
@@ -372,6 +384,7 @@ static void test_pages(void)
         snprintf(what, sizeof what, "shape %d", i);
         check_server(plain, what);
         for (int n = i % 2; n < 8; n += 2) {
+            if (!sample_has(n / 2, i)) continue;
             server *paged = new_server(&shapes[i], sizes[n], 100 + i);
             paged->machine.otherwise = n / 2 % 2;
             fill(paged, lengths);
@@ -469,6 +482,8 @@ int main(int argc, char **argv)
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
+    if (sample_begin(argc > 1)) run_random_problems(number, end);
+    sample_found();
     const int done = run_random_problems(number, end);
     if (argc == 1) {
         test_pages();
@@ -476,6 +491,7 @@ int main(int argc, char **argv)
         test_parts();
         test_wild_tables();
         test_nonfinite_values();
+        sample_end(kernels, runs);
     }
     CHECK(done > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
     if (argc > 2) {

@@ -146,29 +146,52 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
 
+static fa_status plan_call(const random_call *call, fa_problem *p, fa_cuda_plan *plan,
+                           char *message, size_t size)
+{
+    const fa_status status = make_forward(call, p, message, size);
+    if (status != FA_OK) return status;
+    fa_cuda_plan_begin(&devices[H200], &fa_cuda_decode, plan);
+    return fa_cuda_plan_decode(p, &devices[H200], INT64_MAX, plan, message, size)
+               ? FA_OK
+               : FA_ERROR_UNSUPPORTED;
+}
+
+static bool is_mixed(const machine *m, const fa_problem *p)
+{
+    return p->cu_seqlens_q && m->number % 2;
+}
+
+static bool wants(void *context, const random_call *call)
+{
+    const machine m = {.number = *(const int64_t *)context};
+    char message[320];
+    fa_problem p;
+    fa_cuda_plan plan;
+    const fa_status status = plan_call(call, &p, &plan, message, sizeof message);
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    return sample_takes(&p, &plan, other_options | (uint64_t)is_mixed(&m, &p) << 20);
+}
+
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     fa_problem p;
     fa_cuda_plan plan;
     machine m = {.number = *(const int64_t *)context, .memory = *call->buffers};
-    const fa_status status = make_forward(call, &p, message, size);
+    const fa_status status = plan_call(call, &p, &plan, message, size);
     if (status != FA_OK) return status;
-    fa_cuda_plan_begin(&devices[H200], &fa_cuda_decode, &plan);
-    if (!fa_cuda_plan_decode(&p, &devices[H200], INT64_MAX, &plan, message, size))
-        return FA_ERROR_UNSUPPORTED;
     fa_cuda_plan_launch *l = &plan.launches[0];
     choose_parts(m.number, l);
     if (l->idle) return FA_OK;
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
     char *const before = ref_buffers_copy(call->buffers);
-    const bool is_mixed = p.cu_seqlens_q && m.number % 2;
-    bool clean = is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    bool clean = is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
-    clean &= is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    clean &= is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;
@@ -188,7 +211,8 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
                                            RANDOM_SPLIT,   RANDOM_INVARIANCE, RANDOM_PEAKED};
     int done = 0;
     int64_t number = first;
-    random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
+    random_settings settings = {
+        .device = FA_DEVICE_CUDA, .attend = attend, .wants = wants, .context = &number};
     if (first == 0 && alone == RANDOM_ANYTHING) run_known_problems(&settings, &number);
     for (; number < end; number++) {
         settings.focus = focuses[number % (int64_t)(sizeof focuses / sizeof focuses[0])];
@@ -206,20 +230,30 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
     return done;
 }
 
+static int done, quantized, latent; /* problems that were for these kernels */
+
+static void run_all_random_problems(int64_t number, int64_t end)
+{
+    done = run_random_problems(number, end, RANDOM_ANYTHING);
+    quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
+    latent = run_random_problems(number, number + (end - number) / 3, RANDOM_LATENT);
+}
+
 int main(int argc, char **argv)
 {
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
-    const int done = run_random_problems(number, end, RANDOM_ANYTHING);
-    const int quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
-    const int latent = run_random_problems(number, number + (end - number) / 3, RANDOM_LATENT);
+    if (sample_begin(argc > 1)) run_all_random_problems(number, end);
+    sample_found();
+    run_all_random_problems(number, end);
     if (argc == 1) {
         test_pages((const int64_t[]){1, 3, 16, 32, 48, 64, 128, 256, 1000});
         test_replay();
         test_parts();
         test_wild_tables();
         test_scales();
+        sample_end(kernels, runs);
     }
     CHECK(done > 0 && quantized > 0 && latent > 0, "no problem was for these kernels");
     CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");

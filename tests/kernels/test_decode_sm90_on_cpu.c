@@ -24,6 +24,9 @@
 
 enum { PROBLEMS = 200 };
 
+/* Of a variant that the first ones do not have. */
+static const int64_t rare = 754;
+
 /* The variants, one FORM(name) each: the build writes them. */
 typedef struct parameters {
     fa_decode_params decode;
@@ -179,16 +182,21 @@ static void choose_parts(int64_t number, fa_cuda_plan_launch *l)
     if (l->tasks > FA_DECODE_COUNTERS && number % 2 == 0) fa_cuda_cut_decode(l, 1, 1);
 }
 
+/* The launch for the sequences of few queries; false if there is none. */
+static bool plan_few(const machine *m, const fa_problem *p, fa_cuda_plan *plan)
+{
+    char why[320] = "";
+    fa_cuda_plan_begin(&devices[H200], &fa_cuda_forward_mixed_beside, plan);
+    return fa_cuda_add_few_sm90(p, (int32_t)(1 + m->number % 7), &devices[H200], plan, why,
+                                sizeof why);
+}
+
 /* A mixed batch: blocks that stay for the sequences of few queries, and others for the rest. False if
  * memory beside the workspace was written. */
 static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
-    char why[320] = "";
     fa_cuda_plan plan;
-    fa_cuda_plan_begin(&devices[H200], &fa_cuda_forward_mixed_beside, &plan);
-    if (!fa_cuda_add_few_sm90(p, (int32_t)(1 + m->number % 7), &devices[H200], &plan, why,
-                              sizeof why))
-        return run_plan(m, p, l);
+    if (!plan_few(m, p, &plan)) return run_plan(m, p, l);
     fa_cuda_plan_launch few = plan.launches[0], many = *l;
     few.decode.most_queries = (int32_t)(1 + m->number % 3);
     many.fewest_queries = few.decode.most_queries + 1;
@@ -210,6 +218,26 @@ static void tell_longest(int64_t number, fa_problem *p)
     }
 }
 
+static bool is_mixed(const machine *m, const fa_problem *p)
+{
+    return p->cu_seqlens_q && m->number % 2;
+}
+
+static bool wants(void *context, const random_call *call)
+{
+    const machine m = {.number = *(const int64_t *)context};
+    char message[320];
+    fa_problem p;
+    fa_cuda_plan plan;
+    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
+    tell_longest(m.number, &p);
+    const uint64_t mixed_batch = is_mixed(&m, &p) && plan_few(&m, &p, &plan);
+    if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, NULL, 0)) return false;
+    const uint64_t by_sequence =
+        plan.launches[0].decode.most_queries == FA_DECODE_ALL_QUERIES ? 2 : 0;
+    return sample_takes(&p, &plan, mixed_batch | by_sequence);
+}
+
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
 {
     fa_problem p;
@@ -226,16 +254,15 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
     own_tiles += l->decode.most_queries == FA_DECODE_ALL_QUERIES;
-    const bool is_mixed = p.cu_seqlens_q && m.number % 2;
     m.persistent = m.number / 4 % 2;
     char *const before = ref_buffers_copy(call->buffers);
-    bool clean = is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    bool clean = is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
     m.persistent = m.number / 8 % 2;
-    clean &= is_mixed ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    clean &= is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;
@@ -256,6 +283,7 @@ static int run_random_problems(int64_t first, int64_t end, random_focus alone)
     int64_t number = first;
     random_settings settings = {.device = FA_DEVICE_CUDA,
                                 .attend = attend,
+                                .wants = wants,
                                 .context = &number,
                                 .few_queries = true,
                                 .plain_scores = true,
@@ -336,13 +364,23 @@ static void test_nonfinite_values(void)
     }
 }
 
+static int done, quantized; /* problems that were for this family */
+
+static void run_all_random_problems(int64_t number, int64_t end, bool rare_too)
+{
+    done = run_random_problems(number, end, RANDOM_ANYTHING);
+    quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
+    if (rare_too) run_random_problems(rare, rare + 1, RANDOM_ANYTHING);
+}
+
 int main(int argc, char **argv)
 {
     const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
     const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
     test_begin();
-    const int done = run_random_problems(number, end, RANDOM_ANYTHING);
-    const int quantized = run_random_problems(number, end, RANDOM_QUANTIZED);
+    if (sample_begin(argc > 1)) run_all_random_problems(number, end, true);
+    sample_found();
+    run_all_random_problems(number, end, argc == 1);
     if (argc == 1) {
         test_pages((const int64_t[]){24, 16, 40, 32, 48, 64, 128, 256, 1000});
         test_replay();
@@ -354,6 +392,7 @@ int main(int argc, char **argv)
         test_pages((const int64_t[]){24, 16, 40, 32, 48, 64, 128, 256, 1000});
         test_wild_tables();
         test_nonfinite_values();
+        sample_end(kernels, runs);
     }
     CHECK(done > 0 && quantized > 0 && (cut > 0 || argc > 1), "no problem was for this kernel");
     CHECK(mixed > 0 || argc > 1, "no problem was a mixed batch");

@@ -18,6 +18,7 @@
 #include "gpus.h"
 #include "normalize.h"
 #include "random_problem.h"
+#include "sample.h"
 #include "scalar.h"
 
 enum { PROBLEMS = 75 };
@@ -63,6 +64,8 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
     KERNEL(combine_many),
 };
 
+static int runs[FA_VARIANTS];
+
 /* Sometimes so few blocks that each has several tasks, and threads in either order. */
 typedef struct machine {
     int64_t number;
@@ -84,6 +87,7 @@ static void launch(const machine *m, const fa_cuda_plan_launch *l, const void *p
                     .backwards = m->backwards};
     run.kernel = kernels[l->variant];
     if (!run.kernel) abort();
+    runs[l->variant]++;
     cuda_run_kernel(&run);
 }
 
@@ -114,7 +118,7 @@ static fa_status run_passes(machine *m, fa_problem *p, char *message, size_t siz
     return (fa_status)RANDOM_WRONG;
 }
 
-static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
+static fa_status make_problem(const random_call *call, fa_problem *p)
 {
     fa_options options = call->options;
     const bool backward = call->pass == RANDOM_BACKWARD;
@@ -131,8 +135,13 @@ static fa_status attend(machine *m, const random_call *call, char *message, size
                             .num_rows = call->num_rows,
                             .weights = backward ? NULL : &call->weights,
                             .options = &options};
+    return fa_problem_make(&a, p);
+}
+
+static fa_status attend(machine *m, const random_call *call, char *message, size_t size)
+{
     fa_problem p;
-    const fa_status status = fa_problem_make(&a, &p);
+    const fa_status status = make_problem(call, &p);
     if (status == FA_OK) return run_passes(m, &p, message, size);
     snprintf(message, size, "%s", fa_last_error());
     return status;
@@ -205,6 +214,17 @@ static fa_status compute(void *context, const random_call *given, char *message,
     const fa_status status = random_call_run(&call);
     if (status != FA_OK) snprintf(message, size, "%s", fa_last_error());
     return status;
+}
+
+/* A problem that no kernel does is a mistake here: attend says so. */
+static bool wants(void *context, const random_call *call)
+{
+    fa_problem p;
+    fa_cuda_plan plan;
+    (void)context;
+    if (call->pass == RANDOM_COMBINE) return !sample.searching; /* they take little time */
+    return make_problem(call, &p) != FA_OK ||
+           !fa_cuda_plan_make(&p, &devices[T4], NULL, &plan, NULL, 0) || sample_takes(&p, &plan, 0);
 }
 
 /* ---- More parts than one launch takes, log-sum-exps with strides ----------------------------- */
@@ -304,15 +324,11 @@ static void check_many_parts(void)
                              how & 4);
 }
 
-int main(int argc, char **argv)
+static void run_problems(int64_t number, int64_t end)
 {
     static const random_pass passes[] = {RANDOM_BACKWARD, RANDOM_BACKWARD, RANDOM_BACKWARD,
                                          RANDOM_BACKWARD, RANDOM_WEIGHTS,  RANDOM_COMBINE};
     static random_result result;
-    int64_t number = argc > 1 ? atoll(argv[1]) : 0;
-    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    test_begin();
-    check_many_parts();
     for (; number < end; number++) {
         machine m = {.number = number, .backwards = number % 2};
         const bool chunks = number % 5 == 4 && passes[number % 6] != RANDOM_COMBINE;
@@ -324,10 +340,24 @@ int main(int argc, char **argv)
                                           .small = true,
                                           .backward_alone = true,
                                           .attend = compute,
+                                          .wants = wants,
                                           .context = &m};
         random_problem_run((uint64_t)number, &settings, &result);
+        if (result.status == FA_ERROR_UNSUPPORTED && !sample.whole) continue;
         CHECK(result.report.ok, "number %lld: %s\n  %s", (long long)number, result.report.message,
               result.description);
     }
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t number = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    test_begin();
+    check_many_parts();
+    if (sample_begin(argc > 1)) run_problems(number, end);
+    sample_found();
+    run_problems(number, end);
+    if (argc == 1) sample_end(kernels, runs);
     return test_end();
 }

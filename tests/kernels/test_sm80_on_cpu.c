@@ -20,6 +20,9 @@ enum { PROBLEMS = 150, FLOAT32_PROBLEMS = 16 };
 /* Rows that few keys dominate, without what takes long here: wide heads. */
 static const int64_t peaked[] = {0, 1, 8, 15, 29};
 
+/* Of variants that the first ones do not have. */
+static const int64_t rare[] = {664, 629, 2118, 177, 456};
+
 /* The variants, one FORM(name) each: the build writes them. */
 #define FORM(name)                                                                                 \
     void name(fa_sm80_params p);                                                                   \
@@ -48,25 +51,45 @@ static bool launch(const random_call *call, const fa_problem *p, const fa_cuda_p
     return true;
 }
 
-static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+/* FA_ERROR_UNSUPPORTED: the planner gives the problem to another family. */
+static fa_status plan_call(int64_t number, const random_call *call, fa_problem *p,
+                           fa_cuda_plan *plan, char *message, size_t size)
 {
-    const int64_t number = *(const int64_t *)context;
     const bool float32 =
         call->q.dtype == FA_FLOAT32; /* or mixed, for which there is no kernel here */
     const fa_cuda_family *family =
         fa_cuda_find_family(!float32 ? number % 4 == 3 ? "sm75" : "sm80"
                             : call->options.precision == FA_PRECISION_TF32 ? "tf32"
                                                                            : "tf32x3");
-    fa_problem p;
-    fa_cuda_plan plan;
-    const fa_status status = make_forward(call, &p, message, size);
+    const fa_status status = make_forward(call, p, message, size);
     if (status != FA_OK) return status;
     fa_cuda_device device = devices[float32           ? (number % 4 == 2 ? RTX_4090 : H200)
                                     : number % 4 == 3 ? T4
                                     : number % 4 == 2 ? RTX_4090
                                                       : H200];
     if (number % 5 < 2) device.multiprocessors = 1; /* then its blocks have several tasks each */
-    if (!fa_cuda_plan_make(&p, &device, family, &plan, message, size)) return FA_ERROR_UNSUPPORTED;
+    return fa_cuda_plan_make(p, &device, family, plan, message, size) ? FA_OK
+                                                                      : FA_ERROR_UNSUPPORTED;
+}
+
+static bool wants(void *context, const random_call *call)
+{
+    char message[320];
+    fa_problem p;
+    fa_cuda_plan plan;
+    const fa_status status =
+        plan_call(*(const int64_t *)context, call, &p, &plan, message, sizeof message);
+    if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
+    return sample_takes(&p, &plan, other_options);
+}
+
+static fa_status attend(void *context, const random_call *call, char *message, size_t size)
+{
+    const int64_t number = *(const int64_t *)context;
+    fa_problem p;
+    fa_cuda_plan plan;
+    const fa_status status = plan_call(number, call, &p, &plan, message, size);
+    if (status != FA_OK) return status;
     if (plan.launches[0].tasks && !launch(call, &p, &plan, number)) {
         snprintf(message, size, "no kernel %s", fa_variants[plan.launches[0].variant].name);
         return FA_ERROR_DEVICE;
@@ -85,7 +108,8 @@ static void test_float32(random_settings settings, fa_precision precision, int64
     settings.dtype = FA_FLOAT32;
     settings.precision = precision;
     const int done = run_forward_problems(&settings, &number, first + count);
-    CHECK(done > 0, "no float32 problem of precision %d was for these kernels", (int)precision);
+    CHECK(done > 0 || sample.searching, "no float32 problem of precision %d was for these kernels",
+          (int)precision);
     settings.focus = RANDOM_WIDE;
     for (number = first; number < first + (count + 39) / 40; number++) {
         random_problem_run((uint64_t)number, &settings, &result);
@@ -109,6 +133,21 @@ static void test_single_problems(void)
     test_nan_key(attend, FA_PRECISION_FLOAT32, 64);
 }
 
+/* Problems of 16-bit types from a number on, and behind the first ones the known ones. Returns how many were for these kernels. */
+static int run_problems(random_settings *settings, int64_t *number, int64_t end, bool known_too)
+{
+    const int done = run_forward_problems(settings, number, end);
+    for (size_t i = 0; i < sizeof rare / sizeof rare[0] && known_too; i++) {
+        *number = rare[i];
+        run_forward_problems(settings, number, rare[i] + 1);
+    }
+    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && known_too; i++) {
+        *number = peaked[i];
+        run_peaked_problems(settings, number, peaked[i] + 1);
+    }
+    return done;
+}
+
 /* [FIRST [COUNT]]: random problems, with a COUNT only those; or "single": only the problems made by hand. */
 int main(int argc, char **argv)
 {
@@ -117,24 +156,31 @@ int main(int argc, char **argv)
         test_single_problems();
         return test_end();
     }
-    int64_t number = argc > 1 ? atoll(argv[1]) : 0;
-    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    random_settings settings = {.device = FA_DEVICE_CUDA, .attend = attend, .context = &number};
-    const int done = run_forward_problems(&settings, &number, end);
-    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0] && argc == 1; i++) {
-        number = peaked[i];
-        run_peaked_problems(&settings, &number, peaked[i] + 1);
+    const int64_t begin = argc > 1 ? atoll(argv[1]) : 0;
+    const int64_t end = begin + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    const int64_t first =
+        argc > 1 ? begin : 1; /* number 0 of float32 takes as long as all others */
+    const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
+    int64_t number;
+    const random_settings settings = {
+        .device = FA_DEVICE_CUDA, .attend = attend, .wants = wants, .context = &number};
+    int done = 0;
+    for (bool again = sample_begin(argc > 1);; again = false) {
+        random_settings any = settings;
+        number = begin;
+        done = run_problems(&any, &number, end, argc == 1);
+        test_float32(settings, FA_PRECISION_TF32, first, count);
+        test_float32(settings, FA_PRECISION_FLOAT32, first, count);
+        if (!again) break;
+        sample_found();
     }
     CHECK(done > 0, "no problem was for these kernels");
-    const int64_t first = argc > 1 ? atoll(argv[1]) : 1; /* number 0 takes as long as all others */
-    const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
-    test_float32(settings, FA_PRECISION_TF32, first, count);
-    test_float32(settings, FA_PRECISION_FLOAT32, first, count);
     if (argc > 2) {
         for (int i = 0; i < FA_VARIANTS; i++)
             if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
         return test_end();
     }
     test_single_problems();
+    if (argc == 1) sample_end(kernels, runs);
     return test_end();
 }

@@ -30,6 +30,7 @@ enum {
     FLOAT32_PROBLEMS = 120,
     PEAKED_PROBLEMS = 52,
     EACH = 5,
+    EACH_OF_SAMPLE = 2,
     LONG_ROWS = 8192,
     MAX_SHUFFLES = 200000,
     MAX_BLOCKS = 132
@@ -63,7 +64,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
 };
 
 static const char *family_name = "sm90";
-static int runs[FA_VARIANTS], max_runs = EACH;
+static int runs[FA_VARIANTS], max_runs = INT_MAX;
 static int dynamic; /* runs with the dynamic schedule, in kernels that have it */
 
 /* Rows that are recomputed key by key take a shuffle for each product, which is slow here. */
@@ -184,7 +185,7 @@ static void plan_beside(attempt *a)
     if (runs[other] < runs[l->variant]) l->variant = other;
 }
 
-/* Whether the problem is one for the kernel, in a variant that has not run often enough. */
+/* Whether the problem is one for the kernel. */
 static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
 {
     const fa_cuda_family *family = fa_cuda_find_family(family_name);
@@ -192,7 +193,18 @@ static bool plan_call(const fa_problem *p, attempt *a, char *why, size_t size)
     if (!fa_cuda_plan_make(p, &device, family, &a->plan, why, size)) return false;
     plan_as_longer(family, p, a);
     plan_beside(a);
-    return runs[a->plan.launches[0].variant] < max_runs;
+    return true;
+}
+
+/* Whether it also does not take long, and its variant has not run often enough. */
+static bool wants(void *context, const random_call *call)
+{
+    char message[320];
+    fa_problem p;
+    attempt a = {.number = *(const int64_t *)context};
+    if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
+    return plan_call(&p, &a, NULL, 0) && !takes_long(&p) &&
+           runs[a.plan.launches[0].variant] < max_runs && sample_takes(&p, &a.plan, other_options);
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -209,7 +221,6 @@ static fa_status attend(void *context, const random_call *call, char *message, s
         snprintf(message, size, "no kernel %s", fa_variants[l->variant].name);
         return FA_ERROR_DEVICE;
     }
-    if (takes_long(&p)) return FA_ERROR_UNSUPPORTED;
     runs[l->variant]++;
     fa_cuda_set_params(&p, l, &a.parameters.attention);
     if (!fa_cuda_sm90_params(&p, l, hopper_encode_map, &a.parameters.more, &fault)) {
@@ -250,12 +261,13 @@ static void run_float32_problems(random_settings settings, const char *family,
     settings.dtype = FA_FLOAT32;
     settings.precision = precision;
     const int done = run_forward_problems(&settings, number, first + count);
-    CHECK(done > 0, "no float32 problem was for these kernels");
+    CHECK(done > 0 || sample.searching, "no float32 problem was for these kernels");
     *number = first;
     run_peaked_problems(&settings, number, first + count / 10);
     *number = first;
     if (precision == FA_PRECISION_FLOAT32)
-        CHECK(run_wide_problems(&settings, number, first + count / 8) > 0, "no wide problem");
+        CHECK(run_wide_problems(&settings, number, first + count / 8) > 0 || sample.searching,
+              "no wide problem");
     family_name = "sm90";
 }
 
@@ -402,19 +414,50 @@ static void print_runs(void)
         if (kernels[i]) printf("%5d %s\n", runs[i], fa_variants[i].name);
 }
 
+/* Problems from a number on of each kind. count: how many; 0: those that are listed here. Returns how many of 16-bit types were for
+ * these kernels. */
+static int run_problems(random_settings settings, int64_t *number, int64_t begin, int64_t count)
+{
+    const bool listed = count == 0;
+    *number = begin;
+    if (listed) max_runs = sample.whole ? EACH : EACH_OF_SAMPLE;
+    int done = run_forward_problems(&settings, number, begin + (listed ? PROBLEMS : count));
+    for (size_t i = 0; i < sizeof rare / sizeof rare[0] && listed; i++) {
+        *number = rare[i];
+        run_forward_problems(&settings, number, rare[i] + 1);
+    }
+    *number = 0;
+    done += run_wide_problems(&settings, number, listed ? WIDE_PROBLEMS : count);
+    max_runs = INT_MAX;
+    *number = begin;
+    memset(hopper_paths, 0, sizeof hopper_paths);
+    done += run_peaked_problems(&settings, number, begin + (listed ? PEAKED_PROBLEMS : count));
+    if (!sample.searching) check_paths(!listed);
+    for (size_t i = 0; i < sizeof beside_flat / sizeof beside_flat[0] && listed; i++) {
+        *number = beside_flat[i];
+        run_peaked_problems(&settings, number, beside_flat[i] + 1);
+    }
+    *number = begin;
+    if (listed) count = FLOAT32_PROBLEMS;
+    run_float32_problems(settings, "tf32_sm90", FA_PRECISION_TF32, number, count);
+    *number = begin;
+    run_float32_problems(settings, "f16x3_sm90", FA_PRECISION_FLOAT32, number, count);
+    return done;
+}
+
 int main(int argc, char **argv)
 {
-    int64_t number = argc > 1 ? atoll(argv[1]) : 0;
-    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
-    random_settings settings = {.device = FA_DEVICE_CUDA,
-                                .tiles = true,
-                                .one_pass = true,
-                                .attend = attend,
-                                .context = &number};
+    const int64_t begin = argc > 1 ? atoll(argv[1]) : 0, count = argc > 2 ? atoll(argv[2]) : 0;
+    int64_t number = begin;
+    const random_settings settings = {.device = FA_DEVICE_CUDA,
+                                      .tiles = true,
+                                      .one_pass = true,
+                                      .attend = attend,
+                                      .wants = wants,
+                                      .context = &number};
     test_begin();
-    if (argc > 2) max_runs = INT_MAX;
+    const bool searching = sample_begin(argc > 1);
     if (argc > 1 && strcmp(argv[1], "float32") == 0) {
-        max_runs = INT_MAX;
         test_tf32();
         test_f16x3();
         return test_end();
@@ -422,34 +465,16 @@ int main(int argc, char **argv)
     if (argc > 3) {
         const bool tf32 = strcmp(argv[3], "tf32_sm90") == 0;
         run_float32_problems(settings, argv[3], tf32 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32,
-                             &number, end - number);
+                             &number, count);
         print_runs();
         return test_end();
     }
-    int done = run_forward_problems(&settings, &number, end);
-    for (size_t i = 0; i < sizeof rare / sizeof rare[0] && argc == 1; i++) {
-        number = rare[i];
-        run_forward_problems(&settings, &number, rare[i] + 1);
-    }
-    number = 0;
-    done += run_wide_problems(&settings, &number, argc > 2 ? atoll(argv[2]) : WIDE_PROBLEMS);
-    max_runs = INT_MAX;
-    number = argc > 1 ? atoll(argv[1]) : 0;
-    memset(hopper_paths, 0, sizeof hopper_paths);
-    done += run_peaked_problems(&settings, &number, argc > 2 ? end : PEAKED_PROBLEMS);
-    check_paths(argc > 2);
-    for (size_t i = 0; i < sizeof beside_flat / sizeof beside_flat[0] && argc == 1; i++) {
-        number = beside_flat[i];
-        run_peaked_problems(&settings, &number, beside_flat[i] + 1);
-    }
-    number = argc > 1 ? atoll(argv[1]) : 0;
-    const int64_t count = argc > 2 ? atoll(argv[2]) : FLOAT32_PROBLEMS;
-    run_float32_problems(settings, "tf32_sm90", FA_PRECISION_TF32, &number, count);
-    run_float32_problems(settings, "f16x3_sm90", FA_PRECISION_FLOAT32, &number, count);
+    if (searching) run_problems(settings, &number, begin, count);
+    sample_found();
+    const int done = run_problems(settings, &number, begin, count);
     test_tf32();
     test_f16x3();
-    for (int i = 0; i < FA_VARIANTS && argc == 1; i++)
-        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    if (argc == 1) sample_end(kernels, runs);
     CHECK(dynamic || argc > 1, "no problem had a dynamic schedule");
     if (argc > 2) {
         printf("%5d problems, %d with a dynamic schedule\n", done, dynamic);

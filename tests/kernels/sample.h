@@ -1,0 +1,187 @@
+/*
+ * Which random problems the tests of kernels on the host run. In CI, which has FA_ALL_TESTS in its environment: all. Elsewhere a
+ * sample, so that `make test` stays short: for each variant one problem, for each option one with each family of kernels that
+ * has it, and of the small ones some of each variant, beginning at another one for each. A test goes through its problems twice:
+ * first none is run, to find the smallest problem for each need that is not tiny.
+ */
+#ifndef FA_TEST_SAMPLE_H
+#define FA_TEST_SAMPLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "cuda/plan.h"
+
+enum {
+    SAMPLE_EVERY = 4,       /* of problems made by hand */
+    SAMPLE_SMALL_EVERY = 8, /* of small ones of a variant */
+    SAMPLE_SETS = 64,
+    SAMPLE_FAMILIES = 16,
+    SAMPLE_OPTIONS = 64,
+    SAMPLE_FIRST_OTHER = 40
+};
+
+/* Multiply-adds of a problem that is not tiny: some tiles of queries and of keys. */
+static const double sample_work = 5e6, sample_small_work = 1e7;
+
+/* One thing that some problem must have. */
+typedef struct sample_need {
+    double work; /* of the problem that is run for it; 0: there is none */
+    bool met;
+    int offered; /* problems that have it */
+} sample_need;
+
+static struct {
+    bool whole;     /* nothing is left out */
+    bool searching; /* for the smallest problems: none is run */
+    int64_t taken, left_out;
+    sample_need variants[FA_VARIANTS], options[SAMPLE_FAMILIES][SAMPLE_OPTIONS];
+    const void *families[SAMPLE_FAMILIES];
+    int set_taken[SAMPLE_SETS], set_left_out[SAMPLE_SETS]; /* of sample_has */
+} sample;
+
+/* Whether the test goes through its problems twice. whole: nothing is left out, as where problems are asked for by their
+ * numbers. */
+static inline bool sample_begin(bool whole)
+{
+    const char *all = getenv("FA_ALL_TESTS");
+    sample.whole = whole || (all && *all);
+    sample.searching = !sample.whole;
+    return sample.searching;
+}
+
+/* From now on problems are run. */
+static inline void sample_found(void) { sample.searching = false; }
+
+/* What a problem has, a bit for each option. */
+static inline uint64_t sample_options_of(const fa_problem *p)
+{
+    const bool options[] = {
+        p->causal,
+        p->diagonal_given,
+        p->window_left >= 0,
+        p->window_right >= 0,
+        p->attention_chunk > 0,
+        p->softcap > 0,
+        p->bias.data != NULL,
+        p->bias.data && p->bias.dtype == FA_FLOAT32,
+        p->mask.data != NULL,
+        p->alibi_slopes != NULL,
+        p->sinks != NULL,
+        p->dropout_threshold > 0,
+        p->dropout_state != NULL,
+        p->deterministic,
+        p->batch_invariant,
+        p->cu_seqlens_q != NULL,
+        p->cu_seqlens_k != NULL,
+        p->seqlens_q != NULL,
+        p->seqlens_k != NULL,
+        p->block_table != NULL,
+        p->q_descale || p->k_descale || p->v_descale,
+        p->k_scale.data != NULL,
+        p->v_scale.data != NULL,
+        p->k.dtype == FA_FLOAT8_E4M3,
+        p->k.dtype == FA_INT8,
+        p->v.data == p->k.data,
+        p->lse == NULL,
+        p->heads_q > p->heads_kv,
+        p->d != p->d_v,
+        p->dlse != NULL,
+        p->dbias.data != NULL,
+        p->dsinks != NULL,
+        p->pass == FA_PASS_BACKWARD && !p->dq.data,
+        p->pass == FA_PASS_BACKWARD && !p->dk.data,
+        p->pass == FA_PASS_BACKWARD && !p->dv.data,
+        p->pass == FA_PASS_DECODE,
+    };
+    uint64_t bits = 0;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        bits |= (uint64_t)options[i] << i;
+    return bits;
+}
+
+static inline int sample_family(const void *family)
+{
+    int i = 0;
+    while (sample.families[i] && sample.families[i] != family)
+        if (++i == SAMPLE_FAMILIES) abort();
+    sample.families[i] = family;
+    return i;
+}
+
+/* Whether a problem of so much work is a better one than another. */
+static inline bool sample_is_better(double work, double other)
+{
+    if (other == 0) return true;
+    if (work < sample_work || other < sample_work) return work > other;
+    return work < other;
+}
+
+/* Whether the problem is run for this. Needs that arise only while problems are run, because a test chooses its variants by what
+ * has run, are met by the first problem. */
+static inline bool sample_meets(sample_need *need, double work)
+{
+    if (sample.searching) {
+        if (sample_is_better(work, need->work)) need->work = work;
+        return false;
+    }
+    const bool meets = !need->met && (need->work == 0 || work == need->work);
+    need->met |= meets;
+    return meets;
+}
+
+/* Whether the problem is in the sample. other: bits for what else counts as an option. */
+static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, uint64_t other)
+{
+    const uint64_t options = sample_options_of(p) | other << SAMPLE_FIRST_OTHER;
+    const int family = sample_family(plan->family);
+    const double work =
+        1 + (double)(p->batch * p->heads_q) * (double)(p->n_q * p->n_k) * (double)(p->d + p->d_v);
+    bool takes = sample.whole;
+    int rarest = FA_NO_VARIANT;
+    for (int i = 0; i < plan->count; i++)
+        if (!plan->launches[i].idle) {
+            const int v = plan->launches[i].variant;
+            takes |= sample_meets(&sample.variants[v], work);
+            if (rarest < 0 || sample.variants[v].offered < sample.variants[rarest].offered)
+                rarest = v;
+        }
+    for (int i = 0; i < SAMPLE_OPTIONS; i++)
+        if (options >> i & 1) takes |= sample_meets(&sample.options[family][i], work);
+    if (sample.searching) return false;
+    if (rarest >= 0 && work < sample_small_work)
+        takes |= (++sample.variants[rarest].offered + rarest) % SAMPLE_SMALL_EVERY == 0;
+    sample.taken += takes;
+    sample.left_out += !takes;
+    return takes;
+}
+
+/* The same for problems made by hand: number i of a set, sets being numbered by the test. The first ones of two sets that follow
+ * each other differ. */
+static inline bool sample_has(int64_t i, int set)
+{
+    const bool has = sample.whole || (i + set) % SAMPLE_EVERY == 0;
+    sample.taken += has;
+    sample.left_out += !has;
+    sample.set_taken[set] += has;
+    sample.set_left_out[set] += !has;
+    return has;
+}
+
+/* Says what was left out. Each kernel must have run, and of each set some problem. */
+static inline void sample_end(void (*const kernels[FA_VARIANTS])(const void *parameters),
+                              const int runs[FA_VARIANTS])
+{
+    for (int i = 0; i < FA_VARIANTS; i++)
+        CHECK(runs[i] || !kernels[i], "no problem was for %s", fa_variants[i].name);
+    for (int i = 0; i < SAMPLE_SETS; i++)
+        CHECK(sample.set_taken[i] || !sample.set_left_out[i], "set %d: all left out", i);
+    if (sample.left_out)
+        printf("%lld of %lld problems left out (FA_ALL_TESTS=1: all)\n", (long long)sample.left_out,
+               (long long)(sample.left_out + sample.taken));
+}
+
+#endif
