@@ -22,10 +22,13 @@
 #define FA_KERNELS_BACKWARD_SM90_PARTS_CUH
 
 #include "backward_sm90/config.cuh"
+#include "backward_sm90/consumer_state.cuh"
 #include "backward_sm90/keys.cuh"
 #include "backward_sm90/multiply.cuh"
 #include "backward_sm90/pipeline.cuh"
 #include "backward_sm90/rows.cuh"
+
+#if DQ_PARTS > 1
 
 enum { REST_SUMS = DQ_REST / 2 };
 
@@ -249,5 +252,7 @@ FA_DEVICE void finish_tiles(const pipeline *pipe, const fa_backward_params *p, c
     share_part(pipe, c, c->scores, DQ_COLUMNS, DQ_PARTS * end);
     share_rest(pipe, c, rest, end);
 }
+
+#endif
 
 #endif

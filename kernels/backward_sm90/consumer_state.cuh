@@ -1,0 +1,472 @@
+/*
+ * What a consumer keeps, and what both of its forms do with it: consumer.cuh, and parts.cuh at head dims 192 and 128.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM90_CONSUMER_STATE_CUH
+#define FA_KERNELS_BACKWARD_SM90_CONSUMER_STATE_CUH
+
+#include "backward_sm90/config.cuh"
+#include "backward_sm90/keys.cuh"
+#include "backward_sm90/multiply.cuh"
+#include "backward_sm90/options.cuh"
+#include "backward_sm90/pipeline.cuh"
+#include "backward_sm90/rows.cuh"
+#include "backward_sm90/store.cuh"
+#include "backward_sm90/work.cuh"
+#include "common/device.cuh"
+#include "common/softmax.cuh"
+#include "common/x2.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/store.cuh"
+#include "ptx/thread.cuh"
+#include "ptx/tma.cuh"
+
+typedef struct consumer_state {
+    float dk[DK_SUMS], dv[DV_SUMS];
+#if DQ_PARTS > 1
+    float scores[SCORES]; /* also dP, and sums of dQ */
+    uint32_t weights[SCORES / 2];
+#else
+    float scores[SCORES], dp[SCORES];             /* dp: also sums of dQ */
+    uint32_t weights[SCORES / 2], ds[SCORES / 2]; /* of the tile whose products come next */
+#endif
+#if KEYS_IN_REGISTERS
+    uint32_t k[HEAD_DIM / 4], v[HEAD_DIM / 4];
+#endif
+    uint32_t base;   /* descriptor of the block's keys */
+    uint32_t ds_row; /* where the lane stores dS */
+#if DQ_PARTS > 1
+    uint32_t dq; /* where the thread stores its part of dQ */
+#else
+    float4 *dq;                                   /* the same */
+#endif
+    float scale; /* from scores to exponents of 2; with a softcap to what tanh takes */
+    int number;  /* of the consumer */
+    int leader;  /* whether this lane arrives for its warp */
+#if PERSISTENT
+    int first; /* count of the work tile's first tile */
+#endif
+} consumer_state;
+
+/* How many tiles of the work tile are before this one. */
+FA_DEVICE int tile_number(const consumer_state *c, int count)
+{
+#if PERSISTENT
+    return count - c->first;
+#else
+    (void)c;
+    return count;
+#endif
+}
+
+/* Descriptors of operands; ACROSS: of those that are read across their rows. */
+#define ACROSS(block) ((uint32_t)((block) / UNIT) << 16)
+
+FA_DEVICE uint32_t own_keys(const consumer_state *c)
+{
+    return c->base + (uint32_t)c->number * (OWN_KEYS * 128 / UNIT);
+}
+
+/* The columns of all keys of which the consumer computes dQ. */
+FA_DEVICE uint32_t key_columns(const consumer_state *c)
+{
+    const int column = c->number * (HEAD_DIM == 64 ? DQ_COLUMNS * 2 / UNIT : KEY_BLOCK / UNIT);
+    return c->base + ACROSS(KEY_BLOCK) + (uint32_t)column;
+}
+
+FA_DEVICE uint32_t ds_tile(const consumer_state *c, int count)
+{
+    return c->base + (uint32_t)(DS_AT + ds_buffer(count) * DS_BYTES) / UNIT;
+}
+
+/* ---- Masks by position ----------------------------------------------------------------------- */
+
+/* Clears the weights of queries of a tile that do not see the thread's keys. Element 4j + 2r + i is query 8j + 2 (lane % 4) + i and
+ * key r of the thread. */
+FA_DEVICE void mask_weights(const block_work *w, float *weights, int consumer, int tile)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int first = tile * QUERIES + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = consumer * OWN_KEYS + warp * 16 + lane / 4 + 8 * r;
+        const int from = w->first_query + key - first;
+        const int to = key < w->num_keys ? w->end_query + key - first : -1;
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (8 * j + i < from || 8 * j + i >= to) weights[4 * j + 2 * r + i] = 0;
+    }
+}
+
+/* ---- Weights and dS -------------------------------------------------------------------------- */
+
+#if DQ_PARTS == 1
+
+/* Scores become weights, P = exp(S - lse). */
+FA_DEVICE void weigh(float *scores, float scale, const float *lse)
+{
+#pragma unroll
+    for (int e = 0; e < SCORES; e++)
+        scores[e] = ptx_ex2(fmaf(scores[e], scale, -lse[e / 4 * 2 + e % 2]));
+}
+
+FA_DEVICE void pack_weights(uint32_t *x2, const float *weights)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) x2[i] = fa_pack_x2(weights[2 * i], weights[2 * i + 1]);
+}
+
+/* Weights become dS = P (dP - delta), also packed. masked: a weight of 0 has no gradient, whatever dP. */
+FA_DEVICE void weigh_gradients(float *weights, const float *dp, uint32_t *ds, const float *delta,
+                               bool masked)
+{
+#pragma unroll
+    for (int n = 0; n < SCORES / 2; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int e = 2 * n + i;
+            const float x = weights[e] * subtract_delta(dp[e], delta[e / 4 * 2 + i]);
+            weights[e] = masked && weights[e] == 0.0f ? 0.0f : x;
+        }
+        ds[n] = fa_pack_x2(weights[2 * n], weights[2 * n + 1]);
+    }
+}
+
+#endif
+
+/* The consumer's half of a tile of dS, transposed: a row for each query, of its keys. The buffer is free: since both consumers have
+ * read it last, this one's turn has come again. */
+FA_DEVICE void store_ds(const consumer_state *c, const uint32_t *ds, int count)
+{
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; j += 2)
+        ptx_stmatrix_x4_trans(c->ds_row + (uint32_t)(ds_buffer(count) * DS_BYTES + j * 8 * 128),
+                              ds + 2 * j);
+}
+
+#if DQ_PARTS == 1
+
+/* dQ of the tile before, for the store warp. use: the number of this use of the buffers. */
+FA_DEVICE void store_dq_columns(const consumer_state *c, int use)
+{
+#pragma unroll
+    for (int j = 0; j < DQ_COLUMNS / 8; j++) {
+        if (8 * j + DQ_COLUMNS >= COLUMNS && c->number == 1) break;
+        c->dq[WARPGROUP * j + dq_buffer(use) / (int)sizeof *c->dq] =
+            make_float4(c->dp[4 * j], c->dp[4 * j + 1], c->dp[4 * j + 2], c->dp[4 * j + 3]);
+    }
+}
+
+#endif
+
+/* Tells the store warp that dQ is in the buffer. use: the number of this use. */
+FA_DEVICE void share_dq(const pipeline *pipe, const consumer_state *c, int use)
+{
+    ptx_mbarrier_arrive(dq_full(pipe->state, c->number, use));
+}
+
+/* The buffer is used for the time of this number. */
+FA_DEVICE void wait_for_dq_buffer(const pipeline *pipe, const consumer_state *c, int number)
+{
+    const uint32_t turn = (uint32_t)number / DQ_BUFFERS;
+    ptx_mbarrier_wait(dq_empty(pipe->state, c->number, number), (int)(turn & 1) ^ 1);
+}
+
+#if BIAS_TILE
+
+/* dS of a tile, for the store warp, in 32 bits: boxes of 32 keys, swizzled. */
+FA_DEVICE void share_float_ds(const pipeline *pipe, const consumer_state *c, int count)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const uint32_t to = ptx_shared_address(pipe->buffers + DQ_AT + c->number * DQ_PART) +
+                        (uint32_t)(warp / 2 * (QUERIES * 128) + lane % 4 * 256 + lane / 4 % 4 * 4);
+    wait_for_dq_buffer(pipe, c, 2 * count);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int chunk = (warp % 2 * 4 + 2 * r + lane / 16) ^ (lane % 4 * 2 + i);
+#pragma unroll
+            for (int j = 0; j < QUERIES / 8; j++)
+                ptx_st_shared_f32(to + (uint32_t)(j * 1024 + i * 128 + chunk * 16),
+                                  c->scores[4 * j + 2 * r + i]);
+        }
+    ptx_fence_proxy_async();
+    share_dq(pipe, c, 2 * count);
+}
+
+#endif
+
+/* ---- A tile ---------------------------------------------------------------------------------- */
+
+/* Descriptors of the queries and of the dout of a stage. */
+FA_DEVICE uint32_t q_tile(const consumer_state *c, int stage)
+{
+    return c->base + (uint32_t)(Q_AT + stage * Q_BYTES) / UNIT;
+}
+
+FA_DEVICE uint32_t dout_tile(const consumer_state *c, int stage)
+{
+    return c->base + (uint32_t)(DOUT_AT + stage * DOUT_BYTES) / UNIT;
+}
+
+#if KEYS_IN_REGISTERS
+#define WORDS(c, of) (c)->of
+#else
+#define WORDS(c, of) NULL
+#endif
+
+FA_DEVICE void issue_s(consumer_state *c, int stage)
+{
+    issue_scores(c->scores, WORDS(c, k), own_keys(c), q_tile(c, stage), SUM_DIM, 0);
+}
+
+FA_DEVICE void issue_dp(consumer_state *c, float *dp, int stage)
+{
+    issue_scores(dp, WORDS(c, v), own_keys(c) + V_AT / UNIT, dout_tile(c, stage), VALUE_DIM,
+                 DQ_PARTS > 1);
+}
+
+/* The consumer's keys, or values, as products take them from registers. */
+FA_DEVICE void load_words(const pipeline *pipe, const consumer_state *c, int at, uint32_t *words)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = c->number * OWN_KEYS + warp * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++)
+        ptx_ldmatrix_x4(words + 4 * step,
+                        ptx_shared_address(pipe->buffers + at) +
+                            (uint32_t)(row * 128 + ((2 * step + lane / 16) ^ row % 8) * 16));
+}
+
+/* Consumers alternate in issuing products, so that one makes weights while the other multiplies. What a consumer has stored in
+ * front of its turn, the other one sees in the turn behind it. */
+FA_DEVICE void wait_until_may_issue(const consumer_state *c)
+{
+    ptx_named_barrier_sync(NAMED_BARRIER_ISSUE + c->number, 2 * WARPGROUP);
+}
+
+FA_DEVICE void let_other_issue(const consumer_state *c)
+{
+    ptx_named_barrier_arrive(NAMED_BARRIER_ISSUE + 1 - c->number, 2 * WARPGROUP);
+}
+
+/* The log-sum-exp of a stage; options load theirs later. */
+FA_DEVICE void load_lse(const pipeline *pipe, float *lse, int stage)
+{
+    if (!OPTIONS) load_rows(lse, row_address(pipe, stage));
+}
+
+/* With two buffers of dS: the other consumer has read the one that comes next. */
+FA_DEVICE void free_ds(const consumer_state *c)
+{
+    if (c->number == 1) ptx_named_barrier_arrive(NAMED_BARRIER_DS, 2 * WARPGROUP);
+}
+
+FA_DEVICE void wait_for_ds(const consumer_state *c)
+{
+    if (c->number == 0) ptx_named_barrier_sync(NAMED_BARRIER_DS, 2 * WARPGROUP);
+}
+
+#if BIAS_TILE
+
+/* Elements of a bias in 16 bits, laid out as weights: word 2j + r. */
+FA_DEVICE void load_bias(const pipeline *pipe, const fa_kernel_view *bias, const consumer_state *c,
+                         const tile_cursor *at, const tile_options *options, uint32_t *x2)
+{
+    shared_state *state = pipe->state;
+    if (pipe->bias_mapped) {
+        ptx_mbarrier_wait(&state->bias_full[c->number], at->count & 1);
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j += 2)
+            ptx_ldmatrix_x4_trans(x2 + 2 * j,
+                                  c->ds_row + (uint32_t)(BIAS_AT - DS_AT + j * 8 * 128));
+        return;
+    }
+    if (bias->data && bias->dtype != FA_KERNEL_FLOAT32)
+        read_bias_x2(bias, work_of(pipe), options, x2);
+}
+
+/* When the tile's elements have been used. An arrival does not wait for loads that are on their way to registers: one behind
+ * these, with products at work, let TMA overwrite what had not been read. */
+FA_DEVICE void release_bias(const pipeline *pipe, const consumer_state *c)
+{
+    if (!pipe->bias_mapped) return;
+    __syncwarp();
+    ptx_mbarrier_arrive_if(&pipe->state->bias_empty[c->number], c->leader);
+}
+
+#endif
+
+#if DQ_PARTS == 1
+
+/* Makes weights of a tile, whose scores and dP have been issued, in this order. lse: the tile's, without options. */
+FA_DEVICE void make_weights(const pipeline *pipe, const fa_attention_params *p, consumer_state *c,
+                            const tile_cursor *at, const float *lse, tile_options *options,
+                            bool masked)
+{
+#if OPTIONS
+    const uint32_t rows = row_address(pipe, stage_of(at->count));
+    const block_work *w = work_of(pipe);
+#if BIAS_TILE
+    /* What is loaded may come while scores are computed. */
+    uint32_t bias[SCORES / 2];
+    *options = find_tile_options(p, w, at, c->number, true);
+    load_bias(pipe, &p->bias, c, at, options, bias);
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    weigh_with_options(p, pipe->state, w, options, bias, c->scores, c->weights, c->scale, rows,
+                       true);
+    release_bias(pipe, c);
+#else
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    *options = find_tile_options(p, w, at, c->number, HIDES || masked);
+    weigh_with_options(p, pipe->state, w, options, NULL, c->scores, c->weights, c->scale, rows,
+                       HIDES || masked);
+#endif
+    (void)lse;
+#else
+    (void)p, (void)options;
+    ptx_wgmma_wait(1);
+    ptx_register_fence(c->scores, SCORES);
+    weigh(c->scores, c->scale, lse);
+    if (masked) mask_weights(work_of(pipe), c->scores, c->number, at->tile);
+    pack_weights(c->weights, c->scores);
+    ptx_register_fence(c->scores, SCORES); /* they are made before dP is waited for */
+#endif
+}
+
+/* Then makes dS. */
+FA_DEVICE void make_ds(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                       const tile_cursor *at, const tile_options *options, bool masked)
+{
+    float delta[QUERIES / 4];
+    const uint32_t rows = row_address(pipe, stage_of(at->count)) + DELTA_AT;
+#if OPTIONS
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, SCORES);
+    drop_gradients(&p->a, options, c->dp);
+    load_rows(delta, rows);
+#else
+    (void)p, (void)options;
+    load_rows(delta, rows);
+    ptx_wgmma_wait(0);
+    ptx_register_fence(c->dp, SCORES);
+#endif
+    weigh_gradients(c->scores, c->dp, c->ds, delta, masked);
+    if (DQ_FIRST && tile_number(c, at->count) >= DS_BUFFERS) wait_for_ds(c);
+    store_ds(c, c->ds, at->count);
+    if (DQ_FIRST) ptx_fence_proxy_async();
+#if HIDES
+#if BIAS_TILE
+    if (shares_dbias(pipe)) share_float_ds(pipe, c, at->count);
+    if (pipe->dbias_mapped) return;
+#endif
+    if (p->dbias_by_others) put_dbias(p, work_of(pipe), options, c->scores);
+#endif
+}
+
+/* The first tile. */
+FA_DEVICE void begin_tiles(const pipeline *pipe, const fa_backward_params *p, consumer_state *c,
+                           const tile_cursor *at)
+{
+    shared_state *state = pipe->state;
+    const int stage = stage_of(at->count), parity = parity_of(at->count);
+    tile_options options;
+    float lse[QUERIES / 4];
+    if (!PERSISTENT && c->number == 1) let_other_issue(c); /* consumer 0 may begin */
+    wait_for_k(pipe, &p->a);
+    /* Not before: these keys are loaded after consumer 0's last turn of the work tile before. */
+    if (PERSISTENT && c->number == 1) let_other_issue(c);
+#if KEYS_IN_REGISTERS
+    load_words(pipe, c, 0, c->k);
+#endif
+    ptx_mbarrier_wait(&state->q_full[stage], parity);
+    ptx_register_forget(c->scores, SCORES);
+    ptx_wgmma_fence();
+    issue_s(c, stage);
+    wait_for_v(pipe);
+#if KEYS_IN_REGISTERS
+    load_words(pipe, c, V_AT, c->v);
+#endif
+    ptx_mbarrier_wait(&state->dout_full[stage], parity);
+    ptx_register_forget(c->dp, SCORES);
+    ptx_wgmma_fence();
+    issue_dp(c, c->dp, stage);
+    load_lse(pipe, lse, stage);
+    make_weights(pipe, &p->a, c, at, lse, &options, true);
+    make_ds(pipe, p, c, at, &options, true);
+}
+
+/* The products of tile `count`, whose weights and dS are there, but for dQ, which is that of the tile before: the other consumer
+ * has shared its half of dS in its last turn. */
+FA_DEVICE void issue_gradients(consumer_state *c, int count)
+{
+    const int stage = stage_of(count), before = count > 0 ? count - 1 : DS_BUFFERS - 1;
+    ptx_register_fence(c->dv, DV_SUMS);
+    ptx_register_fence(c->dk, DK_SUMS);
+    ptx_register_forget(c->dp, DQ_SUMS);
+    ptx_wgmma_fence();
+    /* With the first tile it is dQ of nothing. */
+    if (DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
+    if (DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    issue_dv(c->dv, c->weights, dout_tile(c, stage) + ACROSS(Q_BLOCK));
+    if (!DQ_FIRST) issue_dk(c->dk, c->ds, q_tile(c, stage) + ACROSS(Q_BLOCK));
+    if (!DQ_FIRST) issue_dq(c->dp, ds_tile(c, before), key_columns(c));
+}
+
+#endif
+
+/* Whether this lane arrives for its warp. */
+FA_DEVICE int is_leader(const consumer_state *c) { return c->leader; }
+
+/* dK is there: what it has read is free. The same of dV. */
+FA_DEVICE void release_q(const pipeline *pipe, consumer_state *c, int count)
+{
+    ptx_register_fence(c->dk, DK_SUMS);
+#if DQ_PARTS == 1
+    keep_operands(c->ds);
+#endif
+    ptx_mbarrier_arrive_if(&pipe->state->q_empty[stage_of(count)], is_leader(c));
+}
+
+FA_DEVICE void release_dout(const pipeline *pipe, consumer_state *c, int count)
+{
+    ptx_register_fence(c->dv, DV_SUMS);
+    keep_operands(c->weights);
+    ptx_mbarrier_arrive_if(&pipe->state->dout_empty[stage_of(count)], is_leader(c));
+}
+
+/* Gradients of keys and values. They go through the stage behind the last tile's one, which both consumers have read. */
+FA_DEVICE void store_sums(const pipeline *pipe, const fa_backward_params *p,
+                          const consumer_state *c, int end, bool of_keys, bool of_values)
+{
+    const block_work *w = work_of(pipe);
+    const int warp = threadIdx.x % WARPGROUP / 32;
+#if DQ_PARTS > 1
+    /* A stage of dout is too small for both. So consumer 1, whose last turn came behind consumer 0's, takes the last tile's
+     * queries. */
+    char *buffer = pipe->buffers + Q_AT + stage_of(end - c->number) * Q_BYTES +
+                   warp * (WARP_ROWS * HEAD_DIM * 2);
+#else
+    char *buffer = pipe->buffers + (c->number == 0 ? Q_AT : DOUT_AT) + stage_of(end) * Q_BYTES +
+                   warp * (WARP_ROWS * HEAD_DIM * 2);
+#endif
+    if (w->key_sums) {
+        if (of_keys) leave_sums(w->key_sums, c->dk, SUM_DIM, c->number);
+        if (of_values) leave_sums(w->key_sums + KEYS * SUM_DIM, c->dv, VALUE_DIM, c->number);
+        return;
+    }
+    if (of_keys)
+        store_gradients(&w->keys, &p->dk, buffer, c->dk, SUM_DIM, p->a.d, p->a.scale, c->number);
+    if (of_values)
+        store_gradients(&w->keys, &p->dv, buffer, c->dv, VALUE_DIM, p->a.d_v, value_scale(&p->a),
+                        c->number);
+}
+
+#endif
