@@ -11,8 +11,8 @@
 #include "cuda_on_cpu.h"
 #include "flashattn.h"
 #include "normalize.h"
-#include "sample.h"
 #include "random.h"
+#include "sample.h"
 
 enum {
     PROBLEMS = 3000,
