@@ -120,40 +120,48 @@ static inline bool sample_is_better(double work, double other)
     return work < other;
 }
 
-/* Whether the problem is run for this. Needs that arise only while problems are run, because a test chooses its variants by what
- * has run, are met by the first problem. */
-static inline bool sample_meets(sample_need *need, double work)
-{
-    if (sample.searching) {
-        if (sample_is_better(work, need->work)) need->work = work;
-        return false;
-    }
-    const bool meets = !need->met && (need->work == 0 || work == need->work);
-    need->met |= meets;
-    return meets;
-}
+/* What a problem is for: its variants, and its options with its family. */
+typedef struct sample_needs {
+    sample_need *need[FA_CUDA_LAUNCHES + SAMPLE_OPTIONS];
+    int count;
+    int rarest; /* of the variants */
+} sample_needs;
 
-/* Whether the problem is in the sample. other: bits for what else counts as an option. */
-static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, uint64_t other)
+static inline sample_needs sample_needs_of(const fa_problem *p, const fa_cuda_plan *plan,
+                                           uint64_t other)
 {
     const uint64_t options = sample_options_of(p) | other << SAMPLE_FIRST_OTHER;
     const int family = sample_family(plan->family);
+    sample_needs n = {.rarest = FA_NO_VARIANT};
+    for (int i = 0; i < plan->count; i++) {
+        const int v = plan->launches[i].variant;
+        if (plan->launches[i].idle) continue;
+        n.need[n.count++] = &sample.variants[v];
+        if (n.rarest < 0 || sample.variants[v].offered < sample.variants[n.rarest].offered)
+            n.rarest = v;
+    }
+    for (int i = 0; i < SAMPLE_OPTIONS; i++)
+        if (options >> i & 1) n.need[n.count++] = &sample.options[family][i];
+    return n;
+}
+
+/* Whether the problem is in the sample. other: bits for what else counts as an option. Needs that arise only while problems are
+ * run, because a test chooses its variants by what has run, are met by the first problem. */
+static inline bool sample_takes(const fa_problem *p, const fa_cuda_plan *plan, uint64_t other)
+{
+    const sample_needs n = sample_needs_of(p, plan, other);
     const double work =
         1 + (double)(p->batch * p->heads_q) * (double)(p->n_q * p->n_k) * (double)(p->d + p->d_v);
     bool takes = sample.whole;
-    int rarest = FA_NO_VARIANT;
-    for (int i = 0; i < plan->count; i++)
-        if (!plan->launches[i].idle) {
-            const int v = plan->launches[i].variant;
-            takes |= sample_meets(&sample.variants[v], work);
-            if (rarest < 0 || sample.variants[v].offered < sample.variants[rarest].offered)
-                rarest = v;
-        }
-    for (int i = 0; i < SAMPLE_OPTIONS; i++)
-        if (options >> i & 1) takes |= sample_meets(&sample.options[family][i], work);
+    for (int i = 0; i < n.count; i++) {
+        sample_need *need = n.need[i];
+        if (!sample.searching) takes |= !need->met && (need->work == 0 || work == need->work);
+        else if (sample_is_better(work, need->work)) need->work = work;
+    }
     if (sample.searching) return false;
-    if (rarest >= 0 && work < sample_small_work)
-        takes |= (++sample.variants[rarest].offered + rarest) % SAMPLE_SMALL_EVERY == 0;
+    if (n.rarest >= 0 && work < sample_small_work)
+        takes |= (++sample.variants[n.rarest].offered + n.rarest) % SAMPLE_SMALL_EVERY == 0;
+    for (int i = 0; i < n.count && takes; i++) n.need[i]->met = true;
     sample.taken += takes;
     sample.left_out += !takes;
     return takes;

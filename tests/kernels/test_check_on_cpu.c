@@ -12,8 +12,18 @@
 #include "flashattn.h"
 #include "normalize.h"
 #include "random.h"
+#include "sample.h"
 
-enum { PROBLEMS = 3000, BATCH = 300, ROWS = 700, PAGE = 5, TABLE = 7, PAGES = 40, WANTED = 300 };
+enum {
+    PROBLEMS = 3000,
+    SAMPLE = 600,
+    BATCH = 300,
+    ROWS = 700,
+    PAGE = 5,
+    TABLE = 7,
+    PAGES = 40,
+    WANTED = 300
+};
 
 void check_simt(fa_check_params p);
 static void run_check_simt(const void *p) { check_simt(*(const fa_check_params *)p); }
@@ -168,7 +178,8 @@ static fa_status by_the_kernel(const problem *given_problem, int64_t number)
 int main(int argc, char **argv)
 {
     int64_t number = argc > 1 ? atoll(argv[1]) : 0;
-    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : PROBLEMS);
+    const bool whole = !sample_begin(argc > 1);
+    const int64_t end = number + (argc > 2 ? atoll(argv[2]) : whole ? PROBLEMS : SAMPLE);
     int found[2] = {0, 0};
     test_begin();
     for (; number < end; number++) {
@@ -186,6 +197,9 @@ int main(int argc, char **argv)
         found[host != FA_OK]++;
     }
     printf("%d fine, %d wrong\n", found[0], found[1]);
-    CHECK(argc > 1 || (found[0] > PROBLEMS / 10 && found[1] > PROBLEMS / 10), "one-sided");
+    const int64_t least = (whole ? PROBLEMS : SAMPLE) / 10;
+    CHECK(argc > 1 || (found[0] > least && found[1] > least), "one-sided");
+    if (!whole)
+        printf("%d of %d problems left out (FA_ALL_TESTS=1: all)\n", PROBLEMS - SAMPLE, PROBLEMS);
     return test_end();
 }
