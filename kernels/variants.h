@@ -372,7 +372,7 @@ VARIANT(decode_sm90_d256_int8, .file = "decode_sm90/decode_sm90", .kernel = "dec
         .keys = 128, .stages = 6, .static_smem = 480, .blocks = 2)
 END(decode, sm90)
 
-/* For the sequences of few queries of a mixed batch, in blocks that stay. */
+/* For the sequences of few queries of a mixed batch, in persistent blocks. */
 FAMILY(decode, sm90_persistent)
 VARIANT_16BIT(decode_sm90_d128_persistent, .file = "decode_sm90/persistent", .kernel = "decode_sm90_persistent", .architecture = 90,
               .head_dim = 128, .options = 0, .group_rows = 8, .keys = 64, .stages = 4, .groups = 3, .blocks = 1)

@@ -1,5 +1,5 @@
 /*
- * decode_sm90 in blocks that stay, for mixed batches: a few of them, one a multiprocessor, read what
+ * decode_sm90 in persistent blocks, for mixed batches: a few of them, one a multiprocessor, read what
  * the sequences of few queries need, and leave the other multiprocessors to the launch behind, which
  * computes. Sixteen bits, packed queries or padded ones.
  *

@@ -51,7 +51,7 @@ typedef struct fa_cuda_sm80_launch {
 /* Of decode_sm80: as in fa_decode_params. */
 typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, parts, least, most_queries;
-    int32_t blocks; /* that stay, at most; 0: each has a part and ends */
+    int32_t blocks; /* persistent ones, at most; 0: each has a part and ends */
 } fa_cuda_decode_launch;
 
 /* Of backward_sm90. */

@@ -367,7 +367,7 @@ static int64_t least_keys(const fa_problem *p, const fa_variant *v)
     return is_latent_sm90(v) ? LEAST_KEYS_LATENT : LEAST_KEYS;
 }
 
-/* Of blocks that stay. All parts are merged by their last group, as a second launch would wait for
+/* Of persistent blocks. All parts are merged by their last group, as a second launch would wait for
  * all of them: with more work tiles than can be counted each has one part. */
 static cut find_persistent_cut(const fa_problem *p, const fa_cuda_plan_launch *l, int64_t tasks)
 {
@@ -483,7 +483,7 @@ static int64_t most_counted(const fa_variant *v)
 }
 
 /* One launch if its work tiles can be counted, so that the last block of each merges its parts;
- * else a second launch merges them. The result is the same. Blocks that stay take parts by a counter,
+ * else a second launch merges them. The result is the same. Persistent blocks take parts by a counter,
  * too; without one their schedule is static. */
 bool fa_cuda_queue_decode(void *kernel, const fa_cuda_plan *plan, const fa_cuda_plan_launch *l,
                           const fa_cuda_call *call, void *more, fa_cuda_fault *fault)

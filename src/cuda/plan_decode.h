@@ -48,7 +48,7 @@ bool fa_cuda_refuse_decode(const fa_problem *problem, int64_t most_rows, char *w
 int64_t fa_cuda_most_few(const fa_problem *problem);
 
 /* Adds the launch for those sequences of a mixed batch that have at most so many queries: of this
- * variant, with so many blocks that stay, or, with 0, a block for each part; or of decode_sm80. */
+ * variant, with so many persistent blocks, or, with 0, a block for each part; or of decode_sm80. */
 bool fa_cuda_add_few_by(const fa_problem *problem, const fa_variant *variant, int threads,
                         int32_t blocks, fa_cuda_queue_function *queue, const fa_cuda_device *device,
                         fa_cuda_plan *plan, char *why, size_t size);

@@ -160,7 +160,7 @@ static const fa_variant *find_persistent(const fa_problem *p, char *why, size_t 
     }
     fa_cuda_say(why, size,
                 "the head dim is %" PRId64 ", and %" PRId64 " query heads share keys: no kernel of "
-                "blocks that stay is compiled for that",
+                "persistent blocks is compiled for that",
                 dim, group);
     return NULL;
 }

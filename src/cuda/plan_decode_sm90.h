@@ -14,7 +14,7 @@ bool fa_cuda_decode_sm90_params(const fa_problem *problem, const fa_cuda_plan_la
                                 fa_cuda_encoder *encode, fa_decode_sm90_params *params,
                                 fa_cuda_fault *fault);
 
-/* Adds the launch for the sequences of few queries of a mixed batch, in so many blocks that stay; the
+/* Adds the launch for the sequences of few queries of a mixed batch, in so many persistent blocks; the
  * launch behind it may start once these have. The problem is one that fa_cuda_refuse_decode() does
  * not refuse. */
 bool fa_cuda_add_few_sm90(const fa_problem *problem, int32_t blocks, const fa_cuda_device *device,

@@ -71,7 +71,7 @@ static fa_cuda_plan plan_apart(const fa_problem *p)
                : plan;
 }
 
-/* Of blocks that do not stay. */
+/* Of blocks that are not persistent. */
 static size_t workspace_of(const fa_problem *p)
 {
     return plan_by(&fa_cuda_backward_sm90, p, &devices[H200]).workspace_bytes;

@@ -2,7 +2,7 @@
  * decode_sm90, run on the host (cuda_on_cpu.h, hopper_units.h): random problems against float64,
  * with keys cut into 1 to 128 parts, merged by the last block or by a second launch, each twice, in
  * different orders and with other delays, with equal bits; by blocks of a part each, and by one to
- * seven that stay. Packed queries are also a mixed batch, of which those that stay have the sequences
+ * seven persistent ones. Packed queries are also a mixed batch, of which the persistent ones have the sequences
  * of few queries. Then what a server does
  * (decode_server.h), and values that are not finite and that some rows do not see.
  *
@@ -52,7 +52,7 @@ static void (*const kernels[FA_VARIANTS])(const void *parameters) = {
  * batches. */
 static int runs[FA_VARIANTS], cut, own_tiles, mixed;
 
-/* Whether all launches that can be have blocks that stay. */
+/* Whether all launches that can be have persistent blocks. */
 static bool all_persistent;
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -62,7 +62,7 @@ typedef struct machine {
     int64_t number;
     bool otherwise;     /* in other orders, with other delays and another number of stages */
     bool two_launches;  /* parts are merged by a second launch */
-    bool persistent;    /* with blocks that stay, where there is such a kernel */
+    bool persistent;    /* with persistent blocks, where there is such a kernel */
     ref_buffers memory; /* what kernels may touch */
 } machine;
 
@@ -95,7 +95,7 @@ static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *
     more->stages = stages;
 }
 
-/* Blocks that stay take parts by a counter, or, without one, by their numbers. Few sets, so that one
+/* Persistent blocks take parts by a counter, or, without one, by their numbers. Few sets, so that one
  * that a launch does not leave as it was spoils the next problems. */
 static int32_t choose_counters(const machine *m, const fa_cuda_plan_launch *l, int step)
 {
@@ -135,7 +135,7 @@ static void launch(const machine *m, const fa_problem *p, const fa_cuda_plan_lau
     cuda_run_kernel(&run);
 }
 
-/* The same launch with blocks that stay: results have the same bits. Those take the tiles of a sequence
+/* The same launch with persistent blocks: results have the same bits. Those take the tiles of a sequence
  * together, so not those of packed ones that are no mixed batch. */
 static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_launch *l)
 {
@@ -191,7 +191,7 @@ static bool plan_few(const machine *m, const fa_problem *p, fa_cuda_plan *plan)
                                 sizeof why);
 }
 
-/* A mixed batch: blocks that stay for the sequences of few queries, and others for the rest. False if
+/* A mixed batch: persistent blocks for the sequences of few queries, and others for the rest. False if
  * memory beside the workspace was written. */
 static bool run_mixed(machine *m, fa_problem *p, const fa_cuda_plan_launch *l)
 {
