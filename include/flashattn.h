@@ -223,7 +223,8 @@ enum {
  * names the array, the index and the value. On CUDA they lie in device memory, which the host does not
  * read: kernels take a length below 0 as 0 and one beyond the room that the tensor or the block table
  * has as that room, so that reads and writes stay inside; page numbers are followed as they are, and
- * max_seqlen_q and max_seqlen_k are believed. FA_CHECK=1 (section 7) finds them there, too.
+ * max_seqlen_q and max_seqlen_k are believed: rows beyond the first may be left as they are. FA_CHECK=1
+ * (section 7) finds them there, too.
  */
 typedef struct fa_options {
     /* sizeof(fa_options) as the caller compiled it; 0 is read as the size in version 0.1. Fields

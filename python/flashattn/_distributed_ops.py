@@ -362,8 +362,8 @@ class _Sum:
     more than two calls the sum is kept in float32; of two it has their results' type, to which it
     is rounded once."""
 
-    def __init__(self, q: torch.Tensor, v: torch.Tensor, calls: int):
-        self.q, self.dim_v = q, v.shape[-1]
+    def __init__(self, q: torch.Tensor, v: torch.Tensor, calls: int, threads: int):
+        self.q, self.dim_v, self.threads = q, v.shape[-1], threads
         self.is_short = calls <= 2
         self.dtype = _partial_dtype(q) if self.is_short else torch.float32
         self.found: Optional[tuple[torch.Tensor, torch.Tensor]] = None
@@ -383,7 +383,8 @@ class _Sum:
         sum_out, sum_lse = self.both()
         sum_out, sum_lse = sum_out[:, start:stop], sum_lse[:, :, start:stop]
         if self.is_short:
-            merged = _combine_into((sum_out, out), (sum_lse, lse), torch.empty_like(out))
+            parts, lses = (sum_out, out), (sum_lse, lse)
+            merged = _combine_into(parts, lses, torch.empty_like(out), threads=self.threads)
             if stop - start == self.q.shape[1]:
                 self.found = merged
             else:
@@ -571,7 +572,8 @@ def _give(total: _Total, intervals: Any, part: torch.Tensor) -> None:
 
 def _ring_forward(given: _Given, q: Any, k: Any, v: Any) -> _Sum:
     circle = _Ring(given, k, v)
-    total = _Sum(q, v, sum(len(turn.needed.calls) for turn in circle.turns))
+    calls = sum(len(turn.needed.calls) for turn in circle.turns)
+    total = _Sum(q, v, calls, given.numbers["threads"])
     blocks = [k, v]
     with _in_flight() as posted:
         for t in range(given.ranks):
@@ -660,7 +662,7 @@ def _gathered_blocks(given: _Given, k: torch.Tensor, v: torch.Tensor) -> list[to
 
 def _gather_forward(given: _Given, q: Any, k: Any, v: Any) -> _Sum:
     calls = gathered(given.problem, given.rank).calls
-    total = _Sum(q, v, len(calls))
+    total = _Sum(q, v, len(calls), given.numbers["threads"])
     k, v = _gathered_blocks(given, k, v)
     for call in calls:
         _attend(given, total, call, q, k, v)

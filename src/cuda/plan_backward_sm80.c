@@ -282,6 +282,29 @@ static bool refuse_wide_tf32(const fa_problem *p, char *why, size_t size)
     return true;
 }
 
+/* The option by which a key tile may have keys that no query sees; NULL: there is none. */
+static const char *find_hiding_option(const fa_problem *p)
+{
+    if (p->mask.data) return "options.mask";
+    if (p->bias.data) return "options.bias";
+    if (p->window_left >= 0) return "options.window_left";
+    if (p->window_right >= 0) return "options.window_right";
+    return p->diagonal_given ? "options.diagonal" : NULL;
+}
+
+/* Above head dim 256 the keys of a tile have one power of two. Large numbers of a key that no query sees would leave the
+ * others no bits. */
+static bool refuse_hidden_keys(const fa_problem *p, char *why, size_t size)
+{
+    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const char *option = find_hiding_option(p);
+    if (dim <= 256 || !option) return false;
+    fa_cuda_say(why, size,
+                "%s, which may hide keys, is given, and the head dim is %" PRId64 ", above 256",
+                option, dim);
+    return true;
+}
+
 static bool plan_sm80(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,
                       char *why, size_t size)
 {
@@ -295,7 +318,8 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
     return !fa_cuda_refuse_tf32(p, why, size) && !refuse_others(p, why, size) &&
-           !refuse_wide_tf32(p, why, size) && plan_launches(&x, &of_tf32, PLAIN);
+           !refuse_wide_tf32(p, why, size) && !refuse_hidden_keys(p, why, size) &&
+           plan_launches(&x, &of_tf32, PLAIN);
 }
 
 const fa_cuda_family fa_cuda_backward_sm80 = {
@@ -314,7 +338,7 @@ static bool plan_float32(const fa_cuda_planning *x, const rows *of, int with)
         return false;
     }
     return !refuse_others(p, x->why, x->size) && !refuse_wide_tf32(p, x->why, x->size) &&
-           plan_launches(x, of, with);
+           !refuse_hidden_keys(p, x->why, x->size) && plan_launches(x, of, with);
 }
 
 static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

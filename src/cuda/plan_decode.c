@@ -36,7 +36,7 @@ enum { FEW_BLOCKS = 40, BLOCKS_LEFT_OVER = 70 };
  * block's warps would convert a tile in as many cycles as memory takes to read it. */
 enum { FEWEST_BLOCKS = 1, FEWEST_BLOCKS_OWN_LENGTHS = 2, FEWEST_BLOCKS_8BIT = 2 };
 
-/* Parts of a group of a block that stays, if there are keys enough: so that groups end together. */
+/* Parts of a group of a persistent block, if there are keys enough: so that groups end together. */
 enum { PARTS_OF_GROUP = 6 };
 
 /* Rounds of blocks, behind the fewest, that are tried. */
@@ -245,6 +245,8 @@ static int64_t count_own_tiles(const fa_problem *p, const fa_variant *v,
     const int64_t all = FA_PACKED_TILES(p->rows_q, l->decode.queries, p->batch);
     const int64_t each = fa_cuda_count_tiles(p->max_q, l->decode.queries);
     if (!is_sm90(v) || !p->cu_seqlens_q || p->batch == 0 || p->rows_q == 0) return 0;
+    if (p->seqlens_q)
+        return 0; /* max_seqlen_q bounds these: a sequence may have more rows, to be zeroed */
     return each <= all / p->batch ? each : 0;
 }
 

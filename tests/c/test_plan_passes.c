@@ -420,6 +420,28 @@ static bool takes(const fa_cuda_family *family, const fa_problem *p, const char 
     return false;
 }
 
+/* Keys that no query may see, whatever their numbers, must not change the others' gradients. */
+static void test_wide_hidden_keys(void)
+{
+    const fa_cuda_family *const families[] = {&fa_cuda_backward_tf32, &fa_cuda_backward_tf32x3,
+                                              &fa_cuda_backward_tf32x3_corrected,
+                                              &fa_cuda_backward_tf32_in_place};
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        for (int64_t d = 256; d <= 320; d += 64) {
+            fa_problem p = make_float32(d, 64, i == 0 ? FA_PRECISION_TF32 : FA_PRECISION_FLOAT32);
+            p.causal = true;
+            CHECK(takes(families[i], &p, "nothing"), "%s, head dim %d", families[i]->name, (int)d);
+            p.window_left = 100;
+            CHECK(takes(families[i], &p, "options.window_left, which may hide keys, is given") ==
+                      (d <= 256),
+                  "%s, head dim %d", families[i]->name, (int)d);
+            p.window_left = -1;
+            p.diagonal_given = true;
+            CHECK(takes(families[i], &p, "options.diagonal, which may hide keys") == (d <= 256),
+                  "%s, head dim %d", families[i]->name, (int)d);
+        }
+}
+
 /* The precision chooses among the families for float32. What tensor cores refuse goes to the FMA
  * units. A workspace that is asked for before the gradients are known has room for both. */
 static void test_float32_families(void)
@@ -1155,6 +1177,7 @@ int main(void)
     test_float32_variants();
     test_corrected();
     test_in_place();
+    test_wide_hidden_keys();
     test_float32_families();
     test_sm80_launches();
     test_sm90();

@@ -213,7 +213,8 @@ static void tell_longest(int64_t number, fa_problem *p)
     if (!p->cu_seqlens_q || number / 2 % 2 == 0) return;
     p->max_q = 1;
     for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t rows = p->cu_seqlens_q[b + 1] - p->cu_seqlens_q[b];
+        const int64_t rows =
+            p->seqlens_q ? p->seqlens_q[b] : p->cu_seqlens_q[b + 1] - p->cu_seqlens_q[b];
         if (rows > p->max_q) p->max_q = rows;
     }
 }
