@@ -43,16 +43,9 @@
 #define SLICES 0
 #endif
 
-/* Operands of wide heads are float16 numbers: high parts, and for three products low ones
- * (high_low.cuh). */
+/* Operands of wide heads are float16 numbers: high parts, and low ones of weights and dS, and for
+ * three products of all (high_low.cuh). */
 #define HIGH_LOW (TF32 && SLICES > 0)
-
-/* Whether weights and dS have low parts: with three products; and with one, unless a build for
- * comparison says 0. */
-#ifndef ONE_PRODUCT_LOW_WEIGHTS
-#define ONE_PRODUCT_LOW_WEIGHTS 1
-#endif
-#define LOW_WEIGHTS (HIGH_LOW && (THREE_PRODUCTS || ONE_PRODUCT_LOW_WEIGHTS))
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)

@@ -198,7 +198,7 @@ FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_
 FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const high_low *a,
                                  const high_low *b)
 {
-    if (LOW_WEIGHTS) multiply_pair(low_sum, a->low, b->high);
+    multiply_pair(low_sum, a->low, b->high);
     if (THREE_PRODUCTS) multiply_pair(sum, a->high, b->low);
     multiply_pair(sum, a->high, b->high);
 }
@@ -206,10 +206,7 @@ FA_DEVICE void multiply_high_low(float sum[2][4], float low_sum[2][4], const hig
 #if !SCORES_ALONE
 
 /* Both sums. */
-FA_DEVICE float add_low(float sum, float low_sum)
-{
-    return LOW_WEIGHTS ? fmaf(low_sum, 1.0f / LOW_POWER, sum) : sum;
-}
+FA_DEVICE float add_low(float sum, float low_sum) { return fmaf(low_sum, 1.0f / LOW_POWER, sum); }
 
 /* All queries' products. weights: where the lane's fragments of weights or dS begin; tile: those of
  * dout or of queries, of the warp's share; factor: what the units of both are in the gradient's. */
@@ -220,7 +217,7 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
 #pragma unroll
     for (int i = 0; i < STEPS * M_TILES; i++)
         load_high_low(&a[i / M_TILES][i % M_TILES], fragment_at(weights, i / M_TILES * 2),
-                      i % M_TILES * 16 * SCORE_PITCH, LOW_WEIGHTS);
+                      i % M_TILES * 16 * SCORE_PITCH, true);
 #pragma unroll
     for (int n = 0; n < D_TILES; n += 2) {
         float sum[M_TILES][2][4] = {{{0.0f}}};
@@ -231,11 +228,10 @@ FA_DEVICE void add_high_low_gradient(fa_gradient *g, uint32_t weights, uint32_t 
             if (m == 0)
                 load_high_low_trans(&b[step], fragment_at(tile, high_unit(n)), step * STEP * PITCH,
                                     THREE_PRODUCTS);
-            if (LOW_WEIGHTS) multiply_pair(sum[m], a[step][m].low, b[step].high);
+            multiply_pair(sum[m], a[step][m].low, b[step].high);
         }
-        if (LOW_WEIGHTS)
 #pragma unroll
-            for (int i = 0; i < M_TILES * 8; i++) sum[i / 8][i / 4 % 2][i % 4] *= 1.0f / LOW_POWER;
+        for (int i = 0; i < M_TILES * 8; i++) sum[i / 8][i / 4 % 2][i % 4] *= 1.0f / LOW_POWER;
 #pragma unroll
         for (int i = 0; i < STEPS * M_TILES; i++) {
             const int step = i / M_TILES, m = i % M_TILES;
@@ -263,7 +259,7 @@ FA_DEVICE void make_high_low_dq(fa_dq *dq, uint32_t ds, uint32_t keys, int block
 #pragma unroll
         for (int m = 0; m < DQ_M_TILES; m++)
             load_high_low_trans(&a[m], fragment_at(ds, 2 * (block + m)), step * STEP * SCORE_PITCH,
-                                LOW_WEIGHTS);
+                                true);
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += 2) {
             high_low b;
@@ -300,7 +296,7 @@ FA_DEVICE void share_high_low(const fa_weights *x, uint32_t to, int unit, float 
         const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), unit);
         uint32_t low;
         ptx_st_shared_u32(at, split_two(first, second, LOW_POWER, &low));
-        if (LOW_WEIGHTS) ptx_st_shared_u32(at ^ 64, low);
+        ptx_st_shared_u32(at ^ 64, low);
     }
 }
 

@@ -273,15 +273,6 @@ static bool refuse_others(const fa_problem *p, char *why, size_t size)
            fa_cuda_refuse_wide_backward(p, why, size);
 }
 
-static bool refuse_wide_tf32(const fa_problem *p, char *why, size_t size)
-{
-    const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
-    const int widest = fa_variants[FA_LAST_backward_tf32].head_dim;
-    if (dim <= widest) return false;
-    fa_cuda_say(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
-    return true;
-}
-
 /* The option by which a key tile may have keys that no query sees; NULL: there is none. */
 static const char *find_hiding_option(const fa_problem *p)
 {
@@ -292,16 +283,19 @@ static const char *find_hiding_option(const fa_problem *p)
     return p->diagonal_given ? "options.diagonal" : NULL;
 }
 
-/* Above head dim 256 the keys of a tile have one power of two. Large numbers of a key that no query sees would leave the
- * others no bits. */
-static bool refuse_hidden_keys(const fa_problem *p, char *why, size_t size)
+/* Where operands are split, the keys of a tile have one power of two: large numbers of a key that no query sees would leave
+ * the others no bits. */
+static bool refuse_wide_float32(const fa_problem *p, char *why, size_t size)
 {
     const int64_t dim = p->d > p->d_v ? p->d : p->d_v;
+    const int widest = fa_variants[FA_LAST_backward_tf32].head_dim;
     const char *option = find_hiding_option(p);
-    if (dim <= 256 || !option) return false;
-    fa_cuda_say(why, size,
-                "%s, which may hide keys, is given, and the head dim is %" PRId64 ", above 256",
-                option, dim);
+    if (dim > widest) fa_cuda_say(why, size, "the head dim is %" PRId64 ", above %d", dim, widest);
+    else if (FA_BACKWARD_SM80_IS_SPLIT(FA_ELEMENT_TF32, dim) && option)
+        fa_cuda_say(why, size,
+                    "%s, which may hide keys, is given, and the head dim is %" PRId64 ", above 256",
+                    option, dim);
+    else return false;
     return true;
 }
 
@@ -318,8 +312,7 @@ static bool plan_tf32(const fa_problem *p, const fa_cuda_device *device, fa_cuda
 {
     const fa_cuda_planning x = {p, device, plan, why, size};
     return !fa_cuda_refuse_tf32(p, why, size) && !refuse_others(p, why, size) &&
-           !refuse_wide_tf32(p, why, size) && !refuse_hidden_keys(p, why, size) &&
-           plan_launches(&x, &of_tf32, PLAIN);
+           !refuse_wide_float32(p, why, size) && plan_launches(&x, &of_tf32, PLAIN);
 }
 
 const fa_cuda_family fa_cuda_backward_sm80 = {
@@ -337,8 +330,8 @@ static bool plan_float32(const fa_cuda_planning *x, const rows *of, int with)
         fa_cuda_say(x->why, x->size, "options.precision is FA_PRECISION_IEEE");
         return false;
     }
-    return !refuse_others(p, x->why, x->size) && !refuse_wide_tf32(p, x->why, x->size) &&
-           !refuse_hidden_keys(p, x->why, x->size) && plan_launches(x, of, with);
+    return !refuse_others(p, x->why, x->size) && !refuse_wide_float32(p, x->why, x->size) &&
+           plan_launches(x, of, with);
 }
 
 static bool plan_tf32x3(const fa_problem *p, const fa_cuda_device *device, fa_cuda_plan *plan,

@@ -1355,7 +1355,7 @@ static void test_own_tiles(void)
                   l->decode.most_queries == (cases[i].tiles < 130 ? FA_DECODE_ALL_QUERIES : 0),
               "case %d: %d tiles, %d tasks", i, (int)l->tiles, (int)l->tasks);
     }
-    p.max_q = 8,
+    p.max_q = 8;
     p.seqlens_q = table; /* the longest of these: there may be more rows, to be zeroed */
     const fa_cuda_plan plan = plan_by(&fa_cuda_decode_sm90, &p, &devices[H200]);
     CHECK(plan.launches[0].tiles == 130 && plan.launches[0].decode.most_queries == 0,

@@ -14,6 +14,12 @@
 
 enum { BATCH = 4, MOST_QUERIES = 4, MOST_HEADS = 8, PAGE_NUMBERS = 2048 };
 
+/* Whether a problem of this number is run as a mixed batch. */
+static inline bool is_mixed(int64_t number, const fa_problem *p)
+{
+    return p->cu_seqlens_q && number % 2;
+}
+
 /* A cache and what is asked of it. */
 typedef struct server {
     int64_t batch, heads_q, heads_kv, n_q, longest, d;

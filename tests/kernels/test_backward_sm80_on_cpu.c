@@ -717,26 +717,24 @@ static bool run_twice(int64_t number, kind of, bool wide)
     return done;
 }
 
+static void run_each(const int64_t *list, size_t bytes, kind of)
+{
+    for (size_t i = 0; i < bytes / sizeof *list; i++) run_twice(list[i], of, false);
+}
+
 /* The problems that are listed here. */
 static void run_listed(void)
 {
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        run_twice(numbers[i], ANY, false);
-    for (size_t i = 0; i < sizeof tf32 / sizeof tf32[0]; i++) run_twice(tf32[i], TF32, false);
-    for (size_t i = 0; i < sizeof float32 / sizeof float32[0]; i++)
-        run_twice(float32[i], FLOAT32, false);
-    for (size_t i = 0; i < sizeof tf32_in_place / sizeof tf32_in_place[0]; i++)
-        run_twice(tf32_in_place[i], TF32_IN_PLACE, false);
-    for (size_t i = 0; i < sizeof float32_in_place / sizeof float32_in_place[0]; i++)
-        run_twice(float32_in_place[i], FLOAT32_IN_PLACE, false);
+    run_each(numbers, sizeof numbers, ANY);
+    run_each(tf32, sizeof tf32, TF32);
+    run_each(float32, sizeof float32, FLOAT32);
+    run_each(tf32_in_place, sizeof tf32_in_place, TF32_IN_PLACE);
+    run_each(float32_in_place, sizeof float32_in_place, FLOAT32_IN_PLACE);
     for (int64_t i = 0; i < 5 * wide_numbers; i++) run_twice(i / 5, wide_kinds[i % 5], true);
     run_twice(wide_tf32, TF32, true);
-    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0]; i++)
-        run_twice(peaked[i], PEAKED, false);
-    for (size_t i = 0; i < sizeof corrected / sizeof corrected[0]; i++)
-        run_twice(corrected[i], CORRECTED, false);
-    for (size_t i = 0; i < sizeof peaked / sizeof peaked[0]; i++)
-        run_twice(peaked[i], CORRECTED_PEAKED, false);
+    run_each(peaked, sizeof peaked, PEAKED);
+    run_each(corrected, sizeof corrected, CORRECTED);
+    run_each(peaked, sizeof peaked, CORRECTED_PEAKED);
 }
 
 int main(int argc, char **argv)

@@ -157,11 +157,6 @@ static fa_status plan_call(const random_call *call, fa_problem *p, fa_cuda_plan 
                : FA_ERROR_UNSUPPORTED;
 }
 
-static bool is_mixed(const machine *m, const fa_problem *p)
-{
-    return p->cu_seqlens_q && m->number % 2;
-}
-
 static bool wants(void *context, const random_call *call)
 {
     const machine m = {.number = *(const int64_t *)context};
@@ -170,7 +165,7 @@ static bool wants(void *context, const random_call *call)
     fa_cuda_plan plan;
     const fa_status status = plan_call(call, &p, &plan, message, sizeof message);
     if (status != FA_OK) return status != FA_ERROR_UNSUPPORTED; /* attend says why */
-    return sample_takes(&p, &plan, other_options | (uint64_t)is_mixed(&m, &p) << 20);
+    return sample_takes(&p, &plan, other_options | (uint64_t)is_mixed(m.number, &p) << 20);
 }
 
 static fa_status attend(void *context, const random_call *call, char *message, size_t size)
@@ -186,12 +181,12 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     m.two_launches = m.number % 3 == 0 || l->tasks > FA_DECODE_COUNTERS;
     cut += l->decode.parts > 1;
     char *const before = ref_buffers_copy(call->buffers);
-    bool clean = is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    bool clean = is_mixed(m.number, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
-    clean &= is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    clean &= is_mixed(m.number, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;

@@ -219,11 +219,6 @@ static void tell_longest(int64_t number, fa_problem *p)
     }
 }
 
-static bool is_mixed(const machine *m, const fa_problem *p)
-{
-    return p->cu_seqlens_q && m->number % 2;
-}
-
 static bool wants(void *context, const random_call *call)
 {
     const machine m = {.number = *(const int64_t *)context};
@@ -232,7 +227,7 @@ static bool wants(void *context, const random_call *call)
     fa_cuda_plan plan;
     if (make_forward(call, &p, message, sizeof message) != FA_OK) return true; /* attend says why */
     tell_longest(m.number, &p);
-    const uint64_t mixed_batch = is_mixed(&m, &p) && plan_few(&m, &p, &plan);
+    const uint64_t mixed_batch = is_mixed(m.number, &p) && plan_few(&m, &p, &plan);
     if (!fa_cuda_plan_make(&p, &devices[H200], &fa_cuda_decode_sm90, &plan, NULL, 0)) return false;
     const uint64_t by_sequence =
         plan.launches[0].decode.most_queries == FA_DECODE_ALL_QUERIES ? 2 : 0;
@@ -257,13 +252,13 @@ static fa_status attend(void *context, const random_call *call, char *message, s
     own_tiles += l->decode.most_queries == FA_DECODE_ALL_QUERIES;
     m.persistent = m.number / 4 % 2;
     char *const before = ref_buffers_copy(call->buffers);
-    bool clean = is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    bool clean = is_mixed(m.number, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     char *const first = ref_buffers_copy(call->buffers);
     ref_buffers_put(call->buffers, before);
     m.otherwise = true;
     m.two_launches = !m.two_launches || l->tasks > FA_DECODE_COUNTERS;
     m.persistent = m.number / 8 % 2;
-    clean &= is_mixed(&m, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
+    clean &= is_mixed(m.number, &p) ? run_mixed(&m, &p, l) : run_plan(&m, &p, l);
     const bool same = ref_buffers_are(call->buffers, first);
     free(before), free(first);
     if (clean && same) return FA_OK;
