@@ -23,6 +23,7 @@ run: build/.configured
 # The Python package's tests run in a virtual environment, build/venv, with what pip fetches into it; where
 # it cannot, a line says so.
 test: build/.configured
+	$(if $(FA_ALL_TESTS),@cmake build $(emulated_option) >/dev/null)
 	@tools/test-python.sh --prepare build >/dev/null 2>&1 & \
 		$(call build,release); status=$$?; wait; exit $$status
 	@tools/run-tests.sh --with-python build $(JOBS)
@@ -69,12 +70,15 @@ clean:
 	rm -rf build build-debug build-gcc build-clang build-asan build-tsan build-fuzz build-aarch64
 
 build/.configured: build/.cuda
-	@cmake --preset release -G "$(GENERATOR)" $(cuda_option)
+	@cmake --preset release -G "$(GENERATOR)" $(cuda_option) $(emulated_option)
 	@touch $@
 
 build-%/.configured: build-%/.cuda
 	@cmake --preset $* -G "$(GENERATOR)" $(cuda_option)
 	@touch $@
+
+# AMX with emulated tiles takes 20 core-seconds to compile, for tests that FA_ALL_TESTS runs.
+emulated_option = -DFA_TEST_AMX_EMULATED=$(if $(FA_ALL_TESTS),ON,OFF)
 
 # The CUDA= that a build directory is for; written, and so newer, only when another one is given.
 cuda_option = $(if $(CUDA),"-DFA_CUDA=$(CUDA)")

@@ -50,7 +50,7 @@ if [ $python = yes ] && [ -z "${FA_ALL_TESTS:-}" ]; then
         echo "Left out: tests of the avx512 engine, beside avx512_bf16 (FA_ALL_TESTS=1: all)"
         set -- -E '\.avx512$' "$@"
     fi
-    echo "Left out: most random problems of kernels on the CPU, and of cli_verify (FA_ALL_TESTS=1: all)"
+    echo "Left out: most random problems of kernels on the CPU and of cli_verify, emulated AMX (FA_ALL_TESTS=1: all)"
 fi
 
 rm -f "$report"
