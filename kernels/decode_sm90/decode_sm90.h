@@ -76,8 +76,10 @@
 typedef struct fa_decode_sm90_params {
     fa_sm90_map k, v;             /* boxes of box_rows rows */
     fa_sm90_steps k_step, v_step; /* factors of their indices */
-    int32_t box_rows;             /* those of a key tile, or a divisor of it and of a page's rows */
-    int32_t stages;               /* for which the launch has shared memory */
+    int32_t box_rows;  /* a power of two: those of a key tile, or a divisor of it and of a page's
+                                   * rows */
+    int32_t box_shift; /* its logarithm */
+    int32_t stages;    /* for which the launch has shared memory */
     fa_decode_divisors divisors;
 } fa_decode_sm90_params;
 

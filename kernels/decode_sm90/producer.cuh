@@ -49,28 +49,34 @@ FA_DEVICE int page_of(const fa_decode_params *d, const fa_box *box)
 }
 
 #if EIGHT_BITS
+/* Where the scales of the lane's box begin: the offset of its first row, in floats. */
+FA_DEVICE int64_t find_box_scales(const fa_decode_params *d, const fa_kernel_view *scale,
+                                  const fa_box *box, int page, int first)
+{
+    if (!d->attention.block_table) return (int64_t)first * scale->stride[1];
+    return page * scale->stride[0] + box->row * scale->stride[1];
+}
+
 /* Copies the scales of the keys of a tile, of keys or of values, to its first stage, whose barrier
  * waits for them (load_tile); zeros for keys that nobody sees. of: the scale of row 0 of the sequence,
- * or of page 0; NULL: there are none. box, page: of the lane. */
+ * or of page 0; NULL: there are none. box, page: of the lane; without pages a tile is one box. */
 FA_DEVICE void load_scales(const pipeline *pipe, const fa_decode_params *d,
                            const fa_decode_sm90_params *s, const fa_work *w,
                            const fa_kernel_view *scale, const char *of, int first,
                            const fa_box *box, int page, fa_place at)
 {
-    const uint32_t to = scales_at(pipe, &at);
+    const uint32_t to = scales_at(pipe, &at) + (uint32_t)(4 * lane_id());
+    const char *const own = of + 4 * find_box_scales(d, scale, box, page, first);
+    const int64_t stride = 4 * scale->stride[1];
     if (!of) return;
     __syncwarp(); /* no lane comes to a barrier two phases late */
     ptx_mbarrier_wait(&pipe->state->empty[at.stage], at.parity ^ 1);
 #pragma unroll
     for (int i = 0; i < BLOCK_KEYS; i += 32) {
-        const int key = i + lane_id(), lane = key / s->box_rows;
-        int64_t row = first + key, in_page = 0;
-        if (d->attention.block_table) {
-            in_page = __shfl_sync(0xffffffffu, page, lane);
-            row = __shfl_sync(0xffffffffu, box->row, lane) + key - lane * s->box_rows;
-        }
-        ptx_cp_async_4(to + (uint32_t)(4 * key),
-                       of + 4 * (in_page * scale->stride[0] + row * scale->stride[1]),
+        const int key = i + lane_id();
+        const char *const from =
+            (const char *)__shfl_sync(0xffffffffu, (uint64_t)own, key >> s->box_shift);
+        ptx_cp_async_4(to + (uint32_t)(4 * i), from + stride * (key & (s->box_rows - 1)),
                        first + key >= w->from && first + key < w->to);
     }
 }

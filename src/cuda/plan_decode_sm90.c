@@ -54,6 +54,7 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
     params->k_step = fa_cuda_map_steps(&p->k);
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)maps[0].box[1];
+    for (params->box_shift = 0; 1 << params->box_shift < params->box_rows;) params->box_shift++;
     params->stages =
         ((int32_t)l->smem_bytes - others) / (groups * FA_DECODE_SM90_STAGE_ROOM(v->cache));
     params->divisors = find_divisors(p, l);

@@ -314,6 +314,12 @@ int cuda_shuffle_int(unsigned mask, int value, unsigned lane)
     return (int)cuda_shuffle(mask, (uint32_t)value, lane);
 }
 
+uint64_t cuda_shuffle_wide(unsigned mask, uint64_t value, unsigned lane)
+{
+    const char *all = show_all(mask, &value, sizeof value);
+    return *(const uint64_t *)(const void *)(all + lane % WARP * MOST_SHARED);
+}
+
 float cuda_shuffle_float(unsigned mask, float value, unsigned lane)
 {
     uint32_t bits;

@@ -120,9 +120,14 @@ static inline void __threadfence_system(void) {}
 #define __shfl_xor_sync(mask, value, lane_mask)                                                    \
     CUDA_SHUFFLE(value)(mask, value, threadIdx.x % 32 ^ (unsigned)(lane_mask))
 #define CUDA_SHUFFLE(value)                                                                        \
-    _Generic((value), float : cuda_shuffle_float, int : cuda_shuffle_int, uint32_t : cuda_shuffle)
+    _Generic((value), float                                                                        \
+             : cuda_shuffle_float, int                                                             \
+             : cuda_shuffle_int, uint32_t                                                          \
+             : cuda_shuffle, uint64_t                                                              \
+             : cuda_shuffle_wide)
 uint32_t cuda_shuffle(unsigned mask, uint32_t value, unsigned lane);
 int cuda_shuffle_int(unsigned mask, int value, unsigned lane);
+uint64_t cuda_shuffle_wide(unsigned mask, uint64_t value, unsigned lane);
 float cuda_shuffle_float(unsigned mask, float value, unsigned lane);
 
 /* So many threads, whole warps, meet at the barrier of that number; some may only arrive. */
