@@ -52,6 +52,7 @@ typedef struct fa_cuda_sm80_launch {
 typedef struct fa_cuda_decode_launch {
     int32_t heads, queries, chunks, parts, least, most_queries;
     int32_t blocks; /* persistent ones, at most; 0: each has a part and ends */
+    int32_t stages; /* of decode_sm90, that a block, or a group of a persistent one, uses */
 } fa_cuda_decode_launch;
 
 /* Of backward_sm90. */

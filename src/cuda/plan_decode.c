@@ -341,23 +341,38 @@ static int count_fitting(const fa_cuda_device *device, const fa_variant *v)
     return fitting < 1 ? 1 : fitting;
 }
 
-/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. Those
- * of decode_sm90 have as many stages as there is room for. */
+/* Stages of decode_sm90 that there is room for with so many blocks on a multiprocessor. */
+static int count_stages(const fa_cuda_device *device, const fa_variant *v, int blocks)
+{
+    const int share = device->smem_per_sm / blocks - 1024;
+    const int room = share < device->smem_per_block ? share : device->smem_per_block;
+    const int others = fa_cuda_decode_sm90_smem(v, 0) + fa_cuda_static_smem(v);
+    const int stages = (room - others) / FA_DECODE_SM90_STAGE_ROOM(v->cache);
+    const int most = stages < FA_DECODE_SM90_STAGES ? stages : FA_DECODE_SM90_STAGES;
+    const int a_tile = is_8bit(v) ? v->head_dim / 128 : 1; /* neighbours in the ring */
+    return most - most % a_tile;
+}
+
+/* Dynamic shared memory with which so many blocks fit on a multiprocessor, and not one more. */
 static uint32_t smem_for(const fa_cuda_device *device, const fa_variant *v, int blocks)
 {
     if (is_persistent(v)) return (uint32_t)count_smem(v);
-    if (is_sm90(v)) {
-        const int share = device->smem_per_sm / blocks - 1024;
-        const int room = share < device->smem_per_block ? share : device->smem_per_block;
-        const int others = fa_cuda_decode_sm90_smem(v, 0);
-        const int stages =
-            (room - fa_cuda_static_smem(v) - others) / FA_DECODE_SM90_STAGE_ROOM(v->cache);
-        const int most = stages < FA_DECODE_SM90_STAGES ? stages : FA_DECODE_SM90_STAGES;
-        const int a_tile = is_8bit(v) ? v->head_dim / 128 : 1; /* neighbours in the ring */
-        return (uint32_t)fa_cuda_decode_sm90_smem(v, most - most % a_tile);
-    }
+    if (is_sm90(v)) return (uint32_t)fa_cuda_decode_sm90_smem(v, count_stages(device, v, blocks));
     if (blocks == count_fitting(device, v)) return (uint32_t)count_smem(v);
     return (uint32_t)(device->smem_per_sm / (blocks + 1) + 1024 - other_smem(v));
+}
+
+/* Stages that are used. Two blocks with many key tiles have fewer than there is room for: with more
+ * than 128 KiB on their way to each multiprocessor memory is slower (H100, 64 sequences of 8k keys:
+ * 3,104 GB/s with 4 stages a block, 3,063 with 6). A short block asks for all its tiles at once. */
+static int choose_stages(const fa_cuda_device *device, const fa_variant *v, int blocks,
+                         int64_t keys)
+{
+    enum { STEADY_STAGES = 4, MANY_TILES = 16 };
+    if (is_persistent(v)) return v->stages;
+    const int stages = count_stages(device, v, blocks);
+    const bool steady = !is_8bit(v) && blocks == 2 && keys >= (int64_t)MANY_TILES * v->keys;
+    return steady && stages > STEADY_STAGES ? STEADY_STAGES : stages;
 }
 
 static int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
@@ -581,6 +596,7 @@ static bool cut_keys(const fa_problem *p, const fa_variant *v, const fa_cuda_dev
         const int64_t needed =
             fa_cuda_count_tiles(at_least_one(tasks * found.parts), device->multiprocessors);
         if (needed < blocks) blocks = (int)needed;
+        l->decode.stages = choose_stages(device, v, blocks, count_keys(p, l) / found.parts);
     }
     l->smem_bytes = smem_for(device, v, blocks);
     fa_cuda_cut_decode(l, found.parts, least_keys(p, v));

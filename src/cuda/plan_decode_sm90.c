@@ -48,15 +48,13 @@ bool fa_cuda_decode_sm90_params(const fa_problem *p, const fa_cuda_plan_launch *
                                 fa_cuda_fault *fault)
 {
     const fa_variant *v = &fa_variants[l->variant];
-    const int others = fa_cuda_decode_sm90_smem(v, 0), groups = v->groups ? v->groups : 1;
     fa_tensor_map_shape maps[MAPS];
     make_map_shapes(p, v, maps);
     params->k_step = fa_cuda_map_steps(&p->k);
     params->v_step = fa_cuda_map_steps(&p->v);
     params->box_rows = (int32_t)maps[0].box[1];
     for (params->box_shift = 0; 1 << params->box_shift < params->box_rows;) params->box_shift++;
-    params->stages =
-        ((int32_t)l->smem_bytes - others) / (groups * FA_DECODE_SM90_STAGE_ROOM(v->cache));
+    params->stages = l->decode.stages;
     params->divisors = find_divisors(p, l);
     return fa_cuda_encode_maps(maps, (fa_sm90_map *const[]){&params->k, &params->v}, MAPS, encode,
                                fault);

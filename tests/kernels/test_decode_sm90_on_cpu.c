@@ -90,8 +90,7 @@ static void choose_stages(const machine *m, int variant, fa_decode_sm90_params *
     const int32_t a_tile = v->cache ? v->head_dim / 128 : 1, fewest = a_tile == 1 ? 3 : 4;
     const int32_t fewer = ((int32_t)(m->number % 5) + m->otherwise) * a_tile;
     const int32_t stages = more->stages - fewer > fewest ? more->stages - fewer : fewest;
-    run->smem_bytes -= (unsigned)((more->stages - stages) * (v->groups ? v->groups : 1) *
-                                  FA_DECODE_SM90_STAGE_ROOM(v->cache));
+    run->smem_bytes = (unsigned)fa_cuda_decode_sm90_smem(v, stages);
     more->stages = stages;
 }
 
@@ -149,6 +148,7 @@ static void make_persistent(int64_t number, const fa_problem *p, fa_cuda_plan_la
     l->variant = other;
     l->threads = FA_DECODE_SM90_PERSISTENT_THREADS((uint32_t)v->groups);
     l->smem_bytes = (uint32_t)fa_cuda_decode_sm90_smem(v, v->stages);
+    l->decode.stages = v->stages;
     l->decode.blocks = (int32_t)(1 + number % 7);
     fa_cuda_cut_decode(l, l->decode.parts, (int64_t)l->decode.least * v->keys);
 }
