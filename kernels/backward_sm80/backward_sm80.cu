@@ -1,5 +1,6 @@
 /*
- * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32: all
+ * Backward on tensor cores by mma.sync, from Ampere on, float16, bfloat16, and float32 in tf32 or in
+ * float16 parts: all
  * gradients in one pass over the tiles (FlashAttention-2, algorithm 2, arXiv:2307.08691), with
  * masks by position, lengths, and shared heads; the variants with OPTIONS also with all options of
  * the scores.
@@ -9,8 +10,8 @@
  *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
  *   load.cuh      copies to shared memory             options.cuh    the options of the scores
  *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
- *   high_low.cuh  float16 parts, of wide heads       store.cuh      dK and dV
- *   split.cuh     how numbers become parts
+ *   high_low.cuh  float16 parts of float32            store.cuh      dK and dV
+ *   split.cuh     how numbers become parts           row_units.cuh  their products, head dims to 256
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -23,8 +24,8 @@
  * warps before this tile's scores and by the others behind them: so one half makes weights while
  * the other multiplies. In tf32 a tile of a variant with one stage has two barriers: between them
  * this tile's copies are on their way, and dQ of the tile before is computed. Where warps share the
- * products of scores, in float32 with head dims above 256, it has three more; operands are float16
- * parts there, and queries and dout come from the workspace.
+ * products of scores, in float32 with head dims above 256, it has three more. Where operands are
+ * float16 parts, queries and dout come from the workspace.
  */
 #include "backward_sm80/config.cuh"
 #include "backward_sm80/high_low.cuh"
@@ -32,6 +33,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
+#include "backward_sm80/row_units.cuh"
 #include "backward_sm80/slices.cuh"
 #include "backward_sm80/store.cuh"
 #include "backward_sm80/sums.cuh"
@@ -52,16 +54,17 @@ typedef struct thread_state {
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
-#if HIGH_LOW
+#if ROW_UNITS
+    row_parts parts;
+    make_row_parts(&parts, weights, part, DOUT_UNITS);
+    if (ALL_SHARED) share_row_parts(&parts, part, part->weights_word, DOUT_UNITS);
+    else add_row_parts(&x->dv, &parts, part->own_queries + Q_TO_DOUT);
+#elif HIGH_LOW
+    (void)x;
     share_high_low(weights, part->weights_word, part->unit, WEIGHT_POWER);
 #else
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
-#endif
-#if SHARED_SCORES
-    (void)x;
-#else
-    if (!ALL_SHARED)
-        add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
+    add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 #endif
 }
 
@@ -70,16 +73,19 @@ FA_DEVICE void add_keys(const fa_attention_params *p, thread_state *x, const til
 {
     (void)p;
     (void)at;
-#if HIGH_LOW
+#if ROW_UNITS
+    row_parts parts;
+    share_ds(ds, part);
+    make_row_parts(&parts, ds, part, QUERY_UNITS);
+    if (ALL_SHARED)
+        share_row_parts(&parts, part, part->weights_word + KEY_DS_AT - WEIGHTS_AT, QUERY_UNITS);
+    else add_row_parts(&x->dk, &parts, part->own_queries);
+#elif HIGH_LOW
     const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
     share_high_low(ds, part->ds_word, part->unit, find_ds_power(p, x->memory, &powers, x->ds_unit));
 #else
     share_weights(ds, part->ds_word, part->unit);
-#endif
-#if SHARED_SCORES
-    (void)x;
-#else
-    if (!ALL_SHARED) add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
+    add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
 #endif
 }
 
@@ -95,6 +101,9 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, int count, const tile_
     (void)count;
     make_scores(s, part->keys + (kind == DP ? V_AT : 0),
                 part->queries + (kind == DP ? Q_TO_DOUT : 0));
+#if ROW_UNITS
+    scale_scores(s, part, kind == DP ? DOUT_UNITS : QUERY_UNITS);
+#endif
 #endif
 }
 
@@ -124,7 +133,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
 FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, thread_state *x,
                              const tile_cursor *at, int chunk)
 {
-    const tile_part part = find_part(x->memory, at, chunk);
+    tile_part part = find_part(x->memory, at, chunk);
     const int first_key = part.key / GROUP_ROWS * GROUP_ROWS;
     bool masked = !TF32 && is_masked(w, first_key, at->tile);
     fa_scores s, dp;
@@ -141,6 +150,7 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
+        part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
         find_scores(&dp, x->memory, at->count, &part, DP);
     }
     /* right for all tiles; no register, again */
@@ -163,32 +173,20 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
-#if HIGH_LOW
     if (column < p->a.d_v)
         add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
                               q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
                               find_dv_factor(x->memory, at->count));
-#else
-    if (column < p->a.d_v)
-        add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
-                           column / VECTOR, l->share);
-#endif
     if (at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
         __syncthreads();
         issue_tile(p, s, x->memory, w, &next, THE_DOUT);
     }
-#if HIGH_LOW
     if (column < p->a.d)
         add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
                               q + (uint32_t)column * ELEMENT_BYTES,
                               find_dk_factor(&p->a, x->memory, at->count, x->ds_unit));
-#else
-    if (column < p->a.d)
-        add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
-                           l->share);
-#endif
 }
 
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -209,10 +207,19 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
     const uint32_t q = q_at(x->memory, stage_of(at)) + l->rows;
-    const int unit = l->share * (COLUMNS / VECTOR);
     sync_group(l);
+#if ROW_UNITS
+    const uint32_t units =
+        x->memory + WEIGHT_UNITS_AT + (uint32_t)(l->group * GROUP_ROWS + l->lane / 4) * 8;
+    const uint32_t rows = q + (uint32_t)(l->share * COLUMNS * ELEMENT_BYTES);
+    add_shared_rows(&x->dv, x->memory + WEIGHTS_AT + own, units + 4 * DOUT_UNITS, rows + Q_TO_DOUT);
+    add_shared_rows(&x->dk, x->memory + KEY_DS_AT + own, units + 4 * QUERY_UNITS, rows);
+    (void)at;
+#else
+    const int unit = l->share * (COLUMNS / VECTOR);
     add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + own, q + Q_TO_DOUT, unit, l->share);
     add_other_gradient(&x->dk, ds_at(x->memory, at->count) + own, q, unit, l->share);
+#endif
 }
 
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -274,7 +281,11 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
-#if HIGH_LOW
+#if ROW_UNITS
+    make_unit_dq(&dq, ds_at(memory, at->count) + l.score_rows,
+                 memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+                 ds_units_at(memory, at->count) + (uint32_t)(16 * block + l.lane / 4) * 4, block);
+#elif HIGH_LOW
     make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows,
                      memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES), block);
     scale_dq(&dq, find_dq_factor(&p->a, memory, at->count, WEIGHT_UNIT * ds_scale(&p->a, s)));
@@ -338,7 +349,7 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
 #if THREE_PRODUCTS
     if (!s->factors) fill_factors(memory);
 #endif
-#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
+#if TF32 && !HIGH_LOW
     ptx_cp_async_wait_all();
     round_keys(memory);
 #endif
@@ -350,7 +361,16 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
         if (HIGH_LOW) __syncthreads();
     }
 #endif
-#if HIGH_LOW
+#if ROW_UNITS
+    const uint32_t units = memory + UNITS_AT;
+    ptx_cp_async_wait_all();
+    __syncthreads();
+    find_row_units(memory + K_AT, KEYS, units);
+    find_row_units(memory + V_AT, KEYS, units + 4);
+    __syncthreads();
+    split_unit_rows(memory + K_AT, KEYS, p->a.d, units);
+    split_unit_rows(memory + V_AT, KEYS, p->a.d_v, units + 4);
+#elif HIGH_LOW
     ptx_cp_async_wait_all();
     split_keys(&p->a, memory);
 #endif

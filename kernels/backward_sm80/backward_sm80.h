@@ -12,8 +12,10 @@
  *          weights that are larger than they should be want them: less FA_BACKWARD_SM80_WEIGHT_BITS, times 2^-bits
  *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
  *             (weight_sums.cu)
- *   parts   of a tile, where head dims are wide in float32: queries and dout as float16 parts, rows of the variant's
- *           head dim times 4 bytes (high_low.cuh); powers: the powers of two of these
+ *   parts   of a tile, in float32 with three products or wide head dims: queries and dout as float16 parts, rows of the
+ *           variant's head dim times 4 bytes (high_low.cuh)
+ *   powers  of a tile of wide head dims: the powers of two of these
+ *   units   of a tile, elsewhere: for each query, what its parts and those of dout are multiplied by (row_units.cuh)
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -67,6 +69,30 @@
 #define FA_BACKWARD_SM80_SCORE_PITCH(element, queries)                                             \
     (FA_ELEMENT_BYTES(element) * ((queries) > 32 ? (queries) : 32))
 
+/* Whether each row of float16 parts has a unit of its own (row_units.cuh). */
+#define FA_BACKWARD_SM80_HAS_UNITS(element, slices)                                                \
+    ((element) == FA_ELEMENT_TF32X3 && (slices) == 0)
+
+/* Buffers of weights and of dS, in bytes of a row for each key: dS for dQ; where warps share keys
+ * weights, and dS for dK if its rows have other units. */
+#define FA_BACKWARD_SM80_SCORE_BUFFERS(element, keys, warps, group_rows, stages, slices)           \
+    (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                                \
+     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1                                          \
+          ? 1 + FA_BACKWARD_SM80_HAS_UNITS(element, slices)                                        \
+          : 0))
+
+/* Bytes of the units of rows: of keys and values; of a stage's queries and dout; of dS for dQ, of
+ * each query for each group of warps; where warps share keys of weights and dS, of each key for 16
+ * queries. */
+#define FA_BACKWARD_SM80_UNITS(element, keys, queries, warps, group_rows, stages, slices)          \
+    (!FA_BACKWARD_SM80_HAS_UNITS(element, slices)                                                  \
+         ? 0                                                                                       \
+         : (keys)*8 + (stages) * (queries)*8 +                                                     \
+               FA_BACKWARD_SM80_DS_BUFFERS(element, stages) * ((keys) / (group_rows)) *            \
+                   (queries)*4 +                                                                   \
+               (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? (queries) / 16 * (keys)*8    \
+                                                                    : 0))
+
 /* Bytes of the parts of scores and of dP that slices of the head dim have. */
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
@@ -76,25 +102,28 @@
 #define FA_BACKWARD_SM80_POWERS(slices) ((slices) > 0 ? FA_BACKWARD_SM80_POWER_BYTES : 0)
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
- * and factors; buffers of dS, and where warps share keys one of weights; parts of scores; powers of two. */
+ * and factors; buffers of dS and weights; parts of scores; powers of two or units of rows. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
     ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
-     (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
-      (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
+     FA_BACKWARD_SM80_SCORE_BUFFERS(element, keys, warps, group_rows, stages, slices) *            \
          (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
-     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(slices) + 128)
+     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(slices) +            \
+     FA_BACKWARD_SM80_UNITS(element, keys, queries, warps, group_rows, stages, slices) + 128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
- * a sum for each query, and what rounding has taken from it; powers of two. */
+ * a sum for each query, and what rounding has taken from it; powers of two, or units of a key tile
+ * and of the queries. */
 #define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows, slices)         \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
-     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(slices) + 128)
+     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(slices) +                       \
+     (FA_BACKWARD_SM80_HAS_UNITS(element, slices) ? ((keys) + (queries)) * 8 : 0) + 128)
 
-/* Where head dims are wide, float32 queries and dout are split before they are multiplied: bytes of
- * their parts, of a tile of the workspace each, and of the tile's powers. */
+/* Whether `prepare` splits float32 queries and dout of wide head dims, whatever the kernel; elsewhere
+ * it does where it is told of units. Bytes of their parts, of a tile of the workspace each, and of the units. */
 #define FA_BACKWARD_SM80_IS_SPLIT(element, dim) (FA_ELEMENT_BYTES(element) == 4 && (dim) > 256)
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
+#define FA_BACKWARD_SM80_UNIT_BYTES (FA_BACKWARD_SM80_TILE * 8)
 
 /* Of a tile: what a number of the queries, or of dout, is multiplied by to leave their units; the
  * largest |delta|. */
@@ -113,6 +142,7 @@ typedef struct fa_backward_sm80_params {
     float *factors; /* NULL: all are 1 */
     char *parts;    /* of a tile's queries, then of its dout; NULL: they are not split */
     fa_backward_sm80_powers *powers;
+    float *units;        /* of a query, then of its dout; NULL: there are none */
     int32_t *semaphores; /* NULL: sums are added in any order */
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
     int64_t heads_together;

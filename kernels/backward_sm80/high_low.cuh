@@ -31,17 +31,19 @@
 
 #if HIGH_LOW
 
+/* Of 16 x 16 elements, as ldmatrix loads them. */
+typedef struct high_low {
+    uint32_t high[4], low[4];
+} high_low;
+
+#if SLICES
+
 /* What weights are multiplied by: they are 1 at most, but for rounding and a log-sum-exp that is not
  * theirs. */
 #define WEIGHT_POWER 0x1p13f
 
 /* What the low parts of weights and dS are multiplied by, besides. */
 #define LOW_POWER 0x1p11f
-
-/* Of 16 x 16 elements, as ldmatrix loads them. */
-typedef struct high_low {
-    uint32_t high[4], low[4];
-} high_low;
 
 /* ---- Powers of two --------------------------------------------------------------------------- */
 
@@ -96,6 +98,8 @@ FA_DEVICE float load_power(uint32_t powers, int place)
     return ptx_ld_shared_f32(powers + (uint32_t)place);
 }
 
+#endif
+
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
 /* Splits a row's 32 columns. at: where they begin; row: its number. */
@@ -121,6 +125,8 @@ FA_DEVICE void split_columns(uint32_t at, int row, float power)
     }
 }
 
+#if SLICES
+
 /* Splits rows in their place. columns: that there are; behind them are zeros, which stay. Eight lanes
  * that load or store at once have eight rows. */
 FA_DEVICE void split_rows(uint32_t at, int rows, int columns, float power)
@@ -133,8 +139,7 @@ FA_DEVICE void split_rows(uint32_t at, int rows, int columns, float power)
     }
 }
 
-/* Of 8 columns, the unit of their high parts. */
-FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
+#endif
 
 /* at: of the lane's first fragment; offset: in whole groups of banks; low: whether there are low parts.
  */
@@ -149,6 +154,15 @@ FA_DEVICE void load_high_low_trans(high_low *x, uint32_t at, int offset, bool lo
     ptx_ldmatrix_x4_trans(x->high, at + (uint32_t)offset);
     if (low) ptx_ldmatrix_x4_trans(x->low, (at ^ 64) + (uint32_t)offset);
 }
+
+/* Columns of two tiles. */
+FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_t b[4])
+{
+    ptx_mma_m16n8k16_f16(sum[0], a, b[0], b[1]);
+    ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
+}
+
+#if SLICES
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
@@ -184,13 +198,6 @@ FA_DEVICE void add_high_low_scores(fa_score_sums *s, uint32_t rows, uint32_t col
 #endif
         }
     }
-}
-
-/* Columns of two tiles. */
-FA_DEVICE void multiply_pair(float sum[2][4], const uint32_t a[4], const uint32_t b[4])
-{
-    ptx_mma_m16n8k16_f16(sum[0], a, b[0], b[1]);
-    ptx_mma_m16n8k16_f16(sum[1], a, b[2], b[3]);
 }
 
 /* sum += a b, but for the products of a's low parts: those are added to low_sum. Columns of two
@@ -357,6 +364,8 @@ FA_DEVICE void split_keys(const fa_attention_params *p, uint32_t memory)
     }
     __syncthreads();
 }
+
+#endif
 
 #endif
 

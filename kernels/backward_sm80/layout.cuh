@@ -38,10 +38,17 @@ enum {
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
-    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0),
-    POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES)
+    KEY_DS_AT = WEIGHTS_AT + SCORE_BYTES, /* dS for dK, whose rows have other units than dQ's */
+    SLICES_AT = DS_AT + SCORE_BYTES * FA_BACKWARD_SM80_SCORE_BUFFERS(ELEMENT, KEYS, WARPS,
+                                                                     GROUP_ROWS, STAGES, SLICES),
+    POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES),
+    UNITS_AT = POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES)
 };
-static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128 == SMEM_BYTES,
+static_assert(UNITS_AT +
+                      FA_BACKWARD_SM80_UNITS(ELEMENT, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES,
+                                             SLICES) +
+                      128 ==
+                  SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
 
@@ -148,6 +155,31 @@ FA_DEVICE uint32_t factors_at(uint32_t memory, int stage)
 {
     return memory + FACTORS_AT + (uint32_t)stage * FACTOR_BYTES;
 }
+
+/* Units of rows of float16 parts (row_units.cuh): of a key, then of its value; of a query, then of
+ * its dout; of dS for dQ, by groups of keys; of weights, then of dS for dK, of a key, by 16 queries. */
+enum {
+    KEY_UNIT_BYTES = KEYS * 8,
+    QUERY_UNIT_BYTES = QUERIES * 8,
+    DS_UNIT_BYTES = GROUPS * QUERIES * 4,
+    QUERY_UNITS_AT = UNITS_AT + KEY_UNIT_BYTES,
+    DS_UNITS_AT = QUERY_UNITS_AT + STAGES * QUERY_UNIT_BYTES,
+    WEIGHT_UNITS_AT = DS_UNITS_AT + DS_BUFFERS * DS_UNIT_BYTES
+};
+
+FA_DEVICE uint32_t query_units_at(uint32_t memory, int stage)
+{
+    return memory + QUERY_UNITS_AT + (uint32_t)stage * QUERY_UNIT_BYTES;
+}
+
+/* Of tile number `count`. */
+FA_DEVICE uint32_t ds_units_at(uint32_t memory, int count)
+{
+    return memory + DS_UNITS_AT + (DS_BUFFERS == 2 ? (uint32_t)(count & 1) * DS_UNIT_BYTES : 0);
+}
+
+/* Of 8 columns of float16 parts, the unit of their high parts. */
+FA_DEVICE int high_unit(int column_tile) { return column_tile / 4 * 8 + column_tile % 4; }
 
 /* Powers of tile number `count`. */
 FA_DEVICE uint32_t tile_powers_at(uint32_t memory, int count)

@@ -110,19 +110,20 @@ FA_DEVICE row_source source_of(const fa_kernel_view *view, int64_t block, int64_
 
 #if HIGH_LOW
 
-/* Rows of the workspace that are split already, of the columns that there are. */
-FA_DEVICE void take_parts(row_source *s, const char *rows)
+/* Issues the copy of QUERIES rows of the workspace that are split already; rows without weights are
+ * zeros there. columns: that there are; zeros are stored behind them. One product has no low parts. */
+FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to)
 {
-    s->data = rows;
-    s->pitch = PITCH;
-    s->columns = (s->columns + 31) / 32 * 32;
-    s->whole = true;
-}
-
-/* Whether the thread's units are needed: one product has no low parts. */
-FA_DEVICE bool has_parts(void)
-{
-    return THREE_PRODUCTS || (ptx_thread_id() % ROW_VECTORS & 4) == 0;
+    const int thread = ptx_thread_id(), unit = thread % ROW_VECTORS, first = thread / ROW_VECTORS;
+    const bool inside = VECTOR * unit < (columns + 31) / 32 * 32;
+    if ((int)COPIERS < (int)THREADS && thread >= COPIERS) return;
+    if (!THREE_PRODUCTS && (unit & 4)) return;
+    from += first * PITCH + 16 * unit;
+    to += (uint32_t)(first * PITCH + unit / 8 * 128) + permuted(first, unit & 7, PITCH) * 16;
+#pragma unroll
+    for (int row = 0; row < QUERIES; row += ROWS_A_PASS) /* behind the thread's first one */
+        ptx_cp_async_16((to ^ (uint32_t)((row & 7) * 16)) + (uint32_t)(row * PITCH),
+                        from + row * PITCH, inside);
 }
 
 #endif
@@ -141,7 +142,7 @@ FA_DEVICE void issue_keys(const fa_attention_params *p, uint32_t memory, const b
     issue_rows(&v, KEYS, memory + V_AT);
 }
 
-#if TF32 && !THREE_PRODUCTS && !HIGH_LOW
+#if TF32 && !HIGH_LOW
 
 /* Rounds the keys and values that the thread has copied: once, for they are multiplied in every
  * tile. */
@@ -208,32 +209,37 @@ enum { THE_QUERIES = 1, THE_DOUT = 2 };
 FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
                           uint32_t memory, const block_work *w, const tile_cursor *at, int what)
 {
-    const fa_tile *t = &w->sequence;
     const int thread = ptx_thread_id(), stage = stage_of(at);
+    const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
+                         at->tile % PARTS * QUERIES;
+#if HIGH_LOW
+    const char *parts = s->parts +
+                        tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
+                        at->tile % PARTS * Q_BYTES;
+    if (what & THE_QUERIES) issue_parts(parts, p->a.d, q_at(memory, stage));
+    if (!(what & THE_DOUT)) return;
+    issue_parts(parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM), p->a.d_v, dout_at(memory, stage));
+#else
+    const fa_tile *t = &w->sequence;
     const int first = at->tile * QUERIES, from = w->seen_query_from - first,
               to = w->seen_query_to - first;
     const int64_t head = t->head + at->head, row = t->start_q + first;
-    const float2 *rows = (const float2 *)(const void *)s->rows + tile_number(w, s, at) * TILE +
-                         at->tile % PARTS * QUERIES;
     row_source q = source_of(&p->a.q, t->block_q, row, head, p->a.d, from, to);
     row_source dout = source_of(&p->dout, t->block_q, row, head, p->a.d_v, from, to);
 #if OPTIONS
     if (p->a.mask.data || p->a.bias.data) q.rows = dout.rows = rows;
 #endif
-#if HIGH_LOW
-    const char *parts = s->parts +
-                        tile_number(w, s, at) * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) +
-                        at->tile % PARTS * Q_BYTES;
-    take_parts(&q, parts);
-    take_parts(&dout, parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
-    const bool copies = has_parts();
-#else
-    const bool copies = true;
-#endif
-    if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
+    if (what & THE_QUERIES) issue_rows(&q, QUERIES, q_at(memory, stage));
     if (!(what & THE_DOUT)) return;
-    if (copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
-#if HIGH_LOW
+    issue_rows(&dout, QUERIES, dout_at(memory, stage));
+#endif
+#if ROW_UNITS
+    if (thread < QUERIES / 2)
+        ptx_cp_async_16(query_units_at(memory, stage) + (uint32_t)thread * 16,
+                        (const float2 *)(const void *)s->units + tile_number(w, s, at) * TILE +
+                            at->tile % PARTS * QUERIES + 2 * thread,
+                        true);
+#elif HIGH_LOW
     if (thread == 0)
         ptx_cp_async_16(tile_powers_at(memory, at->count), s->powers + tile_number(w, s, at), true);
 #endif

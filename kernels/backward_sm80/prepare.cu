@@ -139,20 +139,9 @@ FA_DEVICE void clear_rows(const fa_backward_params *p, const fa_tile *t)
 
 #endif
 
-#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
 
-/* ---- Queries and dout of wide heads ---------------------------------------------------------- */
-
-/* The largest numbers of a tile. */
-typedef struct largest_numbers {
-    float query, dout, delta;
-} largest_numbers;
-
-/* The larger one, unless it is not finite. */
-FA_DEVICE float find_larger(float largest, float x)
-{
-    return fabsf(x) < INFINITY ? fmaxf(largest, fabsf(x)) : largest;
-}
+/* ---- Queries and dout as float16 parts ------------------------------------------------------- */
 
 /* Whether a row of the tile has weights. Others may hold anything, and become zeros. */
 FA_DEVICE bool has_weights(const float2 *rows, int row) { return rows[row].x != INFINITY; }
@@ -172,6 +161,37 @@ FA_DEVICE float find_largest(const fa_kernel_view *view, const fa_tile *t, int r
         largest = find_larger(largest, from[column]);
     return largest;
 }
+
+/* A thread takes one number of each unit of 32 columns, which together are a unit of high parts and one
+ * of low ones. item: four for 32 columns. */
+FA_DEVICE void split_item(const fa_kernel_view *view, const fa_tile *t, const float2 *rows, int row,
+                          int item, int columns, float power, char *parts)
+{
+    const int block = item / 4, c = item % 4;
+    const bool seen = has_weights(rows, row);
+    float x[8];
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int unit = 0; unit < 8; unit++) {
+        const int column = 32 * block + 4 * unit + c;
+        x[unit] = seen && column < columns ? find_row(view, t, row)[column] * power : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        high[i] = split_two(x[gradient_unit(i, 0)], x[gradient_unit(i, 1)], 1.0f, &low[i]);
+    char *to = parts + row * 4 * HEAD_DIM + block * 128 + c * 16;
+    *(uint4 *)(void *)to = make_uint4(high[0], high[1], high[2], high[3]);
+    *(uint4 *)(void *)(to + 64) = make_uint4(low[0], low[1], low[2], low[3]);
+}
+
+#endif
+
+#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
+
+/* The largest numbers of a tile. */
+typedef struct largest_numbers {
+    float query, dout, delta;
+} largest_numbers;
 
 /* Of all rows, by all threads. */
 FA_DEVICE largest_numbers find_largest_numbers(const fa_backward_params *p, const fa_tile *t,
@@ -199,29 +219,14 @@ FA_DEVICE largest_numbers find_largest_numbers(const fa_backward_params *p, cons
     return x;
 }
 
-/* A thread takes one number of each unit of 32 columns, which together are a unit of high parts and one
- * of low ones. */
 FA_DEVICE void split_tile(const fa_kernel_view *view, const fa_tile *t, const float2 *rows,
                           int columns, float power, char *parts)
 {
     const int row_items = (columns + 31) / 32 * 4;
 #pragma unroll 1
     for (int item = (int)threadIdx.x; item < TILE * row_items; item += THREADS) {
-        const int row = item / row_items, block = item % row_items / 4, c = item % 4;
-        const bool seen = has_weights(rows, row);
-        float x[8];
-        uint32_t high[4], low[4];
-#pragma unroll
-        for (int unit = 0; unit < 8; unit++) {
-            const int column = 32 * block + 4 * unit + c;
-            x[unit] = seen && column < columns ? find_row(view, t, row)[column] * power : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            high[i] = split_two(x[gradient_unit(i, 0)], x[gradient_unit(i, 1)], 1.0f, &low[i]);
-        char *to = parts + row * 4 * HEAD_DIM + block * 128 + c * 16;
-        *(uint4 *)(void *)to = make_uint4(high[0], high[1], high[2], high[3]);
-        *(uint4 *)(void *)(to + 64) = make_uint4(low[0], low[1], low[2], low[3]);
+        const int row = item / row_items;
+        split_item(view, t, rows, row, item % row_items, columns, power, parts);
     }
 }
 
@@ -240,6 +245,37 @@ FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_p
         const fa_backward_sm80_powers powers = {invert_power(query), invert_power(dout),
                                                 largest.delta, 0.0f};
         s->powers[number] = powers;
+    }
+}
+
+#elif FA_ELEMENT_BYTES(ELEMENT) == 4
+
+/* Splits a row of the tile by a warp. Returns its unit (row_units.cuh). */
+FA_DEVICE float split_row(const fa_kernel_view *view, const fa_tile *t, const float2 *rows, int row,
+                          int columns, char *parts)
+{
+    const float largest =
+        has_weights(rows, row) ? fa_warp_max(find_largest(view, t, row, columns)) : 0.0f;
+    const float power = find_power(largest);
+#pragma unroll 1
+    for (int item = (int)threadIdx.x % 32; item < (columns + 31) / 32 * 4; item += 32)
+        split_item(view, t, rows, row, item, columns, power, parts);
+    return invert_power(power);
+}
+
+/* rows: of the tile, which the block has written. */
+FA_DEVICE void split_tiles(const fa_backward_params *p, const fa_backward_sm80_params *s,
+                           const fa_tile *t, const float2 *rows, int64_t number)
+{
+    char *parts = s->parts + number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM);
+    float2 *units = (float2 *)(void *)s->units + number * TILE;
+    __syncthreads();
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / 32; row < TILE; row += THREADS / 32) {
+        const float query = split_row(&p->a.q, t, rows, row, (int)p->a.d, parts);
+        const float dout = split_row(&p->dout, t, rows, row, (int)p->a.d_v,
+                                     parts + FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM));
+        if (threadIdx.x % 32 == 0) units[row] = make_float2(query, dout);
     }
 }
 
@@ -266,7 +302,7 @@ FA_KERNEL __launch_bounds__(THREADS, 1)
 #endif
     if (has_vectors(&p.dout) && has_vectors(&p.a.out)) prepare_vectors(&p, &s, &tile, rows);
     else prepare_rows(&p, &s, &tile, rows);
-#if FA_BACKWARD_SM80_IS_SPLIT(ELEMENT, HEAD_DIM)
-    split_tiles(&p, &s, &tile, rows, number);
+#if FA_ELEMENT_BYTES(ELEMENT) == 4
+    if (s.parts) split_tiles(&p, &s, &tile, rows, number);
 #endif
 }

@@ -24,6 +24,12 @@ FA_DEVICE float invert_power(float power)
     return fa_bits_float((254u << 23) - __float_as_uint(power));
 }
 
+/* The larger one, unless it is not finite. */
+FA_DEVICE float find_larger(float largest, float x)
+{
+    return fabsf(x) < INFINITY ? fmaxf(largest, fabsf(x)) : largest;
+}
+
 /* The high parts of two numbers, and their low ones times low_power. The rest of an infinity is
  * NaN. */
 FA_DEVICE uint32_t split_two(float x, float y, float low_power, uint32_t *low)

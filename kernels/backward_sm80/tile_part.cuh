@@ -19,6 +19,8 @@ typedef struct tile_part {
     int unit;                       /* of the chunk's first query in a row of weights and dS */
     int column_unit;                /* of the warp's first column */
     uint32_t weights_word, ds_word; /* where the lane stores them */
+    uint32_t key_units;             /* of the lane's first key, query, and so on (layout.cuh) */
+    uint32_t query_units, weight_units, ds_units;
 } tile_part;
 
 FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
@@ -40,10 +42,14 @@ FA_DEVICE tile_part find_part(uint32_t memory, const tile_cursor *at, int chunk)
     part.factors = factors_at(memory, stage_of(at)) + (uint32_t)own * 4;
     part.query = at->tile * QUERIES + own;
     part.key = first_key + l->lane / 4;
-    part.unit = first / (HIGH_LOW ? 8 : VECTOR);
+    part.unit = HIGH_LOW ? high_unit(first / 8) : first / VECTOR;
     part.column_unit = l->share * (COLUMNS / VECTOR);
     part.weights_word = memory + WEIGHTS_AT + word;
     part.ds_word = ds_at(memory, at->count) + word;
+    part.key_units = memory + UNITS_AT + (uint32_t)part.key * 8;
+    part.query_units = query_units_at(memory, stage_of(at)) + (uint32_t)own * 8;
+    part.weight_units = memory + WEIGHT_UNITS_AT + (uint32_t)(first / 16 * KEYS + part.key) * 8;
+    part.ds_units = ds_units_at(memory, at->count) + (uint32_t)(l->group * QUERIES + own) * 4;
     return part;
 }
 

@@ -15,7 +15,7 @@
  * otherwise waits for memory, one for each tile, would be most of the time where there are none.
  *
  * Tiles of keys and queries, and who multiplies them, may be others than in backward_sm80: a score
- * depends on its own query and key alone, and on CHAIN. Two key tiles are in shared memory: one is
+ * depends on its own query and key alone. Two key tiles are in shared memory: one is
  * loaded while the other is multiplied. A thread keeps the sums of its share of the keys in registers
  * until a row has seen all of them.
  */
@@ -27,6 +27,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
+#include "backward_sm80/row_units.cuh"
 #include "backward_sm80/slices.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_sm80/tile_part.cuh"
@@ -49,11 +50,11 @@ static_assert(KEYS <= THREADS && QUERIES <= THREADS, "a thread for each key, and
 
 /* Behind keys and queries. */
 enum {
-    GROUPS = KEYS / GROUP_ROWS,
     OWN_ROWS_AT = Q_AT + Q_BYTES,
     SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
     OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
-    OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128
+    OWN_UNITS_AT = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES), /* of keys, then of queries */
+    OWN_SMEM_BYTES = OWN_UNITS_AT + (ROW_UNITS ? (KEYS + QUERIES) * 8 : 0) + 128
 };
 static_assert(OWN_SMEM_BYTES == FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES,
                                                                   GROUP_ROWS, SLICES),
@@ -238,15 +239,16 @@ FA_DEVICE const float2 *find_rows(const fa_backward_sm80_params *s, const tile_w
 FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm80_params *s,
                              uint32_t memory, const tile_work *w, int part)
 {
-    const fa_tile *t = &w->queries;
     const int thread = ptx_thread_id();
-    row_source from = source_of(&p->q, t->block_q, t->start_q + w->first, t->head, p->d,
-                                w->seen_query_from - w->first, w->seen_query_to - w->first);
-#if HIGH_LOW
-    take_parts(&from,
-               s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
+    issue_parts(s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES,
+                p->d, q_at(memory, 0));
+#if ROW_UNITS
+    if (thread < QUERIES / 2)
+        ptx_cp_async_16(memory + OWN_UNITS_AT + KEYS * 8 + (uint32_t)thread * 16,
+                        (const float2 *)(const void *)s->units + w->number * TILE + part * QUERIES +
+                            2 * thread,
+                        true);
 #endif
-    issue_rows(&from, QUERIES, q_at(memory, 0));
     if (thread < QUERIES / 2)
         ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
                         find_rows(s, w, part) + 2 * thread, true);
@@ -254,11 +256,12 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
+#if SLICES
+
 /* With the order of backward_sm80's sum. columns: that there are; factor: what the units of both are.
  */
 FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns, float factor)
 {
-#if SLICES
     clear_scores(s);
 #pragma unroll 1
     for (int slice = 0; slice < SLICES; slice++) {
@@ -273,12 +276,9 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int co
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES * 4; i++)
         s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] *= factor;
-#else
-    (void)columns;
-    (void)factor;
-    make_scores(s, keys, queries);
-#endif
 }
+
+#endif
 
 /* Scores become weights, as in backward_sm80. */
 FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
@@ -340,7 +340,15 @@ FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, ui
     tile_part part = find_part(memory, &at, 0);
     fa_scores s;
     part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
+#if ROW_UNITS
+    (void)factor;
+    part.key_units = memory + OWN_UNITS_AT + 8 * (uint32_t)part.key;
+    part.query_units = memory + OWN_UNITS_AT + KEYS * 8 + 8 * (uint32_t)(part.query - w->first);
+    make_scores(&s, part.keys + keys_offset(key_tile), part.queries);
+    scale_scores(&s, &part, QUERY_UNITS);
+#else
     find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d, factor);
+#endif
     make_weights(p, k, &part, at.tile, scale, &s);
     add_weights(sums, &s);
 }
@@ -407,7 +415,19 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-#if HIGH_LOW
+#if ROW_UNITS
+
+/* Splits keys that all threads' copies have brought. All threads meet twice. */
+FA_DEVICE void split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
+{
+    const uint32_t at = memory + K_AT + keys_offset(key_tile);
+    find_row_units(at, KEYS, memory + OWN_UNITS_AT);
+    __syncthreads();
+    split_unit_rows(at, KEYS, p->d, memory + OWN_UNITS_AT);
+    __syncthreads();
+}
+
+#else
 
 /* Splits keys whose copies are there. Returns what a number of theirs is multiplied by to leave their
  * units. All threads meet twice. */
@@ -430,7 +450,7 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
 {
     row_sums sums;
     float factor = 1.0f;
-#if HIGH_LOW
+#if !ROW_UNITS
     const float query_inverse = s->powers[w->number].query_inverse;
 #endif
     clear_row_sums(&sums);
@@ -453,7 +473,9 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
             __syncthreads();
         }
 #endif
-#if HIGH_LOW
+#if ROW_UNITS
+        split_key_tile(p, memory, tile);
+#else
         factor = split_key_tile(p, memory, tile) * query_inverse;
 #endif
         sum_key_tile(p, w, memory, tile, scale, factor, &sums);

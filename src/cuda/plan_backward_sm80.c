@@ -1,7 +1,7 @@
 /*
  * backward_sm80: gradients on tensor cores by mma.sync, float16 and bfloat16, in three launches.
  * The same source compiled for float32 inputs whose operands may be rounded to tf32 is the family
- * tf32, and with three products in tf32 for each of float32 the family tf32x3. With sums of dQ in the
+ * tf32, and with three products in float16 for each of float32 the family tf32x3. With sums of dQ in the
  * caller's dq these two are the family tf32_in_place, in two launches. tf32x3_corrected is tf32x3
  * with a launch that corrects the weights of rows with large scores.
  */
@@ -29,6 +29,7 @@ void fa_cuda_backward_sm80_params(const fa_problem *p, const fa_cuda_plan_launch
     params->parts = x->split ? workspace + x->parts_offset : NULL;
     params->powers =
         x->split ? (fa_backward_sm80_powers *)(void *)(workspace + x->powers_offset) : NULL;
+    params->units = x->has_units ? (float *)(void *)(workspace + x->units_offset) : NULL;
     params->semaphores = x->ordered ? (int32_t *)(void *)(workspace + x->semaphores_offset) : NULL;
     params->heads_together = x->heads_together;
 }
@@ -196,8 +197,8 @@ static fa_cuda_plan_launch *add_weight_sums(const fa_cuda_planning *x, const fa_
     return l;
 }
 
-/* Sums, unless they are in dq; rows; factors; parts of wide heads and their powers; and semaphores if sums have one order. The order also
- * makes an item's sums independent of the batch. */
+/* Sums, unless they are in dq; rows; factors; float16 parts and their powers or units; and semaphores if sums have one order. The
+ * order also makes an item's sums independent of the batch. */
 static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch *prepare,
                            const fa_cuda_plan_launch *main, int with)
 {
@@ -212,11 +213,15 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
     own.factors_offset = own.rows_offset + tiles * (size_t)FA_BACKWARD_SM80_ROW_BYTES;
     own.semaphores_offset = own.factors_offset;
     if (own.corrected) own.semaphores_offset += tiles * (size_t)FA_BACKWARD_SM80_FACTOR_BYTES;
-    own.split = FA_BACKWARD_SM80_IS_SPLIT(v->element, v->head_dim);
-    own.parts_offset = own.powers_offset = own.semaphores_offset;
+    own.has_units = FA_BACKWARD_SM80_HAS_UNITS(v->element, v->slices);
+    own.split = own.has_units || FA_BACKWARD_SM80_IS_SPLIT(v->element, v->head_dim);
+    own.parts_offset = own.powers_offset = own.units_offset = own.semaphores_offset;
     if (own.split) {
         own.powers_offset += tiles * 2 * (size_t)FA_BACKWARD_SM80_PART_BYTES(v->head_dim);
-        own.semaphores_offset = own.powers_offset + tiles * sizeof(fa_backward_sm80_powers);
+        own.units_offset = own.powers_offset;
+        own.semaphores_offset =
+            own.powers_offset +
+            tiles * (own.has_units ? FA_BACKWARD_SM80_UNIT_BYTES : sizeof(fa_backward_sm80_powers));
     }
     own.ordered = p->deterministic || p->batch_invariant;
     own.heads_together = own.ordered ? count_heads_together(main, x->device) : 1;
@@ -233,9 +238,7 @@ static void plan_workspace(const fa_cuda_planning *x, const fa_cuda_plan_launch 
 static const char *arithmetic_of(const fa_variant *v)
 {
     switch (v->element) {
-    case FA_ELEMENT_TF32X3:
-        return v->slices ? "three float16 products for each (mma.sync), float32 sums"
-                         : "three tf32 products for each (mma.sync), float32 sums";
+    case FA_ELEMENT_TF32X3: return "three float16 products for each (mma.sync), float32 sums";
     case FA_ELEMENT_TF32:
         return v->slices ? "float16 products (mma.sync), float32 sums"
                          : "tf32 products (mma.sync), float32 sums";

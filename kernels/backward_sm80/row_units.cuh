@@ -1,0 +1,362 @@
+/*
+ * The products of a tile by float16 parts, three for each of float32, where a warp has scores of its
+ * own (head dims to 256). high_low.cuh says where parts lie.
+ *
+ * Each row of an operand has a power of two of its own, by which its largest number comes near 2^15.
+ * Its inverse is the row's unit: what a number of the row is multiplied by to be what it was. So
+ * large numbers of a row take no bits from other rows, whoever sees them.
+ *
+ *     S, dP        a sum leaves the units of its key and its query
+ *     dV = P^T dO  weights are multiplied by the units of dO's rows first; then a key's row gets a power
+ *     dK = dS^T Q  likewise, by those of queries
+ *     dQ = dS K    likewise, by those of keys, and a query gets a power of a warp's own keys
+ *
+ * A warp knows the largest weight and dS of its rows before it splits them. Sums leave their units
+ * when they are added to the gradient: the addition becomes a multiply-add.
+ */
+#ifndef FA_KERNELS_BACKWARD_SM80_ROW_UNITS_CUH
+#define FA_KERNELS_BACKWARD_SM80_ROW_UNITS_CUH
+
+#include "backward_sm80/high_low.cuh"
+#include "backward_sm80/layout.cuh"
+#include "backward_sm80/load.cuh"
+#include "backward_sm80/multiply.cuh"
+#include "backward_sm80/split.cuh"
+#include "backward_sm80/tile_part.cuh"
+#include "common/reduce.cuh"
+#include "ptx/shared.cuh"
+
+#if ROW_UNITS
+
+/* Whose units: of keys and queries, or of values and dout. */
+typedef enum unit_kind { QUERY_UNITS, DOUT_UNITS } unit_kind;
+
+/* ---- Keys and values ------------------------------------------------------------------------- */
+
+/* Stores the unit of each row: infinities and NaN do not count. at, units: of the first row. */
+FA_DEVICE void find_row_units(uint32_t at, int rows, uint32_t units)
+{
+    const int lane = ptx_thread_id() % 32;
+#pragma unroll 4
+    for (int row = ptx_thread_id() / 32; row < rows; row += WARPS) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
+            const uint4 four = ptx_ld_shared_v4(at + (uint32_t)(row * PITCH + unit / 8 * 128) +
+                                                permuted(row, unit & 7, PITCH) * 16);
+            const uint32_t x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) largest = find_larger(largest, fa_bits_float(x[i]));
+        }
+        largest = fa_warp_max(largest);
+        if (lane == 0)
+            ptx_st_shared_f32(units + 8 * (uint32_t)row, invert_power(find_power(largest)));
+    }
+}
+
+/* Splits rows in their place. columns: that there are; behind them are zeros, which stay. Eight lanes
+ * that load or store at once have eight rows. */
+FA_DEVICE void split_unit_rows(uint32_t at, int rows, int columns, uint32_t units)
+{
+    const int items = (columns + 31) / 32 * rows;
+#pragma unroll 1
+    for (int item = ptx_thread_id(); item < items; item += THREADS) {
+        const int row = item % rows;
+        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row,
+                      invert_power(ptx_ld_shared_f32(units + 8 * (uint32_t)row)));
+    }
+}
+
+/* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
+
+/* The products of 16 columns, in sums that begin from 0. */
+FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
+{
+    float sum[N_TILES][M_TILES][4] = {{{0.0f}}};
+    high_low a[M_TILES], b[N_TILES / 2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) load_high_low(&a[m], rows, m * 16 * PITCH, true);
+#pragma unroll
+    for (int n = 0; n < N_TILES / 2; n++) load_high_low(&b[n], columns, n * 16 * PITCH, true);
+#pragma unroll
+    for (int product = 0; product < 3; product++)
+#pragma unroll
+        for (int i = 0; i < N_TILES * M_TILES; i++) {
+            const int n = i / M_TILES, m = i % M_TILES;
+            const uint32_t *x = product == 0 ? a[m].low : a[m].high;
+            const uint32_t *y = (product == 1 ? b[n / 2].low : b[n / 2].high) + n % 2 * 2;
+            ptx_mma_m16n8k16_f16(sum[n][m], x, y[0], y[1]);
+        }
+#pragma unroll
+    for (int i = 0; i < N_TILES * M_TILES * 4; i++)
+        s->at[i / 4 % M_TILES][i / 4 / M_TILES][i % 4] +=
+            sum[i / 4 / M_TILES][i / 4 % M_TILES][i % 4];
+}
+
+/* rows, columns: where the lane's fragments of keys and of queries begin. */
+FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
+{
+    clear_scores(s);
+#pragma unroll 4
+    for (int step = 0; step < D_STEPS; step++) {
+        const int unit = step / 2 * 8 + step % 2 * 2;
+        add_score_step(s, fragment_at(rows, unit), fragment_at(columns, unit));
+    }
+}
+
+/* Sums leave their units. */
+FA_DEVICE void scale_scores(fa_scores *s, const tile_part *part, unit_kind kind)
+{
+    float keys[M_TILES][2];
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; i++)
+        keys[i / 2][i % 2] =
+            ptx_ld_shared_f32(part->key_units + 64 * (uint32_t)i + 4 * (uint32_t)kind);
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const uint4 two = ptx_ld_shared_v4(part->query_units + 64 * (uint32_t)n);
+        const float queries[2] = {fa_bits_float(kind == DOUT_UNITS ? two.y : two.x),
+                                  fa_bits_float(kind == DOUT_UNITS ? two.w : two.z)};
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            float *x = &s->at[i / 4][n][i % 4];
+            *x = *x * keys[i / 4][i / 2 % 2] * queries[i % 2];
+        }
+    }
+}
+
+#if !SCORES_ALONE
+
+/* Some tiles of accumulators whose products follow each other, so that none waits for its own sum. */
+enum { ROW_TOGETHER = M_TILES == 1 ? 4 : 2, DQ_TOGETHER = DQ_M_TILES == 1 ? 4 : 2 };
+static_assert(D_TILES % ROW_TOGETHER == 0 && DQ_N_TILES % DQ_TOGETHER == 0, "whole groups");
+
+/* ---- dV += P^T dO, dK += dS^T Q -------------------------------------------------------------- */
+
+/* Weights or dS of a chunk as A fragments, and the units of keys g and g + 8. */
+typedef struct row_parts {
+    high_low at[CHUNK / 16][M_TILES];
+    float units[M_TILES][2];
+} row_parts;
+
+/* Splits x times the units of the other operand's rows. Four lanes have a row. */
+FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_part *part,
+                              unit_kind kind)
+{
+    float y[M_TILES][N_TILES][4], largest[M_TILES][2] = {{0.0f}};
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const uint4 two = ptx_ld_shared_v4(part->query_units + 64 * (uint32_t)n);
+        const float queries[2] = {fa_bits_float(kind == DOUT_UNITS ? two.y : two.x),
+                                  fa_bits_float(kind == DOUT_UNITS ? two.w : two.z)};
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) { /* query i / 2 of two, key g or g + 8 */
+            const int m = i / 4, r = i % 2;
+            y[m][n][i % 4] = fa_bits_float(x->at[m][n][i % 4]) * queries[i % 4 / 2];
+            largest[m][r] = fmaxf(largest[m][r], fabsf(y[m][n][i % 4]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; i++) {
+        const int m = i / 2, r = i % 2;
+        const float power = find_power(fa_max_over_lanes(largest[m][r], 4));
+        to->units[m][r] = invert_power(power);
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            high_low *tile = &to->at[n / 2][m];
+            const int word = n % 2 * 2 + r;
+            tile->high[word] =
+                split_two(y[m][n][r] * power, y[m][n][2 + r] * power, 1.0f, &tile->low[word]);
+        }
+    }
+}
+
+/* g += the products of a chunk. tile: where the lane's fragments of its rows of dout or queries
+ * begin, in the warp's columns. */
+FA_DEVICE void add_row_parts(fa_gradient *g, const row_parts *x, uint32_t tile)
+{
+#pragma unroll
+    for (int n = 0; n < D_TILES; n += ROW_TOGETHER) {
+        float sum[M_TILES][ROW_TOGETHER][4] = {{{0.0f}}};
+#pragma unroll
+        for (int step = 0; step < CHUNK / 16; step++) {
+            high_low b[ROW_TOGETHER / 2];
+#pragma unroll
+            for (int i = 0; i < ROW_TOGETHER / 2; i++)
+                load_high_low_trans(&b[i], fragment_at(tile, high_unit(n + 2 * i)),
+                                    step * 16 * PITCH, true);
+#pragma unroll
+            for (int i = 0; i < 3 * M_TILES * (ROW_TOGETHER / 2); i++) {
+                const int product = i / (M_TILES * (ROW_TOGETHER / 2));
+                const int m = i % M_TILES, pair = i / M_TILES % (ROW_TOGETHER / 2);
+                const high_low *a = &x->at[step][m];
+                multiply_pair(sum[m] + 2 * pair, product == 0 ? a->low : a->high,
+                              product == 1 ? b[pair].low : b[pair].high);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < M_TILES * ROW_TOGETHER * 4; i++) {
+            const int m = i / 4 / ROW_TOGETHER, tile_n = i / 4 % ROW_TOGETHER;
+            float *y = &g->at[m][n + tile_n][i % 4];
+            *y = fmaf(sum[m][tile_n][i % 4], x->units[m][i % 4 / 2], *y);
+        }
+    }
+}
+
+/* To shared memory, a row for each key, where warps share keys. to: where the lane's word of the
+ * first key and of query 0 of the tile goes. */
+FA_DEVICE void share_row_parts(const row_parts *x, const tile_part *part, uint32_t to,
+                               unit_kind kind)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; i++) {
+        const int m = i / 2, r = i % 2;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            const uint32_t at = fragment_at(to + (uint32_t)(8 * i * SCORE_PITCH), part->unit + n);
+            ptx_st_shared_u32(at, x->at[n / 2][m].high[n % 2 * 2 + r]);
+            ptx_st_shared_u32(at ^ 64, x->at[n / 2][m].low[n % 2 * 2 + r]);
+        }
+        if (ptx_thread_id() % 4 == 0)
+            ptx_st_shared_f32(part->weight_units + 64 * (uint32_t)i + 4 * (uint32_t)kind,
+                              x->units[m][r]);
+    }
+}
+
+/* The products of all queries, whose weights or dS are shared. x: where the lane's fragments of the
+ * group's keys begin; units: of the lane's first key; tile: as above. */
+FA_DEVICE void add_shared_rows(fa_gradient *g, uint32_t x, uint32_t units, uint32_t tile)
+{
+#pragma unroll 1 /* chunks side by side would take more registers than there are */
+    for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
+        row_parts parts;
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16 * M_TILES; i++) {
+            const int step = i / M_TILES, m = i % M_TILES;
+            load_high_low(&parts.at[step][m],
+                          fragment_at(x, high_unit(chunk * (CHUNK / 8) + 2 * step)),
+                          m * 16 * SCORE_PITCH, true);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * M_TILES; i++)
+            parts.units[i / 2][i % 2] =
+                ptx_ld_shared_f32(units + (uint32_t)(8 * (chunk * (CHUNK / 16) * KEYS + 8 * i)));
+        add_row_parts(g, &parts, tile + (uint32_t)(chunk * CHUNK * PITCH));
+    }
+}
+
+/* ---- dQ = dS K ------------------------------------------------------------------------------- */
+
+/* The larger of two lanes' numbers: the lanes whose number has the bit get the second half. */
+FA_DEVICE void halve_maxima(float *x, int count, int bit)
+{
+    const bool upper = (ptx_thread_id() & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < count / 2; i++) {
+        const float other = upper ? x[i] : x[i + count / 2];
+        x[i] = fmaxf(upper ? x[i + count / 2] : x[i], __shfl_xor_sync(0xffffffffu, other, bit));
+    }
+}
+
+/* Stores the unit of each query of the chunk. largest: of the lane's keys, of queries 8n + 2t + i in
+ * [2n + i]; it is overwritten. All lanes' stores are there behind it. */
+FA_DEVICE void share_ds_units(float largest[2 * N_TILES], uint32_t units)
+{
+    const int group = ptx_thread_id() % 32 / 4;
+    int query = group; /* in units of [2n + i] */
+    halve_maxima(largest, 2 * N_TILES, 16);
+    halve_maxima(largest, N_TILES, 8);
+    if (N_TILES == 4) halve_maxima(largest, 2, 4);
+    else {
+        query = group / 2;
+        largest[0] = fmaxf(largest[0], __shfl_xor_sync(0xffffffffu, largest[0], 4));
+    }
+    if (N_TILES == 4 || group % 2 == 0)
+        ptx_st_shared_f32(units + (uint32_t)(query / 2 * 32 + query % 2 * 4),
+                          invert_power(find_power(largest[0])));
+    __syncwarp();
+}
+
+/* Splits dS times the units of keys, and shares it. */
+FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
+{
+    float x[M_TILES][N_TILES][4], largest[2 * N_TILES];
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; i++) {
+        const float unit = ptx_ld_shared_f32(part->key_units + 64 * (uint32_t)i);
+#pragma unroll
+        for (int j = 0; j < 2 * N_TILES; j++) {
+            const int m = i / 2, n = j / 2, e = j % 2 * 2 + i % 2;
+            x[m][n][e] = fa_bits_float(ds->at[m][n][e]) * unit;
+            largest[j] = i == 0 ? fabsf(x[m][n][e]) : fmaxf(largest[j], fabsf(x[m][n][e]));
+        }
+    }
+    share_ds_units(largest, part->ds_units);
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const float2 units = ptx_ld_shared_f32x2(part->ds_units + 32 * (uint32_t)n);
+        const float powers[2] = {invert_power(units.x), invert_power(units.y)};
+#pragma unroll
+        for (int i = 0; i < 2 * M_TILES; i++) {
+            const float *two = x[i / 2][n] + i % 2;
+            const uint32_t at =
+                fragment_at(part->ds_word + (uint32_t)(8 * i * SCORE_PITCH), part->unit + n);
+            uint32_t low;
+            ptx_st_shared_u32(at, split_two(two[0] * powers[0], two[2] * powers[1], 1.0f, &low));
+            ptx_st_shared_u32(at ^ 64, low);
+        }
+    }
+}
+
+/* As make_dq. units: of the lane's first query of the warp's rows. */
+FA_DEVICE void make_unit_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t units, int block)
+{
+    enum { GROUP_STEPS = GROUP_ROWS / 16 };
+    clear_dq(dq);
+#pragma unroll 4
+    for (int group = 0; group < GROUPS; group++) {
+        high_low a[GROUP_STEPS][DQ_M_TILES];
+        float own[DQ_M_TILES][2];
+#pragma unroll
+        for (int i = 0; i < 2 * DQ_M_TILES; i++)
+            own[i / 2][i % 2] =
+                ptx_ld_shared_f32(units + (uint32_t)(4 * (group * QUERIES + 8 * i)));
+#pragma unroll
+        for (int i = 0; i < GROUP_STEPS * DQ_M_TILES; i++)
+            load_high_low_trans(&a[i / DQ_M_TILES][i % DQ_M_TILES],
+                                fragment_at(ds, high_unit(2 * (block + i % DQ_M_TILES))),
+                                (group * GROUP_ROWS + i / DQ_M_TILES * 16) * SCORE_PITCH, true);
+#pragma unroll
+        for (int n = 0; n < DQ_N_TILES; n += DQ_TOGETHER) {
+            float sum[DQ_M_TILES][DQ_TOGETHER][4] = {{{0.0f}}};
+#pragma unroll
+            for (int step = 0; step < GROUP_STEPS; step++) {
+                high_low b[DQ_TOGETHER / 2];
+#pragma unroll
+                for (int i = 0; i < DQ_TOGETHER / 2; i++)
+                    load_high_low_trans(&b[i], fragment_at(keys, high_unit(n + 2 * i)),
+                                        (group * GROUP_ROWS + step * 16) * PITCH, true);
+#pragma unroll
+                for (int i = 0; i < 3 * DQ_M_TILES * (DQ_TOGETHER / 2); i++) {
+                    const int product = i / (DQ_M_TILES * (DQ_TOGETHER / 2));
+                    const int m = i % DQ_M_TILES, pair = i / DQ_M_TILES % (DQ_TOGETHER / 2);
+                    multiply_pair(sum[m] + 2 * pair,
+                                  product == 0 ? a[step][m].low : a[step][m].high,
+                                  product == 1 ? b[pair].low : b[pair].high);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < DQ_M_TILES * DQ_TOGETHER * 4; i++) {
+                const int m = i / 4 / DQ_TOGETHER, tile = i / 4 % DQ_TOGETHER;
+                float *y = &dq->at[m][n + tile][i % 4];
+                *y = fmaf(sum[m][tile][i % 4], own[m][i % 4 / 2], *y);
+            }
+        }
+    }
+}
+
+#endif
+
+#endif
+
+#endif
