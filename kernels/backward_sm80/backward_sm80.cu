@@ -52,47 +52,34 @@ typedef struct thread_state {
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
-#if HIGH_LOW
-    share_high_low(weights, part->weights_word, part->unit, WEIGHT_POWER);
+#if SHARED_SCORES
+    (void)x, (void)part, (void)weights; /* add_keys shares both */
 #else
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
-#endif
-#if SHARED_SCORES
-    (void)x;
-#else
     if (!ALL_SHARED)
         add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 #endif
 }
 
-FA_DEVICE void add_keys(const fa_attention_params *p, thread_state *x, const tile_cursor *at,
-                        const tile_part *part, const fa_weights *ds)
+FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *weights,
+                        const fa_weights *ds)
 {
-    (void)p;
-    (void)at;
-#if HIGH_LOW
-    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
-    share_high_low(ds, part->ds_word, part->unit, find_ds_power(p, x->memory, &powers, x->ds_unit));
-#else
-    share_weights(ds, part->ds_word, part->unit);
-#endif
 #if SHARED_SCORES
-    (void)x;
+    share_operands(x->memory, part, weights, ds);
 #else
+    (void)weights;
+    share_weights(ds, part->ds_word, part->unit);
     if (!ALL_SHARED) add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
 #endif
 }
 
 /* The scores that the warp makes weights of, or their dP. */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, int count, const tile_part *part,
-                           score_kind kind)
+FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
 {
 #if SHARED_SCORES
-    (void)part;
-    add_slices(s, memory, count, kind);
+    add_slices(s, memory, part, kind);
 #else
     (void)memory;
-    (void)count;
     make_scores(s, part->keys + (kind == DP ? V_AT : 0),
                 part->queries + (kind == DP ? Q_TO_DOUT : 0));
 #endif
@@ -107,16 +94,16 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
-    find_scores(&s, x->memory, at->count, &part, SCORES);
+    find_scores(&s, x->memory, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
-    find_scores(&dp, x->memory, at->count, &part, DP);
+    find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
-    add_keys(p, x, at, &part, &ds);
+    add_keys(x, &part, &weights, &ds);
 }
 
 #else
@@ -130,8 +117,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
-    find_scores(&s, x->memory, at->count, &part, SCORES);
-    if (!LATE_DP) find_scores(&dp, x->memory, at->count, &part, DP);
+    find_scores(&s, x->memory, &part, SCORES);
+    if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -141,14 +128,14 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     if (LATE_DP) {
         pack(&weights, &s);
         add_values(x, &part, &weights);
-        find_scores(&dp, x->memory, at->count, &part, DP);
+        find_scores(&dp, x->memory, &part, DP);
     }
     /* right for all tiles; no register, again */
     make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
-    add_keys(p, x, at, &part, &ds);
+    add_keys(x, &part, &weights, &ds);
 }
 
 #endif
@@ -164,10 +151,11 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
 #if HIGH_LOW
+    const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
     if (column < p->a.d_v)
         add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
                               q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
-                              find_dv_factor(x->memory, at->count));
+                              factors + DV_FACTORS);
 #else
     if (column < p->a.d_v)
         add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a, q + Q_TO_DOUT,
@@ -182,8 +170,7 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
 #if HIGH_LOW
     if (column < p->a.d)
         add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
-                              q + (uint32_t)column * ELEMENT_BYTES,
-                              find_dk_factor(&p->a, x->memory, at->count, x->ds_unit));
+                              q + (uint32_t)column * ELEMENT_BYTES, factors + DK_FACTORS);
 #else
     if (column < p->a.d)
         add_other_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a, q, column / VECTOR,
@@ -275,9 +262,10 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
 #if HIGH_LOW
-    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows,
-                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES), block);
-    scale_dq(&dq, find_dq_factor(&p->a, memory, at->count, WEIGHT_UNIT * ds_scale(&p->a, s)));
+    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_rows,
+                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+                     memory + LARGEST_AT + DQ_FACTORS + (uint32_t)(16 * block + l.lane / 4) * 4,
+                     block);
 #else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
 #endif
@@ -347,11 +335,11 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
         ptx_cp_async_wait_all();
         __syncthreads();
         clear_bad_keys(memory, w);
-        if (HIGH_LOW) __syncthreads();
     }
 #endif
 #if HIGH_LOW
     ptx_cp_async_wait_all();
+    __syncthreads();
     split_keys(&p->a, memory);
 #endif
 }

@@ -13,7 +13,7 @@
  *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
  *             (weight_sums.cu)
  *   parts   of a tile, where head dims are wide in float32: queries and dout as float16 parts, rows of the variant's
- *           head dim times 4 bytes (high_low.cuh); powers: the powers of two of these
+ *           head dim times 4 bytes (high_low.cuh); powers: of each query the powers of two of these
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -70,36 +70,47 @@
 /* Bytes of the parts of scores and of dP that slices of the head dim have. */
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
-/* Bytes of the powers of two by which operands of wide heads are multiplied before they become
- * float16 numbers. */
-#define FA_BACKWARD_SM80_POWER_BYTES 256
-#define FA_BACKWARD_SM80_POWERS(slices) ((slices) > 0 ? FA_BACKWARD_SM80_POWER_BYTES : 0)
+/* Bytes of dS and, where warps share keys, of weights. Those of wide heads lie where the parts of scores and of dP were. */
+#define FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices)         \
+    ((slices) > 0 ? FA_BACKWARD_SM80_SLICES(keys, queries, slices)                                 \
+                  : (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                \
+                     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                      \
+                        (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
+
+/* Of wide heads, bytes of the powers of two of each key and value, and of each query and its dout; and
+ * of what gives weights and dS theirs: the largest numbers of tiles of 16 keys and 8 queries, and a
+ * factor for each row of a gradient. */
+#define FA_BACKWARD_SM80_POWERS(keys, queries, slices) ((slices) > 0 ? ((keys) + (queries)) * 8 : 0)
+#define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
+    ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries) * ((keys) / 16) * 4 +                 \
+                        (2 * (keys) + (queries)) * 4                                               \
+                  : 0)
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
- * and factors; buffers of dS, and where warps share keys one of weights; parts of scores; powers of two. */
+ * and factors; dS, weights and parts of scores; powers of two and what they follow from. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
     ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
-     (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                               \
-      (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1)) *                                     \
-         (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
-     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(slices) + 128)
+     FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices) +          \
+     FA_BACKWARD_SM80_POWERS(keys, queries, slices) +                                              \
+     FA_BACKWARD_SM80_LARGEST(keys, queries, slices) + 128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
  * a sum for each query, and what rounding has taken from it; powers of two. */
 #define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows, slices)         \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
-     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(slices) + 128)
+     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(keys, queries, slices) + 128)
 
 /* Where head dims are wide, float32 queries and dout are split before they are multiplied: bytes of
- * their parts, of a tile of the workspace each, and of the tile's powers. */
+ * their parts, of a tile of the workspace each, and of its powers. */
 #define FA_BACKWARD_SM80_IS_SPLIT(element, dim) (FA_ELEMENT_BYTES(element) == 4 && (dim) > 256)
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
 
-/* Of a tile: what a number of the queries, or of dout, is multiplied by to leave their units; the
- * largest |delta|. */
+#define FA_BACKWARD_SM80_POWER_BYTES (FA_BACKWARD_SM80_TILE * 8)
+
+/* What the parts of a query, and of its dout, are multiplied by to be numbers again. */
 typedef struct fa_backward_sm80_powers {
-    float query_inverse, dout_inverse, largest_delta, unused;
+    float query_inverse, dout_inverse;
 } fa_backward_sm80_powers;
 
 /* Every option that changes scores or weights may be there. 0: none of them. */

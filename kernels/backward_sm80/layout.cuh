@@ -38,27 +38,35 @@ enum {
     FACTORS_AT = ROWS_AT + STAGES * ROW_BYTES,
     DS_AT = FACTORS_AT + STAGES * FACTOR_BYTES,
     WEIGHTS_AT = DS_AT + DS_BUFFERS * SCORE_BYTES,
-    SLICES_AT = WEIGHTS_AT + (SPLIT > 1 ? SCORE_BYTES : 0),
-    POWERS_AT = SLICES_AT + FA_BACKWARD_SM80_SLICES(KEYS, QUERIES, SLICES)
+    /* Of wide heads. dS for dQ, apart; parts of scores, before there are weights and dS. */
+    DQ_DS_AT = WEIGHTS_AT + SCORE_BYTES,
+    SLICES_AT = DS_AT,
+    POWERS_AT =
+        DS_AT + FA_BACKWARD_SM80_SCORES(ELEMENT, KEYS, QUERIES, WARPS, GROUP_ROWS, STAGES, SLICES),
+    LARGEST_AT = POWERS_AT + FA_BACKWARD_SM80_POWERS(KEYS, QUERIES, SLICES)
 };
-static_assert(POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128 == SMEM_BYTES,
+static_assert(LARGEST_AT + FA_BACKWARD_SM80_LARGEST(KEYS, QUERIES, SLICES) + 128 == SMEM_BYTES,
               "as the planner counts");
 static_assert(DS_AT % 128 == 0, "whole groups of banks");
+static_assert(!SHARED_SCORES || DQ_DS_AT + SCORE_BYTES <= POWERS_AT,
+              "weights and dS fit where parts of scores were");
 
-/* Powers of two of float16 parts (high_low.cuh), behind POWERS_AT. The largest numbers that each warp has found, of keys and of
- * values; what a number of theirs is multiplied by to leave their units. Then of a tile of queries, by
- * turns of two, what `prepare` has found (fa_backward_sm80_powers). */
+/* Powers of two of float16 parts (high_low.cuh): what the parts are multiplied by to be numbers again.
+ * Behind POWERS_AT of each key and its value, then of each query of the tile and its dout. */
+enum { KEY_POWERS = 0, QUERY_POWERS = KEYS * 8 };
+
+/* Behind LARGEST_AT, of each key the largest numbers of its row in each tile of 8 queries: of weights,
+ * then of dS; of each query those of dS in each tile of 16 keys; what sums of products are multiplied
+ * by to be a row of dV, dK or dQ. */
 enum {
+    TILES_ACROSS = QUERIES / 8,
+    TILES_DOWN = KEYS / 16,
     KEY_LARGEST = 0,
-    VALUE_LARGEST = 64,
-    KEY_INVERSE = 128,
-    VALUE_INVERSE = 132,
-    TILE_POWERS = 144,
-    TILE_POWER_BYTES = 16
+    QUERY_LARGEST = KEY_LARGEST + 2 * KEYS * TILES_ACROSS * 4,
+    DV_FACTORS = QUERY_LARGEST + QUERIES * TILES_DOWN * 4,
+    DK_FACTORS = DV_FACTORS + KEYS * 4,
+    DQ_FACTORS = DK_FACTORS + KEYS * 4
 };
-static_assert(WARPS <= 16 && WARPS % 4 == 0 &&
-                  TILE_POWERS + 2 * TILE_POWER_BYTES <= FA_BACKWARD_SM80_POWER_BYTES,
-              "room for all");
 
 /* What a thread has. Offsets are those that a lane passes to ldmatrix for the first fragment of a tile: of 8 x 8 matrices that
  * go first down and then across (a), or first across and then down (b). */
@@ -147,12 +155,6 @@ FA_DEVICE uint32_t rows_at(uint32_t memory, int stage)
 FA_DEVICE uint32_t factors_at(uint32_t memory, int stage)
 {
     return memory + FACTORS_AT + (uint32_t)stage * FACTOR_BYTES;
-}
-
-/* Powers of tile number `count`. */
-FA_DEVICE uint32_t tile_powers_at(uint32_t memory, int count)
-{
-    return memory + POWERS_AT + TILE_POWERS + (uint32_t)(count & 1) * TILE_POWER_BYTES;
 }
 
 /* dS of tile number `count`. */

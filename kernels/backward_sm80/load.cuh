@@ -119,6 +119,14 @@ FA_DEVICE void take_parts(row_source *s, const char *rows)
     s->whole = true;
 }
 
+/* Copies the powers of a tile of queries. */
+FA_DEVICE void issue_powers(uint32_t powers, const fa_backward_sm80_powers *from)
+{
+    const int thread = ptx_thread_id();
+    if (thread < QUERIES / 2)
+        ptx_cp_async_16(powers + QUERY_POWERS + (uint32_t)thread * 16, from + 2 * thread, true);
+}
+
 /* Whether the thread's units are needed: one product has no low parts. */
 FA_DEVICE bool has_parts(void)
 {
@@ -233,12 +241,12 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     if ((what & THE_QUERIES) && copies) issue_rows(&q, QUERIES, q_at(memory, stage));
     if (!(what & THE_DOUT)) return;
     if (copies) issue_rows(&dout, QUERIES, dout_at(memory, stage));
-#if HIGH_LOW
-    if (thread == 0)
-        ptx_cp_async_16(tile_powers_at(memory, at->count), s->powers + tile_number(w, s, at), true);
-#endif
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
+#if HIGH_LOW
+    issue_powers(memory + POWERS_AT,
+                 s->powers + tile_number(w, s, at) * TILE + at->tile % PARTS * QUERIES);
+#endif
 #if THREE_PRODUCTS
     if (s->factors && thread < QUERIES / 4)
         ptx_cp_async_16(factors_at(memory, stage) + (uint32_t)thread * 16,

@@ -53,7 +53,7 @@ enum {
     OWN_ROWS_AT = Q_AT + Q_BYTES,
     SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
     OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
-    OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES) + 128
+    OWN_SMEM_BYTES = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(KEYS, QUERIES, SLICES) + 128
 };
 static_assert(OWN_SMEM_BYTES == FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES,
                                                                   GROUP_ROWS, SLICES),
@@ -247,6 +247,9 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
                s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES);
 #endif
     issue_rows(&from, QUERIES, q_at(memory, 0));
+#if HIGH_LOW
+    issue_powers(memory + OWN_POWERS_AT, s->powers + w->number * TILE + part * QUERIES);
+#endif
     if (thread < QUERIES / 2)
         ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
                         find_rows(s, w, part) + 2 * thread, true);
@@ -254,9 +257,9 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
-/* With the order of backward_sm80's sum. columns: that there are; factor: what the units of both are.
- */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns, float factor)
+/* With the order of backward_sm80's sum. part: of powers; columns: that there are. */
+FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, uint32_t queries,
+                           int columns)
 {
 #if SLICES
     clear_scores(s);
@@ -271,11 +274,17 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int co
                 part.at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4];
     }
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] *= factor;
+    for (int n = 0; n < N_TILES; n++) {
+        const query_powers query = load_query_powers(part->query_powers + 64 * (uint32_t)n);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            const key_powers key = load_key_powers(part->key_powers + 128 * (uint32_t)(i / 4));
+            s->at[i / 4][n][i % 4] *= key.key[i / 2 % 2] * query.query[i % 2];
+        }
+    }
 #else
+    (void)part;
     (void)columns;
-    (void)factor;
     make_scores(s, keys, queries);
 #endif
 }
@@ -333,14 +342,17 @@ FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
 }
 
 FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, uint32_t memory,
-                            int key_tile, float scale, float factor, row_sums *sums)
+                            int key_tile, float scale, row_sums *sums)
 {
     const block_work *k = &w->keys[key_tile & 1];
     const tile_cursor at = {0, 0, w->first / QUERIES};
     tile_part part = find_part(memory, &at, 0);
     fa_scores s;
     part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
-    find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d, factor);
+    part.key_powers = memory + OWN_POWERS_AT + KEY_POWERS + 8 * (uint32_t)part.key;
+    part.query_powers =
+        memory + OWN_POWERS_AT + QUERY_POWERS + 8 * (uint32_t)(part.query - w->first);
+    find_scores(&s, &part, part.keys + keys_offset(key_tile), part.queries, p->d);
     make_weights(p, k, &part, at.tile, scale, &s);
     add_weights(sums, &s);
 }
@@ -409,17 +421,15 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 #if HIGH_LOW
 
-/* Splits keys whose copies are there. Returns what a number of theirs is multiplied by to leave their
- * units. All threads meet twice. */
-FA_DEVICE float split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
+/* Splits keys whose copies are there. All threads meet twice. */
+FA_DEVICE void split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
 {
-    const uint32_t powers = memory + OWN_POWERS_AT, at = memory + K_AT + keys_offset(key_tile);
-    note_largest(powers, at, KEYS, KEY_LARGEST);
+    const uint32_t inverses = memory + OWN_POWERS_AT + KEY_POWERS;
+    const uint32_t at = memory + K_AT + keys_offset(key_tile);
+    find_row_powers(inverses, at, KEYS);
     __syncthreads();
-    const float power = find_noted_power(powers, KEY_LARGEST);
-    split_rows(at, KEYS, p->d, power);
+    split_rows(inverses, at, KEYS, p->d);
     __syncthreads();
-    return invert_power(power);
 }
 
 #endif
@@ -429,10 +439,6 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
                         tile_work *w, uint32_t memory, int part, float scale)
 {
     row_sums sums;
-    float factor = 1.0f;
-#if HIGH_LOW
-    const float query_inverse = s->powers[w->number].query_inverse;
-#endif
     clear_row_sums(&sums);
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
@@ -454,9 +460,9 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
         }
 #endif
 #if HIGH_LOW
-        factor = split_key_tile(p, memory, tile) * query_inverse;
+        split_key_tile(p, memory, tile);
 #endif
-        sum_key_tile(p, w, memory, tile, scale, factor, &sums);
+        sum_key_tile(p, w, memory, tile, scale, &sums);
     }
     store_row_sums(&sums, memory);
 }
