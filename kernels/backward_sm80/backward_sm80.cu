@@ -10,8 +10,8 @@
  *   work.cuh      the block's keys and tiles          weights.cuh    weights, dS, masks by position
  *   load.cuh      copies to shared memory             options.cuh    the options of the scores
  *   tile_part.cuh a warp's part of a tile             sums.cuh       the sums of dQ
- *   high_low.cuh  float16 parts of float32            store.cuh      dK and dV
- *   split.cuh     how numbers become parts           row_units.cuh  their products, head dims to 256
+ *   high_low.cuh  float16 parts of float32           store.cuh      dK and dV
+ *   split.cuh     how numbers become parts           own_parts.cuh  their products, head dims to 256
  *
  * All warps have the same role. A block owns KEYS keys of one key/value head and goes through the
  * tiles of queries that see some of them, of all heads that share the keys: so dK and dV are sums
@@ -33,7 +33,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
-#include "backward_sm80/row_units.cuh"
+#include "backward_sm80/own_parts.cuh"
 #include "backward_sm80/slices.cuh"
 #include "backward_sm80/store.cuh"
 #include "backward_sm80/sums.cuh"
@@ -54,55 +54,51 @@ typedef struct thread_state {
 
 FA_DEVICE void add_values(thread_state *x, const tile_part *part, const fa_weights *weights)
 {
-#if ROW_UNITS
+#if SHARED_SCORES
+    (void)x, (void)part, (void)weights; /* add_keys shares both */
+#elif OWN_PARTS
     row_parts parts;
-    make_row_parts(&parts, weights, part, DOUT_UNITS);
-    if (ALL_SHARED) share_row_parts(&parts, part, part->weights_word, DOUT_UNITS);
+    make_row_parts(&parts, weights, part, true);
+    if (ALL_SHARED) share_row_parts(&parts, part, part->weights_word, part->weight_factors);
     else add_row_parts(&x->dv, &parts, part->own_queries + Q_TO_DOUT);
-#elif HIGH_LOW
-    (void)x;
-    share_high_low(weights, part->weights_word, part->unit, WEIGHT_POWER);
 #else
     if (SPLIT > 1) share_weights(weights, part->weights_word, part->unit);
     add_own_gradient(&x->dv, weights, part->own_queries + Q_TO_DOUT, part->column_unit);
 #endif
 }
 
-FA_DEVICE void add_keys(const fa_attention_params *p, thread_state *x, const tile_cursor *at,
-                        const tile_part *part, const fa_weights *ds)
+FA_DEVICE void add_keys(thread_state *x, const tile_part *part, const fa_weights *weights,
+                        const fa_weights *ds)
 {
-    (void)p;
-    (void)at;
-#if ROW_UNITS
+#if SHARED_SCORES
+    share_operands(x->memory, part, weights, ds);
+#elif OWN_PARTS
     row_parts parts;
+    (void)weights;
     share_ds(ds, part);
-    make_row_parts(&parts, ds, part, QUERY_UNITS);
+    make_row_parts(&parts, ds, part, false);
     if (ALL_SHARED)
-        share_row_parts(&parts, part, part->weights_word + KEY_DS_AT - WEIGHTS_AT, QUERY_UNITS);
+        share_row_parts(&parts, part, part->weights_word + KEY_DS_AT - WEIGHTS_AT,
+                        part->weight_factors + 4);
     else add_row_parts(&x->dk, &parts, part->own_queries);
-#elif HIGH_LOW
-    const fa_backward_sm80_powers powers = load_tile_powers(x->memory, at->count);
-    share_high_low(ds, part->ds_word, part->unit, find_ds_power(p, x->memory, &powers, x->ds_unit));
 #else
+    (void)weights;
     share_weights(ds, part->ds_word, part->unit);
     add_own_gradient(&x->dk, ds, part->own_queries, part->column_unit);
 #endif
 }
 
 /* The scores that the warp makes weights of, or their dP. */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, int count, const tile_part *part,
-                           score_kind kind)
+FA_DEVICE void find_scores(fa_scores *s, uint32_t memory, const tile_part *part, score_kind kind)
 {
 #if SHARED_SCORES
-    (void)part;
-    add_slices(s, memory, count, kind);
+    add_slices(s, memory, part, kind);
 #else
     (void)memory;
-    (void)count;
     make_scores(s, part->keys + (kind == DP ? V_AT : 0),
                 part->queries + (kind == DP ? Q_TO_DOUT : 0));
-#if ROW_UNITS
-    scale_scores(s, part, kind == DP ? DOUT_UNITS : QUERY_UNITS);
+#if OWN_PARTS
+    scale_scores(s, part, kind);
 #endif
 #endif
 }
@@ -116,16 +112,16 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     tile_part part = find_part(x->memory, at, chunk);
     fa_scores s, dp;
     fa_weights weights, ds;
-    find_scores(&s, x->memory, at->count, &part, SCORES);
+    find_scores(&s, x->memory, &part, SCORES);
     const tile_options o = find_tile_options(p, w, at->head, part.query, part.key);
     weigh_with_options(p, w, &o, &s, &weights, x->scale, part.rows, part.factors);
     part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
     add_values(x, &part, &weights);
-    find_scores(&dp, x->memory, at->count, &part, DP);
+    find_scores(&dp, x->memory, &part, DP);
     drop_gradients(p, &o, &dp);
     make_ds(&s, &dp, part.rows, x->ds_unit, true);
     pack(&ds, &dp);
-    add_keys(p, x, at, &part, &ds);
+    add_keys(x, &part, &weights, &ds);
 }
 
 #else
@@ -139,8 +135,8 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
     fa_scores s, dp;
     fa_weights weights, ds;
     (void)p;
-    find_scores(&s, x->memory, at->count, &part, SCORES);
-    if (!LATE_DP) find_scores(&dp, x->memory, at->count, &part, DP);
+    find_scores(&s, x->memory, &part, SCORES);
+    if (!LATE_DP) find_scores(&dp, x->memory, &part, DP);
     if (TF32) masked = is_masked(w, first_key, at->tile); /* products have no register for it */
     weigh(&s, x->scale, part.rows);
 #if THREE_PRODUCTS
@@ -151,14 +147,14 @@ FA_DEVICE void consume_chunk(const fa_attention_params *p, const block_work *w, 
         pack(&weights, &s);
         add_values(x, &part, &weights);
         part = find_part(x->memory, at, chunk); /* rather than to keep it in registers */
-        find_scores(&dp, x->memory, at->count, &part, DP);
+        find_scores(&dp, x->memory, &part, DP);
     }
     /* right for all tiles; no register, again */
     make_ds(&s, &dp, part.rows, x->ds_unit, LATE_DP || masked);
     if (!LATE_DP) pack(&weights, &s);
     pack(&ds, &dp);
     if (!LATE_DP) add_values(x, &part, &weights);
-    add_keys(p, x, at, &part, &ds);
+    add_keys(x, &part, &weights, &ds);
 }
 
 #endif
@@ -173,10 +169,11 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     const fa_layout layout = find_layout(x->memory), *l = &layout;
     const uint32_t q = q_at(x->memory, 0) + l->rows;
     const int column = l->share * COLUMNS;
+    const uint32_t factors = x->memory + LARGEST_AT + (uint32_t)(l->lane / 4) * 4;
     if (column < p->a.d_v)
         add_high_low_gradient(&x->dv, x->memory + WEIGHTS_AT + l->score_a,
                               q + Q_TO_DOUT + (uint32_t)column * ELEMENT_BYTES,
-                              find_dv_factor(x->memory, at->count));
+                              factors + DV_FACTORS);
     if (at->count + 1 < w->tiles) {
         tile_cursor next = *at;
         advance(&next, w);
@@ -185,8 +182,7 @@ FA_DEVICE void add_gradients(const fa_backward_params *p, const fa_backward_sm80
     }
     if (column < p->a.d)
         add_high_low_gradient(&x->dk, ds_at(x->memory, at->count) + l->score_a,
-                              q + (uint32_t)column * ELEMENT_BYTES,
-                              find_dk_factor(&p->a, x->memory, at->count, x->ds_unit));
+                              q + (uint32_t)column * ELEMENT_BYTES, factors + DK_FACTORS);
 }
 
 FA_DEVICE void consume_tile(const fa_backward_params *p, const fa_backward_sm80_params *s,
@@ -208,13 +204,12 @@ FA_DEVICE void add_others(thread_state *x, const tile_cursor *at)
     const uint32_t own = (uint32_t)(l->group * GROUP_ROWS * SCORE_PITCH) + l->score_a;
     const uint32_t q = q_at(x->memory, stage_of(at)) + l->rows;
     sync_group(l);
-#if ROW_UNITS
-    const uint32_t units =
-        x->memory + WEIGHT_UNITS_AT + (uint32_t)(l->group * GROUP_ROWS + l->lane / 4) * 8;
+#if OWN_PARTS
+    const uint32_t factors =
+        x->memory + WEIGHT_FACTORS_AT + (uint32_t)(l->group * GROUP_ROWS + l->lane / 4) * 8;
     const uint32_t rows = q + (uint32_t)(l->share * COLUMNS * ELEMENT_BYTES);
-    add_shared_rows(&x->dv, x->memory + WEIGHTS_AT + own, units + 4 * DOUT_UNITS, rows + Q_TO_DOUT);
-    add_shared_rows(&x->dk, x->memory + KEY_DS_AT + own, units + 4 * QUERY_UNITS, rows);
-    (void)at;
+    add_shared_rows(&x->dv, x->memory + WEIGHTS_AT + own, factors, rows + Q_TO_DOUT);
+    add_shared_rows(&x->dk, x->memory + KEY_DS_AT + own, factors + 4, rows);
 #else
     const int unit = l->share * (COLUMNS / VECTOR);
     add_other_gradient(&x->dv, x->memory + WEIGHTS_AT + own, q + Q_TO_DOUT, unit, l->share);
@@ -281,14 +276,15 @@ FA_DEVICE void add_dq(const fa_backward_params *p, const fa_backward_sm80_params
     const int column = l.warp / DQ_ROW_WARPS * DQ_N_TILES;
     fa_dq dq;
     if (!p->dq.data || (SHARED_SCORES && 8 * column >= p->a.d)) return;
-#if ROW_UNITS
-    make_unit_dq(&dq, ds_at(memory, at->count) + l.score_rows,
-                 memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
-                 ds_units_at(memory, at->count) + (uint32_t)(16 * block + l.lane / 4) * 4, block);
+#if OWN_PARTS
+    make_own_dq(&dq, ds_at(memory, at->count) + l.score_rows,
+                memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+                ds_factors_at(memory, at->count) + (uint32_t)(16 * block + l.lane / 4) * 4, block);
 #elif HIGH_LOW
-    make_high_low_dq(&dq, ds_at(memory, at->count) + l.score_rows,
-                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES), block);
-    scale_dq(&dq, find_dq_factor(&p->a, memory, at->count, WEIGHT_UNIT * ds_scale(&p->a, s)));
+    make_high_low_dq(&dq, memory + DQ_DS_AT + l.score_rows,
+                     memory + K_AT + l.rows + (uint32_t)(8 * column * ELEMENT_BYTES),
+                     memory + LARGEST_AT + DQ_FACTORS + (uint32_t)(16 * block + l.lane / 4) * 4,
+                     block);
 #else
     make_dq(&dq, ds_at(memory, at->count) + l.score_rows, memory + K_AT + l.rows, block, column);
 #endif
@@ -358,20 +354,11 @@ FA_DEVICE void begin_block(const fa_backward_params *p, const fa_backward_sm80_p
         ptx_cp_async_wait_all();
         __syncthreads();
         clear_bad_keys(memory, w);
-        if (HIGH_LOW) __syncthreads();
     }
 #endif
-#if ROW_UNITS
-    const uint32_t units = memory + UNITS_AT;
+#if HIGH_LOW
     ptx_cp_async_wait_all();
     __syncthreads();
-    find_row_units(memory + K_AT, KEYS, units);
-    find_row_units(memory + V_AT, KEYS, units + 4);
-    __syncthreads();
-    split_unit_rows(memory + K_AT, KEYS, p->a.d, units);
-    split_unit_rows(memory + V_AT, KEYS, p->a.d_v, units + 4);
-#elif HIGH_LOW
-    ptx_cp_async_wait_all();
     split_keys(&p->a, memory);
 #endif
 }

@@ -13,9 +13,7 @@
  *   factors   of a tile, where a launch behind `prepare` finds them: what the weights of each query are multiplied by
  *             (weight_sums.cu)
  *   parts   of a tile, in float32 with three products or wide head dims: queries and dout as float16 parts, rows of the
- *           variant's head dim times 4 bytes (high_low.cuh)
- *   powers  of a tile of wide head dims: the powers of two of these
- *   units   of a tile, elsewhere: for each query, what its parts and those of dout are multiplied by (row_units.cuh)
+ *           variant's head dim times 4 bytes (high_low.cuh); powers: of each query the powers of two of these
  *   semaphores   of a tile, where sums have one order: how many blocks have added, for each warp of each of its parts
  *
  * Of kernels/variants.h:
@@ -69,66 +67,68 @@
 #define FA_BACKWARD_SM80_SCORE_PITCH(element, queries)                                             \
     (FA_ELEMENT_BYTES(element) * ((queries) > 32 ? (queries) : 32))
 
-/* Whether each row of float16 parts has a unit of its own (row_units.cuh). */
-#define FA_BACKWARD_SM80_HAS_UNITS(element, slices)                                                \
-    ((element) == FA_ELEMENT_TF32X3 && (slices) == 0)
-
-/* Buffers of weights and of dS, in bytes of a row for each key: dS for dQ; where warps share keys
- * weights, and dS for dK if its rows have other units. */
-#define FA_BACKWARD_SM80_SCORE_BUFFERS(element, keys, warps, group_rows, stages, slices)           \
-    (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                                \
-     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1                                          \
-          ? 1 + FA_BACKWARD_SM80_HAS_UNITS(element, slices)                                        \
-          : 0))
-
-/* Bytes of the units of rows: of keys and values; of a stage's queries and dout; of dS for dQ, of
- * each query for each group of warps; where warps share keys of weights and dS, of each key for 16
- * queries. */
-#define FA_BACKWARD_SM80_UNITS(element, keys, queries, warps, group_rows, stages, slices)          \
-    (!FA_BACKWARD_SM80_HAS_UNITS(element, slices)                                                  \
-         ? 0                                                                                       \
-         : (keys)*8 + (stages) * (queries)*8 +                                                     \
-               FA_BACKWARD_SM80_DS_BUFFERS(element, stages) * ((keys) / (group_rows)) *            \
-                   (queries)*4 +                                                                   \
-               (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? (queries) / 16 * (keys)*8    \
-                                                                    : 0))
-
 /* Bytes of the parts of scores and of dP that slices of the head dim have. */
 #define FA_BACKWARD_SM80_SLICES(keys, queries, slices) (2 * (slices) * (keys) * (queries)*4)
 
-/* Bytes of the powers of two by which operands of wide heads are multiplied before they become
- * float16 numbers. */
-#define FA_BACKWARD_SM80_POWER_BYTES 256
-#define FA_BACKWARD_SM80_POWERS(slices) ((slices) > 0 ? FA_BACKWARD_SM80_POWER_BYTES : 0)
+/* Whether operands are float16 parts; and whether a warp has scores of its own of these (own_parts.cuh). */
+#define FA_BACKWARD_SM80_HAS_PARTS(element, slices) ((element) == FA_ELEMENT_TF32X3 || (slices) > 0)
+#define FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                            \
+    ((element) == FA_ELEMENT_TF32X3 && (slices) == 0)
+
+/* Bytes of dS and, where warps share keys, of weights, and of dS for dK where it differs from dQ's. Those of wide heads lie where
+ * the parts of scores and of dP were. */
+#define FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices)         \
+    ((slices) > 0 ? FA_BACKWARD_SM80_SLICES(keys, queries, slices)                                 \
+                  : (FA_BACKWARD_SM80_DS_BUFFERS(element, stages) +                                \
+                     (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) == 1 ? 0                     \
+                      : FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)    ? 2                     \
+                                                                           : 1)) *                    \
+                        (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries))
+
+/* Of float16 parts, bytes of the powers of two of each key and value, and of each query of a stage and its dout. Of wide heads also
+ * of what gives weights and dS theirs: the largest numbers of tiles of 16 keys and 8 queries, and a
+ * factor for each row of a gradient. */
+#define FA_BACKWARD_SM80_POWERS(element, keys, queries, stages, slices)                            \
+    (FA_BACKWARD_SM80_HAS_PARTS(element, slices) ? ((keys) + (stages) * (queries)) * 8 : 0)
+#define FA_BACKWARD_SM80_LARGEST(keys, queries, slices)                                            \
+    ((slices) > 0 ? (keys) * ((queries) / 8) * 8 + (queries) * ((keys) / 16) * 4 +                 \
+                        (2 * (keys) + (queries)) * 4                                               \
+                  : 0)
+
+/* Bytes of the factors of a warp's own parts: of dS for dQ, of each query for each group of warps; where warps share keys of
+ * weights and of dS, of each key for 16 queries. */
+#define FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices)    \
+    (!FA_BACKWARD_SM80_HAS_OWN_PARTS(element, slices)                                              \
+         ? 0                                                                                       \
+         : FA_BACKWARD_SM80_DS_BUFFERS(element, stages) * ((keys) / (group_rows)) * (queries)*4 +  \
+               (FA_BACKWARD_SM80_SPLIT(keys, warps, group_rows) > 1 ? (queries) / 16 * (keys)*8    \
+                                                                    : 0))
 
 /* Bytes of dynamic shared memory, with room to align to 128: keys and values; stages of queries, of dout and of their rows
- * and factors; buffers of dS and weights; parts of scores; powers of two or units of rows. */
+ * and factors; dS, weights and parts of scores; powers of two and what they follow from. */
 #define FA_BACKWARD_SM80_SMEM(element, dim, keys, queries, warps, group_rows, stages, slices)      \
     ((2 * (keys) + 2 * (stages) * (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) +              \
      (stages) * ((queries)*8 + FA_BACKWARD_SM80_FACTORS(element, queries)) +                       \
-     FA_BACKWARD_SM80_SCORE_BUFFERS(element, keys, warps, group_rows, stages, slices) *            \
-         (keys)*FA_BACKWARD_SM80_SCORE_PITCH(element, queries) +                                   \
-     FA_BACKWARD_SM80_SLICES(keys, queries, slices) + FA_BACKWARD_SM80_POWERS(slices) +            \
-     FA_BACKWARD_SM80_UNITS(element, keys, queries, warps, group_rows, stages, slices) + 128)
+     FA_BACKWARD_SM80_SCORES(element, keys, queries, warps, group_rows, stages, slices) +          \
+     FA_BACKWARD_SM80_POWERS(element, keys, queries, stages, slices) +                             \
+     FA_BACKWARD_SM80_LARGEST(keys, queries, slices) +                                             \
+     FA_BACKWARD_SM80_OWN_FACTORS(element, keys, queries, warps, group_rows, stages, slices) +     \
+     128)
 
 /* The same for weight_sums: two key tiles; a tile of queries and their rows; of each group of warps
- * a sum for each query, and what rounding has taken from it; powers of two, or units of a key tile
- * and of the queries. */
+ * a sum for each query, and what rounding has taken from it; powers of two. */
 #define FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(element, dim, keys, queries, group_rows, slices)         \
     ((2 * (keys) + (queries)) * FA_BACKWARD_SM80_PITCH(element, dim) + (queries)*8 +               \
-     (keys) / (group_rows) * (queries)*8 + FA_BACKWARD_SM80_POWERS(slices) +                       \
-     (FA_BACKWARD_SM80_HAS_UNITS(element, slices) ? ((keys) + (queries)) * 8 : 0) + 128)
+     (keys) / (group_rows) * (queries)*8 +                                                         \
+     FA_BACKWARD_SM80_POWERS(element, keys, queries, 1, slices) + 128)
 
-/* Whether `prepare` splits float32 queries and dout of wide head dims, whatever the kernel; elsewhere
- * it does where it is told of units. Bytes of their parts, of a tile of the workspace each, and of the units. */
-#define FA_BACKWARD_SM80_IS_SPLIT(element, dim) (FA_ELEMENT_BYTES(element) == 4 && (dim) > 256)
+/* Bytes of the float16 parts of queries or of dout, of a tile of the workspace, and of its powers. */
 #define FA_BACKWARD_SM80_PART_BYTES(dim) (FA_BACKWARD_SM80_TILE * (dim)*4)
-#define FA_BACKWARD_SM80_UNIT_BYTES (FA_BACKWARD_SM80_TILE * 8)
+#define FA_BACKWARD_SM80_POWER_BYTES (FA_BACKWARD_SM80_TILE * 8)
 
-/* Of a tile: what a number of the queries, or of dout, is multiplied by to leave their units; the
- * largest |delta|. */
+/* What the parts of a query, and of its dout, are multiplied by to be numbers again. */
 typedef struct fa_backward_sm80_powers {
-    float query_inverse, dout_inverse, largest_delta, unused;
+    float query_inverse, dout_inverse;
 } fa_backward_sm80_powers;
 
 /* Every option that changes scores or weights may be there. 0: none of them. */
@@ -142,7 +142,6 @@ typedef struct fa_backward_sm80_params {
     float *factors; /* NULL: all are 1 */
     char *parts;    /* of a tile's queries, then of its dout; NULL: they are not split */
     fa_backward_sm80_powers *powers;
-    float *units;        /* of a query, then of its dout; NULL: there are none */
     int32_t *semaphores; /* NULL: sums are added in any order */
     /* Key/value heads of the batch whose blocks take turns; 1: head follows head. */
     int64_t heads_together;

@@ -45,10 +45,10 @@
 
 /* Operands are float16 numbers, for three products and for wide heads: high parts, and low ones of
  * weights and dS, and for three products of all (high_low.cuh). */
-#define HIGH_LOW (THREE_PRODUCTS || (TF32 && SLICES > 0))
+#define HIGH_LOW FA_BACKWARD_SM80_HAS_PARTS(ELEMENT, SLICES)
 
-/* Each row of them has a power of two of its own; a warp has scores of its own (row_units.cuh). */
-#define ROW_UNITS FA_BACKWARD_SM80_HAS_UNITS(ELEMENT, SLICES)
+/* A warp has scores of its own of such operands (own_parts.cuh). */
+#define OWN_PARTS FA_BACKWARD_SM80_HAS_OWN_PARTS(ELEMENT, SLICES)
 
 /* Warps share the products of scores (slices.cuh). */
 #define SHARED_SCORES (SLICES > 0 && !SCORES_ALONE)
@@ -105,9 +105,9 @@ enum {
     /* dP waits until dV has its products: parts of weights need its registers. */
     LATE_DP = THREE_PRODUCTS && !ALL_SHARED
 };
-static_assert(!ROW_UNITS || SCORES_ALONE || CHUNK % 16 == 0, "whole steps of a warp's own queries");
-static_assert(!ROW_UNITS || SCORES_ALONE || SPLIT == 1 || OWN_QUERIES == 16,
-              "where rows are shared, 16 queries have a unit");
+static_assert(!OWN_PARTS || SCORES_ALONE || CHUNK % 16 == 0, "whole steps of a warp's own queries");
+static_assert(!OWN_PARTS || SCORES_ALONE || SPLIT == 1 || OWN_QUERIES == 16,
+              "where rows are shared, 16 queries have a factor");
 
 /* A tile's dQ: warps have rows and columns of it. With 32 rows fragments of keys are read for two products each. */
 enum {

@@ -126,6 +126,13 @@ FA_DEVICE void issue_parts(const char *from, int columns, uint32_t to)
                         from + row * PITCH, inside);
 }
 
+/* Copies the powers of a tile of queries. */
+FA_DEVICE void issue_powers(uint32_t to, const fa_backward_sm80_powers *from)
+{
+    const int thread = ptx_thread_id();
+    if (thread < QUERIES / 2) ptx_cp_async_16(to + (uint32_t)thread * 16, from + 2 * thread, true);
+}
+
 #endif
 
 /* ---- Keys and values ------------------------------------------------------------------------- */
@@ -233,18 +240,12 @@ FA_DEVICE void issue_tile(const fa_backward_params *p, const fa_backward_sm80_pa
     if (!(what & THE_DOUT)) return;
     issue_rows(&dout, QUERIES, dout_at(memory, stage));
 #endif
-#if ROW_UNITS
-    if (thread < QUERIES / 2)
-        ptx_cp_async_16(query_units_at(memory, stage) + (uint32_t)thread * 16,
-                        (const float2 *)(const void *)s->units + tile_number(w, s, at) * TILE +
-                            at->tile % PARTS * QUERIES + 2 * thread,
-                        true);
-#elif HIGH_LOW
-    if (thread == 0)
-        ptx_cp_async_16(tile_powers_at(memory, at->count), s->powers + tile_number(w, s, at), true);
-#endif
     if (thread < QUERIES / 2)
         ptx_cp_async_16(rows_at(memory, stage) + (uint32_t)thread * 16, rows + 2 * thread, true);
+#if HIGH_LOW
+    issue_powers(query_powers_at(memory, stage),
+                 s->powers + tile_number(w, s, at) * TILE + at->tile % PARTS * QUERIES);
+#endif
 #if THREE_PRODUCTS
     if (s->factors && thread < QUERIES / 4)
         ptx_cp_async_16(factors_at(memory, stage) + (uint32_t)thread * 16,

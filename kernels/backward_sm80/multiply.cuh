@@ -14,6 +14,8 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/shared.cuh"
 
+typedef enum score_kind { SCORES, DP } score_kind;
+
 /* As mma leaves them: with g = lane / 4 and t = lane % 4, queries 8n + 2t + i of key 16m + g + 8r are in [m][n][2r + i]. */
 typedef struct fa_scores {
     float at[WEIGHT_M_TILES][WEIGHT_N_TILES][4];
@@ -78,7 +80,7 @@ FA_DEVICE void clear_scores(fa_score_sums *s)
 
 #if HIGH_LOW
 
-/* row_units.cuh has the products; where warps share them, high_low.cuh. */
+/* own_parts.cuh has the products; where warps share them, high_low.cuh. */
 
 #else
 
@@ -216,7 +218,7 @@ FA_DEVICE void clear_dq(fa_dq *dq)
 
 #if HIGH_LOW
 
-/* row_units.cuh has it; of wide heads high_low.cuh. */
+/* own_parts.cuh has it; of wide heads high_low.cuh. */
 
 #elif TF32
 

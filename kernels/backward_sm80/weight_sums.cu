@@ -27,7 +27,7 @@
 #include "backward_sm80/load.cuh"
 #include "backward_sm80/multiply.cuh"
 #include "backward_sm80/options.cuh"
-#include "backward_sm80/row_units.cuh"
+#include "backward_sm80/own_parts.cuh"
 #include "backward_sm80/slices.cuh"
 #include "backward_sm80/sums.cuh"
 #include "backward_sm80/tile_part.cuh"
@@ -53,8 +53,8 @@ enum {
     OWN_ROWS_AT = Q_AT + Q_BYTES,
     SUMS_AT = OWN_ROWS_AT + ROW_BYTES, /* of each group of warps, sums and rests */
     OWN_POWERS_AT = SUMS_AT + GROUPS * QUERIES * 8,
-    OWN_UNITS_AT = OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(SLICES), /* of keys, then of queries */
-    OWN_SMEM_BYTES = OWN_UNITS_AT + (ROW_UNITS ? (KEYS + QUERIES) * 8 : 0) + 128
+    OWN_SMEM_BYTES =
+        OWN_POWERS_AT + FA_BACKWARD_SM80_POWERS(ELEMENT, KEYS, QUERIES, 1, SLICES) + 128
 };
 static_assert(OWN_SMEM_BYTES == FA_BACKWARD_SM80_WEIGHT_SUMS_SMEM(ELEMENT, HEAD_DIM, KEYS, QUERIES,
                                                                   GROUP_ROWS, SLICES),
@@ -242,13 +242,8 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
     const int thread = ptx_thread_id();
     issue_parts(s->parts + w->number * 2 * FA_BACKWARD_SM80_PART_BYTES(HEAD_DIM) + part * Q_BYTES,
                 p->d, q_at(memory, 0));
-#if ROW_UNITS
-    if (thread < QUERIES / 2)
-        ptx_cp_async_16(memory + OWN_UNITS_AT + KEYS * 8 + (uint32_t)thread * 16,
-                        (const float2 *)(const void *)s->units + w->number * TILE + part * QUERIES +
-                            2 * thread,
-                        true);
-#endif
+    issue_powers(memory + OWN_POWERS_AT + QUERY_POWERS,
+                 s->powers + w->number * TILE + part * QUERIES);
     if (thread < QUERIES / 2)
         ptx_cp_async_16(memory + OWN_ROWS_AT + (uint32_t)thread * 16,
                         find_rows(s, w, part) + 2 * thread, true);
@@ -256,12 +251,11 @@ FA_DEVICE void issue_queries(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- Weights and their sums ------------------------------------------------------------------ */
 
-#if SLICES
-
-/* With the order of backward_sm80's sum. columns: that there are; factor: what the units of both are.
- */
-FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int columns, float factor)
+/* With the order of backward_sm80's sum. part: of powers; columns: that there are. */
+FA_DEVICE void find_scores(fa_scores *s, const tile_part *part, uint32_t keys, uint32_t queries,
+                           int columns)
 {
+#if SLICES
     clear_scores(s);
 #pragma unroll 1
     for (int slice = 0; slice < SLICES; slice++) {
@@ -274,11 +268,20 @@ FA_DEVICE void find_scores(fa_scores *s, uint32_t keys, uint32_t queries, int co
                 part.at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4];
     }
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++)
-        s->at[i / 4 / N_TILES][i / 4 % N_TILES][i % 4] *= factor;
-}
-
+    for (int n = 0; n < N_TILES; n++) {
+        const query_powers query = load_query_powers(part->query_powers + 64 * (uint32_t)n);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 4; i++) {
+            const key_powers key = load_key_powers(part->key_powers + 128 * (uint32_t)(i / 4));
+            s->at[i / 4][n][i % 4] *= key.key[i / 2 % 2] * query.query[i % 2];
+        }
+    }
+#else
+    (void)columns;
+    make_scores(s, keys, queries);
+    scale_scores(s, part, SCORES);
 #endif
+}
 
 /* Scores become weights, as in backward_sm80. */
 FA_DEVICE void make_weights(const fa_attention_params *p, const block_work *k,
@@ -333,22 +336,17 @@ FA_DEVICE void add_weights(row_sums *sums, const fa_scores *weights)
 }
 
 FA_DEVICE void sum_key_tile(const fa_attention_params *p, const tile_work *w, uint32_t memory,
-                            int key_tile, float scale, float factor, row_sums *sums)
+                            int key_tile, float scale, row_sums *sums)
 {
     const block_work *k = &w->keys[key_tile & 1];
     const tile_cursor at = {0, 0, w->first / QUERIES};
     tile_part part = find_part(memory, &at, 0);
     fa_scores s;
     part.rows = memory + OWN_ROWS_AT + 8 * (uint32_t)(part.query - w->first);
-#if ROW_UNITS
-    (void)factor;
-    part.key_units = memory + OWN_UNITS_AT + 8 * (uint32_t)part.key;
-    part.query_units = memory + OWN_UNITS_AT + KEYS * 8 + 8 * (uint32_t)(part.query - w->first);
-    make_scores(&s, part.keys + keys_offset(key_tile), part.queries);
-    scale_scores(&s, &part, QUERY_UNITS);
-#else
-    find_scores(&s, part.keys + keys_offset(key_tile), part.queries, p->d, factor);
-#endif
+    part.key_powers = memory + OWN_POWERS_AT + KEY_POWERS + 8 * (uint32_t)part.key;
+    part.query_powers =
+        memory + OWN_POWERS_AT + QUERY_POWERS + 8 * (uint32_t)(part.query - w->first);
+    find_scores(&s, &part, part.keys + keys_offset(key_tile), part.queries, p->d);
     make_weights(p, k, &part, at.tile, scale, &s);
     add_weights(sums, &s);
 }
@@ -415,44 +413,22 @@ FA_DEVICE void store_factors(const fa_attention_params *p, const fa_backward_sm8
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-#if ROW_UNITS
-
-/* Splits keys that all threads' copies have brought. All threads meet twice. */
+/* Splits keys whose copies are there. All threads meet twice. */
 FA_DEVICE void split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
 {
+    const uint32_t inverses = memory + OWN_POWERS_AT + KEY_POWERS;
     const uint32_t at = memory + K_AT + keys_offset(key_tile);
-    find_row_units(at, KEYS, memory + OWN_UNITS_AT);
+    find_row_powers(inverses, at, KEYS);
     __syncthreads();
-    split_unit_rows(at, KEYS, p->d, memory + OWN_UNITS_AT);
+    split_rows(inverses, at, KEYS, p->d);
     __syncthreads();
 }
-
-#else
-
-/* Splits keys whose copies are there. Returns what a number of theirs is multiplied by to leave their
- * units. All threads meet twice. */
-FA_DEVICE float split_key_tile(const fa_attention_params *p, uint32_t memory, int key_tile)
-{
-    const uint32_t powers = memory + OWN_POWERS_AT, at = memory + K_AT + keys_offset(key_tile);
-    note_largest(powers, at, KEYS, KEY_LARGEST);
-    __syncthreads();
-    const float power = find_noted_power(powers, KEY_LARGEST);
-    split_rows(at, KEYS, p->d, power);
-    __syncthreads();
-    return invert_power(power);
-}
-
-#endif
 
 /* All threads have met since the last use of keys[0]. */
 FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_params *s,
                         tile_work *w, uint32_t memory, int part, float scale)
 {
     row_sums sums;
-    float factor = 1.0f;
-#if !ROW_UNITS
-    const float query_inverse = s->powers[w->number].query_inverse;
-#endif
     clear_row_sums(&sums);
     if (w->from < w->to) {
         issue_queries(p, s, memory, w, part);
@@ -473,12 +449,8 @@ FA_DEVICE void sum_part(const fa_attention_params *p, const fa_backward_sm80_par
             __syncthreads();
         }
 #endif
-#if ROW_UNITS
         split_key_tile(p, memory, tile);
-#else
-        factor = split_key_tile(p, memory, tile) * query_inverse;
-#endif
-        sum_key_tile(p, w, memory, tile, scale, factor, &sums);
+        sum_key_tile(p, w, memory, tile, scale, &sums);
     }
     store_row_sums(&sums, memory);
 }

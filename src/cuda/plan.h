@@ -81,9 +81,8 @@ typedef struct fa_cuda_backward_sm80_launch {
     bool in_place;  /* sums are in dq, not in the workspace */
     bool corrected; /* weights have factors */
     size_t rows_offset, factors_offset;
-    bool split;     /* queries and dout become float16 parts */
-    bool has_units; /* of a row each */
-    size_t parts_offset, powers_offset, units_offset;
+    bool split; /* queries and dout become float16 parts */
+    size_t parts_offset, powers_offset;
     bool ordered;
     size_t semaphores_offset;
     int64_t heads_together;

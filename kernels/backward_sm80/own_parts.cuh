@@ -1,21 +1,18 @@
 /*
  * The products of a tile by float16 parts, three for each of float32, where a warp has scores of its
- * own (head dims to 256). high_low.cuh says where parts lie.
+ * own (head dims to 256). high_low.cuh says where parts lie and what their powers of two are.
  *
- * Each row of an operand has a power of two of its own, by which its largest number comes near 2^15.
- * Its inverse is the row's unit: what a number of the row is multiplied by to be what it was. So
- * large numbers of a row take no bits from other rows, whoever sees them.
+ *     S, dP        a sum is multiplied by the inverse powers of its key and its query
+ *     dV = P^T dO  weights have the inverse powers of dO's rows; a row of them, of a key, has a power
+ *     dK = dS^T Q  likewise, those of queries
+ *     dQ = dS K    likewise, those of keys; a row is of a query and of the warp's own keys
  *
- *     S, dP        a sum leaves the units of its key and its query
- *     dV = P^T dO  weights are multiplied by the units of dO's rows first; then a key's row gets a power
- *     dK = dS^T Q  likewise, by those of queries
- *     dQ = dS K    likewise, by those of keys, and a query gets a power of a warp's own keys
- *
- * A warp knows the largest weight and dS of its rows before it splits them. Sums leave their units
- * when they are added to the gradient: the addition becomes a multiply-add.
+ * A warp knows the largest numbers of these rows before it splits them: lanes exchange them. So each
+ * warp has powers of its own. Their inverses are factors of sums when these are added to a
+ * gradient: the addition becomes a multiply-add.
  */
-#ifndef FA_KERNELS_BACKWARD_SM80_ROW_UNITS_CUH
-#define FA_KERNELS_BACKWARD_SM80_ROW_UNITS_CUH
+#ifndef FA_KERNELS_BACKWARD_SM80_OWN_PARTS_CUH
+#define FA_KERNELS_BACKWARD_SM80_OWN_PARTS_CUH
 
 #include "backward_sm80/high_low.cuh"
 #include "backward_sm80/layout.cuh"
@@ -26,71 +23,31 @@
 #include "common/reduce.cuh"
 #include "ptx/shared.cuh"
 
-#if ROW_UNITS
-
-/* Whose units: of keys and queries, or of values and dout. */
-typedef enum unit_kind { QUERY_UNITS, DOUT_UNITS } unit_kind;
-
-/* ---- Keys and values ------------------------------------------------------------------------- */
-
-/* Stores the unit of each row: infinities and NaN do not count. at, units: of the first row. */
-FA_DEVICE void find_row_units(uint32_t at, int rows, uint32_t units)
-{
-    const int lane = ptx_thread_id() % 32;
-#pragma unroll 4
-    for (int row = ptx_thread_id() / 32; row < rows; row += WARPS) {
-        float largest = 0.0f;
-#pragma unroll
-        for (int unit = lane; unit < ROW_VECTORS; unit += 32) {
-            const uint4 four = ptx_ld_shared_v4(at + (uint32_t)(row * PITCH + unit / 8 * 128) +
-                                                permuted(row, unit & 7, PITCH) * 16);
-            const uint32_t x[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) largest = find_larger(largest, fa_bits_float(x[i]));
-        }
-        largest = fa_warp_max(largest);
-        if (lane == 0)
-            ptx_st_shared_f32(units + 8 * (uint32_t)row, invert_power(find_power(largest)));
-    }
-}
-
-/* Splits rows in their place. columns: that there are; behind them are zeros, which stay. Eight lanes
- * that load or store at once have eight rows. */
-FA_DEVICE void split_unit_rows(uint32_t at, int rows, int columns, uint32_t units)
-{
-    const int items = (columns + 31) / 32 * rows;
-#pragma unroll 1
-    for (int item = ptx_thread_id(); item < items; item += THREADS) {
-        const int row = item % rows;
-        split_columns(at + (uint32_t)(row * PITCH + item / rows * 128), row,
-                      invert_power(ptx_ld_shared_f32(units + 8 * (uint32_t)row)));
-    }
-}
+#if OWN_PARTS
 
 /* ---- S^T = K Q^T, dP^T = V dO^T -------------------------------------------------------------- */
 
 /* The products of 16 columns, in sums that begin from 0. */
 FA_DEVICE void add_score_step(fa_score_sums *s, uint32_t rows, uint32_t columns)
 {
-    float sum[N_TILES][M_TILES][4] = {{{0.0f}}};
-    high_low a[M_TILES], b[N_TILES / 2];
+    high_low a[M_TILES];
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) load_high_low(&a[m], rows, m * 16 * PITCH, true);
+    for (int m = 0; m < M_TILES; m++) load_high_low(&a[m], rows, m * 16 * PITCH);
 #pragma unroll
-    for (int n = 0; n < N_TILES / 2; n++) load_high_low(&b[n], columns, n * 16 * PITCH, true);
+    for (int n = 0; n < N_TILES; n += 2) {
+        float sum[M_TILES][2][4] = {{{0.0f}}};
+        high_low b;
+        load_high_low(&b, columns, n * 8 * PITCH);
 #pragma unroll
-    for (int product = 0; product < 3; product++)
-#pragma unroll
-        for (int i = 0; i < N_TILES * M_TILES; i++) {
-            const int n = i / M_TILES, m = i % M_TILES;
-            const uint32_t *x = product == 0 ? a[m].low : a[m].high;
-            const uint32_t *y = (product == 1 ? b[n / 2].low : b[n / 2].high) + n % 2 * 2;
-            ptx_mma_m16n8k16_f16(sum[n][m], x, y[0], y[1]);
+        for (int i = 0; i < 3 * M_TILES; i++) {
+            const int product = i / M_TILES, m = i % M_TILES;
+            multiply_pair(sum[m], product == 0 ? a[m].low : a[m].high,
+                          product == 1 ? b.low : b.high);
         }
 #pragma unroll
-    for (int i = 0; i < N_TILES * M_TILES * 4; i++)
-        s->at[i / 4 % M_TILES][i / 4 / M_TILES][i % 4] +=
-            sum[i / 4 / M_TILES][i / 4 % M_TILES][i % 4];
+        for (int i = 0; i < M_TILES * 8; i++)
+            s->at[i / 8][n + i / 4 % 2][i % 4] += sum[i / 8][i / 4 % 2][i % 4];
+    }
 }
 
 /* rows, columns: where the lane's fragments of keys and of queries begin. */
@@ -104,26 +61,35 @@ FA_DEVICE void make_scores(fa_score_sums *s, uint32_t rows, uint32_t columns)
     }
 }
 
-/* Sums leave their units. */
-FA_DEVICE void scale_scores(fa_scores *s, const tile_part *part, unit_kind kind)
+/* part: of powers. */
+FA_DEVICE void scale_scores(fa_scores *s, const tile_part *part, score_kind kind)
 {
-    float keys[M_TILES][2];
+    key_powers keys[M_TILES];
 #pragma unroll
-    for (int i = 0; i < 2 * M_TILES; i++)
-        keys[i / 2][i % 2] =
-            ptx_ld_shared_f32(part->key_units + 64 * (uint32_t)i + 4 * (uint32_t)kind);
+    for (int m = 0; m < M_TILES; m++)
+        keys[m] = load_key_powers(part->key_powers + 128 * (uint32_t)m);
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
-        const uint4 two = ptx_ld_shared_v4(part->query_units + 64 * (uint32_t)n);
-        const float queries[2] = {fa_bits_float(kind == DOUT_UNITS ? two.y : two.x),
-                                  fa_bits_float(kind == DOUT_UNITS ? two.w : two.z)};
+        const query_powers queries = load_query_powers(part->query_powers + 64 * (uint32_t)n);
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++) {
+            const key_powers *key = &keys[i / 4];
             float *x = &s->at[i / 4][n][i % 4];
-            *x = *x * keys[i / 4][i / 2 % 2] * queries[i % 2];
+            *x *= kind == DP ? key->value[i / 2 % 2] : key->key[i / 2 % 2];
+            *x *= kind == DP ? queries.dout[i % 2] : queries.query[i % 2];
         }
     }
 }
+
+/* What numbers with a row's inverse power are multiplied by. That is near the row's largest number
+ * then: so products leave the range of float32 only where a gradient does. */
+#define SPLIT_UNIT ((float)(1 << SPLIT_BITS))
+
+/* What a sum of products with a row of that power is multiplied by to be part of a gradient. */
+FA_DEVICE float find_factor_of(float power) { return invert_power(power) * (1.0f / SPLIT_UNIT); }
+
+/* The power of a row of that factor. */
+FA_DEVICE float find_power_of(float factor) { return invert_power(factor * SPLIT_UNIT); }
 
 #if !SCORES_ALONE
 
@@ -133,26 +99,25 @@ static_assert(D_TILES % ROW_TOGETHER == 0 && DQ_N_TILES % DQ_TOGETHER == 0, "who
 
 /* ---- dV += P^T dO, dK += dS^T Q -------------------------------------------------------------- */
 
-/* Weights or dS of a chunk as A fragments, and the units of keys g and g + 8. */
+/* Weights or dS of a chunk as A fragments, and the factors of keys g and g + 8. */
 typedef struct row_parts {
     high_low at[CHUNK / 16][M_TILES];
-    float units[M_TILES][2];
+    float factors[M_TILES][2];
 } row_parts;
 
-/* Splits x times the units of the other operand's rows. Four lanes have a row. */
+/* Splits weights, which are multiplied with dout's rows, or dS, with those of queries. Four lanes have a row. */
 FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_part *part,
-                              unit_kind kind)
+                              bool of_dout)
 {
     float y[M_TILES][N_TILES][4], largest[M_TILES][2] = {{0.0f}};
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
-        const uint4 two = ptx_ld_shared_v4(part->query_units + 64 * (uint32_t)n);
-        const float queries[2] = {fa_bits_float(kind == DOUT_UNITS ? two.y : two.x),
-                                  fa_bits_float(kind == DOUT_UNITS ? two.w : two.z)};
+        const query_powers powers = load_query_powers(part->query_powers + 64 * (uint32_t)n);
+        const float *inverses = of_dout ? powers.dout : powers.query;
 #pragma unroll
         for (int i = 0; i < M_TILES * 4; i++) { /* query i / 2 of two, key g or g + 8 */
             const int m = i / 4, r = i % 2;
-            y[m][n][i % 4] = fa_bits_float(x->at[m][n][i % 4]) * queries[i % 4 / 2];
+            y[m][n][i % 4] = fa_bits_float(x->at[m][n][i % 4]) * (inverses[i % 4 / 2] * SPLIT_UNIT);
             largest[m][r] = fmaxf(largest[m][r], fabsf(y[m][n][i % 4]));
         }
     }
@@ -160,13 +125,13 @@ FA_DEVICE void make_row_parts(row_parts *to, const fa_weights *x, const tile_par
     for (int i = 0; i < 2 * M_TILES; i++) {
         const int m = i / 2, r = i % 2;
         const float power = find_power(fa_max_over_lanes(largest[m][r], 4));
-        to->units[m][r] = invert_power(power);
+        to->factors[m][r] = find_factor_of(power);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             high_low *tile = &to->at[n / 2][m];
             const int word = n % 2 * 2 + r;
             tile->high[word] =
-                split_two(y[m][n][r] * power, y[m][n][2 + r] * power, 1.0f, &tile->low[word]);
+                split_two(y[m][n][r] * power, y[m][n][2 + r] * power, &tile->low[word]);
         }
     }
 }
@@ -184,7 +149,7 @@ FA_DEVICE void add_row_parts(fa_gradient *g, const row_parts *x, uint32_t tile)
 #pragma unroll
             for (int i = 0; i < ROW_TOGETHER / 2; i++)
                 load_high_low_trans(&b[i], fragment_at(tile, high_unit(n + 2 * i)),
-                                    step * 16 * PITCH, true);
+                                    step * 16 * PITCH);
 #pragma unroll
             for (int i = 0; i < 3 * M_TILES * (ROW_TOGETHER / 2); i++) {
                 const int product = i / (M_TILES * (ROW_TOGETHER / 2));
@@ -198,15 +163,15 @@ FA_DEVICE void add_row_parts(fa_gradient *g, const row_parts *x, uint32_t tile)
         for (int i = 0; i < M_TILES * ROW_TOGETHER * 4; i++) {
             const int m = i / 4 / ROW_TOGETHER, tile_n = i / 4 % ROW_TOGETHER;
             float *y = &g->at[m][n + tile_n][i % 4];
-            *y = fmaf(sum[m][tile_n][i % 4], x->units[m][i % 4 / 2], *y);
+            *y = fmaf(sum[m][tile_n][i % 4], x->factors[m][i % 4 / 2], *y);
         }
     }
 }
 
 /* To shared memory, a row for each key, where warps share keys. to: where the lane's word of the
- * first key and of query 0 of the tile goes. */
+ * first key and of query 0 of the tile goes; factors: where that of the lane's first key goes. */
 FA_DEVICE void share_row_parts(const row_parts *x, const tile_part *part, uint32_t to,
-                               unit_kind kind)
+                               uint32_t factors)
 {
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; i++) {
@@ -218,14 +183,13 @@ FA_DEVICE void share_row_parts(const row_parts *x, const tile_part *part, uint32
             ptx_st_shared_u32(at ^ 64, x->at[n / 2][m].low[n % 2 * 2 + r]);
         }
         if (ptx_thread_id() % 4 == 0)
-            ptx_st_shared_f32(part->weight_units + 64 * (uint32_t)i + 4 * (uint32_t)kind,
-                              x->units[m][r]);
+            ptx_st_shared_f32(factors + 64 * (uint32_t)i, x->factors[m][r]);
     }
 }
 
 /* The products of all queries, whose weights or dS are shared. x: where the lane's fragments of the
- * group's keys begin; units: of the lane's first key; tile: as above. */
-FA_DEVICE void add_shared_rows(fa_gradient *g, uint32_t x, uint32_t units, uint32_t tile)
+ * group's keys begin; factors: of the lane's first key; tile: as above. */
+FA_DEVICE void add_shared_rows(fa_gradient *g, uint32_t x, uint32_t factors, uint32_t tile)
 {
 #pragma unroll 1 /* chunks side by side would take more registers than there are */
     for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
@@ -235,12 +199,12 @@ FA_DEVICE void add_shared_rows(fa_gradient *g, uint32_t x, uint32_t units, uint3
             const int step = i / M_TILES, m = i % M_TILES;
             load_high_low(&parts.at[step][m],
                           fragment_at(x, high_unit(chunk * (CHUNK / 8) + 2 * step)),
-                          m * 16 * SCORE_PITCH, true);
+                          m * 16 * SCORE_PITCH);
         }
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++)
-            parts.units[i / 2][i % 2] =
-                ptx_ld_shared_f32(units + (uint32_t)(8 * (chunk * (CHUNK / 16) * KEYS + 8 * i)));
+            parts.factors[i / 2][i % 2] =
+                ptx_ld_shared_f32(factors + (uint32_t)(8 * (chunk * (CHUNK / 16) * KEYS + 8 * i)));
         add_row_parts(g, &parts, tile + (uint32_t)(chunk * CHUNK * PITCH));
     }
 }
@@ -258,12 +222,12 @@ FA_DEVICE void halve_maxima(float *x, int count, int bit)
     }
 }
 
-/* Stores the unit of each query of the chunk. largest: of the lane's keys, of queries 8n + 2t + i in
+/* Stores the factor of each query of the chunk. largest: of the lane's keys, of queries 8n + 2t + i in
  * [2n + i]; it is overwritten. All lanes' stores are there behind it. */
-FA_DEVICE void share_ds_units(float largest[2 * N_TILES], uint32_t units)
+FA_DEVICE void share_ds_factors(float largest[2 * N_TILES], uint32_t factors)
 {
     const int group = ptx_thread_id() % 32 / 4;
-    int query = group; /* in units of [2n + i] */
+    int query = group; /* the lane's one of [2n + i] */
     halve_maxima(largest, 2 * N_TILES, 16);
     halve_maxima(largest, N_TILES, 8);
     if (N_TILES == 4) halve_maxima(largest, 2, 4);
@@ -272,44 +236,45 @@ FA_DEVICE void share_ds_units(float largest[2 * N_TILES], uint32_t units)
         largest[0] = fmaxf(largest[0], __shfl_xor_sync(0xffffffffu, largest[0], 4));
     }
     if (N_TILES == 4 || group % 2 == 0)
-        ptx_st_shared_f32(units + (uint32_t)(query / 2 * 32 + query % 2 * 4),
-                          invert_power(find_power(largest[0])));
+        ptx_st_shared_f32(factors + (uint32_t)(query / 2 * 32 + query % 2 * 4),
+                          find_factor_of(find_power(largest[0])));
     __syncwarp();
 }
 
-/* Splits dS times the units of keys, and shares it. */
+/* Splits dS, which is multiplied with rows of keys, and shares it. */
 FA_DEVICE void share_ds(const fa_weights *ds, const tile_part *part)
 {
     float x[M_TILES][N_TILES][4], largest[2 * N_TILES];
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; i++) {
-        const float unit = ptx_ld_shared_f32(part->key_units + 64 * (uint32_t)i);
+        const float inverse = ptx_ld_shared_f32(part->key_powers + 64 * (uint32_t)i) * SPLIT_UNIT;
 #pragma unroll
         for (int j = 0; j < 2 * N_TILES; j++) {
             const int m = i / 2, n = j / 2, e = j % 2 * 2 + i % 2;
-            x[m][n][e] = fa_bits_float(ds->at[m][n][e]) * unit;
+            x[m][n][e] = fa_bits_float(ds->at[m][n][e]) * inverse;
             largest[j] = i == 0 ? fabsf(x[m][n][e]) : fmaxf(largest[j], fabsf(x[m][n][e]));
         }
     }
-    share_ds_units(largest, part->ds_units);
+    share_ds_factors(largest, part->ds_factors);
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
-        const float2 units = ptx_ld_shared_f32x2(part->ds_units + 32 * (uint32_t)n);
-        const float powers[2] = {invert_power(units.x), invert_power(units.y)};
+        const float2 factors = ptx_ld_shared_f32x2(part->ds_factors + 32 * (uint32_t)n);
+        const float powers[2] = {find_power_of(factors.x), find_power_of(factors.y)};
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
             const float *two = x[i / 2][n] + i % 2;
             const uint32_t at =
                 fragment_at(part->ds_word + (uint32_t)(8 * i * SCORE_PITCH), part->unit + n);
             uint32_t low;
-            ptx_st_shared_u32(at, split_two(two[0] * powers[0], two[2] * powers[1], 1.0f, &low));
+            ptx_st_shared_u32(at, split_two(two[0] * powers[0], two[2] * powers[1], &low));
             ptx_st_shared_u32(at ^ 64, low);
         }
     }
 }
 
-/* As make_dq. units: of the lane's first query of the warp's rows. */
-FA_DEVICE void make_unit_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t units, int block)
+/* As make_dq. keys: where the lane's fragments of the warp's columns begin; factors: of the lane's first
+ * query. */
+FA_DEVICE void make_own_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t factors, int block)
 {
     enum { GROUP_STEPS = GROUP_ROWS / 16 };
     clear_dq(dq);
@@ -320,12 +285,12 @@ FA_DEVICE void make_unit_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t unit
 #pragma unroll
         for (int i = 0; i < 2 * DQ_M_TILES; i++)
             own[i / 2][i % 2] =
-                ptx_ld_shared_f32(units + (uint32_t)(4 * (group * QUERIES + 8 * i)));
+                ptx_ld_shared_f32(factors + (uint32_t)(4 * (group * QUERIES + 8 * i)));
 #pragma unroll
         for (int i = 0; i < GROUP_STEPS * DQ_M_TILES; i++)
             load_high_low_trans(&a[i / DQ_M_TILES][i % DQ_M_TILES],
                                 fragment_at(ds, high_unit(2 * (block + i % DQ_M_TILES))),
-                                (group * GROUP_ROWS + i / DQ_M_TILES * 16) * SCORE_PITCH, true);
+                                (group * GROUP_ROWS + i / DQ_M_TILES * 16) * SCORE_PITCH);
 #pragma unroll
         for (int n = 0; n < DQ_N_TILES; n += DQ_TOGETHER) {
             float sum[DQ_M_TILES][DQ_TOGETHER][4] = {{{0.0f}}};
@@ -335,7 +300,7 @@ FA_DEVICE void make_unit_dq(fa_dq *dq, uint32_t ds, uint32_t keys, uint32_t unit
 #pragma unroll
                 for (int i = 0; i < DQ_TOGETHER / 2; i++)
                     load_high_low_trans(&b[i], fragment_at(keys, high_unit(n + 2 * i)),
-                                        (group * GROUP_ROWS + step * 16) * PITCH, true);
+                                        (group * GROUP_ROWS + step * 16) * PITCH);
 #pragma unroll
                 for (int i = 0; i < 3 * DQ_M_TILES * (DQ_TOGETHER / 2); i++) {
                     const int product = i / (DQ_M_TILES * (DQ_TOGETHER / 2));
