@@ -357,11 +357,12 @@ FA_DEVICE void store_factors_of_rows(uint32_t largest, const tile_part *part,
                                      const fa_operand_powers *powers)
 {
     const int lane = ptx_thread_id() % 32, t = lane % 4, g = lane / 4;
-    const float *of_keys = t < 2 ? powers->dv : powers->dk;
+    const float dv = t % 2 ? powers->dv[1] : powers->dv[0];
+    const float dk = t % 2 ? powers->dk[1] : powers->dk[0];
     if (part->unit == 0)
         ptx_st_shared_f32(largest + (t < 2 ? DV_FACTORS : DK_FACTORS) +
                               (uint32_t)(part->key + t % 2 * 8) * 4,
-                          find_gradient_factor(t % 2 ? of_keys[1] : of_keys[0]));
+                          find_gradient_factor(t < 2 ? dv : dk));
     if (part->key < 16 && g < 2)
         ptx_st_shared_f32(largest + DQ_FACTORS + (uint32_t)(8 * part->unit + 2 * t + g) * 4,
                           find_gradient_factor(g ? powers->dq[1] : powers->dq[0]));
